@@ -1,0 +1,1 @@
+//! Benches: each figure beside its baseline in the same run

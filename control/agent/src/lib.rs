@@ -1,0 +1,1 @@
+//! The agent: the gRPC server inside a switch

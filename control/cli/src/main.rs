@@ -1,0 +1,2 @@
+//! The `castnet` binary.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The controller: group life cycle, desired against reported state, its store

@@ -1,0 +1,1 @@
+//! Pure planning: topology and request to rules

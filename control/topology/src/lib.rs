@@ -1,0 +1,1 @@
+//! The fabric as a graph: switches, hosts, links

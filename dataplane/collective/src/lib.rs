@@ -1,0 +1,1 @@
+//! The protocol machines, payload-free: multicast (Cepheus)

@@ -1,0 +1,1 @@
+//! The match-action pipeline over batches of frames

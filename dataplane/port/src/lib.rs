@@ -1,0 +1,1 @@
+//! Ports: memory links, pcap files, AF_PACKET, and fault injection that wraps any of them

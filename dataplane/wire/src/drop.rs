@@ -1,0 +1,83 @@
+//! Why a frame ended in the switch: the whole list (contract S1).
+
+use core::fmt;
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// Why a frame was dropped. Every frame that comes in leaves, is absorbed by a group, or is counted here.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum DropReason { $($(#[$doc])* $name,)* }
+
+        impl DropReason {
+            /// All reasons, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// How many there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// Its number: an index into counters.
+            pub const fn index(self) -> usize {
+                self as usize
+            }
+
+            /// Its name in tables and metrics: lower case, hyphens.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// Shorter than its headers say, or a header that breaks its own rules.
+    Malformed = "malformed",
+    /// The IPv4 header checksum is wrong.
+    BadIpChecksum = "bad-ip-checksum",
+    /// The ICRC of a frame that would change group state is wrong.
+    BadIcrc = "bad-icrc",
+    /// Longer than the MTU of the port it should leave by.
+    TooLong = "too-long",
+    /// To a group, but its opcode cannot be multicast (READ, atomics, other transports).
+    NotMulticastable = "not-multicastable",
+    /// To a group, from a port, address or QPN that is no member of it (contract C4).
+    NotMember = "not-member",
+    /// Data to a group from a member that is not its source.
+    NotSource = "not-source",
+    /// Feedback to a group from its own source.
+    FeedbackFromSource = "feedback-from-source",
+    /// An ACK or NAK for a PSN that the source has not sent: believing it would lose data silently.
+    AckAhead = "ack-ahead",
+    /// Payload longer than the group's path MTU.
+    OverPmtu = "over-pmtu",
+    /// A WRITE outside the memory that a member named for the group.
+    OutOfRange = "out-of-range",
+    /// No route to the destination address.
+    NoRoute = "no-route",
+    /// TTL or hop limit used up.
+    TtlExpired = "ttl-expired",
+    /// The next hop's Ethernet address is not known.
+    NoNeighbour = "no-neighbour",
+    /// It would leave by the port it came in, and nowhere else.
+    SamePort = "same-port",
+    /// A link-local control frame that a bridge must not forward, and that nobody here reads.
+    Reserved = "reserved",
+    /// No port to leave by.
+    NoPort = "no-port",
+    /// The port is down.
+    PortDown = "port-down",
+    /// No free buffer for a copy.
+    NoBuffer = "no-buffer",
+    /// The port's send queue was full.
+    TxFull = "tx-full",
+    /// The hand-over ring to another worker was full.
+    HandOverFull = "hand-over-full",
+    /// Taken away by a fault injector.
+    Injected = "injected",
+}
+
+impl fmt::Display for DropReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,48 @@
+//! What every holder of a frame agrees on, whether mbuf, ring slot or pool buffer.
+
+use arrayvec::ArrayVec;
+
+/// Frames that are received, processed and sent together.
+pub const BATCH: usize = 32;
+
+/// Up to [`BATCH`] frames.
+pub type Batch<B> = ArrayVec<B, BATCH>;
+
+/// A frame in a buffer, in three pieces in wire order: a private head, a body that replicas may share, and the last
+/// four bytes, private again, because a RoCEv2 frame ends in its ICRC.
+///
+/// The head holds all headers: it has at least `min(length, HEAD)` bytes.
+pub trait FrameBuf {
+    /// Bytes of head that are always there, unless the frame is shorter: Ethernet, two VLAN tags, IPv6, UDP, BTH and
+    /// the longest extended headers fit.
+    const HEAD: usize = 128;
+
+    /// Bytes from the destination MAC address to the ICRC or the end of the payload; no FCS.
+    fn length(&self) -> usize;
+
+    /// The contiguous bytes from the start of the frame. May reach up to the whole frame.
+    fn head(&self) -> &[u8];
+
+    /// The same, to be rewritten; no other frame sees it.
+    fn head_mut(&mut self) -> &mut [u8];
+
+    /// The last four bytes; zeros where the frame has fewer than four.
+    fn trailer(&self) -> [u8; 4];
+
+    /// Writes the last four bytes; no other frame sees it. Nothing happens where the frame has fewer than four.
+    fn set_trailer(&mut self, bytes: [u8; 4]);
+
+    /// Head, body and trailer in wire order, without overlap; any may be empty.
+    fn segments(&self) -> [&[u8]; 3];
+
+    /// Copies the frame into `out`, as much as fits, and returns the bytes written.
+    fn copy_to(&self, out: &mut [u8]) -> usize {
+        let mut at = 0;
+        for segment in self.segments() {
+            let n = segment.len().min(out.len() - at);
+            out[at..at + n].copy_from_slice(&segment[..n]);
+            at += n;
+        }
+        at
+    }
+}

@@ -1,0 +1,1 @@
+//! An RC endpoint as a pure machine: requester, responder, retransmission

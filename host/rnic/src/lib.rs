@@ -1,0 +1,1 @@
+//! What a program on a host talks to: trait Rnic and the software RNIC

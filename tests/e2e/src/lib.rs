@@ -1,0 +1,1 @@
+//! End-to-end tests: real processes over real interfaces in network namespaces

@@ -1,0 +1,1 @@
+//! House rules as tests: who may depend on whom

@@ -1,0 +1,1 @@
+//! Model checking of the very machines that ship
