@@ -1,1 +1,1 @@
-//! House rules as tests: who may depend on whom
+//! House rules as tests: who may depend on whom, where `unsafe` may live, and what a room may import. See `tests/`.
