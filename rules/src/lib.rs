@@ -1,1 +1,26 @@
-//! The lingua franca: typed match keys, actions and group contexts, and their TOML files
+//! The lingua franca of Castnet: what a switch is told to do, as typed values.
+//!
+//! The planner produces these rules, `castnet-proto` carries them, TOML files store them, and the engine compiles and
+//! executes them. A rule is either a [`MulticastGroup`] (one switch's Multicast Forwarding Table of Cepheus III.A to
+//! III.C: whom a McstID means here, and how to bridge its connections) or a [`Route`] (a static IPv4 route with
+//! equal-cost next hops).
+//!
+//! The types hold what cannot be confused ([`castnet_wire::Qpn`], [`castnet_wire::PortId`] ...); what types cannot say
+//! is said once, in [`MulticastGroup::check`] and [`RuleSet::check`], for files, messages and installs alike. A
+//! [`Fault`] names the field and, where the rules came from a file, its line and column.
+#![forbid(unsafe_code)]
+
+mod check;
+mod draft;
+mod fault;
+mod group;
+mod route;
+mod set;
+mod text;
+
+pub use draft::{GroupDraft, HopDraft, MemberDraft, PathDraft};
+pub use fault::{Fault, FaultKind, Faults, Position};
+pub use group::{DEFAULT_STALL_TIMEOUT_MS, HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
+pub use ipnet::Ipv4Net;
+pub use route::{Route, RouteHop};
+pub use set::RuleSet;

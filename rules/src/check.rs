@@ -1,0 +1,281 @@
+//! The rules that types cannot say, once.
+
+use std::collections::BTreeMap;
+
+use core::net::Ipv4Addr;
+
+use castnet_wire::{MacAddr, PortId, Qpn};
+
+use crate::draft::{GroupDraft, HopDraft, MemberDraft};
+use crate::fault::{Fault, FaultKind};
+use crate::route::Route;
+
+const NAME_LENGTH_MAX: usize = 64;
+
+impl GroupDraft {
+    /// Every rule that what is known of this group breaks on a switch with `ports` ports; fields are relative to the
+    /// group.
+    pub fn check(&self, ports: usize) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
+        if let Some(kind) = self.name.as_deref().and_then(bad_name) {
+            fault("name", kind);
+        }
+        if let Some(kind) = self.mcst_id.and_then(|m| bad_ip(m.0)) {
+            fault("mcst_id", kind);
+        }
+        if self.stall_timeout_ms == Some(0) {
+            fault("stall_timeout_ms", FaultKind::ZeroStallTimeout);
+        }
+        let Some(paths) = &self.paths else {
+            return faults;
+        };
+        if let Some(source_port) = self.source {
+            // A port that could not be read may be the source's: silence until it is known.
+            let known: Option<Vec<PortId>> = paths.iter().map(|p| p.port).collect();
+            if let Some(ports) = known.filter(|ports| !ports.contains(&source_port)) {
+                fault("source", FaultKind::SourceNotAPath { source_port, ports });
+            }
+        }
+        if paths.len() < 2 {
+            fault("paths", FaultKind::TooFewPaths { paths: paths.len() });
+        }
+        self.check_paths(ports, &mut faults);
+        faults
+    }
+
+    fn check_paths(&self, ports: usize, faults: &mut Vec<Fault>) {
+        let mut port_of: BTreeMap<PortId, usize> = BTreeMap::new();
+        let mut name_of: BTreeMap<&str, String> = BTreeMap::new();
+        let mut ip_of: BTreeMap<Ipv4Addr, usize> = BTreeMap::new();
+        for (i, path) in self.paths.iter().flatten().enumerate() {
+            if let Some(port) = path.port {
+                let field = format!("paths[{i}].port");
+                if port.index() >= ports {
+                    faults.push(Fault::new(field.clone(), FaultKind::NoSuchPort { port, ports }));
+                }
+                if let Some(first) = port_of.get(&port) {
+                    let first = format!("paths[{first}]");
+                    faults.push(Fault::new(field, FaultKind::DuplicatePort { port, first }));
+                } else {
+                    port_of.insert(port, i);
+                }
+            }
+            let (kind, name, mac) = match &path.next_hop {
+                Some(HopDraft::Host(member)) => ("host", &member.name, member.mac),
+                Some(HopDraft::Switch { name, mac }) => ("switch", name, *mac),
+                None => continue,
+            };
+            let hop = format!("paths[{i}].{kind}");
+            if let Some(name) = name.as_deref() {
+                if let Some(kind) = bad_name(name) {
+                    faults.push(Fault::new(format!("{hop}.name"), kind));
+                } else if let Some(first) = name_of.get(name).cloned() {
+                    let kind = FaultKind::DuplicateName {
+                        name: name.into(),
+                        first,
+                    };
+                    faults.push(Fault::new(format!("{hop}.name"), kind));
+                } else {
+                    name_of.insert(name, hop.clone());
+                }
+            }
+            if let Some(kind) = mac.and_then(bad_mac) {
+                faults.push(Fault::new(format!("{hop}.mac"), kind));
+            }
+            if let Some(HopDraft::Host(member)) = &path.next_hop {
+                self.check_member(member, &hop, faults);
+                if let Some(ip) = member.ip {
+                    if let Some(first) = ip_of.get(&ip) {
+                        let kind = FaultKind::DuplicateMemberIp {
+                            ip,
+                            first: format!("paths[{first}].host"),
+                        };
+                        faults.push(Fault::new(format!("{hop}.ip"), kind));
+                    } else {
+                        ip_of.insert(ip, i);
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_member(&self, member: &MemberDraft, hop: &str, faults: &mut Vec<Fault>) {
+        if let Some(ip) = member.ip {
+            if let Some(kind) = bad_ip(ip) {
+                faults.push(Fault::new(format!("{hop}.ip"), kind));
+            } else if self.mcst_id.is_some_and(|m| m.0 == ip) {
+                let kind = FaultKind::MemberIsMcstId {
+                    ip,
+                    group: "this group".into(),
+                };
+                faults.push(Fault::new(format!("{hop}.ip"), kind));
+            }
+        }
+        if let Some(qpn) = member.qpn.filter(|q| reserved(*q)) {
+            faults.push(Fault::new(format!("{hop}.qpn"), FaultKind::ReservedQpn { qpn }));
+        }
+        if let Some(Some(memory)) = member.memory {
+            let field = format!("{hop}.memory.length");
+            if memory.length == 0 {
+                faults.push(Fault::new(field, FaultKind::EmptyMemory));
+            } else if memory.va.checked_add(memory.length - 1).is_none() {
+                let kind = FaultKind::MemoryWraps {
+                    va: memory.va,
+                    length: memory.length,
+                };
+                faults.push(Fault::new(field, kind));
+            }
+        }
+    }
+}
+
+/// The rules between the groups of one switch; fields start with `groups[i]`.
+pub(crate) fn between_groups(groups: &[GroupDraft], faults: &mut Vec<Fault>) {
+    let mut name_of = BTreeMap::new();
+    let mut mcst_of = BTreeMap::new();
+    let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), (usize, usize)> = BTreeMap::new();
+    for (i, group) in groups.iter().enumerate() {
+        if let Some(name) = group.name.as_deref() {
+            if let Some(first) = name_of.get(name) {
+                let kind = FaultKind::DuplicateName {
+                    name: name.into(),
+                    first: format!("groups[{first}]"),
+                };
+                faults.push(Fault::new(format!("groups[{i}].name"), kind));
+            } else {
+                name_of.insert(name, i);
+            }
+        }
+        if let Some(mcst_id) = group.mcst_id {
+            if let Some(first) = mcst_of.get(&mcst_id.0) {
+                let kind = FaultKind::DuplicateMcstId {
+                    mcst_id,
+                    first: format!("groups[{first}]"),
+                };
+                faults.push(Fault::new(format!("groups[{i}].mcst_id"), kind));
+            } else {
+                mcst_of.insert(mcst_id.0, i);
+            }
+        }
+    }
+    for (i, group) in groups.iter().enumerate() {
+        for (j, path) in group.paths.iter().flatten().enumerate() {
+            let Some(HopDraft::Host(member)) = &path.next_hop else {
+                continue;
+            };
+            let Some(ip) = member.ip else {
+                continue;
+            };
+            if let Some(other) = mcst_of.get(&ip).filter(|other| **other != i) {
+                let kind = FaultKind::MemberIsMcstId {
+                    ip,
+                    group: format!("groups[{other}]"),
+                };
+                faults.push(Fault::new(format!("groups[{i}].paths[{j}].host.ip"), kind));
+            }
+            let Some(qpn) = member.qpn else {
+                continue;
+            };
+            match qp_of.get(&(ip, qpn)) {
+                // Within one group the address alone is twice already.
+                Some((first, _)) if *first == i => {}
+                Some((first, path)) => {
+                    let first = format!("groups[{first}].paths[{path}]");
+                    let kind = FaultKind::DuplicateQp { ip, qpn, first };
+                    faults.push(Fault::new(format!("groups[{i}].paths[{j}].host.qpn"), kind));
+                }
+                None => {
+                    qp_of.insert((ip, qpn), (i, j));
+                }
+            }
+        }
+    }
+}
+
+/// The rules of routes, alone and between them; fields start with `routes[i]`. `None` is a route that could not be
+/// read.
+pub(crate) fn routes(routes: &[Option<Route>], ports: usize, faults: &mut Vec<Fault>) {
+    let mut first_of = BTreeMap::new();
+    for (i, route) in routes.iter().enumerate() {
+        let Some(route) = route else {
+            continue;
+        };
+        let field = format!("routes[{i}].prefix");
+        let network = route.prefix.trunc();
+        if network != route.prefix {
+            faults.push(Fault::new(
+                field,
+                FaultKind::HostBits {
+                    prefix: route.prefix,
+                    network,
+                },
+            ));
+        } else if let Some(first) = first_of.get(&network) {
+            let kind = FaultKind::DuplicatePrefix {
+                prefix: network,
+                first: format!("routes[{first}]"),
+            };
+            faults.push(Fault::new(field, kind));
+        } else {
+            first_of.insert(network, i);
+        }
+        if route.next_hops.is_empty() {
+            faults.push(Fault::new(
+                format!("routes[{i}].next_hops"),
+                FaultKind::NoNextHops,
+            ));
+        }
+        let mut hop_of = BTreeMap::new();
+        for (j, hop) in route.next_hops.iter().enumerate() {
+            let field = format!("routes[{i}].next_hops[{j}]");
+            if hop.port.index() >= ports {
+                let kind = FaultKind::NoSuchPort {
+                    port: hop.port,
+                    ports,
+                };
+                faults.push(Fault::new(format!("{field}.port"), kind));
+            }
+            if let Some(kind) = bad_mac(hop.mac) {
+                faults.push(Fault::new(format!("{field}.mac"), kind));
+            }
+            if let Some(first) = hop_of.get(hop) {
+                let first = format!("next_hops[{first}]");
+                faults.push(Fault::new(field, FaultKind::DuplicateNextHop { first }));
+            } else {
+                hop_of.insert(*hop, j);
+            }
+        }
+    }
+}
+
+fn bad_name(name: &str) -> Option<FaultKind> {
+    let fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
+    let shows = name.chars().all(|c| !c.is_control() && !c.is_whitespace());
+    (!fits || !shows).then(|| FaultKind::BadName { name: name.into() })
+}
+
+fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
+    let class = match ip {
+        _ if ip.octets()[0] == 0 => "not an address of a host (0.0.0.0/8)",
+        _ if ip.is_loopback() => "a loopback address",
+        _ if ip.is_multicast() => "an IP multicast address",
+        _ if ip.octets()[0] >= 240 => "a broadcast or reserved address",
+        _ => return None,
+    };
+    Some(FaultKind::NotUnicastIp { ip, class })
+}
+
+fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
+    let class = match mac {
+        MacAddr::BROADCAST => "the broadcast address",
+        _ if mac.is_multicast() => "a multicast address",
+        _ if mac == MacAddr::default() => "no address",
+        _ => return None,
+    };
+    Some(FaultKind::NotUnicastMac { mac, class })
+}
+
+fn reserved(qpn: Qpn) -> bool {
+    matches!(qpn.value(), 0 | 1 | 0xFF_FFFF)
+}

@@ -1,0 +1,41 @@
+//! All rules of one switch.
+
+use serde::{Deserialize, Serialize};
+
+use crate::fault::Fault;
+use crate::group::MulticastGroup;
+use crate::route::Route;
+use crate::{check, draft::GroupDraft};
+
+/// All rules of one switch: what `castnet switch --rules FILE` runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RuleSet {
+    /// Multicast groups.
+    #[serde(default)]
+    pub groups: Vec<MulticastGroup>,
+    /// Static routes.
+    #[serde(default)]
+    pub routes: Vec<Route>,
+}
+
+impl RuleSet {
+    /// Every rule that this set breaks on a switch with `ports` ports: those of each group and route, and those
+    /// between them. Empty where it may be installed.
+    pub fn check(&self, ports: usize) -> Vec<Fault> {
+        let groups: Vec<GroupDraft> = self.groups.iter().map(GroupDraft::from).collect();
+        let mut faults = Vec::new();
+        for (i, group) in groups.iter().enumerate() {
+            faults.extend(
+                group
+                    .check(ports)
+                    .into_iter()
+                    .map(|f| f.within(&format!("groups[{i}]"))),
+            );
+        }
+        check::between_groups(&groups, &mut faults);
+        let routes: Vec<Option<Route>> = self.routes.iter().cloned().map(Some).collect();
+        check::routes(&routes, ports, &mut faults);
+        faults
+    }
+}

@@ -1,0 +1,103 @@
+//! How the small types look in serde's formats: addresses as text, numbers as numbers.
+
+/// Through `Display` and `FromStr`.
+pub(crate) mod display {
+    use core::fmt::Display;
+
+    use castnet_wire::{MacAddr, McstId};
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    /// What is read from text; a local stand-in for `FromStr`, which `McstId` lacks.
+    pub(crate) trait FromText: Sized {
+        fn from_text(text: &str) -> Result<Self, String>;
+    }
+
+    impl FromText for MacAddr {
+        fn from_text(text: &str) -> Result<Self, String> {
+            text.parse()
+                .map_err(|e: castnet_wire::ids::BadMacAddr| e.to_string())
+        }
+    }
+
+    impl FromText for McstId {
+        fn from_text(text: &str) -> Result<Self, String> {
+            text.parse()
+                .map(McstId)
+                .map_err(|_| format!("not an IPv4 address: {text}"))
+        }
+    }
+
+    pub(crate) fn serialize<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(value)
+    }
+
+    pub(crate) fn deserialize<'de, T: FromText, D: Deserializer<'de>>(d: D) -> Result<T, D::Error> {
+        T::from_text(&String::deserialize(d)?).map_err(D::Error::custom)
+    }
+}
+
+/// A port's number.
+pub(crate) mod port {
+    use castnet_wire::PortId;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(crate) fn serialize<S: Serializer>(value: &PortId, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(value.index() as u64)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PortId, D::Error> {
+        PortId::new(u8::deserialize(d)?).ok_or_else(|| D::Error::custom("ports are 0 to 63"))
+    }
+}
+
+/// A QPN's number.
+pub(crate) mod qpn {
+    use castnet_wire::Qpn;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(crate) fn serialize<S: Serializer>(value: &Qpn, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u32(value.value())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Qpn, D::Error> {
+        let value = u32::deserialize(d)?;
+        if value >> 24 != 0 {
+            return Err(D::Error::custom("a QPN has 24 bits"));
+        }
+        Ok(Qpn::new(value))
+    }
+}
+
+/// A PSN's number, or nothing.
+pub(crate) mod psn {
+    use castnet_wire::Psn;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    pub(crate) fn serialize<S: Serializer>(value: &Option<Psn>, s: S) -> Result<S::Ok, S::Error> {
+        value.map(Psn::value).serialize(s)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Psn>, D::Error> {
+        match Option::<u32>::deserialize(d)? {
+            Some(value) if value >= Psn::MODULUS => Err(D::Error::custom("a PSN has 24 bits")),
+            value => Ok(value.map(Psn::new)),
+        }
+    }
+}
+
+/// A path MTU in bytes.
+pub(crate) mod pmtu {
+    use castnet_wire::Pmtu;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(crate) fn serialize<S: Serializer>(value: &Pmtu, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(value.bytes() as u64)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Pmtu, D::Error> {
+        Pmtu::from_bytes(u32::deserialize(d)?)
+            .ok_or_else(|| D::Error::custom("a path MTU is 256, 512, 1024, 2048 or 4096"))
+    }
+}
