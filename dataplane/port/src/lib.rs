@@ -1,1 +1,38 @@
-//! Ports: memory links, pcap files, AF_PACKET, and fault injection that wraps any of them
+//! Where frames come in and go out: memory links, pcap files, AF_PACKET on real interfaces, and a seeded fault injector
+//! that wraps any of them.
+//!
+//! A [`PortSpec`] says what a port is and can be sent to the thread that will use it; there [`PortSpec::open`] makes a
+//! [`BoxPort`] of it, whose frames live in that thread's [`Pool`]. A port never blocks: a thread that finds nothing to
+//! do sleeps in a [`Sleeper`], to which it has attached its ports.
+//!
+//! ```
+//! use castnet_port::{Batch, MemLink, MemLinkConfig, Pool, PoolConfig, Port, Sides, Sleeper};
+//! use std::time::Duration;
+//!
+//! let (near, far) = MemLink::pair(&MemLinkConfig::default());
+//! let pool = Pool::new(PoolConfig::default());
+//! let (mut near, mut far) = (near.open(&pool, Sides::Both), far.open(&pool, Sides::Both));
+//!
+//! let mut batch = Batch::new();
+//! batch.extend(pool.copy_from(&[0x55; 64]));
+//! near.send(&mut batch);
+//!
+//! let mut sleeper = Sleeper::new()?;
+//! far.attach(&mut sleeper)?;
+//! sleeper.sleep(Duration::from_secs(1), || far.ready());
+//! far.receive(&mut batch);
+//! assert_eq!(batch.len(), 1);
+//! # Ok::<(), std::io::Error>(())
+//! ```
+pub mod memory;
+pub mod pool;
+mod port;
+pub mod sleep;
+pub mod spec;
+
+pub use castnet_wire::{BATCH, Batch, FrameBuf};
+pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};
+pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};
+pub use port::{BoxPort, Port, PortLink, PortStats, Sides};
+pub use sleep::{Sleeper, Waker};
+pub use spec::{OpenError, PortSpec};

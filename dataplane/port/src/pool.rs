@@ -1,0 +1,373 @@
+//! Buffers that are made once and used over and over, without a lock and without allocation.
+//!
+//! A [`PoolBuf`] owns its head and its last four bytes and may share the bytes between with replicas. A replica thus
+//! costs the copy of two cache lines and a count, whatever the frame's length. The last holder gives the body back.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use castnet_wire::FrameBuf;
+
+/// Bytes of the private head; what [`FrameBuf::HEAD`] promises.
+const HEAD: usize = 128;
+/// Bytes of the private trailer of a frame that has a body.
+const TRAILER: usize = 4;
+/// The longest frame that needs no body.
+const INLINE: usize = HEAD + TRAILER;
+
+/// The bytes that are private to one frame: all of it where `length <= INLINE`, else its first [`HEAD`] bytes and, after
+/// these, its last [`TRAILER`].
+#[repr(align(64))]
+struct Node {
+    bytes: [u8; INLINE],
+    length: usize,
+    /// Bytes `HEAD..length - TRAILER` of the frame; `None` if and only if `length <= INLINE`.
+    body: Option<Rc<[u8]>>,
+}
+
+struct Shared {
+    nodes: RefCell<Vec<Box<Node>>>,
+    bodies: RefCell<Vec<Rc<[u8]>>>,
+    frame_max: usize,
+    buffers: usize,
+    exhausted: Cell<u64>,
+}
+
+/// How many frames a pool holds, and how long they may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Frames that can exist at a time, replicas counted; 192 bytes each.
+    pub buffers: usize,
+    /// Bodies that can exist at a time: frames of more than 132 bytes whose content differs; `frame_max` bytes each.
+    pub bodies: usize,
+    /// The longest frame, in bytes without FCS.
+    pub frame_max: usize,
+}
+
+impl Default for PoolConfig {
+    /// 4096 frames with 1024 bodies of up to 9216 bytes: 10 MiB.
+    fn default() -> Self {
+        Self {
+            buffers: 4096,
+            bodies: 1024,
+            frame_max: 9216,
+        }
+    }
+}
+
+/// What is left of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolStats {
+    /// All buffers.
+    pub buffers: usize,
+    /// Free buffers.
+    pub buffers_free: usize,
+    /// Free bodies.
+    pub bodies_free: usize,
+    /// How often a buffer or a body was asked for and there was none.
+    pub exhausted: u64,
+}
+
+/// The buffers of one thread. A handle: clones are the same pool.
+#[derive(Clone)]
+pub struct Pool(Rc<Shared>);
+
+impl Pool {
+    /// Makes all buffers. Nothing is allocated later.
+    pub fn new(config: PoolConfig) -> Self {
+        let frame_max = config.frame_max.max(INLINE);
+        let node = || {
+            Box::new(Node {
+                bytes: [0; INLINE],
+                length: 0,
+                body: None,
+            })
+        };
+        let body = || Rc::from(vec![0; frame_max - INLINE]);
+        Self(Rc::new(Shared {
+            nodes: RefCell::new((0..config.buffers).map(|_| node()).collect()),
+            bodies: RefCell::new((0..config.bodies).map(|_| body()).collect()),
+            frame_max,
+            buffers: config.buffers,
+            exhausted: Cell::new(0),
+        }))
+    }
+
+    /// The longest frame that a buffer holds.
+    pub fn frame_max(&self) -> usize {
+        self.0.frame_max
+    }
+
+    /// What is left.
+    pub fn stats(&self) -> PoolStats {
+        PoolStats {
+            buffers: self.0.buffers,
+            buffers_free: self.0.nodes.borrow().len(),
+            bodies_free: self.0.bodies.borrow().len(),
+            exhausted: self.0.exhausted.get(),
+        }
+    }
+
+    /// Whether a frame of any length can be had.
+    pub fn has_room(&self) -> bool {
+        !self.0.nodes.borrow().is_empty() && !self.0.bodies.borrow().is_empty()
+    }
+
+    /// A frame of `length` zero bytes. `None` where no buffer is free, or `length` is over [`Pool::frame_max`].
+    pub fn allocate(&self, length: usize) -> Option<PoolBuf> {
+        let mut frame = self.take(length)?;
+        if let Some(node) = &mut frame.node {
+            node.bytes = [0; INLINE];
+            if let Some(body) = node.body.as_mut().and_then(Rc::get_mut) {
+                body[..length - INLINE].fill(0);
+            }
+        }
+        Some(frame)
+    }
+
+    /// A frame with these bytes. `None` where no buffer is free, or it is over [`Pool::frame_max`].
+    pub fn copy_from(&self, bytes: &[u8]) -> Option<PoolBuf> {
+        let mut frame = self.take(bytes.len())?;
+        if let Some(node) = &mut frame.node {
+            match node.body.as_mut().and_then(Rc::get_mut) {
+                None => node.bytes[..bytes.len()].copy_from_slice(bytes),
+                Some(body) => {
+                    let middle = bytes.len() - INLINE;
+                    node.bytes[..HEAD].copy_from_slice(&bytes[..HEAD]);
+                    body[..middle].copy_from_slice(&bytes[HEAD..HEAD + middle]);
+                    node.bytes[HEAD..].copy_from_slice(&bytes[HEAD + middle..]);
+                }
+            }
+        }
+        Some(frame)
+    }
+
+    /// A frame with the bytes of all `parts`, one after the other. `None` as for [`Pool::copy_from`].
+    pub fn gather(&self, parts: &[&[u8]]) -> Option<PoolBuf> {
+        let mut frame = self.take(parts.iter().map(|p| p.len()).sum())?;
+        let mut at = 0;
+        for part in parts {
+            if !frame.write_at(at, part) {
+                return None;
+            }
+            at += part.len();
+        }
+        Some(frame)
+    }
+
+    /// A copy of a frame that is held in any way. `None` as for [`Pool::copy_from`].
+    pub fn copy_of(&self, frame: &impl FrameBuf) -> Option<PoolBuf> {
+        self.gather(&frame.segments())
+    }
+
+    fn none<T>(&self) -> Option<T> {
+        self.0.exhausted.set(self.0.exhausted.get() + 1);
+        None
+    }
+
+    fn take_node(&self) -> Option<Box<Node>> {
+        self.0.nodes.borrow_mut().pop().or_else(|| self.none())
+    }
+
+    fn take_body(&self) -> Option<Rc<[u8]>> {
+        self.0.bodies.borrow_mut().pop().or_else(|| self.none())
+    }
+
+    fn give_body(&self, mut body: Rc<[u8]>) {
+        if Rc::get_mut(&mut body).is_some() {
+            self.0.bodies.borrow_mut().push(body);
+        }
+    }
+
+    /// A frame of `length` bytes of whatever was there.
+    fn take(&self, length: usize) -> Option<PoolBuf> {
+        if length > self.0.frame_max {
+            return None;
+        }
+        let mut node = self.take_node()?;
+        node.length = length;
+        if length > INLINE {
+            match self.take_body() {
+                Some(body) => node.body = Some(body),
+                None => {
+                    self.0.nodes.borrow_mut().push(node);
+                    return None;
+                }
+            }
+        }
+        Some(PoolBuf {
+            node: Some(node),
+            pool: self.clone(),
+        })
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stats().fmt(f)
+    }
+}
+
+/// A frame in a buffer of a [`Pool`]. Dropping it gives the buffer back.
+pub struct PoolBuf {
+    /// `None` only while it is dropped.
+    node: Option<Box<Node>>,
+    pool: Pool,
+}
+
+impl PoolBuf {
+    fn node(&self) -> &Node {
+        match &self.node {
+            Some(node) => node,
+            None => unreachable!("the node is there until drop"),
+        }
+    }
+
+    fn node_mut(&mut self) -> &mut Node {
+        match &mut self.node {
+            Some(node) => node,
+            None => unreachable!("the node is there until drop"),
+        }
+    }
+
+    /// A frame with its own head and trailer that shares the body. `None` where no buffer is free.
+    pub fn replicate(&self) -> Option<Self> {
+        let mut node = self.pool.take_node()?;
+        let own = self.node();
+        node.bytes = own.bytes;
+        node.length = own.length;
+        node.body.clone_from(&own.body);
+        Some(Self {
+            node: Some(node),
+            pool: self.pool.clone(),
+        })
+    }
+
+    /// Writes `bytes` from byte `at` on. A body that replicas share is copied first, so that they do not see it.
+    /// `false`, and the frame unchanged, where it would reach beyond the end or no body is free.
+    pub fn write_at(&mut self, at: usize, bytes: &[u8]) -> bool {
+        let length = self.node().length;
+        let Some(end) = at.checked_add(bytes.len()).filter(|&end| end <= length) else {
+            return false;
+        };
+        if length <= INLINE {
+            self.node_mut().bytes[at..end].copy_from_slice(bytes);
+            return true;
+        }
+        let body_end = length - TRAILER;
+        if at < body_end && end > HEAD && !self.own_body() {
+            return false;
+        }
+        let node = self.node_mut();
+        let piece = |from: usize, to: usize| at.clamp(from, to)..end.clamp(from, to);
+        let (head, body, trailer) = (piece(0, HEAD), piece(HEAD, body_end), piece(body_end, length));
+        node.bytes[head.clone()].copy_from_slice(&bytes[..head.len()]);
+        if let Some(own) = node.body.as_mut().and_then(Rc::get_mut) {
+            own[body.start - HEAD..body.end - HEAD]
+                .copy_from_slice(&bytes[head.len()..head.len() + body.len()]);
+        }
+        let from = HEAD + (trailer.start - body_end);
+        node.bytes[from..from + trailer.len()].copy_from_slice(&bytes[head.len() + body.len()..]);
+        true
+    }
+
+    /// Makes the body private. `false` where it is shared and no body is free.
+    fn own_body(&mut self) -> bool {
+        let length = self.node().length;
+        if self
+            .node_mut()
+            .body
+            .as_mut()
+            .is_none_or(|body| Rc::get_mut(body).is_some())
+        {
+            return true;
+        }
+        let Some(mut fresh) = self.pool.take_body() else {
+            return false;
+        };
+        let node = self.node_mut();
+        if let (Some(old), Some(new)) = (&node.body, Rc::get_mut(&mut fresh)) {
+            new[..length - INLINE].copy_from_slice(&old[..length - INLINE]);
+        }
+        node.body = Some(fresh);
+        true
+    }
+
+    /// All bytes, copied. For tests and slow paths.
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.segments().concat()
+    }
+}
+
+impl Drop for PoolBuf {
+    fn drop(&mut self) {
+        if let Some(mut node) = self.node.take() {
+            if let Some(body) = node.body.take() {
+                self.pool.give_body(body);
+            }
+            self.pool.0.nodes.borrow_mut().push(node);
+        }
+    }
+}
+
+impl FrameBuf for PoolBuf {
+    fn length(&self) -> usize {
+        self.node().length
+    }
+
+    fn head(&self) -> &[u8] {
+        let node = self.node();
+        if node.length > INLINE {
+            &node.bytes[..HEAD]
+        } else {
+            &node.bytes[..node.length]
+        }
+    }
+
+    fn head_mut(&mut self) -> &mut [u8] {
+        let node = self.node_mut();
+        if node.length > INLINE {
+            &mut node.bytes[..HEAD]
+        } else {
+            &mut node.bytes[..node.length]
+        }
+    }
+
+    fn trailer(&self) -> [u8; 4] {
+        let node = self.node();
+        let end = node.length.min(INLINE);
+        match node.bytes[..end].last_chunk() {
+            Some(trailer) => *trailer,
+            None => [0; 4],
+        }
+    }
+
+    fn set_trailer(&mut self, bytes: [u8; 4]) {
+        let node = self.node_mut();
+        let end = node.length.min(INLINE);
+        if let Some(trailer) = node.bytes[..end].last_chunk_mut() {
+            *trailer = bytes;
+        }
+    }
+
+    fn segments(&self) -> [&[u8]; 3] {
+        let node = self.node();
+        match &node.body {
+            None => [&node.bytes[..node.length.min(INLINE)], &[], &[]],
+            Some(body) => [
+                &node.bytes[..HEAD],
+                &body[..node.length - INLINE],
+                &node.bytes[HEAD..],
+            ],
+        }
+    }
+}
+
+impl fmt::Debug for PoolBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolBuf")
+            .field("length", &self.length())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,216 @@
+//! The trait that every backend implements, and what a port tells about itself.
+
+use std::io;
+
+use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr, Nanos};
+
+use crate::pool::PoolBuf;
+use crate::sleep::Sleeper;
+
+/// A port whose frames live in the thread's [`Pool`](crate::Pool): what a worker holds.
+pub type BoxPort = Box<dyn Port<Buf = PoolBuf>>;
+
+/// One queue of an interface. It belongs to one thread and never blocks.
+///
+/// Object-safe; `BoxPort` is the form that workers use.
+pub trait Port {
+    /// How this port holds a frame: a pool buffer, a ring slot, an mbuf.
+    type Buf: FrameBuf;
+
+    /// Adds received frames to `batch` until it is full or nothing is left. Where there is no free buffer, frames stay
+    /// where they are until there is one.
+    fn receive(&mut self, batch: &mut Batch<Self::Buf>);
+
+    /// A replica of `original` with a private head and a private trailer; the body is shared or copied, the port knows.
+    /// `None` where there is no free buffer, or where `header` is more than the head holds ([`FrameBuf::HEAD`]).
+    fn replicate(&mut self, original: &Self::Buf, header: usize) -> Option<Self::Buf>;
+
+    /// A fresh frame of `length` zero bytes. `None` where there is no free buffer or `length` is over its size.
+    fn allocate(&mut self, length: usize) -> Option<Self::Buf>;
+
+    /// Sends all of `batch` and empties it. A frame that cannot go is dropped and counted under its [`DropReason`]:
+    /// [`TxFull`](DropReason::TxFull), [`TooLong`](DropReason::TooLong), [`PortDown`](DropReason::PortDown).
+    fn send(&mut self, batch: &mut Batch<Self::Buf>);
+
+    /// What the port is, as far as it is known now. Not for the path of a frame: it may ask the kernel.
+    fn info(&self) -> PortLink;
+
+    /// What it has done since it was opened.
+    fn stats(&self) -> PortStats;
+
+    /// Whether [`Port::receive`] would find something. Spurious `true`s are allowed.
+    fn ready(&self) -> bool;
+
+    /// Lets `sleeper` be woken by what arrives here.
+    ///
+    /// # Errors
+    /// The file descriptors or slots for it cannot be had.
+    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()>;
+
+    /// Called about once per round with the time of the round: does what is due (frames that were delayed, a send that
+    /// the kernel interrupted).
+    fn poll(&mut self, now: Nanos) {
+        let _ = now;
+    }
+
+    /// When [`Port::poll`] has something to do next.
+    fn poll_timeout(&self) -> Option<Nanos> {
+        None
+    }
+
+    /// Frames that are inside: taken in or taken over, and neither delivered nor on their way.
+    fn pending(&self) -> usize {
+        0
+    }
+}
+
+impl<P: Port + ?Sized> Port for Box<P> {
+    type Buf = P::Buf;
+
+    fn receive(&mut self, batch: &mut Batch<Self::Buf>) {
+        (**self).receive(batch);
+    }
+    fn replicate(&mut self, original: &Self::Buf, header: usize) -> Option<Self::Buf> {
+        (**self).replicate(original, header)
+    }
+    fn allocate(&mut self, length: usize) -> Option<Self::Buf> {
+        (**self).allocate(length)
+    }
+    fn send(&mut self, batch: &mut Batch<Self::Buf>) {
+        (**self).send(batch);
+    }
+    fn info(&self) -> PortLink {
+        (**self).info()
+    }
+    fn stats(&self) -> PortStats {
+        (**self).stats()
+    }
+    fn ready(&self) -> bool {
+        (**self).ready()
+    }
+    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
+        (**self).attach(sleeper)
+    }
+    fn poll(&mut self, now: Nanos) {
+        (**self).poll(now);
+    }
+    fn poll_timeout(&self) -> Option<Nanos> {
+        (**self).poll_timeout()
+    }
+    fn pending(&self) -> usize {
+        (**self).pending()
+    }
+}
+
+/// Which sides of a port a thread opens. One thread receives from a port; any number may send on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sides {
+    /// Receive and send.
+    Both,
+    /// Send only; `receive` finds nothing.
+    Send,
+}
+
+impl Sides {
+    /// Whether frames are received.
+    pub const fn receives(self) -> bool {
+        matches!(self, Self::Both)
+    }
+}
+
+/// What a port is: its name, its address, the largest IP packet in bytes, and whether it has a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortLink {
+    /// As the operator knows it: an interface's name, a file's, a link's.
+    pub name: String,
+    /// Its Ethernet address.
+    pub mac: MacAddr,
+    /// The largest packet at layer 3, in bytes; a frame may have 14 more, and 4 for a VLAN tag.
+    pub mtu: usize,
+    /// Whether frames can go.
+    pub up: bool,
+}
+
+/// What a port has done, in frames and bytes (without FCS).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortStats {
+    /// Frames that [`Port::receive`] delivered.
+    pub rx_frames: u64,
+    /// Their bytes.
+    pub rx_bytes: u64,
+    /// Frames that were lost before they reached this program, as the kernel or the device tells.
+    pub rx_missed: u64,
+    /// Frames that went out.
+    pub tx_frames: u64,
+    /// Their bytes.
+    pub tx_bytes: u64,
+    /// Frames that ended in the port, in either direction; indexed by [`DropReason::index`].
+    pub drops: [u64; DropReason::COUNT],
+}
+
+impl Default for PortStats {
+    fn default() -> Self {
+        Self {
+            rx_frames: 0,
+            rx_bytes: 0,
+            rx_missed: 0,
+            tx_frames: 0,
+            tx_bytes: 0,
+            drops: [0; DropReason::COUNT],
+        }
+    }
+}
+
+impl PortStats {
+    /// Frames that ended in the port for `reason`.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.drops[reason.index()]
+    }
+
+    /// Frames that ended in the port.
+    pub fn dropped_all(&self) -> u64 {
+        self.drops.iter().sum()
+    }
+
+    /// Adds what another queue of the same port has done.
+    pub fn add(&mut self, other: &Self) {
+        self.rx_frames += other.rx_frames;
+        self.rx_bytes += other.rx_bytes;
+        self.rx_missed += other.rx_missed;
+        self.tx_frames += other.tx_frames;
+        self.tx_bytes += other.tx_bytes;
+        for (mine, theirs) in self.drops.iter_mut().zip(other.drops) {
+            *mine += theirs;
+        }
+    }
+
+    pub(crate) fn count_drop(&mut self, reason: DropReason) {
+        self.drops[reason.index()] += 1;
+    }
+
+    pub(crate) fn count_received(&mut self, length: usize) {
+        self.rx_frames += 1;
+        self.rx_bytes += length as u64;
+    }
+
+    pub(crate) fn count_sent(&mut self, length: usize) {
+        self.tx_frames += 1;
+        self.tx_bytes += length as u64;
+    }
+}
+
+/// Bytes of an Ethernet header and of a VLAN tag.
+const ETHERNET: usize = 14;
+const VLAN: usize = 4;
+
+/// The longest frame of a port with this MTU, in bytes.
+pub(crate) const fn frame_max(mtu: usize) -> usize {
+    mtu + ETHERNET + VLAN
+}
+
+/// Whether a frame may go out of a port with this MTU: only a tagged one may have the four bytes more.
+pub(crate) fn fits(frame: &impl FrameBuf, mtu: usize) -> bool {
+    let length = frame.length();
+    length <= mtu + ETHERNET
+        || (length <= frame_max(mtu) && matches!(frame.head().get(12..14), Some([0x81, 0x00] | [0x88, 0xA8])))
+}
