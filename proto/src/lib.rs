@@ -1,1 +1,15 @@
-//! castnet/v1: the gRPC API, and the only place where its messages are validated
+//! castnet/v1: the gRPC API between switches, controller, hosts and the command line.
+//!
+//! [`v1`] is generated from `castnet/v1/*.proto`; its messages may hold anything. [`convert`] is the only place where
+//! they become typed values, or are refused with the path of the field at fault. [`transport`] says how both ends
+//! meet: loopback, Unix sockets, or TLS with client certificates.
+#![forbid(unsafe_code)]
+
+pub mod convert;
+pub mod transport;
+
+/// The generated messages, clients and servers of package `castnet.v1`.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod v1 {
+    tonic::include_proto!("castnet.v1");
+}

@@ -1,0 +1,235 @@
+//! Round trips, refusals by field, and messages of any content.
+
+use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory, Route, RouteHop};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use proptest::prelude::*;
+use tonic::{Code, Status};
+
+use super::*;
+use crate::v1;
+
+fn host_mac() -> impl Strategy<Value = MacAddr> {
+    any::<[u8; 5]>().prop_map(|[a, b, c, d, e]| MacAddr([0x02, a, b, c, d, e]))
+}
+
+fn memory() -> impl Strategy<Value = RemoteMemory> {
+    (0..u64::MAX / 2, any::<u32>(), 1..u64::MAX / 2).prop_map(|(va, rkey, length)| RemoteMemory { va, rkey, length })
+}
+
+prop_compose! {
+    fn endpoint(name: String, last: u8)(
+        qpn in 2u32..0xFF_FFFF, mac in host_mac(), memory in proptest::option::of(memory())
+    ) -> HostEndpoint {
+        HostEndpoint { name: name.clone(), ip: [10, 0, 0, last].into(), qpn: Qpn::new(qpn), mac, memory }
+    }
+}
+
+fn path(index: u8) -> impl Strategy<Value = Path> {
+    let port = PortId::new(index).unwrap();
+    prop_oneof![
+        endpoint(format!("h{index}"), index + 1).prop_map(NextHop::Host),
+        host_mac().prop_map(move |mac| NextHop::Switch { name: format!("s{index}"), mac }),
+    ]
+    .prop_map(move |next_hop| Path { port, next_hop })
+}
+
+prop_compose! {
+    fn group()(paths in (2..=64usize).prop_flat_map(|n| (0..n as u8).map(path).collect::<Vec<_>>()))(
+        source in 0..paths.len(),
+        paths in Just(paths),
+        generation in any::<u64>(),
+        start_psn in proptest::option::of(0..Psn::MODULUS),
+        pmtu in proptest::sample::select(Pmtu::ALL.to_vec()),
+        va_base in any::<u64>(),
+        stall_timeout_ms in 1..u32::MAX,
+    ) -> MulticastGroup {
+        MulticastGroup {
+            name: "g".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu,
+            start_psn: start_psn.map(Psn::new), va_base, source: paths[source].port, paths, stall_timeout_ms,
+        }
+    }
+}
+
+prop_compose! {
+    fn route()(third in any::<u8>(), hops in proptest::collection::btree_set((0u8..64, host_mac()), 1..8)) -> Route {
+        let hop = |(port, mac)| RouteHop { port: PortId::new(port).unwrap(), mac };
+        Route { prefix: format!("10.1.{third}.0/24").parse().unwrap(), next_hops: hops.into_iter().map(hop).collect() }
+    }
+}
+
+fn any_text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        ".{0,80}",
+        "[0-9.]{0,15}",
+        "[0-9a-f:]{0,17}",
+        Just("10.0.0.1".to_string()),
+        Just("02:00:00:00:00:01".to_string())
+    ]
+}
+
+fn any_memory() -> impl Strategy<Value = v1::RemoteMemory> {
+    any::<(u64, u32, u64)>().prop_map(|(va, rkey, length)| v1::RemoteMemory { va, rkey, length })
+}
+
+prop_compose! {
+    fn any_connection()(
+        ip in any_text(), mac in any_text(), qpn in any::<u32>(), memory in proptest::option::of(any_memory())
+    ) -> v1::Connection {
+        v1::Connection { ip, mac, qpn, memory }
+    }
+}
+
+fn any_path() -> impl Strategy<Value = v1::Path> {
+    let host = (any_text(), any_connection()).prop_map(|(name, v1::Connection { ip, mac, qpn, memory })| {
+        v1::path::NextHop::Host(v1::HostEndpoint { name, ip, mac, qpn, memory })
+    });
+    let switch = (any_text(), any_text())
+        .prop_map(|(name, mac)| v1::path::NextHop::Switch(v1::SwitchEndpoint { name, mac }));
+    (prop_oneof![0u32..70, any::<u32>()], proptest::option::of(prop_oneof![host, switch]))
+        .prop_map(|(port, next_hop)| v1::Path { port, next_hop })
+}
+
+prop_compose! {
+    fn any_group()(
+        name in any_text(), mcst_id in any_text(), (generation, va_base) in any::<(u64, u64)>(),
+        pmtu in prop_oneof![Just(1024u32), any::<u32>()], start_psn in any::<Option<u32>>(),
+        source_port in prop_oneof![0u32..70, any::<u32>()], paths in proptest::collection::vec(any_path(), 0..6),
+        stall_timeout_ms in any::<u32>(),
+    ) -> v1::MulticastGroup {
+        v1::MulticastGroup { name, generation, mcst_id, pmtu, start_psn, va_base, source_port, paths, stall_timeout_ms }
+    }
+}
+
+prop_compose! {
+    fn any_creation()(
+        name in any_text(), source in any_text(),
+        members in proptest::collection::vec((any_text(), proptest::option::of(any_connection())), 0..5),
+        pmtu in prop_oneof![Just(0u32), Just(4096u32), any::<u32>()], start_psn in any::<Option<u32>>(),
+        va_base in any::<u64>(), mcst_id in proptest::option::of(any_text()), stall_timeout_ms in any::<u32>(),
+    ) -> v1::CreateGroupRequest {
+        let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
+        v1::CreateGroupRequest { name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms }
+    }
+}
+
+proptest! {
+    #[test]
+    fn groups_go_there_and_back(group in group()) {
+        prop_assert_eq!(group_from_proto("group", &group_to_proto(&group)), Ok(group));
+    }
+
+    #[test]
+    fn routes_go_there_and_back(route in route()) {
+        prop_assert_eq!(route_from_proto(Some(&route_to_proto(&route))), Ok(route));
+    }
+
+    #[test]
+    fn connections_go_there_and_back(host in endpoint("h".into(), 7)) {
+        prop_assert_eq!(connection_from_proto("c", "h", Some(&connection_to_proto(&host))), Ok(host));
+    }
+
+    /// What is accepted is what the checker accepts; what is refused names a field below the one given.
+    #[test]
+    fn no_group_panics(message in any_group()) {
+        match group_from_proto("group", &message) {
+            Ok(group) => prop_assert_eq!(group.check(64), vec![]),
+            Err(invalid) => {
+                prop_assert!(!invalid.faults().is_empty());
+                prop_assert!(invalid.faults().iter().all(|f| f.field.starts_with("group.")), "{invalid}");
+                let status = Status::from(invalid.clone());
+                prop_assert_eq!(status.code(), Code::InvalidArgument);
+                let fields: Vec<String> = violations(&status).into_iter().map(|v| v.field).collect();
+                prop_assert_eq!(&fields, &invalid.faults().iter().map(|f| f.field.clone()).collect::<Vec<_>>());
+                prop_assert!(status.message().starts_with(&fields[0]));
+            }
+        }
+    }
+
+    #[test]
+    fn no_creation_panics(message in any_creation()) {
+        if let Err(invalid) = new_group_from_proto(&message) {
+            prop_assert!(!invalid.faults().is_empty());
+        }
+    }
+
+    #[test]
+    fn no_route_panics(prefix in any_text(), hops in proptest::collection::vec((any::<u32>(), any_text()), 0..4)) {
+        let next_hops = hops.into_iter().map(|(port, mac)| v1::RouteHop { port, mac }).collect();
+        let message = v1::Route { prefix, next_hops };
+        let _ = routes_from_proto(&[message.clone(), message]);
+    }
+
+    #[test]
+    fn no_filter_panics(port in any::<Option<u32>>(), texts in any::<[bool; 4]>(), text in any_text()) {
+        let given = |i: usize| texts[i].then(|| text.clone());
+        let (mcst_id, src_ip, dst_ip, drop_reason) = (given(0), given(1), given(2), given(3));
+        let message = v1::FrameFilter { port, mcst_id, src_ip, dst_ip, drops_only: true, drop_reason };
+        let _ = filter_from_proto("filter", Some(&message));
+    }
+}
+
+fn member(host: &str, last: u8) -> v1::NewMember {
+    let connection =
+        v1::Connection { ip: format!("10.0.0.{last}"), mac: format!("02:00:00:00:00:{last:02x}"), qpn: 17, memory: None };
+    v1::NewMember { host: host.into(), connection: Some(connection) }
+}
+
+fn creation() -> v1::CreateGroupRequest {
+    v1::CreateGroupRequest {
+        name: "g".into(),
+        source: "a".into(),
+        members: vec![member("a", 1), member("b", 2)],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_good_creation_gets_its_defaults() {
+    let group = new_group_from_proto(&creation()).unwrap();
+    assert_eq!((group.pmtu, group.start_psn, group.stall_timeout_ms), (Pmtu::B1024, None, 2000));
+    assert_eq!(group.members[1].endpoint.as_ref().unwrap().name, "b");
+}
+
+#[test]
+fn each_bad_creation_names_its_field() {
+    type Spoil = fn(&mut v1::CreateGroupRequest);
+    let cases: [(&str, Spoil); 13] = [
+        ("name", |m| m.name.clear()),
+        ("name", |m| m.name = "no blanks".into()),
+        ("source", |m| m.source = "c".into()),
+        ("members", |m| m.members.truncate(1)),
+        ("members[1].host", |m| m.members[1].host = "a".into()),
+        ("members[1].connection.ip", |m| m.members[1].connection.as_mut().unwrap().ip = "10.0.0.1".into()),
+        ("members[0].connection.ip", |m| m.members[0].connection.as_mut().unwrap().ip = "10.0.0".into()),
+        ("members[0].connection.mac", |m| m.members[0].connection.as_mut().unwrap().mac = "ff:ff:ff:ff:ff:ff".into()),
+        ("members[1].connection.qpn", |m| m.members[1].connection.as_mut().unwrap().qpn = 1),
+        ("members[1].connection.qpn", |m| m.members[1].connection.as_mut().unwrap().qpn = 1 << 24),
+        ("pmtu", |m| m.pmtu = 1500),
+        ("start_psn", |m| m.start_psn = Some(1 << 24)),
+        ("mcst_id", |m| m.mcst_id = Some("239.0.0.1".into())),
+    ];
+    for (field, spoil) in cases {
+        let mut message = creation();
+        spoil(&mut message);
+        let status = Status::from(new_group_from_proto(&message).unwrap_err());
+        assert_eq!(violations(&status)[0].field, field, "{}", status.message());
+        assert!(status.message().starts_with(&format!("{field}: ")), "{}", status.message());
+    }
+}
+
+#[test]
+fn all_faults_come_at_once() {
+    let mut message = creation();
+    message.pmtu = 7;
+    message.members[1].connection.as_mut().unwrap().memory = Some(v1::RemoteMemory { va: 0, rkey: 0, length: 0 });
+    message.members[0].host = "/".into();
+    let status = Status::from(new_group_from_proto(&message).unwrap_err());
+    let fields: Vec<String> = violations(&status).into_iter().map(|v| v.field).collect();
+    assert_eq!(fields, ["members[0].host", "members[1].connection.memory.length", "source", "pmtu"]);
+}
+
+#[test]
+fn long_texts_are_not_echoed_whole() {
+    let invalid = mcst_id_from_proto("mcst_id", &"9".repeat(100_000)).unwrap_err();
+    assert!(invalid.to_string().len() < 300, "{invalid}");
+}
