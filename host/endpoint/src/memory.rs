@@ -1,0 +1,200 @@
+//! Memory regions: bytes with a virtual address, a key and rights.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::error::{MemoryError, PostError};
+use crate::work::LocalSlice;
+
+/// The key of a memory region: its lkey and rkey in one, as in rxe.
+///
+/// The low byte changes each time a slot is used again, so that a stale key finds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryKey(u32);
+
+impl MemoryKey {
+    /// The key of no region.
+    pub const NONE: Self = Self(0);
+
+    /// The key with that value.
+    pub const fn new(value: u32) -> Self {
+        Self(value)
+    }
+
+    /// What local work requests name it by.
+    pub const fn lkey(self) -> u32 {
+        self.0
+    }
+
+    /// What remote WRITEs name it by.
+    pub const fn rkey(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for MemoryKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// What may be done to a region. Reading it locally always may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// Receives may fill it.
+    pub local_write: bool,
+    /// WRITEs from the remote may fill it.
+    pub remote_write: bool,
+    /// A SEND with invalidate may close it to WRITEs.
+    pub remote_invalidate: bool,
+}
+
+impl Access {
+    /// Sends only.
+    pub const READ: Self = Self { local_write: false, remote_write: false, remote_invalidate: false };
+    /// Sends and receives.
+    pub const LOCAL: Self = Self { local_write: true, remote_write: false, remote_invalidate: false };
+    /// Sends, receives, and WRITEs from the remote.
+    pub const REMOTE_WRITE: Self = Self { local_write: true, remote_write: true, remote_invalidate: false };
+}
+
+#[derive(Debug)]
+struct Region {
+    va: u64,
+    bytes: Vec<u8>,
+    access: Access,
+}
+
+/// The slot of a region; outlives it, to tell its keys apart.
+#[derive(Debug)]
+struct Slot {
+    variant: u8,
+    region: Option<Region>,
+}
+
+/// All regions of an endpoint.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    max: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(max: usize) -> Self {
+        // A key has 24 bits of slot number, and slot 0's keys start at 0x100: 0 is the key of no region.
+        Self { slots: Vec::new(), free: Vec::new(), max: max.min(0xFF_FFFF) }
+    }
+
+    pub(crate) fn register(&mut self, va: u64, bytes: Vec<u8>, access: Access) -> Result<MemoryKey, MemoryError> {
+        if va.checked_add(bytes.len() as u64).is_none() {
+            return Err(MemoryError::Wraps { va, length: bytes.len() });
+        }
+        let region = Some(Region { va, bytes, access });
+        let at = match self.free.pop() {
+            Some(at) => at,
+            None if self.slots.len() < self.max => {
+                self.slots.push(Slot { variant: 0, region: None });
+                self.slots.len() - 1
+            }
+            None => return Err(MemoryError::TooMany { max: self.max }),
+        };
+        let slot = &mut self.slots[at];
+        slot.variant = slot.variant.wrapping_add(1);
+        slot.region = region;
+        Ok(MemoryKey((at as u32 + 1) << 8 | slot.variant as u32))
+    }
+
+    pub(crate) fn deregister(&mut self, key: MemoryKey) -> Result<Vec<u8>, MemoryError> {
+        let at = Self::slot_of(key);
+        let slot = at.and_then(|at| self.slots.get_mut(at)).filter(|s| s.variant == key.0 as u8);
+        match (at, slot.and_then(|s| s.region.take())) {
+            (Some(at), Some(region)) => {
+                self.free.push(at);
+                Ok(region.bytes)
+            }
+            _ => Err(MemoryError::UnknownKey { key }),
+        }
+    }
+
+    fn slot_of(key: MemoryKey) -> Option<usize> {
+        (key.0 >> 8).checked_sub(1).map(|at| at as usize)
+    }
+
+    fn region(&self, key: MemoryKey) -> Option<&Region> {
+        let slot = self.slots.get(Self::slot_of(key)?)?;
+        slot.region.as_ref().filter(|_| slot.variant == key.0 as u8)
+    }
+
+    fn region_mut(&mut self, key: MemoryKey) -> Option<&mut Region> {
+        let slot = self.slots.get_mut(Self::slot_of(key)?)?;
+        slot.region.as_mut().filter(|_| slot.variant == key.0 as u8)
+    }
+
+    pub(crate) fn bytes(&self, key: MemoryKey) -> Option<&[u8]> {
+        self.region(key).map(|r| r.bytes.as_slice())
+    }
+
+    pub(crate) fn bytes_mut(&mut self, key: MemoryKey) -> Option<&mut [u8]> {
+        self.region_mut(key).map(|r| r.bytes.as_mut_slice())
+    }
+
+    /// Whether a work request may name the slice; `write`: as the room of a receive.
+    pub(crate) fn check_local(&self, slice: LocalSlice, write: bool) -> Result<(), PostError> {
+        let LocalSlice { key, offset, length } = slice;
+        if length == 0 {
+            return Ok(());
+        }
+        let region = self.region(key).ok_or(PostError::UnknownKey { key })?;
+        let size = region.bytes.len() as u64;
+        if offset.checked_add(length as u64).is_none_or(|end| end > size) {
+            return Err(PostError::OutOfBounds { key, offset, length, region: size });
+        }
+        if write && !region.access.local_write {
+            return Err(PostError::NotWritable { key });
+        }
+        Ok(())
+    }
+
+    /// The bytes at `offset` of the region, if it is still there and has them.
+    pub(crate) fn read(&self, key: MemoryKey, offset: u64, length: usize) -> Option<&[u8]> {
+        if length == 0 {
+            return Some(&[]);
+        }
+        let from = usize::try_from(offset).ok()?;
+        self.region(key)?.bytes.get(from..from.checked_add(length)?)
+    }
+
+    /// Copies `data` to `offset` of the region; `None` where it is gone or too short.
+    pub(crate) fn write(&mut self, key: MemoryKey, offset: u64, data: &[u8]) -> Option<()> {
+        if data.is_empty() {
+            return Some(());
+        }
+        let from = usize::try_from(offset).ok()?;
+        let room = self.region_mut(key)?.bytes.get_mut(from..from.checked_add(data.len())?)?;
+        room.copy_from_slice(data);
+        Some(())
+    }
+
+    /// Where in the region a remote WRITE of `length` bytes at `va` begins, if the region allows it.
+    pub(crate) fn check_remote(&self, rkey: u32, va: u64, length: u32) -> Option<(MemoryKey, u64)> {
+        let key = MemoryKey(rkey);
+        let region = self.region(key).filter(|r| r.access.remote_write)?;
+        let offset = va.checked_sub(region.va)?;
+        let end = offset.checked_add(length as u64)?;
+        (end <= region.bytes.len() as u64).then_some((key, offset))
+    }
+
+    /// Whether a SEND with invalidate may name the key.
+    pub(crate) fn may_invalidate(&self, rkey: u32) -> bool {
+        self.region(MemoryKey(rkey)).is_some_and(|r| r.access.remote_invalidate)
+    }
+
+    /// Closes the region to the remote; its owner keeps it.
+    pub(crate) fn invalidate(&mut self, rkey: u32) {
+        if let Some(region) = self.region_mut(MemoryKey(rkey)) {
+            region.access.remote_write = false;
+            region.access.remote_invalidate = false;
+        }
+    }
+}
