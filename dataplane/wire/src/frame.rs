@@ -1,5 +1,6 @@
 //! What every holder of a frame agrees on, whether mbuf, ring slot or pool buffer.
 
+use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 
 /// Frames that are received, processed and sent together.
@@ -44,5 +45,34 @@ pub trait FrameBuf {
             at += n;
         }
         at
+    }
+}
+
+/// A frame in one piece, its whole length its head: for hosts, tests and whoever has frames in memory.
+impl FrameBuf for Vec<u8> {
+    fn length(&self) -> usize {
+        self.len()
+    }
+
+    fn head(&self) -> &[u8] {
+        self
+    }
+
+    fn head_mut(&mut self) -> &mut [u8] {
+        self
+    }
+
+    fn trailer(&self) -> [u8; 4] {
+        self.last_chunk().copied().unwrap_or_default()
+    }
+
+    fn set_trailer(&mut self, bytes: [u8; 4]) {
+        if let Some(last) = self.last_chunk_mut() {
+            *last = bytes;
+        }
+    }
+
+    fn segments(&self) -> [&[u8]; 3] {
+        [self, &[], &[]]
     }
 }

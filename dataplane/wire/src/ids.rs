@@ -50,7 +50,11 @@ impl PortId {
 
     /// The port `index`, or `None` from [`PortId::COUNT`] on.
     pub const fn new(index: u8) -> Option<Self> {
-        if (index as usize) < Self::COUNT { Some(Self(index)) } else { None }
+        if (index as usize) < Self::COUNT {
+            Some(Self(index))
+        } else {
+            None
+        }
     }
 
     /// Its number, below [`PortId::COUNT`].
@@ -111,7 +115,11 @@ impl FromStr for MacAddr {
             let part = parts.next().filter(|p| p.len() == 2).ok_or(BadMacAddr)?;
             *byte = u8::from_str_radix(part, 16).map_err(|_| BadMacAddr)?;
         }
-        if parts.next().is_some() { Err(BadMacAddr) } else { Ok(Self(bytes)) }
+        if parts.next().is_some() {
+            Err(BadMacAddr)
+        } else {
+            Ok(Self(bytes))
+        }
     }
 }
 
@@ -160,7 +168,13 @@ mod tests {
     fn mac_text_goes_there_and_back() {
         let mac = MacAddr([0x02, 0, 0xab, 0, 0, 0x1f]);
         assert_eq!(mac.to_string().parse(), Ok(mac));
-        for bad in ["", "02:00:00:00:00", "02:00:00:00:00:00:00", "2:0:0:0:0:0", "02:00:00:00:00:0g"] {
+        for bad in [
+            "",
+            "02:00:00:00:00",
+            "02:00:00:00:00:00:00",
+            "2:0:0:0:0:0",
+            "02:00:00:00:00:0g",
+        ] {
             assert_eq!(bad.parse::<MacAddr>(), Err(BadMacAddr), "{bad}");
         }
     }
@@ -168,7 +182,17 @@ mod tests {
     #[test]
     fn pmtu_counts_packets_as_rc_does() {
         assert_eq!(Pmtu::ALL.map(Pmtu::bytes), [256, 512, 1024, 2048, 4096]);
-        assert_eq!((Pmtu::B1024.packets(0), Pmtu::B1024.packets(1024), Pmtu::B1024.packets(1025)), (1, 1, 2));
-        assert_eq!((Pmtu::from_bytes(4096), Pmtu::from_bytes(1500)), (Some(Pmtu::B4096), None));
+        assert_eq!(
+            (
+                Pmtu::B1024.packets(0),
+                Pmtu::B1024.packets(1024),
+                Pmtu::B1024.packets(1025)
+            ),
+            (1, 1, 2)
+        );
+        assert_eq!(
+            (Pmtu::from_bytes(4096), Pmtu::from_bytes(1500)),
+            (Some(Pmtu::B4096), None)
+        );
     }
 }

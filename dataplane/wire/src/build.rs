@@ -1,0 +1,333 @@
+//! Whole frames, ready to send.
+
+use crate::aeth::Aeth;
+use crate::arp::Arp;
+use crate::bth::Bth;
+use crate::error::{EmitError, Header};
+use crate::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_LLDP, Ethernet, FRAME_MIN};
+use crate::ext::ExtHeaders;
+use crate::icrc;
+use crate::ids::{MacAddr, Qpn};
+use crate::ipv4::{DONT_FRAGMENT, Ipv4, PROTOCOL_UDP};
+use crate::ipv6::Ipv6;
+use crate::lldp::{self, Lldp};
+use crate::opcode::{Headers, Opcode};
+use crate::psn::Psn;
+use crate::roce::ICRC_LEN;
+use crate::udp::{ROCE_PORT, Udp};
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+/// The IP header of a frame to be built; lengths, protocol and checksum follow from the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Network {
+    /// IPv4, not to be fragmented.
+    V4 {
+        /// Source.
+        src: Ipv4Addr,
+        /// Destination.
+        dst: Ipv4Addr,
+        /// DSCP and ECN.
+        tos: u8,
+        /// Hops.
+        ttl: u8,
+        /// Identification.
+        ident: u16,
+    },
+    /// IPv6.
+    V6 {
+        /// Source.
+        src: Ipv6Addr,
+        /// Destination.
+        dst: Ipv6Addr,
+        /// DSCP and ECN.
+        traffic_class: u8,
+        /// Flow label, 20 bits.
+        flow_label: u32,
+        /// Hops.
+        hop_limit: u8,
+    },
+}
+
+impl Network {
+    /// IPv4 with 64 hops, and zeros for the rest.
+    pub const fn v4(src: Ipv4Addr, dst: Ipv4Addr) -> Self {
+        Self::V4 {
+            src,
+            dst,
+            tos: 0,
+            ttl: 64,
+            ident: 0,
+        }
+    }
+
+    /// IPv6 with 64 hops, and zeros for the rest.
+    pub const fn v6(src: Ipv6Addr, dst: Ipv6Addr) -> Self {
+        Self::V6 {
+            src,
+            dst,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+        }
+    }
+
+    /// Bytes of the header: 20 or 40.
+    pub const fn length(&self) -> usize {
+        match self {
+            Self::V4 { .. } => Ipv4::LEN,
+            Self::V6 { .. } => Ipv6::LEN,
+        }
+    }
+
+    const fn ethertype(&self) -> u16 {
+        match self {
+            Self::V4 { .. } => ETHERTYPE_IPV4,
+            Self::V6 { .. } => ETHERTYPE_IPV6,
+        }
+    }
+
+    /// Writes it for `datagram` bytes of UDP, which fit the length fields.
+    fn emit(&self, out: &mut [u8], datagram: u16) -> Result<usize, EmitError> {
+        match *self {
+            Self::V4 {
+                src,
+                dst,
+                tos,
+                ttl,
+                ident,
+            } => Ipv4 {
+                tos,
+                total_len: Ipv4::LEN as u16 + datagram,
+                ident,
+                flags_frag: DONT_FRAGMENT,
+                ttl,
+                protocol: PROTOCOL_UDP,
+                src,
+                dst,
+            }
+            .emit(out),
+            Self::V6 {
+                src,
+                dst,
+                traffic_class,
+                flow_label,
+                hop_limit,
+            } => Ipv6 {
+                traffic_class,
+                flow_label,
+                payload_len: datagram,
+                next_header: PROTOCOL_UDP,
+                hop_limit,
+                src,
+                dst,
+            }
+            .emit(out),
+        }
+    }
+}
+
+/// Bytes that [`emit_roce`] will write.
+pub fn roce_len(ethernet: &Ethernet, network: &Network, opcode: Opcode, payload_len: usize) -> usize {
+    let packet = opcode.info().header_len() + payload_len.next_multiple_of(4) + ICRC_LEN;
+    ethernet.length() + network.length() + Udp::LEN + packet
+}
+
+/// Writes a whole RoCEv2 frame to the start of `out` and returns its length in bytes. The EtherType is that of
+/// `network`, whatever `ethernet` says; the pad count follows from the payload, whatever `bth` says; lengths, IPv4
+/// checksum and ICRC are filled in, and there is no UDP checksum.
+///
+/// A frame of less than 60 bytes is not padded here: whoever puts it on a wire does that.
+///
+/// # Errors
+/// `out` is too short; `ext` lacks a header that the opcode has; the payload is longer than 65,000 bytes, or there is
+/// one where the opcode has none. Headers in `ext` that the opcode does not have are left out.
+pub fn emit_roce(
+    out: &mut [u8],
+    ethernet: &Ethernet,
+    network: &Network,
+    sport: u16,
+    bth: &Bth,
+    ext: &ExtHeaders,
+    payload: &[u8],
+) -> Result<usize, EmitError> {
+    let info = bth.opcode.info();
+    let max = if info.has_payload { 65_000 } else { 0 };
+    if payload.len() > max {
+        return Err(EmitError::TooLong {
+            header: Header::Payload,
+            have: payload.len(),
+            max,
+        });
+    }
+    let need = roce_len(ethernet, network, bth.opcode, payload.len());
+    let have = out.len();
+    let out = out.get_mut(..need).ok_or(EmitError::NoRoom {
+        header: Header::Icrc,
+        need,
+        have,
+    })?;
+
+    let l3 = Ethernet {
+        ethertype: network.ethertype(),
+        ..*ethernet
+    }
+    .emit(out)?;
+    let l4 = l3 + network.length();
+    let datagram = (need - l4) as u16;
+    network.emit(&mut out[l3..], datagram)?;
+    Udp {
+        sport,
+        dport: ROCE_PORT,
+        length: datagram,
+        checksum: 0,
+    }
+    .emit(&mut out[l4..])?;
+
+    let pad = payload.len().next_multiple_of(4) - payload.len();
+    let mut at = l4 + Udp::LEN;
+    at += Bth {
+        pad: pad as u8,
+        ..*bth
+    }
+    .emit(&mut out[at..])?;
+    at += emit_ext(&mut out[at..], info.headers, ext)?;
+    out[at..at + payload.len()].copy_from_slice(payload);
+    at += payload.len();
+    out[at..at + pad].fill(0);
+    at += pad;
+    let icrc = icrc::full(&[&out[l3..at]]);
+    out[at..].copy_from_slice(&icrc.to_le_bytes());
+    Ok(need)
+}
+
+/// Writes the extended headers of an opcode in wire order.
+fn emit_ext(out: &mut [u8], headers: Headers, ext: &ExtHeaders) -> Result<usize, EmitError> {
+    const fn given<T: Copy>(value: Option<T>, header: Header) -> Result<T, EmitError> {
+        match value {
+            Some(value) => Ok(value),
+            None => Err(EmitError::Missing { header }),
+        }
+    }
+    let mut at = 0;
+    let mut put = |bytes: &[u8]| {
+        out[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
+    };
+    if headers.contains(Headers::DETH) {
+        put(&given(ext.deth, Header::Deth)?.to_bytes());
+    }
+    if headers.contains(Headers::RETH) {
+        put(&given(ext.reth, Header::Reth)?.to_bytes());
+    }
+    if headers.contains(Headers::ATOMIC_ETH) {
+        put(&given(ext.atomic_eth, Header::AtomicEth)?.to_bytes());
+    }
+    if headers.contains(Headers::AETH) {
+        put(&given(ext.aeth, Header::Aeth)?.to_bytes());
+    }
+    if headers.contains(Headers::ATOMIC_ACK_ETH) {
+        put(&given(ext.atomic_ack, Header::AtomicAckEth)?.to_be_bytes());
+    }
+    if headers.contains(Headers::IMM) {
+        put(&given(ext.imm, Header::Imm)?.to_be_bytes());
+    }
+    if headers.contains(Headers::IETH) {
+        put(&given(ext.ieth, Header::Ieth)?.to_be_bytes());
+    }
+    if headers.contains(Headers::CNP) {
+        put(&[0; 16]);
+    }
+    Ok(at)
+}
+
+/// Writes an ACK, NAK or RNR NAK: 62 bytes without a VLAN tag over IPv4. `psn` is of the requester's space.
+///
+/// # Errors
+/// `out` is too short.
+pub fn emit_ack(
+    out: &mut [u8],
+    ethernet: &Ethernet,
+    network: &Network,
+    sport: u16,
+    dest_qp: Qpn,
+    psn: Psn,
+    aeth: Aeth,
+) -> Result<usize, EmitError> {
+    let ext = ExtHeaders {
+        aeth: Some(aeth),
+        ..ExtHeaders::NONE
+    };
+    emit_roce(
+        out,
+        ethernet,
+        network,
+        sport,
+        &Bth::new(Opcode::Ack, dest_qp, psn),
+        &ext,
+        &[],
+    )
+}
+
+/// Writes a CNP to the queue pair that sends too fast: 74 bytes without a VLAN tag over IPv4.
+///
+/// # Errors
+/// `out` is too short.
+pub fn emit_cnp(
+    out: &mut [u8],
+    ethernet: &Ethernet,
+    network: &Network,
+    sport: u16,
+    dest_qp: Qpn,
+) -> Result<usize, EmitError> {
+    let bth = Bth {
+        becn: true,
+        ..Bth::new(Opcode::Cnp, dest_qp, Psn::new(0))
+    };
+    emit_roce(out, ethernet, network, sport, &bth, &ExtHeaders::NONE, &[])
+}
+
+/// Fills up with zeros to the shortest frame of a wire; returns the length.
+fn pad_frame(out: &mut [u8], length: usize) -> Result<usize, EmitError> {
+    let padded = length.max(FRAME_MIN);
+    let have = out.len();
+    let room = EmitError::NoRoom {
+        header: Header::Payload,
+        need: padded,
+        have,
+    };
+    out.get_mut(length..padded).ok_or(room)?.fill(0);
+    Ok(padded)
+}
+
+/// Writes an ARP frame, padded to 60 bytes, and returns its length. Source is the sender that the packet names.
+///
+/// # Errors
+/// `out` is too short.
+pub fn emit_arp(out: &mut [u8], dst: MacAddr, arp: &Arp) -> Result<usize, EmitError> {
+    let at = Ethernet {
+        dst,
+        src: arp.sender_mac,
+        vlan: None,
+        ethertype: ETHERTYPE_ARP,
+    }
+    .emit(out)?;
+    let length = arp.emit(&mut out[at..])?;
+    pad_frame(out, at + length)
+}
+
+/// Writes an LLDP frame to the nearest bridge, padded to 60 bytes, and returns its length.
+///
+/// # Errors
+/// `out` is too short.
+pub fn emit_lldp(out: &mut [u8], src: MacAddr, lldp: &Lldp<'_>) -> Result<usize, EmitError> {
+    let dst = lldp::NEAREST_BRIDGE;
+    let at = Ethernet {
+        dst,
+        src,
+        vlan: None,
+        ethertype: ETHERTYPE_LLDP,
+    }
+    .emit(out)?;
+    let length = lldp.emit(&mut out[at..])?;
+    pad_frame(out, at + length)
+}

@@ -1,0 +1,208 @@
+//! What can be wrong with a frame, and with the room for one.
+
+use crate::drop::DropReason;
+use core::fmt;
+
+/// The parts of a frame that an error can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Header {
+    /// Ethernet: addresses and EtherType.
+    Ethernet,
+    /// An 802.1Q or 802.1ad tag.
+    Vlan,
+    /// ARP.
+    Arp,
+    /// LLDP.
+    Lldp,
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+    /// UDP.
+    Udp,
+    /// Base transport header.
+    Bth,
+    /// Datagram extended transport header.
+    Deth,
+    /// RDMA extended transport header.
+    Reth,
+    /// Atomic extended transport header.
+    AtomicEth,
+    /// ACK extended transport header.
+    Aeth,
+    /// Original value in the answer to an atomic.
+    AtomicAckEth,
+    /// Immediate data.
+    Imm,
+    /// Invalidate extended transport header.
+    Ieth,
+    /// The sixteen reserved bytes of a CNP.
+    Cnp,
+    /// Payload and pad.
+    Payload,
+    /// Invariant CRC.
+    Icrc,
+}
+
+impl Header {
+    /// The field's name for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ethernet => "Ethernet",
+            Self::Vlan => "802.1Q",
+            Self::Arp => "ARP",
+            Self::Lldp => "LLDP",
+            Self::Ipv4 => "IPv4",
+            Self::Ipv6 => "IPv6",
+            Self::Udp => "UDP",
+            Self::Bth => "BTH",
+            Self::Deth => "DETH",
+            Self::Reth => "RETH",
+            Self::AtomicEth => "AtomicETH",
+            Self::Aeth => "AETH",
+            Self::AtomicAckEth => "AtomicAckETH",
+            Self::Imm => "ImmDt",
+            Self::Ieth => "IETH",
+            Self::Cnp => "CNP",
+            Self::Payload => "payload",
+            Self::Icrc => "ICRC",
+        }
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why bytes are not the header that they were taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum ParseError {
+    /// The bytes end before the header does.
+    #[error("{header} needs {need} bytes, {have} are there")]
+    Short {
+        /// The header that did not fit.
+        header: Header,
+        /// Bytes that it takes.
+        need: usize,
+        /// Bytes that were left for it.
+        have: usize,
+    },
+    /// A field has a value that it must not have, or that nothing here understands.
+    #[error("{header}: {field} {value:#x} is not allowed or not known")]
+    Field {
+        /// The header of the field.
+        header: Header,
+        /// The field's name.
+        field: &'static str,
+        /// What it holds.
+        value: u32,
+    },
+    /// Two statements about the same length contradict each other.
+    #[error("{header}: {field} says {said}, but there is room for {found}")]
+    Length {
+        /// The header of the field.
+        header: Header,
+        /// The field's name.
+        field: &'static str,
+        /// Bytes that the field says.
+        said: usize,
+        /// Bytes that the rest of the frame leaves.
+        found: usize,
+    },
+}
+
+impl ParseError {
+    /// The header that is wrong. A frame whose error lies above Ethernet can still be switched by its addresses.
+    pub const fn header(&self) -> Header {
+        match *self {
+            Self::Short { header, .. } | Self::Field { header, .. } | Self::Length { header, .. } => header,
+        }
+    }
+
+    /// What the frame counts as where the error is the end of it.
+    pub const fn reason(&self) -> DropReason {
+        DropReason::Malformed
+    }
+}
+
+/// Why a header or frame could not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum EmitError {
+    /// The buffer is too short.
+    #[error("{header} needs {need} bytes, the buffer has {have}")]
+    NoRoom {
+        /// The first part that does not fit.
+        header: Header,
+        /// Bytes that it takes.
+        need: usize,
+        /// Bytes that the buffer has left.
+        have: usize,
+    },
+    /// The opcode asks for a header that was not given.
+    #[error("the opcode carries {header}, which was not given")]
+    Missing {
+        /// The header.
+        header: Header,
+    },
+    /// Longer than the length field of its header can say, or a payload where the opcode has none.
+    #[error("{header}: {have} bytes, at most {max}")]
+    TooLong {
+        /// The part that is too long.
+        header: Header,
+        /// Its bytes.
+        have: usize,
+        /// The most there can be.
+        max: usize,
+    },
+}
+
+/// The first `N` bytes of `bytes`, or the error that names `header`.
+pub(crate) fn chunk<const N: usize>(bytes: &[u8], header: Header) -> Result<&[u8; N], ParseError> {
+    bytes.first_chunk().ok_or(ParseError::Short {
+        header,
+        need: N,
+        have: bytes.len(),
+    })
+}
+
+/// Copies a header to the start of `out` and returns its length.
+pub(crate) fn put<const N: usize>(
+    out: &mut [u8],
+    header: Header,
+    bytes: &[u8; N],
+) -> Result<usize, EmitError> {
+    let have = out.len();
+    let room = out.first_chunk_mut::<N>().ok_or(EmitError::NoRoom {
+        header,
+        need: N,
+        have,
+    })?;
+    *room = *bytes;
+    Ok(N)
+}
+
+/// `parse` and `emit` of a header of one fixed length, over its `from_bytes` and `to_bytes`.
+macro_rules! fixed_header {
+    ($name:ident) => {
+        impl $name {
+            /// Reads it from the start of `bytes`.
+            ///
+            /// # Errors
+            /// Too few bytes, or a field that breaks the rules of the header.
+            pub fn parse(bytes: &[u8]) -> Result<Self, $crate::error::ParseError> {
+                $crate::error::chunk(bytes, $crate::error::Header::$name).and_then(Self::from_bytes)
+            }
+
+            /// Writes it to the start of `out`; returns its length in bytes.
+            ///
+            /// # Errors
+            /// `out` is too short.
+            pub fn emit(&self, out: &mut [u8]) -> Result<usize, $crate::error::EmitError> {
+                $crate::error::put(out, $crate::error::Header::$name, &self.to_bytes())
+            }
+        }
+    };
+}
+pub(crate) use fixed_header;

@@ -1,0 +1,140 @@
+//! Ethernet II with 802.1Q tags: two addresses, up to two tags, EtherType. No FCS: network cards keep it.
+
+use crate::error::{EmitError, Header, ParseError, chunk, put};
+use crate::ids::MacAddr;
+
+/// EtherType of IPv4.
+pub const ETHERTYPE_IPV4: u16 = 0x0800;
+/// EtherType of ARP.
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+/// EtherType of an 802.1Q customer tag.
+pub const ETHERTYPE_VLAN: u16 = 0x8100;
+/// EtherType of IPv6.
+pub const ETHERTYPE_IPV6: u16 = 0x86DD;
+/// EtherType of MAC control: PAUSE and PFC.
+pub const ETHERTYPE_MAC_CONTROL: u16 = 0x8808;
+/// EtherType of an 802.1ad service tag.
+pub const ETHERTYPE_SERVICE_VLAN: u16 = 0x88A8;
+/// EtherType of LLDP.
+pub const ETHERTYPE_LLDP: u16 = 0x88CC;
+
+/// The shortest frame on a wire, without its FCS: shorter ones are padded with zeros.
+pub const FRAME_MIN: usize = 60;
+
+/// An 802.1Q or 802.1ad tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VlanTag {
+    /// Which kind of tag: [`ETHERTYPE_VLAN`] or [`ETHERTYPE_SERVICE_VLAN`].
+    pub tpid: u16,
+    /// Priority, 0 to 7.
+    pub priority: u8,
+    /// Whether it may be dropped first.
+    pub drop_eligible: bool,
+    /// VLAN number, below 4096; 0 means priority only.
+    pub vid: u16,
+}
+
+impl VlanTag {
+    /// Bytes of a tag.
+    pub const LEN: usize = 4;
+
+    /// A customer tag of priority 0.
+    pub const fn new(vid: u16) -> Self {
+        Self {
+            tpid: ETHERTYPE_VLAN,
+            priority: 0,
+            drop_eligible: false,
+            vid: vid & 0xFFF,
+        }
+    }
+
+    const fn from_words(tpid: u16, control: u16) -> Self {
+        Self {
+            tpid,
+            priority: (control >> 13) as u8,
+            drop_eligible: control & 0x1000 != 0,
+            vid: control & 0xFFF,
+        }
+    }
+
+    const fn control(self) -> u16 {
+        ((self.priority as u16 & 7) << 13) | ((self.drop_eligible as u16) << 12) | (self.vid & 0xFFF)
+    }
+}
+
+/// An Ethernet header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ethernet {
+    /// Destination.
+    pub dst: MacAddr,
+    /// Source.
+    pub src: MacAddr,
+    /// The outer tag. A second one is stepped over and not kept.
+    pub vlan: Option<VlanTag>,
+    /// What follows the tags; below 0x600 it is a length (802.3).
+    pub ethertype: u16,
+}
+
+const fn is_tag(ethertype: u16) -> bool {
+    matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN)
+}
+
+impl Ethernet {
+    /// Bytes without a tag.
+    pub const LEN: usize = 14;
+
+    /// Reads it from the start of a frame; returns it with its length in bytes: 14, 18 or, with two tags, 22. A third
+    /// tag is left to stand as the EtherType.
+    ///
+    /// # Errors
+    /// Too few bytes.
+    pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
+        let b: &[u8; Self::LEN] = chunk(bytes, Header::Ethernet)?;
+        let mut ethernet = Self {
+            dst: MacAddr([b[0], b[1], b[2], b[3], b[4], b[5]]),
+            src: MacAddr([b[6], b[7], b[8], b[9], b[10], b[11]]),
+            vlan: None,
+            ethertype: u16::from_be_bytes([b[12], b[13]]),
+        };
+        let mut length = Self::LEN;
+        while is_tag(ethernet.ethertype) && length < Self::LEN + 2 * VlanTag::LEN {
+            let [c0, c1, t0, t1] = *chunk(bytes.get(length..).unwrap_or_default(), Header::Vlan)?;
+            let tag = VlanTag::from_words(ethernet.ethertype, u16::from_be_bytes([c0, c1]));
+            ethernet.vlan = ethernet.vlan.or(Some(tag));
+            ethernet.ethertype = u16::from_be_bytes([t0, t1]);
+            length += VlanTag::LEN;
+        }
+        Ok((ethernet, length))
+    }
+
+    /// Bytes that [`Ethernet::emit`] writes: 14, or 18 with a tag.
+    pub const fn length(&self) -> usize {
+        match self.vlan {
+            None => Self::LEN,
+            Some(_) => Self::LEN + VlanTag::LEN,
+        }
+    }
+
+    /// Writes it to the start of `out`; returns its length in bytes.
+    ///
+    /// # Errors
+    /// `out` is too short.
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, EmitError> {
+        let mut b = [0; Self::LEN + VlanTag::LEN];
+        b[..6].copy_from_slice(&self.dst.0);
+        b[6..12].copy_from_slice(&self.src.0);
+        match self.vlan {
+            None => {
+                b[12..14].copy_from_slice(&self.ethertype.to_be_bytes());
+                let [plain @ .., _, _, _, _] = &b;
+                put::<{ Self::LEN }>(out, Header::Ethernet, plain)
+            }
+            Some(tag) => {
+                b[12..14].copy_from_slice(&tag.tpid.to_be_bytes());
+                b[14..16].copy_from_slice(&tag.control().to_be_bytes());
+                b[16..18].copy_from_slice(&self.ethertype.to_be_bytes());
+                put(out, Header::Ethernet, &b)
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! ICRC, the invariant CRC that ends every RoCEv2 packet: in full, and by difference.
+//!
+//! It is the CRC-32 of Ethernet over eight bytes of ones, then everything from the IP header to the pad, with those
+//! fields set to ones that a router may change (InfiniBand Architecture Specification, volume 1, 7.8.1 and annex A17.3.3).
+//! On the wire the least significant byte comes first.
+//!
+//! A CRC is linear, so a packet whose header changes needs no second look at its payload:
+//! `new = old ^ shift(crc(old header ^ new header), bytes that follow)`. [`delta`] is that inner CRC, [`Shift`] the
+//! outer operator, [`HeaderDelta`] both for the fields that a switch rewrites, by table look-up. A packet that came in
+//! with a wrong ICRC leaves with a wrong one.
+
+mod header;
+mod shift;
+
+pub use header::HeaderDelta;
+pub use shift::{Shift, ShiftCache, shift};
+
+use crate::frame::FrameBuf;
+use crate::roce::ICRC_LEN;
+use crc32fast::Hasher;
+
+/// The state after the eight bytes of ones, in crc32fast's complemented form.
+const START: u32 = !0xDEBB_20E3;
+
+/// Bytes that a mask reaches into: IPv6, UDP, and five of BTH.
+const MASKED_MAX: usize = 40 + 8 + 5;
+
+/// Sets to ones what the ICRC leaves out, in bytes that begin with the IP header.
+fn mask(head: &mut [u8]) {
+    let v6 = head.first().is_some_and(|b| b >> 4 == 6);
+    // IPv4: TOS, TTL, checksum; UDP checksum; BTH byte 4. IPv6: traffic class and flow label, hop limit; the same.
+    let offsets: &[usize] = if v6 {
+        &[1, 2, 3, 7, 46, 47, 52]
+    } else {
+        &[1, 8, 10, 11, 26, 27, 32]
+    };
+    for &at in offsets {
+        if let Some(byte) = head.get_mut(at) {
+            *byte = 0xFF;
+        }
+    }
+    if v6 && let Some(byte) = head.first_mut() {
+        *byte |= 0x0F;
+    }
+}
+
+/// The ICRC of a packet in pieces: together they run from the first byte of the IP header to the last byte of the pad.
+/// Store it with [`u32::to_le_bytes`]. An IPv4 header must be one without options.
+pub fn full(segments: &[&[u8]]) -> u32 {
+    let mut head = [0; MASKED_MAX];
+    let mut filled = 0;
+    let mut hasher = Hasher::new_with_initial(START);
+    for segment in segments {
+        let mut rest = *segment;
+        if filled < MASKED_MAX {
+            let (first, after) = rest.split_at(rest.len().min(MASKED_MAX - filled));
+            head[filled..filled + first.len()].copy_from_slice(first);
+            filled += first.len();
+            rest = after;
+            if filled < MASKED_MAX {
+                continue;
+            }
+            mask(&mut head);
+            hasher.update(&head);
+        }
+        if !rest.is_empty() {
+            hasher.update(rest);
+        }
+    }
+    if filled < MASKED_MAX {
+        mask(&mut head[..filled]);
+        hasher.update(&head[..filled]);
+    }
+    hasher.finalize()
+}
+
+/// The ICRC that a frame ought to have: `l3` is the offset of its IP header, `frame_len` that of its end, Ethernet
+/// padding excluded, both as [`crate::RoceHeader`] has them.
+pub fn of_frame(frame: &impl FrameBuf, l3: usize, frame_len: usize) -> u32 {
+    let end = frame_len.saturating_sub(ICRC_LEN);
+    let mut at = 0;
+    full(&frame.segments().map(|segment| {
+        let from = l3.clamp(at, at + segment.len()) - at;
+        let to = end.clamp(at + from, at + segment.len()) - at;
+        at += segment.len();
+        segment.get(from..to).unwrap_or_default()
+    }))
+}
+
+/// The ICRC that a frame has, `None` where it is shorter than that.
+pub fn read(frame: &impl FrameBuf, frame_len: usize) -> Option<u32> {
+    let from = frame_len.checked_sub(ICRC_LEN)?;
+    if frame_len == frame.length() {
+        return Some(u32::from_le_bytes(frame.trailer()));
+    }
+    if let Some(bytes) = frame.head().get(from..).and_then(|b| b.first_chunk()) {
+        return Some(u32::from_le_bytes(*bytes));
+    }
+    // Behind a long payload, and Ethernet padding after it: nobody sends this, so it may be slow.
+    let mut bytes = [0; ICRC_LEN];
+    let (mut at, mut found) = (0, 0);
+    for segment in frame.segments() {
+        for (offset, byte) in bytes.iter_mut().enumerate() {
+            let wanted = (from + offset).checked_sub(at).and_then(|i| segment.get(i));
+            if let Some(b) = wanted {
+                *byte = *b;
+                found += 1;
+            }
+        }
+        at += segment.len();
+    }
+    (found == ICRC_LEN).then_some(u32::from_le_bytes(bytes))
+}
+
+/// Stores `icrc` in a frame. `false`, with nothing changed, where its place is in the part that replicas share: only in
+/// a frame longer than its head that Ethernet padding follows.
+pub fn write(frame: &mut impl FrameBuf, frame_len: usize, icrc: u32) -> bool {
+    let Some(from) = frame_len.checked_sub(ICRC_LEN) else {
+        return false;
+    };
+    if frame_len == frame.length() {
+        frame.set_trailer(icrc.to_le_bytes());
+        return true;
+    }
+    match frame.head_mut().get_mut(from..frame_len) {
+        Some(bytes) => {
+            bytes.copy_from_slice(&icrc.to_le_bytes());
+            true
+        }
+        None => false,
+    }
+}
+
+/// Whether a frame has the ICRC that it ought to have. Arguments as for [`of_frame`].
+pub fn verify(frame: &impl FrameBuf, l3: usize, frame_len: usize) -> bool {
+    read(frame, frame_len) == Some(of_frame(frame, l3, frame_len))
+}
+
+/// [`verify`] for a frame in one piece.
+pub fn verify_bytes(frame: &[u8], l3: usize, frame_len: usize) -> bool {
+    let Some((packet, rest)) = frame
+        .get(l3..frame_len)
+        .and_then(|p| p.split_last_chunk::<ICRC_LEN>())
+    else {
+        return false;
+    };
+    u32::from_le_bytes(*rest) == full(&[packet])
+}
+
+/// CRC of a difference, from a zero start and without complement: of `old ^ new`, byte by byte. Zero where they are
+/// equal, and linear. Only fields that the ICRC covers belong into it. Where one is longer, its rest is left out.
+pub fn delta(old: &[u8], new: &[u8]) -> u32 {
+    // crc32fast keeps the complement of the register, so all ones is a register of zeros.
+    let mut hasher = Hasher::new_with_initial(!0);
+    for (old, new) in old.chunks(64).zip(new.chunks(64)) {
+        let mut difference = [0; 64];
+        let mut n = 0;
+        for ((d, o), w) in difference.iter_mut().zip(old).zip(new) {
+            *d = o ^ w;
+            n += 1;
+        }
+        hasher.update(&difference[..n]);
+    }
+    !hasher.finalize()
+}

@@ -1,0 +1,204 @@
+//! IPv4 (RFC 791) and its header checksum, whole and by difference (RFC 1624).
+
+use crate::error::{EmitError, Header, ParseError, chunk, put};
+use core::net::Ipv4Addr;
+
+/// Protocol number of UDP, in IPv4 and IPv6 alike.
+pub const PROTOCOL_UDP: u8 = 17;
+/// The flag "don't fragment" in [`Ipv4::flags_frag`].
+pub const DONT_FRAGMENT: u16 = 0x4000;
+/// The flag "more fragments" in [`Ipv4::flags_frag`].
+pub const MORE_FRAGMENTS: u16 = 0x2000;
+
+/// An IPv4 header. Options are stepped over in parsing and never written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ipv4 {
+    /// Type of service: DSCP and, in the low two bits, ECN.
+    pub tos: u8,
+    /// Bytes of header and what follows, Ethernet padding excluded.
+    pub total_len: u16,
+    /// Identification. The ICRC covers it.
+    pub ident: u16,
+    /// Three flags and the fragment offset in units of 8 bytes.
+    pub flags_frag: u16,
+    /// Hops left.
+    pub ttl: u8,
+    /// What follows.
+    pub protocol: u8,
+    /// Source.
+    pub src: Ipv4Addr,
+    /// Destination.
+    pub dst: Ipv4Addr,
+}
+
+impl Ipv4 {
+    /// Bytes without options.
+    pub const LEN: usize = 20;
+
+    /// Reads the header at the start of `bytes`; returns it with its length in bytes, options included: 20 to 60. The
+    /// checksum is not looked at, see [`checksum_is_right`].
+    ///
+    /// # Errors
+    /// Too few bytes for the header, another version, or lengths that contradict each other.
+    pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
+        let b: &[u8; Self::LEN] = chunk(bytes, Header::Ipv4)?;
+        if b[0] >> 4 != 4 {
+            let value = u32::from(b[0] >> 4);
+            return Err(ParseError::Field {
+                header: Header::Ipv4,
+                field: "version",
+                value,
+            });
+        }
+        let length = usize::from(b[0] & 0xF) * 4;
+        if length < Self::LEN {
+            let value = u32::from(b[0] & 0xF);
+            return Err(ParseError::Field {
+                header: Header::Ipv4,
+                field: "header length",
+                value,
+            });
+        }
+        if bytes.len() < length {
+            return Err(ParseError::Short {
+                header: Header::Ipv4,
+                need: length,
+                have: bytes.len(),
+            });
+        }
+        let header = Self {
+            tos: b[1],
+            total_len: u16::from_be_bytes([b[2], b[3]]),
+            ident: u16::from_be_bytes([b[4], b[5]]),
+            flags_frag: u16::from_be_bytes([b[6], b[7]]),
+            ttl: b[8],
+            protocol: b[9],
+            src: Ipv4Addr::new(b[12], b[13], b[14], b[15]),
+            dst: Ipv4Addr::new(b[16], b[17], b[18], b[19]),
+        };
+        let said = usize::from(header.total_len);
+        if said < length {
+            return Err(ParseError::Length {
+                header: Header::Ipv4,
+                field: "total length",
+                said,
+                found: length,
+            });
+        }
+        Ok((header, length))
+    }
+
+    /// Whether it is a part of a datagram that was cut up.
+    pub const fn is_fragment(&self) -> bool {
+        self.flags_frag & (MORE_FRAGMENTS | 0x1FFF) != 0
+    }
+
+    /// Its bytes without options, checksum filled in.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let [l0, l1] = self.total_len.to_be_bytes();
+        let [i0, i1] = self.ident.to_be_bytes();
+        let [f0, f1] = self.flags_frag.to_be_bytes();
+        let [s0, s1, s2, s3] = self.src.octets();
+        let [d0, d1, d2, d3] = self.dst.octets();
+        let mut b = [
+            0x45,
+            self.tos,
+            l0,
+            l1,
+            i0,
+            i1,
+            f0,
+            f1,
+            self.ttl,
+            self.protocol,
+            0,
+            0,
+            s0,
+            s1,
+            s2,
+            s3,
+            d0,
+            d1,
+            d2,
+            d3,
+        ];
+        [b[10], b[11]] = checksum(&b).to_be_bytes();
+        b
+    }
+
+    /// Writes it to the start of `out`, checksum filled in; returns its length in bytes.
+    ///
+    /// # Errors
+    /// `out` is too short.
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, EmitError> {
+        put(out, Header::Ipv4, &self.to_bytes())
+    }
+}
+
+/// Folds a sum of 16-bit words into one, carries added in again.
+const fn fold(mut sum: u32) -> u16 {
+    sum = (sum & 0xFFFF) + (sum >> 16);
+    sum = (sum & 0xFFFF) + (sum >> 16);
+    sum as u16
+}
+
+/// The Internet checksum of `header` as it stands; the caller has zeroed the checksum field. An odd last byte counts as
+/// the upper half of a word.
+pub fn checksum(header: &[u8]) -> u16 {
+    let (pairs, rest) = header.as_chunks::<2>();
+    let sum: u32 = pairs.iter().map(|&p| u32::from(u16::from_be_bytes(p))).sum();
+    let last = rest.first().map_or(0, |&b| u32::from(b) << 8);
+    !fold(sum + last)
+}
+
+/// Whether the checksum of the IPv4 header at the start of `bytes` is right; `false` also where there is no header.
+pub fn checksum_is_right(bytes: &[u8]) -> bool {
+    let Some(&first) = bytes.first() else { return false };
+    let length = usize::from(first & 0xF) * 4;
+    length >= Ipv4::LEN && bytes.get(..length).is_some_and(|header| checksum(header) == 0)
+}
+
+/// How an IPv4 checksum changes when known words of the header do. A leg of a group whose rewrite is always the same
+/// has one constant of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ChecksumDelta(u16);
+
+impl ChecksumDelta {
+    /// Nothing changes.
+    pub const NONE: Self = Self(0);
+
+    /// A word changes.
+    pub const fn word(old: u16, new: u16) -> Self {
+        Self(fold(!old as u32 + new as u32))
+    }
+
+    /// An address changes.
+    pub const fn address(old: Ipv4Addr, new: Ipv4Addr) -> Self {
+        let (old, new) = (old.to_bits(), new.to_bits());
+        Self::word((old >> 16) as u16, (new >> 16) as u16).and(Self::word(old as u16, new as u16))
+    }
+
+    /// Both changes.
+    pub const fn and(self, other: Self) -> Self {
+        Self(fold(self.0 as u32 + other.0 as u32))
+    }
+
+    /// The checksum after the change, from the one before it. What was wrong stays wrong.
+    pub const fn apply(self, checksum: u16) -> u16 {
+        !fold(!checksum as u32 + self.0 as u32)
+    }
+}
+
+/// Takes one hop off the TTL of the IPv4 header at the start of `bytes` and mends the checksum. Returns the hops that
+/// are left; `None`, with nothing changed, where none was left or there is no header.
+pub fn decrement_ttl(bytes: &mut [u8]) -> Option<u8> {
+    let b = bytes.first_chunk_mut::<{ Ipv4::LEN }>()?;
+    let ttl = b[8].checked_sub(1)?;
+    let old = u16::from_be_bytes([b[8], b[9]]);
+    let new = u16::from_be_bytes([ttl, b[9]]);
+    b[8] = ttl;
+    [b[10], b[11]] = ChecksumDelta::word(old, new)
+        .apply(u16::from_be_bytes([b[10], b[11]]))
+        .to_be_bytes();
+    Some(ttl)
+}

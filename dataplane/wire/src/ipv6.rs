@@ -1,0 +1,71 @@
+//! IPv6 (RFC 8200). Extension headers are not stepped over: a datagram that has them is not RoCE to us.
+
+use crate::error::{Header, ParseError, fixed_header};
+use core::net::Ipv6Addr;
+
+/// An IPv6 header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ipv6 {
+    /// Traffic class: DSCP and, in the low two bits, ECN.
+    pub traffic_class: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Bytes that follow this header.
+    pub payload_len: u16,
+    /// What follows.
+    pub next_header: u8,
+    /// Hops left.
+    pub hop_limit: u8,
+    /// Source.
+    pub src: Ipv6Addr,
+    /// Destination.
+    pub dst: Ipv6Addr,
+}
+
+fixed_header!(Ipv6);
+
+fn address(bytes: &[u8]) -> Ipv6Addr {
+    Ipv6Addr::from(*bytes.first_chunk::<16>().unwrap_or(&[0; 16]))
+}
+
+impl Ipv6 {
+    /// Bytes of the header.
+    pub const LEN: usize = 40;
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Another version.
+    pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
+        let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
+        if first >> 28 != 6 {
+            return Err(ParseError::Field {
+                header: Header::Ipv6,
+                field: "version",
+                value: first >> 28,
+            });
+        }
+        Ok(Self {
+            traffic_class: (first >> 20) as u8,
+            flow_label: first & 0xF_FFFF,
+            payload_len: u16::from_be_bytes([b[4], b[5]]),
+            next_header: b[6],
+            hop_limit: b[7],
+            src: address(&b[8..24]),
+            dst: address(&b[24..40]),
+        })
+    }
+
+    /// Its bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        let first = 6 << 28 | u32::from(self.traffic_class) << 20 | (self.flow_label & 0xF_FFFF);
+        b[..4].copy_from_slice(&first.to_be_bytes());
+        b[4..6].copy_from_slice(&self.payload_len.to_be_bytes());
+        b[6] = self.next_header;
+        b[7] = self.hop_limit;
+        b[8..24].copy_from_slice(&self.src.octets());
+        b[24..40].copy_from_slice(&self.dst.octets());
+        b
+    }
+}

@@ -1,0 +1,442 @@
+//! A frame's headers in one pass: fixed offsets, no allocation, one small result.
+
+use crate::aeth::Aeth;
+use crate::arp::Arp;
+use crate::bth::Bth;
+use crate::error::{Header, ParseError};
+use crate::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_LLDP, Ethernet};
+use crate::ext::{AtomicEth, Deth, ExtHeaders, Reth};
+use crate::ipv4::{Ipv4, PROTOCOL_UDP};
+use crate::ipv6::Ipv6;
+use crate::opcode::Headers;
+use crate::udp::{ROCE_PORT, Udp};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Bytes of the ICRC.
+pub const ICRC_LEN: usize = 4;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// A RoCEv2 packet.
+    Roce(RoceHeader),
+    /// ARP for IPv4.
+    Arp(Arp),
+    /// LLDP: [`crate::lldp::Lldp::parse`] reads what begins at the offset.
+    Lldp {
+        /// Offset of the first TLV.
+        at: usize,
+    },
+    /// IPv4, but not RoCEv2.
+    Ipv4 {
+        /// Offset of the IP header.
+        l3: usize,
+        /// The header.
+        header: Ipv4,
+    },
+    /// IPv6, but not RoCEv2.
+    Ipv6 {
+        /// Offset of the IP header.
+        l3: usize,
+        /// The header.
+        header: Ipv6,
+    },
+    /// Anything else that Ethernet carries.
+    Other(Ethernet),
+}
+
+/// Source and destination of an IP datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IpAddrs {
+    /// IPv4.
+    V4 {
+        /// Source.
+        src: Ipv4Addr,
+        /// Destination.
+        dst: Ipv4Addr,
+    },
+    /// IPv6.
+    V6 {
+        /// Source.
+        src: Ipv6Addr,
+        /// Destination.
+        dst: Ipv6Addr,
+    },
+}
+
+impl IpAddrs {
+    /// The source.
+    pub const fn src(&self) -> IpAddr {
+        match *self {
+            Self::V4 { src, .. } => IpAddr::V4(src),
+            Self::V6 { src, .. } => IpAddr::V6(src),
+        }
+    }
+
+    /// The destination.
+    pub const fn dst(&self) -> IpAddr {
+        match *self {
+            Self::V4 { dst, .. } => IpAddr::V4(dst),
+            Self::V6 { dst, .. } => IpAddr::V6(dst),
+        }
+    }
+
+    /// Source and destination where both are IPv4.
+    pub const fn v4(&self) -> Option<(Ipv4Addr, Ipv4Addr)> {
+        match *self {
+            Self::V4 { src, dst } => Some((src, dst)),
+            Self::V6 { .. } => None,
+        }
+    }
+}
+
+/// The headers of a RoCEv2 packet, and where they stand. Offsets and lengths in bytes; offsets count from the start of
+/// the frame.
+///
+/// All lengths agree with one another: `l4 + 8 == bth_at`, and from `payload_at` on there are `payload_len` bytes, then
+/// `bth.pad` zeros, then the ICRC, which ends at `frame_len`. Not looked at: ICRC, IPv4 and UDP checksums, and whether
+/// the pad is zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoceHeader {
+    /// Offset of the IP header.
+    pub l3: usize,
+    /// IP addresses.
+    pub ip: IpAddrs,
+    /// TOS of IPv4 or traffic class of IPv6: DSCP and, in the low two bits, ECN.
+    pub tos: u8,
+    /// Offset of the UDP header.
+    pub l4: usize,
+    /// UDP source port.
+    pub sport: u16,
+    /// Offset of the BTH.
+    pub bth_at: usize,
+    /// Base transport header.
+    pub bth: Bth,
+    /// Remote memory, where the opcode has it.
+    pub reth: Option<Reth>,
+    /// Acknowledgement, where the opcode has it.
+    pub aeth: Option<Aeth>,
+    /// Immediate data, where the opcode has it.
+    pub imm: Option<u32>,
+    /// The key to invalidate, where the opcode has it.
+    pub ieth: Option<u32>,
+    /// Offset of the payload; of the ICRC where there is none.
+    pub payload_at: usize,
+    /// Bytes of payload, pad not counted.
+    pub payload_len: usize,
+    /// Bytes from the start of the frame to the end of the ICRC: Ethernet padding is not counted.
+    pub frame_len: usize,
+}
+
+impl RoceHeader {
+    /// Offset of the ICRC.
+    pub const fn icrc_at(&self) -> usize {
+        self.frame_len - ICRC_LEN
+    }
+
+    /// Bytes between BTH and ICRC: what a change of the BTH or before it has to be shifted by.
+    pub const fn after_bth(&self) -> usize {
+        self.icrc_at() - self.bth_at - Bth::LEN
+    }
+
+    /// Bytes between RETH and ICRC, where there is a RETH.
+    pub const fn after_reth(&self) -> Option<usize> {
+        match self.reth {
+            Some(_) => Some(self.after_bth() - Reth::LEN),
+            None => None,
+        }
+    }
+
+    /// Offset of the RETH, where there is one. It follows the BTH in every opcode that has it.
+    pub const fn reth_at(&self) -> Option<usize> {
+        match self.reth {
+            Some(_) => Some(self.bth_at + Bth::LEN),
+            None => None,
+        }
+    }
+
+    /// All extended headers, also those of atomics and datagrams, which this struct does not keep. `head` is the frame
+    /// that it was parsed from.
+    pub fn ext(&self, head: &[u8]) -> ExtHeaders {
+        let at = self.bth_at + Bth::LEN;
+        let bytes = head.get(at..self.payload_at).unwrap_or_default();
+        read_ext(self.bth.opcode.info().headers, bytes).unwrap_or_default()
+    }
+}
+
+/// Reads the headers of a frame.
+///
+/// `head` are its first bytes, at least `min(frame_len, 128)`; `frame_len` is the length of the frame with any Ethernet
+/// padding, without FCS. A RoCEv2 packet is UDP to port 4791 of an opcode that this crate knows.
+///
+/// # Errors
+/// The headers contradict themselves or do not fit; a RoCEv2 packet with IPv4 options or in fragments; an opcode that
+/// is not known. The frame may be no business of ours all the same: [`parse_network`] tells how to forward it.
+#[inline]
+pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
+    parse(head, frame_len, true)
+}
+
+/// The same without a look into UDP: never [`Parsed::Roce`]. For a frame that [`parse_frame`] refused and that is to no
+/// group: an Ethernet switch or a router forwards it whatever its UDP payload is.
+///
+/// # Errors
+/// As for [`parse_frame`], up to and with the IP header.
+pub fn parse_network(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
+    parse(head, frame_len, false)
+}
+
+#[inline]
+fn parse(head: &[u8], frame_len: usize, roce: bool) -> Result<Parsed, ParseError> {
+    let head = head.get(..frame_len).unwrap_or(head);
+    let (ethernet, l3) = Ethernet::parse(head)?;
+    let rest = head.get(l3..).unwrap_or_default();
+    match ethernet.ethertype {
+        ETHERTYPE_IPV4 => parse_ipv4(head, rest, l3, frame_len, roce),
+        ETHERTYPE_IPV6 => parse_ipv6(head, rest, l3, frame_len, roce),
+        ETHERTYPE_ARP => Arp::parse(rest).map(Parsed::Arp),
+        ETHERTYPE_LLDP => Ok(Parsed::Lldp { at: l3 }),
+        _ => Ok(Parsed::Other(ethernet)),
+    }
+}
+
+fn parse_ipv4(
+    head: &[u8],
+    rest: &[u8],
+    l3: usize,
+    frame_len: usize,
+    roce: bool,
+) -> Result<Parsed, ParseError> {
+    let (header, length) = Ipv4::parse(rest)?;
+    let said = usize::from(header.total_len);
+    let end = datagram_end(Header::Ipv4, "total length", l3, said, frame_len)?;
+    let l4 = l3 + length;
+    if !roce || header.protocol != PROTOCOL_UDP || header.flags_frag & 0x1FFF != 0 || !is_roce(head, l4, end)
+    {
+        return Ok(Parsed::Ipv4 { l3, header });
+    }
+    if length != Ipv4::LEN {
+        let value = length as u32 / 4;
+        return Err(ParseError::Field {
+            header: Header::Ipv4,
+            field: "RoCE behind header length",
+            value,
+        });
+    }
+    if header.is_fragment() {
+        let value = header.flags_frag.into();
+        return Err(ParseError::Field {
+            header: Header::Ipv4,
+            field: "RoCE in fragments, flags",
+            value,
+        });
+    }
+    let ip = IpAddrs::V4 {
+        src: header.src,
+        dst: header.dst,
+    };
+    parse_roce(
+        head,
+        Below {
+            l3,
+            ip,
+            tos: header.tos,
+            l4,
+            end,
+        },
+    )
+    .map(Parsed::Roce)
+}
+
+fn parse_ipv6(
+    head: &[u8],
+    rest: &[u8],
+    l3: usize,
+    frame_len: usize,
+    roce: bool,
+) -> Result<Parsed, ParseError> {
+    let header = Ipv6::parse(rest)?;
+    let said = Ipv6::LEN + usize::from(header.payload_len);
+    let end = datagram_end(Header::Ipv6, "payload length", l3, said, frame_len)?;
+    let l4 = l3 + Ipv6::LEN;
+    if !roce || header.next_header != PROTOCOL_UDP || !is_roce(head, l4, end) {
+        return Ok(Parsed::Ipv6 { l3, header });
+    }
+    let ip = IpAddrs::V6 {
+        src: header.src,
+        dst: header.dst,
+    };
+    parse_roce(
+        head,
+        Below {
+            l3,
+            ip,
+            tos: header.traffic_class,
+            l4,
+            end,
+        },
+    )
+    .map(Parsed::Roce)
+}
+
+/// Where the datagram that begins at `l3` and has `said` bytes ends. Bytes after it are Ethernet padding.
+fn datagram_end(
+    header: Header,
+    field: &'static str,
+    l3: usize,
+    said: usize,
+    frame_len: usize,
+) -> Result<usize, ParseError> {
+    let found = frame_len.saturating_sub(l3);
+    if said <= found {
+        Ok(l3 + said)
+    } else {
+        Err(ParseError::Length {
+            header,
+            field,
+            said,
+            found,
+        })
+    }
+}
+
+/// Whether there is a UDP header to RoCE's port at `l4`, before `end`.
+fn is_roce(head: &[u8], l4: usize, end: usize) -> bool {
+    let udp = head
+        .get(l4..end.min(head.len()))
+        .and_then(|b| b.first_chunk::<{ Udp::LEN }>());
+    udp.is_some_and(|b| u16::from_be_bytes([b[2], b[3]]) == ROCE_PORT)
+}
+
+/// What the layers below have said.
+struct Below {
+    l3: usize,
+    ip: IpAddrs,
+    tos: u8,
+    l4: usize,
+    end: usize,
+}
+
+#[inline]
+fn parse_roce(head: &[u8], below: Below) -> Result<RoceHeader, ParseError> {
+    let Below { l3, ip, tos, l4, end } = below;
+    let udp = Udp::parse(head.get(l4..).unwrap_or_default())?;
+    let (said, found) = (usize::from(udp.length), end - l4);
+    if said != found {
+        return Err(ParseError::Length {
+            header: Header::Udp,
+            field: "length",
+            said,
+            found,
+        });
+    }
+
+    let bth_at = l4 + Udp::LEN;
+    let packet = head.get(bth_at..end.min(head.len())).unwrap_or_default();
+    let bth = Bth::parse(packet)?;
+    let info = bth.opcode.info();
+
+    let (need, have) = (info.header_len() + ICRC_LEN, end - bth_at);
+    let Some(body) = have.checked_sub(need) else {
+        return Err(ParseError::Short {
+            header: Header::Icrc,
+            need,
+            have,
+        });
+    };
+    let pad = usize::from(bth.pad);
+    if !info.has_payload && body != 0 {
+        return Err(ParseError::Length {
+            header: Header::Payload,
+            field: "its opcode",
+            said: 0,
+            found: body,
+        });
+    }
+    if pad > body {
+        return Err(ParseError::Length {
+            header: Header::Bth,
+            field: "pad count",
+            said: pad,
+            found: body,
+        });
+    }
+    if body % 4 != 0 {
+        let value = body as u32;
+        return Err(ParseError::Field {
+            header: Header::Payload,
+            field: "length with pad",
+            value,
+        });
+    }
+
+    let (need, have) = (info.header_len(), packet.len());
+    let Some(ext) = packet.get(Bth::LEN..need) else {
+        return Err(ParseError::Short {
+            header: Header::Bth,
+            need,
+            have,
+        });
+    };
+    let ext = if ext.is_empty() {
+        ExtHeaders::NONE
+    } else {
+        read_ext(info.headers, ext)?
+    };
+    Ok(RoceHeader {
+        l3,
+        ip,
+        tos,
+        l4,
+        sport: udp.sport,
+        bth_at,
+        bth,
+        reth: ext.reth,
+        aeth: ext.aeth,
+        imm: ext.imm,
+        ieth: ext.ieth,
+        payload_at: bth_at + info.header_len(),
+        payload_len: body - pad,
+        frame_len: end,
+    })
+}
+
+/// Reads the headers of an opcode, in wire order, from bytes of just their length.
+#[inline]
+fn read_ext(headers: Headers, bytes: &[u8]) -> Result<ExtHeaders, ParseError> {
+    let mut ext = ExtHeaders::NONE;
+    let mut rest = bytes;
+    if headers.contains(Headers::DETH) {
+        ext.deth = Some(Deth::from_bytes(take(&mut rest, Header::Deth)?)?);
+    }
+    if headers.contains(Headers::RETH) {
+        ext.reth = Some(Reth::from_bytes(take(&mut rest, Header::Reth)?)?);
+    }
+    if headers.contains(Headers::ATOMIC_ETH) {
+        ext.atomic_eth = Some(AtomicEth::from_bytes(take(&mut rest, Header::AtomicEth)?)?);
+    }
+    if headers.contains(Headers::AETH) {
+        ext.aeth = Some(Aeth::from_bytes(take(&mut rest, Header::Aeth)?)?);
+    }
+    if headers.contains(Headers::ATOMIC_ACK_ETH) {
+        ext.atomic_ack = Some(u64::from_be_bytes(*take(&mut rest, Header::AtomicAckEth)?));
+    }
+    if headers.contains(Headers::IMM) {
+        ext.imm = Some(u32::from_be_bytes(*take(&mut rest, Header::Imm)?));
+    }
+    if headers.contains(Headers::IETH) {
+        ext.ieth = Some(u32::from_be_bytes(*take(&mut rest, Header::Ieth)?));
+    }
+    Ok(ext)
+}
+
+fn take<'a, const N: usize>(rest: &mut &'a [u8], header: Header) -> Result<&'a [u8; N], ParseError> {
+    let have = rest.len();
+    let (first, after) = rest.split_first_chunk().ok_or(ParseError::Short {
+        header,
+        need: N,
+        have,
+    })?;
+    *rest = after;
+    Ok(first)
+}
