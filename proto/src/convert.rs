@@ -19,8 +19,9 @@ pub use group::{
     route_to_proto, routes_from_proto,
 };
 pub use request::{
-    FrameFilter, GivenHost, NewGroup, NewMember, connection_from_proto, connection_to_proto, filter_from_proto,
-    mcst_id_from_proto, name_from_proto, new_group_from_proto, port_from_proto, registration_from_proto,
+    FrameFilter, GivenHost, NewGroup, NewMember, connection_from_proto, connection_to_proto,
+    filter_from_proto, mcst_id_from_proto, name_from_proto, new_group_from_proto, port_from_proto,
+    registration_from_proto,
 };
 
 /// A message that was refused: at least one fault, each with the path of its field.
@@ -47,7 +48,12 @@ impl Invalid {
 fn finish<T>(value: Option<T>, faults: Vec<Fault>) -> Result<T, Invalid> {
     match value {
         Some(value) if faults.is_empty() => Ok(value),
-        _ if faults.is_empty() => Err(Invalid::one("", FaultKind::Missing { expected: "a complete message" })),
+        _ if faults.is_empty() => Err(Invalid::one(
+            "",
+            FaultKind::Missing {
+                expected: "a complete message",
+            },
+        )),
         _ => Err(Invalid(faults)),
     }
 }
@@ -96,8 +102,21 @@ pub struct Violation {
 
 /// The fields that `status` refuses; empty where it names none.
 pub fn violations(status: &Status) -> Vec<Violation> {
-    let violations = status.get_details_bad_request().map(|b| b.field_violations).unwrap_or_default();
-    violations.into_iter().map(|FieldViolation { field, description, .. }| Violation { field, reason: description }).collect()
+    let violations = status
+        .get_details_bad_request()
+        .map(|b| b.field_violations)
+        .unwrap_or_default();
+    violations
+        .into_iter()
+        .map(
+            |FieldViolation {
+                 field, description, ..
+             }| Violation {
+                field,
+                reason: description,
+            },
+        )
+        .collect()
 }
 
 /// Notes a fault under `field` and goes on.
@@ -107,7 +126,10 @@ fn take<T>(faults: &mut Vec<Fault>, field: &str, read: Result<T, FaultKind>) -> 
 
 fn port(value: u32) -> Result<PortId, FaultKind> {
     let port = u8::try_from(value).ok().and_then(PortId::new);
-    port.ok_or_else(|| FaultKind::OutOfRange { value: value.to_string(), why: "is no port: ports are 0 to 63" })
+    port.ok_or_else(|| FaultKind::OutOfRange {
+        value: value.to_string(),
+        why: "is no port: ports are 0 to 63",
+    })
 }
 
 fn ip(text: &str) -> Result<Ipv4Addr, FaultKind> {
@@ -130,33 +152,49 @@ fn parse<T: std::str::FromStr>(text: &str, expected: &'static str) -> Result<T, 
     match text.parse() {
         Ok(value) => Ok(value),
         Err(_) if text.is_empty() => Err(FaultKind::Missing { expected }),
-        Err(_) => Err(FaultKind::BadText { value: shorten(text), expected }),
+        Err(_) => Err(FaultKind::BadText {
+            value: shorten(text),
+            expected,
+        }),
     }
 }
 
 /// What a refusal repeats of a text: not more than a line.
 fn shorten(text: &str) -> String {
     const SHOWN_MAX: usize = 64;
-    if text.chars().count() <= SHOWN_MAX { text.into() } else { text.chars().take(SHOWN_MAX).chain("...".chars()).collect() }
+    if text.chars().count() <= SHOWN_MAX {
+        text.into()
+    } else {
+        text.chars().take(SHOWN_MAX).chain("...".chars()).collect()
+    }
 }
 
 fn qpn(value: u32) -> Result<Qpn, FaultKind> {
     if value >> 24 != 0 {
-        return Err(FaultKind::OutOfRange { value: format!("{value:#x}"), why: "is over the 24 bits of a QPN" });
+        return Err(FaultKind::OutOfRange {
+            value: format!("{value:#x}"),
+            why: "is over the 24 bits of a QPN",
+        });
     }
     Ok(Qpn::new(value))
 }
 
 fn psn(value: u32) -> Result<Psn, FaultKind> {
     if value >= Psn::MODULUS {
-        return Err(FaultKind::OutOfRange { value: format!("{value:#x}"), why: "is over the 24 bits of a PSN" });
+        return Err(FaultKind::OutOfRange {
+            value: format!("{value:#x}"),
+            why: "is over the 24 bits of a PSN",
+        });
     }
     Ok(Psn::new(value))
 }
 
 fn pmtu(value: u32) -> Result<Pmtu, FaultKind> {
     let why = "is no RoCE path MTU: 256, 512, 1024, 2048 or 4096";
-    Pmtu::from_bytes(value).ok_or_else(|| FaultKind::OutOfRange { value: value.to_string(), why })
+    Pmtu::from_bytes(value).ok_or_else(|| FaultKind::OutOfRange {
+        value: value.to_string(),
+        why,
+    })
 }
 
 #[cfg(test)]

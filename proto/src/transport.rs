@@ -136,17 +136,30 @@ pub async fn connect(address: &Address, security: &Security) -> Result<Channel, 
     let endpoint = endpoint(address, security).await?;
     match tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
         Ok(Ok(channel)) => Ok(channel),
-        Ok(Err(error)) => Err(TransportError::Connect { address: address.clone(), error }),
-        Err(_) => Err(TransportError::Timeout { address: address.clone(), within: CONNECT_TIMEOUT }),
+        Ok(Err(error)) => Err(TransportError::Connect {
+            address: address.clone(),
+            error,
+        }),
+        Err(_) => Err(TransportError::Timeout {
+            address: address.clone(),
+            within: CONNECT_TIMEOUT,
+        }),
     }
 }
 
 async fn endpoint(address: &Address, security: &Security) -> Result<Endpoint, TransportError> {
-    let failed = |error| TransportError::Connect { address: address.clone(), error };
+    let failed = |error| TransportError::Connect {
+        address: address.clone(),
+        error,
+    };
     let uri = match address {
         Address::Unix(path) => format!("unix://{}", path.display()),
         Address::Tcp { tls: true, .. } => address.to_string(),
-        Address::Tcp { tls: false, host, port } => {
+        Address::Tcp {
+            tls: false,
+            host,
+            port,
+        } => {
             // What was checked is what is connected to: the name is not asked again.
             let all = resolve(address, host, *port).await?;
             allow_plaintext(address, security, &all)?;
@@ -160,8 +173,14 @@ async fn endpoint(address: &Address, security: &Security) -> Result<Endpoint, Tr
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
     if matches!(address, Address::Tcp { tls: true, .. }) {
         let pem = Pem::read(address, security)?;
-        let tls = ClientTlsConfig::new().ca_certificate(pem.ca).identity(pem.identity).timeout(CONNECT_TIMEOUT);
-        let failed = |error| TransportError::Tls { address: address.clone(), error };
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(pem.ca)
+            .identity(pem.identity)
+            .timeout(CONNECT_TIMEOUT);
+        let failed = |error| TransportError::Tls {
+            address: address.clone(),
+            error,
+        };
         endpoint = endpoint.tls_config(tls).map_err(failed)?;
     }
     Ok(endpoint)
@@ -169,19 +188,30 @@ async fn endpoint(address: &Address, security: &Security) -> Result<Endpoint, Tr
 
 async fn resolve(address: &Address, host: &str, port: u16) -> Result<Vec<SocketAddr>, TransportError> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let failed = |error| TransportError::Resolve { address: address.clone(), host: bare.into(), error };
-    let all: Vec<SocketAddr> = tokio::net::lookup_host((bare, port)).await.map_err(failed)?.collect();
+    let failed = |error| TransportError::Resolve {
+        address: address.clone(),
+        host: bare.into(),
+        error,
+    };
+    let all: Vec<SocketAddr> = tokio::net::lookup_host((bare, port))
+        .await
+        .map_err(failed)?
+        .collect();
     if all.is_empty() {
-        return Err(failed(std::io::Error::new(std::io::ErrorKind::NotFound, "no address")));
+        return Err(failed(std::io::Error::new(
+            std::io::ErrorKind::NotFound,
+            "no address",
+        )));
     }
     Ok(all)
 }
 
 fn allow_plaintext(address: &Address, security: &Security, all: &[SocketAddr]) -> Result<(), TransportError> {
     match all.iter().find(|a| !a.ip().to_canonical().is_loopback()) {
-        Some(resolved) if !security.insecure => {
-            Err(TransportError::Plaintext { address: address.clone(), resolved: *resolved })
-        }
+        Some(resolved) if !security.insecure => Err(TransportError::Plaintext {
+            address: address.clone(),
+            resolved: *resolved,
+        }),
         _ => Ok(()),
     }
 }
@@ -194,10 +224,15 @@ struct Pem {
 impl Pem {
     fn read(address: &Address, security: &Security) -> Result<Self, TransportError> {
         let Some(files) = &security.tls else {
-            return Err(TransportError::NoCertificates { address: address.clone() });
+            return Err(TransportError::NoCertificates {
+                address: address.clone(),
+            });
         };
         let read = |path: &Path| {
-            std::fs::read(path).map_err(|error| TransportError::File { path: path.to_owned(), error })
+            std::fs::read(path).map_err(|error| TransportError::File {
+                path: path.to_owned(),
+                error,
+            })
         };
         let ca = Certificate::from_pem(read(&files.ca)?);
         let identity = Identity::from_pem(read(&files.cert)?, read(&files.key)?);
@@ -206,6 +241,9 @@ impl Pem {
 
     /// A server's side: who shows no certificate of the authority is turned away.
     fn server(self) -> ServerTlsConfig {
-        ServerTlsConfig::new().identity(self.identity).client_ca_root(self.ca).timeout(CONNECT_TIMEOUT)
+        ServerTlsConfig::new()
+            .identity(self.identity)
+            .client_ca_root(self.ca)
+            .timeout(CONNECT_TIMEOUT)
     }
 }

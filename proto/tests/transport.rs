@@ -13,7 +13,11 @@ use tonic::transport::Channel;
 
 /// What a call comes to at a server without services: it got through.
 async fn call(channel: Channel) -> Code {
-    AgentClient::new(channel).get_capabilities(GetCapabilitiesRequest {}).await.unwrap_err().code()
+    AgentClient::new(channel)
+        .get_capabilities(GetCapabilitiesRequest {})
+        .await
+        .unwrap_err()
+        .code()
 }
 
 fn address(text: &str) -> Address {
@@ -31,7 +35,10 @@ impl Authority {
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca_pem = params.self_signed(&key).unwrap().pem();
-        Self { ca_pem, issuer: Issuer::new(params, key) }
+        Self {
+            ca_pem,
+            issuer: Issuer::new(params, key),
+        }
     }
 
     /// The files of one end, in a folder of their own.
@@ -39,8 +46,15 @@ impl Authority {
         fs::create_dir_all(folder).unwrap();
         let key = KeyPair::generate().unwrap();
         let names = ["localhost".to_string(), "127.0.0.1".to_string()];
-        let cert = CertificateParams::new(names).unwrap().signed_by(&key, &self.issuer).unwrap();
-        let files = TlsFiles { ca: folder.join("ca"), cert: folder.join("cert"), key: folder.join("key") };
+        let cert = CertificateParams::new(names)
+            .unwrap()
+            .signed_by(&key, &self.issuer)
+            .unwrap();
+        let files = TlsFiles {
+            ca: folder.join("ca"),
+            cert: folder.join("cert"),
+            key: folder.join("key"),
+        };
         fs::write(&files.ca, &self.ca_pem).unwrap();
         fs::write(&files.cert, cert.pem()).unwrap();
         fs::write(&files.key, key.serialize_pem()).unwrap();
@@ -49,7 +63,10 @@ impl Authority {
 }
 
 fn with(tls: TlsFiles) -> Security {
-    Security { tls: Some(tls), insecure: false }
+    Security {
+        tls: Some(tls),
+        insecure: false,
+    }
 }
 
 #[tokio::test]
@@ -57,13 +74,18 @@ async fn loopback_and_unix_sockets_need_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", folder.path().join("a.sock").display());
     for text in ["http://127.0.0.1:0", "http://localhost:0", &socket] {
-        let server = serve(&address(text), &Security::default(), Routes::default()).await.unwrap();
+        let server = serve(&address(text), &Security::default(), Routes::default())
+            .await
+            .unwrap();
         let channel = connect(server.address(), &Security::default()).await.unwrap();
         assert_eq!(call(channel.clone()).await, Code::Unimplemented, "{text}");
         let gone = server.address().clone();
         server.stop().await;
         assert_ne!(call(channel).await, Code::Unimplemented, "{text} still answers");
-        assert!(connect(&gone, &Security::default()).await.is_err(), "{text} still listens");
+        assert!(
+            connect(&gone, &Security::default()).await.is_err(),
+            "{text} still listens"
+        );
     }
     assert!(!folder.path().join("a.sock").exists());
 }
@@ -74,22 +96,34 @@ async fn a_dead_socket_file_is_replaced_and_a_live_one_is_not() {
     let path = folder.path().join("a.sock");
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let unix = Address::Unix(path);
-    let server = serve(&unix, &Security::default(), Routes::default()).await.unwrap();
+    let server = serve(&unix, &Security::default(), Routes::default())
+        .await
+        .unwrap();
     let second = serve(&unix, &Security::default(), Routes::default()).await;
     assert!(matches!(second, Err(TransportError::Listen { .. })));
-    assert_eq!(call(connect(server.address(), &Security::default()).await.unwrap()).await, Code::Unimplemented);
+    assert_eq!(
+        call(connect(server.address(), &Security::default()).await.unwrap()).await,
+        Code::Unimplemented
+    );
 }
 
 #[tokio::test]
 async fn plaintext_beyond_this_machine_needs_a_flag() {
     let everywhere = address("http://0.0.0.0:0");
-    let refused = serve(&everywhere, &Security::default(), Routes::default()).await.unwrap_err();
+    let refused = serve(&everywhere, &Security::default(), Routes::default())
+        .await
+        .unwrap_err();
     assert!(matches!(refused, TransportError::Plaintext { .. }));
     assert!(refused.to_string().contains("--insecure"), "{refused}");
-    let insecure = Security { tls: None, insecure: true };
+    let insecure = Security {
+        tls: None,
+        insecure: true,
+    };
     serve(&everywhere, &insecure, Routes::default()).await.unwrap();
     // 192.0.2.0/24 is for examples: refused before anything is sent.
-    let refused = connect(&address("http://192.0.2.1:1"), &Security::default()).await.unwrap_err();
+    let refused = connect(&address("http://192.0.2.1:1"), &Security::default())
+        .await
+        .unwrap_err();
     assert!(matches!(refused, TransportError::Plaintext { .. }));
 }
 
@@ -98,12 +132,23 @@ async fn tls_takes_those_of_the_same_authority_only() {
     let folder = tempfile::tempdir().unwrap();
     let (ours, theirs) = (Authority::new(), Authority::new());
     let host = with(ours.files(&folder.path().join("server")));
-    let server = serve(&address("https://127.0.0.1:0"), &host, Routes::default()).await.unwrap();
-    let Address::Tcp { port, .. } = *server.address() else { panic!("{}", server.address()) };
+    let server = serve(&address("https://127.0.0.1:0"), &host, Routes::default())
+        .await
+        .unwrap();
+    let Address::Tcp { port, .. } = *server.address() else {
+        panic!("{}", server.address())
+    };
 
     let friend = with(ours.files(&folder.path().join("friend")));
-    for text in [format!("https://127.0.0.1:{port}"), format!("https://localhost:{port}")] {
-        assert_eq!(call(connect(&address(&text), &friend).await.unwrap()).await, Code::Unimplemented, "{text}");
+    for text in [
+        format!("https://127.0.0.1:{port}"),
+        format!("https://localhost:{port}"),
+    ] {
+        assert_eq!(
+            call(connect(&address(&text), &friend).await.unwrap()).await,
+            Code::Unimplemented,
+            "{text}"
+        );
     }
 
     // Trusts us, but shows a certificate that we do not trust. With TLS 1.3 that shows at the first call.
@@ -113,18 +158,31 @@ async fn tls_takes_those_of_the_same_authority_only() {
         Ok(channel) => call(channel).await,
         Err(_) => Code::Unavailable,
     };
-    assert_ne!(outcome, Code::Unimplemented, "a certificate of another authority got through");
+    assert_ne!(
+        outcome,
+        Code::Unimplemented,
+        "a certificate of another authority got through"
+    );
 
     // Does not trust us.
     let suspicious = with(theirs.files(&folder.path().join("suspicious")));
-    assert!(matches!(connect(server.address(), &suspicious).await, Err(TransportError::Connect { .. })));
+    assert!(matches!(
+        connect(server.address(), &suspicious).await,
+        Err(TransportError::Connect { .. })
+    ));
 
     // Shows no certificate at all: ours refuse to try, and others are turned away.
     let refused = connect(server.address(), &Security::default()).await.unwrap_err();
-    assert!(matches!(refused, TransportError::NoCertificates { .. }), "{refused}");
+    assert!(
+        matches!(refused, TransportError::NoCertificates { .. }),
+        "{refused}"
+    );
     let bare = tonic::transport::ClientTlsConfig::new()
         .ca_certificate(tonic::transport::Certificate::from_pem(&ours.ca_pem));
-    let endpoint = Channel::from_shared(server.address().to_string()).unwrap().tls_config(bare).unwrap();
+    let endpoint = Channel::from_shared(server.address().to_string())
+        .unwrap()
+        .tls_config(bare)
+        .unwrap();
     let outcome = match endpoint.connect().await {
         Ok(channel) => call(channel).await,
         Err(_) => Code::Unavailable,
@@ -134,9 +192,21 @@ async fn tls_takes_those_of_the_same_authority_only() {
 
 #[tokio::test]
 async fn bad_files_are_named() {
-    let missing = TlsFiles { ca: "/nowhere/ca".into(), cert: "/nowhere/cert".into(), key: "/nowhere/key".into() };
-    let refused = serve(&address("https://127.0.0.1:0"), &with(missing), Routes::default()).await.unwrap_err();
+    let missing = TlsFiles {
+        ca: "/nowhere/ca".into(),
+        cert: "/nowhere/cert".into(),
+        key: "/nowhere/key".into(),
+    };
+    let refused = serve(&address("https://127.0.0.1:0"), &with(missing), Routes::default())
+        .await
+        .unwrap_err();
     assert!(refused.to_string().contains("/nowhere/ca"), "{refused}");
-    let refused = serve(&address("https://127.0.0.1:0"), &Security::default(), Routes::default()).await.unwrap_err();
+    let refused = serve(
+        &address("https://127.0.0.1:0"),
+        &Security::default(),
+        Routes::default(),
+    )
+    .await
+    .unwrap_err();
     assert!(refused.to_string().contains("--tls-cert"), "{refused}");
 }

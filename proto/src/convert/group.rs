@@ -1,8 +1,8 @@
 //! Groups and routes.
 
 use castnet_rules::{
-    Fault, FaultKind, GroupDraft, HopDraft, HostEndpoint, Ipv4Net, MemberDraft, MulticastGroup, NextHop, PathDraft,
-    RemoteMemory, Route, RouteHop, RuleSet,
+    Fault, FaultKind, GroupDraft, HopDraft, HostEndpoint, Ipv4Net, MemberDraft, MulticastGroup, NextHop,
+    PathDraft, RemoteMemory, Route, RouteHop, RuleSet,
 };
 use castnet_wire::PortId;
 
@@ -27,7 +27,14 @@ pub fn group_from_proto(field: &str, message: &v1::MulticastGroup) -> Result<Mul
         start_psn,
         va_base: Some(message.va_base),
         source: take(&mut faults, "source_port", port(message.source_port)),
-        paths: Some(message.paths.iter().enumerate().map(|(i, p)| path(i, p, &mut faults)).collect()),
+        paths: Some(
+            message
+                .paths
+                .iter()
+                .enumerate()
+                .map(|(i, p)| path(i, p, &mut faults))
+                .collect(),
+        ),
         stall_timeout_ms: Some(message.stall_timeout_ms),
     };
     faults.extend(draft.check(PortId::COUNT).into_iter().map(|mut fault| {
@@ -43,7 +50,9 @@ pub fn group_from_proto(field: &str, message: &v1::MulticastGroup) -> Result<Mul
 fn path(index: usize, message: &v1::Path, faults: &mut Vec<Fault>) -> PathDraft {
     let field = format!("paths[{index}]");
     let next_hop = match &message.next_hop {
-        Some(v1::path::NextHop::Host(host)) => Some(HopDraft::Host(member(&format!("{field}.host"), host, faults))),
+        Some(v1::path::NextHop::Host(host)) => {
+            Some(HopDraft::Host(member(&format!("{field}.host"), host, faults)))
+        }
         Some(v1::path::NextHop::Switch(switch)) => Some(HopDraft::Switch {
             name: Some(switch.name.clone()),
             mac: take(faults, &format!("{field}.switch.mac"), mac(&switch.mac)),
@@ -53,7 +62,10 @@ fn path(index: usize, message: &v1::Path, faults: &mut Vec<Fault>) -> PathDraft 
             None
         }
     };
-    PathDraft { port: take(faults, &format!("{field}.port"), port(message.port)), next_hop }
+    PathDraft {
+        port: take(faults, &format!("{field}.port"), port(message.port)),
+        next_hop,
+    }
 }
 
 fn member(field: &str, message: &v1::HostEndpoint, faults: &mut Vec<Fault>) -> MemberDraft {
@@ -75,22 +87,47 @@ pub(super) fn host(field: &str, message: &v1::HostEndpoint) -> Result<HostEndpoi
     }
     // The checker knows groups only: a group of which nothing is known but this member shows the member's faults.
     let hop = Some(HopDraft::Host(member.clone()));
-    let draft = GroupDraft { paths: Some(vec![PathDraft { port: None, next_hop: hop }]), ..GroupDraft::default() };
+    let draft = GroupDraft {
+        paths: Some(vec![PathDraft {
+            port: None,
+            next_hop: hop,
+        }]),
+        ..GroupDraft::default()
+    };
     for mut fault in draft.check(PortId::COUNT) {
         if let Some(inner) = fault.field.strip_prefix("paths[0].host.") {
             fault.field = inner.into();
             faults.push(fault);
         }
     }
-    let MemberDraft { name: Some(name), ip: Some(ip), qpn: Some(qpn), mac: Some(mac), memory: Some(memory) } = member
+    let MemberDraft {
+        name: Some(name),
+        ip: Some(ip),
+        qpn: Some(qpn),
+        mac: Some(mac),
+        memory: Some(memory),
+    } = member
     else {
         return finish(None, faults.into_iter().map(|f| f.within(field)).collect());
     };
-    finish(Some(HostEndpoint { name, ip, qpn, mac, memory }), faults.into_iter().map(|f| f.within(field)).collect())
+    finish(
+        Some(HostEndpoint {
+            name,
+            ip,
+            qpn,
+            mac,
+            memory,
+        }),
+        faults.into_iter().map(|f| f.within(field)).collect(),
+    )
 }
 
 fn memory(message: &v1::RemoteMemory) -> RemoteMemory {
-    RemoteMemory { va: message.va, rkey: message.rkey, length: message.length }
+    RemoteMemory {
+        va: message.va,
+        rkey: message.rkey,
+        length: message.length,
+    }
 }
 
 /// All routes of a switch.
@@ -99,9 +136,15 @@ fn memory(message: &v1::RemoteMemory) -> RemoteMemory {
 /// Every fault, with fields such as `routes[2].next_hops[0].mac`.
 pub fn routes_from_proto(messages: &[v1::Route]) -> Result<Vec<Route>, Invalid> {
     let mut faults = Vec::new();
-    let read = messages.iter().enumerate().map(|(i, m)| route(&format!("routes[{i}]"), m, &mut faults));
+    let read = messages
+        .iter()
+        .enumerate()
+        .map(|(i, m)| route(&format!("routes[{i}]"), m, &mut faults));
     let routes: Option<Vec<Route>> = read.collect::<Vec<_>>().into_iter().collect();
-    let routes = routes.map(|routes| RuleSet { groups: Vec::new(), routes });
+    let routes = routes.map(|routes| RuleSet {
+        groups: Vec::new(),
+        routes,
+    });
     faults.extend(routes.iter().flat_map(|r| r.check(PortId::COUNT)));
     finish(routes.map(|r| r.routes), faults)
 }
@@ -112,7 +155,12 @@ pub fn routes_from_proto(messages: &[v1::Route]) -> Result<Vec<Route>, Invalid> 
 /// Every fault, with fields such as `route.next_hops[0].mac`.
 pub fn route_from_proto(message: Option<&v1::Route>) -> Result<Route, Invalid> {
     let Some(message) = message else {
-        return Err(Invalid::one("route", FaultKind::Missing { expected: "a prefix and its next hops" }));
+        return Err(Invalid::one(
+            "route",
+            FaultKind::Missing {
+                expected: "a prefix and its next hops",
+            },
+        ));
     };
     let renamed = |Invalid(faults): Invalid| {
         let rename = |mut f: Fault| {
@@ -142,7 +190,10 @@ fn route(field: &str, message: &v1::Route, faults: &mut Vec<Fault>) -> Option<Ro
         let mac = take(faults, &format!("{field}.mac"), mac(&hop.mac));
         hops.push(port.zip(mac).map(|(port, mac)| RouteHop { port, mac }));
     }
-    Some(Route { prefix: prefix?, next_hops: hops.into_iter().collect::<Option<_>>()? })
+    Some(Route {
+        prefix: prefix?,
+        next_hops: hops.into_iter().collect::<Option<_>>()?,
+    })
 }
 
 /// A rule as a message.
@@ -150,11 +201,15 @@ pub fn group_to_proto(group: &MulticastGroup) -> v1::MulticastGroup {
     let paths = group.paths.iter().map(|path| {
         let next_hop = match &path.next_hop {
             NextHop::Host(host) => v1::path::NextHop::Host(host_to_proto(host)),
-            NextHop::Switch { name, mac } => {
-                v1::path::NextHop::Switch(v1::SwitchEndpoint { name: name.clone(), mac: mac.to_string() })
-            }
+            NextHop::Switch { name, mac } => v1::path::NextHop::Switch(v1::SwitchEndpoint {
+                name: name.clone(),
+                mac: mac.to_string(),
+            }),
         };
-        v1::Path { port: port_to_proto(path.port), next_hop: Some(next_hop) }
+        v1::Path {
+            port: port_to_proto(path.port),
+            next_hop: Some(next_hop),
+        }
     });
     v1::MulticastGroup {
         name: group.name.clone(),
@@ -186,11 +241,21 @@ pub fn host_to_proto(host: &HostEndpoint) -> v1::HostEndpoint {
 
 /// A member's memory as a message.
 pub fn memory_to_proto(memory: &RemoteMemory) -> v1::RemoteMemory {
-    v1::RemoteMemory { va: memory.va, rkey: memory.rkey, length: memory.length }
+    v1::RemoteMemory {
+        va: memory.va,
+        rkey: memory.rkey,
+        length: memory.length,
+    }
 }
 
 /// A route as a message.
 pub fn route_to_proto(route: &Route) -> v1::Route {
-    let hops = route.next_hops.iter().map(|h| v1::RouteHop { port: port_to_proto(h.port), mac: h.mac.to_string() });
-    v1::Route { prefix: route.prefix.to_string(), next_hops: hops.collect() }
+    let hops = route.next_hops.iter().map(|h| v1::RouteHop {
+        port: port_to_proto(h.port),
+        mac: h.mac.to_string(),
+    });
+    v1::Route {
+        prefix: route.prefix.to_string(),
+        next_hops: hops.collect(),
+    }
 }

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, Fault, FaultKind, HostEndpoint};
 use castnet_wire::{DropReason, MacAddr, McstId, Pmtu, PortId, Psn};
 
-use super::{Invalid, finish, group, ip, mac, mcst_id, parse, pmtu, port, psn, shorten, take};
+use super::{Invalid, finish, group, ip, mcst_id, parse, pmtu, port, psn, shorten, take};
 use crate::v1;
 
 const NAME_LENGTH_MAX: usize = 63;
@@ -79,7 +79,13 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     let source = take(&mut faults, "source", self::name(&message.source));
     if message.members.len() < 2 {
         let why = "member(s): a group needs its source and at least one receiver";
-        faults.push(Fault::new("members", FaultKind::OutOfRange { value: message.members.len().to_string(), why }));
+        faults.push(Fault::new(
+            "members",
+            FaultKind::OutOfRange {
+                value: message.members.len().to_string(),
+                why,
+            },
+        ));
     }
     let mut first_of: BTreeMap<&str, usize> = BTreeMap::new();
     let mut qp_of = BTreeMap::new();
@@ -90,7 +96,10 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
             continue;
         };
         if let Some(first) = first_of.insert(&member.host, i) {
-            let kind = FaultKind::DuplicateName { name: host.clone(), first: format!("members[{first}]") };
+            let kind = FaultKind::DuplicateName {
+                name: host.clone(),
+                first: format!("members[{first}]"),
+            };
             faults.push(Fault::new(format!("{field}.host"), kind));
         }
         let field = format!("{field}.connection");
@@ -107,7 +116,10 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         if let Some(endpoint) = &endpoint
             && let Some(first) = qp_of.insert(endpoint.ip, i)
         {
-            let kind = FaultKind::DuplicateMemberIp { ip: endpoint.ip, first: format!("members[{first}]") };
+            let kind = FaultKind::DuplicateMemberIp {
+                ip: endpoint.ip,
+                first: format!("members[{first}]"),
+            };
             faults.push(Fault::new(format!("{field}.ip"), kind));
         }
         members.push(NewMember { host, endpoint });
@@ -116,14 +128,25 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         && !first_of.contains_key(source.as_str())
     {
         let expected = "the name of one of the members";
-        faults.push(Fault::new("source", FaultKind::BadText { value: source.clone(), expected }));
+        faults.push(Fault::new(
+            "source",
+            FaultKind::BadText {
+                value: source.clone(),
+                expected,
+            },
+        ));
     }
     let pmtu = match message.pmtu {
         0 => Some(Pmtu::B1024),
         value => take(&mut faults, "pmtu", pmtu(value)),
     };
-    let start_psn = message.start_psn.and_then(|value| take(&mut faults, "start_psn", psn(value)));
-    let mcst_id = message.mcst_id.as_ref().and_then(|text| take(&mut faults, "mcst_id", unicast_mcst_id(text)));
+    let start_psn = message
+        .start_psn
+        .and_then(|value| take(&mut faults, "start_psn", psn(value)));
+    let mcst_id = message
+        .mcst_id
+        .as_ref()
+        .and_then(|text| take(&mut faults, "mcst_id", unicast_mcst_id(text)));
     let stall_timeout_ms = match message.stall_timeout_ms {
         0 => DEFAULT_STALL_TIMEOUT_MS,
         value => value,
@@ -151,14 +174,30 @@ pub fn connection_from_proto(
     message: Option<&v1::Connection>,
 ) -> Result<HostEndpoint, Invalid> {
     let Some(v1::Connection { ip, mac, qpn, memory }) = message.cloned() else {
-        return Err(Invalid::one(field, FaultKind::Missing { expected: "ip, mac and qpn of the member's queue pair" }));
+        return Err(Invalid::one(
+            field,
+            FaultKind::Missing {
+                expected: "ip, mac and qpn of the member's queue pair",
+            },
+        ));
     };
-    group::host(field, &v1::HostEndpoint { name: host.into(), ip, mac, qpn, memory })
+    group::host(
+        field,
+        &v1::HostEndpoint {
+            name: host.into(),
+            ip,
+            mac,
+            qpn,
+            memory,
+        },
+    )
 }
 
 /// A member's end of its connection as a message.
 pub fn connection_to_proto(host: &HostEndpoint) -> v1::Connection {
-    let v1::HostEndpoint { ip, mac, qpn, memory, .. } = group::host_to_proto(host);
+    let v1::HostEndpoint {
+        ip, mac, qpn, memory, ..
+    } = group::host_to_proto(host);
     v1::Connection { ip, mac, qpn, memory }
 }
 
@@ -170,8 +209,21 @@ pub fn registration_from_proto(message: &v1::RegisterHostRequest) -> Result<Give
     // By the rules of a member; any QPN will do.
     let v1::RegisterHostRequest { name, ip, mac } = message.clone();
     let name = name_from_proto("name", &name)?;
-    let host = group::host("", &v1::HostEndpoint { name, ip, mac, qpn: 2, memory: None })?;
-    Ok(GivenHost { name: host.name, ip: host.ip, mac: host.mac })
+    let host = group::host(
+        "",
+        &v1::HostEndpoint {
+            name,
+            ip,
+            mac,
+            qpn: 2,
+            memory: None,
+        },
+    )?;
+    Ok(GivenHost {
+        name: host.name,
+        ip: host.ip,
+        mac: host.mac,
+    })
 }
 
 /// A filter; absent: all frames.
@@ -186,17 +238,35 @@ pub fn filter_from_proto(field: &str, message: Option<&v1::FrameFilter>) -> Resu
     let reason = |name: &String| {
         let known = DropReason::ALL.iter().copied().find(|r| r.name() == name);
         let expected = "a drop reason, such as bad-icrc; `castnet drops --all` lists them";
-        known.ok_or_else(|| FaultKind::BadText { value: shorten(name), expected })
+        known.ok_or_else(|| FaultKind::BadText {
+            value: shorten(name),
+            expected,
+        })
     };
     let filter = FrameFilter {
         port: message.port.and_then(|v| take(&mut faults, "port", port(v))),
-        mcst_id: message.mcst_id.as_ref().and_then(|v| take(&mut faults, "mcst_id", mcst_id(v))),
-        src_ip: message.src_ip.as_ref().and_then(|v| take(&mut faults, "src_ip", ip(v))),
-        dst_ip: message.dst_ip.as_ref().and_then(|v| take(&mut faults, "dst_ip", ip(v))),
+        mcst_id: message
+            .mcst_id
+            .as_ref()
+            .and_then(|v| take(&mut faults, "mcst_id", mcst_id(v))),
+        src_ip: message
+            .src_ip
+            .as_ref()
+            .and_then(|v| take(&mut faults, "src_ip", ip(v))),
+        dst_ip: message
+            .dst_ip
+            .as_ref()
+            .and_then(|v| take(&mut faults, "dst_ip", ip(v))),
         drops_only: message.drops_only,
-        drop_reason: message.drop_reason.as_ref().and_then(|v| take(&mut faults, "drop_reason", reason(v))),
+        drop_reason: message
+            .drop_reason
+            .as_ref()
+            .and_then(|v| take(&mut faults, "drop_reason", reason(v))),
     };
-    finish(Some(filter), faults.into_iter().map(|f| f.within(field)).collect())
+    finish(
+        Some(filter),
+        faults.into_iter().map(|f| f.within(field)).collect(),
+    )
 }
 
 /// The name of a group or host: letters, digits, `-`, `_` and `.`, at most 63 of them.
@@ -226,11 +296,16 @@ pub fn port_from_proto(field: &str, value: u32) -> Result<PortId, Invalid> {
 fn name(text: &str) -> Result<String, FaultKind> {
     let expected = "a name: 1 to 63 letters, digits, '-', '_' or '.'";
     let fits = text.len() <= NAME_LENGTH_MAX;
-    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    let plain = text
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
     match text {
         "" => Err(FaultKind::Missing { expected }),
         _ if fits && plain => Ok(text.into()),
-        _ => Err(FaultKind::BadText { value: shorten(text), expected }),
+        _ => Err(FaultKind::BadText {
+            value: shorten(text),
+            expected,
+        }),
     }
 }
 
@@ -238,5 +313,12 @@ fn unicast_mcst_id(text: &str) -> Result<McstId, FaultKind> {
     let expected = "a McstID: a unicast IPv4 address that no host has, such as 10.200.0.1";
     let id: Ipv4Addr = parse(text, expected)?;
     let usable = !id.is_loopback() && (1..224).contains(&id.octets()[0]);
-    if usable { Ok(McstId(id)) } else { Err(FaultKind::BadText { value: text.into(), expected }) }
+    if usable {
+        Ok(McstId(id))
+    } else {
+        Err(FaultKind::BadText {
+            value: text.into(),
+            expected,
+        })
+    }
 }

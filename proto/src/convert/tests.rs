@@ -13,7 +13,11 @@ fn host_mac() -> impl Strategy<Value = MacAddr> {
 }
 
 fn memory() -> impl Strategy<Value = RemoteMemory> {
-    (0..u64::MAX / 2, any::<u32>(), 1..u64::MAX / 2).prop_map(|(va, rkey, length)| RemoteMemory { va, rkey, length })
+    (0..u64::MAX / 2, any::<u32>(), 1..u64::MAX / 2).prop_map(|(va, rkey, length)| RemoteMemory {
+        va,
+        rkey,
+        length,
+    })
 }
 
 prop_compose! {
@@ -28,7 +32,10 @@ fn path(index: u8) -> impl Strategy<Value = Path> {
     let port = PortId::new(index).unwrap();
     prop_oneof![
         endpoint(format!("h{index}"), index + 1).prop_map(NextHop::Host),
-        host_mac().prop_map(move |mac| NextHop::Switch { name: format!("s{index}"), mac }),
+        host_mac().prop_map(move |mac| NextHop::Switch {
+            name: format!("s{index}"),
+            mac
+        }),
     ]
     .prop_map(move |next_hop| Path { port, next_hop })
 }
@@ -81,11 +88,20 @@ prop_compose! {
 
 fn any_path() -> impl Strategy<Value = v1::Path> {
     let host = (any_text(), any_connection()).prop_map(|(name, v1::Connection { ip, mac, qpn, memory })| {
-        v1::path::NextHop::Host(v1::HostEndpoint { name, ip, mac, qpn, memory })
+        v1::path::NextHop::Host(v1::HostEndpoint {
+            name,
+            ip,
+            mac,
+            qpn,
+            memory,
+        })
     });
     let switch = (any_text(), any_text())
         .prop_map(|(name, mac)| v1::path::NextHop::Switch(v1::SwitchEndpoint { name, mac }));
-    (prop_oneof![0u32..70, any::<u32>()], proptest::option::of(prop_oneof![host, switch]))
+    (
+        prop_oneof![0u32..70, any::<u32>()],
+        proptest::option::of(prop_oneof![host, switch]),
+    )
         .prop_map(|(port, next_hop)| v1::Path { port, next_hop })
 }
 
@@ -169,9 +185,16 @@ proptest! {
 }
 
 fn member(host: &str, last: u8) -> v1::NewMember {
-    let connection =
-        v1::Connection { ip: format!("10.0.0.{last}"), mac: format!("02:00:00:00:00:{last:02x}"), qpn: 17, memory: None };
-    v1::NewMember { host: host.into(), connection: Some(connection) }
+    let connection = v1::Connection {
+        ip: format!("10.0.0.{last}"),
+        mac: format!("02:00:00:00:00:{last:02x}"),
+        qpn: 17,
+        memory: None,
+    };
+    v1::NewMember {
+        host: host.into(),
+        connection: Some(connection),
+    }
 }
 
 fn creation() -> v1::CreateGroupRequest {
@@ -186,7 +209,10 @@ fn creation() -> v1::CreateGroupRequest {
 #[test]
 fn a_good_creation_gets_its_defaults() {
     let group = new_group_from_proto(&creation()).unwrap();
-    assert_eq!((group.pmtu, group.start_psn, group.stall_timeout_ms), (Pmtu::B1024, None, 2000));
+    assert_eq!(
+        (group.pmtu, group.start_psn, group.stall_timeout_ms),
+        (Pmtu::B1024, None, 2000)
+    );
     assert_eq!(group.members[1].endpoint.as_ref().unwrap().name, "b");
 }
 
@@ -199,11 +225,21 @@ fn each_bad_creation_names_its_field() {
         ("source", |m| m.source = "c".into()),
         ("members", |m| m.members.truncate(1)),
         ("members[1].host", |m| m.members[1].host = "a".into()),
-        ("members[1].connection.ip", |m| m.members[1].connection.as_mut().unwrap().ip = "10.0.0.1".into()),
-        ("members[0].connection.ip", |m| m.members[0].connection.as_mut().unwrap().ip = "10.0.0".into()),
-        ("members[0].connection.mac", |m| m.members[0].connection.as_mut().unwrap().mac = "ff:ff:ff:ff:ff:ff".into()),
-        ("members[1].connection.qpn", |m| m.members[1].connection.as_mut().unwrap().qpn = 1),
-        ("members[1].connection.qpn", |m| m.members[1].connection.as_mut().unwrap().qpn = 1 << 24),
+        ("members[1].connection.ip", |m| {
+            m.members[1].connection.as_mut().unwrap().ip = "10.0.0.1".into()
+        }),
+        ("members[0].connection.ip", |m| {
+            m.members[0].connection.as_mut().unwrap().ip = "10.0.0".into()
+        }),
+        ("members[0].connection.mac", |m| {
+            m.members[0].connection.as_mut().unwrap().mac = "ff:ff:ff:ff:ff:ff".into()
+        }),
+        ("members[1].connection.qpn", |m| {
+            m.members[1].connection.as_mut().unwrap().qpn = 1
+        }),
+        ("members[1].connection.qpn", |m| {
+            m.members[1].connection.as_mut().unwrap().qpn = 1 << 24
+        }),
         ("pmtu", |m| m.pmtu = 1500),
         ("start_psn", |m| m.start_psn = Some(1 << 24)),
         ("mcst_id", |m| m.mcst_id = Some("239.0.0.1".into())),
@@ -213,7 +249,11 @@ fn each_bad_creation_names_its_field() {
         spoil(&mut message);
         let status = Status::from(new_group_from_proto(&message).unwrap_err());
         assert_eq!(violations(&status)[0].field, field, "{}", status.message());
-        assert!(status.message().starts_with(&format!("{field}: ")), "{}", status.message());
+        assert!(
+            status.message().starts_with(&format!("{field}: ")),
+            "{}",
+            status.message()
+        );
     }
 }
 
@@ -221,11 +261,23 @@ fn each_bad_creation_names_its_field() {
 fn all_faults_come_at_once() {
     let mut message = creation();
     message.pmtu = 7;
-    message.members[1].connection.as_mut().unwrap().memory = Some(v1::RemoteMemory { va: 0, rkey: 0, length: 0 });
+    message.members[1].connection.as_mut().unwrap().memory = Some(v1::RemoteMemory {
+        va: 0,
+        rkey: 0,
+        length: 0,
+    });
     message.members[0].host = "/".into();
     let status = Status::from(new_group_from_proto(&message).unwrap_err());
     let fields: Vec<String> = violations(&status).into_iter().map(|v| v.field).collect();
-    assert_eq!(fields, ["members[0].host", "members[1].connection.memory.length", "source", "pmtu"]);
+    assert_eq!(
+        fields,
+        [
+            "members[0].host",
+            "members[1].connection.memory.length",
+            "source",
+            "pmtu"
+        ]
+    );
 }
 
 #[test]

@@ -39,7 +39,11 @@ impl Address {
             SocketAddr::V4(v4) => v4.ip().to_string(),
             SocketAddr::V6(v6) => format!("[{}]", v6.ip()),
         };
-        Self::Tcp { tls, host, port: addr.port() }
+        Self::Tcp {
+            tls,
+            host,
+            port: addr.port(),
+        }
     }
 }
 
@@ -50,7 +54,11 @@ impl FromStr for Address {
         let bad = || BadAddress { text: text.into() };
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            return if path.starts_with('/') { Ok(Self::Unix(path.into())) } else { Err(bad()) };
+            return if path.starts_with('/') {
+                Ok(Self::Unix(path.into()))
+            } else {
+                Err(bad())
+            };
         }
         let (tls, rest) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
             (Some(rest), _) => (false, rest),
@@ -59,13 +67,25 @@ impl FromStr for Address {
         };
         let (host, port) = rest.trim_end_matches('/').rsplit_once(':').ok_or_else(bad)?;
         let inner = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        let plain = |h: &str| !h.is_empty() && h.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+        let plain = |h: &str| {
+            !h.is_empty()
+                && h.bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+        };
         let good = match inner {
             Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
             None => plain(host),
         };
         let port = port.parse().map_err(|_| bad())?;
-        if good { Ok(Self::Tcp { tls, host: host.into(), port }) } else { Err(bad()) }
+        if good {
+            Ok(Self::Tcp {
+                tls,
+                host: host.into(),
+                port,
+            })
+        } else {
+            Err(bad())
+        }
     }
 }
 
@@ -85,13 +105,29 @@ mod tests {
 
     #[test]
     fn the_forms_go_there_and_back() {
-        for text in ["http://127.0.0.1:0", "https://leaf-1.example:7471", "http://[::1]:80", "unix:/run/a b.sock"] {
+        for text in [
+            "http://127.0.0.1:0",
+            "https://leaf-1.example:7471",
+            "http://[::1]:80",
+            "unix:/run/a b.sock",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
         let unix = "unix:///run/x.sock".parse::<Address>().unwrap();
         assert_eq!(unix, Address::Unix("/run/x.sock".into()));
-        let bads = ["", "127.0.0.1:80", "http://127.0.0.1", "http://:80", "unix:x.sock", "https://a b:1", "http://[::x]:1"];
-        for bad in bads.into_iter().chain(["http://h:99999", "tcp://h:1", "http://h:80/path"]) {
+        let bads = [
+            "",
+            "127.0.0.1:80",
+            "http://127.0.0.1",
+            "http://:80",
+            "unix:x.sock",
+            "https://a b:1",
+            "http://[::x]:1",
+        ];
+        for bad in bads
+            .into_iter()
+            .chain(["http://h:99999", "tcp://h:1", "http://h:80/path"])
+        {
             assert!(bad.parse::<Address>().is_err(), "{bad}");
         }
     }

@@ -15,7 +15,9 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::service::Routes;
 use tonic::transport::server::Connected;
 
-use super::{Address, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Pem, Security, TransportError, allow_plaintext, resolve};
+use super::{
+    Address, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Pem, Security, TransportError, allow_plaintext, resolve,
+};
 
 /// What calls under way are given to end when the server stops; watchers never end by themselves.
 const STOP_GRACE: Duration = Duration::from_millis(300);
@@ -68,7 +70,10 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT));
     if matches!(address, Address::Tcp { tls: true, .. }) {
         let tls = Pem::read(&address, security)?.server();
-        builder = builder.tls_config(tls).map_err(|error| TransportError::Tls { address: address.clone(), error })?;
+        builder = builder.tls_config(tls).map_err(|error| TransportError::Tls {
+            address: address.clone(),
+            error,
+        })?;
     }
     let (stop, cut) = (CancellationToken::new(), CancellationToken::new());
     let incoming = listener.connections(cut.clone());
@@ -76,17 +81,28 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
     let task = tokio::spawn({
         let (address, stop) = (address.clone(), stop.clone());
         async move {
-            if let Err(error) = router.serve_with_incoming_shutdown(incoming, stop.cancelled()).await {
+            if let Err(error) = router
+                .serve_with_incoming_shutdown(incoming, stop.cancelled())
+                .await
+            {
                 tracing::error!(%address, %error, "serving ended");
             }
         }
     });
-    Ok(Server { address, stop, cut, task: Some(task) })
+    Ok(Server {
+        address,
+        stop,
+        cut,
+        task: Some(task),
+    })
 }
 
 enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, SocketFile),
+    Unix {
+        listener: UnixListener,
+        _file: SocketFile,
+    },
 }
 
 /// Removes the file of a Unix socket when its listener ends.
@@ -101,7 +117,10 @@ impl Drop for SocketFile {
 
 impl Listener {
     async fn bind(address: &Address, security: &Security) -> Result<(Self, Address), TransportError> {
-        let failed = |error| TransportError::Listen { address: address.clone(), error };
+        let failed = |error| TransportError::Listen {
+            address: address.clone(),
+            error,
+        };
         match address {
             Address::Tcp { tls, host, port } => {
                 let all = resolve(address, host, *port).await?;
@@ -114,7 +133,14 @@ impl Listener {
             }
             Address::Unix(path) => {
                 let listener = bind_unix(path).map_err(failed)?;
-                Ok((Self::Unix(listener, SocketFile(path.clone())), address.clone()))
+                let file = SocketFile(path.clone());
+                Ok((
+                    Self::Unix {
+                        listener,
+                        _file: file,
+                    },
+                    address.clone(),
+                ))
             }
         }
     }
@@ -132,7 +158,7 @@ impl Stream for Accepting {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let accepted = match &self.0 {
             Listener::Tcp(listener) => listener.poll_accept(cx).map_ok(|(s, _)| Socket::Tcp(s)),
-            Listener::Unix(listener, _) => listener.poll_accept(cx).map_ok(|(s, _)| Socket::Unix(s)),
+            Listener::Unix { listener, .. } => listener.poll_accept(cx).map_ok(|(s, _)| Socket::Unix(s)),
         };
         accepted.map(|socket| {
             if let Ok(Socket::Tcp(stream)) = &socket {
@@ -173,7 +199,10 @@ struct Connection {
 
 impl Connection {
     fn new(socket: Socket, cut: CancellationToken) -> Self {
-        Self { socket, cut: Box::pin(cut.cancelled_owned()) }
+        Self {
+            socket,
+            cut: Box::pin(cut.cancelled_owned()),
+        }
     }
 }
 
@@ -183,7 +212,11 @@ impl Connected for Connection {
 }
 
 impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.cut.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
