@@ -6,9 +6,8 @@ use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, PortId, Qpn};
 
-use crate::draft::{GroupDraft, HopDraft, MemberDraft};
+use crate::draft::{GroupDraft, HopDraft, MemberDraft, RouteDraft};
 use crate::fault::{Fault, FaultKind};
-use crate::route::Route;
 
 const NAME_LENGTH_MAX: usize = 64;
 
@@ -193,57 +192,53 @@ pub(crate) fn between_groups(groups: &[GroupDraft], faults: &mut Vec<Fault>) {
     }
 }
 
-/// The rules of routes, alone and between them; fields start with `routes[i]`. `None` is a route that could not be
-/// read.
-pub(crate) fn routes(routes: &[Option<Route>], ports: usize, faults: &mut Vec<Fault>) {
+/// The rules of routes, alone and between them; fields start with `routes[i]`.
+pub(crate) fn routes(routes: &[RouteDraft], ports: usize, faults: &mut Vec<Fault>) {
     let mut first_of = BTreeMap::new();
     for (i, route) in routes.iter().enumerate() {
-        let Some(route) = route else {
-            continue;
-        };
-        let field = format!("routes[{i}].prefix");
-        let network = route.prefix.trunc();
-        if network != route.prefix {
-            faults.push(Fault::new(
-                field,
-                FaultKind::HostBits {
-                    prefix: route.prefix,
-                    network,
-                },
-            ));
-        } else if let Some(first) = first_of.get(&network) {
-            let kind = FaultKind::DuplicatePrefix {
-                prefix: network,
-                first: format!("routes[{first}]"),
-            };
-            faults.push(Fault::new(field, kind));
-        } else {
-            first_of.insert(network, i);
-        }
-        if route.next_hops.is_empty() {
-            faults.push(Fault::new(
-                format!("routes[{i}].next_hops"),
-                FaultKind::NoNextHops,
-            ));
-        }
-        let mut hop_of = BTreeMap::new();
-        for (j, hop) in route.next_hops.iter().enumerate() {
-            let field = format!("routes[{i}].next_hops[{j}]");
-            if hop.port.index() >= ports {
-                let kind = FaultKind::NoSuchPort {
-                    port: hop.port,
-                    ports,
+        if let Some(prefix) = route.prefix {
+            let field = format!("routes[{i}].prefix");
+            let network = prefix.trunc();
+            if network != prefix {
+                faults.push(Fault::new(field, FaultKind::HostBits { prefix, network }));
+            } else if let Some(first) = first_of.get(&network) {
+                let kind = FaultKind::DuplicatePrefix {
+                    prefix,
+                    first: format!("routes[{first}]"),
                 };
-                faults.push(Fault::new(format!("{field}.port"), kind));
+                faults.push(Fault::new(field, kind));
+            } else {
+                first_of.insert(network, i);
             }
-            if let Some(kind) = bad_mac(hop.mac) {
-                faults.push(Fault::new(format!("{field}.mac"), kind));
-            }
-            if let Some(first) = hop_of.get(hop) {
+        }
+        let field = format!("routes[{i}].next_hops");
+        match &route.next_hops {
+            Some(hops) if hops.is_empty() => faults.push(Fault::new(field, FaultKind::NoNextHops)),
+            Some(hops) => next_hops(hops, &field, ports, faults),
+            None => {}
+        }
+    }
+}
+
+fn next_hops(hops: &[(Option<PortId>, Option<MacAddr>)], field: &str, ports: usize, faults: &mut Vec<Fault>) {
+    let mut first_of = BTreeMap::new();
+    for (i, hop) in hops.iter().enumerate() {
+        let field = format!("{field}[{i}]");
+        if let Some(port) = hop.0.filter(|p| p.index() >= ports) {
+            faults.push(Fault::new(
+                format!("{field}.port"),
+                FaultKind::NoSuchPort { port, ports },
+            ));
+        }
+        if let Some(kind) = hop.1.and_then(bad_mac) {
+            faults.push(Fault::new(format!("{field}.mac"), kind));
+        }
+        if let (Some(port), Some(mac)) = hop {
+            if let Some(first) = first_of.get(&(port, mac)) {
                 let first = format!("next_hops[{first}]");
                 faults.push(Fault::new(field, FaultKind::DuplicateNextHop { first }));
             } else {
-                hop_of.insert(*hop, j);
+                first_of.insert((port, mac), i);
             }
         }
     }

@@ -4,7 +4,10 @@ use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 
+use ipnet::Ipv4Net;
+
 use crate::group::{HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
+use crate::route::{Route, RouteHop};
 
 /// A [`MulticastGroup`] of which some fields could not be read: `None` there, and the checker is silent about them.
 /// Who reads groups from elsewhere fills a draft, [checks](Self::check) it and [finishes](Self::finish) it, and so
@@ -146,6 +149,41 @@ impl From<&Path> for PathDraft {
         Self {
             port: Some(path.port),
             next_hop: Some(next_hop),
+        }
+    }
+}
+
+/// A [`Route`] of which some fields could not be read.
+#[derive(Clone, Debug, Default)]
+pub struct RouteDraft {
+    /// See [`Route::prefix`].
+    pub prefix: Option<Ipv4Net>,
+    /// See [`Route::next_hops`]: port and address of each; `None` where the list itself could not be read.
+    pub next_hops: Option<Vec<(Option<PortId>, Option<MacAddr>)>>,
+}
+
+impl RouteDraft {
+    /// The route, where no field is lacking.
+    pub fn finish(self) -> Option<Route> {
+        let hops = self.next_hops?.into_iter().map(|(port, mac)| {
+            Some(RouteHop {
+                port: port?,
+                mac: mac?,
+            })
+        });
+        Some(Route {
+            prefix: self.prefix?,
+            next_hops: hops.collect::<Option<_>>()?,
+        })
+    }
+}
+
+impl From<&Route> for RouteDraft {
+    fn from(route: &Route) -> Self {
+        let hops = route.next_hops.iter().map(|hop| (Some(hop.port), Some(hop.mac)));
+        Self {
+            prefix: Some(route.prefix),
+            next_hops: Some(hops.collect()),
         }
     }
 }

@@ -13,12 +13,14 @@
 mod check;
 mod draft;
 mod fault;
+mod file;
 mod group;
+mod reader;
 mod route;
 mod set;
 mod text;
 
-pub use draft::{GroupDraft, HopDraft, MemberDraft, PathDraft};
+pub use draft::{GroupDraft, HopDraft, MemberDraft, PathDraft, RouteDraft};
 pub use fault::{Fault, FaultKind, Faults, Position};
 pub use group::{DEFAULT_STALL_TIMEOUT_MS, HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
 pub use ipnet::Ipv4Net;

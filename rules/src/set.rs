@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::check;
+use crate::draft::{GroupDraft, RouteDraft};
 use crate::fault::Fault;
 use crate::group::MulticastGroup;
 use crate::route::Route;
-use crate::{check, draft::GroupDraft};
 
 /// All rules of one switch: what `castnet switch --rules FILE` runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ impl RuleSet {
             );
         }
         check::between_groups(&groups, &mut faults);
-        let routes: Vec<Option<Route>> = self.routes.iter().cloned().map(Some).collect();
+        let routes: Vec<RouteDraft> = self.routes.iter().map(RouteDraft::from).collect();
         check::routes(&routes, ports, &mut faults);
         faults
     }

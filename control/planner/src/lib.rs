@@ -1,1 +1,19 @@
-//! Pure planning: topology and request to rules
+//! Pure planning: a fabric and a request become one rule per switch. No I/O, no clock, no randomness; the same input
+//! gives the same plan.
+//!
+//! The multicast distribution tree is a shortest-path tree from the source in which replication happens as late as
+//! possible (Cepheus II.C): a receiver joins the tree at its deepest switch that lies on one of the receiver's shortest
+//! paths; among equal ways there, the one over the links that carry the fewest groups wins (Cepheus III.C).
+#![forbid(unsafe_code)]
+
+mod error;
+mod load;
+mod plan;
+mod request;
+mod tree;
+
+pub use error::PlanError;
+pub use load::LinkLoad;
+pub use plan::{HEADROOM, Plan, plan};
+pub use request::{Member, Request};
+pub use tree::{Role, Tree, TreeLink, TreeNode};

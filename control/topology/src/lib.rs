@@ -1,1 +1,19 @@
-//! The fabric as a graph: switches, hosts, links
+//! The fabric as a graph: switches with ports, hosts, and links between them, with what is down as part of the state.
+//!
+//! A [`Topology`] is built by hand, by one of the builders ([`Topology::star`], [`Topology::tree`],
+//! [`Topology::leaf_spine`], [`Topology::fat_tree`]) or from a TOML file ([`Topology::from_toml`]), and answers what a
+//! planner asks: neighbours, distances, equal-cost next hops, and where a path is cut. Every answer is in a fixed
+//! order, so that the same fabric gives the same plan.
+//!
+//! A host is one network interface with one link. Names of switches and hosts share one name space.
+#![forbid(unsafe_code)]
+
+mod build;
+mod error;
+mod file;
+mod graph;
+mod query;
+
+pub use error::{FileFault, FileFaults, TopologyError};
+pub use graph::{DEFAULT_MTU, End, Host, Link, LinkId, PORTS_MAX, Switch, Topology};
+pub use query::{Cut, Distances, Down, Neighbour};

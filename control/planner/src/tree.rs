@@ -1,0 +1,135 @@
+//! A multicast distribution tree, for drawing and for counting.
+
+use core::fmt;
+use core::net::Ipv4Addr;
+
+use castnet_topology::LinkId;
+use castnet_wire::{PortId, Qpn};
+
+/// The tree of one group. Displays as lines with box-drawing characters, port numbers in brackets:
+///
+/// ```text
+/// h0 10.0.0.1 QP 0x11, source
+/// └─[0] leaf0
+///    ├─[1]─ h1 10.0.0.2 QP 0x12
+///    └─[2]─[0] spine0
+///       └─[1]─[2] leaf1
+///          └─[0]─ h2 10.0.0.3 QP 0x13
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tree {
+    /// The source.
+    pub root: TreeNode,
+}
+
+/// A switch or host of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeNode {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub role: Role,
+    /// The link to its parent; `None` at the root.
+    pub up: Option<TreeLink>,
+    /// What it replicates to, in the order of its ports.
+    pub children: Vec<TreeNode>,
+}
+
+/// What a node of a tree is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The host that sends.
+    Source {
+        /// Its address.
+        ip: Ipv4Addr,
+        /// Its QP.
+        qpn: Qpn,
+    },
+    /// A switch.
+    Switch,
+    /// A host that receives.
+    Receiver {
+        /// Its address.
+        ip: Ipv4Addr,
+        /// Its QP.
+        qpn: Qpn,
+    },
+}
+
+/// The link from a node to its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeLink {
+    /// The fabric's link.
+    pub link: LinkId,
+    /// The parent's port; `None` where the parent is a host.
+    pub parent_port: Option<PortId>,
+    /// The node's own port; `None` where it is a host.
+    pub own_port: Option<PortId>,
+}
+
+impl Tree {
+    /// All nodes, parents before children.
+    pub fn nodes(&self) -> Vec<&TreeNode> {
+        let mut all = vec![&self.root];
+        let mut next = 0;
+        while let Some(node) = all.get(next).copied() {
+            all.extend(&node.children);
+            next += 1;
+        }
+        all
+    }
+
+    /// All links: each carries each frame of the source once.
+    pub fn links(&self) -> Vec<LinkId> {
+        self.nodes()
+            .into_iter()
+            .filter_map(|n| n.up.map(|up| up.link))
+            .collect()
+    }
+
+    /// Switches from the source to the farthest receiver.
+    pub fn tiers(&self) -> usize {
+        fn deepest(node: &TreeNode) -> usize {
+            let own = usize::from(node.role == Role::Switch);
+            own + node.children.iter().map(deepest).max().unwrap_or(0)
+        }
+        deepest(&self.root)
+    }
+}
+
+impl TreeNode {
+    fn draw(&self, f: &mut fmt::Formatter<'_>, indent: &str) -> fmt::Result {
+        for (i, child) in self.children.iter().enumerate() {
+            let last = i + 1 == self.children.len();
+            write!(f, "\n{indent}{}", if last { "└─" } else { "├─" })?;
+            let (parent_port, own_port) = child.up.map_or((None, None), |up| (up.parent_port, up.own_port));
+            if let Some(port) = parent_port {
+                write!(f, "[{port}]─")?;
+            }
+            if let Some(port) = own_port {
+                write!(f, "[{port}]")?;
+            }
+            write!(f, " {child}")?;
+            child.draw(f, &format!("{indent}{}", if last { "   " } else { "│  " }))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for TreeNode {
+    /// The node alone, without its children.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.role {
+            Role::Source { ip, qpn } => write!(f, "{} {ip} QP {qpn}, source", self.name),
+            Role::Receiver { ip, qpn } => write!(f, "{} {ip} QP {qpn}", self.name),
+            Role::Switch => f.write_str(&self.name),
+        }
+    }
+}
+
+impl fmt::Display for Tree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.root)?;
+        self.root.draw(f, "")
+    }
+}

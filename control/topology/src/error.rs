@@ -1,0 +1,154 @@
+//! What can be wrong with a fabric, and with a file that describes one.
+
+use core::fmt;
+
+use crate::graph::End;
+
+/// Why a fabric cannot be as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TopologyError {
+    /// No switch or host of that name.
+    #[error("{name:?} is neither a switch nor a host of this fabric")]
+    UnknownNode {
+        /// The name.
+        name: String,
+    },
+    /// A name twice; switches and hosts share one name space.
+    #[error("the name {name:?} is taken")]
+    DuplicateNode {
+        /// The name.
+        name: String,
+    },
+    /// A name that rules and `switch:port` cannot hold.
+    #[error("{name:?} is no name: 1 to 64 printable characters without blanks and colons")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// A port that the switch does not have.
+    #[error("switch {switch:?} has no port {port}")]
+    NoSuchPort {
+        /// The switch.
+        switch: String,
+        /// The port.
+        port: u8,
+    },
+    /// A port number that no switch can have.
+    #[error("switch {switch:?} would have a port {port}: ports are 0 to 63")]
+    PortBeyondLimit {
+        /// The switch.
+        switch: String,
+        /// The port.
+        port: usize,
+    },
+    /// A port, or a host, with a link already.
+    #[error("{end} is linked to {to} already")]
+    EndTaken {
+        /// The end that was asked for.
+        end: End,
+        /// What it is linked to.
+        to: End,
+    },
+    /// A switch named without a port.
+    #[error("{name:?} is a switch: say which port, such as {name}:0")]
+    PortLacking {
+        /// The switch.
+        name: String,
+    },
+    /// A host named with a port.
+    #[error("{name:?} is a host: it has one interface and no port numbers")]
+    PortOfHost {
+        /// The host.
+        name: String,
+    },
+    /// A link from a switch to itself.
+    #[error("a link from {end} to its own switch")]
+    Loop {
+        /// One end.
+        end: End,
+    },
+    /// A link without a switch.
+    #[error("a link between the hosts {a:?} and {b:?}: one end must be a switch")]
+    HostToHost {
+        /// One host.
+        a: String,
+        /// The other.
+        b: String,
+    },
+    /// An MTU that IPv4 cannot live with.
+    #[error("an MTU of {mtu} bytes on {end}: 576 to 65535")]
+    BadMtu {
+        /// One end of the link.
+        end: End,
+        /// The MTU.
+        mtu: u32,
+    },
+    /// A size that a builder cannot build.
+    #[error("{what} is {given}: {allowed}")]
+    BadSize {
+        /// The builder's argument.
+        what: &'static str,
+        /// Its value.
+        given: usize,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+}
+
+/// One fault of a topology file. Displays as `7:5: links[0].a: switch "leaf" has no port 9`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileFault {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// The field's path, such as `links[3].b`; empty for the whole file.
+    pub field: String,
+    /// What is wrong, and what is allowed.
+    pub message: String,
+}
+
+impl fmt::Display for FileFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: ", self.line, self.column)?;
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// All faults of a topology file in the order of their places, one line each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileFaults {
+    /// What to call the file in front of line and column.
+    pub file: Option<String>,
+    /// At least one.
+    pub faults: Vec<FileFault>,
+}
+
+impl FileFaults {
+    /// The same faults with the name of their file.
+    #[must_use]
+    pub fn in_file(mut self, file: impl Into<String>) -> Self {
+        self.file = Some(file.into());
+        self
+    }
+}
+
+impl fmt::Display for FileFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, fault) in self.faults.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            if let Some(file) = &self.file {
+                write!(f, "{file}:")?;
+            }
+            write!(f, "{fault}")?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for FileFaults {}

@@ -1,0 +1,307 @@
+//! The graph and what changes it.
+
+use core::fmt;
+use core::net::Ipv4Addr;
+use std::collections::BTreeMap;
+
+use petgraph::graph::{EdgeIndex, NodeIndex, UnGraph};
+
+use crate::error::TopologyError;
+
+/// Ports per switch.
+pub const PORTS_MAX: usize = 64;
+
+/// The MTU of a link of which nothing is said: carries a RoCE path MTU of 4096 bytes.
+pub const DEFAULT_MTU: u32 = 9000;
+
+const NAME_LENGTH_MAX: usize = 64;
+
+/// A switch: its ports' Ethernet addresses by number, and whether it is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// Its name.
+    pub name: String,
+    /// The Ethernet address of each port; numbers below [`PORTS_MAX`].
+    pub ports: BTreeMap<u8, [u8; 6]>,
+    /// Whether it forwards.
+    pub up: bool,
+}
+
+/// A host: one network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its address, where known.
+    pub ip: Option<Ipv4Addr>,
+    /// Its Ethernet address, where known.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// One end of a link.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum End {
+    /// A switch's port.
+    Switch {
+        /// The switch's name.
+        switch: String,
+        /// Its port.
+        port: u8,
+    },
+    /// A host.
+    Host(String),
+}
+
+/// A link's number in its topology: stable while the topology lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u32);
+
+/// A link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// One end.
+    pub a: End,
+    /// The other.
+    pub b: End,
+    /// The longest IP packet in bytes.
+    pub mtu: u32,
+    /// Whether it carries frames.
+    pub up: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Node {
+    Switch(Switch),
+    Host(Host),
+}
+
+/// A fabric: switches, hosts, links, and which of them are down.
+#[derive(Clone, Debug, Default)]
+pub struct Topology {
+    pub(crate) graph: UnGraph<Node, Link>,
+    pub(crate) by_name: BTreeMap<String, NodeIndex>,
+    /// The link of each end that has one.
+    pub(crate) by_end: BTreeMap<End, EdgeIndex>,
+}
+
+impl End {
+    /// A switch's port.
+    pub fn port(switch: impl Into<String>, port: u8) -> Self {
+        Self::Switch {
+            switch: switch.into(),
+            port,
+        }
+    }
+
+    /// A host.
+    pub fn host(name: impl Into<String>) -> Self {
+        Self::Host(name.into())
+    }
+
+    /// The name of its switch or host.
+    pub fn node(&self) -> &str {
+        match self {
+            Self::Switch { switch, .. } => switch,
+            Self::Host(name) => name,
+        }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Switch { switch, port } => write!(f, "{switch}:{port}"),
+            Self::Host(name) => f.write_str(name),
+        }
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} - {}", self.a, self.b)
+    }
+}
+
+impl Link {
+    /// The end that is not at `node`.
+    pub fn far(&self, node: &str) -> &End {
+        if self.a.node() == node { &self.b } else { &self.a }
+    }
+
+    /// The end at `node`.
+    pub fn near(&self, node: &str) -> &End {
+        if self.a.node() == node { &self.a } else { &self.b }
+    }
+}
+
+impl Topology {
+    /// A fabric of nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a switch with its ports (number and Ethernet address), up.
+    pub fn add_switch(
+        &mut self,
+        name: &str,
+        ports: impl IntoIterator<Item = (u8, [u8; 6])>,
+    ) -> Result<(), TopologyError> {
+        let ports: BTreeMap<u8, [u8; 6]> = ports.into_iter().collect();
+        if let Some((port, _)) = ports.last_key_value().filter(|(p, _)| **p as usize >= PORTS_MAX) {
+            return Err(TopologyError::PortBeyondLimit {
+                switch: name.into(),
+                port: *port as usize,
+            });
+        }
+        self.add(
+            name,
+            Node::Switch(Switch {
+                name: name.into(),
+                ports,
+                up: true,
+            }),
+        )
+    }
+
+    /// Adds a host; its addresses may be unknown yet.
+    pub fn add_host(
+        &mut self,
+        name: &str,
+        ip: Option<Ipv4Addr>,
+        mac: Option<[u8; 6]>,
+    ) -> Result<(), TopologyError> {
+        self.add(
+            name,
+            Node::Host(Host {
+                name: name.into(),
+                ip,
+                mac,
+            }),
+        )
+    }
+
+    fn add(&mut self, name: &str, node: Node) -> Result<(), TopologyError> {
+        let fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
+        if !fits
+            || name
+                .chars()
+                .any(|c| c.is_control() || c.is_whitespace() || c == ':')
+        {
+            return Err(TopologyError::BadName { name: name.into() });
+        }
+        if self.by_name.contains_key(name) {
+            return Err(TopologyError::DuplicateNode { name: name.into() });
+        }
+        let index = self.graph.add_node(node);
+        self.by_name.insert(name.into(), index);
+        Ok(())
+    }
+
+    /// Links two ends, up. Each port and each host has one link at most.
+    pub fn connect(&mut self, a: End, b: End, mtu: u32) -> Result<LinkId, TopologyError> {
+        let (from, to) = (self.check_end(&a)?, self.check_end(&b)?);
+        match (&a, &b) {
+            (End::Host(a), End::Host(b)) => {
+                return Err(TopologyError::HostToHost {
+                    a: a.clone(),
+                    b: b.clone(),
+                });
+            }
+            _ if from == to => return Err(TopologyError::Loop { end: a }),
+            _ => {}
+        }
+        if !(576..=65535).contains(&mtu) {
+            return Err(TopologyError::BadMtu { end: a, mtu });
+        }
+        let edge = self.graph.add_edge(
+            from,
+            to,
+            Link {
+                a: a.clone(),
+                b: b.clone(),
+                mtu,
+                up: true,
+            },
+        );
+        self.by_end.insert(a, edge);
+        self.by_end.insert(b, edge);
+        Ok(LinkId(edge.index() as u32))
+    }
+
+    pub(crate) fn check_end(&self, end: &End) -> Result<NodeIndex, TopologyError> {
+        let name = end.node();
+        let index = *self
+            .by_name
+            .get(name)
+            .ok_or(TopologyError::UnknownNode { name: name.into() })?;
+        match (end, self.graph.node_weight(index)) {
+            (End::Switch { port, .. }, Some(Node::Switch(s))) if !s.ports.contains_key(port) => {
+                return Err(TopologyError::NoSuchPort {
+                    switch: name.into(),
+                    port: *port,
+                });
+            }
+            (End::Switch { .. }, Some(Node::Host(_))) => {
+                return Err(TopologyError::PortOfHost { name: name.into() });
+            }
+            (End::Host(_), Some(Node::Switch(_))) => {
+                return Err(TopologyError::PortLacking { name: name.into() });
+            }
+            _ => {}
+        }
+        match self.by_end.get(end).and_then(|e| self.graph.edge_weight(*e)) {
+            Some(link) => Err(TopologyError::EndTaken {
+                end: end.clone(),
+                to: link.far(name).clone(),
+            }),
+            None => Ok(index),
+        }
+    }
+
+    /// Takes a link up or down; whether there is such a link.
+    pub fn set_link_up(&mut self, link: LinkId, up: bool) -> bool {
+        self.graph
+            .edge_weight_mut(EdgeIndex::new(link.0 as usize))
+            .map(|l| l.up = up)
+            .is_some()
+    }
+
+    /// Takes a switch up or down; whether there is such a switch.
+    pub fn set_switch_up(&mut self, name: &str, up: bool) -> bool {
+        self.switch_mut(name).map(|s| s.up = up).is_some()
+    }
+
+    /// Corrects a port's Ethernet address; whether there is such a port.
+    pub fn set_port_mac(&mut self, switch: &str, port: u8, mac: [u8; 6]) -> bool {
+        self.switch_mut(switch)
+            .and_then(|s| s.ports.get_mut(&port))
+            .map(|m| *m = mac)
+            .is_some()
+    }
+
+    /// Corrects a host's addresses; whether there is such a host.
+    pub fn set_host_addresses(&mut self, name: &str, ip: Option<Ipv4Addr>, mac: Option<[u8; 6]>) -> bool {
+        match self
+            .by_name
+            .get(name)
+            .and_then(|i| self.graph.node_weight_mut(*i))
+        {
+            Some(Node::Host(host)) => {
+                (host.ip, host.mac) = (ip, mac);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn switch_mut(&mut self, name: &str) -> Option<&mut Switch> {
+        match self
+            .by_name
+            .get(name)
+            .and_then(|i| self.graph.node_weight_mut(*i))
+        {
+            Some(Node::Switch(switch)) => Some(switch),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Reads TOML field by field: notes every fault with its place, and goes on.
+
+use core::str::FromStr;
+use std::collections::BTreeMap;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::fault::{Fault, FaultKind, Faults, Position, join};
+
+/// A value, as the parser gives it, with its field's path.
+#[derive(Clone)]
+pub(crate) struct Value<'a, 't> {
+    path: String,
+    at: usize,
+    value: &'a DeValue<'t>,
+}
+
+/// A table that is being read: fields are taken one by one, what is left is unknown.
+pub(crate) struct Fields<'a, 't> {
+    path: String,
+    at: usize,
+    table: &'a DeTable<'t>,
+    known: Vec<&'static str>,
+}
+
+/// Collects faults, and remembers where each field is.
+pub(crate) struct Reader<'t> {
+    text: &'t str,
+    faults: Vec<(usize, Fault)>,
+    places: BTreeMap<String, usize>,
+}
+
+/// An integer's upper bound, and what to say beyond it.
+pub(crate) struct Limit {
+    pub(crate) most: u64,
+    pub(crate) over: &'static str,
+}
+
+/// Parses `text` and hands the document to `read`; its result counts where there were no faults.
+pub(crate) fn read<'t, T>(
+    text: &'t str,
+    read: impl FnOnce(&mut Reader<'t>, Fields<'_, 't>) -> Option<T>,
+) -> Result<T, Faults> {
+    let mut reader = Reader {
+        text,
+        faults: Vec::new(),
+        places: BTreeMap::new(),
+    };
+    let (document, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        // What the parser makes of a broken text is a guess: nothing is said about its fields.
+        for error in errors {
+            let message = error.message().to_string();
+            let at = error.span().map_or(0, |s| s.start);
+            reader
+                .faults
+                .push((at, Fault::new("", FaultKind::Syntax { message })));
+        }
+        return Err(reader.finish());
+    }
+    let fields = Fields {
+        path: String::new(),
+        at: 0,
+        table: document.get_ref(),
+        known: Vec::new(),
+    };
+    match read(&mut reader, fields) {
+        Some(value) if reader.faults.is_empty() => Ok(value),
+        _ => Err(reader.finish()),
+    }
+}
+
+impl<'t> Reader<'t> {
+    /// Notes a fault of a value.
+    pub(crate) fn fault(&mut self, value: &Value<'_, '_>, kind: FaultKind) {
+        self.faults.push((value.at, Fault::new(value.path.clone(), kind)));
+    }
+
+    /// Notes faults that know their field but not their place: the place of the field, or of the nearest that holds it.
+    pub(crate) fn place(&mut self, faults: impl IntoIterator<Item = Fault>) {
+        for fault in faults {
+            let mut field = fault.field.as_str();
+            let at = loop {
+                match (self.places.get(field), field.rfind(['.', '['])) {
+                    (Some(at), _) => break *at,
+                    (None, Some(end)) => field = &field[..end],
+                    (None, None) => break 0,
+                }
+            };
+            self.faults.push((at, fault));
+        }
+    }
+
+    fn finish(mut self) -> Faults {
+        self.faults.sort_by_key(|(at, _)| *at);
+        let text = self.text;
+        let faults = self.faults.into_iter().map(|(at, fault)| Fault {
+            at: Some(position(text, at)),
+            ..fault
+        });
+        Faults {
+            file: None,
+            faults: faults.collect(),
+        }
+    }
+
+    /// A table's fields.
+    pub(crate) fn table<'a>(
+        &mut self,
+        value: &Value<'a, 't>,
+        expected: &'static str,
+    ) -> Option<Fields<'a, 't>> {
+        match value.value {
+            DeValue::Table(table) => Some(Fields {
+                path: value.path.clone(),
+                at: value.at,
+                table,
+                known: Vec::new(),
+            }),
+            _ => self.wrong_type(value, expected),
+        }
+    }
+
+    /// An array's values.
+    pub(crate) fn array<'a>(
+        &mut self,
+        value: &Value<'a, 't>,
+        expected: &'static str,
+    ) -> Option<Vec<Value<'a, 't>>> {
+        let DeValue::Array(array) = value.value else {
+            return self.wrong_type(value, expected);
+        };
+        let values = array.iter().enumerate().map(|(i, item)| {
+            let path = format!("{}[{i}]", value.path);
+            self.places.insert(path.clone(), item.span().start);
+            Value {
+                path,
+                at: item.span().start,
+                value: item.get_ref(),
+            }
+        });
+        Some(values.collect())
+    }
+
+    /// A whole number up to a limit.
+    pub(crate) fn number(&mut self, value: &Value<'_, 't>, limit: &Limit) -> Option<u64> {
+        let DeValue::Integer(integer) = value.value else {
+            return self.wrong_type(value, "a whole number");
+        };
+        let why = match u64::from_str_radix(integer.as_str(), integer.radix()) {
+            Ok(number) if number <= limit.most => return Some(number),
+            Err(_) if integer.as_str().starts_with('-') => "is negative: give 0 or more",
+            _ => limit.over,
+        };
+        self.fault(
+            value,
+            FaultKind::OutOfRange {
+                value: integer.to_string(),
+                why,
+            },
+        );
+        None
+    }
+
+    /// A text.
+    pub(crate) fn text<'a>(&mut self, value: &Value<'a, 't>) -> Option<&'a str> {
+        match value.value {
+            DeValue::String(text) => Some(text),
+            _ => self.wrong_type(value, "a text in quotes"),
+        }
+    }
+
+    /// A text that reads as a `T`.
+    pub(crate) fn parsed<T: FromStr>(&mut self, value: &Value<'_, 't>, expected: &'static str) -> Option<T> {
+        let DeValue::String(text) = value.value else {
+            return self.wrong_type(value, expected);
+        };
+        let parsed = text.parse().ok();
+        if parsed.is_none() {
+            self.fault(
+                value,
+                FaultKind::BadText {
+                    value: text.to_string(),
+                    expected,
+                },
+            );
+        }
+        parsed
+    }
+
+    fn wrong_type<T>(&mut self, value: &Value<'_, '_>, expected: &'static str) -> Option<T> {
+        let found = match value.value {
+            DeValue::String(_) => "a text",
+            DeValue::Integer(_) => "a whole number",
+            DeValue::Float(_) => "a number with a fraction",
+            DeValue::Boolean(_) => "true or false",
+            DeValue::Datetime(_) => "a date",
+            DeValue::Array(_) => "a list",
+            DeValue::Table(_) => "a table",
+        };
+        self.fault(value, FaultKind::WrongType { found, expected });
+        None
+    }
+}
+
+impl<'a, 't> Fields<'a, 't> {
+    /// The field, where it is there.
+    pub(crate) fn take(&mut self, reader: &mut Reader<'t>, name: &'static str) -> Option<Value<'a, 't>> {
+        self.known.push(name);
+        let value = self.table.get(name)?;
+        let path = join(&self.path, name);
+        reader.places.insert(path.clone(), value.span().start);
+        Some(Value {
+            path,
+            at: value.span().start,
+            value: value.get_ref(),
+        })
+    }
+
+    /// The field, a fault where it is not there.
+    pub(crate) fn need(
+        &mut self,
+        reader: &mut Reader<'t>,
+        name: &'static str,
+        expected: &'static str,
+    ) -> Option<Value<'a, 't>> {
+        let value = self.take(reader, name);
+        if value.is_none() {
+            let fault = Fault::new(join(&self.path, name), FaultKind::Missing { expected });
+            reader.faults.push((self.at, fault));
+        }
+        value
+    }
+
+    /// Notes a fault of the table itself.
+    pub(crate) fn fault(&self, reader: &mut Reader<'t>, kind: FaultKind) {
+        reader.faults.push((self.at, Fault::new(self.path.clone(), kind)));
+    }
+
+    /// Faults for all fields that nobody took.
+    pub(crate) fn finish(self, reader: &mut Reader<'t>) {
+        for (key, _) in self.table {
+            let name: &Spanned<_> = key;
+            if !self.known.contains(&name.get_ref().as_ref()) {
+                let suggestion = suggest(name.get_ref(), &self.known).map(str::to_string);
+                let kind = FaultKind::UnknownField {
+                    suggestion,
+                    allowed: self.known.clone(),
+                };
+                let field = join(&self.path, name.get_ref());
+                reader.faults.push((name.span().start, Fault::new(field, kind)));
+            }
+        }
+    }
+}
+
+/// The known name that is a slip of the finger away, if any.
+pub(crate) fn suggest(name: &str, known: &[&'static str]) -> Option<&'static str> {
+    let slips_max = (name.chars().count() / 3).max(1);
+    let best = known.iter().map(|k| (slips(name, k), *k)).min()?;
+    (best.0 <= slips_max).then_some(best.1)
+}
+
+/// Letters to insert, take away or change, to make one text of the other.
+fn slips(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.to_lowercase().chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.to_lowercase().chars().enumerate() {
+        let mut diagonal = core::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+fn position(text: &str, at: usize) -> Position {
+    let before = text.get(..at).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |n| n + 1);
+    Position {
+        line: before.matches('\n').count() + 1,
+        column: before[line_start..].chars().count() + 1,
+    }
+}
