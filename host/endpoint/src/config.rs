@@ -53,7 +53,10 @@ pub struct QueueLimits {
 
 impl Default for QueueLimits {
     fn default() -> Self {
-        Self { send: 256, receive: 1024 }
+        Self {
+            send: 256,
+            receive: 1024,
+        }
     }
 }
 
@@ -133,7 +136,12 @@ impl QpConfig {
         ];
         for (field, value, min, max) in bounds {
             if value < min || value > max {
-                return Err(QpError::OutOfRange { field, value, min, max });
+                return Err(QpError::OutOfRange {
+                    field,
+                    value,
+                    min,
+                    max,
+                });
             }
         }
         if self.remote_mac.is_multicast() {
@@ -145,5 +153,9 @@ impl QpConfig {
 
 /// Refuses the reserved numbers.
 pub(crate) fn check_qpn(qpn: Qpn) -> Result<(), QpError> {
-    if qpn.value() < 2 || qpn.value() == 0xFF_FFFF { Err(QpError::Reserved { qpn }) } else { Ok(()) }
+    if qpn.value() < 2 || qpn.value() == 0xFF_FFFF {
+        Err(QpError::Reserved { qpn })
+    } else {
+        Ok(())
+    }
 }

@@ -2,6 +2,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
+use castnet_wire::udp::entropy_port;
 use castnet_wire::{Nanos, Psn, Qpn};
 
 use crate::config::{EndpointConfig, QpConfig, QueueLimits, check_qpn};
@@ -161,9 +162,14 @@ impl Endpoint {
             return Err(QpError::Exists { qpn });
         }
         if self.qps.len() >= self.config.qps_max {
-            return Err(QpError::TooMany { max: self.config.qps_max });
+            return Err(QpError::TooMany {
+                max: self.config.qps_max,
+            });
         }
-        let config = QpConfig { limits, ..QpConfig::new(qpn, self.config.ip, self.config.mac, qpn) };
+        let config = QpConfig {
+            limits,
+            ..QpConfig::new(qpn, self.config.ip, self.config.mac, qpn)
+        };
         self.qps.insert(
             qpn,
             Qp {
@@ -190,8 +196,11 @@ impl Endpoint {
         let qpn = config.qpn;
         let qp = self.qps.get_mut(&qpn).ok_or(QpError::Unknown { qpn })?;
         qp.state = qp.state.try_step(qpn, QpEvent::Connect)?;
-        let config = QpConfig { limits: qp.config.limits, ..config };
-        qp.sport = 0xC000;
+        let config = QpConfig {
+            limits: qp.config.limits,
+            ..config
+        };
+        qp.sport = entropy_port(0, qpn, config.remote_qpn);
         qp.requester = Requester::new(&config);
         qp.responder.connect(&config);
         qp.config = config;
@@ -265,14 +274,22 @@ impl Endpoint {
             return Err(PostError::NotConnected { qpn });
         }
         if qp.requester.is_full() {
-            return Err(PostError::QueueFull { qpn, max: qp.requester.queue_max() });
+            return Err(PostError::QueueFull {
+                qpn,
+                max: qp.requester.queue_max(),
+            });
         }
         if wr.local.length > MESSAGE_MAX {
-            return Err(PostError::TooLong { length: wr.local.length, max: MESSAGE_MAX });
+            return Err(PostError::TooLong {
+                length: wr.local.length,
+                max: MESSAGE_MAX,
+            });
         }
         self.memory.check_local(wr.local, false)?;
         if self.outstanding + self.completions.len() >= self.config.completions_max {
-            return Err(PostError::CompletionQueueFull { max: self.config.completions_max });
+            return Err(PostError::CompletionQueueFull {
+                max: self.config.completions_max,
+            });
         }
         self.outstanding += 1;
         if qp.state == QpState::Error {
@@ -291,11 +308,16 @@ impl Endpoint {
     pub fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), PostError> {
         let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
         if qp.responder.is_full() {
-            return Err(PostError::QueueFull { qpn, max: qp.responder.queue_max() });
+            return Err(PostError::QueueFull {
+                qpn,
+                max: qp.responder.queue_max(),
+            });
         }
         self.memory.check_local(wr.local, true)?;
         if self.outstanding + self.completions.len() >= self.config.completions_max {
-            return Err(PostError::CompletionQueueFull { max: self.config.completions_max });
+            return Err(PostError::CompletionQueueFull {
+                max: self.config.completions_max,
+            });
         }
         self.outstanding += 1;
         if qp.state == QpState::Error {
@@ -320,7 +342,14 @@ impl Endpoint {
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let &(at, qpn) = self.timers.first()?;
         let waits = self.qps.get(&qpn).and_then(|qp| qp.requester.rnr_deadline()) == Some(at);
-        Some((at, if waits { TimerReason::RnrWait } else { TimerReason::Retransmit }))
+        Some((
+            at,
+            if waits {
+                TimerReason::RnrWait
+            } else {
+                TimerReason::Retransmit
+            },
+        ))
     }
 
     /// Lets all timers up to `now` run out.
@@ -399,12 +428,16 @@ impl Endpoint {
     /// another; all other work requests are flushed.
     pub(crate) fn fail(&mut self, qpn: Qpn, send: Option<(usize, Status)>, receive: Option<Status>) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        let Some(state) = qp.state.step(QpEvent::Fail) else { return };
+        let Some(state) = qp.state.step(QpEvent::Fail) else {
+            return;
+        };
         qp.state = state;
         qp.requester.halt();
         let mut index = 0;
         while let Some(wr) = self.qps.get_mut(&qpn).and_then(|qp| qp.requester.pop_any()) {
-            let status = send.filter(|&(at, _)| at == index).map_or(Status::Flushed, |(_, status)| status);
+            let status = send
+                .filter(|&(at, _)| at == index)
+                .map_or(Status::Flushed, |(_, status)| status);
             self.complete_send(qpn, &wr, status);
             index += 1;
         }
@@ -425,7 +458,11 @@ impl Endpoint {
             SendOp::Send | SendOp::SendImm(_) => CompletionOp::Send,
             SendOp::Write { .. } | SendOp::WriteImm { .. } => CompletionOp::Write,
         };
-        let byte_len = if status == Status::Success { wr.local.length } else { 0 };
+        let byte_len = if status == Status::Success {
+            wr.local.length
+        } else {
+            0
+        };
         self.completions.push_back(Completion {
             qpn,
             wr_id: wr.wr_id,

@@ -1,14 +1,116 @@
 //! Frames in, frames out.
 
-use castnet_wire::Nanos;
+use castnet_wire::bth::pkey_matches;
+use castnet_wire::ethernet::ETHERTYPE_IPV4;
+use castnet_wire::{
+    Aeth, Bth, Ethernet, ExtHeaders, NakCode, Nanos, Network, Opcode, Parsed, Qpn, Reth, RoceHeader,
+    Syndrome, Transport, emit_roce, icrc, ipv4, parse_frame,
+};
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Qp};
+use crate::packet::{Meaning, Request, request_opcode};
+use crate::requester::{Outgoing, Response};
+use crate::responder::{Answer, Verdict};
+use crate::state::QpState;
+use crate::stats::Discard;
+use crate::work::{SendOp, Status};
 
 impl Endpoint {
-    /// Takes one whole Ethernet frame, without FCS. What it does not take, it counts by [`crate::Discard`].
+    /// The longest frame that [`Endpoint::poll_transmit`] writes: Ethernet 14, IPv4 20, UDP 8, BTH 12, RETH 16,
+    /// immediate 4, 4096 bytes of payload, ICRC 4.
+    pub const FRAME_MAX: usize = 14 + 20 + 8 + 12 + 16 + 4 + 4096 + 4;
+
+    /// Takes one whole Ethernet frame, without FCS. What it does not take, it counts by [`Discard`].
     pub fn handle_frame(&mut self, now: Nanos, frame: &[u8]) {
-        let _ = (now, frame);
         self.stats.frames_in += 1;
+        let (qpn, meaning) = match self.accept(frame) {
+            Ok(accepted) => accepted,
+            Err(reason) => return self.stats.discard(reason),
+        };
+        match meaning {
+            Meaning::Request(request) => self.handle_request(qpn, &request),
+            Meaning::Acknowledge { psn, syndrome } => self.handle_response(now, qpn, psn, syndrome),
+            Meaning::DataResponse => self.stats.discard(Discard::UnexpectedResponse),
+            Meaning::Cnp => self.stats.cnps_in += 1,
+        }
+        self.refresh(qpn);
+    }
+
+    /// The checks that come before any state is looked at, in rxe's order, and the ICRC.
+    fn accept<'a>(&self, frame: &'a [u8]) -> Result<(Qpn, Meaning<'a>), Discard> {
+        if frame.get(..6).is_some_and(|dst| dst != self.config.mac.0) {
+            return Err(Discard::NotMyMac);
+        }
+        let header: RoceHeader = match parse_frame(frame, frame.len()) {
+            Ok(Parsed::Roce(header)) => header,
+            Ok(_) => return Err(Discard::NotRoce),
+            Err(_) => return Err(Discard::Malformed),
+        };
+        let (src, dst) = header.ip.v4().ok_or(Discard::NotRoce)?;
+        if dst != self.config.ip {
+            return Err(Discard::NotMyIp);
+        }
+        let bth = &header.bth;
+        let qp = self.qps.get(&bth.dest_qp).ok_or(Discard::UnknownQp)?;
+        if !matches!(bth.opcode.info().transport, Transport::Rc | Transport::Cnp) {
+            return Err(Discard::WrongTransport);
+        }
+        if qp.state != QpState::Ready {
+            return Err(Discard::QpNotReady);
+        }
+        if src != qp.config.remote_ip {
+            return Err(Discard::WrongSourceIp);
+        }
+        if !pkey_matches(bth.pkey, self.config.pkey) {
+            return Err(Discard::BadPkey);
+        }
+        if !frame.get(header.l3..).is_some_and(ipv4::checksum_is_right) {
+            return Err(Discard::Malformed);
+        }
+        if !icrc::verify_bytes(frame, header.l3, header.frame_len) {
+            return Err(Discard::BadIcrc);
+        }
+        let meaning = Meaning::of(&header, frame).ok_or(Discard::Malformed)?;
+        Ok((bth.dest_qp, meaning))
+    }
+
+    fn handle_request(&mut self, qpn: Qpn, request: &Request<'_>) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let verdict = qp.responder.handle(request, &mut self.memory);
+        self.stats.responses_lost += qp.responder.take_lost();
+        match verdict {
+            Verdict::Taken => self.stats.requests_in += 1,
+            Verdict::Received(received) => {
+                self.stats.requests_in += 1;
+                self.complete_recv(qpn, &received);
+            }
+            // What they send is counted when it goes out.
+            Verdict::NotReady | Verdict::Gap => {}
+            Verdict::OutOfOrder => self.stats.discard(Discard::OutOfOrder),
+            Verdict::Duplicate => self.stats.duplicates_in += 1,
+            Verdict::DuplicateUnsupported => self.stats.discard(Discard::DuplicateUnsupported),
+            Verdict::Refused(status) => self.fail(qpn, None, status),
+        }
+    }
+
+    fn handle_response(&mut self, now: Nanos, qpn: Qpn, psn: castnet_wire::Psn, syndrome: Syndrome) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let response = qp.requester.handle_response(now, psn, syndrome);
+        self.complete_acknowledged(qpn);
+        match response {
+            Response::Acknowledged => self.stats.acks_in += 1,
+            Response::GoingBack => self.stats.sequence_naks_in += 1,
+            Response::NakRepeated => self.stats.discard(Discard::NakRepeated),
+            Response::Waiting => self.stats.rnr_naks_in += 1,
+            Response::Old => self.stats.discard(Discard::AckOld),
+            Response::Ahead => self.stats.discard(Discard::AckAhead),
+            Response::Failed(status) => {
+                if syndrome_is_fatal(syndrome) {
+                    self.stats.fatal_naks_in += 1;
+                }
+                self.fail(qpn, Some((0, status)), None);
+            }
+        }
     }
 
     /// Writes one whole Ethernet frame, without FCS, to the start of `out`, and returns its length; `None` where there
@@ -16,11 +118,121 @@ impl Endpoint {
     ///
     /// `out` must have [`Endpoint::FRAME_MAX`] bytes; a shorter one is counted, and nothing is written.
     pub fn poll_transmit(&mut self, now: Nanos, out: &mut [u8]) -> Option<usize> {
-        let _ = (now, out);
+        if out.len() < Self::FRAME_MAX {
+            self.stats.short_buffers += 1;
+            return None;
+        }
+        while let Some(qpn) = self.turn_to_answer() {
+            let answer = self.qps.get_mut(&qpn).and_then(|qp| qp.responder.pop_answer());
+            self.refresh(qpn);
+            if let Some(answer) = answer
+                && let Some(length) = self.emit_answer(qpn, answer, out)
+            {
+                return Some(length);
+            }
+        }
+        while let Some(qpn) = self.turn_to_request() {
+            let packet = self
+                .qps
+                .get_mut(&qpn)
+                .and_then(|qp| qp.requester.next_packet(now));
+            self.refresh(qpn);
+            let Some(packet) = packet else { continue };
+            match self.emit_request(qpn, &packet, out) {
+                Some(length) => return Some(length),
+                // Its memory was deregistered after it was posted.
+                None => self.fail(qpn, Some((packet.index, Status::LocalProtectionError)), None),
+            }
+        }
         None
     }
 
-    /// The longest frame that [`Endpoint::poll_transmit`] writes: Ethernet 14, IPv4 20, UDP 8, BTH 12, RETH 16,
-    /// immediate 4, 4096 bytes of payload, ICRC 4.
-    pub const FRAME_MAX: usize = 14 + 20 + 8 + 12 + 16 + 4 + 4096 + 4;
+    fn emit_answer(&mut self, qpn: Qpn, answer: Answer, out: &mut [u8]) -> Option<usize> {
+        let (ethernet, network) = self.envelope(qpn)?;
+        let qp = self.qps.get(&qpn)?;
+        let bth = Bth {
+            pkey: self.config.pkey,
+            ..Bth::new(Opcode::Ack, qp.config.remote_qpn, answer.psn)
+        };
+        let ext = ExtHeaders {
+            aeth: Some(Aeth {
+                syndrome: answer.syndrome,
+                msn: answer.msn,
+            }),
+            ..ExtHeaders::NONE
+        };
+        let length = emit_roce(out, &ethernet, &network, qp.sport, &bth, &ext, &[]).ok()?;
+        let counter = match answer.syndrome {
+            Syndrome::Ack => &mut self.stats.acks_out,
+            Syndrome::RnrNak(_) => &mut self.stats.rnr_naks_out,
+            Syndrome::Nak(NakCode::PsnSequenceError) => &mut self.stats.sequence_naks_out,
+            Syndrome::Nak(_) => &mut self.stats.fatal_naks_out,
+        };
+        *counter += 1;
+        self.stats.frames_out += 1;
+        Some(length)
+    }
+
+    fn emit_request(&mut self, qpn: Qpn, packet: &Outgoing, out: &mut [u8]) -> Option<usize> {
+        let (ethernet, network) = self.envelope(qpn)?;
+        let qp = self.qps.get(&qpn)?;
+        let slice = packet.payload;
+        let payload = self.memory.read(slice.key, slice.offset, slice.length as usize)?;
+        let opcode = request_opcode(packet.op, packet.is_first, packet.is_last);
+        let bth = Bth {
+            solicited: packet.solicited,
+            ack_request: packet.ack_request,
+            pkey: self.config.pkey,
+            ..Bth::new(opcode, qp.config.remote_qpn, packet.psn)
+        };
+        let reth = |va, rkey| {
+            Some(Reth {
+                va,
+                rkey,
+                dma_len: packet.message_length,
+            })
+        };
+        // Those that the opcode does not carry are left out.
+        let (reth, imm) = match packet.op {
+            SendOp::Send => (None, None),
+            SendOp::SendImm(imm) => (None, Some(imm)),
+            SendOp::Write { va, rkey } => (reth(va, rkey), None),
+            SendOp::WriteImm { va, rkey, imm } => (reth(va, rkey), Some(imm)),
+        };
+        let ext = ExtHeaders {
+            reth,
+            imm,
+            ..ExtHeaders::NONE
+        };
+        let length = emit_roce(out, &ethernet, &network, qp.sport, &bth, &ext, payload).ok()?;
+        self.stats.frames_out += 1;
+        self.stats.requests_out += 1;
+        self.stats.retransmits += packet.again as u64;
+        self.stats.ack_requests_out += packet.ack_request as u64;
+        Some(length)
+    }
+
+    /// Ethernet and IP headers of the next frame of a QP.
+    fn envelope(&mut self, qpn: Qpn) -> Option<(Ethernet, Network)> {
+        let Qp { config: remote, .. } = self.qps.get(&qpn)?;
+        let ethernet = Ethernet {
+            dst: remote.remote_mac,
+            src: self.config.mac,
+            vlan: None,
+            ethertype: ETHERTYPE_IPV4,
+        };
+        let network = Network::V4 {
+            src: self.config.ip,
+            dst: remote.remote_ip,
+            tos: remote.tos,
+            ttl: remote.ttl,
+            ident: self.ident,
+        };
+        self.ident = self.ident.wrapping_add(1);
+        Some((ethernet, network))
+    }
+}
+
+fn syndrome_is_fatal(syndrome: Syndrome) -> bool {
+    matches!(syndrome, Syndrome::Nak(code) if code.is_fatal())
 }

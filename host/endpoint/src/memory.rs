@@ -51,11 +51,23 @@ pub struct Access {
 
 impl Access {
     /// Sends only.
-    pub const READ: Self = Self { local_write: false, remote_write: false, remote_invalidate: false };
+    pub const READ: Self = Self {
+        local_write: false,
+        remote_write: false,
+        remote_invalidate: false,
+    };
     /// Sends and receives.
-    pub const LOCAL: Self = Self { local_write: true, remote_write: false, remote_invalidate: false };
+    pub const LOCAL: Self = Self {
+        local_write: true,
+        remote_write: false,
+        remote_invalidate: false,
+    };
     /// Sends, receives, and WRITEs from the remote.
-    pub const REMOTE_WRITE: Self = Self { local_write: true, remote_write: true, remote_invalidate: false };
+    pub const REMOTE_WRITE: Self = Self {
+        local_write: true,
+        remote_write: true,
+        remote_invalidate: false,
+    };
 }
 
 #[derive(Debug)]
@@ -83,18 +95,33 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(max: usize) -> Self {
         // A key has 24 bits of slot number, and slot 0's keys start at 0x100: 0 is the key of no region.
-        Self { slots: Vec::new(), free: Vec::new(), max: max.min(0xFF_FFFF) }
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            max: max.min(0xFF_FFFF),
+        }
     }
 
-    pub(crate) fn register(&mut self, va: u64, bytes: Vec<u8>, access: Access) -> Result<MemoryKey, MemoryError> {
+    pub(crate) fn register(
+        &mut self,
+        va: u64,
+        bytes: Vec<u8>,
+        access: Access,
+    ) -> Result<MemoryKey, MemoryError> {
         if va.checked_add(bytes.len() as u64).is_none() {
-            return Err(MemoryError::Wraps { va, length: bytes.len() });
+            return Err(MemoryError::Wraps {
+                va,
+                length: bytes.len(),
+            });
         }
         let region = Some(Region { va, bytes, access });
         let at = match self.free.pop() {
             Some(at) => at,
             None if self.slots.len() < self.max => {
-                self.slots.push(Slot { variant: 0, region: None });
+                self.slots.push(Slot {
+                    variant: 0,
+                    region: None,
+                });
                 self.slots.len() - 1
             }
             None => return Err(MemoryError::TooMany { max: self.max }),
@@ -107,7 +134,9 @@ impl Memory {
 
     pub(crate) fn deregister(&mut self, key: MemoryKey) -> Result<Vec<u8>, MemoryError> {
         let at = Self::slot_of(key);
-        let slot = at.and_then(|at| self.slots.get_mut(at)).filter(|s| s.variant == key.0 as u8);
+        let slot = at
+            .and_then(|at| self.slots.get_mut(at))
+            .filter(|s| s.variant == key.0 as u8);
         match (at, slot.and_then(|s| s.region.take())) {
             (Some(at), Some(region)) => {
                 self.free.push(at);
@@ -148,7 +177,12 @@ impl Memory {
         let region = self.region(key).ok_or(PostError::UnknownKey { key })?;
         let size = region.bytes.len() as u64;
         if offset.checked_add(length as u64).is_none_or(|end| end > size) {
-            return Err(PostError::OutOfBounds { key, offset, length, region: size });
+            return Err(PostError::OutOfBounds {
+                key,
+                offset,
+                length,
+                region: size,
+            });
         }
         if write && !region.access.local_write {
             return Err(PostError::NotWritable { key });
@@ -171,7 +205,10 @@ impl Memory {
             return Some(());
         }
         let from = usize::try_from(offset).ok()?;
-        let room = self.region_mut(key)?.bytes.get_mut(from..from.checked_add(data.len())?)?;
+        let room = self
+            .region_mut(key)?
+            .bytes
+            .get_mut(from..from.checked_add(data.len())?)?;
         room.copy_from_slice(data);
         Some(())
     }
@@ -187,7 +224,8 @@ impl Memory {
 
     /// Whether a SEND with invalidate may name the key.
     pub(crate) fn may_invalidate(&self, rkey: u32) -> bool {
-        self.region(MemoryKey(rkey)).is_some_and(|r| r.access.remote_invalidate)
+        self.region(MemoryKey(rkey))
+            .is_some_and(|r| r.access.remote_invalidate)
     }
 
     /// Closes the region to the remote; its owner keeps it.

@@ -1,6 +1,8 @@
 //! What a frame means to an RC endpoint, apart from its bytes.
 
-use castnet_wire::{Psn, Syndrome};
+use castnet_wire::{Kind, Opcode, Psn, RoceHeader, Syndrome};
+
+use crate::work::SendOp;
 
 /// What a request does. Kept apart from opcodes: the responder's rules are about this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub(crate) struct Request<'a> {
     pub(crate) payload: &'a [u8],
 }
 
-/// What a frame of the QP's transport is.
+/// What a packet of a QP's transport is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Meaning<'a> {
     Request(Request<'a>),
@@ -51,4 +53,59 @@ pub(crate) enum Meaning<'a> {
     DataResponse,
     /// Congestion notification.
     Cnp,
+}
+
+impl<'a> Meaning<'a> {
+    /// Of a packet whose header was read from `frame`; `None` where the two do not fit.
+    pub(crate) fn of(header: &RoceHeader, frame: &'a [u8]) -> Option<Self> {
+        let info = header.bth.opcode.info();
+        let kind = match info.kind {
+            Kind::Send => RequestKind::Send,
+            Kind::Write => RequestKind::Write,
+            Kind::ReadRequest | Kind::Atomic => RequestKind::Unsupported,
+            Kind::ReadResponse | Kind::AtomicAck => return Some(Self::DataResponse),
+            Kind::Ack => {
+                return Some(Self::Acknowledge {
+                    psn: header.bth.psn,
+                    syndrome: header.aeth?.syndrome,
+                });
+            }
+            Kind::Cnp => return Some(Self::Cnp),
+        };
+        Some(Self::Request(Request {
+            kind,
+            is_first: info.starts_message(),
+            is_last: info.ends_message(),
+            psn: header.bth.psn,
+            ack_request: header.bth.ack_request,
+            solicited: header.bth.solicited,
+            pad: header.bth.pad,
+            target: header.reth.map(|r| Target {
+                va: r.va,
+                rkey: r.rkey,
+                length: r.dma_len,
+            }),
+            imm: header.imm,
+            invalidate: header.ieth,
+            payload: frame.get(header.payload_at..header.payload_at + header.payload_len)?,
+        }))
+    }
+}
+
+/// The opcode of a request packet.
+pub(crate) const fn request_opcode(op: SendOp, is_first: bool, is_last: bool) -> Opcode {
+    match (op, is_first, is_last) {
+        (SendOp::Send | SendOp::SendImm(_), true, false) => Opcode::SendFirst,
+        (SendOp::Send | SendOp::SendImm(_), false, false) => Opcode::SendMiddle,
+        (SendOp::Send, false, true) => Opcode::SendLast,
+        (SendOp::Send, true, true) => Opcode::SendOnly,
+        (SendOp::SendImm(_), false, true) => Opcode::SendLastImm,
+        (SendOp::SendImm(_), true, true) => Opcode::SendOnlyImm,
+        (SendOp::Write { .. } | SendOp::WriteImm { .. }, true, false) => Opcode::WriteFirst,
+        (SendOp::Write { .. } | SendOp::WriteImm { .. }, false, false) => Opcode::WriteMiddle,
+        (SendOp::Write { .. }, false, true) => Opcode::WriteLast,
+        (SendOp::Write { .. }, true, true) => Opcode::WriteOnly,
+        (SendOp::WriteImm { .. }, false, true) => Opcode::WriteLastImm,
+        (SendOp::WriteImm { .. }, true, true) => Opcode::WriteOnlyImm,
+    }
 }

@@ -14,8 +14,8 @@ const UNASKED_MAX: u32 = 64;
 
 /// A send work request with the sequence numbers of its packets.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sending {
-    pub(crate) wr: SendWr,
+struct Sending {
+    wr: SendWr,
     first: u64,
     last: u64,
 }
@@ -33,7 +33,10 @@ pub(crate) struct Outgoing {
     pub(crate) message_length: u32,
     /// Its payload.
     pub(crate) payload: LocalSlice,
+    /// It was sent before.
     pub(crate) again: bool,
+    /// Place of its work request in the queue.
+    pub(crate) index: usize,
 }
 
 /// What a response did.
@@ -134,7 +137,11 @@ impl Requester {
 
     pub(crate) fn post(&mut self, wr: SendWr) {
         let packets = (wr.local.length as u64).div_ceil(self.pmtu).max(1);
-        self.queue.push_back(Sending { wr, first: self.posted, last: self.posted + packets - 1 });
+        self.queue.push_back(Sending {
+            wr,
+            first: self.posted,
+            last: self.posted + packets - 1,
+        });
         self.posted += packets;
     }
 
@@ -184,6 +191,7 @@ impl Requester {
                 length: (length as u64 - from).min(self.pmtu) as u32,
             },
             again: sequence < self.sent,
+            index: self.cursor,
         };
         self.unasked = if ack_request { 0 } else { self.unasked + 1 };
         self.next = sequence + 1;
@@ -225,7 +233,11 @@ impl Requester {
             // Every NAK acknowledges what is before its PSN.
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 self.acknowledge(sequence);
-                if self.retrying { Response::NakRepeated } else { self.retry(Response::GoingBack) }
+                if self.retrying {
+                    Response::NakRepeated
+                } else {
+                    self.retry(Response::GoingBack)
+                }
             }
             Syndrome::RnrNak(timer) => {
                 self.acknowledge(sequence);

@@ -33,8 +33,8 @@ pub(crate) enum Verdict {
     Duplicate,
     /// A READ or atomic from before.
     DuplicateUnsupported,
-    /// Refused with a NAK that ends the QP; a receive that it had begun or should fill ends with that status.
-    Refused(NakCode, Option<Status>),
+    /// Refused with a NAK that ends the QP; the receive that it would have filled ends with that status.
+    Refused(Option<Status>),
 }
 
 /// A receive that was filled.
@@ -52,8 +52,15 @@ pub(crate) struct Received {
 #[derive(Clone, Copy, Debug)]
 enum Arriving {
     Nothing,
-    Send { received: u32 },
-    Write { key: MemoryKey, offset: u64, rest: u32, length: u32 },
+    Send {
+        received: u32,
+    },
+    Write {
+        key: MemoryKey,
+        offset: u64,
+        rest: u32,
+        length: u32,
+    },
 }
 
 /// Why a packet in order was not taken.
@@ -149,7 +156,11 @@ impl Responder {
     }
 
     fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
-        let answer = Answer { psn, msn: self.msn, syndrome };
+        let answer = Answer {
+            psn,
+            msn: self.msn,
+            syndrome,
+        };
         if self.answers.len() < self.answers_max {
             self.answers.push_back(answer);
             return;
@@ -195,7 +206,7 @@ impl Responder {
             }
             Err(Refusal::Fatal(code, status)) => {
                 self.answer(request.psn, Syndrome::Nak(code));
-                Verdict::Refused(code, status)
+                Verdict::Refused(status)
             }
         }
     }
@@ -211,7 +222,8 @@ impl Responder {
             (RequestKind::Send, false, Arriving::Send { received }) => {
                 self.take_send(request, wr.ok_or(Refusal::NotReady)?, received, memory)
             }
-            (RequestKind::Write, true, Arriving::Nothing) | (RequestKind::Write, false, Arriving::Write { .. })
+            (RequestKind::Write, true, Arriving::Nothing)
+            | (RequestKind::Write, false, Arriving::Write { .. })
                 if request.imm.is_some() && wr.is_none() =>
             {
                 Err(Refusal::NotReady)
@@ -220,9 +232,16 @@ impl Responder {
                 let (key, offset, length) = self.check_target(request.target, memory)?;
                 self.take_write(request, key, offset, length, length, memory)
             }
-            (RequestKind::Write, false, Arriving::Write { key, offset, rest, length }) => {
-                self.take_write(request, key, offset, rest, length, memory)
-            }
+            (
+                RequestKind::Write,
+                false,
+                Arriving::Write {
+                    key,
+                    offset,
+                    rest,
+                    length,
+                },
+            ) => self.take_write(request, key, offset, rest, length, memory),
             // READ and atomics; the middle or end of what was not begun; the start of another while one is open.
             _ => Err(INVALID),
         }
@@ -237,20 +256,42 @@ impl Responder {
     ) -> Result<Option<Received>, Refusal> {
         let length = request.payload.len() as u32;
         let is_full = length == self.pmtu && request.pad == 0;
-        let fits = if request.is_last { length <= self.pmtu } else { is_full };
+        let fits = if request.is_last {
+            length <= self.pmtu
+        } else {
+            is_full
+        };
         let is_empty_last = request.is_last && !request.is_first && length == 0;
         if !fits || is_empty_last || request.pad != pad_of(length) {
-            return Err(Refusal::Fatal(NakCode::InvalidRequest, Some(Status::RemoteInvalidRequest)));
+            return Err(Refusal::Fatal(
+                NakCode::InvalidRequest,
+                Some(Status::RemoteInvalidRequest),
+            ));
         }
         let total = received.saturating_add(length);
         if total > wr.local.length {
-            return Err(Refusal::Fatal(NakCode::InvalidRequest, Some(Status::LocalLengthError)));
+            return Err(Refusal::Fatal(
+                NakCode::InvalidRequest,
+                Some(Status::LocalLengthError),
+            ));
         }
-        if request.invalidate.is_some_and(|rkey| !memory.may_invalidate(rkey)) {
-            return Err(Refusal::Fatal(NakCode::RemoteAccessError, Some(Status::RemoteInvalidRequest)));
+        if request
+            .invalidate
+            .is_some_and(|rkey| !memory.may_invalidate(rkey))
+        {
+            return Err(Refusal::Fatal(
+                NakCode::RemoteAccessError,
+                Some(Status::RemoteInvalidRequest),
+            ));
         }
-        if memory.write(wr.local.key, wr.local.offset + received as u64, request.payload).is_none() {
-            return Err(Refusal::Fatal(NakCode::RemoteOperationalError, Some(Status::LocalProtectionError)));
+        if memory
+            .write(wr.local.key, wr.local.offset + received as u64, request.payload)
+            .is_none()
+        {
+            return Err(Refusal::Fatal(
+                NakCode::RemoteOperationalError,
+                Some(Status::LocalProtectionError),
+            ));
         }
         if !request.is_last {
             self.arriving = Arriving::Send { received: total };
@@ -273,14 +314,22 @@ impl Responder {
     ) -> Result<Option<Received>, Refusal> {
         let payload = request.payload.len() as u32;
         // The last packet carries all the rest, every other one exactly a full packet of more than that.
-        let fits = if request.is_last { rest <= self.pmtu } else { rest > self.pmtu };
+        let fits = if request.is_last {
+            rest <= self.pmtu
+        } else {
+            rest > self.pmtu
+        };
         if !fits || payload != rest.min(self.pmtu) || request.pad != pad_of(payload) {
             return Err(INVALID);
         }
         memory.write(key, offset, request.payload).ok_or(NO_ACCESS)?;
         if !request.is_last {
-            self.arriving =
-                Arriving::Write { key, offset: offset + payload as u64, rest: rest - payload, length };
+            self.arriving = Arriving::Write {
+                key,
+                offset: offset + payload as u64,
+                rest: rest - payload,
+                length,
+            };
             return Ok(None);
         }
         self.arriving = Arriving::Nothing;
@@ -291,7 +340,11 @@ impl Responder {
     }
 
     /// Where a WRITE goes. Without bytes, key and address are not looked at.
-    fn check_target(&self, target: Option<Target>, memory: &Memory) -> Result<(MemoryKey, u64, u32), Refusal> {
+    fn check_target(
+        &self,
+        target: Option<Target>,
+        memory: &Memory,
+    ) -> Result<(MemoryKey, u64, u32), Refusal> {
         let Some(Target { va, rkey, length }) = target.filter(|t| t.length <= MESSAGE_MAX) else {
             return Err(INVALID);
         };

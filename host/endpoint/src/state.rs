@@ -42,6 +42,10 @@ impl QpState {
 
     /// [`QpState::step`] with the error that names the QP.
     pub(crate) fn try_step(self, qpn: Qpn, event: QpEvent) -> Result<Self, QpError> {
-        self.step(event).ok_or(QpError::WrongState { qpn, state: self, event })
+        self.step(event).ok_or(QpError::WrongState {
+            qpn,
+            state: self,
+            event,
+        })
     }
 }

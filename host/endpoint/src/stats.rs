@@ -110,7 +110,10 @@ impl Stats {
 
     /// Frames not taken, by reason, the zeros left out.
     pub fn discards(&self) -> impl Iterator<Item = (Discard, u64)> + '_ {
-        Discard::ALL.iter().map(|&r| (r, self.discarded(r))).filter(|&(_, n)| n != 0)
+        Discard::ALL
+            .iter()
+            .map(|&r| (r, self.discarded(r)))
+            .filter(|&(_, n)| n != 0)
     }
 
     pub(crate) fn discard(&mut self, reason: Discard) {

@@ -20,7 +20,11 @@ pub struct LocalSlice {
 
 impl LocalSlice {
     /// No bytes at all.
-    pub const EMPTY: Self = Self { key: MemoryKey::NONE, offset: 0, length: 0 };
+    pub const EMPTY: Self = Self {
+        key: MemoryKey::NONE,
+        offset: 0,
+        length: 0,
+    };
 }
 
 /// What a send work request does at the other side.
@@ -66,7 +70,13 @@ pub struct SendWr {
 impl SendWr {
     /// A signaled, unsolicited request.
     pub const fn new(wr_id: u64, op: SendOp, local: LocalSlice) -> Self {
-        Self { wr_id, op, local, solicited: false, signaled: true }
+        Self {
+            wr_id,
+            op,
+            local,
+            solicited: false,
+            signaled: true,
+        }
     }
 }
 
