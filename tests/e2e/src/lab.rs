@@ -1,0 +1,273 @@
+//! Switches, hosts and a controller as an operator would start them, each in a namespace of its own.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use rand::{RngCore, SeedableRng};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use crate::net::{self, Namespace};
+use crate::process::{Process, castnet};
+
+/// MTU of the veth pairs: the largest RoCE path MTU and all headers fit.
+const MTU: u32 = 4300;
+
+/// A switch of a lab's plan: its name, and the names of what its ports lead to, hosts or switches.
+pub type Plan<'a> = &'a [(&'a str, &'a [&'a str])];
+
+/// One switch and four hosts.
+pub const STAR: Plan<'static> = &[("sw", &["h1", "h2", "h3", "h4"])];
+
+/// Three switches in two tiers, and six hosts.
+pub const TWO_TIERS: Plan<'static> =
+    &[("spine", &["leaf1", "leaf2"]), ("leaf1", &["h1", "h2", "h3"]), ("leaf2", &["h4", "h5", "h6"])];
+
+/// One transfer of a file from a host to others.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer<'a> {
+    /// The group's name.
+    pub group: &'a str,
+    /// The host that sends.
+    pub source: &'a str,
+    /// The hosts that receive.
+    pub receivers: &'a [&'a str],
+    /// `send` or `write`.
+    pub op: &'a str,
+    /// Bytes of the file.
+    pub size: usize,
+    /// What the file's bytes are drawn from.
+    pub seed: u64,
+}
+
+/// A running lab.
+pub struct Lab {
+    // Dropped in this order: processes before the namespaces they live in, the folder last.
+    controller: Option<Process>,
+    switches: Vec<(String, Process)>,
+    hosts: Vec<(String, Namespace)>,
+    _fabric: Vec<(String, Namespace)>,
+    folder: TempDir,
+}
+
+impl Lab {
+    /// Builds the namespaces of `plan`, starts its switches with `extra` flags and the controller, and waits until all are
+    /// ready.
+    pub fn start(plan: Plan<'_>, extra: &[&str]) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("castnet-e2e-").tempdir()?;
+        let mut fabric = Vec::new();
+        for (switch, _) in plan {
+            fabric.push((switch.to_string(), Namespace::new(switch)?));
+        }
+        let mut hosts: Vec<(String, Namespace)> = Vec::new();
+        for (switch, ends) in plan {
+            for end in *ends {
+                let here = &find(&fabric, switch).context("a switch of the plan")?;
+                if let Some(other) = find(&fabric, end) {
+                    net::veth(here, end, other, switch, MTU)?;
+                } else {
+                    let namespace = Namespace::new(end)?;
+                    net::veth(here, end, &namespace, "eth0", MTU)?;
+                    hosts.push((end.to_string(), namespace));
+                }
+            }
+        }
+        let mut lab = Self { controller: None, switches: Vec::new(), hosts, _fabric: fabric, folder };
+        for (switch, ends) in plan {
+            let up = plan.iter().filter(|(_, others)| others.contains(switch)).map(|(name, _)| *name);
+            let ports: Vec<&str> = ends.iter().copied().chain(up).collect();
+            lab.start_switch(switch, &ports, extra)?;
+        }
+        lab.start_controller()?;
+        Ok(lab)
+    }
+
+    fn start_switch(&mut self, name: &str, ports: &[&str], extra: &[&str]) -> Result<()> {
+        let namespace = find(&self._fabric, name).context("a switch of the plan")?;
+        let mut command = namespace.command(castnet());
+        command.args(["switch", "--name", name, "--listen", &self.socket(name)]).args(extra);
+        for port in ports {
+            command.args(["--port", &format!("{port}=af_packet:{port}")]);
+        }
+        let process = self.ready(name, command)?;
+        self.switches.retain(|(other, _)| other != name);
+        self.switches.push((name.to_string(), process));
+        Ok(())
+    }
+
+    /// Starts the controller, on the store of the one before if there was one.
+    pub fn start_controller(&mut self) -> Result<()> {
+        let mut command = Command::new(castnet());
+        command.arg("controller").args(["--listen", &self.socket("controller")]);
+        command.arg("--store").arg(self.folder.path().join("controller.redb"));
+        for (switch, _) in &self.switches {
+            command.args(["--switch", &format!("{switch}={}", self.socket(switch))]);
+        }
+        self.controller = Some(self.ready("controller", command)?);
+        Ok(())
+    }
+
+    /// Kills the controller as `kill -9` does.
+    pub fn kill_controller(&mut self) {
+        self.controller = None;
+    }
+
+    /// Starts `command` and waits for its ready file.
+    fn ready(&self, name: &str, mut command: Command) -> Result<Process> {
+        let file = self.folder.path().join(format!("{name}.ready"));
+        let _ = std::fs::remove_file(&file);
+        command.arg("--ready-file").arg(&file);
+        let mut process = Process::start(name, self.folder.path(), command)?;
+        process.wait_until("it was ready", |_| file.exists())?;
+        Ok(process)
+    }
+
+    /// The address of a switch's agent, or of the controller.
+    pub fn socket(&self, name: &str) -> String {
+        format!("unix:{}", self.folder.path().join(format!("{name}.sock")).display())
+    }
+
+    /// The lab's folder, for files of the test.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The namespace of a host.
+    pub fn host(&self, name: &str) -> Result<&Namespace> {
+        find(&self.hosts, name).with_context(|| format!("no host {name}"))
+    }
+
+    /// The IP address of a host: 10.0.0.N for hN.
+    pub fn ip(name: &str) -> String {
+        format!("10.0.0.{}", name.trim_start_matches('h'))
+    }
+
+    /// Runs `castnet` with `args` here, outside of all namespaces, and gives what it printed.
+    pub fn castnet(&self, args: &[&str]) -> Result<String> {
+        let out = Command::new(castnet()).args(args).output()?;
+        if !out.status.success() {
+            bail!("castnet {}: {}{}", args.join(" "), text(&out.stdout), text(&out.stderr));
+        }
+        Ok(text(&out.stdout))
+    }
+
+    /// The same with `--output json`, parsed.
+    pub fn castnet_json(&self, args: &[&str]) -> Result<serde_json::Value> {
+        let args: Vec<&str> = args.iter().copied().chain(["--output", "json"]).collect();
+        Ok(serde_json::from_str(&self.castnet(&args)?)?)
+    }
+
+    /// Creates the group of `transfer`.
+    pub fn create_group(&self, transfer: &Transfer<'_>) -> Result<()> {
+        let members = transfer.receivers.join(",");
+        self.castnet(&[
+            "group",
+            "create",
+            transfer.group,
+            "--source",
+            transfer.source,
+            "--members",
+            &members,
+            "--pmtu",
+            "4096",
+            "--controller",
+            &self.socket("controller"),
+        ])?;
+        Ok(())
+    }
+
+    /// Starts the hosts of `transfer`, receivers first. Each joins the group by itself.
+    pub fn start_transfer(&self, transfer: &Transfer<'_>) -> Result<RunningTransfer> {
+        let file = self.folder().join(format!("{}.bin", transfer.group));
+        let digest = write_random(&file, transfer.size, transfer.seed)?;
+        let start = |host: &str, verb: &str, rest: &[&str]| -> Result<Process> {
+            let mut command = self.host(host)?.command(castnet());
+            command.args(["host", verb, "--name", host, "--interface", "eth0"]);
+            command.args(["--ip", &format!("{}/24", Self::ip(host)), "--group", transfer.group]);
+            command.args(["--controller", &self.socket("controller"), "--output", "json"]).args(rest);
+            Process::start(&format!("{}-{host}", transfer.group), self.folder(), command)
+        };
+        let mut receivers = Vec::new();
+        for host in transfer.receivers {
+            let out = self.folder().join(format!("{}.{host}.out", transfer.group));
+            let process = start(host, "receive", &["--op", transfer.op, "--out", &out.to_string_lossy()])?;
+            receivers.push((host.to_string(), process, out));
+        }
+        let send = ["--op", transfer.op, "--file", &file.to_string_lossy()];
+        let source = start(transfer.source, "send", &send)?;
+        Ok(RunningTransfer { source, receivers, digest })
+    }
+
+    /// A whole transfer: create the group, send, check each receiver's bytes, destroy the group.
+    pub fn transfer(&self, transfer: &Transfer<'_>) -> Result<()> {
+        self.create_group(transfer)?;
+        self.start_transfer(transfer)?.finish()?;
+        self.castnet(&["group", "destroy", transfer.group, "--controller", &self.socket("controller")])?;
+        Ok(())
+    }
+
+    /// All that the switches and the controller have printed, for a failing test.
+    pub fn logs(&self) -> String {
+        let switches = self.switches.iter().map(|(name, process)| (name.as_str(), process));
+        let all = switches.chain(self.controller.as_ref().map(|c| ("controller", c)));
+        all.map(|(name, process)| format!("--- {name}\n{}", process.output())).collect()
+    }
+}
+
+/// A transfer under way.
+pub struct RunningTransfer {
+    /// The sending host.
+    pub source: Process,
+    receivers: Vec<(String, Process, PathBuf)>,
+    digest: String,
+}
+
+impl RunningTransfer {
+    /// Waits for its end, and demands that each receiver has exactly the bytes that were sent.
+    pub fn finish(mut self) -> Result<()> {
+        self.source.succeed()?;
+        for (host, process, out) in &mut self.receivers {
+            process.succeed()?;
+            let got = digest(out)?;
+            if got != self.digest {
+                bail!("{host} has SHA-256 {got}, sent was {}", self.digest);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find<'a>(all: &'a [(String, Namespace)], name: &str) -> Option<&'a Namespace> {
+    all.iter().find(|(n, _)| n == name).map(|(_, namespace)| namespace)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Writes `size` bytes drawn from `seed`; their SHA-256 in hexadecimal.
+fn write_random(path: &Path, size: usize, seed: u64) -> Result<String> {
+    let mut bytes = vec![0; size];
+    rand_chacha::ChaCha8Rng::seed_from_u64(seed).fill_bytes(&mut bytes);
+    File::create(path)?.write_all(&bytes)?;
+    Ok(hex(&Sha256::digest(&bytes)))
+}
+
+/// The SHA-256 of a file in hexadecimal.
+fn digest(path: &Path) -> Result<String> {
+    let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+    let (mut hasher, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(&hasher.finalize())),
+            n => hasher.update(&buffer[..n]),
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

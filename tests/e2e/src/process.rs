@@ -1,0 +1,109 @@
+//! The `castnet` binary as processes that are waited for by readiness, never by sleeping a guessed time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// How long any one step may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The binary under test, built once from this workspace.
+pub fn castnet() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let out = Command::new(cargo)
+            .args(["build", "--quiet", "--package", "castnet", "--message-format", "json"])
+            .output()
+            .expect("cargo runs");
+        assert!(out.status.success(), "castnet does not build: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout)
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+            .find(|path| path.file_name().is_some_and(|name| name == "castnet"))
+            .expect("cargo names the binary")
+    })
+}
+
+/// A running process whose output goes to a file that a failing test shows. Killed on drop.
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command`, output into `<folder>/<name>.log`.
+    pub fn start(name: &str, folder: &Path, mut command: Command) -> Result<Self> {
+        let log = folder.join(format!("{name}.log"));
+        let out = fs::OpenOptions::new().create(true).append(true).open(&log)?;
+        let child = command
+            .stdin(Stdio::null())
+            .stderr(out.try_clone()?)
+            .stdout(out)
+            .spawn()
+            .with_context(|| format!("starting {name}"))?;
+        Ok(Self { name: name.into(), child, log })
+    }
+
+    /// All that it has printed.
+    pub fn output(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until `ready` says yes; an error if the process ends first or the test's patience does.
+    pub fn wait_until(&mut self, what: &str, mut ready: impl FnMut(&Self) -> bool) -> Result<()> {
+        let start = Instant::now();
+        while !ready(self) {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended ({status}) before {what}:\n{}", self.name, self.output());
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("{} took over {PATIENCE:?} until {what}:\n{}", self.name, self.output());
+            }
+            std::thread::yield_now();
+            nix::poll::poll(&mut [], 10u8).ok();
+        }
+        Ok(())
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("{} did not end within {PATIENCE:?}:\n{}", self.name, self.output());
+            }
+            nix::poll::poll(&mut [], 10u8).ok();
+        }
+    }
+
+    /// Waits for its end, which must be success.
+    pub fn succeed(&mut self) -> Result<()> {
+        let status = self.wait()?;
+        if !status.success() {
+            bail!("{} failed ({status}):\n{}", self.name, self.output());
+        }
+        Ok(())
+    }
+
+    /// Kills it at once, as `kill -9` does.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
