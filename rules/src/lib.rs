@@ -14,6 +14,7 @@ mod check;
 mod draft;
 mod fault;
 mod file;
+mod generate;
 mod group;
 mod reader;
 mod route;
@@ -22,6 +23,7 @@ mod text;
 
 pub use draft::{GroupDraft, HopDraft, MemberDraft, PathDraft, RouteDraft};
 pub use fault::{Fault, FaultKind, Faults, Position};
+pub use generate::TWO_TIER_EXAMPLE;
 pub use group::{DEFAULT_STALL_TIMEOUT_MS, HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
 pub use ipnet::Ipv4Net;
 pub use route::{Route, RouteHop};
