@@ -210,17 +210,19 @@ impl Multicast {
         if self.phase == Phase::Learning {
             self.learn(psn);
         }
-        if psn.is_after(self.newest) {
+        // In this order: AggAckPSN is the one measure, and nothing beyond the half circle after it is taken as newer. So all
+        // PSNs that are kept lie within one half circle, where comparisons are safe from the wrap.
+        if !psn.is_after(self.agg_ack) {
+            self.on_acknowledged_data(ack_request, out);
+        } else if psn.is_after(self.newest) {
             if !self.is_outstanding() {
                 self.progress(now);
             }
             self.newest = psn;
             // No AckPSN is beyond the newest data, so nobody has this packet and nobody need be asked.
             replicate(self.receivers(), out);
-        } else if psn.is_after(self.agg_ack) {
-            self.on_retransmission(psn, out);
         } else {
-            self.on_acknowledged_data(ack_request, out);
+            self.on_retransmission(psn, out);
         }
     }
 
