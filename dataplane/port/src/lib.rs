@@ -24,15 +24,22 @@
 //! assert_eq!(batch.len(), 1);
 //! # Ok::<(), std::io::Error>(())
 //! ```
+pub mod af_packet;
+mod checksum;
+pub mod faulty;
 pub mod memory;
+pub mod pcap;
 pub mod pool;
 mod port;
 pub mod sleep;
 pub mod spec;
 
+pub use af_packet::{AfPacketPort, AfPacketSpec};
 pub use castnet_wire::{BATCH, Batch, FrameBuf};
+pub use faulty::{FaultControl, FaultCounts, Faults, Faulty};
 pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};
+pub use pcap::{PcapPort, PcapSpec};
 pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};
 pub use port::{BoxPort, Port, PortLink, PortStats, Sides};
 pub use sleep::{Sleeper, Waker};
-pub use spec::{OpenError, PortSpec};
+pub use spec::{Backend, BadPortSpec, OpenError, PortSpec};

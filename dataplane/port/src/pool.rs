@@ -294,6 +294,17 @@ impl PoolBuf {
         true
     }
 
+    /// Byte `at` of the frame.
+    pub fn byte(&self, mut at: usize) -> Option<u8> {
+        for segment in self.segments() {
+            match segment.get(at) {
+                Some(byte) => return Some(*byte),
+                None => at -= segment.len(),
+            }
+        }
+        None
+    }
+
     /// All bytes, copied. For tests and slow paths.
     pub fn to_vec(&self) -> Vec<u8> {
         self.segments().concat()

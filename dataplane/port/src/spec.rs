@@ -1,9 +1,18 @@
 //! What a port is, before a thread opens it.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::memory::MemEnd;
+use castnet_wire::Nanos;
+
+use crate::af_packet::AfPacketSpec;
+use crate::faulty::{FaultControl, Faults};
+use crate::memory::{MemEnd, MemLink, MemLinkConfig};
+use crate::pcap::PcapSpec;
 use crate::pool::Pool;
 use crate::port::{BoxPort, Sides};
 
@@ -60,22 +69,79 @@ pub enum OpenError {
     },
 }
 
-/// What a port is. It can be sent to the thread that will use it.
+/// A backend that this crate does not know.
+pub trait Backend: fmt::Debug + Send + Sync {
+    /// Opens the port for the thread that owns `pool`.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    fn open(&self, pool: &Pool, sides: Sides) -> Result<BoxPort, OpenError>;
+
+    /// How an operator writes it.
+    fn text(&self) -> String;
+}
+
+/// What a port is. It can be sent to the thread that will use it, and clones are the same port.
+///
+/// As text (`FromStr`, `Display`): the kind, a colon, what it needs, and options, all with commas between:
+///
+/// - `af_packet:eth0`; options `rx=FRAMES`, `tx=FRAMES` (ring sizes), `promiscuous=no`, `bypass=no` (send through the
+///   queueing discipline), `offloads=keep`.
+/// - `pcap:in.pcap,out.pcapng`; either may be left out, as in `pcap:,out.pcap`; options `timed=yes`, `mtu=BYTES`.
+/// - `memory:NAME`: a link inside this process. The first to name it has one end, the second the other.
+/// - For each kind, faults on both directions, or on one with `rx.` or `tx.` before: `loss=1%` (or `0.01`),
+///   `duplicate=`, `reorder=`, `corrupt=`, `delay=50us`, `jitter=1ms`; and `seed=NUMBER`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum PortSpec {
     /// An end of a link inside this process.
     Memory(MemEnd),
+    /// Capture files.
+    Pcap(PcapSpec),
+    /// A real interface.
+    AfPacket(AfPacketSpec),
+    /// Another port behind a fault injector.
+    Faulty(Box<PortSpec>, FaultControl),
+    /// Anything else.
+    Custom(Arc<dyn Backend>),
 }
 
 impl PortSpec {
-    /// Opens the port for the thread that owns `pool`.
+    /// Opens the port for the thread that owns `pool`, the only one or the first to do so.
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<BoxPort, OpenError> {
+        self.open_queue(pool, sides, 0)
+    }
+
+    /// The same for one of several threads, counted from 0. Their fault injectors take different parts of the seed's
+    /// stream; nothing else differs.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_queue(&self, pool: &Pool, sides: Sides, queue: usize) -> Result<BoxPort, OpenError> {
+        Ok(match self {
+            Self::Memory(end) => Box::new(end.open(pool, sides)),
+            Self::Pcap(spec) => Box::new(spec.open(pool, sides)?),
+            Self::AfPacket(spec) => Box::new(spec.open(pool, sides)?),
+            Self::Faulty(inner, control) => {
+                Box::new(control.wrap(inner.open_queue(pool, sides, queue)?, queue))
+            }
+            Self::Custom(backend) => backend.open(pool, sides)?,
+        })
+    }
+
+    /// This port behind a fault injector.
+    pub fn with_faults(self, control: FaultControl) -> Self {
+        Self::Faulty(Box::new(self), control)
+    }
+
+    /// The handle on its fault injector, where it has one.
+    pub fn faults(&self) -> Option<&FaultControl> {
         match self {
-            Self::Memory(end) => Ok(Box::new(end.open(pool, sides))),
+            Self::Faulty(_, control) => Some(control),
+            _ => None,
         }
     }
 }
@@ -83,5 +149,318 @@ impl PortSpec {
 impl From<MemEnd> for PortSpec {
     fn from(end: MemEnd) -> Self {
         Self::Memory(end)
+    }
+}
+
+impl From<AfPacketSpec> for PortSpec {
+    fn from(spec: AfPacketSpec) -> Self {
+        Self::AfPacket(spec)
+    }
+}
+
+impl From<PcapSpec> for PortSpec {
+    fn from(spec: PcapSpec) -> Self {
+        Self::Pcap(spec)
+    }
+}
+
+impl fmt::Display for PortSpec {
+    /// The kind and what it needs; of the options, only that there are faults, since these change.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = |p: &Option<PathBuf>| p.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
+        match self {
+            Self::Memory(end) => write!(f, "memory:{}", end.name()),
+            Self::Pcap(spec) => write!(f, "pcap:{},{}", path(&spec.input), path(&spec.output)),
+            Self::AfPacket(spec) => write!(f, "af_packet:{}", spec.interface),
+            Self::Faulty(inner, control) => write!(f, "{inner},seed={}", control.seed()),
+            Self::Custom(backend) => f.write_str(&backend.text()),
+        }
+    }
+}
+
+/// A text that names no port.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no port: {reason}")]
+pub struct BadPortSpec {
+    /// The text.
+    pub text: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl FromStr for PortSpec {
+    type Err = BadPortSpec;
+
+    fn from_str(text: &str) -> Result<Self, BadPortSpec> {
+        parse(text).map_err(|reason| BadPortSpec {
+            text: text.to_owned(),
+            reason,
+        })
+    }
+}
+
+const KINDS: &str = "af_packet:INTERFACE, pcap:IN,OUT or memory:NAME";
+
+fn parse(text: &str) -> Result<PortSpec, String> {
+    let (kind, rest) = text.split_once(':').ok_or_else(|| format!("write {KINDS}"))?;
+    let mut options = Options::default();
+    let mut plain = Vec::new();
+    for part in rest.split(',') {
+        match part.split_once('=') {
+            None if options.0.is_empty() => plain.push(part),
+            None => return Err(format!("`{part}` comes after an option: options go last")),
+            Some((key, value)) => options.0.push((key, value)),
+        }
+    }
+    let mut spec = match kind {
+        "af_packet" => PortSpec::AfPacket(af_packet(&plain, &mut options)?),
+        "pcap" => PortSpec::Pcap(pcap(&plain, &mut options)?),
+        "memory" => PortSpec::Memory(memory(&plain)?),
+        _ => return Err(format!("unknown kind `{kind}`: write {KINDS}")),
+    };
+    if let Some(control) = faults(&mut options)? {
+        spec = spec.with_faults(control);
+    }
+    match options.0.first() {
+        Some((key, _)) => Err(format!("{kind} has no option `{key}`")),
+        None => Ok(spec),
+    }
+}
+
+fn af_packet(plain: &[&str], options: &mut Options<'_>) -> Result<AfPacketSpec, String> {
+    let [interface] = plain else {
+        return Err("write af_packet:INTERFACE".into());
+    };
+    // The kernel's limit: IFNAMSIZ with the zero at the end.
+    if interface.is_empty() || interface.len() > 15 || interface.contains(['/', ' ']) {
+        return Err(format!("`{interface}` cannot be an interface's name"));
+    }
+    let mut spec = AfPacketSpec::new(*interface);
+    let ring = |frames: usize| {
+        if (1..=1 << 20).contains(&frames) {
+            Some(frames)
+        } else {
+            None
+        }
+    };
+    if let Some(frames) = options.take("rx", "a number of frames from 1 to 1048576", |v| {
+        v.parse().ok().and_then(ring)
+    })? {
+        spec.rx_frames = frames;
+    }
+    if let Some(frames) = options.take("tx", "a number of frames from 1 to 1048576", |v| {
+        v.parse().ok().and_then(ring)
+    })? {
+        spec.tx_frames = frames;
+    }
+    if let Some(yes) = options.take("promiscuous", "yes or no", yes_or_no)? {
+        spec.promiscuous = yes;
+    }
+    if let Some(yes) = options.take("bypass", "yes or no", yes_or_no)? {
+        spec.qdisc_bypass = yes;
+    }
+    if options
+        .take("offloads", "keep", |v| (v == "keep").then_some(()))?
+        .is_some()
+    {
+        spec.keep_offloads = true;
+    }
+    Ok(spec)
+}
+
+fn pcap(plain: &[&str], options: &mut Options<'_>) -> Result<PcapSpec, String> {
+    let path = |p: &str| {
+        if p.is_empty() {
+            None
+        } else {
+            Some(PathBuf::from(p))
+        }
+    };
+    let (input, output) = match plain {
+        [input] => (path(input), None),
+        [input, output] => (path(input), path(output)),
+        _ => return Err("write pcap:IN,OUT".into()),
+    };
+    if input.is_none() && output.is_none() {
+        return Err("neither a file to read nor one to write: write pcap:IN,OUT".into());
+    }
+    let mut spec = PcapSpec::new(input, output);
+    if let Some(yes) = options.take("timed", "yes or no", yes_or_no)? {
+        spec.timed = yes;
+    }
+    let mtu = |v: &str| v.parse().ok().filter(|mtu| (68..=9198).contains(mtu));
+    if let Some(mtu) = options.take("mtu", "bytes, from 68 to 9198", mtu)? {
+        spec.mtu = mtu;
+    }
+    Ok(spec)
+}
+
+/// The ends of links that were named once.
+static NAMED: Mutex<BTreeMap<String, Option<MemEnd>>> = Mutex::new(BTreeMap::new());
+
+fn memory(plain: &[&str]) -> Result<MemEnd, String> {
+    let name = match plain {
+        [name] if !name.is_empty() => *name,
+        _ => return Err("write memory:NAME".into()),
+    };
+    let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+    match named.get_mut(name) {
+        None => {
+            let (near, far) = MemLink::pair(&MemLinkConfig::between(
+                &format!("{name}.0"),
+                &format!("{name}.1"),
+            ));
+            named.insert(name.to_owned(), Some(far));
+            Ok(near)
+        }
+        Some(far) => far
+            .take()
+            .ok_or_else(|| format!("both ends of the link `{name}` are taken")),
+    }
+}
+
+fn faults(options: &mut Options<'_>) -> Result<Option<FaultControl>, String> {
+    let seed = options.take("seed", "a number", |v| v.parse().ok())?;
+    let both = direction(options, "", Faults::NONE)?;
+    let (rx, tx) = (direction(options, "rx.", both)?, direction(options, "tx.", both)?);
+    if seed.is_none() && (rx, tx) == (Faults::NONE, Faults::NONE) {
+        return Ok(None);
+    }
+    Ok(Some(FaultControl::new(seed.unwrap_or(0)).with(rx, tx)))
+}
+
+fn direction(options: &mut Options<'_>, prefix: &str, start: Faults) -> Result<Faults, String> {
+    let mut faults = start;
+    for (name, field) in [
+        ("loss", &mut faults.loss),
+        ("duplicate", &mut faults.duplicate),
+        ("reorder", &mut faults.reorder),
+        ("corrupt", &mut faults.corrupt),
+    ] {
+        let what = "a probability such as 1% or 0.01";
+        if let Some(p) = options.take(&format!("{prefix}{name}"), what, probability)? {
+            *field = p;
+        }
+    }
+    for (name, field) in [("delay", &mut faults.delay), ("jitter", &mut faults.jitter)] {
+        let what = "a time such as 50us or 1ms";
+        if let Some(time) = options.take(&format!("{prefix}{name}"), what, duration)? {
+            *field = time;
+        }
+    }
+    Ok(faults)
+}
+
+/// Options that have not been understood yet.
+#[derive(Default)]
+struct Options<'a>(Vec<(&'a str, &'a str)>);
+
+impl Options<'_> {
+    fn take<T>(
+        &mut self,
+        key: &str,
+        what: &str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<T>, String> {
+        let Some(at) = self.0.iter().position(|(k, _)| *k == key) else {
+            return Ok(None);
+        };
+        let (_, value) = self.0.remove(at);
+        read(value)
+            .map(Some)
+            .ok_or_else(|| format!("`{key}={value}`: must be {what}"))
+    }
+}
+
+fn yes_or_no(value: &str) -> Option<bool> {
+    match value {
+        "yes" => Some(true),
+        "no" => Some(false),
+        _ => None,
+    }
+}
+
+fn probability(value: &str) -> Option<f64> {
+    let p = match value.strip_suffix('%') {
+        Some(percent) => percent.parse::<f64>().ok()? / 100.0,
+        None => value.parse().ok()?,
+    };
+    (0.0..=1.0).contains(&p).then_some(p)
+}
+
+fn duration(value: &str) -> Option<Nanos> {
+    let digits = value.find(|c: char| !c.is_ascii_digit())?;
+    let number: u64 = value[..digits].parse().ok()?;
+    let unit = match &value[digits..] {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    number.checked_mul(unit).map(Nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_operators_write_is_understood() {
+        let PortSpec::AfPacket(spec) = "af_packet:eth0,rx=64,tx=32,bypass=no".parse().unwrap() else {
+            panic!()
+        };
+        assert_eq!(
+            (spec.interface.as_str(), spec.rx_frames, spec.tx_frames),
+            ("eth0", 64, 32)
+        );
+        assert_eq!((spec.qdisc_bypass, spec.promiscuous), (false, true));
+
+        let PortSpec::Pcap(spec) = "pcap:a.pcap,b.pcapng,timed=yes".parse().unwrap() else {
+            panic!()
+        };
+        assert_eq!(
+            (spec.input, spec.output),
+            (Some("a.pcap".into()), Some("b.pcapng".into()))
+        );
+        assert!(spec.timed);
+
+        let spec: PortSpec = "memory:spec-test,loss=1%,tx.loss=0.5,rx.delay=50us,seed=7"
+            .parse()
+            .unwrap();
+        let control = spec.faults().unwrap();
+        let [rx, tx] = control.faults();
+        assert_eq!(
+            (control.seed(), tx.loss, rx.delay, tx.delay),
+            (7, 0.5, Nanos::from_micros(50), Nanos::ZERO)
+        );
+        assert!((rx.loss - 0.01).abs() < 1e-9);
+        assert!("memory:spec-test".parse::<PortSpec>().is_ok());
+        let third = "memory:spec-test".parse::<PortSpec>().unwrap_err();
+        assert!(third.to_string().contains("both ends"), "{third}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, word) in [
+            ("eth0", "af_packet:INTERFACE"),
+            ("dpdk:0", "unknown kind `dpdk`"),
+            ("af_packet:", "interface's name"),
+            ("af_packet:a-name-that-is-too-long", "interface's name"),
+            ("af_packet:eth0,eth1", "write af_packet:INTERFACE"),
+            ("af_packet:eth0,speed=9", "no option `speed`"),
+            ("af_packet:eth0,rx=0", "`rx=0`: must be a number of frames"),
+            ("af_packet:eth0,rx=8,eth1", "options go last"),
+            ("pcap:", "neither"),
+            ("pcap:a,b,c", "write pcap:IN,OUT"),
+            ("pcap:a,timed=maybe", "yes or no"),
+            ("memory:", "write memory:NAME"),
+            ("af_packet:eth0,loss=2", "a probability"),
+            ("af_packet:eth0,delay=5", "a time"),
+            ("af_packet:eth0,delay=99999999999999999999s", "a time"),
+        ] {
+            let error = text.parse::<PortSpec>().unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
     }
 }

@@ -1,0 +1,314 @@
+//! Real interfaces through the kernel's packet sockets, with rings mapped into this process.
+//!
+//! - A port takes all frames that arrive at the interface, to whatever address, and none that leave it. Leave the
+//!   interface without IP addresses, or the kernel answers as well.
+//! - A VLAN tag that the kernel took off is put back. A UDP or TCP checksum that the kernel left to the device (its own
+//!   traffic over a veth pair has none) is filled in.
+//! - The interface's receive offloads (GRO, LRO), which glue several frames into one, are switched off, since a switch
+//!   must forward what was sent. The sender's segmentation offload at the other end of a veth pair has the same effect
+//!   and can only be switched off there ([`set_offloads`], or `ethtool -K IF tso off gso off`); until then its
+//!   super-frames are counted as [`TooLong`](DropReason::TooLong).
+//! - One thread receives; each thread that sends has its own socket and ring.
+
+mod sys;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr, Nanos};
+use nix::net::if_::if_nametoindex;
+
+use crate::checksum;
+use crate::pool::{Pool, PoolBuf};
+use crate::port::{Port, PortLink, PortStats, Sides, fits, frame_max};
+use crate::sleep::Sleeper;
+use crate::spec::OpenError;
+use sys::{RxRing, TxRing};
+
+/// A real interface, and how to use it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AfPacketSpec {
+    /// Its name, in the network namespace of the thread that opens it.
+    pub interface: String,
+    /// Frames that the receive ring holds.
+    pub rx_frames: usize,
+    /// Frames that each send ring holds.
+    pub tx_frames: usize,
+    /// Whether frames to other Ethernet addresses than the interface's own are taken, as a switch must.
+    pub promiscuous: bool,
+    /// Whether sent frames go to the device without passing the interface's queueing discipline.
+    pub qdisc_bypass: bool,
+    /// Whether receive offloads stay as they are.
+    pub keep_offloads: bool,
+}
+
+impl AfPacketSpec {
+    /// The interface of this name: rings of 2048 and 1024 frames, promiscuous, no queueing discipline, no offloads.
+    pub fn new(interface: impl Into<String>) -> Self {
+        Self {
+            interface: interface.into(),
+            rx_frames: 2048,
+            tx_frames: 1024,
+            promiscuous: true,
+            qdisc_bypass: true,
+            keep_offloads: false,
+        }
+    }
+
+    /// Opens it for the thread that owns `pool`.
+    ///
+    /// # Errors
+    /// No such interface, no permission, or a step of the set-up that the kernel refused.
+    pub fn open(&self, pool: &Pool, sides: Sides) -> Result<AfPacketPort, OpenError> {
+        let step = |step: &'static str, hint: &'static str| {
+            move |source: io::Error| match source.raw_os_error() {
+                Some(libc::ENODEV | libc::ENXIO) => OpenError::NoSuchInterface(self.interface.clone()),
+                Some(libc::EPERM | libc::EACCES) => OpenError::NoPermission {
+                    interface: self.interface.clone(),
+                },
+                _ => OpenError::SetUp {
+                    interface: self.interface.clone(),
+                    step,
+                    source,
+                    hint,
+                },
+            }
+        };
+        let index = if_nametoindex(self.interface.as_str())
+            .map_err(|_| OpenError::NoSuchInterface(self.interface.clone()))?;
+        let general = "is AF_PACKET in this kernel, and is this an Ethernet interface?";
+        let memory = "take smaller rings (rx=, tx=), or free memory";
+
+        let control = sys::packet_socket().map_err(step("socket", general))?;
+        let mac = sys::mac(&control, &self.interface).map_err(step("read the address", general))?;
+        let mtu = sys::mtu(&control, &self.interface).map_err(step("read the MTU", general))?;
+        let mtu = mtu.min(pool.frame_max().saturating_sub(frame_max(0)));
+
+        let rx = if sides.receives() {
+            if !self.keep_offloads {
+                // What an interface cannot do, it need not stop doing.
+                let _ = set_offloads_with(&control, &self.interface, &RECEIVE_OFFLOADS, false);
+            }
+            let fd = sys::packet_socket().map_err(step("socket", general))?;
+            sys::set_option(&fd, libc::PACKET_IGNORE_OUTGOING, &1)
+                .map_err(step("ignore outgoing frames", "needs Linux 4.20 or newer"))?;
+            let ring = RxRing::new(fd, self.rx_frames, frame_max(mtu))
+                .map_err(step("map the receive ring", memory))?;
+            sys::bind(ring.file(), index, true).map_err(step("bind", general))?;
+            if self.promiscuous {
+                sys::promiscuous(ring.file(), index).map_err(step("promiscuous mode", general))?;
+            }
+            Some(ring)
+        } else {
+            None
+        };
+
+        let fd = sys::packet_socket().map_err(step("socket", general))?;
+        if self.qdisc_bypass {
+            sys::set_option(&fd, libc::PACKET_QDISC_BYPASS, &1).map_err(step(
+                "bypass the queueing discipline",
+                "or open it with bypass=no",
+            ))?;
+        }
+        sys::send_buffer(&fd, self.tx_frames * frame_max(mtu));
+        let tx =
+            TxRing::new(fd, self.tx_frames, frame_max(mtu)).map_err(step("map the send ring", memory))?;
+        tx.bind(index).map_err(step("bind", general))?;
+
+        Ok(AfPacketPort {
+            interface: self.interface.clone(),
+            control,
+            mac,
+            mtu,
+            rx,
+            tx,
+            unkicked: false,
+            pool: pool.clone(),
+            stats: PortStats::default(),
+            missed: AtomicU64::new(0),
+        })
+    }
+}
+
+/// A real interface in the thread that uses it.
+#[derive(Debug)]
+pub struct AfPacketPort {
+    interface: String,
+    /// For questions about the interface.
+    control: OwnedFd,
+    mac: MacAddr,
+    mtu: usize,
+    rx: Option<RxRing>,
+    tx: TxRing,
+    /// Frames lie in the send ring that the kernel has not been told of, or did not take.
+    unkicked: bool,
+    pool: Pool,
+    stats: PortStats,
+    /// What the kernel had to drop; it forgets the number when asked.
+    missed: AtomicU64,
+}
+
+impl AfPacketPort {
+    /// Has the kernel send what is committed. Returns whether the interface is up as far as that shows.
+    fn kick(&mut self) -> bool {
+        match self.tx.kick() {
+            Ok(()) => self.unkicked = false,
+            Err(error) => {
+                self.unkicked = true;
+                return error.raw_os_error() != Some(libc::ENETDOWN);
+            }
+        }
+        true
+    }
+
+    fn send_one(&mut self, frame: &PoolBuf) -> Result<(), DropReason> {
+        let length = frame.length();
+        if length < frame_max(0) - 4 {
+            return Err(DropReason::Malformed);
+        }
+        if !fits(frame, self.mtu) {
+            return Err(DropReason::TooLong);
+        }
+        if self.tx.reserve().is_none() {
+            self.kick();
+        }
+        let slot = self.tx.reserve().ok_or(DropReason::TxFull)?;
+        frame.copy_to(slot);
+        self.tx.commit(length);
+        self.unkicked = true;
+        Ok(())
+    }
+}
+
+/// One frame out of the ring: a buffer, or why there is none.
+fn take(pool: &Pool, mut received: sys::Received<'_>) -> Result<PoolBuf, DropReason> {
+    let (wire_length, vlan, lacks_checksum) =
+        (received.wire_length(), received.vlan(), received.lacks_checksum());
+    let bytes = received.bytes();
+    if bytes.len() < wire_length {
+        return Err(DropReason::TooLong);
+    }
+    if lacks_checksum {
+        checksum::complete(bytes);
+    }
+    let frame = match (vlan, bytes.split_at_checked(12)) {
+        (Some(tag), Some((addresses, rest))) => pool.gather(&[addresses, &tag, rest]),
+        _ => pool.copy_from(bytes),
+    };
+    // There was room, so it is longer than this pool's frames.
+    frame.ok_or(DropReason::TooLong)
+}
+
+impl Port for AfPacketPort {
+    type Buf = PoolBuf;
+
+    fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
+        let Some(ring) = &mut self.rx else { return };
+        while !batch.is_full() && self.pool.has_room() {
+            let Some(received) = ring.next() else { break };
+            match take(&self.pool, received) {
+                Ok(frame) => {
+                    self.stats.count_received(frame.length());
+                    batch.push(frame);
+                }
+                Err(reason) => self.stats.count_drop(reason),
+            }
+        }
+    }
+
+    fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
+        if header > PoolBuf::HEAD {
+            None
+        } else {
+            original.replicate()
+        }
+    }
+
+    fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
+        self.pool.allocate(length)
+    }
+
+    fn send(&mut self, batch: &mut Batch<PoolBuf>) {
+        if batch.is_empty() {
+            return;
+        }
+        // What the kernel did not take last time tells whether the interface is down, before more is piled up.
+        let up = !self.unkicked || self.kick();
+        for frame in batch.drain(..) {
+            let sent = if up {
+                self.send_one(&frame)
+            } else {
+                Err(DropReason::PortDown)
+            };
+            match sent {
+                Ok(()) => self.stats.count_sent(frame.length()),
+                Err(reason) => self.stats.count_drop(reason),
+            }
+        }
+        if up {
+            self.kick();
+        }
+    }
+
+    fn info(&self) -> PortLink {
+        let up = sys::is_up(&self.control, &self.interface).unwrap_or(false);
+        PortLink {
+            name: self.interface.clone(),
+            mac: self.mac,
+            mtu: self.mtu,
+            up,
+        }
+    }
+
+    fn stats(&self) -> PortStats {
+        let now = self.rx.as_ref().map_or(0, RxRing::missed);
+        let rx_missed = self.missed.fetch_add(now, Ordering::Relaxed) + now;
+        PortStats {
+            rx_missed,
+            ..self.stats
+        }
+    }
+
+    fn ready(&self) -> bool {
+        self.rx.as_ref().is_some_and(|ring| !ring.is_empty())
+    }
+
+    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
+        match &self.rx {
+            Some(ring) => sleeper.add_file(ring.file().clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn poll(&mut self, _now: Nanos) {
+        if self.unkicked {
+            self.kick();
+        }
+    }
+}
+
+/// ethtool's commands that set one offload each (linux/ethtool.h): GRO.
+const RECEIVE_OFFLOADS: [u32; 1] = [0x2c];
+/// TX checksums, TSO, GSO and GRO.
+const ALL_OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, 0x2c];
+
+/// Switches the offloads of an interface that make the kernel hand over frames which no wire could carry: segmentation
+/// (TSO, GSO, GRO) and transmit checksums. Use it on the hosts' ends of veth pairs, where a switch stands in for the
+/// device that would have cut these frames.
+///
+/// # Errors
+/// No such interface, or no permission (CAP_NET_ADMIN). Offloads that an interface does not have are left out.
+pub fn set_offloads(interface: &str, on: bool) -> io::Result<()> {
+    set_offloads_with(&sys::packet_socket()?, interface, &ALL_OFFLOADS, on)
+}
+
+fn set_offloads_with(fd: &OwnedFd, interface: &str, commands: &[u32], on: bool) -> io::Result<()> {
+    for &command in commands {
+        match sys::ethtool_set(fd, interface, command, u32::from(on)) {
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}

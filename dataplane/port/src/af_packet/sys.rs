@@ -1,0 +1,459 @@
+//! The fence round the kernel's packet sockets: mapped rings, socket options and interface ioctls. All `unsafe` of this
+//! crate is here, and nothing else is.
+//!
+//! The rings are of TPACKET_V2 in both directions: one status word per frame, so a frame can be read as soon as it is
+//! there. TPACKET_V3 hands frames over in blocks, and a block that is not full is handed over only when its timer fires,
+//! a millisecond or a jiffy later; a RoCE sender that stalls at 128 unacknowledged packets would wait for that timer in
+//! every window, at every switch.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use castnet_wire::MacAddr;
+use libc::{c_int, c_void};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socket};
+
+/// Where a sent frame's bytes begin in its slot: after the header, and no `sockaddr_ll`.
+const TX_DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
+/// What a received frame's slot holds before the frame at most: header, `sockaddr_ll`, room to align the IP header.
+const RX_OVERHEAD: usize = 128;
+/// A block of ring memory; the kernel wants it contiguous, so not too large. Slots do not cross blocks.
+const BLOCK: usize = 1 << 16;
+
+/// The layout of one ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    slot: usize,
+    per_block: usize,
+    blocks: usize,
+}
+
+impl Layout {
+    fn new(frames: usize, frame_max: usize) -> Self {
+        let slot = (frame_max + RX_OVERHEAD)
+            .next_multiple_of(libc::TPACKET_ALIGNMENT)
+            .min(BLOCK);
+        let per_block = BLOCK / slot;
+        Self {
+            slot,
+            per_block,
+            blocks: frames.max(1).div_ceil(per_block),
+        }
+    }
+
+    fn slots(self) -> usize {
+        self.per_block * self.blocks
+    }
+
+    fn bytes(self) -> usize {
+        self.blocks * BLOCK
+    }
+
+    fn offset(self, index: usize) -> usize {
+        index / self.per_block * BLOCK + index % self.per_block * self.slot
+    }
+}
+
+/// A ring's memory, shared with the kernel.
+#[derive(Debug)]
+struct Map {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Map {
+    fn new(fd: &OwnedFd, option: c_int, layout: Layout) -> io::Result<Self> {
+        set_option(
+            fd,
+            libc::PACKET_VERSION,
+            &(libc::tpacket_versions::TPACKET_V2 as c_int),
+        )?;
+        let request = libc::tpacket_req {
+            tp_block_size: BLOCK as u32,
+            tp_block_nr: layout.blocks as u32,
+            tp_frame_size: layout.slot as u32,
+            tp_frame_nr: layout.slots() as u32,
+        };
+        set_option(fd, option, &request)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice; nothing that exists is touched. The descriptor
+        // is open, and the result is checked.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                layout.bytes(),
+                protection,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(Self { base, layout })
+    }
+
+    fn header(&self, index: usize) -> NonNull<libc::tpacket2_hdr> {
+        assert!(
+            index < self.layout.slots(),
+            "slot {index} of {}",
+            self.layout.slots()
+        );
+        // SAFETY: the index is in the ring, so the offset and the slot after it lie inside the mapping, which is less
+        // than isize::MAX bytes.
+        unsafe { self.base.add(self.layout.offset(index)).cast() }
+    }
+
+    fn status(&self, index: usize) -> &AtomicU32 {
+        let header = self.header(index).as_ptr();
+        // SAFETY: the status word is the header's first field, lies inside the mapping for as long as `self`, is aligned
+        // (slots are aligned to 16 bytes), and is accessed by both this program and the kernel only as one word.
+        unsafe { AtomicU32::from_ptr(&raw mut (*header).tp_status) }
+    }
+
+    /// Bytes `from..from + length` of a slot, cut off at its end.
+    ///
+    /// # Safety
+    /// The slot must be the caller's by its status, and no other slice of it may exist.
+    unsafe fn bytes(&mut self, index: usize, from: usize, length: usize) -> &mut [u8] {
+        let from = from.min(self.layout.slot);
+        let length = length.min(self.layout.slot - from);
+        let slot = self.header(index).cast::<u8>();
+        // SAFETY: inside the slot and so inside the mapping; by the caller's promise nobody else reads or writes it.
+        unsafe { std::slice::from_raw_parts_mut(slot.add(from).as_ptr(), length) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: this mapping was made in `new` with this length, and nothing borrows from it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast::<c_void>(), self.layout.bytes()) };
+    }
+}
+
+/// Received frames, in the order of arrival.
+#[derive(Debug)]
+pub(super) struct RxRing {
+    map: Map,
+    next: usize,
+    fd: Arc<OwnedFd>,
+}
+
+/// A received frame in its slot. Dropping it gives the slot back.
+pub(super) struct Received<'a> {
+    ring: &'a mut RxRing,
+    header: libc::tpacket2_hdr,
+}
+
+impl RxRing {
+    pub(super) fn new(fd: OwnedFd, frames: usize, frame_max: usize) -> io::Result<Self> {
+        let map = Map::new(&fd, libc::PACKET_RX_RING, Layout::new(frames, frame_max))?;
+        Ok(Self {
+            map,
+            next: 0,
+            fd: Arc::new(fd),
+        })
+    }
+
+    pub(super) fn file(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.map.status(self.next).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0
+    }
+
+    pub(super) fn next(&mut self) -> Option<Received<'_>> {
+        if self.is_empty() {
+            return None;
+        }
+        let header = self.map.header(self.next);
+        // SAFETY: the status, read with acquire order, says that the kernel has written this slot and left it to us.
+        let header = unsafe { header.read() };
+        Some(Received { ring: self, header })
+    }
+
+    /// Frames that the kernel had no slot for since the last call.
+    pub(super) fn missed(&self) -> u64 {
+        // SAFETY: plain integers, for which all zeros are a value.
+        let mut stats: libc::tpacket_stats = unsafe { std::mem::zeroed() };
+        let mut length = size_of_val(&stats) as libc::socklen_t;
+        let (fd, out) = (self.fd.as_raw_fd(), (&raw mut stats).cast::<c_void>());
+        // SAFETY: `out` and `length` describe the memory of `stats`, which outlives the call.
+        let rc = unsafe {
+            libc::getsockopt(
+                fd,
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                out,
+                &raw mut length,
+            )
+        };
+        if rc == 0 { u64::from(stats.tp_drops) } else { 0 }
+    }
+}
+
+impl Received<'_> {
+    /// The frame as far as it fitted into the slot.
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        let (from, length) = (usize::from(self.header.tp_mac), self.header.tp_snaplen as usize);
+        let index = self.ring.next;
+        // SAFETY: the slot is ours until `drop` sets its status, and `self` is the only `Received` of the ring.
+        unsafe { self.ring.map.bytes(index, from, length) }
+    }
+
+    /// Its length on the wire, without a VLAN tag that was taken off.
+    pub(super) fn wire_length(&self) -> usize {
+        self.header.tp_len as usize
+    }
+
+    /// Whether its UDP or TCP checksum is still to be filled in: the kernel leaves that to the device, and over a veth
+    /// pair there is none.
+    pub(super) fn lacks_checksum(&self) -> bool {
+        self.header.tp_status & libc::TP_STATUS_CSUMNOTREADY != 0
+    }
+
+    /// The VLAN tag that the kernel took off, as it was on the wire.
+    pub(super) fn vlan(&self) -> Option<[u8; 4]> {
+        if self.header.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
+            return None;
+        }
+        let known = self.header.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+        let [a, b] = if known { self.header.tp_vlan_tpid } else { 0x8100 }.to_be_bytes();
+        let [c, d] = self.header.tp_vlan_tci.to_be_bytes();
+        Some([a, b, c, d])
+    }
+}
+
+impl Drop for Received<'_> {
+    fn drop(&mut self) {
+        let ring = &mut *self.ring;
+        ring.map
+            .status(ring.next)
+            .store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        ring.next = (ring.next + 1) % ring.map.layout.slots();
+    }
+}
+
+/// Frames to be sent.
+#[derive(Debug)]
+pub(super) struct TxRing {
+    map: Map,
+    next: usize,
+    fd: OwnedFd,
+}
+
+impl TxRing {
+    pub(super) fn new(fd: OwnedFd, frames: usize, frame_max: usize) -> io::Result<Self> {
+        // A frame that the kernel finds malformed shall not block those behind it.
+        set_option(&fd, libc::PACKET_LOSS, &1)?;
+        let map = Map::new(&fd, libc::PACKET_TX_RING, Layout::new(frames, frame_max))?;
+        Ok(Self { map, next: 0, fd })
+    }
+
+    /// Ties it to an interface.
+    pub(super) fn bind(&self, interface: u32) -> io::Result<()> {
+        bind(&self.fd, interface, false)
+    }
+
+    /// The memory for the next frame, or `None` while the kernel still holds it.
+    pub(super) fn reserve(&mut self) -> Option<&mut [u8]> {
+        match self.map.status(self.next).load(Ordering::Acquire) {
+            libc::TP_STATUS_AVAILABLE | libc::TP_STATUS_WRONG_FORMAT => {}
+            _ => return None,
+        }
+        let index = self.next;
+        // SAFETY: the status, read with acquire order, says that the slot is ours; the slice borrows the ring, so there
+        // is no second one before `commit`.
+        Some(unsafe { self.map.bytes(index, TX_DATA, usize::MAX) })
+    }
+
+    /// Gives what was reserved to the kernel; it goes at the next [`TxRing::kick`].
+    pub(super) fn commit(&mut self, length: usize) {
+        let header = self.map.header(self.next).as_ptr();
+        // SAFETY: the slot is ours (reserved), and the field lies inside it.
+        unsafe { (&raw mut (*header).tp_len).write(length as u32) };
+        self.map
+            .status(self.next)
+            .store(libc::TP_STATUS_SEND_REQUEST, Ordering::Release);
+        self.next = (self.next + 1) % self.map.layout.slots();
+    }
+
+    /// Has the kernel send what was committed.
+    pub(super) fn kick(&self) -> io::Result<()> {
+        send(self.fd.as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT)?;
+        Ok(())
+    }
+}
+
+/// A packet socket that receives nothing until it is bound.
+pub(super) fn packet_socket() -> io::Result<OwnedFd> {
+    Ok(socket(
+        AddressFamily::Packet,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        None,
+    )?)
+}
+
+/// Ties a socket to an interface. With `receive` it gets all frames, else none.
+pub(super) fn bind(fd: &OwnedFd, interface: u32, receive: bool) -> io::Result<()> {
+    // SAFETY: plain integers, for which all zeros are a value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_ifindex = interface as c_int;
+    address.sll_protocol = if receive {
+        (libc::ETH_P_ALL as u16).to_be()
+    } else {
+        0
+    };
+    let length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the pointer and the length describe `address`, which outlives the call.
+    let rc = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
+    check(rc)
+}
+
+/// Takes frames to all Ethernet addresses, for as long as the socket is open.
+pub(super) fn promiscuous(fd: &OwnedFd, interface: u32) -> io::Result<()> {
+    let request = libc::packet_mreq {
+        mr_ifindex: interface as c_int,
+        mr_type: libc::PACKET_MR_PROMISC as u16,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    set_option(fd, libc::PACKET_ADD_MEMBERSHIP, &request)
+}
+
+/// Sets an option of the packet layer that takes a plain value.
+pub(super) fn set_option<T: Copy>(fd: &OwnedFd, option: c_int, value: &T) -> io::Result<()> {
+    set_any_option(fd, libc::SOL_PACKET, option, value)
+}
+
+/// Lets the kernel hold `bytes` of sent frames before it says that it is full; beyond the system's limit where the
+/// process may.
+pub(super) fn send_buffer(fd: &OwnedFd, bytes: usize) {
+    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    if set_any_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes).is_err() {
+        let _ = set_any_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes);
+    }
+}
+
+fn set_any_option<T: Copy>(fd: &OwnedFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
+    let (pointer, length) = (
+        (&raw const *value).cast::<c_void>(),
+        size_of::<T>() as libc::socklen_t,
+    );
+    // SAFETY: pointer and length describe `value`, which outlives the call; the kernel only reads it.
+    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, pointer, length) };
+    check(rc)
+}
+
+/// The MTU of an interface, in bytes.
+pub(super) fn mtu(fd: &OwnedFd, interface: &str) -> io::Result<usize> {
+    let request = ask(fd, interface, libc::SIOCGIFMTU)?;
+    // SAFETY: the kernel has filled in this member of the union; any bits are an integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    usize::try_from(mtu).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// The Ethernet address of an interface. `InvalidData` where it is no Ethernet interface.
+pub(super) fn mac(fd: &OwnedFd, interface: &str) -> io::Result<MacAddr> {
+    let request = ask(fd, interface, libc::SIOCGIFHWADDR)?;
+    // SAFETY: the kernel has filled in this member of the union; any bits are integers.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    if ![libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&address.sa_family) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "not an Ethernet interface",
+        ));
+    }
+    let mut bytes = [0; 6];
+    for (byte, from) in bytes.iter_mut().zip(address.sa_data) {
+        *byte = from.cast_unsigned();
+    }
+    Ok(MacAddr(bytes))
+}
+
+/// Whether an interface is up and has a carrier.
+pub(super) fn is_up(fd: &OwnedFd, interface: &str) -> io::Result<bool> {
+    let request = ask(fd, interface, libc::SIOCGIFFLAGS)?;
+    // SAFETY: the kernel has filled in this member of the union; any bits are an integer.
+    let flags = c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+    Ok(flags & (libc::IFF_UP | libc::IFF_RUNNING) == libc::IFF_UP | libc::IFF_RUNNING)
+}
+
+/// Sets one of ethtool's switches of an interface.
+pub(super) fn ethtool_set(fd: &OwnedFd, interface: &str, command: u32, value: u32) -> io::Result<()> {
+    /// `struct ethtool_value` of linux/ethtool.h.
+    #[repr(C)]
+    struct EthtoolValue {
+        command: u32,
+        value: u32,
+    }
+    let mut argument = EthtoolValue { command, value };
+    let mut request = named(interface)?;
+    request.ifr_ifru.ifru_data = (&raw mut argument).cast();
+    // SAFETY: the request is a whole `ifreq` whose data points at an `ethtool_value`, as this command and these
+    // sub-commands want; both outlive the call.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+    check(rc)
+}
+
+fn ask(fd: &OwnedFd, interface: &str, what: libc::c_ulong) -> io::Result<libc::ifreq> {
+    let mut request = named(interface)?;
+    // SAFETY: the request is a whole `ifreq` with a name that ends in a zero, as these commands want, and outlives the
+    // call.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut request) };
+    check(rc)?;
+    Ok(request)
+}
+
+fn named(interface: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: integers and a union of integers and a pointer, for all of which zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if interface.len() >= request.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+fn check(rc: c_int) -> io::Result<()> {
+    if rc < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_lie_inside_blocks_and_do_not_overlap() {
+        for frame_max in [60, 1518, 4218, 9018, 9234, 60_000] {
+            let layout = Layout::new(700, frame_max);
+            assert!(layout.slots() >= 700 && layout.slot >= frame_max + RX_OVERHEAD);
+            for index in 0..layout.slots() {
+                let (start, end) = (layout.offset(index), layout.offset(index) + layout.slot);
+                assert_eq!(
+                    start / BLOCK,
+                    (end - 1) / BLOCK,
+                    "frame_max {frame_max}, slot {index}"
+                );
+                assert!(end <= layout.bytes() && start % libc::TPACKET_ALIGNMENT == 0);
+                assert!(index == 0 || layout.offset(index - 1) + layout.slot <= start);
+            }
+        }
+    }
+}

@@ -1,0 +1,547 @@
+//! A port that loses, repeats, delays, reorders and corrupts frames as a seed says.
+//!
+//! What happens to a frame depends on the seed, the direction, the port's queue and how many frames went before it in
+//! that direction; nothing else. Each frame takes the same eight words of a ChaCha8 stream whatever is switched on, so
+//! changing one rate does not change what the others hit.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use castnet_wire::{Batch, DropReason, FrameBuf, Nanos};
+use rand::{RngCore, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::pool::PoolBuf;
+use crate::port::{Port, PortLink, PortStats};
+use crate::sleep::Sleeper;
+
+/// Words of the random stream per frame.
+const WORDS: u128 = 8;
+/// Frames that one direction can hold back; what comes on top is not held.
+const HELD_MAX: usize = 4096;
+/// A reordered frame goes on after 1 to this many later ones ...
+const REORDER_DISTANCE: u64 = 8;
+/// ... or after this time, where none come.
+const REORDER_TIME: Nanos = Nanos::from_millis(1);
+
+/// What goes wrong in one direction. Probabilities are per frame, 0 to 1, and independent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// The frame is lost.
+    pub loss: f64,
+    /// It comes twice.
+    pub duplicate: f64,
+    /// Up to eight later frames overtake it.
+    pub reorder: f64,
+    /// One bit of it is wrong, anywhere.
+    pub corrupt: f64,
+    /// All frames come later by this.
+    pub delay: Nanos,
+    /// And by up to this more, each frame differently, so that they overtake one another.
+    pub jitter: Nanos,
+}
+
+impl Faults {
+    /// No faults.
+    pub const NONE: Self = Self {
+        loss: 0.0,
+        duplicate: 0.0,
+        reorder: 0.0,
+        corrupt: 0.0,
+        delay: Nanos::ZERO,
+        jitter: Nanos::ZERO,
+    };
+
+    /// Only loss.
+    pub const fn loss(probability: f64) -> Self {
+        Self {
+            loss: probability,
+            ..Self::NONE
+        }
+    }
+
+    fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+}
+
+/// What a fault injector has done in one direction, in frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounts {
+    /// Frames that came to it.
+    pub frames: u64,
+    /// Lost.
+    pub lost: u64,
+    /// Sent twice.
+    pub duplicated: u64,
+    /// Overtaken on purpose.
+    pub reordered: u64,
+    /// Corrupted.
+    pub corrupted: u64,
+    /// Delayed.
+    pub delayed: u64,
+}
+
+/// One direction, as its handle and its ports share it.
+#[derive(Debug, Default)]
+struct Direction {
+    /// Probabilities as numbers below 2^32 (2^32 is certain), and nanoseconds.
+    loss: AtomicU64,
+    duplicate: AtomicU64,
+    reorder: AtomicU64,
+    corrupt: AtomicU64,
+    delay: AtomicU64,
+    jitter: AtomicU64,
+    counts: [AtomicU64; 6],
+}
+
+/// The thresholds of one moment.
+#[derive(Clone, Copy)]
+struct Thresholds {
+    loss: u64,
+    duplicate: u64,
+    reorder: u64,
+    corrupt: u64,
+    delay: Nanos,
+    jitter: u64,
+}
+
+impl Direction {
+    fn set(&self, faults: Faults) {
+        let threshold = |p: f64| (p.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64;
+        self.loss.store(threshold(faults.loss), Ordering::Relaxed);
+        self.duplicate
+            .store(threshold(faults.duplicate), Ordering::Relaxed);
+        self.reorder.store(threshold(faults.reorder), Ordering::Relaxed);
+        self.corrupt.store(threshold(faults.corrupt), Ordering::Relaxed);
+        self.delay.store(faults.delay.0, Ordering::Relaxed);
+        self.jitter.store(faults.jitter.0, Ordering::Relaxed);
+    }
+
+    fn thresholds(&self) -> Thresholds {
+        Thresholds {
+            loss: self.loss.load(Ordering::Relaxed),
+            duplicate: self.duplicate.load(Ordering::Relaxed),
+            reorder: self.reorder.load(Ordering::Relaxed),
+            corrupt: self.corrupt.load(Ordering::Relaxed),
+            delay: Nanos(self.delay.load(Ordering::Relaxed)),
+            jitter: self.jitter.load(Ordering::Relaxed),
+        }
+    }
+
+    fn get(&self) -> Faults {
+        let t = self.thresholds();
+        let probability = |t: u64| t as f64 / (1_u64 << 32) as f64;
+        Faults {
+            loss: probability(t.loss),
+            duplicate: probability(t.duplicate),
+            reorder: probability(t.reorder),
+            corrupt: probability(t.corrupt),
+            delay: t.delay,
+            jitter: Nanos(t.jitter),
+        }
+    }
+
+    fn counts(&self) -> FaultCounts {
+        let [frames, lost, duplicated, reordered, corrupted, delayed] =
+            self.counts.each_ref().map(|c| c.load(Ordering::Relaxed));
+        FaultCounts {
+            frames,
+            lost,
+            duplicated,
+            reordered,
+            corrupted,
+            delayed,
+        }
+    }
+
+    fn add(&self, more: &FaultCounts) {
+        let more = [
+            more.frames,
+            more.lost,
+            more.duplicated,
+            more.reordered,
+            more.corrupted,
+            more.delayed,
+        ];
+        for (count, more) in self.counts.iter().zip(more).filter(|(_, more)| *more > 0) {
+            count.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A handle on a fault injector, from any thread, while it runs. Clones are the same injector; ports that were opened
+/// from one [`PortSpec`](crate::PortSpec) share it.
+#[derive(Clone, Debug)]
+pub struct FaultControl {
+    seed: u64,
+    /// Receive, send.
+    directions: Arc<[Direction; 2]>,
+}
+
+impl FaultControl {
+    /// An injector with this seed that does nothing yet.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            directions: Arc::default(),
+        }
+    }
+
+    /// The same with these faults for frames that are received and for those that are sent.
+    pub fn with(self, rx: Faults, tx: Faults) -> Self {
+        self.set_rx(rx);
+        self.set_tx(tx);
+        self
+    }
+
+    /// Its seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Changes what happens to frames that are received.
+    pub fn set_rx(&self, faults: Faults) {
+        self.directions[0].set(faults);
+    }
+
+    /// Changes what happens to frames that are sent.
+    pub fn set_tx(&self, faults: Faults) {
+        self.directions[1].set(faults);
+    }
+
+    /// What happens to frames that are received, and to those that are sent.
+    pub fn faults(&self) -> [Faults; 2] {
+        self.directions.each_ref().map(Direction::get)
+    }
+
+    /// Whether nothing happens to any frame.
+    pub fn is_idle(&self) -> bool {
+        self.faults().iter().all(Faults::is_none)
+    }
+
+    /// What it has done to frames that were received, and to those that were sent.
+    pub fn counts(&self) -> [FaultCounts; 2] {
+        self.directions.each_ref().map(Direction::counts)
+    }
+
+    /// Puts the injector in front of a port: its `queue`th, where several threads have opened it.
+    pub fn wrap<P: Port<Buf = PoolBuf>>(&self, inner: P, queue: usize) -> Faulty<P> {
+        let line = |direction: u64| Line::new(self.seed, queue as u64 * 2 + direction);
+        Faulty {
+            inner,
+            control: self.clone(),
+            rx: line(0),
+            tx: line(1),
+            now: Nanos::ZERO,
+            scratch: Batch::new(),
+            lost: 0,
+        }
+    }
+}
+
+/// A frame that waits for its time. In a heap the next one is on top.
+#[derive(Debug)]
+struct Held {
+    due: Nanos,
+    order: u64,
+    frame: PoolBuf,
+}
+
+impl Ord for Held {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        Reverse((self.due, self.order)).cmp(&Reverse((other.due, other.order)))
+    }
+}
+
+impl PartialOrd for Held {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Held {
+    fn eq(&self, other: &Self) -> bool {
+        (self.due, self.order) == (other.due, other.order)
+    }
+}
+
+impl Eq for Held {}
+
+/// A frame that is being overtaken.
+#[derive(Debug)]
+struct Overtaken {
+    /// Goes on once this many frames have come in.
+    after: u64,
+    due: Nanos,
+    frame: PoolBuf,
+}
+
+/// One direction of one port.
+#[derive(Debug)]
+struct Line {
+    rng: ChaCha8Rng,
+    /// Frames so far.
+    index: u64,
+    /// Where the stream stands, in frames.
+    drawn: u64,
+    delayed: BinaryHeap<Held>,
+    overtaken: VecDeque<Overtaken>,
+    /// Those that go on now.
+    ready: VecDeque<PoolBuf>,
+}
+
+impl Line {
+    fn new(seed: u64, stream: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(stream);
+        Self {
+            rng,
+            index: 0,
+            drawn: 0,
+            delayed: BinaryHeap::with_capacity(HELD_MAX),
+            overtaken: VecDeque::with_capacity(HELD_MAX),
+            ready: VecDeque::with_capacity(HELD_MAX),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.delayed.is_empty() && self.overtaken.is_empty() && self.ready.is_empty()
+    }
+
+    fn held(&self) -> usize {
+        self.delayed.len() + self.overtaken.len() + self.ready.len()
+    }
+
+    fn words(&mut self) -> [u32; WORDS as usize] {
+        if self.drawn != self.index {
+            self.rng.set_word_pos(u128::from(self.index) * WORDS);
+        }
+        self.drawn = self.index + 1;
+        [(); WORDS as usize].map(|()| self.rng.next_u32())
+    }
+
+    /// Decides what becomes of the next frame.
+    fn take(&mut self, mut frame: PoolBuf, now: Nanos, t: &Thresholds, counts: &mut FaultCounts) {
+        let hit = |word: u32, threshold: u64| u64::from(word) < threshold;
+        let [
+            lost,
+            corrupted,
+            bit,
+            duplicated,
+            reordered,
+            distance,
+            jitter,
+            jitter_of_copy,
+        ] = self.words();
+        self.index += 1;
+        counts.frames += 1;
+        if hit(lost, t.loss) {
+            counts.lost += 1;
+            self.release_overtaken(now);
+            return;
+        }
+        if hit(corrupted, t.corrupt) && flip_bit(&mut frame, bit) {
+            counts.corrupted += 1;
+        }
+        let copy = if hit(duplicated, t.duplicate) {
+            frame.replicate()
+        } else {
+            None
+        };
+        if hit(reordered, t.reorder) && self.overtaken.len() < HELD_MAX {
+            counts.reordered += 1;
+            let after = self.index + 1 + scale(distance, REORDER_DISTANCE);
+            self.overtaken.push_back(Overtaken {
+                after,
+                due: now + REORDER_TIME,
+                frame,
+            });
+        } else {
+            self.pass(frame, now, t, jitter, counts);
+        }
+        if let Some(copy) = copy {
+            counts.duplicated += 1;
+            self.pass(copy, now, t, jitter_of_copy, counts);
+        }
+        self.release_overtaken(now);
+    }
+
+    /// On at once, or after the delay.
+    fn pass(&mut self, frame: PoolBuf, now: Nanos, t: &Thresholds, jitter: u32, counts: &mut FaultCounts) {
+        let delay = t.delay + Nanos(scale(jitter, t.jitter.saturating_add(1)));
+        if delay == Nanos::ZERO || self.delayed.len() == HELD_MAX {
+            self.ready.push_back(frame);
+        } else {
+            counts.delayed += 1;
+            let order = self.index;
+            self.delayed.push(Held {
+                due: now + delay,
+                order,
+                frame,
+            });
+        }
+    }
+
+    fn release_overtaken(&mut self, now: Nanos) {
+        let mut at = 0;
+        while let Some(held) = self.overtaken.get(at) {
+            if held.after <= self.index || held.due <= now {
+                self.ready
+                    .extend(self.overtaken.remove(at).map(|held| held.frame));
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Moves on what is due.
+    fn release(&mut self, now: Nanos) {
+        self.release_overtaken(now);
+        while self.delayed.peek().is_some_and(|held| held.due <= now) {
+            self.ready.extend(self.delayed.pop().map(|held| held.frame));
+        }
+    }
+
+    fn timeout(&self) -> Option<Nanos> {
+        let overtaken = self.overtaken.iter().map(|held| held.due);
+        overtaken.chain(self.delayed.peek().map(|held| held.due)).min()
+    }
+}
+
+/// A number below `below`, in proportion to `word`.
+fn scale(word: u32, below: u64) -> u64 {
+    ((u128::from(word) * u128::from(below)) >> 32) as u64
+}
+
+/// Inverts the bit that `word` picks among all of the frame's.
+fn flip_bit(frame: &mut PoolBuf, word: u32) -> bool {
+    let bit = scale(word, frame.length() as u64 * 8) as usize;
+    let Some(byte) = frame.byte(bit / 8) else {
+        return false;
+    };
+    frame.write_at(bit / 8, &[byte ^ (1 << (bit % 8))])
+}
+
+/// A port with a fault injector in front of it.
+#[derive(Debug)]
+pub struct Faulty<P> {
+    inner: P,
+    control: FaultControl,
+    rx: Line,
+    tx: Line,
+    now: Nanos,
+    scratch: Batch<PoolBuf>,
+    lost: u64,
+}
+
+impl<P: Port<Buf = PoolBuf>> Faulty<P> {
+    /// The handle by which its faults can be changed.
+    pub fn control(&self) -> &FaultControl {
+        &self.control
+    }
+
+    /// Sends what is ready.
+    fn flush(&mut self) {
+        while !self.tx.ready.is_empty() {
+            while !self.scratch.is_full()
+                && let Some(frame) = self.tx.ready.pop_front()
+            {
+                self.scratch.push(frame);
+            }
+            self.inner.send(&mut self.scratch);
+        }
+    }
+}
+
+impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
+    type Buf = PoolBuf;
+
+    fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
+        let thresholds = self.control.directions[0].thresholds();
+        let mut counts = FaultCounts::default();
+        self.rx.release(self.now);
+        // Bounded, or a fast sender whose frames are all lost would keep us here.
+        for _ in 0..2 {
+            while !batch.is_full()
+                && let Some(frame) = self.rx.ready.pop_front()
+            {
+                batch.push(frame);
+            }
+            if batch.is_full() {
+                break;
+            }
+            self.inner.receive(&mut self.scratch);
+            if self.scratch.is_empty() {
+                break;
+            }
+            for frame in self.scratch.drain(..) {
+                self.rx.take(frame, self.now, &thresholds, &mut counts);
+            }
+        }
+        self.lost += counts.lost;
+        self.control.directions[0].add(&counts);
+    }
+
+    fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
+        self.inner.replicate(original, header)
+    }
+
+    fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
+        self.inner.allocate(length)
+    }
+
+    fn send(&mut self, batch: &mut Batch<PoolBuf>) {
+        let thresholds = self.control.directions[1].thresholds();
+        let mut counts = FaultCounts::default();
+        for frame in batch.drain(..) {
+            self.tx.take(frame, self.now, &thresholds, &mut counts);
+        }
+        self.flush();
+        self.lost += counts.lost;
+        self.control.directions[1].add(&counts);
+    }
+
+    fn info(&self) -> PortLink {
+        self.inner.info()
+    }
+
+    fn stats(&self) -> PortStats {
+        let mut stats = self.inner.stats();
+        stats.drops[DropReason::Injected.index()] += self.lost;
+        stats
+    }
+
+    fn ready(&self) -> bool {
+        !self.rx.ready.is_empty()
+            || self.inner.ready()
+            || self.rx.timeout().is_some_and(|due| due <= self.now)
+    }
+
+    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
+        self.inner.attach(sleeper)
+    }
+
+    fn poll(&mut self, now: Nanos) {
+        self.now = now;
+        self.inner.poll(now);
+        if !self.tx.is_empty() {
+            self.tx.release(now);
+            self.flush();
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Nanos> {
+        [self.rx.timeout(), self.tx.timeout(), self.inner.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn pending(&self) -> usize {
+        self.rx.held() + self.tx.held() + self.inner.pending()
+    }
+}

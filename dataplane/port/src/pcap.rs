@@ -1,0 +1,433 @@
+//! Capture files as ports: frames come out of one file and go into another.
+//!
+//! Both formats are read, by their magic number; what is written is pcapng where the file's name ends in `.pcapng`, else
+//! pcap with nanoseconds. This backend is for tests and for replaying what was seen; it locks its output file.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use castnet_wire::{Batch, DropReason, FrameBuf, Nanos};
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::pcapng::{Block, PcapNgBlock, PcapNgReader, PcapNgWriter};
+use pcap_file::{DataLink, PcapError, TsResolution};
+
+use crate::memory::mac_from_name;
+use crate::pool::{Pool, PoolBuf};
+use crate::port::{Port, PortLink, PortStats, Sides, fits};
+use crate::sleep::Sleeper;
+use crate::spec::OpenError;
+
+/// Files to read frames from and to write frames to. Clones share the output file.
+#[derive(Clone, Debug)]
+pub struct PcapSpec {
+    /// Where frames come from; `None` for a port that receives nothing.
+    pub input: Option<PathBuf>,
+    /// Where sent frames go; `None` for a port that swallows them.
+    pub output: Option<PathBuf>,
+    /// Whether frames arrive at the pace at which they were captured, else as fast as they are taken.
+    pub timed: bool,
+    /// The largest packet at layer 3, in bytes.
+    pub mtu: usize,
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl PcapSpec {
+    /// These files, as fast as possible, with room for any frame of 9000 bytes.
+    pub fn new(input: Option<PathBuf>, output: Option<PathBuf>) -> Self {
+        Self {
+            input,
+            output,
+            timed: false,
+            mtu: 9000,
+            shared: Arc::default(),
+        }
+    }
+
+    /// Opens the files for the thread that owns `pool`.
+    ///
+    /// # Errors
+    /// A file that cannot be opened, or is no capture of Ethernet frames.
+    pub fn open(&self, pool: &Pool, sides: Sides) -> Result<PcapPort, OpenError> {
+        let reader = match &self.input {
+            Some(path) if sides.receives() => Some(Reader::open(path)?),
+            _ => None,
+        };
+        let name = self
+            .input
+            .as_ref()
+            .or(self.output.as_ref())
+            .map_or("pcap".into(), |p| p.display().to_string());
+        {
+            let mut shared = lock(&self.shared);
+            if let (Some(path), None) = (&self.output, &shared.writer) {
+                shared.writer = Some(Writer::create(path)?);
+            }
+            shared.ports += 1;
+        }
+        let mut port = PcapPort {
+            link: PortLink {
+                mac: mac_from_name(&name),
+                name,
+                mtu: self.mtu,
+                up: true,
+            },
+            reader,
+            timed: self.timed,
+            next: None,
+            origin: None,
+            now: Nanos::ZERO,
+            opened: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            scratch: Vec::with_capacity(pool.frame_max()),
+            shared: self.shared.clone(),
+            pool: pool.clone(),
+            stats: PortStats::default(),
+        };
+        port.read_ahead();
+        Ok(port)
+    }
+}
+
+/// The output file of all ports of one spec.
+#[derive(Debug, Default)]
+struct Shared {
+    writer: Option<Writer>,
+    ports: usize,
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    // A frame that was written in part is the reader's to notice.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+enum Writer {
+    Pcap(PcapWriter<BufWriter<File>>),
+    PcapNg(PcapNgWriter<BufWriter<File>>),
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pcap(_) => "pcap",
+            Self::PcapNg(_) => "pcapng",
+        })
+    }
+}
+
+impl Writer {
+    fn create(path: &Path) -> Result<Self, OpenError> {
+        let file = File::create(path).map_err(|source| OpenError::File {
+            path: path.into(),
+            source,
+        })?;
+        let file = BufWriter::new(file);
+        let writer = if path.extension().is_some_and(|e| e == "pcapng") {
+            let interface = InterfaceDescriptionBlock {
+                linktype: DataLink::ETHERNET,
+                snaplen: 0,
+                options: vec![InterfaceDescriptionOption::IfTsResol(9)],
+            };
+            PcapNgWriter::new(file).and_then(|mut w| {
+                w.write_block(&interface.into_block())?;
+                Ok(Self::PcapNg(w))
+            })
+        } else {
+            let header = PcapHeader {
+                datalink: DataLink::ETHERNET,
+                ts_resolution: TsResolution::NanoSecond,
+                ..PcapHeader::default()
+            };
+            PcapWriter::with_header(file, header).map(Self::Pcap)
+        };
+        writer.map_err(|e| OpenError::File {
+            path: path.into(),
+            source: io::Error::other(e),
+        })
+    }
+
+    fn write(&mut self, at: Duration, bytes: &[u8]) -> Result<(), PcapError> {
+        let original_len = bytes.len() as u32;
+        match self {
+            Self::Pcap(writer) => writer.write_packet(&PcapPacket::new(at, original_len, bytes)),
+            Self::PcapNg(writer) => writer.write_block(&Block::EnhancedPacket(EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: at,
+                original_len,
+                data: bytes.into(),
+                options: Vec::new(),
+            })),
+        }
+        .map(drop)
+    }
+
+    fn finish(self) -> io::Result<()> {
+        match self {
+            Self::Pcap(writer) => writer.into_writer().flush(),
+            Self::PcapNg(writer) => writer.into_inner().flush(),
+        }
+    }
+}
+
+enum Reader {
+    Pcap(PcapReader<BufReader<File>>),
+    /// With the timestamp unit of each interface of the section.
+    PcapNg(PcapNgReader<BufReader<File>>, Vec<Unit>),
+}
+
+/// A pcapng timestamp unit: so many per second (option if_tsresol).
+#[derive(Clone, Copy, Debug)]
+struct Unit(u128);
+
+impl Unit {
+    fn of(interface: &InterfaceDescriptionBlock<'_>) -> Self {
+        let resolution = interface.options.iter().find_map(|o| match o {
+            InterfaceDescriptionOption::IfTsResol(r) => Some(*r),
+            _ => None,
+        });
+        Self(match resolution.unwrap_or(6) {
+            r if r & 0x80 == 0 => 10_u128.pow(u32::from(r).min(30)),
+            r => 1 << (r & 0x7F),
+        })
+    }
+
+    fn nanos(self, raw: Duration) -> Nanos {
+        // The library takes each timestamp for nanoseconds.
+        let nanos = raw.as_nanos().saturating_mul(1_000_000_000) / self.0.max(1);
+        Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+/// A frame of a file: when it was captured, its length on the wire, and its bytes.
+struct Record<'a> {
+    at: Nanos,
+    length: u32,
+    bytes: &'a [u8],
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pcap(_) => "pcap",
+            Self::PcapNg(..) => "pcapng",
+        })
+    }
+}
+
+impl Reader {
+    fn open(path: &Path) -> Result<Self, OpenError> {
+        let io = |source| OpenError::File {
+            path: path.into(),
+            source,
+        };
+        let not = |reason: String| OpenError::NotACapture {
+            path: path.into(),
+            reason,
+        };
+        let mut file = File::open(path).map_err(io)?;
+        let mut magic = [0; 4];
+        file.read_exact(&mut magic)
+            .map_err(|_| not("shorter than a file header".into()))?;
+        file.rewind().map_err(io)?;
+        let file = BufReader::new(file);
+        if magic == [0x0A, 0x0D, 0x0D, 0x0A] {
+            let reader = PcapNgReader::new(file).map_err(|e| not(e.to_string()))?;
+            return Ok(Self::PcapNg(reader, Vec::new()));
+        }
+        let reader = PcapReader::new(file).map_err(|e| not(e.to_string()))?;
+        match reader.header().datalink {
+            DataLink::ETHERNET => Ok(Self::Pcap(reader)),
+            other => Err(not(format!("link type {other:?}"))),
+        }
+    }
+
+    /// Gives the next frame to `take`. `None` at the end of the file, and where it cannot be read on.
+    fn next<T>(&mut self, take: impl FnOnce(Record<'_>) -> T) -> Option<T> {
+        match self {
+            Self::Pcap(reader) => {
+                let packet = reader.next_packet()?.ok()?;
+                let at = Nanos(u64::try_from(packet.timestamp.as_nanos()).unwrap_or(u64::MAX));
+                Some(take(Record {
+                    at,
+                    length: packet.orig_len,
+                    bytes: &packet.data,
+                }))
+            }
+            Self::PcapNg(reader, units) => loop {
+                match reader.next_block()?.ok()? {
+                    Block::SectionHeader(_) => units.clear(),
+                    Block::InterfaceDescription(interface) => units.push(Unit::of(&interface)),
+                    Block::EnhancedPacket(p) => {
+                        let unit = units
+                            .get(p.interface_id as usize)
+                            .copied()
+                            .unwrap_or(Unit(1_000_000));
+                        let at = unit.nanos(p.timestamp);
+                        return Some(take(Record {
+                            at,
+                            length: p.original_len,
+                            bytes: &p.data,
+                        }));
+                    }
+                    Block::SimplePacket(p) => {
+                        let bytes = p.data.get(..p.original_len as usize).unwrap_or(&p.data);
+                        return Some(take(Record {
+                            at: Nanos::ZERO,
+                            length: p.original_len,
+                            bytes,
+                        }));
+                    }
+                    _ => {}
+                }
+            },
+        }
+    }
+}
+
+/// Capture files in the thread that uses them.
+#[derive(Debug)]
+pub struct PcapPort {
+    link: PortLink,
+    reader: Option<Reader>,
+    timed: bool,
+    /// The next frame and when it was captured; read ahead, to know when it is due.
+    next: Option<(Nanos, PoolBuf)>,
+    /// When replaying began, and when the first frame had been captured.
+    origin: Option<(Nanos, Nanos)>,
+    now: Nanos,
+    opened: Duration,
+    scratch: Vec<u8>,
+    shared: Arc<Mutex<Shared>>,
+    pool: Pool,
+    stats: PortStats,
+}
+
+impl PcapPort {
+    /// Whether the input file has been read to its end, or as far as it can be read.
+    pub fn is_finished(&self) -> bool {
+        self.reader.is_none() && self.next.is_none()
+    }
+
+    fn read_ahead(&mut self) {
+        while self.next.is_none() && self.pool.has_room() {
+            let Some(reader) = &mut self.reader else { return };
+            let pool = &self.pool;
+            let frame = reader.next(|r| {
+                if r.bytes.len() < r.length as usize {
+                    return Err(DropReason::Malformed);
+                }
+                pool.copy_from(r.bytes)
+                    .map(|frame| (r.at, frame))
+                    .ok_or(DropReason::TooLong)
+            });
+            match frame {
+                Some(Ok(next)) => self.next = Some(next),
+                Some(Err(reason)) => self.stats.count_drop(reason),
+                None => self.reader = None,
+            }
+        }
+    }
+
+    /// When the next frame is due, on the caller's clock.
+    fn due(&self) -> Option<Nanos> {
+        let (at, _) = self.next.as_ref()?;
+        match self.origin {
+            Some((start, first)) if self.timed => Some(start + at.since(first)),
+            _ => Some(Nanos::ZERO),
+        }
+    }
+}
+
+impl Port for PcapPort {
+    type Buf = PoolBuf;
+
+    fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
+        self.read_ahead();
+        while !batch.is_full() && self.ready() {
+            let Some((at, frame)) = self.next.take() else {
+                break;
+            };
+            self.origin.get_or_insert((self.now, at));
+            self.stats.count_received(frame.length());
+            batch.push(frame);
+            self.read_ahead();
+        }
+    }
+
+    fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
+        if header > PoolBuf::HEAD {
+            None
+        } else {
+            original.replicate()
+        }
+    }
+
+    fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
+        self.pool.allocate(length)
+    }
+
+    fn send(&mut self, batch: &mut Batch<PoolBuf>) {
+        if batch.is_empty() {
+            return;
+        }
+        let at = self.opened + Duration::from_nanos(self.now.0);
+        let mut shared = lock(&self.shared);
+        for frame in batch.drain(..) {
+            if !fits(&frame, self.link.mtu) {
+                self.stats.count_drop(DropReason::TooLong);
+                continue;
+            }
+            self.scratch.clear();
+            for segment in frame.segments() {
+                self.scratch.extend_from_slice(segment);
+            }
+            match shared.writer.as_mut().map(|w| w.write(at, &self.scratch)) {
+                Some(Err(_)) => self.stats.count_drop(DropReason::TxFull),
+                _ => self.stats.count_sent(frame.length()),
+            }
+        }
+    }
+
+    fn info(&self) -> PortLink {
+        self.link.clone()
+    }
+
+    fn stats(&self) -> PortStats {
+        self.stats
+    }
+
+    fn ready(&self) -> bool {
+        self.due().is_some_and(|due| due <= self.now)
+    }
+
+    fn attach(&mut self, _sleeper: &mut Sleeper) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Nanos) {
+        self.now = now;
+    }
+
+    fn poll_timeout(&self) -> Option<Nanos> {
+        self.due()
+    }
+}
+
+impl Drop for PcapPort {
+    fn drop(&mut self) {
+        let mut shared = lock(&self.shared);
+        shared.ports -= 1;
+        if shared.ports == 0
+            && let Some(writer) = shared.writer.take()
+        {
+            // Nobody is left to hear of it; the frames were counted as sent to a file, and the file shows what it has.
+            let _ = writer.finish();
+        }
+    }
+}
