@@ -1,0 +1,5 @@
+//! Plans of known fabrics, and what holds for any plan in any fabric.
+
+mod common;
+mod plans;
+mod properties;
