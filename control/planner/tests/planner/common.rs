@@ -64,8 +64,8 @@ fn fabric(switches: usize, parents: &[Index], extra: &[(Index, Index)], homes: &
         free[s] += 1;
         End::port(format!("s{s}"), free[s] - 1)
     };
-    for s in 1..switches {
-        let (a, b) = (take(s), take(parents[s].index(s)));
+    for (s, parent) in parents.iter().enumerate().skip(1) {
+        let (a, b) = (take(s), take(parent.index(s)));
         t.connect(a, b, 9000).expect("free ports");
     }
     for (a, b) in extra {
