@@ -4,7 +4,7 @@
 //!   interface without IP addresses, or the kernel answers as well.
 //! - A VLAN tag that the kernel took off is put back. A UDP or TCP checksum that the kernel left to the device (its own
 //!   traffic over a veth pair has none) is filled in.
-//! - The interface's receive offloads (GRO, LRO), which glue several frames into one, are switched off, since a switch
+//! - The interface's receive offload (GRO), which glues several frames into one, is switched off, since a switch
 //!   must forward what was sent. The sender's segmentation offload at the other end of a veth pair has the same effect
 //!   and can only be switched off there ([`set_offloads`], or `ethtool -K IF tso off gso off`); until then its
 //!   super-frames are counted as [`TooLong`](DropReason::TooLong).
@@ -39,12 +39,12 @@ pub struct AfPacketSpec {
     pub promiscuous: bool,
     /// Whether sent frames go to the device without passing the interface's queueing discipline.
     pub qdisc_bypass: bool,
-    /// Whether receive offloads stay as they are.
+    /// Whether the receive offload (GRO) stays as it is.
     pub keep_offloads: bool,
 }
 
 impl AfPacketSpec {
-    /// The interface of this name: rings of 2048 and 1024 frames, promiscuous, no queueing discipline, no offloads.
+    /// The interface of this name: rings of 2048 and 1024 frames, promiscuous, no queueing discipline, no receive offload.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
@@ -88,7 +88,7 @@ impl AfPacketSpec {
         let rx = if sides.receives() {
             if !self.keep_offloads {
                 // What an interface cannot do, it need not stop doing.
-                let _ = set_offloads_with(&control, &self.interface, &RECEIVE_OFFLOADS, false);
+                let _ = set_offloads(&self.interface, &[Offload::Receive], false);
             }
             let fd = sys::packet_socket().map_err(step("socket", general))?;
             sys::set_option(&fd, libc::PACKET_IGNORE_OUTGOING, &1)
@@ -288,24 +288,48 @@ impl Port for AfPacketPort {
     }
 }
 
-/// ethtool's commands that set one offload each (linux/ethtool.h): GRO.
-const RECEIVE_OFFLOADS: [u32; 1] = [0x2c];
-/// TX checksums, TSO, GSO and GRO.
-const ALL_OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, 0x2c];
+/// Something that an interface, or the kernel for it, does to frames on their way between the wire and the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// Fills in UDP and TCP checksums of what is sent.
+    TxChecksum,
+    /// Cuts long TCP frames (TSO).
+    TcpSegmentation,
+    /// The same in software, just before the device (GSO).
+    Segmentation,
+    /// Glues received frames together (GRO).
+    Receive,
+}
 
-/// Switches the offloads of an interface that make the kernel hand over frames which no wire could carry: segmentation
-/// (TSO, GSO, GRO) and transmit checksums. Use it on the hosts' ends of veth pairs, where a switch stands in for the
-/// device that would have cut these frames.
+impl Offload {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::TxChecksum,
+        Self::TcpSegmentation,
+        Self::Segmentation,
+        Self::Receive,
+    ];
+
+    /// ethtool's command that sets it (linux/ethtool.h).
+    const fn command(self) -> u32 {
+        match self {
+            Self::TxChecksum => 0x17,
+            Self::TcpSegmentation => 0x1f,
+            Self::Segmentation => 0x24,
+            Self::Receive => 0x2c,
+        }
+    }
+}
+
+/// Switches offloads of an interface on or off. Off is what the hosts' ends of veth pairs need, where a switch stands in
+/// for the device that would have cut long frames.
 ///
 /// # Errors
 /// No such interface, or no permission (CAP_NET_ADMIN). Offloads that an interface does not have are left out.
-pub fn set_offloads(interface: &str, on: bool) -> io::Result<()> {
-    set_offloads_with(&sys::packet_socket()?, interface, &ALL_OFFLOADS, on)
-}
-
-fn set_offloads_with(fd: &OwnedFd, interface: &str, commands: &[u32], on: bool) -> io::Result<()> {
-    for &command in commands {
-        match sys::ethtool_set(fd, interface, command, u32::from(on)) {
+pub fn set_offloads(interface: &str, offloads: &[Offload], on: bool) -> io::Result<()> {
+    let socket = sys::packet_socket()?;
+    for offload in offloads {
+        match sys::ethtool_set(&socket, interface, offload.command(), u32::from(on)) {
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             other => other?,
         }

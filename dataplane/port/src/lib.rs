@@ -34,7 +34,7 @@ mod port;
 pub mod sleep;
 pub mod spec;
 
-pub use af_packet::{AfPacketPort, AfPacketSpec};
+pub use af_packet::{AfPacketPort, AfPacketSpec, Offload, set_offloads};
 pub use castnet_wire::{BATCH, Batch, FrameBuf};
 pub use faulty::{FaultControl, FaultCounts, Faults, Faulty};
 pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};

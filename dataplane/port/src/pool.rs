@@ -27,6 +27,8 @@ struct Node {
 }
 
 struct Shared {
+    // A frame takes its node along and moves it by its box.
+    #[allow(clippy::vec_box)]
     nodes: RefCell<Vec<Box<Node>>>,
     bodies: RefCell<Vec<Rc<[u8]>>>,
     frame_max: usize,
