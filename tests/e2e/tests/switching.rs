@@ -1,0 +1,41 @@
+//! What belongs to no group is switched as an Ethernet switch would (contract S4): the kernel's own traffic goes through.
+
+use anyhow::{Result, ensure};
+use castnet_e2e::lab::{STAR, TWO_TIERS};
+use castnet_e2e::{Lab, net};
+
+/// Gives the kernels of `hosts` their addresses.
+fn address(lab: &Lab, hosts: &[&str]) -> Result<()> {
+    for host in hosts {
+        net::ip(&format!("-n {} address add {}/24 dev eth0", lab.host(host)?.name(), Lab::ip(host)))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ping_crosses_one_switch_and_three() {
+    if let Some(why) = net::missing() {
+        println!("SKIPPED: {why}");
+        return;
+    }
+    for (plan, from, to) in [(STAR, "h1", "h4"), (TWO_TIERS, "h1", "h6")] {
+        let lab = Lab::start(plan, &[]).expect("the lab starts");
+        if let Err(error) = reach(&lab, from, to) {
+            panic!("{error:#}\n{}", lab.logs());
+        }
+    }
+}
+
+fn reach(lab: &Lab, from: &str, to: &str) -> Result<()> {
+    address(lab, &[from, to])?;
+    // Small, and as large as one frame can be.
+    for size in ["56", "4200"] {
+        let mut ping = lab.host(from)?.command("ping");
+        let out = ping.args(["-c", "3", "-i", "0.2", "-W", "5", "-M", "do", "-s", size, &Lab::ip(to)]).output()?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        ensure!(out.status.success() && text.contains(" 0% packet loss"), "{from} to {to}, {size} bytes: {text}");
+    }
+    let table = lab.castnet(&["fdb", "--agent", &lab.socket(if to == "h6" { "leaf2" } else { "sw" })])?;
+    ensure!(table.contains(to), "the switch has not learned {to}:\n{table}");
+    Ok(())
+}
