@@ -95,33 +95,14 @@ impl Ipv4 {
 
     /// Its bytes without options, checksum filled in.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let [l0, l1] = self.total_len.to_be_bytes();
-        let [i0, i1] = self.ident.to_be_bytes();
-        let [f0, f1] = self.flags_frag.to_be_bytes();
-        let [s0, s1, s2, s3] = self.src.octets();
-        let [d0, d1, d2, d3] = self.dst.octets();
-        let mut b = [
-            0x45,
-            self.tos,
-            l0,
-            l1,
-            i0,
-            i1,
-            f0,
-            f1,
-            self.ttl,
-            self.protocol,
-            0,
-            0,
-            s0,
-            s1,
-            s2,
-            s3,
-            d0,
-            d1,
-            d2,
-            d3,
-        ];
+        let mut b = [0; Self::LEN];
+        (b[0], b[1]) = (0x45, self.tos);
+        b[2..4].copy_from_slice(&self.total_len.to_be_bytes());
+        b[4..6].copy_from_slice(&self.ident.to_be_bytes());
+        b[6..8].copy_from_slice(&self.flags_frag.to_be_bytes());
+        (b[8], b[9]) = (self.ttl, self.protocol);
+        b[12..16].copy_from_slice(&self.src.octets());
+        b[16..20].copy_from_slice(&self.dst.octets());
         [b[10], b[11]] = checksum(&b).to_be_bytes();
         b
     }
