@@ -252,13 +252,16 @@ impl Port for AfPacketPort {
     }
 
     fn info(&self) -> PortLink {
-        let up = sys::is_up(&self.control, &self.interface).unwrap_or(false);
         PortLink {
             name: self.interface.clone(),
             mac: self.mac,
             mtu: self.mtu,
-            up,
+            up: self.is_up(),
         }
+    }
+
+    fn is_up(&self) -> bool {
+        sys::is_up(&self.control, &self.interface).unwrap_or(false)
     }
 
     fn stats(&self) -> PortStats {

@@ -509,6 +509,10 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
         self.inner.info()
     }
 
+    fn is_up(&self) -> bool {
+        self.inner.is_up()
+    }
+
     fn stats(&self) -> PortStats {
         let mut stats = self.inner.stats();
         stats.drops[DropReason::Injected.index()] += self.lost;

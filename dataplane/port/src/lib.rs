@@ -31,6 +31,7 @@ pub mod memory;
 pub mod pcap;
 pub mod pool;
 mod port;
+pub mod ring;
 pub mod sleep;
 pub mod spec;
 
@@ -41,5 +42,6 @@ pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};
 pub use pcap::{PcapPort, PcapSpec};
 pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};
 pub use port::{BoxPort, Port, PortLink, PortStats, Sides};
+pub use ring::FrameRing;
 pub use sleep::{Sleeper, Waker};
 pub use spec::{Backend, BadPortSpec, OpenError, PortSpec};

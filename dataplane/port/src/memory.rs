@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr};
-use crossbeam::queue::ArrayQueue;
 
 use crate::pool::{Pool, PoolBuf};
 use crate::port::{Port, PortLink, PortStats, Sides, fits, frame_max};
-use crate::sleep::{Bell, Sleeper};
+use crate::ring::FrameRing;
+use crate::sleep::Sleeper;
 
 /// What a link is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,39 +66,6 @@ pub fn mac_from_name(name: &str) -> MacAddr {
     MacAddr([0x02, a, b, c, d, e])
 }
 
-/// One frame under way.
-#[derive(Debug)]
-struct Slot {
-    length: usize,
-    bytes: Box<[u8]>,
-}
-
-/// One direction. Each slot is in one of the two queues or in the hands of a thread, so neither queue overflows.
-#[derive(Debug)]
-struct Ring {
-    full: ArrayQueue<Slot>,
-    free: ArrayQueue<Slot>,
-    bell: Arc<Bell>,
-}
-
-impl Ring {
-    fn new(capacity: usize, frame_max: usize) -> Arc<Self> {
-        let capacity = capacity.max(1);
-        let ring = Self {
-            full: ArrayQueue::new(capacity),
-            free: ArrayQueue::new(capacity),
-            bell: Arc::new(Bell::default()),
-        };
-        for _ in 0..capacity {
-            let _ = ring.free.push(Slot {
-                length: 0,
-                bytes: vec![0; frame_max].into(),
-            });
-        }
-        Arc::new(ring)
-    }
-}
-
 /// Makes links.
 #[derive(Debug)]
 pub struct MemLink;
@@ -107,7 +74,7 @@ impl MemLink {
     /// A link's two ends, with the first and the second name of `config`.
     pub fn pair(config: &MemLinkConfig) -> (MemEnd, MemEnd) {
         let frame_max = frame_max(config.mtu);
-        let rings = [(); 2].map(|()| Ring::new(config.capacity, frame_max));
+        let rings = [(); 2].map(|()| Arc::new(FrameRing::new(config.capacity, frame_max)));
         let lives = [(); 2].map(|()| Arc::new(()));
         let plugged = Arc::new(AtomicBool::new(true));
         let end = |mine: usize, other: usize| MemEnd {
@@ -127,8 +94,8 @@ impl MemLink {
 /// One end of a link. Clones are the same end.
 #[derive(Clone, Debug)]
 pub struct MemEnd {
-    rx: Arc<Ring>,
-    tx: Arc<Ring>,
+    rx: Arc<FrameRing<()>>,
+    tx: Arc<FrameRing<()>>,
     plugged: Arc<AtomicBool>,
     _life: Arc<()>,
     peer: Weak<()>,
@@ -175,7 +142,7 @@ impl MemEnd {
 
     /// Frames that this end has not yet received.
     pub fn waiting(&self) -> usize {
-        self.rx.full.len()
+        self.rx.len()
     }
 }
 
@@ -193,12 +160,7 @@ impl MemPort {
         if !fits(frame, self.end.mtu) {
             return Err(DropReason::TooLong);
         }
-        let ring = &*self.end.tx;
-        let mut slot = ring.free.pop().ok_or(DropReason::TxFull)?;
-        slot.length = frame.copy_to(&mut slot.bytes);
-        // Cannot be full: there are as many places as slots.
-        let _ = ring.full.push(slot);
-        Ok(())
+        self.end.tx.push((), frame)
     }
 }
 
@@ -209,18 +171,16 @@ impl Port for MemPort {
         if !self.sides.receives() {
             return;
         }
-        let ring = &*self.end.rx;
-        while !batch.is_full() && !ring.full.is_empty() && self.pool.has_room() {
-            let Some(slot) = ring.full.pop() else { break };
-            match self.pool.copy_from(&slot.bytes[..slot.length]) {
-                Some(frame) => {
-                    self.stats.count_received(slot.length);
+        while !batch.is_full()
+            && let Some(popped) = self.end.rx.pop(&self.pool)
+        {
+            match popped {
+                Ok(((), frame)) => {
+                    self.stats.count_received(frame.length());
                     batch.push(frame);
                 }
-                // There was room, so this pool's frames are shorter than the link's.
-                None => self.stats.count_drop(DropReason::TooLong),
+                Err(reason) => self.stats.count_drop(reason),
             }
-            let _ = ring.free.push(slot);
         }
     }
 
@@ -252,7 +212,7 @@ impl Port for MemPort {
                 Err(reason) => self.stats.count_drop(reason),
             }
         }
-        self.end.tx.bell.ring();
+        self.end.tx.wake();
     }
 
     fn info(&self) -> PortLink {
@@ -264,17 +224,21 @@ impl Port for MemPort {
         }
     }
 
+    fn is_up(&self) -> bool {
+        self.end.is_up()
+    }
+
     fn stats(&self) -> PortStats {
         self.stats
     }
 
     fn ready(&self) -> bool {
-        self.sides.receives() && !self.end.rx.full.is_empty()
+        self.sides.receives() && !self.end.rx.is_empty()
     }
 
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
         if self.sides.receives() {
-            sleeper.add_bell(self.end.rx.bell.clone())
+            self.end.rx.attach(sleeper)
         } else {
             Ok(())
         }

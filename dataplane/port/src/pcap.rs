@@ -398,6 +398,10 @@ impl Port for PcapPort {
         self.link.clone()
     }
 
+    fn is_up(&self) -> bool {
+        self.link.up
+    }
+
     fn stats(&self) -> PortStats {
         self.stats
     }

@@ -35,6 +35,9 @@ pub trait Port {
     /// What the port is, as far as it is known now. Not for the path of a frame: it may ask the kernel.
     fn info(&self) -> PortLink;
 
+    /// [`PortLink::up`] alone, without allocation.
+    fn is_up(&self) -> bool;
+
     /// What it has done since it was opened.
     fn stats(&self) -> PortStats;
 
@@ -81,6 +84,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn info(&self) -> PortLink {
         (**self).info()
+    }
+    fn is_up(&self) -> bool {
+        (**self).is_up()
     }
     fn stats(&self) -> PortStats {
         (**self).stats()
