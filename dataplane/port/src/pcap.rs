@@ -17,7 +17,7 @@ use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 use pcap_file::pcapng::{Block, PcapNgBlock, PcapNgReader, PcapNgWriter};
-use pcap_file::{DataLink, PcapError, TsResolution};
+use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 use crate::memory::mac_from_name;
 use crate::pool::{Pool, PoolBuf};
@@ -142,6 +142,7 @@ impl Writer {
             let header = PcapHeader {
                 datalink: DataLink::ETHERNET,
                 ts_resolution: TsResolution::NanoSecond,
+                endianness: Endianness::native(),
                 ..PcapHeader::default()
             };
             PcapWriter::with_header(file, header).map(Self::Pcap)
