@@ -1,0 +1,341 @@
+//! What a controller is started with.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_proto::transport::{Address, Security, TlsFiles};
+use castnet_rules::Ipv4Net;
+use castnet_topology::Topology;
+use serde::Deserialize;
+
+use crate::error::StartError;
+
+/// The McstIDs that groups get where nothing else is said: 65,534 of them. No host may have an address of it.
+pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
+/// Where a controller listens where nothing else is said.
+pub const DEFAULT_LISTEN: &str = "http://127.0.0.1:7470";
+
+/// What a controller is started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to serve.
+    pub listen: Address,
+    /// What protects the own service and the calls to agents.
+    pub security: Security,
+    /// The switches.
+    pub switches: Vec<SwitchConfig>,
+    /// The fabric, where it is not to be found out from the switches' reports.
+    pub topology: Option<Topology>,
+    /// Where McstIDs come from; first and last address are left out.
+    pub mcst_pool: Ipv4Net,
+    /// The store's file; `None`: desired state ends with the process.
+    pub store: Option<PathBuf>,
+    /// How long things may take.
+    pub timeouts: Timeouts,
+    /// For tests: places to stand still at.
+    pub checkpoints: Checkpoints,
+}
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchConfig {
+    /// Its name; its agent must say the same.
+    pub name: String,
+    /// Where its agent is.
+    pub agent: Address,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// One call to a switch.
+    pub switch: Duration,
+    /// All members have joined, but one of them is not seen at any switch yet.
+    pub host: Duration,
+    /// Between two looks at a switch that reports nothing.
+    pub reconcile: Duration,
+    /// First and longest wait before a switch is tried again.
+    pub backoff: (Duration, Duration),
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            switch: Duration::from_secs(5),
+            host: Duration::from_secs(15),
+            reconcile: Duration::from_secs(10),
+            backoff: (Duration::from_millis(50), Duration::from_secs(2)),
+        }
+    }
+}
+
+impl Config {
+    /// A controller of these switches with all else as usual: loopback, no topology file, store in memory.
+    pub fn new(switches: Vec<SwitchConfig>) -> Self {
+        Self {
+            listen: Address::Tcp {
+                tls: false,
+                host: "127.0.0.1".into(),
+                port: 0,
+            },
+            security: Security::default(),
+            switches,
+            topology: None,
+            // Ten, two hundred: a private range that is rarely in use.
+            mcst_pool: Ipv4Net::new_assert([10, 200, 0, 0].into(), 16),
+            store: None,
+            timeouts: Timeouts::default(),
+            checkpoints: Checkpoints::default(),
+        }
+    }
+
+    /// Reads a configuration file; paths in it are relative to `folder`.
+    ///
+    /// ```toml
+    /// listen = "http://127.0.0.1:7470"      # the default
+    /// store = "controller.redb"             # left out: nothing outlives the process
+    /// topology = "fabric.toml"              # left out: from the switches' reports
+    /// mcst_pool = "10.200.0.0/16"           # the default
+    /// insecure = false                      # the default
+    /// tls = { ca = "ca.pem", cert = "controller.pem", key = "controller.key" }
+    /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000 }
+    ///
+    /// [[switches]]
+    /// name = "leaf0"
+    /// agent = "unix:/run/castnet/leaf0.sock"
+    /// ```
+    ///
+    /// # Errors
+    /// Names the field, and line and column where the text is not as it should be.
+    pub fn from_toml(text: &str, folder: &Path) -> Result<Self, StartError> {
+        let bad = |field: &str, reason: String| StartError::Config {
+            field: field.into(),
+            reason,
+        };
+        let file: File = toml::from_str(text).map_err(|e| bad("configuration", e.to_string()))?;
+        let path = |p: PathBuf| folder.join(p);
+        let address =
+            |field: &str, text: &str| text.parse::<Address>().map_err(|e| bad(field, e.to_string()));
+        let mut config = Self::new(Vec::new());
+        config.listen = address("listen", file.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?;
+        config.security.insecure = file.insecure;
+        config.security.tls = file.tls.map(|tls| TlsFiles {
+            ca: path(tls.ca),
+            cert: path(tls.cert),
+            key: path(tls.key),
+        });
+        config.store = file.store.map(path);
+        if let Some(pool) = file.mcst_pool {
+            config.mcst_pool = pool
+                .parse()
+                .map_err(|_| bad("mcst_pool", format!("{pool:?} is no IPv4 prefix")))?;
+        }
+        if let Some(name) = file.topology.map(path) {
+            let shown = name.display().to_string();
+            let text =
+                std::fs::read_to_string(&name).map_err(|e| bad("topology", format!("{shown}: {e}")))?;
+            let topology =
+                Topology::from_toml(&text).map_err(|e| bad("topology", e.in_file(shown).to_string()))?;
+            config.topology = Some(topology);
+        }
+        for (i, switch) in file.switches.into_iter().enumerate() {
+            let agent = address(&format!("switches[{i}].agent"), &switch.agent)?;
+            config.switches.push(SwitchConfig {
+                name: switch.name,
+                agent,
+            });
+        }
+        let ms = |given: Option<u64>, default: Duration| given.map_or(default, Duration::from_millis);
+        let timeouts = file.timeouts;
+        config.timeouts.switch = ms(timeouts.switch_ms, config.timeouts.switch);
+        config.timeouts.host = ms(timeouts.host_ms, config.timeouts.host);
+        config.timeouts.reconcile = ms(timeouts.reconcile_ms, config.timeouts.reconcile);
+        Ok(config)
+    }
+
+    /// Whether a controller can run with it.
+    pub(crate) fn check(&self) -> Result<(), StartError> {
+        let bad = |field: String, reason: String| Err(StartError::Config { field, reason });
+        let mut names = BTreeSet::new();
+        for (i, switch) in self.switches.iter().enumerate() {
+            if let Err(invalid) = castnet_proto::convert::name_from_proto("name", &switch.name) {
+                return bad(format!("switches[{i}]"), invalid.to_string());
+            }
+            if !names.insert(&switch.name) {
+                return bad(
+                    format!("switches[{i}].name"),
+                    format!("{:?} is there twice", switch.name),
+                );
+            }
+        }
+        let orphan = self
+            .topology
+            .iter()
+            .flat_map(Topology::switches)
+            .find(|s| !names.contains(&s.name));
+        if let Some(switch) = orphan {
+            let reason = format!(
+                "the topology has a switch {:?}, but its agent is not configured",
+                switch.name
+            );
+            return bad("switches".into(), reason);
+        }
+        if self.mcst_pool.hosts().next().is_none() {
+            return bad("mcst_pool".into(), format!("{} has no address", self.mcst_pool));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    listen: Option<String>,
+    store: Option<PathBuf>,
+    topology: Option<PathBuf>,
+    mcst_pool: Option<String>,
+    #[serde(default)]
+    insecure: bool,
+    tls: Option<TlsTable>,
+    #[serde(default)]
+    timeouts: TimeoutsTable,
+    #[serde(default)]
+    switches: Vec<SwitchTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsTable {
+    ca: PathBuf,
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TimeoutsTable {
+    switch_ms: Option<u64>,
+    host_ms: Option<u64>,
+    reconcile_ms: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SwitchTable {
+    name: String,
+    agent: String,
+}
+
+/// A moment in an installation at which a controller could be killed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Checkpoint {
+    /// All members have joined, and that is stored.
+    Joined,
+    /// The plan is stored; no switch has heard of it.
+    Planned,
+    /// This switch has confirmed; that is not stored.
+    Installed(String),
+    /// All switches have confirmed; that is not stored.
+    AllInstalled,
+    /// The removal is stored; no switch has heard of it.
+    Removing,
+    /// This switch has confirmed that it has no rule; that is not stored.
+    Removed(String),
+}
+
+type StandStill = dyn Fn(&Checkpoint) -> bool + Send + Sync;
+
+/// For tests: is asked at each [`Checkpoint`] whether to stand still there for good, as if killed. Without one, never.
+#[derive(Clone, Default)]
+pub struct Checkpoints(Option<Arc<StandStill>>);
+
+impl Checkpoints {
+    /// Asks `stand_still`.
+    pub fn new(stand_still: impl Fn(&Checkpoint) -> bool + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(stand_still)))
+    }
+
+    pub(crate) async fn pass(&self, checkpoint: Checkpoint) {
+        if self
+            .0
+            .as_ref()
+            .is_some_and(|stand_still| stand_still(&checkpoint))
+        {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl fmt::Debug for Checkpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() {
+            "Checkpoints(asked)"
+        } else {
+            "Checkpoints(none)"
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_reads_and_its_paths_are_relative_to_it() {
+        let text = r#"
+            listen = "unix:/run/c.sock"
+            store = "state.redb"
+            tls = { ca = "ca.pem", cert = "c.pem", key = "/abs/c.key" }
+            timeouts = { switch_ms = 7 }
+            [[switches]]
+            name = "s0"
+            agent = "https://s0:1"
+        "#;
+        let config = Config::from_toml(text, Path::new("/etc/castnet")).unwrap();
+        config.check().unwrap();
+        assert_eq!(config.store, Some("/etc/castnet/state.redb".into()));
+        let tls = config.security.tls.unwrap();
+        assert_eq!(
+            (tls.ca, tls.key),
+            ("/etc/castnet/ca.pem".into(), "/abs/c.key".into())
+        );
+        assert_eq!(config.timeouts.switch, Duration::from_millis(7));
+        assert_eq!(config.mcst_pool.to_string(), DEFAULT_MCST_POOL);
+    }
+
+    #[test]
+    fn bad_files_name_the_field() {
+        let cases = [
+            ("listen = \"localhost\"", "listen"),
+            ("mcst_pool = \"x\"", "mcst_pool"),
+            ("topology = \"/nowhere\"", "topology"),
+            ("[[switches]]\nname = \"a\"\nagent = \"b\"", "switches[0].agent"),
+            ("colour = 1", "configuration"),
+        ];
+        for (text, field) in cases {
+            let error = Config::from_toml(text, Path::new("/")).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{field}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let switch = |name: &str| SwitchConfig {
+            name: name.into(),
+            agent: DEFAULT_LISTEN.parse().unwrap(),
+        };
+        let refused = |config: Config| config.check().unwrap_err().to_string();
+        assert!(refused(Config::new(vec![switch("a"), switch("a")])).starts_with("switches[1].name: "));
+        let topology = Some(Topology::star(2).unwrap());
+        assert!(
+            refused(Config {
+                topology,
+                ..Config::new(vec![switch("a")])
+            })
+            .contains("\"s0\"")
+        );
+    }
+}

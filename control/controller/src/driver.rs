@@ -1,0 +1,231 @@
+//! Carries a group from one resting phase to the next: plans it and programs its switches, or takes it off them.
+//!
+//! One task per group at a time. It may be dropped at any point (the controller is killed): what is stored says what is
+//! wanted, and whoever starts again finds out what the switches have.
+
+use std::sync::Arc;
+
+use castnet_wire::McstId;
+use tokio::time::{Instant, timeout_at};
+
+use crate::config::Checkpoint;
+use crate::core::{Core, Shared};
+use crate::fabric::Reach;
+use crate::lifecycle::{After, Cause, Event, Failure, Phase};
+use crate::planning::{NoPlan, plan_group};
+use crate::record::{GroupRecord, PlanRecord};
+
+/// Works on a group until it rests.
+pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
+    loop {
+        let record = {
+            let mut core = shared.lock();
+            let Some(entry) = core.groups.get_mut(&name) else {
+                return;
+            };
+            if !entry.record.phase.needs_driver() {
+                entry.driven = false;
+                return;
+            }
+            entry.record.clone()
+        };
+        match record.phase {
+            Phase::Removing(_) => {
+                if !remove(&shared, record).await {
+                    let mut core = shared.lock();
+                    let Some(entry) = core.groups.get_mut(&name) else {
+                        return;
+                    };
+                    entry.driven = false;
+                    return;
+                }
+            }
+            _ => install(&shared, record).await,
+        }
+    }
+}
+
+/// From Installing to Active, or to Removing where anything goes wrong. All switches or none.
+async fn install(shared: &Arc<Shared>, record: GroupRecord) {
+    let (name, generation) = (record.name.as_str(), record.generation);
+    let pass = |checkpoint| shared.config.checkpoints.pass(checkpoint);
+    pass(Checkpoint::Joined).await;
+    let plan = match record.plan {
+        Some(plan) => plan,
+        None => match lay_out(shared, name, generation).await {
+            Some(plan) => plan,
+            None => return,
+        },
+    };
+    pass(Checkpoint::Planned).await;
+    for switch in plan.downstream_first() {
+        if !is_installing(&shared.lock(), name, generation) {
+            return;
+        }
+        let Some(link) = shared.links.get(switch) else {
+            return refuse(shared, name, generation, no_agent(switch));
+        };
+        match link.sync(shared, name, record.mcst_id).await {
+            Ok(()) => confirm(shared, name, generation, switch),
+            Err(error) => return refuse(shared, name, generation, error.failure(switch)),
+        }
+        pass(Checkpoint::Installed(switch.into())).await;
+    }
+    pass(Checkpoint::AllInstalled).await;
+    let mut core = shared.lock();
+    if is_installing(&core, name, generation) {
+        shared.try_step(&mut core, name, Event::Confirmed);
+        // A switch may have been lost after it confirmed; then that was told to nobody, as the group was not active.
+        if core.groups.get(name).is_some_and(|e| !e.unconfirmed().is_empty()) {
+            shared.try_step(&mut core, name, Event::SwitchLost);
+        }
+    }
+}
+
+fn is_installing(core: &Core, name: &str, generation: u64) -> bool {
+    core.groups
+        .get(name)
+        .is_some_and(|e| e.record.generation == generation && e.record.phase == Phase::Installing)
+}
+
+fn confirm(shared: &Shared, name: &str, generation: u64, switch: &str) {
+    let mut core = shared.lock();
+    if is_installing(&core, name, generation)
+        && let Some(entry) = core.groups.get_mut(name)
+    {
+        entry.problems.remove(switch);
+        entry.confirmed.insert(switch.into());
+        shared.told(&core, name);
+    }
+}
+
+fn refuse(shared: &Arc<Shared>, name: &str, generation: u64, failure: Failure) {
+    let mut core = shared.lock();
+    if is_installing(&core, name, generation) {
+        tracing::warn!(
+            group = name,
+            field = failure.field,
+            reason = failure.reason,
+            "installation refused"
+        );
+        shared.try_step(&mut core, name, Event::Refused(failure));
+    }
+}
+
+fn no_agent(switch: &str) -> Failure {
+    let reason = "no agent is configured for it".into();
+    Failure {
+        cause: Cause::Unreachable,
+        field: format!("switches.{switch}"),
+        reason,
+    }
+}
+
+/// Plans the group and stores the plan, waiting for reports where they are lacking. `None`: there is nothing to install.
+async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<PlanRecord> {
+    let deadline = Instant::now() + shared.config.timeouts.host;
+    let mut changes = shared.fabric_changes();
+    loop {
+        changes.mark_unchanged();
+        let failure = {
+            let mut core = shared.lock();
+            if !is_installing(&core, name, generation) {
+                return None;
+            }
+            match try_lay_out(shared, &mut core, name) {
+                Ok(plan) => return Some(plan),
+                Err(NoPlan::Never(failure)) => {
+                    drop(core);
+                    refuse(shared, name, generation, failure);
+                    return None;
+                }
+                Err(NoPlan::NotYet(failure)) => {
+                    shared.note(&mut core, name, failure.reason.clone());
+                    failure
+                }
+            }
+        };
+        if timeout_at(deadline, changes.changed()).await.is_err() {
+            let waited = shared.config.timeouts.host;
+            let reason = format!("{}; waited {waited:?}", failure.reason);
+            refuse(shared, name, generation, Failure { reason, ..failure });
+            return None;
+        }
+    }
+}
+
+fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, name: &str) -> Result<PlanRecord, NoPlan> {
+    let record = match core.groups.get(name) {
+        Some(entry) => entry.record.clone(),
+        None => return Err(NoPlan::Never(no_agent(name))),
+    };
+    let plan = plan_group(core, &record)?;
+    // The addresses of its ports are in the rules of its neighbours: without its report they would be guesses.
+    let silent = plan
+        .tree
+        .iter()
+        .find(|s| !matches!(core.facts.switches.get(&s.name), Some((Reach::Up, _))));
+    if let Some(switch) = silent {
+        let reason = "has not reported yet".into();
+        let field = format!("switches.{}", switch.name);
+        return Err(NoPlan::NotYet(Failure {
+            cause: Cause::Unreachable,
+            field,
+            reason,
+        }));
+    }
+    shared.try_change(core, name, |r| {
+        r.placed.extend(plan.rules.keys().cloned());
+        r.plan = Some(plan.clone());
+    });
+    Ok(plan)
+}
+
+/// Takes the group off its switches, the source's first: from then on nothing flows. Whether there is more to do.
+async fn remove(shared: &Arc<Shared>, record: GroupRecord) -> bool {
+    let name = record.name.as_str();
+    shared.config.checkpoints.pass(Checkpoint::Removing).await;
+    let order = record.plan.iter().flat_map(|p| &p.tree).map(|s| &s.name);
+    let (mut switches, mut cleared): (Vec<&String>, Vec<&String>) = (order.collect(), Vec::new());
+    let others: Vec<&String> = record.placed.iter().filter(|s| !switches.contains(s)).collect();
+    switches.extend(others);
+    switches.retain(|s| record.placed.contains(*s));
+    for switch in switches {
+        match off(shared, name, record.mcst_id, switch).await {
+            Ok(()) => cleared.push(switch),
+            Err(reason) => {
+                tracing::warn!(group = name, switch, reason, "cannot be cleaned now");
+                if let Some(entry) = shared.lock().groups.get_mut(name) {
+                    entry.problems.insert(switch.clone(), reason);
+                }
+            }
+        }
+        shared
+            .config
+            .checkpoints
+            .pass(Checkpoint::Removed(switch.clone()))
+            .await;
+    }
+    let mut core = shared.lock();
+    shared.try_change(&mut core, name, |r| r.placed.retain(|s| !cleared.contains(&s)));
+    let Some(entry) = core.groups.get(name) else {
+        return false;
+    };
+    // A name and a McstID are free again only when no switch knows them any more. Otherwise the group goes on, and
+    // those that cannot be reached are cleaned when they can: the next generation takes the place of this one.
+    let must_wait = entry.record.phase == Phase::Removing(After::Gone) && !entry.record.placed.is_empty();
+    if must_wait {
+        shared.told(&core, name);
+    } else {
+        shared.try_step(&mut core, name, Event::Cleared);
+    }
+    !must_wait
+}
+
+async fn off(shared: &Shared, name: &str, mcst_id: McstId, switch: &str) -> Result<(), String> {
+    match shared.links.get(switch) {
+        Some(link) => link.sync(shared, name, mcst_id).await.map_err(|e| e.to_string()),
+        // Taken out of the configuration: nobody can say what it has.
+        None => Ok(()),
+    }
+}

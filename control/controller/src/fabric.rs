@@ -1,0 +1,453 @@
+//! The fabric as the controller sees it: the topology file if there is one, and what switches and hosts report.
+//! Pure: facts in, a [`Topology`] out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+
+use castnet_topology::{DEFAULT_MTU, End, Topology};
+use serde::{Deserialize, Serialize};
+
+/// Two sightings of one host this close together are one frame that was flooded, not a host that moved.
+const SAME_FRAME_NS: u64 = 1_000_000_000;
+
+/// A host that made itself known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRecord {
+    /// Its name.
+    pub name: String,
+    /// Its IPv4 address.
+    pub ip: Ipv4Addr,
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+}
+
+/// Whether a switch can be reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Not tried to the end yet.
+    #[default]
+    Unknown,
+    /// Yes.
+    Up,
+    /// No, and why.
+    Down(String),
+}
+
+/// What a switch reported last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SwitchReport {
+    /// Its ports, by number.
+    pub ports: BTreeMap<u8, PortReport>,
+    /// Who is at its ports.
+    pub neighbours: Vec<NeighbourReport>,
+}
+
+/// A port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortReport {
+    /// Its name.
+    pub name: String,
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// Bytes of an IP packet.
+    pub mtu: u32,
+    /// Whether it has a link.
+    pub up: bool,
+}
+
+/// Somebody at a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NeighbourReport {
+    /// The port.
+    pub port: u8,
+    /// Nanoseconds since it was last seen.
+    pub age_ns: u64,
+    /// Who.
+    pub who: Who,
+}
+
+/// Who was seen at a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A switch, by LLDP.
+    Switch {
+        /// Its name.
+        name: String,
+        /// The name of its port.
+        port: String,
+    },
+    /// A host, by ARP.
+    Host {
+        /// Its IPv4 address.
+        ip: Ipv4Addr,
+        /// Its Ethernet address.
+        mac: [u8; 6],
+    },
+}
+
+/// All that is known.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// From a file.
+    pub file: Option<Topology>,
+    /// Every switch that is configured.
+    pub switches: BTreeMap<String, (Reach, SwitchReport)>,
+    /// Every host that made itself known.
+    pub hosts: BTreeMap<String, HostRecord>,
+}
+
+/// Where a host is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At this port.
+    At {
+        /// The switch.
+        switch: String,
+        /// Its port.
+        port: u8,
+    },
+    /// At several ports at once: at least one of them must be a link between switches that LLDP has not shown yet.
+    Ambiguous(Vec<(String, u8)>),
+    /// Not seen.
+    Unseen,
+}
+
+impl Facts {
+    /// The fabric: what the file says, corrected by what is reported of ports and links; switches that cannot be
+    /// reached are down. Without a file: switches as reported, links where LLDP says so, hosts where they were seen.
+    pub fn topology(&self) -> Topology {
+        let mut topology = Topology::new();
+        for (name, ports) in self.switch_ports() {
+            let up = !matches!(self.switches.get(&name), Some((Reach::Down(_), _)));
+            if topology.add_switch(&name, ports).is_ok() {
+                topology.set_switch_up(&name, up);
+            }
+        }
+        for (a, b, mtu, up) in self.switch_links() {
+            self.link(&mut topology, a, b, mtu, up);
+        }
+        for (name, ip, mac) in self.all_hosts() {
+            // A host with a switch's name is none; registration refuses it.
+            if topology.add_host(&name, ip, mac).is_err() {
+                continue;
+            }
+            let (mtu, up) = self
+                .file_link(&name)
+                .map_or((DEFAULT_MTU, true), |l| (l.mtu, l.up));
+            if let Place::At { switch, port } = self.place(&name) {
+                self.link(&mut topology, End::port(switch, port), End::host(name), mtu, up);
+            }
+        }
+        topology
+    }
+
+    /// Where a host is: by the file, else where its addresses were seen last at a port that leads to no switch.
+    pub fn place(&self, host: &str) -> Place {
+        if let Some((_, switch, port)) = self.file.as_ref().and_then(|f| f.attachment(host)) {
+            return Place::At {
+                switch: switch.into(),
+                port,
+            };
+        }
+        let Some(record) = self.hosts.get(host) else {
+            return Place::Unseen;
+        };
+        let mut sightings = Vec::new();
+        for (switch, (_, report)) in &self.switches {
+            let inner = self.inner_ports(switch, report);
+            for neighbour in report.neighbours.iter().filter(|n| !inner.contains(&n.port)) {
+                if let Who::Host { ip, mac } = neighbour.who
+                    && (ip == record.ip || mac == record.mac)
+                {
+                    sightings.push((neighbour.age_ns, switch.clone(), neighbour.port));
+                }
+            }
+        }
+        sightings.sort();
+        let Some((newest, ..)) = sightings.first().cloned() else {
+            return Place::Unseen;
+        };
+        let at: BTreeSet<(String, u8)> = sightings
+            .into_iter()
+            .take_while(|(age, ..)| *age < newest.saturating_add(SAME_FRAME_NS))
+            .map(|(_, switch, port)| (switch, port))
+            .collect();
+        match at.first() {
+            Some((switch, port)) if at.len() == 1 => Place::At {
+                switch: switch.clone(),
+                port: *port,
+            },
+            _ => Place::Ambiguous(at.into_iter().collect()),
+        }
+    }
+
+    /// Whether there is a host of that name.
+    pub fn knows_host(&self, name: &str) -> bool {
+        self.hosts.contains_key(name) || self.file.as_ref().is_some_and(|f| f.host(name).is_some())
+    }
+
+    /// Whether there is a switch of that name.
+    pub fn knows_switch(&self, name: &str) -> bool {
+        self.switches.contains_key(name) || self.file.as_ref().is_some_and(|f| f.switch(name).is_some())
+    }
+
+    /// All hosts with their addresses, by name; what a host said of itself counts more than the file.
+    pub fn all_hosts(&self) -> Vec<(String, Option<Ipv4Addr>, Option<[u8; 6]>)> {
+        let mut all = BTreeMap::new();
+        for host in self.file.iter().flat_map(Topology::hosts) {
+            all.insert(host.name.clone(), (host.ip, host.mac));
+        }
+        for host in self.hosts.values() {
+            all.insert(host.name.clone(), (Some(host.ip), Some(host.mac)));
+        }
+        all.into_iter().map(|(name, (ip, mac))| (name, ip, mac)).collect()
+    }
+
+    fn file_link(&self, host: &str) -> Option<&castnet_topology::Link> {
+        let file = self.file.as_ref()?;
+        file.link(file.attachment(host)?.0)
+    }
+
+    fn switch_ports(&self) -> BTreeMap<String, BTreeMap<u8, [u8; 6]>> {
+        let mut all: BTreeMap<String, BTreeMap<u8, [u8; 6]>> = BTreeMap::new();
+        for switch in self.file.iter().flat_map(Topology::switches) {
+            all.insert(switch.name.clone(), switch.ports.clone());
+        }
+        for (name, (_, report)) in &self.switches {
+            let ports = all.entry(name.clone()).or_default();
+            ports.extend(report.ports.iter().map(|(number, port)| (*number, port.mac)));
+        }
+        all
+    }
+
+    fn switch_links(&self) -> Vec<(End, End, u32, bool)> {
+        let mut links = Vec::new();
+        if let Some(file) = &self.file {
+            for (_, link) in file.links() {
+                if matches!((&link.a, &link.b), (End::Switch { .. }, End::Switch { .. })) {
+                    links.push((link.a.clone(), link.b.clone(), link.mtu, link.up));
+                }
+            }
+            return links;
+        }
+        let mut seen = BTreeSet::new();
+        for (switch, (_, report)) in &self.switches {
+            for neighbour in &report.neighbours {
+                let near = End::port(switch.clone(), neighbour.port);
+                if let Some(far) = self.far_end(neighbour) {
+                    let pair = if near < far { (near, far) } else { (far, near) };
+                    if seen.insert(pair.clone()) {
+                        links.push((pair.0, pair.1, DEFAULT_MTU, true));
+                    }
+                }
+            }
+        }
+        links
+    }
+
+    /// The port of the other switch that an LLDP neighbour is.
+    fn far_end(&self, neighbour: &NeighbourReport) -> Option<End> {
+        let Who::Switch { name, port } = &neighbour.who else {
+            return None;
+        };
+        let (_, report) = self.switches.get(name)?;
+        let number = report
+            .ports
+            .iter()
+            .find(|(_, p)| p.name == *port)
+            .map(|(number, _)| *number)?;
+        Some(End::port(name.clone(), number))
+    }
+
+    /// The ports of a switch that lead to other switches.
+    fn inner_ports(&self, switch: &str, report: &SwitchReport) -> BTreeSet<u8> {
+        let by_lldp = report
+            .neighbours
+            .iter()
+            .filter(|n| matches!(&n.who, Who::Switch { name, .. } if self.switches.contains_key(name)));
+        let mut inner: BTreeSet<u8> = by_lldp.map(|n| n.port).collect();
+        for neighbour in self.file.iter().flat_map(|f| f.neighbours(switch)) {
+            if let (End::Switch { port, .. }, End::Switch { .. }) = (&neighbour.near, &neighbour.far) {
+                inner.insert(*port);
+            }
+        }
+        inner
+    }
+
+    /// Adds a link, as narrow and as much down as its ports are. One that contradicts what is there is left out: the
+    /// first report stands until the other one ages.
+    fn link(&self, topology: &mut Topology, a: End, b: End, mtu: u32, up: bool) {
+        let reports = [&a, &b].map(|end| self.port(end).cloned());
+        let narrowest = reports.iter().flatten().map(|p| p.mtu).fold(mtu, u32::min);
+        let carries = up && reports.iter().flatten().all(|p| p.up);
+        if let Ok(link) = topology.connect(a, b, narrowest) {
+            topology.set_link_up(link, carries);
+        }
+    }
+
+    fn port(&self, end: &End) -> Option<&PortReport> {
+        match end {
+            End::Switch { switch, port } => self.switches.get(switch)?.1.ports.get(port),
+            End::Host(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: &str, n: u8) -> (u8, PortReport) {
+        (
+            n,
+            PortReport {
+                name: name.into(),
+                mac: [6, 0, 0, 0, name.len() as u8, n],
+                mtu: 1500,
+                up: true,
+            },
+        )
+    }
+
+    fn switch_seen(port: u8, name: &str, far: &str) -> NeighbourReport {
+        let who = Who::Switch {
+            name: name.into(),
+            port: far.into(),
+        };
+        NeighbourReport { port, age_ns: 0, who }
+    }
+
+    fn host_seen(port: u8, last: u8, age_ns: u64) -> NeighbourReport {
+        let who = Who::Host {
+            ip: [10, 0, 0, last].into(),
+            mac: [2, 0, 0, 0, 0, last],
+        };
+        NeighbourReport { port, age_ns, who }
+    }
+
+    fn host(name: &str, last: u8) -> (String, HostRecord) {
+        (
+            name.into(),
+            HostRecord {
+                name: name.into(),
+                ip: [10, 0, 0, last].into(),
+                mac: [2, 0, 0, 0, 0, last],
+            },
+        )
+    }
+
+    /// Two switches a:1 - b:1, host h1 at a:0, h2 at b:0; every ARP is flooded over the link.
+    fn facts() -> Facts {
+        let a = SwitchReport {
+            ports: [port("a0", 0), port("a1", 1)].into(),
+            neighbours: vec![switch_seen(1, "b", "b1"), host_seen(0, 1, 5), host_seen(1, 2, 4)],
+        };
+        let b = SwitchReport {
+            ports: [port("b0", 0), port("b1", 1)].into(),
+            neighbours: vec![switch_seen(1, "a", "a1"), host_seen(1, 1, 4), host_seen(0, 2, 5)],
+        };
+        let switches = [
+            ("a".to_string(), (Reach::Up, a)),
+            ("b".to_string(), (Reach::Up, b)),
+        ];
+        Facts {
+            file: None,
+            switches: switches.into(),
+            hosts: [host("h1", 1), host("h2", 2)].into(),
+        }
+    }
+
+    fn at(switch: &str, port: u8) -> Place {
+        Place::At {
+            switch: switch.into(),
+            port,
+        }
+    }
+
+    #[test]
+    fn reports_alone_make_a_fabric() {
+        let facts = facts();
+        let topology = facts.topology();
+        assert_eq!(
+            (facts.place("h1"), facts.place("h2"), facts.place("h3")),
+            (at("a", 0), at("b", 0), Place::Unseen)
+        );
+        assert!(topology.connected("h1", "h2"));
+        assert_eq!(topology.links().count(), 3);
+        assert!(topology.links().all(|(_, l)| l.mtu == 1500 && l.up));
+    }
+
+    #[test]
+    fn before_lldp_has_spoken_a_flooded_host_is_nowhere() {
+        let mut facts = facts();
+        for (_, report) in facts.switches.values_mut() {
+            report.neighbours.retain(|n| matches!(n.who, Who::Host { .. }));
+        }
+        assert_eq!(
+            facts.place("h1"),
+            Place::Ambiguous(vec![("a".into(), 0), ("b".into(), 1)])
+        );
+        // One side's LLDP is enough to rule its port out.
+        facts
+            .switches
+            .get_mut("b")
+            .unwrap()
+            .1
+            .neighbours
+            .push(switch_seen(1, "a", "a1"));
+        assert_eq!(facts.place("h1"), at("a", 0));
+    }
+
+    #[test]
+    fn a_host_that_moved_is_where_it_was_seen_last() {
+        let mut facts = facts();
+        let (_, b) = facts.switches.get_mut("b").unwrap();
+        b.ports.extend([port("b2", 2)]);
+        b.neighbours.push(host_seen(2, 1, 0));
+        let (_, a) = facts.switches.get_mut("a").unwrap();
+        a.neighbours.retain(|n| n.port != 0);
+        a.neighbours.push(host_seen(0, 1, 2 * SAME_FRAME_NS));
+        assert_eq!(facts.place("h1"), at("b", 2));
+    }
+
+    #[test]
+    fn what_is_down_is_down() {
+        let mut facts = facts();
+        facts.switches.get_mut("b").unwrap().0 = Reach::Down("connection refused".into());
+        assert!(!facts.topology().connected("h1", "h2"));
+        facts.switches.get_mut("b").unwrap().0 = Reach::Unknown;
+        assert!(facts.topology().connected("h1", "h2"));
+        facts
+            .switches
+            .get_mut("a")
+            .unwrap()
+            .1
+            .ports
+            .get_mut(&1)
+            .unwrap()
+            .up = false;
+        assert!(!facts.topology().connected("h1", "h2"));
+    }
+
+    #[test]
+    fn a_file_places_hosts_and_reports_correct_it() {
+        let file = Topology::leaf_spine(2, 1, 2).unwrap();
+        let mut facts = Facts {
+            file: Some(file.clone()),
+            ..Facts::default()
+        };
+        assert_eq!(facts.place("h3"), at("leaf1", 1));
+        assert!(facts.topology().connected("h0", "h3"));
+        let report = SwitchReport {
+            ports: [port("eth1", 1)].into(),
+            neighbours: Vec::new(),
+        };
+        facts.switches.insert("leaf1".into(), (Reach::Up, report));
+        let topology = facts.topology();
+        assert_eq!(topology.switch("leaf1").unwrap().ports[&1], [6, 0, 0, 0, 4, 1]);
+        assert_eq!(topology.switch("leaf1").unwrap().ports.len(), 3);
+        let (link, ..) = topology.attachment("h3").unwrap();
+        assert_eq!(topology.link(link).unwrap().mtu, 1500);
+        assert_eq!(topology.links().count(), file.links().count());
+    }
+}

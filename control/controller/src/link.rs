@@ -1,0 +1,462 @@
+//! One switch: the connection to its agent, what it reports, and bringing it to what is wanted there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_proto::convert::{group_to_proto, mcst_id_from_proto};
+use castnet_proto::transport::connect;
+use castnet_proto::v1;
+use castnet_proto::v1::agent_client::AgentClient;
+use castnet_proto::v1::agent_event::Event as Told;
+use castnet_wire::McstId;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status, Streaming};
+
+use crate::config::SwitchConfig;
+use crate::core::Shared;
+use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
+use crate::lifecycle::{Cause, Failure};
+use crate::reconcile::{Action, Found, Wanted, diff};
+
+/// Events come in bursts; a switch is asked once for all that come within this time.
+const BURST: Duration = Duration::from_millis(20);
+
+type Client = AgentClient<Channel>;
+
+/// A switch.
+pub(crate) struct Link {
+    config: SwitchConfig,
+    connection: watch::Sender<Connection>,
+    /// Whoever looks at what is wanted on the switch and makes it so holds this; so no late install follows a removal.
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Clone)]
+enum Connection {
+    Trying,
+    Up(Client),
+    Down(String),
+}
+
+/// Why a switch did not do as it was told.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum SwitchError {
+    #[error("{0}")]
+    Unreachable(String),
+    #[error("{}", .0.message())]
+    Refused(Box<Status>),
+}
+
+impl SwitchError {
+    /// As the reason why a group fails.
+    pub(crate) fn failure(&self, switch: &str) -> Failure {
+        let (cause, reason) = match self {
+            Self::Unreachable(reason) => (Cause::Unreachable, format!("cannot be reached: {reason}")),
+            Self::Refused(status) if status.code() == Code::ResourceExhausted => {
+                (Cause::NoRoom, format!("refuses: {}", status.message()))
+            }
+            Self::Refused(status) => (Cause::Refused, format!("refuses: {}", status.message())),
+        };
+        Failure {
+            cause,
+            field: format!("switches.{switch}"),
+            reason,
+        }
+    }
+}
+
+/// A call to a switch that ends in time, one way or the other.
+async fn call<T>(
+    within: Duration,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, SwitchError> {
+    match timeout(within, call).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => match status.code() {
+            // What the connection itself comes to.
+            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => {
+                Err(SwitchError::Unreachable(status.message().into()))
+            }
+            _ => Err(SwitchError::Refused(Box::new(status))),
+        },
+        Err(_) => Err(SwitchError::Unreachable(format!("no answer within {within:?}"))),
+    }
+}
+
+impl Link {
+    pub(crate) fn new(config: SwitchConfig) -> Self {
+        Self {
+            config,
+            connection: watch::Sender::new(Connection::Trying),
+            turn: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        self.config.agent.to_string()
+    }
+
+    /// The client, waiting for a first attempt to connect where that is under way.
+    async fn client(&self, within: Duration) -> Result<Client, SwitchError> {
+        let mut connection = self.connection.subscribe();
+        let settled = connection.wait_for(|c| !matches!(c, Connection::Trying));
+        match timeout(within, settled).await {
+            Ok(Ok(state)) => match &*state {
+                Connection::Up(client) => Ok(client.clone()),
+                Connection::Down(reason) => Err(SwitchError::Unreachable(reason.clone())),
+                Connection::Trying => Err(SwitchError::Unreachable("not connected yet".into())),
+            },
+            _ => Err(SwitchError::Unreachable(format!(
+                "not connected within {within:?}"
+            ))),
+        }
+    }
+
+    /// Makes one group on the switch what is wanted there now: has its rule installed, or removed.
+    pub(crate) async fn sync(
+        &self,
+        shared: &Shared,
+        group: &str,
+        mcst_id: McstId,
+    ) -> Result<(), SwitchError> {
+        let within = shared.config.timeouts.switch;
+        let _turn = self.turn.lock().await;
+        let mut client = self.client(within).await?;
+        let wanted = shared
+            .lock()
+            .groups
+            .get(group)
+            .and_then(|e| e.record.wanted_on(&self.config.name));
+        match wanted {
+            Some(wanted) => self.install(&mut client, shared, &wanted).await,
+            None => self.remove(&mut client, shared, mcst_id, None).await,
+        }
+    }
+
+    async fn install(
+        &self,
+        client: &mut Client,
+        shared: &Shared,
+        wanted: &Wanted,
+    ) -> Result<(), SwitchError> {
+        let group = Some(group_to_proto(&wanted.to_install()));
+        let request = v1::InstallGroupRequest {
+            group,
+            owner: shared.owner.clone(),
+        };
+        call(shared.config.timeouts.switch, client.install_group(request))
+            .await
+            .map(|_| ())
+    }
+
+    async fn remove(
+        &self,
+        client: &mut Client,
+        shared: &Shared,
+        mcst_id: McstId,
+        generation: Option<u64>,
+    ) -> Result<(), SwitchError> {
+        let request = v1::RemoveGroupRequest {
+            mcst_id: mcst_id.to_string(),
+            owner: Some(shared.owner.clone()),
+            generation,
+        };
+        match call(shared.config.timeouts.switch, client.remove_group(request)).await {
+            // Somebody else's group by now: ours is gone.
+            Err(SwitchError::Refused(status)) if status.code() == Code::FailedPrecondition => Ok(()),
+            done => done.map(|_| ()),
+        }
+    }
+
+    /// Stays connected to the switch for as long as the controller runs.
+    pub(crate) async fn run(self: Arc<Self>, shared: Arc<Shared>) {
+        let (first, longest) = shared.config.timeouts.backoff;
+        let mut pause = first;
+        loop {
+            let began = Instant::now();
+            let reason = match self.session(&shared).await {
+                Ok(never) => match never {},
+                Err(error) => error.to_string(),
+            };
+            self.lost(&shared, reason);
+            // A connection that stood was no failed attempt.
+            pause = if began.elapsed() > longest {
+                first
+            } else {
+                (pause * 2).min(longest)
+            };
+            sleep(pause).await;
+        }
+    }
+
+    fn lost(&self, shared: &Arc<Shared>, reason: String) {
+        let name = &self.config.name;
+        let mut core = shared.lock();
+        let now = Reach::Down(reason.clone());
+        let (before, _) = core.facts.switches.entry(name.clone()).or_default();
+        if std::mem::replace(before, now) == Reach::Up
+            || !matches!(*self.connection.borrow(), Connection::Down(_))
+        {
+            tracing::warn!(switch = name, reason, "switch lost");
+        }
+        self.connection.send_replace(Connection::Down(reason.clone()));
+        shared.unsettled(&mut core, name, None, &reason);
+        self.tell(shared, &core);
+        shared.fabric_changed();
+    }
+
+    fn tell(&self, shared: &Shared, core: &crate::core::Core) {
+        let state = crate::view::switch(core, &self.config.name, self.endpoint());
+        shared.publish(v1::controller_event::Event::Switch(state));
+    }
+
+    /// From one connection to its loss.
+    async fn session(&self, shared: &Arc<Shared>) -> Result<std::convert::Infallible, SwitchError> {
+        let within = shared.config.timeouts.switch;
+        let unreachable = |error: &dyn std::error::Error| SwitchError::Unreachable(error.to_string());
+        let channel = connect(&self.config.agent, &shared.config.security)
+            .await
+            .map_err(|e| unreachable(&e))?;
+        let mut client = AgentClient::new(channel);
+        let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
+        if capabilities.switch_name != self.config.name {
+            let (found, wanted) = (&capabilities.switch_name, &self.config.name);
+            let reason = format!(
+                "{} is the agent of switch {found:?}, not of {wanted:?}",
+                self.config.agent
+            );
+            return Err(SwitchError::Unreachable(reason));
+        }
+        // Watches first: what changes after the reports below is told.
+        let mut events = call(within, client.watch_events(v1::WatchAgentEventsRequest {})).await?;
+        self.next(&mut events, within).await?;
+        self.report(shared, &mut client).await?;
+        {
+            let mut core = shared.lock();
+            core.capabilities.insert(self.config.name.clone(), capabilities);
+            self.connection.send_replace(Connection::Up(client.clone()));
+            self.tell(shared, &core);
+        }
+        self.reconcile(shared, &mut client).await?;
+        tracing::info!(switch = self.config.name, "switch connected");
+        let period = shared.config.timeouts.reconcile;
+        let mut look_at = Instant::now() + period;
+        loop {
+            tokio::select! {
+                told = events.message() => {
+                    let told = told.map_err(|status| SwitchError::Unreachable(status.message().into()))?;
+                    let Some(told) = told else {
+                        return Err(SwitchError::Unreachable("the agent ended the connection".into()));
+                    };
+                    if self.handle(shared, told) {
+                        look_at = look_at.min(Instant::now() + BURST);
+                    }
+                }
+                () = sleep_until(look_at) => {
+                    self.report(shared, &mut client).await?;
+                    self.reconcile(shared, &mut client).await?;
+                    let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
+                    shared.lock().capabilities.insert(self.config.name.clone(), capabilities);
+                    look_at = Instant::now() + period;
+                }
+            }
+        }
+    }
+
+    async fn next(
+        &self,
+        events: &mut Streaming<v1::AgentEvent>,
+        within: Duration,
+    ) -> Result<(), SwitchError> {
+        let next = async { events.message().await.map(Response::new) };
+        match call(within, next).await? {
+            Some(_) => Ok(()),
+            None => Err(SwitchError::Unreachable("the agent ended the connection".into())),
+        }
+    }
+
+    /// Whether the switch is to be looked at again.
+    fn handle(&self, shared: &Shared, event: v1::AgentEvent) -> bool {
+        match event.event {
+            Some(Told::Port(_) | Told::Neighbour(_) | Told::Lagged(_)) => true,
+            Some(Told::Group(changed)) => changed.removed && self.misses(shared, &changed.mcst_id),
+            Some(Told::PathStalled(stalled)) => {
+                let v1::PathStalled {
+                    group,
+                    port,
+                    next_hop,
+                    for_ns,
+                    ..
+                } = stalled;
+                let switch_name = self.config.name.clone();
+                tracing::warn!(switch = switch_name, group, port, next_hop, "path stalled");
+                let stalled = v1::StalledPath {
+                    group,
+                    switch_name,
+                    port,
+                    next_hop,
+                    for_ns,
+                };
+                shared.publish(v1::controller_event::Event::StalledPath(stalled));
+                false
+            }
+            Some(Told::MemberFailed(failed)) => {
+                let v1::MemberFailed {
+                    group,
+                    next_hop,
+                    syndrome,
+                    ..
+                } = failed;
+                tracing::warn!(
+                    switch = self.config.name,
+                    group,
+                    next_hop,
+                    syndrome,
+                    "member failed"
+                );
+                false
+            }
+            Some(Told::Hello(_) | Told::BaselineLearned(_) | Told::FdbFull(_)) | None => false,
+        }
+    }
+
+    /// Whether that group is wanted on this switch.
+    fn misses(&self, shared: &Shared, mcst_id: &str) -> bool {
+        let core = shared.lock();
+        let wanted = |e: &crate::core::Entry| e.record.wanted_on(&self.config.name).is_some();
+        core.groups
+            .values()
+            .any(|e| e.record.mcst_id.to_string() == mcst_id && wanted(e))
+    }
+
+    /// Takes in what the switch says of ports and neighbours.
+    async fn report(&self, shared: &Arc<Shared>, client: &mut Client) -> Result<(), SwitchError> {
+        let within = shared.config.timeouts.switch;
+        let ports = call(within, client.list_ports(v1::ListPortsRequest {})).await?;
+        let neighbours = call(within, client.list_neighbours(v1::ListNeighboursRequest {})).await?;
+        let report = SwitchReport {
+            ports: ports.ports.into_iter().filter_map(port_report).collect(),
+            neighbours: neighbours
+                .neighbours
+                .into_iter()
+                .filter_map(neighbour_report)
+                .collect(),
+        };
+        let mut core = shared.lock();
+        let known = core.facts.switches.entry(self.config.name.clone()).or_default();
+        if *known != (Reach::Up, report.clone()) {
+            *known = (Reach::Up, report);
+            shared.fabric_changed();
+        }
+        Ok(())
+    }
+
+    /// Makes the switch have all rules that are wanted there, and no others of ours.
+    async fn reconcile(&self, shared: &Arc<Shared>, client: &mut Client) -> Result<(), SwitchError> {
+        let within = shared.config.timeouts.switch;
+        let _turn = self.turn.lock().await;
+        let listed = call(
+            within,
+            client.list_groups(v1::ListGroupsRequest { mcst_id: None }),
+        )
+        .await?;
+        let found: Vec<Found> = listed.groups.into_iter().filter_map(found).collect();
+        let wanted = self.wanted(shared);
+        let by_mcst_id = wanted.values().map(|w| (w.rule.mcst_id, w.clone())).collect();
+        let mut settled: BTreeMap<String, u64> = wanted
+            .iter()
+            .map(|(name, w)| (name.clone(), w.rule.generation))
+            .collect();
+        let mut refused = Vec::new();
+        for action in diff(&shared.owner, &by_mcst_id, &found) {
+            tracing::info!(switch = self.config.name, ?action, "reconciling");
+            let (name, done) = match action {
+                Action::Remove { mcst_id, generation } => {
+                    (None, self.remove(client, shared, mcst_id, Some(generation)).await)
+                }
+                Action::Install(rule) => {
+                    let Some(wanted) = wanted.get(&rule.name) else {
+                        continue;
+                    };
+                    (Some(rule.name), self.install(client, shared, wanted).await)
+                }
+            };
+            match (name, done) {
+                (_, Ok(())) => {}
+                (_, Err(error @ SwitchError::Unreachable(_))) => return Err(error),
+                (Some(name), Err(error)) => {
+                    settled.remove(&name);
+                    refused.push((name, error.failure(&self.config.name).reason));
+                }
+                (None, Err(error)) => {
+                    tracing::warn!(switch = self.config.name, %error, "removal refused");
+                }
+            }
+        }
+        let mut core = shared.lock();
+        for (name, reason) in &refused {
+            shared.unsettled(&mut core, &self.config.name, Some(name), reason);
+        }
+        let refused = refused.into_iter().map(|(name, _)| (name, u64::MAX));
+        settled.extend(refused);
+        shared.settled(&mut core, &self.config.name, &settled);
+        Ok(())
+    }
+
+    fn wanted(&self, shared: &Shared) -> BTreeMap<String, Wanted> {
+        let core = shared.lock();
+        let wanted = core
+            .groups
+            .values()
+            .filter_map(|e| Some((e.record.name.clone(), e.record.wanted_on(&self.config.name)?)));
+        wanted.collect()
+    }
+}
+
+fn port_report(port: v1::Port) -> Option<(u8, PortReport)> {
+    let mac: castnet_wire::MacAddr = port.mac.parse().ok()?;
+    let number = u8::try_from(port.port).ok()?;
+    Some((
+        number,
+        PortReport {
+            name: port.name,
+            mac: mac.0,
+            mtu: port.mtu,
+            up: port.up,
+        },
+    ))
+}
+
+fn neighbour_report(neighbour: v1::Neighbour) -> Option<NeighbourReport> {
+    let who = match neighbour.kind? {
+        v1::neighbour::Kind::Switch(switch) => Who::Switch {
+            name: switch.name,
+            port: switch.port,
+        },
+        v1::neighbour::Kind::Host(host) => {
+            let mac: castnet_wire::MacAddr = host.mac.parse().ok()?;
+            Who::Host {
+                ip: host.ip.parse().ok()?,
+                mac: mac.0,
+            }
+        }
+    };
+    Some(NeighbourReport {
+        port: u8::try_from(neighbour.port).ok()?,
+        age_ns: neighbour.age_ns,
+        who,
+    })
+}
+
+fn found(group: v1::InstalledGroup) -> Option<Found> {
+    let rule = group.group?;
+    let mcst_id = mcst_id_from_proto("mcst_id", &rule.mcst_id).ok()?;
+    Some(Found {
+        mcst_id,
+        generation: rule.generation,
+        owner: group.owner,
+    })
+}

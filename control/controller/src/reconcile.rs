@@ -1,0 +1,199 @@
+//! Desired against reported, for one switch: a pure function.
+
+use std::collections::BTreeMap;
+
+use castnet_rules::MulticastGroup;
+use castnet_wire::McstId;
+
+/// A rule that a switch shall have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// As planned.
+    pub rule: MulticastGroup,
+    /// The source may have sent already: a switch that lacks the rule must learn the PSN from the stream, as the
+    /// planned one is long past.
+    pub has_run: bool,
+}
+
+/// A rule that a switch reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Which group.
+    pub mcst_id: McstId,
+    /// Which version.
+    pub generation: u64,
+    /// Who installed it.
+    pub owner: String,
+}
+
+/// What is to be done at the switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Install this rule, or replace an older version by it.
+    Install(MulticastGroup),
+    /// Remove this version of this group.
+    Remove {
+        /// Which group.
+        mcst_id: McstId,
+        /// Which version.
+        generation: u64,
+    },
+}
+
+impl Wanted {
+    /// The rule as it is to be installed where it is lacking.
+    pub fn to_install(&self) -> MulticastGroup {
+        let start_psn = self.rule.start_psn.filter(|_| !self.has_run);
+        MulticastGroup {
+            start_psn,
+            ..self.rule.clone()
+        }
+    }
+}
+
+/// What makes `found` into `wanted`; removals first, as they make room.
+///
+/// Rules of other owners are left alone: those of rule files, of operators, of other controllers. A version newer than
+/// the wanted one (the store was set back) is removed before the wanted one is installed, because a switch takes no
+/// older one in place of it.
+pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Wanted>, found: &[Found]) -> Vec<Action> {
+    let ours: BTreeMap<McstId, u64> = found
+        .iter()
+        .filter(|f| f.owner == owner)
+        .map(|f| (f.mcst_id, f.generation))
+        .collect();
+    let stays = |mcst_id: &McstId, generation: u64| {
+        wanted
+            .get(mcst_id)
+            .is_some_and(|wanted| generation <= wanted.rule.generation)
+    };
+    let removals = ours
+        .iter()
+        .filter(|(mcst_id, generation)| !stays(mcst_id, **generation))
+        .map(|(mcst_id, generation)| Action::Remove {
+            mcst_id: *mcst_id,
+            generation: *generation,
+        });
+    let installs = wanted
+        .iter()
+        .filter(|(mcst_id, wanted)| ours.get(mcst_id) != Some(&wanted.rule.generation))
+        .map(|(_, wanted)| Action::Install(wanted.to_install()));
+    removals.chain(installs).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_rules::{NextHop, Path};
+    use castnet_wire::{MacAddr, Pmtu, PortId, Psn};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(n: u8) -> McstId {
+        McstId([10, 200, 0, n].into())
+    }
+
+    fn rule(n: u8, generation: u64) -> MulticastGroup {
+        let hop = |port: u8| Path {
+            port: PortId::new(port).unwrap(),
+            next_hop: NextHop::Switch {
+                name: format!("s{port}"),
+                mac: MacAddr([2, 0, 0, 0, 0, port]),
+            },
+        };
+        MulticastGroup {
+            name: format!("g{n}"),
+            generation,
+            mcst_id: id(n),
+            pmtu: Pmtu::B1024,
+            start_psn: Some(Psn::new(7)),
+            va_base: 0,
+            source: PortId::new(0).unwrap(),
+            paths: vec![hop(0), hop(1)],
+            stall_timeout_ms: 1,
+        }
+    }
+
+    /// A switch that does what it is told, by the agent's rules.
+    fn carry_out(actions: &[Action], owner: &str, found: &mut Vec<Found>) {
+        for action in actions {
+            match action {
+                Action::Remove { mcst_id, generation } => {
+                    let before = found.len();
+                    found.retain(|f| {
+                        (f.mcst_id, f.generation, f.owner.as_str()) != (*mcst_id, *generation, owner)
+                    });
+                    assert_eq!(found.len(), before - 1, "removes what is there");
+                }
+                Action::Install(rule) => {
+                    if let Some(old) = found.iter().position(|f| f.mcst_id == rule.mcst_id) {
+                        let old = found.remove(old);
+                        assert!(
+                            old.owner == owner && old.generation < rule.generation,
+                            "replaces an older own one"
+                        );
+                    }
+                    found.push(Found {
+                        mcst_id: rule.mcst_id,
+                        generation: rule.generation,
+                        owner: owner.into(),
+                    });
+                }
+            }
+        }
+    }
+
+    proptest! {
+        /// Carried out once, nothing is left to do; strangers are untouched; what was right is untouched.
+        #[test]
+        fn one_round_settles_it(
+            wanted in proptest::collection::btree_map(0u8..8, (0u64..4, any::<bool>()), 0..8),
+            found in proptest::collection::btree_map(0u8..16, (0u64..4, any::<bool>()), 0..16),
+        ) {
+            // Strangers have other McstIDs: an agent refuses one of theirs.
+            let stranger = |n: u8, ours: bool| !ours || n >= 8;
+            let wanted: BTreeMap<McstId, Wanted> = wanted
+                .into_iter()
+                .map(|(n, (generation, has_run))| (id(n), Wanted { rule: rule(n, generation), has_run }))
+                .collect();
+            let mut found: Vec<Found> = found
+                .into_iter()
+                .map(|(n, (generation, ours))| {
+                    let (n, owner) = if stranger(n, ours) { (n | 64, "them") } else { (n, "us") };
+                    Found { mcst_id: id(n), generation, owner: owner.into() }
+                })
+                .collect();
+            let strangers: Vec<Found> = found.iter().filter(|f| f.owner == "them").cloned().collect();
+            let actions = diff("us", &wanted, &found);
+            for action in &actions {
+                if let Action::Install(rule) = action {
+                    prop_assert_eq!(rule.start_psn.is_none(), wanted[&rule.mcst_id].has_run);
+                }
+            }
+            carry_out(&actions, "us", &mut found);
+            prop_assert_eq!(diff("us", &wanted, &found), vec![]);
+            let ours: BTreeMap<McstId, u64> =
+                found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
+            let expected: BTreeMap<McstId, u64> = wanted.iter().map(|(m, w)| (*m, w.rule.generation)).collect();
+            prop_assert_eq!(ours, expected);
+            prop_assert_eq!(found.into_iter().filter(|f| f.owner == "them").collect::<Vec<_>>(), strangers);
+        }
+    }
+
+    #[test]
+    fn what_is_as_wanted_is_not_touched() {
+        let wanted = BTreeMap::from([(
+            id(1),
+            Wanted {
+                rule: rule(1, 3),
+                has_run: true,
+            },
+        )]);
+        let found = [Found {
+            mcst_id: id(1),
+            generation: 3,
+            owner: "us".into(),
+        }];
+        assert_eq!(diff("us", &wanted, &found), vec![]);
+    }
+}
