@@ -1,5 +1,5 @@
 //! What several tests of the machine share.
-#![allow(dead_code)] // Each test binary uses its part.
+#![allow(dead_code, unreachable_pub)] // Each test binary uses its part.
 
 pub mod hosts;
 pub mod seed;
