@@ -60,6 +60,7 @@ impl Bth {
     ///
     /// # Errors
     /// An opcode that is not known here, or a transport version other than 0.
+    #[inline]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let Some(opcode) = Opcode::from_byte(b[0]) else {
             return Err(ParseError::Field {

@@ -159,6 +159,7 @@ pub enum EmitError {
 }
 
 /// The first `N` bytes of `bytes`, or the error that names `header`.
+#[inline]
 pub(crate) fn chunk<const N: usize>(bytes: &[u8], header: Header) -> Result<&[u8; N], ParseError> {
     bytes.first_chunk().ok_or(ParseError::Short {
         header,
@@ -191,6 +192,7 @@ macro_rules! fixed_header {
             ///
             /// # Errors
             /// Too few bytes, or a field that breaks the rules of the header.
+            #[inline]
             pub fn parse(bytes: &[u8]) -> Result<Self, $crate::error::ParseError> {
                 $crate::error::chunk(bytes, $crate::error::Header::$name).and_then(Self::from_bytes)
             }

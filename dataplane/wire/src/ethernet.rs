@@ -88,6 +88,7 @@ impl Ethernet {
     ///
     /// # Errors
     /// Too few bytes.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
         let b: &[u8; Self::LEN] = chunk(bytes, Header::Ethernet)?;
         let mut ethernet = Self {

@@ -40,6 +40,7 @@ impl Ipv4 {
     ///
     /// # Errors
     /// Too few bytes for the header, another version, or lengths that contradict each other.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
         let b: &[u8; Self::LEN] = chunk(bytes, Header::Ipv4)?;
         if b[0] >> 4 != 4 {

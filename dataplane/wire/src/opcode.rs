@@ -215,6 +215,7 @@ opcodes! {
 
 impl Opcode {
     /// The opcode of a byte, where it is known here.
+    #[inline]
     pub fn from_byte(byte: u8) -> Option<Self> {
         let opcode = TABLE[usize::from(byte)].opcode;
         (opcode as u8 == byte).then_some(opcode)
@@ -226,6 +227,7 @@ impl Opcode {
     }
 
     /// Its row of the table.
+    #[inline]
     pub fn info(self) -> &'static OpcodeInfo {
         &TABLE[self as usize]
     }

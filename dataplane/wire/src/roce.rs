@@ -186,7 +186,7 @@ pub fn parse_network(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError
     parse(head, frame_len, false)
 }
 
-#[inline]
+#[inline(always)]
 fn parse(head: &[u8], frame_len: usize, roce: bool) -> Result<Parsed, ParseError> {
     let head = head.get(..frame_len).unwrap_or(head);
     let (ethernet, l3) = Ethernet::parse(head)?;
@@ -200,6 +200,7 @@ fn parse(head: &[u8], frame_len: usize, roce: bool) -> Result<Parsed, ParseError
     }
 }
 
+#[inline(always)]
 fn parse_ipv4(
     head: &[u8],
     rest: &[u8],
@@ -280,6 +281,7 @@ fn parse_ipv6(
 }
 
 /// Where the datagram that begins at `l3` and has `said` bytes ends. Bytes after it are Ethernet padding.
+#[inline(always)]
 fn datagram_end(
     header: Header,
     field: &'static str,
@@ -301,6 +303,7 @@ fn datagram_end(
 }
 
 /// Whether there is a UDP header to RoCE's port at `l4`, before `end`.
+#[inline(always)]
 fn is_roce(head: &[u8], l4: usize, end: usize) -> bool {
     let udp = head
         .get(l4..end.min(head.len()))
@@ -317,7 +320,7 @@ struct Below {
     end: usize,
 }
 
-#[inline]
+#[inline(always)]
 fn parse_roce(head: &[u8], below: Below) -> Result<RoceHeader, ParseError> {
     let Below { l3, ip, tos, l4, end } = below;
     let udp = Udp::parse(head.get(l4..).unwrap_or_default())?;
@@ -402,7 +405,7 @@ fn parse_roce(head: &[u8], below: Below) -> Result<RoceHeader, ParseError> {
 }
 
 /// Reads the headers of an opcode, in wire order, from bytes of just their length.
-#[inline]
+#[inline(always)]
 fn read_ext(headers: Headers, bytes: &[u8]) -> Result<ExtHeaders, ParseError> {
     let mut ext = ExtHeaders::NONE;
     let mut rest = bytes;
@@ -430,6 +433,7 @@ fn read_ext(headers: Headers, bytes: &[u8]) -> Result<ExtHeaders, ParseError> {
     Ok(ext)
 }
 
+#[inline(always)]
 fn take<'a, const N: usize>(rest: &mut &'a [u8], header: Header) -> Result<&'a [u8; N], ParseError> {
     let have = rest.len();
     let (first, after) = rest.split_first_chunk().ok_or(ParseError::Short {

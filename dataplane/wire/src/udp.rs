@@ -29,6 +29,7 @@ impl Udp {
     ///
     /// # Errors
     /// A length below that of the header.
+    #[inline]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let udp = Self {
             sport: u16::from_be_bytes([b[0], b[1]]),

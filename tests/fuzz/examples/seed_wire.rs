@@ -1,0 +1,163 @@
+//! Writes the seeds of the `wire` corpus anew: every golden packet, of the captured frames the smallest of each opcode,
+//! frames of the kinds that neither has, and each with a few things wrong.
+
+use castnet_wire::build::{emit_arp, emit_lldp};
+use castnet_wire::{
+    Aeth, Arp, AtomicEth, Bth, Deth, Ethernet, ExtHeaders, Lldp, LldpId, MacAddr, Network, Opcode, Parsed,
+    Psn, Qpn, Reth, Syndrome, VlanTag, emit_roce, parse_frame,
+};
+use pcap_file::pcap::PcapReader;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+fn main() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let golden = root.join("../golden");
+    let corpus = root.join("corpus/wire");
+    let mut seeds: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+
+    for entry in fs::read_dir(&golden).expect("tests/golden") {
+        let path = entry.expect("an entry of it").path();
+        if path.extension().is_some_and(|e| e == "hex") {
+            let text = fs::read_to_string(&path).expect("a golden packet");
+            let bytes = text
+                .split_whitespace()
+                .map(|w| u8::from_str_radix(w, 16).expect("hexadecimal"))
+                .collect();
+            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            seeds.insert(format!("golden-{name}"), bytes);
+        }
+    }
+
+    let file = fs::File::open(golden.join("rxe-sample.pcap")).expect("the capture");
+    let mut reader = PcapReader::new(file).expect("a pcap file");
+    let mut smallest: BTreeMap<Opcode, Vec<u8>> = BTreeMap::new();
+    while let Some(packet) = reader.next_packet() {
+        let frame = packet.expect("a packet").data.into_owned();
+        if let Ok(Parsed::Roce(header)) = parse_frame(&frame, frame.len()) {
+            let best = smallest.entry(header.bth.opcode).or_insert_with(|| frame.clone());
+            if frame.len() < best.len() {
+                *best = frame;
+            }
+        }
+    }
+    seeds.extend(smallest.into_iter().map(|(o, frame)| (name_of("rxe", o), frame)));
+    seeds.extend(Opcode::ALL.iter().map(|&o| (name_of("made", o), made(o))));
+    seeds.insert("made-arp".into(), arp());
+    seeds.insert("made-lldp".into(), lldp());
+
+    let right = seeds.clone();
+    let sound = |name: &str| right.get(name).expect("a seed of that name").clone();
+    let write = "golden-e-rc-write-only-imm";
+    let mut spoil = |name: &str, from: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = sound(from);
+        change(&mut bytes);
+        seeds.insert(format!("wrong-{name}"), bytes);
+    };
+    spoil("options", write, &|b| b[14] = 0x46);
+    spoil("first-fragment", write, &|b| b[20] |= 0x20);
+    spoil("later-fragment", write, &|b| b[21] = 1);
+    spoil("ip-too-long", write, &|b| b[16] = 0xFF);
+    spoil("ip-too-short", write, &|b| (b[16], b[17]) = (0, 20));
+    spoil("udp-length", write, &|b| b[39] -= 4);
+    spoil("opcode", write, &|b| b[42] = 0x15);
+    spoil("version", write, &|b| b[43] |= 1);
+    spoil("pad", write, &|b| (b[17], b[39]) = (b[17] - 8, b[39] - 8));
+    spoil("icrc", write, &|b| *b.last_mut().expect("a byte") ^= 1);
+    spoil("padding", "golden-c-rc-ack", &|b| b.extend([0; 6]));
+    spoil("syndrome", "golden-d-rc-nak", &|b| b[54] = 0xFF);
+    spoil("cut", "golden-f-ipv6-rc-send-only", &|b| b.truncate(60));
+    spoil("three-tags", write, &|b| {
+        drop(b.splice(12..12, [0x81, 0, 0, 1, 0x88, 0xA8, 0, 2, 0x81, 0, 0, 3]))
+    });
+    spoil("lldp-cut", "made-lldp", &|b| b.truncate(40));
+
+    fs::create_dir_all(&corpus).expect("the folder");
+    for (name, bytes) in &seeds {
+        fs::write(corpus.join(name), bytes).expect("writing a seed");
+    }
+    println!("{} seeds in {}", seeds.len(), corpus.display());
+}
+
+fn name_of(prefix: &str, opcode: Opcode) -> String {
+    format!(
+        "{prefix}-{}",
+        opcode.info().name.to_lowercase().replace([' ', '_'], "-")
+    )
+}
+
+/// A small frame of the opcode: every other one with a VLAN tag, every third over IPv6.
+fn made(opcode: Opcode) -> Vec<u8> {
+    let ext = ExtHeaders {
+        deth: Some(Deth {
+            qkey: 0x8001_0000,
+            source_qp: Qpn::new(1),
+        }),
+        reth: Some(Reth {
+            va: 0x7F00_0000_1000,
+            rkey: 0x1234,
+            dma_len: 7,
+        }),
+        atomic_eth: Some(AtomicEth {
+            va: 0x1000,
+            rkey: 1,
+            swap_add: 2,
+            compare: 3,
+        }),
+        aeth: Some(Aeth {
+            syndrome: Syndrome::Ack,
+            msn: 3,
+        }),
+        atomic_ack: Some(4),
+        imm: Some(0x0102_0304),
+        ieth: Some(5),
+    };
+    let vlan = (opcode.byte().is_multiple_of(2)).then(|| VlanTag::new(7));
+    let ethernet = Ethernet {
+        dst: MacAddr([2, 0, 0, 0, 0, 2]),
+        src: MacAddr([2, 0, 0, 0, 0, 1]),
+        vlan,
+        ethertype: 0,
+    };
+    let network = match opcode.byte() % 3 {
+        0 => Network::v6("fd00::1".parse().expect("IPv6"), "fd00::2".parse().expect("IPv6")),
+        _ => Network::v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
+    };
+    let payload: &[u8] = if opcode.info().has_payload {
+        b"castnet"
+    } else {
+        b""
+    };
+    let bth = Bth {
+        ack_request: true,
+        ..Bth::new(opcode, Qpn::VIRTUAL, Psn::new(0xFF_FFFF))
+    };
+    let mut out = [0; 256];
+    let n = emit_roce(&mut out, &ethernet, &network, 0xC001, &bth, &ext, payload).expect("room enough");
+    out[..n].to_vec()
+}
+
+fn arp() -> Vec<u8> {
+    let request = Arp::request(
+        MacAddr([2, 0, 0, 0, 0, 1]),
+        [10, 0, 0, 1].into(),
+        [10, 0, 0, 200].into(),
+    );
+    let mut out = [0; 60];
+    emit_arp(&mut out, MacAddr::BROADCAST, &request).expect("room enough");
+    out.to_vec()
+}
+
+fn lldp() -> Vec<u8> {
+    let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+    let lldp = Lldp {
+        chassis: LldpId::Mac(mac),
+        port: LldpId::Text("p7"),
+        ttl_secs: 120,
+        system_name: "leaf-1",
+    };
+    let mut out = [0; 128];
+    let n = emit_lldp(&mut out, mac, &lldp).expect("room enough");
+    out[..n].to_vec()
+}

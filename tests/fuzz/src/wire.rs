@@ -1,0 +1,200 @@
+//! Frames: parsing, writing again, rewriting, ICRC.
+
+use castnet_wire::ethernet::{ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN};
+use castnet_wire::icrc::{self, HeaderDelta, shift};
+use castnet_wire::ipv4::ChecksumDelta;
+use castnet_wire::{
+    Arp, Bth, Ethernet, ExtHeaders, FrameBuf, Header, IpAddrs, Ipv4, Ipv6, Lldp, Network, Parsed, Psn, Qpn,
+    Reth, RoceHeader, RoceV4Mut, Udp, describe, emit_roce, ipv4, parse_frame, parse_network,
+};
+
+/// Takes `data` for a frame, for each header by itself, and for what a frame's headers may point at.
+pub fn wire(data: &[u8]) {
+    each_header(data);
+    let whole = parse_frame(data, data.len());
+    // The first 128 bytes say all there is to say.
+    let head = data.get(..<Vec<u8> as FrameBuf>::HEAD).unwrap_or(data);
+    assert_eq!(parse_frame(head, data.len()), whole);
+    let text = format!("{} {:#}", describe(data, data.len()), describe(head, data.len()));
+    assert!(!text.is_empty());
+
+    match whole {
+        Ok(Parsed::Roce(header)) => roce(data, &header),
+        Ok(other) => assert_eq!(parse_network(data, data.len()), Ok(other)),
+        Err(error) => {
+            // Whatever is wrong above IP: who forwards by address must not mind.
+            let above = matches!(
+                error.header(),
+                Header::Udp | Header::Bth | Header::Aeth | Header::Payload | Header::Icrc
+            );
+            assert!(!above || parse_network(data, data.len()).is_ok(), "{error}");
+        }
+    }
+}
+
+fn each_header(data: &[u8]) {
+    let mut out = [0; 1100];
+    if let Ok((header, length)) = Ethernet::parse(data) {
+        let n = header.emit(&mut out).expect("room enough");
+        assert!(n <= length);
+        // Of three tags the second is stepped over and the third left as the EtherType: then it reads differently.
+        if !matches!(header.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN) {
+            assert_eq!(Ethernet::parse(&out[..n]).map(|(h, _)| h), Ok(header));
+        }
+    }
+    if let Ok(header) = Arp::parse(data) {
+        header.emit(&mut out).expect("room enough");
+        assert_eq!(&out[..Arp::LEN], &data[..Arp::LEN]);
+    }
+    if let Ok((header, length)) = Ipv4::parse(data) {
+        header.emit(&mut out).expect("room enough");
+        assert_eq!(
+            out[10..12] == data[10..12] || length > Ipv4::LEN,
+            ipv4::checksum_is_right(data) || length > 20
+        );
+    }
+    if let Ok(header) = Ipv6::parse(data) {
+        header.emit(&mut out).expect("room enough");
+        assert_eq!(&out[..Ipv6::LEN], &data[..Ipv6::LEN]);
+    }
+    if let Ok(header) = Udp::parse(data) {
+        header.emit(&mut out).expect("room enough");
+        assert_eq!(&out[..Udp::LEN], &data[..Udp::LEN]);
+    }
+    if let Ok(lldp) = Lldp::parse(data) {
+        let n = lldp.emit(&mut out).expect("three texts of at most 255 bytes");
+        let again = Lldp::parse(&out[..n]).expect("what we wrote");
+        assert_eq!(
+            (again.ttl_secs, again.chassis.to_string().is_empty()),
+            (lldp.ttl_secs, false)
+        );
+    }
+}
+
+fn roce(frame: &[u8], header: &RoceHeader) {
+    // Lengths and offsets agree.
+    let info = header.bth.opcode.info();
+    assert!(header.frame_len <= frame.len());
+    assert_eq!(header.bth_at, header.l4 + Udp::LEN);
+    assert_eq!(header.payload_at, header.bth_at + info.header_len());
+    assert_eq!(
+        header.payload_at + header.payload_len + usize::from(header.bth.pad),
+        header.icrc_at()
+    );
+    assert!(info.has_payload || header.payload_len == 0);
+
+    write_again(frame, header);
+    if let IpAddrs::V4 { src, dst } = header.ip {
+        rewrite(frame, header, src, dst);
+    }
+}
+
+/// What was read, written, reads the same.
+fn write_again(frame: &[u8], header: &RoceHeader) {
+    let network = match header.ip {
+        IpAddrs::V4 { src, dst } => Network::V4 {
+            src,
+            dst,
+            tos: header.tos,
+            ttl: 1,
+            ident: 2,
+        },
+        IpAddrs::V6 { src, dst } => Network::V6 {
+            src,
+            dst,
+            traffic_class: header.tos,
+            flow_label: 3,
+            hop_limit: 4,
+        },
+    };
+    let payload = &frame[header.payload_at..][..header.payload_len];
+    let ext = header.ext(frame);
+    let mut out = vec![0; frame.len()];
+    let n = emit_roce(
+        &mut out,
+        &Ethernet::default(),
+        &network,
+        header.sport,
+        &header.bth,
+        &ext,
+        payload,
+    )
+    .expect("it was there before, with as many or more bytes of Ethernet header");
+    out.truncate(n);
+    let Ok(Parsed::Roce(again)) = parse_frame(&out, n) else {
+        panic!("{}", describe(&out, n))
+    };
+    assert_eq!(
+        (again.bth, again.ip, again.sport, again.tos, again.ext(&out)),
+        (header.bth, header.ip, header.sport, header.tos, ext)
+    );
+    assert_eq!(&out[again.payload_at..][..again.payload_len], payload);
+    assert!(icrc::verify(&out, again.l3, again.frame_len));
+}
+
+/// A leg of a group: the ICRC by difference is as right, or as wrong, as it was.
+fn rewrite(frame: &[u8], header: &RoceHeader, src: std::net::Ipv4Addr, dst: std::net::Ipv4Addr) {
+    let (was_right, sum_was_right) = (
+        icrc::verify_bytes(frame, header.l3, header.frame_len),
+        ipv4::checksum_is_right(&frame[header.l3..]),
+    );
+    let (new_src, new_dst) = (dst, std::net::Ipv4Addr::new(10, 0, 0, 9));
+    let (qpn, psn) = (
+        Qpn::new(header.bth.psn.value()),
+        Psn::new(header.bth.dest_qp.value()),
+    );
+    let reth = Reth {
+        va: 0x1122_3344_5566_7788,
+        rkey: 0x99AA_BBCC,
+        dma_len: 0,
+    };
+
+    let mut copy = frame.to_vec();
+    let mut packet = RoceV4Mut::new(&mut copy, header).expect("IPv4, and all headers there");
+    packet.set_addresses(
+        new_src,
+        new_dst,
+        ChecksumDelta::address(src, new_src).and(ChecksumDelta::address(dst, new_dst)),
+    );
+    packet.set_dest_qp(qpn);
+    packet.set_psn(psn);
+    let has_reth = packet.set_memory(reth.va, reth.rkey);
+
+    let change = HeaderDelta::src(src, new_src)
+        .and(HeaderDelta::dst(dst, new_dst))
+        .and(HeaderDelta::dest_qp(header.bth.dest_qp, qpn))
+        .and(HeaderDelta::psn(header.bth.psn, psn));
+    let change = match (header.reth, header.after_reth()) {
+        (Some(old), Some(n)) => {
+            let memory = HeaderDelta::va(old.va, reth.va).and(HeaderDelta::rkey(old.rkey, reth.rkey));
+            shift(change.and(memory).at_reth(), n)
+        }
+        _ => shift(change.at_bth(), header.after_bth()),
+    };
+    let icrc = icrc::read(&copy, header.frame_len).expect("four bytes at the end") ^ change;
+    assert!(icrc::write(&mut copy, header.frame_len, icrc));
+    assert_eq!(icrc::verify_bytes(&copy, header.l3, header.frame_len), was_right);
+    assert_eq!(ipv4::checksum_is_right(&copy[header.l3..]), sum_was_right);
+
+    let Ok(Parsed::Roce(after)) = parse_frame(&copy, copy.len()) else {
+        panic!("{}", describe(&copy, copy.len()))
+    };
+    let wanted = RoceHeader {
+        ip: IpAddrs::V4 {
+            src: new_src,
+            dst: new_dst,
+        },
+        bth: Bth {
+            dest_qp: qpn,
+            psn,
+            ..header.bth
+        },
+        reth: header.reth.map(|old| Reth {
+            dma_len: old.dma_len,
+            ..reth
+        }),
+        ..*header
+    };
+    assert_eq!((after, has_reth), (wanted, header.reth.is_some()));
+    let _: ExtHeaders = after.ext(&copy);
+}
