@@ -1,0 +1,180 @@
+//! `castnet capture`: copies of frames as they pass, into a pcapng file.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::api;
+use crate::connect::AgentArgs;
+use crate::exit::{Failure, Outcome};
+use crate::output::{Done, Output, remark};
+use crate::packets::{Record, Writer};
+use crate::pick::{Deadline, FilterArgs};
+use crate::port::PortNames;
+use crate::units::{Span, bytes, count};
+
+/// Copies frames of a port, of a group or only dropped ones into a pcapng file
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Ends after --count frames, after --seconds, or with Ctrl-C; the file is whole in each case. Dropped frames
+carry the reason as a packet comment.
+
+Examples:
+  castnet capture --port h1 -o h1.pcapng --seconds 10s
+  castnet capture --group g -o g.pcapng --count 1000
+  castnet capture --drops -o drops.pcapng
+  castnet capture --group g -o - | tshark -r -"
+)]
+pub(crate) struct CaptureCommand {
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// The file; `-` is stdout
+    #[arg(short, long, value_name = "FILE")]
+    out: PathBuf,
+    /// Ends after so many frames
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Ends after this time
+    #[arg(long, value_name = "TIME")]
+    seconds: Option<Span>,
+    /// Keeps only so many bytes of each frame
+    #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true)]
+    snap: u32,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct Captured {
+    file: String,
+    frames: u64,
+    bytes: u64,
+    lost: u64,
+    seconds: f64,
+}
+
+impl CaptureCommand {
+    /// Captures until there is enough.
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        let to_stdout = self.out.as_os_str() == "-";
+        let mut agent = self.agent.connect().await?;
+        let names = PortNames::fetch(&mut agent).await?;
+        let filter = self.filter.resolve(&mut agent, &names).await?;
+        let request = api::CaptureRequest {
+            filter: Some(filter),
+            snap_length: self.snap,
+            frames_max: self.count.unwrap_or(0),
+        };
+        let mut frames = agent.capture(request).await?.into_inner();
+
+        // The file is made only now: a refused request leaves an older capture as it was.
+        let file: Box<dyn Write + Send> = if to_stdout {
+            Box::new(io::stdout())
+        } else {
+            let file = File::create(&self.out).map_err(|e| {
+                Failure::usage(format!("cannot write {}: {e}", self.out.display()))
+                    .next("give a file in a folder that this user may write to")
+            })?;
+            Box::new(file)
+        };
+        // Interfaces are numbered as the ports are listed.
+        let ports: Vec<u32> = names.iter().map(|(number, _)| number).collect();
+        let mut writer = Writer::new(
+            BufWriter::new(file),
+            names.iter().map(|(_, name)| name),
+            self.snap,
+        )?;
+        writer.flush()?;
+
+        let progress = progress(output);
+        let mut deadline = Deadline::new(self.seconds);
+        let mut captured = Captured {
+            file: self.out.display().to_string(),
+            frames: 0,
+            bytes: 0,
+            lost: 0,
+            seconds: 0.0,
+        };
+        let ended = loop {
+            if self.count.is_some_and(|most| captured.frames >= most) {
+                break Ok(());
+            }
+            let frame = match deadline.next(&mut frames).await {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break Ok(()),
+                Err(failure) => break Err(failure),
+            };
+            writer.write(&record(&frame, &ports))?;
+            captured.frames += 1;
+            captured.bytes += u64::from(frame.length);
+            captured.lost = captured.lost.max(frame.lost);
+            progress.set_message(format!(
+                "{} frames, {}",
+                count(captured.frames),
+                bytes(captured.bytes)
+            ));
+            if to_stdout {
+                writer.flush()?;
+            }
+        };
+        writer.flush()?;
+        progress.finish_and_clear();
+        captured.seconds = deadline.elapsed().as_secs_f64();
+        let lost = match captured.lost {
+            0 => String::new(),
+            lost => format!("; {} more passed too fast to be copied", count(lost)),
+        };
+        let sentence = format!(
+            "{} frames ({}) into {}{lost}",
+            count(captured.frames),
+            bytes(captured.bytes),
+            captured.file
+        );
+        if to_stdout {
+            remark(&sentence);
+        } else {
+            output.show(&Done {
+                facts: captured,
+                sentence,
+            })?;
+        }
+        ended
+    }
+}
+
+fn record<'f>(frame: &'f api::CapturedFrame, ports: &[u32]) -> Record<'f> {
+    let interface = ports.iter().position(|p| *p == frame.port).unwrap_or(0) as u32;
+    let outbound = match frame.direction() {
+        api::Direction::In => Some(false),
+        api::Direction::Out => Some(true),
+        api::Direction::Unspecified => None,
+    };
+    Record {
+        interface,
+        at_unix_ns: frame.at_unix_ns,
+        length: frame.length,
+        bytes: &frame.bytes,
+        outbound,
+        comment: frame
+            .drop_reason
+            .as_ref()
+            .map(|reason| format!("dropped: {reason}")),
+    }
+}
+
+fn progress(output: Output) -> ProgressBar {
+    if !output.shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}  (Ctrl-C ends)") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,149 @@
+//! The command tree.
+
+use clap::{ArgAction, Parser, Subcommand};
+
+use crate::exit::Outcome;
+use crate::output::{Format, Output};
+
+const ABOUT: &str =
+    "A software switch for RDMA: one RoCEv2 RC sender reaches many ordinary receivers, reliably";
+
+const AFTER_HELP: &str = "Start here:
+  castnet demo                    a fabric of three switches and five hosts in this one process
+  castnet doctor                  what this machine has and lacks, and what to do
+
+Then, on real interfaces (each in its own terminal or unit; see deploy/):
+  castnet controller --listen http://127.0.0.1:7470 --switch leaf1=http://127.0.0.1:7471
+  castnet switch --name leaf1 --port h1=veth-h1 --port h2=veth-h2 --listen http://127.0.0.1:7471
+  castnet group create g --source h1 --members h2
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out copy.bin
+  castnet host send    --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
+
+Exit codes:
+  0  done
+  1  failed: the command ran, and did not reach its goal
+  2  usage: the command line or a file is wrong; nothing was tried
+  3  refused: the other side answered, and said no
+  4  unreachable: the other side did not answer
+
+Environment: CASTNET_AGENT and CASTNET_CONTROLLER say where a switch and the controller are; CASTNET_TLS_CA,
+CASTNET_TLS_CERT and CASTNET_TLS_KEY name PEM files; RUST_LOG (such as castnet_controller=debug) overrides -v.";
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(name = "castnet", version, about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
+#[command(arg_required_else_help = true, subcommand_required = true)]
+pub(crate) struct Cli {
+    /// Who reads the output: people or machines
+    #[arg(short = 'O', long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    pub(crate) output: Format,
+    /// More of the log on stderr; twice: even more
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The nouns and verbs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Demo(crate::demo::DemoCommand),
+    Switch(crate::switch::SwitchCommand),
+    Controller(crate::controller::ControllerCommand),
+    Host(crate::host::HostCommand),
+    Group(crate::group::GroupCommand),
+    #[command(visible_alias = "ports")]
+    Port(crate::port::PortCommand),
+    Counters(crate::counters::CountersCommand),
+    Drops(crate::drops::DropsCommand),
+    Fdb(crate::fdb::FdbCommand),
+    #[command(visible_alias = "routes")]
+    Route(crate::route::RouteCommand),
+    #[command(visible_alias = "neighbors")]
+    Neighbours(crate::neighbours::NeighboursCommand),
+    Topology(crate::topology::TopologyCommand),
+    Events(crate::events::EventsCommand),
+    Trace(crate::trace::TraceCommand),
+    Capture(crate::capture::CaptureCommand),
+    Rules(crate::rules::RulesCommand),
+    Doctor(crate::doctor::DoctorCommand),
+    Completions(crate::completions::CompletionsCommand),
+}
+
+impl Cli {
+    /// Does what was asked for.
+    pub(crate) fn run(self) -> Outcome {
+        let output = Output::new(self.output);
+        match self.command {
+            Command::Rules(command) => command.run(output),
+            Command::Doctor(command) => command.run(output),
+            Command::Completions(command) => command.run(),
+            Command::Demo(command) => service(command.run(output)),
+            Command::Switch(command) => service(command.run(output)),
+            Command::Controller(command) => service(command.run(output)),
+            Command::Host(command) => service(command.run(output)),
+            Command::Group(command) => client(command.run(output)),
+            Command::Port(command) => client(command.run(output)),
+            Command::Counters(command) => client(command.run(output)),
+            Command::Drops(command) => client(command.run(output)),
+            Command::Fdb(command) => client(command.run(output)),
+            Command::Route(command) => client(command.run(output)),
+            Command::Neighbours(command) => client(command.run(output)),
+            Command::Topology(command) => client(command.run(output)),
+            Command::Events(command) => client(command.run(output)),
+            Command::Trace(command) => client(command.run(output)),
+            Command::Capture(command) => client(command.run(output)),
+        }
+    }
+}
+
+/// Runs a command that asks others and ends: one thread is enough.
+fn client(work: impl Future<Output = Outcome>) -> Outcome {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(work)
+}
+
+/// Runs a command that serves others, beside threads that carry frames: two threads answer calls.
+fn service(work: impl Future<Output = Outcome>) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let outcome = runtime.block_on(work);
+    // Calls that blocking threads still wait for must not hold up the end.
+    runtime.shutdown_timeout(std::time::Duration::from_millis(500));
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_teaches_by_example() {
+        for command in Cli::command().get_subcommands() {
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(
+                help.contains("Examples:"),
+                "castnet {} --help has no examples",
+                command.get_name()
+            );
+            assert!(
+                command.get_about().is_some(),
+                "castnet {} says not what it is",
+                command.get_name()
+            );
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! `castnet completions`: what a shell needs to complete commands.
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use crate::cli::Cli;
+use crate::exit::Outcome;
+use crate::output::write_stdout;
+
+/// Prints completions for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  castnet completions bash > /etc/bash_completion.d/castnet
+  castnet completions zsh > ~/.zfunc/_castnet
+  castnet completions fish > ~/.config/fish/completions/castnet.fish")]
+pub(crate) struct CompletionsCommand {
+    /// Which shell
+    shell: Shell,
+}
+
+impl CompletionsCommand {
+    /// Prints them.
+    pub(crate) fn run(self) -> Outcome {
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "castnet", &mut text);
+        write_stdout(&String::from_utf8_lossy(&text))
+    }
+}

@@ -1,0 +1,200 @@
+//! `castnet controller`: runs the controller until it is told to stop.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
+use castnet_proto::transport::Address;
+use castnet_rules::Ipv4Net;
+use castnet_topology::Topology;
+use clap::Args;
+
+use crate::connect::{self, Tls};
+use crate::exit::{self, Failure, Outcome};
+use crate::output::{Output, remark};
+use crate::service::{Ready, Signals};
+
+/// Runs the controller: plans groups over the fabric and programs its switches
+#[derive(Debug, Args)]
+#[command(
+    after_help = "It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started again on
+the same --store takes them up.
+
+Examples:
+  castnet controller --switch leaf1=http://127.0.0.1:7471
+  castnet controller --config controller.toml
+  castnet controller --listen unix:/run/castnet/controller.sock --store /var/lib/castnet/controller.redb \\
+      --switch leaf1=unix:/run/castnet/leaf1.sock --switch spine1=unix:/run/castnet/spine1.sock"
+)]
+pub(crate) struct ControllerCommand {
+    /// Configuration file; flags win over it (an example: deploy/examples/controller.toml)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The fabric; without it, from what the switches report by LLDP and ARP
+    #[arg(long, value_name = "FILE")]
+    topology: Option<PathBuf>,
+    /// A switch and where its agent is; may be given again
+    #[arg(long = "switch", value_name = "NAME=URL")]
+    switches: Vec<NamedSwitch>,
+    /// Keeps what is wanted in this file, so that a restart takes it up; without it, in memory alone
+    #[arg(long, value_name = "PATH")]
+    store: Option<PathBuf>,
+    /// Addresses for groups; no host may have one of them
+    #[arg(long, value_name = "PREFIX")]
+    mcst_pool: Option<Ipv4Net>,
+    /// Where to listen; port 0 takes any free one
+    #[arg(long, value_name = "URL", help = format!("Where to listen; port 0 takes any free one [default: {DEFAULT_LISTEN}]"))]
+    listen: Option<Address>,
+    /// Writes the address into this file when it is ready, and removes the file when it stops
+    #[arg(long, value_name = "PATH")]
+    ready_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: Tls,
+}
+
+/// A switch as written: `NAME=URL`.
+#[derive(Clone, Debug)]
+struct NamedSwitch(SwitchConfig);
+
+impl FromStr for NamedSwitch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || "write NAME=URL, such as leaf1=http://127.0.0.1:7471".to_owned();
+        let (name, agent) = text
+            .split_once('=')
+            .filter(|(name, _)| !name.is_empty())
+            .ok_or_else(form)?;
+        let agent = agent
+            .parse()
+            .map_err(|e: castnet_proto::transport::BadAddress| e.to_string())?;
+        Ok(Self(SwitchConfig {
+            name: name.to_owned(),
+            agent,
+        }))
+    }
+}
+
+impl ControllerCommand {
+    /// File and flags together.
+    fn settings(&self) -> Outcome<Config> {
+        let mut config = match &self.config {
+            Some(path) => {
+                let text = exit::read_text(path)?;
+                let folder = path.parent().unwrap_or(std::path::Path::new(""));
+                Config::from_toml(&text, folder).map_err(|e| {
+                    Failure::usage(format!("{}: {e}", path.display()))
+                        .next("deploy/examples/controller.toml has all fields")
+                })?
+            }
+            None => {
+                let mut config = Config::new(Vec::new());
+                config.listen = DEFAULT_LISTEN.parse().map_err(Failure::failed)?;
+                config
+            }
+        };
+        if let Some(path) = &self.topology {
+            let text = exit::read_text(path)?;
+            let topology = Topology::from_toml(&text).map_err(|faults| {
+                Failure::usage(faults.in_file(path.display().to_string()))
+                    .next("deploy/examples/topology.toml shows the form")
+            })?;
+            config.topology = Some(topology);
+        }
+        if !self.switches.is_empty() {
+            config.switches = self.switches.iter().map(|s| s.0.clone()).collect();
+        }
+        if config.switches.is_empty() {
+            return Err(Failure::usage("a controller needs switches").next(
+                "castnet controller --switch NAME=URL --switch ...\nor [[switches]] in a file: --config FILE",
+            ));
+        }
+        if let Some(store) = &self.store {
+            config.store = Some(store.clone());
+        }
+        if let Some(pool) = self.mcst_pool {
+            config.mcst_pool = pool;
+        }
+        if let Some(listen) = &self.listen {
+            config.listen = listen.clone();
+        }
+        let flags = self.tls.security()?;
+        config.security.tls = flags.tls.or(config.security.tls);
+        config.security.insecure |= flags.insecure;
+        Ok(config)
+    }
+
+    /// Serves until a signal.
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        let config = self.settings()?;
+        let signals = Signals::catch()?;
+        let controller = Controller::start(config).await.map_err(|e| match e {
+            StartError::Config { .. } => Failure::usage(e),
+            StartError::Store(_) => Failure::failed(e).next(
+                "see that no other controller has the same --store, and that this user may write to it",
+            ),
+            StartError::Transport(e) => connect::failure(&e, ""),
+        })?;
+        let address = controller.address().map(ToString::to_string).unwrap_or_default();
+        let ready = Ready::announce(output, "controller", &address, self.ready_file.as_deref())?;
+        signals.first().await;
+        drop(ready);
+        controller.stop().await;
+        remark("controller: stopped; the switches keep their groups");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn settings(args: &[&str]) -> Outcome<Config> {
+        let args = ["castnet", "controller"].iter().chain(args);
+        let cli = Cli::try_parse_from(args).map_err(Failure::usage)?;
+        let Command::Controller(command) = cli.command else {
+            return Err(Failure::usage("another command"));
+        };
+        command.settings()
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_examples_are_valid() {
+        let example = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../deploy/examples/controller.toml"
+        );
+        let config = settings(&["--config", example]).expect("a valid example");
+        assert_eq!(config.switches.len(), 3);
+        assert!(config.topology.is_some_and(|t| t.hosts().count() == 4));
+        let config = settings(&[
+            "--config",
+            example,
+            "--switch",
+            "a=unix:/run/a.sock",
+            "--mcst-pool",
+            "10.9.0.0/24",
+        ])
+        .expect("flags");
+        assert_eq!(
+            (config.switches.len(), config.mcst_pool.to_string()),
+            (1, "10.9.0.0/24".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_before_anything_starts() {
+        let what = |args: &[&str]| settings(args).map(|_| ()).map_err(|f| (f.code(), f.what));
+        assert!(what(&[]).is_err_and(|(code, what)| code == 2 && what.contains("needs switches")));
+        for bad in ["leaf1", "=unix:/x", "leaf1=here"] {
+            assert!(what(&["--switch", bad]).is_err(), "{bad}");
+        }
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), "[[switches]]\nname = \"a\"\nagent = \"here\"\n").expect("written");
+        let path = file.path().display().to_string();
+        let (code, text) = what(&["--config", &path]).expect_err("a bad address");
+        assert!(code == 2 && text.contains("switches[0].agent"), "{text}");
+    }
+}

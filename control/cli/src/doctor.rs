@@ -1,0 +1,226 @@
+//! `castnet doctor`: what this machine has and lacks for each thing that Castnet can do, and what to do about it.
+
+mod kernel;
+mod machine;
+mod network;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::exit::{Failure, Outcome};
+use crate::output::{Output, Page, Report, Row};
+use machine::Machine;
+
+/// Tells what this machine has and lacks for Castnet, and what to do about it
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code 1 if something that --for needs is missing. Without --for, that is what the demo needs.
+
+Examples:
+  castnet doctor
+  castnet doctor --for switch     can this machine run a switch on its interfaces?
+  castnet doctor --for lab        can it run the lab in network namespaces?"
+)]
+pub(crate) struct DoctorCommand {
+    /// The use that decides the exit code
+    #[arg(long = "for", value_enum, value_name = "USE", default_value_t = Use::Demo)]
+    purpose: Use,
+}
+
+/// What somebody wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Use {
+    /// `castnet demo`: no privileges, no interfaces
+    Demo,
+    /// `castnet switch` and `castnet host` on interfaces of this machine
+    Switch,
+    /// Switch and hosts in network namespaces of this machine
+    Lab,
+    /// As fast as this machine can
+    Speed,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum Level {
+    /// It is as it should be.
+    Ok,
+    /// Works, but worse than it could; or it could not be told.
+    Warn,
+    /// It is not there.
+    Missing,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Check {
+    /// What.
+    pub(crate) what: String,
+    pub(crate) level: Level,
+    /// Who needs it.
+    #[serde(rename = "for")]
+    pub(crate) purpose: Use,
+    /// What was found.
+    pub(crate) found: String,
+    /// What to do; empty where nothing is.
+    pub(crate) advice: String,
+}
+
+impl Check {
+    pub(crate) fn ok(purpose: Use, what: impl Into<String>, found: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            level: Level::Ok,
+            purpose,
+            found: found.into(),
+            advice: String::new(),
+        }
+    }
+
+    pub(crate) fn warn(
+        purpose: Use,
+        what: impl Into<String>,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self {
+            level: Level::Warn,
+            advice: advice.into(),
+            ..Self::ok(purpose, what, found)
+        }
+    }
+
+    pub(crate) fn missing(
+        purpose: Use,
+        what: impl Into<String>,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self {
+            level: Level::Missing,
+            advice: advice.into(),
+            ..Self::ok(purpose, what, found)
+        }
+    }
+}
+
+impl Row for Check {
+    const COLUMNS: &'static [&'static str] = &["", "what", "for", "found", "what to do"];
+
+    fn cells(&self) -> Vec<String> {
+        let level = match self.level {
+            Level::Ok => "OK",
+            Level::Warn => "WARN",
+            Level::Missing => "MISSING",
+        };
+        let purpose = self
+            .purpose
+            .to_possible_value()
+            .map(|v| v.get_name().to_owned())
+            .unwrap_or_default();
+        vec![
+            level.to_owned(),
+            self.what.clone(),
+            purpose,
+            self.found.clone(),
+            self.advice.clone(),
+        ]
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Examination {
+    #[serde(rename = "for")]
+    purpose: Use,
+    missing: Vec<String>,
+    checks: Vec<Check>,
+}
+
+impl Examination {
+    fn new(purpose: Use, checks: Vec<Check>) -> Self {
+        let missing = checks
+            .iter()
+            .filter(|c| c.level == Level::Missing && needs(purpose, c.purpose))
+            .map(|c| c.what.clone())
+            .collect();
+        Self {
+            purpose,
+            missing,
+            checks,
+        }
+    }
+}
+
+/// Whether who wants `purpose` needs what is there for `other`.
+fn needs(purpose: Use, other: Use) -> bool {
+    match purpose {
+        Use::Demo => other == Use::Demo,
+        Use::Switch => matches!(other, Use::Demo | Use::Switch),
+        Use::Lab => matches!(other, Use::Demo | Use::Switch | Use::Lab),
+        Use::Speed => matches!(other, Use::Demo | Use::Switch | Use::Speed),
+    }
+}
+
+impl Report for Examination {
+    fn page(&self, page: &mut Page) {
+        page.rows(&self.checks, "nothing was looked at");
+        page.title(if self.missing.is_empty() {
+            "Nothing that is needed is missing.".to_owned()
+        } else {
+            format!("Missing: {}.", self.missing.join(", "))
+        });
+    }
+}
+
+impl DoctorCommand {
+    /// Looks at everything.
+    pub(crate) fn run(self, output: Output) -> Outcome {
+        let machine = Machine::this();
+        let mut checks = kernel::checks(&machine);
+        checks.extend(network::checks(&machine));
+        let examination = Examination::new(self.purpose, checks);
+        output.show(&examination)?;
+        if examination.missing.is_empty() {
+            return Ok(());
+        }
+        let advice: Vec<_> = examination
+            .checks
+            .iter()
+            .filter(|c| examination.missing.contains(&c.what))
+            .map(|c| c.advice.as_str())
+            .collect();
+        Err(Failure::failed("something that is needed is missing").next(advice.join("\n")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_purpose_needs_decides() {
+        let checks = vec![
+            Check::missing(Use::Switch, "raw sockets", "not permitted", "run as root"),
+            Check::warn(Use::Demo, "cores", "1", "use more"),
+        ];
+        assert!(Examination::new(Use::Demo, checks.clone()).missing.is_empty());
+        assert_eq!(
+            Examination::new(Use::Switch, checks.clone()).missing,
+            ["raw sockets"]
+        );
+        assert_eq!(Examination::new(Use::Lab, checks).missing, ["raw sockets"]);
+    }
+
+    #[test]
+    fn every_warning_says_what_to_do() {
+        let machine = Machine::this();
+        let checks = kernel::checks(&machine)
+            .into_iter()
+            .chain(network::checks(&machine));
+        for check in checks {
+            assert_eq!(check.level == Level::Ok, check.advice.is_empty(), "{check:?}");
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! One group: its tree drawn, and how far each path has acknowledged.
+
+use castnet_proto::transport::{Address, Security};
+use serde::Serialize;
+
+use super::phase_name;
+use crate::api;
+use crate::connect;
+use crate::output::{Page, Report, Row};
+use crate::tree::Node;
+use crate::units::count;
+
+/// A group as the controller planned it and as the switches see it.
+#[derive(Debug, Serialize)]
+pub(crate) struct GroupReport {
+    pub(crate) group: String,
+    pub(crate) mcst_id: String,
+    pub(crate) phase: &'static str,
+    pub(crate) reason: String,
+    pub(crate) source: String,
+    pub(crate) pmtu: u32,
+    pub(crate) start_psn: u32,
+    pub(crate) generation: u64,
+    pub(crate) tree: Option<Node>,
+    pub(crate) switches: Vec<SwitchPart>,
+}
+
+/// One switch's part in a group.
+#[derive(Debug, Serialize)]
+pub(crate) struct SwitchPart {
+    pub(crate) switch: String,
+    pub(crate) installed: bool,
+    /// Why the switch has not got its part, or why it could not be asked.
+    pub(crate) reason: String,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) paths: Vec<PathRow>,
+}
+
+/// How far a group is at a switch.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Progress {
+    pub(crate) newest_psn: Option<u32>,
+    pub(crate) agg_ack_psn: Option<u32>,
+    pub(crate) me_psn: Option<u32>,
+    pub(crate) hot_bytes: u64,
+    pub(crate) cold_bytes: u64,
+}
+
+/// How far a path is.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PathRow {
+    pub(crate) port: u32,
+    pub(crate) next_hop: String,
+    pub(crate) role: &'static str,
+    pub(crate) ack_psn: Option<u32>,
+    /// PSNs between the newest that the source sent and the newest that this path acknowledged.
+    pub(crate) behind: Option<u32>,
+    pub(crate) stalled: bool,
+    pub(crate) acks_in: u64,
+    pub(crate) naks_in: u64,
+    pub(crate) rnr_naks_in: u64,
+    pub(crate) filtered: u64,
+}
+
+impl Row for PathRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "port", "towards", "role", "ackpsn", "behind", "acks in", "naks in", "rnr in", "filtered", "remark",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.port.to_string(),
+            self.next_hop.clone(),
+            self.role.to_owned(),
+            psn(self.ack_psn),
+            psn(self.behind),
+            count(self.acks_in),
+            count(self.naks_in),
+            count(self.rnr_naks_in),
+            count(self.filtered),
+            if self.stalled { "stalled" } else { "" }.to_owned(),
+        ]
+    }
+}
+
+fn psn(value: Option<u32>) -> String {
+    value.map_or_else(|| "-".to_owned(), |v| v.to_string())
+}
+
+impl GroupReport {
+    /// The controller's view, completed by asking each switch of the tree; one that does not answer leaves a gap.
+    pub(crate) async fn gather(
+        group: api::Group,
+        switches: &[api::SwitchState],
+        security: &Security,
+    ) -> Self {
+        let state = group.state.unwrap_or_default();
+        let mut parts = Vec::new();
+        for node in &group.tree {
+            let endpoint = switches
+                .iter()
+                .find(|s| s.name == node.switch_name)
+                .map(|s| s.endpoint.as_str());
+            parts.push(SwitchPart::ask(node, endpoint, &state.mcst_id, security).await);
+        }
+        Self {
+            phase: phase_name(state.phase()),
+            tree: draw(&state.source, &group.tree),
+            group: state.name,
+            mcst_id: state.mcst_id,
+            reason: state.reason,
+            source: state.source,
+            pmtu: state.pmtu,
+            start_psn: state.start_psn,
+            generation: state.generation,
+            switches: parts,
+        }
+    }
+}
+
+impl SwitchPart {
+    async fn ask(node: &api::TreeNode, endpoint: Option<&str>, mcst_id: &str, security: &Security) -> Self {
+        let (answer, reason) = match installed(endpoint, mcst_id, security).await {
+            Ok(answer) => (Some(answer), node.reason.clone()),
+            Err(why) => (
+                None,
+                if node.reason.is_empty() {
+                    why
+                } else {
+                    node.reason.clone()
+                },
+            ),
+        };
+        let (progress, paths) = answer.map(|g| (progress(&g), path_rows(&g))).unwrap_or_default();
+        Self {
+            switch: node.switch_name.clone(),
+            installed: node.installed,
+            reason,
+            progress,
+            paths,
+        }
+    }
+}
+
+/// The group as its switch has it, or why it cannot be told.
+async fn installed(
+    endpoint: Option<&str>,
+    mcst_id: &str,
+    security: &Security,
+) -> Result<api::InstalledGroup, String> {
+    let endpoint = endpoint.ok_or("the controller does not know where it is")?;
+    let address: Address = endpoint
+        .parse()
+        .map_err(|_| format!("{endpoint} is no address that can be asked"))?;
+    let mut agent = connect::agent(&address, security).await.map_err(|f| f.what)?;
+    let request = api::ListGroupsRequest {
+        mcst_id: Some(mcst_id.to_owned()),
+    };
+    let answer = agent
+        .list_groups(request)
+        .await
+        .map_err(|s| s.message().to_owned())?;
+    answer
+        .into_inner()
+        .groups
+        .pop()
+        .ok_or_else(|| "it has no such group".to_owned())
+}
+
+fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
+    installed.status.as_ref().map(|status| Progress {
+        newest_psn: status.newest_psn,
+        agg_ack_psn: status.agg_ack_psn,
+        me_psn: status.me_psn,
+        hot_bytes: status.hot_bytes,
+        cold_bytes: status.cold_bytes,
+    })
+}
+
+fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
+    let status = installed.status.clone().unwrap_or_default();
+    let newest = status.newest_psn;
+    let row = |path: api::PathStatus| {
+        let counters = path.counters.unwrap_or_default();
+        let behind = match (newest, path.ack_psn) {
+            (Some(newest), Some(acked)) if !path.source => Some(newest.wrapping_sub(acked) & 0xFF_FFFF),
+            _ => None,
+        };
+        PathRow {
+            port: path.port,
+            next_hop: path.next_hop,
+            role: if path.source { "source" } else { "receiver" },
+            ack_psn: path.ack_psn.filter(|_| !path.source),
+            behind,
+            stalled: path.stalled,
+            acks_in: counters.acks_in,
+            naks_in: counters.naks_in,
+            rnr_naks_in: counters.rnr_naks_in,
+            filtered: counters.filtered,
+        }
+    };
+    status.paths.into_iter().map(row).collect()
+}
+
+/// The tree from the source down, from the rules that the switches were told.
+pub(crate) fn draw(source: &str, tree: &[api::TreeNode]) -> Option<Node> {
+    let first = tree.iter().find(|node| node.parent.is_empty())?;
+    // A tree has no more levels than switches: a plan that is none must not draw for ever.
+    let mut root = Node::new(source);
+    root.children.push(draw_switch(first, tree, tree.len()));
+    Some(root)
+}
+
+fn draw_switch(node: &api::TreeNode, tree: &[api::TreeNode], depth_left: usize) -> Node {
+    let remark = match (node.installed, node.reason.as_str()) {
+        (true, _) => String::new(),
+        (false, "") => "  (not installed)".to_owned(),
+        (false, reason) => format!("  (not installed: {reason})"),
+    };
+    let mut out = Node::new(format!("[{}]{remark}", node.switch_name));
+    let Some(rule) = &node.rule else { return out };
+    for path in rule.paths.iter().filter(|p| p.port != rule.source_port) {
+        match &path.next_hop {
+            Some(api::path::NextHop::Host(host)) => {
+                out.children
+                    .push(Node::new(format!("{} ({})", host.name, host.ip)));
+            }
+            Some(api::path::NextHop::Switch(switch)) => {
+                let next = tree.iter().find(|n| n.switch_name == switch.name);
+                out.children.push(match next {
+                    Some(next) if depth_left > 0 => draw_switch(next, tree, depth_left - 1),
+                    _ => Node::new(format!("[{}]", switch.name)),
+                });
+            }
+            None => {}
+        }
+    }
+    out
+}
+
+impl Report for GroupReport {
+    fn page(&self, page: &mut Page) {
+        let reason = if self.reason.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", self.reason)
+        };
+        page.title(format!("Group {}, {}{reason}", self.group, self.phase));
+        page.facts(&[
+            ("McstID", self.mcst_id.clone()),
+            ("source", self.source.clone()),
+            ("PMTU", self.pmtu.to_string()),
+            ("start PSN", self.start_psn.to_string()),
+        ]);
+        page.title("Tree");
+        match &self.tree {
+            Some(tree) => page.line(tree.draw()),
+            None => page.line("not planned yet: it is when all members have joined"),
+        }
+        for part in &self.switches {
+            page.title(format!(
+                "Switch {}{}",
+                part.switch,
+                progress_text(part.progress.as_ref())
+            ));
+            if !part.reason.is_empty() {
+                page.line(format!("  {}", part.reason));
+            }
+            if !part.paths.is_empty() {
+                page.rows(&part.paths, "");
+            }
+        }
+    }
+}
+
+fn progress_text(progress: Option<&Progress>) -> String {
+    progress.map_or_else(String::new, |p| {
+        let waiting = p.me_psn.map_or_else(String::new, |m| format!(", MePSN {m}"));
+        format!(
+            ": newest PSN {}, AggAckPSN {}{waiting}",
+            psn(p.newest_psn),
+            psn(p.agg_ack_psn)
+        )
+    })
+}
+
+/// A group as one switch has it.
+#[derive(Debug, Serialize)]
+pub(crate) struct SwitchGroupReport {
+    pub(crate) switch: String,
+    pub(crate) group: String,
+    pub(crate) mcst_id: String,
+    pub(crate) owner: String,
+    pub(crate) generation: u64,
+    pub(crate) pmtu: u32,
+    pub(crate) source_port: u32,
+    pub(crate) worker: u32,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) counters: crate::counters::GroupRow,
+    pub(crate) paths: Vec<PathRow>,
+}
+
+impl SwitchGroupReport {
+    pub(crate) fn new(switch: String, installed: api::InstalledGroup) -> Self {
+        let (progress, paths) = (progress(&installed), path_rows(&installed));
+        let counters = crate::counters::GroupRow::from(&installed);
+        let rule = installed.group.unwrap_or_default();
+        Self {
+            switch,
+            group: rule.name,
+            mcst_id: rule.mcst_id,
+            owner: installed.owner,
+            generation: rule.generation,
+            pmtu: rule.pmtu,
+            source_port: rule.source_port,
+            worker: installed.worker,
+            progress,
+            counters,
+            paths,
+        }
+    }
+}
+
+impl Report for SwitchGroupReport {
+    fn page(&self, page: &mut Page) {
+        page.title(format!(
+            "Group {} at {}{}",
+            self.group,
+            self.switch,
+            progress_text(self.progress.as_ref())
+        ));
+        let mut facts = vec![
+            ("McstID", self.mcst_id.clone()),
+            (
+                "owner",
+                if self.owner.is_empty() {
+                    "operator".to_owned()
+                } else {
+                    self.owner.clone()
+                },
+            ),
+            ("PMTU", self.pmtu.to_string()),
+            ("source port", self.source_port.to_string()),
+            ("worker", self.worker.to_string()),
+        ];
+        if let Some(progress) = &self.progress {
+            facts.push((
+                "state",
+                format!(
+                    "{} bytes hot, {} bytes cold",
+                    progress.hot_bytes, progress.cold_bytes
+                ),
+            ));
+        }
+        page.facts(&facts);
+        page.title("Paths");
+        page.rows(&self.paths, "none");
+        page.title("Counters");
+        page.rows(std::slice::from_ref(&self.counters), "none");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(port: u32, name: &str) -> api::Path {
+        let host = api::HostEndpoint {
+            name: name.to_owned(),
+            ip: format!("10.0.0.{port}"),
+            ..Default::default()
+        };
+        api::Path {
+            port,
+            next_hop: Some(api::path::NextHop::Host(host)),
+        }
+    }
+
+    fn switch(port: u32, name: &str) -> api::Path {
+        let switch = api::SwitchEndpoint {
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        api::Path {
+            port,
+            next_hop: Some(api::path::NextHop::Switch(switch)),
+        }
+    }
+
+    fn node(name: &str, parent: &str, source_port: u32, paths: Vec<api::Path>) -> api::TreeNode {
+        api::TreeNode {
+            switch_name: name.to_owned(),
+            parent: parent.to_owned(),
+            installed: true,
+            reason: String::new(),
+            rule: Some(api::MulticastGroup {
+                source_port,
+                paths,
+                ..Default::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn the_tree_is_drawn_from_the_source_through_the_switches() {
+        let tree = [
+            node(
+                "leaf1",
+                "",
+                1,
+                vec![host(1, "h1"), host(2, "h2"), switch(3, "spine")],
+            ),
+            node("spine", "leaf1", 0, vec![switch(0, "leaf1"), switch(1, "leaf2")]),
+            node("leaf2", "spine", 3, vec![host(1, "h4"), switch(3, "spine")]),
+        ];
+        let drawn = draw("h1", &tree).expect("a tree").draw();
+        let expected = "h1\n└─ [leaf1]\n   ├─ h2 (10.0.0.2)\n   └─ [spine]\n      └─ [leaf2]\n         └─ h4 (10.0.0.1)\n";
+        assert_eq!(drawn, expected);
+        assert_eq!(draw("h1", &[]), None);
+    }
+
+    #[test]
+    fn a_plan_that_runs_in_a_circle_is_drawn_to_an_end() {
+        let tree = [
+            node("a", "", 9, vec![switch(1, "b")]),
+            node("b", "a", 9, vec![switch(1, "a")]),
+        ];
+        assert!(draw("h1", &tree).expect("a tree").draw().lines().count() < 10);
+    }
+
+    #[test]
+    fn what_a_path_is_behind_wraps_with_the_psns() {
+        let path = |ack_psn, source| api::PathStatus {
+            ack_psn,
+            source,
+            ..Default::default()
+        };
+        let installed = api::InstalledGroup {
+            status: Some(api::GroupStatus {
+                newest_psn: Some(4),
+                paths: vec![
+                    path(Some(0xFF_FFFE), false),
+                    path(None, false),
+                    path(Some(1), true),
+                ],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let behind: Vec<_> = path_rows(&installed).iter().map(|p| p.behind).collect();
+        assert_eq!(behind, [Some(6), None, None]);
+    }
+}

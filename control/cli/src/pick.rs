@@ -1,0 +1,170 @@
+//! Which frames: the filter that `trace` and `capture` share, and how long to wait for them.
+
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use castnet_wire::DropReason;
+use clap::Args;
+use tokio_stream::{Stream, StreamExt};
+
+use crate::api;
+use crate::exit::{Failure, Outcome};
+use crate::port::PortNames;
+use crate::units::Span;
+
+/// Which frames; what is not given matches all.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Which frames")]
+pub(crate) struct FilterArgs {
+    /// Frames at this port: its name or number
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<String>,
+    /// Frames of this group: its name or its McstID
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) group: Option<String>,
+    /// Frames from this address
+    #[arg(long, value_name = "IP")]
+    pub(crate) src: Option<Ipv4Addr>,
+    /// Frames to this address
+    #[arg(long, value_name = "IP")]
+    pub(crate) dst: Option<Ipv4Addr>,
+    /// Only frames that are dropped; with a reason, only for that one (`castnet drops --all` names them)
+    #[arg(long, value_name = "REASON", num_args = 0..=1, default_missing_value = "", require_equals = true, value_parser = reason)]
+    pub(crate) drops: Option<String>,
+}
+
+/// A reason's name, or nothing for all of them.
+fn reason(text: &str) -> Result<String, String> {
+    if text.is_empty() || DropReason::ALL.iter().any(|r| r.name() == text) {
+        return Ok(text.to_owned());
+    }
+    let names: Vec<_> = DropReason::ALL.iter().map(|r| r.name()).collect();
+    Err(format!(
+        "there is no reason '{text}'; there are: {}",
+        names.join(", ")
+    ))
+}
+
+impl FilterArgs {
+    /// The filter in the switch's own terms: ports by number, groups by McstID.
+    pub(crate) async fn resolve(
+        &self,
+        agent: &mut api::AgentClient,
+        names: &PortNames,
+    ) -> Outcome<api::FrameFilter> {
+        let mcst_id = match &self.group {
+            Some(group) => Some(mcst_id(agent, group).await?),
+            None => None,
+        };
+        Ok(api::FrameFilter {
+            port: self.port.as_deref().map(|port| names.find(port)).transpose()?,
+            mcst_id,
+            src_ip: self.src.map(|ip| ip.to_string()),
+            dst_ip: self.dst.map(|ip| ip.to_string()),
+            drops_only: self.drops.is_some(),
+            drop_reason: self.drops.clone().filter(|reason| !reason.is_empty()),
+        })
+    }
+}
+
+/// The McstID of the group that `text` means on this switch: its name, or the McstID itself.
+pub(crate) async fn mcst_id(agent: &mut api::AgentClient, text: &str) -> Outcome<String> {
+    if text.parse::<Ipv4Addr>().is_ok() {
+        return Ok(text.to_owned());
+    }
+    let groups = agent
+        .list_groups(api::ListGroupsRequest { mcst_id: None })
+        .await?
+        .into_inner()
+        .groups;
+    let rules: Vec<_> = groups.into_iter().filter_map(|g| g.group).collect();
+    match rules.iter().find(|g| g.name == text) {
+        Some(group) => Ok(group.mcst_id.clone()),
+        None => {
+            let names: Vec<_> = rules.iter().map(|g| g.name.as_str()).collect();
+            Err(
+                Failure::refused(format!("the switch has no group '{text}'")).next(format!(
+                    "its groups are: {}",
+                    if names.is_empty() {
+                        "none".to_owned()
+                    } else {
+                        names.join(", ")
+                    }
+                )),
+            )
+        }
+    }
+}
+
+/// Waits for items of a stream: until a time has passed, or Ctrl-C.
+#[derive(Debug)]
+pub(crate) struct Deadline {
+    at: Option<tokio::time::Instant>,
+    started: Instant,
+    interrupted: bool,
+}
+
+impl Deadline {
+    /// From now on, for `wait` at most.
+    pub(crate) fn new(wait: Option<Span>) -> Self {
+        let at = wait.map(|span| tokio::time::Instant::now() + span.0);
+        Self {
+            at,
+            started: Instant::now(),
+            interrupted: false,
+        }
+    }
+
+    /// How long it has been waiting.
+    pub(crate) fn elapsed(&self) -> std::time::Duration {
+        self.started.elapsed()
+    }
+
+    /// The next item; `None` where the stream or the time is over, or after Ctrl-C.
+    pub(crate) async fn next<T, S>(&mut self, stream: &mut S) -> Outcome<Option<T>>
+    where
+        S: Stream<Item = Result<T, tonic::Status>> + Unpin,
+    {
+        if self.interrupted {
+            return Ok(None);
+        }
+        let over = async {
+            match self.at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = tokio::signal::ctrl_c() => {
+                self.interrupted = true;
+                Ok(None)
+            }
+            () = over => Ok(None),
+            item = stream.next() => item.transpose().map_err(Failure::from),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_that_does_not_exist_is_refused_with_those_that_do() {
+        assert_eq!(reason("bad-icrc"), Ok("bad-icrc".to_owned()));
+        assert_eq!(reason(""), Ok(String::new()));
+        assert!(reason("gremlins").is_err_and(|e| e.contains("tx-full")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_ends_with_the_time_or_with_the_stream() {
+        let mut silent = tokio_stream::pending::<Result<u8, tonic::Status>>();
+        let mut deadline = Deadline::new(Some(Span(std::time::Duration::from_secs(5))));
+        assert_eq!(deadline.next(&mut silent).await.ok(), Some(None));
+        let mut short = tokio_stream::iter([Ok::<u8, tonic::Status>(7)]);
+        let mut deadline = Deadline::new(None);
+        assert_eq!(deadline.next(&mut short).await.ok(), Some(Some(7)));
+        assert_eq!(deadline.next(&mut short).await.ok(), Some(None));
+    }
+}

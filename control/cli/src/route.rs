@@ -1,0 +1,201 @@
+//! `castnet route`: static routes of a switch.
+
+use std::str::FromStr;
+
+use castnet_rules::Ipv4Net;
+use castnet_wire::MacAddr;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::api;
+use crate::connect::AgentArgs;
+use crate::exit::{Failure, Outcome};
+use crate::output::{Done, Output, Row, Rows};
+use crate::port::PortNames;
+
+/// Static IP routes of a switch
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  castnet route list
+  castnet route add 10.2.0.0/16 --via spine1=02:00:00:00:00:11 --via spine2=02:00:00:00:00:12
+  castnet route remove 10.2.0.0/16
+
+Several --via share the flows between them (equal-cost multipath, by hash).")]
+pub(crate) struct RouteCommand {
+    #[command(subcommand)]
+    verb: Verb,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Lists the routes
+    List,
+    /// Adds a route, or replaces the one of the same prefix
+    Add {
+        /// Destination addresses, such as 10.2.0.0/16
+        prefix: Ipv4Net,
+        /// A next hop: the port (name or number) and the Ethernet address at its other end; may be given again
+        #[arg(long, value_name = "PORT=MAC", required = true)]
+        via: Vec<Via>,
+    },
+    /// Removes the route of a prefix
+    #[command(visible_alias = "del")]
+    Remove {
+        /// The prefix, as listed
+        prefix: Ipv4Net,
+    },
+}
+
+/// A next hop as written: `PORT=MAC`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Via {
+    port: String,
+    mac: MacAddr,
+}
+
+impl FromStr for Via {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (port, mac) = text
+            .split_once('=')
+            .ok_or("write PORT=MAC, such as spine1=02:00:00:00:00:11".to_owned())?;
+        if port.is_empty() {
+            return Err("the port is empty: write PORT=MAC".to_owned());
+        }
+        Ok(Self {
+            port: port.to_owned(),
+            mac: mac.parse().map_err(|e| format!("'{mac}' is {e}"))?,
+        })
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct RouteRow {
+    prefix: String,
+    next_hops: Vec<HopRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct HopRow {
+    port: u32,
+    port_name: String,
+    mac: String,
+}
+
+impl Row for RouteRow {
+    const COLUMNS: &'static [&'static str] = &["prefix", "next hops"];
+
+    fn cells(&self) -> Vec<String> {
+        let hops: Vec<_> = self
+            .next_hops
+            .iter()
+            .map(|h| format!("{} at {}", h.mac, h.port_name))
+            .collect();
+        vec![self.prefix.clone(), hops.join(", ")]
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Changed {
+    prefix: String,
+    replaced: bool,
+    removed: bool,
+}
+
+impl RouteCommand {
+    /// Lists, adds or removes.
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        let mut agent = self.agent.connect().await?;
+        match self.verb {
+            Verb::List => {
+                let names = PortNames::fetch(&mut agent).await?;
+                let routes = agent
+                    .list_routes(api::ListRoutesRequest {})
+                    .await?
+                    .into_inner()
+                    .routes;
+                let hop = |h: api::RouteHop| HopRow {
+                    port_name: names.name(h.port),
+                    port: h.port,
+                    mac: h.mac,
+                };
+                let rows = routes
+                    .into_iter()
+                    .map(|r| RouteRow {
+                        prefix: r.prefix,
+                        next_hops: r.next_hops.into_iter().map(hop).collect(),
+                    })
+                    .collect();
+                output.show(&Rows::new(
+                    rows,
+                    "no routes: traffic of no group is switched by Ethernet address",
+                ))
+            }
+            Verb::Add { prefix, via } => {
+                let names = PortNames::fetch(&mut agent).await?;
+                let hop = |v: &Via| {
+                    Ok(api::RouteHop {
+                        port: names.find(&v.port)?,
+                        mac: v.mac.to_string(),
+                    })
+                };
+                let next_hops = via.iter().map(hop).collect::<Outcome<Vec<_>>>()?;
+                let route = api::Route {
+                    prefix: prefix.to_string(),
+                    next_hops,
+                };
+                let request = api::AddRouteRequest { route: Some(route) };
+                let replaced = agent.add_route(request).await?.into_inner().replaced;
+                output.show(&Done {
+                    facts: Changed {
+                        prefix: prefix.to_string(),
+                        replaced,
+                        removed: false,
+                    },
+                    sentence: format!(
+                        "{} the route to {prefix}",
+                        if replaced { "replaced" } else { "added" }
+                    ),
+                })
+            }
+            Verb::Remove { prefix } => {
+                let request = api::RemoveRouteRequest {
+                    prefix: prefix.to_string(),
+                };
+                if !agent.remove_route(request).await?.into_inner().removed {
+                    return Err(
+                        Failure::refused(format!("there is no route to {prefix}")).next("castnet route list")
+                    );
+                }
+                output.show(&Done {
+                    facts: Changed {
+                        prefix: prefix.to_string(),
+                        replaced: false,
+                        removed: true,
+                    },
+                    sentence: format!("removed the route to {prefix}"),
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn next_hops_are_a_port_and_an_address() {
+        let via: Via = "spine1=02:00:00:00:00:11".parse().expect("a next hop");
+        assert_eq!(
+            (via.port.as_str(), via.mac),
+            ("spine1", MacAddr([2, 0, 0, 0, 0, 0x11]))
+        );
+        for bad in ["spine1", "=02:00:00:00:00:11", "spine1=here", ""] {
+            assert!(bad.parse::<Via>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! `castnet rules`: rule files, checked and by example.
+
+use std::path::{Path, PathBuf};
+
+use castnet_rules::{Fault, RuleSet};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::exit::{self, Failure, Outcome};
+use crate::output::{Output, Page, Report, write_stdout};
+
+/// Checks rule files, or shows an example of one
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A rule file tells one switch its groups and routes, without a controller.
+
+Examples:
+  castnet rules example > rules.toml
+  castnet rules check rules.toml            each fault with file, line, column and field; exit 1 if there is one
+  castnet switch --rules rules.toml ...     runs them"
+)]
+pub(crate) struct RulesCommand {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Names file, line, column and field of each fault
+    Check {
+        /// The files
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Ports that the switch has; without it, as many as a switch can have
+        #[arg(long, value_name = "N", default_value_t = castnet_wire::PortId::COUNT, hide_default_value = true)]
+        ports: usize,
+    },
+    /// Prints a rule file with remarks
+    Example,
+}
+
+#[derive(Debug, Serialize)]
+struct Checked {
+    files: Vec<FileReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct FileReport {
+    file: String,
+    groups: usize,
+    routes: usize,
+    faults: Vec<FaultReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct FaultReport {
+    line: Option<usize>,
+    column: Option<usize>,
+    field: String,
+    message: String,
+}
+
+impl From<&Fault> for FaultReport {
+    fn from(fault: &Fault) -> Self {
+        Self {
+            line: fault.at.map(|at| at.line),
+            column: fault.at.map(|at| at.column),
+            field: fault.field.clone(),
+            message: fault.kind.to_string(),
+        }
+    }
+}
+
+impl FileReport {
+    fn new(path: &Path, ports: usize) -> Outcome<Self> {
+        let text = exit::read_text(path)?;
+        let (groups, routes, faults) = match RuleSet::from_toml(&text) {
+            Ok(rules) => (rules.groups.len(), rules.routes.len(), rules.check(ports)),
+            Err(faults) => (0, 0, faults.into_iter().collect()),
+        };
+        let faults = faults.iter().map(FaultReport::from).collect();
+        Ok(Self {
+            file: path.display().to_string(),
+            groups,
+            routes,
+            faults,
+        })
+    }
+}
+
+impl Report for Checked {
+    fn page(&self, page: &mut Page) {
+        for file in &self.files {
+            for fault in &file.faults {
+                let place = match (fault.line, fault.column) {
+                    (Some(line), Some(column)) => format!(":{line}:{column}"),
+                    _ => String::new(),
+                };
+                let field = if fault.field.is_empty() {
+                    String::new()
+                } else {
+                    format!("{}: ", fault.field)
+                };
+                page.line(format!("{}{place}: {field}{}", file.file, fault.message));
+            }
+            if file.faults.is_empty() {
+                page.line(format!(
+                    "{}: good: {} groups, {} routes",
+                    file.file, file.groups, file.routes
+                ));
+            }
+        }
+    }
+}
+
+/// Reads a rule file for use; every fault is told with its place.
+pub(crate) fn load(path: &Path) -> Outcome<RuleSet> {
+    let text = exit::read_text(path)?;
+    RuleSet::from_toml(&text).map_err(|faults| {
+        Failure::usage(faults.in_file(path.display().to_string())).next(format!(
+            "castnet rules check {}\ncastnet rules example",
+            path.display()
+        ))
+    })
+}
+
+impl RulesCommand {
+    /// Checks, or shows the example.
+    pub(crate) fn run(self, output: Output) -> Outcome {
+        match self.verb {
+            Verb::Example => write_stdout(EXAMPLE),
+            Verb::Check { files, ports } => {
+                let files = files
+                    .iter()
+                    .map(|f| FileReport::new(f, ports))
+                    .collect::<Outcome<Vec<_>>>()?;
+                let faults: usize = files.iter().map(|f| f.faults.len()).sum();
+                output.show(&Checked { files })?;
+                if faults == 0 {
+                    return Ok(());
+                }
+                let plural = if faults == 1 { "fault" } else { "faults" };
+                Err(Failure::failed(format!("{faults} {plural}"))
+                    .next("castnet rules example\nshows a file that is right"))
+            }
+        }
+    }
+}
+
+/// A rule file with remarks: one source, three receivers behind one switch.
+pub(crate) const EXAMPLE: &str = include_str!("../../../rules/examples/star.toml");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_right() {
+        let rules = RuleSet::from_toml(EXAMPLE).expect("no faults");
+        assert_eq!(rules.check(6), vec![]);
+        assert!(!rules.groups.is_empty() && !rules.routes.is_empty());
+    }
+}

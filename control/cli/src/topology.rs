@@ -1,0 +1,177 @@
+//! `castnet topology`: the fabric as the controller sees it.
+
+use castnet_proto::transport::Address;
+use clap::Args;
+use serde::Serialize;
+
+use crate::api;
+use crate::connect::{self, CONTROLLER, Tls};
+use crate::exit::Outcome;
+use crate::output::{Output, Page, Report, Row};
+
+/// The fabric as the controller sees it: switches, hosts and links
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  castnet topology
+  castnet topology --controller unix:/run/castnet/controller.sock --output json")]
+pub(crate) struct TopologyCommand {
+    /// The controller
+    #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
+    controller: Address,
+    #[command(flatten)]
+    tls: Tls,
+}
+
+#[derive(Debug, Serialize)]
+struct TopologyReport {
+    from_file: bool,
+    switches: Vec<SwitchRow>,
+    hosts: Vec<HostRow>,
+    links: Vec<LinkRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct SwitchRow {
+    name: String,
+    endpoint: String,
+    reachable: bool,
+    reason: String,
+    version: String,
+    ports: Vec<String>,
+    groups: u64,
+    groups_max: u64,
+}
+
+impl Row for SwitchRow {
+    const COLUMNS: &'static [&'static str] =
+        &["switch", "agent", "state", "ports", "groups", "version", "remark"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.name.clone(),
+            self.endpoint.clone(),
+            if self.reachable {
+                "reachable"
+            } else {
+                "unreachable"
+            }
+            .to_owned(),
+            self.ports.len().to_string(),
+            format!("{} of {}", self.groups, self.groups_max),
+            self.version.clone(),
+            self.reason.clone(),
+        ]
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct HostRow {
+    name: String,
+    ip: String,
+    mac: String,
+    switch: String,
+    port: Option<u32>,
+}
+
+impl Row for HostRow {
+    const COLUMNS: &'static [&'static str] = &["host", "ip", "mac", "switch", "port"];
+
+    fn cells(&self) -> Vec<String> {
+        let text = |t: &String| if t.is_empty() { "-".to_owned() } else { t.clone() };
+        vec![
+            text(&self.name),
+            text(&self.ip),
+            text(&self.mac),
+            text(&self.switch),
+            self.port.map_or_else(|| "-".to_owned(), |p| p.to_string()),
+        ]
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct LinkRow {
+    a: String,
+    a_port: u32,
+    b: String,
+    b_port: u32,
+    up: bool,
+}
+
+impl Row for LinkRow {
+    const COLUMNS: &'static [&'static str] = &["link", "state"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            format!(
+                "{} port {} - {} port {}",
+                self.a, self.a_port, self.b, self.b_port
+            ),
+            if self.up { "up" } else { "down" }.to_owned(),
+        ]
+    }
+}
+
+impl From<api::Topology> for TopologyReport {
+    fn from(topology: api::Topology) -> Self {
+        let switch = |s: api::SwitchState| SwitchRow {
+            name: s.name,
+            endpoint: s.endpoint,
+            reachable: s.reachable,
+            reason: s.reason,
+            version: s.version,
+            ports: s.ports,
+            groups: s.groups,
+            groups_max: s.groups_max,
+        };
+        let host = |h: api::Host| HostRow {
+            name: h.name,
+            ip: h.ip,
+            mac: h.mac,
+            switch: h.switch_name,
+            port: h.port,
+        };
+        let link = |l: api::Link| {
+            let (a, b) = (l.a.unwrap_or_default(), l.b.unwrap_or_default());
+            LinkRow {
+                a: a.switch_name,
+                a_port: a.port,
+                b: b.switch_name,
+                b_port: b.port,
+                up: l.up,
+            }
+        };
+        Self {
+            from_file: topology.from_file,
+            switches: topology.switches.into_iter().map(switch).collect(),
+            hosts: topology.hosts.into_iter().map(host).collect(),
+            links: topology.links.into_iter().map(link).collect(),
+        }
+    }
+}
+
+impl Report for TopologyReport {
+    fn page(&self, page: &mut Page) {
+        page.title("Switches");
+        page.rows(&self.switches, "none: castnet controller --switch NAME=URL");
+        page.title("Hosts");
+        page.rows(&self.hosts, "none seen yet");
+        page.title(if self.from_file {
+            "Links (from the topology file)"
+        } else {
+            "Links (reported by the switches)"
+        });
+        page.rows(&self.links, "none");
+    }
+}
+
+impl TopologyCommand {
+    /// Shows it.
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        let mut controller = connect::controller(&self.controller, &self.tls.security()?).await?;
+        let topology = controller
+            .get_topology(api::GetTopologyRequest {})
+            .await?
+            .into_inner();
+        output.show(&TopologyReport::from(topology))
+    }
+}

@@ -1,0 +1,236 @@
+//! `castnet trace`: what each stage of a switch decides about a frame, and why.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::api;
+use crate::connect::AgentArgs;
+use crate::exit::{Failure, Outcome};
+use crate::output::{Output, Page, Report, remark};
+use crate::packets;
+use crate::pick::{self, FilterArgs};
+use crate::port::PortNames;
+use crate::units::{self, Span};
+
+/// Tells, stage by stage, what a switch does with a frame and why
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A dry run (--hex or --pcap) changes nothing on the switch. Without one of them, the next live
+frames that match are followed.
+
+Examples:
+  castnet trace --port h1 --hex 02000000000102...      what would happen to this frame?
+  castnet trace --port h1 --pcap bad.pcapng --frame 7  ... to the seventh frame of a file?
+  castnet trace --group g --count 3                    the next three frames of a group
+  castnet trace --drops --count 1 --wait 30s           the next frame that is dropped"
+)]
+pub(crate) struct TraceCommand {
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// Dry run: the frame from its Ethernet header on, without FCS, in hexadecimal
+    #[arg(long, value_name = "DIGITS", requires = "port", conflicts_with = "pcap")]
+    hex: Option<String>,
+    /// Dry run: take the frame from this pcap or pcapng file
+    #[arg(long, value_name = "FILE", requires = "port")]
+    pcap: Option<PathBuf>,
+    /// Which frame of the file, from 1
+    #[arg(long, value_name = "N", requires = "pcap", default_value_t = 1)]
+    frame: usize,
+    /// How many live frames
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    count: u32,
+    /// How long to wait for live frames; without it, until Ctrl-C
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Span>,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct TraceReport {
+    at_ns: u64,
+    ingress: u32,
+    ingress_name: String,
+    summary: String,
+    steps: Vec<Step>,
+    outputs: Vec<Out>,
+    drop_reason: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Step {
+    stage: String,
+    decision: String,
+    reason: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Out {
+    port: u32,
+    port_name: String,
+    summary: String,
+    rewrite: String,
+}
+
+impl TraceReport {
+    fn new(trace: api::FrameTrace, names: &PortNames) -> Self {
+        let step = |s: api::TraceStep| Step {
+            stage: s.stage,
+            decision: s.decision,
+            reason: s.reason,
+        };
+        let out = |o: api::TraceOutput| Out {
+            port_name: names.name(o.port),
+            port: o.port,
+            summary: o.summary,
+            rewrite: o.rewrite,
+        };
+        Self {
+            at_ns: trace.at_ns,
+            ingress: trace.ingress,
+            ingress_name: names.name(trace.ingress),
+            summary: trace.summary,
+            steps: trace.steps.into_iter().map(step).collect(),
+            outputs: trace.outputs.into_iter().map(out).collect(),
+            drop_reason: trace.drop_reason,
+        }
+    }
+}
+
+impl Report for TraceReport {
+    fn page(&self, page: &mut Page) {
+        page.line(format!("in at {}: {}", self.ingress_name, self.summary));
+        let width = self
+            .steps
+            .iter()
+            .map(|s| s.stage.chars().count())
+            .max()
+            .unwrap_or(0);
+        for step in &self.steps {
+            let why = if step.reason.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", step.reason)
+            };
+            page.line(format!("  {:width$}  {}{why}", step.stage, step.decision));
+        }
+        for out in &self.outputs {
+            page.line(format!("  => out at {}: {}", out.port_name, out.summary));
+            if !out.rewrite.is_empty() {
+                page.line(format!("       {}", out.rewrite));
+            }
+        }
+        match &self.drop_reason {
+            Some(reason) => page.line(format!("  => dropped: {reason}")),
+            None if self.outputs.is_empty() => page.line("  => absorbed"),
+            None => {}
+        }
+    }
+}
+
+impl TraceCommand {
+    /// Traces a given frame or the next live ones.
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        let given = match (&self.hex, &self.pcap) {
+            (Some(digits), _) => {
+                Some(units::from_hex(digits).map_err(|e| Failure::usage(format!("--hex: {e}")))?)
+            }
+            (None, Some(file)) => Some(frame_of(file, self.frame)?),
+            (None, None) => None,
+        };
+        let mut agent = self.agent.connect().await?;
+        let names = PortNames::fetch(&mut agent).await?;
+        let filter = self.filter.resolve(&mut agent, &names).await?;
+        let (what, wanted) = match given {
+            Some(bytes) => {
+                let port = filter.port.unwrap_or_default();
+                (
+                    api::trace_request::What::Frame(api::GivenFrame {
+                        port,
+                        bytes: bytes.into(),
+                    }),
+                    1,
+                )
+            }
+            None => (api::trace_request::What::Filter(filter), self.count.max(1)),
+        };
+        let request = api::TraceRequest {
+            what: Some(what),
+            frames_max: wanted,
+        };
+        let mut traces = agent.trace(request).await?.into_inner();
+        let mut deadline = pick::Deadline::new(self.wait);
+        let mut seen = 0;
+        while seen < wanted {
+            let Some(trace) = deadline.next(&mut traces).await? else {
+                break;
+            };
+            if seen > 0 && !output.is_json() {
+                crate::output::write_stdout("\n")?;
+            }
+            output.show_next(&TraceReport::new(trace, &names))?;
+            seen += 1;
+        }
+        if seen < wanted {
+            remark(&format!("{seen} of {wanted} frames seen"));
+            if seen == 0 {
+                return Err(Failure::failed("no frame matched in that time")
+                    .next("castnet counters --watch 1s\nshows whether frames come in at all"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn frame_of(file: &Path, number: usize) -> Outcome<Vec<u8>> {
+    let frames = packets::read(file, number)?;
+    let found = frames.len();
+    frames.into_iter().nth(number.wrapping_sub(1)).ok_or_else(|| {
+        Failure::usage(format!(
+            "{} has no frame {number}: frames are counted from 1, and {found} could be read",
+            file.display()
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(drop: Option<&str>, outputs: Vec<api::TraceOutput>) -> String {
+        let step = api::TraceStep {
+            stage: "classify".to_owned(),
+            decision: "group g, data".to_owned(),
+            reason: "dst 239.1.1.1".to_owned(),
+        };
+        let trace = api::FrameTrace {
+            at_ns: 1,
+            ingress: 0,
+            summary: "RC SEND_ONLY psn 5".to_owned(),
+            steps: vec![step],
+            outputs,
+            drop_reason: drop.map(str::to_owned),
+        };
+        let mut page = Page::default();
+        TraceReport::new(trace, &PortNames::of(&["h1", "h2"])).page(&mut page);
+        page.text().to_owned()
+    }
+
+    #[test]
+    fn a_trace_ends_with_what_became_of_the_frame() {
+        assert!(trace(Some("bad-icrc"), vec![]).ends_with("=> dropped: bad-icrc\n"));
+        assert!(trace(None, vec![]).ends_with("=> absorbed\n"));
+        let out = api::TraceOutput {
+            port: 1,
+            summary: "RC SEND_ONLY".to_owned(),
+            rewrite: "dst ip".to_owned(),
+        };
+        let text = trace(None, vec![out]);
+        assert_eq!(
+            text,
+            "in at h1: RC SEND_ONLY psn 5\n  classify  group g, data: dst 239.1.1.1\n  => out at h2: RC SEND_ONLY\n       dst ip\n"
+        );
+    }
+}
