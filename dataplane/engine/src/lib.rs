@@ -1,1 +1,58 @@
-//! The match-action pipeline over batches of frames
+//! The match-action pipeline over batches of frames: parse, classify, run the group's machine, carry its effects out on
+//! bytes, send. Frames of no group are switched as an Ethernet switch would, or routed where routes are installed.
+//!
+//! The engine does no I/O and knows no clock. It is driven by whoever owns the ports:
+//!
+//! 1. [`Engine::process`] for each batch that a port received: it drains the batch into the [`Egress`];
+//! 2. [`Engine::handle_timeout`] when the time of [`Engine::poll_timeout`] has come;
+//! 3. between batches [`Engine::install`], [`Engine::remove`], [`Engine::set_tables`]; and draining of
+//!    [`Engine::pop_event`], [`Engine::pop_trace`], [`Engine::pop_captured`].
+//!
+//! All tables are sized in [`Engine::new`], and a [`Group`] brings its memory along; from then on a frame costs no
+//! allocation (contract S2). Each frame ends in exactly one [`Verdict`], and that is counted (S1).
+#![forbid(unsafe_code)]
+
+mod arp;
+mod classify;
+mod config;
+mod counters;
+mod egress;
+mod engine;
+mod ethernet;
+mod events;
+mod fdb;
+mod feedback;
+mod fixed_map;
+mod group;
+mod groups;
+mod lldp;
+mod multicast;
+mod neighbours;
+mod next_hops;
+mod pipeline;
+pub mod plain;
+mod port_set;
+mod replicate;
+mod route;
+mod tables;
+mod tap;
+mod trace;
+mod wheel;
+
+pub use classify::destination;
+pub use config::{ConfigError, EngineConfig, PortInfo};
+pub use counters::{
+    CountersSnapshot, GroupCounters, GroupExceptions, GroupSnapshot, PathCounters, PathSnapshot,
+    PortCounters, Totals,
+};
+pub use egress::Egress;
+pub use engine::Engine;
+pub use events::{EngineEvent, EventKind};
+pub use fdb::FdbEntry;
+pub use group::{Group, GroupStatus, InstallError};
+pub use neighbours::{NAME_MAX, Name, Neighbour, Said};
+pub use port_set::PortSet;
+pub use route::{Flow, Hop};
+pub use tables::Tables;
+pub use tap::{CaptureFilter, Captured, Seen};
+pub use trace::{SentFrame, Stage, Step, Trace, TraceFilter, Verdict};

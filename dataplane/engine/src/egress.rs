@@ -1,0 +1,19 @@
+//! Where frames leave: what the engine asks of whoever runs it (a worker over real ports, or the simulator).
+
+use castnet_wire::{FrameBuf, PortId};
+
+/// The sending side of all ports of a switch.
+pub trait Egress {
+    /// How this runner's ports hold a frame.
+    type Buf: FrameBuf;
+
+    /// A frame with the bytes of `original` to leave by `port`: at least `header` bytes of private head, and a private
+    /// trailer; the body may be shared, or copied: the port knows. `None` where no buffer is free.
+    fn replicate(&mut self, port: PortId, original: &Self::Buf, header: usize) -> Option<Self::Buf>;
+
+    /// A fresh frame of `length` bytes to leave by `port`, its head zeroed. `None` where no buffer is free.
+    fn allocate(&mut self, port: PortId, length: usize) -> Option<Self::Buf>;
+
+    /// Queues `frame` for sending on `port`. What happens to it from here on is the port's to count.
+    fn send(&mut self, port: PortId, frame: Self::Buf);
+}

@@ -1,0 +1,467 @@
+//! The engine: its tables, and what control does to them between batches.
+
+use core::net::Ipv4Addr;
+use std::sync::Arc;
+
+use castnet_collective::{Effect, Effects};
+use castnet_wire::icrc::ShiftCache;
+use castnet_wire::{Arp, MacAddr, McstId, Nanos, Parsed, PortId, parse_network};
+
+use crate::classify;
+use crate::config::{ConfigError, EngineConfig, PortInfo};
+use crate::counters::{Counters, CountersSnapshot, GroupSnapshot, Totals};
+use crate::egress::Egress;
+use crate::events::{EngineEvent, EventKind, Events};
+use crate::fdb::{Fdb, FdbEntry};
+use crate::group::{Group, GroupStatus, InstallError};
+use crate::groups::Groups;
+use crate::neighbours::{Neighbour, Neighbours};
+use crate::next_hops::NextHops;
+use crate::pipeline::Cx;
+use crate::plain::{PlainEgress, PlainFrame};
+use crate::port_set::PortSet;
+use crate::tables::Tables;
+use crate::tap::{CaptureFilter, Captured, Taps};
+use crate::trace::{Off, Recorder, Trace, TraceFilter};
+use crate::wheel::Wheel;
+
+/// Frame lengths whose ICRC operators are kept ready: 4 KiB each.
+pub(crate) type Shifts = ShiftCache<16>;
+
+/// What frames need to know of the ports.
+#[derive(Clone, Debug)]
+pub(crate) struct Ports {
+    pub(crate) macs: [MacAddr; PortId::COUNT],
+    pub(crate) mtus: [u32; PortId::COUNT],
+    /// Those that are configured.
+    pub(crate) present: PortSet,
+    /// Those of them that are up.
+    pub(crate) up: PortSet,
+    /// Those of them that are flooded to, up or not.
+    pub(crate) flood: PortSet,
+}
+
+impl Ports {
+    fn new(ports: &[PortInfo]) -> Self {
+        let mut table = Self {
+            macs: [MacAddr::default(); PortId::COUNT],
+            mtus: [0; PortId::COUNT],
+            present: ports.iter().map(|p| p.id).collect(),
+            up: ports.iter().map(|p| p.id).collect(),
+            flood: ports.iter().filter(|p| p.flood).map(|p| p.id).collect(),
+        };
+        for port in ports {
+            table.macs[port.id.index()] = port.mac;
+            table.mtus[port.id.index()] = u32::try_from(port.mtu).unwrap_or(u32::MAX);
+        }
+        table
+    }
+
+    #[inline]
+    pub(crate) fn mac(&self, port: PortId) -> MacAddr {
+        self.macs[port.index()]
+    }
+
+    pub(crate) fn mtu(&self, port: PortId) -> usize {
+        self.mtus[port.index()] as usize
+    }
+}
+
+/// One worker's engine.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) config: Arc<EngineConfig>,
+    pub(crate) ports: Ports,
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) groups: Groups,
+    pub(crate) next_hops: NextHops,
+    pub(crate) shifts: Shifts,
+    pub(crate) counters: Counters,
+    pub(crate) wheel: Wheel,
+    pub(crate) effects: Effects,
+    pub(crate) fdb: Fdb,
+    pub(crate) neighbours: Neighbours,
+    pub(crate) events: Events,
+    pub(crate) fdb_full_told: bool,
+    taps: Taps,
+    lldp_at: Option<Nanos>,
+    pub(crate) ageing_at: Option<Nanos>,
+}
+
+impl Engine {
+    /// An engine without groups and routes, every port up. Takes the memory of all tables.
+    ///
+    /// # Errors
+    /// The configuration contradicts itself or is too large.
+    pub fn new(config: EngineConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let seed = config.hash_seed;
+        Ok(Self {
+            ports: Ports::new(&config.ports),
+            tables: Arc::default(),
+            groups: Groups::new(config.groups_max, config.memory_max_bytes, seed),
+            next_hops: NextHops::new(config.next_hops_max, seed),
+            shifts: Shifts::new(),
+            counters: Counters::new(),
+            wheel: Wheel::new(config.groups_max),
+            effects: Effects::new(),
+            fdb: Fdb::new(config.fdb_capacity, config.fdb_ageing, seed),
+            neighbours: Neighbours::new(config.neighbours_max, config.fdb_ageing, seed),
+            events: Events::new(config.events_max),
+            fdb_full_told: false,
+            taps: Taps::default(),
+            lldp_at: config.lldp_interval.map(|_| Nanos::ZERO),
+            ageing_at: None,
+            config: Arc::new(config),
+        })
+    }
+
+    /// What it was started with.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    // ------------------------------------------------------------------------------------------------ control
+
+    /// Puts a compiled group in service. Where one of the same address runs, the new one takes its place with fresh
+    /// state; where that one runs the very same rule, it stays as it is, and the new one is handed back. Either way the
+    /// group that is returned is the caller's to free, elsewhere.
+    ///
+    /// Takes time in proportion to the group's paths, and no memory.
+    ///
+    /// # Errors
+    /// No place or memory for it; nothing has changed then.
+    pub fn install(&mut self, mut group: Box<Group>) -> Result<Option<Box<Group>>, InstallError> {
+        let mcst_id = group.mcst_id();
+        if self.config.addresses.contains(&mcst_id.0) {
+            return Err(InstallError::OwnAddress { mcst_id });
+        }
+        if self
+            .groups
+            .get(mcst_id)
+            .is_some_and(|running| running.rule() == group.rule())
+        {
+            return Ok(Some(group));
+        }
+        self.groups.room_for(&group)?;
+        group.bind(&mut self.next_hops)?;
+        let (place, replaced) = self.groups.insert(group);
+        self.wheel.disarm(place);
+        if let Some(replaced) = &replaced {
+            replaced.unbind(&mut self.next_hops);
+        }
+        Ok(replaced)
+    }
+
+    /// Takes a group out of service; it is the caller's to free, elsewhere.
+    pub fn remove(&mut self, mcst_id: McstId) -> Option<Box<Group>> {
+        let (place, group) = self.groups.remove(mcst_id)?;
+        self.wheel.disarm(place);
+        group.unbind(&mut self.next_hops);
+        Some(group)
+    }
+
+    /// The group of this address.
+    pub fn group(&self, mcst_id: McstId) -> Option<&Group> {
+        self.groups.get(mcst_id)
+    }
+
+    /// All groups, in no particular order but always the same.
+    pub fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.groups.iter()
+    }
+
+    /// How many groups there are.
+    pub fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Bytes that all groups take.
+    pub fn group_memory_bytes(&self) -> usize {
+        self.groups.memory_used()
+    }
+
+    /// The state of a group, for people. Allocates.
+    pub fn group_status(&self, mcst_id: McstId) -> Option<GroupStatus> {
+        self.groups.get(mcst_id).map(Group::status)
+    }
+
+    /// Takes new tables. What was learned on ports that went down is forgotten.
+    pub fn set_tables(&mut self, now: Nanos, tables: Arc<Tables>) {
+        let up = tables.up().and(self.ports.present);
+        let gone = PortSet(self.ports.up.0 & !up.0);
+        if !gone.is_empty() {
+            self.fdb.flush(|port| gone.contains(port));
+            self.neighbours
+                .flush(now, |port| gone.contains(port), &mut self.events);
+        }
+        let came = PortSet(up.0 & !self.ports.up.0);
+        if !came.is_empty() && self.lldp_at.is_some() {
+            self.lldp_at = Some(now);
+        }
+        self.ports.up = up;
+        self.tables = tables;
+    }
+
+    /// The tables in use.
+    pub fn tables(&self) -> &Arc<Tables> {
+        &self.tables
+    }
+
+    // ------------------------------------------------------------------------------------------------- timers
+
+    /// When [`Engine::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        [self.lldp_at, self.ageing_at, self.wheel.poll()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Does what time asks for: LLDP, a bounded piece of ageing, stall reports of groups.
+    pub fn handle_timeout<E: Egress>(&mut self, now: Nanos, egress: &mut E) {
+        if self.taps.armed() {
+            let mut recorder = Recorder::new(now, PortId::default(), Vec::new());
+            self.on_time(now, egress, &mut recorder);
+            let trace = recorder.finish(crate::trace::Verdict::Absorbed);
+            self.taps.take_sent(&trace);
+        } else {
+            self.on_time(now, egress, &mut Off);
+        }
+    }
+
+    fn on_time<E: Egress, O: crate::trace::Observer>(
+        &mut self,
+        now: Nanos,
+        egress: &mut E,
+        observer: &mut O,
+    ) {
+        let mut cx = Cx {
+            now,
+            ingress: PortId::default(),
+            egress,
+            observer,
+        };
+        if let (Some(at), Some(interval)) = (self.lldp_at, self.config.lldp_interval)
+            && now >= at
+        {
+            self.lldp_at = Some(now + interval);
+            self.send_lldp(&mut cx, interval);
+        }
+        if self.ageing_at.is_some_and(|at| now >= at) {
+            self.age(now);
+        }
+        while let Some(place) = self.wheel.pop(now) {
+            self.group_timeout(now, place);
+        }
+    }
+
+    /// Starts the ageing timer where it does not run; called when something was learned.
+    pub(crate) fn start_ageing(&mut self, now: Nanos) {
+        if self.ageing_at.is_none() {
+            self.ageing_at = Some(now + self.ageing_interval());
+        }
+    }
+
+    fn ageing_interval(&self) -> Nanos {
+        self.fdb.sweep_interval().min(self.neighbours.sweep_interval())
+    }
+
+    fn age(&mut self, now: Nanos) {
+        self.fdb.age(now);
+        self.neighbours.age(now, &mut self.events);
+        if self.fdb.len() < self.config.fdb_capacity {
+            self.fdb_full_told = false;
+        }
+        let idle = self.fdb.len() == 0 && self.neighbours.is_empty();
+        self.ageing_at = (!idle).then(|| now + self.ageing_interval());
+    }
+
+    fn group_timeout(&mut self, now: Nanos, place: u32) {
+        let Some(group) = self.groups.at_mut(place) else {
+            return;
+        };
+        let machine = &mut group.hot.machine;
+        if machine.poll_timeout().is_some_and(|(at, _)| at <= now) {
+            machine.handle_timeout(now, &mut self.effects);
+            for effect in &self.effects {
+                if let Effect::Stalled { path, since } = *effect {
+                    group.cold.exceptions.stalls += 1;
+                    let port = group.hot.port(path).unwrap_or_default();
+                    let mcst_id = group.hot.mcst_id;
+                    self.events
+                        .push(now, EventKind::PathStalled { mcst_id, port, since });
+                }
+            }
+        }
+        if let Some((at, _)) = group.hot.machine.poll_timeout() {
+            self.wheel.arm(now, place, at);
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------ reading
+
+    /// What happened, oldest first.
+    pub fn pop_event(&mut self) -> Option<EngineEvent> {
+        self.events.pop()
+    }
+
+    /// Events that found the queue full.
+    pub fn events_lost(&self) -> u64 {
+        self.events.lost()
+    }
+
+    /// The switch's totals.
+    pub fn totals(&self) -> Totals {
+        self.counters.totals
+    }
+
+    /// Fills a snapshot: totals and ports always, groups from [`CountersSnapshot::next_group`] on while they fit into
+    /// what `into` has room for. Does not allocate where `into` was made with room.
+    pub fn snapshot(&self, into: &mut CountersSnapshot) {
+        into.totals = self.counters.totals;
+        into.drops = self.counters.drops();
+        into.ports.clear();
+        into.ports.extend(
+            self.ports
+                .present
+                .into_iter()
+                .map(|port| self.counters.port(port)),
+        );
+        into.groups.clear();
+        into.paths.clear();
+        for place in into.next_group..self.groups.places() {
+            let Some(group) = self.groups.at(place) else {
+                continue;
+            };
+            let paths = group.rule().paths.len();
+            let fits = into.groups.len() < into.groups.capacity()
+                && into.paths.len() + paths <= into.paths.capacity();
+            if !fits {
+                // A group that does not even fit alone is passed over, or the walk would never end.
+                into.next_group = if into.groups.is_empty() { place + 1 } else { place };
+                return;
+            }
+            into.groups.push(GroupSnapshot {
+                mcst_id: group.mcst_id(),
+                generation: group.rule().generation,
+                counters: group.counters(),
+                first_path: into.paths.len(),
+                paths,
+            });
+            into.paths.extend(group.paths());
+        }
+        into.next_group = 0;
+    }
+
+    /// The Ethernet addresses that are known, in no particular order.
+    pub fn fdb(&self, now: Nanos) -> impl Iterator<Item = FdbEntry> {
+        self.fdb.entries(now)
+    }
+
+    /// Who is on the links.
+    pub fn neighbours(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
+        self.neighbours.iter(now)
+    }
+
+    // ----------------------------------------------------------------------------------------------- watching
+
+    /// Says what would happen to a frame, stage by stage, and changes nothing: the stages run on a copy of what they
+    /// would touch. Takes as long as copying the forwarding database does.
+    pub fn trace(&self, now: Nanos, ingress: PortId, frame: &[u8]) -> Trace {
+        let mut dry = self.copy_for(frame);
+        let mut recorder = Recorder::new(now, ingress, frame.to_vec());
+        let mut egress = PlainEgress::default();
+        let mut cx = Cx {
+            now,
+            ingress,
+            egress: &mut egress,
+            observer: &mut recorder,
+        };
+        let verdict = dry.forward(&mut cx, PlainFrame::from(frame));
+        recorder.finish(verdict)
+    }
+
+    /// A copy with everything that this frame can touch.
+    fn copy_for(&self, frame: &[u8]) -> Self {
+        let mut addresses: [Option<Ipv4Addr>; 3] = [classify::destination(frame), None, None];
+        if let Ok(Parsed::Arp(Arp {
+            sender_ip, target_ip, ..
+        })) = parse_network(frame, frame.len())
+        {
+            addresses = [None, Some(sender_ip), Some(target_ip)];
+        }
+        Self {
+            config: Arc::clone(&self.config),
+            ports: self.ports.clone(),
+            tables: Arc::clone(&self.tables),
+            groups: self.groups.only(addresses.into_iter().flatten()),
+            next_hops: self.next_hops.clone(),
+            shifts: Shifts::new(),
+            counters: self.counters.clone(),
+            wheel: Wheel::new(addresses.len()),
+            effects: Effects::new(),
+            fdb: self.fdb.clone(),
+            neighbours: self.neighbours.clone(),
+            events: Events::new(0),
+            fdb_full_told: self.fdb_full_told,
+            taps: Taps::default(),
+            lldp_at: self.lldp_at,
+            ageing_at: self.ageing_at,
+        }
+    }
+
+    /// Records the way of the next `count` frames that `filter` wants; they wait for [`Engine::pop_trace`]. Takes the
+    /// place of an earlier filter; a count of 0 ends it.
+    pub fn arm_trace(&mut self, filter: TraceFilter, count: u64) {
+        self.taps.arm_trace(filter, count);
+    }
+
+    /// Copies the next `count` frames that `filter` wants; they wait for [`Engine::pop_captured`]. Takes the place of an
+    /// earlier filter; a count of 0 ends it.
+    pub fn arm_capture(&mut self, filter: CaptureFilter, count: u64) {
+        self.taps.arm_capture(filter, count);
+    }
+
+    /// How many frames a live trace and a capture still want; zeros where none is armed.
+    pub fn armed(&self) -> (u64, u64) {
+        self.taps.left()
+    }
+
+    /// Ends live trace and capture. What waits can still be taken.
+    pub fn disarm(&mut self) {
+        self.taps.disarm();
+    }
+
+    /// The oldest live trace that waits.
+    pub fn pop_trace(&mut self) -> Option<Trace> {
+        self.taps.pop_trace()
+    }
+
+    /// The oldest captured frame that waits.
+    pub fn pop_captured(&mut self) -> Option<Captured> {
+        self.taps.pop_captured()
+    }
+
+    /// Traces and captured frames that found their queue full.
+    pub fn taps_lost(&self) -> u64 {
+        self.taps.lost()
+    }
+
+    pub(crate) fn taps(&mut self) -> &mut Taps {
+        &mut self.taps
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.taps.armed()
+    }
+
+    /// Whether `address` is a group's or the switch's own: ARP for it is answered.
+    pub(crate) fn answers_for(&self, address: Ipv4Addr) -> bool {
+        self.is_group(address) || self.config.addresses.contains(&address)
+    }
+
+    pub(crate) fn is_group(&self, address: Ipv4Addr) -> bool {
+        self.groups.find(address).is_some() || self.tables.is_group(address)
+    }
+}

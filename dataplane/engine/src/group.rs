@@ -1,0 +1,405 @@
+//! A multicast group as the engine runs it: what each frame touches (hot), and what only set-up, exceptions and first
+//! packets of WRITEs need (cold).
+//!
+//! Contract M6: hot state is at most 16 bytes per path in use. Seven are the machine's, nine are the leg's.
+
+use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
+use castnet_rules::{Fault, MulticastGroup, NextHop, Path, RemoteMemory};
+use castnet_wire::{McstId, Nanos, PortId, Qpn};
+use core::net::Ipv4Addr;
+
+use crate::config::PortInfo;
+use crate::counters::{GroupCounters, GroupExceptions, PathCounters, PathSnapshot};
+use crate::next_hops::NextHops;
+use crate::port_set::PortSet;
+
+/// Bytes of IP header to ICRC around the payload of the largest packet that a group carries: IPv4, UDP, BTH, RETH, ImmDt
+/// and ICRC.
+const OVERHEAD: usize = 20 + 8 + 12 + 16 + 4 + 4;
+
+/// Why a group cannot be installed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InstallError {
+    /// The rule breaks rules of its own.
+    #[error("the rule has {} fault(s); the first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
+    Faults(Vec<Fault>),
+    /// A path leaves by a port that the switch does not have.
+    #[error("path {path} leaves by port {port}, which this switch does not have")]
+    NoPort {
+        /// The path's place in the rule.
+        path: usize,
+        /// The port.
+        port: PortId,
+    },
+    /// Packets of the group do not fit a port.
+    #[error("path MTU {pmtu} needs an MTU of {need} on port {port}, which has {mtu}")]
+    MtuTooSmall {
+        /// The port.
+        port: PortId,
+        /// The group's path MTU in bytes.
+        pmtu: usize,
+        /// The port's MTU that it needs.
+        need: usize,
+        /// The port's MTU.
+        mtu: usize,
+    },
+    /// As many groups as may be.
+    #[error("{max} groups are installed: no place for another")]
+    GroupsFull {
+        /// How many there may be.
+        max: usize,
+    },
+    /// The memory reserved for groups is used up.
+    #[error("the group needs {need} bytes, {left} of {max} are left")]
+    NoMemory {
+        /// Bytes the group takes.
+        need: usize,
+        /// Bytes that are left.
+        left: usize,
+        /// Bytes that all groups may take.
+        max: usize,
+    },
+    /// The table of next hops' Ethernet addresses is full.
+    #[error("no place for another next hop's Ethernet address")]
+    NextHopsFull,
+    /// The McstID is an address of the switch itself.
+    #[error("{mcst_id} is an address of this switch")]
+    OwnAddress {
+        /// The address.
+        mcst_id: McstId,
+    },
+}
+
+/// How frames to one path are rewritten: nine bytes. Its port is not among them: the group's set of ports tells it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leg {
+    /// The member's address; zeros, which no member has, towards a switch.
+    pub(crate) ip: [u8; 4],
+    pub(crate) qpn: [u8; 3],
+    next_hop: [u8; 2],
+}
+
+impl Leg {
+    fn new(path: &Path) -> Self {
+        match &path.next_hop {
+            NextHop::Host(host) => Self {
+                ip: host.ip.octets(),
+                qpn: host.qpn.to_bytes(),
+                next_hop: [0; 2],
+            },
+            NextHop::Switch { .. } => Self {
+                ip: [0; 4],
+                qpn: [0; 3],
+                next_hop: [0; 2],
+            },
+        }
+    }
+
+    /// Whether a member is behind it, so that its connection is bridged here.
+    pub(crate) fn is_host(&self) -> bool {
+        self.ip != [0; 4]
+    }
+
+    /// Its place among the next hops' Ethernet addresses.
+    pub(crate) const fn next_hop(&self) -> u16 {
+        u16::from_be_bytes(self.next_hop)
+    }
+}
+
+/// The counters that plain data and ACKs touch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HotCounters {
+    pub(crate) data_in: u64,
+    pub(crate) data_bytes_in: u64,
+    pub(crate) data_out: u64,
+    pub(crate) data_bytes_out: u64,
+    pub(crate) acks_in: u64,
+    pub(crate) acks_out: u64,
+}
+
+/// What a frame touches.
+#[derive(Clone, Debug)]
+pub(crate) struct Hot {
+    /// The Path Index: a path's number is the number of ports in use below its own.
+    pub(crate) ports: PortSet,
+    pub(crate) machine: Multicast,
+    /// By path.
+    pub(crate) legs: Box<[Leg]>,
+    pub(crate) mcst_id: McstId,
+    pub(crate) pmtu: u16,
+    /// UDP source port of the feedback that the switch makes, one for the group's life.
+    pub(crate) feedback_sport: u16,
+    pub(crate) counters: HotCounters,
+}
+
+impl Hot {
+    /// The path of `port`, where the group has one there.
+    pub(crate) fn path(&self, port: PortId) -> Option<PathId> {
+        self.ports
+            .contains(port)
+            .then(|| PathId::new(self.ports.rank(port) as u8))?
+    }
+
+    /// The port of `path`.
+    pub(crate) fn port(&self, path: PathId) -> Option<PortId> {
+        self.ports.into_iter().nth(path.index())
+    }
+
+    pub(crate) fn leg(&self, path: PathId) -> Option<&Leg> {
+        self.legs.get(path.index())
+    }
+}
+
+/// What only set-up, exceptions and first packets of WRITEs touch.
+#[derive(Clone, Debug)]
+pub(crate) struct Cold {
+    /// Its paths in order of their ports, so that a path's place here is its [`PathId`].
+    pub(crate) rule: MulticastGroup,
+    pub(crate) exceptions: GroupExceptions,
+    pub(crate) paths: Box<[PathCounters]>,
+}
+
+impl Cold {
+    /// Where WRITEs to the member behind `path` land.
+    pub(crate) fn memory(&self, path: PathId) -> Option<&RemoteMemory> {
+        self.rule
+            .paths
+            .get(path.index())?
+            .next_hop
+            .host()?
+            .memory
+            .as_ref()
+    }
+
+    /// For people: the port and who is behind it.
+    pub(crate) fn describe(&self, path: PathId) -> String {
+        match self.rule.paths.get(path.index()) {
+            Some(p) => {
+                let kind = if p.next_hop.host().is_some() {
+                    "host"
+                } else {
+                    "switch"
+                };
+                format!("path {path} (port {}, {kind} {})", p.port, p.next_hop.name())
+            }
+            None => format!("path {path}"),
+        }
+    }
+}
+
+/// A compiled group, ready to be installed.
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub(crate) hot: Hot,
+    pub(crate) cold: Box<Cold>,
+}
+
+impl Group {
+    /// Checks `rule` against a switch with these ports and builds the group. All its memory is taken here, so call it
+    /// where time does not matter and hand the result to the engine.
+    ///
+    /// # Errors
+    /// [`InstallError::Faults`], [`InstallError::NoPort`] or [`InstallError::MtuTooSmall`].
+    pub fn compile(rule: &MulticastGroup, ports: &[PortInfo]) -> Result<Box<Self>, InstallError> {
+        let faults = rule.check(PortId::COUNT);
+        if !faults.is_empty() {
+            return Err(InstallError::Faults(faults));
+        }
+        for (i, path) in rule.paths.iter().enumerate() {
+            let Some(port) = ports.iter().find(|p| p.id == path.port) else {
+                return Err(InstallError::NoPort {
+                    path: i,
+                    port: path.port,
+                });
+            };
+            let (pmtu, need) = (rule.pmtu.bytes(), rule.pmtu.bytes() + OVERHEAD);
+            if port.mtu < need {
+                return Err(InstallError::MtuTooSmall {
+                    port: port.id,
+                    pmtu,
+                    need,
+                    mtu: port.mtu,
+                });
+            }
+        }
+        let mut rule = rule.clone();
+        rule.paths.sort_unstable_by_key(|p| p.port);
+        let ports: PortSet = rule.paths.iter().map(|p| p.port).collect();
+        let machine = Multicast::new(MulticastConfig {
+            paths: rule.paths.len() as u8,
+            source: PathId::new(ports.rank(rule.source) as u8).unwrap_or_default(),
+            start_psn: rule.start_psn,
+            stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
+        });
+        let hot = Hot {
+            ports,
+            machine,
+            legs: rule.paths.iter().map(Leg::new).collect(),
+            mcst_id: rule.mcst_id,
+            pmtu: rule.pmtu.bytes() as u16,
+            feedback_sport: feedback_sport(rule.mcst_id),
+            counters: HotCounters::default(),
+        };
+        let paths = vec![PathCounters::default(); rule.paths.len()].into_boxed_slice();
+        let cold = Box::new(Cold {
+            rule,
+            exceptions: GroupExceptions::default(),
+            paths,
+        });
+        Ok(Box::new(Self { hot, cold }))
+    }
+
+    /// Its address.
+    pub fn mcst_id(&self) -> McstId {
+        self.hot.mcst_id
+    }
+
+    /// The rule that it runs, paths in order of their ports.
+    pub fn rule(&self) -> &MulticastGroup {
+        &self.cold.rule
+    }
+
+    /// Bytes that plain frames of the group touch: Path Index, machine, legs, and the counters of data and ACKs.
+    pub fn hot_bytes(&self) -> usize {
+        size_of::<Hot>() - size_of::<Multicast>()
+            + self.hot.machine.hot_bytes()
+            + size_of_val(&*self.hot.legs)
+    }
+
+    /// Bytes of the rest: the rule with its names and memories, and the counters of exceptions.
+    pub fn cold_bytes(&self) -> usize {
+        let names = self
+            .cold
+            .rule
+            .paths
+            .iter()
+            .map(|p| p.next_hop.name().len())
+            .sum::<usize>();
+        size_of::<Self>() - size_of::<Hot>()
+            + size_of::<Cold>()
+            + self.cold.rule.name.len()
+            + names
+            + size_of_val(&*self.cold.rule.paths)
+            + size_of_val(&*self.cold.paths)
+            + self.hot.machine.cold_bytes()
+    }
+
+    /// Bytes of both.
+    pub fn memory_bytes(&self) -> usize {
+        self.hot_bytes() + self.cold_bytes()
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> GroupCounters {
+        let HotCounters {
+            data_in,
+            data_bytes_in,
+            data_out,
+            data_bytes_out,
+            acks_in,
+            acks_out,
+        } = self.hot.counters;
+        let more = self.cold.exceptions;
+        GroupCounters {
+            data_in,
+            data_bytes_in,
+            data_out,
+            data_bytes_out,
+            acks_in,
+            acks_out,
+            more,
+        }
+    }
+
+    /// The counters of its paths, in order of their ports.
+    pub fn paths(&self) -> impl Iterator<Item = PathSnapshot> {
+        let data_in = self.hot.counters.data_in;
+        self.cold
+            .rule
+            .paths
+            .iter()
+            .zip(&self.cold.paths)
+            .map(move |(path, counters)| {
+                let source = path.port == self.cold.rule.source;
+                let not_sent = if source {
+                    data_in
+                } else {
+                    counters.filtered + counters.lost
+                };
+                PathSnapshot {
+                    port: path.port,
+                    source,
+                    data_out: data_in.saturating_sub(not_sent),
+                    counters: *counters,
+                }
+            })
+    }
+
+    /// Everything about it, for people. Allocates.
+    pub fn status(&self) -> GroupStatus {
+        GroupStatus {
+            rule: self.cold.rule.clone(),
+            machine: self.hot.machine.status(),
+            counters: self.counters(),
+            paths: self.paths().collect(),
+            hot_bytes: self.hot_bytes(),
+            cold_bytes: self.cold_bytes(),
+        }
+    }
+
+    /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit.
+    pub(crate) fn bind(&mut self, next_hops: &mut NextHops) -> Result<(), InstallError> {
+        for i in 0..self.hot.legs.len() {
+            let mac = self.cold.rule.paths[i].next_hop.mac();
+            match next_hops.acquire(mac) {
+                Some(place) => self.hot.legs[i].next_hop = place.to_be_bytes(),
+                None => {
+                    self.hot.legs[..i]
+                        .iter()
+                        .for_each(|leg| next_hops.release(leg.next_hop()));
+                    return Err(InstallError::NextHopsFull);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives them back.
+    pub(crate) fn unbind(&self, next_hops: &mut NextHops) {
+        self.hot
+            .legs
+            .iter()
+            .for_each(|leg| next_hops.release(leg.next_hop()));
+    }
+
+    /// Who is behind a path: QPN and address, for tables.
+    pub fn member(&self, port: PortId) -> Option<(Ipv4Addr, Qpn)> {
+        let leg = self.hot.leg(self.hot.path(port)?)?;
+        leg.is_host()
+            .then(|| (Ipv4Addr::from(leg.ip), Qpn::from_bytes(leg.qpn)))
+    }
+}
+
+/// A group, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupStatus {
+    /// Its rule, paths in order of their ports; a path's place is its number in `machine`.
+    pub rule: MulticastGroup,
+    /// The protocol state: AckPSN per path, AggAckPSN, MePSN.
+    pub machine: MulticastStatus,
+    /// Counters of the group.
+    pub counters: GroupCounters,
+    /// Counters of its paths, in the order of the rule's.
+    pub paths: Vec<PathSnapshot>,
+    /// Bytes that plain frames touch.
+    pub hot_bytes: usize,
+    /// Bytes of the rest.
+    pub cold_bytes: usize,
+}
+
+/// A UDP source port that stays the same for the life of the group and differs between groups: entropy for equal-cost
+/// paths, in the range that RoCEv2 uses.
+fn feedback_sport(mcst_id: McstId) -> u16 {
+    let address = u32::from(mcst_id.0);
+    0xC000 | ((address ^ address >> 14 ^ address >> 28) & 0x3FFF) as u16
+}

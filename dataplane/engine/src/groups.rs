@@ -1,0 +1,127 @@
+//! The groups of this engine, found by their McstID.
+
+use core::net::Ipv4Addr;
+
+use castnet_wire::McstId;
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+use crate::group::{Group, InstallError};
+
+/// The table. A group keeps its place, a small number, while it is installed.
+#[derive(Clone, Debug)]
+pub(crate) struct Groups {
+    index: HashMap<u32, u32, FixedState>,
+    places: Vec<Option<Box<Group>>>,
+    free: Vec<u32>,
+    groups_max: usize,
+    memory_max: usize,
+    memory_used: usize,
+}
+
+impl Groups {
+    pub(crate) fn new(groups_max: usize, memory_max: usize, seed: u64) -> Self {
+        Self {
+            // Twice the room: a table that is never half full cleans itself up in place.
+            index: HashMap::with_capacity_and_hasher(2 * groups_max, FixedState::with_seed(seed)),
+            places: Vec::with_capacity(groups_max),
+            free: Vec::with_capacity(groups_max),
+            groups_max,
+            memory_max,
+            memory_used: 0,
+        }
+    }
+
+    /// A table with copies of the groups of these addresses alone: for dry runs.
+    pub(crate) fn only(&self, addresses: impl Iterator<Item = Ipv4Addr>) -> Self {
+        let mut only = Self::new(addresses.size_hint().0, self.memory_max, 0);
+        for address in addresses {
+            if let Some(group) = self.get(McstId(address)) {
+                only.insert(Box::new(group.clone()));
+            }
+        }
+        only
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, address: Ipv4Addr) -> Option<u32> {
+        self.index.get(&u32::from(address)).copied()
+    }
+
+    #[inline]
+    pub(crate) fn at_mut(&mut self, place: u32) -> Option<&mut Group> {
+        self.places.get_mut(place as usize)?.as_deref_mut()
+    }
+
+    pub(crate) fn get(&self, mcst_id: McstId) -> Option<&Group> {
+        self.places.get(self.find(mcst_id.0)? as usize)?.as_deref()
+    }
+
+    /// The group at a place, and the number of places that were ever used.
+    pub(crate) fn at(&self, place: usize) -> Option<&Group> {
+        self.places.get(place)?.as_deref()
+    }
+
+    pub(crate) fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    pub(crate) fn memory_used(&self) -> usize {
+        self.memory_used
+    }
+
+    /// Whether `group` fits, beside the others or in place of the one of the same address.
+    pub(crate) fn room_for(&self, group: &Group) -> Result<(), InstallError> {
+        let replaced = self.get(group.mcst_id());
+        if replaced.is_none() && self.len() >= self.groups_max {
+            return Err(InstallError::GroupsFull { max: self.groups_max });
+        }
+        let (need, max) = (group.memory_bytes(), self.memory_max);
+        let left = (max + replaced.map_or(0, Group::memory_bytes)).saturating_sub(self.memory_used);
+        if need > left {
+            return Err(InstallError::NoMemory { need, left, max });
+        }
+        Ok(())
+    }
+
+    /// Puts `group` in, for which there must be room; returns its place and the one that it takes the place of.
+    pub(crate) fn insert(&mut self, group: Box<Group>) -> (u32, Option<Box<Group>>) {
+        self.memory_used += group.memory_bytes();
+        let key = u32::from(group.mcst_id().0);
+        if let Some(place) = self.index.get(&key).copied() {
+            let old = self.places.get_mut(place as usize).and_then(|p| p.replace(group));
+            self.memory_used -= old.as_ref().map_or(0, |g| g.memory_bytes());
+            return (place, old);
+        }
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.places[place as usize] = Some(group);
+                place
+            }
+            None => {
+                self.places.push(Some(group));
+                (self.places.len() - 1) as u32
+            }
+        };
+        self.index.insert(key, place);
+        (place, None)
+    }
+
+    /// Takes a group out; returns it and the place that it had.
+    pub(crate) fn remove(&mut self, mcst_id: McstId) -> Option<(u32, Box<Group>)> {
+        let place = self.index.remove(&u32::from(mcst_id.0))?;
+        let group = self.places.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        self.memory_used -= group.memory_bytes();
+        Some((place, group))
+    }
+
+    /// All groups in the order of their places.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Group> {
+        self.places.iter().flatten().map(Box::as_ref)
+    }
+}

@@ -1,0 +1,126 @@
+//! LLDP: says on each port who we are, and remembers who is at the other end. Never forwarded.
+
+use core::fmt::Write as _;
+
+use castnet_wire::build::emit_lldp;
+use castnet_wire::{DropReason, Ethernet, FrameBuf, Lldp, LldpId, Nanos};
+
+use crate::egress::Egress;
+use crate::engine::Engine;
+use crate::ethernet::is_reserved;
+use crate::neighbours::{Name, Neighbour, Said, name};
+use crate::pipeline::Cx;
+use crate::trace::{Observer, Stage, Step, Verdict};
+
+/// Bytes of port name and switch name that are sent, so that a frame lies in the head of any buffer.
+const PORT_MAX: usize = 36;
+const SYSTEM_MAX: usize = 56;
+/// The longest frame that is sent: Ethernet, chassis, port, time, system name, end.
+const FRAME_MAX: usize = 14 + 9 + (3 + PORT_MAX) + 4 + (2 + SYSTEM_MAX) + 2;
+
+/// How many intervals a neighbour may miss before it is forgotten (802.1AB 9.2.5.6: msgTxHold).
+const HOLD: u64 = 4;
+
+impl Engine {
+    /// Sends an LLDP frame by every port that is up.
+    pub(crate) fn send_lldp<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, interval: Nanos) {
+        let config = self.config.clone();
+        let ttl_secs = interval
+            .0
+            .saturating_mul(HOLD)
+            .div_ceil(1_000_000_000)
+            .clamp(1, u16::MAX.into()) as u16;
+        for port in config.ports.iter().filter(|p| self.ports.up.contains(p.id)) {
+            let lldp = Lldp {
+                chassis: LldpId::Mac(config.mac),
+                port: LldpId::Text(cut(&port.name, PORT_MAX)),
+                ttl_secs,
+                system_name: cut(&config.switch, SYSTEM_MAX),
+            };
+            let mut bytes = [0; FRAME_MAX];
+            let frame = emit_lldp(&mut bytes, port.mac, &lldp).ok().and_then(|length| {
+                let mut frame = cx.egress.allocate(port.id, length)?;
+                write(&mut frame, bytes.get(..length)?).then_some(frame)
+            });
+            match frame {
+                Some(frame) => {
+                    self.counters.totals.originated += 1;
+                    cx.send(&mut self.counters, port.id, frame);
+                }
+                None => self.counters.totals.copies_lost += 1,
+            }
+        }
+    }
+
+    /// One LLDP frame, whose data unit begins at `at`.
+    pub(crate) fn lldp_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        at: usize,
+        frame: E::Buf,
+    ) -> Verdict {
+        // To another address than one that ends at the next bridge, it is a frame like any other.
+        if !Ethernet::parse(frame.head()).is_ok_and(|(ethernet, _)| is_reserved(ethernet.dst)) {
+            return self.bridge(cx, frame);
+        }
+        let mut bytes = [0; 1024];
+        let length = frame.copy_to(&mut bytes);
+        let lldp = match Lldp::parse(bytes.get(at..length).unwrap_or_default()) {
+            Ok(lldp) => lldp,
+            Err(error) => return cx.drop(Stage::Lldp, DropReason::Malformed, || error.to_string()),
+        };
+        let said = Said::Lldp {
+            chassis: id_name(&lldp.chassis),
+            remote_port: id_name(&lldp.port),
+            system: name(lldp.system_name),
+            ttl: Nanos::from_secs(lldp.ttl_secs.into()),
+        };
+        self.neighbours.lldp(
+            Neighbour {
+                port: cx.ingress,
+                said,
+                seen: cx.now,
+            },
+            &mut self.events,
+        );
+        self.start_ageing(cx.now);
+        cx.observer.step(|| {
+            let decision = format!(
+                "{} port {} is at port {}",
+                lldp.system_name, lldp.port, cx.ingress
+            );
+            Step::new(
+                Stage::Lldp,
+                decision,
+                format!("LLDP, true for {} s", lldp.ttl_secs),
+            )
+        });
+        Verdict::Absorbed
+    }
+}
+
+fn cut(text: &str, bytes_max: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes_max))
+        .unwrap_or_default()
+}
+
+/// Fills a fresh frame. `false` where the port keeps part of it out of reach: its head is shorter than what is written.
+fn write(frame: &mut impl FrameBuf, bytes: &[u8]) -> bool {
+    match frame.head_mut().get_mut(..bytes.len()) {
+        Some(room) => {
+            room.copy_from_slice(bytes);
+            true
+        }
+        None => false,
+    }
+}
+
+fn id_name(id: &LldpId<'_>) -> Name {
+    if let LldpId::Text(text) = id {
+        return name(text);
+    }
+    let mut out = Name::new();
+    // What does not fit is cut.
+    let _ = write!(out, "{id}");
+    out
+}

@@ -1,0 +1,174 @@
+//! The way of a frame through the stages. Every path through here ends in one verdict.
+
+use castnet_wire::{
+    Batch, DropReason, FrameBuf, Header, IpAddrs, Nanos, ParseError, Parsed, PortId, parse_frame,
+    parse_network,
+};
+
+use crate::classify;
+use crate::counters::Counters;
+use crate::egress::Egress;
+use crate::engine::Engine;
+use crate::plain::PlainFrame;
+use crate::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
+
+/// What the stages of one frame share.
+pub(crate) struct Cx<'a, E, O> {
+    pub(crate) now: Nanos,
+    pub(crate) ingress: PortId,
+    pub(crate) egress: &'a mut E,
+    pub(crate) observer: &'a mut O,
+}
+
+impl<E: Egress, O: Observer> Cx<'_, E, O> {
+    /// Hands a finished frame to its port.
+    #[inline]
+    pub(crate) fn send(&mut self, counters: &mut Counters, port: PortId, frame: E::Buf) {
+        self.observer.sent(port, &frame);
+        counters.sent(port, frame.length());
+        self.egress.send(port, frame);
+    }
+
+    /// Notes why a frame ends, and ends it.
+    #[inline]
+    pub(crate) fn drop(&mut self, stage: Stage, reason: DropReason, why: impl FnOnce() -> String) -> Verdict {
+        self.observer
+            .step(|| Step::new(stage, format!("drop ({reason})"), why()));
+        Verdict::Dropped(reason)
+    }
+}
+
+impl Engine {
+    /// Takes all frames of `batch`, which came in by `ingress`, through the pipeline and into `egress`. Leaves the batch
+    /// empty.
+    pub fn process<E: Egress>(
+        &mut self,
+        now: Nanos,
+        ingress: PortId,
+        batch: &mut Batch<E::Buf>,
+        egress: &mut E,
+    ) {
+        let bytes: usize = batch.iter().map(FrameBuf::length).sum();
+        self.counters.received(ingress, batch.len() as u64, bytes as u64);
+        if self.is_watched() {
+            for frame in batch.drain(..) {
+                let mut recorder = Recorder::new(now, ingress, PlainFrame::copy_of(&frame).0);
+                let mut cx = Cx {
+                    now,
+                    ingress,
+                    egress: &mut *egress,
+                    observer: &mut recorder,
+                };
+                let verdict = self.forward(&mut cx, frame);
+                self.account(ingress, verdict);
+                self.taps().take(recorder.finish(verdict));
+            }
+        } else {
+            let mut cx = Cx {
+                now,
+                ingress,
+                egress,
+                observer: &mut Off,
+            };
+            for frame in batch.drain(..) {
+                let verdict = self.forward(&mut cx, frame);
+                self.account(ingress, verdict);
+            }
+        }
+    }
+
+    #[inline]
+    fn account(&mut self, ingress: PortId, verdict: Verdict) {
+        let totals = &mut self.counters.totals;
+        match verdict {
+            Verdict::Replicated => totals.replicated += 1,
+            Verdict::Absorbed => totals.absorbed += 1,
+            Verdict::Switched => totals.switched += 1,
+            Verdict::Routed => totals.routed += 1,
+            Verdict::Flooded => totals.flooded += 1,
+            Verdict::Dropped(reason) => self.counters.dropped(ingress, reason),
+        }
+    }
+
+    /// One frame.
+    #[inline]
+    pub(crate) fn forward<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        frame: E::Buf,
+    ) -> Verdict {
+        match parse_frame(frame.head(), frame.length()) {
+            Ok(Parsed::Roce(header)) => {
+                if let IpAddrs::V4 { src, dst } = header.ip
+                    && let Some(place) = self.groups.find(dst)
+                {
+                    return self.group_frame(cx, place, &header, src, frame);
+                }
+                self.other_frame(cx, &Parsed::Roce(header), frame)
+            }
+            Ok(parsed) => self.other_frame(cx, &parsed, frame),
+            Err(error) => self.odd_frame(cx, error, frame),
+        }
+    }
+
+    /// A frame of no group, or to a group but not RoCEv2.
+    #[inline(never)]
+    fn other_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        parsed: &Parsed,
+        frame: E::Buf,
+    ) -> Verdict {
+        if !self.ports.present.contains(cx.ingress) {
+            return cx.drop(Stage::Parse, DropReason::NoPort, || {
+                "the switch has no such port".into()
+            });
+        }
+        match parsed {
+            Parsed::Arp(arp) => self.arp_frame(cx, arp, frame),
+            Parsed::Lldp { at } => self.lldp_frame(cx, *at, frame),
+            Parsed::Ipv4 { header, .. } if self.groups.find(header.dst).is_some() => {
+                cx.drop(Stage::Classify, DropReason::NotMulticastable, || {
+                    format!(
+                        "{} is a group, and this is not RoCEv2 (IP protocol {})",
+                        header.dst, header.protocol
+                    )
+                })
+            }
+            _ => {
+                cx.observer
+                    .step(|| Step::new(Stage::Classify, "no group", "its destination is no McstID"));
+                self.bridge(cx, frame)
+            }
+        }
+    }
+
+    /// A frame that RoCEv2's parser refused. To a group it ends here; else whatever UDP carries is no business of a
+    /// switch, and only Ethernet and IP must be right.
+    #[inline(never)]
+    fn odd_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        error: ParseError,
+        frame: E::Buf,
+    ) -> Verdict {
+        let group = classify::destination(frame.head()).and_then(|dst| self.groups.find(dst));
+        if let Some(group) = group.and_then(|place| self.groups.at_mut(place)) {
+            group.cold.exceptions.dropped += 1;
+            cx.observer.group(group.mcst_id());
+            let reason = match error {
+                ParseError::Field {
+                    header: Header::Bth,
+                    field: "opcode",
+                    ..
+                } => DropReason::NotMulticastable,
+                _ => error.reason(),
+            };
+            return cx.drop(Stage::Parse, reason, || error.to_string());
+        }
+        match parse_network(frame.head(), frame.length()) {
+            Ok(parsed) => self.other_frame(cx, &parsed, frame),
+            Err(error) => cx.drop(Stage::Parse, error.reason(), || error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Static IPv4 routes: longest prefix match, and among next hops of equal cost the one that the flow's hash ranks
+//! highest, so that a flow keeps its way and the loss of one hop moves only the flows that used it.
+
+use core::hash::BuildHasher;
+use core::net::Ipv4Addr;
+
+use castnet_rules::Route;
+use castnet_wire::{MacAddr, PortId};
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+use crate::port_set::PortSet;
+
+/// What tells flows apart: the addresses, the protocol, and the ports of UDP and TCP (zeros for others). RoCEv2 puts
+/// its entropy into the UDP source port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Source address.
+    pub src: Ipv4Addr,
+    /// Destination address.
+    pub dst: Ipv4Addr,
+    /// IP protocol.
+    pub protocol: u8,
+    /// Source port.
+    pub src_port: u16,
+    /// Destination port.
+    pub dst_port: u16,
+}
+
+/// Where a routed packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// By this port.
+    pub port: PortId,
+    /// To this Ethernet address.
+    pub mac: MacAddr,
+}
+
+/// What a look-up found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Routed {
+    Hop { hop: Hop, prefix: u8, of: usize },
+    NoRoute,
+    AllDown { prefix: u8 },
+}
+
+/// The compiled routes: one exact-match table for all lengths, and which lengths there are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Routes {
+    /// (network, length) to a range of `hops`.
+    table: HashMap<(u32, u8), (u32, u32), FixedState>,
+    /// Bit n: some prefix has length n.
+    lengths: u64,
+    hops: Vec<Hop>,
+}
+
+const fn network(address: u32, length: u8) -> u32 {
+    match length {
+        0 => 0,
+        n => address & (u32::MAX << (32 - n as u32)),
+    }
+}
+
+impl Routes {
+    pub(crate) fn new(routes: &[Route]) -> Self {
+        let mut compiled = Self::default();
+        for route in routes {
+            let first = compiled.hops.len() as u32;
+            compiled.hops.extend(route.next_hops.iter().map(|h| Hop {
+                port: h.port,
+                mac: h.mac,
+            }));
+            let length = route.prefix.prefix_len();
+            let network = network(u32::from(route.prefix.addr()), length);
+            compiled
+                .table
+                .insert((network, length), (first, route.next_hops.len() as u32));
+            compiled.lengths |= 1 << length;
+        }
+        compiled
+    }
+
+    fn longest(&self, dst: Ipv4Addr) -> Option<(u8, &[Hop])> {
+        let mut lengths = self.lengths;
+        while lengths != 0 {
+            let length = 63 - lengths.leading_zeros() as u8;
+            lengths &= !(1 << length);
+            if let Some((first, n)) = self.table.get(&(network(u32::from(dst), length), length)) {
+                let (first, n) = (*first as usize, *n as usize);
+                return Some((length, self.hops.get(first..first + n).unwrap_or_default()));
+            }
+        }
+        None
+    }
+
+    /// The next hop of `flow` among those whose port is in `up`.
+    pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed {
+        let Some((prefix, hops)) = self.longest(flow.dst) else {
+            return Routed::NoRoute;
+        };
+        match hops
+            .iter()
+            .filter(|h| up.contains(h.port))
+            .max_by_key(|h| weight(flow, h))
+        {
+            Some(hop) => Routed::Hop {
+                hop: *hop,
+                prefix,
+                of: hops.len(),
+            },
+            None => Routed::AllDown { prefix },
+        }
+    }
+}
+
+/// How much `flow` likes `hop`: the same on every switch and in every run (highest random weight).
+fn weight(flow: &Flow, hop: &Hop) -> u64 {
+    FixedState::with_seed(0).hash_one((flow, hop.port.index() as u8, hop.mac.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use castnet_rules::{Ipv4Net, RouteHop};
+    use proptest::prelude::*;
+
+    fn port(n: u8) -> PortId {
+        PortId::new(n).unwrap_or_default()
+    }
+
+    fn flow(dst: u32, sport: u16) -> Flow {
+        Flow {
+            src: Ipv4Addr::new(10, 0, 0, 1),
+            dst: dst.into(),
+            protocol: 17,
+            src_port: sport,
+            dst_port: 4791,
+        }
+    }
+
+    fn hop(n: u8) -> RouteHop {
+        RouteHop {
+            port: port(n),
+            mac: MacAddr([2, 0, 0, 0, 0, n]),
+        }
+    }
+
+    fn route(address: u32, length: u8, hops: &[u8]) -> Route {
+        let prefix = Ipv4Net::new(network(address, length).into(), length).expect("a length up to 32");
+        Route {
+            prefix,
+            next_hops: hops.iter().map(|n| hop(*n)).collect(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_longest_prefix_wins_as_in_a_linear_scan(
+            // Few bits, so that prefixes nest and addresses hit.
+            prefixes in prop::collection::btree_set((0u32..16, 0u8..=32), 0..20),
+            addresses in prop::collection::vec(0u32..16, 1..50),
+        ) {
+            let spread = |n: u32| n << 28 | n << 13 | n;
+            let mut routes: Vec<Route> = Vec::new();
+            for (i, (address, length)) in prefixes.iter().enumerate() {
+                let new = route(spread(*address), *length, &[i as u8]);
+                if routes.iter().all(|r| r.prefix != new.prefix) {
+                    routes.push(new);
+                }
+            }
+            let compiled = Routes::new(&routes);
+            for address in addresses {
+                let dst = Ipv4Addr::from(spread(address));
+                let expected = routes.iter().filter(|r| r.prefix.contains(&dst)).max_by_key(|r| r.prefix.prefix_len());
+                match (compiled.lookup(&flow(dst.into(), 1), PortSet::ALL), expected) {
+                    (Routed::Hop { hop, prefix, .. }, Some(route)) => {
+                        prop_assert_eq!(prefix, route.prefix.prefix_len());
+                        prop_assert_eq!(hop.port, route.next_hops[0].port);
+                    }
+                    (Routed::NoRoute, None) => {}
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+        }
+
+        #[test]
+        fn a_flow_keeps_its_way_and_only_a_lost_hops_flows_move(sports in prop::collection::vec(any::<u16>(), 1..40), lost in 0u8..4) {
+            let routes = Routes::new(&[route(0, 0, &[0, 1, 2, 3])]);
+            for sport in sports {
+                let flow = flow(0x0102_0304, sport);
+                let before = routes.lookup(&flow, PortSet::ALL);
+                prop_assert_eq!(before, routes.lookup(&flow, PortSet::ALL));
+                let (Routed::Hop { hop: a, .. }, Routed::Hop { hop: b, .. }) =
+                    (before, routes.lookup(&flow, PortSet::ALL.without(port(lost)))) else {
+                    panic!("no hop");
+                };
+                prop_assert!(b.port != port(lost));
+                prop_assert!(a == b || a.port == port(lost));
+            }
+        }
+    }
+
+    #[test]
+    fn flows_spread_over_equal_hops_by_their_udp_source_port() {
+        let routes = Routes::new(&[route(0, 0, &[0, 1, 2, 3])]);
+        let mut counts = [0u32; 4];
+        for sport in 0xC000..0xC400 {
+            if let Routed::Hop { hop, .. } = routes.lookup(&flow(0x0102_0304, sport), PortSet::ALL) {
+                counts[hop.port.index()] += 1;
+            }
+        }
+        assert!(
+            counts.iter().all(|n| (192..320).contains(n)),
+            "1024 flows over 4 hops: {counts:?}"
+        );
+    }
+
+    #[test]
+    fn with_every_hop_down_it_says_so() {
+        let routes = Routes::new(&[route(0x0A00_0000, 8, &[1])]);
+        let none = PortSet::ALL.without(port(1));
+        assert_eq!(
+            routes.lookup(&flow(0x0A01_0203, 1), none),
+            Routed::AllDown { prefix: 8 }
+        );
+        assert_eq!(routes.lookup(&flow(0x0B01_0203, 1), none), Routed::NoRoute);
+    }
+}

@@ -1,0 +1,189 @@
+//! Coarse timers of the groups: a wheel of lists, one place per group, all memory taken at the start.
+//!
+//! A group has at most one entry, put in when its machine first wants to be woken. While frames move the machine's own
+//! deadline on, the entry stays: when it comes up too early the group is asked again and put in anew. So a frame costs
+//! a look at whether its group is in the wheel, and nothing else.
+
+use castnet_wire::Nanos;
+
+/// What one step of the wheel covers.
+pub(crate) const TICK: Nanos = Nanos::from_millis(4);
+
+const SPOKES: usize = 512;
+const NONE: u32 = u32::MAX;
+const IDLE: u16 = u16::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    next: u32,
+    previous: u32,
+    spoke: u16,
+}
+
+const UNLINKED: Link = Link {
+    next: NONE,
+    previous: NONE,
+    spoke: IDLE,
+};
+
+/// The wheel. Places are numbered from 0.
+#[derive(Clone, Debug)]
+pub(crate) struct Wheel {
+    heads: Box<[u32; SPOKES]>,
+    links: Box<[Link]>,
+    armed: usize,
+    /// The last tick that was looked at.
+    at: u64,
+}
+
+impl Wheel {
+    pub(crate) fn new(places: usize) -> Self {
+        Self {
+            heads: Box::new([NONE; SPOKES]),
+            links: vec![UNLINKED; places].into_boxed_slice(),
+            armed: 0,
+            at: 0,
+        }
+    }
+
+    /// Whether `place` will come up.
+    pub(crate) fn is_armed(&self, place: u32) -> bool {
+        self.links.get(place as usize).is_some_and(|l| l.spoke != IDLE)
+    }
+
+    /// Lets `place` come up at `deadline`, at most two ticks late, or earlier where that is far away.
+    pub(crate) fn arm(&mut self, now: Nanos, place: u32, deadline: Nanos) {
+        if self.is_armed(place) || place as usize >= self.links.len() {
+            return;
+        }
+        if self.armed == 0 {
+            self.at = now.0 / TICK.0;
+        }
+        let due = deadline
+            .0
+            .div_ceil(TICK.0)
+            .clamp(self.at + 1, self.at + SPOKES as u64 - 1);
+        let spoke = due as usize % SPOKES;
+        let next = core::mem::replace(&mut self.heads[spoke], place);
+        if let Some(link) = self.links.get_mut(next as usize) {
+            link.previous = place;
+        }
+        self.links[place as usize] = Link {
+            next,
+            previous: NONE,
+            spoke: spoke as u16,
+        };
+        self.armed += 1;
+    }
+
+    /// Takes `place` out.
+    pub(crate) fn disarm(&mut self, place: u32) {
+        if !self.is_armed(place) {
+            return;
+        }
+        let link = core::mem::replace(&mut self.links[place as usize], UNLINKED);
+        match self.links.get_mut(link.previous as usize) {
+            Some(previous) => previous.next = link.next,
+            None => self.heads[usize::from(link.spoke)] = link.next,
+        }
+        if let Some(next) = self.links.get_mut(link.next as usize) {
+            next.previous = link.previous;
+        }
+        self.armed -= 1;
+    }
+
+    /// Takes one place out that has come up by `now`. Call it until there is none.
+    pub(crate) fn pop(&mut self, now: Nanos) -> Option<u32> {
+        let tick = now.0 / TICK.0;
+        if self.armed == 0 {
+            self.at = self.at.max(tick);
+            return None;
+        }
+        let last = tick.min(self.at + SPOKES as u64);
+        while self.at <= last {
+            let place = self.heads[self.at as usize % SPOKES];
+            if place != NONE {
+                self.disarm(place);
+                return Some(place);
+            }
+            if self.at == last {
+                break;
+            }
+            self.at += 1;
+        }
+        self.at = self.at.max(tick);
+        None
+    }
+
+    /// When the next place comes up.
+    pub(crate) fn poll(&self) -> Option<Nanos> {
+        if self.armed == 0 {
+            return None;
+        }
+        (self.at..self.at + SPOKES as u64)
+            .find(|tick| self.heads[*tick as usize % SPOKES] != NONE)
+            .map(|tick| Nanos(tick * TICK.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Arm { place: u32, after_ms: u64 },
+        Disarm { place: u32 },
+        Wait { ms: u64 },
+        ToNext,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            3 => (0u32..8, 0u64..4000).prop_map(|(place, after_ms)| Op::Arm { place, after_ms }),
+            1 => (0u32..8).prop_map(|place| Op::Disarm { place }),
+            2 => (0u64..3000).prop_map(|ms| Op::Wait { ms }),
+            2 => Just(Op::ToNext),
+        ]
+    }
+
+    proptest! {
+        /// Nothing comes up twice or late, what is near does not come up early, and poll tells of it in time.
+        #[test]
+        fn each_place_comes_up_once_and_in_time(ops in prop::collection::vec(op(), 1..200), start in 0u64..1 << 50) {
+            let (mut wheel, mut model, mut now) = (Wheel::new(8), BTreeMap::new(), Nanos(start));
+            for op in ops {
+                match op {
+                    Op::Arm { place, after_ms } => {
+                        let deadline = now + Nanos::from_millis(after_ms);
+                        wheel.arm(now, place, deadline);
+                        // Beyond the wheel's reach it may come up early.
+                        let earliest = if after_ms < 2000 { deadline } else { now };
+                        model.entry(place).or_insert((earliest, deadline));
+                    }
+                    Op::Disarm { place } => {
+                        wheel.disarm(place);
+                        model.remove(&place);
+                    }
+                    Op::Wait { ms } => now += Nanos::from_millis(ms),
+                    Op::ToNext => now = wheel.poll().unwrap_or(now).max(now),
+                }
+                let due_by_poll = wheel.poll().is_some_and(|at| at <= now);
+                let mut popped = 0;
+                while let Some(place) = wheel.pop(now) {
+                    popped += 1;
+                    let (earliest, _) = model.remove(&place).expect("armed");
+                    prop_assert!(now >= earliest, "{place} came up early");
+                }
+                prop_assert_eq!(due_by_poll, popped > 0);
+                for (place, (_, deadline)) in &model {
+                    prop_assert!(wheel.is_armed(*place));
+                    prop_assert!(now.since(*deadline) < TICK + TICK, "{place} is late");
+                }
+                prop_assert_eq!(wheel.poll().is_some(), !model.is_empty());
+            }
+        }
+    }
+}
