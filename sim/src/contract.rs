@@ -1,0 +1,309 @@
+//! The contract of multicast, held against a group while it runs: M1, M2, M3.
+
+use core::net::Ipv4Addr;
+use std::collections::BTreeMap;
+
+use castnet_endpoint::{Completion, CompletionOp, Status};
+use castnet_planner::{Plan, Request, Role, TreeNode};
+use castnet_wire::{Opcode, Parsed, PortId, Psn, Qpn, RoceHeader, Syndrome, icrc, ipv4, parse_frame};
+
+use crate::link::Fate;
+use crate::node::NodeId;
+use crate::simulation::Simulation;
+use crate::watch::{Delivery, Hop, View, Watch};
+
+/// Violations that are kept; the first is what matters.
+const VIOLATIONS_MAX: usize = 16;
+
+/// Watches one group. What it knows comes from frames and from the endpoints' own state, never from the switches.
+///
+/// - M1, M2: when feedback leaves a switch towards the source, and again when it reaches the source, every receiver
+///   that it speaks for has what it acknowledges; and so it is when a send completes at the source.
+/// - M3: no data leaves a switch by a path that has acknowledged it, as far as its feedback has reached that switch.
+#[derive(Clone, Debug, Default)]
+pub struct Contract {
+    mcst_id: Option<Ipv4Addr>,
+    source: Option<NodeId>,
+    receivers: Vec<(NodeId, Qpn)>,
+    switches: BTreeMap<NodeId, SwitchBook>,
+    messages: BTreeMap<u64, Psn>,
+    violations: Vec<String>,
+    sightings: Sightings,
+}
+
+/// What was seen: so that a test can tell whether its runs reached the interesting states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sightings {
+    /// ACKs that reached the source.
+    pub acks: u64,
+    /// Sequence NAKs that reached the source.
+    pub sequence_naks: u64,
+    /// RNR NAKs that reached the source.
+    pub rnr_naks: u64,
+    /// Fatal NAKs that reached the source.
+    pub fatal_naks: u64,
+    /// Data frames that the source sent.
+    pub data: u64,
+    /// Data frames that left a switch by a path towards receivers.
+    pub copies: u64,
+    /// Data frames that reached a switch, and that some path had acknowledged and some had not.
+    pub needed_by_some: u64,
+    /// ACKs that receivers sent.
+    pub acks_of_receivers: u64,
+}
+
+/// What is known of one switch of the tree.
+#[derive(Clone, Debug)]
+struct SwitchBook {
+    source_port: PortId,
+    /// Newest data that came whole.
+    newest: Option<Psn>,
+    paths: BTreeMap<PortId, PathBook>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct PathBook {
+    /// Receivers behind it.
+    below: Vec<usize>,
+    /// Newest PSN that came acknowledged from there.
+    acknowledged: Option<Psn>,
+}
+
+impl Contract {
+    /// The contract of the group of `plan`, which runs in `sim`.
+    pub fn new(sim: &Simulation<Self>, plan: &Plan, request: &Request) -> Self {
+        let mut contract = Self {
+            mcst_id: Some(request.mcst_id.0),
+            source: sim.node(&request.source.host),
+            ..Self::default()
+        };
+        contract.walk(sim, request, &plan.tree.root);
+        contract
+    }
+
+    /// Notes the receivers below a node, and returns them.
+    fn walk(&mut self, sim: &Simulation<Self>, request: &Request, node: &TreeNode) -> Vec<usize> {
+        let Some(id) = sim.node(&node.name) else {
+            return Vec::new();
+        };
+        if let Role::Receiver { qpn, .. } = node.role {
+            self.receivers.push((id, qpn));
+            return vec![self.receivers.len() - 1];
+        }
+        let mut paths = BTreeMap::new();
+        for child in &node.children {
+            let below = self.walk(sim, request, child);
+            let port = child.up.and_then(|up| up.parent_port).unwrap_or_default();
+            paths.insert(
+                port,
+                PathBook {
+                    below,
+                    acknowledged: None,
+                },
+            );
+        }
+        let all = paths.values().flat_map(|p| p.below.iter().copied()).collect();
+        if let Some(source_port) = node.up.and_then(|up| up.own_port) {
+            self.switches.insert(
+                id,
+                SwitchBook {
+                    source_port,
+                    newest: None,
+                    paths,
+                },
+            );
+        }
+        all
+    }
+
+    /// Says that the work request `wr_id` of the source ends with the packet `last`.
+    pub fn expect_message(&mut self, wr_id: u64, last: Psn) {
+        self.messages.insert(wr_id, last);
+    }
+
+    /// What was broken, the first 16.
+    pub fn violations(&self) -> &[String] {
+        &self.violations
+    }
+
+    /// What was seen.
+    pub fn sightings(&self) -> &Sightings {
+        &self.sightings
+    }
+
+    fn violated(&mut self, view: &View<'_>, what: impl FnOnce() -> String) {
+        if self.violations.len() < VIOLATIONS_MAX {
+            self.violations.push(format!("at {} ns: {}", view.now.0, what()));
+        }
+    }
+
+    /// The first of these receivers that has not everything up to `psn`.
+    fn lacking(&self, view: &View<'_>, of: &[usize], psn: Psn) -> Option<String> {
+        of.iter()
+            .filter_map(|i| self.receivers.get(*i))
+            .find_map(|(node, qpn)| {
+                let expected = view.endpoint(*node)?.qp_status(*qpn).ok()?.psn_expected;
+                let lacks = !expected.is_after(psn);
+                lacks.then(|| format!("{} expects {expected}", view.name(*node)))
+            })
+    }
+
+    /// Checks what feedback claims of these receivers.
+    fn check_claim(&mut self, view: &View<'_>, of: &[usize], psn: Psn, syndrome: Syndrome, place: &str) {
+        let (rule, has) = match syndrome {
+            Syndrome::Ack => ("M1", psn),
+            _ => ("M2", psn.prev()),
+        };
+        if let Some(who) = self.lacking(view, of, has) {
+            self.violated(view, || {
+                format!("{rule}: {syndrome:?} of {psn} {place}, but {who}")
+            });
+        }
+    }
+
+    fn of_group(&self, frame: &[u8]) -> Option<RoceHeader> {
+        let Ok(Parsed::Roce(header)) = parse_frame(frame, frame.len()) else {
+            return None;
+        };
+        let (src, dst) = header.ip.v4()?;
+        let mcst_id = self.mcst_id?;
+        (src == mcst_id || dst == mcst_id).then_some(header)
+    }
+
+    fn data_leaves(&mut self, view: &View<'_>, hop: Hop, psn: Psn) {
+        let path = self
+            .switches
+            .get(&hop.from)
+            .and_then(|s| s.paths.get(&hop.from_port));
+        let Some(path) = path else { return };
+        self.sightings.copies += 1;
+        if let Some(known) = path.acknowledged.filter(|known| !psn.is_after(*known)) {
+            self.violated(view, || {
+                let (switch, port) = (view.name(hop.from), hop.from_port);
+                format!("M3: {switch} sends {psn} by port {port}, which has acknowledged {known}")
+            });
+        }
+    }
+
+    fn source_hears(&mut self, view: &View<'_>, psn: Psn, syndrome: Syndrome) {
+        match syndrome {
+            Syndrome::Ack => self.sightings.acks += 1,
+            Syndrome::RnrNak(_) => self.sightings.rnr_naks += 1,
+            Syndrome::Nak(code) if code.is_fatal() => self.sightings.fatal_naks += 1,
+            Syndrome::Nak(_) => self.sightings.sequence_naks += 1,
+        }
+        let all: Vec<usize> = (0..self.receivers.len()).collect();
+        self.check_claim(view, &all, psn, syndrome, "reaches the source");
+    }
+
+    fn switch_hears(&mut self, switch: NodeId, port: PortId, header: &RoceHeader) {
+        let Some(book) = self.switches.get_mut(&switch) else {
+            return;
+        };
+        let psn = header.bth.psn;
+        if header.bth.opcode.info().is_request() && port == book.source_port {
+            if book.newest.is_none_or(|newest| psn.is_after(newest)) {
+                book.newest = Some(psn);
+            }
+            let has = |p: &PathBook| p.acknowledged.is_some_and(|known| !psn.is_after(known));
+            let count = book.paths.values().filter(|p| has(p)).count();
+            self.sightings.needed_by_some += u64::from(count > 0 && count < book.paths.len());
+        }
+        // Feedback of what the switch has not passed on, as after its restart, tells it nothing.
+        let newest = book.newest;
+        if let (Some(aeth), Some(path)) = (header.aeth, book.paths.get_mut(&port))
+            && newest.is_some_and(|newest| !psn.is_after(newest))
+        {
+            let has = if aeth.syndrome == Syndrome::Ack {
+                psn
+            } else {
+                psn.prev()
+            };
+            if path.acknowledged.is_none_or(|known| has.is_after(known)) {
+                path.acknowledged = Some(has);
+            }
+        }
+    }
+}
+
+impl Watch for Contract {
+    fn sent(&mut self, view: &View<'_>, hop: Hop, frame: &[u8], _: Fate) {
+        let Some(header) = self.of_group(frame) else {
+            return;
+        };
+        let psn = header.bth.psn;
+        if header.bth.opcode.info().is_request() {
+            if Some(hop.from) == self.source {
+                self.sightings.data += 1;
+            }
+            self.data_leaves(view, hop, psn);
+        } else if let Some(aeth) = header.aeth.filter(|_| header.bth.opcode == Opcode::Ack) {
+            self.sightings.acks_of_receivers +=
+                u64::from(self.receivers.iter().any(|(node, _)| *node == hop.from));
+            let book = self
+                .switches
+                .get(&hop.from)
+                .filter(|s| s.source_port == hop.from_port);
+            let below = book.map(|s| {
+                s.paths
+                    .values()
+                    .flat_map(|p| p.below.iter().copied())
+                    .collect::<Vec<_>>()
+            });
+            if let Some(below) = below {
+                self.check_claim(
+                    view,
+                    &below,
+                    psn,
+                    aeth.syndrome,
+                    &format!("leaves {}", view.name(hop.from)),
+                );
+            }
+        }
+    }
+
+    fn delivered(&mut self, view: &View<'_>, delivery: Delivery<'_>) {
+        let Delivery {
+            to,
+            port,
+            frame,
+            untouched,
+        } = delivery;
+        let Some(header) = self.of_group(frame).filter(|_| untouched) else {
+            return;
+        };
+        let whole = frame.get(header.l3..).is_some_and(ipv4::checksum_is_right)
+            && icrc::verify_bytes(frame, header.l3, header.frame_len);
+        if !whole {
+            return;
+        }
+        match header.aeth.filter(|_| header.bth.opcode == Opcode::Ack) {
+            Some(aeth) if Some(to) == self.source => self.source_hears(view, header.bth.psn, aeth.syndrome),
+            _ => self.switch_hears(to, port, &header),
+        }
+    }
+
+    fn completed(&mut self, view: &View<'_>, host: NodeId, completion: &Completion) {
+        let sent = matches!(completion.op, CompletionOp::Send | CompletionOp::Write);
+        if Some(host) != self.source || !sent || completion.status != Status::Success {
+            return;
+        }
+        let Some(last) = self.messages.get(&completion.wr_id).copied() else {
+            return;
+        };
+        let all: Vec<usize> = (0..self.receivers.len()).collect();
+        if let Some(who) = self.lacking(view, &all, last) {
+            let wr_id = completion.wr_id;
+            self.violated(view, || {
+                format!("M1: message {wr_id}, up to {last}, completes, but {who}")
+            });
+        }
+    }
+
+    fn stopped(&mut self, switch: NodeId) {
+        if let Some(book) = self.switches.get_mut(&switch) {
+            book.newest = None;
+            book.paths.values_mut().for_each(|path| path.acknowledged = None);
+        }
+    }
+}
