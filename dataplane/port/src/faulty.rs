@@ -444,6 +444,12 @@ impl<P: Port<Buf = PoolBuf>> Faulty<P> {
         &self.control
     }
 
+    /// Frames that it holds back: received ones that are not delivered, and those to be sent. The former are lost with the
+    /// port, as on a wire that is cut.
+    pub fn held(&self) -> [usize; 2] {
+        [self.rx.held(), self.tx.held()]
+    }
+
     /// Sends what is ready.
     fn flush(&mut self) {
         while !self.tx.ready.is_empty() {
@@ -546,6 +552,6 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
     }
 
     fn pending(&self) -> usize {
-        self.rx.held() + self.tx.held() + self.inner.pending()
+        self.tx.held() + self.inner.pending()
     }
 }

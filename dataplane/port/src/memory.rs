@@ -179,7 +179,7 @@ impl Port for MemPort {
                     self.stats.count_received(frame.length());
                     batch.push(frame);
                 }
-                Err(reason) => self.stats.count_drop(reason),
+                Err(((), reason)) => self.stats.count_drop(reason),
             }
         }
     }

@@ -61,7 +61,7 @@ pub trait Port {
         None
     }
 
-    /// Frames that are inside: taken in or taken over, and neither delivered nor on their way.
+    /// Frames that were taken over for sending and are not on their way yet.
     fn pending(&self) -> usize {
         0
     }

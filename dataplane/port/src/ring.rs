@@ -75,16 +75,18 @@ impl<M: Copy + Default> FrameRing<M> {
     ///
     /// # Errors
     /// [`DropReason::TooLong`]: the frame was longer than this pool's buffers, and is gone.
-    pub fn pop(&self, pool: &Pool) -> Option<Result<(M, PoolBuf), DropReason>> {
+    pub fn pop(&self, pool: &Pool) -> Option<Result<(M, PoolBuf), (M, DropReason)>> {
         if self.full.is_empty() || !pool.has_room() {
             return None;
         }
         let slot = self.full.pop()?;
-        let frame = pool
-            .copy_from(&slot.bytes[..slot.length])
-            .map(|frame| (slot.meta, frame));
+        let (meta, frame) = (slot.meta, pool.copy_from(&slot.bytes[..slot.length]));
         let _ = self.free.push(slot);
-        Some(frame.ok_or(DropReason::TooLong))
+        Some(
+            frame
+                .map(|frame| (meta, frame))
+                .ok_or((meta, DropReason::TooLong)),
+        )
     }
 
     /// Whether there is no frame in it.

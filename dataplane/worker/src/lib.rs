@@ -1,1 +1,42 @@
-//! The poll-mode loop on a pinned core, and the dataplane that several of them make
+//! The poll-mode loop on a pinned core, and the dataplane that several of them make.
+//!
+//! [`Dataplane::start`] opens the ports, each in the thread of the worker that receives from it, and starts the workers.
+//! A worker owns its engine, its side of every port and its groups, so a frame meets no lock:
+//!
+//! ```text
+//!   ports i mod n --receive--> worker i --engine--> out batches --send--> all ports (own send side each)
+//!                                 |  ^
+//!        frames of other workers' |  | rings, one per pair     commands: bounded channel, replies travel back
+//!        groups, and of no group  v  |                         tables:   whole snapshots, taken between batches
+//!                              worker 0, j, ...
+//! ```
+//!
+//! A group belongs to one worker, chosen at install. Whatever belongs to no group is worker 0's, which alone learns
+//! Ethernet addresses and speaks ARP and LLDP.
+#![forbid(unsafe_code)]
+
+mod command;
+mod config;
+mod control;
+mod dataplane;
+mod error;
+mod events;
+mod keeper;
+mod outputs;
+mod published;
+mod report;
+mod round;
+mod tap;
+mod worker;
+
+pub use config::{DataplaneConfig, Idle, PortConfig, WorkerConfig};
+pub use control::Installed;
+pub use dataplane::Dataplane;
+pub use error::{InstallError, RouteError, StartError, Stopped, TapError};
+pub use events::{EventStream, SwitchEvent, SwitchEventKind};
+pub use report::{Counters, GroupReport, InstalledGroup, PortReport, WorkerStats};
+pub use tap::TapStream;
+
+pub use castnet_engine as engine;
+pub use castnet_port as port;
+pub use castnet_rules as rules;

@@ -1,0 +1,411 @@
+//! The control side of a dataplane: what is installed, who has it, and how that reaches the workers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use castnet_engine::{Group, InstallError as Refused, PortInfo, PortSet, Tables};
+use castnet_port::{PortLink, Waker};
+use castnet_rules::{Ipv4Net, MulticastGroup, Route, RuleSet};
+use castnet_wire::{McstId, Nanos, PortId};
+use crossbeam::channel::{Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::command::Command;
+use crate::config::DataplaneConfig;
+use crate::error::{InstallError, RouteError, Stopped};
+use crate::events::{Listeners, SwitchEvent, SwitchEventKind};
+use crate::published::Published;
+
+/// One clock for all workers: nanoseconds since the start, and what time of day that was.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock {
+    clock: quanta::Clock,
+    origin: quanta::Instant,
+    started: SystemTime,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        let clock = quanta::Clock::new();
+        let origin = clock.now();
+        Self {
+            clock,
+            origin,
+            started: SystemTime::now(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn now(&self) -> Nanos {
+        Nanos(self.clock.now().saturating_duration_since(self.origin).as_nanos() as u64)
+    }
+
+    pub(crate) fn time_of_day(&self, at: Nanos) -> SystemTime {
+        self.started + Duration::from_nanos(at.0)
+    }
+}
+
+/// How control reaches one worker.
+pub(crate) struct Handle {
+    commands: Sender<Command>,
+    waker: Waker,
+    pub(crate) seen: Arc<AtomicU64>,
+}
+
+impl Handle {
+    pub(crate) fn new(commands: Sender<Command>, waker: Waker, seen: Arc<AtomicU64>) -> Self {
+        Self {
+            commands,
+            waker,
+            seen,
+        }
+    }
+
+    /// Sends a command, waiting where the queue is full.
+    pub(crate) fn send(&self, command: Command) -> Result<(), Stopped> {
+        self.commands.send(command).map_err(|_| Stopped)?;
+        self.waker.wake();
+        Ok(())
+    }
+
+    /// Sends a command and waits for its answer.
+    pub(crate) fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Stopped> {
+        let (reply, answer) = bounded(1);
+        self.send(command(reply))?;
+        answer.recv().map_err(|_| Stopped)
+    }
+}
+
+/// A group as control remembers it.
+pub(crate) struct Registered {
+    pub(crate) rule: MulticastGroup,
+    pub(crate) worker: usize,
+    memory: usize,
+}
+
+/// What is installed. Whoever changes it holds its lock until the workers have it.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) groups: BTreeMap<McstId, Registered>,
+    names: BTreeMap<String, McstId>,
+    routes: BTreeMap<Ipv4Net, Route>,
+    generation: u64,
+    /// Tables that a worker may still use; freed here and not there.
+    retired: Vec<Arc<Published>>,
+}
+
+/// What an installation came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// It is new, and this worker has it.
+    New {
+        /// The worker.
+        worker: usize,
+    },
+    /// It took the place of another version, with fresh state.
+    Replaced {
+        /// The generation that ran before.
+        before: u64,
+    },
+    /// The very same rule runs already; nothing was touched.
+    Unchanged,
+}
+
+/// All that control, keeper and streams share.
+pub(crate) struct Shared {
+    pub(crate) config: Arc<DataplaneConfig>,
+    pub(crate) clock: Clock,
+    pub(crate) infos: Vec<PortInfo>,
+    pub(crate) links: Vec<PortLink>,
+    up: AtomicU64,
+    published: Arc<ArcSwap<Published>>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) workers: Vec<Handle>,
+    pub(crate) listeners: Listeners,
+    pub(crate) events_lost: Arc<AtomicU64>,
+    pub(crate) trace_place: Arc<AtomicBool>,
+    pub(crate) capture_place: Arc<AtomicBool>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        config: Arc<DataplaneConfig>,
+        clock: Clock,
+        infos: Vec<PortInfo>,
+        links: Vec<PortLink>,
+        published: Arc<ArcSwap<Published>>,
+        workers: Vec<Handle>,
+        events_lost: Arc<AtomicU64>,
+    ) -> Self {
+        let up: PortSet = infos
+            .iter()
+            .zip(&links)
+            .filter(|(_, l)| l.up)
+            .map(|(i, _)| i.id)
+            .collect();
+        let shared = Self {
+            config,
+            clock,
+            infos,
+            links,
+            up: AtomicU64::new(up.0),
+            published,
+            state: Mutex::default(),
+            workers,
+            listeners: Listeners::default(),
+            events_lost,
+            trace_place: Arc::default(),
+            capture_place: Arc::default(),
+        };
+        shared.publish(&mut shared.state.lock());
+        shared
+    }
+
+    pub(crate) fn is_up(&self, port: PortId) -> bool {
+        PortSet(self.up.load(Ordering::Relaxed)).contains(port)
+    }
+
+    pub(crate) fn port_name(&self, port: PortId) -> String {
+        self.infos
+            .iter()
+            .find(|i| i.id == port)
+            .map(|i| i.name.clone())
+            .unwrap_or_default()
+    }
+
+    /// A port's link came or went.
+    pub(crate) fn set_link(&self, port: PortId, up: bool) {
+        let mut state = self.state.lock();
+        let bit = 1 << port.index();
+        match up {
+            true => self.up.fetch_or(bit, Ordering::Relaxed),
+            false => self.up.fetch_and(!bit, Ordering::Relaxed),
+        };
+        self.publish(&mut state);
+    }
+
+    /// Gives all workers new tables of what is in `state`; they take them before their next batch.
+    fn publish(&self, state: &mut State) {
+        state.generation += 1;
+        let up = PortSet(self.up.load(Ordering::Relaxed));
+        let routes: Vec<Route> = state.routes.values().cloned().collect();
+        let tables = Tables::new(state.generation, state.groups.keys().copied(), &routes, up);
+        let owners = state
+            .groups
+            .iter()
+            .map(|(mcst_id, group)| (*mcst_id, group.worker));
+        let before = self.published.swap(Arc::new(Published::new(tables, owners)));
+        state.retired.push(before);
+        let oldest = self
+            .workers
+            .iter()
+            .map(|w| w.seen.load(Ordering::Acquire))
+            .min()
+            .unwrap_or(0);
+        state.retired.retain(|tables| tables.generation() >= oldest);
+        self.workers.iter().for_each(|w| w.wake());
+    }
+
+    /// The same, and waits until all workers use them.
+    fn publish_and_wait(&self, state: &mut State) -> Result<(), Stopped> {
+        self.publish(state);
+        for worker in &self.workers {
+            worker.ask(Command::Sync)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn install(&self, rule: &MulticastGroup) -> Result<Installed, InstallError> {
+        let group = Group::compile(rule, &self.infos)?;
+        let memory = group.memory_bytes();
+        let mut state = self.state.lock();
+        let before = state.check(rule)?;
+        if before.as_ref().is_some_and(|(_, running)| running == rule) {
+            return Ok(Installed::Unchanged);
+        }
+        self.room_for(&state, rule.mcst_id, memory)?;
+        let worker = match &before {
+            Some((worker, _)) => *worker,
+            None => state.least_loaded(self.workers.len()),
+        };
+        let handle = self.workers.get(worker).ok_or(Stopped)?;
+        // What comes back is the group that ran before, or the new one where both do the same: freed here.
+        drop(handle.ask(|reply| Command::Install(group, reply))??);
+        state.groups.insert(
+            rule.mcst_id,
+            Registered {
+                rule: rule.clone(),
+                worker,
+                memory,
+            },
+        );
+        state.names.insert(rule.name.clone(), rule.mcst_id);
+        self.publish_and_wait(&mut state)?;
+        drop(state);
+        self.tell(SwitchEventKind::GroupInstalled {
+            mcst_id: rule.mcst_id,
+            name: rule.name.clone(),
+            generation: rule.generation,
+        });
+        Ok(match before {
+            None => Installed::New { worker },
+            Some((_, running)) => Installed::Replaced {
+                before: running.generation,
+            },
+        })
+    }
+
+    /// The limits of the whole switch; each worker's engine alone would allow as much.
+    fn room_for(&self, state: &State, mcst_id: McstId, need: usize) -> Result<(), Refused> {
+        let replaced = state.groups.get(&mcst_id).map(|g| g.memory);
+        let max = self.config.engine.groups_max;
+        if replaced.is_none() && state.groups.len() >= max {
+            return Err(Refused::GroupsFull { max });
+        }
+        let max = self.config.engine.memory_max_bytes;
+        let used = state.memory_used();
+        let left = (max + replaced.unwrap_or(0)).saturating_sub(used);
+        if need > left {
+            Err(Refused::NoMemory { need, left, max })
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn remove(&self, mcst_id: McstId) -> Result<Option<MulticastGroup>, Stopped> {
+        let mut state = self.state.lock();
+        let Some(group) = state.groups.remove(&mcst_id) else {
+            return Ok(None);
+        };
+        state.names.remove(&group.rule.name);
+        // First nobody hands frames over any more, then the group goes.
+        self.publish_and_wait(&mut state)?;
+        let handle = self.workers.get(group.worker).ok_or(Stopped)?;
+        drop(handle.ask(|reply| Command::Remove(mcst_id, reply))?);
+        drop(state);
+        self.tell(SwitchEventKind::GroupRemoved {
+            mcst_id,
+            name: group.rule.name.clone(),
+        });
+        Ok(Some(group.rule))
+    }
+
+    pub(crate) fn set_routes(&self, routes: Vec<Route>) -> Result<(), RouteError> {
+        self.check_routes(&routes)?;
+        let mut state = self.state.lock();
+        state.routes = routes.into_iter().map(|r| (r.prefix, r)).collect();
+        Ok(self.publish_and_wait(&mut state)?)
+    }
+
+    pub(crate) fn add_route(&self, route: Route) -> Result<bool, RouteError> {
+        self.check_routes(std::slice::from_ref(&route))?;
+        let mut state = self.state.lock();
+        let replaced = state.routes.insert(route.prefix, route).is_some();
+        self.publish_and_wait(&mut state)?;
+        Ok(replaced)
+    }
+
+    pub(crate) fn remove_route(&self, prefix: Ipv4Net) -> Result<bool, Stopped> {
+        let mut state = self.state.lock();
+        let removed = state.routes.remove(&prefix).is_some();
+        if removed {
+            self.publish_and_wait(&mut state)?;
+        }
+        Ok(removed)
+    }
+
+    pub(crate) fn routes(&self) -> Vec<Route> {
+        self.state.lock().routes.values().cloned().collect()
+    }
+
+    fn check_routes(&self, routes: &[Route]) -> Result<(), RouteError> {
+        let set = RuleSet {
+            groups: Vec::new(),
+            routes: routes.to_vec(),
+        };
+        let faults = set.check(PortId::COUNT);
+        if !faults.is_empty() {
+            return Err(RouteError::Faults(faults));
+        }
+        for route in routes {
+            let unknown = route
+                .next_hops
+                .iter()
+                .find(|hop| !self.infos.iter().any(|i| i.id == hop.port));
+            if let Some(hop) = unknown {
+                return Err(RouteError::NoPort {
+                    prefix: route.prefix.to_string(),
+                    port: hop.port,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&self, kind: SwitchEventKind) {
+        self.listeners.tell(&SwitchEvent {
+            at: self.clock.now(),
+            kind,
+        });
+    }
+}
+
+impl Handle {
+    fn wake(&self) {
+        self.waker.wake();
+    }
+}
+
+impl State {
+    /// Whether the rule goes with what is installed; and the worker and rule of the version that runs.
+    fn check(&self, rule: &MulticastGroup) -> Result<Option<(usize, MulticastGroup)>, InstallError> {
+        if let Some(mcst_id) = self.names.get(&rule.name).filter(|m| **m != rule.mcst_id) {
+            return Err(InstallError::NameTaken {
+                name: rule.name.clone(),
+                mcst_id: *mcst_id,
+            });
+        }
+        let Some(running) = self.groups.get(&rule.mcst_id) else {
+            return Ok(None);
+        };
+        if running.rule.name != rule.name {
+            let name = running.rule.name.clone();
+            return Err(InstallError::McstIdTaken {
+                mcst_id: rule.mcst_id,
+                name,
+            });
+        }
+        if running.rule.generation > rule.generation {
+            let (running, given) = (running.rule.generation, rule.generation);
+            return Err(InstallError::Older {
+                name: rule.name.clone(),
+                running,
+                given,
+            });
+        }
+        Ok(Some((running.worker, running.rule.clone())))
+    }
+
+    fn memory_used(&self) -> usize {
+        self.groups.values().map(|g| g.memory).sum()
+    }
+
+    /// The worker with the fewest groups; of several the first.
+    fn least_loaded(&self, workers: usize) -> usize {
+        let mut load = vec![0; workers];
+        for group in self.groups.values() {
+            load[group.worker] += 1;
+        }
+        load.iter()
+            .enumerate()
+            .min_by_key(|(_, groups)| **groups)
+            .map_or(0, |(worker, _)| worker)
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+}

@@ -1,0 +1,635 @@
+//! A switch's dataplane, from the control side: start it, tell it what to do, ask it how it fares, stop it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread::{self, JoinHandle};
+use std::time::SystemTime;
+
+use arc_swap::ArcSwap;
+use castnet_engine::{
+    CaptureFilter, Captured, FdbEntry, Neighbour, PortCounters, Tables, Totals, Trace, TraceFilter,
+    destination,
+};
+use castnet_port::{FrameRing, PortStats};
+use castnet_rules::{Ipv4Net, MulticastGroup, Route};
+use castnet_wire::{DropReason, McstId, Nanos, PortId};
+use crossbeam::channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::command::{self, Command, Sink};
+use crate::config::DataplaneConfig;
+use crate::control::{Clock, Handle, Installed, Shared};
+use crate::error::{InstallError, RouteError, StartError, Stopped, TapError};
+use crate::events::EventStream;
+use crate::keeper::{self, Note};
+use crate::published::Published;
+use crate::report::{Counters, GroupReport, InstalledGroup, PortReport, Report, WorkerStats, add_totals};
+use crate::tap::{TapGuard, TapStream};
+use crate::worker::{self, HandOver, Opened, Setup, port_infos};
+
+/// Workers at most: what is handed over is told apart by bits of a word.
+const WORKERS_MAX: usize = 64;
+/// Traces or captured frames that wait for their reader at most.
+const TAP_QUEUE: usize = 4096;
+
+/// A running dataplane. Dropping it stops it.
+///
+/// All methods may be called from any thread. They wait for the workers, which answer between two batches, so within
+/// microseconds as a rule; they are not for async code without `spawn_blocking`.
+pub struct Dataplane {
+    shared: Arc<Shared>,
+    threads: Mutex<Option<Threads>>,
+}
+
+struct Threads {
+    workers: Vec<JoinHandle<()>>,
+    keeper: JoinHandle<()>,
+    notes: Sender<Note>,
+}
+
+/// Workers that are being started.
+struct Nursery {
+    commands: Vec<Sender<Command>>,
+    seen: Vec<Arc<AtomicU64>>,
+    threads: Vec<JoinHandle<()>>,
+    opened: Vec<Receiver<Result<Opened, StartError>>>,
+}
+
+impl Dataplane {
+    /// Opens all ports and starts the workers.
+    ///
+    /// # Errors
+    /// See [`StartError`]; of several the first worker's. Nothing is left running.
+    pub fn start(config: DataplaneConfig) -> Result<Self, StartError> {
+        match config.workers.len() {
+            0 => return Err(StartError::NoWorkers),
+            given if given > WORKERS_MAX => {
+                return Err(StartError::TooManyWorkers {
+                    given,
+                    max: WORKERS_MAX,
+                });
+            }
+            _ => {}
+        }
+        let config = Arc::new(config);
+        let clock = Clock::start();
+        let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default(), [])));
+        let (notes, noted) = bounded(keeper::QUEUE);
+        let events_lost = Arc::new(AtomicU64::new(0));
+        let rings = rings(&config);
+        let mut nursery = Nursery {
+            commands: Vec::new(),
+            seen: Vec::new(),
+            threads: Vec::new(),
+            opened: Vec::new(),
+        };
+        let mut failed = None;
+        for index in 0..config.workers.len() {
+            let (commands, orders) = bounded(command::QUEUE);
+            let (opened, told) = bounded(1);
+            let seen = Arc::new(AtomicU64::new(0));
+            let setup = Setup {
+                index,
+                config: config.clone(),
+                clock: clock.clone(),
+                published: published.clone(),
+                seen: seen.clone(),
+                inbound: rings.iter().map(|from| from[index].clone()).collect(),
+                outbound: rings[index].clone(),
+                commands: orders,
+                notes: notes.clone(),
+                events_lost: events_lost.clone(),
+                opened,
+            };
+            let thread = thread::Builder::new().name(format!("castnet-w{index}"));
+            match thread.spawn(move || worker::run(setup)) {
+                Ok(thread) => nursery.threads.push(thread),
+                Err(error) => {
+                    failed = Some(StartError::Thread(error));
+                    break;
+                }
+            }
+            nursery.commands.push(commands);
+            nursery.seen.push(seen);
+            nursery.opened.push(told);
+        }
+        let (handles, links) = match nursery.ready(failed) {
+            Ok(ready) => ready,
+            Err((error, threads)) => {
+                join(threads);
+                return Err(error);
+            }
+        };
+        let infos = port_infos(&config, &links);
+        let shared = Arc::new(Shared::new(
+            config,
+            clock,
+            infos,
+            links,
+            published,
+            handles,
+            events_lost,
+        ));
+        let keeper = thread::Builder::new().name("castnet-keeper".into()).spawn({
+            let shared = shared.clone();
+            move || keeper::keep(&shared, &noted)
+        });
+        let keeper = match keeper {
+            Ok(keeper) => keeper,
+            Err(error) => {
+                drop(shared);
+                join(nursery.threads);
+                return Err(StartError::Thread(error));
+            }
+        };
+        for worker in &shared.workers {
+            let _ = worker.send(Command::Go);
+        }
+        let threads = Threads {
+            workers: nursery.threads,
+            keeper,
+            notes,
+        };
+        Ok(Self {
+            shared,
+            threads: Mutex::new(Some(threads)),
+        })
+    }
+
+    /// The switch's name.
+    pub fn name(&self) -> &str {
+        &self.shared.config.engine.switch
+    }
+
+    /// What it was started with.
+    pub fn config(&self) -> &DataplaneConfig {
+        &self.shared.config
+    }
+
+    /// Now, on the dataplane's clock: nanoseconds since the start.
+    pub fn now(&self) -> Nanos {
+        self.shared.clock.now()
+    }
+
+    /// The time of day of a moment on the dataplane's clock.
+    pub fn time_of_day(&self, at: Nanos) -> SystemTime {
+        self.shared.clock.time_of_day(at)
+    }
+
+    // ------------------------------------------------------------------------------------------------- groups
+
+    /// Installs a group, or a new version of one. When this returns, frames of the group are multicast, and its McstID
+    /// is answered in ARP. Traffic of others is not disturbed.
+    ///
+    /// # Errors
+    /// See [`InstallError`]: a faulty rule, a port or MTU that does not fit, limits, addresses and names that are taken.
+    pub fn install_group(&self, rule: &MulticastGroup) -> Result<Installed, InstallError> {
+        self.shared.install(rule)
+    }
+
+    /// Removes a group and returns its rule; `None` where there is none.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn remove_group(&self, mcst_id: McstId) -> Result<Option<MulticastGroup>, Stopped> {
+        self.shared.remove(mcst_id)
+    }
+
+    /// The rules of all groups, in the order of their addresses.
+    pub fn rules(&self) -> Vec<MulticastGroup> {
+        self.shared
+            .state
+            .lock()
+            .groups
+            .values()
+            .map(|g| g.rule.clone())
+            .collect()
+    }
+
+    /// One group with everything about it; `None` where there is none.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn group(&self, mcst_id: McstId) -> Result<Option<InstalledGroup>, Stopped> {
+        let state = self.shared.state.lock();
+        let Some(group) = state.groups.get(&mcst_id) else {
+            return Ok(None);
+        };
+        let handle = self.shared.workers.get(group.worker).ok_or(Stopped)?;
+        let status = handle.ask(|reply| Command::Status(mcst_id, reply))?;
+        Ok(status.map(|status| InstalledGroup {
+            worker: group.worker,
+            rule: group.rule.clone(),
+            status,
+        }))
+    }
+
+    /// All groups with everything about them, in the order of their addresses.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn groups(&self) -> Result<Vec<InstalledGroup>, Stopped> {
+        let addresses: Vec<McstId> = self.shared.state.lock().groups.keys().copied().collect();
+        let mut groups = Vec::with_capacity(addresses.len());
+        for mcst_id in addresses {
+            groups.extend(self.group(mcst_id)?);
+        }
+        Ok(groups)
+    }
+
+    // ------------------------------------------------------------------------------------------------- routes
+
+    /// Replaces all routes.
+    ///
+    /// # Errors
+    /// See [`RouteError`].
+    pub fn set_routes(&self, routes: Vec<Route>) -> Result<(), RouteError> {
+        self.shared.set_routes(routes)
+    }
+
+    /// Adds a route. `true` where it took the place of the one with the same prefix.
+    ///
+    /// # Errors
+    /// See [`RouteError`].
+    pub fn add_route(&self, route: Route) -> Result<bool, RouteError> {
+        self.shared.add_route(route)
+    }
+
+    /// Removes the route of a prefix. `false` where there is none.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn remove_route(&self, prefix: Ipv4Net) -> Result<bool, Stopped> {
+        self.shared.remove_route(prefix)
+    }
+
+    /// All routes, in the order of their prefixes.
+    pub fn routes(&self) -> Vec<Route> {
+        self.shared.routes()
+    }
+
+    /// Counts the publications of tables: routes, groups' addresses and links.
+    pub fn generation(&self) -> u64 {
+        self.shared.state.lock().generation()
+    }
+
+    // ------------------------------------------------------------------------------------------------ reading
+
+    /// All counters. Each worker's are of one moment.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn counters(&self) -> Result<Counters, Stopped> {
+        let mut sum = Sum::new(&self.shared);
+        for worker in 0..self.shared.workers.len() {
+            let mut report = Report::new();
+            loop {
+                report = self.shared.workers[worker].ask(|reply| Command::Report(report, reply))?;
+                sum.groups(&report, worker);
+                if report.counters.next_group == 0 {
+                    break;
+                }
+            }
+            sum.add(&report);
+        }
+        Ok(sum.finish())
+    }
+
+    /// The ports with link and counters, in the order of the configuration.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn ports(&self) -> Result<Vec<PortReport>, Stopped> {
+        let mut sum = Sum::new(&self.shared);
+        for worker in &self.shared.workers {
+            let mut report = Report::new();
+            report.counters.next_group = usize::MAX;
+            sum.add(&*worker.ask(|reply| Command::Report(report, reply))?);
+        }
+        Ok(sum.finish().ports)
+    }
+
+    /// How the workers fare.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn runtime(&self) -> Result<Vec<WorkerStats>, Stopped> {
+        let mut stats = Vec::new();
+        for worker in &self.shared.workers {
+            let mut report = Report::new();
+            report.counters.next_group = usize::MAX;
+            stats.push(worker.ask(|reply| Command::Report(report, reply))?.runtime);
+        }
+        Ok(stats)
+    }
+
+    /// Frames that ended anywhere in the switch, ports included, by [`DropReason::index`].
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn drops(&self) -> Result<[u64; DropReason::COUNT], Stopped> {
+        Ok(self.counters()?.drops)
+    }
+
+    /// The Ethernet addresses that are known, in order.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn fdb(&self) -> Result<Vec<FdbEntry>, Stopped> {
+        let room = Vec::with_capacity(self.shared.config.engine.fdb_capacity);
+        let mut entries = self.first()?.ask(|reply| Command::Fdb(room, reply))?;
+        entries.sort_unstable();
+        Ok(entries)
+    }
+
+    /// Who is on the links, by port.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn neighbours(&self) -> Result<Vec<Neighbour>, Stopped> {
+        let room = Vec::with_capacity(self.shared.config.engine.neighbours_max + PortId::COUNT);
+        let mut neighbours = self.first()?.ask(|reply| Command::Neighbours(room, reply))?;
+        neighbours.sort_by_key(|n| n.port);
+        Ok(neighbours)
+    }
+
+    // ----------------------------------------------------------------------------------------------- watching
+
+    /// What happens from now on.
+    pub fn events(&self) -> EventStream {
+        self.shared
+            .listeners
+            .subscribe(self.shared.config.events_max, &self.shared.events_lost)
+    }
+
+    /// Says what would happen to this frame if it came in by `port`, and changes nothing.
+    ///
+    /// # Errors
+    /// No such port, or the dataplane has stopped.
+    pub fn trace(&self, port: PortId, frame: &[u8]) -> Result<Trace, TapError> {
+        self.known(port)?;
+        let owner = {
+            let state = self.shared.state.lock();
+            destination(frame)
+                .and_then(|dst| state.groups.get(&McstId(dst)))
+                .map_or(0, |group| group.worker)
+        };
+        let worker = self.shared.workers.get(owner).ok_or(Stopped)?;
+        let bytes = frame.to_vec();
+        let (trace, _) = worker.ask(|reply| Command::Trace(port, bytes, reply))?;
+        Ok(trace)
+    }
+
+    /// The ways of the next `count` frames that `filter` wants. Frames that ended between workers or in a port are not
+    /// among them.
+    ///
+    /// # Errors
+    /// Another live trace runs, no such port, or the dataplane has stopped.
+    pub fn trace_live(&self, filter: TraceFilter, count: u64) -> Result<TapStream<Trace>, TapError> {
+        filter.port.map_or(Ok(()), |port| self.known(port))?;
+        let guard = TapGuard::take(&self.shared, &self.shared.trace_place, || Command::DisarmTrace);
+        self.tap(guard.ok_or(TapError::Busy)?, count, |sink| {
+            Command::ArmTrace(filter, count, sink)
+        })
+    }
+
+    /// Copies of the next `count` frames that `filter` wants. Frames that ended between workers or in a port are not
+    /// among them.
+    ///
+    /// # Errors
+    /// Another capture runs, no such port, or the dataplane has stopped.
+    pub fn capture(&self, filter: CaptureFilter, count: u64) -> Result<TapStream<Captured>, TapError> {
+        filter.port.map_or(Ok(()), |port| self.known(port))?;
+        let guard = TapGuard::take(&self.shared, &self.shared.capture_place, || {
+            Command::DisarmCapture
+        });
+        self.tap(guard.ok_or(TapError::Busy)?, count, |sink| {
+            Command::ArmCapture(filter, count, sink)
+        })
+    }
+
+    fn tap<T>(
+        &self,
+        guard: TapGuard,
+        count: u64,
+        arm: impl Fn(Sink<T>) -> Command,
+    ) -> Result<TapStream<T>, TapError> {
+        let (to, from) = bounded(TAP_QUEUE);
+        let lost = Arc::new(AtomicU64::new(0));
+        for worker in &self.shared.workers {
+            worker.send(arm(Sink {
+                to: to.clone(),
+                lost: lost.clone(),
+            }))?;
+        }
+        for worker in &self.shared.workers {
+            worker.ask(Command::Sync)?;
+        }
+        Ok(TapStream {
+            from,
+            left: count,
+            lost,
+            guard,
+        })
+    }
+
+    fn known(&self, port: PortId) -> Result<(), TapError> {
+        match self.shared.infos.iter().any(|info| info.id == port) {
+            true => Ok(()),
+            false => Err(TapError::NoPort(port)),
+        }
+    }
+
+    fn first(&self) -> Result<&Handle, Stopped> {
+        self.shared.workers.first().ok_or(Stopped)
+    }
+
+    // ----------------------------------------------------------------------------------------------- stopping
+
+    /// Stops: no port receives any more, what is on its way between workers and in the output is sent, the threads end.
+    /// Returns the last counters; `None` where it had stopped before, or a worker had died.
+    pub fn stop(&self) -> Option<Counters> {
+        let threads = self.threads.lock().take()?;
+        let last = self.wind_up().ok();
+        join(threads.workers);
+        let _ = threads.notes.send(Note::End);
+        join(vec![threads.keeper]);
+        last
+    }
+
+    fn wind_up(&self) -> Result<Counters, Stopped> {
+        // Only when nobody receives any more is a ring that is empty empty for good.
+        for command in [Command::Quiesce, Command::Drain] {
+            for worker in &self.shared.workers {
+                worker.ask(command)?;
+            }
+        }
+        let last = self.counters();
+        for worker in &self.shared.workers {
+            worker.send(Command::End)?;
+        }
+        last
+    }
+}
+
+impl Drop for Dataplane {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl std::fmt::Debug for Dataplane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dataplane")
+            .field("switch", &self.name())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Nursery {
+    /// Waits until all workers have opened their ports. On failure the others end, as nobody will command them.
+    #[allow(clippy::type_complexity)]
+    fn ready(
+        &mut self,
+        mut failed: Option<StartError>,
+    ) -> Result<(Vec<Handle>, Vec<castnet_port::PortLink>), (StartError, Vec<JoinHandle<()>>)> {
+        let (mut handles, mut links) = (Vec::new(), Vec::new());
+        let commands = std::mem::take(&mut self.commands);
+        for ((opened, commands), seen) in self.opened.iter().zip(commands).zip(&self.seen) {
+            match opened.recv() {
+                Ok(Ok(ready)) => {
+                    handles.push(Handle::new(commands, ready.waker, seen.clone()));
+                    links = ready.links;
+                }
+                Ok(Err(error)) => failed = failed.or(Some(error)),
+                Err(_) => {
+                    let died = std::io::Error::other("it died while it opened its ports");
+                    failed = failed.or(Some(StartError::Thread(died)));
+                }
+            }
+        }
+        match failed {
+            None => Ok((handles, links)),
+            Some(error) => {
+                drop(handles);
+                Err((error, std::mem::take(&mut self.threads)))
+            }
+        }
+    }
+}
+
+/// The rings from each worker to each other; a worker's ring to itself has one place, which is never used.
+fn rings(config: &DataplaneConfig) -> Vec<Vec<HandOver>> {
+    let workers = config.workers.len();
+    let ring = |from, to| {
+        let (capacity, frame_max) = if from == to {
+            (1, 0)
+        } else {
+            (config.hand_over, config.pool.frame_max)
+        };
+        Arc::new(FrameRing::new(capacity, frame_max))
+    };
+    (0..workers)
+        .map(|from| (0..workers).map(|to| ring(from, to)).collect())
+        .collect()
+}
+
+fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        // A worker that panicked has said so on standard error; its frames are lost with it.
+        let _ = thread.join();
+    }
+}
+
+/// Adds up what the workers report.
+struct Sum<'a> {
+    shared: &'a Shared,
+    counters: Counters,
+}
+
+impl<'a> Sum<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        let ports = shared.infos.iter().zip(&shared.links).map(|(info, link)| {
+            let mut link = link.clone();
+            link.up = shared.is_up(info.id);
+            let engine = PortCounters {
+                port: info.id,
+                rx_frames: 0,
+                rx_bytes: 0,
+                tx_frames: 0,
+                tx_bytes: 0,
+                drops: [0; DropReason::COUNT],
+            };
+            PortReport {
+                id: info.id,
+                name: info.name.clone(),
+                link,
+                stats: PortStats::default(),
+                engine,
+            }
+        });
+        let counters = Counters {
+            at: Nanos::ZERO,
+            totals: Totals::default(),
+            drops: [0; DropReason::COUNT],
+            ports: ports.collect(),
+            groups: Vec::new(),
+            workers: Vec::new(),
+        };
+        Self { shared, counters }
+    }
+
+    fn add(&mut self, report: &Report) {
+        let sum = &mut self.counters;
+        sum.at = sum.at.max(report.at);
+        add_totals(&mut sum.totals, &report.counters.totals);
+        add_each(&mut sum.drops, &report.counters.drops);
+        for (port, (stats, on_the_way)) in sum.ports.iter_mut().zip(&report.ports) {
+            port.stats.add(stats);
+            add_each(&mut port.engine.drops, on_the_way);
+            add_each(&mut sum.drops, on_the_way);
+            add_each(&mut sum.drops, &stats.drops);
+            let lost: u64 = on_the_way.iter().sum();
+            port.engine.rx_frames += lost;
+            sum.totals.received += lost;
+            sum.totals.dropped += lost;
+        }
+        for counted in &report.counters.ports {
+            let Some(port) = sum.ports.iter_mut().find(|p| p.id == counted.port) else {
+                continue;
+            };
+            port.engine.rx_frames += counted.rx_frames;
+            port.engine.rx_bytes += counted.rx_bytes;
+            port.engine.tx_frames += counted.tx_frames;
+            port.engine.tx_bytes += counted.tx_bytes;
+            add_each(&mut port.engine.drops, &counted.drops);
+        }
+        sum.workers.push(report.runtime);
+    }
+
+    fn groups(&mut self, report: &Report, worker: usize) {
+        let state = self.shared.state.lock();
+        for group in &report.counters.groups {
+            let name = state
+                .groups
+                .get(&group.mcst_id)
+                .map(|g| g.rule.name.clone())
+                .unwrap_or_default();
+            let paths = report.counters.paths_of(group);
+            self.counters
+                .groups
+                .push(GroupReport::new(name, worker, group, paths));
+        }
+    }
+
+    fn finish(mut self) -> Counters {
+        self.counters.groups.sort_by_key(|g| g.mcst_id);
+        self.counters
+    }
+}
+
+fn add_each(sum: &mut [u64; DropReason::COUNT], more: &[u64; DropReason::COUNT]) {
+    for (sum, more) in sum.iter_mut().zip(more) {
+        *sum += more;
+    }
+}

@@ -1,0 +1,49 @@
+//! The one thread beside the workers: takes what they have to tell, off their path.
+
+use std::sync::Arc;
+
+use castnet_engine::EngineEvent;
+use castnet_wire::{Nanos, PortId};
+use crossbeam::channel::Receiver;
+
+use crate::control::Shared;
+use crate::events::{SwitchEvent, SwitchEventKind};
+
+/// Messages that wait for the keeper at most.
+pub(crate) const QUEUE: usize = 4096;
+
+/// What a worker tells.
+pub(crate) enum Note {
+    Event(EngineEvent),
+    Link {
+        at: Nanos,
+        port: PortId,
+        up: bool,
+    },
+    /// The workers have ended.
+    End,
+}
+
+/// Passes events on and publishes tables anew where a link came or went, until the workers end.
+pub(crate) fn keep(shared: &Arc<Shared>, notes: &Receiver<Note>) {
+    for note in notes {
+        match note {
+            Note::Event(event) => {
+                shared.listeners.tell(&SwitchEvent {
+                    at: event.at,
+                    kind: SwitchEventKind::Engine(event.kind),
+                });
+            }
+            Note::Link { at, port, up } => {
+                shared.set_link(port, up);
+                let name = shared.port_name(port);
+                shared.listeners.tell(&SwitchEvent {
+                    at,
+                    kind: SwitchEventKind::Port { port, name, up },
+                });
+            }
+            Note::End => break,
+        }
+    }
+    shared.listeners.close();
+}

@@ -1,0 +1,114 @@
+//! A worker's side of all ports: where it receives, and what it has gathered for sending.
+
+use castnet_engine::Egress;
+use castnet_port::{BATCH, Batch, BoxPort, FrameBuf, PoolBuf, Port};
+use castnet_wire::{DropReason, Nanos, PortId};
+
+/// One port as this worker has it open.
+pub(crate) struct Slot {
+    pub(crate) id: PortId,
+    pub(crate) port: BoxPort,
+    /// Whether this worker receives from it.
+    pub(crate) receives: bool,
+    /// What control was last told about its link.
+    pub(crate) told_up: bool,
+    /// Frames that ended between this port and an engine, by [`DropReason::index`].
+    pub(crate) drops: [u64; DropReason::COUNT],
+    out: Batch<PoolBuf>,
+}
+
+/// All ports of the switch, in the order of the configuration.
+pub(crate) struct Outputs {
+    pub(crate) slots: Vec<Slot>,
+    /// The place of each port among the slots; [`NOWHERE`] for those that the switch does not have.
+    places: [u8; PortId::COUNT],
+    /// Slots that have something to send: one bit each.
+    waiting: u64,
+}
+
+const NOWHERE: u8 = u8::MAX;
+
+impl Outputs {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Vec::with_capacity(PortId::COUNT),
+            places: [NOWHERE; PortId::COUNT],
+            waiting: 0,
+        }
+    }
+
+    /// Adds a port. Of two with one number the later counts; configurations with such are refused before.
+    pub(crate) fn add(&mut self, id: PortId, port: BoxPort, receives: bool) {
+        self.places[id.index()] = self.slots.len() as u8;
+        let told_up = port.is_up();
+        self.slots.push(Slot {
+            id,
+            port,
+            receives,
+            told_up,
+            drops: [0; DropReason::COUNT],
+            out: Batch::new(),
+        });
+    }
+
+    /// Sends all that was gathered.
+    pub(crate) fn flush(&mut self) {
+        while self.waiting != 0 {
+            let place = self.waiting.trailing_zeros();
+            self.waiting &= self.waiting - 1;
+            let slot = &mut self.slots[place as usize];
+            slot.port.send(&mut slot.out);
+        }
+    }
+
+    /// When a port has something to do by itself.
+    pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
+        self.slots.iter().filter_map(|s| s.port.poll_timeout()).min()
+    }
+
+    /// Whether a port that this worker receives from has something.
+    pub(crate) fn ready(&self) -> bool {
+        self.slots.iter().any(|s| s.receives && s.port.ready())
+    }
+
+    /// Counts a frame that came in by `port` and ended before it reached an engine.
+    pub(crate) fn count_drop(&mut self, port: PortId, reason: DropReason) {
+        if let Some(slot) = self.slot(port) {
+            slot.drops[reason.index()] += 1;
+        }
+    }
+
+    fn slot(&mut self, port: PortId) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(self.places[port.index()]))
+    }
+}
+
+impl Egress for Outputs {
+    type Buf = PoolBuf;
+
+    fn replicate(&mut self, port: PortId, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
+        self.slot(port)?.port.replicate(original, header)
+    }
+
+    fn allocate(&mut self, port: PortId, length: usize) -> Option<PoolBuf> {
+        self.slot(port)?.port.allocate(length)
+    }
+
+    fn send(&mut self, port: PortId, frame: PoolBuf) {
+        let place = self.places[port.index()];
+        // The engine knows the same ports as this table.
+        let Some(slot) = self.slots.get_mut(usize::from(place)) else {
+            return;
+        };
+        slot.out.push(frame);
+        if slot.out.is_full() {
+            slot.port.send(&mut slot.out);
+            self.waiting &= !(1 << place);
+        } else {
+            self.waiting |= 1 << place;
+        }
+    }
+}
+
+// The set of waiting slots is one word.
+const _: () = assert!(PortId::COUNT <= 64 && BATCH > 1 && PoolBuf::HEAD >= 128);

@@ -1,0 +1,241 @@
+//! What a dataplane tells about itself.
+
+use castnet_engine::{
+    CountersSnapshot, GroupCounters, GroupSnapshot, GroupStatus, PathSnapshot, PortCounters, Totals,
+};
+use castnet_port::{BATCH, PoolStats, PortLink, PortStats};
+use castnet_rules::MulticastGroup;
+use castnet_wire::{DropReason, McstId, Nanos, PortId};
+
+/// How a worker fares, since its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerStats {
+    /// Its number.
+    pub worker: usize,
+    /// The core that it is pinned to.
+    pub core: Option<usize>,
+    /// Rounds of its loop.
+    pub rounds: u64,
+    /// Rounds that found nothing to do.
+    pub rounds_empty: u64,
+    /// Times that it went to sleep.
+    pub sleeps: u64,
+    /// Time since the start.
+    pub elapsed: Nanos,
+    /// Of this: in rounds that found nothing, or asleep.
+    pub idle: Nanos,
+    /// Frames that it received from its ports.
+    pub frames: u64,
+    /// Batches by their size: how many had so many frames, from 0 (never counted) to a full one.
+    pub batches: [u64; BATCH + 1],
+    /// Frames that it handed over to other workers.
+    pub handed_over: u64,
+    /// Frames that others handed over to it.
+    pub taken_over: u64,
+    /// Commands that it carried out.
+    pub commands: u64,
+    /// Groups that it has.
+    pub groups: usize,
+    /// Bytes of state of these groups.
+    pub group_memory_bytes: usize,
+    /// The generation of the tables that it uses.
+    pub generation: u64,
+    /// Events, traces and captured frames that found no place inside the engine.
+    pub engine_lost: u64,
+    /// Its buffers.
+    pub pool: PoolStats,
+}
+
+impl WorkerStats {
+    pub(crate) fn new(worker: usize, core: Option<usize>) -> Self {
+        Self {
+            worker,
+            core,
+            rounds: 0,
+            rounds_empty: 0,
+            sleeps: 0,
+            elapsed: Nanos::ZERO,
+            idle: Nanos::ZERO,
+            frames: 0,
+            batches: [0; BATCH + 1],
+            handed_over: 0,
+            taken_over: 0,
+            commands: 0,
+            groups: 0,
+            group_memory_bytes: 0,
+            generation: 0,
+            engine_lost: 0,
+            pool: PoolStats {
+                buffers: 0,
+                buffers_free: 0,
+                bodies_free: 0,
+                exhausted: 0,
+            },
+        }
+    }
+
+    /// The share of time that it was idle, 0 to 1.
+    pub fn idle_share(&self) -> f64 {
+        if self.elapsed == Nanos::ZERO {
+            0.0
+        } else {
+            self.idle.0 as f64 / self.elapsed.0 as f64
+        }
+    }
+
+    /// Frames per batch that was received, on average.
+    pub fn batch_mean(&self) -> f64 {
+        let batches: u64 = self.batches.iter().sum();
+        if batches == 0 {
+            0.0
+        } else {
+            self.frames as f64 / batches as f64
+        }
+    }
+}
+
+/// Groups in one report of a worker; further ones come in the next.
+const GROUPS_PER_REPORT: usize = 256;
+
+/// What one worker says in one go. Made by control with room for all.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) at: Nanos,
+    pub(crate) counters: CountersSnapshot,
+    /// In the order of the configuration: what the port did, and what ended between it and an engine.
+    pub(crate) ports: Vec<(PortStats, [u64; DropReason::COUNT])>,
+    pub(crate) runtime: WorkerStats,
+}
+
+impl Report {
+    pub(crate) fn new() -> Box<Self> {
+        Box::new(Self {
+            at: Nanos::ZERO,
+            counters: CountersSnapshot::with_capacity(GROUPS_PER_REPORT, GROUPS_PER_REPORT * PortId::COUNT),
+            ports: Vec::with_capacity(PortId::COUNT),
+            runtime: WorkerStats::new(0, None),
+        })
+    }
+}
+
+/// A port: what it is, what its queues did, and what the engines counted there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortReport {
+    /// Its number.
+    pub id: PortId,
+    /// Its name in the switch.
+    pub name: String,
+    /// What it is; its link as last seen.
+    pub link: PortLink,
+    /// What its queues did, those of all workers together. Its drops are frames that ended in the port.
+    pub stats: PortStats,
+    /// What the engines counted. Its drops are frames that came in here and ended in an engine or on the way there.
+    pub engine: PortCounters,
+}
+
+/// A group's counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupReport {
+    /// Its name.
+    pub name: String,
+    /// Its address.
+    pub mcst_id: McstId,
+    /// Which version of its rule runs.
+    pub generation: u64,
+    /// The worker that has it.
+    pub worker: usize,
+    /// Its counters.
+    pub counters: GroupCounters,
+    /// Its paths, in order of their ports.
+    pub paths: Vec<PathSnapshot>,
+}
+
+impl GroupReport {
+    pub(crate) fn new(name: String, worker: usize, group: &GroupSnapshot, paths: &[PathSnapshot]) -> Self {
+        Self {
+            name,
+            mcst_id: group.mcst_id,
+            generation: group.generation,
+            worker,
+            counters: group.counters,
+            paths: paths.to_vec(),
+        }
+    }
+}
+
+/// A group with everything about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstalledGroup {
+    /// The worker that has it.
+    pub worker: usize,
+    /// Its rule as it was installed.
+    pub rule: MulticastGroup,
+    /// How it fares. Its own rule has the paths in order of their ports.
+    pub status: GroupStatus,
+}
+
+/// All counters.
+///
+/// Each frame that the workers took from their ports has one end:
+/// `received = switched + routed + flooded + replicated + absorbed + dropped`. And what the engines sent, the ports
+/// sent or dropped: `sent = sum(tx_frames) + sum(tx drops)`, where no fault injector is between.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counters {
+    /// When, on the dataplane's clock.
+    pub at: Nanos,
+    /// Of all workers together; frames that ended on their way to another worker are received and dropped.
+    pub totals: Totals,
+    /// Frames that ended anywhere in the switch, ports included, by [`DropReason::index`].
+    pub drops: [u64; DropReason::COUNT],
+    /// The ports, in the order of the configuration.
+    pub ports: Vec<PortReport>,
+    /// The groups, in the order of their addresses.
+    pub groups: Vec<GroupReport>,
+    /// The workers.
+    pub workers: Vec<WorkerStats>,
+}
+
+impl Counters {
+    /// Frames that ended for `reason`.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.drops[reason.index()]
+    }
+
+    /// The group of this address.
+    pub fn group(&self, mcst_id: McstId) -> Option<&GroupReport> {
+        self.groups.iter().find(|g| g.mcst_id == mcst_id)
+    }
+
+    /// The port of this number.
+    pub fn port(&self, id: PortId) -> Option<&PortReport> {
+        self.ports.iter().find(|p| p.id == id)
+    }
+}
+
+/// Adds the totals of one worker to those of the others.
+pub(crate) fn add_totals(sum: &mut Totals, more: &Totals) {
+    let Totals {
+        received,
+        switched,
+        routed,
+        flooded,
+        replicated,
+        absorbed,
+        dropped,
+        copies,
+        copies_lost,
+        originated,
+        sent,
+    } = *more;
+    sum.received += received;
+    sum.switched += switched;
+    sum.routed += routed;
+    sum.flooded += flooded;
+    sum.replicated += replicated;
+    sum.absorbed += absorbed;
+    sum.dropped += dropped;
+    sum.copies += copies;
+    sum.copies_lost += copies_lost;
+    sum.originated += originated;
+    sum.sent += sent;
+}

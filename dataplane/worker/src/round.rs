@@ -1,0 +1,275 @@
+//! One round of a worker's loop: new tables, commands, frames, timers, sending, telling.
+
+use std::sync::atomic::Ordering;
+
+use castnet_engine::destination;
+use castnet_port::{BATCH, FrameBuf, Port};
+use castnet_wire::{DropReason, Nanos, PortId};
+use crossbeam::channel::{TryRecvError, TrySendError};
+
+use crate::command::{Command, PER_ROUND, Sink};
+use crate::keeper::Note;
+use crate::report::Report;
+use crate::worker::{Round, Worker};
+
+/// Events, traces and captured frames, of each kind, that leave the engine in one round.
+const TOLD_PER_ROUND: usize = 256;
+
+impl Worker {
+    pub(crate) fn round(&mut self, now: Nanos) -> Round {
+        self.take_tables(now);
+        let mut work = 0;
+        for _ in 0..PER_ROUND {
+            match self.commands.try_recv() {
+                Ok(command) => {
+                    work += 1;
+                    self.stats.commands += 1;
+                    if let Some(end) = self.carry_out(now, command) {
+                        return end;
+                    }
+                }
+                Err(TryRecvError::Empty) => break,
+                // Control is gone, and nobody can stop us any more.
+                Err(TryRecvError::Disconnected) => return Round::End,
+            }
+        }
+        work += self.receive(now) + self.take_over(now);
+        if self.receiving && self.engine.poll_timeout().is_some_and(|at| at <= now) {
+            self.engine.handle_timeout(now, &mut self.outputs);
+        }
+        self.outputs.flush();
+        self.tell();
+        if now >= self.links_at {
+            self.look_after_links(now);
+        }
+        if work > 0 { Round::Busy } else { Round::Empty }
+    }
+
+    fn take_tables(&mut self, now: Nanos) {
+        let published = self.published.load();
+        let generation = published.generation();
+        if generation != self.seen.load(Ordering::Relaxed) {
+            self.engine.set_tables(now, published.tables.clone());
+            // Control frees older tables once it has read this.
+            self.seen.store(generation, Ordering::Release);
+        }
+    }
+
+    fn receive(&mut self, now: Nanos) -> usize {
+        let mut received = 0;
+        for place in 0..self.outputs.slots.len() {
+            let slot = &mut self.outputs.slots[place];
+            slot.port.poll(now);
+            if !slot.receives || !self.receiving {
+                continue;
+            }
+            slot.port.receive(&mut self.batch);
+            if self.batch.is_empty() {
+                continue;
+            }
+            let (id, frames) = (slot.id, self.batch.len());
+            received += frames;
+            self.stats.batches[frames] += 1;
+            if self.outbound.len() > 1 {
+                self.hand_over(place);
+            }
+            self.engine.process(now, id, &mut self.batch, &mut self.outputs);
+        }
+        self.stats.frames += received as u64;
+        received
+    }
+
+    /// Sends what is not this worker's to those whose it is; the rest stays in the batch, in order.
+    fn hand_over(&mut self, place: usize) {
+        let slot = &mut self.outputs.slots[place];
+        let published = self.published.load();
+        let mut rung = 0_u64;
+        for frame in self.batch.drain(..) {
+            let owner = published.owner(destination(frame.head()));
+            let ring = match self.outbound.get(owner) {
+                Some(ring) if owner != self.index => ring,
+                _ => {
+                    self.mine.push(frame);
+                    continue;
+                }
+            };
+            match ring.push(slot.id, &frame) {
+                Ok(()) => {
+                    self.stats.handed_over += 1;
+                    rung |= 1 << owner;
+                }
+                Err(DropReason::TxFull) => slot.drops[DropReason::HandOverFull.index()] += 1,
+                Err(reason) => slot.drops[reason.index()] += 1,
+            }
+        }
+        for (owner, ring) in self.outbound.iter().enumerate() {
+            if rung & (1 << owner) != 0 {
+                ring.wake();
+            }
+        }
+        std::mem::swap(&mut self.batch, &mut self.mine);
+    }
+
+    /// Takes up to a batch from each other worker.
+    pub(crate) fn take_over(&mut self, now: Nanos) -> usize {
+        let mut taken = 0;
+        for from in 0..self.inbound.len() {
+            if from == self.index || self.inbound[from].is_empty() {
+                continue;
+            }
+            let mut batch: Option<PortId> = None;
+            for _ in 0..BATCH {
+                let Some(popped) = self.inbound[from].pop(&self.pool) else {
+                    break;
+                };
+                taken += 1;
+                let (port, frame) = match popped {
+                    Ok(frame) => frame,
+                    Err((port, reason)) => {
+                        self.outputs.count_drop(port, reason);
+                        continue;
+                    }
+                };
+                if let Some(before) = batch.replace(port).filter(|before| *before != port) {
+                    self.engine
+                        .process(now, before, &mut self.batch, &mut self.outputs);
+                }
+                self.batch.push(frame);
+            }
+            if let Some(port) = batch {
+                self.engine.process(now, port, &mut self.batch, &mut self.outputs);
+            }
+        }
+        self.stats.taken_over += taken as u64;
+        taken
+    }
+
+    fn carry_out(&mut self, now: Nanos, command: Command) -> Option<Round> {
+        // Whoever asked may have gone; then the answer is dropped.
+        match command {
+            Command::Go => {}
+            Command::Install(group, reply) => drop(reply.send(self.engine.install(group))),
+            Command::Remove(mcst_id, reply) => drop(reply.send(self.engine.remove(mcst_id))),
+            Command::Status(mcst_id, reply) => drop(reply.send(self.engine.group_status(mcst_id))),
+            Command::Report(mut into, reply) => {
+                self.report(now, &mut into);
+                drop(reply.send(into));
+            }
+            Command::Fdb(mut into, reply) => {
+                let room = into.capacity();
+                into.extend(self.engine.fdb(now).take(room));
+                drop(reply.send(into));
+            }
+            Command::Neighbours(mut into, reply) => {
+                let room = into.capacity();
+                into.extend(self.engine.neighbours(now).take(room));
+                drop(reply.send(into));
+            }
+            Command::Trace(port, bytes, reply) => {
+                let trace = self.engine.trace(now, port, &bytes);
+                drop(reply.send((trace, bytes)));
+            }
+            Command::ArmTrace(filter, count, sink) => {
+                self.engine.arm_trace(filter, count);
+                self.traces = Some(sink);
+            }
+            Command::ArmCapture(filter, count, sink) => {
+                self.engine.arm_capture(filter, count);
+                self.captures = Some(sink);
+            }
+            Command::DisarmTrace => {
+                self.engine.arm_trace(Default::default(), 0);
+                self.traces = None;
+            }
+            Command::DisarmCapture => {
+                self.engine.arm_capture(Default::default(), 0);
+                self.captures = None;
+            }
+            Command::Sync(reply) => drop(reply.send(())),
+            Command::Quiesce(reply) => {
+                self.receiving = false;
+                self.outputs.flush();
+                drop(reply.send(()));
+            }
+            Command::Drain(reply) => {
+                self.drain();
+                self.tell();
+                drop(reply.send(()));
+            }
+            Command::End => return Some(Round::End),
+        }
+        None
+    }
+
+    fn report(&mut self, now: Nanos, into: &mut Report) {
+        into.at = now;
+        self.engine.snapshot(&mut into.counters);
+        into.ports.clear();
+        into.ports.extend(
+            self.outputs
+                .slots
+                .iter()
+                .map(|slot| (slot.port.stats(), slot.drops)),
+        );
+        self.stats.groups = self.engine.group_count();
+        self.stats.group_memory_bytes = self.engine.group_memory_bytes();
+        self.stats.generation = self.seen.load(Ordering::Relaxed);
+        self.stats.engine_lost = self.engine.events_lost() + self.engine.taps_lost();
+        self.stats.pool = self.pool.stats();
+        into.runtime = self.stats;
+    }
+
+    /// Carries off what the engine has to tell.
+    fn tell(&mut self) {
+        for _ in 0..TOLD_PER_ROUND {
+            let Some(event) = self.engine.pop_event() else {
+                break;
+            };
+            if self.notes.try_send(Note::Event(event)).is_err() {
+                self.events_lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        if self.traces.is_none() && self.captures.is_none() {
+            return;
+        }
+        let (traces_left, captures_left) = self.engine.armed();
+        pass_on(&mut self.traces, traces_left, || self.engine.pop_trace());
+        pass_on(&mut self.captures, captures_left, || self.engine.pop_captured());
+    }
+
+    fn look_after_links(&mut self, now: Nanos) {
+        self.links_at = now + crate::worker::LINK_INTERVAL;
+        for slot in self.outputs.slots.iter_mut().filter(|slot| slot.receives) {
+            let up = slot.port.is_up();
+            // Where the keeper has no place for it, we tell it the next time.
+            if up != slot.told_up
+                && self
+                    .notes
+                    .try_send(Note::Link {
+                        at: now,
+                        port: slot.id,
+                        up,
+                    })
+                    .is_ok()
+            {
+                slot.told_up = up;
+            }
+        }
+    }
+}
+
+/// Empties one of the engine's queues into its sink; lets the sink go once all that was asked for has gone there.
+fn pass_on<T>(sink: &mut Option<Sink<T>>, left: u64, mut pop: impl FnMut() -> Option<T>) {
+    let Some(Sink { to, lost }) = sink else { return };
+    for _ in 0..TOLD_PER_ROUND {
+        let Some(item) = pop() else {
+            if left == 0 {
+                *sink = None;
+            }
+            return;
+        };
+        if let Err(TrySendError::Full(_)) = to.try_send(item) {
+            lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

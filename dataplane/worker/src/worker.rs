@@ -1,0 +1,330 @@
+//! A worker's thread: set-up, the loop over its rounds, the end.
+
+use std::hint;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use arc_swap::cache::Cache;
+use castnet_engine::{Engine, PortInfo};
+use castnet_port::{Batch, FrameRing, Pool, PoolBuf, Port, PortLink, Sides, Sleeper, Waker};
+use castnet_wire::{DropReason, MacAddr, Nanos, PortId};
+use crossbeam::channel::{Receiver, Sender};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::command::{Command, Sink};
+use crate::config::{DataplaneConfig, Idle};
+use crate::control::Clock;
+use crate::error::StartError;
+use crate::keeper::Note;
+use crate::outputs::Outputs;
+use crate::published::Published;
+use crate::report::WorkerStats;
+
+/// How often a worker looks after the links of its ports.
+pub(crate) const LINK_INTERVAL: Nanos = Nanos::from_millis(50);
+/// How long a worker that ends waits for frames that its ports hold back.
+const LINGER: Nanos = Nanos::from_secs(1);
+
+/// Frames on their way from one worker to another, with the port they came in by.
+pub(crate) type HandOver = Arc<FrameRing<PortId>>;
+
+/// What a worker's thread is born with.
+pub(crate) struct Setup {
+    pub(crate) index: usize,
+    pub(crate) config: Arc<DataplaneConfig>,
+    pub(crate) clock: Clock,
+    pub(crate) published: Arc<ArcSwap<Published>>,
+    /// The generation in use, for control.
+    pub(crate) seen: Arc<AtomicU64>,
+    /// By worker; this one's own place is never used.
+    pub(crate) inbound: Vec<HandOver>,
+    pub(crate) outbound: Vec<HandOver>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) notes: Sender<Note>,
+    pub(crate) events_lost: Arc<AtomicU64>,
+    pub(crate) opened: Sender<Result<Opened, StartError>>,
+}
+
+/// What a worker tells when it is ready.
+pub(crate) struct Opened {
+    pub(crate) waker: Waker,
+    /// In the order of the configuration.
+    pub(crate) links: Vec<PortLink>,
+}
+
+/// The thread.
+pub(crate) fn run(setup: Setup) {
+    let opened = setup.opened.clone();
+    match Worker::open(setup) {
+        Ok((mut worker, ready)) => {
+            let _ = opened.send(Ok(ready));
+            drop(opened);
+            worker.run();
+        }
+        Err(error) => {
+            let _ = opened.send(Err(error));
+        }
+    }
+}
+
+pub(crate) struct Worker {
+    pub(crate) index: usize,
+    pub(crate) config: Arc<DataplaneConfig>,
+    pub(crate) clock: Clock,
+    pub(crate) engine: Engine,
+    pub(crate) outputs: Outputs,
+    pub(crate) pool: Pool,
+    pub(crate) published: Cache<Arc<ArcSwap<Published>>, Arc<Published>>,
+    pub(crate) seen: Arc<AtomicU64>,
+    pub(crate) inbound: Vec<HandOver>,
+    pub(crate) outbound: Vec<HandOver>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) notes: Sender<Note>,
+    pub(crate) events_lost: Arc<AtomicU64>,
+    pub(crate) traces: Option<Sink<castnet_engine::Trace>>,
+    pub(crate) captures: Option<Sink<castnet_engine::Captured>>,
+    /// Frames just received, and those of them that stay here.
+    pub(crate) batch: Batch<PoolBuf>,
+    pub(crate) mine: Batch<PoolBuf>,
+    pub(crate) receiving: bool,
+    pub(crate) stats: WorkerStats,
+    pub(crate) links_at: Nanos,
+    sleeper: Sleeper,
+    started: Nanos,
+    /// Rounds in a row that found nothing.
+    empty: u32,
+}
+
+/// What a round came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Round {
+    Busy,
+    Empty,
+    /// The last one.
+    End,
+}
+
+impl Worker {
+    fn open(setup: Setup) -> Result<(Self, Opened), StartError> {
+        let Setup {
+            index,
+            config,
+            clock,
+            published,
+            seen,
+            inbound,
+            outbound,
+            commands,
+            notes,
+            events_lost,
+            ..
+        } = setup;
+        let core = config.workers.get(index).and_then(|w| w.core);
+        if let Some(core) = core {
+            pin(index, core)?;
+        }
+        let pool = Pool::new(config.pool);
+        let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
+        let mut outputs = Outputs::new();
+        let mut links = Vec::new();
+        for (place, port) in config.ports.iter().enumerate() {
+            let receives = place % config.workers.len() == index;
+            let sides = if receives { Sides::Both } else { Sides::Send };
+            let failed = |source| StartError::Port {
+                id: port.id,
+                name: port.name.clone(),
+                source,
+            };
+            let mut open = port.spec.open_queue(&pool, sides, index).map_err(failed)?;
+            open.attach(&mut sleeper).map_err(StartError::Thread)?;
+            links.push(open.info());
+            outputs.add(port.id, open, receives);
+        }
+        for (from, ring) in inbound.iter().enumerate().filter(|(from, _)| *from != index) {
+            debug_assert!(from < config.workers.len());
+            ring.attach(&mut sleeper).map_err(StartError::Thread)?;
+        }
+        let engine = engine(&config, index, &links)?;
+        let ready = Opened {
+            waker: sleeper.waker(),
+            links,
+        };
+        let worker = Self {
+            index,
+            clock,
+            engine,
+            outputs,
+            pool,
+            published: Cache::new(published),
+            seen,
+            inbound,
+            outbound,
+            commands,
+            notes,
+            events_lost,
+            traces: None,
+            captures: None,
+            batch: Batch::new(),
+            mine: Batch::new(),
+            receiving: true,
+            stats: WorkerStats::new(index, core),
+            links_at: Nanos::ZERO,
+            sleeper,
+            started: Nanos::ZERO,
+            empty: 0,
+            config,
+        };
+        Ok((worker, ready))
+    }
+
+    /// Waits until all workers are there, then goes from round to round.
+    fn run(&mut self) {
+        match self.commands.recv() {
+            Ok(Command::Go) => {}
+            // Another worker could not open its ports: nothing has begun.
+            _ => return,
+        }
+        self.started = self.clock.now();
+        let mut last = self.started;
+        let mut idle = false;
+        loop {
+            let now = self.clock.now();
+            self.stats.elapsed = now.since(self.started);
+            if idle {
+                self.stats.idle += now.since(last);
+            }
+            last = now;
+            self.stats.rounds += 1;
+            match self.round(now) {
+                Round::Busy => {
+                    idle = false;
+                    self.empty = 0;
+                }
+                Round::Empty => {
+                    idle = true;
+                    self.stats.rounds_empty += 1;
+                    self.rest(now);
+                }
+                Round::End => return,
+            }
+        }
+    }
+
+    /// What is done when there is nothing to do.
+    fn rest(&mut self, now: Nanos) {
+        let idle = self
+            .config
+            .workers
+            .get(self.index)
+            .map(|w| w.idle)
+            .unwrap_or_default();
+        let Idle::Adaptive { spins, yields, sleep } = idle else {
+            hint::spin_loop();
+            return;
+        };
+        self.empty = self.empty.saturating_add(1);
+        if self.empty <= spins {
+            hint::spin_loop();
+        } else if self.empty <= spins.saturating_add(yields) {
+            thread::yield_now();
+        } else {
+            self.sleep(now, sleep);
+        }
+    }
+
+    fn sleep(&mut self, now: Nanos, longest: Duration) {
+        let timers = [
+            self.engine.poll_timeout(),
+            self.outputs.poll_timeout(),
+            Some(self.links_at),
+        ];
+        let due = timers.into_iter().flatten().min().unwrap_or(Nanos::MAX);
+        let timeout = Duration::from_nanos(due.since(now).0).min(longest);
+        if timeout.is_zero() {
+            return;
+        }
+        self.stats.sleeps += 1;
+        let Self {
+            sleeper,
+            outputs,
+            inbound,
+            commands,
+            published,
+            seen,
+            receiving,
+            ..
+        } = self;
+        sleeper.sleep(timeout, || {
+            !commands.is_empty()
+                || published.load().generation() != seen.load(Ordering::Relaxed)
+                || (*receiving && outputs.ready())
+                || inbound.iter().any(|ring| !ring.is_empty())
+        });
+    }
+
+    /// No worker receives any more: takes what is still on its way here, and sends what is still held.
+    pub(crate) fn drain(&mut self) {
+        let start = self.clock.now();
+        loop {
+            let now = self.clock.now();
+            let taken = self.take_over(now);
+            for slot in &mut self.outputs.slots {
+                slot.port.poll(now);
+            }
+            self.outputs.flush();
+            let held: usize = self.outputs.slots.iter().map(|s| s.port.pending()).sum();
+            if taken == 0 && (held == 0 || now.since(start) > LINGER) {
+                return;
+            }
+            if taken == 0 {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+/// The engine of one worker. Only worker 0 speaks LLDP, as only it hears it.
+fn engine(config: &DataplaneConfig, index: usize, links: &[PortLink]) -> Result<Engine, StartError> {
+    let mut own = config.engine.clone();
+    own.ports = port_infos(config, links);
+    if own.mac == MacAddr::default() {
+        own.mac = own.ports.first().map(|p| p.mac).unwrap_or_default();
+    }
+    if index != 0 {
+        own.lldp_interval = None;
+    }
+    Engine::new(own).map_err(StartError::Config)
+}
+
+/// The ports as engines see them.
+pub(crate) fn port_infos(config: &DataplaneConfig, links: &[PortLink]) -> Vec<PortInfo> {
+    let ports = config.ports.iter().zip(links);
+    ports
+        .map(|(port, link)| PortInfo {
+            id: port.id,
+            name: port.name.clone(),
+            mac: link.mac,
+            mtu: link.mtu,
+            flood: port.flood,
+        })
+        .collect()
+}
+
+fn pin(worker: usize, core: usize) -> Result<(), StartError> {
+    let mut set = CpuSet::new();
+    set.set(core)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .map_err(|reason| StartError::Pin {
+            worker,
+            core,
+            reason: reason.desc().to_owned(),
+            cores: thread::available_parallelism().map_or(0, usize::from),
+        })
+}
+
+// A drop's number is an index into the slots' counters.
+const _: () = assert!(DropReason::HandOverFull.index() < DropReason::COUNT);
