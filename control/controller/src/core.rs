@@ -317,15 +317,20 @@ impl Shared {
         }
     }
 
-    /// A switch can be reached, and was just looked through: `wanted` are the groups whose rules were wanted there and
-    /// are there now, with their generations; it has no other rules of ours.
-    pub(crate) fn settled(self: &Arc<Self>, core: &mut Core, switch: &str, wanted: &BTreeMap<String, u64>) {
+    /// A switch can be reached, and was just looked through: `wanted` are the groups whose rules were wanted there, with
+    /// the generations that are there now, if any; it has no other rules of ours.
+    pub(crate) fn settled(
+        self: &Arc<Self>,
+        core: &mut Core,
+        switch: &str,
+        wanted: &BTreeMap<String, Option<u64>>,
+    ) {
         for name in core.groups.keys().cloned().collect::<Vec<_>>() {
             let Some(entry) = core.groups.get_mut(&name) else {
                 continue;
             };
             let record = &entry.record;
-            if wanted.get(&name) == Some(&record.generation) && record.phase.wants_rules() {
+            if wanted.get(&name) == Some(&Some(record.generation)) && record.phase.wants_rules() {
                 entry.problems.remove(switch);
                 if entry.confirmed.insert(switch.into()) {
                     self.told(core, &name);

@@ -12,8 +12,12 @@ use crate::config::Checkpoint;
 use crate::core::{Core, Shared};
 use crate::fabric::Reach;
 use crate::lifecycle::{After, Cause, Event, Failure, Phase};
+use crate::link::SwitchError;
 use crate::planning::{NoPlan, plan_group};
 use crate::record::{GroupRecord, PlanRecord};
+
+/// How often a switch of a tree is told in one installation, at most.
+const CALLS_PER_SWITCH_MAX: usize = 4;
 
 /// Works on a group until it rests.
 pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
@@ -58,28 +62,41 @@ async fn install(shared: &Arc<Shared>, record: GroupRecord) {
         },
     };
     pass(Checkpoint::Planned).await;
-    for switch in plan.downstream_first() {
-        if !is_installing(&shared.lock(), name, generation) {
-            return;
-        }
-        let Some(link) = shared.links.get(switch) else {
-            return refuse(shared, name, generation, no_agent(switch));
+    // A switch that restarts meanwhile has to be told again; one that does so again and again is no switch to rely on.
+    let mut calls_left = CALLS_PER_SWITCH_MAX * plan.rules.len();
+    while let Some(switch) = next_switch(shared, name, generation, &plan) {
+        let done = match shared.links.get(&switch) {
+            Some(link) if calls_left > 0 => link.sync(shared, name, record.mcst_id).await,
+            Some(_) => Err(SwitchError::Unreachable("it was lost again and again".into())),
+            None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
         };
-        match link.sync(shared, name, record.mcst_id).await {
-            Ok(()) => confirm(shared, name, generation, switch),
-            Err(error) => return refuse(shared, name, generation, error.failure(switch)),
+        calls_left = calls_left.saturating_sub(1);
+        match done {
+            Ok(()) => confirm(shared, name, generation, &switch),
+            Err(error) => return refuse(shared, name, generation, error.failure(&switch)),
         }
-        pass(Checkpoint::Installed(switch.into())).await;
+        pass(Checkpoint::Installed(switch)).await;
     }
     pass(Checkpoint::AllInstalled).await;
     let mut core = shared.lock();
-    if is_installing(&core, name, generation) {
+    // Where a switch was lost since, the next round tells it again.
+    let complete = core.groups.get(name).is_some_and(|e| e.unconfirmed().is_empty());
+    if complete && is_installing(&core, name, generation) {
         shared.try_step(&mut core, name, Event::Confirmed);
-        // A switch may have been lost after it confirmed; then that was told to nobody, as the group was not active.
-        if core.groups.get(name).is_some_and(|e| !e.unconfirmed().is_empty()) {
-            shared.try_step(&mut core, name, Event::SwitchLost);
-        }
     }
+}
+
+/// The next switch to be told, receivers' side first; `None` where all have confirmed, or the installation is off.
+fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &PlanRecord) -> Option<String> {
+    let core = shared.lock();
+    let confirmed = &core
+        .groups
+        .get(name)
+        .filter(|_| is_installing(&core, name, generation))?
+        .confirmed;
+    plan.downstream_first()
+        .find(|s| !confirmed.contains(*s))
+        .map(String::from)
 }
 
 fn is_installing(core: &Core, name: &str, generation: u64) -> bool {
@@ -112,15 +129,6 @@ fn refuse(shared: &Arc<Shared>, name: &str, generation: u64, failure: Failure) {
     }
 }
 
-fn no_agent(switch: &str) -> Failure {
-    let reason = "no agent is configured for it".into();
-    Failure {
-        cause: Cause::Unreachable,
-        field: format!("switches.{switch}"),
-        reason,
-    }
-}
-
 /// Plans the group and stores the plan, waiting for reports where they are lacking. `None`: there is nothing to install.
 async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<PlanRecord> {
     let deadline = Instant::now() + shared.config.timeouts.host;
@@ -132,7 +140,8 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Pl
             if !is_installing(&core, name, generation) {
                 return None;
             }
-            match try_lay_out(shared, &mut core, name) {
+            let record = core.groups.get(name)?.record.clone();
+            match try_lay_out(shared, &mut core, &record) {
                 Ok(plan) => return Some(plan),
                 Err(NoPlan::Never(failure)) => {
                     drop(core);
@@ -154,12 +163,8 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Pl
     }
 }
 
-fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, name: &str) -> Result<PlanRecord, NoPlan> {
-    let record = match core.groups.get(name) {
-        Some(entry) => entry.record.clone(),
-        None => return Err(NoPlan::Never(no_agent(name))),
-    };
-    let plan = plan_group(core, &record)?;
+fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &GroupRecord) -> Result<PlanRecord, NoPlan> {
+    let plan = plan_group(core, record)?;
     // The addresses of its ports are in the rules of its neighbours: without its report they would be guesses.
     let silent = plan
         .tree
@@ -174,7 +179,7 @@ fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, name: &str) -> Result<Plan
             reason,
         }));
     }
-    shared.try_change(core, name, |r| {
+    shared.try_change(core, &record.name, |r| {
         r.placed.extend(plan.rules.keys().cloned());
         r.plan = Some(plan.clone());
     });

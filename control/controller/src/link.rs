@@ -24,6 +24,9 @@ use crate::reconcile::{Action, Found, Wanted, diff};
 /// Events come in bursts; a switch is asked once for all that come within this time.
 const BURST: Duration = Duration::from_millis(20);
 
+/// The largest answer that is taken: 100,000 groups do not fit the 4 MiB that gRPC takes by itself.
+const ANSWER_BYTES_MAX: usize = 1 << 30;
+
 type Client = AgentClient<Channel>;
 
 /// A switch.
@@ -220,7 +223,7 @@ impl Link {
         let channel = connect(&self.config.agent, &shared.config.security)
             .await
             .map_err(|e| unreachable(&e))?;
-        let mut client = AgentClient::new(channel);
+        let mut client = AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
         if capabilities.switch_name != self.config.name {
             let (found, wanted) = (&capabilities.switch_name, &self.config.name);
@@ -366,9 +369,16 @@ impl Link {
         let found: Vec<Found> = listed.groups.into_iter().filter_map(found).collect();
         let wanted = self.wanted(shared);
         let by_mcst_id = wanted.values().map(|w| (w.rule.mcst_id, w.clone())).collect();
-        let mut settled: BTreeMap<String, u64> = wanted
+        let has = |w: &Wanted| {
+            let (mcst_id, generation) = (w.rule.mcst_id, w.rule.generation);
+            found
+                .iter()
+                .any(|f| (f.mcst_id, f.generation, f.owner.as_str()) == (mcst_id, generation, &shared.owner))
+        };
+        // The generation that each has when this is through; none for those that are still to be installed.
+        let mut settled: BTreeMap<String, Option<u64>> = wanted
             .iter()
-            .map(|(name, w)| (name.clone(), w.rule.generation))
+            .map(|(name, w)| (name.clone(), (w.has_run || has(w)).then_some(w.rule.generation)))
             .collect();
         let mut refused = Vec::new();
         for action in diff(&shared.owner, &by_mcst_id, &found) {
@@ -388,7 +398,7 @@ impl Link {
                 (_, Ok(())) => {}
                 (_, Err(error @ SwitchError::Unreachable(_))) => return Err(error),
                 (Some(name), Err(error)) => {
-                    settled.remove(&name);
+                    settled.insert(name.clone(), None);
                     refused.push((name, error.failure(&self.config.name).reason));
                 }
                 (None, Err(error)) => {
@@ -400,8 +410,6 @@ impl Link {
         for (name, reason) in &refused {
             shared.unsettled(&mut core, &self.config.name, Some(name), reason);
         }
-        let refused = refused.into_iter().map(|(name, _)| (name, u64::MAX));
-        settled.extend(refused);
         shared.settled(&mut core, &self.config.name, &settled);
         Ok(())
     }

@@ -53,6 +53,9 @@ impl Wanted {
 
 /// What makes `found` into `wanted`; removals first, as they make room.
 ///
+/// A group that has not run yet is being installed, switch after switch in the order of its tree: where its rule is not
+/// yet, it is not this function's to install, and where it is, it stays.
+///
 /// Rules of other owners are left alone: those of rule files, of operators, of other controllers. A version newer than
 /// the wanted one (the store was set back) is removed before the wanted one is installed, because a switch takes no
 /// older one in place of it.
@@ -76,7 +79,7 @@ pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Wanted>, found: &[Found]) -> 
         });
     let installs = wanted
         .iter()
-        .filter(|(mcst_id, wanted)| ours.get(mcst_id) != Some(&wanted.rule.generation))
+        .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.rule.generation))
         .map(|(_, wanted)| Action::Install(wanted.to_install()));
     removals.chain(installs).collect()
 }
@@ -167,14 +170,22 @@ mod tests {
             let actions = diff("us", &wanted, &found);
             for action in &actions {
                 if let Action::Install(rule) = action {
-                    prop_assert_eq!(rule.start_psn.is_none(), wanted[&rule.mcst_id].has_run);
+                    prop_assert!(rule.start_psn.is_none() && wanted[&rule.mcst_id].has_run);
                 }
             }
+            let was_there: Vec<(McstId, u64)> =
+                found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
             carry_out(&actions, "us", &mut found);
             prop_assert_eq!(diff("us", &wanted, &found), vec![]);
             let ours: BTreeMap<McstId, u64> =
                 found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
-            let expected: BTreeMap<McstId, u64> = wanted.iter().map(|(m, w)| (*m, w.rule.generation)).collect();
+            // Of those that are being installed: what was there and is not too new.
+            let stays = |m: &McstId, w: &Wanted| {
+                let there = was_there.iter().find(|(id, _)| id == m).map(|(_, generation)| *generation);
+                if w.has_run { Some(w.rule.generation) } else { there.filter(|g| *g <= w.rule.generation) }
+            };
+            let expected: BTreeMap<McstId, u64> =
+                wanted.iter().filter_map(|(m, w)| Some((*m, stays(m, w)?))).collect();
             prop_assert_eq!(ours, expected);
             prop_assert_eq!(found.into_iter().filter(|f| f.owner == "them").collect::<Vec<_>>(), strangers);
         }

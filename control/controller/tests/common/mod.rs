@@ -1,0 +1,560 @@
+//! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_controller::{Config, Controller, SwitchConfig};
+use castnet_proto::transport::{Address, Security, Server, connect, serve};
+use castnet_proto::v1;
+use castnet_proto::v1::agent_server::{Agent, AgentServer};
+use castnet_proto::v1::controller_client::ControllerClient;
+use castnet_topology::Topology;
+use tempfile::TempDir;
+use tokio::sync::{broadcast, mpsc};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+
+pub(crate) type Client = ControllerClient<Channel>;
+
+/// Longer than anything here takes; only a test that fails waits for it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a toy switch is and has.
+#[derive(Default)]
+pub(crate) struct Toy {
+    pub(crate) boot_id: u64,
+    pub(crate) groups: BTreeMap<String, (v1::MulticastGroup, String)>,
+    /// Refuses installations with this.
+    pub(crate) refuse: Option<Status>,
+    pub(crate) ports: Vec<v1::Port>,
+    pub(crate) neighbours: Vec<v1::Neighbour>,
+    /// Installations and removals that changed something, such as `+g1.1` and `-g1.1`.
+    pub(crate) changes: Vec<String>,
+}
+
+#[derive(Clone)]
+struct ToyAgent {
+    name: String,
+    toy: Arc<parking_lot::Mutex<Toy>>,
+    /// The same of all switches, with their names, in order.
+    journal: Journal,
+    events: broadcast::Sender<v1::AgentEvent>,
+}
+
+pub(crate) type Journal = Arc<parking_lot::Mutex<Vec<String>>>;
+
+impl ToyAgent {
+    fn note(&self, toy: &mut Toy, sign: char, group: &v1::MulticastGroup) {
+        let what = format!("{sign}{}.{}", group.name, group.generation);
+        self.journal.lock().push(format!("{} {what}", self.name));
+        toy.changes.push(what);
+    }
+}
+
+type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Agent for ToyAgent {
+    async fn get_capabilities(
+        &self,
+        _: Request<v1::GetCapabilitiesRequest>,
+    ) -> Result<Response<v1::Capabilities>, Status> {
+        let boot_id = self.toy.lock().boot_id;
+        let switch_name = self.name.clone();
+        Ok(Response::new(v1::Capabilities {
+            switch_name,
+            boot_id,
+            ..Default::default()
+        }))
+    }
+
+    async fn install_group(
+        &self,
+        request: Request<v1::InstallGroupRequest>,
+    ) -> Result<Response<v1::InstallGroupResponse>, Status> {
+        let v1::InstallGroupRequest { group, owner } = request.into_inner();
+        let group = group.ok_or_else(|| Status::invalid_argument("group: missing"))?;
+        let toy = &mut *self.toy.lock();
+        let outcome = match toy.groups.get(&group.mcst_id) {
+            Some((_, other)) if *other != owner => {
+                return Err(Status::already_exists("group.mcst_id: of another owner"));
+            }
+            Some((old, _)) if old.generation > group.generation => {
+                return Err(Status::failed_precondition(
+                    "group.generation: older than what is installed",
+                ));
+            }
+            Some((old, _)) if old.generation == group.generation => v1::InstallOutcome::Unchanged,
+            old => {
+                if let Some(status) = &toy.refuse {
+                    return Err(status.clone());
+                }
+                if old.is_some() {
+                    v1::InstallOutcome::Replaced
+                } else {
+                    v1::InstallOutcome::Installed
+                }
+            }
+        };
+        let (generation, boot_id) = (group.generation, toy.boot_id);
+        if outcome != v1::InstallOutcome::Unchanged {
+            self.note(toy, '+', &group);
+            toy.groups.insert(group.mcst_id.clone(), (group, owner));
+        }
+        Ok(Response::new(v1::InstallGroupResponse {
+            outcome: outcome as i32,
+            generation,
+            boot_id,
+        }))
+    }
+
+    async fn remove_group(
+        &self,
+        request: Request<v1::RemoveGroupRequest>,
+    ) -> Result<Response<v1::RemoveGroupResponse>, Status> {
+        let v1::RemoveGroupRequest {
+            mcst_id,
+            owner,
+            generation,
+        } = request.into_inner();
+        let toy = &mut *self.toy.lock();
+        let Some((group, has)) = toy.groups.get(&mcst_id).cloned() else {
+            return Ok(Response::new(v1::RemoveGroupResponse { removed: false }));
+        };
+        if owner.is_some_and(|o| o != has) || generation.is_some_and(|g| g != group.generation) {
+            return Err(Status::failed_precondition("of another owner or generation"));
+        }
+        toy.groups.remove(&mcst_id);
+        self.note(toy, '-', &group);
+        let changed = v1::GroupChanged {
+            mcst_id,
+            removed: true,
+            ..Default::default()
+        };
+        let event = Some(v1::agent_event::Event::Group(changed));
+        let _ = self.events.send(v1::AgentEvent { at_ns: 0, event });
+        Ok(Response::new(v1::RemoveGroupResponse { removed: true }))
+    }
+
+    async fn list_groups(
+        &self,
+        _: Request<v1::ListGroupsRequest>,
+    ) -> Result<Response<v1::ListGroupsResponse>, Status> {
+        let toy = self.toy.lock();
+        let installed = |(group, owner): &(v1::MulticastGroup, String)| v1::InstalledGroup {
+            group: Some(group.clone()),
+            owner: owner.clone(),
+            ..Default::default()
+        };
+        let groups = toy.groups.values().map(installed).collect();
+        Ok(Response::new(v1::ListGroupsResponse {
+            groups,
+            boot_id: toy.boot_id,
+        }))
+    }
+
+    async fn list_ports(
+        &self,
+        _: Request<v1::ListPortsRequest>,
+    ) -> Result<Response<v1::ListPortsResponse>, Status> {
+        Ok(Response::new(v1::ListPortsResponse {
+            ports: self.toy.lock().ports.clone(),
+        }))
+    }
+
+    async fn list_neighbours(
+        &self,
+        _: Request<v1::ListNeighboursRequest>,
+    ) -> Result<Response<v1::ListNeighboursResponse>, Status> {
+        let toy = self.toy.lock();
+        let (neighbours, boot_id) = (toy.neighbours.clone(), toy.boot_id);
+        Ok(Response::new(v1::ListNeighboursResponse { neighbours, boot_id }))
+    }
+
+    type WatchEventsStream = BoxStream<v1::AgentEvent>;
+
+    async fn watch_events(
+        &self,
+        _: Request<v1::WatchAgentEventsRequest>,
+    ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        let (to, from) = mpsc::channel(8);
+        let mut events = self.events.subscribe();
+        let hello = v1::agent_event::Event::Hello(v1::Hello {
+            boot_id: self.toy.lock().boot_id,
+        });
+        let mut next = v1::AgentEvent {
+            at_ns: 0,
+            event: Some(hello),
+        };
+        tokio::spawn(async move {
+            while to.send(Ok(next)).await.is_ok() {
+                match events.recv().await {
+                    Ok(event) => next = event,
+                    Err(_) => return,
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(from))))
+    }
+
+    // What a controller does not ask for.
+
+    type TraceStream = BoxStream<v1::FrameTrace>;
+    type CaptureStream = BoxStream<v1::CapturedFrame>;
+
+    async fn set_routes(
+        &self,
+        _: Request<v1::SetRoutesRequest>,
+    ) -> Result<Response<v1::SetRoutesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn add_route(
+        &self,
+        _: Request<v1::AddRouteRequest>,
+    ) -> Result<Response<v1::AddRouteResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn remove_route(
+        &self,
+        _: Request<v1::RemoveRouteRequest>,
+    ) -> Result<Response<v1::RemoveRouteResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn list_routes(
+        &self,
+        _: Request<v1::ListRoutesRequest>,
+    ) -> Result<Response<v1::ListRoutesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn get_counters(
+        &self,
+        _: Request<v1::GetCountersRequest>,
+    ) -> Result<Response<v1::Counters>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn get_drops(
+        &self,
+        _: Request<v1::GetDropsRequest>,
+    ) -> Result<Response<v1::GetDropsResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn list_fdb(
+        &self,
+        _: Request<v1::ListFdbRequest>,
+    ) -> Result<Response<v1::ListFdbResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn trace(&self, _: Request<v1::TraceRequest>) -> Result<Response<Self::TraceStream>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn capture(&self, _: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn get_runtime_stats(
+        &self,
+        _: Request<v1::GetRuntimeStatsRequest>,
+    ) -> Result<Response<v1::RuntimeStats>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+/// A toy switch that is served at a Unix socket, and can be stopped and started again there.
+pub(crate) struct Switch {
+    agent: ToyAgent,
+    address: Address,
+    server: Option<Server>,
+}
+
+impl Switch {
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut Toy) -> T) -> T {
+        look(&mut self.agent.toy.lock())
+    }
+
+    /// The groups that it has, as `name.generation`.
+    pub(crate) fn groups(&self) -> Vec<String> {
+        self.with(|t| {
+            t.groups
+                .values()
+                .map(|(g, _)| format!("{}.{}", g.name, g.generation))
+                .collect()
+        })
+    }
+
+    pub(crate) fn changes(&self) -> Vec<String> {
+        self.with(|t| t.changes.clone())
+    }
+
+    pub(crate) async fn start(&mut self) {
+        let routes = Routes::new(AgentServer::new(self.agent.clone()));
+        self.server = Some(serve(&self.address, &Security::default(), routes).await.unwrap());
+    }
+
+    pub(crate) async fn stop(&mut self) {
+        self.server.take().unwrap().stop().await;
+    }
+
+    /// Stops it and starts it again as a new process would: without groups.
+    pub(crate) async fn restart(&mut self) {
+        self.stop().await;
+        self.with(|t| {
+            t.boot_id += 1;
+            t.groups.clear();
+        });
+        self.start().await;
+    }
+
+    /// Something about its ports or neighbours is new.
+    pub(crate) fn tell(&self) {
+        let event = Some(v1::agent_event::Event::Neighbour(v1::NeighbourChanged::default()));
+        let _ = self.agent.events.send(v1::AgentEvent { at_ns: 0, event });
+    }
+}
+
+/// Switches and what a controller over them needs.
+pub(crate) struct Lab {
+    pub(crate) folder: TempDir,
+    pub(crate) switches: BTreeMap<String, Switch>,
+    pub(crate) topology: Topology,
+    pub(crate) config: Config,
+    pub(crate) journal: Journal,
+}
+
+impl Lab {
+    /// The switches of a topology, all running; the controller gets the topology as from a file, and a store.
+    pub(crate) async fn new(topology: Topology) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = Journal::default();
+        let mut switches = BTreeMap::new();
+        let mut configs = Vec::new();
+        for known in topology.switches() {
+            let path: PathBuf = folder.path().join(format!("{}.sock", known.name));
+            let port = |(number, mac): (&u8, &[u8; 6])| v1::Port {
+                port: u32::from(*number),
+                name: format!("{}-p{number}", known.name),
+                mac: castnet_wire::MacAddr(*mac).to_string(),
+                mtu: 9000,
+                up: true,
+                counters: None,
+            };
+            let toy = Toy {
+                boot_id: 1,
+                ports: known.ports.iter().map(port).collect(),
+                ..Toy::default()
+            };
+            let agent = ToyAgent {
+                name: known.name.clone(),
+                toy: Arc::new(parking_lot::Mutex::new(toy)),
+                journal: journal.clone(),
+                events: broadcast::Sender::new(16),
+            };
+            let address = Address::Unix(path);
+            configs.push(SwitchConfig {
+                name: known.name.clone(),
+                agent: address.clone(),
+            });
+            let mut switch = Switch {
+                agent,
+                address,
+                server: None,
+            };
+            switch.start().await;
+            switches.insert(known.name.clone(), switch);
+        }
+        let mut config = Config::new(configs);
+        config.topology = Some(topology.clone());
+        config.store = Some(folder.path().join("controller.redb"));
+        config.timeouts.switch = Duration::from_secs(5);
+        config.timeouts.host = PATIENCE;
+        config.timeouts.reconcile = Duration::from_secs(60);
+        config.timeouts.backoff = (Duration::from_millis(5), Duration::from_millis(20));
+        Self {
+            folder,
+            switches,
+            topology,
+            config,
+            journal,
+        }
+    }
+
+    /// Two leaves with two hosts each, one spine: h0 and h1 at leaf0, h2 and h3 at leaf1.
+    pub(crate) async fn two_tiers() -> Self {
+        Self::new(Topology::leaf_spine(2, 1, 2).unwrap()).await
+    }
+
+    pub(crate) async fn start(&self) -> (Controller, Client) {
+        start(self.config.clone()).await
+    }
+
+    pub(crate) fn switch(&self, name: &str) -> &Switch {
+        &self.switches[name]
+    }
+
+    /// The groups of each switch that has any.
+    pub(crate) fn placed(&self) -> Vec<String> {
+        let all = self.switches.iter();
+        all.flat_map(|(name, s)| s.groups().into_iter().map(move |g| format!("{name} {g}")))
+            .collect()
+    }
+
+    /// A host's end of a connection, with the addresses of the topology.
+    pub(crate) fn connection(&self, host: &str, qpn: u32) -> v1::Connection {
+        let known = self.topology.host(host).unwrap();
+        v1::Connection {
+            ip: known.ip.unwrap().to_string(),
+            mac: castnet_wire::MacAddr(known.mac.unwrap()).to_string(),
+            qpn,
+            memory: None,
+        }
+    }
+
+    pub(crate) fn joining(&self, group: &str, host: &str, qpn: u32) -> v1::JoinGroupRequest {
+        let connection = Some(self.connection(host, qpn));
+        v1::JoinGroupRequest {
+            group: group.into(),
+            host: host.into(),
+            connection,
+        }
+    }
+
+    /// A group whose members all give their connections at once.
+    pub(crate) fn given(&self, name: &str, members: &[&str], qpn: u32) -> v1::CreateGroupRequest {
+        let mut request = creation(name, members);
+        for member in &mut request.members {
+            member.connection = Some(self.connection(&member.host, qpn));
+        }
+        request
+    }
+}
+
+pub(crate) async fn start(config: Config) -> (Controller, Client) {
+    let controller = Controller::start(config).await.unwrap();
+    let channel = connect(controller.address().unwrap(), &Security::default())
+        .await
+        .unwrap();
+    (controller, ControllerClient::new(channel))
+}
+
+/// A group of these members, the first of which sends.
+pub(crate) fn creation(name: &str, members: &[&str]) -> v1::CreateGroupRequest {
+    v1::CreateGroupRequest {
+        name: name.into(),
+        source: members[0].into(),
+        members: members
+            .iter()
+            .map(|h| v1::NewMember {
+                host: (*h).into(),
+                connection: None,
+            })
+            .collect(),
+        start_psn: Some(100),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn phase(state: &v1::GroupState) -> v1::GroupPhase {
+    state.phase()
+}
+
+/// The next message of a stream, which must come.
+pub(crate) async fn next<T>(stream: &mut Streaming<T>) -> T {
+    tokio::time::timeout(PATIENCE, stream.message())
+        .await
+        .expect("in time")
+        .unwrap()
+        .expect("a message")
+}
+
+/// The last message of a stream that ends.
+pub(crate) async fn last<T>(stream: &mut Streaming<T>) -> T {
+    let mut last = next(stream).await;
+    while let Some(message) = tokio::time::timeout(PATIENCE, stream.message())
+        .await
+        .expect("in time")
+        .unwrap()
+    {
+        last = message;
+    }
+    last
+}
+
+/// What happens at a controller, from when it was made.
+pub(crate) struct Events(Streaming<v1::ControllerEvent>);
+
+impl Events {
+    pub(crate) async fn of(client: &Client) -> Self {
+        let request = v1::WatchControllerEventsRequest {};
+        let mut events = client.clone().watch_events(request).await.unwrap().into_inner();
+        next(&mut events).await;
+        Self(events)
+    }
+
+    /// Waits until an event is as wanted.
+    pub(crate) async fn until<T>(&mut self, wanted: impl Fn(&v1::controller_event::Event) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = next(&mut self.0).await.event.as_ref().and_then(&wanted) {
+                return found;
+            }
+        }
+    }
+
+    pub(crate) async fn group(&mut self, name: &str, phase: v1::GroupPhase) -> v1::GroupState {
+        self.until(|event| match event {
+            v1::controller_event::Event::Group(g) if g.name == name && g.phase() == phase => Some(g.clone()),
+            _ => None,
+        })
+        .await
+    }
+
+    pub(crate) async fn gone(&mut self, name: &str) {
+        self.until(|event| {
+            matches!(event, v1::controller_event::Event::GroupGone(n) if n == name).then_some(())
+        })
+        .await;
+    }
+
+    pub(crate) async fn switch(&mut self, name: &str, reachable: bool) -> v1::SwitchState {
+        self.until(|event| match event {
+            v1::controller_event::Event::Switch(s) if s.name == name && s.reachable == reachable => {
+                Some(s.clone())
+            }
+            _ => None,
+        })
+        .await
+    }
+}
+
+/// Waits until a group is in a phase, now or later.
+pub(crate) async fn reaches(client: &Client, name: &str, phase: v1::GroupPhase) -> v1::Group {
+    let mut events = Events::of(client).await;
+    loop {
+        let group = client
+            .clone()
+            .get_group(v1::GetGroupRequest { group: name.into() })
+            .await
+            .unwrap()
+            .into_inner();
+        if group.state.as_ref().unwrap().phase() == phase {
+            return group;
+        }
+        let changed = |event: &v1::controller_event::Event| {
+            matches!(event, v1::controller_event::Event::Group(g) if g.name == name).then_some(())
+        };
+        events.until(changed).await;
+    }
+}

@@ -1,0 +1,778 @@
+//! A group's life over switches that do as they are told, or refuse, or go away.
+
+mod common;
+
+use castnet_controller::{Checkpoint, Checkpoints, Config};
+use castnet_proto::convert::violations;
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::{Active, Degraded, Failed, Installing, Registered};
+use castnet_topology::Topology;
+use common::{Events, Lab, creation, last, next, phase, reaches, start};
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
+
+#[tokio::test]
+async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    let created = client
+        .create_group(creation("g", &["h0", "h2", "h1", "h3"]))
+        .await
+        .unwrap()
+        .into_inner();
+    let group = created.group.unwrap();
+    assert_eq!(
+        (phase(&group), group.mcst_id.as_str(), group.pmtu),
+        (Registered, "10.200.0.1", 1024)
+    );
+    let mut streams = Vec::new();
+    for (i, host) in ["h0", "h1", "h2", "h3"].into_iter().enumerate() {
+        let mut stream = client
+            .join_group(lab.joining("g", host, 17 + i as u32))
+            .await
+            .unwrap()
+            .into_inner();
+        let first = next(&mut stream).await;
+        if host != "h3" {
+            assert_eq!(phase(&first), Registered);
+            assert!(first.reason.ends_with("h3"), "{}", first.reason);
+        }
+        streams.push((host, stream));
+    }
+    for (host, mut stream) in streams {
+        let state = last(&mut stream).await;
+        assert_eq!((phase(&state), state.start_psn), (Active, 100), "{host}");
+        assert_eq!(
+            state.role(),
+            if host == "h0" {
+                v1::Role::Source
+            } else {
+                v1::Role::Receiver
+            }
+        );
+        assert_eq!(state.members.len(), 4);
+    }
+    // Downstream first: each switch is told when all below it are ready.
+    assert_eq!(*lab.journal.lock(), ["leaf1 +g.1", "spine0 +g.1", "leaf0 +g.1"]);
+    let group = client
+        .get_group(v1::GetGroupRequest { group: "g".into() })
+        .await
+        .unwrap()
+        .into_inner();
+    let tree: Vec<_> = group
+        .tree
+        .iter()
+        .map(|n| (n.switch_name.as_str(), n.parent.as_str(), n.installed))
+        .collect();
+    assert_eq!(
+        tree,
+        [
+            ("leaf0", "", true),
+            ("spine0", "leaf0", true),
+            ("leaf1", "spine0", true)
+        ]
+    );
+    let rule = group.tree[2].rule.clone().unwrap();
+    assert_eq!(
+        (rule.paths.len(), rule.start_psn, rule.source_port),
+        (3, Some(100), 2)
+    );
+
+    let destroyed = client
+        .destroy_group(v1::DestroyGroupRequest { group: "g".into() })
+        .await
+        .unwrap();
+    assert!(destroyed.into_inner().complete);
+    assert!(lab.placed().is_empty());
+    // The source's switch first: from then on nothing flows.
+    assert_eq!(
+        lab.journal.lock()[3..],
+        ["leaf0 -g.1", "spine0 -g.1", "leaf1 -g.1"]
+    );
+    let gone = client
+        .get_group(v1::GetGroupRequest { group: "g".into() })
+        .await
+        .unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn one_switch_that_refuses_leaves_nothing_anywhere() {
+    let lab = Lab::two_tiers().await;
+    lab.switch("spine0")
+        .with(|t| t.refuse = Some(Status::resource_exhausted("0 groups fit: no place for another")));
+    let (_controller, mut client) = lab.start().await;
+    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
+    let mut source = client
+        .join_group(lab.joining("g", "h0", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut receiver = client
+        .join_group(lab.joining("g", "h2", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    for stream in [&mut source, &mut receiver] {
+        let state = last(stream).await;
+        assert_eq!(phase(&state), Failed);
+        assert_eq!(
+            state.reason,
+            "switches.spine0: refuses: 0 groups fit: no place for another"
+        );
+    }
+    assert!(lab.placed().is_empty());
+    assert_eq!(lab.switch("leaf1").changes(), ["+g.1", "-g.1"]);
+    assert!(lab.switch("leaf0").changes().is_empty());
+
+    // It can be tried again: all must join again.
+    lab.switch("spine0").with(|t| t.refuse = None);
+    let mut source = client
+        .join_group(lab.joining("g", "h0", 18))
+        .await
+        .unwrap()
+        .into_inner();
+    let first = next(&mut source).await;
+    assert_eq!(
+        (phase(&first), first.reason.as_str()),
+        (Registered, "waits for h2")
+    );
+    let mut receiver = client
+        .join_group(lab.joining("g", "h2", 18))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(phase(&last(&mut receiver).await), Active);
+    assert_eq!(lab.placed(), ["leaf0 g.2", "leaf1 g.2", "spine0 g.2"]);
+}
+
+#[tokio::test]
+async fn a_group_with_all_connections_given_is_active_or_refused_whole() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    lab.switch("leaf0")
+        .with(|t| t.refuse = Some(Status::resource_exhausted("the group needs 9 bytes, 3 are left")));
+    let refused = client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(
+        refused.message(),
+        "switches.leaf0: refuses: the group needs 9 bytes, 3 are left"
+    );
+    assert_eq!(violations(&refused)[0].field, "switches.leaf0");
+    assert!(lab.placed().is_empty());
+    lab.switch("leaf0").with(|t| t.refuse = None);
+    let group = client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap()
+        .into_inner()
+        .group
+        .unwrap();
+    assert_eq!(phase(&group), Active);
+}
+
+/// The controller is killed at each point of an installation and started again: the group becomes active, each switch
+/// was told once, and nothing is installed twice.
+#[tokio::test]
+async fn killed_at_any_point_of_an_installation_it_finishes() {
+    let installed = ["leaf1", "spine0", "leaf0"].map(|s| Checkpoint::Installed(s.into()));
+    let points = [Checkpoint::Joined, Checkpoint::Planned, Checkpoint::AllInstalled];
+    for point in points.into_iter().chain(installed) {
+        let lab = Lab::two_tiers().await;
+        let (config, mut reached) = stands_still_at(&lab.config, point.clone());
+        let (controller, mut client) = start(config).await;
+        let request = lab.given("g", &["h0", "h2", "h3"], 17);
+        let create = tokio::spawn(async move { client.create_group(request).await });
+        reached.recv().await.unwrap();
+        controller.stop().await;
+        create.await.unwrap().unwrap_err();
+
+        let (_controller, client) = lab.start().await;
+        let group = reaches(&client, "g", Active).await;
+        assert_eq!(group.state.unwrap().generation, 1, "{point:?}");
+        for name in ["leaf0", "leaf1", "spine0"] {
+            assert_eq!(lab.switch(name).changes(), ["+g.1"], "{point:?} {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn killed_at_any_point_of_a_removal_it_finishes() {
+    let removed = ["leaf0", "spine0", "leaf1"].map(|s| Checkpoint::Removed(s.into()));
+    for point in removed.into_iter().chain([Checkpoint::Removing]) {
+        let lab = Lab::two_tiers().await;
+        let (config, mut reached) = stands_still_at(&lab.config, point.clone());
+        let (controller, mut client) = start(config).await;
+        client
+            .create_group(lab.given("g", &["h0", "h2"], 17))
+            .await
+            .unwrap();
+        let request = v1::DestroyGroupRequest { group: "g".into() };
+        let destroy = tokio::spawn(async move { client.destroy_group(request).await });
+        reached.recv().await.unwrap();
+        controller.stop().await;
+        destroy.await.unwrap().unwrap_err();
+
+        let (_controller, mut client) = lab.start().await;
+        // Already being destroyed: that is no error, and it answers when it is done.
+        let request = v1::DestroyGroupRequest { group: "g".into() };
+        match client.destroy_group(request).await {
+            Ok(answer) => assert!(answer.into_inner().complete, "{point:?}"),
+            Err(status) => assert_eq!(status.code(), Code::NotFound, "{point:?}"),
+        }
+        assert!(lab.placed().is_empty(), "{point:?}");
+        assert!(
+            client
+                .get_group(v1::GetGroupRequest { group: "g".into() })
+                .await
+                .is_err()
+        );
+    }
+}
+
+/// Half installed, killed, and when it comes back the rest refuses: what was installed is taken back.
+#[tokio::test]
+async fn killed_half_way_it_rolls_back_where_the_rest_refuses() {
+    let lab = Lab::two_tiers().await;
+    let (config, mut reached) = stands_still_at(&lab.config, Checkpoint::Installed("leaf1".into()));
+    let (controller, mut client) = start(config).await;
+    let request = lab.given("g", &["h0", "h2"], 17);
+    tokio::spawn(async move { client.create_group(request).await });
+    reached.recv().await.unwrap();
+    controller.stop().await;
+    assert_eq!(lab.placed(), ["leaf1 g.1"]);
+    lab.switch("spine0")
+        .with(|t| t.refuse = Some(Status::resource_exhausted("full")));
+    let (_controller, client) = lab.start().await;
+    reaches(&client, "g", Failed).await;
+    assert!(lab.placed().is_empty());
+}
+
+fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
+    let (tell, reached) = mpsc::unbounded_channel();
+    let checkpoints = Checkpoints::new(move |at| {
+        let here = *at == point;
+        if here {
+            let _ = tell.send(());
+        }
+        here
+    });
+    (
+        Config {
+            checkpoints,
+            ..config.clone()
+        },
+        reached,
+    )
+}
+
+/// Contract S3, seen from the switches: a controller that comes and goes changes nothing.
+#[tokio::test]
+async fn a_restart_of_the_controller_touches_no_switch() {
+    let lab = Lab::two_tiers().await;
+    let (controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    client
+        .create_group(creation("waiting", &["h1", "h3"]))
+        .await
+        .unwrap();
+    let owner = controller.owner().to_string();
+    let before = lab.journal.lock().clone();
+    controller.stop().await;
+
+    let (controller, mut client) = lab.start().await;
+    let mut events = Events::of(&client).await;
+    let switches = client
+        .list_switches(v1::ListSwitchesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .switches;
+    for switch in switches.into_iter().filter(|s| !s.reachable) {
+        events.switch(&switch.name, true).await;
+    }
+    reaches(&client, "g", Active).await;
+    assert_eq!(controller.owner(), owner);
+    assert_eq!(*lab.journal.lock(), before);
+    let groups = client
+        .list_groups(v1::ListControllerGroupsRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .groups;
+    let names: Vec<_> = groups
+        .into_iter()
+        .map(|g| g.state.unwrap())
+        .map(|s| (s.name.clone(), s.phase()))
+        .collect();
+    assert_eq!(
+        names,
+        [("g".to_string(), Active), ("waiting".to_string(), Registered)]
+    );
+    // McstIDs that are in use are not given out again.
+    let next = client
+        .create_group(creation("next", &["h1", "h3"]))
+        .await
+        .unwrap()
+        .into_inner()
+        .group
+        .unwrap();
+    assert_eq!(next.mcst_id, "10.200.0.3");
+}
+
+/// A restarted switch gets its groups again; as the source has long been sending, it learns the PSN from the stream.
+#[tokio::test]
+async fn a_restarted_switch_gets_its_groups_again() {
+    let mut lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let mut events = Events::of(&client).await;
+    lab.switches.get_mut("spine0").unwrap().restart().await;
+    let state = events.group("g", Degraded).await;
+    assert!(state.reason.starts_with("spine0: "), "{}", state.reason);
+    events.group("g", Active).await;
+    assert_eq!(lab.switch("spine0").changes(), ["+g.1", "+g.1"]);
+    let psn = |name: &str| {
+        lab.switch(name)
+            .with(|t| t.groups.values().next().unwrap().0.start_psn)
+    };
+    assert_eq!((psn("spine0"), psn("leaf0")), (None, Some(100)));
+    assert_eq!(lab.switch("leaf0").changes(), ["+g.1"]);
+}
+
+#[tokio::test]
+async fn strangers_rules_stay_and_orphans_of_ours_go() {
+    let lab = Lab::two_tiers().await;
+    let (controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let owner = controller.owner().to_string();
+    controller.stop().await;
+    let put = |mcst_id: &str, name: &str, owner: &str| {
+        let group = v1::MulticastGroup {
+            mcst_id: mcst_id.into(),
+            name: name.into(),
+            generation: 1,
+            ..Default::default()
+        };
+        lab.switch("leaf0")
+            .with(|t| t.groups.insert(mcst_id.into(), (group, owner.into())));
+    };
+    put("10.9.0.1", "from-a-file", "");
+    put("10.9.0.2", "of-another", "controller-0");
+    put("10.9.0.3", "orphan", &owner);
+    // And one of ours is missing.
+    lab.switch("leaf1").with(|t| t.groups.clear());
+
+    let (_controller, client) = lab.start().await;
+    // Both were settled before any of this was confirmed.
+    let installed = |group: &v1::Group| group.tree.iter().all(|n| n.installed);
+    let mut events = Events::of(&client).await;
+    while !installed(&reaches(&client, "g", Active).await) {
+        events.group("g", Active).await;
+    }
+    assert_eq!(
+        lab.switch("leaf0").groups(),
+        ["g.1", "from-a-file.1", "of-another.1"]
+    );
+    assert_eq!(lab.switch("leaf1").groups(), ["g.1"]);
+}
+
+/// Somebody removes a rule of ours by hand: it comes back.
+#[tokio::test]
+async fn what_is_removed_behind_its_back_comes_back() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let address = lab
+        .config
+        .switches
+        .iter()
+        .find(|s| s.name == "leaf1")
+        .unwrap()
+        .agent
+        .clone();
+    let channel = castnet_proto::transport::connect(&address, &Default::default())
+        .await
+        .unwrap();
+    let mut agent = v1::agent_client::AgentClient::new(channel);
+    let request = v1::RemoveGroupRequest {
+        mcst_id: "10.200.0.1".into(),
+        owner: None,
+        generation: None,
+    };
+    assert!(agent.remove_group(request).await.unwrap().into_inner().removed);
+    while lab.switch("leaf1").changes().len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(lab.switch("leaf1").changes(), ["+g.1", "-g.1", "+g.1"]);
+}
+
+#[tokio::test]
+async fn destruction_waits_for_a_switch_that_cannot_be_reached() {
+    let mut lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let mut events = Events::of(&client).await;
+    lab.switches.get_mut("leaf1").unwrap().stop().await;
+    events.switch("leaf1", false).await;
+    let answer = client
+        .destroy_group(v1::DestroyGroupRequest { group: "g".into() })
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(!answer.complete);
+    assert_eq!(answer.pending_switches, ["leaf1"]);
+    assert_eq!(lab.placed(), ["leaf1 g.1"]);
+    let again = client
+        .create_group(creation("g", &["h0", "h2"]))
+        .await
+        .unwrap_err();
+    assert_eq!(again.code(), Code::AlreadyExists);
+    lab.switches.get_mut("leaf1").unwrap().start().await;
+    events.gone("g").await;
+    assert!(lab.placed().is_empty());
+}
+
+#[tokio::test]
+async fn a_switch_that_cannot_be_reached_fails_the_group() {
+    let mut lab = Lab::two_tiers().await;
+    lab.switches.get_mut("leaf1").unwrap().stop().await;
+    let (_controller, mut client) = lab.start().await;
+    let mut events = Events::of(&client).await;
+    let switches = client
+        .list_switches(v1::ListSwitchesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .switches;
+    if switches.iter().find(|s| s.name == "leaf1").unwrap().reason == "not tried yet" {
+        events.switch("leaf1", false).await;
+    }
+    let refused = client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(
+        refused.message().starts_with("members[1].host: ")
+            && refused.message().contains("switch leaf1 is down")
+    );
+    // Those that do not need it are not concerned.
+    client
+        .create_group(lab.given("g", &["h0", "h1"], 17))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_join_whose_call_ends_is_withdrawn() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
+    let mut events = Events::of(&client).await;
+    let waits_for = |hosts: &'static str| {
+        move |event: &v1::controller_event::Event| match event {
+            v1::controller_event::Event::Group(g) if g.reason == format!("waits for {hosts}") => Some(()),
+            _ => None,
+        }
+    };
+    let mut stream = client
+        .join_group(lab.joining("g", "h0", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    next(&mut stream).await;
+    events.until(waits_for("h2")).await;
+    drop(stream);
+    events.until(waits_for("h0, h2")).await;
+
+    // A second call of the same host takes the place of the first, which is told.
+    let mut first = client
+        .join_group(lab.joining("g", "h0", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    next(&mut first).await;
+    let mut second = client
+        .join_group(lab.joining("g", "h0", 18))
+        .await
+        .unwrap()
+        .into_inner();
+    next(&mut second).await;
+    let ended = loop {
+        match first.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("ended without a word"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(ended.code(), Code::Aborted);
+    let mut receiver = client
+        .join_group(lab.joining("g", "h2", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(phase(&last(&mut receiver).await), Active);
+    assert_eq!(phase(&last(&mut second).await), Active);
+    // After that, calls come and go.
+    drop(second);
+    let mut again = client
+        .join_group(lab.joining("g", "h0", 18))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(phase(&last(&mut again).await), Active);
+    let other = client.join_group(lab.joining("g", "h0", 19)).await.unwrap_err();
+    assert_eq!(other.code(), Code::FailedPrecondition);
+}
+
+/// Who is done leaves without disturbing the others; when the source or the last receiver has left, the group waits for
+/// its members anew.
+#[tokio::test]
+async fn rules_stay_until_the_source_or_the_last_receiver_has_left() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    for (round, leavers) in [["h2", "h3"].as_slice(), ["h0"].as_slice()]
+        .into_iter()
+        .enumerate()
+    {
+        let generation = round as u64 + 1;
+        if round == 0 {
+            client
+                .create_group(creation("g", &["h0", "h2", "h3"]))
+                .await
+                .unwrap();
+        }
+        let mut streams = Vec::new();
+        for host in ["h0", "h2", "h3"] {
+            streams.push(
+                client
+                    .join_group(lab.joining("g", host, 17 + round as u32))
+                    .await
+                    .unwrap()
+                    .into_inner(),
+            );
+        }
+        for stream in &mut streams {
+            assert_eq!(phase(&last(stream).await), Active);
+        }
+        let mut events = Events::of(&client).await;
+        for (i, host) in leavers.iter().enumerate() {
+            assert_eq!(
+                lab.switch("leaf1").groups(),
+                [format!("g.{generation}")],
+                "{host} has not left yet"
+            );
+            let request = v1::LeaveGroupRequest {
+                group: "g".into(),
+                host: (*host).into(),
+            };
+            assert!(
+                client
+                    .leave_group(request.clone())
+                    .await
+                    .unwrap()
+                    .into_inner()
+                    .left
+            );
+            if i + 1 < leavers.len() {
+                assert!(
+                    !client.leave_group(request).await.unwrap().into_inner().left,
+                    "leaves once"
+                );
+            }
+        }
+        let state = events.group("g", Registered).await;
+        assert_eq!(state.reason, "waits for h0, h2, h3");
+        assert!(lab.placed().is_empty());
+    }
+}
+
+/// A member whose call ends while the switches are being programmed: what was installed is taken back, and the others
+/// wait on.
+#[tokio::test]
+async fn a_member_lost_during_installation_takes_it_back() {
+    let lab = Lab::two_tiers().await;
+    let (tell, mut reached) = mpsc::unbounded_channel();
+    let checkpoints = Checkpoints::new(move |at| {
+        // Only the first time: what follows runs through.
+        *at == Checkpoint::Joined && tell.send(()).is_err()
+    });
+    let mut config = Config {
+        checkpoints,
+        ..lab.config.clone()
+    };
+    // Nothing can be planned until leaf1 is up, so that the installation stays under way for as long as it takes.
+    config.topology = Some(lab.topology.clone());
+    let mut lab = lab;
+    lab.switches.get_mut("leaf1").unwrap().stop().await;
+    let (_controller, mut client) = start(config).await;
+    client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
+    let mut events = Events::of(&client).await;
+    let source = client
+        .join_group(lab.joining("g", "h0", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut receiver = client
+        .join_group(lab.joining("g", "h1", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    reached.recv().await.unwrap();
+    drop(source);
+    // Either it was active before the call's end was seen, or it went back to waiting for h0.
+    let state = events
+        .until(|event| match event {
+            v1::controller_event::Event::Group(g) if g.phase() == Active || g.reason == "waits for h0" => {
+                Some(g.clone())
+            }
+            _ => None,
+        })
+        .await;
+    if phase(&state) == Registered {
+        assert!(lab.placed().is_empty());
+        let mut source = client
+            .join_group(lab.joining("g", "h0", 18))
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(phase(&last(&mut source).await), Active);
+        assert_eq!(phase(&last(&mut receiver).await), Active);
+    }
+}
+
+#[tokio::test]
+async fn without_a_file_hosts_are_found_where_they_are_seen() {
+    let mut lab = Lab::new(Topology::leaf_spine(2, 1, 1).unwrap()).await;
+    lab.config.topology = None;
+    let (_controller, mut client) = lab.start().await;
+    client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
+    let mut source = client
+        .join_group(lab.joining("g", "h0", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut receiver = client
+        .join_group(lab.joining("g", "h1", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    let waiting = loop {
+        let state = next(&mut source).await;
+        if phase(&state) == Installing && !state.reason.is_empty() {
+            break state;
+        }
+    };
+    assert!(
+        waiting
+            .reason
+            .contains("\"h0\" (10.0.0.1, 02:00:0a:00:00:01) was not seen"),
+        "{}",
+        waiting.reason
+    );
+    // Frames of both hosts are flooded through the fabric: seen at every port on their way.
+    let seen = |port: u32, host: &str| {
+        let v1::Connection { ip, mac, .. } = lab.connection(host, 0);
+        let kind = v1::neighbour::Kind::Host(v1::HostNeighbour { ip, mac });
+        v1::Neighbour {
+            port,
+            kind: Some(kind),
+            age_ns: 0,
+        }
+    };
+    let linked = |port: u32, to: &str, far: u32| {
+        let neighbour = v1::SwitchNeighbour {
+            name: to.into(),
+            mac: String::new(),
+            port: format!("{to}-p{far}"),
+        };
+        v1::Neighbour {
+            port,
+            kind: Some(v1::neighbour::Kind::Switch(neighbour)),
+            age_ns: 0,
+        }
+    };
+    let reports = [
+        (
+            "leaf0",
+            vec![seen(0, "h0"), seen(1, "h1"), linked(1, "spine0", 0)],
+        ),
+        (
+            "leaf1",
+            vec![seen(1, "h0"), seen(0, "h1"), linked(1, "spine0", 1)],
+        ),
+        (
+            "spine0",
+            vec![
+                seen(0, "h0"),
+                seen(1, "h1"),
+                linked(0, "leaf0", 1),
+                linked(1, "leaf1", 1),
+            ],
+        ),
+    ];
+    for (name, neighbours) in reports {
+        lab.switch(name).with(|t| t.neighbours = neighbours);
+        lab.switch(name).tell();
+    }
+    for stream in [&mut source, &mut receiver] {
+        assert_eq!(phase(&last(stream).await), Active);
+    }
+    assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
+    let topology = client
+        .get_topology(v1::GetTopologyRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(!topology.from_file);
+    let places: Vec<_> = topology
+        .hosts
+        .iter()
+        .map(|h| (h.name.as_str(), h.switch_name.as_str(), h.port))
+        .collect();
+    assert_eq!(places, [("h0", "leaf0", Some(0)), ("h1", "leaf1", Some(0))]);
+    assert_eq!(topology.links.len(), 2);
+}
+
+#[tokio::test]
+async fn a_host_that_is_never_seen_fails_the_group_and_says_where_it_was_looked_for() {
+    let mut lab = Lab::new(Topology::star(2).unwrap()).await;
+    lab.config.topology = None;
+    lab.config.timeouts.host = std::time::Duration::from_millis(50);
+    let (_controller, mut client) = lab.start().await;
+    client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
+    let mut source = client
+        .join_group(lab.joining("g", "h0", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    let _receiver = client
+        .join_group(lab.joining("g", "h1", 17))
+        .await
+        .unwrap()
+        .into_inner();
+    let state = last(&mut source).await;
+    assert_eq!(phase(&state), Failed);
+    let wanted = "members[0].host: host \"h0\" (10.0.0.1, 02:00:0a:00:00:01) was not seen yet; looked for its ARP at the \
+                  ports without LLDP neighbours of s0; waited 50ms";
+    assert_eq!(state.reason, wanted);
+}
