@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use castnet_wire::udp::entropy_port;
-use castnet_wire::{Nanos, Psn, Qpn};
+use castnet_wire::{MacAddr, Nanos, Psn, Qpn};
 
 use crate::config::{EndpointConfig, QpConfig, QueueLimits, check_qpn};
 use crate::error::{MemoryError, PostError, QpError};
@@ -204,6 +204,19 @@ impl Endpoint {
         qp.requester = Requester::new(&config);
         qp.responder.connect(&config);
         qp.config = config;
+        Ok(())
+    }
+
+    /// The next hop towards the remote has another Ethernet address now.
+    ///
+    /// # Errors
+    /// [`QpError::Unknown`], [`QpError::MulticastMac`].
+    pub fn set_remote_mac(&mut self, qpn: Qpn, mac: MacAddr) -> Result<(), QpError> {
+        if mac.is_multicast() {
+            return Err(QpError::MulticastMac { mac });
+        }
+        let qp = self.qps.get_mut(&qpn).ok_or(QpError::Unknown { qpn })?;
+        qp.config.remote_mac = mac;
         Ok(())
     }
 

@@ -1,1 +1,25 @@
-//! What a program on a host talks to: trait Rnic and the software RNIC
+//! What a program on a host talks to: the trait [`Rnic`] with its QPs, memory regions and completions, and [`SoftRnic`],
+//! the software RNIC: an [`Endpoint`](castnet_endpoint::Endpoint) on a [`Port`](castnet_port::Port), with ARP.
+//!
+//! [`stream`] sends files and other streams over a QP, to one receiver or, where the QP is a member of a group, to many.
+//!
+//! # Calling order
+//!
+//! One thread owns an RNIC. It posts work, calls [`Rnic::poll`] with the time, looks for completions, and where
+//! there was nothing to do, [`Rnic::wait`]s.
+#![forbid(unsafe_code)]
+
+mod error;
+mod neighbours;
+mod rnic;
+mod soft;
+pub mod stream;
+
+pub use castnet_endpoint::{
+    Access, Completion, CompletionOp, LocalSlice, MemoryKey, PostError, QpError, QpState, QueueLimits,
+    RecvWr, SendOp, SendWr, Status,
+};
+pub use error::RnicError;
+pub use neighbours::{NeighbourConfig, NeighbourStats, Resolution};
+pub use rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
+pub use soft::{Gateway, SoftRnic, SoftRnicConfig};

@@ -1,0 +1,563 @@
+//! The software RNIC: an endpoint on a port.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use castnet_endpoint::{
+    Access, Completion, CompletionOp, Endpoint, EndpointConfig, MemoryError, MemoryKey, PostError, QpConfig,
+    QpError, QpState, QueueLimits, RecvWr, SendWr, Stats,
+};
+use castnet_port::{Batch, FrameBuf, Pool, PoolBuf, Port, PortStats, Sleeper, Waker};
+use castnet_wire::build::emit_arp;
+use castnet_wire::{MacAddr, Nanos, Parsed, Pmtu, Qpn, parse_frame};
+use tracing::warn;
+
+use crate::error::RnicError;
+use crate::neighbours::{NeighbourConfig, NeighbourStats, Neighbours, Resolution};
+use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
+
+/// Batches that one poll receives, and sends, at most: its time is bounded, and nobody starves.
+const BATCHES_MAX: usize = 8;
+/// What RoCEv2 headers may take of the port's MTU; as rxe reckons.
+const HEADERS: usize = 80;
+/// The first QP number that is given, as in rxe.
+const FIRST_QPN: u32 = 0x11;
+/// Where virtual addresses of regions begin, and what they are multiples of.
+const VA_BASE: u64 = 1 << 32;
+const VA_STEP: u64 = 1 << 21;
+
+/// Where packets go whose destination is not on the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    /// Bits of the link's prefix, 0 to 32. Addresses that share them with our own are on the link.
+    pub prefix_len: u8,
+    /// The next hop to all others.
+    pub ip: Ipv4Addr,
+}
+
+/// What a software RNIC is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SoftRnicConfig {
+    /// Its IPv4 address.
+    pub ip: Ipv4Addr,
+    /// Its Ethernet address; `None`: the port's.
+    pub mac: Option<MacAddr>,
+    /// `None`: everything is on the link. Groups' McstIDs always are: the switch answers for them.
+    pub gateway: Option<Gateway>,
+    /// ARP.
+    pub neighbours: NeighbourConfig,
+    /// PSNs that each QP may have sent and not acknowledged.
+    pub window: u32,
+}
+
+impl SoftRnicConfig {
+    /// An RNIC at `ip` with the port's Ethernet address, everything on the link, and rxe's window.
+    pub fn new(ip: Ipv4Addr) -> Self {
+        Self {
+            ip,
+            mac: None,
+            gateway: None,
+            neighbours: NeighbourConfig::default(),
+            window: QpConfig::WINDOW,
+        }
+    }
+}
+
+/// Completions of one QP.
+#[derive(Debug, Default)]
+struct Queues {
+    sends: VecDeque<Completion>,
+    receives: VecDeque<Completion>,
+    /// Whose Ethernet address its frames have.
+    next_hop: Option<Ipv4Addr>,
+    limits: QueueLimits,
+}
+
+/// An RC endpoint on a port, with ARP: it answers for its own address, resolves others, and announces itself at the
+/// start and every half minute, so that switches know where it is.
+///
+/// It looks only at frames to its own Ethernet address and at broadcasts.
+pub struct SoftRnic<P> {
+    attributes: DeviceAttributes,
+    config: SoftRnicConfig,
+    endpoint: Endpoint,
+    neighbours: Neighbours,
+    port: P,
+    pool: Pool,
+    sleeper: Sleeper,
+    /// The origin of [`Rnic::now`].
+    origin: Instant,
+    queues: BTreeMap<Qpn, Queues>,
+    qpn_next: u32,
+    va_next: u64,
+    /// Frames of the port, on their way in or out.
+    batch: Batch<PoolBuf>,
+    /// A whole frame in one piece.
+    frame: Box<[u8]>,
+    /// The last poll stopped before there was nothing left to do.
+    busy: bool,
+}
+
+impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
+    /// An RNIC on `port`, whose frames live in `pool`.
+    ///
+    /// # Errors
+    /// [`RnicError::MtuTooSmall`], or the operating system has no file descriptor left.
+    pub fn new(mut port: P, pool: Pool, config: SoftRnicConfig) -> Result<Self, RnicError> {
+        let link = port.info();
+        let least = Pmtu::B256.bytes() + HEADERS;
+        let fits = |pmtu: &Pmtu| pmtu.bytes() + HEADERS <= link.mtu;
+        let active_pmtu = Pmtu::ALL
+            .into_iter()
+            .rfind(fits)
+            .ok_or(RnicError::MtuTooSmall { mtu: link.mtu, least })?;
+        let mut sleeper = Sleeper::new().map_err(|source| RnicError::Io {
+            what: "making a sleeper",
+            source,
+        })?;
+        port.attach(&mut sleeper).map_err(|source| RnicError::Io {
+            what: "attaching the port to a sleeper",
+            source,
+        })?;
+        let mac = config.mac.unwrap_or(link.mac);
+        let attributes = DeviceAttributes {
+            name: link.name,
+            mac,
+            ip: config.ip,
+            mtu: link.mtu,
+            active_pmtu,
+        };
+        Ok(Self {
+            endpoint: Endpoint::new(EndpointConfig::new(mac, config.ip)),
+            neighbours: Neighbours::new(mac, config.ip, config.neighbours),
+            attributes,
+            port,
+            frame: vec![0; pool.frame_max().max(Endpoint::FRAME_MAX)].into_boxed_slice(),
+            pool,
+            sleeper,
+            origin: Instant::now(),
+            queues: BTreeMap::new(),
+            qpn_next: FIRST_QPN,
+            va_next: VA_BASE,
+            batch: Batch::new(),
+            busy: true,
+            config,
+        })
+    }
+
+    /// The endpoint's counters.
+    pub fn stats(&self) -> &Stats {
+        self.endpoint.stats()
+    }
+
+    /// The port's counters.
+    pub fn port_stats(&self) -> PortStats {
+        self.port.stats()
+    }
+
+    /// The ARP machine's counters.
+    pub fn neighbour_stats(&self) -> NeighbourStats {
+        self.neighbours.stats()
+    }
+
+    /// Where a QP stands.
+    ///
+    /// # Errors
+    /// There is no such QP.
+    pub fn qp_status(&self, qpn: Qpn) -> Result<castnet_endpoint::QpStatus, RnicError> {
+        Ok(self.endpoint.qp_status(qpn)?)
+    }
+
+    /// A handle by which any thread can end [`Rnic::wait`].
+    pub fn waker(&self) -> Waker {
+        self.sleeper.waker()
+    }
+
+    /// The port, for instance to look at or change a fault injector.
+    pub fn port_mut(&mut self) -> &mut P {
+        &mut self.port
+    }
+
+    /// The next hop towards an address.
+    fn next_hop(&self, ip: Ipv4Addr) -> Ipv4Addr {
+        match self.config.gateway {
+            Some(Gateway {
+                prefix_len,
+                ip: gateway,
+            }) => {
+                let mask = u32::MAX
+                    .checked_shl(32 - u32::from(prefix_len.min(32)))
+                    .unwrap_or(0);
+                let is_on_link = (ip.to_bits() ^ self.config.ip.to_bits()) & mask == 0;
+                if is_on_link { ip } else { gateway }
+            }
+            None => ip,
+        }
+    }
+
+    /// The Ethernet address towards `ip`, without blocking: the first call asks, later ones tell how it stands. Poll
+    /// between them.
+    pub fn resolve(&mut self, now: Nanos, ip: Ipv4Addr) -> Resolution {
+        let next_hop = self.next_hop(ip);
+        self.neighbours.resolve(now, next_hop)
+    }
+
+    /// [`SoftRnic::resolve`], until there is an answer or `timeout` is over.
+    ///
+    /// # Errors
+    /// [`RnicError::Unreachable`], [`RnicError::NeighboursFull`].
+    pub fn resolve_within(&mut self, ip: Ipv4Addr, timeout: Duration) -> Result<MacAddr, RnicError> {
+        let start = Instant::now();
+        loop {
+            let now = self.now();
+            let waited = start.elapsed();
+            match self.resolve(now, ip) {
+                Resolution::Reachable(mac) => return Ok(mac),
+                Resolution::NoRoom => {
+                    return Err(RnicError::NeighboursFull {
+                        max: self.config.neighbours.entries_max,
+                    });
+                }
+                Resolution::Pending if waited < timeout => {}
+                Resolution::Pending | Resolution::Unreachable => {
+                    return Err(RnicError::Unreachable {
+                        remote: ip,
+                        next_hop: self.next_hop(ip),
+                        waited,
+                    });
+                }
+            }
+            if !self.poll(now)? {
+                self.wait(timeout.saturating_sub(waited))?;
+            }
+        }
+    }
+
+    /// Connects a QP whose next hop's Ethernet address is known.
+    fn connect(&mut self, qpn: Qpn, remote: &QpRemote, mac: MacAddr) -> Result<(), RnicError> {
+        let active = self.attributes.active_pmtu;
+        if remote.pmtu > active {
+            return Err(RnicError::PmtuTooLarge {
+                asked: remote.pmtu,
+                active,
+            });
+        }
+        self.endpoint.connect_qp(QpConfig {
+            sq_psn: remote.sq_psn,
+            rq_psn: remote.rq_psn,
+            pmtu: remote.pmtu,
+            timeout: remote.timeout,
+            retry_cnt: remote.retry_cnt,
+            rnr_retry: remote.rnr_retry,
+            min_rnr_timer: remote.min_rnr_timer,
+            window: self.config.window,
+            tos: remote.tos,
+            ttl: remote.ttl,
+            ..QpConfig::new(qpn, remote.ip, mac, remote.qpn)
+        })?;
+        let next_hop = self.next_hop(remote.ip);
+        if let Some(queues) = self.queues.get_mut(&qpn) {
+            queues.next_hop = Some(next_hop);
+        }
+        Ok(())
+    }
+
+    /// Takes received frames in; returns whether there were any.
+    fn receive(&mut self, now: Nanos) -> bool {
+        for round in 0..BATCHES_MAX {
+            let mut batch = std::mem::take(&mut self.batch);
+            self.port.receive(&mut batch);
+            if batch.is_empty() {
+                return round > 0;
+            }
+            for frame in &batch {
+                self.receive_frame(now, frame);
+            }
+            batch.clear();
+            self.batch = batch;
+        }
+        true
+    }
+
+    fn receive_frame(&mut self, now: Nanos, frame: &PoolBuf) {
+        let head = frame.head();
+        let Some(dst) = head.get(..6) else { return };
+        if dst != self.attributes.mac.0 && dst != MacAddr::BROADCAST.0 {
+            return;
+        }
+        if head.get(12..14) == Some(&[0x08, 0x06]) {
+            if let Ok(Parsed::Arp(arp)) = parse_frame(head, frame.length()) {
+                self.receive_arp(&arp);
+            }
+            return;
+        }
+        if head.len() == frame.length() {
+            self.endpoint.handle_frame(now, head);
+        } else {
+            let length = frame.copy_to(&mut self.frame);
+            self.endpoint.handle_frame(now, &self.frame[..length]);
+        }
+    }
+
+    fn receive_arp(&mut self, arp: &castnet_wire::Arp) {
+        let heard = self.neighbours.handle(arp);
+        if let Some(reply) = heard.reply {
+            self.send_arp(reply.target_mac, &reply);
+        }
+        if let Some((ip, mac)) = heard.learned {
+            for (&qpn, _) in self.queues.iter().filter(|(_, q)| q.next_hop == Some(ip)) {
+                // A multicast address is refused, and the old one stays.
+                let _ = self.endpoint.set_remote_mac(qpn, mac);
+            }
+        }
+        if let Some(mac) = heard.conflict {
+            warn!(port = %self.attributes.name, ip = %self.config.ip, %mac, "another host claims this address");
+        }
+    }
+
+    fn send_arp(&mut self, dst: MacAddr, arp: &castnet_wire::Arp) {
+        let mut bytes = [0; 64];
+        if let Ok(length) = emit_arp(&mut bytes, dst, arp)
+            && let Some(frame) = bytes.get(..length).and_then(|b| self.pool.copy_from(b))
+        {
+            let mut batch = Batch::new();
+            batch.push(frame);
+            self.port.send(&mut batch);
+        }
+    }
+
+    /// Sends what is due; returns whether there was anything.
+    fn transmit(&mut self, now: Nanos) -> bool {
+        let mut worked = false;
+        while let Some((dst, arp)) = self.neighbours.poll_transmit(now) {
+            self.send_arp(dst, &arp);
+            worked = true;
+        }
+        for _ in 0..BATCHES_MAX {
+            let is_last = self.fill_batch(now);
+            worked |= !self.batch.is_empty();
+            if !self.batch.is_empty() {
+                self.port.send(&mut self.batch);
+            }
+            if is_last {
+                return worked;
+            }
+        }
+        true
+    }
+
+    /// Puts frames of the endpoint into the batch; returns whether those were all.
+    fn fill_batch(&mut self, now: Nanos) -> bool {
+        while !self.batch.is_full() {
+            // What the endpoint has handed out counts as sent: so first the room, then the frame.
+            if !self.pool.has_room() {
+                return true;
+            }
+            let Some(length) = self.endpoint.poll_transmit(now, &mut self.frame) else {
+                return true;
+            };
+            if let Some(frame) = self.pool.copy_from(&self.frame[..length]) {
+                self.batch.push(frame);
+            }
+        }
+        false
+    }
+
+    /// Sorts completions into the queues of their QPs; returns whether there were any.
+    fn sort_completions(&mut self) -> bool {
+        let mut any = false;
+        while let Some(completion) = self.endpoint.poll_completion() {
+            any = true;
+            let Some(queues) = self.queues.get_mut(&completion.qpn) else {
+                continue;
+            };
+            match completion.op {
+                CompletionOp::Send | CompletionOp::Write => queues.sends.push_back(completion),
+                CompletionOp::Recv | CompletionOp::RecvWriteImm => queues.receives.push_back(completion),
+            }
+        }
+        any
+    }
+
+    /// How long nothing is due.
+    fn idle_for(&self, now: Nanos) -> Duration {
+        let due = [
+            self.endpoint.poll_timeout().map(|(at, _)| at),
+            Some(self.neighbours.poll_timeout()),
+            self.port.poll_timeout(),
+        ];
+        let at = due.into_iter().flatten().fold(Nanos::MAX, Nanos::min);
+        Duration::from_nanos(at.since(now).0)
+    }
+}
+
+/// The bytes `offset..offset + length` of a region of `region` bytes.
+fn range(offset: u64, length: usize, region: usize) -> Result<std::ops::Range<usize>, RnicError> {
+    let from = usize::try_from(offset).ok();
+    let end = from
+        .and_then(|from| from.checked_add(length))
+        .filter(|&end| end <= region);
+    match (from, end) {
+        (Some(from), Some(end)) => Ok(from..end),
+        _ => Err(RnicError::OutOfBounds {
+            offset,
+            length,
+            region,
+        }),
+    }
+}
+
+impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    fn register_memory(&mut self, length: usize, access: Access) -> Result<MemoryRegion, RnicError> {
+        let va = self.va_next;
+        // One step of distance at least: an overrun hits nobody else's region.
+        let span = (length as u64)
+            .checked_next_multiple_of(VA_STEP)
+            .and_then(|span| va.checked_add(span)?.checked_add(VA_STEP));
+        let va_next = span.ok_or(MemoryError::Wraps { va, length })?;
+        let key = self.endpoint.register_memory(va, vec![0; length], access)?;
+        self.va_next = va_next;
+        Ok(MemoryRegion {
+            key,
+            va,
+            rkey: key.rkey(),
+            length,
+        })
+    }
+
+    fn deregister_memory(&mut self, key: MemoryKey) -> Result<(), RnicError> {
+        self.endpoint.deregister_memory(key)?;
+        Ok(())
+    }
+
+    fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError> {
+        let bytes = self.endpoint.memory(key)?;
+        out.copy_from_slice(&bytes[range(offset, out.len(), bytes.len())?]);
+        Ok(())
+    }
+
+    fn write_memory(&mut self, key: MemoryKey, offset: u64, bytes: &[u8]) -> Result<(), RnicError> {
+        let region = self.endpoint.memory_mut(key)?;
+        let range = range(offset, bytes.len(), region.len())?;
+        region[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn create_qp(&mut self, options: &QpOptions) -> Result<Qpn, RnicError> {
+        let qpn = match options.qpn {
+            Some(qpn) => qpn,
+            None => {
+                while self.queues.contains_key(&Qpn::new(self.qpn_next)) {
+                    self.qpn_next += 1;
+                }
+                Qpn::new(self.qpn_next)
+            }
+        };
+        self.endpoint.open_qp(qpn, options.limits)?;
+        self.queues.insert(
+            qpn,
+            Queues {
+                limits: options.limits,
+                ..Queues::default()
+            },
+        );
+        if options.qpn.is_none() {
+            // Not the same one at once: frames of the old one may still be under way.
+            self.qpn_next = if self.qpn_next >= 0xFF_FFF0 {
+                FIRST_QPN
+            } else {
+                self.qpn_next + 1
+            };
+        }
+        Ok(qpn)
+    }
+
+    fn connect_qp(&mut self, qpn: Qpn, remote: &QpRemote, timeout: Duration) -> Result<(), RnicError> {
+        let mac = match remote.mac {
+            Some(mac) => mac,
+            None => self.resolve_within(remote.ip, timeout)?,
+        };
+        self.connect(qpn, remote, mac)
+    }
+
+    fn qp_state(&self, qpn: Qpn) -> Result<QpState, RnicError> {
+        Ok(self.endpoint.qp_status(qpn)?.state)
+    }
+
+    fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
+        Ok(self.endpoint.fail_qp(qpn)?)
+    }
+
+    fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
+        self.endpoint.destroy_qp(qpn)?;
+        self.sort_completions();
+        self.queues.remove(&qpn).ok_or(QpError::Unknown { qpn })?;
+        Ok(())
+    }
+
+    fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), RnicError> {
+        if let Some(queues) = self.queues.get(&qpn)
+            && queues.sends.len() >= queues.limits.send
+        {
+            return Err(PostError::CompletionQueueFull {
+                max: queues.limits.send,
+            }
+            .into());
+        }
+        self.busy = true;
+        Ok(self.endpoint.post_send(qpn, wr)?)
+    }
+
+    fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError> {
+        if let Some(queues) = self.queues.get(&qpn)
+            && queues.receives.len() >= queues.limits.receive
+        {
+            return Err(PostError::CompletionQueueFull {
+                max: queues.limits.receive,
+            }
+            .into());
+        }
+        Ok(self.endpoint.post_recv(qpn, wr)?)
+    }
+
+    fn poll(&mut self, now: Nanos) -> Result<bool, RnicError> {
+        self.port.poll(now);
+        let received = self.receive(now);
+        self.endpoint.handle_timeout(now);
+        let sent = self.transmit(now);
+        let completed = self.sort_completions();
+        self.busy = received || sent || completed;
+        Ok(self.busy)
+    }
+
+    fn poll_send_completion(&mut self, qpn: Qpn) -> Option<Completion> {
+        self.sort_completions();
+        self.queues.get_mut(&qpn)?.sends.pop_front()
+    }
+
+    fn poll_recv_completion(&mut self, qpn: Qpn) -> Option<Completion> {
+        self.sort_completions();
+        self.queues.get_mut(&qpn)?.receives.pop_front()
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
+        if self.busy {
+            return Ok(());
+        }
+        let timeout = timeout.min(self.idle_for(self.now()));
+        if !timeout.is_zero() {
+            let port = &self.port;
+            self.sleeper.sleep(timeout, || port.ready());
+        }
+        Ok(())
+    }
+}

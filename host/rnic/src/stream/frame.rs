@@ -1,0 +1,167 @@
+//! The form of messages.
+
+use std::fmt;
+
+/// The least that a message must hold: a begin with the longest name.
+pub(super) const MESSAGE_MIN: u64 = 1024;
+/// The most: beyond, a message takes too long for its QP's time-out.
+pub(super) const MESSAGE_MAX: u64 = 16 << 20;
+/// The longest name, in bytes.
+const NAME_MAX: usize = 512;
+
+const MAGIC: [u8; 4] = *b"CNST";
+const VERSION: u8 = 1;
+/// Length of a stream whose length is not known at its beginning.
+const UNKNOWN: u64 = u64::MAX;
+/// Bytes of a begin before the name.
+const BEGIN: usize = 18;
+
+/// What a stream says of itself at its beginning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StreamHeader {
+    /// A name, such as a file's; at most 512 bytes.
+    pub name: String,
+    /// Bytes that will follow, where that is known.
+    pub length: Option<u64>,
+}
+
+/// A SHA-256 digest.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest(pub [u8; 32]);
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a stream was, once it has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamSummary {
+    /// Its name.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// SHA-256 of them.
+    pub digest: Digest,
+}
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MessageKind {
+    Begin = 0,
+    Data = 1,
+    End = 2,
+}
+
+/// The immediate of a message.
+pub(super) fn immediate(kind: MessageKind, number: u64) -> u32 {
+    (kind as u32) << 30 | (number as u32 & 0x3FFF_FFFF)
+}
+
+/// Kind and number (modulo 2^30) of an immediate.
+pub(super) fn read_immediate(imm: u32) -> Option<(MessageKind, u32)> {
+    let kind = match imm >> 30 {
+        0 => MessageKind::Begin,
+        1 => MessageKind::Data,
+        2 => MessageKind::End,
+        _ => return None,
+    };
+    Some((kind, imm & 0x3FFF_FFFF))
+}
+
+/// The payload of a begin; `None` where the name is too long.
+pub(super) fn begin(header: &StreamHeader) -> Option<Vec<u8>> {
+    let name = header.name.as_bytes();
+    let length = u16::try_from(name.len())
+        .ok()
+        .filter(|_| name.len() <= NAME_MAX)?;
+    let mut bytes = Vec::with_capacity(BEGIN + name.len());
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&[VERSION, 0, 0, 0]);
+    bytes.extend_from_slice(&header.length.unwrap_or(UNKNOWN).to_be_bytes());
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes.extend_from_slice(name);
+    Some(bytes)
+}
+
+/// Reads the payload of a begin.
+pub(super) fn read_begin(bytes: &[u8]) -> Result<StreamHeader, &'static str> {
+    let (fixed, name) = bytes
+        .split_first_chunk::<BEGIN>()
+        .ok_or("its begin is too short")?;
+    if !fixed.starts_with(&MAGIC) {
+        return Err("its begin has no magic");
+    }
+    if fixed[4] != VERSION {
+        return Err("its version is not known");
+    }
+    let [.., l0, l1, l2, l3, l4, l5, l6, l7, n0, n1] = *fixed;
+    let length = u64::from_be_bytes([l0, l1, l2, l3, l4, l5, l6, l7]);
+    if name.len() != usize::from(u16::from_be_bytes([n0, n1])) || name.len() > NAME_MAX {
+        return Err("its name's length is wrong");
+    }
+    let name = std::str::from_utf8(name)
+        .map_err(|_| "its name is not UTF-8")?
+        .to_owned();
+    Ok(StreamHeader {
+        name,
+        length: (length != UNKNOWN).then_some(length),
+    })
+}
+
+/// The payload of an end.
+pub(super) fn end(bytes: u64, digest: Digest) -> [u8; 40] {
+    let mut out = [0; 40];
+    out[..8].copy_from_slice(&bytes.to_be_bytes());
+    out[8..].copy_from_slice(&digest.0);
+    out
+}
+
+/// Reads the payload of an end.
+pub(super) fn read_end(bytes: &[u8]) -> Option<(u64, Digest)> {
+    let (length, digest) = bytes.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*length), Digest(digest.try_into().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_that_are_too_long_are_refused() {
+        let header = |n| StreamHeader {
+            name: "x".repeat(n),
+            length: None,
+        };
+        assert!(begin(&header(513)).is_none());
+        let longest = begin(&header(512)).map(|b| b.len() as u64);
+        assert!(longest.is_some_and(|n| n <= MESSAGE_MIN));
+    }
+
+    proptest! {
+        #[test]
+        fn messages_go_there_and_back(name in "\\PC{0,80}", length in any::<Option<u32>>(), number in any::<u64>()) {
+            let header = StreamHeader { name, length: length.map(u64::from) };
+            let bytes = begin(&header).unwrap();
+            prop_assert_eq!(read_begin(&bytes), Ok(header));
+            let kind = MessageKind::End;
+            prop_assert_eq!(read_immediate(immediate(kind, number)), Some((kind, number as u32 & 0x3FFF_FFFF)));
+            let digest = Digest([7; 32]);
+            prop_assert_eq!(read_end(&end(number, digest)), Some((number, digest)));
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let _ = read_begin(&bytes);
+            let _ = read_end(&bytes);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The receiving side.
+
+use castnet_endpoint::{Access, Completion, LocalSlice, RecvWr, Status};
+use castnet_wire::Qpn;
+use sha2::{Digest as _, Sha256};
+
+use super::error::{StreamError, check};
+use super::frame::{self, Digest, MESSAGE_MAX, MESSAGE_MIN, MessageKind, StreamHeader, StreamSummary};
+use crate::rnic::{MemoryRegion, Rnic};
+
+/// What a receiver is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiverConfig {
+    /// Its QP. Nobody else may post receives to it.
+    pub qpn: Qpn,
+    /// Whether the sender uses WRITE.
+    pub by_write: bool,
+    /// Bytes of a full message: 1 KiB to 16 MiB, the same at both sides.
+    pub message_size: u32,
+    /// Messages in the ring: 2 to 65,536, and no more than the QP's receive queue holds. With WRITE the same at the
+    /// sender and all receivers.
+    pub slots: u32,
+}
+
+impl ReceiverConfig {
+    /// Messages of 64 KiB, 32 of them in the ring: 2 MiB.
+    pub const fn new(qpn: Qpn, by_write: bool) -> Self {
+        Self {
+            qpn,
+            by_write,
+            message_size: 64 << 10,
+            slots: 32,
+        }
+    }
+}
+
+/// What came next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// A stream begins.
+    Begin(&'a StreamHeader),
+    /// The next bytes of it.
+    Data(&'a [u8]),
+    /// It ended, and every byte is as it was sent.
+    End(StreamSummary),
+}
+
+/// The stream that is arriving.
+struct Open {
+    header: StreamHeader,
+    bytes: u64,
+    hasher: Sha256,
+}
+
+/// The receiving side: a ring of buffers, of which each is free for the next message once it was consumed.
+///
+/// Nothing is consumed but by [`StreamReceiver::next_event`]: who does not call it holds the sender back.
+pub struct StreamReceiver {
+    config: ReceiverConfig,
+    ring: MemoryRegion,
+    /// Messages consumed, over all streams.
+    consumed: u64,
+    open: Option<Open>,
+    /// The message that was consumed last.
+    message: Vec<u8>,
+}
+
+impl StreamReceiver {
+    /// A receiver on a QP that has received nothing yet; the QP need not be connected. Its receives are posted.
+    ///
+    /// # Errors
+    /// [`StreamError::OutOfRange`], or the RNIC refused memory or receives.
+    pub fn new(rnic: &mut dyn Rnic, config: ReceiverConfig) -> Result<Self, StreamError> {
+        check(
+            "message_size",
+            config.message_size.into(),
+            MESSAGE_MIN,
+            MESSAGE_MAX,
+        )?;
+        check("slots", config.slots.into(), 2, 1 << 16)?;
+        let access = if config.by_write {
+            Access::REMOTE_WRITE
+        } else {
+            Access::LOCAL
+        };
+        let ring = rnic.register_memory(config.message_size as usize * config.slots as usize, access)?;
+        let message = Vec::with_capacity(config.message_size as usize);
+        let receiver = Self {
+            config,
+            ring,
+            consumed: 0,
+            open: None,
+            message,
+        };
+        // One less with WRITE: see the flow control of this module.
+        for slot in 0..config.slots - u32::from(config.by_write) {
+            receiver.post(rnic, slot.into())?;
+        }
+        Ok(receiver)
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &ReceiverConfig {
+        &self.config
+    }
+
+    /// The ring: what a member of a group names as its memory where the sender uses WRITE.
+    pub fn ring(&self) -> &MemoryRegion {
+        &self.ring
+    }
+
+    /// Messages consumed so far, over all streams.
+    pub fn messages_consumed(&self) -> u64 {
+        self.consumed
+    }
+
+    /// The stream that is arriving, and its bytes so far.
+    pub fn open_stream(&self) -> Option<(&StreamHeader, u64)> {
+        self.open.as_ref().map(|open| (&open.header, open.bytes))
+    }
+
+    fn post(&self, rnic: &mut dyn Rnic, slot: u64) -> Result<(), StreamError> {
+        let local = if self.config.by_write {
+            LocalSlice::EMPTY
+        } else {
+            let offset = slot * u64::from(self.config.message_size);
+            LocalSlice {
+                key: self.ring.key,
+                offset,
+                length: self.config.message_size,
+            }
+        };
+        Ok(rnic.post_recv(self.config.qpn, RecvWr { wr_id: slot, local })?)
+    }
+
+    /// Consumes the next message that has arrived; `None` where none has.
+    ///
+    /// # Errors
+    /// The QP has failed, or what came is no stream, or not the bytes that were sent.
+    pub fn next_event(&mut self, rnic: &mut dyn Rnic) -> Result<Option<Event<'_>>, StreamError> {
+        let Some(completion) = rnic.poll_recv_completion(self.config.qpn) else {
+            return Ok(None);
+        };
+        let kind = self.take(rnic, &completion)?;
+        let number = self.consumed - 1;
+        let malformed = |what| StreamError::Malformed { number, what };
+        match (kind, &mut self.open) {
+            (MessageKind::Begin, open @ None) => {
+                let header = frame::read_begin(&self.message).map_err(malformed)?;
+                let open = open.insert(Open {
+                    header,
+                    bytes: 0,
+                    hasher: Sha256::new(),
+                });
+                Ok(Some(Event::Begin(&open.header)))
+            }
+            (MessageKind::Data, Some(open)) => {
+                open.bytes += self.message.len() as u64;
+                let found = open.bytes;
+                if let Some(declared) = open.header.length.filter(|&declared| found > declared) {
+                    return Err(StreamError::Length {
+                        declared,
+                        found,
+                        is_end: false,
+                    });
+                }
+                open.hasher.update(&self.message);
+                Ok(Some(Event::Data(&self.message)))
+            }
+            (MessageKind::End, open @ Some(_)) => {
+                let end = frame::read_end(&self.message).ok_or(malformed("its end is malformed"))?;
+                let ended = open.take().ok_or(malformed("an end without a begin"))?;
+                finish(ended, end).map(|summary| Some(Event::End(summary)))
+            }
+            (MessageKind::Begin, Some(_)) => Err(malformed("a begin inside a stream")),
+            (MessageKind::Data | MessageKind::End, None) => Err(malformed("no stream has begun")),
+        }
+    }
+
+    /// Copies a message out of its slot and frees the slot.
+    fn take(&mut self, rnic: &mut dyn Rnic, completion: &Completion) -> Result<MessageKind, StreamError> {
+        let Completion {
+            qpn,
+            wr_id,
+            status,
+            byte_len,
+            imm,
+            ..
+        } = *completion;
+        if status != Status::Success {
+            return Err(StreamError::Work { qpn, wr_id, status });
+        }
+        let number = self.consumed;
+        let malformed = |what| StreamError::Malformed { number, what };
+        let imm = imm.ok_or(malformed("it has no immediate"))?;
+        let (kind, found) = frame::read_immediate(imm).ok_or(malformed("its kind is not known"))?;
+        if found != number as u32 & 0x3FFF_FFFF {
+            return Err(StreamError::OutOfSequence {
+                expected: number,
+                found,
+            });
+        }
+        if byte_len > self.config.message_size {
+            return Err(malformed("it is longer than a slot"));
+        }
+        let slot = number % u64::from(self.config.slots);
+        self.message.resize(byte_len as usize, 0);
+        rnic.read_memory(
+            self.ring.key,
+            slot * u64::from(self.config.message_size),
+            &mut self.message,
+        )?;
+        self.consumed += 1;
+        self.post(rnic, slot)?;
+        Ok(kind)
+    }
+
+    /// Gives its memory back. The QP must have been destroyed or failed before.
+    ///
+    /// # Errors
+    /// The RNIC does not know the memory any more.
+    pub fn close(self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+        Ok(rnic.deregister_memory(self.ring.key)?)
+    }
+}
+
+/// Holds what arrived against what the sender says.
+fn finish(open: Open, (sent_bytes, sent): (u64, Digest)) -> Result<StreamSummary, StreamError> {
+    let Open {
+        header: StreamHeader { name, length },
+        bytes,
+        hasher,
+    } = open;
+    if let Some(declared) = length.filter(|&declared| declared != bytes) {
+        return Err(StreamError::Length {
+            declared,
+            found: bytes,
+            is_end: true,
+        });
+    }
+    let digest = Digest(hasher.finalize().into());
+    if digest != sent || bytes != sent_bytes {
+        return Err(StreamError::Digest {
+            name,
+            bytes,
+            sent_bytes,
+        });
+    }
+    Ok(StreamSummary { name, bytes, digest })
+}

@@ -1,0 +1,307 @@
+//! The sending side.
+
+use castnet_endpoint::{Access, LocalSlice, SendOp, SendWr, Status};
+use castnet_wire::Qpn;
+use sha2::{Digest as _, Sha256};
+
+use super::error::{StreamError, check};
+use super::frame::{self, Digest, MESSAGE_MAX, MESSAGE_MIN, MessageKind, StreamHeader, StreamSummary};
+use crate::rnic::{MemoryRegion, Rnic};
+
+/// The receivers' ring, as WRITEs name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRing {
+    /// Virtual address of its first byte. For a group: the group's base, to which each receiver's own is related.
+    pub va: u64,
+    /// Its key. For a group: any, the switch puts each receiver's own.
+    pub rkey: u32,
+    /// Its slots of `message_size` bytes; the same at all receivers.
+    pub slots: u32,
+}
+
+/// How the bytes travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// By SEND with immediate.
+    Send,
+    /// By WRITE with immediate.
+    Write(RemoteRing),
+}
+
+/// What a sender is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SenderConfig {
+    /// Its QP. Nobody else may post sends to it.
+    pub qpn: Qpn,
+    /// How the bytes travel.
+    pub transfer: Transfer,
+    /// Bytes of a full message: 1 KiB to 16 MiB, the same at both sides.
+    pub message_size: u32,
+    /// Messages that are posted and not acknowledged, at most: 1 to 4096, and no more than the QP's send queue holds.
+    /// The sender's memory is this many messages.
+    pub in_flight: u32,
+}
+
+impl SenderConfig {
+    /// Messages of 64 KiB, 16 in flight.
+    pub const fn new(qpn: Qpn, transfer: Transfer) -> Self {
+        Self {
+            qpn,
+            transfer,
+            message_size: 64 << 10,
+            in_flight: 16,
+        }
+    }
+
+    fn check(&self) -> Result<(), StreamError> {
+        check("message_size", self.message_size.into(), MESSAGE_MIN, MESSAGE_MAX)?;
+        check("in_flight", self.in_flight.into(), 1, 4096)?;
+        if let Transfer::Write(ring) = self.transfer {
+            check("slots", ring.slots.into(), 2, 1 << 16)?;
+        }
+        Ok(())
+    }
+}
+
+/// The stream that is being sent.
+struct Open {
+    header: StreamHeader,
+    bytes: u64,
+    hasher: Sha256,
+}
+
+/// The sending side: takes bytes as long as it has room, and posts them message by message.
+///
+/// [`StreamSender::start`], [`StreamSender::write`] until all is taken, [`StreamSender::finish`]; between them
+/// [`Rnic::poll`] and [`StreamSender::poll`]; at last until [`StreamSender::is_drained`]. Then the next stream may
+/// start. Receivers must be there before the first one: messages are counted.
+pub struct StreamSender {
+    config: SenderConfig,
+    /// `in_flight` messages.
+    staging: MemoryRegion,
+    /// Messages posted, over all streams.
+    posted: u64,
+    /// Messages acknowledged.
+    acknowledged: u64,
+    /// Bytes in the message that is being filled.
+    filled: u32,
+    open: Option<Open>,
+}
+
+impl StreamSender {
+    /// A sender on a connected QP that has sent nothing yet.
+    ///
+    /// # Errors
+    /// [`StreamError::OutOfRange`], or no memory can be registered.
+    pub fn new(rnic: &mut dyn Rnic, config: SenderConfig) -> Result<Self, StreamError> {
+        config.check()?;
+        let bytes = config.message_size as usize * config.in_flight as usize;
+        let staging = rnic.register_memory(bytes, Access::READ)?;
+        Ok(Self {
+            config,
+            staging,
+            posted: 0,
+            acknowledged: 0,
+            filled: 0,
+            open: None,
+        })
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &SenderConfig {
+        &self.config
+    }
+
+    fn has_room(&self) -> bool {
+        self.posted - self.acknowledged < u64::from(self.config.in_flight)
+    }
+
+    /// Where in the staging memory the next message is.
+    fn staged_at(&self) -> u64 {
+        self.posted % u64::from(self.config.in_flight) * u64::from(self.config.message_size)
+    }
+
+    /// Messages posted so far, over all streams.
+    pub fn messages_posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// Messages acknowledged so far, over all streams: they have arrived at all receivers.
+    pub fn messages_acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Whether all that was posted is acknowledged.
+    pub fn is_drained(&self) -> bool {
+        self.posted == self.acknowledged && self.open.is_none()
+    }
+
+    /// Begins a stream; `false` where there is no room for its first message yet: poll, and call again.
+    ///
+    /// # Errors
+    /// A stream is open, its name is over 512 bytes, or a work request was refused.
+    pub fn start(&mut self, rnic: &mut dyn Rnic, header: &StreamHeader) -> Result<bool, StreamError> {
+        if self.open.is_some() {
+            return Err(StreamError::WrongOrder {
+                call: "start",
+                reason: "a stream is open",
+            });
+        }
+        let bytes = frame::begin(header).ok_or(StreamError::OutOfRange {
+            field: "name's length",
+            value: header.name.len() as u64,
+            min: 0,
+            max: 512,
+        })?;
+        if !self.has_room() {
+            return Ok(false);
+        }
+        self.post_whole(rnic, MessageKind::Begin, &bytes)?;
+        self.open = Some(Open {
+            header: header.clone(),
+            bytes: 0,
+            hasher: Sha256::new(),
+        });
+        Ok(true)
+    }
+
+    /// Takes as many of `bytes` as there is room for, and says how many: from 0 to all of them.
+    ///
+    /// # Errors
+    /// No stream is open, it would be longer than declared, or a work request was refused.
+    pub fn write(&mut self, rnic: &mut dyn Rnic, bytes: &[u8]) -> Result<usize, StreamError> {
+        let Some(open) = &self.open else {
+            return Err(StreamError::WrongOrder {
+                call: "write",
+                reason: "no stream is open",
+            });
+        };
+        let found = open.bytes + bytes.len() as u64;
+        if let Some(declared) = open.header.length.filter(|&declared| found > declared) {
+            return Err(StreamError::Length {
+                declared,
+                found,
+                is_end: false,
+            });
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() && self.has_room() {
+            let room = self.config.message_size - self.filled;
+            let (now, later) = rest.split_at(rest.len().min(room as usize));
+            rnic.write_memory(self.staging.key, self.staged_at() + u64::from(self.filled), now)?;
+            if let Some(open) = &mut self.open {
+                open.hasher.update(now);
+                open.bytes += now.len() as u64;
+            }
+            self.filled += now.len() as u32;
+            if self.filled == self.config.message_size {
+                self.post(rnic, MessageKind::Data)?;
+            }
+            rest = later;
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
+    /// Ends the stream; `None` where there is no room for its last messages yet: poll, and call again.
+    ///
+    /// # Errors
+    /// No stream is open, it is shorter than declared, or a work request was refused.
+    pub fn finish(&mut self, rnic: &mut dyn Rnic) -> Result<Option<StreamSummary>, StreamError> {
+        let Some(open) = &self.open else {
+            return Err(StreamError::WrongOrder {
+                call: "finish",
+                reason: "no stream is open",
+            });
+        };
+        let (name, bytes) = (open.header.name.clone(), open.bytes);
+        if let Some(declared) = open.header.length.filter(|&declared| declared != bytes) {
+            return Err(StreamError::Length {
+                declared,
+                found: bytes,
+                is_end: true,
+            });
+        }
+        let digest = Digest(open.hasher.clone().finalize().into());
+        if self.filled > 0 {
+            if !self.has_room() {
+                return Ok(None);
+            }
+            self.post(rnic, MessageKind::Data)?;
+        }
+        if !self.has_room() {
+            return Ok(None);
+        }
+        self.post_whole(rnic, MessageKind::End, &frame::end(bytes, digest))?;
+        self.open = None;
+        Ok(Some(StreamSummary { name, bytes, digest }))
+    }
+
+    /// Looks for acknowledgements; returns how many messages were.
+    ///
+    /// # Errors
+    /// [`StreamError::Work`]: the QP has failed.
+    pub fn poll(&mut self, rnic: &mut dyn Rnic) -> Result<u64, StreamError> {
+        let before = self.acknowledged;
+        while let Some(completion) = rnic.poll_send_completion(self.config.qpn) {
+            if completion.status != Status::Success {
+                let (qpn, wr_id, status) = (completion.qpn, completion.wr_id, completion.status);
+                return Err(StreamError::Work { qpn, wr_id, status });
+            }
+            self.acknowledged += 1;
+        }
+        Ok(self.acknowledged - before)
+    }
+
+    /// Gives its memory back. Fails the QP first where messages are still under way.
+    ///
+    /// # Errors
+    /// The RNIC does not know the QP or the memory any more.
+    pub fn close(self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+        if self.posted != self.acknowledged {
+            rnic.fail_qp(self.config.qpn)?;
+        }
+        Ok(rnic.deregister_memory(self.staging.key)?)
+    }
+
+    /// Posts a message of these bytes; there is room, and no message is half full.
+    fn post_whole(
+        &mut self,
+        rnic: &mut dyn Rnic,
+        kind: MessageKind,
+        bytes: &[u8],
+    ) -> Result<(), StreamError> {
+        rnic.write_memory(self.staging.key, self.staged_at(), bytes)?;
+        self.filled = bytes.len() as u32;
+        self.post(rnic, kind)
+    }
+
+    /// Posts the message that is filled.
+    fn post(&mut self, rnic: &mut dyn Rnic, kind: MessageKind) -> Result<(), StreamError> {
+        let imm = frame::immediate(kind, self.posted);
+        let op = match self.config.transfer {
+            Transfer::Send => SendOp::SendImm(imm),
+            Transfer::Write(ring) => {
+                let slot = self.posted % u64::from(ring.slots);
+                let va = ring.va.wrapping_add(slot * u64::from(self.config.message_size));
+                SendOp::WriteImm {
+                    va,
+                    rkey: ring.rkey,
+                    imm,
+                }
+            }
+        };
+        let local = LocalSlice {
+            key: self.staging.key,
+            offset: self.staged_at(),
+            length: self.filled,
+        };
+        let wr = SendWr {
+            solicited: kind == MessageKind::End,
+            ..SendWr::new(self.posted, op, local)
+        };
+        rnic.post_send(self.config.qpn, wr)?;
+        self.posted += 1;
+        self.filled = 0;
+        Ok(())
+    }
+}

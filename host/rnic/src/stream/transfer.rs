@@ -1,0 +1,146 @@
+//! The loops round the two machines, for threads that have nothing else to do.
+
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use super::error::StreamError;
+use super::frame::{StreamHeader, StreamSummary};
+use super::receiver::{Event, StreamReceiver};
+use super::sender::StreamSender;
+use crate::rnic::Rnic;
+
+/// How long the loops sleep where nothing happens, before they ask their owner again.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// What the owner of a loop wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Go on.
+    Continue,
+    /// Stop; the loop ends with [`StreamError::Stopped`].
+    Stop,
+}
+
+/// Polls, and sleeps where there was nothing to do.
+fn turn(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+    let now = rnic.now();
+    if !rnic.poll(now)? {
+        rnic.wait(WAIT)?;
+    }
+    Ok(())
+}
+
+/// Sends all of `source` as one stream and returns when every receiver has acknowledged it.
+///
+/// `progress` is told the bytes taken from the source, about once per message and at least some times a second, and
+/// may stop the loop.
+///
+/// # Errors
+/// Any [`StreamError`].
+pub fn send(
+    rnic: &mut dyn Rnic,
+    sender: &mut StreamSender,
+    header: &StreamHeader,
+    source: &mut dyn Read,
+    progress: &mut dyn FnMut(u64) -> Flow,
+) -> Result<StreamSummary, StreamError> {
+    let mut step = |rnic: &mut dyn Rnic, sender: &mut StreamSender, bytes| {
+        turn(rnic)?;
+        sender.poll(rnic)?;
+        if progress(bytes) == Flow::Stop {
+            Err(StreamError::Stopped)
+        } else {
+            Ok(())
+        }
+    };
+    while !sender.start(rnic, header)? {
+        step(rnic, sender, 0)?;
+    }
+    let mut buffer = vec![0; sender.config().message_size as usize];
+    let mut bytes = 0;
+    loop {
+        let mut rest = match source.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => &buffer[..n],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(source) => {
+                return Err(StreamError::Io {
+                    what: "reading what is to be sent",
+                    source,
+                });
+            }
+        };
+        while !rest.is_empty() {
+            let taken = sender.write(rnic, rest)?;
+            rest = &rest[taken..];
+            bytes += taken as u64;
+            step(rnic, sender, bytes)?;
+        }
+    }
+    let summary = loop {
+        match sender.finish(rnic)? {
+            Some(summary) => break summary,
+            None => step(rnic, sender, bytes)?,
+        }
+    };
+    while !sender.is_drained() {
+        step(rnic, sender, bytes)?;
+    }
+    Ok(summary)
+}
+
+/// Receives one stream. `open` makes the sink once the header is there; `progress` is told header and bytes so far,
+/// about once per message and at least some times a second, and may stop the loop.
+///
+/// The last acknowledgement may still wait to be sent when this returns: go on polling the RNIC for a while.
+///
+/// # Errors
+/// Any [`StreamError`].
+pub fn receive<W: Write>(
+    rnic: &mut dyn Rnic,
+    receiver: &mut StreamReceiver,
+    open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
+    progress: &mut dyn FnMut(Option<&StreamHeader>, u64) -> Flow,
+) -> Result<StreamSummary, StreamError> {
+    let mut sink = None;
+    loop {
+        turn(rnic)?;
+        while let Some(event) = receiver.next_event(rnic)? {
+            match event {
+                Event::Begin(header) => {
+                    let opened = open(header);
+                    sink = Some(opened.map_err(|source| StreamError::Io {
+                        what: "opening the sink",
+                        source,
+                    })?);
+                }
+                Event::Data(bytes) => {
+                    let written = sink.as_mut().map_or(Ok(()), |sink| sink.write_all(bytes));
+                    written.map_err(|source| StreamError::Io {
+                        what: "writing what arrived",
+                        source,
+                    })?;
+                }
+                Event::End(summary) => {
+                    let flushed = sink.as_mut().map_or(Ok(()), Write::flush);
+                    flushed.map_err(|source| StreamError::Io {
+                        what: "writing what arrived",
+                        source,
+                    })?;
+                    return Ok(summary);
+                }
+            }
+            let (header, bytes) = receiver.open_stream().unzip();
+            if progress(header, bytes.unwrap_or(0)) == Flow::Stop {
+                return Err(StreamError::Stopped);
+            }
+            // Consuming must not keep ACKs waiting.
+            let now = rnic.now();
+            rnic.poll(now)?;
+        }
+        let (header, bytes) = receiver.open_stream().unzip();
+        if progress(header, bytes.unwrap_or(0)) == Flow::Stop {
+            return Err(StreamError::Stopped);
+        }
+    }
+}
