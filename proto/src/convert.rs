@@ -35,6 +35,11 @@ impl Invalid {
         &self.0
     }
 
+    /// These faults; `None` where there are none.
+    pub fn all(faults: Vec<Fault>) -> Option<Self> {
+        (!faults.is_empty()).then_some(Self(faults))
+    }
+
     /// A single fault.
     pub fn one(field: impl Into<String>, kind: FaultKind) -> Self {
         Self(vec![Fault::new(field, kind)])

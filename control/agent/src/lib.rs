@@ -1,1 +1,140 @@
-//! The agent: the gRPC server inside a switch
+//! The agent: the gRPC server inside a switch (EPIC's IncAgent). It says in castnet/v1 what a
+//! [`castnet_worker::Dataplane`] says in Rust, and keeps of its own only who installed which group.
+//!
+//! The dataplane does not know that there is an agent: control comes and goes, and the switch keeps its groups
+//! (contract S3).
+#![forbid(unsafe_code)]
+
+mod events;
+mod install;
+mod service;
+mod taps;
+mod view;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+use castnet_proto::transport::{Address, Security, Server, TransportError, serve};
+use castnet_proto::v1::agent_server::AgentServer;
+use castnet_rules::{Fault, MulticastGroup, RuleSet};
+use castnet_worker::{Dataplane, RouteError};
+use tonic::service::Routes;
+
+use crate::events::Events;
+use crate::install::Owners;
+
+/// What all calls share.
+pub(crate) struct Shared {
+    pub(crate) dataplane: Arc<Dataplane>,
+    pub(crate) owners: Owners,
+    pub(crate) events: Events,
+    /// Drawn at each start.
+    pub(crate) boot_id: u64,
+}
+
+/// A running agent. Dropped, it cuts its clients off; the dataplane runs on.
+#[derive(Debug)]
+pub struct Agent {
+    server: Server,
+}
+
+impl Agent {
+    /// Serves `dataplane` at `address`. When this returns, clients can connect. Groups that the dataplane has already
+    /// are an operator's.
+    ///
+    /// # Errors
+    /// The address is not allowed or not free, or the certificates do not work.
+    pub async fn start(
+        dataplane: Arc<Dataplane>,
+        address: &Address,
+        security: &Security,
+    ) -> Result<Self, TransportError> {
+        // From the seed of the standard library's hash maps, which nobody can foresee. 0 is what messages say that do
+        // not know.
+        let boot_id = RandomState::new().build_hasher().finish() | 1;
+        let events = Events::pump(&dataplane);
+        let shared = Arc::new(Shared {
+            dataplane,
+            owners: Owners::default(),
+            events,
+            boot_id,
+        });
+        let service = service::Service {
+            shared: shared.clone(),
+        };
+        let server = serve(address, security, Routes::new(AgentServer::new(service))).await?;
+        tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id, "agent serves");
+        Ok(Self { server })
+    }
+
+    /// Where it serves; with the real port where 0 was asked for.
+    pub fn address(&self) -> &Address {
+        self.server.address()
+    }
+
+    /// Ends it; the dataplane runs on.
+    pub async fn stop(self) {
+        self.server.stop().await;
+    }
+}
+
+/// Why the rules of a file are not loaded. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The rules do not fit the switch by themselves.
+    #[error("{} fault(s) on a switch with {ports} ports; the first: {}", .faults.len(), .faults.first().map(ToString::to_string).unwrap_or_default())]
+    Faults {
+        /// Ports of the switch.
+        ports: usize,
+        /// At least one.
+        faults: Vec<Fault>,
+    },
+    /// The dataplane refuses a group.
+    #[error("group {name:?}: {error}")]
+    Group {
+        /// The group.
+        name: String,
+        /// Why.
+        error: castnet_worker::InstallError,
+    },
+    /// The dataplane refuses the routes.
+    #[error("routes: {0}")]
+    Routes(#[from] RouteError),
+}
+
+/// Installs all groups and routes of a rule file, or none. They are an operator's: no controller touches them. Waits for
+/// the workers: not for async code without `spawn_blocking`.
+///
+/// # Errors
+/// What does not fit; nothing has changed then.
+pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadError> {
+    let ports = dataplane.config().ports.len();
+    let faults = rules.check(ports);
+    if !faults.is_empty() {
+        return Err(LoadError::Faults { ports, faults });
+    }
+    let routes = dataplane.routes();
+    dataplane.set_routes(rules.routes.clone())?;
+    for (i, group) in rules.groups.iter().enumerate() {
+        if let Err(error) = dataplane.install_group(group) {
+            let done = rules.groups.get(..i).unwrap_or_default();
+            take_back(dataplane, done, routes);
+            return Err(LoadError::Group {
+                name: group.name.clone(),
+                error,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn take_back(dataplane: &Dataplane, groups: &[MulticastGroup], routes: Vec<castnet_rules::Route>) {
+    for group in groups.iter().rev() {
+        if let Err(error) = dataplane.remove_group(group.mcst_id) {
+            tracing::error!(group = group.name, %error, "cannot be taken back");
+        }
+    }
+    if let Err(error) = dataplane.set_routes(routes) {
+        tracing::error!(%error, "routes cannot be set back");
+    }
+}

@@ -1,0 +1,170 @@
+//! What happens on the switch, from the dataplane's listener to any number of clients.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use castnet_proto::v1;
+use castnet_proto::v1::agent_event::Event;
+use castnet_rules::MulticastGroup;
+use castnet_wire::{McstId, Nanos, PortId};
+use castnet_worker::engine::EventKind;
+use castnet_worker::{Dataplane, EventStream, SwitchEvent, SwitchEventKind};
+use crossbeam::channel::RecvTimeoutError;
+use tokio::sync::broadcast;
+
+use crate::view;
+
+/// Events that a slow client may lag behind before it loses some.
+const EVENTS_MAX: usize = 1024;
+/// How often the pump looks whether anybody still wants it.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// All events, for whoever subscribes.
+#[derive(Debug)]
+pub(crate) struct Events(Arc<broadcast::Sender<v1::AgentEvent>>);
+
+impl Events {
+    /// Starts the thread that listens to the dataplane. It ends with the dataplane or with the agent.
+    pub(crate) fn pump(dataplane: &Arc<Dataplane>) -> Self {
+        let all = Arc::new(broadcast::Sender::new(EVENTS_MAX));
+        let (stream, weak, to) = (
+            dataplane.events(),
+            Arc::downgrade(dataplane),
+            Arc::downgrade(&all),
+        );
+        let thread = std::thread::Builder::new().name("castnet-events".into());
+        if let Err(error) = thread.spawn(move || pump(&stream, &weak, &to)) {
+            tracing::error!(%error, "no thread for events: nobody will be told any");
+        }
+        Self(all)
+    }
+
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<v1::AgentEvent> {
+        self.0.subscribe()
+    }
+}
+
+fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<broadcast::Sender<v1::AgentEvent>>) {
+    let mut lost = 0;
+    loop {
+        let event = stream.recv_timeout(LOOK);
+        let (Some(to), Some(dataplane)) = (to.upgrade(), dataplane.upgrade()) else {
+            return;
+        };
+        let told = match event {
+            Ok(event) => message(&dataplane, event),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let now_lost = stream.lost();
+        let lagged = (now_lost > lost).then(|| v1::AgentEvent {
+            at_ns: dataplane.now().0,
+            event: Some(Event::Lagged(v1::Lagged {
+                events: now_lost - lost,
+            })),
+        });
+        lost = now_lost;
+        for event in lagged.into_iter().chain(told) {
+            // Nobody listens: nothing to tell.
+            let _ = to.send(event);
+        }
+    }
+}
+
+fn message(dataplane: &Dataplane, SwitchEvent { at, kind }: SwitchEvent) -> Option<v1::AgentEvent> {
+    let event = match kind {
+        SwitchEventKind::Engine(kind) => engine_event(dataplane, at, kind),
+        SwitchEventKind::Port { port, name, up } => Event::Port(v1::PortChanged {
+            port: view::port_number(port),
+            name,
+            up,
+        }),
+        SwitchEventKind::GroupInstalled {
+            mcst_id,
+            name,
+            generation,
+        } => Event::Group(v1::GroupChanged {
+            mcst_id: mcst_id.to_string(),
+            group: name,
+            generation,
+            removed: false,
+        }),
+        SwitchEventKind::GroupRemoved { mcst_id, name } => Event::Group(v1::GroupChanged {
+            mcst_id: mcst_id.to_string(),
+            group: name,
+            generation: 0,
+            removed: true,
+        }),
+        _ => return None,
+    };
+    Some(v1::AgentEvent {
+        at_ns: at.0,
+        event: Some(event),
+    })
+}
+
+fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
+    let neighbour = |n, gone| {
+        Event::Neighbour(v1::NeighbourChanged {
+            neighbour: Some(view::neighbour(&n, at)),
+            gone,
+        })
+    };
+    match kind {
+        EventKind::PathStalled { mcst_id, port, since } => {
+            let (group, next_hop) = names(dataplane, mcst_id, port);
+            Event::PathStalled(v1::PathStalled {
+                mcst_id: mcst_id.to_string(),
+                group,
+                port: view::port_number(port),
+                next_hop,
+                for_ns: at.since(since).0,
+                ack_psn: ack_psn(dataplane, mcst_id, port),
+            })
+        }
+        EventKind::BaselineLearned { mcst_id, psn } => {
+            let (group, _) = names(dataplane, mcst_id, PortId::default());
+            let (mcst_id, psn) = (mcst_id.to_string(), psn.value());
+            Event::BaselineLearned(v1::BaselineLearned { mcst_id, group, psn })
+        }
+        EventKind::MemberFailed {
+            mcst_id,
+            port,
+            syndrome,
+        } => {
+            let (group, next_hop) = names(dataplane, mcst_id, port);
+            Event::MemberFailed(v1::MemberFailed {
+                mcst_id: mcst_id.to_string(),
+                group,
+                port: view::port_number(port),
+                next_hop,
+                syndrome: syndrome.into(),
+            })
+        }
+        EventKind::NeighbourAppeared(n) | EventKind::NeighbourChanged(n) => neighbour(n, false),
+        EventKind::NeighbourGone(n) => neighbour(n, true),
+        EventKind::FdbFull { entries } => Event::FdbFull(v1::FdbFull {
+            entries: entries as u64,
+        }),
+    }
+}
+
+/// The names of a group and of who is behind its port; empty for a group that is gone by now.
+fn names(dataplane: &Dataplane, mcst_id: McstId, port: PortId) -> (String, String) {
+    let Ok(Some(group)) = dataplane.group(mcst_id) else {
+        return Default::default();
+    };
+    let MulticastGroup { name, paths, .. } = group.rule;
+    let hop = paths
+        .into_iter()
+        .find(|p| p.port == port)
+        .map(|p| p.next_hop.name().to_string());
+    (name, hop.unwrap_or_default())
+}
+
+fn ack_psn(dataplane: &Dataplane, mcst_id: McstId, port: PortId) -> Option<u32> {
+    let status = dataplane.group(mcst_id).ok()??.status;
+    let at = status.rule.paths.iter().position(|p| p.port == port)?;
+    let path = status.machine.paths.iter().find(|p| p.path.index() == at)?;
+    path.ack_psn.map(|psn| psn.value())
+}

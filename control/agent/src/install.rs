@@ -1,0 +1,161 @@
+//! Installing and removing groups: whose they are, and what a refusal looks like.
+
+use std::collections::BTreeMap;
+
+use castnet_proto::convert::{Invalid, refuse};
+use castnet_proto::v1::InstallOutcome;
+use castnet_rules::{Fault, MulticastGroup};
+use castnet_wire::McstId;
+use castnet_worker::engine::InstallError as Refused;
+use castnet_worker::{Dataplane, InstallError, Installed, Stopped};
+use parking_lot::Mutex;
+use tonic::{Code, Status};
+
+/// Who installed which group; those that are not here are an operator's. Held over an installation, so that two
+/// clients do not cross.
+#[derive(Debug, Default)]
+pub(crate) struct Owners(Mutex<BTreeMap<McstId, String>>);
+
+/// An operator, or a rule file.
+const NOBODY: &str = "";
+
+impl Owners {
+    /// Who has a group.
+    pub(crate) fn of(&self, mcst_id: McstId) -> String {
+        self.0.lock().get(&mcst_id).cloned().unwrap_or_default()
+    }
+
+    /// Installs `rule` for `owner`.
+    pub(crate) fn install(
+        &self,
+        dataplane: &Dataplane,
+        rule: &MulticastGroup,
+        owner: &str,
+    ) -> Result<InstallOutcome, Status> {
+        let mut owners = self.0.lock();
+        if let Some(running) = running(dataplane, rule.mcst_id)? {
+            let has = owners.get(&rule.mcst_id).map_or(NOBODY, String::as_str);
+            if has != owner {
+                let reason = format!(
+                    "{} is the address of group {:?} of {}",
+                    rule.mcst_id,
+                    running.name,
+                    who(has)
+                );
+                return Err(refuse(Code::AlreadyExists, "group.mcst_id", reason));
+            }
+            if running.generation == rule.generation {
+                return unchanged(&running, rule);
+            }
+        }
+        let installed = dataplane.install_group(rule).map_err(|error| refusal(&error))?;
+        owners.insert(rule.mcst_id, owner.into());
+        Ok(match installed {
+            Installed::New { .. } => InstallOutcome::Installed,
+            Installed::Replaced { .. } => InstallOutcome::Replaced,
+            Installed::Unchanged => InstallOutcome::Unchanged,
+        })
+    }
+
+    /// Removes a group, where it is `owner`'s and of this generation, so far as they are given. Whether there was one.
+    pub(crate) fn remove(
+        &self,
+        dataplane: &Dataplane,
+        mcst_id: McstId,
+        owner: Option<&str>,
+        generation: Option<u64>,
+    ) -> Result<bool, Status> {
+        let mut owners = self.0.lock();
+        let Some(running) = running(dataplane, mcst_id)? else {
+            return Ok(false);
+        };
+        let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
+        if let Some(owner) = owner.filter(|owner| *owner != has) {
+            let reason = format!(
+                "group {:?} is of {}, not of {}",
+                running.name,
+                who(has),
+                who(owner)
+            );
+            return Err(refuse(Code::FailedPrecondition, "owner", reason));
+        }
+        if let Some(generation) = generation.filter(|g| *g != running.generation) {
+            let reason = format!(
+                "group {:?} runs generation {}, not {generation}",
+                running.name, running.generation
+            );
+            return Err(refuse(Code::FailedPrecondition, "generation", reason));
+        }
+        let removed = dataplane.remove_group(mcst_id).map_err(stopped)?;
+        owners.remove(&mcst_id);
+        Ok(removed.is_some())
+    }
+}
+
+fn running(dataplane: &Dataplane, mcst_id: McstId) -> Result<Option<MulticastGroup>, Status> {
+    Ok(dataplane.group(mcst_id).map_err(stopped)?.map(|g| g.rule))
+}
+
+/// The same generation must be the same rule. Its start PSN may differ: who installs a rule again while the source has
+/// long been sending has none to give, and a rule that runs needs none.
+fn unchanged(running: &MulticastGroup, rule: &MulticastGroup) -> Result<InstallOutcome, Status> {
+    let same = MulticastGroup {
+        start_psn: running.start_psn,
+        ..rule.clone()
+    } == *running;
+    if same {
+        return Ok(InstallOutcome::Unchanged);
+    }
+    let reason = format!(
+        "group {:?} runs another rule under generation {}: give a newer one",
+        running.name, rule.generation
+    );
+    Err(refuse(Code::FailedPrecondition, "group.generation", reason))
+}
+
+fn who(owner: &str) -> String {
+    if owner == NOBODY {
+        "an operator".into()
+    } else {
+        format!("{owner:?}")
+    }
+}
+
+/// The dataplane has ended.
+pub(crate) fn stopped(stopped: Stopped) -> Status {
+    Status::unavailable(stopped.to_string())
+}
+
+fn refusal(error: &InstallError) -> Status {
+    let text = error.to_string();
+    let (code, field) = match error {
+        InstallError::Refused(refused) => match refused {
+            Refused::Faults(faults) => return faults_of(faults),
+            Refused::NoPort { path, .. } => (Code::InvalidArgument, format!("group.paths[{path}].port")),
+            Refused::MtuTooSmall { .. } => (Code::InvalidArgument, "group.pmtu".into()),
+            Refused::OwnAddress { .. } => (Code::InvalidArgument, "group.mcst_id".into()),
+            Refused::GroupsFull { .. } | Refused::NoMemory { .. } | Refused::NextHopsFull => {
+                (Code::ResourceExhausted, "group".into())
+            }
+        },
+        InstallError::McstIdTaken { .. } => (Code::AlreadyExists, "group.mcst_id".into()),
+        InstallError::NameTaken { .. } => (Code::AlreadyExists, "group.name".into()),
+        InstallError::Older { .. } => (Code::FailedPrecondition, "group.generation".into()),
+        _ => return Status::unavailable(text),
+    };
+    refuse(code, field, text)
+}
+
+/// The engine's own check, with the switch's real ports; fields as the message has them.
+fn faults_of(faults: &[Fault]) -> Status {
+    let renamed = faults.iter().cloned().map(|mut fault| {
+        if fault.field == "source" {
+            fault.field = "source_port".into();
+        }
+        fault.within("group")
+    });
+    match Invalid::all(renamed.collect()) {
+        Some(invalid) => invalid.into(),
+        None => Status::invalid_argument("group: refused"),
+    }
+}

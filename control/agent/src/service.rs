@@ -1,0 +1,349 @@
+//! The gRPC service: messages in, calls on the dataplane, messages out. Calls wait for the workers, so they run on
+//! tokio's threads for what blocks.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use castnet_proto::convert::{
+    Invalid, filter_from_proto, group_from_proto, mcst_id_from_proto, port_from_proto, prefix_from_proto,
+    refuse, route_from_proto, route_to_proto, routes_from_proto,
+};
+use castnet_proto::v1;
+use castnet_rules::FaultKind;
+use castnet_worker::RouteError;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status};
+
+use crate::install::stopped;
+use crate::{Shared, taps, view};
+
+/// Events that wait for a slow client.
+const STREAM_DEPTH: usize = 64;
+/// The longest frame that a dry run takes: what fits an IPv4 packet, and an Ethernet header with a tag.
+const FRAME_BYTES_MAX: usize = 65_535 + 18;
+
+type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Answer<T> = Result<Response<T>, Status>;
+
+/// The service.
+#[derive(Clone)]
+pub(crate) struct Service {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Service {
+    /// Runs what waits for the workers where it may wait.
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Shared) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<T> {
+        let shared = self.shared.clone();
+        let answer = tokio::task::spawn_blocking(move || question(&shared)).await;
+        answer
+            .map_err(|error| Status::internal(error.to_string()))?
+            .map(Response::new)
+    }
+}
+
+fn streamed<T: Send + 'static>(from: mpsc::Receiver<Result<T, Status>>) -> Response<BoxStream<T>> {
+    Response::new(Box::pin(ReceiverStream::new(from)))
+}
+
+fn missing(field: &str, expected: &'static str) -> Status {
+    Invalid::one(field, FaultKind::Missing { expected }).into()
+}
+
+fn route_refused(error: RouteError) -> Status {
+    let text = error.to_string();
+    match error {
+        RouteError::Faults(_) | RouteError::NoPort { .. } => refuse(Code::InvalidArgument, "routes", text),
+        _ => Status::unavailable(text),
+    }
+}
+
+#[tonic::async_trait]
+impl v1::agent_server::Agent for Service {
+    async fn get_capabilities(&self, _: Request<v1::GetCapabilitiesRequest>) -> Answer<v1::Capabilities> {
+        self.ask(|shared| {
+            let workers = shared.dataplane.runtime().map_err(stopped)?;
+            let pmtus = view::pmtus(&shared.dataplane.ports().map_err(stopped)?);
+            Ok(v1::Capabilities {
+                pmtus,
+                ..view::capabilities(&shared.dataplane, shared.boot_id, &workers)
+            })
+        })
+        .await
+    }
+
+    async fn install_group(
+        &self,
+        request: Request<v1::InstallGroupRequest>,
+    ) -> Answer<v1::InstallGroupResponse> {
+        let v1::InstallGroupRequest { group, owner } = request.into_inner();
+        let group = group.ok_or_else(|| missing("group", "the rule"))?;
+        let rule = group_from_proto("group", &group)?;
+        self.ask(move |shared| {
+            let outcome = shared.owners.install(&shared.dataplane, &rule, &owner)?;
+            let (generation, boot_id) = (rule.generation, shared.boot_id);
+            Ok(v1::InstallGroupResponse {
+                outcome: outcome as i32,
+                generation,
+                boot_id,
+            })
+        })
+        .await
+    }
+
+    async fn remove_group(
+        &self,
+        request: Request<v1::RemoveGroupRequest>,
+    ) -> Answer<v1::RemoveGroupResponse> {
+        let v1::RemoveGroupRequest {
+            mcst_id,
+            owner,
+            generation,
+        } = request.into_inner();
+        let mcst_id = mcst_id_from_proto("mcst_id", &mcst_id)?;
+        self.ask(move |shared| {
+            let removed = shared
+                .owners
+                .remove(&shared.dataplane, mcst_id, owner.as_deref(), generation)?;
+            Ok(v1::RemoveGroupResponse { removed })
+        })
+        .await
+    }
+
+    async fn list_groups(&self, request: Request<v1::ListGroupsRequest>) -> Answer<v1::ListGroupsResponse> {
+        let only = request
+            .into_inner()
+            .mcst_id
+            .map(|m| mcst_id_from_proto("mcst_id", &m))
+            .transpose()?;
+        self.ask(move |shared| {
+            let groups = match only {
+                Some(mcst_id) => shared
+                    .dataplane
+                    .group(mcst_id)
+                    .map_err(stopped)?
+                    .into_iter()
+                    .collect(),
+                None => shared.dataplane.groups().map_err(stopped)?,
+            };
+            let now = shared.dataplane.now();
+            let groups = groups
+                .iter()
+                .map(|g| view::group(g, shared.owners.of(g.rule.mcst_id), now))
+                .collect();
+            Ok(v1::ListGroupsResponse {
+                groups,
+                boot_id: shared.boot_id,
+            })
+        })
+        .await
+    }
+
+    async fn set_routes(&self, request: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
+        let routes = routes_from_proto(&request.get_ref().routes)?;
+        self.ask(move |shared| {
+            shared.dataplane.set_routes(routes).map_err(route_refused)?;
+            Ok(v1::SetRoutesResponse {})
+        })
+        .await
+    }
+
+    async fn add_route(&self, request: Request<v1::AddRouteRequest>) -> Answer<v1::AddRouteResponse> {
+        let route = route_from_proto(request.get_ref().route.as_ref())?;
+        self.ask(move |shared| {
+            let replaced = shared.dataplane.add_route(route).map_err(route_refused)?;
+            Ok(v1::AddRouteResponse { replaced })
+        })
+        .await
+    }
+
+    async fn remove_route(
+        &self,
+        request: Request<v1::RemoveRouteRequest>,
+    ) -> Answer<v1::RemoveRouteResponse> {
+        let prefix = prefix_from_proto("prefix", &request.get_ref().prefix)?;
+        self.ask(move |shared| {
+            let removed = shared.dataplane.remove_route(prefix).map_err(stopped)?;
+            Ok(v1::RemoveRouteResponse { removed })
+        })
+        .await
+    }
+
+    async fn list_routes(&self, _: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
+        let routes = self
+            .shared
+            .dataplane
+            .routes()
+            .iter()
+            .map(route_to_proto)
+            .collect();
+        Ok(Response::new(v1::ListRoutesResponse { routes }))
+    }
+
+    async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Answer<v1::ListPortsResponse> {
+        self.ask(|shared| {
+            let ports = shared
+                .dataplane
+                .ports()
+                .map_err(stopped)?
+                .iter()
+                .map(view::port)
+                .collect();
+            Ok(v1::ListPortsResponse { ports })
+        })
+        .await
+    }
+
+    async fn list_neighbours(
+        &self,
+        _: Request<v1::ListNeighboursRequest>,
+    ) -> Answer<v1::ListNeighboursResponse> {
+        self.ask(|shared| {
+            let neighbours = shared.dataplane.neighbours().map_err(stopped)?;
+            let now = shared.dataplane.now();
+            let neighbours = neighbours.iter().map(|n| view::neighbour(n, now)).collect();
+            Ok(v1::ListNeighboursResponse {
+                neighbours,
+                boot_id: shared.boot_id,
+            })
+        })
+        .await
+    }
+
+    async fn get_counters(&self, _: Request<v1::GetCountersRequest>) -> Answer<v1::Counters> {
+        self.ask(|shared| {
+            let counters = shared.dataplane.counters().map_err(stopped)?;
+            let rules: BTreeMap<_, _> = shared
+                .dataplane
+                .rules()
+                .into_iter()
+                .map(|r| (r.mcst_id, r))
+                .collect();
+            let group = |g| view::counted_group(g, rules.get(&g.mcst_id), shared.owners.of(g.mcst_id));
+            let groups = counters.groups.iter().map(group).collect();
+            Ok(view::counters(&counters, groups))
+        })
+        .await
+    }
+
+    async fn get_drops(&self, request: Request<v1::GetDropsRequest>) -> Answer<v1::GetDropsResponse> {
+        let all = request.get_ref().all;
+        self.ask(move |shared| {
+            let drops = shared.dataplane.drops().map_err(stopped)?;
+            Ok(v1::GetDropsResponse {
+                drops: view::drop_counts(&drops, all),
+            })
+        })
+        .await
+    }
+
+    async fn list_fdb(&self, _: Request<v1::ListFdbRequest>) -> Answer<v1::ListFdbResponse> {
+        self.ask(|shared| {
+            let entries = shared.dataplane.fdb().map_err(stopped)?;
+            let now = shared.dataplane.now();
+            Ok(v1::ListFdbResponse {
+                entries: entries.iter().map(|e| view::fdb_entry(e, now)).collect(),
+            })
+        })
+        .await
+    }
+
+    type TraceStream = BoxStream<v1::FrameTrace>;
+
+    async fn trace(&self, request: Request<v1::TraceRequest>) -> Answer<Self::TraceStream> {
+        let v1::TraceRequest { what, frames_max } = request.into_inner();
+        match what.ok_or_else(|| missing("what", "a frame, or a filter for live frames"))? {
+            v1::trace_request::What::Frame(v1::GivenFrame { port, bytes }) => {
+                let port = port_from_proto("frame.port", port)?;
+                if bytes.is_empty() || bytes.len() > FRAME_BYTES_MAX {
+                    let value = format!("{} bytes", bytes.len());
+                    let why = "are no frame: give it from the Ethernet header on, without FCS";
+                    return Err(Invalid::one("frame.bytes", FaultKind::OutOfRange { value, why }).into());
+                }
+                let dry_run = self.ask(move |shared| {
+                    let trace = shared
+                        .dataplane
+                        .trace(port, &bytes)
+                        .map_err(|e| taps::refused(e, "frame.port"))?;
+                    Ok(view::trace(&trace))
+                });
+                let trace = dry_run.await?.into_inner();
+                Ok(Response::new(Box::pin(tokio_stream::once(Ok(trace)))))
+            }
+            v1::trace_request::What::Filter(filter) => {
+                let filter = filter_from_proto("filter", Some(&filter))?;
+                let count = u64::from(frames_max.max(1));
+                let live = self.ask(move |shared| taps::trace(&shared.dataplane, &filter, count));
+                Ok(streamed(live.await?.into_inner()))
+            }
+        }
+    }
+
+    type CaptureStream = BoxStream<v1::CapturedFrame>;
+
+    async fn capture(&self, request: Request<v1::CaptureRequest>) -> Answer<Self::CaptureStream> {
+        let v1::CaptureRequest {
+            filter,
+            snap_length,
+            frames_max,
+        } = request.into_inner();
+        let filter = filter_from_proto("filter", filter.as_ref())?;
+        let count = if frames_max == 0 { u64::MAX } else { frames_max };
+        let live =
+            self.ask(move |shared| taps::capture(&shared.dataplane, &filter, snap_length as usize, count));
+        Ok(streamed(live.await?.into_inner()))
+    }
+
+    type WatchEventsStream = BoxStream<v1::AgentEvent>;
+
+    async fn watch_events(&self, _: Request<v1::WatchAgentEventsRequest>) -> Answer<Self::WatchEventsStream> {
+        let mut events = self.shared.events.subscribe();
+        let (at_ns, boot_id) = (self.shared.dataplane.now().0, self.shared.boot_id);
+        let (to, from) = mpsc::channel(STREAM_DEPTH);
+        let hello = v1::agent_event::Event::Hello(v1::Hello { boot_id });
+        let mut next = v1::AgentEvent {
+            at_ns,
+            event: Some(hello),
+        };
+        tokio::spawn(async move {
+            while to.send(Ok(next)).await.is_ok() {
+                next = tokio::select! {
+                    () = to.closed() => return,
+                    told = events.recv() => match told {
+                        Ok(told) => told,
+                        Err(RecvError::Lagged(events)) => {
+                            let lagged = v1::agent_event::Event::Lagged(v1::Lagged { events });
+                            v1::AgentEvent { at_ns: 0, event: Some(lagged) }
+                        }
+                        Err(RecvError::Closed) => return,
+                    },
+                };
+            }
+        });
+        Ok(streamed(from))
+    }
+
+    async fn get_runtime_stats(&self, _: Request<v1::GetRuntimeStatsRequest>) -> Answer<v1::RuntimeStats> {
+        self.ask(|shared| {
+            let workers = shared
+                .dataplane
+                .runtime()
+                .map_err(stopped)?
+                .iter()
+                .map(view::worker)
+                .collect();
+            Ok(v1::RuntimeStats {
+                workers,
+                uptime_ns: shared.dataplane.now().0,
+            })
+        })
+        .await
+    }
+}

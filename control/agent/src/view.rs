@@ -1,0 +1,330 @@
+//! What the dataplane says, as messages.
+
+use castnet_proto::convert::group_to_proto;
+use castnet_proto::v1;
+use castnet_rules::MulticastGroup;
+use castnet_wire::{DropReason, Nanos, Pmtu, PortId, describe};
+use castnet_worker::engine::{
+    Captured, FdbEntry, GroupCounters, GroupStatus, Neighbour, PathSnapshot, Said, Seen, Step, Totals, Trace,
+    Verdict,
+};
+use castnet_worker::{Counters, Dataplane, GroupReport, InstalledGroup, PortReport, WorkerStats};
+
+/// What a link's MTU must have beyond the path MTU: headers of RoCEv2 over IPv4, the longest of them, and some spare.
+/// A controller plans with the same.
+const PMTU_HEADROOM: usize = 80;
+
+pub(crate) fn port_number(port: PortId) -> u32 {
+    port.index() as u32
+}
+
+pub(crate) fn capabilities(dataplane: &Dataplane, boot_id: u64, workers: &[WorkerStats]) -> v1::Capabilities {
+    let config = dataplane.config();
+    let used: usize = workers.iter().map(|w| w.group_memory_bytes).sum();
+    let groups: usize = workers.iter().map(|w| w.groups).sum();
+    let max = config.engine.memory_max_bytes;
+    v1::Capabilities {
+        switch_name: dataplane.name().into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        boot_id,
+        ports: config.ports.iter().map(|p| p.name.clone()).collect(),
+        groups_max: config.engine.groups_max as u64,
+        groups: groups as u64,
+        memory_bytes_max: max as u64,
+        memory_bytes_free: max.saturating_sub(used) as u64,
+        pmtus: Vec::new(),
+        paths_max: config.ports.len().min(PortId::COUNT) as u32,
+        workers: workers.len() as u32,
+    }
+}
+
+/// The path MTUs that fit at least one port.
+pub(crate) fn pmtus(ports: &[PortReport]) -> Vec<u32> {
+    let widest = ports.iter().map(|p| p.link.mtu).max().unwrap_or(0);
+    let fits = Pmtu::ALL.iter().filter(|p| p.bytes() + PMTU_HEADROOM <= widest);
+    fits.map(|p| p.bytes() as u32).collect()
+}
+
+pub(crate) fn group(installed: &InstalledGroup, owner: String, now: Nanos) -> v1::InstalledGroup {
+    let InstalledGroup { worker, rule, status } = installed;
+    v1::InstalledGroup {
+        group: Some(group_to_proto(rule)),
+        owner,
+        status: Some(group_status(status, now)),
+        counters: Some(group_counters(&status.counters)),
+        worker: *worker as u32,
+    }
+}
+
+/// A group with its counters alone.
+pub(crate) fn counted_group(
+    report: &GroupReport,
+    rule: Option<&MulticastGroup>,
+    owner: String,
+) -> v1::InstalledGroup {
+    let nameless = || v1::MulticastGroup {
+        name: report.name.clone(),
+        mcst_id: report.mcst_id.to_string(),
+        generation: report.generation,
+        ..Default::default()
+    };
+    let hop = |port: PortId| {
+        rule.and_then(|r| r.paths.iter().find(|p| p.port == port))
+            .map(|p| p.next_hop.name())
+    };
+    let paths = report
+        .paths
+        .iter()
+        .map(|p| path(p, hop(p.port).unwrap_or_default(), None, false));
+    v1::InstalledGroup {
+        group: Some(rule.map_or_else(nameless, group_to_proto)),
+        owner,
+        status: Some(v1::GroupStatus {
+            paths: paths.collect(),
+            ..Default::default()
+        }),
+        counters: Some(group_counters(&report.counters)),
+        worker: report.worker as u32,
+    }
+}
+
+fn group_status(status: &GroupStatus, now: Nanos) -> v1::GroupStatus {
+    let machine = &status.machine;
+    let patience = Nanos::from_millis(status.rule.stall_timeout_ms.into());
+    let stalls = machine.since.is_some_and(|since| now.since(since) > patience);
+    let paths = status.paths.iter().enumerate().map(|(i, snapshot)| {
+        let known = machine.paths.iter().find(|p| p.path.index() == i);
+        let waited_for = machine.waiting_for.is_some_and(|p| p.index() == i);
+        let hop = status
+            .rule
+            .paths
+            .iter()
+            .find(|p| p.port == snapshot.port)
+            .map(|p| p.next_hop.name());
+        let ack_psn = known.and_then(|p| p.ack_psn).map(|psn| psn.value());
+        path(snapshot, hop.unwrap_or_default(), ack_psn, waited_for && stalls)
+    });
+    v1::GroupStatus {
+        agg_ack_psn: machine.agg_ack_psn.map(|p| p.value()),
+        me_psn: machine.me_psn.map(|p| p.value()),
+        newest_psn: machine.newest_psn.map(|p| p.value()),
+        paths: paths.collect(),
+        hot_bytes: status.hot_bytes as u64,
+        cold_bytes: status.cold_bytes as u64,
+    }
+}
+
+fn path(snapshot: &PathSnapshot, next_hop: &str, ack_psn: Option<u32>, stalled: bool) -> v1::PathStatus {
+    let counters = &snapshot.counters;
+    v1::PathStatus {
+        port: port_number(snapshot.port),
+        next_hop: next_hop.into(),
+        source: snapshot.source,
+        ack_psn,
+        stalled,
+        counters: Some(v1::PathCounters {
+            filtered: counters.filtered,
+            acks_in: counters.acks_in,
+            naks_in: counters.naks_in,
+            rnr_naks_in: counters.rnr_naks_in,
+            cnps_in: counters.cnps_in,
+            data_out: snapshot.data_out,
+            out_of_range: counters.out_of_range,
+            lost: counters.lost,
+        }),
+    }
+}
+
+fn group_counters(counters: &GroupCounters) -> v1::GroupCounters {
+    let more = &counters.more;
+    v1::GroupCounters {
+        data_in: counters.data_in,
+        data_bytes_in: counters.data_bytes_in,
+        copies_out: counters.data_out,
+        copy_bytes_out: counters.data_bytes_out,
+        retransmitted_in: more.retransmitted,
+        filtered: more.filtered,
+        acks_in: counters.acks_in,
+        acks_out: counters.acks_out,
+        naks_in: more.naks_in,
+        naks_out: more.naks_out,
+        rnr_naks_in: more.rnr_naks_in,
+        rnr_naks_out: more.rnr_naks_out,
+        cnps_in: more.cnps_in,
+        cnps_out: more.cnps_out,
+        dropped: more.dropped,
+        out_of_range: more.out_of_range,
+        lost: more.lost,
+        stalls: more.stalls,
+    }
+}
+
+pub(crate) fn port(report: &PortReport) -> v1::Port {
+    let mut drops = report.engine.drops;
+    for (sum, more) in drops.iter_mut().zip(&report.stats.drops) {
+        *sum += more;
+    }
+    let counters = v1::PortCounters {
+        rx_frames: report.stats.rx_frames,
+        rx_bytes: report.stats.rx_bytes,
+        tx_frames: report.stats.tx_frames,
+        tx_bytes: report.stats.tx_bytes,
+        rx_missed: report.stats.rx_missed,
+        tx_full: report.stats.dropped(DropReason::TxFull),
+        dropped: drops.iter().sum(),
+        drops: drop_counts(&drops, false),
+    };
+    v1::Port {
+        port: port_number(report.id),
+        name: report.name.clone(),
+        mac: report.link.mac.to_string(),
+        mtu: report.link.mtu as u32,
+        up: report.link.up,
+        counters: Some(counters),
+    }
+}
+
+/// Drops by reason; those that never happened only where `all` are wanted.
+pub(crate) fn drop_counts(drops: &[u64; DropReason::COUNT], all: bool) -> Vec<v1::DropCount> {
+    let counted = DropReason::ALL
+        .iter()
+        .map(|reason| (reason.name().to_string(), drops[reason.index()]));
+    counted
+        .filter(|(_, n)| all || *n > 0)
+        .map(|(reason, frames)| v1::DropCount { reason, frames })
+        .collect()
+}
+
+pub(crate) fn counters(counters: &Counters, groups: Vec<v1::InstalledGroup>) -> v1::Counters {
+    v1::Counters {
+        ports: counters.ports.iter().map(port).collect(),
+        groups,
+        drops: drop_counts(&counters.drops, false),
+        at_ns: counters.at.0,
+        totals: Some(totals(&counters.totals)),
+    }
+}
+
+fn totals(totals: &Totals) -> v1::Totals {
+    let Totals {
+        received,
+        switched,
+        routed,
+        flooded,
+        replicated,
+        absorbed,
+        dropped,
+        copies,
+        copies_lost,
+        originated,
+        sent,
+    } = *totals;
+    v1::Totals {
+        received,
+        switched,
+        routed,
+        flooded,
+        replicated,
+        absorbed,
+        dropped,
+        copies,
+        copies_lost,
+        originated,
+        sent,
+    }
+}
+
+pub(crate) fn neighbour(neighbour: &Neighbour, now: Nanos) -> v1::Neighbour {
+    let kind = match &neighbour.said {
+        Said::Lldp {
+            chassis,
+            remote_port,
+            system,
+            ..
+        } => v1::neighbour::Kind::Switch(v1::SwitchNeighbour {
+            name: system.to_string(),
+            mac: chassis.to_string(),
+            port: remote_port.to_string(),
+        }),
+        Said::Arp { ip, mac } => v1::neighbour::Kind::Host(v1::HostNeighbour {
+            ip: ip.to_string(),
+            mac: mac.to_string(),
+        }),
+    };
+    v1::Neighbour {
+        port: port_number(neighbour.port),
+        kind: Some(kind),
+        age_ns: now.since(neighbour.seen).0,
+    }
+}
+
+pub(crate) fn fdb_entry(entry: &FdbEntry, now: Nanos) -> v1::FdbEntry {
+    v1::FdbEntry {
+        mac: entry.mac.to_string(),
+        port: port_number(entry.port),
+        vlan: entry.vlan.into(),
+        age_ns: now.since(entry.seen).0,
+    }
+}
+
+pub(crate) fn trace(trace: &Trace) -> v1::FrameTrace {
+    let line = |bytes: &[u8]| describe(bytes, bytes.len()).to_string();
+    let step = |step: &Step| v1::TraceStep {
+        stage: step.stage.name().into(),
+        decision: step.decision.clone(),
+        reason: std::iter::once(&step.why)
+            .chain(&step.facts)
+            .cloned()
+            .collect::<Vec<_>>()
+            .join("; "),
+    };
+    let sent = trace.sent.iter().map(|sent| v1::TraceOutput {
+        port: port_number(sent.port),
+        summary: line(&sent.bytes),
+        rewrite: String::new(),
+    });
+    v1::FrameTrace {
+        at_ns: trace.at.0,
+        ingress: port_number(trace.ingress),
+        summary: line(&trace.frame),
+        steps: trace.steps.iter().map(step).collect(),
+        outputs: sent.collect(),
+        drop_reason: match trace.verdict {
+            Verdict::Dropped(reason) => Some(reason.name().into()),
+            _ => None,
+        },
+    }
+}
+
+pub(crate) fn captured(captured: Captured, at_unix_ns: u64, lost: u64) -> v1::CapturedFrame {
+    let direction = match captured.seen {
+        Seen::In | Seen::Dropped(_) => v1::Direction::In,
+        Seen::Out => v1::Direction::Out,
+    };
+    v1::CapturedFrame {
+        at_unix_ns,
+        port: port_number(captured.port),
+        direction: direction as i32,
+        length: captured.length as u32,
+        bytes: captured.bytes,
+        drop_reason: match captured.seen {
+            Seen::Dropped(reason) => Some(reason.name().into()),
+            Seen::In | Seen::Out => None,
+        },
+        lost,
+    }
+}
+
+pub(crate) fn worker(stats: &WorkerStats) -> v1::WorkerStats {
+    v1::WorkerStats {
+        worker: stats.worker as u32,
+        core: stats.core.map(|c| c as u32),
+        polls: stats.rounds,
+        idle_polls: stats.rounds_empty,
+        frames: stats.frames,
+        batches: stats.batches.iter().sum(),
+        handed_over: stats.handed_over,
+        groups: stats.groups as u32,
+        sleeps: stats.sleeps,
+    }
+}
