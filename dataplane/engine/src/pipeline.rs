@@ -128,11 +128,14 @@ impl Engine {
             Parsed::Arp(arp) => self.arp_frame(cx, arp, frame),
             Parsed::Lldp { at } => self.lldp_frame(cx, *at, frame),
             Parsed::Ipv4 { header, .. } if self.groups.find(header.dst).is_some() => {
+                let place = self.groups.find(header.dst);
+                if let Some(group) = place.and_then(|place| self.groups.at_mut(place)) {
+                    group.cold.exceptions.dropped += 1;
+                    cx.observer.group(group.mcst_id());
+                }
                 cx.drop(Stage::Classify, DropReason::NotMulticastable, || {
-                    format!(
-                        "{} is a group, and this is not RoCEv2 (IP protocol {})",
-                        header.dst, header.protocol
-                    )
+                    let (dst, protocol) = (header.dst, header.protocol);
+                    format!("{dst} is a group, and this is not RoCEv2 (IP protocol {protocol})")
                 })
             }
             _ => {

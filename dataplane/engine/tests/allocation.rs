@@ -1,0 +1,171 @@
+//! Contract S2: no allocation on the path of a frame, counted by the allocator itself.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use castnet_engine::plain::PlainFrame;
+use castnet_engine::{CountersSnapshot, Egress};
+use castnet_wire::{Batch, FrameBuf, MacAddr, NakCode, Nanos, Opcode, PortId, Reth, Syndrome};
+use common::*;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes on to the system's allocator unchanged; counting touches a plain thread-local number that
+// needs no allocation and no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's promises are those of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: `memory` came from `alloc` with this layout, so from the system's allocator.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+        // SAFETY: as above.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// An egress that takes its buffers from a stock and puts what is sent back there.
+struct Recycling {
+    stock: Vec<PlainFrame>,
+    sent: u64,
+}
+
+impl Egress for Recycling {
+    type Buf = PlainFrame;
+
+    fn replicate(&mut self, _: PortId, original: &PlainFrame, _: usize) -> Option<PlainFrame> {
+        let mut copy = self.stock.pop()?;
+        copy.0.clear();
+        copy.0.extend_from_slice(original.head());
+        Some(copy)
+    }
+
+    fn allocate(&mut self, _: PortId, length: usize) -> Option<PlainFrame> {
+        let mut frame = self.stock.pop()?;
+        frame.0.clear();
+        frame.0.resize(length, 0);
+        Some(frame)
+    }
+
+    fn send(&mut self, _: PortId, frame: PlainFrame) {
+        self.sent += 1;
+        self.stock.push(frame);
+    }
+}
+
+#[test]
+fn a_frame_costs_no_allocation() {
+    const ROUNDS: u32 = 300;
+    let mut engine = star_switch(8);
+    let mut egress = Recycling {
+        stock: (0..256).map(|_| PlainFrame(Vec::with_capacity(2048))).collect(),
+        sent: 0,
+    };
+    // All frames of all rounds, made beforehand.
+    let mut rounds: Vec<Vec<(usize, Vec<u8>)>> = Vec::new();
+    for i in 0..ROUNDS {
+        let psn = 100 + 3 * i;
+        let mut write = DataFrame::new(Opcode::WriteOnly, psn + 1, &vec![9; 4 * (i as usize % 200) + 8]);
+        write.ext.reth = Some(Reth {
+            va: VA_BASE + 64,
+            rkey: 7,
+            dma_len: 8,
+        });
+        let mut frames = vec![
+            (0, send(psn, &vec![1; 1024])),
+            (0, write.bytes()),
+            (0, send(psn + 2, &[2; 64])),
+            (0, send(psn, &vec![1; 1024])),
+            (3, cnp(3)),
+            (2, arp_request(2, MCST.0)),
+            (2, arp_request(2, host_ip(5))),
+            (
+                4,
+                plain_frame(
+                    MacAddr([2, 0, 0, 1, (i >> 8) as u8, i as u8]),
+                    peer_mac(4),
+                    None,
+                    300,
+                ),
+            ),
+            (
+                5,
+                plain_frame(
+                    MacAddr::BROADCAST,
+                    MacAddr([2, 0, 0, 1, (i >> 8) as u8, i as u8]),
+                    Some(3),
+                    100,
+                ),
+            ),
+            (9, send(psn, &[0; 8])),
+        ];
+        for n in 1..=8 {
+            let gap = Syndrome::Nak(NakCode::PsnSequenceError);
+            frames.push((n, ack(n, psn, i, Syndrome::Ack)));
+            frames.push((
+                n,
+                ack(n, psn + 2, i, if n % 4 == 0 { gap } else { Syndrome::Ack }),
+            ));
+            frames.push((n, ack(n, psn + 2, i, Syndrome::Ack)));
+        }
+        rounds.push(frames);
+    }
+    let mut snapshot = CountersSnapshot::with_capacity(4, 64);
+    let mut batch = Batch::new();
+    let (mut now, mut allocations, mut frames_in) = (T0, 0, 0u64);
+    for (i, frames) in rounds.iter().enumerate() {
+        for (ingress, bytes) in frames {
+            let mut frame = egress.stock.pop().unwrap();
+            frame.0.clear();
+            frame.0.extend_from_slice(bytes);
+            batch.push(frame);
+            let before = ALLOCATIONS.get();
+            engine.process(now, port(*ingress), &mut batch, &mut egress);
+            if engine.poll_timeout().is_some_and(|at| at <= now) {
+                engine.handle_timeout(now, &mut egress);
+            }
+            // The first round fills caches of the operators that are made once.
+            if i > 0 {
+                allocations += ALLOCATIONS.get() - before;
+                frames_in += 1;
+            }
+            // Frames that ended in the engine are gone from the stock: the test makes good for them.
+            while egress.stock.len() < 200 {
+                egress.stock.push(PlainFrame(Vec::with_capacity(2048)));
+            }
+        }
+        let before = ALLOCATIONS.get();
+        engine.snapshot(&mut snapshot);
+        assert_eq!(ALLOCATIONS.get(), before, "a snapshot allocates nothing");
+        now += Nanos::from_millis(40);
+    }
+    let totals = engine.totals();
+    assert_conserved(&engine);
+    assert!(
+        totals.replicated > 500 && totals.flooded > 300 && totals.absorbed > 3000,
+        "{totals:?}"
+    );
+    assert!(snapshot.groups[0].counters.acks_out > 100, "{snapshot:?}");
+    println!(
+        "{frames_in} frames in, {} sent, {allocations} allocations",
+        egress.sent
+    );
+    assert_eq!(allocations, 0);
+}

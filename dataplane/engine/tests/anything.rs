@@ -1,0 +1,506 @@
+//! Whatever comes in: no panic, one end for each frame, no way from one group into another's state, and traces that
+//! tell what is done.
+
+mod common;
+
+use core::net::Ipv4Addr;
+
+use castnet_engine::plain::PlainEgress;
+use castnet_engine::{
+    CaptureFilter, CountersSnapshot, Engine, Group, InstallError, PortInfo, Seen, Stage, TraceFilter, Verdict,
+};
+use castnet_rules::{MulticastGroup, NextHop};
+use castnet_wire::{DropReason, McstId, NakCode, Nanos, Opcode, Qpn, Reth, Syndrome};
+use common::*;
+use proptest::prelude::*;
+
+const OTHER: McstId = McstId(Ipv4Addr::new(10, 9, 0, 2));
+
+/// A second group over the same ports, its source at port 1.
+fn second() -> MulticastGroup {
+    let mut other = MulticastGroup {
+        mcst_id: OTHER,
+        name: "other".into(),
+        source: port(1),
+        ..star(3)
+    };
+    for path in &mut other.paths {
+        if let NextHop::Host(host) = &mut path.next_hop {
+            host.qpn = Qpn::new(host.qpn.value() + 0x1000);
+        }
+    }
+    other
+}
+
+fn two_groups() -> Engine {
+    let mut engine = star_switch(3);
+    install(&mut engine, &second());
+    engine
+}
+
+#[derive(Clone, Debug)]
+enum Input {
+    Data {
+        ingress: usize,
+        psn: u32,
+        length: usize,
+        write: bool,
+        dst: usize,
+        src: usize,
+        qpn: u32,
+        ack: bool,
+    },
+    Feedback {
+        ingress: usize,
+        psn: u32,
+        src: usize,
+        nak: bool,
+    },
+    Cnp {
+        ingress: usize,
+    },
+    Arp {
+        ingress: usize,
+        target: u8,
+    },
+    Plain {
+        ingress: usize,
+        dst: usize,
+        src: usize,
+        vlan: Option<u16>,
+        length: usize,
+    },
+    Bytes {
+        ingress: usize,
+        bytes: Vec<u8>,
+    },
+    Mutated {
+        input: Box<Input>,
+        at: prop::sample::Index,
+        byte: u8,
+        cut: usize,
+    },
+}
+
+fn leaf() -> impl Strategy<Value = Input> {
+    let port = 0usize..5;
+    let data = (
+        port.clone(),
+        98u32..130,
+        0usize..1100,
+        any::<bool>(),
+        0usize..3,
+        0usize..5,
+        0u32..3,
+        any::<bool>(),
+    );
+    prop_oneof![
+        4 => data.prop_map(|(ingress, psn, length, write, dst, src, qpn, ack)| {
+            let (src, qpn) = if qpn == 0 { (src, 2) } else { (ingress, 1) };
+            Input::Data { ingress, psn, length, write, dst, src, qpn, ack }
+        }),
+        4 => (port.clone(), 95u32..130, any::<bool>(), any::<bool>()).prop_map(|(ingress, psn, nak, stranger)| {
+            Input::Feedback { ingress, psn, src: if stranger { 9 } else { ingress }, nak }
+        }),
+        1 => port.clone().prop_map(|ingress| Input::Cnp { ingress }),
+        1 => (port.clone(), any::<u8>()).prop_map(|(ingress, target)| Input::Arp { ingress, target }),
+        2 => (port.clone(), 0usize..8, 0usize..5, prop::option::of(0u16..3), 0usize..200)
+            .prop_map(|(ingress, dst, src, vlan, length)| Input::Plain { ingress, dst, src, vlan, length }),
+        1 => (port, prop::collection::vec(any::<u8>(), 0..200)).prop_map(|(ingress, bytes)| Input::Bytes { ingress, bytes }),
+    ]
+}
+
+fn input() -> impl Strategy<Value = Input> {
+    prop_oneof![
+        3 => leaf(),
+        1 => (leaf(), any::<prop::sample::Index>(), any::<u8>(), 0usize..3).prop_map(|(input, at, byte, cut)| {
+            Input::Mutated { input: Box::new(input), at, byte, cut }
+        }),
+    ]
+}
+
+fn build(input: &Input) -> (usize, Vec<u8>) {
+    match input {
+        Input::Data {
+            ingress,
+            psn,
+            length,
+            write,
+            dst,
+            src,
+            qpn,
+            ack,
+        } => {
+            let opcode = if *write {
+                Opcode::WriteOnly
+            } else {
+                Opcode::SendOnly
+            };
+            let mut frame = DataFrame::new(opcode, *psn, &vec![3; *length]);
+            frame.ext.reth = Some(Reth {
+                va: VA_BASE,
+                rkey: 1,
+                dma_len: *length as u32,
+            });
+            (frame.dst, frame.src) = ([MCST.0, OTHER.0, host_ip(2)][*dst], host_ip(*src));
+            (frame.dest_qp, frame.ack_request, frame.ethernet) = (Qpn::new(*qpn), *ack, ethernet(*ingress));
+            (*ingress, frame.bytes())
+        }
+        Input::Feedback {
+            ingress,
+            psn,
+            src,
+            nak,
+        } => {
+            let syndrome = if *nak {
+                Syndrome::Nak(NakCode::PsnSequenceError)
+            } else {
+                Syndrome::Ack
+            };
+            (*ingress, ack(*src, *psn, 1, syndrome))
+        }
+        Input::Cnp { ingress } => (*ingress, cnp(*ingress)),
+        Input::Arp { ingress, target } => {
+            let target = if *target < 128 {
+                MCST.0
+            } else {
+                Ipv4Addr::new(10, 0, 0, *target)
+            };
+            (*ingress, arp_request(*ingress, target))
+        }
+        Input::Plain {
+            ingress,
+            dst,
+            src,
+            vlan,
+            length,
+        } => {
+            let dst = if *dst < 5 {
+                peer_mac(*dst)
+            } else {
+                port_mac(dst - 5)
+            };
+            (*ingress, plain_frame(dst, peer_mac(*src), *vlan, *length))
+        }
+        Input::Bytes { ingress, bytes } => (*ingress, bytes.clone()),
+        Input::Mutated { input, at, byte, cut } => {
+            let (ingress, mut bytes) = build(input);
+            if !bytes.is_empty() {
+                let at = at.index(bytes.len());
+                match cut {
+                    0 => bytes[at] = *byte,
+                    1 => bytes.truncate(at),
+                    _ => bytes.extend(vec![*byte; at % 90]),
+                }
+            }
+            (ingress, bytes)
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// S1 over any traffic, with and without buffers; and a dry run says what then happens, byte for byte, having
+    /// changed nothing.
+    #[test]
+    fn every_frame_has_one_end_and_its_trace_is_what_is_done(
+        inputs in prop::collection::vec((input(), any::<bool>()), 1..40), buffers in prop::option::of(0usize..40),
+    ) {
+        let mut engine = two_groups();
+        let mut egress = PlainEgress { buffers, ..PlainEgress::default() };
+        let mut now = T0;
+        for (input, traced) in inputs {
+            now += Nanos::from_micros(50);
+            let (ingress, bytes) = build(&input);
+            let before = engine.totals();
+            let dry = traced.then(|| engine.trace(now, port(ingress), &bytes));
+            prop_assert_eq!(engine.totals(), before, "a dry run changes nothing");
+            let sent_before = egress.sent.len();
+            feed_into(&mut engine, now, ingress, &bytes, &mut egress);
+            assert_conserved(&engine);
+            let Some(dry) = dry.filter(|_| buffers.is_none()) else { continue };
+            let sent: Vec<_> = egress.sent[sent_before..].iter().map(|(p, f)| (*p, f.0.clone())).collect();
+            let told: Vec<_> = dry.sent.into_iter().map(|s| (s.port, s.bytes)).collect();
+            prop_assert_eq!(told, sent, "{:?}", dry.steps);
+            let after = engine.totals();
+            let ended = match dry.verdict {
+                Verdict::Switched => after.switched - before.switched,
+                Verdict::Routed => after.routed - before.routed,
+                Verdict::Flooded => after.flooded - before.flooded,
+                Verdict::Replicated => after.replicated - before.replicated,
+                Verdict::Absorbed => after.absorbed - before.absorbed,
+                Verdict::Dropped(_) => after.dropped - before.dropped,
+            };
+            prop_assert_eq!(ended, 1, "{:?}", dry.verdict);
+        }
+    }
+
+    /// C4: whatever is sent to one group, the other's state stays as it is.
+    #[test]
+    fn no_frame_reaches_another_groups_state(inputs in prop::collection::vec(leaf(), 1..40)) {
+        let mut engine = two_groups();
+        let at = OTHER;
+        let before = engine.group_status(at).unwrap();
+        for input in inputs {
+            if matches!(input, Input::Data { dst: 1, .. }) {
+                continue;
+            }
+            let (ingress, bytes) = build(&input);
+            feed(&mut engine, T0, ingress, &bytes);
+        }
+        prop_assert_eq!(engine.group_status(at).unwrap(), before);
+    }
+
+    #[test]
+    fn only_members_reach_a_group(ingress in 0usize..5, src in 0usize..5, qpn in 0u32..3, data: bool) {
+        let engine = star_switch(3);
+        let mut frame = DataFrame::new(if data { Opcode::SendOnly } else { Opcode::Ack }, 100, &[]);
+        frame.ext.aeth = Some(castnet_wire::Aeth { syndrome: Syndrome::Ack, msn: 0 });
+        (frame.src, frame.dest_qp, frame.ethernet) = (host_ip(src), Qpn::new(qpn), ethernet(ingress));
+        let verdict = engine.trace(T0, port(ingress), &frame.bytes()).verdict;
+        let member = ingress < 4 && src == ingress && qpn == 1;
+        let expected = match (member, ingress, data) {
+            (false, ..) => Verdict::Dropped(DropReason::NotMember),
+            (true, 0, true) => Verdict::Replicated,
+            (true, _, true) => Verdict::Dropped(DropReason::NotSource),
+            (true, 0, false) => Verdict::Dropped(DropReason::FeedbackFromSource),
+            (true, _, false) => Verdict::Dropped(DropReason::AckAhead),
+        };
+        prop_assert_eq!(verdict, expected);
+    }
+}
+
+#[test]
+fn a_trace_names_the_path_that_was_left_out_and_why() {
+    let mut engine = star_switch(3);
+    for psn in 100..121 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    feed(&mut engine, T0, 3, &ack(3, 120, 1, Syndrome::Ack));
+    let trace = engine.trace(T0, port(0), &send(118, &[1; 64]));
+    assert_eq!((trace.verdict, trace.group), (Verdict::Replicated, Some(MCST)));
+    let text = trace.to_string();
+    for fact in [
+        "path 3 (port 3, host h3) skipped: AckPSN 120, packet 118",
+        "PSN 118 came before",
+        "replicate to 2 path(s)",
+        "verify    ICRC is right",
+        "dst 10.0.0.2, qpn 0x101",
+        "end       replicated",
+    ] {
+        assert!(text.contains(fact), "no {fact:?} in\n{text}");
+    }
+    let stranger = engine.trace(T0, port(4), &send(121, &[1; 64]));
+    assert!(
+        stranger.to_string().contains("the group has no path at port 4"),
+        "{stranger}"
+    );
+}
+
+#[test]
+fn live_traces_and_captures_take_what_their_filters_want_and_end() {
+    let mut engine = star_switch(2);
+    engine.arm_trace(
+        TraceFilter {
+            port: Some(port(0)),
+            group: Some(MCST),
+            drops: false,
+        },
+        2,
+    );
+    engine.arm_capture(
+        CaptureFilter {
+            length_max: 60,
+            ..CaptureFilter::default()
+        },
+        4,
+    );
+    feed(
+        &mut engine,
+        T0,
+        3,
+        &plain_frame(peer_mac(1), peer_mac(3), None, 60),
+    );
+    for psn in 100..104 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    assert_eq!(engine.armed(), (0, 0));
+    let traces: Vec<_> = core::iter::from_fn(|| engine.pop_trace()).collect();
+    assert_eq!(traces.len(), 2);
+    assert!(
+        traces
+            .iter()
+            .all(|t| t.verdict == Verdict::Replicated && t.sent.len() == 2)
+    );
+    assert_eq!(traces[0].steps[0].stage, Stage::Classify);
+    let seen: Vec<_> = core::iter::from_fn(|| engine.pop_captured()).collect();
+    assert_eq!(
+        seen.iter().map(|c| (c.seen, c.port.index())).collect::<Vec<_>>(),
+        [(Seen::In, 3), (Seen::Out, 0), (Seen::Out, 1), (Seen::Out, 2),]
+    );
+    assert!(seen.iter().all(|c| c.bytes.len() == 60));
+
+    engine.arm_capture(
+        CaptureFilter {
+            drops: true,
+            ..CaptureFilter::default()
+        },
+        1,
+    );
+    feed(&mut engine, T0, 0, &send(104, &[1; 64]));
+    feed(&mut engine, T0, 3, &send(104, &[1; 64]));
+    let dropped = engine.pop_captured().unwrap();
+    assert_eq!(
+        (dropped.seen, dropped.group),
+        (Seen::Dropped(DropReason::NotMember), Some(MCST))
+    );
+    assert_eq!((engine.pop_captured(), engine.armed()), (None, (0, 0)));
+}
+
+#[test]
+fn groups_come_go_and_stay() {
+    let mut engine = Engine::new(castnet_engine::EngineConfig {
+        groups_max: 2,
+        ..config(6)
+    })
+    .unwrap();
+    install(&mut engine, &star(2));
+    feed(&mut engine, T0, 0, &send(100, &[1; 64]));
+    let ports = engine.config().ports.clone();
+    let compile = |rule: &MulticastGroup| Group::compile(rule, &ports).unwrap();
+    // The same rule again: what runs stays.
+    let handed_back = engine.install(compile(&star(2))).unwrap().unwrap();
+    assert_eq!(handed_back.counters().data_in, 0);
+    assert_eq!(engine.group(MCST).unwrap().counters().data_in, 1);
+    // Another: it takes the place, with fresh state.
+    let replaced = engine
+        .install(compile(&MulticastGroup {
+            generation: 2,
+            ..star(3)
+        }))
+        .unwrap()
+        .unwrap();
+    assert_eq!((replaced.counters().data_in, engine.group_count()), (1, 1));
+    assert_eq!(feed(&mut engine, T0, 0, &send(100, &[1; 64])).len(), 3);
+    install(&mut engine, &second());
+    let third = MulticastGroup {
+        mcst_id: McstId(Ipv4Addr::new(10, 9, 0, 3)),
+        ..star(1)
+    };
+    assert_eq!(
+        engine.install(compile(&third)).unwrap_err(),
+        InstallError::GroupsFull { max: 2 }
+    );
+    let memory = engine.group_memory_bytes();
+    assert!(engine.remove(MCST).is_some() && engine.remove(MCST).is_none());
+    assert_eq!(feed(&mut engine, T0, 0, &send(101, &[1; 64])), []);
+    assert!(engine.group_memory_bytes() < memory);
+    assert!(engine.install(compile(&third)).unwrap().is_none());
+    assert_eq!(
+        engine
+            .groups()
+            .map(|g| g.mcst_id().0.octets()[3])
+            .collect::<Vec<_>>(),
+        [3, 2]
+    );
+    assert_conserved(&engine);
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_its_reason() {
+    let ports = ports(3);
+    assert!(matches!(
+        Group::compile(&star(3), &ports),
+        Err(InstallError::NoPort { path: 3, .. })
+    ));
+    assert!(matches!(Group::compile(&star(0), &ports), Err(InstallError::Faults(f)) if !f.is_empty()));
+    let narrow: Vec<PortInfo> = ports
+        .iter()
+        .map(|p| PortInfo {
+            mtu: 1087,
+            ..p.clone()
+        })
+        .collect();
+    let error = Group::compile(&star(2), &narrow).unwrap_err();
+    assert_eq!(
+        error,
+        InstallError::MtuTooSmall {
+            port: port(0),
+            pmtu: 1024,
+            need: 1088,
+            mtu: 1087
+        }
+    );
+    let config = castnet_engine::EngineConfig {
+        memory_max_bytes: 100,
+        ..config(3)
+    };
+    let mut engine = Engine::new(config).unwrap();
+    let error = engine
+        .install(Group::compile(&star(2), &ports).unwrap())
+        .unwrap_err();
+    assert!(matches!(
+        error,
+        InstallError::NoMemory {
+            left: 100,
+            max: 100,
+            ..
+        }
+    ));
+    let config = castnet_engine::EngineConfig {
+        next_hops_max: 2,
+        addresses: vec![OTHER.0],
+        ..self::config(3)
+    };
+    let mut engine = Engine::new(config).unwrap();
+    let error = engine
+        .install(Group::compile(&star(2), &ports).unwrap())
+        .unwrap_err();
+    assert_eq!(error, InstallError::NextHopsFull);
+    assert!(engine.install(Group::compile(&star(1), &ports).unwrap()).is_ok());
+    let own = Group::compile(
+        &MulticastGroup {
+            mcst_id: OTHER,
+            ..star(1)
+        },
+        &ports,
+    )
+    .unwrap();
+    assert_eq!(
+        engine.install(own).unwrap_err(),
+        InstallError::OwnAddress { mcst_id: OTHER }
+    );
+}
+
+#[test]
+fn a_snapshot_that_is_too_small_is_filled_in_turns() {
+    let mut engine = Engine::new(config(6)).unwrap();
+    for n in 1..=5 {
+        let mcst_id = McstId(Ipv4Addr::new(10, 9, 0, n));
+        install(
+            &mut engine,
+            &MulticastGroup {
+                mcst_id,
+                ..star(usize::from(n))
+            },
+        );
+    }
+    let mut snapshot = CountersSnapshot::with_capacity(2, 9);
+    let mut seen = Vec::new();
+    loop {
+        engine.snapshot(&mut snapshot);
+        assert!(snapshot.groups.len() <= 2 && snapshot.paths.len() <= 9 && snapshot.ports.len() == 6);
+        for group in &snapshot.groups {
+            assert_eq!(
+                snapshot.paths_of(group).len(),
+                usize::from(group.mcst_id.0.octets()[3]) + 1
+            );
+            seen.push(group.mcst_id.0.octets()[3]);
+        }
+        if snapshot.next_group == 0 {
+            break;
+        }
+    }
+    assert_eq!(seen, [1, 2, 3, 4, 5]);
+}
