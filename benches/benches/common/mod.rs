@@ -1,0 +1,288 @@
+//! What the benches measure: an engine over the port's own buffers, fed with frames that were made beforehand.
+#![allow(dead_code, unreachable_pub)]
+
+use core::net::Ipv4Addr;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use castnet_engine::{Egress, Engine, EngineConfig, Group, PortInfo};
+use castnet_port::{Pool, PoolBuf, PoolConfig};
+use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path};
+use castnet_wire::build::{emit_ack, roce_len};
+use castnet_wire::{
+    Aeth, BATCH, Batch, Bth, Ethernet, ExtHeaders, FrameBuf, MacAddr, McstId, Nanos, Network, Opcode, Pmtu, PortId, Psn,
+    Qpn, Syndrome, emit_roce,
+};
+
+pub const MCST: McstId = McstId(Ipv4Addr::new(10, 9, 0, 1));
+pub const NOW: Nanos = Nanos(1_000_000_000);
+/// Offset of the PSN in an untagged IPv4 frame.
+const PSN_AT: usize = 14 + 20 + 8 + 9;
+
+pub fn port(n: usize) -> PortId {
+    PortId::new(n as u8).unwrap_or_default()
+}
+
+fn mac(kind: u8, n: usize) -> MacAddr {
+    MacAddr([2, kind, 0, 0, 0, n as u8])
+}
+
+fn ip(n: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, n as u8 + 1)
+}
+
+/// Sends to nowhere: keeps what leaves until the batch is over, as a port's queue does.
+pub struct Sink {
+    pub pool: Pool,
+    pub sent: Vec<PoolBuf>,
+}
+
+impl Sink {
+    pub fn new() -> Self {
+        let config = PoolConfig { buffers: 8192, bodies: 512, frame_max: 4400 };
+        Self { pool: Pool::new(config), sent: Vec::with_capacity(BATCH * 64) }
+    }
+}
+
+impl Egress for Sink {
+    type Buf = PoolBuf;
+
+    #[inline]
+    fn replicate(&mut self, _: PortId, original: &PoolBuf, _: usize) -> Option<PoolBuf> {
+        original.replicate()
+    }
+
+    #[inline]
+    fn allocate(&mut self, _: PortId, length: usize) -> Option<PoolBuf> {
+        self.pool.allocate(length)
+    }
+
+    #[inline]
+    fn send(&mut self, _: PortId, frame: PoolBuf) {
+        self.sent.push(frame);
+    }
+}
+
+/// Source host at port 0, receivers at ports 1 to `receivers`.
+pub fn star(receivers: usize) -> MulticastGroup {
+    let host = |n: usize| HostEndpoint {
+        name: format!("h{n}"),
+        ip: ip(n),
+        qpn: Qpn::new(0x100 + n as u32),
+        mac: mac(0xAA, n),
+        memory: None,
+    };
+    MulticastGroup {
+        name: "g".into(),
+        generation: 1,
+        mcst_id: MCST,
+        pmtu: Pmtu::B4096,
+        start_psn: Some(Psn::new(0)),
+        va_base: 0,
+        source: port(0),
+        paths: (0..=receivers).map(|n| Path { port: port(n), next_hop: NextHop::Host(host(n)) }).collect(),
+        stall_timeout_ms: 2000,
+    }
+}
+
+pub fn engine(ports: usize) -> Engine {
+    let info = |n| PortInfo { id: port(n), name: format!("p{n}"), mac: mac(0xCA, n), mtu: 4200, flood: true };
+    let config = EngineConfig { lldp_interval: None, ..EngineConfig::new("s1", (0..ports).map(info).collect()) };
+    Engine::new(config).expect("a right configuration")
+}
+
+fn ethernet(n: usize) -> Ethernet {
+    Ethernet { dst: mac(0xCA, n), src: mac(0xAA, n), vlan: None, ethertype: 0x0800 }
+}
+
+/// A SEND_MIDDLE of the source with `payload` bytes.
+pub fn data(payload: usize) -> Vec<u8> {
+    let network = Network::v4(ip(0), MCST.0);
+    let bth = Bth::new(Opcode::SendMiddle, Qpn::VIRTUAL, Psn::new(0));
+    let ethernet = ethernet(0);
+    let mut out = vec![0; roce_len(&ethernet, &network, bth.opcode, payload)];
+    let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
+    emit_roce(&mut out, &ethernet, &network, 0xC123, &bth, &ExtHeaders::NONE, &payload).expect("room");
+    out
+}
+
+pub fn ack(n: usize, psn: u32) -> Vec<u8> {
+    let mut out = vec![0; 62];
+    let aeth = Aeth { syndrome: Syndrome::Ack, msn: psn };
+    emit_ack(&mut out, &ethernet(n), &Network::v4(ip(n), MCST.0), 0xC777, Qpn::VIRTUAL, Psn::new(psn), aeth)
+        .expect("room");
+    out
+}
+
+/// One engine with a star, and what it is fed with.
+pub struct Bench {
+    pub engine: Engine,
+    pub sink: Sink,
+    group: Box<Group>,
+    templates: Vec<PoolBuf>,
+    receivers: usize,
+}
+
+impl Bench {
+    pub fn new(receivers: usize) -> Self {
+        let engine = engine(receivers + 1);
+        let group = Group::compile(&star(receivers), &engine.config().ports).expect("a right rule");
+        Self { engine, sink: Sink::new(), group, templates: Vec::new(), receivers }
+    }
+
+    /// A fresh group, outside of any measured time.
+    pub fn reset(&mut self) {
+        self.engine.remove(MCST);
+        self.engine.install(self.group.clone()).expect("room");
+    }
+
+    fn load(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) {
+        let pool = &self.sink.pool;
+        self.templates = frames.into_iter().map(|bytes| pool.copy_from(&bytes).expect("a buffer")).collect();
+    }
+
+    /// Runs `batches` batches of data with `payload` bytes each through the engine; returns the time of all.
+    pub fn replicate(&mut self, payload: usize, batches: u64) -> Duration {
+        self.load((0..BATCH).map(|_| data(payload)));
+        self.timed_data(batches, |bench, batch| {
+            bench.engine.process(NOW, port(0), batch, &mut bench.sink);
+        })
+    }
+
+    /// The same with nothing between the ports: the batch is made, each frame is replicated and queued as often, and all
+    /// are given back.
+    pub fn move_only(&mut self, payload: usize, batches: u64) -> Duration {
+        self.load((0..BATCH).map(|_| data(payload)));
+        let receivers = self.receivers;
+        self.timed_data(batches, |bench, batch| {
+            for frame in batch.drain(..) {
+                for n in 1..receivers {
+                    if let Some(copy) = bench.sink.replicate(port(n), &frame, 54) {
+                        bench.sink.send(port(n), copy);
+                    }
+                }
+                bench.sink.send(port(receivers), frame);
+            }
+        })
+    }
+
+    fn timed_data(&mut self, batches: u64, mut run: impl FnMut(&mut Self, &mut Batch<PoolBuf>)) -> Duration {
+        const PER_RESET: u64 = 4096;
+        let (mut left, mut total) = (batches, Duration::ZERO);
+        let mut batch = Batch::new();
+        while left > 0 {
+            self.reset();
+            let (mut psn, round) = (0u32, left.min(PER_RESET));
+            let start = Instant::now();
+            for _ in 0..round {
+                for template in &self.templates {
+                    if let Some(mut frame) = template.replicate() {
+                        frame.head_mut()[PSN_AT..PSN_AT + 3].copy_from_slice(&Psn::new(psn).to_bytes());
+                        psn += 1;
+                        batch.push(frame);
+                    }
+                }
+                run(self, &mut batch);
+                black_box(&mut self.sink.sent).clear();
+            }
+            total += start.elapsed();
+            left -= round;
+        }
+        total
+    }
+
+    /// Feeds ACKs of 128 packets by one receiver, `rounds` times, and returns the time of all. `triggers`: it is the last
+    /// one waited for, so that each ACK goes on to the source; otherwise none does. `engine`: false to only make and give
+    /// back the frames.
+    pub fn acks(&mut self, triggers: bool, engine: bool, rounds: u64) -> Duration {
+        let from = if triggers { 1 } else { self.receivers };
+        self.load((0..ACKS).map(|psn| ack(from, psn)));
+        let all: Vec<(usize, Vec<u8>)> = (2..=self.receivers).map(|n| (n, ack(n, ACKS - 1))).collect();
+        let mut total = Duration::ZERO;
+        let mut batch = Batch::new();
+        for _ in 0..rounds {
+            self.prepare(if triggers { &all } else { &[] });
+            let start = Instant::now();
+            for chunk in self.templates.chunks(BATCH) {
+                batch.extend(chunk.iter().filter_map(PoolBuf::replicate));
+                if engine {
+                    self.engine.process(NOW, port(from), &mut batch, &mut self.sink);
+                } else {
+                    black_box(&mut batch).clear();
+                }
+                black_box(&mut self.sink.sent).clear();
+            }
+            total += start.elapsed();
+        }
+        if engine {
+            let counters = self.engine.group(MCST).map(Group::counters).unwrap_or_default();
+            let expected = if triggers { u64::from(ACKS) } else { 0 };
+            assert_eq!(counters.acks_out, expected, "the right case is measured");
+        }
+        total
+    }
+
+    /// A fresh group that has seen all data, and these ACKs.
+    fn prepare(&mut self, acks: &[(usize, Vec<u8>)]) {
+        self.reset();
+        let template = self.sink.pool.copy_from(&data(4)).expect("a buffer");
+        let mut batch = Batch::new();
+        for psn in 0..ACKS {
+            if let Some(mut frame) = template.replicate() {
+                frame.head_mut()[PSN_AT..PSN_AT + 3].copy_from_slice(&Psn::new(psn).to_bytes());
+                batch.push(frame);
+            }
+            self.engine.process(NOW, port(0), &mut batch, &mut self.sink);
+            self.sink.sent.clear();
+        }
+        for (from, bytes) in acks {
+            batch.extend(self.sink.pool.copy_from(bytes));
+            self.engine.process(NOW, port(*from), &mut batch, &mut self.sink);
+            self.sink.sent.clear();
+        }
+    }
+
+    /// Frames of nobody's: parsed, looked up, matched against the group, and refused. `engine`: as for
+    /// [`Bench::acks`].
+    pub fn refuse(&mut self, engine: bool, batches: u64) -> Duration {
+        let mut frame = data(1024);
+        // Another source address, with a checksum that is right again.
+        frame[14 + 12..14 + 16].copy_from_slice(&ip(200).octets());
+        self.load((0..BATCH).map(|_| frame.clone()));
+        self.timed_plain(engine, batches)
+    }
+
+    /// Frames between two hosts whose addresses are known: switched.
+    pub fn switch(&mut self, engine: bool, batches: u64) -> Duration {
+        let mut there = data(1024);
+        there[..6].copy_from_slice(&mac(0xAA, 1).0);
+        there[30..34].copy_from_slice(&ip(1).octets());
+        let mut back = vec![0; 60];
+        Ethernet { dst: mac(0xAA, 0), src: mac(0xAA, 1), vlan: None, ethertype: 0x88B5 }.emit(&mut back).expect("room");
+        let mut batch = Batch::new();
+        batch.extend(self.sink.pool.copy_from(&back));
+        self.engine.process(NOW, port(1), &mut batch, &mut self.sink);
+        self.sink.sent.clear();
+        self.load((0..BATCH).map(|_| there.clone()));
+        self.timed_plain(engine, batches)
+    }
+
+    fn timed_plain(&mut self, engine: bool, batches: u64) -> Duration {
+        self.reset();
+        let mut batch = Batch::new();
+        let start = Instant::now();
+        for _ in 0..batches {
+            batch.extend(self.templates.iter().filter_map(PoolBuf::replicate));
+            if engine {
+                self.engine.process(NOW, port(0), &mut batch, &mut self.sink);
+            } else {
+                self.sink.sent.extend(batch.drain(..));
+            }
+            black_box(&mut self.sink.sent).clear();
+        }
+        start.elapsed()
+    }
+}
+
+/// ACKs of one round of [`Bench::acks`].
+pub const ACKS: u32 = 128;

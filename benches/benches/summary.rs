@@ -1,0 +1,225 @@
+//! One table: every figure beside its baseline in the same run, the goals, and the allocations.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use castnet_wire::icrc::{self, HeaderDelta, ShiftCache};
+use castnet_wire::{BATCH, Qpn, parse_frame};
+use common::{ACKS, Bench, data};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes on to the system's allocator unchanged; counting is one atomic addition.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are those of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: `memory` came from `alloc` with this layout, so from the system's allocator.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often each figure is taken; the lowest counts, since whatever else runs on the machine only adds to it.
+const TAKES: usize = 9;
+
+/// The lowest nanoseconds per item of each of some measurements, taken in turn so that a slow spell hits all alike.
+fn lowest<const N: usize>(mut takes: [&mut dyn FnMut() -> (Duration, u64); N]) -> [f64; N] {
+    let mut best = [f64::MAX; N];
+    for _ in 0..TAKES {
+        for (best, take) in best.iter_mut().zip(&mut takes) {
+            let (time, items) = take();
+            *best = best.min(time.as_nanos() as f64 / items as f64);
+        }
+    }
+    best
+}
+
+struct Table {
+    met: bool,
+}
+
+impl Table {
+    fn row(&mut self, what: &str, figure: String, baseline: String, ratio: String, goal: Option<(String, bool)>) {
+        let goal = goal.map_or(String::new(), |(text, met)| {
+            self.met &= met;
+            format!("{text} {}", if met { "met" } else { "MISSED" })
+        });
+        println!("{what:<44} {figure:>12} {baseline:>30} {ratio:>22}  {goal}");
+    }
+}
+
+fn ns(value: f64) -> String {
+    format!("{value:.1} ns")
+}
+
+fn main() {
+    println!("Lowest of {TAKES} takes each; figures compare within this run only.\n");
+    println!("{:<44} {:>12} {:>30} {:>22}  goal", "per frame", "castnet", "baseline", "ratio or difference");
+    let mut table = Table { met: true };
+    parse(&mut table);
+    plain(&mut table);
+    acks(&mut table);
+    replication(&mut table);
+    icrcs(&mut table);
+    allocations(&mut table);
+    println!("\n{}", if table.met { "All goals met." } else { "Not all goals met." });
+}
+
+fn parse(table: &mut Table) {
+    let frames: Vec<Vec<u8>> = (0..BATCH).map(|_| data(1024)).collect();
+    const ROUNDS: u64 = 20_000;
+    let run = |each: &dyn Fn(&[u8])| {
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            for frame in &frames {
+                each(black_box(frame));
+            }
+        }
+        (start.elapsed(), ROUNDS * BATCH as u64)
+    };
+    let [parse, touch] = lowest([
+        &mut || run(&|frame| drop(black_box(parse_frame(&frame[..128], frame.len())))),
+        &mut || run(&|frame| drop(black_box(<[u8; 58]>::try_from(&frame[..58])))),
+    ]);
+    table.row("parse", ns(parse), format!("{} copy its headers", ns(touch)), format!("{:.1} x", parse / touch), None);
+}
+
+fn plain(table: &mut Table) {
+    const BATCHES: u64 = 10_000;
+    let items = BATCHES * BATCH as u64;
+    let mut bench = Bench::new(8);
+    let mut other = Bench::new(8);
+    let [refuse, moved] =
+        lowest([&mut || (bench.refuse(true, BATCHES), items), &mut || (other.refuse(false, BATCHES), items)]);
+    let what = "parse, classify and refuse a stranger";
+    table.row(what, ns(refuse), format!("{} port moves it", ns(moved)), format!("+{}", ns(refuse - moved)), None);
+    let [switch, moved] =
+        lowest([&mut || (bench.switch(true, BATCHES), items), &mut || (other.switch(false, BATCHES), items)]);
+    let what = "switch a frame of no group (FDB hit)";
+    table.row(what, ns(switch), format!("{} port moves it", ns(moved)), format!("+{}", ns(switch - moved)), None);
+}
+
+fn acks(table: &mut Table) {
+    const ROUNDS: u64 = 1_000;
+    let items = ROUNDS * u64::from(ACKS);
+    for (what, triggers) in [("ACK of 8 paths, nothing goes on", false), ("ACK of 8 paths, goes on to the source", true)] {
+        let (mut bench, mut other) = (Bench::new(8), Bench::new(8));
+        let [ack, moved] = lowest([
+            &mut || (bench.acks(triggers, true, ROUNDS), items),
+            &mut || (other.acks(triggers, false, ROUNDS), items),
+        ]);
+        let cost = ack - moved;
+        let goal = (format!("<= 50 ns: {}", ns(cost)), cost <= 50.0);
+        table.row(what, ns(ack), format!("{} port moves it", ns(moved)), format!("+{}", ns(cost)), Some(goal));
+    }
+}
+
+fn replication(table: &mut Table) {
+    let mut per_copy_64 = 0.0;
+    for (payload, receivers) in
+        [64, 1024, 4096].into_iter().flat_map(|payload| [1, 4, 8, 32].map(|receivers| (payload, receivers)))
+    {
+        let batches = 24_000 / receivers as u64;
+        let items = batches * BATCH as u64;
+        let (mut bench, mut other) = (Bench::new(receivers), Bench::new(receivers));
+        let [engine, moved] = lowest([
+            &mut || (bench.replicate(payload, batches), items),
+            &mut || (other.move_only(payload, batches), items),
+        ]);
+        let per_copy = (engine - moved) / receivers as f64;
+        if payload == 64 && receivers == 8 {
+            per_copy_64 = per_copy;
+        }
+        let goal = match (payload, receivers) {
+            (1024, 4..) => Some((format!("<= 15 ns: {}", ns(per_copy)), per_copy <= 15.0)),
+            (4096, 8) => Some((format!("as at 64 B: {}", ns(per_copy)), per_copy <= per_copy_64 * 1.5 + 1.0)),
+            _ => None,
+        };
+        table.row(
+            &format!("replicate 1 to {receivers:2}, {payload:4} B payload"),
+            ns(engine),
+            format!("{} port moves them", ns(moved)),
+            format!("+{} per copy", ns(per_copy)),
+            goal,
+        );
+    }
+}
+
+fn icrcs(table: &mut Table) {
+    const ROUNDS: u64 = 100_000;
+    for (payload, factor) in [(1024, 4.0), (4096, 10.0)] {
+        let frame = data(payload);
+        let packet = &frame[14..frame.len() - 4];
+        let mut shifts = ShiftCache::<16>::new();
+        let (old, new) = ([10, 9, 0, 1].into(), [10, 0, 0, 2].into());
+        shifts.get(payload);
+        let [full, difference] = lowest([
+            &mut || {
+                let start = Instant::now();
+                for _ in 0..ROUNDS {
+                    black_box(icrc::full(&[black_box(packet)]));
+                }
+                (start.elapsed(), ROUNDS)
+            },
+            &mut || {
+                let start = Instant::now();
+                for _ in 0..ROUNDS {
+                    let delta = HeaderDelta::src(black_box([10, 0, 0, 1].into()), old)
+                        .and(HeaderDelta::dst(old, black_box(new)))
+                        .and(HeaderDelta::dest_qp(Qpn::VIRTUAL, black_box(Qpn::new(0x123))));
+                    black_box(shifts.apply(delta.at_bth(), black_box(payload)));
+                }
+                (start.elapsed(), ROUNDS)
+            },
+        ]);
+        let ratio = full / difference;
+        let goal = (format!(">= {factor} x"), ratio >= factor);
+        table.row(
+            &format!("ICRC by difference, {payload} B payload"),
+            ns(difference),
+            format!("{} in full", ns(full)),
+            format!("{ratio:.1} x faster"),
+            Some(goal),
+        );
+    }
+}
+
+fn allocations(table: &mut Table) {
+    let mut bench = Bench::new(8);
+    bench.replicate(1024, 64);
+    let count = |run: &mut dyn FnMut(u64)| {
+        // What making the frames costs is the same for any number of batches: the difference is the engine's.
+        let mut allocations = |batches| {
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            run(batches);
+            ALLOCATIONS.load(Ordering::Relaxed) - before
+        };
+        let (few, many) = (allocations(8), allocations(4000));
+        many - few
+    };
+    let data = count(&mut |batches| drop(bench.replicate(1024, batches)));
+    let switched = count(&mut |batches| drop(bench.switch(true, batches)));
+    let total = data + switched;
+    let frames = 2 * 3992 * BATCH;
+    table.row(
+        "allocations, replicated and switched frames",
+        format!("{total}"),
+        format!("in {frames} frames"),
+        String::new(),
+        Some(("0".into(), total == 0)),
+    );
+}
