@@ -118,6 +118,16 @@ impl Controller {
     }
 }
 
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let address = self.address().map(ToString::to_string);
+        f.debug_struct("Controller")
+            .field("address", &address)
+            .field("owner", &self.owner())
+            .finish()
+    }
+}
+
 impl Drop for Controller {
     fn drop(&mut self) {
         self.shared.stop_now();
