@@ -9,8 +9,8 @@ use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
 use crate::config::QpConfig;
 use crate::work::{LocalSlice, SendOp, SendWr, Status};
 
-/// rxe asks for an ACK when more packets than this went out without one.
-const UNASKED_MAX: u32 = 64;
+/// rxe asks for an ACK with the packet before which this many went out without asking: "more than 64".
+const ASK_AFTER: u32 = 65;
 
 /// A send work request with the sequence numbers of its packets.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ pub(crate) struct Requester {
     psn_start: Psn,
     pmtu: u64,
     window: u64,
-    unasked_max: u32,
+    ask_after: u32,
     timeout: Option<Nanos>,
     retry_cnt: u8,
     rnr_retry: u8,
@@ -100,7 +100,11 @@ impl Requester {
             pmtu: config.pmtu.bytes() as u64,
             window: config.window as u64,
             // A window too small for rxe's habit would stall without ever asking.
-            unasked_max: UNASKED_MAX.min(config.window / 2),
+            ask_after: if config.window > ASK_AFTER {
+                ASK_AFTER
+            } else {
+                config.window / 2
+            },
             timeout: match config.timeout {
                 0 => None,
                 t => Some(Nanos(4096 << t)),
@@ -176,7 +180,7 @@ impl Requester {
         let LocalSlice { key, offset, length } = sending.wr.local;
         let from = (sequence - sending.first) * self.pmtu;
         let is_last = sequence == sending.last;
-        let ack_request = is_last || self.unasked > self.unasked_max;
+        let ack_request = is_last || self.unasked >= self.ask_after;
         let packet = Outgoing {
             op: sending.wr.op,
             is_first: sequence == sending.first,

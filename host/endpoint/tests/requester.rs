@@ -133,9 +133,9 @@ fn a_window_smaller_than_rxes_habit_still_asks() {
         ..config()
     });
     b.post(1, SendOp::Send, 30 * 256);
-    b.sends(&["SEND_FIRST 0 [256]"]);
-    b.wait();
     b.sends(&["SEND_FIRST 0 A [256]"]);
+    b.ack(0);
+    b.sends(&["SEND_MIDDLE 1 A [256]"]);
 }
 
 #[test]
@@ -514,4 +514,40 @@ fn completions_never_overflow() {
     );
     assert!(endpoint.poll_completion().is_some());
     endpoint.post_send(MY_QPN, wr).unwrap();
+}
+
+#[test]
+fn qps_take_turns_and_answers_go_first() {
+    use castnet_wire::{Opcode, Qpn};
+    let mut b = Bench::new(config());
+    let second = Qpn::new(0x33);
+    let other = QpConfig {
+        qpn: second,
+        remote_qpn: Qpn::new(0x34),
+        sq_psn: Psn::new(500),
+        ..config()
+    };
+    b.endpoint.create_qp(other).unwrap();
+    b.post(1, SendOp::Send, 4096);
+    let wr = SendWr::new(2, SendOp::Send, b.slice(0, 3000));
+    b.endpoint.post_send(second, wr).unwrap();
+    for psn in 0..2 {
+        let rkey = b.key.rkey();
+        b.feed(
+            &Packet::request(Opcode::WriteOnly, psn, 4)
+                .reth(VA, rkey, 4)
+                .ack_request(),
+        );
+    }
+    b.sends(&[
+        "ACK 0 #1",
+        "ACK 1 #2",
+        "SEND_FIRST 0 [1024]",
+        "SEND_FIRST 500 [1024]",
+        "SEND_MIDDLE 1 [1024]",
+        "SEND_MIDDLE 501 [1024]",
+        "SEND_MIDDLE 2 [1024]",
+        "SEND_LAST 502 A [952]",
+        "SEND_LAST 3 A [1024]",
+    ]);
 }

@@ -1,6 +1,8 @@
 //! An endpoint beside a scripted peer: frames as short lines of text.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod pipe;
+
 use castnet_endpoint::{
     Access, Completion, Endpoint, EndpointConfig, LocalSlice, MemoryKey, QpConfig, RecvWr, SendOp, SendWr,
     Status,
