@@ -1,6 +1,6 @@
 //! `castnet group`: multicast groups, at the controller or at one switch.
 
-mod show;
+pub(crate) mod show;
 
 use std::path::PathBuf;
 use std::str::FromStr;

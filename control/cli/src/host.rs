@@ -1,12 +1,697 @@
-//! stub
-use crate::{exit::Outcome, output::Output};
-use clap::Args;
-/// Stub
+//! `castnet host`: a software RNIC on an interface, that joins a group and sends or receives a file.
+
+pub(crate) mod member;
+mod sink;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use castnet_port::PortSpec;
+use castnet_proto::transport::Address;
+use castnet_rnic::stream::StreamHeader;
+use castnet_rnic::{Gateway, Rnic, SoftRnicConfig};
+use castnet_wire::{Pmtu, Psn, Qpn};
+use clap::{Args, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tokio::runtime::Handle;
+
+use crate::api;
+use crate::connect::{CONTROLLER, Tls};
+use crate::exit::{self, Failure, Outcome};
+use crate::group::{pmtu, qpn};
+use crate::output::{Output, Page, Report, remark};
+use crate::service::{Ready, Signals};
+use crate::switch::config::port_text;
+use crate::units::{Size, Span, bit_rate, bytes, count, rate_of, span};
+use member::{Dial, Figures, HostRnic, Manner, Membership, Stop};
+use sink::Target;
+
+/// A software RNIC on an interface: joins a group and sends or receives a file
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:")]
-pub(crate) struct HostCommand {}
+#[command(
+    after_help = "Each member of a group runs one of these, or has a hardware RNIC that other tools drive. With a controller, a
+host joins by its name; without one (--mcst-id, for switches with rule files) it takes its part from the flags.
+
+Examples:
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out copy.bin
+  castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
+  castnet host send ... --op write --message-size 1MiB          by RDMA WRITE; receivers with the same two flags
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name b --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0 \\
+      --pmtu 1024 --out copy.bin                                without a controller
+  castnet host ping --interface veth0 --ip 10.0.0.1/24 10.0.0.2 who answers ARP on this link?"
+)]
+pub(crate) struct HostCommand {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Sends a file to all receivers of a group
+    #[command(after_help = "Examples:
+  castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
+  tar c folder | castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file -")]
+    Send(SendCommand),
+    /// Receives a file from the source of a group
+    #[command(after_help = "Examples:
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x")]
+    Receive(ReceiveCommand),
+    /// Asks by ARP whether addresses can be reached from this interface: hosts, and McstIDs of installed groups
+    Ping(PingCommand),
+}
+
+/// The interface and its address.
+#[derive(Debug, Args)]
+struct Device {
+    /// The interface, or any port as `castnet switch --port` takes it (af_packet:veth0, pcap:in.pcap,out.pcap)
+    #[arg(short, long, value_name = "SPEC", value_parser = port_text)]
+    interface: String,
+    /// This host's address on it
+    #[arg(long, value_name = "IP[/BITS]")]
+    ip: HostIp,
+    /// The next hop to addresses beyond the prefix; without it, all are looked for on the link
+    #[arg(long, value_name = "IP")]
+    gateway: Option<Ipv4Addr>,
+}
+
+/// An address with the length of its network's prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HostIp {
+    ip: Ipv4Addr,
+    prefix_len: u8,
+}
+
+impl FromStr for HostIp {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fault = || format!("'{text}' is no address of a host: write such as 10.0.0.1/24");
+        let (ip, bits) = text.split_once('/').unwrap_or((text, "32"));
+        let ip: Ipv4Addr = ip.parse().map_err(|_| fault())?;
+        let prefix_len = bits.parse().ok().filter(|b| *b <= 32).ok_or_else(fault)?;
+        if ip.is_unspecified() || ip.is_multicast() || ip.is_broadcast() {
+            Err(fault())
+        } else {
+            Ok(Self { ip, prefix_len })
+        }
+    }
+}
+
+/// What all members of a group do alike, and this member's part.
+#[derive(Debug, Args)]
+struct MemberArgs {
+    #[command(flatten)]
+    device: Device,
+    /// This host's name, as the group has it
+    #[arg(long)]
+    name: String,
+    /// SEND or WRITE, both with immediate; the same at all members
+    #[arg(long, value_enum, default_value_t = Op::Send)]
+    op: Op,
+    /// Bytes of a full message; the same at all members
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    message_size: Size,
+    /// Messages that a receiver holds; with WRITE the same at all members
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    slots: u32,
+    /// Time-out exponent of the sender's QP: 4.096 us * 2^N
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..32))]
+    qp_timeout: u8,
+    #[command(flatten)]
+    join: JoinArgs,
+    #[command(flatten)]
+    fixed: FixedArgs,
+    /// Writes a line into this file once the QP is connected
+    #[arg(long, value_name = "PATH")]
+    ready_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: Tls,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Op {
+    Send,
+    Write,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "With a controller")]
+struct JoinArgs {
+    /// The group to join
+    #[arg(long, required_unless_present = "mcst_id")]
+    group: Option<String>,
+    /// The controller
+    #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
+    controller: Address,
+    /// Waits so long for a controller that is not there yet, and for a group that is not created yet
+    #[arg(long, value_name = "TIME", default_value = "0s")]
+    wait: Span,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Without a controller (the values of the switch's rule file)")]
+struct FixedArgs {
+    /// The group's address
+    #[arg(long, value_name = "IP", conflicts_with = "group", requires_all = ["own_qpn", "start_psn"])]
+    mcst_id: Option<Ipv4Addr>,
+    /// This member's QPN
+    #[arg(id = "own_qpn", long = "qpn", value_name = "QPN", value_parser = qpn)]
+    qpn: Option<Qpn>,
+    /// The source's first PSN
+    #[arg(long, value_name = "PSN", requires = "mcst_id", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
+    start_psn: Option<u32>,
+    /// The group's path MTU [default: 1024]
+    #[arg(long, value_name = "BYTES", requires = "mcst_id", value_parser = pmtu)]
+    pmtu: Option<u32>,
+    /// What the source's virtual addresses are relative to, for WRITE
+    #[arg(long, value_name = "VA", requires = "mcst_id", value_parser = crate::group::number)]
+    va_base: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct SendCommand {
+    #[command(flatten)]
+    member: MemberArgs,
+    /// The file; `-` is stdin
+    #[arg(long, value_name = "FILE")]
+    file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct ReceiveCommand {
+    #[command(flatten)]
+    member: MemberArgs,
+    /// The file to write, or a folder for a file of the sender's name; `-` is stdout
+    #[arg(long, value_name = "FILE|DIR")]
+    out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct PingCommand {
+    #[command(flatten)]
+    device: Device,
+    /// Addresses to ask for
+    #[arg(required = true, value_name = "IP")]
+    targets: Vec<Ipv4Addr>,
+    /// How long to wait for each
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    wait: Span,
+}
+
+/// What a transfer came to at one host.
+#[derive(Debug, Serialize)]
+struct TransferReport {
+    host: String,
+    role: &'static str,
+    group: String,
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    bytes: u64,
+    sha256: String,
+    seconds: f64,
+    goodput_bits_per_s: f64,
+    frames_sent: u64,
+    retransmissions: u64,
+    timeouts: u64,
+    naks_received: u64,
+    rnr_naks_received: u64,
+    duplicates_received: u64,
+    naks_sent: u64,
+    rnr_naks_sent: u64,
+}
+
+impl TransferReport {
+    fn new(host: &str, role: &'static str, group: String, figures: &Figures, rnic: &HostRnic) -> Self {
+        let (stats, seconds) = (rnic.stats(), figures.elapsed.as_secs_f64());
+        Self {
+            host: host.to_owned(),
+            role,
+            group,
+            name: figures.summary.name.clone(),
+            file: None,
+            bytes: figures.summary.bytes,
+            sha256: figures.summary.digest.to_string(),
+            seconds,
+            goodput_bits_per_s: rate_of(figures.summary.bytes, seconds),
+            frames_sent: stats.frames_out,
+            retransmissions: stats.retransmits,
+            timeouts: stats.timeouts,
+            naks_received: stats.sequence_naks_in,
+            rnr_naks_received: stats.rnr_naks_in,
+            duplicates_received: stats.duplicates_in,
+            naks_sent: stats.sequence_naks_out,
+            rnr_naks_sent: stats.rnr_naks_out,
+        }
+    }
+}
+
+impl Report for TransferReport {
+    fn page(&self, page: &mut Page) {
+        let did = if self.role == "source" { "sent" } else { "received" };
+        page.line(format!(
+            "{} {did} {} ({})",
+            self.host,
+            self.name,
+            bytes(self.bytes)
+        ));
+        let mut facts = vec![
+            ("SHA-256", self.sha256.clone()),
+            ("time", span(Duration::from_secs_f64(self.seconds))),
+            ("goodput", bit_rate(self.goodput_bits_per_s)),
+        ];
+        if let Some(file) = &self.file {
+            facts.push(("file", file.clone()));
+        }
+        if self.role == "source" {
+            facts.push((
+                "retransmissions",
+                format!(
+                    "{} frames after {} NAKs, {} RNR NAKs and {} time-outs",
+                    count(self.retransmissions),
+                    count(self.naks_received),
+                    count(self.rnr_naks_received),
+                    count(self.timeouts)
+                ),
+            ));
+        } else {
+            facts.push((
+                "repairs",
+                format!(
+                    "{} duplicates, {} NAKs and {} RNR NAKs sent",
+                    count(self.duplicates_received),
+                    count(self.naks_sent),
+                    count(self.rnr_naks_sent)
+                ),
+            ));
+        }
+        page.facts(&facts);
+    }
+}
+
 impl HostCommand {
-    pub(crate) async fn run(self, _: Output) -> Outcome {
+    /// Does it on a thread of its own, which owns the RNIC; the runtime's threads carry the calls.
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        let (stop, runtime) = (Stop::default(), Handle::current());
+        let signals = Signals::catch()?;
+        let asked = stop.clone();
+        tokio::spawn(async move {
+            signals.first().await;
+            asked.ask();
+        });
+        let work = move || match self.verb {
+            Verb::Send(command) => command.run(output, &runtime, &stop),
+            Verb::Receive(command) => command.run(output, &runtime, &stop),
+            Verb::Ping(command) => command.run(output, &stop),
+        };
+        tokio::task::spawn_blocking(work).await.map_err(Failure::failed)?
+    }
+}
+
+impl Device {
+    /// Opens the RNIC. The socket holds the RoCEv2 port at the kernel where the kernel has the address too: it would
+    /// answer each frame with an ICMP error otherwise. Nobody reads it, and what comes beyond its buffer is lost.
+    fn open(&self) -> Outcome<(HostRnic, Option<UdpSocket>)> {
+        let held = UdpSocket::bind((self.ip.ip, castnet_wire::udp::ROCE_PORT));
+        if let Err(error) = &held {
+            tracing::debug!(%error, ip = %self.ip.ip, "the kernel's UDP port 4791 is not held");
+        }
+        let spec: PortSpec = self.interface.parse().map_err(Failure::usage)?;
+        let gateway = self.gateway.map(|ip| Gateway {
+            prefix_len: self.ip.prefix_len,
+            ip,
+        });
+        let config = SoftRnicConfig {
+            gateway,
+            ..SoftRnicConfig::new(self.ip.ip)
+        };
+        Ok((member::open(&spec, config)?, held.ok()))
+    }
+}
+
+/// A member that is in its group, with a connected QP.
+struct Member {
+    rnic: HostRnic,
+    qpn: Qpn,
+    group: Membership,
+    manner: Manner,
+    _port: Option<UdpSocket>,
+    _ready: Ready,
+}
+
+impl MemberArgs {
+    fn manner(&self) -> Outcome<Manner> {
+        let message_size = u32::try_from(self.message_size.0)
+            .map_err(|_| Failure::usage(format!("--message-size {} is over 16 MiB", self.message_size)))?;
+        Ok(Manner {
+            by_write: self.op == Op::Write,
+            message_size,
+            slots: self.slots,
+            timeout: self.qp_timeout,
+        })
+    }
+
+    /// What to call the group.
+    fn group_name(&self) -> String {
+        self.join
+            .group
+            .clone()
+            .or_else(|| self.fixed.mcst_id.map(|ip| ip.to_string()))
+            .unwrap_or_default()
+    }
+
+    fn controller(&self) -> Outcome<Dial> {
+        Ok(Dial {
+            address: self.join.controller.clone(),
+            security: self.tls.security()?,
+        })
+    }
+
+    /// Opens the RNIC, joins, connects. A receiver's machine is made before, as its memory must be known.
+    fn join(
+        &self,
+        runtime: &Handle,
+        stop: &Stop,
+        receives: bool,
+    ) -> Outcome<(Member, Option<castnet_rnic::stream::StreamReceiver>)> {
+        let (manner, controller) = (self.manner()?, self.controller()?);
+        let (mut rnic, port) = self.device.open()?;
+        let qpn = member::create_qp(&mut rnic, self.fixed.qpn)?;
+        let receiver = if receives {
+            Some(member::receiver(&mut rnic, qpn, &manner)?)
+        } else {
+            None
+        };
+        let connection = member::connection(&rnic, qpn, receiver.as_ref());
+        let group = match (&self.join.group, self.fixed.mcst_id) {
+            (_, Some(mcst_id)) => {
+                if let Some(memory) = &connection.memory {
+                    remark(&format!(
+                        "{}: the rule file must say: memory = {{ va = {:#x}, rkey = {:#x}, length = {:#x} }}",
+                        self.name, memory.va, memory.rkey, memory.length
+                    ));
+                }
+                Membership {
+                    mcst_id,
+                    start_psn: Psn::new(self.fixed.start_psn.unwrap_or_default()),
+                    pmtu: Pmtu::from_bytes(self.fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
+                    va_base: self.fixed.va_base.unwrap_or_default(),
+                }
+            }
+            (Some(group), None) => {
+                let request = api::JoinGroupRequest {
+                    group: group.clone(),
+                    host: self.name.clone(),
+                    connection: Some(connection),
+                };
+                let patience = self.join.wait.0;
+                let join = async move { member::join(controller, request, patience).await };
+                let state = member::alongside(&mut rnic, runtime, stop, join)?;
+                let expected = if receives {
+                    api::Role::Receiver
+                } else {
+                    api::Role::Source
+                };
+                if state.role() != expected {
+                    let role = crate::group::role_name(state.role());
+                    return Err(
+                        Failure::refused(format!("{} is the {role} of group {group}", self.name))
+                            .next("castnet host send is for the source, castnet host receive for receivers"),
+                    );
+                }
+                Membership::try_from(&state)?
+            }
+            (None, None) => return Err(Failure::usage("which group: --group or --mcst-id?")),
+        };
+        member::connect(&mut rnic, qpn, &group, &manner)?;
+        tracing::info!(host = self.name, %qpn, mcst_id = %group.mcst_id, start_psn = %group.start_psn, "connected");
+        let ready = match &self.ready_file {
+            Some(file) => Ready::quiet(file, &format!("{qpn}"))?,
+            None => Ready::none(),
+        };
+        Ok((
+            Member {
+                rnic,
+                qpn,
+                group,
+                manner,
+                _port: port,
+                _ready: ready,
+            },
+            receiver,
+        ))
+    }
+
+    /// Leaves, where there is somebody to tell. What was transferred stays transferred if that fails.
+    fn leave(&self, member: &mut Member, runtime: &Handle) -> Outcome {
+        let Some(group) = self.join.group.clone() else {
+            return Ok(());
+        };
+        let (controller, host) = (self.controller()?, self.name.clone());
+        let leave = async move { member::leave(controller, group, host).await };
+        // Not to be interrupted by what ended the transfer: it takes a second at most.
+        if let Err(failure) = member::alongside(&mut member.rnic, runtime, &Stop::default(), leave) {
+            tracing::warn!(%failure, "not left");
+        }
         Ok(())
+    }
+}
+
+/// A bar for bytes, on stderr, where somebody sees it.
+pub(crate) fn bar(output: Output, length: Option<u64>) -> ProgressBar {
+    if !output.shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match length {
+        Some(length) => (
+            ProgressBar::new(length),
+            "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        ),
+        None => (
+            ProgressBar::new_spinner(),
+            "{msg} {spinner} {bytes} {bytes_per_sec}",
+        ),
+    };
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+/// The file to send, its name and its length where it has one.
+fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
+    if path == Path::new("-") {
+        return Ok((
+            Box::new(io::stdin()),
+            StreamHeader {
+                name: "stdin".to_owned(),
+                length: None,
+            },
+        ));
+    }
+    let open = || {
+        let file = File::open(path)?;
+        let meta = file.metadata()?;
+        if meta.is_dir() {
+            return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder"));
+        }
+        Ok((file, meta.is_file().then_some(meta.len())))
+    };
+    let (file, length) = open().map_err(|e| exit::cannot_read(path, &e))?;
+    let name = path
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    Ok((Box::new(file), StreamHeader { name, length }))
+}
+
+impl SendCommand {
+    fn run(self, output: Output, runtime: &Handle, stop: &Stop) -> Outcome {
+        let (mut file, header) = source(&self.file)?;
+        let args = &self.member;
+        let (mut member, _) = args.join(runtime, stop, false)?;
+        let bar = bar(output, header.length).with_message(format!("{} sends", args.name));
+        let sent = member::send(
+            &mut member.rnic,
+            member.qpn,
+            &member.group,
+            &member.manner,
+            &header,
+            &mut *file,
+            stop,
+            &mut |bytes| bar.set_position(bytes),
+        );
+        bar.finish_and_clear();
+        args.leave(&mut member, runtime)?;
+        let figures = sent?;
+        output.show_next(&TransferReport::new(
+            &args.name,
+            "source",
+            args.group_name(),
+            &figures,
+            &member.rnic,
+        ))
+    }
+}
+
+impl ReceiveCommand {
+    fn run(self, output: Output, runtime: &Handle, stop: &Stop) -> Outcome {
+        let target = Target::new(self.out.clone());
+        let args = &self.member;
+        let (mut member, receiver) = args.join(runtime, stop, true)?;
+        let Some(mut receiver) = receiver else {
+            return Err(Failure::failed("no receiver was made"));
+        };
+        let bar = bar(output, None).with_message(format!("{} receives", args.name));
+        let received = member::receive(
+            &mut member.rnic,
+            &mut receiver,
+            &mut |header| target.open(header),
+            stop,
+            &mut |header, bytes| {
+                if let Some(length) = header.and_then(|h| h.length)
+                    && bar.length().is_none()
+                {
+                    bar.set_length(length);
+                }
+                bar.set_position(bytes);
+            },
+        );
+        bar.finish_and_clear();
+        // What is whole appears before anything else can go wrong.
+        let received = received.and_then(|(figures, sink)| {
+            let kept = sink
+                .keep()
+                .map_err(|e| Failure::failed(format!("{}: {e}", self.out.display())))?;
+            Ok((figures, kept))
+        });
+        if received.is_ok() {
+            self.answer_until_the_source_is_done(&mut member, runtime, stop)?;
+        }
+        args.leave(&mut member, runtime)?;
+        let (figures, kept) = received?;
+        let mut report =
+            TransferReport::new(&args.name, "receiver", args.group_name(), &figures, &member.rnic);
+        report.file = kept.map(|path| path.display().to_string());
+        if target.is_stdout() {
+            let mut page = Page::default();
+            report.page(&mut page);
+            remark(page.text().trim_end());
+            return Ok(());
+        }
+        output.show_next(&report)
+    }
+
+    fn answer_until_the_source_is_done(&self, member: &mut Member, runtime: &Handle, stop: &Stop) -> Outcome {
+        let left = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let mut task = None;
+        if let Some(group) = self.member.join.group.clone() {
+            let (controller, left) = (self.member.controller()?, left.clone());
+            task = Some(runtime.spawn(async move {
+                if member::source_left(controller, group).await.is_ok() {
+                    left.store(true, std::sync::atomic::Ordering::Relaxed);
+                }
+            }));
+        }
+        let lingered = member::linger(&mut member.rnic, stop, || {
+            left.load(std::sync::atomic::Ordering::Relaxed)
+        });
+        if let Some(task) = task {
+            task.abort();
+        }
+        lingered
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    ip: Ipv4Addr,
+    mac: Option<String>,
+    seconds: f64,
+}
+
+impl crate::output::Row for Answer {
+    const COLUMNS: &'static [&'static str] = &["ip", "mac", "after"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.ip.to_string(),
+            self.mac.clone().unwrap_or_else(|| "no answer".to_owned()),
+            span(Duration::from_secs_f64(self.seconds)),
+        ]
+    }
+}
+
+impl PingCommand {
+    fn run(self, output: Output, stop: &Stop) -> Outcome {
+        let (mut rnic, _port) = self.device.open()?;
+        let mut answers = Vec::new();
+        for ip in self.targets.iter().copied() {
+            if stop.is_asked() {
+                return Err(member::interrupted());
+            }
+            let start = Instant::now();
+            let mac = rnic
+                .resolve_within(ip, self.wait.0)
+                .ok()
+                .map(|mac| mac.to_string());
+            answers.push(Answer {
+                ip,
+                mac,
+                seconds: start.elapsed().as_secs_f64(),
+            });
+        }
+        let silent = answers.iter().filter(|a| a.mac.is_none()).count();
+        let from = rnic.attributes().mac;
+        output.show(&crate::output::Rows::new(answers, "nobody was asked"))?;
+        if silent == 0 {
+            return Ok(());
+        }
+        Err(Failure::unreachable(format!(
+            "{silent} of {} did not answer {from}",
+            self.targets.len()
+        ))
+        .next("see that they run, and that the switch has this port: castnet port; castnet fdb"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hosts_address_is_a_unicast_one() {
+        let ip = |text: &str| text.parse::<HostIp>().map(|h| (h.ip, h.prefix_len));
+        assert_eq!(ip("10.0.0.1/24"), Ok((Ipv4Addr::new(10, 0, 0, 1), 24)));
+        assert_eq!(ip("10.0.0.1"), Ok((Ipv4Addr::new(10, 0, 0, 1), 32)));
+        for bad in [
+            "",
+            "10.0.0",
+            "10.0.0.1/33",
+            "10.0.0.1/x",
+            "0.0.0.0",
+            "239.1.1.1",
+            "255.255.255.255",
+            "fe80::1",
+        ] {
+            assert!(ip(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_known_by_its_name_and_length_and_a_folder_is_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.bin");
+        std::fs::write(&path, b"12345").expect("written");
+        let (_, header) = source(&path).expect("a file");
+        assert_eq!((header.name.as_str(), header.length), ("a.bin", Some(5)));
+        assert_eq!(source(folder.path()).map(|_| ()).map_err(|f| f.code()), Err(2));
+        assert_eq!(source(Path::new("-")).map(|(_, h)| h.length).ok(), Some(None));
     }
 }

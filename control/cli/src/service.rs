@@ -79,10 +79,20 @@ impl Ready {
             _ => {}
         }
         notify("READY=1");
-        let Some(path) = file else {
-            return Ok(Self { file: None });
-        };
-        write_whole(path, &format!("{address}\n")).map_err(|e| {
+        match file {
+            Some(path) => Self::quiet(path, address),
+            None => Ok(Self::none()),
+        }
+    }
+
+    /// Nothing to tell.
+    pub(crate) fn none() -> Self {
+        Self { file: None }
+    }
+
+    /// Tells in a file alone.
+    pub(crate) fn quiet(path: &Path, text: &str) -> Outcome<Self> {
+        write_whole(path, &format!("{text}\n")).map_err(|e| {
             Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
                 .next("give --ready-file a path in a folder that this user may write to")
         })?;

@@ -1,17 +1,343 @@
-//! `castnet switch`: stub
+//! `castnet switch`: runs a switch with its agent until it is told to stop.
+
 pub(crate) mod config;
-use crate::{exit::Outcome, output::Output};
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use castnet_agent::LoadError;
+use castnet_proto::transport::Address;
+use castnet_rules::RuleSet;
+use castnet_wire::{Nanos, PortId};
+use castnet_worker::{Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig, StartError, WorkerConfig};
 use clap::Args;
-/// Runs a switch
+use serde::Serialize;
+
+use crate::connect::{self, AGENT, Tls};
+use crate::counters::Totals;
+use crate::drops::DropRow;
+use crate::exit::{Failure, Outcome};
+use crate::output::{Output, Page, Report};
+use crate::rules;
+use crate::service::{Ready, Signals};
+use crate::units::{Size, Span, span};
+use config::{FaultRule, Idle, NamedPort, SwitchConfig, WorkerPlace};
+
+/// Runs a switch on interfaces of this machine
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:")]
-pub(crate) struct SwitchCommand {}
+#[command(
+    after_help = "Ports: NAME=SPEC, numbered from 0 as they are given. A SPEC is an interface, or the whole form with options:
+  af_packet:eth1,rx=4096,tx=2048   a network interface (needs CAP_NET_RAW: castnet doctor --for switch)
+  pcap:in.pcap,out.pcap            frames from a file, and what is sent into another
+Faults for labs, on all ports or on one ([PORT:]OPTIONS): loss=1% duplicate=1% reorder=1% corrupt=1% delay=50us jitter=1ms
+seed=7; rx. or tx. before an option means one direction.
+
+It stops at SIGINT or SIGTERM with a summary; a second signal ends it at once.
+
+Examples:
+  castnet switch --port h1=veth-h1 --port h2=veth-h2
+  castnet switch --config switch.toml --ready-file /run/castnet/leaf1.ready
+  castnet switch --rules rules.toml --port a=eth1 --port b=eth2 --port c=eth3 --port d=eth4
+  castnet switch --name leaf1 --listen unix:/run/castnet/leaf1.sock --worker core=2 --idle busy --port ...
+  castnet switch --port a=eth1 --port b=eth2 --fault a:rx.loss=1%,seed=42"
+)]
+pub(crate) struct SwitchCommand {
+    /// Configuration file; flags win over it (an example: deploy/examples/switch.toml)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Its name, for the controller and for LLDP [default: this machine's]
+    #[arg(long)]
+    name: Option<String>,
+    /// A port; may be given again. Without NAME= it has the interface's name
+    #[arg(long = "port", value_name = "NAME=SPEC")]
+    ports: Vec<NamedPort>,
+    /// Static groups and routes (castnet rules example)
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Where its agent listens; port 0 takes any free one
+    #[arg(long, value_name = "URL", help = format!("Where its agent listens; port 0 takes any free one [default: {AGENT}]"))]
+    listen: Option<Address>,
+    /// A worker thread and its core, core=N or any; may be given again [default: one, on any core]
+    #[arg(long = "worker", value_name = "core=N|any")]
+    workers: Vec<WorkerPlace>,
+    /// What workers do when no frame comes [default: adaptive]
+    #[arg(long, value_enum)]
+    idle: Option<Idle>,
+    /// Faults to inject; may be given again
+    #[arg(long = "fault", value_name = "[PORT:]OPTIONS")]
+    faults: Vec<FaultRule>,
+    /// Groups that it takes [default: 4096]
+    #[arg(long, value_name = "N")]
+    groups_max: Option<usize>,
+    /// Memory for the state of all groups [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
+    /// How often each port says who it is, by LLDP; 0 for never [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    lldp: Option<Span>,
+    /// Writes the address into this file when it is ready, and removes the file when it stops
+    #[arg(long, value_name = "PATH")]
+    ready_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: Tls,
+}
+
 impl SwitchCommand {
-    pub(crate) async fn run(self, _: Output) -> Outcome {
-        let c = config::SwitchConfig::default();
-        c.port_specs()?;
-        c.listen();
-        config::SwitchConfig::read(std::path::Path::new("x"))?.or(c);
-        Ok(())
+    /// File and flags together, and where to tell readiness.
+    fn settings(self) -> Outcome<(SwitchConfig, Option<PathBuf>)> {
+        let file = self
+            .config
+            .as_deref()
+            .map(SwitchConfig::read)
+            .transpose()?
+            .unwrap_or_default();
+        let flags = SwitchConfig {
+            name: self.name,
+            ports: self.ports,
+            rules: self.rules,
+            listen: self.listen,
+            tls: Tls::default(),
+            workers: self.workers,
+            idle: self.idle,
+            faults: self.faults,
+            groups_max: self.groups_max,
+            memory: self.memory,
+            lldp: self.lldp,
+        };
+        let mut config = flags.or(file);
+        config.tls = self.tls.or(config.tls);
+        Ok((config, self.ready_file))
+    }
+
+    /// Switches until a signal.
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        let (config, ready_file) = self.settings()?;
+        let security = config.tls.security()?;
+        let rules = config
+            .rules
+            .as_deref()
+            .map(rules::load)
+            .transpose()?
+            .unwrap_or_default();
+        let dataplane_config = dataplane_config(&config)?;
+        check_rules(&rules, config.rules.as_deref(), dataplane_config.ports.len())?;
+        let name = dataplane_config.engine.switch.clone();
+        let signals = Signals::catch()?;
+
+        let started = std::time::Instant::now();
+        let dataplane = start(dataplane_config).await?;
+        install(&dataplane, rules).await?;
+        let agent = castnet_agent::Agent::start(dataplane.clone(), &config.listen(), &security)
+            .await
+            .map_err(|e| connect::failure(&e, ""))?;
+        let ready = Ready::announce(output, &name, &agent.address().to_string(), ready_file.as_deref())?;
+        signals.first().await;
+
+        drop(ready);
+        agent.stop().await;
+        let last = tokio::task::spawn_blocking(move || dataplane.stop())
+            .await
+            .map_err(Failure::failed)?;
+        let Some(counters) = last else {
+            return Err(Failure::failed(
+                "a worker had died before: its last counters are lost",
+            ));
+        };
+        output.show_next(&Summary {
+            name,
+            seconds: started.elapsed().as_secs_f64(),
+            totals: totals(&counters.totals),
+            groups: counters.groups.len(),
+            drops: drops(&counters),
+        })
+    }
+}
+
+/// What a switch did.
+#[derive(Debug, Serialize)]
+struct Summary {
+    name: String,
+    seconds: f64,
+    totals: Totals,
+    groups: usize,
+    drops: Vec<DropRow>,
+}
+
+impl Report for Summary {
+    fn page(&self, page: &mut Page) {
+        let time = span(std::time::Duration::from_secs_f64(self.seconds));
+        page.line(format!(
+            "{}: stopped after {time} with {} groups: {}",
+            self.name,
+            self.groups,
+            self.totals.sentence()
+        ));
+        for drop in &self.drops {
+            page.line(format!("  dropped {}: {}", drop.reason, drop.frames));
+        }
+    }
+}
+
+fn totals(t: &castnet_worker::engine::Totals) -> Totals {
+    Totals {
+        received: t.received,
+        switched: t.switched,
+        routed: t.routed,
+        flooded: t.flooded,
+        replicated: t.replicated,
+        absorbed: t.absorbed,
+        dropped: t.dropped,
+        copies: t.copies,
+        copies_lost: t.copies_lost,
+        originated: t.originated,
+        sent: t.sent,
+    }
+}
+
+/// Drops that happened, by reason.
+pub(crate) fn drops(counters: &castnet_worker::Counters) -> Vec<DropRow> {
+    let all = castnet_wire::DropReason::ALL.iter();
+    all.map(|reason| DropRow {
+        reason: reason.name().to_owned(),
+        frames: counters.dropped(*reason),
+    })
+    .filter(|row| row.frames > 0)
+    .collect()
+}
+
+/// A number that another start of this program does not have: hashes of tables must not be foreseen.
+pub(crate) fn draw() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// This machine's name, as far as it is one for a switch.
+fn machine_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let short = name.trim().split('.').next().unwrap_or_default();
+    if short.is_empty() {
+        "switch".to_owned()
+    } else {
+        short.to_owned()
+    }
+}
+
+fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
+    let ports = config
+        .port_specs()?
+        .into_iter()
+        .enumerate()
+        .filter_map(|(index, (name, spec))| {
+            let id = PortId::new(u8::try_from(index).ok()?)?;
+            Some(PortConfig::new(id, name, spec))
+        });
+    let mut out = DataplaneConfig::new(config.name.clone().unwrap_or_else(machine_name), ports.collect());
+    let idle = match config.idle.unwrap_or_default() {
+        Idle::Busy => WorkerIdle::Busy,
+        Idle::Adaptive => WorkerIdle::default(),
+    };
+    let places = if config.workers.is_empty() {
+        &[WorkerPlace { core: None }][..]
+    } else {
+        &config.workers
+    };
+    out.workers = places
+        .iter()
+        .map(|place| WorkerConfig {
+            core: place.core,
+            idle,
+        })
+        .collect();
+    out.engine.hash_seed = draw();
+    if let Some(most) = config.groups_max {
+        out.engine.groups_max = most;
+    }
+    if let Some(Size(bytes)) = config.memory {
+        out.engine.memory_max_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    }
+    if let Some(Span(every)) = config.lldp {
+        let nanos = Nanos(u64::try_from(every.as_nanos()).unwrap_or(u64::MAX));
+        out.engine.lldp_interval = Some(nanos).filter(|n| *n > Nanos::ZERO);
+    }
+    Ok(out)
+}
+
+/// What only the switch's own number of ports can tell.
+fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
+    let faults = rules.check(ports);
+    if faults.is_empty() {
+        return Ok(());
+    }
+    let file = path.map(|p| p.display().to_string()).unwrap_or_default();
+    let lines: Vec<_> = faults.iter().map(|f| format!("{file}: {f}")).collect();
+    Err(Failure::usage(lines.join("\n")).next(format!("castnet rules check --ports {ports} {file}")))
+}
+
+/// Starts a dataplane; opening ports asks the kernel, so it is done beside the runtime's threads.
+pub(crate) async fn start(config: DataplaneConfig) -> Outcome<Arc<Dataplane>> {
+    let started = tokio::task::spawn_blocking(|| Dataplane::start(config))
+        .await
+        .map_err(Failure::failed)?;
+    started.map(Arc::new).map_err(|e| match e {
+        StartError::Port { .. } => Failure::failed(e).next("castnet doctor --for switch"),
+        StartError::Config(_)
+        | StartError::NoWorkers
+        | StartError::TooManyWorkers { .. }
+        | StartError::Pin { .. } => Failure::usage(e),
+        _ => Failure::failed(e),
+    })
+}
+
+async fn install(dataplane: &Arc<Dataplane>, rules: RuleSet) -> Outcome {
+    let dataplane = dataplane.clone();
+    let loaded = tokio::task::spawn_blocking(move || castnet_agent::load_rules(&dataplane, &rules));
+    loaded.await.map_err(Failure::failed)?.map_err(|e| match e {
+        LoadError::Faults { .. } => Failure::usage(e).next("castnet rules check FILE"),
+        _ => Failure::failed(e),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_configuration_is_valid() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/examples/switch.toml");
+        let config = SwitchConfig::read(Path::new(path)).expect("no fault");
+        let dataplane = dataplane_config(&config).expect("a dataplane");
+        assert_eq!(
+            (
+                dataplane.engine.switch.as_str(),
+                dataplane.ports.len(),
+                dataplane.workers.len()
+            ),
+            ("leaf1", 3, 1)
+        );
+    }
+
+    #[test]
+    fn defaults_are_filled_in_and_lldp_can_be_turned_off() {
+        let ports = vec!["a=eth0".parse().expect("a port")];
+        let config = SwitchConfig {
+            ports,
+            lldp: Some(Span(std::time::Duration::ZERO)),
+            ..SwitchConfig::default()
+        };
+        let dataplane = dataplane_config(&config).expect("a dataplane");
+        assert_eq!(dataplane.engine.lldp_interval, None);
+        assert!(!dataplane.engine.switch.is_empty());
+    }
+
+    #[test]
+    fn rules_for_more_ports_than_there_are_do_not_start() {
+        let rules = RuleSet::from_toml(rules::EXAMPLE).expect("the example");
+        assert!(check_rules(&rules, None, 6).is_ok());
+        let failure = check_rules(&rules, Some(Path::new("r.toml")), 2).expect_err("two ports");
+        assert!(
+            failure.code() == 2 && failure.what.contains("r.toml: "),
+            "{}",
+            failure.what
+        );
     }
 }

@@ -1,0 +1,487 @@
+//! One act of the demo: a group is created, five hosts join it as hosts do, one sends to four, and all is counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use castnet_port::{MemEnd, PortSpec};
+use castnet_proto::transport::{Address, Security};
+use castnet_rnic::SoftRnicConfig;
+use castnet_rnic::stream::StreamHeader;
+use castnet_wire::McstId;
+use indicatif::ProgressBar;
+use tokio::runtime::Handle;
+use tokio::sync::{Barrier, mpsc};
+
+use super::fabric::{Fabric, HOSTS, Losses, switch_of};
+use super::report::{ActReport, ReceiverReport, SourceReport, SwitchReport};
+use crate::api;
+use crate::connect;
+use crate::drops::DropRow;
+use crate::exit::{self, Failure, Outcome};
+use crate::group::show;
+use crate::host::member::{self, Dial, Figures, HostRnic, Manner, Membership, Stop};
+use crate::tree::Node;
+use crate::units::{Ratio, rate_of};
+
+/// Time-out exponent of the source's QP: 67 ms, several turns of all threads on two cores.
+const QP_TIMEOUT: u8 = 14;
+
+/// Nothing moves for so long: something is broken.
+const STALL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What is sent.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    /// Bytes drawn from a seed.
+    Drawn { size: u64, seed: u64 },
+    /// A file of this length.
+    File { path: PathBuf, size: u64 },
+}
+
+impl Content {
+    pub(crate) fn size(&self) -> u64 {
+        match self {
+            Self::Drawn { size, .. } | Self::File { size, .. } => *size,
+        }
+    }
+
+    fn open(&self) -> Outcome<(Box<dyn Read>, StreamHeader)> {
+        let header = |name: &str| StreamHeader {
+            name: name.to_owned(),
+            length: Some(self.size()),
+        };
+        match self {
+            Self::Drawn { size, seed } => Ok((Box::new(Drawn { state: *seed }.take(*size)), header("demo"))),
+            Self::File { path, .. } => {
+                let file = std::fs::File::open(path).map_err(|e| exit::cannot_read(path, &e))?;
+                let name = path
+                    .file_name()
+                    .map(|n| n.to_string_lossy().into_owned())
+                    .unwrap_or_default();
+                Ok((Box::new(file), header(&name)))
+            }
+        }
+    }
+}
+
+/// Bytes that look random and are the same for the same seed (splitmix64).
+struct Drawn {
+    state: u64,
+}
+
+impl Read for Drawn {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        for chunk in out.chunks_mut(8) {
+            self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut z = self.state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            chunk.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes()[..chunk.len()]);
+        }
+        Ok(out.len())
+    }
+}
+
+/// What an act does.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) name: &'static str,
+    /// The group's name.
+    pub(crate) group: String,
+    pub(crate) loss: Ratio,
+    pub(crate) pmtu: u32,
+    pub(crate) content: Content,
+    pub(crate) manner: Manner,
+}
+
+impl Script {
+    /// How the demo's members do it.
+    pub(crate) fn manner() -> Manner {
+        Manner {
+            timeout: QP_TIMEOUT,
+            ..Manner::default()
+        }
+    }
+}
+
+/// What all hosts of an act share.
+struct Stage {
+    script: Script,
+    controller: Address,
+    losses: Losses,
+    stop: Stop,
+    /// All are connected.
+    connected: Barrier,
+    /// All is counted: hosts may leave.
+    over: AtomicBool,
+    /// Bytes that each host has taken or got.
+    moved: [AtomicU64; HOSTS.len()],
+    /// Numbers of hosts that have transferred, or failed.
+    finished: mpsc::UnboundedSender<usize>,
+}
+
+/// What a host says at the end.
+struct Told {
+    figures: Figures,
+    source: SourceReport,
+    duplicates: u64,
+    acks_sent: u64,
+    naks_sent: u64,
+}
+
+/// Plays an act; returns what it came to and the tree.
+pub(crate) async fn play(
+    fabric: &Fabric,
+    controller: &Address,
+    script: Script,
+    bar: &ProgressBar,
+) -> Outcome<(ActReport, Option<Node>, String)> {
+    let mut client = connect::controller(controller, &Security::default()).await?;
+    let created = client
+        .create_group(create(&script))
+        .await?
+        .into_inner()
+        .group
+        .unwrap_or_default();
+    let before = drops(fabric).await?;
+
+    let (finished, mut ends) = mpsc::unbounded_channel();
+    let stage = Arc::new(Stage {
+        script: script.clone(),
+        controller: controller.clone(),
+        losses: fabric.losses(),
+        stop: Stop::default(),
+        connected: Barrier::new(HOSTS.len()),
+        over: AtomicBool::new(false),
+        moved: [const { AtomicU64::new(0) }; HOSTS.len()],
+        finished,
+    });
+    let runtime = Handle::current();
+    let hosts: Vec<_> = fabric
+        .hosts
+        .iter()
+        .enumerate()
+        .map(|(index, &(name, ref end))| {
+            let (stage, runtime, end, bar) = (stage.clone(), runtime.clone(), end.clone(), bar.clone());
+            tokio::task::spawn_blocking(move || {
+                let told = host(&stage, &runtime, index, name, end, &bar);
+                if told.is_err() {
+                    // The others would wait for this one.
+                    stage.stop.ask();
+                }
+                let _ = stage.finished.send(index);
+                told
+            })
+        })
+        .collect();
+
+    let stalled = watch(&stage, &mut ends).await;
+    stage.losses.set(0.0);
+    let tree = client
+        .get_group(api::GetGroupRequest {
+            group: script.group.clone(),
+        })
+        .await;
+    let switches = switches(fabric, &created.mcst_id).await?;
+    let after = drops(fabric).await?;
+    stage.over.store(true, Ordering::Relaxed);
+    let mut told = Vec::new();
+    for (host, (name, _)) in hosts.into_iter().zip(&fabric.hosts) {
+        told.push((*name, host.await.map_err(Failure::failed)?));
+    }
+    client
+        .destroy_group(api::DestroyGroupRequest {
+            group: script.group.clone(),
+        })
+        .await?;
+
+    let (source_name, source) = told.remove(0);
+    let source = match (source, stalled) {
+        (_, Err(failure)) => return Err(failure),
+        (Err(failure), _) => return Err(first_cause(failure, told)),
+        (Ok(source), Ok(())) => source,
+    };
+    let digest = source.figures.summary.digest.to_string();
+    let receivers: Vec<_> = told
+        .into_iter()
+        .map(|(name, told)| receiver_report(name, told, &digest))
+        .collect();
+    let seconds = source.figures.elapsed.as_secs_f64();
+    let size = script.content.size();
+    let report = ActReport {
+        name: script.name,
+        group: script.group,
+        mcst_id: created.mcst_id,
+        loss: script.loss,
+        ok: receivers.iter().all(|r| r.ok && r.bytes == size),
+        seconds,
+        goodput_bits_per_s: rate_of(size, seconds),
+        source: SourceReport {
+            host: source_name.to_owned(),
+            ..source.source
+        },
+        bytes_received: receivers.iter().map(|r| r.bytes).sum(),
+        receivers,
+        switches,
+        drops: difference(&before, &after),
+    };
+    let tree = tree
+        .ok()
+        .and_then(|answer| show::draw(source_name, &answer.into_inner().tree));
+    Ok((report, tree, digest))
+}
+
+fn create(script: &Script) -> api::CreateGroupRequest {
+    let member = |host: &&str| api::NewMember {
+        host: (*host).to_owned(),
+        connection: None,
+    };
+    api::CreateGroupRequest {
+        name: script.group.clone(),
+        source: HOSTS[0].to_owned(),
+        members: HOSTS.iter().map(member).collect(),
+        pmtu: script.pmtu,
+        ..Default::default()
+    }
+}
+
+/// Of several failures the one that began it: hosts that were only stopped say so.
+fn first_cause(source: Failure, others: Vec<(&str, Outcome<Told>)>) -> Failure {
+    let stopped = member::interrupted().what;
+    let all = std::iter::once((HOSTS[0], source)).chain(
+        others
+            .into_iter()
+            .filter_map(|(name, told)| told.err().map(|failure| (name, failure))),
+    );
+    let mut all: Vec<_> = all.map(|(name, failure)| failure.while_doing(name)).collect();
+    let cause = all.iter().position(|f| !f.what.ends_with(&stopped)).unwrap_or(0);
+    all.swap_remove(cause)
+}
+
+/// Waits until all hosts have transferred or failed; an error where nothing moves any more.
+async fn watch(stage: &Stage, ends: &mut mpsc::UnboundedReceiver<usize>) -> Outcome {
+    let (mut done, mut moved) = (BTreeSet::new(), 0);
+    while done.len() < HOSTS.len() {
+        match tokio::time::timeout(STALL_TIMEOUT, ends.recv()).await {
+            Ok(Some(host)) => drop(done.insert(host)),
+            Ok(None) => break,
+            Err(_) => {
+                let now = stage.moved.iter().map(|m| m.load(Ordering::Relaxed)).sum();
+                if now == moved {
+                    stage.stop.ask();
+                    let left = HOSTS
+                        .iter()
+                        .enumerate()
+                        .filter(|(i, _)| !done.contains(i))
+                        .map(|(_, name)| *name);
+                    let left = left.collect::<Vec<_>>().join(", ");
+                    return Err(Failure::failed(format!(
+                        "nothing moved for {STALL_TIMEOUT:?}; not done: {left}"
+                    ))
+                    .next("try again with -v, and with a smaller --size"));
+                }
+                moved = now;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A host, on a thread of its own.
+fn host(
+    stage: &Arc<Stage>,
+    runtime: &Handle,
+    index: usize,
+    name: &str,
+    end: MemEnd,
+    bar: &ProgressBar,
+) -> Outcome<Told> {
+    let manner = &stage.script.manner;
+    let ip = Ipv4Addr::new(10, 0, 0, index as u8 + 1);
+    let mut rnic = member::open(&PortSpec::from(end), SoftRnicConfig::new(ip))?;
+    let qpn = member::create_qp(&mut rnic, None)?;
+    let mut receiver = if index == 0 {
+        None
+    } else {
+        Some(member::receiver(&mut rnic, qpn, manner)?)
+    };
+    let request = api::JoinGroupRequest {
+        group: stage.script.group.clone(),
+        host: name.to_owned(),
+        connection: Some(member::connection(&rnic, qpn, receiver.as_ref())),
+    };
+    let dial = Dial {
+        address: stage.controller.clone(),
+        security: Security::default(),
+    };
+    let join = {
+        let dial = dial.clone();
+        async move { member::join(dial, request, Duration::ZERO).await }
+    };
+    let state = member::alongside(&mut rnic, runtime, &stage.stop, join)?;
+    let group = Membership::try_from(&state)?;
+    member::connect(&mut rnic, qpn, &group, manner)?;
+    curtain(stage, &mut rnic, runtime)?;
+
+    let figures = match &mut receiver {
+        None => {
+            let (mut source, header) = stage.script.content.open()?;
+            let mut progress = |bytes| {
+                bar.set_position(bytes);
+                stage.moved[index].store(bytes, Ordering::Relaxed);
+            };
+            member::send(
+                &mut rnic,
+                qpn,
+                &group,
+                manner,
+                &header,
+                &mut *source,
+                &stage.stop,
+                &mut progress,
+            )
+        }
+        Some(receiver) => {
+            let mut progress = |_: Option<&StreamHeader>, bytes| {
+                stage.moved[index].store(bytes, Ordering::Relaxed);
+            };
+            member::receive(
+                &mut rnic,
+                receiver,
+                &mut |_| Ok(io::sink()),
+                &stage.stop,
+                &mut progress,
+            )
+            .map(|(f, _)| f)
+        }
+    }?;
+    let _ = stage.finished.send(index);
+    member::linger(&mut rnic, &stage.stop, || stage.over.load(Ordering::Relaxed))?;
+    let leave = {
+        let (group, name) = (stage.script.group.clone(), name.to_owned());
+        async move { member::leave(dial, group, name).await }
+    };
+    member::alongside(&mut rnic, runtime, &stage.stop, leave)?;
+    Ok(told(figures, &rnic))
+}
+
+/// Waits until all hosts are connected; then the links begin to lose, and nobody sends before.
+fn curtain(stage: &Arc<Stage>, rnic: &mut HostRnic, runtime: &Handle) -> Outcome {
+    let all = stage.clone();
+    let wait = async move {
+        if all.connected.wait().await.is_leader() {
+            all.losses.set(all.script.loss.0);
+        }
+        all.connected.wait().await;
+        Ok(())
+    };
+    member::alongside(rnic, runtime, &stage.stop, wait)
+}
+
+fn told(figures: Figures, rnic: &HostRnic) -> Told {
+    let (stats, port) = (rnic.stats(), rnic.port_stats());
+    let source = SourceReport {
+        host: String::new(),
+        frames_sent: port.tx_frames,
+        bytes_sent: port.tx_bytes,
+        retransmissions: stats.retransmits,
+        timeouts: stats.timeouts,
+        acks_received: stats.acks_in,
+        naks_received: stats.sequence_naks_in,
+    };
+    Told {
+        figures,
+        source,
+        duplicates: stats.duplicates_in,
+        acks_sent: stats.acks_out,
+        naks_sent: stats.sequence_naks_out,
+    }
+}
+
+fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverReport {
+    let mut report = ReceiverReport {
+        host: name.to_owned(),
+        switch: switch_of(name).to_owned(),
+        bytes: 0,
+        sha256: String::new(),
+        ok: false,
+        duplicates: 0,
+        acks_sent: 0,
+        naks_sent: 0,
+        error: None,
+    };
+    match told {
+        Ok(told) => {
+            report.bytes = told.figures.summary.bytes;
+            report.sha256 = told.figures.summary.digest.to_string();
+            report.ok = report.sha256 == digest;
+            report.duplicates = told.duplicates;
+            report.acks_sent = told.acks_sent;
+            report.naks_sent = told.naks_sent;
+        }
+        Err(failure) => report.error = Some(failure.what),
+    }
+    report
+}
+
+type Drops = BTreeMap<String, u64>;
+
+/// Frames dropped by all switches, by reason.
+async fn drops(fabric: &Fabric) -> Outcome<Drops> {
+    let mut sum = Drops::new();
+    for counters in counters(fabric).await? {
+        for row in crate::switch::drops(&counters.1) {
+            *sum.entry(row.reason).or_default() += row.frames;
+        }
+    }
+    Ok(sum)
+}
+
+fn difference(before: &Drops, after: &Drops) -> Vec<DropRow> {
+    let since = |(reason, frames): (&String, &u64)| DropRow {
+        reason: reason.clone(),
+        frames: frames.saturating_sub(before.get(reason).copied().unwrap_or(0)),
+    };
+    after.iter().map(since).filter(|row| row.frames > 0).collect()
+}
+
+async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, castnet_worker::Counters)>> {
+    let dataplanes: Vec<_> = fabric
+        .switches
+        .iter()
+        .map(|s| (s.name, s.dataplane.clone()))
+        .collect();
+    let read = move || {
+        dataplanes
+            .into_iter()
+            .map(|(name, d)| Ok((name, d.counters()?)))
+            .collect()
+    };
+    let read: Result<Vec<_>, castnet_worker::Stopped> =
+        tokio::task::spawn_blocking(read).await.map_err(Failure::failed)?;
+    read.map_err(Failure::failed)
+}
+
+async fn switches(fabric: &Fabric, mcst_id: &str) -> Outcome<Vec<SwitchReport>> {
+    let mcst_id = McstId(mcst_id.parse().map_err(Failure::failed)?);
+    let report = |(name, counters): (&str, castnet_worker::Counters)| {
+        let group = counters.group(mcst_id)?.counters;
+        Some(SwitchReport {
+            switch: name.to_owned(),
+            data_in: group.data_in,
+            copies_out: group.data_out,
+            retransmitted_in: group.more.retransmitted,
+            filtered: group.more.filtered,
+            acks_in: group.acks_in,
+            acks_out: group.acks_out,
+            naks_in: group.more.naks_in,
+            naks_out: group.more.naks_out,
+        })
+    };
+    Ok(counters(fabric).await?.into_iter().filter_map(report).collect())
+}

@@ -1,0 +1,328 @@
+//! What the demo shows.
+
+use serde::Serialize;
+
+use crate::drops::DropRow;
+use crate::output::{Page, Report, Row};
+use crate::tree::Node;
+use crate::units::{Ratio, bit_rate, bytes, count, span};
+
+/// The whole demo.
+#[derive(Debug, Serialize)]
+pub(crate) struct DemoReport {
+    /// Bytes of the file that is sent.
+    pub(crate) size: u64,
+    pub(crate) pmtu: u32,
+    pub(crate) seed: u64,
+    pub(crate) source: String,
+    pub(crate) receivers: Vec<String>,
+    /// Of what was sent.
+    pub(crate) sha256: String,
+    pub(crate) tree: Option<Node>,
+    pub(crate) acts: Vec<ActReport>,
+    /// Whether every receiver had every byte in every act.
+    pub(crate) ok: bool,
+    pub(crate) seconds: f64,
+}
+
+/// One transfer.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ActReport {
+    pub(crate) name: &'static str,
+    pub(crate) group: String,
+    pub(crate) mcst_id: String,
+    /// Share of the frames that each direction of each link loses.
+    pub(crate) loss: Ratio,
+    pub(crate) ok: bool,
+    pub(crate) seconds: f64,
+    /// Of the file, at each receiver, until the last one had it.
+    pub(crate) goodput_bits_per_s: f64,
+    pub(crate) source: SourceReport,
+    /// Bytes of the file that all receivers together have.
+    pub(crate) bytes_received: u64,
+    pub(crate) receivers: Vec<ReceiverReport>,
+    pub(crate) switches: Vec<SwitchReport>,
+    /// In all switches, injected losses included.
+    pub(crate) drops: Vec<DropRow>,
+}
+
+/// The sending host.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct SourceReport {
+    pub(crate) host: String,
+    /// Frames and bytes that it put on the wire, those sent again included.
+    pub(crate) frames_sent: u64,
+    pub(crate) bytes_sent: u64,
+    pub(crate) retransmissions: u64,
+    pub(crate) timeouts: u64,
+    pub(crate) acks_received: u64,
+    pub(crate) naks_received: u64,
+}
+
+/// A receiving host.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ReceiverReport {
+    pub(crate) host: String,
+    pub(crate) switch: String,
+    pub(crate) bytes: u64,
+    pub(crate) sha256: String,
+    pub(crate) ok: bool,
+    /// Frames that it had seen before, and ACKs and NAKs that it sent.
+    pub(crate) duplicates: u64,
+    pub(crate) acks_sent: u64,
+    pub(crate) naks_sent: u64,
+    /// Why it has not every byte.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+}
+
+impl Row for ReceiverReport {
+    const COLUMNS: &'static [&'static str] = &[
+        "receiver",
+        "at",
+        "bytes",
+        "sha-256",
+        "duplicates",
+        "acks sent",
+        "naks sent",
+        "",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let end = match (&self.error, self.ok) {
+            (Some(error), _) => error.clone(),
+            (None, true) => "every byte".to_owned(),
+            (None, false) => "WRONG BYTES".to_owned(),
+        };
+        vec![
+            self.host.clone(),
+            self.switch.clone(),
+            bytes(self.bytes),
+            self.sha256.chars().take(16).collect(),
+            count(self.duplicates),
+            count(self.acks_sent),
+            count(self.naks_sent),
+            end,
+        ]
+    }
+}
+
+/// A switch's part in a transfer.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SwitchReport {
+    pub(crate) switch: String,
+    pub(crate) data_in: u64,
+    pub(crate) copies_out: u64,
+    pub(crate) retransmitted_in: u64,
+    /// Copies not sent, as their path had acknowledged them.
+    pub(crate) filtered: u64,
+    pub(crate) acks_in: u64,
+    pub(crate) acks_out: u64,
+    pub(crate) naks_in: u64,
+    pub(crate) naks_out: u64,
+}
+
+impl Row for SwitchReport {
+    const COLUMNS: &'static [&'static str] = &[
+        "switch",
+        "data in",
+        "copies out",
+        "again",
+        "filtered",
+        "acks in",
+        "acks out",
+        "naks in",
+        "naks out",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let mut cells = vec![self.switch.clone()];
+        let figures = [
+            self.data_in,
+            self.copies_out,
+            self.retransmitted_in,
+            self.filtered,
+            self.acks_in,
+            self.acks_out,
+            self.naks_in,
+            self.naks_out,
+        ];
+        cells.extend(figures.map(count));
+        cells
+    }
+}
+
+impl ActReport {
+    /// This act for people.
+    fn section(&self, page: &mut Page) {
+        let loss = if self.loss.0 > 0.0 {
+            format!("{} loss on every link, both ways", self.loss)
+        } else {
+            "no loss".to_owned()
+        };
+        page.title(format!(
+            "{}: {loss} (group {}, McstID {})",
+            self.name, self.group, self.mcst_id
+        ));
+        let source = &self.source;
+        let times = if source.bytes_sent > 0 {
+            self.bytes_received as f64 / source.bytes_sent as f64
+        } else {
+            0.0
+        };
+        page.facts(&[
+            (
+                &format!("{} sent", source.host),
+                format!(
+                    "{} in {} frames",
+                    bytes(source.bytes_sent),
+                    count(source.frames_sent)
+                ),
+            ),
+            (
+                "all received",
+                format!("{}, {times:.2} times what was sent", bytes(self.bytes_received)),
+            ),
+            (
+                "time",
+                span(std::time::Duration::from_secs_f64(self.seconds.max(0.0))),
+            ),
+            (
+                "goodput",
+                format!("{} at each receiver", bit_rate(self.goodput_bits_per_s)),
+            ),
+            (
+                "retransmissions",
+                format!(
+                    "{} frames after {} NAKs and {} time-outs",
+                    count(source.retransmissions),
+                    count(source.naks_received),
+                    count(source.timeouts)
+                ),
+            ),
+        ]);
+        page.line("");
+        page.rows(&self.switches, "no switch took part");
+        page.line("");
+        page.rows(&self.receivers, "nobody received");
+        let drops: Vec<_> = self
+            .drops
+            .iter()
+            .map(|d| format!("{} {}", d.reason, count(d.frames)))
+            .collect();
+        page.line("");
+        page.line(format!(
+            "  drops: {}",
+            if drops.is_empty() {
+                "none".to_owned()
+            } else {
+                drops.join(", ")
+            }
+        ));
+    }
+}
+
+impl Report for DemoReport {
+    fn page(&self, page: &mut Page) {
+        page.title(format!(
+            "{} from {} to {}, over three switches in two tiers:",
+            bytes(self.size),
+            self.source,
+            self.receivers.join(", ")
+        ));
+        if let Some(tree) = &self.tree {
+            page.line("");
+            page.line(tree.draw());
+        }
+        for act in &self.acts {
+            act.section(page);
+        }
+        page.title(if self.ok {
+            format!(
+                "Every receiver has every byte, {} times out of {}.",
+                self.acts.len(),
+                self.acts.len()
+            )
+        } else {
+            "NOT every receiver has every byte.".to_owned()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn act(ok: bool) -> ActReport {
+        ActReport {
+            name: "Act 1",
+            group: "demo-1".to_owned(),
+            mcst_id: "10.200.0.1".to_owned(),
+            loss: Ratio(0.01),
+            ok,
+            seconds: 2.0,
+            goodput_bits_per_s: 4e6,
+            source: SourceReport {
+                host: "h1".to_owned(),
+                bytes_sent: 1 << 20,
+                ..SourceReport::default()
+            },
+            bytes_received: 4 << 20,
+            receivers: vec![ReceiverReport {
+                host: "h2".to_owned(),
+                switch: "leaf1".to_owned(),
+                bytes: 1 << 20,
+                sha256: "ab".repeat(32),
+                ok,
+                duplicates: 0,
+                acks_sent: 3,
+                naks_sent: 1,
+                error: None,
+            }],
+            switches: vec![],
+            drops: vec![DropRow {
+                reason: "injected".to_owned(),
+                frames: 12,
+            }],
+        }
+    }
+
+    fn text(ok: bool) -> String {
+        let report = DemoReport {
+            size: 1 << 20,
+            pmtu: 4096,
+            seed: 1,
+            source: "h1".to_owned(),
+            receivers: vec!["h2".to_owned()],
+            sha256: String::new(),
+            tree: Some(Node::new("h1")),
+            acts: vec![act(ok)],
+            ok,
+            seconds: 3.0,
+        };
+        let json = serde_json::to_value(&report).expect("JSON");
+        assert_eq!(json["acts"][0]["receivers"][0]["ok"], ok);
+        assert_eq!(json["acts"][0]["drops"][0]["frames"], 12);
+        let mut page = Page::default();
+        report.page(&mut page);
+        page.text().to_owned()
+    }
+
+    #[test]
+    fn the_visitor_sees_what_was_sent_against_what_arrived() {
+        let text = text(true);
+        for part in [
+            "1% loss on every link",
+            "4.00 times what was sent",
+            "every byte",
+            "drops: injected 12",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn wrong_bytes_are_not_to_be_overlooked() {
+        assert!(text(false).contains("WRONG BYTES"));
+    }
+}

@@ -1,0 +1,464 @@
+//! A host as a member of a group: an RNIC on a port, the way into the group, one stream out or in. `castnet host` and the
+//! demo's hosts are this.
+
+use std::io::{self, Read, Write};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
+
+use castnet_port::{BoxPort, Pool, PoolConfig, PortSpec, Sides};
+use castnet_proto::transport::{Address, Security};
+use castnet_rnic::stream::{
+    self, Flow, ReceiverConfig, RemoteRing, SenderConfig, StreamError, StreamHeader, StreamReceiver,
+    StreamSender, StreamSummary, Transfer,
+};
+use castnet_rnic::{NeighbourConfig, QpOptions, QpRemote, Rnic, RnicError, SoftRnic, SoftRnicConfig};
+use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
+use tokio::runtime::Handle;
+
+use crate::api;
+use crate::connect;
+use crate::exit::{Failure, Outcome};
+
+/// A host's RNIC.
+pub(crate) type HostRnic = SoftRnic<BoxPort>;
+
+/// How bytes travel, and how QPs behave: the same at all members of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Manner {
+    /// By WRITE with immediate instead of SEND.
+    pub(crate) by_write: bool,
+    /// Bytes of a full message.
+    pub(crate) message_size: u32,
+    /// Messages in a receiver's ring.
+    pub(crate) slots: u32,
+    /// Time-out exponent of the source's QP.
+    pub(crate) timeout: u8,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        let usual = ReceiverConfig::new(Qpn::VIRTUAL, false);
+        Self {
+            by_write: false,
+            message_size: usual.message_size,
+            slots: usual.slots,
+            timeout: 16,
+        }
+    }
+}
+
+/// A group, as far as a member's QP is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Membership {
+    pub(crate) mcst_id: Ipv4Addr,
+    pub(crate) start_psn: Psn,
+    pub(crate) pmtu: Pmtu,
+    pub(crate) va_base: u64,
+}
+
+impl TryFrom<&api::GroupState> for Membership {
+    type Error = Failure;
+
+    fn try_from(state: &api::GroupState) -> Outcome<Self> {
+        let odd = |what: String| Failure::failed(format!("the controller's answer makes no sense: {what}"));
+        Ok(Self {
+            mcst_id: state
+                .mcst_id
+                .parse()
+                .map_err(|_| odd(format!("McstID '{}'", state.mcst_id)))?,
+            start_psn: Psn::new(state.start_psn),
+            pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| odd(format!("path MTU {}", state.pmtu)))?,
+            va_base: state.va_base,
+        })
+    }
+}
+
+/// How to reach the controller.
+#[derive(Clone, Debug)]
+pub(crate) struct Dial {
+    pub(crate) address: Address,
+    pub(crate) security: Security,
+}
+
+impl Dial {
+    async fn connect(&self) -> Outcome<api::ControllerClient> {
+        connect::controller(&self.address, &self.security).await
+    }
+}
+
+/// Set by somebody who wants the transfer to end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Asks for the end.
+    pub(crate) fn ask(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the end was asked for.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn flow(&self) -> Flow {
+        if self.is_asked() {
+            Flow::Stop
+        } else {
+            Flow::Continue
+        }
+    }
+}
+
+/// How often a host says where it is: a switch that starts later than the host must learn it before the controller
+/// gives up to look for it.
+const ANNOUNCE_INTERVAL: Nanos = Nanos::from_secs(2);
+
+/// An RNIC at `ip` on a port, for this thread.
+pub(crate) fn open(spec: &PortSpec, mut config: SoftRnicConfig) -> Outcome<HostRnic> {
+    config.neighbours = NeighbourConfig {
+        announce_interval: ANNOUNCE_INTERVAL,
+        ..config.neighbours
+    };
+    let pool = Pool::new(PoolConfig::default());
+    let port = spec
+        .open(&pool, Sides::Both)
+        .map_err(|e| Failure::failed(e).next("castnet doctor --for switch"))?;
+    SoftRnic::new(port, pool, config).map_err(rnic_failure)
+}
+
+/// How long an idle RNIC sleeps before its thread looks at other things.
+const NAP: Duration = Duration::from_millis(20);
+
+/// Polls an RNIC once, and lets its thread sleep a moment where there was nothing to do.
+fn turn(rnic: &mut HostRnic) -> Outcome {
+    let now = rnic.now();
+    if !rnic.poll(now).map_err(rnic_failure)? {
+        rnic.wait(NAP).map_err(rnic_failure)?;
+    }
+    Ok(())
+}
+
+/// Waits for `work`, and polls the RNIC meanwhile: who joins must answer ARP.
+pub(crate) fn alongside<T, F>(rnic: &mut HostRnic, runtime: &Handle, stop: &Stop, work: F) -> Outcome<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Outcome<T>> + Send + 'static,
+{
+    let (done, result) = sync_channel(1);
+    let waker = rnic.waker();
+    let task = runtime.spawn(async move {
+        // Nobody waits for it any more where the host has stopped.
+        let _ = done.send(work.await);
+        waker.wake();
+    });
+    loop {
+        match result.try_recv() {
+            Ok(result) => return result,
+            Err(TryRecvError::Disconnected) => {
+                return Err(Failure::failed("a task of this process has died"));
+            }
+            Err(TryRecvError::Empty) if stop.is_asked() => {
+                task.abort();
+                return Err(interrupted());
+            }
+            Err(TryRecvError::Empty) => turn(rnic)?,
+        }
+    }
+}
+
+/// The failure of what its owner stopped.
+pub(crate) fn interrupted() -> Failure {
+    Failure::failed("stopped by a signal before the end")
+}
+
+/// Joins a group with this end of a connection, and waits until the source may send. Tries again for `patience` where
+/// the controller cannot be reached or does not know the group yet.
+pub(crate) async fn join(
+    controller: Dial,
+    request: api::JoinGroupRequest,
+    patience: Duration,
+) -> Outcome<api::GroupState> {
+    let start = Instant::now();
+    loop {
+        let failure = match join_once(&controller, request.clone()).await {
+            Ok(state) => return Ok(state),
+            Err(JoinFailure::Final(failure)) => return Err(failure),
+            Err(JoinFailure::Early(failure)) => failure,
+        };
+        if start.elapsed() >= patience {
+            return Err(failure);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+enum JoinFailure {
+    /// Perhaps it is only too early.
+    Early(Failure),
+    Final(Failure),
+}
+
+async fn join_once(
+    controller: &Dial,
+    request: api::JoinGroupRequest,
+) -> Result<api::GroupState, JoinFailure> {
+    let group = request.group.clone();
+    let joining = |status: tonic::Status| {
+        let failure = Failure::from(status.clone()).while_doing(format!("joining group {group}"));
+        match status.code() {
+            tonic::Code::Unavailable => JoinFailure::Early(failure),
+            tonic::Code::NotFound => JoinFailure::Early(failure.next(format!(
+                "castnet group create {group} --source HOST --members HOST,...\nor wait for it: --wait 1m"
+            ))),
+            _ => JoinFailure::Final(failure),
+        }
+    };
+    let mut client = controller.connect().await.map_err(JoinFailure::Early)?;
+    let mut states = client.join_group(request).await.map_err(joining)?.into_inner();
+    while let Some(state) = states.message().await.map_err(joining)? {
+        match state.phase() {
+            api::GroupPhase::Active | api::GroupPhase::Degraded => return Ok(state),
+            api::GroupPhase::Failed => {
+                let failure =
+                    Failure::refused(format!("group {group} could not be installed: {}", state.reason));
+                return Err(JoinFailure::Final(
+                    failure.next(format!("castnet group show {group}")),
+                ));
+            }
+            _ => tracing::debug!(group, phase = ?state.phase(), reason = state.reason, "waiting"),
+        }
+    }
+    let failure = Failure::failed(format!(
+        "the controller ended the call before group {group} was active"
+    ));
+    Err(JoinFailure::Early(
+        failure.next("castnet group show tells who is missing"),
+    ))
+}
+
+/// How long the first hop may take to answer ARP for a McstID.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Connects a QP to its group.
+pub(crate) fn connect(rnic: &mut HostRnic, qpn: Qpn, group: &Membership, manner: &Manner) -> Outcome {
+    let remote = QpRemote {
+        sq_psn: group.start_psn,
+        rq_psn: group.start_psn,
+        pmtu: group.pmtu,
+        timeout: manner.timeout,
+        ..QpRemote::new(group.mcst_id, Qpn::VIRTUAL)
+    };
+    rnic.connect_qp(qpn, &remote, RESOLVE_TIMEOUT)
+        .map_err(|e| match e {
+            RnicError::Unreachable { .. } => Failure::unreachable(e).next(
+                "see that this interface is a port of a switch, and that the switch has the group:\n\
+             castnet port; castnet group list --agent URL",
+            ),
+            RnicError::PmtuTooLarge { .. } => {
+                Failure::failed(e).next("ip link set IF mtu 4200, or a group with a smaller --pmtu")
+            }
+            other => rnic_failure(other),
+        })
+}
+
+/// A QP of its own number, or of the number asked for.
+pub(crate) fn create_qp(rnic: &mut HostRnic, qpn: Option<Qpn>) -> Outcome<Qpn> {
+    rnic.create_qp(&QpOptions {
+        qpn,
+        ..QpOptions::default()
+    })
+    .map_err(rnic_failure)
+}
+
+/// The receiving machine of a QP; its memory is there before the group is joined, so that the switch can name it.
+pub(crate) fn receiver(rnic: &mut HostRnic, qpn: Qpn, manner: &Manner) -> Outcome<StreamReceiver> {
+    let config = ReceiverConfig {
+        message_size: manner.message_size,
+        slots: manner.slots,
+        ..ReceiverConfig::new(qpn, manner.by_write)
+    };
+    StreamReceiver::new(rnic, config).map_err(stream_failure)
+}
+
+/// This member's end of its connection.
+pub(crate) fn connection(rnic: &HostRnic, qpn: Qpn, receiver: Option<&StreamReceiver>) -> api::Connection {
+    let device = rnic.attributes();
+    let memory = receiver.filter(|r| r.config().by_write).map(|r| {
+        let ring = r.ring();
+        api::RemoteMemory {
+            va: ring.va,
+            rkey: ring.rkey,
+            length: ring.length as u64,
+        }
+    });
+    api::Connection {
+        ip: device.ip.to_string(),
+        mac: device.mac.to_string(),
+        qpn: qpn.value(),
+        memory,
+    }
+}
+
+/// What a transfer came to at one host.
+#[derive(Clone, Debug)]
+pub(crate) struct Figures {
+    pub(crate) summary: StreamSummary,
+    /// From the first byte to the last acknowledgement, or to the last byte.
+    pub(crate) elapsed: Duration,
+}
+
+/// Sends all of `source` as one stream.
+pub(crate) fn send(
+    rnic: &mut HostRnic,
+    qpn: Qpn,
+    group: &Membership,
+    manner: &Manner,
+    header: &StreamHeader,
+    source: &mut dyn Read,
+    stop: &Stop,
+    progress: &mut dyn FnMut(u64),
+) -> Outcome<Figures> {
+    let transfer = if manner.by_write {
+        // Any key: the switch next to each receiver puts that receiver's own.
+        Transfer::Write(RemoteRing {
+            va: group.va_base,
+            rkey: 0,
+            slots: manner.slots,
+        })
+    } else {
+        Transfer::Send
+    };
+    let config = SenderConfig {
+        message_size: manner.message_size,
+        ..SenderConfig::new(qpn, transfer)
+    };
+    let mut sender = StreamSender::new(rnic, config).map_err(stream_failure)?;
+    let start = Instant::now();
+    let mut told = |bytes| {
+        progress(bytes);
+        stop.flow()
+    };
+    let summary = stream::send(rnic, &mut sender, header, source, &mut told).map_err(stream_failure)?;
+    let elapsed = start.elapsed();
+    sender.close(rnic).map_err(stream_failure)?;
+    Ok(Figures { summary, elapsed })
+}
+
+/// Receives one stream into what `open` makes, and gives that back when all is in it.
+pub(crate) fn receive<W: Write>(
+    rnic: &mut HostRnic,
+    receiver: &mut StreamReceiver,
+    open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
+    stop: &Stop,
+    progress: &mut dyn FnMut(Option<&StreamHeader>, u64),
+) -> Outcome<(Figures, W)> {
+    let mut begun = None;
+    let mut told = |header: Option<&StreamHeader>, bytes| {
+        if header.is_some() {
+            begun.get_or_insert_with(Instant::now);
+        }
+        progress(header, bytes);
+        stop.flow()
+    };
+    let (summary, sink) = stream::receive(rnic, receiver, open, &mut told).map_err(stream_failure)?;
+    Ok((
+        Figures {
+            summary,
+            elapsed: begun.map(|b| b.elapsed()).unwrap_or_default(),
+        },
+        sink,
+    ))
+}
+
+/// Silence after which a source that is not done has died: several of its time-outs.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// Goes on answering until `is_over` says that the source has every acknowledgement, or until nothing has come for so
+/// long that it cannot still be asking: a last ACK that is lost must be sent again.
+pub(crate) fn linger(rnic: &mut HostRnic, stop: &Stop, mut is_over: impl FnMut() -> bool) -> Outcome {
+    let (mut heard, mut last) = (
+        rnic.stats().requests_in + rnic.stats().duplicates_in,
+        Instant::now(),
+    );
+    while !stop.is_asked() && !is_over() && last.elapsed() < QUIET {
+        turn(rnic)?;
+        let now = rnic.stats().requests_in + rnic.stats().duplicates_in;
+        if now != heard {
+            (heard, last) = (now, Instant::now());
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the source of a group has left it: it has every acknowledgement then.
+pub(crate) async fn source_left(controller: Dial, group: String) -> Outcome {
+    let mut controller = controller.connect().await?;
+    loop {
+        let request = api::GetGroupRequest { group: group.clone() };
+        match controller.get_group(request).await {
+            Ok(answer) => {
+                let state = answer.into_inner().state.unwrap_or_default();
+                let source = state.members.iter().find(|m| m.host == state.source);
+                if source.is_none_or(|m| m.phase() != api::MemberPhase::Joined) {
+                    return Ok(());
+                }
+            }
+            Err(status) if status.code() == tonic::Code::NotFound => return Ok(()),
+            // A controller that is away may come back; silence on the wire ends the waiting otherwise.
+            Err(status) => tracing::debug!(group, %status, "asking whether the source has left"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Leaves a group; a controller that is away is waited for a moment.
+pub(crate) async fn leave(controller: Dial, group: String, host: String) -> Outcome {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let request = api::LeaveGroupRequest {
+            group: group.clone(),
+            host: host.clone(),
+        };
+        let failure = match controller.connect().await {
+            Ok(mut client) => match client.leave_group(request).await {
+                Ok(_) => return Ok(()),
+                // Somebody has destroyed it: left as well.
+                Err(status) if status.code() == tonic::Code::NotFound => return Ok(()),
+                Err(status) => Failure::from(status),
+            },
+            Err(failure) => failure,
+        };
+        if tries == 5 {
+            return Err(failure.while_doing(format!("leaving group {group}")));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// The failure of an RNIC.
+pub(crate) fn rnic_failure(error: RnicError) -> Failure {
+    match error {
+        RnicError::Unreachable { .. } => Failure::unreachable(error),
+        other => Failure::failed(other),
+    }
+}
+
+/// The failure of a stream, and what its reader can do.
+pub(crate) fn stream_failure(error: StreamError) -> Failure {
+    match error {
+        StreamError::Stopped => interrupted(),
+        StreamError::Rnic(error) => rnic_failure(error),
+        StreamError::Work { .. } => Failure::failed(error).next(
+            "the QP has failed; see what the switches dropped: castnet drops; castnet group show GROUP",
+        ),
+        StreamError::OutOfRange { .. } => Failure::usage(error),
+        StreamError::Malformed { .. } | StreamError::OutOfSequence { .. } => Failure::failed(error)
+            .next("all members need the same --op and --message-size, and a group that was not used before"),
+        other => Failure::failed(other),
+    }
+}

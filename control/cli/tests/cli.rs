@@ -1,0 +1,257 @@
+//! The binary as its users meet it: help, wrong flags, exit codes, output, broken pipes.
+
+use std::io::Read;
+use std::process::{Command as Process, Stdio};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn castnet() -> Command {
+    let mut command = Command::cargo_bin("castnet").expect("the binary");
+    // What a developer has set must not decide what is tested.
+    for name in [
+        "CASTNET_AGENT",
+        "CASTNET_CONTROLLER",
+        "CASTNET_TLS_CA",
+        "CASTNET_TLS_CERT",
+        "CASTNET_TLS_KEY",
+        "RUST_LOG",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn stdout(command: &mut Command) -> String {
+    String::from_utf8(command.assert().success().get_output().stdout.clone()).expect("UTF-8")
+}
+
+/// Exit code and stderr.
+fn failure(args: &[&str]) -> (i32, String) {
+    let output = castnet().args(args).output().expect("it runs");
+    (
+        output.status.code().unwrap_or(-1),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
+}
+
+#[test]
+fn help_names_every_command_and_the_exit_codes() {
+    let help = stdout(castnet().arg("--help"));
+    for word in [
+        "demo",
+        "switch",
+        "controller",
+        "host",
+        "group",
+        "port",
+        "counters",
+        "drops",
+        "fdb",
+        "route",
+        "neighbours",
+        "trace",
+        "capture",
+        "rules",
+        "doctor",
+        "Exit codes",
+        "refused",
+        "unreachable",
+    ] {
+        assert!(help.contains(word), "no {word} in --help");
+    }
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    for command in [
+        "demo",
+        "switch",
+        "controller",
+        "host",
+        "group",
+        "port",
+        "counters",
+        "drops",
+        "fdb",
+        "route",
+        "neighbours",
+        "trace",
+        "capture",
+        "rules",
+        "doctor",
+        "completions",
+        "topology",
+        "events",
+    ] {
+        let help = stdout(castnet().args([command, "--help"]));
+        assert!(
+            help.contains("Examples:"),
+            "castnet {command} --help has no examples"
+        );
+    }
+}
+
+#[test]
+fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
+    for (args, word) in [
+        (&["fly"][..], "unrecognized subcommand"),
+        (&["port", "--colour"], "unexpected argument"),
+        (&["demo", "--loss", "150%"], "outside"),
+        (&["demo", "--size", "12 parsecs"], "no size"),
+        (&["port", "--agent", "localhost:7471"], "http://127.0.0.1:PORT"),
+        (&["group", "create", "g"], "--source"),
+        (
+            &[
+                "group",
+                "create",
+                "g",
+                "--source",
+                "h1",
+                "--members",
+                "h2",
+                "--pmtu",
+                "1500",
+            ],
+            "path MTU",
+        ),
+        (&["trace", "--hex", "00"], "--port"),
+        (&["trace", "--drops=gremlins"], "there is no reason"),
+        (&["switch"], "needs ports"),
+        (&["switch", "--port", "h1=carrier:pigeon"], "unknown kind"),
+        (
+            &["switch", "--port", "h1=eth0", "--fault", "loss=2"],
+            "probability",
+        ),
+        (&["switch", "--config", "/nonexistent/switch.toml"], "cannot read"),
+        (&["controller"], "needs switches"),
+        (&["rules", "check", "/nonexistent/rules.toml"], "cannot read"),
+    ] {
+        let (code, text) = failure(args);
+        assert_eq!(code, 2, "{args:?}: {text}");
+        assert!(text.contains(word), "{args:?}: no '{word}' in: {text}");
+    }
+}
+
+/// An address at which nobody listens: a socket file that does not exist.
+const NOBODY: &str = "unix:/nonexistent/castnet.sock";
+
+#[test]
+fn nobody_there_ends_with_4_and_says_what_to_do() {
+    for args in [
+        &["port", "--agent", NOBODY][..],
+        &["counters", "--agent", NOBODY],
+        &["group", "list", "--controller", NOBODY],
+        &["group", "list", "--agent", NOBODY],
+        &["topology", "--controller", NOBODY],
+        &["trace", "--drops", "--agent", NOBODY],
+    ] {
+        let (code, text) = failure(args);
+        assert_eq!(code, 4, "{args:?}: {text}");
+        assert!(text.contains(" next: start the "), "{args:?}: {text}");
+    }
+    let (code, text) = failure(&["port", "--agent", NOBODY, "--output", "json"]);
+    let error: Value = serde_json::from_str(&text).expect("JSON on stderr");
+    assert_eq!(
+        (code, &error["exit_code"], &error["kind"]),
+        (4, &Value::from(4), &Value::from("unreachable"))
+    );
+}
+
+#[test]
+fn plaintext_beyond_this_machine_is_refused_before_it_is_tried() {
+    let (code, text) = failure(&["port", "--agent", "http://192.0.2.1:1"]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("--insecure"), "{text}");
+}
+
+#[test]
+fn the_rules_example_is_right_and_each_fault_has_its_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (good, bad) = (folder.path().join("good.toml"), folder.path().join("bad.toml"));
+    let example = stdout(castnet().args(["rules", "example"]));
+    std::fs::write(&good, &example).expect("written");
+    stdout(castnet().args(["rules", "check"]).arg(&good));
+
+    std::fs::write(
+        &bad,
+        example
+            .replace("pmtu = 1024", "pmtu = 1500")
+            .replace("0x11", "0x1000000"),
+    )
+    .expect("written");
+    let output = castnet()
+        .args(["rules", "check", "--output", "json"])
+        .arg(&good)
+        .arg(&bad)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["files"][0]["faults"], Value::Array(vec![]));
+    let faults = report["files"][1]["faults"].as_array().expect("faults");
+    let fields: Vec<_> = faults
+        .iter()
+        .map(|f| f["field"].as_str().unwrap_or_default())
+        .collect();
+    assert_eq!(fields, ["groups[0].pmtu", "groups[0].paths[0].host.qpn"]);
+    assert!(
+        faults
+            .iter()
+            .all(|f| f["line"].as_u64().is_some_and(|line| line > 1))
+    );
+
+    let output = castnet()
+        .args(["rules", "check"])
+        .arg(&bad)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("bad.toml:10:8: groups[0].pmtu: "), "{text}");
+}
+
+#[test]
+fn doctor_tells_the_same_to_people_and_machines() {
+    let text = stdout(castnet().arg("doctor"));
+    let json: Value = serde_json::from_str(&stdout(castnet().args(["doctor", "-O", "json"]))).expect("JSON");
+    let checks = json["checks"].as_array().expect("checks");
+    assert!(checks.len() > 10);
+    for check in checks {
+        let what = check["what"].as_str().expect("a name");
+        assert!(text.contains(what), "{what} is not in the table");
+        assert!(
+            ["OK", "WARN", "MISSING"].contains(&check["level"].as_str().unwrap_or_default()),
+            "{check}"
+        );
+    }
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let text = stdout(castnet().args(["completions", shell]));
+        assert!(text.contains("neighbours") && text.contains("doctor"), "{shell}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_fault() {
+    let binary = castnet().get_program().to_owned();
+    let mut child = Process::new(binary)
+        .args(["completions", "zsh"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    // Closed before anything can have been read.
+    drop(child.stdout.take());
+    let mut text = String::new();
+    child
+        .stderr
+        .take()
+        .expect("stderr")
+        .read_to_string(&mut text)
+        .expect("UTF-8");
+    assert!(child.wait().expect("it ends").success());
+    assert_eq!(text, "");
+}
