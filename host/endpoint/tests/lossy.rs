@@ -148,7 +148,7 @@ impl Test {
                 };
                 world.ends[end].create_qp(config).unwrap();
             }
-            for from in 0..2 {
+            for (from, &qpn) in qpns.iter().enumerate() {
                 let (messages, size) = random_messages(&mut world.random, scenario.pmtu.bytes() as u64);
                 let source = (0..size).map(|at| byte(scenario.seed, at)).collect();
                 let source = world.ends[from].register_memory(0, source, Access::READ).unwrap();
@@ -160,7 +160,7 @@ impl Test {
                     .register_memory(TARGET_VA, zeros(), Access::REMOTE_WRITE)
                     .unwrap();
                 directions.push(Direction {
-                    qpn: qpns[from],
+                    qpn,
                     from,
                     messages,
                     source,

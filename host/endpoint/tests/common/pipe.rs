@@ -93,7 +93,7 @@ impl World {
             }
             let mut at = self.now + LATENCY + Nanos(copy * 1500);
             if self.random.permille(reorder) {
-                at = at + Nanos(self.random.below(40_000));
+                at += Nanos(self.random.below(40_000));
             }
             self.serial += 1;
             self.pipe.insert((at, self.serial), (to, bytes));

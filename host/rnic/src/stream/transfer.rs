@@ -89,10 +89,12 @@ pub fn send(
     Ok(summary)
 }
 
-/// Receives one stream. `open` makes the sink once the header is there; `progress` is told header and bytes so far,
-/// about once per message and at least some times a second, and may stop the loop.
+/// Receives one stream. `open` makes the sink once the header is there; it comes back, flushed, with the summary.
+/// `progress` is told header and bytes so far, about once per message and at least some times a second, and may stop
+/// the loop.
 ///
-/// The last acknowledgement may still wait to be sent when this returns: go on polling the RNIC for a while.
+/// The last acknowledgement may still wait to be sent, or get lost, when this returns: go on polling the RNIC until
+/// the sender is known to be done.
 ///
 /// # Errors
 /// Any [`StreamError`].
@@ -101,46 +103,60 @@ pub fn receive<W: Write>(
     receiver: &mut StreamReceiver,
     open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
     progress: &mut dyn FnMut(Option<&StreamHeader>, u64) -> Flow,
-) -> Result<StreamSummary, StreamError> {
+) -> Result<(StreamSummary, W), StreamError> {
+    let begun = StreamError::WrongOrder {
+        call: "receive",
+        reason: "a stream has begun before",
+    };
+    if receiver.open_stream().is_some() {
+        return Err(begun);
+    }
     let mut sink = None;
+    let failed = |source| StreamError::Io {
+        what: "writing what arrived",
+        source,
+    };
     loop {
         turn(rnic)?;
-        while let Some(event) = receiver.next_event(rnic)? {
-            match event {
-                Event::Begin(header) => {
+        loop {
+            match receiver.next_event(rnic)? {
+                Some(Event::Begin(header)) => {
                     let opened = open(header);
                     sink = Some(opened.map_err(|source| StreamError::Io {
                         what: "opening the sink",
                         source,
                     })?);
                 }
-                Event::Data(bytes) => {
-                    let written = sink.as_mut().map_or(Ok(()), |sink| sink.write_all(bytes));
-                    written.map_err(|source| StreamError::Io {
-                        what: "writing what arrived",
-                        source,
-                    })?;
+                Some(Event::Data(bytes)) => {
+                    sink.as_mut()
+                        .map_or(Ok(()), |sink| sink.write_all(bytes))
+                        .map_err(failed)?;
                 }
-                Event::End(summary) => {
-                    let flushed = sink.as_mut().map_or(Ok(()), Write::flush);
-                    flushed.map_err(|source| StreamError::Io {
-                        what: "writing what arrived",
-                        source,
-                    })?;
-                    return Ok(summary);
+                Some(Event::End(summary)) => {
+                    let mut sink = sink.ok_or(begun)?;
+                    sink.flush().map_err(failed)?;
+                    return Ok((summary, sink));
                 }
+                None => break,
             }
-            let (header, bytes) = receiver.open_stream().unzip();
-            if progress(header, bytes.unwrap_or(0)) == Flow::Stop {
-                return Err(StreamError::Stopped);
-            }
+            tell(receiver, progress)?;
             // Consuming must not keep ACKs waiting.
             let now = rnic.now();
             rnic.poll(now)?;
         }
-        let (header, bytes) = receiver.open_stream().unzip();
-        if progress(header, bytes.unwrap_or(0)) == Flow::Stop {
-            return Err(StreamError::Stopped);
-        }
+        tell(receiver, progress)?;
+    }
+}
+
+/// Tells how far a stream is, and asks whether to go on.
+fn tell(
+    receiver: &StreamReceiver,
+    progress: &mut dyn FnMut(Option<&StreamHeader>, u64) -> Flow,
+) -> Result<(), StreamError> {
+    let (header, bytes) = receiver.open_stream().unzip();
+    if progress(header, bytes.unwrap_or(0)) == Flow::Stop {
+        Err(StreamError::Stopped)
+    } else {
+        Ok(())
     }
 }
