@@ -306,7 +306,8 @@ async fn what_does_not_fit_names_the_field() {
         change(&mut rule);
         rule
     };
-    let cases: [(fn(&mut MulticastGroup), &str, &str); 4] = [
+    type Change = fn(&mut MulticastGroup);
+    let cases: [(Change, &str, &str); 4] = [
         (|r| r.paths[2].port = port(7), "group.paths[2].port", "7"),
         (|r| r.pmtu = Pmtu::B4096, "group.pmtu", "1500"),
         (|r| r.source = port(9), "group.source_port", "9"),
