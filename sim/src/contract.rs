@@ -77,12 +77,12 @@ impl Contract {
             source: sim.node(&request.source.host),
             ..Self::default()
         };
-        contract.walk(sim, request, &plan.tree.root);
+        contract.walk(sim, &plan.tree.root);
         contract
     }
 
     /// Notes the receivers below a node, and returns them.
-    fn walk(&mut self, sim: &Simulation<Self>, request: &Request, node: &TreeNode) -> Vec<usize> {
+    fn walk(&mut self, sim: &Simulation<Self>, node: &TreeNode) -> Vec<usize> {
         let Some(id) = sim.node(&node.name) else {
             return Vec::new();
         };
@@ -92,7 +92,7 @@ impl Contract {
         }
         let mut paths = BTreeMap::new();
         for child in &node.children {
-            let below = self.walk(sim, request, child);
+            let below = self.walk(sim, child);
             let port = child.up.and_then(|up| up.parent_port).unwrap_or_default();
             paths.insert(
                 port,

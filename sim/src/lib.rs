@@ -16,6 +16,7 @@ mod link;
 mod node;
 mod profile;
 mod queue;
+mod run;
 mod simulation;
 mod trace;
 mod watch;

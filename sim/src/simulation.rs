@@ -1,23 +1,23 @@
 //! The network and its clock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use castnet_endpoint::{Completion, Endpoint, EndpointConfig};
-use castnet_engine::plain::{PlainEgress, PlainFrame};
+use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, EngineConfig, Group, InstallError, PortInfo};
 use castnet_planner::Plan;
 use castnet_rules::MulticastGroup;
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
-use castnet_wire::{Batch, MacAddr, Nanos, PortId};
+use castnet_wire::{MacAddr, Nanos, PortId};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::link::{Direction, LinkStats, Passage};
+use crate::link::{Direction, LinkStats};
 use crate::node::{HostNode, Kind, Node, NodeId, SwitchNode};
 use crate::profile::{LinkProfile, SimConfig};
 use crate::queue::EventQueue;
-use crate::trace::{Trace, TraceRecord};
-use crate::watch::{Delivery, Hop, View, Watch};
+use crate::trace::Trace;
+use crate::watch::{View, Watch};
 
 /// Why a fabric cannot be simulated, or a name does not fit it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +63,8 @@ pub enum End {
     Idle,
 }
 
-enum Event<W> {
+/// What can happen.
+pub(crate) enum Event<W> {
     Arrive {
         direction: usize,
         frame: Vec<u8>,
@@ -77,23 +78,24 @@ enum Event<W> {
     Action(Action<W>),
 }
 
-type Action<W> = Box<dyn FnOnce(&mut Simulation<W>)>;
+/// What the simulation's owner does later.
+pub(crate) type Action<W> = Box<dyn FnOnce(&mut Simulation<W>)>;
 
 /// A network in virtual time.
 pub struct Simulation<W = ()> {
-    now: Nanos,
-    queue: EventQueue<Event<W>>,
-    nodes: Vec<Node>,
-    by_name: BTreeMap<String, NodeId>,
+    pub(crate) now: Nanos,
+    pub(crate) queue: EventQueue<Event<W>>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) by_name: BTreeMap<String, NodeId>,
     /// Two per link: from its end `a`, then from its end `b`.
-    directions: Vec<Direction>,
-    rng: ChaCha8Rng,
-    poll_delay: Nanos,
-    trace: Trace,
-    watch: W,
-    egress: PlainEgress,
-    scratch: Vec<u8>,
-    events: u64,
+    pub(crate) directions: Vec<Direction>,
+    pub(crate) rng: ChaCha8Rng,
+    pub(crate) poll_delay: Nanos,
+    pub(crate) trace: Trace,
+    pub(crate) watch: W,
+    pub(crate) egress: PlainEgress,
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) events: u64,
 }
 
 impl<W: Watch> Simulation<W> {
@@ -384,293 +386,6 @@ impl<W: Watch> Simulation<W> {
     pub fn inject(&mut self, host: &str, frame: Vec<u8>) -> bool {
         let out = self.node(host).and_then(|n| self.nodes[n.0].host()?.out);
         out.map(|direction| self.send(direction, frame)).is_some()
-    }
-
-    // ------------------------------------------------------------------------------------------------ running
-
-    /// Lets events happen until `done`, which is asked after each, or until `deadline`, or until nothing is left.
-    pub fn run_until(&mut self, deadline: Nanos, mut done: impl FnMut(&Self) -> bool) -> End {
-        loop {
-            if done(self) {
-                return End::Done;
-            }
-            match self.queue.next_at() {
-                None => return End::Idle,
-                Some(at) if at > deadline => {
-                    self.now = self.now.max(deadline);
-                    return End::Deadline;
-                }
-                Some(_) => self.step(),
-            }
-        }
-    }
-
-    /// Lets events happen until nothing is left, or until `deadline`.
-    pub fn run(&mut self, deadline: Nanos) -> End {
-        self.run_until(deadline, |_| false)
-    }
-
-    fn step(&mut self) {
-        let Some((at, event)) = self.queue.pop() else {
-            return;
-        };
-        self.now = at;
-        self.events += 1;
-        match event {
-            Event::Arrive {
-                direction,
-                frame,
-                untouched,
-            } => self.arrive(direction, frame, untouched),
-            Event::Ready(node) => {
-                if let Some(host) = self.nodes[node.0].host_mut() {
-                    host.ready_waits = false;
-                    self.tend_host(node);
-                }
-            }
-            Event::Poll(node) => self.poll_switch(node),
-            Event::Timer(node) => self.timer(node),
-            Event::Action(action) => action(self),
-        }
-    }
-
-    fn arrive(&mut self, direction: usize, frame: Vec<u8>, untouched: bool) {
-        let Direction {
-            to: (node, port),
-            stats,
-            ..
-        } = &mut self.directions[direction];
-        let (node, port) = (*node, *port);
-        stats.delivered += 1;
-        match &mut self.nodes[node.0].kind {
-            Kind::Host(_) => {
-                let delivery = Delivery {
-                    to: node,
-                    port,
-                    frame: &frame,
-                    untouched,
-                };
-                self.watch.delivered(
-                    &View {
-                        now: self.now,
-                        nodes: &self.nodes,
-                    },
-                    delivery,
-                );
-                if let Some(host) = self.nodes[node.0].host_mut() {
-                    host.endpoint.handle_frame(self.now, &frame);
-                }
-                self.tend_host(node);
-            }
-            Kind::Switch(switch) if switch.engine.is_none() => switch.missed += 1,
-            Kind::Switch(switch) => {
-                let frame = (PlainFrame(frame), untouched);
-                match switch.received.binary_search_by_key(&port, |(p, _)| *p) {
-                    Ok(at) => switch.received[at].1.push_back(frame),
-                    Err(at) => switch.received.insert(at, (port, VecDeque::from([frame]))),
-                }
-                if !switch.poll_waits {
-                    switch.poll_waits = true;
-                    self.queue.push(self.now + self.poll_delay, Event::Poll(node));
-                }
-            }
-        }
-    }
-
-    /// A worker's round: all ports, batch by batch.
-    fn poll_switch(&mut self, node: NodeId) {
-        if let Some(switch) = self.nodes[node.0].switch_mut() {
-            switch.poll_waits = false;
-        }
-        let mut egress = core::mem::take(&mut self.egress);
-        let mut batch = Batch::new();
-        while let Some(port) = self.fill_batch(node, &mut batch) {
-            if let Some(engine) = self.nodes[node.0].switch_mut().and_then(|s| s.engine.as_mut()) {
-                engine.process(self.now, port, &mut batch, &mut egress);
-            }
-            self.send_all(node, &mut egress);
-        }
-        self.egress = egress;
-        self.arm(node);
-    }
-
-    /// The next batch of the first port that has frames.
-    fn fill_batch(&mut self, node: NodeId, batch: &mut Batch<PlainFrame>) -> Option<PortId> {
-        let switch = self.nodes[node.0].switch_mut()?;
-        let (port, frames) = switch
-            .received
-            .iter_mut()
-            .find(|(_, frames)| !frames.is_empty())?;
-        let port = *port;
-        let mut untouched = arrayvec::ArrayVec::<bool, { castnet_wire::BATCH }>::new();
-        while let Some((frame, whole)) = frames.pop_front() {
-            batch.push(frame);
-            untouched.push(whole);
-            if batch.is_full() {
-                break;
-            }
-        }
-        let view = View {
-            now: self.now,
-            nodes: &self.nodes,
-        };
-        for (frame, untouched) in batch.iter().zip(untouched) {
-            self.watch.delivered(
-                &view,
-                Delivery {
-                    to: node,
-                    port,
-                    frame: &frame.0,
-                    untouched,
-                },
-            );
-        }
-        Some(port)
-    }
-
-    fn send_all(&mut self, node: NodeId, egress: &mut PlainEgress) {
-        for (port, frame) in egress.sent.drain(..) {
-            let out = self.nodes[node.0].switch().and_then(|s| s.out[port.index()]);
-            if let Some(direction) = out {
-                self.send(direction, frame.0);
-            }
-        }
-    }
-
-    fn timer(&mut self, node: NodeId) {
-        // A timer that was moved since leaves its old event behind: it finds nothing to do.
-        if self.nodes[node.0].timer == Some(self.now) {
-            self.nodes[node.0].timer = None;
-        }
-        if self.nodes[node.0].poll_timeout().is_some_and(|at| at <= self.now) {
-            match &mut self.nodes[node.0].kind {
-                Kind::Host(host) => {
-                    host.endpoint.handle_timeout(self.now);
-                    return self.tend_host(node);
-                }
-                Kind::Switch(switch) => {
-                    let mut egress = core::mem::take(&mut self.egress);
-                    if let Some(engine) = &mut switch.engine {
-                        engine.handle_timeout(self.now, &mut egress);
-                    }
-                    self.send_all(node, &mut egress);
-                    self.egress = egress;
-                }
-            }
-        }
-        self.arm(node);
-    }
-
-    /// Sends what the host has to send while its link is free, collects completions, sets its timer.
-    fn tend_host(&mut self, node: NodeId) {
-        let Some(out) = self.nodes[node.0].host().and_then(|h| h.out) else {
-            return;
-        };
-        while self.directions[out].is_idle(self.now) {
-            let Some(host) = self.nodes[node.0].host_mut() else {
-                return;
-            };
-            let Some(length) = host.endpoint.poll_transmit(self.now, &mut self.scratch) else {
-                break;
-            };
-            let frame = self.scratch[..length].to_vec();
-            self.send(out, frame);
-        }
-        let busy_until = self.directions[out].busy_until;
-        let Some(host) = self.nodes[node.0].host_mut() else {
-            return;
-        };
-        if busy_until > self.now && !host.ready_waits {
-            host.ready_waits = true;
-            self.queue.push(busy_until, Event::Ready(node));
-        }
-        while let Some(completion) = self.nodes[node.0]
-            .host_mut()
-            .and_then(|h| h.endpoint.poll_completion())
-        {
-            self.watch.completed(
-                &View {
-                    now: self.now,
-                    nodes: &self.nodes,
-                },
-                node,
-                &completion,
-            );
-            if let Some(host) = self.nodes[node.0].host_mut() {
-                host.completions.push((self.now, completion));
-            }
-        }
-        self.arm(node);
-    }
-
-    /// Puts a node's timer into the queue, if it is earlier than the one that is there.
-    fn arm(&mut self, node: NodeId) {
-        let Some(at) = self.nodes[node.0].poll_timeout().map(|at| at.max(self.now)) else {
-            return;
-        };
-        if self.nodes[node.0].timer.is_none_or(|waiting| at < waiting) {
-            self.nodes[node.0].timer = Some(at);
-            self.queue.push(at, Event::Timer(node));
-        }
-    }
-
-    fn send(&mut self, number: usize, mut frame: Vec<u8>) {
-        let direction = &mut self.directions[number];
-        let Passage {
-            fate,
-            arrivals,
-            turned,
-        } = direction.pass(self.now, frame.len(), &mut self.rng);
-        let ((from, from_port), (to, to_port)) = (direction.from, direction.to);
-        let hop = Hop {
-            from,
-            from_port,
-            to,
-            to_port,
-        };
-        self.watch.sent(
-            &View {
-                now: self.now,
-                nodes: &self.nodes,
-            },
-            hop,
-            &frame,
-            fate,
-        );
-        if self.trace.is_on() {
-            let hop = format!(
-                "{}:{from_port} > {}:{to_port}",
-                self.nodes[from.0].name, self.nodes[to.0].name
-            );
-            self.trace.push(TraceRecord {
-                at: self.now,
-                hop,
-                fate,
-                frame: frame.clone(),
-            });
-        }
-        // The second of two copies is always the whole one.
-        if let Some(at) = arrivals[1] {
-            let event = Event::Arrive {
-                direction: number,
-                frame: frame.clone(),
-                untouched: true,
-            };
-            self.queue.push(at, event);
-        }
-        if let Some(at) = arrivals[0] {
-            if let Some(bit) = turned {
-                frame[bit / 8] ^= 1 << (bit % 8);
-            }
-            self.queue.push(
-                at,
-                Event::Arrive {
-                    direction: number,
-                    frame,
-                    untouched: turned.is_none(),
-                },
-            );
-        }
     }
 }
 

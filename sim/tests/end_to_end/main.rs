@@ -13,27 +13,25 @@ use scenario::{Flavour, Scenario};
 
 const RUNS: u64 = 3_000;
 const SOAK_FROM: u64 = 1_000_000;
+const FAILURES_MAX: usize = 10;
 
 fn number(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()
 }
 
-/// Runs a seed; panics with all that is needed to see it again.
-fn play(seed: u64) -> (Flavour, Outcome) {
+/// Runs a seed; tells all that is needed to see it again where it fails.
+fn play(seed: u64) -> Result<(Flavour, Outcome), String> {
     let scenario = Scenario::random(seed);
-    match run(&scenario, 0) {
-        Ok(outcome) => (scenario.flavour, outcome),
-        Err(_) => {
+    run(&scenario, 0)
+        .map(|outcome| (scenario.flavour, outcome))
+        .map_err(|_| {
             let frames = number("CASTNET_TRACE").unwrap_or(60) as usize;
             let wrong = run(&scenario, frames)
                 .err()
                 .unwrap_or_else(|| "it does not fail again".into());
-            panic!(
-                "{}\n{wrong}\nreplay: CASTNET_SEED={seed} cargo test -p castnet-sim --test end_to_end",
-                scenario.describe()
-            );
-        }
-    }
+            let replay = format!("CASTNET_SEED={seed} cargo test -p castnet-sim --test end_to_end");
+            format!("{}\n{wrong}\nreplay: {replay}\n", scenario.describe())
+        })
 }
 
 /// What all runs together came to.
@@ -95,13 +93,25 @@ impl Sum {
     }
 }
 
+/// Plays all seeds, and fails at the end if one failed, or early if many did.
 fn play_all(seeds: impl Iterator<Item = u64>) -> Sum {
     let mut sum = Sum::default();
+    let mut failures = 0;
     for seed in seeds {
-        let (flavour, outcome) = play(seed);
-        sum.add(flavour, &outcome);
+        match play(seed) {
+            Ok((flavour, outcome)) => sum.add(flavour, &outcome),
+            Err(wrong) => {
+                println!("{wrong}");
+                failures += 1;
+            }
+        }
+        assert!(
+            failures < FAILURES_MAX,
+            "{failures} seeds failed; the rest was not played"
+        );
     }
     sum.print();
+    assert_eq!(failures, 0, "seeds failed, see above");
     sum
 }
 

@@ -12,7 +12,7 @@ use castnet_wire::{Nanos, Psn, Qpn};
 use crate::scenario::{Message, Op, Scenario, VA_BASE};
 
 /// No run may take longer than this much virtual time.
-const DEADLINE: Nanos = Nanos::from_secs(60);
+const DEADLINE: Nanos = Nanos::from_secs(3);
 /// Bytes that nobody may touch.
 const CANARY: u8 = 0xEE;
 
