@@ -1,8 +1,8 @@
 //! The control side of a dataplane: what is installed, who has it, and how that reaches the workers.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -10,7 +10,7 @@ use castnet_engine::{Group, InstallError as Refused, PortInfo, PortSet, Tables};
 use castnet_port::{PortLink, Waker};
 use castnet_rules::{Ipv4Net, MulticastGroup, Route, RuleSet};
 use castnet_wire::{McstId, Nanos, PortId};
-use crossbeam::channel::{Sender, bounded};
+use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::command::Command;
@@ -52,15 +52,21 @@ impl Clock {
 pub(crate) struct Handle {
     commands: Sender<Command>,
     waker: Waker,
-    pub(crate) seen: Arc<AtomicU64>,
+    seen: Arc<AtomicU64>,
+    /// Gone when the worker is.
+    life: Weak<()>,
 }
 
+/// How often one who waits for a worker makes sure that it lives.
+const LIFE_CHECK: Duration = Duration::from_millis(50);
+
 impl Handle {
-    pub(crate) fn new(commands: Sender<Command>, waker: Waker, seen: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(commands: Sender<Command>, waker: Waker, seen: Arc<AtomicU64>, life: Weak<()>) -> Self {
         Self {
             commands,
             waker,
             seen,
+            life,
         }
     }
 
@@ -75,7 +81,17 @@ impl Handle {
     pub(crate) fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Stopped> {
         let (reply, answer) = bounded(1);
         self.send(command(reply))?;
-        answer.recv().map_err(|_| Stopped)
+        loop {
+            match answer.recv_timeout(LIFE_CHECK) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
+                // A command that a worker left in its queue keeps its answer's channel open.
+                Err(RecvTimeoutError::Timeout) if self.life.strong_count() == 0 => {
+                    return answer.try_recv().map_err(|_| Stopped);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 }
 
@@ -206,7 +222,7 @@ impl Shared {
             .min()
             .unwrap_or(0);
         state.retired.retain(|tables| tables.generation() >= oldest);
-        self.workers.iter().for_each(|w| w.wake());
+        self.workers.iter().for_each(|w| w.waker.wake());
     }
 
     /// The same, and waits until all workers use them.
@@ -350,12 +366,6 @@ impl Shared {
             at: self.clock.now(),
             kind,
         });
-    }
-}
-
-impl Handle {
-    fn wake(&self) {
-        self.waker.wake();
     }
 }
 

@@ -429,7 +429,7 @@ impl Dataplane {
             from,
             left: count,
             lost,
-            guard,
+            _guard: guard,
         })
     }
 
@@ -451,6 +451,10 @@ impl Dataplane {
     pub fn stop(&self) -> Option<Counters> {
         let threads = self.threads.lock().take()?;
         let last = self.wind_up().ok();
+        for worker in &self.shared.workers {
+            // One that has died has ended already; the others must not wait for it.
+            let _ = worker.send(Command::End);
+        }
         join(threads.workers);
         let _ = threads.notes.send(Note::End);
         join(vec![threads.keeper]);
@@ -464,11 +468,7 @@ impl Dataplane {
                 worker.ask(command)?;
             }
         }
-        let last = self.counters();
-        for worker in &self.shared.workers {
-            worker.send(Command::End)?;
-        }
-        last
+        self.counters()
     }
 }
 
@@ -498,7 +498,7 @@ impl Nursery {
         for ((opened, commands), seen) in self.opened.iter().zip(commands).zip(&self.seen) {
             match opened.recv() {
                 Ok(Ok(ready)) => {
-                    handles.push(Handle::new(commands, ready.waker, seen.clone()));
+                    handles.push(Handle::new(commands, ready.waker, seen.clone(), ready.life));
                     links = ready.links;
                 }
                 Ok(Err(error)) => failed = failed.or(Some(error)),

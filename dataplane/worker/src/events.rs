@@ -21,6 +21,8 @@ pub struct SwitchEvent {
 /// What can happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+// The large one is what most of them are.
+#[allow(clippy::large_enum_variant)]
 pub enum SwitchEventKind {
     /// An engine saw it: stalls, baselines, neighbours.
     Engine(EventKind),

@@ -12,7 +12,8 @@ use crate::events::{SwitchEvent, SwitchEventKind};
 /// Messages that wait for the keeper at most.
 pub(crate) const QUEUE: usize = 4096;
 
-/// What a worker tells.
+/// What a worker tells. The queue is made for the large ones, so that telling allocates nothing.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum Note {
     Event(EngineEvent),
     Link {

@@ -94,8 +94,9 @@ impl WorkerStats {
     }
 }
 
-/// Groups in one report of a worker; further ones come in the next.
+/// Groups, and paths of all of them, in one report of a worker; further ones come in the next.
 const GROUPS_PER_REPORT: usize = 256;
+const PATHS_PER_REPORT: usize = 2048;
 
 /// What one worker says in one go. Made by control with room for all.
 #[derive(Debug)]
@@ -111,7 +112,7 @@ impl Report {
     pub(crate) fn new() -> Box<Self> {
         Box::new(Self {
             at: Nanos::ZERO,
-            counters: CountersSnapshot::with_capacity(GROUPS_PER_REPORT, GROUPS_PER_REPORT * PortId::COUNT),
+            counters: CountersSnapshot::with_capacity(GROUPS_PER_REPORT, PATHS_PER_REPORT),
             ports: Vec::with_capacity(PortId::COUNT),
             runtime: WorkerStats::new(0, None),
         })

@@ -153,21 +153,21 @@ impl Worker {
             Command::Status(mcst_id, reply) => drop(reply.send(self.engine.group_status(mcst_id))),
             Command::Report(mut into, reply) => {
                 self.report(now, &mut into);
-                drop(reply.send(into));
+                let _ = reply.send(into);
             }
             Command::Fdb(mut into, reply) => {
                 let room = into.capacity();
                 into.extend(self.engine.fdb(now).take(room));
-                drop(reply.send(into));
+                let _ = reply.send(into);
             }
             Command::Neighbours(mut into, reply) => {
                 let room = into.capacity();
                 into.extend(self.engine.neighbours(now).take(room));
-                drop(reply.send(into));
+                let _ = reply.send(into);
             }
             Command::Trace(port, bytes, reply) => {
                 let trace = self.engine.trace(now, port, &bytes);
-                drop(reply.send((trace, bytes)));
+                let _ = reply.send((trace, bytes));
             }
             Command::ArmTrace(filter, count, sink) => {
                 self.engine.arm_trace(filter, count);
@@ -185,16 +185,18 @@ impl Worker {
                 self.engine.arm_capture(Default::default(), 0);
                 self.captures = None;
             }
-            Command::Sync(reply) => drop(reply.send(())),
+            Command::Sync(reply) => {
+                let _ = reply.send(());
+            }
             Command::Quiesce(reply) => {
                 self.receiving = false;
                 self.outputs.flush();
-                drop(reply.send(()));
+                let _ = reply.send(());
             }
             Command::Drain(reply) => {
                 self.drain();
                 self.tell();
-                drop(reply.send(()));
+                let _ = reply.send(());
             }
             Command::End => return Some(Round::End),
         }

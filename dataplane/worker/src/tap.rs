@@ -15,7 +15,8 @@ pub struct TapStream<T> {
     pub(crate) from: Receiver<T>,
     pub(crate) left: u64,
     pub(crate) lost: Arc<AtomicU64>,
-    pub(crate) guard: TapGuard,
+    /// Ends it when it is dropped.
+    pub(crate) _guard: TapGuard,
 }
 
 impl<T> TapStream<T> {

@@ -1,8 +1,8 @@
 //! A worker's thread: set-up, the loop over its rounds, the end.
 
 use std::hint;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -51,6 +51,8 @@ pub(crate) struct Setup {
 
 /// What a worker tells when it is ready.
 pub(crate) struct Opened {
+    /// Gone when the worker is.
+    pub(crate) life: Weak<()>,
     pub(crate) waker: Waker,
     /// In the order of the configuration.
     pub(crate) links: Vec<PortLink>,
@@ -93,6 +95,7 @@ pub(crate) struct Worker {
     pub(crate) receiving: bool,
     pub(crate) stats: WorkerStats,
     pub(crate) links_at: Nanos,
+    _life: Arc<()>,
     sleeper: Sleeper,
     started: Nanos,
     /// Rounds in a row that found nothing.
@@ -149,7 +152,9 @@ impl Worker {
             ring.attach(&mut sleeper).map_err(StartError::Thread)?;
         }
         let engine = engine(&config, index, &links)?;
+        let life = Arc::new(());
         let ready = Opened {
+            life: Arc::downgrade(&life),
             waker: sleeper.waker(),
             links,
         };
@@ -173,6 +178,7 @@ impl Worker {
             receiving: true,
             stats: WorkerStats::new(index, core),
             links_at: Nanos::ZERO,
+            _life: life,
             sleeper,
             started: Nanos::ZERO,
             empty: 0,

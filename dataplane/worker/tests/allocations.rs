@@ -1,0 +1,82 @@
+//! In steady state a worker's loop allocates nothing (contract S2): not for frames, not for hand-over, not for sleeping,
+//! not for commands that only read.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::*;
+
+thread_local! {
+    /// Whether this is the test's own thread, whose allocations do not count.
+    static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+static ELSEWHERE: AtomicU64 = AtomicU64::new(0);
+
+struct Counting;
+
+// SAFETY: everything is handed to the system's allocator as it comes.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !OURS.get() {
+            ELSEWHERE.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn round(h: &mut [Host], psn: u32) {
+    for n in 0..2 {
+        let source = n * 3;
+        h[source].send(&[
+            data(n, source, psn, 900),
+            plain(host_mac(source), host_mac(3 - source), psn, 700),
+        ]);
+        for receiver in [1, 2] {
+            assert_eq!(h[receiver].receive(1).len(), 1);
+            h[receiver].send_one(ack(n, receiver, psn));
+        }
+        // The plain frame of before, at the other source, and the ACK here.
+        h[3 - source].receive(1);
+        h[source].receive(1);
+    }
+}
+
+#[test]
+fn a_round_allocates_nothing() {
+    OURS.set(true);
+    for workers in [1, 2] {
+        let lab = Lab::new(4, workers);
+        let mut h = lab.hosts();
+        for n in [0, 3] {
+            // Both are known before it counts.
+            h[n].send_one(plain(host_mac(n), castnet_wire::MacAddr::BROADCAST, 0, 60));
+            for other in (0..4).filter(|other| *other != n) {
+                h[other].receive(1);
+            }
+        }
+        lab.install(&rule(0, &[0, 1, 2]));
+        lab.install(&rule(1, &[3, 1, 2]));
+        (0..50).for_each(|psn| round(&mut h, psn));
+        let before = ELSEWHERE.load(Ordering::Relaxed);
+        assert!(before > 0, "set-up allocates, and that is counted");
+        (50..500).for_each(|psn| round(&mut h, psn));
+        lab.dataplane.counters().unwrap();
+        let after = ELSEWHERE.load(Ordering::Relaxed);
+        let last = lab.dataplane.stop().unwrap();
+        assert_eq!((last.totals.replicated, last.totals.dropped), (1000, 0));
+        assert_eq!(after - before, 0, "{workers} workers");
+    }
+}
