@@ -56,6 +56,9 @@ impl Sum {
         sum.missed += new.missed;
         sum.virtual_time += new.virtual_time;
         sum.links.sent += new.links.sent;
+        sum.links.sent_bytes += new.links.sent_bytes;
+        sum.links.delivered += new.links.delivered;
+        sum.links.down += new.links.down;
         sum.links.lost += new.links.lost;
         sum.links.queue_full += new.links.queue_full;
         sum.links.duplicated += new.links.duplicated;
