@@ -5,6 +5,7 @@
 //! finding with its story in README.md. A new target is a function here, a line in [`TARGETS`], a folder, and a file in
 //! `cargo-fuzz/fuzz_targets`.
 
+pub mod endpoint;
 mod wire;
 
 pub use wire::wire;
@@ -13,4 +14,4 @@ pub use wire::wire;
 pub type Target = fn(&[u8]);
 
 /// All targets by name, which is that of their corpus folder too.
-pub const TARGETS: &[(&str, Target)] = &[("wire", wire)];
+pub const TARGETS: &[(&str, Target)] = &[("endpoint", endpoint::endpoint), ("wire", wire)];
