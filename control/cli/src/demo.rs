@@ -78,7 +78,7 @@ impl DemoCommand {
             loss,
             pmtu: self.pmtu,
             content: content.clone(),
-            manner: Script::manner(),
+            manner: Script::manner(loss),
         };
         [
             script("Act 1", "demo-1", Ratio(0.0)),

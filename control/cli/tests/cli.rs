@@ -255,3 +255,89 @@ fn a_reader_that_goes_away_is_no_fault() {
     assert!(child.wait().expect("it ends").success());
     assert_eq!(text, "");
 }
+
+/// Runs the demo and checks what any visitor would; returns its figures.
+fn demo(args: &[&str]) -> Value {
+    let report: Value =
+        serde_json::from_str(&stdout(castnet().args(["demo", "--output", "json"]).args(args))).expect("JSON");
+    assert_eq!(report["ok"], true);
+    let sent = report["sha256"].as_str().expect("a digest");
+    assert_eq!(sent.len(), 64);
+    let acts = report["acts"].as_array().expect("acts");
+    assert_eq!(acts.len(), 2);
+    for act in acts {
+        let receivers = act["receivers"].as_array().expect("receivers");
+        assert_eq!(receivers.len(), 4);
+        for receiver in receivers {
+            assert_eq!(receiver["sha256"], sent, "{receiver}");
+            assert_eq!(receiver["bytes"], report["size"], "{receiver}");
+        }
+        assert_eq!(act["switches"].as_array().map(Vec::len), Some(3));
+    }
+    report
+}
+
+fn number(value: &Value, path: &[&str]) -> u64 {
+    let found = path.iter().fold(value, |v, key| &v[key]);
+    found
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number at {path:?} in {value}"))
+}
+
+#[test]
+fn the_demo_reaches_every_receiver_without_and_with_losses() {
+    let report = demo(&["--size", "1MiB", "--loss", "2%", "--seed", "7"]);
+    let [clean, lossy] = [0, 1].map(|i| &report["acts"][i]);
+    assert_eq!(
+        clean["drops"],
+        Value::Array(vec![]),
+        "nothing is dropped where nothing is injected"
+    );
+    assert!(number(lossy, &["source", "retransmissions"]) > 0);
+    assert_eq!(lossy["drops"][0]["reason"], "injected");
+    // What a single stream is for: the source sent one copy, and four arrived.
+    assert!(number(clean, &["bytes_received"]) > 3 * number(clean, &["source", "bytes_sent"]));
+    let leaf = clean["switches"]
+        .as_array()
+        .expect("switches")
+        .iter()
+        .find(|s| s["switch"] == "leaf1")
+        .expect("leaf1");
+    assert!(
+        number(leaf, &["acks_in"]) > 2 * number(leaf, &["acks_out"]),
+        "ACKs are aggregated: {leaf}"
+    );
+}
+
+#[test]
+fn the_demo_sends_files_of_any_length_with_any_path_mtu() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("odd.bin");
+    for (length, pmtu) in [(0usize, "4096"), (100_001, "256")] {
+        let bytes: Vec<u8> = (0..length).map(|i| (i * 7 % 251) as u8).collect();
+        std::fs::write(&file, bytes).expect("written");
+        let report = demo(&[
+            "--file",
+            &file.display().to_string(),
+            "--pmtu",
+            pmtu,
+            "--loss",
+            "0",
+        ]);
+        assert_eq!(number(&report, &["size"]), length as u64);
+    }
+}
+
+#[test]
+fn the_demo_draws_its_tree_for_people() {
+    let text = stdout(castnet().args(["demo", "--size", "64KiB"]));
+    for part in [
+        "└─ [leaf1]",
+        "[spine]",
+        "h5 (10.0.0.5)",
+        "Act 2: 1% loss",
+        "Every receiver has every byte, 2 times out of 2.",
+    ] {
+        assert!(text.contains(part), "no '{part}' in:\n{text}");
+    }
+}

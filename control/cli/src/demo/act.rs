@@ -28,8 +28,9 @@ use crate::host::member::{self, Dial, Figures, HostRnic, Manner, Membership, Sto
 use crate::tree::Node;
 use crate::units::{Ratio, rate_of};
 
-/// Time-out exponent of the source's QP: 67 ms, several turns of all threads on two cores.
-const QP_TIMEOUT: u8 = 14;
+/// Time-out exponents of the source's QP: 268 ms where nothing is lost, so that threads that wait for a core cause no
+/// retransmissions; 17 ms where lost NAKs must be waited for.
+const QP_TIMEOUTS: [u8; 2] = [16, 12];
 
 /// Nothing moves for so long: something is broken.
 const STALL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -100,10 +101,10 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// How the demo's members do it.
-    pub(crate) fn manner() -> Manner {
+    /// How the demo's members do it over links with this loss.
+    pub(crate) fn manner(loss: Ratio) -> Manner {
         Manner {
-            timeout: QP_TIMEOUT,
+            timeout: QP_TIMEOUTS[usize::from(loss.0 > 0.0)],
             ..Manner::default()
         }
     }
