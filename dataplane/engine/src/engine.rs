@@ -84,7 +84,7 @@ pub struct Engine {
     pub(crate) events: Events,
     pub(crate) fdb_full_told: bool,
     taps: Taps,
-    lldp_at: Option<Nanos>,
+    pub(crate) lldp_at: Option<Nanos>,
     pub(crate) ageing_at: Option<Nanos>,
 }
 

@@ -75,7 +75,7 @@ impl Engine {
             system: name(lldp.system_name),
             ttl: Nanos::from_secs(lldp.ttl_secs.into()),
         };
-        self.neighbours.lldp(
+        let news = self.neighbours.lldp(
             Neighbour {
                 port: cx.ingress,
                 said,
@@ -83,6 +83,10 @@ impl Engine {
             },
             &mut self.events,
         );
+        // Who has just come does not know us: it need not wait for the interval (802.1AB: txFast).
+        if news && self.lldp_at.is_some() {
+            self.lldp_at = Some(cx.now);
+        }
         self.start_ageing(cx.now);
         cx.observer.step(|| {
             let decision = format!(

@@ -95,8 +95,8 @@ impl Neighbours {
         }
     }
 
-    /// An LLDP frame came in. A time to live of zero says goodbye.
-    pub(crate) fn lldp(&mut self, heard: Neighbour, events: &mut Events) {
+    /// An LLDP frame came in. A time to live of zero says goodbye. Whether it is from somebody new.
+    pub(crate) fn lldp(&mut self, heard: Neighbour, events: &mut Events) -> bool {
         let place = &mut self.lldp[heard.port.index()];
         let leaves = matches!(heard.said, Said::Lldp { ttl: Nanos::ZERO, .. });
         let before = match leaves {
@@ -105,12 +105,13 @@ impl Neighbours {
         };
         let kind = match before {
             Some(old) if leaves => EventKind::NeighbourGone(old),
-            None if leaves => return,
-            Some(old) if old.said == heard.said => return,
+            None if leaves => return false,
+            Some(old) if old.said == heard.said => return false,
             Some(_) => EventKind::NeighbourChanged(heard),
             None => EventKind::NeighbourAppeared(heard),
         };
         events.push(heard.seen, kind);
+        !leaves
     }
 
     /// An ARP packet showed who has `ip`. Where there is no place for another, it is forgotten.

@@ -288,6 +288,13 @@ fn lldp_is_sent_by_every_port_and_what_comes_in_is_remembered_not_forwarded() {
     };
     let n = emit_lldp(&mut theirs, peer_mac(1), &lldp).unwrap();
     assert_eq!(feed(&mut e, T0, 1, &theirs[..n]), []);
+    // Somebody new does not wait for the interval; somebody known does.
+    assert_eq!(e.poll_timeout(), Some(T0));
+    let mut egress = PlainEgress::default();
+    e.handle_timeout(T0, &mut egress);
+    assert_eq!(to(&taken(egress)), [0, 1]);
+    assert_eq!(feed(&mut e, T0, 1, &theirs[..n]), []);
+    assert!(e.poll_timeout() > Some(T0));
     let neighbour = e.neighbours(T0).next().unwrap();
     assert_eq!(neighbour.port, port(1));
     let Said::Lldp {
