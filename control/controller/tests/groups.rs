@@ -2,13 +2,11 @@
 
 mod common;
 
-use castnet_controller::{Checkpoint, Checkpoints, Config};
 use castnet_proto::convert::violations;
 use castnet_proto::v1;
-use castnet_proto::v1::GroupPhase::{Active, Failed, Installing, Registered};
+use castnet_proto::v1::GroupPhase::{Active, Failed, Installing, Registered, Removing};
 use castnet_topology::Topology;
-use common::{Events, Lab, creation, last, next, phase, start};
-use tokio::sync::mpsc;
+use common::{Events, Lab, creation, last, next, phase};
 use tonic::{Code, Status};
 
 #[tokio::test]
@@ -303,53 +301,55 @@ async fn rules_stay_until_the_source_or_the_last_receiver_has_left() {
 #[tokio::test]
 async fn a_member_lost_during_installation_takes_it_back() {
     let lab = Lab::two_tiers().await;
-    let (tell, mut reached) = mpsc::unbounded_channel();
-    let checkpoints = Checkpoints::new(move |at| {
-        // Only the first time: what follows runs through.
-        *at == Checkpoint::Joined && tell.send(()).is_err()
-    });
-    let mut config = Config {
-        checkpoints,
-        ..lab.config.clone()
-    };
-    // Nothing can be planned until leaf1 is up, so that the installation stays under way for as long as it takes.
-    config.topology = Some(lab.topology.clone());
-    let mut lab = lab;
-    lab.switches.get_mut("leaf1").unwrap().stop().await;
-    let (_controller, mut client) = start(config).await;
-    client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
-    let mut events = Events::of(&client).await;
+    let (gate, mut waits) = lab.switch("spine0").hold();
+    let (_controller, mut client) = lab.start().await;
+    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
     let source = client
         .join_group(lab.joining("g", "h0", 17))
         .await
         .unwrap()
         .into_inner();
     let mut receiver = client
-        .join_group(lab.joining("g", "h1", 17))
+        .join_group(lab.joining("g", "h2", 17))
         .await
         .unwrap()
         .into_inner();
-    reached.recv().await.unwrap();
+    waits.recv().await.unwrap();
+    assert_eq!(lab.placed(), ["leaf1 g.1"]);
+    let mut events = Events::of(&client).await;
     drop(source);
-    // Either it was active before the call's end was seen, or it went back to waiting for h0.
-    let state = events
-        .until(|event| match event {
-            v1::controller_event::Event::Group(g) if g.phase() == Active || g.reason == "waits for h0" => {
-                Some(g.clone())
-            }
-            _ => None,
-        })
-        .await;
-    if phase(&state) == Registered {
-        assert!(lab.placed().is_empty());
-        let mut source = client
-            .join_group(lab.joining("g", "h0", 18))
-            .await
-            .unwrap()
-            .into_inner();
-        assert_eq!(phase(&last(&mut source).await), Active);
-        assert_eq!(phase(&last(&mut receiver).await), Active);
+    events.group("g", Removing).await;
+    gate.add_permits(100);
+    let state = events.group("g", Registered).await;
+    assert_eq!(state.reason, "waits for h0");
+    assert!(lab.placed().is_empty());
+    let mut source = client
+        .join_group(lab.joining("g", "h0", 18))
+        .await
+        .unwrap()
+        .into_inner();
+    for stream in [&mut source, &mut receiver] {
+        assert_eq!(phase(&last(stream).await), Active);
     }
+    assert_eq!(lab.placed(), ["leaf0 g.2", "leaf1 g.2", "spine0 g.2"]);
+}
+
+#[tokio::test]
+async fn a_switch_that_never_answers_fails_the_group() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.timeouts.switch = std::time::Duration::from_millis(500);
+    let (_gate, _waits) = lab.switch("leaf0").hold();
+    let (_controller, mut client) = lab.start().await;
+    let refused = client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert_eq!(
+        refused.message(),
+        "switches.leaf0: cannot be reached: no answer within 500ms"
+    );
+    assert!(lab.placed().is_empty());
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ mod common;
 use castnet_controller::{Checkpoint, Checkpoints, Config};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Degraded, Failed, Registered};
-use common::{Events, Lab, creation, reaches, start};
+use common::{Events, Lab, PATIENCE, creation, reaches, start};
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
 
@@ -251,9 +251,12 @@ async fn what_is_removed_behind_its_back_comes_back() {
         generation: None,
     };
     assert!(agent.remove_group(request).await.unwrap().into_inner().removed);
-    while lab.switch("leaf1").changes().len() < 3 {
-        tokio::task::yield_now().await;
-    }
+    let back = async {
+        while lab.switch("leaf1").changes().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, back).await.expect("it comes back");
     assert_eq!(lab.switch("leaf1").changes(), ["+g.1", "-g.1", "+g.1"]);
 }
 

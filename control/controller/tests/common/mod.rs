@@ -14,7 +14,7 @@ use castnet_proto::v1::agent_server::{Agent, AgentServer};
 use castnet_proto::v1::controller_client::ControllerClient;
 use castnet_topology::Topology;
 use tempfile::TempDir;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
@@ -35,6 +35,8 @@ pub(crate) struct Toy {
     pub(crate) refuse: Option<Status>,
     pub(crate) ports: Vec<v1::Port>,
     pub(crate) neighbours: Vec<v1::Neighbour>,
+    /// Installations wait for a permit of this, and say so.
+    pub(crate) gate: Option<(Arc<Semaphore>, mpsc::UnboundedSender<()>)>,
     /// Installations and removals that changed something, such as `+g1.1` and `-g1.1`.
     pub(crate) changes: Vec<String>,
 }
@@ -79,6 +81,11 @@ impl Agent for ToyAgent {
         &self,
         request: Request<v1::InstallGroupRequest>,
     ) -> Result<Response<v1::InstallGroupResponse>, Status> {
+        let gate = self.toy.lock().gate.clone();
+        if let Some((gate, waits)) = gate {
+            let _ = waits.send(());
+            gate.acquire().await.unwrap().forget();
+        }
         let v1::InstallGroupRequest { group, owner } = request.into_inner();
         let group = group.ok_or_else(|| Status::invalid_argument("group: missing"))?;
         let toy = &mut *self.toy.lock();
@@ -298,6 +305,14 @@ impl Switch {
 
     pub(crate) fn changes(&self) -> Vec<String> {
         self.with(|t| t.changes.clone())
+    }
+
+    /// Holds installations back; tells of each that waits.
+    pub(crate) fn hold(&self) -> (Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
+        let (waits, told) = mpsc::unbounded_channel();
+        let gate = Arc::new(Semaphore::new(0));
+        self.with(|t| t.gate = Some((gate.clone(), waits)));
+        (gate, told)
     }
 
     pub(crate) async fn start(&mut self) {
