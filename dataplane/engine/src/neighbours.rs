@@ -38,7 +38,10 @@ pub struct Neighbour {
 }
 
 /// What a neighbour said of himself.
-#[expect(clippy::large_enum_variant, reason = "there are few, and a box would allocate on the path of a frame")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there are few, and a box would allocate on the path of a frame"
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
     /// By LLDP.

@@ -97,17 +97,19 @@ impl Engine {
         cx: &mut Cx<'_, E, O>,
         frame: E::Buf,
     ) -> Verdict {
-        match parse_frame(frame.head(), frame.length()) {
+        // By reference: moving so large a value out costs more than reading it.
+        let parsed = parse_frame(frame.head(), frame.length());
+        match &parsed {
             Ok(Parsed::Roce(header)) => {
                 if let IpAddrs::V4 { src, dst } = header.ip
                     && let Some(place) = self.groups.find(dst)
                 {
-                    return self.group_frame(cx, place, &header, src, frame);
+                    return self.group_frame(cx, place, header, src, frame);
                 }
-                self.other_frame(cx, &Parsed::Roce(header), frame)
+                self.other_frame(cx, &parsed, frame)
             }
-            Ok(parsed) => self.other_frame(cx, &parsed, frame),
-            Err(error) => self.odd_frame(cx, error, frame),
+            Ok(_) => self.other_frame(cx, &parsed, frame),
+            Err(error) => self.odd_frame(cx, *error, frame),
         }
     }
 
@@ -116,7 +118,7 @@ impl Engine {
     fn other_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
-        parsed: &Parsed,
+        parsed: &Result<Parsed, ParseError>,
         frame: E::Buf,
     ) -> Verdict {
         if !self.ports.present.contains(cx.ingress) {
@@ -125,9 +127,9 @@ impl Engine {
             });
         }
         match parsed {
-            Parsed::Arp(arp) => self.arp_frame(cx, arp, frame),
-            Parsed::Lldp { at } => self.lldp_frame(cx, *at, frame),
-            Parsed::Ipv4 { header, .. } if self.groups.find(header.dst).is_some() => {
+            Ok(Parsed::Arp(arp)) => self.arp_frame(cx, arp, frame),
+            Ok(Parsed::Lldp { at }) => self.lldp_frame(cx, *at, frame),
+            Ok(Parsed::Ipv4 { header, .. }) if self.groups.find(header.dst).is_some() => {
                 let place = self.groups.find(header.dst);
                 if let Some(group) = place.and_then(|place| self.groups.at_mut(place)) {
                     group.cold.exceptions.dropped += 1;
@@ -170,7 +172,7 @@ impl Engine {
             return cx.drop(Stage::Parse, reason, || error.to_string());
         }
         match parse_network(frame.head(), frame.length()) {
-            Ok(parsed) => self.other_frame(cx, &parsed, frame),
+            parsed @ Ok(_) => self.other_frame(cx, &parsed, frame),
             Err(error) => cx.drop(Stage::Parse, error.reason(), || error.to_string()),
         }
     }

@@ -8,21 +8,23 @@ use core::net::Ipv4Addr;
 
 use castnet_collective::{PathId, PathSet};
 use castnet_rules::RemoteMemory;
-use castnet_wire::icrc::{self, HeaderDelta};
-use castnet_wire::ipv4::ChecksumDelta;
+use castnet_wire::icrc::{self, HeaderDelta, Shift};
 use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, Qpn, Reth, RoceHeader};
 
+use crate::counters::Counters;
 use crate::egress::Egress;
-use crate::engine::Shifts;
+use crate::engine::Ports;
 use crate::group::{Cold, Group, Leg};
 use crate::multicast::Tools;
+use crate::next_hops::NextHops;
 use crate::pipeline::Cx;
+use crate::port_set::PortSet;
 use crate::trace::{Observer, Stage, Step, Verdict};
 
 /// IPv4, UDP and BTH.
 const FIXED: usize = 40;
 
-/// What rewriting one frame needs at every leg.
+/// What rewriting one frame needs at every leg, worked out once.
 struct Bridge<'a> {
     header: &'a RoceHeader,
     mcst_id: Ipv4Addr,
@@ -30,9 +32,8 @@ struct Bridge<'a> {
     icrc: u32,
     /// How the ICRC changes by the new source address.
     from_source: HeaderDelta,
-    /// IPv4 checksum as it came in, and how it changes by the new source address.
-    checksum: u16,
-    checksum_from_source: ChecksumDelta,
+    /// The sum that the IPv4 checksum complements (RFC 1624), with the new source address and without a destination.
+    sum: u32,
 }
 
 /// The RETH that a member gets.
@@ -72,31 +73,48 @@ impl Target {
     }
 }
 
+/// The two words of an address.
+#[inline]
+const fn words(ip: Ipv4Addr) -> u32 {
+    let bits = ip.to_bits();
+    (bits >> 16) + (bits & 0xFFFF)
+}
+
 impl<'a> Bridge<'a> {
     fn new(header: &'a RoceHeader, src: Ipv4Addr, mcst_id: Ipv4Addr, frame: &impl FrameBuf) -> Self {
         let checksum = frame
             .head()
             .get(header.l3 + 10..)
             .and_then(|b| b.first_chunk::<2>());
+        let checksum = checksum.map_or(0, |b| u16::from_be_bytes(*b));
+        // The McstID takes the source's place and leaves the destination's, so of addresses only the source is taken out.
+        let sum = u32::from(!checksum) + 2 * 0xFFFF - words(src);
         Self {
             header,
             mcst_id,
             icrc: icrc::read(frame, header.frame_len).unwrap_or_default(),
             from_source: HeaderDelta::src(src, mcst_id),
-            checksum: checksum.map_or(0, |b| u16::from_be_bytes(*b)),
-            checksum_from_source: ChecksumDelta::address(src, mcst_id),
+            sum,
         }
     }
 
-    /// Turns a private copy of the frame into what the member at `leg` expects.
+    /// The IPv4 checksum with `dst` as destination.
     #[inline]
-    fn write(&self, leg: &Leg, target: Option<Target>, shifts: &mut Shifts, copy: &mut impl FrameBuf) {
+    fn checksum(&self, dst: Ipv4Addr) -> u16 {
+        let sum = self.sum + words(dst);
+        let sum = (sum & 0xFFFF) + (sum >> 16);
+        !((sum & 0xFFFF) + (sum >> 16)) as u16
+    }
+
+    /// Turns a private copy of the frame into what the member at `leg` expects.
+    #[inline(always)]
+    fn write(&self, leg: &Leg, target: Option<Target>, operator: Option<&Shift>, copy: &mut impl FrameBuf) {
         let header = self.header;
         let (ip, qpn) = (Ipv4Addr::from(leg.ip), Qpn::from_bytes(leg.qpn));
-        let checksum = self
-            .checksum_from_source
-            .and(ChecksumDelta::address(self.mcst_id, ip))
-            .apply(self.checksum);
+        let delta = self
+            .from_source
+            .and(HeaderDelta::dst(self.mcst_id, ip))
+            .and(HeaderDelta::dest_qp(Qpn::VIRTUAL, qpn));
         let Some((fixed, ext)) = copy
             .head_mut()
             .get_mut(header.l3..)
@@ -104,49 +122,53 @@ impl<'a> Bridge<'a> {
         else {
             return;
         };
-        fixed[10..12].copy_from_slice(&checksum.to_be_bytes());
+        fixed[10..12].copy_from_slice(&self.checksum(ip).to_be_bytes());
         fixed[12..16].copy_from_slice(&self.mcst_id.octets());
         fixed[16..20].copy_from_slice(&leg.ip);
         fixed[26..28].copy_from_slice(&[0; 2]);
         fixed[33..36].copy_from_slice(&leg.qpn);
-        let delta = self
-            .from_source
-            .and(HeaderDelta::dst(self.mcst_id, ip))
-            .and(HeaderDelta::dest_qp(Qpn::VIRTUAL, qpn));
-        let change = match (target, header.reth, ext.first_chunk_mut::<12>()) {
+        let register = match (target, header.reth, ext.first_chunk_mut::<12>()) {
             (Some(target), Some(reth), Some(bytes)) => {
                 bytes[..8].copy_from_slice(&target.va.to_be_bytes());
                 bytes[8..].copy_from_slice(&target.rkey.to_be_bytes());
-                let delta = delta
-                    .and(HeaderDelta::va(reth.va, target.va))
-                    .and(HeaderDelta::rkey(reth.rkey, target.rkey));
-                shifts.apply(delta.at_reth(), header.after_bth() - Reth::LEN)
+                let memory =
+                    HeaderDelta::va(reth.va, target.va).and(HeaderDelta::rkey(reth.rkey, target.rkey));
+                delta.and(memory).at_reth()
             }
-            _ => shifts.apply(delta.at_bth(), header.after_bth()),
+            _ => delta.at_bth(),
+        };
+        let change = match operator {
+            Some(operator) => operator.apply(register),
+            None => icrc::shift(register, bytes_after(header)),
         };
         icrc::write(copy, header.frame_len, self.icrc ^ change);
     }
 }
 
+/// Bytes between the last header that is rewritten and the ICRC.
+fn bytes_after(header: &RoceHeader) -> usize {
+    header.after_reth().unwrap_or(header.after_bth())
+}
+
 /// The paths of `to` whose port is up; the others are counted as lost.
 #[cold]
-fn reachable(group: &mut Group, tools: &mut Tools<'_>, to: PathSet) -> PathSet {
+fn reachable(group: &mut Group, up: PortSet, counters: &mut Counters, to: PathSet) -> PathSet {
     let mut left = to;
     for (i, port) in group.hot.ports.into_iter().enumerate() {
         let Some(path) = PathId::new(i as u8).filter(|p| to.contains(*p)) else {
             continue;
         };
-        if !tools.ports.up.contains(port) {
+        if !up.contains(port) {
             left.remove(path);
-            lose(group, tools, path);
+            lose(group, counters, path);
         }
     }
     left
 }
 
 #[cold]
-fn lose(group: &mut Group, tools: &mut Tools<'_>, path: PathId) {
-    tools.counters.totals.copies_lost += 1;
+fn lose(group: &mut Group, counters: &mut Counters, path: PathId) {
+    counters.totals.copies_lost += 1;
     group.cold.exceptions.lost += 1;
     if let Some(counters) = group.cold.paths.get_mut(path.index()) {
         counters.lost += 1;
@@ -164,14 +186,30 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     to: PathSet,
     frame: E::Buf,
 ) -> Verdict {
-    let all_up = group.hot.ports.and(tools.ports.up) == group.hot.ports;
-    let to = if all_up { to } else { reachable(group, tools, to) };
+    let Tools {
+        ports,
+        next_hops,
+        shifts,
+        counters,
+        ..
+    } = tools;
+    let all_up = group.hot.ports.and(ports.up) == group.hot.ports;
+    let to = if all_up {
+        to
+    } else {
+        reachable(group, ports.up, counters, to)
+    };
     let Some(last) = to.bits().checked_ilog2() else {
         return cx.drop(Stage::Replicate, DropReason::PortDown, || {
             "the ports of all its paths are down".into()
         });
     };
-    let bridge = Bridge::new(header, src, group.hot.mcst_id.0, &frame);
+    let way = Way {
+        bridge: Bridge::new(header, src, group.hot.mcst_id.0, &frame),
+        operator: shifts.find(bytes_after(header)),
+        ports,
+        next_hops,
+    };
     // With Ethernet padding the ICRC is not the trailer: it must be in the private head.
     let padded = header.frame_len != frame.length();
     let private = if padded {
@@ -180,88 +218,91 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         header.payload_at
     };
     let length = frame.length();
-    let (mut ports, mut path, mut sent) = (group.hot.ports, 0, 0u64);
-    while path < last {
-        let Some(port) = ports.next() else { break };
-        if to.bits() >> path & 1 != 0 {
-            match cx.egress.replicate(port, &frame, private) {
-                Some(copy) => {
-                    leave(cx, tools, group, &bridge, port, path, copy);
-                    sent += 1;
-                }
-                None => {
-                    if let Some(path) = PathId::new(path as u8) {
-                        cx.observer.step(|| {
-                            Step::new(
-                                Stage::Replicate,
-                                format!("{} skipped", group.cold.describe(path)),
-                                "no buffer",
-                            )
-                        });
-                        lose(group, tools, path);
-                    }
-                }
-            }
+    let (mut members, mut sent) = (group.hot.ports, 0u64);
+    for path in 0..last {
+        let Some(port) = members.next() else { break };
+        if to.bits() >> path & 1 == 0 {
+            continue;
         }
-        path += 1;
+        if let Some(copy) = cx.egress.replicate(port, &frame, private) {
+            way.leave(cx, counters, group, port, path, copy);
+            sent += 1;
+        } else if let Some(path) = PathId::new(path as u8) {
+            let who = || format!("{} skipped", group.cold.describe(path));
+            cx.observer
+                .step(|| Step::new(Stage::Replicate, who(), "no buffer"));
+            lose(group, counters, path);
+        }
     }
-    if let Some(port) = ports.next() {
-        leave(cx, tools, group, &bridge, port, last, frame);
+    if let Some(port) = members.next() {
+        way.leave(cx, counters, group, port, last, frame);
         sent += 1;
     }
-    let counters = &mut group.hot.counters;
-    counters.data_out += sent;
-    counters.data_bytes_out += sent * length as u64;
-    tools.counters.totals.copies += sent.saturating_sub(1);
+    let hot = &mut group.hot.counters;
+    hot.data_out += sent;
+    hot.data_bytes_out += sent * length as u64;
+    counters.totals.copies += sent.saturating_sub(1);
     Verdict::Replicated
 }
 
-/// Rewrites a copy for its path and sends it.
-#[inline]
-fn leave<E: Egress, O: Observer>(
-    cx: &mut Cx<'_, E, O>,
-    tools: &mut Tools<'_>,
-    group: &mut Group,
-    bridge: &Bridge<'_>,
-    port: PortId,
-    path: u32,
-    mut copy: E::Buf,
-) {
-    let Some(leg) = group.hot.legs.get(path as usize) else {
-        return;
-    };
-    set_macs(
-        copy.head_mut(),
-        tools.next_hops.get(leg.next_hop()),
-        tools.ports.mac(port),
-    );
-    if leg.is_host() {
-        let mut target = None;
-        if let (Some(reth), Some(path)) = (&bridge.header.reth, PathId::new(path as u8)) {
-            let aimed = Target::of(&group.cold, path, reth);
-            if !aimed.in_range {
-                group.cold.exceptions.out_of_range += 1;
-                if let Some(counters) = group.cold.paths.get_mut(path.index()) {
-                    counters.out_of_range += 1;
-                }
-            }
-            target = Some(aimed);
+/// What copies of one frame need on their way out.
+struct Way<'a> {
+    bridge: Bridge<'a>,
+    /// For the bytes between the last header that is rewritten and the ICRC.
+    operator: Option<&'a Shift>,
+    ports: &'a Ports,
+    next_hops: &'a NextHops,
+}
+
+impl Way<'_> {
+    /// Rewrites a copy for its path and sends it.
+    #[inline(always)]
+    fn leave<E: Egress, O: Observer>(
+        &self,
+        cx: &mut Cx<'_, E, O>,
+        counters: &mut Counters,
+        group: &mut Group,
+        port: PortId,
+        path: u32,
+        mut copy: E::Buf,
+    ) {
+        let Some(leg) = group.hot.legs.get(path as usize) else {
+            return;
+        };
+        set_macs(
+            copy.head_mut(),
+            self.next_hops.get(leg.next_hop()),
+            self.ports.mac(port),
+        );
+        if leg.is_host() {
+            let reth = self.bridge.header.reth.as_ref();
+            let target = reth.and_then(|reth| aim(&mut group.cold, path, reth));
+            self.bridge.write(leg, target, self.operator, &mut copy);
+            cx.observer
+                .step(|| explain(group, leg, path, target, &self.bridge));
+        } else {
+            cx.observer.step(|| {
+                let who = PathId::new(path as u8)
+                    .map(|p| group.cold.describe(p))
+                    .unwrap_or_default();
+                let why = "next hop is a switch: Ethernet addresses rewritten, the rest as it came";
+                Step::new(Stage::Replicate, who, why)
+            });
         }
-        bridge.write(leg, target, tools.shifts, &mut copy);
-        cx.observer.step(|| explain(group, leg, path, target, bridge));
-    } else {
-        cx.observer.step(|| {
-            let who = PathId::new(path as u8)
-                .map(|p| group.cold.describe(p))
-                .unwrap_or_default();
-            Step::new(
-                Stage::Replicate,
-                who,
-                "next hop is a switch: Ethernet addresses rewritten, the rest as it came",
-            )
-        });
+        cx.send(counters, port, copy);
     }
-    cx.send(tools.counters, port, copy);
+}
+
+/// Where a WRITE lands at the member behind `path`; counts it where that is nowhere.
+fn aim(cold: &mut Cold, path: u32, reth: &Reth) -> Option<Target> {
+    let target = Target::of(cold, PathId::new(path as u8)?, reth);
+    if !target.in_range {
+        cold.exceptions.out_of_range += 1;
+        if let Some(counters) = cold.paths.get_mut(path as usize) {
+            counters.out_of_range += 1;
+        }
+    }
+    Some(target)
 }
 
 fn explain(group: &Group, leg: &Leg, path: u32, target: Option<Target>, bridge: &Bridge<'_>) -> Step {

@@ -246,7 +246,6 @@ fn parse_ipv4(
             end,
         },
     )
-    .map(Parsed::Roce)
 }
 
 fn parse_ipv6(
@@ -277,7 +276,6 @@ fn parse_ipv6(
             end,
         },
     )
-    .map(Parsed::Roce)
 }
 
 /// Where the datagram that begins at `l3` and has `said` bytes ends. Bytes after it are Ethernet padding.
@@ -321,7 +319,7 @@ struct Below {
 }
 
 #[inline(always)]
-fn parse_roce(head: &[u8], below: Below) -> Result<RoceHeader, ParseError> {
+fn parse_roce(head: &[u8], below: Below) -> Result<Parsed, ParseError> {
     let Below { l3, ip, tos, l4, end } = below;
     let udp = Udp::parse(head.get(l4..).unwrap_or_default())?;
     let (said, found) = (usize::from(udp.length), end - l4);
@@ -386,7 +384,8 @@ fn parse_roce(head: &[u8], below: Below) -> Result<RoceHeader, ParseError> {
     } else {
         read_ext(info.headers, ext)?
     };
-    Ok(RoceHeader {
+    // Built where the caller wants it: it is too large to be moved about.
+    Ok(Parsed::Roce(RoceHeader {
         l3,
         ip,
         tos,
@@ -401,7 +400,7 @@ fn parse_roce(head: &[u8], below: Below) -> Result<RoceHeader, ParseError> {
         payload_at: bth_at + info.header_len(),
         payload_len: body - pad,
         frame_len: end,
-    })
+    }))
 }
 
 /// Reads the headers of an opcode, in wire order, from bytes of just their length.

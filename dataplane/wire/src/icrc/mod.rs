@@ -9,8 +9,11 @@
 //! outer operator, [`HeaderDelta`] both for the fields that a switch rewrites, by table look-up. A packet that came in
 //! with a wrong ICRC leaves with a wrong one.
 
+mod ack;
 mod header;
 mod shift;
+
+use ack::{ACK_LEN, full_ack};
 
 pub use header::HeaderDelta;
 pub use shift::{Shift, ShiftCache, shift};
@@ -47,6 +50,17 @@ fn mask(head: &mut [u8]) {
 /// The ICRC of a packet in pieces: together they run from the first byte of the IP header to the last byte of the pad.
 /// Store it with [`u32::to_le_bytes`]. An IPv4 header must be one without options.
 pub fn full(segments: &[&[u8]]) -> u32 {
+    match segments {
+        [ack] | [ack, [], []] if ack.len() == ACK_LEN && ack[0] >> 4 == 4 => match ack.first_chunk() {
+            Some(ack) => full_ack(ack),
+            None => full_in_pieces(segments),
+        },
+        _ => full_in_pieces(segments),
+    }
+}
+
+/// The same for any packet.
+fn full_in_pieces(segments: &[&[u8]]) -> u32 {
     let mut head = [0; MASKED_MAX];
     let mut filled = 0;
     let mut hasher = Hasher::new_with_initial(START);

@@ -145,18 +145,27 @@ impl<const N: usize> ShiftCache<N> {
         &slot.1
     }
 
-    /// The register `crc` after `bytes` zeros. Builds a table only for a length that is missed twice running, so that
-    /// frames of ever new lengths cannot make a switch build tables all day.
+    /// The operator for `bytes` bytes where it is there, or is missed the second time running and built. So frames of ever
+    /// new lengths cannot make a switch build tables all day: for `None`, [`shift`] does without.
     #[inline]
-    pub fn apply(&mut self, crc: u32, bytes: usize) -> u32 {
+    pub fn find(&mut self, bytes: usize) -> Option<&Shift> {
         let i = Self::slot(bytes);
         if self.slots[i].0 == bytes {
-            self.slots[i].1.apply(crc)
+            Some(&self.slots[i].1)
         } else if self.asked[i] == bytes {
-            self.get(bytes).apply(crc)
+            Some(self.get(bytes))
         } else {
             self.asked[i] = bytes;
-            shift(crc, bytes)
+            None
+        }
+    }
+
+    /// The register `crc` after `bytes` zeros, by [`ShiftCache::find`] or without.
+    #[inline]
+    pub fn apply(&mut self, crc: u32, bytes: usize) -> u32 {
+        match self.find(bytes) {
+            Some(operator) => operator.apply(crc),
+            None => shift(crc, bytes),
         }
     }
 }
