@@ -23,6 +23,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod completions;
 mod config;
 mod endpoint;
 mod error;

@@ -78,7 +78,7 @@ fn settle(b: &mut Bench) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_bytes_are_taken_without_panic(frame in prop::collection::vec(any::<u8>(), 0..300)) {
