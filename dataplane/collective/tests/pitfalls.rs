@@ -135,6 +135,22 @@ fn a_retransmission_that_all_have_is_answered_with_the_newest_ack() {
     assert_eq!(s.retransmit_asking(WRAP + 1), [replicate(&[2])]);
 }
 
+/// A source that goes back asks only now and then, and a full queue can drop the same packets each time, those that ask
+/// among them. A receiver answers every duplicate; a switch that stands for its receivers and stays silent would stop
+/// the transfer for good. The last packet that all have is answered even where it does not ask: a source that goes back
+/// always comes by it.
+#[test]
+fn a_source_that_goes_back_hears_how_far_all_are_without_asking() {
+    let mut s = Switch::new(3, WRAP - 2);
+    s.data(WRAP - 2, 6);
+    s.feedback(1, ack(WRAP + 1).msn(9));
+    s.feedback(2, ack(WRAP).msn(8));
+    assert_eq!(s.retransmit(WRAP - 2), [Effect::Absorb]);
+    assert_eq!(s.retransmit(WRAP - 1), [Effect::Absorb]);
+    assert_eq!(s.retransmit(WRAP), [ack(WRAP).msn(8).up(0)]);
+    assert_eq!(s.retransmit(WRAP + 1), [replicate(&[2])]);
+}
+
 /// Before anything was acknowledged, AggAckPSN is only where counting begins. A source that starts below it (set up
 /// wrongly) must not be told that all is well: nobody has its data.
 #[test]
@@ -219,8 +235,8 @@ fn a_fatal_nak_is_repeated_to_a_source_that_comes_back() {
     );
     assert_eq!(s.feedback(1, fatal(WRAP)), [Effect::Absorb]);
     // The source missed both: it starts further back, asks, and later comes to the packet itself.
-    assert_eq!(s.retransmit(WRAP - 1), [Effect::Absorb]);
     let both = [ack(WRAP - 1).msn(1).up(0), fatal(WRAP).msn(1).up(0)];
+    assert_eq!(s.retransmit(WRAP - 1), both);
     assert_eq!(s.retransmit_asking(WRAP - 1), both);
     assert_eq!(s.retransmit(WRAP), [replicate(&[1]), fatal(WRAP).msn(1).up(0)]);
     assert_eq!(s.retransmit(WRAP + 1), [replicate(&[1])]);

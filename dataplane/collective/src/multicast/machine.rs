@@ -15,7 +15,8 @@ const UNKNOWN_BEHIND: i32 = 1 << 22;
 ///
 /// Replication. Data from the source goes on by every path that has not acknowledged it: a new packet by all, a
 /// retransmitted one only where it is needed (M3). What all have acknowledged goes nowhere; the acknowledgement that the
-/// source must have missed is given again when it asks. In a tree, the lowest switch whose feedback was lost answers.
+/// source must have missed is given again when it asks or comes by the last such packet. In a tree, the lowest switch
+/// whose feedback was lost answers.
 ///
 /// Acknowledgement. AggAckPSN is at all times the lowest AckPSN, and moves only when the path that holds it (the paper's
 /// triPort) does, so only then are all entries looked at. Each time it moves, an ACK goes to the source (M1).
@@ -213,7 +214,7 @@ impl Multicast {
         // In this order: AggAckPSN is the one measure, and nothing beyond the half circle after it is taken as newer. So all
         // PSNs that are kept lie within one half circle, where comparisons are safe from the wrap.
         if !psn.is_after(self.agg_ack) {
-            self.on_acknowledged_data(ack_request, out);
+            self.on_acknowledged_data(psn, ack_request, out);
         } else if psn.is_after(self.newest) {
             if !self.is_outstanding() {
                 self.progress(now);
@@ -261,11 +262,14 @@ impl Multicast {
     }
 
     /// Data that all have acknowledged: the source has missed that, and has gone back further than any NAK asked for.
-    fn on_acknowledged_data(&mut self, ack_request: bool, out: &mut Effects) {
+    ///
+    /// It is told so where it asks, and at the last such packet, which it always comes by, even where it does not: the
+    /// packets that ask may be those that are lost each time.
+    fn on_acknowledged_data(&mut self, psn: Psn, ack_request: bool, out: &mut Effects) {
         for path in self.receivers() {
             self.table[path.index()].refusal.serve();
         }
-        let answer = ack_request && self.phase == Phase::Acknowledged;
+        let answer = self.phase == Phase::Acknowledged && (ack_request || psn == self.agg_ack);
         if answer {
             self.send_ack(out);
         }

@@ -108,7 +108,7 @@ impl Twin {
             .filter(|(_, acked)| **acked < at)
             .map(|(p, _)| path(*p))
             .collect();
-        let answer = to.is_empty() && ack_request && self.acknowledged;
+        let answer = to.is_empty() && (ack_request || at == self.aggregated) && self.acknowledged;
         let back = at <= self.aggregated + 1;
         if back && (at == self.aggregated + 1 || answer || self.strongest().is_none()) {
             self.nak_sent = false;
