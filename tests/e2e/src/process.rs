@@ -11,10 +11,13 @@ use anyhow::{Context, Result, bail};
 /// How long any one step may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The binary under test, built once from this workspace.
+/// The binary under test: what CASTNET_BINARY names, or else built once from this workspace.
 pub fn castnet() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
+        if let Some(path) = std::env::var_os("CASTNET_BINARY") {
+            return path.into();
+        }
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let out = Command::new(cargo)
             .args(["build", "--quiet", "--package", "castnet", "--message-format", "json"])

@@ -70,8 +70,8 @@ fn the_controller_is_killed_and_comes_back_in_mid_transfer() {
         let mut running = lab.start_transfer(&transfer)?;
         let spine = lab.socket("spine");
         running.source.wait_until("data was under way", |_| {
-            lab.castnet_json(&["group", "list", "--agent", &spine])
-                .is_ok_and(|groups| find_number(&groups, "newest_psn").is_some())
+            lab.castnet_json(&["group", "show", "s3", "--agent", &spine])
+                .is_ok_and(|group| find_number(&group, "data_in") > Some(1000))
         })?;
         lab.kill_controller();
         lab.start_controller()?;

@@ -14,7 +14,11 @@ fn address(lab: &Lab, hosts: &[&str]) -> Result<()> {
 
 #[test]
 fn ping_crosses_one_switch_and_three() {
-    if let Some(why) = net::missing() {
+    let no_ping = || match std::process::Command::new("ping").arg("-V").output() {
+        Ok(_) => None,
+        Err(_) => Some("needs the command `ping` (package iputils-ping)".to_string()),
+    };
+    if let Some(why) = net::missing().or_else(no_ping) {
         println!("SKIPPED: {why}");
         return;
     }
