@@ -219,6 +219,7 @@ pub struct PoolBuf {
 }
 
 impl PoolBuf {
+    #[inline]
     fn node(&self) -> &Node {
         match &self.node {
             Some(node) => node,
@@ -226,6 +227,7 @@ impl PoolBuf {
         }
     }
 
+    #[inline]
     fn node_mut(&mut self) -> &mut Node {
         match &mut self.node {
             Some(node) => node,
@@ -325,10 +327,12 @@ impl Drop for PoolBuf {
 }
 
 impl FrameBuf for PoolBuf {
+    #[inline]
     fn length(&self) -> usize {
         self.node().length
     }
 
+    #[inline]
     fn head(&self) -> &[u8] {
         let node = self.node();
         if node.length > INLINE {
@@ -338,6 +342,7 @@ impl FrameBuf for PoolBuf {
         }
     }
 
+    #[inline]
     fn head_mut(&mut self) -> &mut [u8] {
         let node = self.node_mut();
         if node.length > INLINE {
@@ -347,6 +352,7 @@ impl FrameBuf for PoolBuf {
         }
     }
 
+    #[inline]
     fn trailer(&self) -> [u8; 4] {
         let node = self.node();
         let end = node.length.min(INLINE);
@@ -356,6 +362,7 @@ impl FrameBuf for PoolBuf {
         }
     }
 
+    #[inline]
     fn set_trailer(&mut self, bytes: [u8; 4]) {
         let node = self.node_mut();
         let end = node.length.min(INLINE);
