@@ -112,6 +112,7 @@ impl Pool {
     }
 
     /// Whether a frame of any length can be had.
+    #[inline]
     pub fn has_room(&self) -> bool {
         !self.0.nodes.borrow().is_empty() && !self.0.bodies.borrow().is_empty()
     }
@@ -163,19 +164,23 @@ impl Pool {
         self.gather(&frame.segments())
     }
 
+    #[cold]
     fn none<T>(&self) -> Option<T> {
         self.0.exhausted.set(self.0.exhausted.get() + 1);
         None
     }
 
+    #[inline]
     fn take_node(&self) -> Option<Box<Node>> {
         self.0.nodes.borrow_mut().pop().or_else(|| self.none())
     }
 
+    #[inline]
     fn take_body(&self) -> Option<Rc<[u8]>> {
         self.0.bodies.borrow_mut().pop().or_else(|| self.none())
     }
 
+    #[inline]
     fn give_body(&self, mut body: Rc<[u8]>) {
         if Rc::get_mut(&mut body).is_some() {
             self.0.bodies.borrow_mut().push(body);
@@ -183,6 +188,7 @@ impl Pool {
     }
 
     /// A frame of `length` bytes of whatever was there.
+    #[inline]
     fn take(&self, length: usize) -> Option<PoolBuf> {
         if length > self.0.frame_max {
             return None;
@@ -220,6 +226,7 @@ pub struct PoolBuf {
 
 impl PoolBuf {
     #[inline]
+    #[inline]
     fn node(&self) -> &Node {
         match &self.node {
             Some(node) => node,
@@ -227,6 +234,7 @@ impl PoolBuf {
         }
     }
 
+    #[inline]
     #[inline]
     fn node_mut(&mut self) -> &mut Node {
         match &mut self.node {
@@ -236,6 +244,7 @@ impl PoolBuf {
     }
 
     /// A frame with its own head and trailer that shares the body. `None` where no buffer is free.
+    #[inline]
     pub fn replicate(&self) -> Option<Self> {
         let mut node = self.pool.take_node()?;
         let own = self.node();
@@ -316,6 +325,7 @@ impl PoolBuf {
 }
 
 impl Drop for PoolBuf {
+    #[inline]
     fn drop(&mut self) {
         if let Some(mut node) = self.node.take() {
             if let Some(body) = node.body.take() {
@@ -328,10 +338,12 @@ impl Drop for PoolBuf {
 
 impl FrameBuf for PoolBuf {
     #[inline]
+    #[inline]
     fn length(&self) -> usize {
         self.node().length
     }
 
+    #[inline]
     #[inline]
     fn head(&self) -> &[u8] {
         let node = self.node();
@@ -343,6 +355,7 @@ impl FrameBuf for PoolBuf {
     }
 
     #[inline]
+    #[inline]
     fn head_mut(&mut self) -> &mut [u8] {
         let node = self.node_mut();
         if node.length > INLINE {
@@ -352,6 +365,7 @@ impl FrameBuf for PoolBuf {
         }
     }
 
+    #[inline]
     #[inline]
     fn trailer(&self) -> [u8; 4] {
         let node = self.node();
@@ -363,6 +377,7 @@ impl FrameBuf for PoolBuf {
     }
 
     #[inline]
+    #[inline]
     fn set_trailer(&mut self, bytes: [u8; 4]) {
         let node = self.node_mut();
         let end = node.length.min(INLINE);
@@ -371,6 +386,7 @@ impl FrameBuf for PoolBuf {
         }
     }
 
+    #[inline]
     fn segments(&self) -> [&[u8]; 3] {
         let node = self.node();
         match &node.body {
