@@ -19,16 +19,16 @@ pub(crate) const CONTROLLER: &str = "http://127.0.0.1:7470";
 #[command(next_help_heading = "Security (https:// addresses need all three files)")]
 pub(crate) struct Tls {
     /// PEM: the authority that the other side's certificate must come from
-    #[arg(long = "tls-ca", value_name = "FILE", env = "CASTNET_TLS_CA")]
+    #[arg(long = "tls-ca", global = true, value_name = "FILE", env = "CASTNET_TLS_CA")]
     pub(crate) ca: Option<PathBuf>,
     /// PEM: this side's certificate
-    #[arg(long = "tls-cert", value_name = "FILE", env = "CASTNET_TLS_CERT")]
+    #[arg(long = "tls-cert", global = true, value_name = "FILE", env = "CASTNET_TLS_CERT")]
     pub(crate) cert: Option<PathBuf>,
     /// PEM: this side's private key
-    #[arg(long = "tls-key", value_name = "FILE", env = "CASTNET_TLS_KEY")]
+    #[arg(long = "tls-key", global = true, value_name = "FILE", env = "CASTNET_TLS_KEY")]
     pub(crate) key: Option<PathBuf>,
     /// Accepts plaintext beyond this machine: anybody on the way can read and change it
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub(crate) insecure: bool,
 }
 
@@ -69,7 +69,7 @@ impl Tls {
 #[command(next_help_heading = "The switch")]
 pub(crate) struct AgentArgs {
     /// Where its agent listens: http://127.0.0.1:PORT, https://HOST:PORT or unix:/PATH
-    #[arg(long, value_name = "URL", env = "CASTNET_AGENT", default_value = AGENT)]
+    #[arg(long, global = true, value_name = "URL", env = "CASTNET_AGENT", default_value = AGENT)]
     pub(crate) agent: Address,
     #[command(flatten)]
     pub(crate) tls: Tls,

@@ -120,8 +120,8 @@ struct MemberArgs {
     /// Messages that a receiver holds; with WRITE the same at all members
     #[arg(long, value_name = "N", default_value_t = 32)]
     slots: u32,
-    /// Time-out exponent of the sender's QP: 4.096 us * 2^N
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..32))]
+    /// Time-out exponent of the sender's QP: 4.096 us * 2^N; 14 is 67 ms
+    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
     qp_timeout: u8,
     #[command(flatten)]
     join: JoinArgs,

@@ -28,7 +28,8 @@ pub(crate) struct FilterArgs {
     /// Frames to this address
     #[arg(long, value_name = "IP")]
     pub(crate) dst: Option<Ipv4Addr>,
-    /// Only frames that are dropped; with a reason, only for that one (`castnet drops --all` names them)
+    /// Only frames that are dropped; with a reason, only for that one (`castnet drops --all` names them). Frames that
+    /// end in a port itself (injected, tx-full, port-down) are counted, but cannot be looked at
     #[arg(long, value_name = "REASON", num_args = 0..=1, default_missing_value = "", require_equals = true, value_parser = reason)]
     pub(crate) drops: Option<String>,
 }

@@ -228,11 +228,6 @@ pub(crate) fn span(span: Duration) -> String {
     }
 }
 
-/// Bytes as lower-case hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// Hexadecimal digits as bytes; spaces, colons, line ends and a leading `0x` are skipped.
 pub(crate) fn from_hex(text: &str) -> Result<Vec<u8>, String> {
     let text = text.trim();
@@ -324,9 +319,8 @@ mod tests {
     }
 
     #[test]
-    fn hexadecimal_goes_there_and_back() {
+    fn hexadecimal_digits_are_bytes() {
         assert_eq!(from_hex("0x02:00 fF\n"), Ok(vec![2, 0, 255]));
-        assert_eq!(hex(&[2, 0, 255]), "0200ff");
         assert!(from_hex("0g").is_err());
         assert!(from_hex("012").is_err());
     }

@@ -45,7 +45,7 @@ impl Default for Manner {
             by_write: false,
             message_size: usual.message_size,
             slots: usual.slots,
-            timeout: 16,
+            timeout: 14,
         }
     }
 }
