@@ -23,8 +23,11 @@ pub type Plan<'a> = &'a [(&'a str, &'a [&'a str])];
 pub const STAR: Plan<'static> = &[("sw", &["h1", "h2", "h3", "h4"])];
 
 /// Three switches in two tiers, and six hosts.
-pub const TWO_TIERS: Plan<'static> =
-    &[("spine", &["leaf1", "leaf2"]), ("leaf1", &["h1", "h2", "h3"]), ("leaf2", &["h4", "h5", "h6"])];
+pub const TWO_TIERS: Plan<'static> = &[
+    ("spine", &["leaf1", "leaf2"]),
+    ("leaf1", &["h1", "h2", "h3"]),
+    ("leaf2", &["h4", "h5", "h6"]),
+];
 
 /// One transfer of a file from a host to others.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +60,11 @@ impl Lab {
     /// Builds the namespaces of `plan`, starts its switches with `extra` flags and the controller, and waits until all are
     /// ready.
     pub fn start(plan: Plan<'_>, extra: &[&str]) -> Result<Self> {
+        Self::start_with(plan, |_| Ok(extra.iter().map(|flag| flag.to_string()).collect()))
+    }
+
+    /// The same with flags that depend on what was built, such as a rule file with the interfaces' addresses.
+    pub fn start_with(plan: Plan<'_>, extra: impl FnOnce(&Self) -> Result<Vec<String>>) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("castnet-e2e-").tempdir()?;
         let mut fabric = Vec::new();
         for (switch, _) in plan {
@@ -75,20 +83,32 @@ impl Lab {
                 }
             }
         }
-        let mut lab = Self { controller: None, switches: Vec::new(), hosts, _fabric: fabric, folder };
+        let mut lab = Self {
+            controller: None,
+            switches: Vec::new(),
+            hosts,
+            _fabric: fabric,
+            folder,
+        };
+        let extra = extra(&lab)?;
         for (switch, ends) in plan {
-            let up = plan.iter().filter(|(_, others)| others.contains(switch)).map(|(name, _)| *name);
+            let up = plan
+                .iter()
+                .filter(|(_, others)| others.contains(switch))
+                .map(|(name, _)| *name);
             let ports: Vec<&str> = ends.iter().copied().chain(up).collect();
-            lab.start_switch(switch, &ports, extra)?;
+            lab.start_switch(switch, &ports, &extra)?;
         }
         lab.start_controller()?;
         Ok(lab)
     }
 
-    fn start_switch(&mut self, name: &str, ports: &[&str], extra: &[&str]) -> Result<()> {
+    fn start_switch(&mut self, name: &str, ports: &[&str], extra: &[String]) -> Result<()> {
         let namespace = find(&self._fabric, name).context("a switch of the plan")?;
         let mut command = namespace.command(castnet());
-        command.args(["switch", "--name", name, "--listen", &self.socket(name)]).args(extra);
+        command
+            .args(["switch", "--name", name, "--listen", &self.socket(name)])
+            .args(extra);
         for port in ports {
             command.args(["--port", &format!("{port}=af_packet:{port}")]);
         }
@@ -101,8 +121,12 @@ impl Lab {
     /// Starts the controller, on the store of the one before if there was one.
     pub fn start_controller(&mut self) -> Result<()> {
         let mut command = Command::new(castnet());
-        command.arg("controller").args(["--listen", &self.socket("controller")]);
-        command.arg("--store").arg(self.folder.path().join("controller.redb"));
+        command
+            .arg("controller")
+            .args(["--listen", &self.socket("controller")]);
+        command
+            .arg("--store")
+            .arg(self.folder.path().join("controller.redb"));
         for (switch, _) in &self.switches {
             command.args(["--switch", &format!("{switch}={}", self.socket(switch))]);
         }
@@ -127,7 +151,10 @@ impl Lab {
 
     /// The address of a switch's agent, or of the controller.
     pub fn socket(&self, name: &str) -> String {
-        format!("unix:{}", self.folder.path().join(format!("{name}.sock")).display())
+        format!(
+            "unix:{}",
+            self.folder.path().join(format!("{name}.sock")).display()
+        )
     }
 
     /// The lab's folder, for files of the test.
@@ -140,6 +167,16 @@ impl Lab {
         find(&self.hosts, name).with_context(|| format!("no host {name}"))
     }
 
+    /// The Ethernet address of a host's interface.
+    pub fn mac(&self, name: &str) -> Result<String> {
+        let out = self
+            .host(name)?
+            .command("cat")
+            .arg("/sys/class/net/eth0/address")
+            .output()?;
+        Ok(text(&out.stdout).trim().to_string())
+    }
+
     /// The IP address of a host: 10.0.0.N for hN.
     pub fn ip(name: &str) -> String {
         format!("10.0.0.{}", name.trim_start_matches('h'))
@@ -149,7 +186,12 @@ impl Lab {
     pub fn castnet(&self, args: &[&str]) -> Result<String> {
         let out = Command::new(castnet()).args(args).output()?;
         if !out.status.success() {
-            bail!("castnet {}: {}{}", args.join(" "), text(&out.stdout), text(&out.stderr));
+            bail!(
+                "castnet {}: {}{}",
+                args.join(" "),
+                text(&out.stdout),
+                text(&out.stderr)
+            );
         }
         Ok(text(&out.stdout))
     }
@@ -186,34 +228,59 @@ impl Lab {
         let start = |host: &str, verb: &str, rest: &[&str]| -> Result<Process> {
             let mut command = self.host(host)?.command(castnet());
             command.args(["host", verb, "--name", host, "--interface", "eth0"]);
-            command.args(["--ip", &format!("{}/24", Self::ip(host)), "--group", transfer.group]);
-            command.args(["--controller", &self.socket("controller"), "--output", "json"]).args(rest);
+            command.args([
+                "--ip",
+                &format!("{}/24", Self::ip(host)),
+                "--group",
+                transfer.group,
+            ]);
+            command
+                .args(["--controller", &self.socket("controller"), "--output", "json"])
+                .args(rest);
             Process::start(&format!("{}-{host}", transfer.group), self.folder(), command)
         };
         let mut receivers = Vec::new();
         for host in transfer.receivers {
             let out = self.folder().join(format!("{}.{host}.out", transfer.group));
-            let process = start(host, "receive", &["--op", transfer.op, "--out", &out.to_string_lossy()])?;
+            let process = start(
+                host,
+                "receive",
+                &["--op", transfer.op, "--out", &out.to_string_lossy()],
+            )?;
             receivers.push((host.to_string(), process, out));
         }
         let send = ["--op", transfer.op, "--file", &file.to_string_lossy()];
         let source = start(transfer.source, "send", &send)?;
-        Ok(RunningTransfer { source, receivers, digest })
+        Ok(RunningTransfer {
+            source,
+            receivers,
+            digest,
+        })
     }
 
     /// A whole transfer: create the group, send, check each receiver's bytes, destroy the group.
     pub fn transfer(&self, transfer: &Transfer<'_>) -> Result<()> {
         self.create_group(transfer)?;
         self.start_transfer(transfer)?.finish()?;
-        self.castnet(&["group", "destroy", transfer.group, "--controller", &self.socket("controller")])?;
+        self.castnet(&[
+            "group",
+            "destroy",
+            transfer.group,
+            "--controller",
+            &self.socket("controller"),
+        ])?;
         Ok(())
     }
 
     /// All that the switches and the controller have printed, for a failing test.
     pub fn logs(&self) -> String {
-        let switches = self.switches.iter().map(|(name, process)| (name.as_str(), process));
+        let switches = self
+            .switches
+            .iter()
+            .map(|(name, process)| (name.as_str(), process));
         let all = switches.chain(self.controller.as_ref().map(|c| ("controller", c)));
-        all.map(|(name, process)| format!("--- {name}\n{}", process.output())).collect()
+        all.map(|(name, process)| format!("--- {name}\n{}", process.output()))
+            .collect()
     }
 }
 
@@ -241,7 +308,9 @@ impl RunningTransfer {
 }
 
 fn find<'a>(all: &'a [(String, Namespace)], name: &str) -> Option<&'a Namespace> {
-    all.iter().find(|(n, _)| n == name).map(|(_, namespace)| namespace)
+    all.iter()
+        .find(|(n, _)| n == name)
+        .map(|(_, namespace)| namespace)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -249,7 +318,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Writes `size` bytes drawn from `seed`; their SHA-256 in hexadecimal.
-fn write_random(path: &Path, size: usize, seed: u64) -> Result<String> {
+pub fn write_random(path: &Path, size: usize, seed: u64) -> Result<String> {
     let mut bytes = vec![0; size];
     rand_chacha::ChaCha8Rng::seed_from_u64(seed).fill_bytes(&mut bytes);
     File::create(path)?.write_all(&bytes)?;
@@ -257,7 +326,7 @@ fn write_random(path: &Path, size: usize, seed: u64) -> Result<String> {
 }
 
 /// The SHA-256 of a file in hexadecimal.
-fn digest(path: &Path) -> Result<String> {
+pub fn digest(path: &Path) -> Result<String> {
     let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
     let (mut hasher, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {

@@ -15,12 +15,17 @@ pub fn missing() -> Option<String> {
         _ => return Some("needs the command `ip` (package iproute2)".into()),
     }
     let probe = Namespace::new("probe");
-    probe.err().map(|e| format!("cannot make a network namespace here: {e:#}"))
+    probe
+        .err()
+        .map(|e| format!("cannot make a network namespace here: {e:#}"))
 }
 
 /// Runs `ip` with the words of `line`.
 pub fn ip(line: &str) -> Result<Output> {
-    let out = Command::new("ip").args(line.split_whitespace()).output().context("running ip")?;
+    let out = Command::new("ip")
+        .args(line.split_whitespace())
+        .output()
+        .context("running ip")?;
     if !out.status.success() {
         bail!("ip {line}: {}", String::from_utf8_lossy(&out.stderr).trim());
     }
@@ -36,7 +41,11 @@ impl Namespace {
     /// Makes one whose name holds `role`, and sets its loopback up.
     pub fn new(role: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("castnet-{}-{}-{role}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "castnet-{}-{}-{role}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         ip(&format!("netns add {name}"))?;
         let namespace = Self { name };
         ip(&format!("-n {} link set lo up", namespace.name))?;
@@ -64,12 +73,21 @@ impl Drop for Namespace {
 
 /// Joins two namespaces by a veth pair, `a_name` in `a` and `b_name` in `b`, both up, of the MTU given.
 pub fn veth(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str, mtu: u32) -> Result<()> {
-    ip(&format!("link add {a_name} netns {} type veth peer name {b_name} netns {}", a.name, b.name))?;
+    ip(&format!(
+        "link add {a_name} netns {} type veth peer name {b_name} netns {}",
+        a.name, b.name
+    ))?;
     for (namespace, interface) in [(a, a_name), (b, b_name)] {
         // No IPv6 chatter: the frames of a test are the test's own.
         let quiet = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
-        let _ = namespace.command("sh").args(["-c", &format!("echo 1 > {quiet}")]).output();
-        ip(&format!("-n {} link set {interface} mtu {mtu} up", namespace.name))?;
+        let _ = namespace
+            .command("sh")
+            .args(["-c", &format!("echo 1 > {quiet}")])
+            .output();
+        ip(&format!(
+            "-n {} link set {interface} mtu {mtu} up",
+            namespace.name
+        ))?;
     }
     Ok(())
 }

@@ -20,10 +20,21 @@ pub fn castnet() -> &'static Path {
         }
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let out = Command::new(cargo)
-            .args(["build", "--quiet", "--package", "castnet", "--message-format", "json"])
+            .args([
+                "build",
+                "--quiet",
+                "--package",
+                "castnet",
+                "--message-format",
+                "json",
+            ])
             .output()
             .expect("cargo runs");
-        assert!(out.status.success(), "castnet does not build: {}", String::from_utf8_lossy(&out.stderr));
+        assert!(
+            out.status.success(),
+            "castnet does not build: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
         String::from_utf8_lossy(&out.stdout)
             .lines()
             .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
@@ -51,7 +62,11 @@ impl Process {
             .stdout(out)
             .spawn()
             .with_context(|| format!("starting {name}"))?;
-        Ok(Self { name: name.into(), child, log })
+        Ok(Self {
+            name: name.into(),
+            child,
+            log,
+        })
     }
 
     /// All that it has printed.
@@ -67,7 +82,11 @@ impl Process {
                 bail!("{} ended ({status}) before {what}:\n{}", self.name, self.output());
             }
             if start.elapsed() > PATIENCE {
-                bail!("{} took over {PATIENCE:?} until {what}:\n{}", self.name, self.output());
+                bail!(
+                    "{} took over {PATIENCE:?} until {what}:\n{}",
+                    self.name,
+                    self.output()
+                );
             }
             std::thread::yield_now();
             nix::poll::poll(&mut [], 10u8).ok();
@@ -83,7 +102,11 @@ impl Process {
                 return Ok(status);
             }
             if start.elapsed() > PATIENCE {
-                bail!("{} did not end within {PATIENCE:?}:\n{}", self.name, self.output());
+                bail!(
+                    "{} did not end within {PATIENCE:?}:\n{}",
+                    self.name,
+                    self.output()
+                );
             }
             nix::poll::poll(&mut [], 10u8).ok();
         }

@@ -29,7 +29,14 @@ fn in_lab(plan: castnet_e2e::lab::Plan<'_>, extra: &[&str], test: impl FnOnce(&m
 fn both_ways(lab: &Lab, hosts: &[&str], seed: u64) -> Result<()> {
     for (op, source) in [("send", hosts[0]), ("write", hosts[hosts.len() - 1])] {
         let receivers: Vec<&str> = hosts.iter().copied().filter(|h| *h != source).collect();
-        lab.transfer(&Transfer { group: op, source, receivers: &receivers, op, size: SIZE, seed })?;
+        lab.transfer(&Transfer {
+            group: op,
+            source,
+            receivers: &receivers,
+            op,
+            size: SIZE,
+            seed,
+        })?;
     }
     Ok(())
 }
@@ -64,8 +71,14 @@ fn three_switches_six_hosts_one_percent_loss() {
 fn the_controller_is_killed_and_comes_back_in_mid_transfer() {
     in_lab(TWO_TIERS, &[], |lab| {
         let receivers = &SIX[1..];
-        let transfer =
-            Transfer { group: "s3", source: "h1", receivers, op: "send", size: 4 * SIZE, seed: 5 };
+        let transfer = Transfer {
+            group: "s3",
+            source: "h1",
+            receivers,
+            op: "send",
+            size: 4 * SIZE,
+            seed: 5,
+        };
         lab.create_group(&transfer)?;
         let mut running = lab.start_transfer(&transfer)?;
         let spine = lab.socket("spine");

@@ -7,7 +7,11 @@ use castnet_e2e::{Lab, net};
 /// Gives the kernels of `hosts` their addresses.
 fn address(lab: &Lab, hosts: &[&str]) -> Result<()> {
     for host in hosts {
-        net::ip(&format!("-n {} address add {}/24 dev eth0", lab.host(host)?.name(), Lab::ip(host)))?;
+        net::ip(&format!(
+            "-n {} address add {}/24 dev eth0",
+            lab.host(host)?.name(),
+            Lab::ip(host)
+        ))?;
     }
     Ok(())
 }
@@ -35,11 +39,32 @@ fn reach(lab: &Lab, from: &str, to: &str) -> Result<()> {
     // Small, and as large as one frame can be.
     for size in ["56", "4200"] {
         let mut ping = lab.host(from)?.command("ping");
-        let out = ping.args(["-c", "3", "-i", "0.2", "-W", "5", "-M", "do", "-s", size, &Lab::ip(to)]).output()?;
+        let out = ping
+            .args([
+                "-c",
+                "3",
+                "-i",
+                "0.2",
+                "-W",
+                "5",
+                "-M",
+                "do",
+                "-s",
+                size,
+                &Lab::ip(to),
+            ])
+            .output()?;
         let text = String::from_utf8_lossy(&out.stdout);
-        ensure!(out.status.success() && text.contains(" 0% packet loss"), "{from} to {to}, {size} bytes: {text}");
+        ensure!(
+            out.status.success() && text.contains(" 0% packet loss"),
+            "{from} to {to}, {size} bytes: {text}"
+        );
     }
-    let table = lab.castnet(&["fdb", "--agent", &lab.socket(if to == "h6" { "leaf2" } else { "sw" })])?;
+    let table = lab.castnet(&[
+        "fdb",
+        "--agent",
+        &lab.socket(if to == "h6" { "leaf2" } else { "sw" }),
+    ])?;
     ensure!(table.contains(to), "the switch has not learned {to}:\n{table}");
     Ok(())
 }
