@@ -226,7 +226,6 @@ pub struct PoolBuf {
 
 impl PoolBuf {
     #[inline]
-    #[inline]
     fn node(&self) -> &Node {
         match &self.node {
             Some(node) => node,
@@ -234,7 +233,6 @@ impl PoolBuf {
         }
     }
 
-    #[inline]
     #[inline]
     fn node_mut(&mut self) -> &mut Node {
         match &mut self.node {
@@ -338,12 +336,10 @@ impl Drop for PoolBuf {
 
 impl FrameBuf for PoolBuf {
     #[inline]
-    #[inline]
     fn length(&self) -> usize {
         self.node().length
     }
 
-    #[inline]
     #[inline]
     fn head(&self) -> &[u8] {
         let node = self.node();
@@ -355,7 +351,6 @@ impl FrameBuf for PoolBuf {
     }
 
     #[inline]
-    #[inline]
     fn head_mut(&mut self) -> &mut [u8] {
         let node = self.node_mut();
         if node.length > INLINE {
@@ -366,7 +361,6 @@ impl FrameBuf for PoolBuf {
     }
 
     #[inline]
-    #[inline]
     fn trailer(&self) -> [u8; 4] {
         let node = self.node();
         let end = node.length.min(INLINE);
@@ -376,7 +370,6 @@ impl FrameBuf for PoolBuf {
         }
     }
 
-    #[inline]
     #[inline]
     fn set_trailer(&mut self, bytes: [u8; 4]) {
         let node = self.node_mut();

@@ -215,8 +215,8 @@ fn a_delay_is_kept_to_the_nanosecond_and_order_too() {
     net.near.poll(Nanos(500));
     assert!(drain(&mut net.near).is_empty());
     assert_eq!(
-        (net.near.poll_timeout(), net.near.pending()),
-        (Some(Nanos(10_500)), 3)
+        (net.near.poll_timeout(), net.near.held()),
+        (Some(Nanos(10_500)), [3, 0])
     );
     net.near.poll(Nanos(10_499));
     assert!(!net.near.ready() && drain(&mut net.near).is_empty());

@@ -6,14 +6,10 @@ use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
-use castnet_engine::{
-    CaptureFilter, Captured, FdbEntry, Neighbour, PortCounters, Tables, Totals, Trace, TraceFilter,
-    destination,
-};
-use castnet_port::{FrameRing, PortStats};
+use castnet_engine::{CaptureFilter, Captured, FdbEntry, Neighbour, Tables, Trace, TraceFilter, destination};
 use castnet_rules::{Ipv4Net, MulticastGroup, Route};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam::channel::{Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::command::{self, Command, Sink};
@@ -22,10 +18,12 @@ use crate::control::{Clock, Handle, Installed, Shared};
 use crate::error::{InstallError, RouteError, StartError, Stopped, TapError};
 use crate::events::EventStream;
 use crate::keeper::{self, Note};
+use crate::nursery::{Nursery, join, rings};
 use crate::published::Published;
-use crate::report::{Counters, GroupReport, InstalledGroup, PortReport, Report, WorkerStats, add_totals};
+use crate::report::{Counters, InstalledGroup, PortReport, Report, WorkerStats};
+use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
-use crate::worker::{self, HandOver, Opened, Setup, port_infos};
+use crate::worker::{self, Setup, port_infos};
 
 /// Workers at most: what is handed over is told apart by bits of a word.
 const WORKERS_MAX: usize = 64;
@@ -45,14 +43,6 @@ struct Threads {
     workers: Vec<JoinHandle<()>>,
     keeper: JoinHandle<()>,
     notes: Sender<Note>,
-}
-
-/// Workers that are being started.
-struct Nursery {
-    commands: Vec<Sender<Command>>,
-    seen: Vec<Arc<AtomicU64>>,
-    threads: Vec<JoinHandle<()>>,
-    opened: Vec<Receiver<Result<Opened, StartError>>>,
 }
 
 impl Dataplane {
@@ -483,153 +473,5 @@ impl std::fmt::Debug for Dataplane {
         f.debug_struct("Dataplane")
             .field("switch", &self.name())
             .finish_non_exhaustive()
-    }
-}
-
-impl Nursery {
-    /// Waits until all workers have opened their ports. On failure the others end, as nobody will command them.
-    #[allow(clippy::type_complexity)]
-    fn ready(
-        &mut self,
-        mut failed: Option<StartError>,
-    ) -> Result<(Vec<Handle>, Vec<castnet_port::PortLink>), (StartError, Vec<JoinHandle<()>>)> {
-        let (mut handles, mut links) = (Vec::new(), Vec::new());
-        let commands = std::mem::take(&mut self.commands);
-        for ((opened, commands), seen) in self.opened.iter().zip(commands).zip(&self.seen) {
-            match opened.recv() {
-                Ok(Ok(ready)) => {
-                    handles.push(Handle::new(commands, ready.waker, seen.clone(), ready.life));
-                    links = ready.links;
-                }
-                Ok(Err(error)) => failed = failed.or(Some(error)),
-                Err(_) => {
-                    let died = std::io::Error::other("it died while it opened its ports");
-                    failed = failed.or(Some(StartError::Thread(died)));
-                }
-            }
-        }
-        match failed {
-            None => Ok((handles, links)),
-            Some(error) => {
-                drop(handles);
-                Err((error, std::mem::take(&mut self.threads)))
-            }
-        }
-    }
-}
-
-/// The rings from each worker to each other; a worker's ring to itself has one place, which is never used.
-fn rings(config: &DataplaneConfig) -> Vec<Vec<HandOver>> {
-    let workers = config.workers.len();
-    let ring = |from, to| {
-        let (capacity, frame_max) = if from == to {
-            (1, 0)
-        } else {
-            (config.hand_over, config.pool.frame_max)
-        };
-        Arc::new(FrameRing::new(capacity, frame_max))
-    };
-    (0..workers)
-        .map(|from| (0..workers).map(|to| ring(from, to)).collect())
-        .collect()
-}
-
-fn join(threads: Vec<JoinHandle<()>>) {
-    for thread in threads {
-        // A worker that panicked has said so on standard error; its frames are lost with it.
-        let _ = thread.join();
-    }
-}
-
-/// Adds up what the workers report.
-struct Sum<'a> {
-    shared: &'a Shared,
-    counters: Counters,
-}
-
-impl<'a> Sum<'a> {
-    fn new(shared: &'a Shared) -> Self {
-        let ports = shared.infos.iter().zip(&shared.links).map(|(info, link)| {
-            let mut link = link.clone();
-            link.up = shared.is_up(info.id);
-            let engine = PortCounters {
-                port: info.id,
-                rx_frames: 0,
-                rx_bytes: 0,
-                tx_frames: 0,
-                tx_bytes: 0,
-                drops: [0; DropReason::COUNT],
-            };
-            PortReport {
-                id: info.id,
-                name: info.name.clone(),
-                link,
-                stats: PortStats::default(),
-                engine,
-            }
-        });
-        let counters = Counters {
-            at: Nanos::ZERO,
-            totals: Totals::default(),
-            drops: [0; DropReason::COUNT],
-            ports: ports.collect(),
-            groups: Vec::new(),
-            workers: Vec::new(),
-        };
-        Self { shared, counters }
-    }
-
-    fn add(&mut self, report: &Report) {
-        let sum = &mut self.counters;
-        sum.at = sum.at.max(report.at);
-        add_totals(&mut sum.totals, &report.counters.totals);
-        add_each(&mut sum.drops, &report.counters.drops);
-        for (port, (stats, on_the_way)) in sum.ports.iter_mut().zip(&report.ports) {
-            port.stats.add(stats);
-            add_each(&mut port.engine.drops, on_the_way);
-            add_each(&mut sum.drops, on_the_way);
-            add_each(&mut sum.drops, &stats.drops);
-            let lost: u64 = on_the_way.iter().sum();
-            port.engine.rx_frames += lost;
-            sum.totals.received += lost;
-            sum.totals.dropped += lost;
-        }
-        for counted in &report.counters.ports {
-            let Some(port) = sum.ports.iter_mut().find(|p| p.id == counted.port) else {
-                continue;
-            };
-            port.engine.rx_frames += counted.rx_frames;
-            port.engine.rx_bytes += counted.rx_bytes;
-            port.engine.tx_frames += counted.tx_frames;
-            port.engine.tx_bytes += counted.tx_bytes;
-            add_each(&mut port.engine.drops, &counted.drops);
-        }
-        sum.workers.push(report.runtime);
-    }
-
-    fn groups(&mut self, report: &Report, worker: usize) {
-        let state = self.shared.state.lock();
-        for group in &report.counters.groups {
-            let name = state
-                .groups
-                .get(&group.mcst_id)
-                .map(|g| g.rule.name.clone())
-                .unwrap_or_default();
-            let paths = report.counters.paths_of(group);
-            self.counters
-                .groups
-                .push(GroupReport::new(name, worker, group, paths));
-        }
-    }
-
-    fn finish(mut self) -> Counters {
-        self.counters.groups.sort_by_key(|g| g.mcst_id);
-        self.counters
-    }
-}
-
-fn add_each(sum: &mut [u64; DropReason::COUNT], more: &[u64; DropReason::COUNT]) {
-    for (sum, more) in sum.iter_mut().zip(more) {
-        *sum += more;
     }
 }

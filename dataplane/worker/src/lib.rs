@@ -22,10 +22,12 @@ mod dataplane;
 mod error;
 mod events;
 mod keeper;
+mod nursery;
 mod outputs;
 mod published;
 mod report;
 mod round;
+mod sum;
 mod tap;
 mod worker;
 

@@ -1,0 +1,101 @@
+//! The counters of a switch out of those of its workers.
+
+use castnet_engine::{PortCounters, Totals};
+use castnet_port::PortStats;
+use castnet_wire::{DropReason, Nanos};
+
+use crate::control::Shared;
+use crate::report::{Counters, GroupReport, PortReport, Report, add_totals};
+
+/// Adds up what the workers report.
+pub(crate) struct Sum<'a> {
+    shared: &'a Shared,
+    counters: Counters,
+}
+
+impl<'a> Sum<'a> {
+    pub(crate) fn new(shared: &'a Shared) -> Self {
+        let ports = shared.infos.iter().zip(&shared.links).map(|(info, link)| {
+            let mut link = link.clone();
+            link.up = shared.is_up(info.id);
+            let engine = PortCounters {
+                port: info.id,
+                rx_frames: 0,
+                rx_bytes: 0,
+                tx_frames: 0,
+                tx_bytes: 0,
+                drops: [0; DropReason::COUNT],
+            };
+            PortReport {
+                id: info.id,
+                name: info.name.clone(),
+                link,
+                stats: PortStats::default(),
+                engine,
+            }
+        });
+        let counters = Counters {
+            at: Nanos::ZERO,
+            totals: Totals::default(),
+            drops: [0; DropReason::COUNT],
+            ports: ports.collect(),
+            groups: Vec::new(),
+            workers: Vec::new(),
+        };
+        Self { shared, counters }
+    }
+
+    pub(crate) fn add(&mut self, report: &Report) {
+        let sum = &mut self.counters;
+        sum.at = sum.at.max(report.at);
+        add_totals(&mut sum.totals, &report.counters.totals);
+        add_each(&mut sum.drops, &report.counters.drops);
+        for (port, (stats, on_the_way)) in sum.ports.iter_mut().zip(&report.ports) {
+            port.stats.add(stats);
+            add_each(&mut port.engine.drops, on_the_way);
+            add_each(&mut sum.drops, on_the_way);
+            add_each(&mut sum.drops, &stats.drops);
+            let lost: u64 = on_the_way.iter().sum();
+            port.engine.rx_frames += lost;
+            sum.totals.received += lost;
+            sum.totals.dropped += lost;
+        }
+        for counted in &report.counters.ports {
+            let Some(port) = sum.ports.iter_mut().find(|p| p.id == counted.port) else {
+                continue;
+            };
+            port.engine.rx_frames += counted.rx_frames;
+            port.engine.rx_bytes += counted.rx_bytes;
+            port.engine.tx_frames += counted.tx_frames;
+            port.engine.tx_bytes += counted.tx_bytes;
+            add_each(&mut port.engine.drops, &counted.drops);
+        }
+        sum.workers.push(report.runtime);
+    }
+
+    pub(crate) fn groups(&mut self, report: &Report, worker: usize) {
+        let state = self.shared.state.lock();
+        for group in &report.counters.groups {
+            let name = state
+                .groups
+                .get(&group.mcst_id)
+                .map(|g| g.rule.name.clone())
+                .unwrap_or_default();
+            let paths = report.counters.paths_of(group);
+            self.counters
+                .groups
+                .push(GroupReport::new(name, worker, group, paths));
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Counters {
+        self.counters.groups.sort_by_key(|g| g.mcst_id);
+        self.counters
+    }
+}
+
+fn add_each(sum: &mut [u64; DropReason::COUNT], more: &[u64; DropReason::COUNT]) {
+    for (sum, more) in sum.iter_mut().zip(more) {
+        *sum += more;
+    }
+}
