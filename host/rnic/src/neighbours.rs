@@ -12,6 +12,9 @@ pub struct NeighbourConfig {
     pub retry_interval: Nanos,
     /// Requests without an answer before the address counts as unreachable.
     pub retries: u32,
+    /// Between two questions to a neighbour that is known, but in doubt because a QP had to send again: it may have
+    /// moved, or what was learned of it was wrong. No question without a doubt.
+    pub confirm_interval: Nanos,
     /// Between two announcements of its own address: switches forget addresses that are silent.
     pub announce_interval: Nanos,
     /// Most addresses that are resolved or being resolved.
@@ -19,11 +22,12 @@ pub struct NeighbourConfig {
 }
 
 impl Default for NeighbourConfig {
-    /// A request every 250 ms, 12 of them; an announcement every 30 s; 1,024 addresses.
+    /// A request every 250 ms, 12 of them; one a second to who is in doubt; an announcement every 30 s; 1,024 addresses.
     fn default() -> Self {
         Self {
             retry_interval: Nanos::from_millis(250),
             retries: 12,
+            confirm_interval: Nanos::from_secs(1),
             announce_interval: Nanos::from_secs(30),
             entries_max: 1024,
         }
@@ -60,8 +64,17 @@ pub struct NeighbourStats {
 
 #[derive(Clone, Copy, Debug)]
 enum Entry {
-    Asking { sent: u32, next: Nanos },
-    Known { mac: MacAddr },
+    Asking {
+        sent: u32,
+        next: Nanos,
+    },
+    Known {
+        mac: MacAddr,
+        /// When it was last asked again.
+        confirmed: Nanos,
+        /// To be asked again.
+        in_doubt: bool,
+    },
     Unreachable,
 }
 
@@ -121,6 +134,21 @@ impl Neighbours {
         Resolution::Pending
     }
 
+    /// A QP had to send again: those that are known are asked whether they are still there. What is known stays until
+    /// an answer says otherwise.
+    pub(crate) fn doubt(&mut self, now: Nanos) {
+        for entry in self.entries.values_mut() {
+            if let Entry::Known {
+                confirmed, in_doubt, ..
+            } = entry
+                && now.since(*confirmed) >= self.config.confirm_interval
+            {
+                *confirmed = now;
+                *in_doubt = true;
+            }
+        }
+    }
+
     /// Takes a packet in.
     pub(crate) fn handle(&mut self, arp: &Arp) -> Heard {
         self.stats.packets_in += 1;
@@ -136,10 +164,21 @@ impl Neighbours {
         // Only those whom we know or ask for: a table that anybody may fill is no bound.
         if let Some(entry) = self.entries.get_mut(&arp.sender_ip) {
             let mac = arp.sender_mac;
-            if !matches!(*entry, Entry::Known { mac: known } if known == mac) {
-                heard.learned = Some((arp.sender_ip, mac));
+            match entry {
+                Entry::Known { mac: known, .. } if *known == mac => {}
+                Entry::Known { mac: known, .. } => {
+                    *known = mac;
+                    heard.learned = Some((arp.sender_ip, mac));
+                }
+                Entry::Asking { .. } | Entry::Unreachable => {
+                    *entry = Entry::Known {
+                        mac,
+                        confirmed: Nanos::ZERO,
+                        in_doubt: false,
+                    };
+                    heard.learned = Some((arp.sender_ip, mac));
+                }
             }
-            *entry = Entry::Known { mac };
         }
         if arp.op == ArpOp::Request && arp.target_ip == self.ip {
             self.stats.replies_out += 1;
@@ -156,18 +195,20 @@ impl Neighbours {
             return Some((MacAddr::BROADCAST, Arp::request(self.mac, self.ip, self.ip)));
         }
         for (&ip, entry) in &mut self.entries {
-            if let Entry::Asking { sent, next } = entry
-                && *next <= now
-            {
-                if *sent >= self.config.retries {
-                    *entry = Entry::Unreachable;
-                    continue;
+            match entry {
+                Entry::Known { in_doubt, .. } if *in_doubt => *in_doubt = false,
+                Entry::Asking { sent, next } if *next <= now => {
+                    if *sent >= self.config.retries {
+                        *entry = Entry::Unreachable;
+                        continue;
+                    }
+                    *sent += 1;
+                    *next = now + self.config.retry_interval;
                 }
-                *sent += 1;
-                *next = now + self.config.retry_interval;
-                self.stats.requests_out += 1;
-                return Some((MacAddr::BROADCAST, Arp::request(self.mac, self.ip, ip)));
+                Entry::Known { .. } | Entry::Asking { .. } | Entry::Unreachable => continue,
             }
+            self.stats.requests_out += 1;
+            return Some((MacAddr::BROADCAST, Arp::request(self.mac, self.ip, ip)));
         }
         None
     }
@@ -251,6 +292,28 @@ mod tests {
         assert_eq!(m.handle(&gratuitous(OTHER)).learned, None);
         let new = MacAddr([2, 0, 0, 0, 0, 9]);
         assert_eq!(m.handle(&gratuitous(new)).learned, Some((THERE, new)));
+    }
+
+    #[test]
+    fn a_neighbour_in_doubt_is_asked_again_now_and_then_and_stays_known() {
+        let mut m = machine();
+        let now = Nanos::from_secs(5);
+        m.resolve(now, THERE);
+        let asked = m.poll_transmit(now).map(|(_, arp)| arp.reply(OTHER)).unwrap();
+        m.handle(&asked);
+        assert_eq!(m.poll_transmit(now), None);
+        m.doubt(now);
+        assert_eq!(
+            m.poll_transmit(now),
+            Some((MacAddr::BROADCAST, Arp::request(MAC, IP, THERE)))
+        );
+        for step in 1..10 {
+            m.doubt(now + Nanos::from_millis(step * 100));
+            assert_eq!(m.poll_transmit(now + Nanos::from_millis(step * 100)), None);
+        }
+        m.doubt(now + Nanos::from_secs(1));
+        assert!(m.poll_transmit(now + Nanos::from_secs(1)).is_some());
+        assert_eq!(m.resolve(now, THERE), Resolution::Reachable(OTHER));
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl StreamTest {
             length: Some(bytes.len() as u64),
         };
         let (mut rest, mut started, mut sent, mut arrived) = (bytes, false, None, Vec::new());
-        for turn in 0..2_000_000u64 {
+        for turn in 0..4_000_000u64 {
             self.net.turn();
             let [left, right] = &mut self.net.rnics;
             self.sender.poll(left)?;

@@ -402,7 +402,11 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
     fn poll(&mut self, now: Nanos) -> Result<bool, RnicError> {
         self.port.poll(now);
         let received = self.receive(now);
+        let timeouts = self.endpoint.stats().timeouts;
         self.endpoint.handle_timeout(now);
+        if self.endpoint.stats().timeouts != timeouts {
+            self.neighbours.doubt(now);
+        }
         let sent = self.transmit(now);
         let completed = self.sort_completions();
         self.busy = received || sent || completed;
