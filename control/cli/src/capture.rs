@@ -21,8 +21,7 @@ use crate::units::{Span, bytes, count};
 /// Copies frames of a port, of a group or only dropped ones into a pcapng file
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Ends after --count frames, after --seconds, or with Ctrl-C; the file is whole in each case. Dropped frames
-carry the reason as a packet comment.
+    after_help = "Ends after --count frames, after --seconds, or with Ctrl-C; the file is whole in each case. Dropped frames carry the reason as a packet comment.
 
 Examples:
   castnet capture --port h1 -o h1.pcapng --seconds 10s
@@ -92,7 +91,7 @@ impl CaptureCommand {
         writer.flush()?;
 
         let progress = progress(output);
-        let mut deadline = Deadline::new(self.seconds);
+        let mut deadline = Deadline::new(self.seconds)?;
         let mut captured = Captured {
             file: self.out.display().to_string(),
             frames: 0,

@@ -26,19 +26,19 @@ Exit codes:
   3  refused: the other side answered, and said no
   4  unreachable: the other side did not answer
 
-Environment: CASTNET_AGENT and CASTNET_CONTROLLER say where a switch and the controller are; CASTNET_TLS_CA,
-CASTNET_TLS_CERT and CASTNET_TLS_KEY name PEM files; RUST_LOG (such as castnet_controller=debug) overrides -v.";
+Environment: CASTNET_AGENT and CASTNET_CONTROLLER say where a switch and the controller are; CASTNET_TLS_CA, CASTNET_TLS_CERT and CASTNET_TLS_KEY name PEM files; RUST_LOG (such as castnet_controller=debug) overrides -v.";
 
 /// The command line.
 #[derive(Debug, Parser)]
 #[command(name = "castnet", version, about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
 #[command(arg_required_else_help = true, subcommand_required = true)]
 pub(crate) struct Cli {
-    /// Who reads the output: people or machines
+    /// Who reads the output: table for people, json for machines (what goes on is one object a line)
     #[arg(short = 'O', long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    #[arg(help_heading = "Everywhere", hide_possible_values = true)]
     pub(crate) output: Format,
     /// More of the log on stderr; twice: even more
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = "Everywhere")]
     pub(crate) verbose: u8,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -125,6 +125,26 @@ mod tests {
     #[test]
     fn the_command_tree_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_units_start_commands_that_exist() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/systemd");
+        for (unit, command) in [
+            ("castnet-switch.service", "switch"),
+            ("castnet-controller.service", "controller"),
+        ] {
+            let text = std::fs::read_to_string(format!("{folder}/{unit}")).expect("a unit");
+            let start = text
+                .lines()
+                .find_map(|line| line.strip_prefix("ExecStart="))
+                .expect("ExecStart");
+            let cli = Cli::try_parse_from(start.split_whitespace()).expect("a command line");
+            assert!(
+                format!("{:?}", cli.command).to_lowercase().starts_with(command),
+                "{unit}"
+            );
+        }
     }
 
     #[test]

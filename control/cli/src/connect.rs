@@ -22,7 +22,12 @@ pub(crate) struct Tls {
     #[arg(long = "tls-ca", global = true, value_name = "FILE", env = "CASTNET_TLS_CA")]
     pub(crate) ca: Option<PathBuf>,
     /// PEM: this side's certificate
-    #[arg(long = "tls-cert", global = true, value_name = "FILE", env = "CASTNET_TLS_CERT")]
+    #[arg(
+        long = "tls-cert",
+        global = true,
+        value_name = "FILE",
+        env = "CASTNET_TLS_CERT"
+    )]
     pub(crate) cert: Option<PathBuf>,
     /// PEM: this side's private key
     #[arg(long = "tls-key", global = true, value_name = "FILE", env = "CASTNET_TLS_KEY")]

@@ -17,8 +17,7 @@ use crate::service::{Ready, Signals};
 /// Runs the controller: plans groups over the fabric and programs its switches
 #[derive(Debug, Args)]
 #[command(
-    after_help = "It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started again on
-the same --store takes them up.
+    after_help = "It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started again on the same --store takes them up.
 
 Examples:
   castnet controller --switch leaf1=http://127.0.0.1:7471

@@ -386,10 +386,7 @@ impl CountersCommand {
         let mut before: Option<Snapshot> = None;
         let mut shown = 0;
         while self.count.is_none_or(|most| shown < most) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => break,
-                _ = ticks.tick() => {}
-            }
+            ticks.tick().await;
             let counters = agent.get_counters(api::GetCountersRequest {}).await?.into_inner();
             let watched = Watched::new(Snapshot::from(counters), before.as_ref());
             if !output.is_json() {

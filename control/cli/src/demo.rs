@@ -23,9 +23,7 @@ use report::DemoReport;
 /// Shows it all in one process: a controller, three switches in two tiers, five hosts
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The parts are those that run apart elsewhere: agents and controller speak gRPC over loopback, hosts join as
-hosts do, frames go over links in memory. One host sends to four, first over good links, then over links that lose
-frames. Exit code 0 only if every receiver had every byte, both times.
+    after_help = "The parts are those that run apart elsewhere: agents and controller speak gRPC over loopback, hosts join as hosts do, frames go over links in memory. One host sends to four, first over good links, then over links that lose frames. Exit code 0 only if every receiver had every byte, both times.
 
 Examples:
   castnet demo

@@ -129,7 +129,7 @@ impl EventsCommand {
             .watch_events(api::WatchAgentEventsRequest {})
             .await?
             .into_inner();
-        let mut deadline = Deadline::new(self.wait);
+        let mut deadline = Deadline::new(self.wait)?;
         let mut seen = 0;
         while self.count.is_none_or(|most| seen < most) {
             let Some(event) = deadline.next(&mut events).await? else {

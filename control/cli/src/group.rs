@@ -19,8 +19,7 @@ use crate::{pick, rules};
 /// Creates, lists, shows and destroys multicast groups
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Groups live at the controller, which plans their trees and programs the switches. With --agent URL, the
-same verbs speak to one switch instead, whose groups come from a rule file.
+    after_help = "Groups live at the controller, which plans their trees and programs the switches. With --agent URL, the same verbs speak to one switch instead, whose groups come from a rule file.
 
 Examples:
   castnet group create g --source h1 --members h2,h3,h4

@@ -28,21 +28,20 @@ use crate::output::{Output, Page, Report, remark};
 use crate::service::{Ready, Signals};
 use crate::switch::config::port_text;
 use crate::units::{Size, Span, bit_rate, bytes, count, rate_of, span};
-use member::{Dial, Figures, HostRnic, Manner, Membership, Stop};
+use member::{Connected, Dial, Figures, HostRnic, Manner, Membership, Stop};
 use sink::Target;
 
 /// A software RNIC on an interface: joins a group and sends or receives a file
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each member of a group runs one of these, or has a hardware RNIC that other tools drive. With a controller, a
-host joins by its name; without one (--mcst-id, for switches with rule files) it takes its part from the flags.
+    after_help = "Each member of a group runs one of these, or has a hardware RNIC that other tools drive. With a controller, a host joins by its name; without one (--mcst-id, for switches with rule files) it takes its part from the flags.
 
 Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out copy.bin
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
   castnet host send ... --op write --message-size 1MiB          by RDMA WRITE; receivers with the same two flags
-  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name b --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0 \\
-      --pmtu 1024 --out copy.bin                                without a controller
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name b --out copy.bin \\
+      --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0 --pmtu 1024   without a controller
   castnet host ping --interface veth0 --ip 10.0.0.1/24 10.0.0.2 who answers ARP on this link?"
 )]
 pub(crate) struct HostCommand {
@@ -338,9 +337,7 @@ impl Device {
 /// A member that is in its group, with a connected QP.
 struct Member {
     rnic: HostRnic,
-    qpn: Qpn,
-    group: Membership,
-    manner: Manner,
+    at: Connected,
     _port: Option<UdpSocket>,
     _ready: Ready,
 }
@@ -429,7 +426,7 @@ impl MemberArgs {
             }
             (None, None) => return Err(Failure::usage("which group: --group or --mcst-id?")),
         };
-        member::connect(&mut rnic, qpn, &group, &manner)?;
+        let at = member::connect(&mut rnic, qpn, group, manner)?;
         tracing::info!(host = self.name, %qpn, mcst_id = %group.mcst_id, start_psn = %group.start_psn, "connected");
         let ready = match &self.ready_file {
             Some(file) => Ready::quiet(file, &format!("{qpn}"))?,
@@ -438,9 +435,7 @@ impl MemberArgs {
         Ok((
             Member {
                 rnic,
-                qpn,
-                group,
-                manner,
+                at,
                 _port: port,
                 _ready: ready,
             },
@@ -519,9 +514,7 @@ impl SendCommand {
         let bar = bar(output, header.length).with_message(format!("{} sends", args.name));
         let sent = member::send(
             &mut member.rnic,
-            member.qpn,
-            &member.group,
-            &member.manner,
+            &member.at,
             &header,
             &mut *file,
             stop,

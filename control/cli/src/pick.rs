@@ -10,6 +10,7 @@ use tokio_stream::{Stream, StreamExt};
 use crate::api;
 use crate::exit::{Failure, Outcome};
 use crate::port::PortNames;
+use crate::service::Signals;
 use crate::units::Span;
 
 /// Which frames; what is not given matches all.
@@ -97,23 +98,27 @@ pub(crate) async fn mcst_id(agent: &mut api::AgentClient, text: &str) -> Outcome
     }
 }
 
-/// Waits for items of a stream: until a time has passed, or Ctrl-C.
+/// Waits for items of a stream: until a time has passed, or a signal says that it is enough.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     at: Option<tokio::time::Instant>,
     started: Instant,
-    interrupted: bool,
+    signals: Signals,
+    stopped: bool,
 }
 
 impl Deadline {
     /// From now on, for `wait` at most.
-    pub(crate) fn new(wait: Option<Span>) -> Self {
+    pub(crate) fn new(wait: Option<Span>) -> Outcome<Self> {
         let at = wait.map(|span| tokio::time::Instant::now() + span.0);
-        Self {
+        // Caught from now on: one that comes between two items must not be lost.
+        let signals = Signals::catch()?;
+        Ok(Self {
             at,
             started: Instant::now(),
-            interrupted: false,
-        }
+            signals,
+            stopped: false,
+        })
     }
 
     /// How long it has been waiting.
@@ -121,12 +126,12 @@ impl Deadline {
         self.started.elapsed()
     }
 
-    /// The next item; `None` where the stream or the time is over, or after Ctrl-C.
+    /// The next item; `None` where the stream or the time is over, or after a signal.
     pub(crate) async fn next<T, S>(&mut self, stream: &mut S) -> Outcome<Option<T>>
     where
         S: Stream<Item = Result<T, tonic::Status>> + Unpin,
     {
-        if self.interrupted {
+        if self.stopped {
             return Ok(None);
         }
         let over = async {
@@ -137,8 +142,8 @@ impl Deadline {
         };
         tokio::select! {
             biased;
-            _ = tokio::signal::ctrl_c() => {
-                self.interrupted = true;
+            () = self.signals.any() => {
+                self.stopped = true;
                 Ok(None)
             }
             () = over => Ok(None),
@@ -161,10 +166,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiting_ends_with_the_time_or_with_the_stream() {
         let mut silent = tokio_stream::pending::<Result<u8, tonic::Status>>();
-        let mut deadline = Deadline::new(Some(Span(std::time::Duration::from_secs(5))));
+        let mut deadline = Deadline::new(Some(Span(std::time::Duration::from_secs(5)))).expect("signals");
         assert_eq!(deadline.next(&mut silent).await.ok(), Some(None));
         let mut short = tokio_stream::iter([Ok::<u8, tonic::Status>(7)]);
-        let mut deadline = Deadline::new(None);
+        let mut deadline = Deadline::new(None).expect("signals");
         assert_eq!(deadline.next(&mut short).await.ok(), Some(Some(7)));
         assert_eq!(deadline.next(&mut short).await.ok(), Some(None));
     }

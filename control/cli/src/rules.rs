@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::exit::{self, Failure, Outcome};
 use crate::output::{Output, Page, Report, write_stdout};
+use crate::units::plural;
 
 /// Checks rule files, or shows an example of one
 #[derive(Debug, Args)]
@@ -105,8 +106,10 @@ impl Report for Checked {
             }
             if file.faults.is_empty() {
                 page.line(format!(
-                    "{}: good: {} groups, {} routes",
-                    file.file, file.groups, file.routes
+                    "{}: good: {}, {}",
+                    file.file,
+                    plural(file.groups, "group"),
+                    plural(file.routes, "route")
                 ));
             }
         }
@@ -139,8 +142,7 @@ impl RulesCommand {
                 if faults == 0 {
                     return Ok(());
                 }
-                let plural = if faults == 1 { "fault" } else { "faults" };
-                Err(Failure::failed(format!("{faults} {plural}"))
+                Err(Failure::failed(plural(faults, "fault"))
                     .next("castnet rules example\nshows a file that is right"))
             }
         }

@@ -43,7 +43,8 @@ impl Signals {
         });
     }
 
-    async fn any(&mut self) {
+    /// Waits for one.
+    pub(crate) async fn any(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

@@ -21,17 +21,17 @@ use crate::exit::{Failure, Outcome};
 use crate::output::{Output, Page, Report};
 use crate::rules;
 use crate::service::{Ready, Signals};
-use crate::units::{Size, Span, span};
+use crate::units::{Size, Span, plural, span};
 use config::{FaultRule, Idle, NamedPort, SwitchConfig, WorkerPlace};
 
 /// Runs a switch on interfaces of this machine
 #[derive(Debug, Args)]
 #[command(
     after_help = "Ports: NAME=SPEC, numbered from 0 as they are given. A SPEC is an interface, or the whole form with options:
-  af_packet:eth1,rx=4096,tx=2048   a network interface (needs CAP_NET_RAW: castnet doctor --for switch)
+  af_packet:eth1,rx=4096,tx=2048   a network interface (castnet doctor --for switch)
   pcap:in.pcap,out.pcap            frames from a file, and what is sent into another
-Faults for labs, on all ports or on one ([PORT:]OPTIONS): loss=1% duplicate=1% reorder=1% corrupt=1% delay=50us jitter=1ms
-seed=7; rx. or tx. before an option means one direction.
+
+Faults for labs, on all ports or on one ([PORT:]OPTIONS): loss=1% duplicate=1% reorder=1% corrupt=1% delay=50us jitter=1ms seed=7; rx. or tx. before an option means one direction.
 
 It stops at SIGINT or SIGTERM with a summary; a second signal ends it at once.
 
@@ -39,7 +39,7 @@ Examples:
   castnet switch --port h1=veth-h1 --port h2=veth-h2
   castnet switch --config switch.toml --ready-file /run/castnet/leaf1.ready
   castnet switch --rules rules.toml --port a=eth1 --port b=eth2 --port c=eth3 --port d=eth4
-  castnet switch --name leaf1 --listen unix:/run/castnet/leaf1.sock --worker core=2 --idle busy --port ...
+  castnet switch --listen unix:/run/castnet/leaf1.sock --worker core=2 --idle busy --port ...
   castnet switch --port a=eth1 --port b=eth2 --fault a:rx.loss=1%,seed=42"
 )]
 pub(crate) struct SwitchCommand {
@@ -168,9 +168,9 @@ impl Report for Summary {
     fn page(&self, page: &mut Page) {
         let time = span(std::time::Duration::from_secs_f64(self.seconds));
         page.line(format!(
-            "{}: stopped after {time} with {} groups: {}",
+            "{}: stopped after {time} with {}: {}",
             self.name,
-            self.groups,
+            plural(self.groups, "group"),
             self.totals.sentence()
         ));
         for drop in &self.drops {

@@ -17,8 +17,7 @@ use crate::units::{self, Span};
 /// Tells, stage by stage, what a switch does with a frame and why
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A dry run (--hex or --pcap) changes nothing on the switch. Without one of them, the next live
-frames that match are followed.
+    after_help = "A dry run (--hex or --pcap) changes nothing on the switch. Without one of them, the next live frames that match are followed.
 
 Examples:
   castnet trace --port h1 --hex 02000000000102...      what would happen to this frame?
@@ -147,10 +146,7 @@ impl TraceCommand {
             Some(bytes) => {
                 let port = filter.port.unwrap_or_default();
                 (
-                    api::trace_request::What::Frame(api::GivenFrame {
-                        port,
-                        bytes: bytes.into(),
-                    }),
+                    api::trace_request::What::Frame(api::GivenFrame { port, bytes }),
                     1,
                 )
             }
@@ -161,7 +157,7 @@ impl TraceCommand {
             frames_max: wanted,
         };
         let mut traces = agent.trace(request).await?.into_inner();
-        let mut deadline = pick::Deadline::new(self.wait);
+        let mut deadline = pick::Deadline::new(self.wait)?;
         let mut seen = 0;
         while seen < wanted {
             let Some(trace) = deadline.next(&mut traces).await? else {

@@ -325,8 +325,7 @@ fn host(
         async move { member::join(dial, request, Duration::ZERO).await }
     };
     let state = member::alongside(&mut rnic, runtime, &stage.stop, join)?;
-    let group = Membership::try_from(&state)?;
-    member::connect(&mut rnic, qpn, &group, manner)?;
+    let at = member::connect(&mut rnic, qpn, Membership::try_from(&state)?, *manner)?;
     curtain(stage, &mut rnic, runtime)?;
 
     let figures = match &mut receiver {
@@ -336,16 +335,7 @@ fn host(
                 bar.set_position(bytes);
                 stage.moved[index].store(bytes, Ordering::Relaxed);
             };
-            member::send(
-                &mut rnic,
-                qpn,
-                &group,
-                manner,
-                &header,
-                &mut *source,
-                &stage.stop,
-                &mut progress,
-            )
+            member::send(&mut rnic, &at, &header, &mut *source, &stage.stop, &mut progress)
         }
         Some(receiver) => {
             let mut progress = |_: Option<&StreamHeader>, bytes| {

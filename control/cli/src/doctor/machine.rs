@@ -47,11 +47,10 @@ impl Machine {
     /// The value behind `key` in lines such as `key: value unit`.
     pub(crate) fn field(&self, path: &str, key: &str) -> Option<String> {
         let text = self.read(path)?;
-        let value = text.lines().find_map(|line| {
+        text.lines().find_map(|line| {
             let (name, value) = line.split_once(':')?;
             (name.trim() == key).then(|| value.trim().to_owned())
-        });
-        value
+        })
     }
 
     /// The names in a folder, sorted; none where it is not there.

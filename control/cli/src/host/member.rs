@@ -243,8 +243,21 @@ async fn join_once(
 /// How long the first hop may take to answer ARP for a McstID.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A QP that is connected to its group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connected {
+    pub(crate) qpn: Qpn,
+    pub(crate) group: Membership,
+    pub(crate) manner: Manner,
+}
+
 /// Connects a QP to its group.
-pub(crate) fn connect(rnic: &mut HostRnic, qpn: Qpn, group: &Membership, manner: &Manner) -> Outcome {
+pub(crate) fn connect(
+    rnic: &mut HostRnic,
+    qpn: Qpn,
+    group: Membership,
+    manner: Manner,
+) -> Outcome<Connected> {
     let remote = QpRemote {
         sq_psn: group.start_psn,
         rq_psn: group.start_psn,
@@ -262,7 +275,8 @@ pub(crate) fn connect(rnic: &mut HostRnic, qpn: Qpn, group: &Membership, manner:
                 Failure::failed(e).next("ip link set IF mtu 4200, or a group with a smaller --pmtu")
             }
             other => rnic_failure(other),
-        })
+        })?;
+    Ok(Connected { qpn, group, manner })
 }
 
 /// A QP of its own number, or of the number asked for.
@@ -314,27 +328,25 @@ pub(crate) struct Figures {
 /// Sends all of `source` as one stream.
 pub(crate) fn send(
     rnic: &mut HostRnic,
-    qpn: Qpn,
-    group: &Membership,
-    manner: &Manner,
+    at: &Connected,
     header: &StreamHeader,
     source: &mut dyn Read,
     stop: &Stop,
     progress: &mut dyn FnMut(u64),
 ) -> Outcome<Figures> {
-    let transfer = if manner.by_write {
+    let transfer = if at.manner.by_write {
         // Any key: the switch next to each receiver puts that receiver's own.
         Transfer::Write(RemoteRing {
-            va: group.va_base,
+            va: at.group.va_base,
             rkey: 0,
-            slots: manner.slots,
+            slots: at.manner.slots,
         })
     } else {
         Transfer::Send
     };
     let config = SenderConfig {
-        message_size: manner.message_size,
-        ..SenderConfig::new(qpn, transfer)
+        message_size: at.manner.message_size,
+        ..SenderConfig::new(at.qpn, transfer)
     };
     let mut sender = StreamSender::new(rnic, config).map_err(stream_failure)?;
     let start = Instant::now();
