@@ -10,13 +10,19 @@ const MAY_BE_UNSAFE: &[&str] = &["dataplane/port/src/af_packet"];
 const NO_STD: &[&str] = &["dataplane/wire", "dataplane/collective", "host/endpoint"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace root")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("the workspace root")
 }
 
 fn sources(folder: &Path, out: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a readable folder") {
         let path = entry.expect("an entry").path();
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = path
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default();
         if path.is_dir() {
             if !name.starts_with('.') && name != "target" && name != "cargo-fuzz" {
                 sources(&path, out);
@@ -35,8 +41,17 @@ fn unsafe_is_allowed_only_in_the_fence() {
         .iter()
         .filter(|f| !f.starts_with(root.join("tests")) && !f.to_string_lossy().contains("/tests/"))
         .filter(|f| !f.starts_with(root.join("benches")))
-        .filter(|f| fs::read_to_string(f).expect("UTF-8").contains("allow(unsafe_code)"))
-        .map(|f| f.strip_prefix(&root).expect("below the root").to_string_lossy().into_owned())
+        .filter(|f| {
+            fs::read_to_string(f)
+                .expect("UTF-8")
+                .contains("allow(unsafe_code)")
+        })
+        .map(|f| {
+            f.strip_prefix(&root)
+                .expect("below the root")
+                .to_string_lossy()
+                .into_owned()
+        })
         .filter(|f| !MAY_BE_UNSAFE.iter().any(|fence| f.starts_with(fence)))
         .collect();
     assert!(faults.is_empty(), "unsafe outside the fence: {faults:?}");
@@ -61,5 +76,8 @@ fn no_source_file_outgrows_its_subject() {
         .map(|f| (fs::read_to_string(f).expect("UTF-8").lines().count(), f))
         .filter(|(lines, _)| *lines > 800)
         .collect();
-    assert!(long.is_empty(), "over 800 lines, so more than one subject: {long:?}");
+    assert!(
+        long.is_empty(),
+        "over 800 lines, so more than one subject: {long:?}"
+    );
 }

@@ -25,12 +25,38 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that stand above the table: the binary, and the tests and benches.
-const MAY_USE_ALL: &[&str] = &["castnet", "castnet-e2e", "castnet-model", "castnet-fuzz", "castnet-house", "castnet-benches"];
+const MAY_USE_ALL: &[&str] = &[
+    "castnet",
+    "castnet-e2e",
+    "castnet-model",
+    "castnet-fuzz",
+    "castnet-house",
+    "castnet-benches",
+];
 
 /// Crates that do no I/O and know no clock: none of these may appear among their dependencies.
-const PURE: &[&str] = &["wire", "collective", "engine", "rules", "topology", "planner", "endpoint"];
-const IMPURE: &[&str] =
-    &["tokio", "tonic", "nix", "libc", "quanta", "rand", "rand_chacha", "socket2", "tracing", "crossbeam", "parking_lot"];
+const PURE: &[&str] = &[
+    "wire",
+    "collective",
+    "engine",
+    "rules",
+    "topology",
+    "planner",
+    "endpoint",
+];
+const IMPURE: &[&str] = &[
+    "tokio",
+    "tonic",
+    "nix",
+    "libc",
+    "quanta",
+    "rand",
+    "rand_chacha",
+    "socket2",
+    "tracing",
+    "crossbeam",
+    "parking_lot",
+];
 
 /// tokio and tonic stop here: a frame never crosses an async boundary.
 const ASYNC: &[&str] = &["proto", "agent", "controller"];
@@ -67,7 +93,9 @@ fn every_room_depends_only_on_what_the_house_allows() {
         }
         let name = room(&package.name);
         if !table.contains_key(name) {
-            faults.push(format!("{name} is not in the table of the house: add it there and to ARCHITECTURE.md"));
+            faults.push(format!(
+                "{name} is not in the table of the house: add it there and to ARCHITECTURE.md"
+            ));
             continue;
         }
         let allowed = closure(&table, name);
@@ -91,13 +119,21 @@ fn pure_rooms_name_no_crate_that_does_io_or_reads_a_clock() {
     let mut faults = Vec::new();
     for package in ours() {
         let name = room(&package.name);
-        for dependency in package.dependencies.iter().filter(|d| d.kind == DependencyKind::Normal) {
+        for dependency in package
+            .dependencies
+            .iter()
+            .filter(|d| d.kind == DependencyKind::Normal)
+        {
             if PURE.contains(&name) && IMPURE.contains(&dependency.name.as_str()) {
                 faults.push(format!("{name} is pure, and uses {}", dependency.name));
             }
             let table_crate = MAY_USE.iter().any(|(crate_name, _)| *crate_name == name);
-            if table_crate && !ASYNC.contains(&name) && ["tokio", "tonic"].contains(&dependency.name.as_str()) {
-                faults.push(format!("{name} uses {}: it stops at {ASYNC:?} and the binary", dependency.name));
+            if table_crate && !ASYNC.contains(&name) && ["tokio", "tonic"].contains(&dependency.name.as_str())
+            {
+                faults.push(format!(
+                    "{name} uses {}: it stops at {ASYNC:?} and the binary",
+                    dependency.name
+                ));
             }
         }
     }
