@@ -16,7 +16,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 fn in_lab(plan: castnet_e2e::lab::Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     if let Some(why) = net::missing() {
-        println!("SKIPPED: {why}");
+        net::skip("multicast", &why);
         return;
     }
     let mut lab = Lab::start(plan, extra).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));

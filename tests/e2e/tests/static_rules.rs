@@ -32,7 +32,7 @@ fn rules(lab: &Lab) -> Result<String> {
 #[test]
 fn a_rule_file_is_enough_for_one_sender_and_three_receivers() {
     if let Some(why) = net::missing() {
-        println!("SKIPPED: {why}");
+        net::skip("static rules", &why);
         return;
     }
     let mut lab = Lab::start_with(STAR, |lab| {

@@ -23,7 +23,7 @@ fn ping_crosses_one_switch_and_three() {
         Err(_) => Some("needs the command `ping` (package iputils-ping)".to_string()),
     };
     if let Some(why) = net::missing().or_else(no_ping) {
-        println!("SKIPPED: {why}");
+        net::skip("switching", &why);
         return;
     }
     for (plan, from, to) in [(STAR, "h1", "h4"), (TWO_TIERS, "h1", "h6")] {
