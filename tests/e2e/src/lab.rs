@@ -46,11 +46,19 @@ pub struct Transfer<'a> {
     pub seed: u64,
 }
 
+/// A switch, and how it was started.
+struct Switch {
+    name: String,
+    ports: Vec<String>,
+    extra: Vec<String>,
+    process: Process,
+}
+
 /// A running lab.
 pub struct Lab {
     // Dropped in this order: processes before the namespaces they live in, the folder last.
     controller: Option<Process>,
-    switches: Vec<(String, Process)>,
+    switches: Vec<Switch>,
     hosts: Vec<(String, Namespace)>,
     _fabric: Vec<(String, Namespace)>,
     folder: TempDir,
@@ -96,14 +104,20 @@ impl Lab {
                 .iter()
                 .filter(|(_, others)| others.contains(switch))
                 .map(|(name, _)| *name);
-            let ports: Vec<&str> = ends.iter().copied().chain(up).collect();
-            lab.start_switch(switch, &ports, &extra)?;
+            let ports: Vec<String> = ends.iter().copied().chain(up).map(String::from).collect();
+            let process = lab.start_switch(switch, &ports, &extra)?;
+            lab.switches.push(Switch {
+                name: switch.to_string(),
+                ports,
+                extra: extra.clone(),
+                process,
+            });
         }
         lab.start_controller()?;
         Ok(lab)
     }
 
-    fn start_switch(&mut self, name: &str, ports: &[&str], extra: &[String]) -> Result<()> {
+    fn start_switch(&self, name: &str, ports: &[String], extra: &[String]) -> Result<Process> {
         let namespace = find(&self._fabric, name).context("a switch of the plan")?;
         let mut command = namespace.command(castnet());
         command
@@ -112,9 +126,17 @@ impl Lab {
         for port in ports {
             command.args(["--port", &format!("{port}=af_packet:{port}")]);
         }
-        let process = self.ready(name, command)?;
-        self.switches.retain(|(other, _)| other != name);
-        self.switches.push((name.to_string(), process));
+        self.ready(name, command)
+    }
+
+    /// Kills a switch as `kill -9` does, and starts it again as it was started first.
+    pub fn restart_switch(&mut self, name: &str) -> Result<()> {
+        let at = self.switches.iter().position(|switch| switch.name == name);
+        let at = at.with_context(|| format!("no switch {name}"))?;
+        self.switches[at].process.kill();
+        let Switch { ports, extra, .. } = &self.switches[at];
+        let process = self.start_switch(name, ports, extra)?;
+        self.switches[at].process = process;
         Ok(())
     }
 
@@ -127,8 +149,8 @@ impl Lab {
         command
             .arg("--store")
             .arg(self.folder.path().join("controller.redb"));
-        for (switch, _) in &self.switches {
-            command.args(["--switch", &format!("{switch}={}", self.socket(switch))]);
+        for Switch { name, .. } in &self.switches {
+            command.args(["--switch", &format!("{name}={}", self.socket(name))]);
         }
         self.controller = Some(self.ready("controller", command)?);
         Ok(())
@@ -277,7 +299,7 @@ impl Lab {
         let switches = self
             .switches
             .iter()
-            .map(|(name, process)| (name.as_str(), process));
+            .map(|switch| (switch.name.as_str(), &switch.process));
         let all = switches.chain(self.controller.as_ref().map(|c| ("controller", c)));
         all.map(|(name, process)| format!("--- {name}\n{}", process.output()))
             .collect()

@@ -1,0 +1,76 @@
+//! A switch is killed and comes back while a file is under way: the controller installs its part again, the switch takes
+//! up the stream where it is, and each receiver has every byte.
+
+use anyhow::Result;
+use castnet_e2e::lab::TWO_TIERS;
+use castnet_e2e::{Lab, Transfer, net};
+use serde_json::Value;
+
+const RECEIVERS: [&str; 5] = ["h2", "h3", "h4", "h5", "h6"];
+
+/// Data frames of the group that a switch has taken in.
+fn data_in(lab: &Lab, group: &str, switch: &str) -> Option<u64> {
+    let socket = lab.socket(switch);
+    let shown = lab.castnet_json(&["group", "show", group, "--agent", &socket]);
+    find_number(&shown.ok()?, "data_in")
+}
+
+fn find_number(value: &Value, name: &str) -> Option<u64> {
+    match value {
+        Value::Array(all) => all.iter().find_map(|v| find_number(v, name)),
+        Value::Object(fields) => fields
+            .get(name)
+            .and_then(Value::as_u64)
+            .or_else(|| fields.values().find_map(|v| find_number(v, name))),
+        _ => None,
+    }
+}
+
+/// The source's leaf, the spine and the receivers' leaf, one after the other, each in mid-stream.
+fn every_switch_once(lab: &mut Lab, transfer: &Transfer<'_>) -> Result<()> {
+    lab.create_group(transfer)?;
+    let mut running = lab.start_transfer(transfer)?;
+    for switch in ["spine", "leaf2", "leaf1"] {
+        running.source.wait_until("data was under way", |_| {
+            data_in(lab, transfer.group, switch) > Some(1000)
+        })?;
+        lab.restart_switch(switch)?;
+        let back = format!("{switch} was back in the stream, and the group whole");
+        running.source.wait_until(&back, |_| {
+            data_in(lab, transfer.group, switch) > Some(0) && is_active(lab, transfer.group)
+        })?;
+    }
+    running.finish()
+}
+
+/// Whether the controller takes the group as installed on all its switches.
+fn is_active(lab: &Lab, group: &str) -> bool {
+    let controller = lab.socket("controller");
+    lab.castnet_json(&["group", "show", group, "--controller", &controller])
+        .is_ok_and(|shown| shown["phase"] == "active")
+}
+
+#[test]
+fn each_switch_is_killed_and_comes_back_in_mid_transfer() {
+    if let Some(why) = net::missing() {
+        net::skip("restart", &why);
+        return;
+    }
+    for (op, extra, seed) in [
+        ("send", &[][..], 7),
+        ("write", &["--fault", "loss=0.2%,seed=3"], 8),
+    ] {
+        let mut lab = Lab::start(TWO_TIERS, extra).expect("the lab starts");
+        let transfer = Transfer {
+            group: op,
+            source: "h1",
+            receivers: &RECEIVERS,
+            op,
+            size: 96 << 20,
+            seed,
+        };
+        if let Err(error) = every_switch_once(&mut lab, &transfer) {
+            panic!("{error:#}\n{}", lab.logs());
+        }
+    }
+}
