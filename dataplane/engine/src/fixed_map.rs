@@ -47,15 +47,18 @@ impl<V: Copy + Default> FixedMap<V> {
         self.len
     }
 
+    #[inline]
     fn mask(&self) -> usize {
         self.entries.len() - 1
     }
 
+    #[inline]
     fn home(&self, key: u64) -> usize {
         self.hash.hash_one(key) as usize & self.mask()
     }
 
     /// Where `key` is, or the free place that ends its probe sequence. Ends because half of the places are free.
+    #[inline]
     fn probe(&self, key: u64) -> Result<usize, usize> {
         let mut at = self.home(key);
         loop {
@@ -67,6 +70,7 @@ impl<V: Copy + Default> FixedMap<V> {
         }
     }
 
+    #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<&V> {
         self.probe(key).ok().map(|at| &self.entries[at].value)
     }
@@ -88,7 +92,7 @@ impl<V: Copy + Default> FixedMap<V> {
         Ok(())
     }
 
-    #[cfg(test)]
+    /// Takes an entry out.
     pub(crate) fn remove(&mut self, key: u64) -> Option<V> {
         let at = self.probe(key).ok()?;
         let value = self.entries[at].value;

@@ -127,6 +127,8 @@ pub(crate) struct Hot {
     pub(crate) legs: Box<[Leg]>,
     pub(crate) mcst_id: McstId,
     pub(crate) pmtu: u16,
+    source_port: PortId,
+    source: PathId,
     /// UDP source port of the feedback that the switch makes, one for the group's life.
     pub(crate) feedback_sport: u16,
     pub(crate) counters: HotCounters,
@@ -134,7 +136,12 @@ pub(crate) struct Hot {
 
 impl Hot {
     /// The path of `port`, where the group has one there.
+    #[inline]
     pub(crate) fn path(&self, port: PortId) -> Option<PathId> {
+        // Most frames come from there, and counting bits takes longer.
+        if port == self.source_port {
+            return Some(self.source);
+        }
         self.ports
             .contains(port)
             .then(|| PathId::new(self.ports.rank(port) as u8))?
@@ -225,9 +232,10 @@ impl Group {
         let mut rule = rule.clone();
         rule.paths.sort_unstable_by_key(|p| p.port);
         let ports: PortSet = rule.paths.iter().map(|p| p.port).collect();
+        let source = PathId::new(ports.rank(rule.source) as u8).unwrap_or_default();
         let machine = Multicast::new(MulticastConfig {
             paths: rule.paths.len() as u8,
-            source: PathId::new(ports.rank(rule.source) as u8).unwrap_or_default(),
+            source,
             start_psn: rule.start_psn,
             stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
         });
@@ -237,6 +245,8 @@ impl Group {
             legs: rule.paths.iter().map(Leg::new).collect(),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes() as u16,
+            source_port: rule.source,
+            source,
             feedback_sport: feedback_sport(rule.mcst_id),
             counters: HotCounters::default(),
         };

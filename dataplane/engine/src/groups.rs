@@ -3,15 +3,21 @@
 use core::net::Ipv4Addr;
 
 use castnet_wire::McstId;
-use foldhash::fast::FixedState;
-use hashbrown::HashMap;
 
+use crate::fixed_map::FixedMap;
 use crate::group::{Group, InstallError};
+
+fn key(address: Ipv4Addr) -> u64 {
+    u32::from(address).into()
+}
+
+/// Groups that a dry run may need.
+const DRY_GROUPS: usize = 4;
 
 /// The table. A group keeps its place, a small number, while it is installed.
 #[derive(Clone, Debug)]
 pub(crate) struct Groups {
-    index: HashMap<u32, u32, FixedState>,
+    index: FixedMap<u32>,
     places: Vec<Option<Box<Group>>>,
     free: Vec<u32>,
     groups_max: usize,
@@ -22,8 +28,7 @@ pub(crate) struct Groups {
 impl Groups {
     pub(crate) fn new(groups_max: usize, memory_max: usize, seed: u64) -> Self {
         Self {
-            // Twice the room: a table that is never half full cleans itself up in place.
-            index: HashMap::with_capacity_and_hasher(2 * groups_max, FixedState::with_seed(seed)),
+            index: FixedMap::new(groups_max, seed),
             places: Vec::with_capacity(groups_max),
             free: Vec::with_capacity(groups_max),
             groups_max,
@@ -34,7 +39,7 @@ impl Groups {
 
     /// A table with copies of the groups of these addresses alone: for dry runs.
     pub(crate) fn only(&self, addresses: impl Iterator<Item = Ipv4Addr>) -> Self {
-        let mut only = Self::new(addresses.size_hint().0, self.memory_max, 0);
+        let mut only = Self::new(DRY_GROUPS, self.memory_max, 0);
         for address in addresses {
             if let Some(group) = self.get(McstId(address)) {
                 only.insert(Box::new(group.clone()));
@@ -45,7 +50,7 @@ impl Groups {
 
     #[inline]
     pub(crate) fn find(&self, address: Ipv4Addr) -> Option<u32> {
-        self.index.get(&u32::from(address)).copied()
+        self.index.get(key(address)).copied()
     }
 
     #[inline]
@@ -91,8 +96,8 @@ impl Groups {
     /// Puts `group` in, for which there must be room; returns its place and the one that it takes the place of.
     pub(crate) fn insert(&mut self, group: Box<Group>) -> (u32, Option<Box<Group>>) {
         self.memory_used += group.memory_bytes();
-        let key = u32::from(group.mcst_id().0);
-        if let Some(place) = self.index.get(&key).copied() {
+        let key = key(group.mcst_id().0);
+        if let Some(place) = self.index.get(key).copied() {
             let old = self.places.get_mut(place as usize).and_then(|p| p.replace(group));
             self.memory_used -= old.as_ref().map_or(0, |g| g.memory_bytes());
             return (place, old);
@@ -107,13 +112,14 @@ impl Groups {
                 (self.places.len() - 1) as u32
             }
         };
-        self.index.insert(key, place);
+        // There is room: asked for before.
+        let _ = self.index.insert(key, place);
         (place, None)
     }
 
     /// Takes a group out; returns it and the place that it had.
     pub(crate) fn remove(&mut self, mcst_id: McstId) -> Option<(u32, Box<Group>)> {
-        let place = self.index.remove(&u32::from(mcst_id.0))?;
+        let place = self.index.remove(key(mcst_id.0))?;
         let group = self.places.get_mut(place as usize)?.take()?;
         self.free.push(place);
         self.memory_used -= group.memory_bytes();

@@ -22,7 +22,7 @@ pub(crate) struct Cx<'a, E, O> {
 
 impl<E: Egress, O: Observer> Cx<'_, E, O> {
     /// Hands a finished frame to its port.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send(&mut self, counters: &mut Counters, port: PortId, frame: E::Buf) {
         self.observer.sent(port, &frame);
         counters.sent(port, frame.length());

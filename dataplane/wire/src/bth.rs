@@ -60,7 +60,8 @@ impl Bth {
     ///
     /// # Errors
     /// An opcode that is not known here, or a transport version other than 0.
-    #[inline]
+    // Always: a result that goes through memory byte by byte makes the reader of wider pieces wait for it.
+    #[inline(always)]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let Some(opcode) = Opcode::from_byte(b[0]) else {
             return Err(ParseError::Field {

@@ -192,7 +192,7 @@ macro_rules! fixed_header {
             ///
             /// # Errors
             /// Too few bytes, or a field that breaks the rules of the header.
-            #[inline]
+            #[inline(always)]
             pub fn parse(bytes: &[u8]) -> Result<Self, $crate::error::ParseError> {
                 $crate::error::chunk(bytes, $crate::error::Header::$name).and_then(Self::from_bytes)
             }

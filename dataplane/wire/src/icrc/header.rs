@@ -9,18 +9,13 @@ use core::net::Ipv4Addr;
 // and all that follow. Distances to the end of the BTH, in an IPv4 packet without options (IP 20, UDP 8, BTH 12).
 static SRC: Shift = Shift::by_bytes(40 - 12);
 static DST: Shift = Shift::by_bytes(40 - 16);
-// Operators for a word and so many bytes more; ACKs are read with the same.
-pub(super) static AFTER_16: Shift = Shift::by_bytes(16);
-pub(super) static AFTER_12: Shift = Shift::by_bytes(12);
-pub(super) static AFTER_8: Shift = Shift::by_bytes(8);
-pub(super) static AFTER_4: Shift = Shift::by_bytes(4);
-// BTH byte 4 and destination QPN; seen from the end of the RETH also its key.
-use AFTER_8 as QPN;
-// Acknowledgement request and PSN.
-use AFTER_4 as PSN;
+/// BTH byte 4 and destination QPN; seen from the end of the RETH also its key.
+static QPN: Shift = Shift::by_bytes(8);
+/// Acknowledgement request and PSN.
+static PSN: Shift = Shift::by_bytes(4);
 // Distances to the end of the RETH.
-use AFTER_12 as VA_LOW;
-use AFTER_16 as RETH;
+static RETH: Shift = Shift::by_bytes(16);
+static VA_LOW: Shift = Shift::by_bytes(12);
 
 /// How the ICRC of an IPv4 RoCEv2 packet changes when fields of its header do, whatever comes behind that header.
 ///
@@ -56,6 +51,7 @@ impl HeaderDelta {
     pub const NONE: Self = Self { bth: 0, reth: 0 };
 
     /// The source address changes.
+    #[inline]
     pub fn src(old: Ipv4Addr, new: Ipv4Addr) -> Self {
         Self {
             bth: SRC.apply(word(old.to_bits(), new.to_bits())),
@@ -64,6 +60,7 @@ impl HeaderDelta {
     }
 
     /// The destination address changes.
+    #[inline]
     pub fn dst(old: Ipv4Addr, new: Ipv4Addr) -> Self {
         Self {
             bth: DST.apply(word(old.to_bits(), new.to_bits())),
@@ -72,6 +69,7 @@ impl HeaderDelta {
     }
 
     /// The destination QPN changes.
+    #[inline]
     pub fn dest_qp(old: Qpn, new: Qpn) -> Self {
         Self {
             bth: QPN.apply(word(old.value(), new.value())),
