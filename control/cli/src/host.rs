@@ -1,6 +1,8 @@
 //! `castnet host`: a software RNIC on an interface, that joins a group and sends or receives a file.
 
 pub(crate) mod member;
+mod ping;
+mod report;
 mod sink;
 
 use std::fs::File;
@@ -8,16 +10,14 @@ use std::io::{self, Read};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::{Duration, Instant};
 
 use castnet_port::PortSpec;
 use castnet_proto::transport::Address;
 use castnet_rnic::stream::StreamHeader;
-use castnet_rnic::{Gateway, Rnic, SoftRnicConfig};
+use castnet_rnic::{Gateway, SoftRnicConfig};
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
 use tokio::runtime::Handle;
 
 use crate::api;
@@ -27,8 +27,10 @@ use crate::group::{pmtu, qpn};
 use crate::output::{Output, Page, Report, remark};
 use crate::service::{Ready, Signals};
 use crate::switch::config::port_text;
-use crate::units::{Size, Span, bit_rate, bytes, count, rate_of, span};
-use member::{Connected, Dial, Figures, HostRnic, Manner, Membership, Stop};
+use crate::units::{Size, Span};
+use member::{Connected, Dial, HostRnic, Manner, Membership, Stop};
+use ping::PingCommand;
+use report::TransferReport;
 use sink::Target;
 
 /// A software RNIC on an interface: joins a group and sends or receives a file
@@ -189,109 +191,6 @@ struct ReceiveCommand {
     /// The file to write, or a folder for a file of the sender's name; `-` is stdout
     #[arg(long, value_name = "FILE|DIR")]
     out: PathBuf,
-}
-
-#[derive(Debug, Args)]
-struct PingCommand {
-    #[command(flatten)]
-    device: Device,
-    /// Addresses to ask for
-    #[arg(required = true, value_name = "IP")]
-    targets: Vec<Ipv4Addr>,
-    /// How long to wait for each
-    #[arg(long, value_name = "TIME", default_value = "1s")]
-    wait: Span,
-}
-
-/// What a transfer came to at one host.
-#[derive(Debug, Serialize)]
-struct TransferReport {
-    host: String,
-    role: &'static str,
-    group: String,
-    name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    file: Option<String>,
-    bytes: u64,
-    sha256: String,
-    seconds: f64,
-    goodput_bits_per_s: f64,
-    frames_sent: u64,
-    retransmissions: u64,
-    timeouts: u64,
-    naks_received: u64,
-    rnr_naks_received: u64,
-    duplicates_received: u64,
-    naks_sent: u64,
-    rnr_naks_sent: u64,
-}
-
-impl TransferReport {
-    fn new(host: &str, role: &'static str, group: String, figures: &Figures, rnic: &HostRnic) -> Self {
-        let (stats, seconds) = (rnic.stats(), figures.elapsed.as_secs_f64());
-        Self {
-            host: host.to_owned(),
-            role,
-            group,
-            name: figures.summary.name.clone(),
-            file: None,
-            bytes: figures.summary.bytes,
-            sha256: figures.summary.digest.to_string(),
-            seconds,
-            goodput_bits_per_s: rate_of(figures.summary.bytes, seconds),
-            frames_sent: stats.frames_out,
-            retransmissions: stats.retransmits,
-            timeouts: stats.timeouts,
-            naks_received: stats.sequence_naks_in,
-            rnr_naks_received: stats.rnr_naks_in,
-            duplicates_received: stats.duplicates_in,
-            naks_sent: stats.sequence_naks_out,
-            rnr_naks_sent: stats.rnr_naks_out,
-        }
-    }
-}
-
-impl Report for TransferReport {
-    fn page(&self, page: &mut Page) {
-        let did = if self.role == "source" { "sent" } else { "received" };
-        page.line(format!(
-            "{} {did} {} ({})",
-            self.host,
-            self.name,
-            bytes(self.bytes)
-        ));
-        let mut facts = vec![
-            ("SHA-256", self.sha256.clone()),
-            ("time", span(Duration::from_secs_f64(self.seconds))),
-            ("goodput", bit_rate(self.goodput_bits_per_s)),
-        ];
-        if let Some(file) = &self.file {
-            facts.push(("file", file.clone()));
-        }
-        if self.role == "source" {
-            facts.push((
-                "retransmissions",
-                format!(
-                    "{} frames after {} NAKs, {} RNR NAKs and {} time-outs",
-                    count(self.retransmissions),
-                    count(self.naks_received),
-                    count(self.rnr_naks_received),
-                    count(self.timeouts)
-                ),
-            ));
-        } else {
-            facts.push((
-                "repairs",
-                format!(
-                    "{} duplicates, {} NAKs and {} RNR NAKs sent",
-                    count(self.duplicates_received),
-                    count(self.naks_sent),
-                    count(self.rnr_naks_sent)
-                ),
-            ));
-        }
-        page.facts(&facts);
-    }
 }
 
 impl HostCommand {
@@ -599,58 +498,6 @@ impl ReceiveCommand {
             task.abort();
         }
         lingered
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct Answer {
-    ip: Ipv4Addr,
-    mac: Option<String>,
-    seconds: f64,
-}
-
-impl crate::output::Row for Answer {
-    const COLUMNS: &'static [&'static str] = &["ip", "mac", "after"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.ip.to_string(),
-            self.mac.clone().unwrap_or_else(|| "no answer".to_owned()),
-            span(Duration::from_secs_f64(self.seconds)),
-        ]
-    }
-}
-
-impl PingCommand {
-    fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let (mut rnic, _port) = self.device.open()?;
-        let mut answers = Vec::new();
-        for ip in self.targets.iter().copied() {
-            if stop.is_asked() {
-                return Err(member::interrupted());
-            }
-            let start = Instant::now();
-            let mac = rnic
-                .resolve_within(ip, self.wait.0)
-                .ok()
-                .map(|mac| mac.to_string());
-            answers.push(Answer {
-                ip,
-                mac,
-                seconds: start.elapsed().as_secs_f64(),
-            });
-        }
-        let silent = answers.iter().filter(|a| a.mac.is_none()).count();
-        let from = rnic.attributes().mac;
-        output.show(&crate::output::Rows::new(answers, "nobody was asked"))?;
-        if silent == 0 {
-            return Ok(());
-        }
-        Err(Failure::unreachable(format!(
-            "{silent} of {} did not answer {from}",
-            self.targets.len()
-        ))
-        .next("see that they run, and that the switch has this port: castnet port; castnet fdb"))
     }
 }
 

@@ -1,0 +1,225 @@
+//! A group as an operator writes it.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use castnet_wire::{MacAddr, Qpn};
+use clap::Args;
+
+use crate::api;
+
+/// What a group shall be.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// Its name: letters, digits, '-', '_' and '.'
+    #[arg(required_unless_present = "rules")]
+    pub(crate) name: Option<String>,
+    /// The host that sends
+    #[arg(long, value_name = "HOST", required_unless_present = "rules")]
+    source: Option<String>,
+    /// The hosts that receive, with commas or given again; the source need not be named again
+    #[arg(
+        long,
+        value_name = "HOST,...",
+        value_delimiter = ',',
+        required_unless_present = "rules"
+    )]
+    members: Vec<String>,
+    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = pmtu)]
+    pmtu: u32,
+    /// The group's address; without it, the next free one of the controller's pool
+    #[arg(long, value_name = "IP")]
+    mcst_id: Option<std::net::Ipv4Addr>,
+    /// The source's first PSN; without it, the controller draws one
+    #[arg(long, value_name = "PSN", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
+    start_psn: Option<u32>,
+    /// What the source's virtual addresses are relative to, for WRITE
+    #[arg(long, value_name = "VA", default_value = "0", value_parser = number)]
+    va_base: u64,
+    /// A path that acknowledges nothing for so long while it should is reported
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    stall_timeout_ms: u32,
+    /// A member whose RNIC another tool drives: it counts as joined at once
+    #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
+    connection: Vec<Joined>,
+    /// With --agent: installs the groups of this rule file (those named, or all)
+    #[arg(long, value_name = "FILE", requires = "agent", conflicts_with_all = ["source", "members", "connection"])]
+    pub(crate) rules: Option<PathBuf>,
+}
+
+/// One of the five path MTUs.
+pub(crate) fn pmtu(text: &str) -> Result<u32, String> {
+    let fault = || format!("'{text}' is no RoCE path MTU: 256, 512, 1024, 2048 or 4096");
+    let bytes = text.parse().map_err(|_| fault())?;
+    castnet_wire::Pmtu::from_bytes(bytes)
+        .map(|_| bytes)
+        .ok_or_else(fault)
+}
+
+/// A number, decimal or with `0x`.
+pub(crate) fn number(text: &str) -> Result<u64, String> {
+    let fault = || format!("'{text}' is no number: write it decimal or with 0x");
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).map_err(|_| fault()),
+        None => text.parse().map_err(|_| fault()),
+    }
+}
+
+/// A QPN that a queue pair may have.
+pub(crate) fn qpn(text: &str) -> Result<Qpn, String> {
+    let value = number(text)?;
+    if (2..0xFF_FFFF).contains(&value) {
+        Ok(Qpn::new(value as u32))
+    } else {
+        Err(format!("'{text}' is no QPN of a queue pair: 2 to 0xfffffe"))
+    }
+}
+
+/// A member with its connection, as written.
+#[derive(Clone, Debug)]
+pub(crate) struct Joined {
+    host: String,
+    connection: api::Connection,
+}
+
+impl FromStr for Joined {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = "write HOST=IP,MAC,QPN or HOST=IP,MAC,QPN,VA,RKEY,LENGTH";
+        let (host, rest) = text.split_once('=').ok_or(form)?;
+        let parts: Vec<&str> = rest.split(',').map(str::trim).collect();
+        let (ip, mac, qpn_text, memory) = match parts[..] {
+            [ip, mac, qpn] => (ip, mac, qpn, None),
+            [ip, mac, qpn, va, rkey, length] => (ip, mac, qpn, Some((va, rkey, length))),
+            _ => return Err(form.to_owned()),
+        };
+        ip.parse::<std::net::Ipv4Addr>()
+            .map_err(|_| format!("'{ip}' is no IPv4 address"))?;
+        mac.parse::<MacAddr>().map_err(|e| format!("'{mac}' is {e}"))?;
+        let memory = match memory {
+            None => None,
+            Some((va, rkey, length)) => {
+                let rkey =
+                    u32::try_from(number(rkey)?).map_err(|_| format!("'{rkey}' is no rkey: 32 bits"))?;
+                Some(api::RemoteMemory {
+                    va: number(va)?,
+                    rkey,
+                    length: number(length)?,
+                })
+            }
+        };
+        let connection = api::Connection {
+            ip: ip.to_owned(),
+            mac: mac.to_owned(),
+            qpn: qpn(qpn_text)?.value(),
+            memory,
+        };
+        Ok(Self {
+            host: host.to_owned(),
+            connection,
+        })
+    }
+}
+
+impl Create {
+    /// The request for it.
+    pub(crate) fn request(self) -> api::CreateGroupRequest {
+        let source = self.source.unwrap_or_default();
+        let mut hosts = vec![source.clone()];
+        for host in self.members.iter().chain(self.connection.iter().map(|c| &c.host)) {
+            if !hosts.contains(host) {
+                hosts.push(host.clone());
+            }
+        }
+        let connection = |host: &str| {
+            self.connection
+                .iter()
+                .find(|c| c.host == host)
+                .map(|c| c.connection.clone())
+        };
+        let members = hosts
+            .into_iter()
+            .map(|host| api::NewMember {
+                connection: connection(&host),
+                host,
+            })
+            .collect();
+        api::CreateGroupRequest {
+            name: self.name.unwrap_or_default(),
+            source,
+            members,
+            pmtu: self.pmtu,
+            start_psn: self.start_psn,
+            va_base: self.va_base,
+            mcst_id: self.mcst_id.map(|ip| ip.to_string()),
+            stall_timeout_ms: self.stall_timeout_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_written_in_one_word() {
+        let joined: Joined = "h1=10.0.0.1,02:00:00:00:00:01,0x11"
+            .parse()
+            .expect("a connection");
+        assert_eq!((joined.host.as_str(), joined.connection.qpn), ("h1", 0x11));
+        let joined: Joined = "h1=10.0.0.1,02:00:00:00:00:01,17,0x1000,0xab,4096"
+            .parse()
+            .expect("with memory");
+        let memory = joined.connection.memory.expect("memory");
+        assert_eq!((memory.va, memory.rkey, memory.length), (0x1000, 0xab, 4096));
+        for bad in [
+            "h1",
+            "h1=10.0.0.1",
+            "h1=10.0.0.300,02:00:00:00:00:01,17",
+            "h1=10.0.0.1,02:00,17",
+            "h1=10.0.0.1,02:00:00:00:00:01,1",
+            "h1=10.0.0.1,02:00:00:00:00:01,17,0x1000",
+            "h1=10.0.0.1,02:00:00:00:00:01,17,0,0x1ffffffff,1",
+        ] {
+            assert!(bad.parse::<Joined>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_source_is_a_member_and_nobody_is_one_twice() {
+        let create = Create {
+            name: Some("g".to_owned()),
+            source: Some("h1".to_owned()),
+            members: vec!["h2".to_owned(), "h1".to_owned(), "h2".to_owned()],
+            pmtu: 1024,
+            mcst_id: None,
+            start_psn: None,
+            va_base: 0,
+            stall_timeout_ms: 1000,
+            connection: vec![
+                "h3=10.0.0.3,02:00:00:00:00:03,0x13"
+                    .parse()
+                    .expect("a connection"),
+            ],
+            rules: None,
+        };
+        let request = create.request();
+        let hosts: Vec<_> = request
+            .members
+            .iter()
+            .map(|m| (m.host.as_str(), m.connection.is_some()))
+            .collect();
+        assert_eq!(hosts, [("h1", false), ("h2", false), ("h3", true)]);
+    }
+
+    #[test]
+    fn numbers_are_checked_where_they_are_written() {
+        assert_eq!(pmtu("4096"), Ok(4096));
+        assert!(pmtu("1500").is_err());
+        assert_eq!(number("0x10"), Ok(16));
+        assert!(number("ten").is_err());
+        assert!(qpn("0").is_err() && qpn("0x1000000").is_err() && qpn("0x11").is_ok());
+    }
+}

@@ -1,0 +1,80 @@
+//! `castnet host ping`: who answers ARP.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use castnet_rnic::Rnic;
+use clap::Args;
+use serde::Serialize;
+
+use super::Device;
+use super::member::{self, Stop};
+use crate::exit::{Failure, Outcome};
+use crate::output::{Output, Row, Rows};
+use crate::units::{Span, span};
+
+/// Whom to ask for.
+#[derive(Debug, Args)]
+pub(crate) struct PingCommand {
+    #[command(flatten)]
+    device: Device,
+    /// Addresses to ask for
+    #[arg(required = true, value_name = "IP")]
+    targets: Vec<Ipv4Addr>,
+    /// How long to wait for each
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    wait: Span,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    ip: Ipv4Addr,
+    mac: Option<String>,
+    seconds: f64,
+}
+
+impl Row for Answer {
+    const COLUMNS: &'static [&'static str] = &["ip", "mac", "after"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.ip.to_string(),
+            self.mac.clone().unwrap_or_else(|| "no answer".to_owned()),
+            span(Duration::from_secs_f64(self.seconds)),
+        ]
+    }
+}
+
+impl PingCommand {
+    /// Asks for one after the other.
+    pub(crate) fn run(self, output: Output, stop: &Stop) -> Outcome {
+        let (mut rnic, _port) = self.device.open()?;
+        let mut answers = Vec::new();
+        for ip in self.targets.iter().copied() {
+            if stop.is_asked() {
+                return Err(member::interrupted());
+            }
+            let start = Instant::now();
+            let mac = rnic
+                .resolve_within(ip, self.wait.0)
+                .ok()
+                .map(|mac| mac.to_string());
+            answers.push(Answer {
+                ip,
+                mac,
+                seconds: start.elapsed().as_secs_f64(),
+            });
+        }
+        let silent = answers.iter().filter(|a| a.mac.is_none()).count();
+        let from = rnic.attributes().mac;
+        output.show(&Rows::new(answers, "nobody was asked"))?;
+        if silent == 0 {
+            return Ok(());
+        }
+        Err(Failure::unreachable(format!(
+            "{silent} of {} did not answer {from}",
+            self.targets.len()
+        ))
+        .next("see that they run, and that the switch has this port: castnet port; castnet fdb"))
+    }
+}
