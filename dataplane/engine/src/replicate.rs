@@ -81,6 +81,7 @@ const fn words(ip: Ipv4Addr) -> u32 {
 }
 
 impl<'a> Bridge<'a> {
+    #[inline(always)]
     fn new(header: &'a RoceHeader, src: Ipv4Addr, mcst_id: Ipv4Addr, frame: &impl FrameBuf) -> Self {
         let checksum = frame
             .head()

@@ -6,7 +6,7 @@ use crate::bth::Bth;
 use crate::error::{Header, ParseError};
 use crate::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_LLDP, Ethernet};
 use crate::ext::{AtomicEth, Deth, ExtHeaders, Reth};
-use crate::ipv4::{Ipv4, PROTOCOL_UDP};
+use crate::ipv4::{Ipv4, MORE_FRAGMENTS, PROTOCOL_UDP};
 use crate::ipv6::Ipv6;
 use crate::opcode::Headers;
 use crate::udp::{ROCE_PORT, Udp};
@@ -174,6 +174,80 @@ impl RoceHeader {
 /// is not known. The frame may be no business of ours all the same: [`parse_network`] tells how to forward it.
 #[inline]
 pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
+    // Nearly every RoCEv2 frame: no tag, IPv4 without options, not in fragments. All offsets are known, so one look at the
+    // length does for all. Whatever is otherwise or wrong goes the long way, which also says what is wrong.
+    let Some(b) = head.first_chunk::<PLAIN>().filter(|b| is_plain_roce(b)) else {
+        return parse_any(head, frame_len);
+    };
+    let be16 = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
+    let (end, bth_at) = (14 + usize::from(be16(16)), 42);
+    let Ok(bth) = Bth::parse(&b[bth_at..]) else {
+        return parse_any(head, frame_len);
+    };
+    let info = bth.opcode.info();
+    let payload_at = bth_at + info.header_len();
+    let (body, pad) = (end.wrapping_sub(payload_at + ICRC_LEN), usize::from(bth.pad));
+    let fits = end <= frame_len && payload_at + ICRC_LEN <= end && payload_at <= head.len();
+    let right = usize::from(be16(38)) + 34 == end
+        && body % 4 == 0
+        && pad <= body
+        && (info.has_payload || body == 0)
+        && PLAIN_EXT.contains(info.headers);
+    if !fits || !right {
+        return parse_any(head, frame_len);
+    }
+    let (mut reth, mut aeth, mut imm) = (None, None, None);
+    if !info.headers.is_empty() {
+        let Some(ext) = head
+            .get(PLAIN..payload_at)
+            .and_then(|ext| read_ext(info.headers, ext).ok())
+        else {
+            return parse_any(head, frame_len);
+        };
+        (reth, aeth, imm) = (ext.reth, ext.aeth, ext.imm);
+    }
+    Ok(Parsed::Roce(RoceHeader {
+        l3: 14,
+        ip: IpAddrs::V4 {
+            src: Ipv4Addr::new(b[26], b[27], b[28], b[29]),
+            dst: Ipv4Addr::new(b[30], b[31], b[32], b[33]),
+        },
+        tos: b[15],
+        l4: 34,
+        sport: be16(34),
+        bth_at,
+        bth,
+        reth,
+        aeth,
+        imm,
+        ieth: None,
+        payload_at,
+        payload_len: body - pad,
+        frame_len: end,
+    }))
+}
+
+/// Ethernet, IPv4, UDP and BTH, none of them with anything optional.
+const PLAIN: usize = 14 + 20 + 8 + 12;
+/// The extended headers of SEND, WRITE and ACK.
+const PLAIN_EXT: Headers = Headers::RETH.union(Headers::AETH).union(Headers::IMM);
+
+/// Whether these are the headers of UDP to RoCE's port, with nothing optional before it.
+#[inline(always)]
+fn is_plain_roce(b: &[u8; PLAIN]) -> bool {
+    let ethertype = u16::from_be_bytes([b[12], b[13]]);
+    let fragment = u16::from_be_bytes([b[20], b[21]]) & (MORE_FRAGMENTS | 0x1FFF);
+    let dport = u16::from_be_bytes([b[36], b[37]]);
+    ethertype == ETHERTYPE_IPV4
+        && b[14] == 0x45
+        && fragment == 0
+        && b[23] == PROTOCOL_UDP
+        && dport == ROCE_PORT
+}
+
+/// [`parse_frame`] without a short way.
+#[inline(never)]
+fn parse_any(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
     parse(head, frame_len, true)
 }
 
@@ -442,4 +516,53 @@ fn take<'a, const N: usize>(rest: &mut &'a [u8], header: Header) -> Result<&'a [
     })?;
     *rest = after;
     Ok(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::{Network, emit_roce};
+    use crate::{MacAddr, Opcode, Psn, Qpn};
+    use proptest::prelude::*;
+    use std::vec;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        /// Frames as they are sent, with a byte changed here or there, cut or padded.
+        #[test]
+        fn the_short_way_and_the_long_way_agree(
+            opcode in prop::sample::select(Opcode::ALL), payload in 0usize..90, tagged: bool,
+            changes in prop::collection::vec((0usize..90, any::<u8>()), 0..3), cut in 0usize..200, more in 0usize..8,
+        ) {
+            let vlan = tagged.then(|| crate::VlanTag::new(5));
+            let ethernet = Ethernet { dst: MacAddr([2; 6]), src: MacAddr([4; 6]), vlan, ethertype: 0 };
+            let ext = ExtHeaders {
+                deth: Some(Deth::default()),
+                reth: Some(Reth { va: 1, rkey: 2, dma_len: 3 }),
+                atomic_eth: Some(AtomicEth::default()),
+                aeth: Some(Aeth { syndrome: crate::Syndrome::Ack, msn: 4 }),
+                atomic_ack: Some(5),
+                imm: Some(6),
+                ieth: Some(7),
+            };
+            let payload = if opcode.info().has_payload { vec![9; payload] } else { vec![] };
+            let network = Network::v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+            let mut frame = vec![0; 256];
+            let bth = Bth::new(opcode, Qpn::new(17), Psn::new(18));
+            let n = emit_roce(&mut frame, &ethernet, &network, 0xC000, &bth, &ext, &payload).unwrap();
+            frame.truncate(n + more);
+            for (at, value) in changes {
+                if let Some(byte) = frame.get_mut(at) {
+                    *byte = value;
+                }
+            }
+            let head = &frame[..cut.min(frame.len())];
+            for (head, frame_len) in [(&frame[..], frame.len()), (head, head.len()), (&frame[..], head.len())] {
+                prop_assert_eq!(parse_frame(head, frame_len), parse_any(head, frame_len));
+            }
+            let head = &frame[..frame.len().min(128)];
+            prop_assert_eq!(parse_frame(head, frame.len()), parse_any(head, frame.len()));
+        }
+    }
 }
