@@ -1,0 +1,286 @@
+//! What is explored.
+
+use crate::bounded::{self, Bounded, Losable, sights};
+use crate::fabric::Topology;
+use crate::hostile::{self, Hostile};
+use crate::message::Answer;
+use crate::report::{Outcome, Until, explore};
+use crate::switch::Spoil;
+
+/// A run: its name, and its bounds.
+#[derive(Clone, Copy)]
+pub struct Run {
+    /// What it is.
+    pub name: &'static str,
+    /// How far it goes.
+    pub bounds: Bounds,
+}
+
+/// The bounds of a run.
+#[derive(Clone, Copy)]
+pub enum Bounds {
+    /// rxe-like hosts, a bounded number of faults.
+    Bounded(bounded::Config),
+    /// A network that forgets nothing.
+    Hostile(hostile::Config),
+}
+
+impl Run {
+    /// Explores all of it.
+    pub fn explore(&self, threads: usize) -> Outcome {
+        match self.bounds {
+            Bounds::Bounded(config) => explore(self.name, Bounded::new(config), Until::All, threads),
+            Bounds::Hostile(config) => explore(self.name, Hostile::new(config), Until::All, threads),
+        }
+    }
+}
+
+const ROOT: bounded::Config = bounded::Config::calm(Topology::RootAndLeaf);
+const SPINE: bounded::Config = bounded::Config::calm(Topology::SpineAndLeaves);
+/// The three packets are one message, as rxe sends it.
+const ONE_MESSAGE: u8 = 0b100;
+/// Each packet is a message of its own.
+const THREE_MESSAGES: u8 = 0b111;
+/// Faults of one kind never cost more than one time-out.
+const ONE_FAULT: bounded::Config = bounded::Config {
+    losses: 1,
+    time_outs: 1,
+    ..ROOT
+};
+
+const fn bounded(name: &'static str, config: bounded::Config) -> Run {
+    Run {
+        name,
+        bounds: Bounds::Bounded(config),
+    }
+}
+
+const fn hostile(name: &'static str, topology: Topology, refusals: &'static [Answer]) -> Run {
+    Run {
+        name,
+        bounds: Bounds::Hostile(hostile::Config {
+            topology,
+            refusals,
+            spoil: Spoil::Nothing,
+        }),
+    }
+}
+
+/// Two tiers, four hosts, three packets; a loss, a duplicate and a late message in one run.
+pub const ALL_FAULTS: &[Run] = &[bounded(
+    "root and leaf, one message: loss, duplicate, late",
+    bounded::Config {
+        ack_requests: ONE_MESSAGE,
+        losses: 1,
+        duplicates: 1,
+        delays: 1,
+        time_outs: 2,
+        sights: &[
+            sights::nak_held,
+            sights::nak_released,
+            sights::nak_repeated,
+            sights::filtered,
+            sights::answered,
+            sights::answered_below,
+            sights::timed_out,
+        ],
+        ..ROOT
+    },
+)];
+
+/// A spine between two leaves, and the other ways in which messages ask.
+pub const SHAPES: &[Run] = &[
+    bounded("root and leaf, three messages: nothing goes wrong", ROOT),
+    bounded(
+        "spine and leaves, three messages: loss, duplicate",
+        bounded::Config {
+            losses: 1,
+            duplicates: 1,
+            time_outs: 2,
+            sights: &[sights::answered_below],
+            ..SPINE
+        },
+    ),
+    bounded(
+        "spine and leaves, three messages: late",
+        bounded::Config {
+            delays: 1,
+            time_outs: 1,
+            sights: &[sights::nak_released, sights::filtered],
+            ..SPINE
+        },
+    ),
+    bounded("root and leaf, three messages: loss", ONE_FAULT),
+    bounded(
+        "root and leaf, one message: loss",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            ..ONE_FAULT
+        },
+    ),
+    bounded(
+        "root and leaf, two messages: loss",
+        bounded::Config {
+            ack_requests: 0b101,
+            ..ONE_FAULT
+        },
+    ),
+    bounded(
+        "root and leaf: loss of a packet that others follow, no time-out",
+        bounded::Config {
+            losable: Losable::Followed,
+            time_outs: 0,
+            ..ONE_FAULT
+        },
+    ),
+    bounded(
+        "root and leaf, one message: loss, early time-out",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            early_time_outs: 1,
+            ..ONE_FAULT
+        },
+    ),
+];
+
+/// Receivers that are not ready, or end their connections.
+pub const REFUSALS: &[Run] = &[
+    bounded(
+        "root and leaf, one message: two receivers not ready, loss",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            not_ready: [Some(1), Some(1), None],
+            sights: &[sights::rnr_merged, sights::nak_held],
+            time_outs: 3,
+            ..ONE_FAULT
+        },
+    ),
+    bounded(
+        "root and leaf: a receiver ends its connection, loss",
+        bounded::Config {
+            refuses: [None, Some(1), None],
+            losable: Losable::NotFromReceivers,
+            sights: &[sights::fatal_repeated],
+            time_outs: 2,
+            ..ONE_FAULT
+        },
+    ),
+];
+
+/// Any number of losses, duplicates, delays and retransmissions.
+pub const HOSTILE: &[Run] = &[
+    hostile(
+        "hostile network, root and leaf: NAK, RNR",
+        Topology::RootAndLeaf,
+        &[Answer::Nak, Answer::Rnr],
+    ),
+    hostile(
+        "hostile network, root and leaf: NAK, fatal",
+        Topology::RootAndLeaf,
+        &[Answer::Nak, Answer::Fatal],
+    ),
+    hostile(
+        "hostile network, spine and leaves: NAK",
+        Topology::SpineAndLeaves,
+        &[Answer::Nak],
+    ),
+];
+
+/// What the tests leave out for its size.
+pub const FULL: &[Run] = &[
+    bounded(
+        "root and leaf, three messages: loss, late",
+        bounded::Config {
+            ack_requests: THREE_MESSAGES,
+            delays: 1,
+            time_outs: 2,
+            ..ONE_FAULT
+        },
+    ),
+    bounded(
+        "root and leaf: two receivers not ready, loss, duplicate",
+        bounded::Config {
+            not_ready: [Some(1), Some(1), None],
+            duplicates: 1,
+            time_outs: 3,
+            ..ONE_FAULT
+        },
+    ),
+    bounded(
+        "root and leaf: a receiver ends its connection, loss, duplicate",
+        bounded::Config {
+            refuses: [None, Some(1), None],
+            duplicates: 1,
+            time_outs: 2,
+            ..ONE_FAULT
+        },
+    ),
+    bounded(
+        "root and leaf, three messages: loss, early time-out",
+        bounded::Config {
+            early_time_outs: 1,
+            time_outs: 2,
+            ..ONE_FAULT
+        },
+    ),
+    bounded(
+        "root and leaf, three messages: two losses",
+        bounded::Config {
+            losses: 2,
+            time_outs: 2,
+            ..ROOT
+        },
+    ),
+    bounded(
+        "spine and leaves, one message: loss, late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            losses: 1,
+            delays: 1,
+            time_outs: 2,
+            ..SPINE
+        },
+    ),
+    hostile(
+        "hostile network, root and leaf: NAK, RNR, fatal",
+        Topology::RootAndLeaf,
+        &[Answer::Nak, Answer::Rnr, Answer::Fatal],
+    ),
+    hostile(
+        "hostile network, spine and leaves: NAK, RNR",
+        Topology::SpineAndLeaves,
+        &[Answer::Nak, Answer::Rnr],
+    ),
+    bounded(
+        "root and leaf, two messages: loss, duplicate, late",
+        bounded::Config {
+            ack_requests: 0b110,
+            losses: 1,
+            duplicates: 1,
+            delays: 1,
+            time_outs: 2,
+            ..ROOT
+        },
+    ),
+    bounded(
+        "root and leaf, three messages: loss, duplicate, late",
+        bounded::Config {
+            losses: 1,
+            duplicates: 1,
+            delays: 1,
+            time_outs: 2,
+            ..ROOT
+        },
+    ),
+    bounded(
+        "spine and leaves, one message: loss, duplicate, late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            losses: 1,
+            duplicates: 1,
+            delays: 1,
+            time_outs: 2,
+            ..SPINE
+        },
+    ),
+];
