@@ -78,11 +78,22 @@ pub(crate) fn explain(hot: &Hot, ingress: PortId, src: Ipv4Addr, header: &RoceHe
 /// VLAN tags are stepped over. For who must know a frame's group before anything else: the dispatch to workers.
 #[inline]
 pub fn destination(head: &[u8]) -> Option<Ipv4Addr> {
+    address(head, 16)
+}
+
+/// The source address, likewise.
+#[inline]
+pub(crate) fn source(head: &[u8]) -> Option<Ipv4Addr> {
+    address(head, 12)
+}
+
+#[inline]
+fn address(head: &[u8], at: usize) -> Option<Ipv4Addr> {
     let (ethernet, l3) = Ethernet::parse(head).ok()?;
     if ethernet.ethertype != ETHERTYPE_IPV4 {
         return None;
     }
-    head.get(l3 + 16..)?
+    head.get(l3 + at..)?
         .first_chunk::<4>()
         .map(|octets| Ipv4Addr::from(*octets))
 }

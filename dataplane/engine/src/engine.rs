@@ -384,7 +384,8 @@ impl Engine {
 
     /// A copy with everything that this frame can touch.
     fn copy_for(&self, frame: &[u8]) -> Self {
-        let mut addresses: [Option<Ipv4Addr>; 3] = [classify::destination(frame), None, None];
+        let mut addresses: [Option<Ipv4Addr>; 3] =
+            [classify::destination(frame), classify::source(frame), None];
         if let Ok(Parsed::Arp(Arp {
             sender_ip, target_ip, ..
         })) = parse_network(frame, frame.len())

@@ -5,6 +5,7 @@ use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use castnet_wire::ipv4::{self, PROTOCOL_UDP};
 use castnet_wire::{DropReason, Ethernet, FrameBuf, Ipv4, MacAddr, PortId};
 
+use crate::classify;
 use crate::egress::Egress;
 use crate::engine::Engine;
 use crate::events::EventKind;
@@ -43,6 +44,13 @@ impl Engine {
         if ethernet.src.is_multicast() {
             return cx.drop(Stage::Learn, DropReason::Malformed, || {
                 format!("source {} is a group address", ethernet.src)
+            });
+        }
+        // What the group's own switch sends to a member never comes in here; so whoever speaks in the group's name to a
+        // host forges data or acknowledgements past the group's state.
+        if let Some(src) = classify::source(frame.head()).filter(|src| self.is_group(*src)) {
+            return cx.drop(Stage::Switch, DropReason::NotMember, || {
+                format!("source {src} is a group's address, in whose name only its switches speak")
             });
         }
         self.learn(cx, &ethernet);

@@ -128,7 +128,7 @@ pub(crate) struct Hot {
     pub(crate) mcst_id: McstId,
     pub(crate) pmtu: u16,
     source_port: PortId,
-    source: PathId,
+    pub(crate) source: PathId,
     /// UDP source port of the feedback that the switch makes, one for the group's life.
     pub(crate) feedback_sport: u16,
     pub(crate) counters: HotCounters,

@@ -214,12 +214,15 @@ fn refuse<E: Egress, O: Observer>(
 
 #[inline]
 fn note_arrival(group: &mut Group, from: PathId, event: &Event, length: usize) {
+    let source = group.hot.source;
     let (hot, cold) = (&mut group.hot.counters, &mut group.cold);
     match event {
-        Event::Data { .. } => {
+        // From others it ends at the machine, and no path counts on it.
+        Event::Data { .. } if from == source => {
             hot.data_in += 1;
             hot.data_bytes_in += length as u64;
         }
+        Event::Data { .. } => {}
         Event::Feedback { syndrome, .. } => {
             let Some(path) = cold.paths.get_mut(from.index()) else {
                 return;
@@ -248,7 +251,7 @@ fn note_arrival(group: &mut Group, from: PathId, event: &Event, length: usize) {
     }
 }
 
-/// Counts data that came before, and the paths that did not need it again.
+/// Counts data that came before, and the paths that did not need it: also of what is so far behind that it looks new.
 #[cold]
 fn note_repetition(
     group: &mut Group,
@@ -256,14 +259,12 @@ fn note_repetition(
     psn: castnet_wire::Psn,
     to: PathSet,
 ) {
-    if !expected.is_some_and(|e| psn.is_before(e)) {
-        return;
+    if expected.is_some_and(|e| psn.is_before(e)) {
+        group.cold.exceptions.retransmitted += 1;
     }
-    group.cold.exceptions.retransmitted += 1;
     let Group { hot, cold } = group;
-    let source = hot.path(cold.rule.source);
     for (i, path) in cold.paths.iter_mut().enumerate() {
-        let skipped = PathId::new(i as u8).is_some_and(|id| Some(id) != source && !to.contains(id));
+        let skipped = PathId::new(i as u8).is_some_and(|id| id != hot.source && !to.contains(id));
         if skipped {
             path.filtered += 1;
             cold.exceptions.filtered += 1;

@@ -4,12 +4,14 @@
 mod common;
 
 use core::net::Ipv4Addr;
+use std::sync::Arc;
 
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{
-    CaptureFilter, CountersSnapshot, Engine, Group, InstallError, PortInfo, Seen, Stage, TraceFilter, Verdict,
+    CaptureFilter, CountersSnapshot, Engine, Group, InstallError, PortInfo, Seen, Stage, Tables, TraceFilter,
+    Verdict,
 };
-use castnet_rules::{MulticastGroup, NextHop};
+use castnet_rules::{MulticastGroup, NextHop, Route, RouteHop};
 use castnet_wire::{DropReason, McstId, NakCode, Nanos, Opcode, Qpn, Reth, Syndrome};
 use common::*;
 use proptest::prelude::*;
@@ -269,6 +271,79 @@ proptest! {
         };
         prop_assert_eq!(verdict, expected);
     }
+}
+
+/// Past the group: a host that takes the group's address for its own reaches neither members nor source with it, whoever
+/// of the switch's workers has the group.
+#[test]
+fn nobody_speaks_in_the_name_of_a_group() {
+    let elsewhere = McstId(Ipv4Addr::new(10, 9, 0, 3));
+    for tagged in [false, true] {
+        let mut engine = two_groups();
+        let route = Route {
+            prefix: "10.0.0.0/8".parse().unwrap(),
+            next_hops: vec![RouteHop {
+                port: port(0),
+                mac: peer_mac(0),
+            }],
+        };
+        engine.set_tables(
+            T0,
+            Arc::new(Tables::new(1, [elsewhere], &[route], (0..5).map(port))),
+        );
+        let mut forged = 0;
+        for (ingress, victim, mcst_id, switched) in [
+            (4, 0, MCST, true),
+            (4, 1, OTHER, true),
+            (2, 1, MCST, false),
+            (1, 0, elsewhere, true),
+            (4, 0, elsewhere, false),
+        ] {
+            for opcode in [Opcode::Ack, Opcode::SendOnly, Opcode::ReadRequest] {
+                let mut frame = DataFrame::new(opcode, 100, &[]);
+                frame.ext.aeth = Some(castnet_wire::Aeth {
+                    syndrome: Syndrome::Ack,
+                    msn: 0,
+                });
+                frame.ext.reth = Some(Reth {
+                    va: 0,
+                    rkey: 0,
+                    dma_len: 0,
+                });
+                (frame.src, frame.dst, frame.dest_qp) = (mcst_id.0, host_ip(victim), host_qpn(victim));
+                frame.ethernet = ethernet(ingress);
+                if switched {
+                    frame.ethernet.dst = peer_mac(victim);
+                }
+                let frame = if tagged { frame.vlan(7) } else { frame };
+                let dry = engine.trace(T0, port(ingress), &frame.bytes());
+                assert_eq!(dry.verdict, Verdict::Dropped(DropReason::NotMember));
+                assert_eq!(feed(&mut engine, T0, ingress, &frame.bytes()), []);
+                forged += 1;
+            }
+        }
+        let mut snapshot = CountersSnapshot::with_capacity(2, 8);
+        engine.snapshot(&mut snapshot);
+        assert_eq!(snapshot.drops_for(DropReason::NotMember), forged);
+        assert_eq!(engine.fdb(T0).count(), 0, "nothing was learned of them");
+        assert_conserved(&engine);
+    }
+}
+
+/// What a path was sent follows from what the source sent; so what others send must not count for it.
+#[test]
+fn data_that_no_path_gets_counts_for_no_path() {
+    let mut engine = star_switch(2);
+    feed(&mut engine, T0, 0, &send(100, &[1; 64]));
+    let mut stray = DataFrame::new(Opcode::SendOnly, 101, &[1; 64]);
+    (stray.src, stray.ethernet) = (host_ip(1), ethernet(1));
+    assert_eq!(feed(&mut engine, T0, 1, &stray.bytes()), []);
+    // Just half a circle ahead of what is acknowledged: behind, by the rule of PSNs, though ahead of what is expected.
+    assert_eq!(feed(&mut engine, T0, 0, &send(99 + (1 << 23), &[1; 64])), []);
+    let status = engine.group_status(MCST).unwrap();
+    assert_eq!((status.counters.data_in, status.counters.data_out), (2, 2));
+    let sent: Vec<u64> = status.paths.iter().map(|p| p.data_out).collect();
+    assert_eq!(sent, [0, 1, 1]);
 }
 
 #[test]

@@ -40,7 +40,7 @@ drop_reasons! {
     TooLong = "too-long",
     /// To a group, but its opcode cannot be multicast (READ, atomics, other transports).
     NotMulticastable = "not-multicastable",
-    /// To a group, from a port, address or QPN that is no member of it (contract C4).
+    /// To a group, from a port, address or QPN that is no member of it; or to others in the name of a group (contract C4).
     NotMember = "not-member",
     /// Data to a group from a member that is not its source.
     NotSource = "not-source",
