@@ -50,14 +50,10 @@ drop_reasons! {
     AckAhead = "ack-ahead",
     /// Payload longer than the group's path MTU.
     OverPmtu = "over-pmtu",
-    /// A WRITE outside the memory that a member named for the group.
-    OutOfRange = "out-of-range",
     /// No route to the destination address.
     NoRoute = "no-route",
     /// TTL or hop limit used up.
     TtlExpired = "ttl-expired",
-    /// The next hop's Ethernet address is not known.
-    NoNeighbour = "no-neighbour",
     /// It would leave by the port it came in, and nowhere else.
     SamePort = "same-port",
     /// A link-local control frame that a bridge must not forward, and that nobody here reads.
@@ -66,8 +62,6 @@ drop_reasons! {
     NoPort = "no-port",
     /// The port is down.
     PortDown = "port-down",
-    /// No free buffer for a copy.
-    NoBuffer = "no-buffer",
     /// The port's send queue was full.
     TxFull = "tx-full",
     /// The hand-over ring to another worker was full.

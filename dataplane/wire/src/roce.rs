@@ -196,15 +196,19 @@ pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> 
     if !fits || !right {
         return parse_any(head, frame_len);
     }
+    // One by one: all together, in a struct, they would go through memory.
+    let ext = head.get(PLAIN..payload_at).unwrap_or_default();
     let (mut reth, mut aeth, mut imm) = (None, None, None);
-    if !info.headers.is_empty() {
-        let Some(ext) = head
-            .get(PLAIN..payload_at)
-            .and_then(|ext| read_ext(info.headers, ext).ok())
-        else {
-            return parse_any(head, frame_len);
-        };
-        (reth, aeth, imm) = (ext.reth, ext.aeth, ext.imm);
+    if info.headers.contains(Headers::AETH) {
+        aeth = ext.first_chunk().and_then(|b| Aeth::from_bytes(b).ok());
+    } else if info.headers.contains(Headers::RETH) {
+        reth = ext.first_chunk().and_then(|b| Reth::from_bytes(b).ok());
+    }
+    if info.headers.contains(Headers::IMM) {
+        imm = ext.last_chunk().map(|b| u32::from_be_bytes(*b));
+    }
+    if aeth.is_none() && info.headers.contains(Headers::AETH) {
+        return parse_any(head, frame_len);
     }
     Ok(Parsed::Roce(RoceHeader {
         l3: 14,
