@@ -27,7 +27,7 @@ pub struct Totals {
     pub dropped: u64,
     /// Frames sent beside the one that came in, by flooding and replication.
     pub copies: u64,
-    /// Copies that could not be made or sent, by reason [`DropReason::NoBuffer`] or [`DropReason::PortDown`].
+    /// Copies and frames of the switch's own that could not be made or sent: no free buffer, or the port was down.
     pub copies_lost: u64,
     /// Frames that the switch made: aggregated feedback, ARP replies, LLDP.
     pub originated: u64,

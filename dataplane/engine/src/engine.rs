@@ -144,7 +144,7 @@ impl Engine {
             return Ok(Some(group));
         }
         self.groups.room_for(&group)?;
-        group.bind(&mut self.next_hops)?;
+        group.bind(&mut self.next_hops, self.config.addresses.first().copied())?;
         let (place, replaced) = self.groups.insert(group);
         self.wheel.disarm(place);
         if let Some(replaced) = &replaced {

@@ -8,7 +8,8 @@ use core::net::Ipv4Addr;
 
 use castnet_collective::PathId;
 use castnet_wire::ethernet::ETHERTYPE_IPV4;
-use castnet_wire::ipv4::{DONT_FRAGMENT, PROTOCOL_UDP};
+use castnet_wire::icrc::Shift;
+use castnet_wire::ipv4::{ChecksumDelta, DONT_FRAGMENT, PROTOCOL_UDP};
 use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{Aeth, Bth, FrameBuf, Ipv4, Opcode, Psn, Qpn, RoceHeader, Syndrome, Udp, icrc};
 
@@ -73,6 +74,96 @@ pub(crate) enum Feedback {
     },
 }
 
+/// Where a group's feedback goes: the same for all of its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) src: Ipv4Addr,
+    pub(crate) dst: Ipv4Addr,
+    pub(crate) qpn: Qpn,
+    pub(crate) sport: u16,
+}
+
+impl Address {
+    fn ip(&self, tos: u8, packet_len: usize) -> Ipv4 {
+        Ipv4 {
+            tos,
+            total_len: packet_len as u16,
+            ident: 0,
+            flags_frag: DONT_FRAGMENT,
+            ttl: 64,
+            protocol: PROTOCOL_UDP,
+            src: self.src,
+            dst: self.dst,
+        }
+    }
+
+    fn udp(&self, packet_len: usize) -> Udp {
+        Udp {
+            sport: self.sport,
+            dport: ROCE_PORT,
+            length: packet_len as u16 - 20,
+            checksum: 0,
+        }
+    }
+}
+
+// Operators for a word and so many bytes more: the last two words that an ACK's ICRC covers.
+static PSN_WORD: Shift = Shift::by_bytes(8);
+static AETH_WORD: Shift = Shift::by_bytes(4);
+
+/// An acknowledge packet with all that never changes filled in: PSN, AETH and TOS are zeros, and the ICRC is for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AckTemplate {
+    packet: [u8; ACK_LEN],
+    icrc: u32,
+}
+
+impl AckTemplate {
+    pub(crate) fn new(to: &Address) -> Self {
+        let mut packet = [0; ACK_LEN];
+        packet[..20].copy_from_slice(&to.ip(0, ACK_LEN).to_bytes());
+        packet[20..28].copy_from_slice(&to.udp(ACK_LEN).to_bytes());
+        packet[28..40].copy_from_slice(&Bth::new(Opcode::Ack, to.qpn, Psn::new(0)).to_bytes());
+        Self {
+            packet,
+            icrc: icrc::full(&[&packet[..ACK_LEN - 4]]),
+        }
+    }
+
+    /// Writes the packet with what does change. The ICRC follows by difference from zeros; it does not cover the TOS.
+    #[inline]
+    fn write(&self, out: &mut [u8; ACK_LEN], tos: u8, psn: Psn, aeth: Aeth) {
+        *out = self.packet;
+        if tos != 0 {
+            let checksum = u16::from_be_bytes([out[10], out[11]]);
+            let change = ChecksumDelta::word(0x4500, 0x4500 | u16::from(tos));
+            out[1] = tos;
+            out[10..12].copy_from_slice(&change.apply(checksum).to_be_bytes());
+        }
+        let (psn, aeth) = (psn.to_bytes(), aeth.to_bytes());
+        out[37..40].copy_from_slice(&psn);
+        out[40..44].copy_from_slice(&aeth);
+        let icrc = self.icrc
+            ^ PSN_WORD.apply(u32::from_le_bytes([0, psn[0], psn[1], psn[2]]))
+            ^ AETH_WORD.apply(u32::from_le_bytes(aeth));
+        out[44..].copy_from_slice(&icrc.to_le_bytes());
+    }
+}
+
+/// A CNP, written in full: there are few.
+fn write_cnp(out: &mut [u8; CNP_LEN], to: &Address, tos: u8) {
+    let bth = Bth {
+        becn: true,
+        ..Bth::new(Opcode::Cnp, to.qpn, Psn::new(0))
+    };
+    *out = [0; CNP_LEN];
+    out[..20].copy_from_slice(&to.ip(tos, CNP_LEN).to_bytes());
+    out[20..28].copy_from_slice(&to.udp(CNP_LEN).to_bytes());
+    out[28..40].copy_from_slice(&bth.to_bytes());
+    let icrc = icrc::full(&[&out[..CNP_LEN - 4]]);
+    out[CNP_LEN - 4..].copy_from_slice(&icrc.to_le_bytes());
+}
+
 /// Makes a frame of `feedback`, out of `reuse` where that is as long, and sends it. Counts it as lost where there is no
 /// buffer or the port is down.
 pub(crate) fn send<E: Egress, O: Observer>(
@@ -87,11 +178,11 @@ pub(crate) fn send<E: Egress, O: Observer>(
         Feedback::Acknowledge { to, .. } => (to, ACK_LEN),
         Feedback::Cnp { to } => (to, CNP_LEN),
     };
-    let length = MACS + link.length + packet_len;
+    let l3 = MACS + link.length;
     let port = group.hot.port(to).filter(|port| tools.ports.up.contains(*port));
     let frame = port.and_then(|port| {
-        let frame = reuse.filter(|f| f.length() == length && f.head().len() >= length);
-        frame.or_else(|| cx.egress.allocate(port, length))
+        let frame = reuse.filter(|f| f.length() == l3 + packet_len && f.head().len() >= l3 + packet_len);
+        frame.or_else(|| cx.egress.allocate(port, l3 + packet_len))
     });
     let (Some(port), Some(mut frame), Some(leg)) = (port, frame, group.hot.leg(to)) else {
         group.cold.exceptions.lost += 1;
@@ -105,39 +196,30 @@ pub(crate) fn send<E: Egress, O: Observer>(
         });
         return;
     };
-    let mcst_id = group.hot.mcst_id.0;
-    let (src, dst, qpn) = match leg.is_host() {
-        true => (mcst_id, Ipv4Addr::from(leg.ip), Qpn::from_bytes(leg.qpn)),
-        false => (tools.own_address.unwrap_or(mcst_id), mcst_id, Qpn::VIRTUAL),
-    };
-    let macs = (tools.next_hops.get(leg.next_hop()), tools.ports.mac(port));
-    let ip = Ipv4 {
-        tos: link.tos,
-        total_len: packet_len as u16,
-        ident: 0,
-        flags_frag: DONT_FRAGMENT,
-        ttl: 64,
-        protocol: PROTOCOL_UDP,
-        src,
-        dst,
-    };
-    let mut packet = [0; CNP_LEN];
-    write(&mut packet, &ip, group.hot.feedback_sport, qpn, &feedback);
-    let icrc = icrc::full(&[&packet[..packet_len - 4]]);
-    packet[packet_len - 4..packet_len].copy_from_slice(&icrc.to_le_bytes());
-
     let head = frame.head_mut();
-    set_macs(head, macs.0, macs.1);
-    let l3 = MACS + link.length;
+    set_macs(head, tools.next_hops.get(leg.next_hop()), tools.ports.mac(port));
     if let Some(room) = head.get_mut(MACS..l3) {
         room.copy_from_slice(link.bytes());
     }
-    if let Some(room) = head.get_mut(l3..length) {
-        room.copy_from_slice(&packet[..packet_len]);
+    let packet = head.get_mut(l3..).unwrap_or_default();
+    match feedback {
+        Feedback::Acknowledge {
+            psn, msn, syndrome, ..
+        } => {
+            if let Some(room) = packet.first_chunk_mut() {
+                group.cold.ack.write(room, link.tos, psn, Aeth { syndrome, msn });
+            }
+        }
+        Feedback::Cnp { .. } => {
+            if let Some(room) = packet.first_chunk_mut() {
+                write_cnp(room, &group.cold.feedback, link.tos);
+            }
+        }
     }
     count(group, &feedback);
     tools.counters.totals.originated += 1;
     cx.observer.step(|| {
+        let Address { src, dst, qpn, .. } = group.cold.feedback;
         let why = format!("dst {dst} qpn {qpn}, src {src}, by port {port}");
         Step::new(
             Stage::Feedback,
@@ -146,34 +228,6 @@ pub(crate) fn send<E: Egress, O: Observer>(
         )
     });
     cx.send(tools.counters, port, frame);
-}
-
-/// Everything but the ICRC.
-#[inline]
-fn write(packet: &mut [u8; CNP_LEN], ip: &Ipv4, sport: u16, qpn: Qpn, feedback: &Feedback) {
-    let udp = Udp {
-        sport,
-        dport: ROCE_PORT,
-        length: ip.total_len - 20,
-        checksum: 0,
-    };
-    packet[..20].copy_from_slice(&ip.to_bytes());
-    packet[20..28].copy_from_slice(&udp.to_bytes());
-    match *feedback {
-        Feedback::Acknowledge {
-            psn, msn, syndrome, ..
-        } => {
-            packet[28..40].copy_from_slice(&Bth::new(Opcode::Ack, qpn, psn).to_bytes());
-            packet[40..44].copy_from_slice(&Aeth { syndrome, msn }.to_bytes());
-        }
-        Feedback::Cnp { .. } => {
-            let bth = Bth {
-                becn: true,
-                ..Bth::new(Opcode::Cnp, qpn, Psn::new(0))
-            };
-            packet[28..40].copy_from_slice(&bth.to_bytes());
-        }
-    }
 }
 
 #[inline]

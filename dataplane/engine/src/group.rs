@@ -10,6 +10,7 @@ use core::net::Ipv4Addr;
 
 use crate::config::PortInfo;
 use crate::counters::{GroupCounters, GroupExceptions, PathCounters, PathSnapshot};
+use crate::feedback::{AckTemplate, Address};
 use crate::next_hops::NextHops;
 use crate::port_set::PortSet;
 
@@ -129,8 +130,6 @@ pub(crate) struct Hot {
     pub(crate) pmtu: u16,
     source_port: PortId,
     pub(crate) source: PathId,
-    /// UDP source port of the feedback that the switch makes, one for the group's life.
-    pub(crate) feedback_sport: u16,
     pub(crate) counters: HotCounters,
 }
 
@@ -162,6 +161,9 @@ impl Hot {
 pub(crate) struct Cold {
     /// Its paths in order of their ports, so that a path's place here is its [`PathId`].
     pub(crate) rule: MulticastGroup,
+    /// Where feedback goes, and an acknowledge packet to there.
+    pub(crate) feedback: Address,
+    pub(crate) ack: AckTemplate,
     pub(crate) exceptions: GroupExceptions,
     pub(crate) paths: Box<[PathCounters]>,
 }
@@ -247,13 +249,17 @@ impl Group {
             pmtu: rule.pmtu.bytes() as u16,
             source_port: rule.source,
             source,
-            feedback_sport: feedback_sport(rule.mcst_id),
             counters: HotCounters::default(),
         };
         let paths = vec![PathCounters::default(); rule.paths.len()].into_boxed_slice();
+        let feedback = feedback_address(&rule, None);
+        let ack = AckTemplate::new(&feedback);
+        let exceptions = GroupExceptions::default();
         let cold = Box::new(Cold {
             rule,
-            exceptions: GroupExceptions::default(),
+            feedback,
+            ack,
+            exceptions,
             paths,
         });
         Ok(Box::new(Self { hot, cold }))
@@ -357,8 +363,13 @@ impl Group {
         }
     }
 
-    /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit.
-    pub(crate) fn bind(&mut self, next_hops: &mut NextHops) -> Result<(), InstallError> {
+    /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit. Feedback to another
+    /// switch will come from `own`, where the switch has an address.
+    pub(crate) fn bind(
+        &mut self,
+        next_hops: &mut NextHops,
+        own: Option<Ipv4Addr>,
+    ) -> Result<(), InstallError> {
         for i in 0..self.hot.legs.len() {
             let mac = self.cold.rule.paths[i].next_hop.mac();
             match next_hops.acquire(mac) {
@@ -371,6 +382,8 @@ impl Group {
                 }
             }
         }
+        self.cold.feedback = feedback_address(&self.cold.rule, own);
+        self.cold.ack = AckTemplate::new(&self.cold.feedback);
         Ok(())
     }
 
@@ -405,6 +418,25 @@ pub struct GroupStatus {
     pub hot_bytes: usize,
     /// Bytes of the rest.
     pub cold_bytes: usize,
+}
+
+/// To the source itself the switch speaks as the group; to the switch on the way there as a member would.
+fn feedback_address(rule: &MulticastGroup, own: Option<Ipv4Addr>) -> Address {
+    let (group, sport) = (rule.mcst_id.0, feedback_sport(rule.mcst_id));
+    match rule.source_path().and_then(|path| path.next_hop.host()) {
+        Some(host) => Address {
+            src: group,
+            dst: host.ip,
+            qpn: host.qpn,
+            sport,
+        },
+        None => Address {
+            src: own.unwrap_or(group),
+            dst: group,
+            qpn: Qpn::VIRTUAL,
+            sport,
+        },
+    }
 }
 
 /// A UDP source port that stays the same for the life of the group and differs between groups: entropy for equal-cost

@@ -24,8 +24,6 @@ pub(crate) struct Tools<'a> {
     pub(crate) next_hops: &'a NextHops,
     pub(crate) shifts: &'a mut Shifts,
     pub(crate) counters: &'a mut Counters,
-    /// Source address of feedback towards another switch.
-    pub(crate) own_address: Option<Ipv4Addr>,
 }
 
 impl Engine {
@@ -58,7 +56,6 @@ impl Engine {
             next_hops: &self.next_hops,
             shifts: &mut self.shifts,
             counters: &mut self.counters,
-            own_address: self.config.addresses.first().copied(),
         };
         let verdict = match (&event, self.effects.as_slice()) {
             // The plain cases first: data that goes on, and feedback that changes nothing for the source.

@@ -10,6 +10,8 @@ use castnet_wire::Nanos;
 pub(crate) const TICK: Nanos = Nanos::from_millis(4);
 
 const SPOKES: usize = 512;
+/// Words that hold one bit per spoke.
+const WORDS: usize = SPOKES / 64;
 const NONE: u32 = u32::MAX;
 const IDLE: u16 = u16::MAX;
 
@@ -30,6 +32,8 @@ const UNLINKED: Link = Link {
 #[derive(Clone, Debug)]
 pub(crate) struct Wheel {
     heads: Box<[u32; SPOKES]>,
+    /// The spokes that are not empty: what comes up next is asked for in each round of a worker.
+    busy: [u64; WORDS],
     links: Box<[Link]>,
     armed: usize,
     /// The last tick that was looked at.
@@ -40,6 +44,7 @@ impl Wheel {
     pub(crate) fn new(places: usize) -> Self {
         Self {
             heads: Box::new([NONE; SPOKES]),
+            busy: [0; WORDS],
             links: vec![UNLINKED; places].into_boxed_slice(),
             armed: 0,
             at: 0,
@@ -64,6 +69,7 @@ impl Wheel {
             .div_ceil(TICK.0)
             .clamp(self.at + 1, self.at + SPOKES as u64 - 1);
         let spoke = due as usize % SPOKES;
+        self.busy[spoke / 64] |= 1 << (spoke % 64);
         let next = core::mem::replace(&mut self.heads[spoke], place);
         if let Some(link) = self.links.get_mut(next as usize) {
             link.previous = place;
@@ -84,7 +90,13 @@ impl Wheel {
         let link = core::mem::replace(&mut self.links[place as usize], UNLINKED);
         match self.links.get_mut(link.previous as usize) {
             Some(previous) => previous.next = link.next,
-            None => self.heads[usize::from(link.spoke)] = link.next,
+            None => {
+                let spoke = usize::from(link.spoke);
+                self.heads[spoke] = link.next;
+                if link.next == NONE {
+                    self.busy[spoke / 64] &= !(1 << (spoke % 64));
+                }
+            }
         }
         if let Some(next) = self.links.get_mut(link.next as usize) {
             next.previous = link.previous;
@@ -95,34 +107,44 @@ impl Wheel {
     /// Takes one place out that has come up by `now`. Call it until there is none.
     pub(crate) fn pop(&mut self, now: Nanos) -> Option<u32> {
         let tick = now.0 / TICK.0;
-        if self.armed == 0 {
-            self.at = self.at.max(tick);
-            return None;
-        }
-        let last = tick.min(self.at + SPOKES as u64);
-        while self.at <= last {
-            let place = self.heads[self.at as usize % SPOKES];
-            if place != NONE {
+        match self.next().filter(|next| *next <= tick) {
+            Some(next) => {
+                self.at = next;
+                let place = self.heads[next as usize % SPOKES];
                 self.disarm(place);
-                return Some(place);
+                Some(place)
             }
-            if self.at == last {
-                break;
+            None => {
+                self.at = self.at.max(tick);
+                None
             }
-            self.at += 1;
         }
-        self.at = self.at.max(tick);
-        None
     }
 
     /// When the next place comes up.
     pub(crate) fn poll(&self) -> Option<Nanos> {
+        self.next().map(|tick| Nanos(tick * TICK.0))
+    }
+
+    /// The tick of the first spoke that is not empty, from `at` on once round.
+    fn next(&self) -> Option<u64> {
         if self.armed == 0 {
             return None;
         }
-        (self.at..self.at + SPOKES as u64)
-            .find(|tick| self.heads[*tick as usize % SPOKES] != NONE)
-            .map(|tick| Nanos(tick * TICK.0))
+        let start = self.at as usize % SPOKES;
+        let from = u64::MAX << (start % 64);
+        (0..=WORDS).find_map(|i| {
+            let word = (start / 64 + i) % WORDS;
+            // The first word comes twice: what is at or after the start, and at last what is before it.
+            let bits = self.busy[word]
+                & match i {
+                    0 => from,
+                    WORDS => !from,
+                    _ => u64::MAX,
+                };
+            let spoke = word * 64 + bits.trailing_zeros() as usize;
+            (bits != 0).then(|| self.at + ((spoke + SPOKES - start) % SPOKES) as u64)
+        })
     }
 }
 
