@@ -32,6 +32,11 @@ pub struct MulticastGroup {
     #[serde(with = "text::pmtu")]
     pub pmtu: Pmtu,
     /// The PSN of the source's first packet; where it is `None` the switch learns it from the first data frame.
+    ///
+    /// Where it is given it must be true of the next data that comes. A switch that starts anew in mid-stream has none to
+    /// be given: a source more than 2^23 packets further looks like one that goes back, and is not heard. And a rule is
+    /// for one connection: where the members connect anew, install it anew under a newer generation, or the switch takes
+    /// the new packets for repetitions of old ones and acknowledges them.
     #[serde(with = "text::psn", default, skip_serializing_if = "Option::is_none")]
     pub start_psn: Option<Psn>,
     /// The virtual address, in the source's WRITEs, that means the start of each member's memory: a member receives

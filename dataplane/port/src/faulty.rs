@@ -19,7 +19,7 @@ use crate::port::{Port, PortLink, PortStats};
 use crate::sleep::Sleeper;
 
 /// Words of the random stream per frame.
-const WORDS: u128 = 8;
+const WORDS: usize = 8;
 /// Frames that one direction can hold back; what comes on top is not held.
 const HELD_MAX: usize = 4096;
 /// A reordered frame goes on after 1 to this many later ones ...
@@ -286,8 +286,6 @@ struct Line {
     rng: ChaCha8Rng,
     /// Frames so far.
     index: u64,
-    /// Where the stream stands, in frames.
-    drawn: u64,
     delayed: BinaryHeap<Held>,
     overtaken: VecDeque<Overtaken>,
     /// Those that go on now.
@@ -301,7 +299,6 @@ impl Line {
         Self {
             rng,
             index: 0,
-            drawn: 0,
             delayed: BinaryHeap::with_capacity(HELD_MAX),
             overtaken: VecDeque::with_capacity(HELD_MAX),
             ready: VecDeque::with_capacity(HELD_MAX),
@@ -316,12 +313,8 @@ impl Line {
         self.delayed.len() + self.overtaken.len() + self.ready.len()
     }
 
-    fn words(&mut self) -> [u32; WORDS as usize] {
-        if self.drawn != self.index {
-            self.rng.set_word_pos(u128::from(self.index) * WORDS);
-        }
-        self.drawn = self.index + 1;
-        [(); WORDS as usize].map(|()| self.rng.next_u32())
+    fn words(&mut self) -> [u32; WORDS] {
+        [(); WORDS].map(|()| self.rng.next_u32())
     }
 
     /// Decides what becomes of the next frame.
