@@ -67,6 +67,10 @@ pub(crate) struct SwitchCommand {
     /// Faults to inject; may be given again
     #[arg(long = "fault", value_name = "[PORT:]OPTIONS")]
     faults: Vec<FaultRule>,
+    /// A port that broadcasts and frames to unknown addresses are not sent to; may be given again. Cuts loops: give it at
+    /// both ends of a link. Groups use the link all the same
+    #[arg(long, value_name = "NAME")]
+    no_flood: Vec<String>,
     /// Groups that it takes [default: 4096]
     #[arg(long, value_name = "N")]
     groups_max: Option<usize>,
@@ -101,6 +105,7 @@ impl SwitchCommand {
             workers: self.workers,
             idle: self.idle,
             faults: self.faults,
+            no_flood: self.no_flood,
             groups_max: self.groups_max,
             memory: self.memory,
             lldp: self.lldp,
@@ -229,7 +234,11 @@ fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
         .enumerate()
         .filter_map(|(index, (name, spec))| {
             let id = PortId::new(u8::try_from(index).ok()?)?;
-            Some(PortConfig::new(id, name, spec))
+            let flood = !config.no_flood.contains(&name);
+            Some(PortConfig {
+                flood,
+                ..PortConfig::new(id, name, spec)
+            })
         });
     let mut out = DataplaneConfig::new(config.name.clone().unwrap_or_else(machine_name), ports.collect());
     let idle = match config.idle.unwrap_or_default() {
@@ -327,6 +336,21 @@ mod tests {
         let dataplane = dataplane_config(&config).expect("a dataplane");
         assert_eq!(dataplane.engine.lldp_interval, None);
         assert!(!dataplane.engine.switch.is_empty());
+    }
+
+    #[test]
+    fn a_port_that_is_named_is_not_flooded_to() {
+        let ports = ["a=eth0", "b=eth1"].map(|p| p.parse().expect("a port")).into();
+        let config = SwitchConfig {
+            ports,
+            no_flood: vec!["b".into()],
+            ..SwitchConfig::default()
+        };
+        let dataplane = dataplane_config(&config).expect("a configuration");
+        assert_eq!(
+            dataplane.ports.iter().map(|p| p.flood).collect::<Vec<_>>(),
+            [true, false]
+        );
     }
 
     #[test]

@@ -181,6 +181,8 @@ pub(crate) struct SwitchConfig {
     pub(crate) workers: Vec<WorkerPlace>,
     pub(crate) idle: Option<Idle>,
     pub(crate) faults: Vec<FaultRule>,
+    /// Names of ports that are not flooded to.
+    pub(crate) no_flood: Vec<String>,
     pub(crate) groups_max: Option<usize>,
     pub(crate) memory: Option<Size>,
     pub(crate) lldp: Option<Span>,
@@ -201,6 +203,7 @@ impl SwitchConfig {
             workers: list(self.workers, other.workers),
             idle: self.idle.or(other.idle),
             faults: list(self.faults, other.faults),
+            no_flood: list(self.no_flood, other.no_flood),
             groups_max: self.groups_max.or(other.groups_max),
             memory: self.memory.or(other.memory),
             lldp: self.lldp.or(other.lldp),
@@ -242,6 +245,15 @@ impl SwitchConfig {
                     "faults are asked for on port {port}, which this switch has not"
                 )));
             }
+        }
+        if let Some(port) = self
+            .no_flood
+            .iter()
+            .find(|n| !self.ports.iter().any(|p| p.name == **n))
+        {
+            return Err(Failure::usage(format!(
+                "no flooding is asked for on port {port}, which this switch has not"
+            )));
         }
         let mut specs: Vec<(String, PortSpec)> = Vec::new();
         for (index, port) in self.ports.iter().enumerate() {
@@ -306,6 +318,7 @@ impl SwitchConfig {
                 .map(|w| WorkerPlace { core: w.core })
                 .collect(),
             faults,
+            no_flood: table.no_flood,
             groups_max: table.groups_max,
         };
         file.finish()?;
@@ -327,6 +340,8 @@ struct Table {
     workers: Vec<WorkerTable>,
     #[serde(default)]
     faults: Vec<Spanned<String>>,
+    #[serde(default)]
+    no_flood: Vec<String>,
     groups_max: Option<usize>,
     memory: Option<Spanned<String>>,
     lldp: Option<Spanned<String>>,
@@ -410,6 +425,12 @@ mod tests {
         let other = SwitchConfig {
             faults: vec!["c:loss=1%".parse().expect("faults")],
             ..config
+        };
+        assert_eq!(other.port_specs().expect_err("no port c").code(), 2);
+        let other = SwitchConfig {
+            no_flood: vec!["c".into()],
+            faults: Vec::new(),
+            ..other
         };
         assert_eq!(other.port_specs().expect_err("no port c").code(), 2);
         for bad in ["loss=200%", "gremlins=1%", "", "b:", "loss=1%,seed=x"] {
