@@ -320,10 +320,26 @@ impl Bounded {
                 state.broken = state.broken.or(broken);
                 state.seen = seen;
                 for (path, message) in sent {
-                    self.put(state, End::Switch { index, path }, message);
+                    let end = End::Switch { index, path };
+                    if self.fabric.peer(end) == End::Source {
+                        self.check_truth(state, message);
+                    }
+                    self.put(state, end, message);
                 }
             }
             _ => state.broken = Some(Rule::Sense),
+        }
+    }
+
+    /// M1 and M2 at the source, against what the receivers truly have.
+    fn check_truth(&self, state: &mut State, message: Message) {
+        if state
+            .receivers
+            .iter()
+            .any(|receiver| receiver.expected < message.acknowledges())
+        {
+            let is_ack = matches!(message, Message::Feedback(Answer::Ack, _));
+            state.broken = state.broken.or(Some(if is_ack { Rule::M1 } else { Rule::M2 }));
         }
     }
 

@@ -58,7 +58,7 @@ impl Hostile {
     }
 
     /// The packets that may arrive at a switch from above.
-    fn from_above(&self, state: &State, index: usize) -> u8 {
+    fn above(&self, state: &State, index: usize) -> u8 {
         match self.fabric.peer(End::Switch {
             index,
             path: self.fabric.up(index),
@@ -69,7 +69,7 @@ impl Hostile {
     }
 
     /// The feedback that may arrive at a switch by a path from below.
-    fn from_below(&self, state: &State, index: usize, path: usize) -> MessageSet {
+    fn below(&self, state: &State, index: usize, path: usize) -> MessageSet {
         if let End::Switch { index, .. } = self.fabric.peer(End::Switch { index, path }) {
             return state.up[index];
         }
@@ -108,7 +108,7 @@ impl Model for Hostile {
             return;
         }
         for index in 0..self.fabric.switches() {
-            let above = self.from_above(state, index);
+            let above = self.above(state, index);
             for at in (0..PACKETS).filter(|at| above >> at & 1 != 0) {
                 let (path, message) = (self.fabric.up(index), Message::Data(at));
                 actions.extend([false, true].map(|asks| Action {
@@ -119,7 +119,7 @@ impl Model for Hostile {
                 }));
             }
             for path in self.fabric.downs(index).iter().copied() {
-                let below = self.from_below(state, index, path).messages();
+                let below = self.below(state, index, path).messages();
                 actions.extend(below.map(|message| Action {
                     index,
                     path,

@@ -18,8 +18,10 @@ const UNKNOWN_BEHIND: i32 = 1 << 22;
 /// source must have missed is given again when it asks or comes by the last such packet. In a tree, the lowest switch
 /// whose feedback was lost answers.
 ///
-/// Acknowledgement. AggAckPSN is at all times the lowest AckPSN, and moves only when the path that holds it (the paper's
-/// triPort) does, so only then are all entries looked at. Each time it moves, an ACK goes to the source (M1).
+/// Acknowledgement. AggAckPSN is at all times the lowest AckPSN. The paper keeps one path that holds it (triPort), and looks
+/// at all entries when that path moves. Here the set of all that hold it is kept, and all entries are looked at only when
+/// the last of them has moved: once per aggregated ACK, in whatever order the paths answer. Each time, an ACK goes to the
+/// source (M1).
 ///
 /// Refusal. A NAK of `e` acknowledges all before `e`, so each path's pending NAK is that of its own AckPSN + 1, and one
 /// byte per entry holds it. The paper keeps a single MePSN instead, and forgets the NAK of one path when another's lower
@@ -44,8 +46,8 @@ pub struct Multicast {
     /// AggAckPSN: the lowest AckPSN.
     agg_ack: Psn,
     source: PathId,
-    /// The first path whose AckPSN is the lowest: the paper's triPort.
-    lowest: PathId,
+    /// The paths whose AckPSN is the lowest, `agg_ack`: the paper's triPort, but all that tie.
+    lowest: PathSet,
     phase: Phase,
     /// The NAK of `agg_ack + 1` has gone to the source, and the source has not gone back since.
     nak_sent: bool,
@@ -82,11 +84,7 @@ impl Multicast {
             newest: baseline,
             agg_ack: baseline,
             source,
-            lowest: PathSet::first(paths)
-                .without(source)
-                .iter()
-                .next()
-                .unwrap_or(source),
+            lowest: PathSet::first(paths).without(source),
             phase: if start_psn.is_some() {
                 Phase::Baseline
             } else {
@@ -114,7 +112,6 @@ impl Multicast {
                 Some(reason) => emit(out, Effect::Drop(reason)),
                 None => self.on_feedback(now, from, psn, msn, syndrome, out),
             },
-            // Every CNP is passed on for now: to pass only those of the most congested path (M4) needs counts over time.
             Event::Cnp { from } => match self.refuse_feedback(from) {
                 Some(reason) => emit(out, Effect::Drop(reason)),
                 None => emit(out, Effect::Cnp { to: self.source }),
@@ -139,7 +136,7 @@ impl Multicast {
             emit(
                 out,
                 Effect::Stalled {
-                    path: self.lowest,
+                    path: self.waits_for(),
                     since: self.since,
                 },
             );
@@ -180,7 +177,7 @@ impl Multicast {
                 .map(|e| e.ack().next())
                 .min_by_key(|e| e.diff(self.agg_ack)),
             nak_sent: self.nak_sent,
-            waiting_for: outstanding.then_some(self.lowest),
+            waiting_for: outstanding.then(|| self.waits_for()),
             since: outstanding.then_some(self.since),
             paths: paths.collect(),
         }
@@ -238,6 +235,7 @@ impl Multicast {
         self.table.fill(Entry::new(baseline));
         self.newest = baseline;
         self.agg_ack = baseline;
+        self.lowest = self.receivers();
         self.phase = Phase::Baseline;
     }
 
@@ -307,7 +305,9 @@ impl Multicast {
         let ack = if refusal.is_none() { psn } else { psn.prev() };
         if ack.is_after(entry.ack()) {
             entry.advance(ack, msn, refusal);
-            if from == self.lowest && self.raise_agg_ack() {
+            self.lowest.remove(from);
+            if self.lowest.is_empty() {
+                self.raise_agg_ack();
                 self.progress(now);
                 self.phase = Phase::Acknowledged;
                 self.nak_sent = false;
@@ -324,26 +324,26 @@ impl Multicast {
         }
     }
 
-    /// Looks for the lowest AckPSN again; whether it rose.
-    fn raise_agg_ack(&mut self) -> bool {
+    /// Looks for the lowest AckPSN again, once no path is left where it was: AggAckPSN rises.
+    fn raise_agg_ack(&mut self) {
         let before = self.agg_ack;
-        let ahead = |path: &PathId| self.table[path.index()].ack().diff(before);
-        let Some(lowest) = self.receivers().iter().min_by_key(ahead) else {
-            return false;
-        };
-        self.lowest = lowest;
-        self.agg_ack = self.table[lowest.index()].ack();
-        self.agg_ack != before
+        let mut least = i32::MAX;
+        for path in self.receivers() {
+            let ahead = self.table[path.index()].ack().diff(before);
+            if ahead < least {
+                least = ahead;
+                self.lowest = PathSet::EMPTY;
+            }
+            if ahead == least {
+                self.lowest.insert(path);
+            }
+        }
+        self.agg_ack = before.add(least);
     }
 
     /// The strongest refusal of the PSN after AggAckPSN.
     fn refusal(&self) -> Refusal {
-        let lowest = |path: &PathId| self.table[path.index()].ack() == self.agg_ack;
-        let refusals = self
-            .receivers()
-            .iter()
-            .filter(lowest)
-            .map(|path| self.table[path.index()].refusal);
+        let refusals = self.lowest.iter().map(|path| self.table[path.index()].refusal);
         refusals.max().unwrap_or(Refusal::NONE)
     }
 
@@ -363,7 +363,7 @@ impl Multicast {
     }
 
     fn acknowledge(&self, psn: Psn, syndrome: Syndrome, out: &mut Effects) {
-        let msn = self.table[self.lowest.index()].msn();
+        let msn = self.table[self.waits_for().index()].msn();
         emit(
             out,
             Effect::Acknowledge {
@@ -392,6 +392,11 @@ impl Multicast {
 
     fn is_outstanding(&self) -> bool {
         self.newest != self.agg_ack
+    }
+
+    /// The first path whose AckPSN is the lowest; the source's own where there is no other.
+    fn waits_for(&self) -> PathId {
+        self.lowest.iter().next().unwrap_or(self.source)
     }
 
     fn receivers(&self) -> PathSet {

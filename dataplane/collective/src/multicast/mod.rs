@@ -48,7 +48,8 @@ pub enum Event {
         /// What it says.
         syndrome: Syndrome,
     },
-    /// A congestion notification packet.
+    /// A congestion notification packet. Each is passed on for now: to pass only those of the most congested path of a
+    /// window (Cepheus III.D, contract M4) needs counts over time, which are not here yet.
     Cnp {
         /// The path it came by.
         from: PathId,
