@@ -19,6 +19,7 @@ use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use crate::api;
 use crate::connect::{CONTROLLER, Tls};
@@ -28,7 +29,7 @@ use crate::output::{Output, Page, Report, remark};
 use crate::service::{Ready, Signals};
 use crate::switch::config::port_text;
 use crate::units::{Size, Span};
-use member::{Connected, Dial, HostRnic, Manner, Membership, Stop};
+use member::{Connected, Dial, Fate, HostRnic, Manner, Membership, Stop};
 use ping::PingCommand;
 use report::TransferReport;
 use sink::Target;
@@ -182,6 +183,9 @@ struct SendCommand {
     /// The file; `-` is stdin
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
+    /// Fails when nobody has answered for so long; 0 tries for ever
+    #[arg(long, value_name = "TIME", default_value = "1m")]
+    give_up: Span,
 }
 
 #[derive(Debug, Args)]
@@ -250,6 +254,7 @@ impl MemberArgs {
             message_size,
             slots: self.slots,
             timeout: self.qp_timeout,
+            give_up: None,
         })
     }
 
@@ -325,7 +330,14 @@ impl MemberArgs {
             }
             (None, None) => return Err(Failure::usage("which group: --group or --mcst-id?")),
         };
-        let at = member::connect(&mut rnic, qpn, group, manner)?;
+        let at = match member::connect(&mut rnic, qpn, group, manner) {
+            Ok(at) => at,
+            Err(failure) => {
+                // The group must not wait for a member that will never answer.
+                self.leave(&mut rnic, runtime)?;
+                return Err(failure);
+            }
+        };
         tracing::info!(host = self.name, %qpn, mcst_id = %group.mcst_id, start_psn = %group.start_psn, "connected");
         let ready = match &self.ready_file {
             Some(file) => Ready::quiet(file, &format!("{qpn}"))?,
@@ -342,15 +354,28 @@ impl MemberArgs {
         ))
     }
 
+    /// Looks after the group while a transfer runs, where there is a controller to ask.
+    fn watch(&self, runtime: &Handle, stop: &Stop) -> Outcome<(Fate, JoinHandle<()>)> {
+        let (fate, controller) = (Fate::default(), self.controller()?);
+        let (group, host, stop) = (self.join.group.clone(), self.name.clone(), stop.clone());
+        let watching = fate.clone();
+        let task = runtime.spawn(async move {
+            if let Some(group) = group {
+                watching.watch(controller, group, host, stop).await;
+            }
+        });
+        Ok((fate, task))
+    }
+
     /// Leaves, where there is somebody to tell. What was transferred stays transferred if that fails.
-    fn leave(&self, member: &mut Member, runtime: &Handle) -> Outcome {
+    fn leave(&self, rnic: &mut HostRnic, runtime: &Handle) -> Outcome {
         let Some(group) = self.join.group.clone() else {
             return Ok(());
         };
         let (controller, host) = (self.controller()?, self.name.clone());
         let leave = async move { member::leave(controller, group, host).await };
         // Not to be interrupted by what ended the transfer: it takes a second at most.
-        if let Err(failure) = member::alongside(&mut member.rnic, runtime, &Stop::default(), leave) {
+        if let Err(failure) = member::alongside(rnic, runtime, &Stop::default(), leave) {
             tracing::warn!(%failure, "not left");
         }
         Ok(())
@@ -410,6 +435,8 @@ impl SendCommand {
         let (mut file, header) = source(&self.file)?;
         let args = &self.member;
         let (mut member, _) = args.join(runtime, stop, false)?;
+        member.at.manner.give_up = Some(self.give_up.0).filter(|most| !most.is_zero());
+        let (fate, watch) = args.watch(runtime, stop)?;
         let bar = bar(output, header.length).with_message(format!("{} sends", args.name));
         let sent = member::send(
             &mut member.rnic,
@@ -420,8 +447,9 @@ impl SendCommand {
             &mut |bytes| bar.set_position(bytes),
         );
         bar.finish_and_clear();
-        args.leave(&mut member, runtime)?;
-        let figures = sent?;
+        watch.abort();
+        args.leave(&mut member.rnic, runtime)?;
+        let figures = fate.or(sent)?;
         output.show_next(&TransferReport::new(
             &args.name,
             "source",
@@ -440,6 +468,7 @@ impl ReceiveCommand {
         let Some(mut receiver) = receiver else {
             return Err(Failure::failed("no receiver was made"));
         };
+        let (fate, watch) = args.watch(runtime, stop)?;
         let bar = bar(output, None).with_message(format!("{} receives", args.name));
         let received = member::receive(
             &mut member.rnic,
@@ -456,6 +485,7 @@ impl ReceiveCommand {
             },
         );
         bar.finish_and_clear();
+        watch.abort();
         // What is whole appears before anything else can go wrong.
         let received = received.and_then(|(figures, sink)| {
             let kept = sink
@@ -466,8 +496,8 @@ impl ReceiveCommand {
         if received.is_ok() {
             self.answer_until_the_source_is_done(&mut member, runtime, stop)?;
         }
-        args.leave(&mut member, runtime)?;
-        let (figures, kept) = received?;
+        args.leave(&mut member.rnic, runtime)?;
+        let (figures, kept) = fate.or(received)?;
         let mut report =
             TransferReport::new(&args.name, "receiver", args.group_name(), &figures, &member.rnic);
         report.file = kept.map(|path| path.display().to_string());

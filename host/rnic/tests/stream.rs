@@ -327,10 +327,16 @@ fn the_loops_carry_a_stream_between_threads() {
             length: Some(bytes.len() as u64),
         };
         let mut told = 0;
-        let sent = send(&mut rnic, &mut sender, &header, &mut &bytes[..], &mut |bytes| {
-            told = bytes;
-            Flow::Continue
-        });
+        let sent = send(
+            &mut rnic,
+            &mut sender,
+            &header,
+            &mut &bytes[..],
+            &mut |_, bytes| {
+                told = bytes;
+                Flow::Continue
+            },
+        );
         let sent = sent.unwrap();
         done_out.send(()).unwrap();
         let (received, got) = thread.join().unwrap();

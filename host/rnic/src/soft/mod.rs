@@ -19,8 +19,9 @@ use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
 
 /// What RoCEv2 headers may take of the port's MTU; as rxe reckons.
 const HEADERS: usize = 80;
-/// The first QP number that is given, as in rxe.
-const FIRST_QPN: u32 = 0x11;
+/// The least QP number that is given, as in rxe, and the end of those that are.
+const LEAST_QPN: u32 = 0x11;
+const END_QPN: u32 = 0xFF_FFF0;
 /// Where virtual addresses of regions begin, and what they are multiples of.
 const VA_BASE: u64 = 1 << 32;
 const VA_STEP: u64 = 1 << 21;
@@ -47,6 +48,9 @@ pub struct SoftRnicConfig {
     pub neighbours: NeighbourConfig,
     /// PSNs that each QP may have sent and not acknowledged.
     pub window: u32,
+    /// Where QP numbers begin that the RNIC chooses. Those of two RNICs at one address, one after the other or beside
+    /// each other, are told apart only by beginning elsewhere.
+    pub first_qpn: Qpn,
 }
 
 impl SoftRnicConfig {
@@ -58,7 +62,18 @@ impl SoftRnicConfig {
             gateway: None,
             neighbours: NeighbourConfig::default(),
             window: QpConfig::WINDOW,
+            first_qpn: Qpn::new(LEAST_QPN),
         }
+    }
+}
+
+/// The QP number to give after `qpn`.
+fn following_qpn(qpn: u32) -> u32 {
+    let next = qpn.wrapping_add(1);
+    if (LEAST_QPN..END_QPN).contains(&next) {
+        next
+    } else {
+        LEAST_QPN
     }
 }
 
@@ -136,7 +151,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             sleeper,
             origin: Instant::now(),
             queues: BTreeMap::new(),
-            qpn_next: FIRST_QPN,
+            qpn_next: following_qpn(config.first_qpn.value().wrapping_sub(1)),
             va_next: VA_BASE,
             batch: Batch::new(),
             busy: true,
@@ -327,7 +342,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
             Some(qpn) => qpn,
             None => {
                 while self.queues.contains_key(&Qpn::new(self.qpn_next)) {
-                    self.qpn_next += 1;
+                    self.qpn_next = following_qpn(self.qpn_next);
                 }
                 Qpn::new(self.qpn_next)
             }
@@ -342,11 +357,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
         );
         if options.qpn.is_none() {
             // Not the same one at once: frames of the old one may still be under way.
-            self.qpn_next = if self.qpn_next >= 0xFF_FFF0 {
-                FIRST_QPN
-            } else {
-                self.qpn_next + 1
-            };
+            self.qpn_next = following_qpn(self.qpn_next);
         }
         Ok(qpn)
     }

@@ -33,21 +33,21 @@ fn turn(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
 /// Sends all of `source` as one stream and returns when every receiver has acknowledged it.
 ///
 /// `progress` is told the bytes taken from the source, about once per message and at least some times a second, and
-/// may stop the loop.
+/// may stop the loop. It sees the RNIC, whose counters tell whether anybody answers.
 ///
 /// # Errors
 /// Any [`StreamError`].
-pub fn send(
-    rnic: &mut dyn Rnic,
+pub fn send<R: Rnic>(
+    rnic: &mut R,
     sender: &mut StreamSender,
     header: &StreamHeader,
     source: &mut dyn Read,
-    progress: &mut dyn FnMut(u64) -> Flow,
+    progress: &mut dyn FnMut(&R, u64) -> Flow,
 ) -> Result<StreamSummary, StreamError> {
-    let mut step = |rnic: &mut dyn Rnic, sender: &mut StreamSender, bytes| {
+    let mut step = |rnic: &mut R, sender: &mut StreamSender, bytes| {
         turn(rnic)?;
         sender.poll(rnic)?;
-        if progress(bytes) == Flow::Stop {
+        if progress(rnic, bytes) == Flow::Stop {
             Err(StreamError::Stopped)
         } else {
             Ok(())
