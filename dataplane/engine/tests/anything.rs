@@ -34,9 +34,18 @@ fn second() -> MulticastGroup {
     other
 }
 
-fn two_groups() -> Engine {
+/// And one with switches at two of them, behind which anybody may be.
+const THIRD: McstId = McstId(Ipv4Addr::new(10, 9, 0, 4));
+
+fn three_groups() -> Engine {
     let mut engine = star_switch(3);
     install(&mut engine, &second());
+    let third = MulticastGroup {
+        mcst_id: THIRD,
+        name: "third".into(),
+        ..rule(vec![switch(0), switch(2), host(3)])
+    };
+    install(&mut engine, &third);
     engine
 }
 
@@ -91,8 +100,8 @@ fn leaf() -> impl Strategy<Value = Input> {
         98u32..130,
         0usize..1100,
         any::<bool>(),
-        0usize..3,
-        0usize..5,
+        0usize..4,
+        0usize..6,
         0u32..3,
         any::<bool>(),
     );
@@ -144,7 +153,8 @@ fn build(input: &Input) -> (usize, Vec<u8>) {
                 rkey: 1,
                 dma_len: *length as u32,
             });
-            (frame.dst, frame.src) = ([MCST.0, OTHER.0, host_ip(2)][*dst], host_ip(*src));
+            frame.dst = [MCST.0, OTHER.0, host_ip(2), THIRD.0][*dst];
+            frame.src = if *src < 5 { host_ip(*src) } else { MCST.0 };
             (frame.dest_qp, frame.ack_request, frame.ethernet) = (Qpn::new(*qpn), *ack, ethernet(*ingress));
             (*ingress, frame.bytes())
         }
@@ -209,7 +219,7 @@ proptest! {
     fn every_frame_has_one_end_and_its_trace_is_what_is_done(
         inputs in prop::collection::vec((input(), any::<bool>()), 1..40), buffers in prop::option::of(0usize..40),
     ) {
-        let mut engine = two_groups();
+        let mut engine = three_groups();
         let mut egress = PlainEgress { buffers, ..PlainEgress::default() };
         let mut now = T0;
         for (input, traced) in inputs {
@@ -241,7 +251,7 @@ proptest! {
     /// C4: whatever is sent to one group, the other's state stays as it is.
     #[test]
     fn no_frame_reaches_another_groups_state(inputs in prop::collection::vec(leaf(), 1..40)) {
-        let mut engine = two_groups();
+        let mut engine = three_groups();
         let at = OTHER;
         let before = engine.group_status(at).unwrap();
         for input in inputs {
@@ -279,7 +289,7 @@ proptest! {
 fn nobody_speaks_in_the_name_of_a_group() {
     let elsewhere = McstId(Ipv4Addr::new(10, 9, 0, 3));
     for tagged in [false, true] {
-        let mut engine = two_groups();
+        let mut engine = three_groups();
         let route = Route {
             prefix: "10.0.0.0/8".parse().unwrap(),
             next_hops: vec![RouteHop {
