@@ -17,6 +17,7 @@ pub const DEFAULT_STALL_TIMEOUT_MS: u32 = 2_000;
 ///
 /// A member's QP is connected to `<mcst_id, QPN 1>`; the switch next to a member translates between that and the
 /// member's own address and QPN. Between switches frames keep the McstID as their destination.
+/// All members are in one VLAN, or in none: copies keep the tags of the source's frames.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MulticastGroup {
