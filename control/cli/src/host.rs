@@ -1,6 +1,7 @@
 //! `castnet host`: a software RNIC on an interface, that joins a group and sends or receives a file.
 
 pub(crate) mod member;
+mod patience;
 mod ping;
 mod report;
 mod sink;
@@ -29,7 +30,8 @@ use crate::output::{Output, Page, Report, remark};
 use crate::service::{Ready, Signals};
 use crate::switch::config::port_text;
 use crate::units::{Size, Span};
-use member::{Connected, Dial, Fate, HostRnic, Manner, Membership, Stop};
+use member::{Connected, Dial, HostRnic, Manner, Membership, Stop};
+use patience::Fate;
 use ping::PingCommand;
 use report::TransferReport;
 use sink::Target;

@@ -243,36 +243,34 @@ impl Lab {
         Ok(())
     }
 
+    /// Starts `castnet host` at a host, to send to a group or to receive from it.
+    pub fn start_host(&self, host: &str, verb: &str, group: &str, rest: &[&str]) -> Result<Process> {
+        let mut command = self.host(host)?.command(castnet());
+        command.args(["host", verb, "--name", host, "--interface", "eth0"]);
+        command.args(["--ip", &format!("{}/24", Self::ip(host)), "--group", group]);
+        command
+            .args(["--controller", &self.socket("controller"), "--output", "json"])
+            .args(rest);
+        Process::start(&format!("{group}-{host}"), self.folder(), command)
+    }
+
     /// Starts the hosts of `transfer`, receivers first. Each joins the group by itself.
     pub fn start_transfer(&self, transfer: &Transfer<'_>) -> Result<RunningTransfer> {
         let file = self.folder().join(format!("{}.bin", transfer.group));
         let digest = write_random(&file, transfer.size, transfer.seed)?;
-        let start = |host: &str, verb: &str, rest: &[&str]| -> Result<Process> {
-            let mut command = self.host(host)?.command(castnet());
-            command.args(["host", verb, "--name", host, "--interface", "eth0"]);
-            command.args([
-                "--ip",
-                &format!("{}/24", Self::ip(host)),
-                "--group",
-                transfer.group,
-            ]);
-            command
-                .args(["--controller", &self.socket("controller"), "--output", "json"])
-                .args(rest);
-            Process::start(&format!("{}-{host}", transfer.group), self.folder(), command)
-        };
         let mut receivers = Vec::new();
         for host in transfer.receivers {
             let out = self.folder().join(format!("{}.{host}.out", transfer.group));
-            let process = start(
+            let process = self.start_host(
                 host,
                 "receive",
+                transfer.group,
                 &["--op", transfer.op, "--out", &out.to_string_lossy()],
             )?;
             receivers.push((host.to_string(), process, out));
         }
         let send = ["--op", transfer.op, "--file", &file.to_string_lossy()];
-        let source = start(transfer.source, "send", &send)?;
+        let source = self.start_host(transfer.source, "send", transfer.group, &send)?;
         Ok(RunningTransfer {
             source,
             receivers,
@@ -315,6 +313,14 @@ pub struct RunningTransfer {
 }
 
 impl RunningTransfer {
+    /// The process of a receiver.
+    pub fn receiver(&mut self, host: &str) -> Result<&mut Process> {
+        let of_host = self.receivers.iter_mut().find(|(name, ..)| name == host);
+        of_host
+            .map(|(_, process, _)| process)
+            .with_context(|| format!("no receiver {host}"))
+    }
+
     /// Waits for its end, and demands that each receiver has exactly the bytes that were sent.
     pub fn finish(mut self) -> Result<()> {
         self.source.succeed()?;

@@ -4,9 +4,9 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{TryRecvError, sync_channel};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use castnet_port::{BoxPort, Pool, PoolConfig, PortSpec, Sides};
@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 use crate::api;
 use crate::connect;
 use crate::exit::{Failure, Outcome};
-use crate::output::remark;
+use crate::host::patience::Silence;
 
 /// A host's RNIC.
 pub(crate) type HostRnic = SoftRnic<BoxPort>;
@@ -89,7 +89,7 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
-    async fn connect(&self) -> Outcome<api::ControllerClient> {
+    pub(super) async fn connect(&self) -> Outcome<api::ControllerClient> {
         connect::controller(&self.address, &self.security).await
     }
 }
@@ -325,116 +325,6 @@ pub(crate) fn connection(rnic: &HostRnic, qpn: Qpn, receiver: Option<&StreamRece
     }
 }
 
-/// Silence after which a source is told that nobody answers.
-const REMARK_AFTER: Duration = Duration::from_secs(5);
-
-/// How long a source has sent and heard nothing. Its QP tries for ever, so that a switch may come back; a receiver that
-/// is gone does not, and somebody must say so.
-///
-/// A receiver that takes its time answers with RNR NAKs: that is no silence.
-struct Silence {
-    since: Instant,
-    /// Answers heard, and bytes taken from the source: it is not the network that is waited for where these come late.
-    seen: (u64, u64),
-    told: bool,
-    give_up: Option<Duration>,
-    over: bool,
-}
-
-impl Silence {
-    fn new(give_up: Option<Duration>) -> Self {
-        Self {
-            since: Instant::now(),
-            seen: (0, 0),
-            told: false,
-            give_up,
-            over: false,
-        }
-    }
-
-    fn look(&mut self, rnic: &HostRnic, bytes: u64) -> Flow {
-        let stats = rnic.stats();
-        self.step(
-            Instant::now(),
-            (stats.acks_in + stats.sequence_naks_in + stats.rnr_naks_in, bytes),
-        )
-    }
-
-    fn step(&mut self, now: Instant, seen: (u64, u64)) -> Flow {
-        if seen != self.seen {
-            (self.seen, self.since, self.told) = (seen, now, false);
-            return Flow::Continue;
-        }
-        let silent = now.saturating_duration_since(self.since);
-        if !self.told && silent >= REMARK_AFTER {
-            self.told = true;
-            remark(
-                "nothing has been acknowledged for 5 s: castnet group show tells which receiver is waited for",
-            );
-        }
-        self.over = self.give_up.is_some_and(|most| silent >= most);
-        if self.over { Flow::Stop } else { Flow::Continue }
-    }
-
-    /// The failure of a source that has given up.
-    fn failure(&self) -> Option<Failure> {
-        let most = self.give_up.filter(|_| self.over)?;
-        let what = format!("nothing has been acknowledged for {}", crate::units::span(most));
-        Some(Failure::unreachable(what).next("castnet group show GROUP tells which receiver is waited for"))
-    }
-}
-
-/// Why a transfer cannot come to its end any more, as the controller sees it; found out beside the transfer, which is
-/// then stopped.
-#[derive(Clone, Default)]
-pub(crate) struct Fate(Arc<OnceLock<Failure>>);
-
-impl Fate {
-    /// The failure that ended the transfer, instead of the one that it ended with.
-    pub(crate) fn or<T>(&self, outcome: Outcome<T>) -> Outcome<T> {
-        outcome.map_err(|failure| self.0.get().cloned().unwrap_or(failure))
-    }
-
-    /// Stops the transfer of `host` when its group is destroyed, or when the source leaves before this receiver has all.
-    pub(crate) async fn watch(self, controller: Dial, group: String, host: String, stop: Stop) {
-        let mut gone_for = 0;
-        loop {
-            tokio::time::sleep(FATE_INTERVAL).await;
-            let request = api::GetGroupRequest { group: group.clone() };
-            let Ok(mut client) = controller.connect().await else {
-                continue;
-            };
-            let what = match client.get_group(request).await {
-                Ok(answer) => {
-                    let state = answer.into_inner().state.unwrap_or_default();
-                    let source = state.members.iter().find(|m| m.host == state.source);
-                    let is_in = source.is_some_and(|m| m.phase() == api::MemberPhase::Joined);
-                    // What was sent last may still be on its way from the port to the file.
-                    gone_for = if is_in || state.source == host {
-                        0
-                    } else {
-                        gone_for + 1
-                    };
-                    if gone_for < 3 {
-                        continue;
-                    }
-                    format!("{} has left group {group} before the end", state.source)
-                }
-                Err(status) if status.code() == tonic::Code::NotFound => {
-                    format!("group {group} was destroyed before the end")
-                }
-                Err(_) => continue,
-            };
-            // Set before the stop is asked for: who sees the stop sees why.
-            let _ = self.0.set(Failure::failed(what));
-            return stop.ask();
-        }
-    }
-}
-
-/// How often a host asks whether its group is still there.
-const FATE_INTERVAL: Duration = Duration::from_secs(1);
-
 /// What a transfer came to at one host.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
@@ -607,39 +497,5 @@ pub(crate) fn stream_failure(error: StreamError) -> Failure {
         StreamError::Malformed { .. } | StreamError::OutOfSequence { .. } => Failure::failed(error)
             .next("all members need the same --op and --message-size, and a group that was not used before"),
         other => Failure::failed(other),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    /// What `silence` says after `seconds` of the same counts.
-    fn after(silence: &mut Silence, seconds: u32, seen: (u64, u64)) -> Flow {
-        let now = silence.since + seconds * SECOND;
-        silence.step(now, seen)
-    }
-
-    #[test]
-    fn a_source_that_hears_nothing_is_told_and_then_gives_up() {
-        let mut silence = Silence::new(Some(60 * SECOND));
-        assert_eq!(after(&mut silence, 4, (0, 0)), Flow::Continue);
-        assert!(!silence.told);
-        assert_eq!(after(&mut silence, 6, (0, 0)), Flow::Continue);
-        assert!(silence.told && silence.failure().is_none());
-        assert_eq!(after(&mut silence, 60, (0, 0)), Flow::Stop);
-        assert_eq!(silence.failure().map(|f| f.code()), Some(4));
-    }
-
-    #[test]
-    fn answers_and_bytes_that_come_late_are_no_silence_and_it_can_be_told_to_go_on_for_ever() {
-        let mut silence = Silence::new(Some(60 * SECOND));
-        for seen in [(1, 0), (2, 0), (2, 1)] {
-            assert_eq!(after(&mut silence, 100, seen), Flow::Continue);
-        }
-        let mut silence = Silence::new(None);
-        assert_eq!(after(&mut silence, 1_000_000, (0, 0)), Flow::Continue);
     }
 }
