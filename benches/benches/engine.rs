@@ -11,8 +11,12 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 fn parse(c: &mut Criterion) {
     let mut group = c.benchmark_group("parse");
     let frame = data(1024);
-    group.bench_function("roce", |b| b.iter(|| parse_frame(black_box(&frame[..128]), frame.len())));
-    group.bench_function("baseline", |b| b.iter(|| <[u8; 58]>::try_from(&black_box(&frame)[..58])));
+    group.bench_function("roce", |b| {
+        b.iter(|| parse_frame(black_box(&frame[..128]), frame.len()))
+    });
+    group.bench_function("baseline", |b| {
+        b.iter(|| <[u8; 58]>::try_from(&black_box(&frame)[..58]))
+    });
     group.finish();
 }
 
@@ -21,8 +25,12 @@ fn plain(c: &mut Criterion) {
     group.throughput(Throughput::Elements(BATCH as u64));
     for (name, engine) in [("castnet", true), ("baseline", false)] {
         let mut bench = Bench::new(8);
-        group.bench_function(BenchmarkId::new("refuse", name), |b| b.iter_custom(|n| bench.refuse(engine, n)));
-        group.bench_function(BenchmarkId::new("switch", name), |b| b.iter_custom(|n| bench.switch(engine, n)));
+        group.bench_function(BenchmarkId::new("refuse", name), |b| {
+            b.iter_custom(|n| bench.refuse(engine, n))
+        });
+        group.bench_function(BenchmarkId::new("switch", name), |b| {
+            b.iter_custom(|n| bench.switch(engine, n))
+        });
     }
     group.finish();
 }

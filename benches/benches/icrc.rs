@@ -4,8 +4,8 @@ mod common;
 
 use std::hint::black_box;
 
-use castnet_wire::icrc::{self, HeaderDelta, ShiftCache};
 use castnet_wire::Qpn;
+use castnet_wire::icrc::{self, HeaderDelta, ShiftCache};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
 fn bench(c: &mut Criterion) {
@@ -13,7 +13,9 @@ fn bench(c: &mut Criterion) {
     for payload in [64, 256, 1024, 4096] {
         let frame = common::data(payload);
         let packet = &frame[14..frame.len() - 4];
-        group.bench_function(BenchmarkId::new("full", payload), |b| b.iter(|| icrc::full(&[black_box(packet)])));
+        group.bench_function(BenchmarkId::new("full", payload), |b| {
+            b.iter(|| icrc::full(&[black_box(packet)]))
+        });
         let mut shifts = ShiftCache::<16>::new();
         shifts.get(payload);
         let (old, new) = ([10, 9, 0, 1].into(), [10, 0, 0, 2].into());

@@ -10,8 +10,8 @@ use castnet_port::{Pool, PoolBuf, PoolConfig};
 use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path};
 use castnet_wire::build::{emit_ack, roce_len};
 use castnet_wire::{
-    Aeth, BATCH, Batch, Bth, Ethernet, ExtHeaders, FrameBuf, MacAddr, McstId, Nanos, Network, Opcode, Pmtu, PortId, Psn,
-    Qpn, Syndrome, emit_roce,
+    Aeth, BATCH, Batch, Bth, Ethernet, ExtHeaders, FrameBuf, MacAddr, McstId, Nanos, Network, Opcode, Pmtu,
+    PortId, Psn, Qpn, Syndrome, emit_roce,
 };
 
 pub const MCST: McstId = McstId(Ipv4Addr::new(10, 9, 0, 1));
@@ -39,8 +39,15 @@ pub struct Sink {
 
 impl Sink {
     pub fn new() -> Self {
-        let config = PoolConfig { buffers: 8192, bodies: 512, frame_max: 4400 };
-        Self { pool: Pool::new(config), sent: Vec::with_capacity(BATCH * 64) }
+        let config = PoolConfig {
+            buffers: 8192,
+            bodies: 512,
+            frame_max: 4400,
+        };
+        Self {
+            pool: Pool::new(config),
+            sent: Vec::with_capacity(BATCH * 64),
+        }
     }
 }
 
@@ -80,19 +87,38 @@ pub fn star(receivers: usize) -> MulticastGroup {
         start_psn: Some(Psn::new(0)),
         va_base: 0,
         source: port(0),
-        paths: (0..=receivers).map(|n| Path { port: port(n), next_hop: NextHop::Host(host(n)) }).collect(),
+        paths: (0..=receivers)
+            .map(|n| Path {
+                port: port(n),
+                next_hop: NextHop::Host(host(n)),
+            })
+            .collect(),
         stall_timeout_ms: 2000,
     }
 }
 
 pub fn engine(ports: usize) -> Engine {
-    let info = |n| PortInfo { id: port(n), name: format!("p{n}"), mac: mac(0xCA, n), mtu: 4200, flood: true };
-    let config = EngineConfig { lldp_interval: None, ..EngineConfig::new("s1", (0..ports).map(info).collect()) };
+    let info = |n| PortInfo {
+        id: port(n),
+        name: format!("p{n}"),
+        mac: mac(0xCA, n),
+        mtu: 4200,
+        flood: true,
+    };
+    let config = EngineConfig {
+        lldp_interval: None,
+        ..EngineConfig::new("s1", (0..ports).map(info).collect())
+    };
     Engine::new(config).expect("a right configuration")
 }
 
 fn ethernet(n: usize) -> Ethernet {
-    Ethernet { dst: mac(0xCA, n), src: mac(0xAA, n), vlan: None, ethertype: 0x0800 }
+    Ethernet {
+        dst: mac(0xCA, n),
+        src: mac(0xAA, n),
+        vlan: None,
+        ethertype: 0x0800,
+    }
 }
 
 /// A SEND_MIDDLE of the source with `payload` bytes.
@@ -102,15 +128,35 @@ pub fn data(payload: usize) -> Vec<u8> {
     let ethernet = ethernet(0);
     let mut out = vec![0; roce_len(&ethernet, &network, bth.opcode, payload)];
     let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
-    emit_roce(&mut out, &ethernet, &network, 0xC123, &bth, &ExtHeaders::NONE, &payload).expect("room");
+    emit_roce(
+        &mut out,
+        &ethernet,
+        &network,
+        0xC123,
+        &bth,
+        &ExtHeaders::NONE,
+        &payload,
+    )
+    .expect("room");
     out
 }
 
 pub fn ack(n: usize, psn: u32) -> Vec<u8> {
     let mut out = vec![0; 62];
-    let aeth = Aeth { syndrome: Syndrome::Ack, msn: psn };
-    emit_ack(&mut out, &ethernet(n), &Network::v4(ip(n), MCST.0), 0xC777, Qpn::VIRTUAL, Psn::new(psn), aeth)
-        .expect("room");
+    let aeth = Aeth {
+        syndrome: Syndrome::Ack,
+        msn: psn,
+    };
+    emit_ack(
+        &mut out,
+        &ethernet(n),
+        &Network::v4(ip(n), MCST.0),
+        0xC777,
+        Qpn::VIRTUAL,
+        Psn::new(psn),
+        aeth,
+    )
+    .expect("room");
     out
 }
 
@@ -127,7 +173,13 @@ impl Bench {
     pub fn new(receivers: usize) -> Self {
         let engine = engine(receivers + 1);
         let group = Group::compile(&star(receivers), &engine.config().ports).expect("a right rule");
-        Self { engine, sink: Sink::new(), group, templates: Vec::new(), receivers }
+        Self {
+            engine,
+            sink: Sink::new(),
+            group,
+            templates: Vec::new(),
+            receivers,
+        }
     }
 
     /// A fresh group, outside of any measured time.
@@ -138,7 +190,10 @@ impl Bench {
 
     fn load(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) {
         let pool = &self.sink.pool;
-        self.templates = frames.into_iter().map(|bytes| pool.copy_from(&bytes).expect("a buffer")).collect();
+        self.templates = frames
+            .into_iter()
+            .map(|bytes| pool.copy_from(&bytes).expect("a buffer"))
+            .collect();
     }
 
     /// Runs `batches` batches of data with `payload` bytes each through the engine; returns the time of all.
@@ -258,7 +313,14 @@ impl Bench {
         there[..6].copy_from_slice(&mac(0xAA, 1).0);
         there[30..34].copy_from_slice(&ip(1).octets());
         let mut back = vec![0; 60];
-        Ethernet { dst: mac(0xAA, 0), src: mac(0xAA, 1), vlan: None, ethertype: 0x88B5 }.emit(&mut back).expect("room");
+        Ethernet {
+            dst: mac(0xAA, 0),
+            src: mac(0xAA, 1),
+            vlan: None,
+            ethertype: 0x88B5,
+        }
+        .emit(&mut back)
+        .expect("room");
         let mut batch = Batch::new();
         batch.extend(self.sink.pool.copy_from(&back));
         self.engine.process(NOW, port(1), &mut batch, &mut self.sink);

@@ -38,19 +38,22 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    #[inline]
     pub(crate) fn of(frame: Option<&impl FrameBuf>, header: &RoceHeader) -> Self {
+        let [e0, e1] = ETHERTYPE_IPV4.to_be_bytes();
         let mut link = Self {
-            bytes: [0; LINK_MAX],
+            bytes: [e0, e1, 0, 0, 0, 0, 0, 0, 0, 0],
             length: 2,
             tos: header.tos & 0xFC,
         };
-        link.bytes[..2].copy_from_slice(&ETHERTYPE_IPV4.to_be_bytes());
-        let tags = frame
-            .and_then(|f| f.head().get(MACS..header.l3))
-            .filter(|t| t.len() <= LINK_MAX);
-        if let Some(tags) = tags {
-            link.length = tags.len();
-            link.bytes[..tags.len()].copy_from_slice(tags);
+        if header.l3 != MACS + 2 {
+            let tags = frame
+                .and_then(|f| f.head().get(MACS..header.l3))
+                .filter(|t| t.len() <= LINK_MAX);
+            if let Some(tags) = tags {
+                link.length = tags.len();
+                link.bytes[..tags.len()].copy_from_slice(tags);
+            }
         }
         link
     }
@@ -180,10 +183,10 @@ pub(crate) fn send<E: Egress, O: Observer>(
     };
     let l3 = MACS + link.length;
     let port = group.hot.port(to).filter(|port| tools.ports.up.contains(*port));
-    let frame = port.and_then(|port| {
-        let frame = reuse.filter(|f| f.length() == l3 + packet_len && f.head().len() >= l3 + packet_len);
-        frame.or_else(|| cx.egress.allocate(port, l3 + packet_len))
-    });
+    // The frame that caused it has the same tags at the same place.
+    let reuse = reuse.filter(|f| f.length() == l3 + packet_len && f.head().len() >= l3 + packet_len);
+    let in_place = reuse.is_some();
+    let frame = port.and_then(|port| reuse.or_else(|| cx.egress.allocate(port, l3 + packet_len)));
     let (Some(port), Some(mut frame), Some(leg)) = (port, frame, group.hot.leg(to)) else {
         group.cold.exceptions.lost += 1;
         tools.counters.totals.copies_lost += 1;
@@ -198,7 +201,7 @@ pub(crate) fn send<E: Egress, O: Observer>(
     };
     let head = frame.head_mut();
     set_macs(head, tools.next_hops.get(leg.next_hop()), tools.ports.mac(port));
-    if let Some(room) = head.get_mut(MACS..l3) {
+    if let Some(room) = head.get_mut(MACS..l3).filter(|_| !in_place) {
         room.copy_from_slice(link.bytes());
     }
     let packet = head.get_mut(l3..).unwrap_or_default();

@@ -11,6 +11,9 @@ fn key(address: Ipv4Addr) -> u64 {
     u32::from(address).into()
 }
 
+/// No key.
+const NONE: (u64, u32) = (u64::MAX, 0);
+
 /// Groups that a dry run may need.
 const DRY_GROUPS: usize = 4;
 
@@ -18,6 +21,9 @@ const DRY_GROUPS: usize = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Groups {
     index: FixedMap<u32>,
+    /// The key that was found last, and its place: frames of one group come in runs. No address has all bits set in its
+    /// upper half, so that stands for none.
+    last: (u64, u32),
     places: Vec<Option<Box<Group>>>,
     free: Vec<u32>,
     groups_max: usize,
@@ -29,6 +35,7 @@ impl Groups {
     pub(crate) fn new(groups_max: usize, memory_max: usize, seed: u64) -> Self {
         Self {
             index: FixedMap::new(groups_max, seed),
+            last: NONE,
             places: Vec::with_capacity(groups_max),
             free: Vec::with_capacity(groups_max),
             groups_max,
@@ -48,9 +55,18 @@ impl Groups {
         only
     }
 
-    #[inline]
     pub(crate) fn find(&self, address: Ipv4Addr) -> Option<u32> {
         self.index.get(key(address)).copied()
+    }
+
+    /// The same for frames.
+    #[inline]
+    pub(crate) fn find_next(&mut self, address: Ipv4Addr) -> Option<u32> {
+        let key = key(address);
+        if self.last.0 != key {
+            self.last = (key, *self.index.get(key)?);
+        }
+        Some(self.last.1)
     }
 
     #[inline]
@@ -95,6 +111,7 @@ impl Groups {
 
     /// Puts `group` in, for which there must be room; returns its place and the one that it takes the place of.
     pub(crate) fn insert(&mut self, group: Box<Group>) -> (u32, Option<Box<Group>>) {
+        self.last = NONE;
         self.memory_used += group.memory_bytes();
         let key = key(group.mcst_id().0);
         if let Some(place) = self.index.get(key).copied() {
@@ -119,6 +136,7 @@ impl Groups {
 
     /// Takes a group out; returns it and the place that it had.
     pub(crate) fn remove(&mut self, mcst_id: McstId) -> Option<(u32, Box<Group>)> {
+        self.last = NONE;
         let place = self.index.remove(key(mcst_id.0))?;
         let group = self.places.get_mut(place as usize)?.take()?;
         self.free.push(place);

@@ -102,7 +102,7 @@ impl Engine {
         match &parsed {
             Ok(Parsed::Roce(header)) => {
                 if let IpAddrs::V4 { src, dst } = header.ip
-                    && let Some(place) = self.groups.find(dst)
+                    && let Some(place) = self.groups.find_next(dst)
                 {
                     return self.group_frame(cx, place, header, src, frame);
                 }
