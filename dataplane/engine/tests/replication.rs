@@ -173,7 +173,7 @@ fn from_source(mut frame: DataFrame, rule: &MulticastGroup, psn: u32) -> DataFra
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
     fn every_copy_is_what_building_it_anew_gives(
