@@ -150,17 +150,14 @@ impl Fabric {
         &self.downs[index]
     }
 
-    /// The machines that ship, before the first packet.
-    pub fn machines(&self) -> Vec<Multicast> {
-        let config = |index: usize| MulticastConfig {
+    /// The machine that ships for a switch, before it has seen anything.
+    pub fn machine(&self, index: usize, start_psn: Option<Psn>) -> Multicast {
+        Multicast::new(MulticastConfig {
             paths: self.downs[index].len() as u8 + 1,
             source: path_id(self.ups[index]),
-            start_psn: Some(START),
+            start_psn,
             stall_timeout: Nanos::ZERO,
-        };
-        (0..self.switches())
-            .map(|index| Multicast::new(config(index)))
-            .collect()
+        })
     }
 }
 

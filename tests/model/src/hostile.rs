@@ -10,11 +10,16 @@ use crate::message::{Answer, Message, MessageSet, PACKETS};
 use crate::switch::{Arrival, Outcome, Rule, Spoil, Switches};
 use stateright::{Model, Property};
 
+/// Any number of restarts.
+pub const ANY: u8 = u8::MAX;
+
 /// Bounds of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The switches.
     pub topology: Topology,
+    /// How often switches may lose their state, at any time; [`ANY`] for any number of times.
+    pub restarts: u8,
     /// How receivers refuse.
     pub refusals: &'static [Answer],
     /// A fault put in on purpose.
@@ -36,16 +41,29 @@ pub struct State {
     down: [u8; SWITCHES],
     /// By switch, what it has ever said upwards.
     up: [MessageSet; SWITCHES],
+    restarts: u8,
     broken: Option<Rule>,
 }
 
-/// Something arrives at a switch.
+/// What can happen next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Action {
-    index: usize,
-    path: usize,
-    message: Message,
-    asks: bool,
+pub enum Action {
+    /// Something arrives at a switch.
+    Arrive {
+        /// The switch.
+        index: usize,
+        /// The path.
+        path: usize,
+        /// The message.
+        message: Message,
+        /// Of data: whether it asks for an ACK.
+        asks: bool,
+    },
+    /// A switch loses its state.
+    Restart {
+        /// The switch.
+        index: usize,
+    },
 }
 
 impl Hostile {
@@ -99,6 +117,7 @@ impl Model for Hostile {
             switches,
             down: [0; SWITCHES],
             up: [MessageSet::default(); SWITCHES],
+            restarts: self.config.restarts,
             broken: None,
         }]
     }
@@ -108,10 +127,13 @@ impl Model for Hostile {
             return;
         }
         for index in 0..self.fabric.switches() {
+            if state.restarts > 0 {
+                actions.push(Action::Restart { index });
+            }
             let above = self.above(state, index);
             for at in (0..PACKETS).filter(|at| above >> at & 1 != 0) {
                 let (path, message) = (self.fabric.up(index), Message::Data(at));
-                actions.extend([false, true].map(|asks| Action {
+                actions.extend([false, true].map(|asks| Action::Arrive {
                     index,
                     path,
                     message,
@@ -120,7 +142,7 @@ impl Model for Hostile {
             }
             for path in self.fabric.downs(index).iter().copied() {
                 let below = self.below(state, index, path).messages();
-                actions.extend(below.map(|message| Action {
+                actions.extend(below.map(|message| Action::Arrive {
                     index,
                     path,
                     message,
@@ -131,13 +153,22 @@ impl Model for Hostile {
     }
 
     fn next_state(&self, before: &State, action: Action) -> Option<State> {
-        let Action {
-            index,
-            path,
-            message,
-            asks,
-        } = action;
         let mut state = before.clone();
+        let (index, path, message, asks) = match action {
+            Action::Arrive {
+                index,
+                path,
+                message,
+                asks,
+            } => (index, path, message, asks),
+            Action::Restart { index } => {
+                if self.config.restarts != ANY {
+                    state.restarts -= 1;
+                }
+                state.switches.restart(&self.fabric, self.config.spoil, index);
+                return (state != *before).then_some(state);
+            }
+        };
         // Each packet is a message of its own.
         let arrival = Arrival {
             index,

@@ -7,8 +7,8 @@
 //!
 //! - [`bounded`]: rxe-like hosts; a bounded number of messages, anywhere, is lost, delivered twice or late; the source times
 //!   out. Here all must be delivered in the end.
-//! - [`hostile`]: whatever was ever sent, or could have been, may arrive at any time, again, or never. Here M1 to M3 hold
-//!   whatever the number of losses, duplicates, delays and retransmissions.
+//! - [`hostile`]: whatever was ever sent, or could have been, may arrive at any time, again, or never, and switches may lose
+//!   their state. Here M1 to M3 hold whatever the number of losses, duplicates, delays, retransmissions and restarts.
 //!
 //! [`runs`] lists what is explored: by the tests of this crate, and by `cargo run --release -p castnet-model -- full`.
 

@@ -56,13 +56,15 @@ const fn bounded(name: &'static str, config: bounded::Config) -> Run {
 }
 
 const fn hostile(name: &'static str, topology: Topology, refusals: &'static [Answer]) -> Run {
+    let config = hostile::Config {
+        topology,
+        restarts: 0,
+        refusals,
+        spoil: Spoil::Nothing,
+    };
     Run {
         name,
-        bounds: Bounds::Hostile(hostile::Config {
-            topology,
-            refusals,
-            spoil: Spoil::Nothing,
-        }),
+        bounds: Bounds::Hostile(config),
     }
 }
 
@@ -184,6 +186,15 @@ pub const HOSTILE: &[Run] = &[
         Topology::SpineAndLeaves,
         &[Answer::Nak],
     ),
+    Run {
+        name: "hostile network, root and leaf: NAK, a switch restarts",
+        bounds: Bounds::Hostile(hostile::Config {
+            topology: Topology::RootAndLeaf,
+            restarts: 1,
+            refusals: &[Answer::Nak],
+            spoil: Spoil::Nothing,
+        }),
+    },
 ];
 
 /// What the tests leave out for its size.
@@ -241,6 +252,15 @@ pub const FULL: &[Run] = &[
             ..SPINE
         },
     ),
+    Run {
+        name: "hostile network, root and leaf: NAK, switches restart any number of times",
+        bounds: Bounds::Hostile(hostile::Config {
+            topology: Topology::RootAndLeaf,
+            restarts: hostile::ANY,
+            refusals: &[Answer::Nak],
+            spoil: Spoil::Nothing,
+        }),
+    },
     hostile(
         "hostile network, root and leaf: NAK, RNR, fatal",
         Topology::RootAndLeaf,

@@ -3,7 +3,7 @@
 use crate::fabric::{Fabric, PATHS, START, SWITCHES, path_id};
 use crate::message::{Answer, Message, PACKETS};
 use castnet_collective::{Effect, Effects, Event, Multicast, PathSet};
-use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
+use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 /// What a step broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +35,8 @@ pub enum Spoil {
     NoFilter,
     /// A retransmission that all have is absorbed, whether or not the source asks.
     NoAnswer,
+    /// A switch that restarts takes all that it had seen as acknowledged by all.
+    JoinAsIfDone,
 }
 
 /// What a step did that is worth having seen.
@@ -70,6 +72,10 @@ pub struct Switches {
     pub machines: Vec<Multicast>,
     /// The oracle's own count.
     pub acknowledged: Acknowledged,
+    /// By switch, one past the newest packet that it has seen.
+    pub newest: [u8; SWITCHES],
+    /// By switch, whether it has lost its state once.
+    pub restarted: [bool; SWITCHES],
 }
 
 /// What came of one message.
@@ -102,9 +108,22 @@ impl Switches {
     /// Before the first packet.
     pub fn new(fabric: &Fabric) -> Self {
         Self {
-            machines: fabric.machines(),
+            machines: (0..fabric.switches())
+                .map(|index| fabric.machine(index, Some(START)))
+                .collect(),
             acknowledged: [[0; PATHS]; SWITCHES],
+            newest: [0; SWITCHES],
+            restarted: [false; SWITCHES],
         }
+    }
+
+    /// A switch loses its state, and joins a stream of which it knows nothing.
+    pub fn restart(&mut self, fabric: &Fabric, spoil: Spoil, index: usize) {
+        let done = (spoil == Spoil::JoinAsIfDone).then(|| psn(self.newest[index]));
+        self.machines[index] = fabric.machine(index, done);
+        self.acknowledged[index] = [0; PATHS];
+        self.newest[index] = 0;
+        self.restarted[index] = true;
     }
 
     /// Lets a message arrive.
@@ -112,8 +131,17 @@ impl Switches {
         let Arrival {
             index, path, message, ..
         } = arrival;
-        let count = &mut self.acknowledged[index][path];
-        *count = message.acknowledges().max(*count);
+        let ahead = match message {
+            Message::Data(at) => {
+                self.newest[index] = self.newest[index].max(at + 1);
+                false
+            }
+            Message::Feedback(_, at) => at >= self.newest[index],
+        };
+        if !ahead {
+            let count = &mut self.acknowledged[index][path];
+            *count = message.acknowledges().max(*count);
+        }
         let is_nak = matches!(message, Message::Feedback(answer, _) if answer != Answer::Ack);
         let nak_sent_before = is_nak && self.machines[index].status().nak_sent;
         let event = event(arrival);
@@ -130,7 +158,9 @@ impl Switches {
                 } => {
                     self.acknowledge(fabric, arrival, psn, msn, syndrome, &mut outcome);
                 }
-                Effect::Absorb => {}
+                // Only a switch that has lost its state hears of data that it has not seen.
+                Effect::Drop(DropReason::AckAhead) if ahead => {}
+                Effect::Absorb if !ahead => {}
                 _ => outcome.broken = Some(Rule::Sense),
             }
         }
@@ -181,6 +211,10 @@ impl Switches {
         outcome: &mut Outcome,
     ) {
         let answer = answer(syndrome);
+        // A switch that has joined the stream learns from NAKs of the first packet that all have what is before: nothing.
+        if answer == Answer::Ack && psn == START.prev() && self.restarted[arrival.index] {
+            return;
+        }
         let Some(at) = u8::try_from(psn.diff(START)).ok().filter(|at| *at < PACKETS) else {
             outcome.broken = Some(Rule::Sense);
             return;

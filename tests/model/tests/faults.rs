@@ -37,11 +37,12 @@ fn bounded(config: Config, property: &str) {
 fn in_hostile_network(spoil: Spoil, property: &str) {
     let config = hostile::Config {
         topology: Topology::RootAndLeaf,
+        restarts: u8::from(spoil == Spoil::JoinAsIfDone),
         refusals: &[Answer::Nak],
         spoil,
     };
     found(
-        &explore(format!("{spoil:?}"), Hostile::new(config), Until::Fault, 1),
+        &explore(format!("{spoil:?}"), Hostile::new(config), Until::All, 1),
         property,
     );
 }
@@ -80,6 +81,12 @@ fn a_retransmission_to_all_breaks_m3() {
         "M3",
     );
     in_hostile_network(Spoil::NoFilter, "M3");
+}
+
+/// What came before the restart is not there because the switch has forgotten who lacks it.
+#[test]
+fn a_switch_that_joins_as_if_all_were_done_breaks_m2() {
+    in_hostile_network(Spoil::JoinAsIfDone, "M2");
 }
 
 /// By the letter of the paper, only a time-out saves the transfer: without one it never ends.
