@@ -74,16 +74,18 @@ impl Ready {
             },
             sentence: format!("{name}: listening on {address}"),
         };
+        // The file first: who reads the line may look for it at once.
+        let ready = match file {
+            Some(path) => Self::quiet(path, address)?,
+            None => Self::none(),
+        };
         // A service whose stdout nobody reads any more still serves.
         match output.show_next(&line) {
             Err(failure) if !failure.quiet => return Err(failure),
             _ => {}
         }
         notify("READY=1");
-        match file {
-            Some(path) => Self::quiet(path, address),
-            None => Ok(Self::none()),
-        }
+        Ok(ready)
     }
 
     /// Nothing to tell.
