@@ -1,4 +1,5 @@
-//! `cargo run --release -p castnet-model`: what the tests explore. With `full`: all there is, which takes long.
+//! `cargo run --release -p castnet-model`: what the tests explore. With `full`: all there is, some ten minutes and a gigabyte
+//! on two cores.
 
 use castnet_model::runs::{ALL_FAULTS, FULL, HOSTILE, REFUSALS, SHAPES};
 use std::process::ExitCode;

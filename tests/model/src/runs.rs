@@ -221,6 +221,7 @@ pub const FULL: &[Run] = &[
         "root and leaf: a receiver ends its connection, loss, duplicate",
         bounded::Config {
             refuses: [None, Some(1), None],
+            losable: Losable::NotFromReceivers,
             duplicates: 1,
             time_outs: 2,
             ..ONE_FAULT
