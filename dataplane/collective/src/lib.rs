@@ -17,4 +17,4 @@ pub mod path;
 pub use multicast::{
     Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathStatus, TimerReason,
 };
-pub use path::{PathId, PathIndex, PathSet};
+pub use path::{PathId, PathSet};

@@ -1,5 +1,4 @@
-//! Paths of a group: the entries of its Path Table, sets of them, and the Path Index from ports to them
-//! (Cepheus III.B).
+//! Paths of a group: the entries of its Path Table, and sets of them (Cepheus III.B).
 
 use castnet_wire::PortId;
 use core::fmt;
@@ -149,41 +148,6 @@ impl Iterator for PathIter {
 
 impl ExactSizeIterator for PathIter {}
 
-/// Cepheus' Path Index: which ports are in the tree, and which entry of the Path Table each has.
-///
-/// The paper keeps an array as long as the switch has ports. Entries here lie in the order of their ports, so a port's
-/// entry is the number of ports in use below it: eight bytes for any switch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct PathIndex(u64);
-
-impl PathIndex {
-    /// The index of a group that uses `ports`.
-    pub fn new(ports: impl IntoIterator<Item = PortId>) -> Self {
-        Self(ports.into_iter().fold(0, |bits, port| bits | 1 << port.index()))
-    }
-
-    /// How many paths there are.
-    pub const fn paths(self) -> usize {
-        self.0.count_ones() as usize
-    }
-
-    /// The path of `port`, if the port is in the tree.
-    pub const fn path(self, port: PortId) -> Option<PathId> {
-        let bit = 1u64 << port.index();
-        if self.0 & bit == 0 {
-            None
-        } else {
-            Some(PathId((self.0 & (bit - 1)).count_ones() as u8))
-        }
-    }
-
-    /// The port of `path`, if there is such a path. Slower than [`PathIndex::path`]: for tables and messages.
-    pub fn port(self, path: PathId) -> Option<PortId> {
-        let port = PathIter(self.0).nth(path.index())?;
-        PortId::new(port.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,21 +184,6 @@ mod tests {
             }
             prop_assert!(set.iter().eq(twin.iter().copied()));
             prop_assert_eq!(twin.into_iter().collect::<PathSet>(), set);
-        }
-
-        #[test]
-        fn the_path_index_agrees_with_an_array(ports in proptest::collection::btree_set(0u8..64, 0..64)) {
-            let index = PathIndex::new(ports.iter().filter_map(|p| PortId::new(*p)));
-            prop_assert_eq!(index.paths(), ports.len());
-            let array: Vec<u8> = ports.iter().copied().collect();
-            for port in (0..64).filter_map(PortId::new) {
-                let at = array.iter().position(|p| *p as usize == port.index());
-                prop_assert_eq!(index.path(port).map(PathId::index), at);
-                if let Some(path) = index.path(port) {
-                    prop_assert_eq!(index.port(path), Some(port));
-                }
-            }
-            prop_assert_eq!(PathId::new(array.len() as u8).and_then(|p| index.port(p)), None);
         }
     }
 }
