@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use rand::{RngCore, SeedableRng};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
@@ -219,9 +220,16 @@ impl Lab {
     }
 
     /// The same with `--output json`, parsed.
-    pub fn castnet_json(&self, args: &[&str]) -> Result<serde_json::Value> {
+    pub fn castnet_json(&self, args: &[&str]) -> Result<Value> {
         let args: Vec<&str> = args.iter().copied().chain(["--output", "json"]).collect();
         Ok(serde_json::from_str(&self.castnet(&args)?)?)
+    }
+
+    /// Data frames of a group that a switch has taken in.
+    pub fn data_in(&self, group: &str, switch: &str) -> Option<u64> {
+        let socket = self.socket(switch);
+        let shown = self.castnet_json(&["group", "show", group, "--agent", &socket]);
+        find_number(&shown.ok()?, "data_in")
     }
 
     /// Creates the group of `transfer`.
@@ -339,6 +347,18 @@ fn find<'a>(all: &'a [(String, Namespace)], name: &str) -> Option<&'a Namespace>
     all.iter()
         .find(|(n, _)| n == name)
         .map(|(_, namespace)| namespace)
+}
+
+/// The first number called `name` anywhere in `value`.
+fn find_number(value: &Value, name: &str) -> Option<u64> {
+    match value {
+        Value::Array(all) => all.iter().find_map(|v| find_number(v, name)),
+        Value::Object(fields) => fields
+            .get(name)
+            .and_then(Value::as_u64)
+            .or_else(|| fields.values().find_map(|v| find_number(v, name))),
+        _ => None,
+    }
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -4,27 +4,8 @@
 use anyhow::Result;
 use castnet_e2e::lab::TWO_TIERS;
 use castnet_e2e::{Lab, Transfer, net};
-use serde_json::Value;
 
 const RECEIVERS: [&str; 5] = ["h2", "h3", "h4", "h5", "h6"];
-
-/// Data frames of the group that a switch has taken in.
-fn data_in(lab: &Lab, group: &str, switch: &str) -> Option<u64> {
-    let socket = lab.socket(switch);
-    let shown = lab.castnet_json(&["group", "show", group, "--agent", &socket]);
-    find_number(&shown.ok()?, "data_in")
-}
-
-fn find_number(value: &Value, name: &str) -> Option<u64> {
-    match value {
-        Value::Array(all) => all.iter().find_map(|v| find_number(v, name)),
-        Value::Object(fields) => fields
-            .get(name)
-            .and_then(Value::as_u64)
-            .or_else(|| fields.values().find_map(|v| find_number(v, name))),
-        _ => None,
-    }
-}
 
 /// The source's leaf, the spine and the receivers' leaf, one after the other, each in mid-stream.
 fn every_switch_once(lab: &mut Lab, transfer: &Transfer<'_>) -> Result<()> {
@@ -32,12 +13,12 @@ fn every_switch_once(lab: &mut Lab, transfer: &Transfer<'_>) -> Result<()> {
     let mut running = lab.start_transfer(transfer)?;
     for switch in ["spine", "leaf2", "leaf1"] {
         running.source.wait_until("data was under way", |_| {
-            data_in(lab, transfer.group, switch) > Some(1000)
+            lab.data_in(transfer.group, switch) > Some(1000)
         })?;
         lab.restart_switch(switch)?;
         let back = format!("{switch} was back in the stream, and the group whole");
         running.source.wait_until(&back, |_| {
-            data_in(lab, transfer.group, switch) > Some(0) && is_active(lab, transfer.group)
+            lab.data_in(transfer.group, switch) > Some(0) && is_active(lab, transfer.group)
         })?;
     }
     running.finish()
