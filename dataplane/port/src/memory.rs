@@ -185,11 +185,7 @@ impl Port for MemPort {
     }
 
     fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
-        if header > PoolBuf::HEAD {
-            None
-        } else {
-            original.replicate()
-        }
+        original.replicate_with_head(header)
     }
 
     fn allocate(&mut self, length: usize) -> Option<PoolBuf> {

@@ -362,11 +362,7 @@ impl Port for PcapPort {
     }
 
     fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
-        if header > PoolBuf::HEAD {
-            None
-        } else {
-            original.replicate()
-        }
+        original.replicate_with_head(header)
     }
 
     fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
