@@ -115,7 +115,7 @@ impl Controller for Service {
     }
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
-        let v1::LeaveGroupRequest { group, host } = request.into_inner();
+        let v1::LeaveGroupRequest { group, host, .. } = request.into_inner();
         let left = self.shared.leave(&group, &host)?;
         Ok(Response::new(v1::LeaveGroupResponse { left }))
     }
@@ -145,7 +145,10 @@ impl Controller for Service {
     ) -> Answer<v1::ListControllerGroupsResponse> {
         let core = self.shared.lock();
         let groups = core.groups.values().map(|e| view::group(&core, e)).collect();
-        Ok(Response::new(v1::ListControllerGroupsResponse { groups }))
+        Ok(Response::new(v1::ListControllerGroupsResponse {
+            groups,
+            collectives: Vec::new(),
+        }))
     }
 
     async fn list_switches(&self, _: Request<v1::ListSwitchesRequest>) -> Answer<v1::ListSwitchesResponse> {
@@ -183,6 +186,23 @@ impl Controller for Service {
             links,
             from_file: core.facts.file.is_some(),
         }))
+    }
+
+    async fn create_collective(
+        &self,
+        _: Request<v1::CreateCollectiveRequest>,
+    ) -> Answer<v1::CreateCollectiveResponse> {
+        Err(Status::unimplemented("collective groups"))
+    }
+
+    type InitGroupStream = BoxStream<v1::CollectiveState>;
+
+    async fn init_group(&self, _: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
+        Err(Status::unimplemented("collective groups"))
+    }
+
+    async fn exchange(&self, _: Request<v1::ExchangeRequest>) -> Answer<v1::ExchangeResponse> {
+        Err(Status::unimplemented("collective groups"))
     }
 
     type WatchEventsStream = BoxStream<v1::ControllerEvent>;

@@ -127,6 +127,7 @@ pub(crate) fn group(core: &Core, entry: &Entry) -> v1::Group {
     v1::Group {
         state: Some(group_state(core, entry, None)),
         tree,
+        collective: None,
     }
 }
 

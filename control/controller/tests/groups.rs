@@ -274,6 +274,7 @@ async fn rules_stay_until_the_source_or_the_last_receiver_has_left() {
             let request = v1::LeaveGroupRequest {
                 group: "g".into(),
                 host: (*host).into(),
+                rank: None,
             };
             assert!(
                 client

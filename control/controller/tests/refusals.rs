@@ -200,6 +200,7 @@ async fn bad_joins_are_refused_by_field() {
     let leave = v1::LeaveGroupRequest {
         group: "g".into(),
         host: "h9".into(),
+        rank: None,
     };
     assert_refused(client.leave_group(leave).await, Code::NotFound, "host", "h9");
     let destroy = v1::DestroyGroupRequest { group: "x".into() };

@@ -451,6 +451,7 @@ pub(crate) async fn leave(controller: Dial, group: String, host: String) -> Outc
         let request = api::LeaveGroupRequest {
             group: group.clone(),
             host: host.clone(),
+            rank: None,
         };
         let failure = match controller.connect().await {
             Ok(mut client) => match client.leave_group(request).await {
