@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use core::net::Ipv4Addr;
 
-use castnet_wire::{MacAddr, PortId, Qpn};
+use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 
+use crate::collective_draft::{CollectiveDraft, CollectiveHopDraft};
 use crate::draft::{GroupDraft, HopDraft, MemberDraft, RouteDraft};
 use crate::fault::{Fault, FaultKind};
 
@@ -129,63 +130,114 @@ impl GroupDraft {
     }
 }
 
-/// The rules between the groups of one switch; fields start with `groups[i]`.
-pub(crate) fn between_groups(groups: &[GroupDraft], faults: &mut Vec<Fault>) {
-    let mut name_of = BTreeMap::new();
-    let mut mcst_of = BTreeMap::new();
-    let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), (usize, usize)> = BTreeMap::new();
-    for (i, group) in groups.iter().enumerate() {
-        if let Some(name) = group.name.as_deref() {
-            if let Some(first) = name_of.get(name) {
-                let kind = FaultKind::DuplicateName {
-                    name: name.into(),
-                    first: format!("groups[{first}]"),
+/// What of one group others may clash with.
+struct Claims<'a> {
+    /// Its field.
+    field: String,
+    name: Option<&'a str>,
+    mcst_id: Option<McstId>,
+    /// The field of each member with its address and QP.
+    members: Vec<(String, Ipv4Addr, Option<Qpn>)>,
+}
+
+impl<'a> Claims<'a> {
+    fn multicast(i: usize, group: &'a GroupDraft) -> Self {
+        let members = group.paths.iter().flatten().enumerate().filter_map(|(j, path)| {
+            let Some(HopDraft::Host(member)) = &path.next_hop else {
+                return None;
+            };
+            Some((format!("paths[{j}].host"), member.ip?, member.qpn))
+        });
+        Self {
+            field: format!("groups[{i}]"),
+            name: group.name.as_deref(),
+            mcst_id: group.mcst_id,
+            members: members.collect(),
+        }
+    }
+
+    fn collective(i: usize, group: &'a CollectiveDraft) -> Self {
+        let members = group
+            .endpoints
+            .iter()
+            .flatten()
+            .enumerate()
+            .filter_map(|(j, end)| {
+                let Some(CollectiveHopDraft::Rank(rank)) = &end.next_hop else {
+                    return None;
                 };
-                faults.push(Fault::new(format!("groups[{i}].name"), kind));
+                Some((format!("endpoints[{j}].rank"), rank.ip?, rank.qpn))
+            });
+        Self {
+            field: format!("collectives[{i}]"),
+            name: group.name.as_deref(),
+            mcst_id: group.mcst_id,
+            members: members.collect(),
+        }
+    }
+}
+
+/// The rules between the groups of one switch, of either kind; fields start with `groups[i]` or `collectives[i]`.
+pub(crate) fn between_groups(
+    groups: &[GroupDraft],
+    collectives: &[CollectiveDraft],
+    faults: &mut Vec<Fault>,
+) {
+    let claims: Vec<Claims<'_>> = groups
+        .iter()
+        .enumerate()
+        .map(|(i, group)| Claims::multicast(i, group))
+        .chain(
+            collectives
+                .iter()
+                .enumerate()
+                .map(|(i, group)| Claims::collective(i, group)),
+        )
+        .collect();
+    let mut name_of: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut mcst_of: BTreeMap<Ipv4Addr, usize> = BTreeMap::new();
+    for (i, group) in claims.iter().enumerate() {
+        if let Some(name) = group.name {
+            if let Some(first) = name_of.get(name) {
+                let first = claims[*first].field.clone();
+                let name = name.into();
+                let kind = FaultKind::DuplicateName { name, first };
+                faults.push(Fault::new(format!("{}.name", group.field), kind));
             } else {
                 name_of.insert(name, i);
             }
         }
         if let Some(mcst_id) = group.mcst_id {
             if let Some(first) = mcst_of.get(&mcst_id.0) {
-                let kind = FaultKind::DuplicateMcstId {
-                    mcst_id,
-                    first: format!("groups[{first}]"),
-                };
-                faults.push(Fault::new(format!("groups[{i}].mcst_id"), kind));
+                let first = claims[*first].field.clone();
+                let kind = FaultKind::DuplicateMcstId { mcst_id, first };
+                faults.push(Fault::new(format!("{}.mcst_id", group.field), kind));
             } else {
                 mcst_of.insert(mcst_id.0, i);
             }
         }
     }
-    for (i, group) in groups.iter().enumerate() {
-        for (j, path) in group.paths.iter().flatten().enumerate() {
-            let Some(HopDraft::Host(member)) = &path.next_hop else {
-                continue;
-            };
-            let Some(ip) = member.ip else {
-                continue;
-            };
+    let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), (usize, &str)> = BTreeMap::new();
+    for (i, group) in claims.iter().enumerate() {
+        for (field, ip, qpn) in &group.members {
+            let (ip, member) = (*ip, format!("{}.{field}", group.field));
             if let Some(other) = mcst_of.get(&ip).filter(|other| **other != i) {
-                let kind = FaultKind::MemberIsMcstId {
-                    ip,
-                    group: format!("groups[{other}]"),
-                };
-                faults.push(Fault::new(format!("groups[{i}].paths[{j}].host.ip"), kind));
+                let group = claims[*other].field.clone();
+                let kind = FaultKind::MemberIsMcstId { ip, group };
+                faults.push(Fault::new(format!("{member}.ip"), kind));
             }
-            let Some(qpn) = member.qpn else {
-                continue;
-            };
+            let Some(qpn) = *qpn else { continue };
             match qp_of.get(&(ip, qpn)) {
                 // Within one group the address alone is twice already.
                 Some((first, _)) if *first == i => {}
                 Some((first, path)) => {
-                    let first = format!("groups[{first}].paths[{path}]");
+                    let path = path.rsplit_once('.').map_or(*path, |(endpoint, _)| endpoint);
+                    let first = format!("{}.{path}", claims[*first].field);
                     let kind = FaultKind::DuplicateQp { ip, qpn, first };
-                    faults.push(Fault::new(format!("groups[{i}].paths[{j}].host.qpn"), kind));
+                    faults.push(Fault::new(format!("{member}.qpn"), kind));
                 }
                 None => {
-                    qp_of.insert((ip, qpn), (i, j));
+                    qp_of.insert((ip, qpn), (i, field));
                 }
             }
         }
@@ -244,13 +296,13 @@ fn next_hops(hops: &[(Option<PortId>, Option<MacAddr>)], field: &str, ports: usi
     }
 }
 
-fn bad_name(name: &str) -> Option<FaultKind> {
+pub(crate) fn bad_name(name: &str) -> Option<FaultKind> {
     let fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
     let shows = name.chars().all(|c| !c.is_control() && !c.is_whitespace());
     (!fits || !shows).then(|| FaultKind::BadName { name: name.into() })
 }
 
-fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
+pub(crate) fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
     let class = match ip {
         _ if ip.octets()[0] == 0 => "not an address of a host (0.0.0.0/8)",
         _ if ip.is_loopback() => "a loopback address",
@@ -261,7 +313,7 @@ fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
     Some(FaultKind::NotUnicastIp { ip, class })
 }
 
-fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
+pub(crate) fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
     let class = match mac {
         MacAddr::BROADCAST => "the broadcast address",
         _ if mac.is_multicast() => "a multicast address",
@@ -271,6 +323,6 @@ fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
     Some(FaultKind::NotUnicastMac { mac, class })
 }
 
-fn reserved(qpn: Qpn) -> bool {
+pub(crate) fn reserved(qpn: Qpn) -> bool {
     matches!(qpn.value(), 0 | 1 | 0xFF_FFFF)
 }

@@ -193,6 +193,80 @@ pub enum FaultKind {
     /// A stall time of nothing.
     #[error("is 0: give at least 1 millisecond")]
     ZeroStallTimeout,
+    /// An endpoint without `rank` or `switch`.
+    #[error("has no next hop: give it rank = {{ ... }} or switch = {{ ... }}")]
+    NoCollectiveHop,
+    /// An endpoint with both `rank` and `switch`.
+    #[error("has two next hops: give it rank or switch, not both")]
+    TwoCollectiveHops,
+    /// A collective group needs somebody on both sides.
+    #[error("has {endpoints} endpoint(s): a collective group needs at least two")]
+    TooFewEndpoints {
+        /// How many there are.
+        endpoints: usize,
+    },
+    /// The parent's port has no endpoint.
+    #[error("port {parent} has no endpoint in this group; its ports: {}", ports_list(.ports))]
+    ParentNotAnEndpoint {
+        /// The parent's port.
+        parent: PortId,
+        /// The ports that have one.
+        ports: Vec<PortId>,
+    },
+    /// A rank as parent.
+    #[error("a rank is behind port {parent}: the parent is a switch, and the root of the tree has none")]
+    ParentIsRank {
+        /// The parent's port.
+        parent: PortId,
+    },
+    /// Slots that are no ring.
+    #[error("{slots} is no power of two from 2 to 32768")]
+    NotPowerOfTwo {
+        /// How many were given.
+        slots: u16,
+    },
+    /// Fewer slots than two windows of one message.
+    #[error(
+        "{slots} slots are fewer than two windows: messages of {message_packets} packets need {need} or more"
+    )]
+    TooFewSlots {
+        /// How many were given.
+        slots: u16,
+        /// Packets per message.
+        message_packets: u16,
+        /// How many it takes at least.
+        need: u32,
+    },
+    /// Messages of nothing.
+    #[error("is 0: a message has at least 1 packet")]
+    EmptyMessages,
+    /// A time-out too short to look after.
+    #[error("is {given}: give at least {least} microseconds")]
+    ShortAckTimeout {
+        /// Microseconds given.
+        given: u32,
+        /// Microseconds at least.
+        least: u32,
+    },
+    /// The same rank twice.
+    #[error("rank {rank} is behind {first} too")]
+    DuplicateRank {
+        /// The rank.
+        rank: u16,
+        /// The endpoint that has it first.
+        first: String,
+    },
+    /// A rank that is nowhere.
+    #[error("there is no endpoint for rank {rank}: each rank from 0 to {most} must be behind one")]
+    NoEndpointFor {
+        /// The rank.
+        rank: u16,
+        /// The largest rank that is somewhere.
+        most: u16,
+    },
+    /// A switch with nobody behind it.
+    #[error("is empty: name the ranks behind this switch")]
+    NoRanks,
     /// Bits beyond the length of a prefix.
     #[error("{prefix} has bits set beyond its length: {network} is the network")]
     HostBits {

@@ -5,6 +5,8 @@ use core::fmt::Write;
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 
 use crate::check;
+use crate::collective_draft::CollectiveDraft;
+use crate::collective_file::{read_collective, write_collective};
 use crate::draft::{GroupDraft, HopDraft, MemberDraft, PathDraft, RouteDraft};
 use crate::fault::{FaultKind, Faults};
 use crate::group::{DEFAULT_STALL_TIMEOUT_MS, HostEndpoint, MulticastGroup, NextHop, RemoteMemory};
@@ -12,28 +14,32 @@ use crate::reader::{self, Fields, Limit, Reader, Value};
 use crate::route::Route;
 use crate::set::RuleSet;
 
-const IP: &str = "an IPv4 address, such as \"10.0.0.1\"";
+pub(crate) const IP: &str = "an IPv4 address, such as \"10.0.0.1\"";
 const MAC: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
 const PREFIX: &str = "an IPv4 prefix, such as \"10.0.1.0/24\"";
 const NAME: &str = "a name in quotes";
-const PORT: &str = "a port, 0 to 63";
+pub(crate) const PORT: &str = "a port, 0 to 63";
 const LIMIT_PORT: Limit = Limit {
     most: 63,
     over: "is no port: 0 to 63",
 };
-const LIMIT_QPN: Limit = Limit {
+pub(crate) const LIMIT_QPN: Limit = Limit {
     most: 0xFF_FFFF,
     over: "is over the 24 bits of a QPN",
 };
-const LIMIT_PSN: Limit = Limit {
+pub(crate) const LIMIT_PSN: Limit = Limit {
     most: 0xFF_FFFF,
     over: "is over the 24 bits of a PSN",
 };
-const LIMIT_U32: Limit = Limit {
+pub(crate) const LIMIT_U16: Limit = Limit {
+    most: u16::MAX as u64,
+    over: "is over 16 bits",
+};
+pub(crate) const LIMIT_U32: Limit = Limit {
     most: u32::MAX as u64,
     over: "is over 32 bits",
 };
-const LIMIT_U64: Limit = Limit {
+pub(crate) const LIMIT_U64: Limit = Limit {
     most: u64::MAX,
     over: "is over 64 bits",
 };
@@ -54,6 +60,9 @@ impl RuleSet {
         for group in &self.groups {
             write_group(&mut out, group);
         }
+        for group in &self.collectives {
+            write_collective(&mut out, group);
+        }
         for route in &self.routes {
             write_route(&mut out, route);
         }
@@ -72,6 +81,16 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
             groups.push(read_group(r, &value).unwrap_or_default());
         }
     }
+    let mut collectives = Vec::new();
+    if let Some(value) = fields.take(r, "collectives") {
+        for value in r
+            .array(&value, "a list of collective groups: [[collectives]]")
+            .into_iter()
+            .flatten()
+        {
+            collectives.push(read_collective(r, &value).unwrap_or_default());
+        }
+    }
     let mut routes = Vec::new();
     if let Some(value) = fields.take(r, "routes") {
         for value in r
@@ -87,14 +106,22 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
         let faults = group.check(PortId::COUNT);
         r.place(faults.into_iter().map(|f| f.within(&format!("groups[{i}]"))));
     }
+    for (i, group) in collectives.iter().enumerate() {
+        let faults = group.check(PortId::COUNT);
+        r.place(faults.into_iter().map(|f| f.within(&format!("collectives[{i}]"))));
+    }
     let mut faults = Vec::new();
-    check::between_groups(&groups, &mut faults);
+    check::between_groups(&groups, &collectives, &mut faults);
     check::routes(&routes, PortId::COUNT, &mut faults);
     r.place(faults);
     Some(RuleSet {
         groups: groups
             .into_iter()
             .map(GroupDraft::finish)
+            .collect::<Option<_>>()?,
+        collectives: collectives
+            .into_iter()
+            .map(CollectiveDraft::finish)
             .collect::<Option<_>>()?,
         routes: routes
             .into_iter()
@@ -229,7 +256,7 @@ fn read_route_hop<'t>(
     Some((port, mac))
 }
 
-fn optional<'t, T>(
+pub(crate) fn optional<'t, T>(
     r: &mut Reader<'t>,
     fields: &mut Fields<'_, 't>,
     name: &'static str,
@@ -242,21 +269,21 @@ fn optional<'t, T>(
     }
 }
 
-fn read_name<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<String> {
+pub(crate) fn read_name<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<String> {
     fields
         .need(r, "name", NAME)
         .and_then(|v| r.text(&v).map(str::to_string))
 }
 
-fn read_mac<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
+pub(crate) fn read_mac<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
     fields.need(r, "mac", MAC).and_then(|v| r.parsed(&v, MAC))
 }
 
-fn read_port<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PortId> {
+pub(crate) fn read_port<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PortId> {
     r.number(value, &LIMIT_PORT).and_then(|n| PortId::new(n as u8))
 }
 
-fn read_pmtu<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Pmtu> {
+pub(crate) fn read_pmtu<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Pmtu> {
     let bytes = r.number(
         value,
         &Limit {
@@ -356,11 +383,11 @@ fn write_route(out: &mut String, route: &Route) {
     );
 }
 
-fn line(out: &mut String, text: core::fmt::Arguments<'_>) {
+pub(crate) fn line(out: &mut String, text: core::fmt::Arguments<'_>) {
     // Writing to a String cannot fail.
     let _ = writeln!(out, "{text}");
 }
 
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     toml::Value::String(text.into()).to_string()
 }

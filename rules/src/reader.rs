@@ -163,6 +163,14 @@ impl<'t> Reader<'t> {
         None
     }
 
+    /// True or false.
+    pub(crate) fn truth(&mut self, value: &Value<'_, 't>) -> Option<bool> {
+        match value.value {
+            DeValue::Boolean(truth) => Some(*truth),
+            _ => self.wrong_type(value, "true or false"),
+        }
+    }
+
     /// A text.
     pub(crate) fn text<'a>(&mut self, value: &Value<'a, 't>) -> Option<&'a str> {
         match value.value {

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::check;
+use crate::collective::CollectiveGroup;
+use crate::collective_draft::CollectiveDraft;
 use crate::draft::{GroupDraft, RouteDraft};
 use crate::fault::Fault;
 use crate::group::MulticastGroup;
@@ -15,6 +17,9 @@ pub struct RuleSet {
     /// Multicast groups.
     #[serde(default)]
     pub groups: Vec<MulticastGroup>,
+    /// Groups that compute collectives.
+    #[serde(default)]
+    pub collectives: Vec<CollectiveGroup>,
     /// Static routes.
     #[serde(default)]
     pub routes: Vec<Route>,
@@ -34,7 +39,12 @@ impl RuleSet {
                     .map(|f| f.within(&format!("groups[{i}]"))),
             );
         }
-        check::between_groups(&groups, &mut faults);
+        let collectives: Vec<CollectiveDraft> = self.collectives.iter().map(CollectiveDraft::from).collect();
+        for (i, group) in collectives.iter().enumerate() {
+            let told = group.check(ports).into_iter();
+            faults.extend(told.map(|f| f.within(&format!("collectives[{i}]"))));
+        }
+        check::between_groups(&groups, &collectives, &mut faults);
         let routes: Vec<RouteDraft> = self.routes.iter().map(RouteDraft::from).collect();
         check::routes(&routes, ports, &mut faults);
         faults

@@ -63,7 +63,7 @@ fn unknown_fields_with_what_was_perhaps_meant() {
     spoiled(
         "[[routes]]",
         "[[route]]",
-        "rules.toml:20:3: route: unknown field, did you mean \"routes\"?; allowed: groups, routes",
+        "rules.toml:20:3: route: unknown field, did you mean \"routes\"?; allowed: groups, collectives, routes",
     );
     spoiled(
         "rkey = 1",

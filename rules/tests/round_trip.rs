@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use castnet_rules::{
-    HostEndpoint, Ipv4Net, MulticastGroup, NextHop, Path, RemoteMemory, Route, RouteHop, RuleSet,
-    TWO_TIER_EXAMPLE,
+    COLLECTIVE_EXAMPLE, CollectiveEndpoint, CollectiveGroup, CollectiveHop, HostEndpoint, Ipv4Net,
+    LossPolicy, MulticastGroup, NextHop, Path, RankEndpoint, RemoteMemory, Route, RouteHop, RuleSet,
+    StragglerPolicy, TWO_TIER_EXAMPLE,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
@@ -87,6 +88,76 @@ fn group(g: u8) -> impl Strategy<Value = MulticastGroup> {
     )
 }
 
+/// Collective group number `g` of a set: ranks at some ports, on others switches with the next few ranks behind them.
+fn collective(g: u8) -> impl Strategy<Value = CollectiveGroup> {
+    let head = (
+        name(),
+        any::<u64>(),
+        select(&Pmtu::ALL[..]),
+        any::<u32>(),
+        (1u32..16, any::<u16>()),
+        any::<(bool, bool)>(),
+        select(StragglerPolicy::ALL),
+        (4u32.., 1u32..),
+    );
+    let ends = subsequence(ports(), 2..20).prop_flat_map(|ports| {
+        let hops = ports
+            .iter()
+            .map(|_| (name(), 2u32..0xFF_FFFF, mac(), any::<(u32, u32)>(), 0u16..4));
+        (
+            Just(ports.clone()),
+            hops.collect::<Vec<_>>(),
+            any::<prop::sample::Index>(),
+        )
+    });
+    (head, ends).prop_map(move |(head, (ports, hops, parent))| {
+        let (name, generation, pmtu, psn, (slots, message), (reproducible, reflect), straggler_policy, times) = head;
+        let mut rank = 0;
+        let endpoints: Vec<CollectiveEndpoint> = ports
+            .into_iter()
+            .zip(hops)
+            .map(|(port, (name, qpn, mac, psns, behind))| {
+                let (first, name) = (rank, format!("{name}{port}"));
+                let next_hop = if behind == 0 {
+                    rank += 1;
+                    CollectiveHop::Rank(RankEndpoint {
+                        rank: first,
+                        name,
+                        ip: Ipv4Addr::new(10, 100 + g, 0, port.index() as u8),
+                        qpn: Qpn::new(qpn),
+                        mac,
+                        sq_psn: Psn::new(psns.0),
+                        rq_psn: Psn::new(psns.1),
+                    })
+                } else {
+                    rank += behind;
+                    let ranks = (first..rank).collect();
+                    CollectiveHop::Switch { name, mac, ranks }
+                };
+                CollectiveEndpoint { port, next_hop }
+            })
+            .collect();
+        let parent = parent.get(&endpoints);
+        let slots = 1u16 << slots;
+        CollectiveGroup {
+            name: format!("{name}c{g}"),
+            generation,
+            mcst_id: McstId(Ipv4Addr::new(10, 255, 1, g)),
+            pmtu,
+            psn_start: Psn::new(psn),
+            slots,
+            message_packets: 1 + message % (slots / 2),
+            reproducible,
+            loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
+            straggler_policy,
+            ack_timeout_us: times.0,
+            stall_timeout_ms: times.1,
+            parent: parent.next_hop.rank().is_none().then_some(parent.port),
+            endpoints,
+        }
+    })
+}
+
 fn route(r: u8) -> impl Strategy<Value = Route> {
     proptest::collection::btree_set((select(ports()), mac()), 1..5).prop_map(move |hops| Route {
         prefix: Ipv4Net::new_assert(Ipv4Addr::new(10, 200, r, 0), 24),
@@ -98,10 +169,15 @@ fn route(r: u8) -> impl Strategy<Value = Route> {
 }
 
 fn set() -> impl Strategy<Value = RuleSet> {
-    (0u8..4, 0u8..4).prop_flat_map(|(groups, routes)| {
+    (0u8..4, 0u8..3, 0u8..4).prop_flat_map(|(groups, collectives, routes)| {
         let groups: Vec<_> = (0..groups).map(group).collect();
+        let collectives: Vec<_> = (0..collectives).map(collective).collect();
         let routes: Vec<_> = (0..routes).map(route).collect();
-        (groups, routes).prop_map(|(groups, routes)| RuleSet { groups, routes })
+        (groups, collectives, routes).prop_map(|(groups, collectives, routes)| RuleSet {
+            groups,
+            collectives,
+            routes,
+        })
     })
 }
 
@@ -126,8 +202,16 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_file_is_read_or_refused(cut in 0usize..4000, with in "[\\[\\]a-z0-9=\"{}:. \n,_-]{0,12}") {
-        let text = RuleSet::schema_example();
+    fn memory_is_slots_and_some_state(group in collective(0)) {
+        let payload = u64::from(group.slots) * group.pmtu.bytes() as u64;
+        let kept = if group.reproducible { group.endpoints.len() as u64 + 1 } else { 1 };
+        prop_assert_eq!(group.slot_bytes(), payload * kept);
+        prop_assert!(group.memory_bytes() > group.slot_bytes());
+    }
+
+    #[test]
+    fn a_damaged_file_is_read_or_refused(cut in 0usize..7000, with in "[\\[\\]a-z0-9=\"{}:. \n,_-]{0,12}") {
+        let text = format!("{}{COLLECTIVE_EXAMPLE}", RuleSet::schema_example());
         let cut = text.floor_char_boundary(cut);
         let _ = RuleSet::from_toml(&format!("{}{with}{}", &text[..cut], &text[cut..]));
     }
@@ -141,6 +225,53 @@ fn the_star_example_is_good_and_survives() {
         (1, 4, 1)
     );
     assert_eq!(RuleSet::from_toml(&set.to_toml()), Ok(set));
+}
+
+#[test]
+fn the_collective_example_is_good_and_survives() {
+    let set = RuleSet::from_toml(COLLECTIVE_EXAMPLE).unwrap_or_else(|e| panic!("{e}"));
+    let group = &set.collectives[0];
+    assert_eq!((group.size(), group.ranks().count(), group.parent), (3, 3, None));
+    assert_eq!(
+        (group.slot_stride(), group.packets_per_slot(), group.slot_bytes()),
+        (1024, 1, 256 * 1024)
+    );
+    let both = format!("{}{COLLECTIVE_EXAMPLE}", RuleSet::schema_example());
+    let both = RuleSet::from_toml(&both).expect_err("the same QPs");
+    assert_eq!(
+        both.iter()
+            .filter(|f| f.to_string().contains("belongs to groups[0]"))
+            .count(),
+        3
+    );
+    assert_eq!(RuleSet::from_toml(&set.to_toml()), Ok(set));
+}
+
+#[test]
+fn a_collective_star_is_generated_or_refused_with_its_faults() {
+    let member = |i: u8| RankEndpoint {
+        rank: i.into(),
+        name: format!("h{i}"),
+        ip: Ipv4Addr::new(10, 0, 0, i + 1),
+        qpn: Qpn::new(u32::from(i) + 0x11),
+        mac: MacAddr([2, 0, 0, 0, 0, i]),
+        sq_psn: Psn::new(0),
+        rq_psn: Psn::new(0),
+    };
+    let id = McstId(Ipv4Addr::new(10, 255, 0, 1));
+    let star = |count: u8, slots| {
+        CollectiveGroup::star("g", id, Pmtu::B1024, slots, (0..count).map(member).collect())
+    };
+    assert_eq!(star(64, 2).map(|g| (g.size(), g.message_packets)), Ok((64, 1)));
+    assert_eq!(
+        star(65, 64).map_err(|f| f[0].field.clone()),
+        Err("members".into())
+    );
+    assert_eq!(
+        star(1, 64).map_err(|f| f[0].field.clone()),
+        Err("endpoints".into())
+    );
+    assert_eq!(star(3, 48).map_err(|f| f[0].field.clone()), Err("slots".into()));
 }
 
 #[test]

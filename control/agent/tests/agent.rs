@@ -622,7 +622,7 @@ async fn a_rule_file_is_loaded_whole_or_not_at_all() {
             lab.dataplane.clone(),
             RuleSet {
                 groups: groups.to_vec(),
-                routes: Vec::new(),
+                ..RuleSet::default()
             },
         );
         tokio::task::spawn_blocking(move || load_rules(&dataplane, &rules))

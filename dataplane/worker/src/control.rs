@@ -339,8 +339,8 @@ impl Shared {
 
     fn check_routes(&self, routes: &[Route]) -> Result<(), RouteError> {
         let set = RuleSet {
-            groups: Vec::new(),
             routes: routes.to_vec(),
+            ..RuleSet::default()
         };
         let faults = set.check(PortId::COUNT);
         if !faults.is_empty() {

@@ -142,8 +142,8 @@ pub fn routes_from_proto(messages: &[v1::Route]) -> Result<Vec<Route>, Invalid> 
         .map(|(i, m)| route(&format!("routes[{i}]"), m, &mut faults));
     let routes: Option<Vec<Route>> = read.collect::<Vec<_>>().into_iter().collect();
     let routes = routes.map(|routes| RuleSet {
-        groups: Vec::new(),
         routes,
+        ..RuleSet::default()
     });
     faults.extend(routes.iter().flat_map(|r| r.check(PortId::COUNT)));
     finish(routes.map(|r| r.routes), faults)
