@@ -1,5 +1,6 @@
-//! What a program on a host talks to: the trait [`Rnic`] with its QPs, memory regions and completions, and [`SoftRnic`],
-//! the software RNIC: an [`Endpoint`](castnet_endpoint::Endpoint) on a [`Port`](castnet_port::Port), with ARP.
+//! What a program on a host talks to: the trait [`Rnic`] with its QPs, memory regions and completions, and the two that
+//! implement it. [`SoftRnic`] is the software RNIC: an [`Endpoint`](castnet_endpoint::Endpoint) on a
+//! [`Port`](castnet_port::Port), with ARP. [`VerbsRnic`](verbs::VerbsRnic) is an RNIC of the machine, by libibverbs.
 //!
 //! [`stream`] sends files and other streams over a QP, to one receiver or, where the QP is a member of a group, to many.
 //!
@@ -7,13 +8,13 @@
 //!
 //! One thread owns an RNIC. It posts work, calls [`Rnic::poll`] with the time, looks for completions, and where
 //! there was nothing to do, [`Rnic::wait`]s.
-#![forbid(unsafe_code)]
 
 mod error;
 mod neighbours;
 mod rnic;
 mod soft;
 pub mod stream;
+pub mod verbs;
 
 pub use castnet_endpoint::{
     Access, Completion, CompletionOp, LocalSlice, MemoryKey, PostError, QpError, QpState, QueueLimits,

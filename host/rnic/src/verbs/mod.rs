@@ -1,0 +1,673 @@
+//! An RNIC of the machine, by libibverbs: real hardware, or the kernel's rdma_rxe (SoftRoCE).
+//!
+//! The library is loaded when a [`VerbsRnic`] is opened, so that a program runs as well where it is not installed. What
+//! may differ from the software RNIC: the device gives QPs their numbers; the kernel finds the next hop, so a known Ethernet
+//! address in [`QpRemote::mac`] is not looked at; a completion does not tell whether the sender asked to wake the
+//! receiver; memory regions lie where this process has them, and their local and remote keys may be two.
+
+mod handles;
+mod library;
+mod queue;
+mod select;
+mod status;
+mod sys;
+mod sysfs;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use castnet_endpoint::{
+    Access, Completion, LocalSlice, MemoryError, MemoryKey, PostError, QpError, QpEvent, QpState, RecvWr,
+    SendOp, SendWr,
+};
+use castnet_port::{Sleeper, Waker};
+use castnet_wire::{Nanos, Qpn};
+use tracing::{debug, warn};
+
+use crate::error::RnicError;
+use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
+use handles::{Bytes, Channel, Domain, QueuePair, Region};
+use library::Api;
+use queue::{Direction, VerbsQp};
+use sysfs::Sysfs;
+
+pub use sysfs::GidEntry;
+
+/// Which device, and how it is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsConfig {
+    /// Its name, such as rxe0 or mlx5_0. `None`: the first whose port is up and has a fitting GID.
+    pub device: Option<String>,
+    /// Its port, from 1.
+    pub port: u8,
+    /// The host's address. `None`: that of the first GID of RoCEv2 that has one.
+    pub ip: Option<Ipv4Addr>,
+    /// Number of the GID. `None`: that of RoCEv2 with the host's address.
+    pub gid_index: Option<u32>,
+    /// Name or path of the library.
+    pub library: String,
+}
+
+impl Default for VerbsConfig {
+    fn default() -> Self {
+        Self {
+            device: None,
+            port: 1,
+            ip: None,
+            gid_index: None,
+            library: "libibverbs.so.1".to_owned(),
+        }
+    }
+}
+
+/// What there is of RDMA on this machine, for those who look before they open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsDevice {
+    /// Its name.
+    pub name: String,
+    /// Whether it can be used with [`VerbsConfig::default`] and this device: its attributes, or why not.
+    pub state: Result<DeviceAttributes, String>,
+    /// What to do where it cannot.
+    pub advice: Option<String>,
+}
+
+/// All RDMA devices of this machine.
+///
+/// # Errors
+/// [`RnicError::NoVerbsLibrary`], [`RnicError::NoRdmaDevice`].
+pub fn devices() -> Result<Vec<VerbsDevice>, RnicError> {
+    let (config, sysfs) = (VerbsConfig::default(), Sysfs::default());
+    let api = Api::load(&config.library)?;
+    let names = handles::device_names(&api)?;
+    if names.is_empty() {
+        return Err(RnicError::NoRdmaDevice {
+            without_driver: sysfs.devices(),
+        });
+    }
+    let looked_at = names.into_iter().map(|name| {
+        let config = VerbsConfig {
+            device: Some(name.clone()),
+            ..config.clone()
+        };
+        match select::choose(&api, &sysfs, &config) {
+            Ok(chosen) => VerbsDevice {
+                name,
+                state: Ok(chosen.attributes),
+                advice: None,
+            },
+            Err(error) => VerbsDevice {
+                name,
+                advice: error.advice(),
+                state: Err(error.to_string()),
+            },
+        }
+    });
+    Ok(looked_at.collect())
+}
+
+/// An RNIC of the machine.
+pub struct VerbsRnic {
+    // Dropped in this order: QPs with their queues, regions, channel, domain, and with the last of them the device.
+    qps: BTreeMap<Qpn, VerbsQp>,
+    regions: BTreeMap<MemoryKey, Region>,
+    channel: Arc<Channel>,
+    domain: Arc<Domain>,
+    context: Arc<handles::Context>,
+    attributes: DeviceAttributes,
+    config: VerbsConfig,
+    gid_index: u8,
+    limits: sys::DeviceAttr,
+    sysfs: Sysfs,
+    sleeper: Sleeper,
+    origin: Instant,
+    token_next: usize,
+    /// Completions on their way from the device to the queues of QPs.
+    wcs: Box<[sys::Wc]>,
+    /// The device has said that it failed.
+    failed: Option<String>,
+}
+
+/// Completions that are taken at once.
+const BATCH: usize = 64;
+/// Asynchronous events that are looked at in one turn.
+const EVENTS_MAX: usize = 64;
+/// How long to wait before the kernel is asked for a next hop again, where it has answered at once.
+const RESOLVE_AGAIN: Duration = Duration::from_millis(100);
+
+impl VerbsRnic {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// What is missing, each by its own variant of [`RnicError`]: the library, a device, a GID, a port that is up.
+    pub fn open(config: VerbsConfig) -> Result<Self, RnicError> {
+        let (api, sysfs) = (Api::load(&config.library)?, Sysfs::default());
+        let chosen = select::choose(&api, &sysfs, &config)?;
+        let domain = Domain::new(&chosen.context)?;
+        let channel = Channel::new(&chosen.context)?;
+        let io = |what| move |source| RnicError::Io { what, source };
+        let mut sleeper = Sleeper::new().map_err(io("making a sleeper"))?;
+        for events in [&channel.events, &chosen.context.events] {
+            sleeper
+                .add_file(events.clone())
+                .map_err(io("adding events to a sleeper"))?;
+        }
+        debug!(device = chosen.attributes.name, ip = %chosen.attributes.ip, gid = chosen.gid_index, "opened");
+        Ok(Self {
+            qps: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            channel,
+            domain,
+            context: chosen.context,
+            attributes: chosen.attributes,
+            config,
+            gid_index: chosen.gid_index,
+            limits: chosen.limits,
+            sysfs,
+            sleeper,
+            origin: Instant::now(),
+            token_next: 0,
+            wcs: vec![sys::Wc::default(); BATCH].into_boxed_slice(),
+            failed: None,
+        })
+    }
+
+    /// A handle by which any thread can end [`Rnic::wait`].
+    pub fn waker(&self) -> Waker {
+        self.sleeper.waker()
+    }
+
+    /// Number of the GID that its QPs have.
+    pub fn gid_index(&self) -> u8 {
+        self.gid_index
+    }
+
+    /// The device's counters as the kernel has them, of all its QPs and all users, by their names there; which there are
+    /// is the driver's business.
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        self.sysfs.counters(&self.attributes.name, self.config.port)
+    }
+
+    fn qp(&mut self, qpn: Qpn) -> Result<&mut VerbsQp, QpError> {
+        self.qps.get_mut(&qpn).ok_or(QpError::Unknown { qpn })
+    }
+
+    fn region(&self, key: MemoryKey) -> Result<&Region, RnicError> {
+        Ok(self.regions.get(&key).ok_or(MemoryError::UnknownKey { key })?)
+    }
+
+    /// The bytes of a work request, as the device names them; `None` where there are none.
+    fn bytes(&self, slice: LocalSlice) -> Result<Option<Bytes>, RnicError> {
+        let LocalSlice { key, offset, length } = slice;
+        if length == 0 {
+            return Ok(None);
+        }
+        let region = self.regions.get(&key).ok_or(PostError::UnknownKey { key })?;
+        let size = region.length() as u64;
+        if offset.checked_add(u64::from(length)).is_none_or(|end| end > size) {
+            return Err(PostError::OutOfBounds {
+                key,
+                offset,
+                length,
+                region: size,
+            }
+            .into());
+        }
+        Ok(Some(Bytes {
+            addr: region.va() + offset,
+            length,
+            lkey: key.lkey(),
+        }))
+    }
+
+    /// Takes what the device has finished; returns whether there was anything.
+    fn drain(&mut self) -> Result<bool, RnicError> {
+        let mut any = false;
+        for (qpn, qp) in &mut self.qps {
+            for direction in [Direction::Send, Direction::Receive] {
+                any |= qp.drain(*qpn, direction, &mut self.wcs, &self.attributes.name)?;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Reads the events that woke us, so that they do not wake us again.
+    fn take_events(&mut self) {
+        for _ in 0..EVENTS_MAX {
+            let Some(token) = self.channel.next_event() else {
+                break;
+            };
+            for qp in self.qps.values_mut() {
+                qp.has_reported(token);
+            }
+        }
+        for _ in 0..EVENTS_MAX {
+            let Some((event, qpn)) = self.context.next_event() else {
+                break;
+            };
+            self.take_async_event(event, qpn);
+        }
+    }
+
+    fn take_async_event(&mut self, event: u32, qpn: Option<u32>) {
+        let (device, name) = (&self.attributes.name, status::event_name(event));
+        match event {
+            sys::EVENT_DEVICE_FATAL => self.failed = Some(name),
+            sys::EVENT_QP_FATAL | sys::EVENT_QP_REQ_ERR | sys::EVENT_QP_ACCESS_ERR | sys::EVENT_CQ_ERR => {
+                warn!(device, event = name, qpn, "a QP has failed");
+            }
+            sys::EVENT_PORT_ERR => warn!(device, event = name, "the port has gone down"),
+            _ => debug!(device, event = name, qpn, "event"),
+        }
+    }
+
+    /// Takes a QP to where it receives, then to where it sends.
+    fn ready(&mut self, qpn: Qpn, remote: &QpRemote) -> Result<(), (&'static str, io::Error)> {
+        let mut gid = sys::Gid::default();
+        gid.raw = remote.ip.to_ipv6_mapped().octets();
+        let to_receive = sys::QpAttr {
+            qp_state: sys::QPS_RTR,
+            path_mtu: select::mtu_code(remote.pmtu),
+            dest_qp_num: remote.qpn.value(),
+            rq_psn: remote.rq_psn.value(),
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: remote.min_rnr_timer,
+            ah_attr: sys::AhAttr {
+                grh: sys::GlobalRoute {
+                    dgid: gid,
+                    flow_label: 0,
+                    sgid_index: self.gid_index,
+                    hop_limit: remote.ttl,
+                    traffic_class: remote.tos,
+                },
+                is_global: 1,
+                port_num: self.config.port,
+                ..sys::AhAttr::default()
+            },
+            ..sys::QpAttr::default()
+        };
+        let to_send = sys::QpAttr {
+            qp_state: sys::QPS_RTS,
+            sq_psn: remote.sq_psn.value(),
+            timeout: remote.timeout,
+            retry_cnt: remote.retry_cnt,
+            rnr_retry: remote.rnr_retry,
+            max_rd_atomic: 1,
+            ..sys::QpAttr::default()
+        };
+        let no_qp = |_| ("finding the QP", io::Error::from(io::ErrorKind::NotFound));
+        let qp = &mut self.qp(qpn).map_err(no_qp)?.pair;
+        qp.modify(
+            to_receive,
+            sys::QP_STATE
+                | sys::QP_AV
+                | sys::QP_PATH_MTU
+                | sys::QP_DEST_QPN
+                | sys::QP_RQ_PSN
+                | sys::QP_MAX_DEST_RD_ATOMIC
+                | sys::QP_MIN_RNR_TIMER,
+        )
+        .map_err(|e| ("making a QP ready to receive", e))?;
+        qp.modify(
+            to_send,
+            sys::QP_STATE
+                | sys::QP_SQ_PSN
+                | sys::QP_TIMEOUT
+                | sys::QP_RETRY_CNT
+                | sys::QP_RNR_RETRY
+                | sys::QP_MAX_QP_RD_ATOMIC,
+        )
+        .map_err(|e| ("making a QP ready to send", e))
+    }
+}
+
+/// Refuses values that would not fit their fields, as the software RNIC does.
+fn check_remote(remote: &QpRemote) -> Result<(), QpError> {
+    let bounds = [
+        ("timeout", remote.timeout, 31),
+        ("retry_cnt", remote.retry_cnt, 7),
+        ("rnr_retry", remote.rnr_retry, 7),
+        ("min_rnr_timer", remote.min_rnr_timer, 31),
+    ];
+    for (field, value, max) in bounds {
+        if value > max {
+            return Err(QpError::OutOfRange {
+                field,
+                value: value.into(),
+                min: 0,
+                max: max.into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A queue's depth in the device's type.
+fn depth(field: &'static str, asked: usize, max: i32) -> Result<u32, QpError> {
+    let max = u32::try_from(max).unwrap_or(0).max(1);
+    u32::try_from(asked)
+        .ok()
+        .filter(|depth| (1..=max).contains(depth))
+        .ok_or(QpError::OutOfRange {
+            field,
+            value: asked as u64,
+            min: 1,
+            max: max.into(),
+        })
+}
+
+impl Rnic for VerbsRnic {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    fn register_memory(&mut self, length: usize, access: Access) -> Result<MemoryRegion, RnicError> {
+        let mut rights = 0;
+        if access.local_write || access.remote_write {
+            // The one needs the other (ibv_reg_mr(3)).
+            rights |= sys::ACCESS_LOCAL_WRITE;
+        }
+        if access.remote_write {
+            rights |= sys::ACCESS_REMOTE_WRITE;
+        }
+        let region = Region::new(&self.domain, length, rights)?;
+        let ((lkey, rkey), va) = (region.keys(), region.va());
+        let key = MemoryKey::new(lkey);
+        self.regions.insert(key, region);
+        Ok(MemoryRegion {
+            key,
+            va,
+            rkey,
+            length,
+        })
+    }
+
+    fn deregister_memory(&mut self, key: MemoryKey) -> Result<(), RnicError> {
+        let region = self.regions.remove(&key);
+        region.map(drop).ok_or(MemoryError::UnknownKey { key }.into())
+    }
+
+    fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError> {
+        let region = self.region(key)?;
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        if region.read(from, out) {
+            return Ok(());
+        }
+        Err(RnicError::OutOfBounds {
+            offset,
+            length: out.len(),
+            region: region.length(),
+        })
+    }
+
+    fn write_memory(&mut self, key: MemoryKey, offset: u64, bytes: &[u8]) -> Result<(), RnicError> {
+        let region = self
+            .regions
+            .get_mut(&key)
+            .ok_or(MemoryError::UnknownKey { key })?;
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        if region.write(from, bytes) {
+            return Ok(());
+        }
+        Err(RnicError::OutOfBounds {
+            offset,
+            length: bytes.len(),
+            region: region.length(),
+        })
+    }
+
+    fn create_qp(&mut self, options: &QpOptions) -> Result<Qpn, RnicError> {
+        if let Some(qpn) = options.qpn {
+            return Err(RnicError::ChosenQpn { qpn });
+        }
+        let most = self.limits.max_qp_wr.min(self.limits.max_cqe);
+        let send = depth("limits.send", options.limits.send, most)?;
+        let receive = depth("limits.receive", options.limits.receive, most)?;
+        let tokens = [self.token_next, self.token_next + 1];
+        self.token_next += 2;
+        let queue =
+            |depth: u32, token| handles::CompletionQueue::new(&self.channel, depth.cast_signed(), token);
+        let (send_queue, recv_queue) = (queue(send, tokens[0])?, queue(receive, tokens[1])?);
+        let cap = sys::QpCap {
+            max_send_wr: send,
+            max_recv_wr: receive,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let mut pair = QueuePair::new(&self.domain, send_queue, recv_queue, cap)?;
+        let init = sys::QpAttr {
+            qp_state: sys::QPS_INIT,
+            port_num: self.config.port,
+            qp_access_flags: sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE,
+            ..sys::QpAttr::default()
+        };
+        let mask = sys::QP_STATE | sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS;
+        pair.modify(init, mask).map_err(|source| RnicError::Io {
+            what: "initialising a QP",
+            source,
+        })?;
+        let qpn = Qpn::new(pair.number());
+        self.qps.insert(qpn, VerbsQp::new(pair, options.limits, tokens));
+        Ok(qpn)
+    }
+
+    fn connect_qp(&mut self, qpn: Qpn, remote: &QpRemote, timeout: Duration) -> Result<(), RnicError> {
+        check_remote(remote)?;
+        if remote.pmtu > self.attributes.active_pmtu {
+            return Err(RnicError::PmtuTooLarge {
+                asked: remote.pmtu,
+                active: self.attributes.active_pmtu,
+            });
+        }
+        let state = self.qp_state(qpn)?;
+        if state != QpState::Init {
+            let event = QpEvent::Connect;
+            return Err(QpError::WrongState { qpn, state, event }.into());
+        }
+        let start = Instant::now();
+        loop {
+            let (what, source) = match self.ready(qpn, remote) {
+                Ok(()) => break,
+                Err(failed) => failed,
+            };
+            let waited = start.elapsed();
+            match source.raw_os_error() {
+                // Nobody answered; the kernel says so after a second, or at once where it has given up before.
+                Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::EAGAIN) => {
+                    if waited >= timeout {
+                        return Err(RnicError::Unreachable {
+                            remote: remote.ip,
+                            next_hop: remote.ip,
+                            waited,
+                        });
+                    }
+                    self.wait(RESOLVE_AGAIN.min(timeout.saturating_sub(waited)))?;
+                }
+                Some(libc::ENETUNREACH) => {
+                    return Err(RnicError::NoRoute {
+                        remote: remote.ip,
+                        device: self.attributes.name.clone(),
+                    });
+                }
+                _ => return Err(RnicError::Io { what, source }),
+            }
+        }
+        self.qp(qpn)?.is_connected = true;
+        Ok(())
+    }
+
+    fn qp_state(&self, qpn: Qpn) -> Result<QpState, RnicError> {
+        let qp = self.qps.get(&qpn).ok_or(QpError::Unknown { qpn })?;
+        let state = qp.pair.state().map_err(|source| RnicError::Io {
+            what: "asking for a QP's state",
+            source,
+        })?;
+        Ok(match state {
+            sys::QPS_RESET | sys::QPS_INIT => QpState::Init,
+            sys::QPS_RTR | sys::QPS_RTS | sys::QPS_SQD => QpState::Ready,
+            _ => QpState::Error,
+        })
+    }
+
+    fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
+        let error = sys::QpAttr {
+            qp_state: sys::QPS_ERR,
+            ..sys::QpAttr::default()
+        };
+        let qp = self.qp(qpn)?;
+        qp.pair
+            .modify(error, sys::QP_STATE)
+            .map_err(|source| RnicError::Io {
+                what: "failing a QP",
+                source,
+            })
+    }
+
+    fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
+        let qp = self.qps.remove(&qpn);
+        qp.map(drop).ok_or(QpError::Unknown { qpn }.into())
+    }
+
+    fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), RnicError> {
+        if wr.local.length > MESSAGE_MAX {
+            return Err(PostError::TooLong {
+                length: wr.local.length,
+                max: MESSAGE_MAX,
+            }
+            .into());
+        }
+        let bytes = self.bytes(wr.local)?;
+        let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
+        if !qp.is_connected {
+            return Err(PostError::NotConnected { qpn }.into());
+        }
+        let number = qp.sends.reserve(qpn)?;
+        let opcode = match wr.op {
+            SendOp::Send => sys::WR_SEND,
+            SendOp::SendImm(_) => sys::WR_SEND_WITH_IMM,
+            SendOp::Write { .. } => sys::WR_RDMA_WRITE,
+            SendOp::WriteImm { .. } => sys::WR_RDMA_WRITE_WITH_IMM,
+        };
+        let flag = |on, flag| if on { flag } else { 0 };
+        let flags = flag(wr.signaled, sys::SEND_SIGNALED) | flag(wr.solicited, sys::SEND_SOLICITED);
+        let mut raw = sys::SendWr::new(number, opcode, flags);
+        if let SendOp::SendImm(imm) | SendOp::WriteImm { imm, .. } = wr.op {
+            raw.imm_data = imm.to_be();
+        }
+        if let SendOp::Write { va, rkey } | SendOp::WriteImm { va, rkey, .. } = wr.op {
+            (raw.remote_addr, raw.rkey) = (va, rkey);
+        }
+        qp.pair
+            .post_send(raw, bytes)
+            .map_err(|e| queue::refused(qpn, "posting a send", qp.sends.max(), e))?;
+        qp.sends.posted_send(&wr);
+        Ok(())
+    }
+
+    fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError> {
+        let bytes = self.bytes(wr.local)?;
+        let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
+        let number = qp.receives.reserve(qpn)?;
+        qp.pair
+            .post_recv(number, bytes)
+            .map_err(|e| queue::refused(qpn, "posting a receive", qp.receives.max(), e))?;
+        qp.receives.posted_recv(&wr);
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Result<bool, RnicError> {
+        if let Some(event) = &self.failed {
+            return Err(RnicError::DeviceFailed {
+                device: self.attributes.name.clone(),
+                event: event.clone(),
+            });
+        }
+        self.drain()
+    }
+
+    fn poll_send_completion(&mut self, qpn: Qpn) -> Option<Completion> {
+        self.qps.get_mut(&qpn)?.sends.pop()
+    }
+
+    fn poll_recv_completion(&mut self, qpn: Qpn) -> Option<Completion> {
+        self.qps.get_mut(&qpn)?.receives.pop()
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
+        let mut armed = false;
+        for qp in self.qps.values_mut() {
+            armed |= qp.arm()?;
+        }
+        // What was done before a queue was armed is reported by no event.
+        if armed && self.drain()? {
+            return Ok(());
+        }
+        self.sleeper.sleep(timeout, || false);
+        self.take_events();
+        Ok(())
+    }
+}
+
+/// The longest RC message, in bytes (InfiniBand Architecture Specification, volume 1, 9.7.6).
+const MESSAGE_MAX: u32 = 1 << 31;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Libraries, drivers and devices differ from machine to machine; that there is a reason and advice does not.
+    #[test]
+    fn a_machine_without_an_rdma_device_says_what_to_install_or_load() {
+        match VerbsRnic::open(VerbsConfig::default()) {
+            Ok(rnic) => assert!(!rnic.attributes().name.is_empty()),
+            Err(error) => {
+                let (text, advice) = (error.to_string(), error.advice().expect("advice"));
+                match error {
+                    RnicError::NoVerbsLibrary { .. } => assert!(advice.contains("apt install"), "{advice}"),
+                    RnicError::NoRdmaDevice { .. } => {
+                        assert!(text.contains("no RDMA device"), "{text}");
+                        assert!(advice.contains("modprobe rdma_rxe"), "{advice}");
+                    }
+                    other => eprintln!("{other}: {advice}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_beyond_their_fields_are_refused() {
+        let good = QpRemote::new(Ipv4Addr::new(10, 255, 0, 1), Qpn::VIRTUAL);
+        assert_eq!(check_remote(&good), Ok(()));
+        for bad in [
+            QpRemote { timeout: 32, ..good },
+            QpRemote { retry_cnt: 8, ..good },
+            QpRemote { rnr_retry: 8, ..good },
+            QpRemote {
+                min_rnr_timer: 32,
+                ..good
+            },
+        ] {
+            assert!(matches!(check_remote(&bad), Err(QpError::OutOfRange { .. })));
+        }
+    }
+
+    #[test]
+    fn a_queue_deeper_than_the_device_allows_is_refused_with_the_bound() {
+        assert_eq!(depth("limits.send", 256, 16384), Ok(256));
+        let bound = QpError::OutOfRange {
+            field: "limits.send",
+            value: 20000,
+            min: 1,
+            max: 16384,
+        };
+        assert_eq!(depth("limits.send", 20000, 16384), Err(bound));
+        assert!(depth("limits.send", 0, 16384).is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! How the device says that work requests ended, and events, in our words.
+
+use std::ffi::c_uint;
+
+use castnet_endpoint::Status;
+
+use super::sys;
+
+/// The status of a work completion, IBV_WC_*. What has no counterpart here is an error of the local side.
+pub(super) fn status(wc: c_uint) -> Status {
+    match wc {
+        sys::WC_SUCCESS => Status::Success,
+        sys::WC_LOC_LEN_ERR => Status::LocalLengthError,
+        sys::WC_WR_FLUSH_ERR => Status::Flushed,
+        sys::WC_REM_INV_REQ_ERR => Status::RemoteInvalidRequest,
+        sys::WC_REM_ACCESS_ERR => Status::RemoteAccessError,
+        sys::WC_REM_OP_ERR | sys::WC_REM_ABORT_ERR => Status::RemoteOperationalError,
+        sys::WC_RETRY_EXC_ERR | sys::WC_RESP_TIMEOUT_ERR => Status::RetryExceeded,
+        sys::WC_RNR_RETRY_EXC_ERR => Status::RnrRetryExceeded,
+        // IBV_WC_LOC_QP_OP_ERR, _LOC_PROT_ERR, _LOC_ACCESS_ERR, _BAD_RESP_ERR, _FATAL_ERR, _GENERAL_ERR and rarer ones.
+        _ => Status::LocalProtectionError,
+    }
+}
+
+/// The header's name of a status, for log lines: several are one [`Status`].
+pub(super) fn wc_name(wc: c_uint) -> String {
+    name_of("IBV_WC_", wc, |name| {
+        name.ends_with("_ERR") || name == "IBV_WC_SUCCESS"
+    })
+}
+
+/// The header's name of an asynchronous event.
+pub(super) fn event_name(event: c_uint) -> String {
+    name_of("IBV_EVENT_", event, |_| true)
+}
+
+/// The header's name of a port's state.
+pub(super) fn port_state_name(state: c_uint) -> String {
+    name_of("IBV_PORT_", state, |_| true)
+}
+
+fn name_of(prefix: &str, value: c_uint, wanted: impl Fn(&str) -> bool) -> String {
+    sys::NUMBERS
+        .iter()
+        .find(|(name, number)| name.starts_with(prefix) && *number == u64::from(value) && wanted(name))
+        .map_or_else(|| format!("{prefix}{value}"), |(name, _)| (*name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_of_the_endpoint_has_its_number_of_verbs() {
+        let pairs = [
+            (0, Status::Success),
+            (1, Status::LocalLengthError),
+            (4, Status::LocalProtectionError),
+            (5, Status::Flushed),
+            (9, Status::RemoteInvalidRequest),
+            (10, Status::RemoteAccessError),
+            (11, Status::RemoteOperationalError),
+            (12, Status::RetryExceeded),
+            (13, Status::RnrRetryExceeded),
+        ];
+        for (wc, expected) in pairs {
+            assert_eq!(status(wc), expected, "{}", wc_name(wc));
+        }
+    }
+
+    #[test]
+    fn no_other_number_is_a_success() {
+        for wc in (1..64).chain([u32::MAX]) {
+            assert_ne!(status(wc), Status::Success, "{wc}");
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_the_header_and_unknown_numbers_are_shown() {
+        assert_eq!(wc_name(12), "IBV_WC_RETRY_EXC_ERR");
+        assert_eq!(wc_name(2), "IBV_WC_LOC_QP_OP_ERR");
+        assert_eq!(wc_name(0), "IBV_WC_SUCCESS");
+        assert_eq!(wc_name(77), "IBV_WC_77");
+        assert_eq!(event_name(1), "IBV_EVENT_QP_FATAL");
+        assert_eq!(port_state_name(1), "IBV_PORT_DOWN");
+    }
+}

@@ -1,0 +1,410 @@
+//! The parts of <infiniband/verbs.h> that are used: shapes and numbers, nothing that runs.
+//!
+//! libibverbs promises these to stay as they are (its soname is libibverbs.so.1 since 2006; new fields come behind the old
+//! ones). `sys/layout.rs` compiles a C program against the header and holds every size, offset and number equal.
+//!
+//! Of structures that the library makes, only the first fields are here, as far as they are read.
+
+#[cfg(test)]
+mod layout;
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// A device, before it is opened.
+#[repr(C)]
+pub(super) struct Device {
+    _opaque: [u8; 0],
+}
+
+/// A protection domain.
+#[repr(C)]
+pub(super) struct Pd {
+    _opaque: [u8; 0],
+}
+
+/// An open device: its first fields. What follows holds a mutex of the C library.
+#[repr(C)]
+pub(super) struct Context {
+    pub(super) device: *mut Device,
+    pub(super) ops: ContextOps,
+    pub(super) cmd_fd: c_int,
+    pub(super) async_fd: c_int,
+}
+
+type Unused = Option<unsafe extern "C" fn()>;
+
+/// The provider's functions that the header's inline functions call.
+#[repr(C)]
+pub(super) struct ContextOps {
+    _before_poll_cq: [Unused; 11],
+    pub(super) poll_cq: Option<unsafe extern "C" fn(cq: *mut Cq, count: c_int, wc: *mut Wc) -> c_int>,
+    pub(super) req_notify_cq: Option<unsafe extern "C" fn(cq: *mut Cq, solicited_only: c_int) -> c_int>,
+    _before_post_send: [Unused; 12],
+    pub(super) post_send:
+        Option<unsafe extern "C" fn(qp: *mut Qp, wr: *mut SendWr, bad: *mut *mut SendWr) -> c_int>,
+    pub(super) post_recv:
+        Option<unsafe extern "C" fn(qp: *mut Qp, wr: *mut RecvWr, bad: *mut *mut RecvWr) -> c_int>,
+    _after: [Unused; 5],
+}
+
+/// A completion channel.
+#[repr(C)]
+pub(super) struct CompChannel {
+    pub(super) context: *mut Context,
+    pub(super) fd: c_int,
+    pub(super) refcnt: c_int,
+}
+
+/// A completion queue: its first fields.
+#[repr(C)]
+pub(super) struct Cq {
+    pub(super) context: *mut Context,
+    pub(super) channel: *mut CompChannel,
+    pub(super) cq_context: *mut c_void,
+    pub(super) handle: u32,
+    pub(super) cqe: c_int,
+}
+
+/// A queue pair: its first fields.
+#[repr(C)]
+pub(super) struct Qp {
+    pub(super) context: *mut Context,
+    pub(super) qp_context: *mut c_void,
+    pub(super) pd: *mut Pd,
+    pub(super) send_cq: *mut Cq,
+    pub(super) recv_cq: *mut Cq,
+    pub(super) srq: *mut c_void,
+    pub(super) handle: u32,
+    pub(super) qp_num: u32,
+    pub(super) state: c_uint,
+    pub(super) qp_type: c_uint,
+}
+
+/// A memory region.
+#[repr(C)]
+pub(super) struct Mr {
+    pub(super) context: *mut Context,
+    pub(super) pd: *mut Pd,
+    pub(super) addr: *mut c_void,
+    pub(super) length: usize,
+    pub(super) handle: u32,
+    pub(super) lkey: u32,
+    pub(super) rkey: u32,
+}
+
+/// A GID; the header has it aligned as its two halves of 64 bits.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Default)]
+pub(super) struct Gid {
+    pub(super) raw: [u8; 16],
+}
+
+/// What a device can do.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct DeviceAttr {
+    pub(super) fw_ver: [c_char; 64],
+    pub(super) node_guid: u64,
+    pub(super) sys_image_guid: u64,
+    pub(super) max_mr_size: u64,
+    pub(super) page_size_cap: u64,
+    pub(super) vendor_id: u32,
+    pub(super) vendor_part_id: u32,
+    pub(super) hw_ver: u32,
+    pub(super) max_qp: c_int,
+    pub(super) max_qp_wr: c_int,
+    pub(super) device_cap_flags: c_uint,
+    pub(super) max_sge: c_int,
+    pub(super) max_sge_rd: c_int,
+    pub(super) max_cq: c_int,
+    pub(super) max_cqe: c_int,
+    pub(super) max_mr: c_int,
+    pub(super) max_pd: c_int,
+    _between: [c_int; 20],
+    pub(super) max_pkeys: u16,
+    pub(super) local_ca_ack_delay: u8,
+    pub(super) phys_port_cnt: u8,
+}
+
+/// What a port is.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct PortAttr {
+    pub(super) state: c_uint,
+    pub(super) max_mtu: c_uint,
+    pub(super) active_mtu: c_uint,
+    pub(super) gid_tbl_len: c_int,
+    pub(super) port_cap_flags: u32,
+    pub(super) max_msg_sz: u32,
+    pub(super) bad_pkey_cntr: u32,
+    pub(super) qkey_viol_cntr: u32,
+    pub(super) pkey_tbl_len: u16,
+    pub(super) lid: u16,
+    pub(super) sm_lid: u16,
+    pub(super) lmc: u8,
+    pub(super) max_vl_num: u8,
+    pub(super) sm_sl: u8,
+    pub(super) subnet_timeout: u8,
+    pub(super) init_type_reply: u8,
+    pub(super) active_width: u8,
+    pub(super) active_speed: u8,
+    pub(super) phys_state: u8,
+    pub(super) link_layer: u8,
+    pub(super) flags: u8,
+    pub port_cap_flags2: u16,
+}
+
+/// An asynchronous event.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct AsyncEvent {
+    /// A pointer to what it is about, or a port's number in its first bytes.
+    pub(super) element: *mut c_void,
+    pub(super) event_type: c_uint,
+}
+
+/// One end of a work request.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct Wc {
+    pub(super) wr_id: u64,
+    pub(super) status: c_uint,
+    pub(super) opcode: c_uint,
+    pub(super) vendor_err: u32,
+    pub(super) byte_len: u32,
+    /// The immediate, big endian, or a key that was made invalid.
+    pub(super) imm_data: u32,
+    pub(super) qp_num: u32,
+    pub(super) src_qp: u32,
+    pub(super) wc_flags: c_uint,
+    pub(super) pkey_index: u16,
+    pub(super) slid: u16,
+    pub(super) sl: u8,
+    pub(super) dlid_path_bits: u8,
+}
+
+/// A route to a GID.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct GlobalRoute {
+    pub(super) dgid: Gid,
+    pub(super) flow_label: u32,
+    pub(super) sgid_index: u8,
+    pub(super) hop_limit: u8,
+    pub(super) traffic_class: u8,
+}
+
+/// Where a QP's packets go.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct AhAttr {
+    pub(super) grh: GlobalRoute,
+    pub(super) dlid: u16,
+    pub(super) sl: u8,
+    pub(super) src_path_bits: u8,
+    pub(super) static_rate: u8,
+    pub(super) is_global: u8,
+    pub(super) port_num: u8,
+}
+
+/// Depths of a QP's queues.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct QpCap {
+    pub(super) max_send_wr: u32,
+    pub(super) max_recv_wr: u32,
+    pub(super) max_send_sge: u32,
+    pub(super) max_recv_sge: u32,
+    pub(super) max_inline_data: u32,
+}
+
+/// What a QP is made with.
+#[repr(C)]
+pub(super) struct QpInitAttr {
+    pub(super) qp_context: *mut c_void,
+    pub(super) send_cq: *mut Cq,
+    pub(super) recv_cq: *mut Cq,
+    pub(super) srq: *mut c_void,
+    pub(super) cap: QpCap,
+    pub(super) qp_type: c_uint,
+    pub(super) sq_sig_all: c_int,
+}
+
+/// What a QP is.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct QpAttr {
+    pub(super) qp_state: c_uint,
+    pub(super) cur_qp_state: c_uint,
+    pub(super) path_mtu: c_uint,
+    pub(super) path_mig_state: c_uint,
+    pub(super) qkey: u32,
+    pub(super) rq_psn: u32,
+    pub(super) sq_psn: u32,
+    pub(super) dest_qp_num: u32,
+    pub(super) qp_access_flags: c_uint,
+    pub(super) cap: QpCap,
+    pub(super) ah_attr: AhAttr,
+    pub(super) alt_ah_attr: AhAttr,
+    pub(super) pkey_index: u16,
+    pub(super) alt_pkey_index: u16,
+    pub(super) en_sqd_async_notify: u8,
+    pub(super) sq_draining: u8,
+    pub(super) max_rd_atomic: u8,
+    pub(super) max_dest_rd_atomic: u8,
+    pub(super) min_rnr_timer: u8,
+    pub(super) port_num: u8,
+    pub(super) timeout: u8,
+    pub(super) retry_cnt: u8,
+    pub(super) rnr_retry: u8,
+    pub(super) alt_port_num: u8,
+    pub(super) alt_timeout: u8,
+    pub(super) rate_limit: u32,
+}
+
+/// A piece of local memory.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sge {
+    pub(super) addr: u64,
+    pub(super) length: u32,
+    pub(super) lkey: u32,
+}
+
+/// A send work request. The header has unions behind the immediate; of these only the address and key of WRITEs are
+/// named here.
+#[repr(C)]
+pub(super) struct SendWr {
+    pub(super) wr_id: u64,
+    pub(super) next: *mut SendWr,
+    pub(super) sg_list: *mut Sge,
+    pub(super) num_sge: c_int,
+    pub(super) opcode: c_uint,
+    pub(super) send_flags: c_uint,
+    /// The immediate, big endian.
+    pub(super) imm_data: u32,
+    pub(super) remote_addr: u64,
+    pub(super) rkey: u32,
+    _rest_of_wr: [u32; 5],
+    _qp_type: u64,
+    _bind_mw: [u64; 6],
+}
+
+impl SendWr {
+    /// One without bytes, address and key.
+    pub(super) const fn new(wr_id: u64, opcode: c_uint, send_flags: c_uint) -> Self {
+        Self {
+            wr_id,
+            next: std::ptr::null_mut(),
+            sg_list: std::ptr::null_mut(),
+            num_sge: 0,
+            opcode,
+            send_flags,
+            imm_data: 0,
+            remote_addr: 0,
+            rkey: 0,
+            _rest_of_wr: [0; 5],
+            _qp_type: 0,
+            _bind_mw: [0; 6],
+        }
+    }
+}
+
+/// A receive work request.
+#[repr(C)]
+pub(super) struct RecvWr {
+    pub(super) wr_id: u64,
+    pub(super) next: *mut RecvWr,
+    pub(super) sg_list: *mut Sge,
+    pub(super) num_sge: c_int,
+}
+
+/// Declares numbers of the header with their C names, and a table of them for the test of the layout.
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident = $value:expr, $c:literal;)*) => {
+        $($(#[$doc])* pub(super) const $name: c_uint = $value;)*
+        /// Every number here, with its name in the header.
+        pub(super) const NUMBERS: &[(&str, u64)] = &[$(($c, $name as u64)),*];
+    };
+}
+
+numbers! {
+    ACCESS_LOCAL_WRITE = 1, "IBV_ACCESS_LOCAL_WRITE";
+    ACCESS_REMOTE_WRITE = 2, "IBV_ACCESS_REMOTE_WRITE";
+    QPT_RC = 2, "IBV_QPT_RC";
+    QPS_RESET = 0, "IBV_QPS_RESET";
+    QPS_INIT = 1, "IBV_QPS_INIT";
+    QPS_RTR = 2, "IBV_QPS_RTR";
+    QPS_RTS = 3, "IBV_QPS_RTS";
+    QPS_SQD = 4, "IBV_QPS_SQD";
+    QPS_SQE = 5, "IBV_QPS_SQE";
+    QPS_ERR = 6, "IBV_QPS_ERR";
+    QP_STATE = 1, "IBV_QP_STATE";
+    QP_ACCESS_FLAGS = 1 << 3, "IBV_QP_ACCESS_FLAGS";
+    QP_PKEY_INDEX = 1 << 4, "IBV_QP_PKEY_INDEX";
+    QP_PORT = 1 << 5, "IBV_QP_PORT";
+    QP_AV = 1 << 7, "IBV_QP_AV";
+    QP_PATH_MTU = 1 << 8, "IBV_QP_PATH_MTU";
+    QP_TIMEOUT = 1 << 9, "IBV_QP_TIMEOUT";
+    QP_RETRY_CNT = 1 << 10, "IBV_QP_RETRY_CNT";
+    QP_RNR_RETRY = 1 << 11, "IBV_QP_RNR_RETRY";
+    QP_RQ_PSN = 1 << 12, "IBV_QP_RQ_PSN";
+    QP_MAX_QP_RD_ATOMIC = 1 << 13, "IBV_QP_MAX_QP_RD_ATOMIC";
+    QP_MIN_RNR_TIMER = 1 << 15, "IBV_QP_MIN_RNR_TIMER";
+    QP_SQ_PSN = 1 << 16, "IBV_QP_SQ_PSN";
+    QP_MAX_DEST_RD_ATOMIC = 1 << 17, "IBV_QP_MAX_DEST_RD_ATOMIC";
+    QP_DEST_QPN = 1 << 20, "IBV_QP_DEST_QPN";
+    MTU_256 = 1, "IBV_MTU_256";
+    MTU_512 = 2, "IBV_MTU_512";
+    MTU_1024 = 3, "IBV_MTU_1024";
+    MTU_2048 = 4, "IBV_MTU_2048";
+    MTU_4096 = 5, "IBV_MTU_4096";
+    PORT_NOP = 0, "IBV_PORT_NOP";
+    PORT_DOWN = 1, "IBV_PORT_DOWN";
+    PORT_INIT = 2, "IBV_PORT_INIT";
+    PORT_ARMED = 3, "IBV_PORT_ARMED";
+    PORT_ACTIVE = 4, "IBV_PORT_ACTIVE";
+    PORT_ACTIVE_DEFER = 5, "IBV_PORT_ACTIVE_DEFER";
+    LINK_LAYER_UNSPECIFIED = 0, "IBV_LINK_LAYER_UNSPECIFIED";
+    LINK_LAYER_INFINIBAND = 1, "IBV_LINK_LAYER_INFINIBAND";
+    LINK_LAYER_ETHERNET = 2, "IBV_LINK_LAYER_ETHERNET";
+    WR_RDMA_WRITE = 0, "IBV_WR_RDMA_WRITE";
+    WR_RDMA_WRITE_WITH_IMM = 1, "IBV_WR_RDMA_WRITE_WITH_IMM";
+    WR_SEND = 2, "IBV_WR_SEND";
+    WR_SEND_WITH_IMM = 3, "IBV_WR_SEND_WITH_IMM";
+    SEND_SIGNALED = 1 << 1, "IBV_SEND_SIGNALED";
+    SEND_SOLICITED = 1 << 2, "IBV_SEND_SOLICITED";
+    WC_RECV = 1 << 7, "IBV_WC_RECV";
+    WC_RECV_RDMA_WITH_IMM = (1 << 7) + 1, "IBV_WC_RECV_RDMA_WITH_IMM";
+    WC_WITH_IMM = 1 << 1, "IBV_WC_WITH_IMM";
+    WC_WITH_INV = 1 << 3, "IBV_WC_WITH_INV";
+    WC_SUCCESS = 0, "IBV_WC_SUCCESS";
+    WC_LOC_LEN_ERR = 1, "IBV_WC_LOC_LEN_ERR";
+    WC_LOC_QP_OP_ERR = 2, "IBV_WC_LOC_QP_OP_ERR";
+    WC_LOC_PROT_ERR = 4, "IBV_WC_LOC_PROT_ERR";
+    WC_WR_FLUSH_ERR = 5, "IBV_WC_WR_FLUSH_ERR";
+    WC_BAD_RESP_ERR = 7, "IBV_WC_BAD_RESP_ERR";
+    WC_LOC_ACCESS_ERR = 8, "IBV_WC_LOC_ACCESS_ERR";
+    WC_REM_INV_REQ_ERR = 9, "IBV_WC_REM_INV_REQ_ERR";
+    WC_REM_ACCESS_ERR = 10, "IBV_WC_REM_ACCESS_ERR";
+    WC_REM_OP_ERR = 11, "IBV_WC_REM_OP_ERR";
+    WC_RETRY_EXC_ERR = 12, "IBV_WC_RETRY_EXC_ERR";
+    WC_RNR_RETRY_EXC_ERR = 13, "IBV_WC_RNR_RETRY_EXC_ERR";
+    WC_REM_ABORT_ERR = 16, "IBV_WC_REM_ABORT_ERR";
+    WC_FATAL_ERR = 19, "IBV_WC_FATAL_ERR";
+    WC_RESP_TIMEOUT_ERR = 20, "IBV_WC_RESP_TIMEOUT_ERR";
+    WC_GENERAL_ERR = 21, "IBV_WC_GENERAL_ERR";
+    EVENT_CQ_ERR = 0, "IBV_EVENT_CQ_ERR";
+    EVENT_QP_FATAL = 1, "IBV_EVENT_QP_FATAL";
+    EVENT_QP_REQ_ERR = 2, "IBV_EVENT_QP_REQ_ERR";
+    EVENT_QP_ACCESS_ERR = 3, "IBV_EVENT_QP_ACCESS_ERR";
+    EVENT_COMM_EST = 4, "IBV_EVENT_COMM_EST";
+    EVENT_SQ_DRAINED = 5, "IBV_EVENT_SQ_DRAINED";
+    EVENT_PATH_MIG = 6, "IBV_EVENT_PATH_MIG";
+    EVENT_PATH_MIG_ERR = 7, "IBV_EVENT_PATH_MIG_ERR";
+    EVENT_DEVICE_FATAL = 8, "IBV_EVENT_DEVICE_FATAL";
+    EVENT_PORT_ACTIVE = 9, "IBV_EVENT_PORT_ACTIVE";
+    EVENT_PORT_ERR = 10, "IBV_EVENT_PORT_ERR";
+    EVENT_QP_LAST_WQE_REACHED = 16, "IBV_EVENT_QP_LAST_WQE_REACHED";
+    EVENT_GID_CHANGE = 18, "IBV_EVENT_GID_CHANGE";
+}
