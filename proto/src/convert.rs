@@ -4,7 +4,9 @@
 //! (`group.paths[1].host.qpn`). [`Invalid`] turns into a [`tonic::Status`] INVALID_ARGUMENT whose message starts with
 //! the first field and whose details carry a `google.rpc.BadRequest` with all of them; [`violations`] reads it back.
 
+mod collective;
 mod group;
+mod job;
 mod request;
 
 use std::net::Ipv4Addr;
@@ -14,9 +16,17 @@ use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 
+pub use collective::{
+    collective_from_proto, collective_to_proto, loss_to_proto, rank_to_proto, straggler_to_proto,
+};
 pub use group::{
     group_from_proto, group_to_proto, host_to_proto, memory_to_proto, prefix_from_proto, route_from_proto,
     route_to_proto, routes_from_proto,
+};
+pub use job::{
+    BLOB_BYTES_MAX, DEFAULT_EXCHANGE_MS, DEFAULT_LEASE_MS, ExchangeCall, GivenSettings, NewCollective,
+    RankJoin, WAIT_MS_MAX, WINDOW_PACKETS_MAX, exchange_from_proto, new_collective_from_proto,
+    rank_join_from_proto,
 };
 pub use request::{
     FrameFilter, GivenHost, NewGroup, NewMember, connection_from_proto, connection_to_proto,

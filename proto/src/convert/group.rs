@@ -224,7 +224,7 @@ pub fn group_to_proto(group: &MulticastGroup) -> v1::MulticastGroup {
     }
 }
 
-fn port_to_proto(port: PortId) -> u32 {
+pub(super) fn port_to_proto(port: PortId) -> u32 {
     port.index() as u32
 }
 

@@ -293,7 +293,7 @@ pub fn port_from_proto(field: &str, value: u32) -> Result<PortId, Invalid> {
     port(value).map_err(|kind| Invalid::one(field, kind))
 }
 
-fn name(text: &str) -> Result<String, FaultKind> {
+pub(super) fn name(text: &str) -> Result<String, FaultKind> {
     let expected = "a name: 1 to 63 letters, digits, '-', '_' or '.'";
     let fits = text.len() <= NAME_LENGTH_MAX;
     let plain = text
@@ -309,7 +309,7 @@ fn name(text: &str) -> Result<String, FaultKind> {
     }
 }
 
-fn unicast_mcst_id(text: &str) -> Result<McstId, FaultKind> {
+pub(super) fn unicast_mcst_id(text: &str) -> Result<McstId, FaultKind> {
     let expected = "a McstID: a unicast IPv4 address that no host has, such as 10.200.0.1";
     let id: Ipv4Addr = parse(text, expected)?;
     let usable = !id.is_loopback() && (1..224).contains(&id.octets()[0]);

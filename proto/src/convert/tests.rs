@@ -285,3 +285,42 @@ fn long_texts_are_not_echoed_whole() {
     let invalid = mcst_id_from_proto("mcst_id", &"9".repeat(100_000)).unwrap_err();
     assert!(invalid.to_string().len() < 300, "{invalid}");
 }
+
+#[test]
+fn a_collective_group_travels_and_is_checked() {
+    let set = castnet_rules::RuleSet::from_toml(castnet_rules::COLLECTIVE_EXAMPLE).expect("the example");
+    let mut group = set.collectives[0].clone();
+    let message = collective_to_proto(&group);
+    assert_eq!(collective_from_proto("collective", &message), Ok(group.clone()));
+    group.loss_policy = castnet_rules::LossPolicy::Reflect;
+    group.straggler_policy = castnet_rules::StragglerPolicy::Rnr;
+    group.endpoints[2].next_hop = castnet_rules::CollectiveHop::Switch {
+        name: "s".into(),
+        mac: MacAddr([6, 0, 0, 0, 0, 1]),
+        ranks: vec![2, 3],
+    };
+    group.parent = Some(group.endpoints[2].port);
+    assert_eq!(
+        collective_from_proto("collective", &collective_to_proto(&group)),
+        Ok(group.clone())
+    );
+
+    let mut bad = collective_to_proto(&group);
+    (bad.slots, bad.loss_policy, bad.parent) = (1 << 20, 9, Some(64));
+    bad.endpoints[0].next_hop = None;
+    if let Some(v1::collective_endpoint::NextHop::Switch(switch)) = &mut bad.endpoints[2].next_hop {
+        switch.ranks[1] = 70_000;
+    }
+    let invalid = collective_from_proto("collective", &bad).expect_err("faults");
+    let fields: Vec<&str> = invalid.faults().iter().map(|f| f.field.as_str()).collect();
+    assert_eq!(
+        fields,
+        [
+            "collective.parent",
+            "collective.slots",
+            "collective.loss_policy",
+            "collective.endpoints[0]",
+            "collective.endpoints[2].switch.ranks[1]",
+        ]
+    );
+}
