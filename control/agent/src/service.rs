@@ -83,8 +83,13 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::InstallGroupRequest>,
     ) -> Answer<v1::InstallGroupResponse> {
-        let v1::InstallGroupRequest { group, owner } = request.into_inner();
-        let group = group.ok_or_else(|| missing("group", "the rule"))?;
+        let v1::InstallGroupRequest { rule, owner } = request.into_inner();
+        let group = match rule.ok_or_else(|| missing("group", "the rule"))? {
+            v1::install_group_request::Rule::Group(group) => group,
+            v1::install_group_request::Rule::Collective(_) => {
+                return Err(Status::unimplemented("collective groups"));
+            }
+        };
         let rule = group_from_proto("group", &group)?;
         self.ask(move |shared| {
             let outcome = shared.owners.install(&shared.dataplane, &rule, &owner)?;
@@ -141,6 +146,7 @@ impl v1::agent_server::Agent for Service {
             Ok(v1::ListGroupsResponse {
                 groups,
                 boot_id: shared.boot_id,
+                collectives: Vec::new(),
             })
         })
         .await

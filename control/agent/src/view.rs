@@ -202,6 +202,7 @@ pub(crate) fn counters(counters: &Counters, groups: Vec<v1::InstalledGroup>) -> 
         drops: drop_counts(&counters.drops, false),
         at_ns: counters.at.0,
         totals: Some(totals(&counters.totals)),
+        collectives: Vec::new(),
     }
 }
 

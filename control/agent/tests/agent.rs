@@ -59,7 +59,7 @@ impl Lab {
 
     async fn install(&mut self, rule: &MulticastGroup, owner: &str) -> Result<v1::InstallOutcome, Status> {
         let request = v1::InstallGroupRequest {
-            group: Some(group_to_proto(rule)),
+            rule: Some(v1::install_group_request::Rule::Group(group_to_proto(rule))),
             owner: owner.into(),
         };
         Ok(self.client.install_group(request).await?.into_inner().outcome())

@@ -98,6 +98,30 @@ fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
             let message = format!("{} has failed: syndrome {:#04x}", m.next_hop, m.syndrome);
             ("member-failed", Some(m.group), Some(names.name(m.port)), message)
         }
+        Event::CollectiveStalled(s) => {
+            let waited = units::span(Duration::from_nanos(s.for_ns));
+            let ranks: Vec<String> = s.ranks.iter().map(u32::to_string).collect();
+            let message = format!(
+                "PSN {} waits for {} (rank {}) for {waited}",
+                s.psn,
+                s.next_hops.join(", "),
+                ranks.join(", ")
+            );
+            let ports: Vec<String> = s.ports.iter().map(|p| names.name(*p)).collect();
+            (
+                "collective-stalled",
+                Some(s.group),
+                Some(ports.join(", ")),
+                message,
+            )
+        }
+        Event::CollectiveConflict(c) => {
+            let message = format!(
+                "collective {}: rank {} says {}, rank {} says {}",
+                c.sequence, c.rank, c.call, c.other_rank, c.other_call
+            );
+            ("collective-conflict", Some(c.group), None, message)
+        }
         Event::FdbFull(f) => (
             "fdb-full",
             None,

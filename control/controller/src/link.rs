@@ -145,9 +145,9 @@ impl Link {
         shared: &Shared,
         wanted: &Wanted,
     ) -> Result<(), SwitchError> {
-        let group = Some(group_to_proto(&wanted.to_install()));
+        let rule = v1::install_group_request::Rule::Group(group_to_proto(&wanted.to_install()));
         let request = v1::InstallGroupRequest {
-            group,
+            rule: Some(rule),
             owner: shared.owner.clone(),
         };
         call(shared.config.timeouts.switch, client.install_group(request))

@@ -153,7 +153,9 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             let mut names = Vec::new();
             for group in groups {
                 let request = api::InstallGroupRequest {
-                    group: Some(castnet_proto::convert::group_to_proto(group)),
+                    rule: Some(api::install_group_request::Rule::Group(
+                        castnet_proto::convert::group_to_proto(group),
+                    )),
                     owner: String::new(),
                 };
                 agent

@@ -86,8 +86,10 @@ impl Agent for ToyAgent {
             let _ = waits.send(());
             gate.acquire().await.unwrap().forget();
         }
-        let v1::InstallGroupRequest { group, owner } = request.into_inner();
-        let group = group.ok_or_else(|| Status::invalid_argument("group: missing"))?;
+        let v1::InstallGroupRequest { rule, owner } = request.into_inner();
+        let Some(v1::install_group_request::Rule::Group(group)) = rule else {
+            return Err(Status::invalid_argument("group: missing"));
+        };
         let toy = &mut *self.toy.lock();
         let outcome = match toy.groups.get(&group.mcst_id) {
             Some((_, other)) if *other != owner => {
@@ -164,6 +166,7 @@ impl Agent for ToyAgent {
         Ok(Response::new(v1::ListGroupsResponse {
             groups,
             boot_id: toy.boot_id,
+            ..Default::default()
         }))
     }
 
