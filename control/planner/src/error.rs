@@ -115,7 +115,7 @@ impl PlanError {
     }
 }
 
-fn cut_text(cut: &Cut) -> String {
+pub(crate) fn cut_text(cut: &Cut) -> String {
     match cut {
         Cut::NeverLinked => "the fabric does not link them".into(),
         Cut::Down(down) => down
@@ -126,7 +126,7 @@ fn cut_text(cut: &Cut) -> String {
     }
 }
 
-fn faults_text(faults: &[Fault]) -> String {
+pub(crate) fn faults_text(faults: &[Fault]) -> String {
     faults
         .iter()
         .map(ToString::to_string)

@@ -4,16 +4,23 @@
 //! The multicast distribution tree is a shortest-path tree from the source in which replication happens as late as
 //! possible (Cepheus II.C): a receiver joins the tree at its deepest switch that lies on one of the receiver's shortest
 //! paths; among equal ways there, the one over the links that carry the fewest groups wins (Cepheus III.C).
+//!
+//! The IncTree of a collective group hangs below a switch of the lowest level from which all ranks are reached
+//! (EPIC 6.2), and leaves out switches without room for it ([`place`]).
 #![forbid(unsafe_code)]
 
 mod error;
 mod load;
+mod place;
+mod place_error;
 mod plan;
 mod request;
 mod tree;
 
 pub use error::PlanError;
 pub use load::LinkLoad;
+pub use place::{CollectivePlan, CollectiveRequest, RankMember, Room, Rooms, place, slots};
+pub use place_error::{Lack, PlaceError, Shortage};
 pub use plan::{HEADROOM, Plan, plan};
 pub use request::{Member, Request};
 pub use tree::{Role, Tree, TreeLink, TreeNode};

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::MulticastGroup;
+use castnet_rules::{CollectiveGroup, MulticastGroup};
 use castnet_topology::{End, LinkId, Topology};
-use castnet_wire::McstId;
+use castnet_wire::{McstId, PortId};
 
 use crate::plan::Plan;
+use crate::tree::Tree;
 
 /// Groups per link (Cepheus III.C: the port that is "least used by MGs").
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,18 +27,37 @@ impl LinkLoad {
         topology: &Topology,
         rules: impl IntoIterator<Item = (&'a str, &'a MulticastGroup)>,
     ) -> Self {
-        let mut pairs: BTreeSet<(LinkId, McstId)> = BTreeSet::new();
-        for (switch, group) in rules {
-            for path in &group.paths {
-                let end = End::port(switch, path.port.index() as u8);
-                pairs.extend(topology.link_at(&end).map(|link| (link, group.mcst_id)));
-            }
-        }
+        let ports = rules.into_iter().flat_map(|(switch, group)| {
+            let each = group.paths.iter();
+            each.map(move |path| (switch, group.mcst_id, path.port))
+        });
         let mut load = Self::new();
-        for (link, _) in pairs {
-            *load.groups.entry(link).or_default() += 1;
-        }
+        load.count(topology, ports);
         load
+    }
+
+    /// Counts collective groups too, as [`LinkLoad::from_rules`] does multicast groups.
+    pub fn add_collectives<'a>(
+        &mut self,
+        topology: &Topology,
+        rules: impl IntoIterator<Item = (&'a str, &'a CollectiveGroup)>,
+    ) {
+        let ports = rules.into_iter().flat_map(|(switch, group)| {
+            let each = group.endpoints.iter();
+            each.map(move |endpoint| (switch, group.mcst_id, endpoint.port))
+        });
+        self.count(topology, ports);
+    }
+
+    fn count<'a>(&mut self, topology: &Topology, ports: impl Iterator<Item = (&'a str, McstId, PortId)>) {
+        let mut pairs: BTreeSet<(LinkId, McstId)> = BTreeSet::new();
+        for (switch, mcst_id, port) in ports {
+            let end = End::port(switch, port.index() as u8);
+            pairs.extend(topology.link_at(&end).map(|link| (link, mcst_id)));
+        }
+        for (link, _) in pairs {
+            *self.groups.entry(link).or_default() += 1;
+        }
     }
 
     /// Groups on that link.
@@ -47,7 +67,12 @@ impl LinkLoad {
 
     /// Counts a plan that is carried out.
     pub fn add(&mut self, plan: &Plan) {
-        for link in plan.tree.links() {
+        self.add_tree(&plan.tree);
+    }
+
+    /// Counts a tree of either kind.
+    pub fn add_tree(&mut self, tree: &Tree) {
+        for link in tree.links() {
             *self.groups.entry(link).or_default() += 1;
         }
     }

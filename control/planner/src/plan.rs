@@ -149,7 +149,7 @@ fn in_request(mut fault: Fault) -> Fault {
 }
 
 /// The tree as each node's link to its parent.
-type Parents = BTreeMap<String, (LinkId, String)>;
+pub(crate) type Parents = BTreeMap<String, (LinkId, String)>;
 
 /// Joins the receivers to the tree one after the other, nearest first.
 ///
@@ -188,7 +188,7 @@ struct Way {
 
 /// Adds `receiver` by the way that takes the fewest new links, and among those the fewest groups; among equals the
 /// first in the order of names and ports.
-fn join(
+pub(crate) fn join(
     topology: &Topology,
     load: &LinkLoad,
     distances: &Distances,
@@ -268,9 +268,9 @@ fn check_mtu(topology: &Topology, request: &Request, parents: &Parents) -> Resul
 }
 
 /// The tree as each node's links to its children, in the order of its ports.
-type Children = BTreeMap<String, Vec<(TreeLink, String)>>;
+pub(crate) type Children = BTreeMap<String, Vec<(TreeLink, String)>>;
 
-fn children(topology: &Topology, parents: &Parents) -> Children {
+pub(crate) fn children(topology: &Topology, parents: &Parents) -> Children {
     let mut all = Children::new();
     for (child, (id, parent)) in parents {
         let Some(link) = topology.link(*id) else { continue };

@@ -1,4 +1,4 @@
-//! A multicast distribution tree, for drawing and for counting.
+//! A distribution tree or IncTree, for drawing and for counting.
 
 use core::fmt;
 use core::net::Ipv4Addr;
@@ -18,7 +18,7 @@ use castnet_wire::{PortId, Qpn};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
-    /// The source.
+    /// The source of a multicast group; the topmost switch of an IncTree.
     pub root: TreeNode,
 }
 
@@ -49,6 +49,15 @@ pub enum Role {
     Switch,
     /// A host that receives.
     Receiver {
+        /// Its address.
+        ip: Ipv4Addr,
+        /// Its QP.
+        qpn: Qpn,
+    },
+    /// The host of a rank of a collective group.
+    Rank {
+        /// Its rank.
+        rank: u16,
         /// Its address.
         ip: Ipv4Addr,
         /// Its QP.
@@ -122,6 +131,7 @@ impl fmt::Display for TreeNode {
         match &self.role {
             Role::Source { ip, qpn } => write!(f, "{} {ip} QP {qpn}, source", self.name),
             Role::Receiver { ip, qpn } => write!(f, "{} {ip} QP {qpn}", self.name),
+            Role::Rank { rank, ip, qpn } => write!(f, "rank {rank}: {} {ip} QP {qpn}", self.name),
             Role::Switch => f.write_str(&self.name),
         }
     }

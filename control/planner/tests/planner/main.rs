@@ -1,5 +1,6 @@
 //! Plans of known fabrics, and what holds for any plan in any fabric.
 
 mod common;
+mod placement;
 mod plans;
 mod properties;

@@ -1,0 +1,554 @@
+//! IncTree placement: from a request to one collective rule per switch (EPIC 6.1, 6.2).
+//!
+//! The level of a switch, for a group, is the number of links to the farthest of its ranks: in a Clos network that is the
+//! tier from which all ranks are reached downwards (EPIC 6.2), and it has a meaning in any other graph. The root is a
+//! switch of the lowest level; among several the one whose tree takes the fewest links, then the one over the links with
+//! the fewest groups, then the first by name. The tree is a shortest-path tree from the root in which ways part as late
+//! as possible, as that of multicast.
+//!
+//! A switch that has no room is left out and the search begins anew, until a tree fits or the ranks cannot be linked any
+//! more: then the shortages are told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use castnet_rules::{
+    CollectiveEndpoint, CollectiveGroup, CollectiveHop, Fault, LossPolicy, RankEndpoint, StragglerPolicy,
+};
+use castnet_topology::{Cut, Distances, Topology};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use core::net::Ipv4Addr;
+
+use crate::load::LinkLoad;
+use crate::place_error::{Lack, PlaceError, Shortage};
+use crate::plan::{Children, HEADROOM, Parents, children, join};
+use crate::tree::{Role, Tree, TreeLink, TreeNode};
+
+/// Candidates of one level that are laid out to be compared; in a large fabric the first by load and name.
+const CANDIDATES_MAX: usize = 16;
+
+/// A collective group that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CollectiveRequest {
+    /// The group's name.
+    pub name: String,
+    /// The version that the rules will carry.
+    pub generation: u64,
+    /// The group's address; no host of the fabric has it.
+    pub mcst_id: McstId,
+    /// Payload bytes of a full packet.
+    pub pmtu: Pmtu,
+    /// The group's first PSN.
+    pub psn_start: Psn,
+    /// Packets that may be under way at a switch: a power of two of at least two windows.
+    pub slots: u16,
+    /// Packets of a full message.
+    pub message_packets: u16,
+    /// Whether contributions are kept and added in rank order.
+    pub reproducible: bool,
+    /// Who repairs losses.
+    pub loss_policy: LossPolicy,
+    /// How ranks that wait are kept alive.
+    pub straggler_policy: StragglerPolicy,
+    /// The ranks' QP time-out, in microseconds.
+    pub ack_timeout_us: u32,
+    /// When a collective that waits is reported, in milliseconds.
+    pub stall_timeout_ms: u32,
+    /// The ranks, rank 0 first; at least two, each at a host of its own.
+    pub ranks: Vec<RankMember>,
+}
+
+/// A rank's QP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankMember {
+    /// The host's name in the fabric.
+    pub host: String,
+    /// Its address; where it is `None`, the fabric's.
+    pub ip: Option<Ipv4Addr>,
+    /// Its Ethernet address; where it is `None`, the fabric's.
+    pub mac: Option<MacAddr>,
+    /// Its QP.
+    pub qpn: Qpn,
+    /// The PSN of the first packet that it sends.
+    pub sq_psn: Psn,
+    /// The PSN of the first packet that it receives.
+    pub rq_psn: Psn,
+}
+
+/// What a switch has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes of group state that are free.
+    pub memory_free: u64,
+    /// Groups that it can still take.
+    pub groups_free: u64,
+    /// Endpoints that one group can have there.
+    pub endpoints_max: u64,
+    /// Path MTUs that it carries; empty: any.
+    pub pmtus: Vec<Pmtu>,
+}
+
+/// What switches have left, by name; a switch that is not named takes anything.
+pub type Rooms = BTreeMap<String, Room>;
+
+/// What a request becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CollectivePlan {
+    /// The IncTree: switches with ranks as leaves.
+    pub tree: Tree,
+    /// Each switch's part, by its name.
+    pub rules: BTreeMap<String, CollectiveGroup>,
+}
+
+impl CollectivePlan {
+    /// What each switch must set aside, in bytes.
+    pub fn memory(&self) -> BTreeMap<&str, u64> {
+        let each = self.rules.iter();
+        each.map(|(switch, rule)| (switch.as_str(), rule.memory_bytes()))
+            .collect()
+    }
+}
+
+impl CollectiveRequest {
+    /// A request with the usual rest: generation 1, PSN 0, the rules' defaults, slots for two windows of `window`
+    /// packets.
+    pub fn new(name: &str, mcst_id: McstId, pmtu: Pmtu, window: u16, ranks: Vec<RankMember>) -> Self {
+        Self {
+            name: name.into(),
+            generation: 1,
+            mcst_id,
+            pmtu,
+            psn_start: Psn::new(0),
+            slots: slots(window),
+            message_packets: castnet_rules::DEFAULT_MESSAGE_PACKETS.min(window.max(1)),
+            reproducible: false,
+            loss_policy: LossPolicy::default(),
+            straggler_policy: StragglerPolicy::default(),
+            ack_timeout_us: castnet_rules::DEFAULT_ACK_TIMEOUT_US,
+            stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
+            ranks,
+        }
+    }
+}
+
+impl RankMember {
+    /// A host's QP, with the addresses that the fabric knows.
+    pub fn new(host: &str, qpn: Qpn) -> Self {
+        Self {
+            host: host.into(),
+            ip: None,
+            mac: None,
+            qpn,
+            sq_psn: Psn::new(0),
+            rq_psn: Psn::new(0),
+        }
+    }
+}
+
+/// Slots for a window of so many packets: the smallest power of two of at least two windows, at most 32768.
+pub const fn slots(window: u16) -> u16 {
+    let twice = 2 * if window == 0 { 1 } else { window as u32 };
+    let power = twice.next_power_of_two();
+    if power > 1 << 15 { 1 << 15 } else { power as u16 }
+}
+
+/// Places a group. `load` says how many groups each link carries already, `rooms` what each switch has left.
+///
+/// # Errors
+/// Names the rank, the setting or the switches at fault.
+pub fn place(
+    topology: &Topology,
+    load: &LinkLoad,
+    rooms: &Rooms,
+    request: &CollectiveRequest,
+) -> Result<CollectivePlan, PlaceError> {
+    let ranks = resolve(topology, request)?;
+    let mut usable = wide_enough(topology, request)?;
+    let mut shortages: Vec<Shortage> = Vec::new();
+    loop {
+        let Some(plan) = lowest(&usable, load, request, &ranks)? else {
+            if !shortages.is_empty() {
+                return Err(PlaceError::NoRoom { shortages });
+            }
+            return Err(no_path(topology, request));
+        };
+        let short = plan.rules.iter().find_map(|(switch, rule)| {
+            let room = rooms.get(switch)?;
+            Shortage::of(switch, room, rule)
+        });
+        match short {
+            None => return Ok(plan),
+            Some(shortage) => {
+                usable.set_switch_up(&shortage.switch, false);
+                shortages.push(shortage);
+            }
+        }
+    }
+}
+
+/// The ranks with their addresses; everything that can be refused without looking for paths.
+fn resolve(topology: &Topology, request: &CollectiveRequest) -> Result<Vec<RankEndpoint>, PlaceError> {
+    let ranks = request.ranks.len();
+    if !(2..=usize::from(castnet_rules::RANKS_MAX)).contains(&ranks) {
+        return Err(PlaceError::BadSize { ranks });
+    }
+    let mut rank_of: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut resolved = Vec::with_capacity(ranks);
+    for (rank, member) in request.ranks.iter().enumerate() {
+        let name = member.host.clone();
+        if let Some(first) = rank_of.insert(&member.host, rank) {
+            return Err(PlaceError::HostTwice {
+                rank,
+                host: name,
+                first,
+            });
+        }
+        let host = topology.host(&name).ok_or_else(|| PlaceError::UnknownHost {
+            rank,
+            host: name.clone(),
+        })?;
+        let lacking = |address| PlaceError::NoAddress {
+            rank,
+            host: member.host.clone(),
+            address,
+        };
+        resolved.push(RankEndpoint {
+            rank: rank as u16,
+            ip: member.ip.or(host.ip).ok_or_else(|| lacking("IP address"))?,
+            mac: member
+                .mac
+                .or(host.mac.map(MacAddr))
+                .ok_or_else(|| lacking("Ethernet address"))?,
+            name,
+            qpn: member.qpn,
+            sq_psn: member.sq_psn,
+            rq_psn: member.rq_psn,
+        });
+    }
+    match topology.hosts().find(|h| h.ip == Some(request.mcst_id.0)) {
+        Some(host) => Err(PlaceError::McstIdIsHost {
+            mcst_id: request.mcst_id,
+            host: host.name.clone(),
+        }),
+        None => Ok(resolved),
+    }
+}
+
+/// The fabric without the links that cannot carry full packets.
+///
+/// # Errors
+/// A rank hangs on such a link.
+fn wide_enough(topology: &Topology, request: &CollectiveRequest) -> Result<Topology, PlaceError> {
+    let needed = request.pmtu.bytes() as u32 + HEADROOM;
+    let mut usable = topology.clone();
+    for (id, link) in topology.links().filter(|(_, l)| l.mtu < needed) {
+        usable.set_link_up(id, false);
+        let hosts = [link.a.node(), link.b.node()];
+        if request.ranks.iter().any(|r| hosts.contains(&r.host.as_str())) {
+            return Err(PlaceError::PmtuTooLarge {
+                pmtu: request.pmtu,
+                needed,
+                a: link.a.clone(),
+                b: link.b.clone(),
+                mtu: link.mtu,
+            });
+        }
+    }
+    Ok(usable)
+}
+
+/// The best tree of the lowest level; `None` where no switch reaches all ranks.
+fn lowest(
+    usable: &Topology,
+    load: &LinkLoad,
+    request: &CollectiveRequest,
+    ranks: &[RankEndpoint],
+) -> Result<Option<CollectivePlan>, PlaceError> {
+    let hosts: Vec<&str> = request.ranks.iter().map(|r| r.host.as_str()).collect();
+    let mut roots = roots(usable, load, &hosts);
+    roots.truncate(CANDIDATES_MAX);
+    let grown = roots.into_iter().map(|(root, distances)| {
+        let parents = grow(usable, load, &root, &distances, &hosts);
+        let groups: u64 = parents.values().map(|(link, _)| u64::from(load.get(*link))).sum();
+        (parents.len(), groups, root, parents)
+    });
+    let Some((_, _, root, parents)) = grown.min_by(|x, y| (x.0, x.1, &x.2).cmp(&(y.0, y.1, &y.2))) else {
+        return Ok(None);
+    };
+    let by_host: BTreeMap<&str, &RankEndpoint> = ranks.iter().map(|r| (r.name.as_str(), r)).collect();
+    let tree = Tree {
+        root: node(&root, None, &by_host, &children(usable, &parents)),
+    };
+    let mut rules = BTreeMap::new();
+    write_rules(usable, request, &by_host, &tree.root, None, &mut rules)?;
+    Ok(Some(CollectivePlan { tree, rules }))
+}
+
+/// The switches of the lowest level with the distances to them; those whose links carry the fewest groups first, then
+/// by name.
+fn roots(usable: &Topology, load: &LinkLoad, hosts: &[&str]) -> Vec<(String, Distances)> {
+    let mut lowest = u32::MAX;
+    let mut all = Vec::new();
+    for switch in usable.switches().filter(|s| s.up) {
+        let distances = usable.distances(&switch.name);
+        let each = hosts.iter().map(|host| usable.distance(host, &distances));
+        let Some(level) = each
+            .collect::<Option<Vec<u32>>>()
+            .and_then(|d| d.into_iter().max())
+        else {
+            continue;
+        };
+        if level < lowest {
+            lowest = level;
+            all.clear();
+        }
+        if level == lowest {
+            let links = usable.neighbours(&switch.name).into_iter();
+            let groups: u64 = links.map(|n| u64::from(load.get(n.link))).sum();
+            all.push((groups, switch.name.clone(), distances));
+        }
+    }
+    all.sort_by(|x, y| (x.0, &x.1).cmp(&(y.0, &y.1)));
+    all.into_iter()
+        .map(|(_, name, distances)| (name, distances))
+        .collect()
+}
+
+/// Joins the ranks to the root one after the other, nearest first.
+fn grow(usable: &Topology, load: &LinkLoad, root: &str, distances: &Distances, hosts: &[&str]) -> Parents {
+    let mut order: Vec<(Option<u32>, &str)> = hosts
+        .iter()
+        .map(|host| (usable.distance(host, distances), *host))
+        .collect();
+    order.sort_unstable();
+    let mut parents = Parents::new();
+    for (_, host) in order {
+        join(usable, load, distances, root, host, &mut parents);
+    }
+    parents
+}
+
+fn node(
+    name: &str,
+    up: Option<TreeLink>,
+    ranks: &BTreeMap<&str, &RankEndpoint>,
+    children: &Children,
+) -> TreeNode {
+    let role = match ranks.get(name) {
+        Some(r) => Role::Rank {
+            rank: r.rank,
+            ip: r.ip,
+            qpn: r.qpn,
+        },
+        None => Role::Switch,
+    };
+    let below = children.get(name).into_iter().flatten();
+    let children = below
+        .map(|(link, child)| node(child, Some(*link), ranks, children))
+        .collect();
+    TreeNode {
+        name: name.into(),
+        role,
+        up,
+        children,
+    }
+}
+
+/// The ranks in a part of the tree.
+fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
+    if let Role::Rank { rank, .. } = node.role {
+        all.insert(rank);
+    }
+    node.children.iter().for_each(|child| ranks_below(child, all));
+}
+
+fn write_rules(
+    topology: &Topology,
+    request: &CollectiveRequest,
+    by_host: &BTreeMap<&str, &RankEndpoint>,
+    node: &TreeNode,
+    parent: Option<&TreeNode>,
+    rules: &mut BTreeMap<String, CollectiveGroup>,
+) -> Result<(), PlaceError> {
+    if node.role != Role::Switch {
+        return Ok(());
+    }
+    let mut elsewhere: BTreeSet<u16> = (0..request.ranks.len() as u16).collect();
+    let mut endpoints = Vec::new();
+    for child in &node.children {
+        let mut below = BTreeSet::new();
+        ranks_below(child, &mut below);
+        elsewhere.retain(|rank| !below.contains(rank));
+        let Some(TreeLink {
+            parent_port: Some(port),
+            own_port,
+            ..
+        }) = child.up
+        else {
+            continue;
+        };
+        let next_hop = match (by_host.get(child.name.as_str()), own_port) {
+            (Some(rank), _) => CollectiveHop::Rank((*rank).clone()),
+            (None, Some(own_port)) => switch_hop(topology, &child.name, own_port, below),
+            (None, None) => continue,
+        };
+        endpoints.push(CollectiveEndpoint { port, next_hop });
+    }
+    let up = node.up.and_then(|up| up.own_port.zip(up.parent_port)).zip(parent);
+    if let Some(((port, far), parent)) = up {
+        endpoints.push(CollectiveEndpoint {
+            port,
+            next_hop: switch_hop(topology, &parent.name, far, elsewhere),
+        });
+    }
+    endpoints.sort_by_key(|e| e.next_hop.ranks().first().copied());
+    let rule = CollectiveGroup {
+        name: request.name.clone(),
+        generation: request.generation,
+        mcst_id: request.mcst_id,
+        pmtu: request.pmtu,
+        psn_start: request.psn_start,
+        slots: request.slots,
+        message_packets: request.message_packets,
+        reproducible: request.reproducible,
+        loss_policy: request.loss_policy,
+        straggler_policy: request.straggler_policy,
+        ack_timeout_us: request.ack_timeout_us,
+        stall_timeout_ms: request.stall_timeout_ms,
+        parent: up.map(|((port, _), _)| port),
+        endpoints,
+    };
+    let faults = rule.check(PortId::COUNT);
+    if !faults.is_empty() {
+        return Err(bad_rule(&node.name, &rule, faults));
+    }
+    rules.insert(node.name.clone(), rule);
+    node.children
+        .iter()
+        .try_for_each(|child| write_rules(topology, request, by_host, child, Some(node), rules))
+}
+
+fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: BTreeSet<u16>) -> CollectiveHop {
+    let mac = topology
+        .switch(name)
+        .and_then(|s| s.ports.get(&(port.index() as u8)).copied())
+        .unwrap_or_default();
+    CollectiveHop::Switch {
+        name: name.into(),
+        mac: MacAddr(mac),
+        ranks: ranks.into_iter().collect(),
+    }
+}
+
+/// What the checker says of a rule: of the request's values where it can be said of them.
+fn bad_rule(switch: &str, rule: &CollectiveGroup, faults: Vec<Fault>) -> PlaceError {
+    let in_request = |fault: &Fault| {
+        let mut fault = fault.clone();
+        if let Some((index, rest)) = fault
+            .field
+            .strip_prefix("endpoints[")
+            .and_then(|f| f.split_once("].rank."))
+        {
+            let rank = rule
+                .endpoints
+                .get(index.parse::<usize>().ok()?)?
+                .next_hop
+                .rank()?
+                .rank;
+            fault.field = format!("ranks[{rank}].{rest}");
+            return Some(fault);
+        }
+        (!fault.field.starts_with("endpoints") && fault.field != "parent").then_some(fault)
+    };
+    match faults.iter().map(in_request).collect::<Option<Vec<Fault>>>() {
+        Some(faults) => PlaceError::Refused { faults },
+        None => PlaceError::BadRule {
+            switch: switch.into(),
+            faults,
+        },
+    }
+}
+
+/// Why no switch reaches all ranks: the first rank that the first one does not reach.
+fn no_path(topology: &Topology, request: &CollectiveRequest) -> PlaceError {
+    let hosts: Vec<&str> = request.ranks.iter().map(|r| r.host.as_str()).collect();
+    let first = hosts.first().copied().unwrap_or_default();
+    let far = hosts.iter().enumerate().skip(1);
+    let cut = |host: &str| topology.cut(first, host);
+    let found = far
+        .clone()
+        .find_map(|(rank, host)| cut(host).map(|c| (rank, *host, Some(c))));
+    // Linked, but by links too narrow for full packets.
+    let narrow = topology
+        .links()
+        .find(|(_, l)| l.mtu < request.pmtu.bytes() as u32 + HEADROOM);
+    match (found, narrow) {
+        (None, Some((_, link))) => PlaceError::PmtuTooLarge {
+            pmtu: request.pmtu,
+            needed: request.pmtu.bytes() as u32 + HEADROOM,
+            a: link.a.clone(),
+            b: link.b.clone(),
+            mtu: link.mtu,
+        },
+        (found, _) => {
+            let (rank, host, cut) = found.unwrap_or((1, hosts.get(1).copied().unwrap_or_default(), None));
+            PlaceError::NoPath {
+                rank,
+                from: first.into(),
+                to: host.into(),
+                cut: cut.unwrap_or(Cut::NeverLinked),
+            }
+        }
+    }
+}
+
+impl Shortage {
+    /// What the switch lacks for the rule, if anything.
+    fn of(switch: &str, room: &Room, rule: &CollectiveGroup) -> Option<Self> {
+        let (needed, endpoints) = (rule.memory_bytes(), rule.endpoints.len() as u64);
+        let lack = if room.groups_free == 0 {
+            Lack::Groups
+        } else if !room.pmtus.is_empty() && !room.pmtus.contains(&rule.pmtu) {
+            Lack::Pmtu {
+                wanted: rule.pmtu,
+                largest: room.pmtus.iter().copied().max(),
+            }
+        } else if endpoints > room.endpoints_max {
+            Lack::Endpoints {
+                needed: endpoints,
+                max: room.endpoints_max,
+            }
+        } else if needed > room.memory_free {
+            Lack::Memory {
+                needed,
+                free: room.memory_free,
+            }
+        } else {
+            return None;
+        };
+        Some(Self {
+            switch: switch.into(),
+            lack,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_hold_two_windows_and_are_a_power_of_two() {
+        for (window, expected) in [
+            (0, 2),
+            (1, 2),
+            (2, 4),
+            (3, 8),
+            (64, 128),
+            (65, 256),
+            (16_384, 32_768),
+        ] {
+            assert_eq!(slots(window), expected, "{window}");
+        }
+        assert_eq!(slots(u16::MAX), 32_768);
+    }
+}
