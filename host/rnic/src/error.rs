@@ -4,7 +4,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use castnet_endpoint::{MemoryError, PostError, QpError};
+use castnet_endpoint::{MemoryError, PostError, QpError, Status};
 use castnet_wire::{Pmtu, Qpn};
 
 use crate::verbs::GidEntry;
@@ -192,6 +192,21 @@ fn table_text(gids: &[GidEntry]) -> String {
         "there is {}",
         gids.iter().map(entry).collect::<Vec<_>>().join(", ")
     )
+}
+
+/// How a work request ended, in the words of verbs (ibv_wc_status_str(3)).
+pub const fn status_text(status: Status) -> &'static str {
+    match status {
+        Status::Success => "success",
+        Status::LocalLengthError => "local length error",
+        Status::LocalProtectionError => "local protection error",
+        Status::RemoteAccessError => "remote access error",
+        Status::RemoteInvalidRequest => "remote invalid request error",
+        Status::RemoteOperationalError => "remote operation error",
+        Status::RetryExceeded => "transport retry counter exceeded",
+        Status::RnrRetryExceeded => "RNR retry counter exceeded",
+        Status::Flushed => "work request flushed error",
+    }
 }
 
 impl RnicError {

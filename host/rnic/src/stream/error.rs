@@ -5,7 +5,7 @@ use std::io;
 use castnet_endpoint::Status;
 use castnet_wire::Qpn;
 
-use crate::error::RnicError;
+use crate::error::{RnicError, status_text};
 
 /// Why a stream ended before its end. The machine that says it is of no more use.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +15,7 @@ pub enum StreamError {
     #[error(transparent)]
     Rnic(#[from] RnicError),
     /// A work request failed, and its QP with it.
-    #[error("work request {wr_id} of QP {qpn} ended with {status:?}")]
+    #[error("work request {wr_id} of QP {qpn} ended with {status:?}: {}", status_text(*.status))]
     Work {
         /// The QP.
         qpn: Qpn,
@@ -94,7 +94,7 @@ pub enum StreamError {
 }
 
 /// Refuses a value outside of its bounds.
-pub(super) fn check(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), StreamError> {
+pub(crate) fn check(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), StreamError> {
     if (min..=max).contains(&value) {
         Ok(())
     } else {

@@ -38,9 +38,11 @@ mod sender;
 mod transfer;
 
 pub use error::StreamError;
+pub(crate) use error::check;
 pub use frame::{Digest, StreamHeader, StreamSummary};
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
 pub use sender::{RemoteRing, SenderConfig, StreamSender, Transfer};
+pub(crate) use transfer::turn;
 pub use transfer::{Flow, receive, send};
 
 #[cfg(doc)]

@@ -22,7 +22,7 @@ pub enum Flow {
 }
 
 /// Polls, and sleeps where there was nothing to do.
-fn turn(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+pub(crate) fn turn(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
     let now = rnic.now();
     if !rnic.poll(now)? {
         rnic.wait(WAIT)?;

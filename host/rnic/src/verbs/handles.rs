@@ -163,15 +163,20 @@ impl Context {
         Ok(attr)
     }
 
-    /// The next asynchronous event: its type and, where it is about a QP, that QP's number.
-    pub(super) fn next_event(&self) -> Option<(c_uint, Option<u32>)> {
+    /// The next asynchronous event: its type and, where it is about a QP, that QP's number. An error where the device is
+    /// gone.
+    pub(super) fn next_event(&self) -> io::Result<Option<(c_uint, Option<u32>)>> {
         let mut event = sys::AsyncEvent {
             element: ptr::null_mut(),
             event_type: 0,
         };
         // SAFETY: the device is open; its descriptor does not block, so neither does this.
         if unsafe { (self.api.get_async_event)(self.raw.as_ptr(), &raw mut event) } != 0 {
-            return None;
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            };
         }
         let is_of_qp = matches!(
             event.event_type,
@@ -191,7 +196,7 @@ impl Context {
         });
         // SAFETY: got above, acknowledged once.
         unsafe { (self.api.ack_async_event)(&raw mut event) };
-        Some((event.event_type, qpn))
+        Ok(Some((event.event_type, qpn)))
     }
 }
 

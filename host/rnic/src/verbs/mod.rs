@@ -126,6 +126,7 @@ pub struct VerbsRnic {
     token_next: usize,
     /// Completions on their way from the device to the queues of QPs.
     wcs: Box<[sys::Wc]>,
+    completions: u64,
     /// The device has said that it failed.
     failed: Option<String>,
 }
@@ -170,6 +171,7 @@ impl VerbsRnic {
             origin: Instant::now(),
             token_next: 0,
             wcs: vec![sys::Wc::default(); BATCH].into_boxed_slice(),
+            completions: 0,
             failed: None,
         })
     }
@@ -188,6 +190,11 @@ impl VerbsRnic {
     /// is the driver's business.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         self.sysfs.counters(&self.attributes.name, self.config.port)
+    }
+
+    /// Work requests that the device has finished since it was opened.
+    pub fn completions(&self) -> u64 {
+        self.completions
     }
 
     fn qp(&mut self, qpn: Qpn) -> Result<&mut VerbsQp, QpError> {
@@ -224,13 +231,13 @@ impl VerbsRnic {
 
     /// Takes what the device has finished; returns whether there was anything.
     fn drain(&mut self) -> Result<bool, RnicError> {
-        let mut any = false;
+        let before = self.completions;
         for (qpn, qp) in &mut self.qps {
             for direction in [Direction::Send, Direction::Receive] {
-                any |= qp.drain(*qpn, direction, &mut self.wcs, &self.attributes.name)?;
+                self.completions += qp.drain(*qpn, direction, &mut self.wcs, &self.attributes.name)?;
             }
         }
-        Ok(any)
+        Ok(self.completions != before)
     }
 
     /// Reads the events that woke us, so that they do not wake us again.
@@ -244,10 +251,15 @@ impl VerbsRnic {
             }
         }
         for _ in 0..EVENTS_MAX {
-            let Some((event, qpn)) = self.context.next_event() else {
-                break;
-            };
-            self.take_async_event(event, qpn);
+            match self.context.next_event() {
+                Ok(Some((event, qpn))) => self.take_async_event(event, qpn),
+                Ok(None) => break,
+                // Removed, or its driver unloaded.
+                Err(error) => {
+                    self.failed = Some(error.to_string());
+                    break;
+                }
+            }
         }
     }
 

@@ -153,19 +153,19 @@ impl VerbsQp {
         }
     }
 
-    /// Takes what the device has finished in one direction; returns whether there was anything.
+    /// Takes what the device has finished in one direction; returns how many work requests.
     pub(super) fn drain(
         &mut self,
         qpn: Qpn,
         direction: Direction,
         room: &mut [sys::Wc],
         device: &str,
-    ) -> Result<bool, RnicError> {
+    ) -> Result<u64, RnicError> {
         let (queue, works): (&mut CompletionQueue, _) = match direction {
             Direction::Send => (&mut self.pair.send_queue, &mut self.sends),
             Direction::Receive => (&mut self.pair.recv_queue, &mut self.receives),
         };
-        let mut any = false;
+        let mut all = 0;
         // Ends: no more can be there than were posted, and nobody posts meanwhile.
         loop {
             let count = queue.poll(room)?;
@@ -176,9 +176,9 @@ impl VerbsQp {
                 }
                 works.complete(qpn, direction, wc);
             }
-            any |= count > 0;
+            all += count as u64;
             if count < room.len() {
-                return Ok(any);
+                return Ok(all);
             }
         }
     }

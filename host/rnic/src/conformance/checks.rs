@@ -1,0 +1,501 @@
+//! The checks.
+
+use std::time::{Duration, Instant};
+
+use castnet_endpoint::{Access, CompletionOp, LocalSlice, PostError, QpState, SendOp, SendWr, Status};
+use castnet_wire::{Pmtu, Psn};
+
+use super::{Checked, Session, good, pattern, same, whole, wrong};
+use crate::error::{RnicError, status_text};
+
+type Check = fn(&mut Session<'_>) -> Checked<String>;
+
+/// Name, what it looks at, and the check.
+pub(super) const ALL: [(&str, &str, Check); 18] = [
+    (
+        "memory",
+        "regions are written and read within their bounds, and are gone when given up",
+        memory,
+    ),
+    (
+        "qp-life",
+        "QPs go from their start to connected to failed, and are gone when destroyed",
+        qp_life,
+    ),
+    ("send", "SEND of 0 bytes to 1 MiB fills the next receive", send),
+    (
+        "send-imm",
+        "SEND with immediate brings the same 32 bits",
+        send_imm,
+    ),
+    (
+        "write",
+        "WRITE fills the named memory and nothing beside it, and tells nobody",
+        write,
+    ),
+    (
+        "write-imm",
+        "WRITE with immediate completes a receive and leaves its room alone",
+        write_imm,
+    ),
+    (
+        "path-mtu",
+        "every path MTU up to the port's carries messages round its size; a larger one is refused",
+        path_mtu,
+    ),
+    ("psn-wrap", "start PSNs are those chosen, and wrap", psn_wrap),
+    (
+        "order",
+        "300 messages complete in order at both ends, with 32 under way",
+        order,
+    ),
+    ("unsignaled", "only signaled requests complete", unsignaled),
+    (
+        "queue-full",
+        "a full queue refuses requests and loses none",
+        queue_full,
+    ),
+    ("rnr", "a message waits for a receive, and nothing is lost", rnr),
+    (
+        "rnr-exceeded",
+        "with few RNR retries the sender is told",
+        rnr_exceeded,
+    ),
+    ("rkey", "a WRITE with a wrong key fails at both ends", rkey),
+    (
+        "bounds",
+        "a WRITE beyond its region fails and changes nothing",
+        bounds,
+    ),
+    (
+        "too-long",
+        "a SEND longer than the receive's room fails at both ends",
+        too_long,
+    ),
+    ("flush", "a failed QP gives its requests back", flush),
+    (
+        "events",
+        "a wait sleeps while nothing happens, and ends when a completion comes",
+        events,
+    ),
+];
+
+fn memory(s: &mut Session<'_>) -> Checked<String> {
+    let bytes = pattern(10_000, 1);
+    let region = s.region(0, Access::LOCAL, &bytes)?;
+    same("the region's length", region.length, bytes.len())?;
+    let read = s.bytes(0, &region)?;
+    same("what was written", read == bytes, true)?;
+    let over = s.rnic(0).read_memory(region.key, 9_999, &mut [0; 2]);
+    if !matches!(over, Err(RnicError::OutOfBounds { .. })) {
+        return wrong(format!("a read beyond the region gave {over:?}"));
+    }
+    let over = s.rnic(0).write_memory(region.key, u64::MAX, &[0]);
+    if !matches!(over, Err(RnicError::OutOfBounds { .. })) {
+        return wrong(format!("a write beyond the region gave {over:?}"));
+    }
+    let fresh = s.rnic(0).register_memory(5000, Access::REMOTE_WRITE)?;
+    let mut read = vec![1; 5000];
+    s.rnic(0).read_memory(fresh.key, 0, &mut read)?;
+    same("a new region", read == [0; 5000], true)?;
+    s.rnic(0).deregister_memory(fresh.key)?;
+    if s.rnic(0).read_memory(fresh.key, 0, &mut [0]).is_ok() {
+        return wrong("a region that was given up can be read");
+    }
+    Ok(format!("va {:#x}, rkey {:#x}", region.va, region.rkey))
+}
+
+fn qp_life(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    s.state(0, pair[0], QpState::Ready)?;
+    let remote = s.towards(0, pair[1]);
+    if s.rnic(0).connect_qp(pair[0], &remote, Duration::ZERO).is_ok() {
+        return wrong("a connected QP can be connected again");
+    }
+    let early = s.create(0)?;
+    s.state(0, early, QpState::Init)?;
+    let posted = s
+        .rnic(0)
+        .post_send(early, SendWr::new(1, SendOp::Send, LocalSlice::EMPTY));
+    if !matches!(posted, Err(RnicError::Post(PostError::NotConnected { .. }))) {
+        return wrong(format!("a send on a QP that is not connected gave {posted:?}"));
+    }
+    s.rnic(0).fail_qp(pair[0])?;
+    s.state(0, pair[0], QpState::Error)?;
+    let gone = s.rnic(0).create_qp(&Default::default())?;
+    s.rnic(0).destroy_qp(gone)?;
+    if s.rnic(0).qp_state(gone).is_ok() {
+        return wrong("a QP that was destroyed is still there");
+    }
+    Ok(format!("QPs {} and {}", pair[0], pair[1]))
+}
+
+/// One message by SEND, compared at the other end.
+fn one_send(s: &mut Session<'_>, pair: super::Pair, length: usize, imm: Option<u32>) -> Checked {
+    let bytes = pattern(length, length as u64);
+    let from = s.region(0, Access::READ, &bytes)?;
+    let to = s.region(1, Access::LOCAL, &vec![0; length + 3])?;
+    s.post_recv(1, pair[1], 70, whole(&to))?;
+    let op = imm.map_or(SendOp::Send, SendOp::SendImm);
+    s.post_send(0, pair[0], 7, op, whole(&from))?;
+    let received = s.received(1, pair[1])?;
+    good(&received, CompletionOp::Recv, 70)?;
+    same("the length received", received.byte_len, length as u32)?;
+    same("the immediate", received.imm, imm)?;
+    good(&s.sent(0, pair[0])?, CompletionOp::Send, 7)?;
+    let came = s.bytes(1, &to)?;
+    same("the bytes sent", came[..length] == bytes, true)?;
+    same("the bytes behind them", came[length..] == [0; 3], true)
+}
+
+fn send(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    let sizes = [0, 1, 2, 3, 4, 1023, 1024, 1025, 5000, 65_537, 1 << 20];
+    for size in sizes {
+        one_send(s, pair, size, None)?;
+    }
+    Ok(format!("{} sizes", sizes.len()))
+}
+
+fn send_imm(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    for imm in [0, 1, 0x0102_0304, u32::MAX] {
+        one_send(s, pair, 100, Some(imm))?;
+    }
+    Ok("4 immediates".to_owned())
+}
+
+fn write(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    let bytes = pattern(5000, 3);
+    let from = s.region(0, Access::READ, &bytes)?;
+    let to = s.region(1, Access::REMOTE_WRITE, &[0xAA; 6000])?;
+    s.post_recv(1, pair[1], 70, LocalSlice::EMPTY)?;
+    let op = SendOp::Write {
+        va: to.va + 500,
+        rkey: to.rkey,
+    };
+    s.post_send(0, pair[0], 7, op, whole(&from))?;
+    good(&s.sent(0, pair[0])?, CompletionOp::Write, 7)?;
+    let came = s.bytes(1, &to)?;
+    same("the bytes written", came[500..5500] == bytes, true)?;
+    same("the bytes before", came[..500] == [0xAA; 500], true)?;
+    same("the bytes behind", came[5500..] == [0xAA; 500], true)?;
+    same(
+        "what the receiver is told",
+        s.rnic(1).poll_recv_completion(pair[1]),
+        None,
+    )?;
+    Ok("5000 bytes".to_owned())
+}
+
+fn write_imm(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    let to = s.region(1, Access::REMOTE_WRITE, &vec![0; 1 << 20])?;
+    let room = s.region(1, Access::LOCAL, &[0x55; 64])?;
+    for (i, size) in [0, 1, 1025, 1 << 20].into_iter().enumerate() {
+        let bytes = pattern(size, i as u64);
+        let from = s.region(0, Access::READ, &bytes)?;
+        s.post_recv(1, pair[1], i as u64, whole(&room))?;
+        let op = SendOp::WriteImm {
+            va: to.va,
+            rkey: to.rkey,
+            imm: 0x0A0B_0C00 + i as u32,
+        };
+        s.post_send(0, pair[0], i as u64, op, whole(&from))?;
+        let received = s.received(1, pair[1])?;
+        good(&received, CompletionOp::RecvWriteImm, i as u64)?;
+        same("the length", received.byte_len, size as u32)?;
+        same("the immediate", received.imm, Some(0x0A0B_0C00 + i as u32))?;
+        good(&s.sent(0, pair[0])?, CompletionOp::Write, i as u64)?;
+        let came = s.bytes(1, &to)?;
+        same("the bytes written", came[..size] == bytes, true)?;
+    }
+    let room = s.bytes(1, &room)?;
+    same("the receive's room", room == [0x55; 64], true)?;
+    Ok("0 bytes to 1 MiB".to_owned())
+}
+
+fn path_mtu(s: &mut Session<'_>) -> Checked<String> {
+    let active = s
+        .rnic(0)
+        .attributes()
+        .active_pmtu
+        .min(s.rnic(1).attributes().active_pmtu);
+    for pmtu in Pmtu::ALL {
+        if pmtu <= active {
+            let pair = s.pair(|remote| remote.pmtu = pmtu)?;
+            for size in [pmtu.bytes() - 1, pmtu.bytes(), pmtu.bytes() + 1, 3 * pmtu.bytes()] {
+                one_send(s, pair, size, Some(1))?;
+            }
+            continue;
+        }
+        let qpn = s.create(0)?;
+        let mut remote = s.towards(0, qpn);
+        remote.pmtu = pmtu;
+        let refused = s.rnic(0).connect_qp(qpn, &remote, Duration::ZERO);
+        if !matches!(refused, Err(RnicError::PmtuTooLarge { .. })) {
+            return wrong(format!("path MTU {} gave {refused:?}", pmtu.bytes()));
+        }
+    }
+    Ok(format!("up to {}", active.bytes()))
+}
+
+fn psn_wrap(s: &mut Session<'_>) -> Checked<String> {
+    let start = Psn::new(0xFF_FFF0);
+    let pair = s.pair(|remote| {
+        (remote.sq_psn, remote.rq_psn) = (start, start);
+        remote.pmtu = Pmtu::B256;
+    })?;
+    for size in [1, 256 * 10, 256 * 100] {
+        one_send(s, pair, size, Some(2))?;
+    }
+    Ok(format!("from {start}"))
+}
+
+fn order(s: &mut Session<'_>) -> Checked<String> {
+    const COUNT: u64 = 300;
+    let pair = s.pair(|_| {})?;
+    let from = s.region(0, Access::READ, &pattern(200, 9))?;
+    let to = s.region(1, Access::LOCAL, &[0; 200])?;
+    let (mut posted, mut sent, mut received, mut room) = (0, 0, 0, 0);
+    s.until("the last of 300 messages", |s| {
+        while room < COUNT && room < received + 48 {
+            s.post_recv(1, pair[1], room, whole(&to))?;
+            room += 1;
+        }
+        while posted < COUNT && posted < sent + 32 {
+            s.post_send(0, pair[0], posted, SendOp::SendImm(posted as u32), whole(&from))?;
+            posted += 1;
+        }
+        while let Some(done) = s.rnic(0).poll_send_completion(pair[0]) {
+            good(&done, CompletionOp::Send, sent)?;
+            sent += 1;
+        }
+        while let Some(done) = s.rnic(1).poll_recv_completion(pair[1]) {
+            good(&done, CompletionOp::Recv, received)?;
+            same("the immediate", done.imm, Some(received as u32))?;
+            received += 1;
+        }
+        Ok((sent == COUNT && received == COUNT).then_some(()))
+    })?;
+    Ok(format!("{COUNT} messages"))
+}
+
+fn unsignaled(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    for wr_id in 0..5 {
+        s.post_recv(1, pair[1], wr_id, LocalSlice::EMPTY)?;
+    }
+    for wr_id in 0..5 {
+        let wr = SendWr {
+            signaled: wr_id == 4,
+            ..SendWr::new(wr_id, SendOp::Send, LocalSlice::EMPTY)
+        };
+        s.rnic(0).post_send(pair[0], wr)?;
+    }
+    good(&s.sent(0, pair[0])?, CompletionOp::Send, 4)?;
+    same(
+        "what comes after the last",
+        s.rnic(0).poll_send_completion(pair[0]),
+        None,
+    )?;
+    for wr_id in 0..5 {
+        good(&s.received(1, pair[1])?, CompletionOp::Recv, wr_id)?;
+    }
+    Ok("1 of 5".to_owned())
+}
+
+fn queue_full(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    let mut posted = 0;
+    let refused = loop {
+        match s.post_recv(1, pair[1], posted, LocalSlice::EMPTY) {
+            Ok(()) if posted < 1000 => posted += 1,
+            Ok(()) => return wrong("1000 receives fit a queue of 64"),
+            Err(fault) => break fault,
+        }
+    };
+    if !matches!(
+        &refused,
+        super::Fault::Rnic(RnicError::Post(PostError::QueueFull { .. }))
+    ) {
+        return wrong(format!("the last was refused with: {refused}"));
+    }
+    same("the receives that fit", posted, 64)?;
+    for wr_id in 0..3 {
+        s.post_send(0, pair[0], wr_id, SendOp::Send, LocalSlice::EMPTY)?;
+    }
+    for wr_id in 0..3 {
+        good(&s.received(1, pair[1])?, CompletionOp::Recv, wr_id)?;
+        good(&s.sent(0, pair[0])?, CompletionOp::Send, wr_id)?;
+    }
+    Ok(format!("{posted} receives"))
+}
+
+fn rnr(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|remote| remote.min_rnr_timer = 12)?;
+    let bytes = pattern(3000, 4);
+    let from = s.region(0, Access::READ, &bytes)?;
+    let to = s.region(1, Access::LOCAL, &[0; 3000])?;
+    s.post_send(0, pair[0], 1, SendOp::SendImm(5), whole(&from))?;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {
+        s.bench.turn()?;
+    }
+    same(
+        "a completion before there was a receive",
+        s.rnic(0).poll_send_completion(pair[0]),
+        None,
+    )?;
+    s.post_recv(1, pair[1], 2, whole(&to))?;
+    good(&s.received(1, pair[1])?, CompletionOp::Recv, 2)?;
+    good(&s.sent(0, pair[0])?, CompletionOp::Send, 1)?;
+    let came = s.bytes(1, &to)?;
+    same("the bytes sent", came == bytes, true)?;
+    Ok("waited 50 ms".to_owned())
+}
+
+/// That a completion is a failure of one of these kinds.
+fn failed(done: &castnet_endpoint::Completion, expected: &[Status]) -> Checked<String> {
+    if expected.contains(&done.status) {
+        return Ok(status_text(done.status).to_owned());
+    }
+    let seen = status_text(done.status);
+    wrong(format!(
+        "it ended with: {seen}; one of {expected:?} was to be expected"
+    ))
+}
+
+fn rnr_exceeded(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|remote| (remote.rnr_retry, remote.min_rnr_timer) = (1, 1))?;
+    s.post_send(0, pair[0], 1, SendOp::Send, LocalSlice::EMPTY)?;
+    s.post_send(0, pair[0], 2, SendOp::Send, LocalSlice::EMPTY)?;
+    let seen = failed(&s.sent(0, pair[0])?, &[Status::RnrRetryExceeded])?;
+    failed(&s.sent(0, pair[0])?, &[Status::Flushed])?;
+    s.state(0, pair[0], QpState::Error)?;
+    Ok(seen)
+}
+
+fn rkey(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    let from = s.region(0, Access::READ, &pattern(64, 5))?;
+    let to = s.region(1, Access::REMOTE_WRITE, &[0; 64])?;
+    s.post_recv(1, pair[1], 9, LocalSlice::EMPTY)?;
+    let op = SendOp::WriteImm {
+        va: to.va,
+        rkey: to.rkey ^ 0x55,
+        imm: 1,
+    };
+    s.post_send(0, pair[0], 1, op, whole(&from))?;
+    let seen = failed(&s.sent(0, pair[0])?, &[Status::RemoteAccessError])?;
+    s.state(0, pair[0], QpState::Error)?;
+    s.state(1, pair[1], QpState::Error)?;
+    let done = s.received(1, pair[1])?;
+    if done.status == Status::Success {
+        return wrong("the receiver's request succeeded");
+    }
+    let came = s.bytes(1, &to)?;
+    same("the memory", came == [0; 64], true)?;
+    Ok(seen)
+}
+
+fn bounds(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    let from = s.region(0, Access::READ, &pattern(64, 6))?;
+    let to = s.region(1, Access::REMOTE_WRITE, &[0; 64])?;
+    let op = SendOp::Write {
+        va: to.va + 1,
+        rkey: to.rkey,
+    };
+    s.post_send(0, pair[0], 1, op, whole(&from))?;
+    let seen = failed(&s.sent(0, pair[0])?, &[Status::RemoteAccessError])?;
+    let came = s.bytes(1, &to)?;
+    same("the memory", came == [0; 64], true)?;
+    Ok(seen)
+}
+
+fn too_long(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    let from = s.region(0, Access::READ, &pattern(200, 7))?;
+    let to = s.region(1, Access::LOCAL, &[0; 200])?;
+    let room = LocalSlice {
+        length: 100,
+        ..whole(&to)
+    };
+    s.post_recv(1, pair[1], 9, room)?;
+    s.post_send(0, pair[0], 1, SendOp::Send, whole(&from))?;
+    // Invalid request, says the specification (9.7.4.1.4); rxe: remote operational error.
+    let expected = [Status::RemoteInvalidRequest, Status::RemoteOperationalError];
+    let seen = failed(&s.sent(0, pair[0])?, &expected)?;
+    let done = s.received(1, pair[1])?;
+    if done.status == Status::Success {
+        return wrong("the receiver's request succeeded");
+    }
+    let came = s.bytes(1, &to)?;
+    same("the bytes behind the room", came[100..] == [0; 100], true)?;
+    Ok(format!("{seen}; at the receiver {}", status_text(done.status)))
+}
+
+fn flush(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|_| {})?;
+    for wr_id in 0..3 {
+        s.post_recv(1, pair[1], wr_id, LocalSlice::EMPTY)?;
+    }
+    s.rnic(1).fail_qp(pair[1])?;
+    for wr_id in 0..3 {
+        let done = s.received(1, pair[1])?;
+        failed(&done, &[Status::Flushed])?;
+        same("the flushed request", done.wr_id, wr_id)?;
+    }
+    // The other end is not told, and finds nobody any more.
+    Ok("3 receives".to_owned())
+}
+
+fn events(s: &mut Session<'_>) -> Checked<String> {
+    const IDLE: Duration = Duration::from_millis(50);
+    let pair = s.pair(|_| {})?;
+    s.post_recv(1, pair[1], 1, LocalSlice::EMPTY)?;
+    // A wait may end early for no reason, but not every time.
+    let mut slept = false;
+    for _ in 0..20 {
+        for end in 0..2 {
+            let now = s.rnic(end).now();
+            while s.rnic(end).poll(now)? {}
+        }
+        let start = Instant::now();
+        s.rnic(1).wait(IDLE)?;
+        slept |= start.elapsed() >= IDLE / 2;
+        if slept {
+            break;
+        }
+    }
+    if !slept {
+        return wrong("20 waits of 50 ms ended at once though nothing happened");
+    }
+    let (start, mut waits) = (Instant::now(), 0);
+    s.post_send(0, pair[0], 2, SendOp::SendImm(3), LocalSlice::EMPTY)?;
+    loop {
+        for end in 0..2 {
+            let now = s.rnic(end).now();
+            s.rnic(end).poll(now)?;
+        }
+        if let Some(done) = s.rnic(1).poll_recv_completion(pair[1]) {
+            good(&done, CompletionOp::Recv, 1)?;
+            break;
+        }
+        if waits == 100 {
+            return wrong("100 waits and no completion");
+        }
+        s.rnic(1).wait(super::PATIENCE)?;
+        waits += 1;
+    }
+    if start.elapsed() >= super::PATIENCE {
+        return wrong("no event: the wait ended by its time-out alone");
+    }
+    good(&s.sent(0, pair[0])?, CompletionOp::Send, 2)?;
+    Ok(format!(
+        "{waits} waits, {:.1} ms",
+        start.elapsed().as_secs_f64() * 1e3
+    ))
+}

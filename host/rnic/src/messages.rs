@@ -1,0 +1,273 @@
+//! Messages of one size and nothing round them, for checks of RNICs and of the network between: exactly `count` messages of
+//! exactly `size` bytes by SEND or WRITE with immediate. The immediate is the message's number, its bytes a pattern of that
+//! number, so that a receiver knows every byte that must come.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use castnet_endpoint::{Access, LocalSlice, RecvWr, SendOp, SendWr, Status};
+use castnet_wire::Qpn;
+use sha2::{Digest as _, Sha256};
+
+use crate::rnic::{MemoryRegion, Rnic};
+use crate::stream::{Digest, Flow, StreamError, Transfer, check, turn};
+
+/// The largest message of a check.
+const SIZE_MAX: u64 = 1 << 30;
+/// The most messages of a check: each is remembered with its time.
+const COUNT_MAX: u64 = 1 << 20;
+
+/// The bytes of message `number`: the little-endian words of SplitMix64 from a seed of that number.
+pub fn fill(number: u64, bytes: &mut [u8]) {
+    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut state = number.wrapping_mul(STEP) ^ 0x5EED;
+    for chunk in bytes.chunks_mut(8) {
+        state = state.wrapping_add(STEP);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let word = (z ^ (z >> 31)).to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
+    }
+}
+
+/// What is sent, the same at all members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Messages {
+    /// Bytes of each: 0 to 1 GiB.
+    pub size: u32,
+    /// How many: 1 to 1,048,576.
+    pub count: u32,
+}
+
+impl Messages {
+    fn check(&self) -> Result<(), StreamError> {
+        check("size", self.size.into(), 0, SIZE_MAX)?;
+        check("count", self.count.into(), 1, COUNT_MAX)
+    }
+}
+
+/// What the messages came to at one side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessagesSummary {
+    /// Bytes in all.
+    pub bytes: u64,
+    /// SHA-256 of all, one after the other.
+    pub digest: Digest,
+    /// At the sender: from the post of each to its completion, which is when the last receiver has acknowledged it. At a
+    /// receiver: from the first completion to that of each.
+    pub times: Vec<Duration>,
+}
+
+/// Sends `messages`, `in_flight` of them under way at most, and returns when all are acknowledged. `progress` is told how
+/// many are, and may stop it.
+///
+/// # Errors
+/// [`StreamError::Work`] with the status of the first that failed, and any other of a sender's.
+pub fn send<R: Rnic>(
+    rnic: &mut R,
+    qpn: Qpn,
+    transfer: Transfer,
+    messages: Messages,
+    in_flight: u32,
+    progress: &mut dyn FnMut(&R, u64) -> Flow,
+) -> Result<MessagesSummary, StreamError> {
+    messages.check()?;
+    check("in_flight", in_flight.into(), 1, 4096)?;
+    let (size, in_flight) = (messages.size as usize, in_flight.min(messages.count));
+    let staging = rnic.register_memory(size * in_flight as usize, Access::READ)?;
+    let (mut bytes, mut hasher) = (vec![0; size], Sha256::new());
+    let (mut posted, mut times) = (VecDeque::new(), Vec::with_capacity(messages.count as usize));
+    let mut number = 0;
+    while times.len() < messages.count as usize {
+        while number < messages.count && posted.len() < in_flight as usize {
+            fill(number.into(), &mut bytes);
+            hasher.update(&bytes);
+            let local = LocalSlice {
+                key: staging.key,
+                offset: u64::from(number % in_flight) * u64::from(messages.size),
+                length: messages.size,
+            };
+            rnic.write_memory(local.key, local.offset, &bytes)?;
+            let op = match transfer {
+                Transfer::Send => SendOp::SendImm(number),
+                Transfer::Write(ring) => SendOp::WriteImm {
+                    va: ring
+                        .va
+                        .wrapping_add(u64::from(number % ring.slots.max(1)) * u64::from(messages.size)),
+                    rkey: ring.rkey,
+                    imm: number,
+                },
+            };
+            rnic.post_send(qpn, SendWr::new(number.into(), op, local))?;
+            posted.push_back(Instant::now());
+            number += 1;
+        }
+        turn(rnic)?;
+        while let Some(done) = rnic.poll_send_completion(qpn) {
+            let (wr_id, status) = (done.wr_id, done.status);
+            if status != Status::Success {
+                return Err(StreamError::Work { qpn, wr_id, status });
+            }
+            times.extend(posted.pop_front().map(|at: Instant| at.elapsed()));
+        }
+        if progress(rnic, times.len() as u64) == Flow::Stop {
+            return Err(StreamError::Stopped);
+        }
+    }
+    rnic.deregister_memory(staging.key)?;
+    Ok(MessagesSummary {
+        bytes: size as u64 * u64::from(messages.count),
+        digest: Digest(hasher.finalize().into()),
+        times,
+    })
+}
+
+/// The receiving side: a ring of buffers with posted receives, as that of a stream (see [`crate::stream`] for its flow
+/// control).
+pub struct MessageReceiver {
+    qpn: Qpn,
+    by_write: bool,
+    messages: Messages,
+    slots: u32,
+    ring: MemoryRegion,
+}
+
+impl MessageReceiver {
+    /// A receiver on a QP that has received nothing yet, with `slots` buffers: 2 to 65,536, and with WRITE as many as the
+    /// sender counts with.
+    ///
+    /// # Errors
+    /// [`StreamError::OutOfRange`], or the RNIC refused memory or receives.
+    pub fn new(
+        rnic: &mut dyn Rnic,
+        qpn: Qpn,
+        by_write: bool,
+        messages: Messages,
+        slots: u32,
+    ) -> Result<Self, StreamError> {
+        messages.check()?;
+        check("slots", slots.into(), 2, 1 << 16)?;
+        let access = if by_write {
+            Access::REMOTE_WRITE
+        } else {
+            Access::LOCAL
+        };
+        let ring = rnic.register_memory(messages.size as usize * slots as usize, access)?;
+        let receiver = Self {
+            qpn,
+            by_write,
+            messages,
+            slots,
+            ring,
+        };
+        for slot in 0..slots - u32::from(by_write) {
+            receiver.post(rnic, slot)?;
+        }
+        Ok(receiver)
+    }
+
+    /// The ring: what a member of a group names as its memory where the sender uses WRITE.
+    pub fn ring(&self) -> &MemoryRegion {
+        &self.ring
+    }
+
+    fn post(&self, rnic: &mut dyn Rnic, slot: u32) -> Result<(), StreamError> {
+        let local = if self.by_write {
+            LocalSlice::EMPTY
+        } else {
+            LocalSlice {
+                key: self.ring.key,
+                offset: u64::from(slot) * u64::from(self.messages.size),
+                length: self.messages.size,
+            }
+        };
+        let wr_id = slot.into();
+        Ok(rnic.post_recv(self.qpn, RecvWr { wr_id, local })?)
+    }
+
+    /// Receives all messages and holds each byte against what was sent. `progress` is told how many have come.
+    ///
+    /// The last acknowledgement may still wait to be sent: go on polling the RNIC until the sender is known to be done.
+    ///
+    /// # Errors
+    /// [`StreamError::Work`], and [`StreamError::Malformed`] or [`StreamError::OutOfSequence`] for bytes or numbers that
+    /// are not those sent.
+    pub fn receive<R: Rnic>(
+        &mut self,
+        rnic: &mut R,
+        progress: &mut dyn FnMut(&R, u64) -> Flow,
+    ) -> Result<MessagesSummary, StreamError> {
+        let size = self.messages.size as usize;
+        let (mut came, mut expected) = (vec![0; size], vec![0; size]);
+        let (mut hasher, mut times) = (Sha256::new(), Vec::with_capacity(self.messages.count as usize));
+        let mut first = None;
+        while times.len() < self.messages.count as usize {
+            turn(rnic)?;
+            while times.len() < self.messages.count as usize
+                && let Some(done) = rnic.poll_recv_completion(self.qpn)
+            {
+                let (qpn, wr_id, status) = (self.qpn, done.wr_id, done.status);
+                if status != Status::Success {
+                    return Err(StreamError::Work { qpn, wr_id, status });
+                }
+                let number = times.len() as u64;
+                let slot = (number % u64::from(self.slots)) as u32;
+                let malformed = |what| StreamError::Malformed { number, what };
+                match done.imm {
+                    Some(imm) if u64::from(imm) == number => {}
+                    Some(found) => {
+                        return Err(StreamError::OutOfSequence {
+                            expected: number,
+                            found,
+                        });
+                    }
+                    None => return Err(malformed("it has no immediate")),
+                }
+                if done.byte_len != self.messages.size {
+                    return Err(malformed("it has another size"));
+                }
+                let offset = u64::from(slot) * u64::from(self.messages.size);
+                rnic.read_memory(self.ring.key, offset, &mut came)?;
+                fill(number, &mut expected);
+                if came != expected {
+                    return Err(malformed("its bytes are not those that were sent"));
+                }
+                hasher.update(&came);
+                times.push(first.get_or_insert_with(Instant::now).elapsed());
+                self.post(rnic, slot)?;
+                // Checking must not keep ACKs waiting.
+                let now = rnic.now();
+                rnic.poll(now)?;
+            }
+            if progress(rnic, times.len() as u64) == Flow::Stop {
+                return Err(StreamError::Stopped);
+            }
+        }
+        Ok(MessagesSummary {
+            bytes: size as u64 * u64::from(self.messages.count),
+            digest: Digest(hasher.finalize().into()),
+            times,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_differ_from_message_to_message_and_begin_alike_whatever_the_size() {
+        let pattern = |number, length| {
+            let mut bytes = vec![0; length];
+            fill(number, &mut bytes);
+            bytes
+        };
+        let long = pattern(3, 100);
+        for length in 0..100 {
+            assert_eq!(pattern(3, length), long[..length]);
+        }
+        assert_ne!(pattern(3, 16), pattern(4, 16));
+        assert_ne!(pattern(0, 16), [0; 16]);
+    }
+}
