@@ -22,6 +22,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
     ("sim", &["engine", "endpoint", "planner"]),
+    ("softroce", &[]),
 ];
 
 /// Crates that stand above the table: the binary, and the tests and benches.

@@ -1,0 +1,181 @@
+//! A script that runs in a machine.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::error::LabError;
+use crate::host::Host;
+use crate::watch::Watch;
+
+/// What a script wrote, and how it ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Output {
+    /// Its standard output; bytes that are no UTF-8 are replaced.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+    /// Its exit code; 128 and the signal's number for one that a signal ended; -1 while it runs.
+    pub code: i32,
+}
+
+impl fmt::Display for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code {
+            -1 => write!(f, "it runs")?,
+            code => write!(f, "exit code {code}")?,
+        }
+        for (name, text) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
+            if !text.trim().is_empty() {
+                write!(f, "\n{name}: {}", text.trim_end())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A running script. Dropping this does not end it; [`Job::kill`] does, and so does the end of the lab.
+#[derive(Debug)]
+pub struct Job {
+    host: Host,
+    /// The share's files of this job, without their endings.
+    files: PathBuf,
+    id: String,
+    done: Option<Output>,
+}
+
+impl Job {
+    pub(crate) fn new(host: Host, id: String) -> Self {
+        let files = host.exchange().join(&id);
+        Self {
+            host,
+            files,
+            id,
+            done: None,
+        }
+    }
+
+    /// The machine that it runs in.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Waits until the script has ended. It goes on running where it does not in time.
+    ///
+    /// # Errors
+    ///
+    /// [`LabError::Timeout`], with what it had written; [`LabError::Guest`] where the machine is gone.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Output, LabError> {
+        let deadline = Instant::now() + timeout;
+        let watch = Watch::new([self.host.exchange()])?;
+        loop {
+            if let Some(output) = self.ended()? {
+                return Ok(output);
+            }
+            self.check(deadline, timeout)?;
+            watch.wait(deadline)?;
+        }
+    }
+
+    /// The output of a script that has ended, else nothing.
+    ///
+    /// # Errors
+    ///
+    /// Where the share cannot be read.
+    pub fn ended(&mut self) -> Result<Option<Output>, LabError> {
+        if self.done.is_none() {
+            let Ok(code) = fs::read_to_string(self.file("rc")) else {
+                return Ok(None);
+            };
+            let code = code.trim().parse().map_err(|_| LabError::Guest {
+                host: self.host.name().to_owned(),
+                why: format!("said that a script ended with {code:?}"),
+                console: self.host.console(),
+            })?;
+            let mut output = self.output_so_far();
+            output.code = code;
+            self.done = Some(output);
+            for ending in ["sh", "out", "err", "rc"] {
+                let _ = fs::remove_file(self.file(ending));
+            }
+        }
+        Ok(self.done.clone())
+    }
+
+    /// What the script has written by now. Programs hold back what they write to anything but a terminal: `stdbuf -oL PROGRAM`
+    /// makes most of them write whole lines at once.
+    pub fn output_so_far(&self) -> Output {
+        if let Some(output) = &self.done {
+            return output.clone();
+        }
+        Output {
+            stdout: lossy(&self.file("out")),
+            stderr: lossy(&self.file("err")),
+            code: -1,
+        }
+    }
+
+    /// Waits until the script has written `needle`, to either of its outputs, and returns all that it has written.
+    ///
+    /// # Errors
+    ///
+    /// [`LabError::NoSuchOutput`] where it ended without; [`LabError::Timeout`]; [`LabError::Guest`].
+    pub fn wait_for_output(&mut self, needle: &str, timeout: Duration) -> Result<Output, LabError> {
+        let deadline = Instant::now() + timeout;
+        let watch = Watch::new([self.host.exchange()])?;
+        loop {
+            // In this order: what it wrote last is there when it has ended.
+            let ended = self.ended()?.is_some();
+            let output = self.output_so_far();
+            if output.stdout.contains(needle) || output.stderr.contains(needle) {
+                return Ok(output);
+            }
+            if ended {
+                return Err(LabError::NoSuchOutput {
+                    host: self.host.name().to_owned(),
+                    needle: needle.to_owned(),
+                    output,
+                });
+            }
+            self.check(deadline, timeout)?;
+            watch.wait(deadline)?;
+        }
+    }
+
+    /// Ends the script and all processes of its group with SIGKILL; its exit code is 137 then. Nothing happens to one that
+    /// has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`LabError::Guest`] where the machine does not answer.
+    pub fn kill(&self) -> Result<(), LabError> {
+        if self.done.is_some() || self.file("rc").exists() {
+            return Ok(());
+        }
+        self.host.tell("kill", &self.id, "killed")
+    }
+
+    fn check(&self, deadline: Instant, timeout: Duration) -> Result<(), LabError> {
+        // A last answer may lie on the share of a machine that is gone: look there once more, then.
+        if !self.host.is_up() && !self.file("rc").exists() {
+            return Err(self.host.gone());
+        }
+        if Instant::now() < deadline {
+            return Ok(());
+        }
+        Err(LabError::Timeout {
+            host: self.host.name().to_owned(),
+            after: timeout,
+            so_far: self.output_so_far(),
+        })
+    }
+
+    fn file(&self, ending: &str) -> PathBuf {
+        self.files.with_extension(ending)
+    }
+}
+
+fn lossy(path: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
+}

@@ -1,0 +1,182 @@
+//! One lab of two machines on a plain bridge, from nothing to nothing.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use castnet_softroce::{Lab, LabConfig, LabError, MANAGEMENT_IP};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Says why a test cannot run here, past the test runner, which hides what passing tests print.
+fn skipped(test: &str) -> bool {
+    match castnet_softroce::available() {
+        Ok(()) => false,
+        Err(why) => {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
+            true
+        }
+    }
+}
+
+fn namespaces() -> String {
+    let out = Command::new("ip").args(["netns", "list"]).output().expect("ip");
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// Whether any process has `text` on its command line.
+fn runs(text: &str) -> bool {
+    std::fs::read_dir("/proc")
+        .expect("/proc")
+        .flatten()
+        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
+        .any(|line| {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            line.contains("qemu-system") && line.contains(text)
+        })
+}
+
+#[test]
+fn a_lab_runs_what_it_is_told_and_leaves_nothing_behind() {
+    if skipped("a_lab_runs_what_it_is_told_and_leaves_nothing_behind") {
+        return;
+    }
+    let config = LabConfig {
+        bridge: true,
+        ..LabConfig::default()
+    };
+    let lab = Lab::start(&config).unwrap_or_else(|e| panic!("{e}"));
+    println!("two machines were up after {:?}", lab.boot_time());
+    let (name, directory) = (lab.netns().to_owned(), lab.directory().to_owned());
+    assert!(namespaces().contains(&name));
+
+    devices_are_active(&lab);
+    scripts_give_back_what_they_say(&lab);
+    scripts_run_side_by_side(&lab);
+    scripts_are_killed(&lab);
+    programs_and_the_host_are_reached(&lab);
+    packets_and_messages_pass(&lab);
+    a_machine_vanishes(&lab);
+
+    lab.stop().unwrap_or_else(|e| panic!("{e}"));
+    assert!(!namespaces().contains(&name), "the namespace is still there");
+    assert!(!directory.exists(), "{} is still there", directory.display());
+    assert!(!runs(&directory.to_string_lossy()), "a QEMU is still there");
+}
+
+fn devices_are_active(lab: &Lab) {
+    for host in lab.hosts() {
+        let out = host
+            .run("ibv_devinfo -v; ip -o addr show eth0", SOON)
+            .expect("run");
+        assert!(out.stdout.contains("hca_id:\trxe0"), "{out}");
+        assert!(out.stdout.contains("PORT_ACTIVE"), "{out}");
+        assert!(out.stdout.contains("active_mtu:\t\t1024"), "{out}");
+        let gid = format!("GID[  1]:\t\t::ffff:{}, RoCE v2", host.ip());
+        assert!(out.stdout.contains(&gid), "{gid}: {out}");
+        assert!(!out.stdout.contains("inet6"), "{out}");
+    }
+}
+
+fn scripts_give_back_what_they_say(lab: &Lab) {
+    let host = lab.host(1);
+    let out = host
+        .run("echo to the one; echo to the other >&2; hostname; exit 7", SOON)
+        .expect("run");
+    assert_eq!(out.stdout, "to the one\nh1\n");
+    assert_eq!(out.stderr, "to the other\n");
+    assert_eq!(out.code, 7);
+    let large = host
+        .run("head -c 3000000 /dev/zero | tr '\\0' x", SOON)
+        .expect("run");
+    assert_eq!(large.stdout.len(), 3_000_000);
+    assert_eq!(host.run("kill -TERM $$", SOON).expect("run").code, 128 + 15);
+    let late = host
+        .run("echo before; sleep 1000", Duration::from_millis(300))
+        .expect_err("too late");
+    assert!(matches!(late, LabError::Timeout { .. }), "{late}");
+}
+
+fn scripts_run_side_by_side(lab: &Lab) {
+    let host = lab.host(2);
+    let mut server = host
+        .spawn("mkfifo /tmp/ask; echo listening; read -r line </tmp/ask; echo \"got $line\"; exit 3")
+        .expect("spawned");
+    let so_far = server.wait_for_output("listening", SOON).expect("listening");
+    assert_eq!(so_far.code, -1, "it runs");
+    assert_eq!(host.run("echo hello >/tmp/ask", SOON).expect("run").code, 0);
+    let out = server.wait(SOON).expect("ended");
+    assert_eq!((out.stdout.as_str(), out.code), ("listening\ngot hello\n", 3));
+    // Eight at once, each with its own answer.
+    let mut jobs: Vec<_> = (0..8)
+        .map(|n| host.spawn(&format!("exit {n}")).expect("spawned"))
+        .collect();
+    for (n, job) in jobs.iter_mut().enumerate() {
+        assert_eq!(job.wait(SOON).expect("ended").code, n as i32);
+    }
+    let error = host
+        .spawn("echo something else")
+        .and_then(|mut job| job.wait_for_output("never", SOON))
+        .expect_err("not said");
+    assert!(matches!(error, LabError::NoSuchOutput { .. }), "{error}");
+}
+
+fn scripts_are_killed(lab: &Lab) {
+    let host = lab.host(1);
+    let mut job = host.spawn("sleep 4321 & echo begun; wait").expect("spawned");
+    job.wait_for_output("begun", SOON).expect("begun");
+    job.kill().expect("killed");
+    assert_eq!(job.wait(SOON).expect("ended").code, 128 + 9);
+    let left = host.run("pgrep -f 'sleep 4321'", SOON).expect("run");
+    assert_ne!(left.code, 0, "its child lives: {left}");
+    // Killed just as it starts, and killed when it has ended.
+    let mut job = host.spawn("sleep 1000").expect("spawned");
+    job.kill().expect("killed");
+    assert_eq!(job.wait(SOON).expect("ended").code, 128 + 9);
+    job.kill().expect("nothing to kill");
+}
+
+fn programs_and_the_host_are_reached(lab: &Lab) {
+    let program = lab.share(Path::new("/bin/true")).expect("shared");
+    assert_eq!(lab.host(2).run(&program, SOON).expect("run").code, 0);
+    assert_eq!(lab.management_ip(), MANAGEMENT_IP);
+    let out = lab.host(1).run(
+        "ping -c 1 -w 20 192.168.100.254 && ping -c 1 -w 20 192.168.100.2",
+        SOON,
+    );
+    assert_eq!(out.expect("run").code, 0);
+    let out = lab
+        .command("ping")
+        .args(["-c", "1", "-w", "20", &lab.host(2).management_ip().to_string()])
+        .output();
+    assert!(out.expect("run").status.success());
+}
+
+fn packets_and_messages_pass(lab: &Lab) {
+    let (one, two) = (lab.host(1), lab.host(2));
+    let out = one.run("ping -c 3 -i 0.2 -w 20 10.0.0.2", SOON).expect("run");
+    assert!(out.stdout.contains("3 received"), "{out}");
+    let mut server = one
+        .spawn("stdbuf -oL ibv_rc_pingpong -d rxe0 -g 1 -e -n 200")
+        .expect("spawned");
+    server.wait_for_output("local address", SOON).expect("listening");
+    let client = two
+        .run("ibv_rc_pingpong -d rxe0 -g 1 -e -n 200 10.0.0.1", SOON)
+        .expect("run");
+    assert_eq!(client.code, 0, "{client}");
+    assert!(client.stdout.contains("200 iters"), "{client}");
+    assert_eq!(server.wait(SOON).expect("ended").code, 0);
+}
+
+fn a_machine_vanishes(lab: &Lab) {
+    let host = lab.host(2);
+    let mut job = host.spawn("echo begun; sleep 1000").expect("spawned");
+    job.wait_for_output("begun", SOON).expect("begun");
+    host.kill_power();
+    let error = job.wait(SOON).expect_err("gone");
+    assert!(error.to_string().contains("h2: the machine is gone"), "{error}");
+    assert!(!host.is_up());
+    assert!(host.run("true", SOON).is_err());
+    assert_eq!(lab.host(1).run("true", SOON).expect("run").code, 0);
+}
