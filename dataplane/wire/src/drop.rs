@@ -68,6 +68,16 @@ drop_reasons! {
     HandOverFull = "hand-over-full",
     /// Taken away by a fault injector.
     Injected = "injected",
+    /// Data of a collective whose control message has not come from that endpoint: what it belongs to is unknown.
+    ControlMissing = "control-missing",
+    /// A contribution further ahead than the group has slots for.
+    EarlyContribution = "early-contribution",
+    /// The group's ranks disagreed: nothing after that collective is served.
+    GroupFailed = "group-failed",
+    /// A contribution that does not fit those that are there: another length or opcode, or none was due.
+    ContributionMismatch = "contribution-mismatch",
+    /// A result or a contribution of a time that is over.
+    Stale = "stale",
 }
 
 impl fmt::Display for DropReason {
