@@ -1,0 +1,87 @@
+//! PSN bridging: from the numbers of the wire to positions and back.
+//!
+//! A host's `u` and `d` count only what that host sends and receives. From the lowest position that is not acknowledged,
+//! whose `u` or `d` is known, the collectives in flight are walked to any other.
+
+use super::calls::Role;
+use super::machine::Translated;
+use super::{EndpointId, EndpointKind};
+use castnet_wire::Psn;
+
+/// Where a packet from an endpoint belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Location {
+    /// It has been acknowledged to the endpoint, or is finished here; whether it is the newest that is.
+    Done { newest: bool },
+    /// At this position.
+    At(u64),
+    /// Beyond a control message that has not come.
+    Unknown,
+}
+
+impl Translated {
+    /// The group's PSN of a position.
+    pub(super) fn wire_g(&self, g: u64) -> Psn {
+        wire(self.cold().psn_start, g)
+    }
+
+    /// The position of a group's PSN, as the distance from `base`.
+    pub(super) fn from_base(&self, psn: Psn) -> i64 {
+        i64::from(psn.diff(self.wire_g(self.base)))
+    }
+
+    /// The PSN `u` of the packet `index` of a host.
+    pub(super) fn wire_u(&self, endpoint: EndpointId, index: u64) -> Psn {
+        match self.kind(endpoint) {
+            EndpointKind::Rank { sq_psn, .. } => wire(sq_psn, index),
+            EndpointKind::Switch => self.wire_g(index),
+        }
+    }
+
+    /// `u` from a host, or `g` from a switch, to a position.
+    pub(super) fn locate(&self, from: EndpointId, psn: Psn) -> Location {
+        let receiving = &self.endpoint(from).receiving;
+        match self.kind(from) {
+            EndpointKind::Rank { sq_psn, .. } => {
+                let ahead = psn.diff(wire(sq_psn, receiving.confirmed_u));
+                let Ok(ahead) = u64::try_from(ahead) else {
+                    return Location::Done { newest: ahead == -1 };
+                };
+                let (at, known) = (receiving.confirmed, receiving.known);
+                match self.calls.forward(from, Role::Sends, at, ahead, known) {
+                    Some(g) => Location::At(g),
+                    None => Location::Unknown,
+                }
+            }
+            EndpointKind::Switch => match u64::try_from(self.from_base(psn)) {
+                Err(_) => Location::Done {
+                    newest: self.wire_g(receiving.confirmed).prev() == psn,
+                },
+                Ok(ahead) if self.base + ahead <= self.calls.end() => Location::At(self.base + ahead),
+                Ok(_) => Location::Unknown,
+            },
+        }
+    }
+
+    /// TranslateHeader: the PSN with which the packet `g` goes to `endpoint`: `d` for a rank, `g` itself for a switch. For
+    /// what [`super::Effect::Emit`] and [`super::Effect::EmitControl`] name.
+    pub fn towards(&self, endpoint: EndpointId, g: Psn) -> Psn {
+        let Some(state) = self.endpoints.get(endpoint.index()) else {
+            return g;
+        };
+        match self.kind(endpoint) {
+            EndpointKind::Rank { rq_psn, .. } => {
+                let at = self.base.saturating_add_signed(self.from_base(g));
+                let sending = &state.sending;
+                let ahead = self.calls.count(endpoint, Role::Receives, sending.acked, at);
+                wire(rq_psn, sending.acked_d + ahead)
+            }
+            EndpointKind::Switch => g,
+        }
+    }
+}
+
+/// `start` moved by `index`.
+pub(super) fn wire(start: Psn, index: u64) -> Psn {
+    Psn::new((u64::from(start.value()) + index) as u32)
+}

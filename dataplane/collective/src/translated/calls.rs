@@ -1,0 +1,276 @@
+//! The collectives in flight, and who sends and receives what in each.
+//!
+//! Positions are counted from the group's first packet in 64 bits, which never wrap; the 24 bits of the wire are made and
+//! read in `bridge` alone.
+
+use super::{EndpointId, PacketShape};
+use alloc::boxed::Box;
+use alloc::vec;
+use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Verdict};
+
+/// What stands in a place of the ring that is not in use.
+const NO_CALL: Call = Call {
+    primitive: Primitive::AllReduce,
+    root: 0,
+    operation: Operation::Sum,
+    data_type: DataType::U8,
+    flags: CallFlags(0),
+    elements: 0,
+    packets: 0,
+};
+
+/// One collective in flight.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Collective {
+    /// The position of its control message; data follows.
+    pub(super) start: u64,
+    /// What the first that spoke of it here said: the mapping of all, until they are found to disagree.
+    pub(super) call: Call,
+    /// The control message of all that have spoken here; the result once it is there.
+    pub(super) control: Control,
+    /// The endpoint behind which the root is. Of no meaning for AllReduce.
+    root: EndpointId,
+}
+
+/// Which way a packet goes, as an endpoint's partner sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// From the endpoint to this switch.
+    Sends,
+    /// From this switch to the endpoint.
+    Receives,
+}
+
+/// The flow of one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// Control messages and AllReduce: up the tree, then down.
+    UpDown,
+    /// All but the one send to it.
+    Gather(EndpointId),
+    /// It sends to all others.
+    Scatter(EndpointId),
+}
+
+impl Collective {
+    const EMPTY: Self = Self {
+        start: 0,
+        call: NO_CALL,
+        control: Control {
+            sequence: 0,
+            rank: 0,
+            call: NO_CALL,
+            verdict: Verdict::Agreed,
+        },
+        root: match EndpointId::new(0) {
+            Some(id) => id,
+            None => panic!("an index below the maximum"),
+        },
+    };
+
+    /// The position after its last packet.
+    pub(super) fn end(&self) -> u64 {
+        self.start + 1 + u64::from(self.call.packets)
+    }
+
+    /// The flow of its packet at `g`.
+    pub(super) fn flow(&self, g: u64) -> Flow {
+        match self.call.primitive {
+            _ if g == self.start => Flow::UpDown,
+            Primitive::AllReduce => Flow::UpDown,
+            Primitive::Reduce => Flow::Gather(self.root),
+            Primitive::Broadcast => Flow::Scatter(self.root),
+        }
+    }
+
+    /// Whether the packet at `g` goes that way at `endpoint`.
+    pub(super) fn involves(&self, endpoint: EndpointId, role: Role, g: u64) -> bool {
+        match self.flow(g) {
+            Flow::UpDown => true,
+            Flow::Gather(root) => (endpoint == root) == (role == Role::Receives),
+            Flow::Scatter(root) => (endpoint == root) == (role == Role::Sends),
+        }
+    }
+
+    /// The position after the last that is like `g`: the control message alone, or all data.
+    pub(super) fn part_end(&self, g: u64) -> u64 {
+        if g == self.start { g + 1 } else { self.end() }
+    }
+
+    /// The messages that are complete once the packets from `from` to before `to` are, both within one part.
+    pub(super) fn messages(&self, from: u64, to: u64, message_packets: u16) -> u32 {
+        if from == self.start {
+            return 1;
+        }
+        let packets = u64::from(self.call.packets);
+        let per_message = match message_packets {
+            0 => packets.max(1),
+            m => u64::from(m),
+        };
+        let complete = |g: u64| match g - self.start - 1 {
+            all if all == packets => all.div_ceil(per_message),
+            some => some / per_message,
+        };
+        (complete(to) - complete(from)) as u32
+    }
+}
+
+/// The ring of collectives in flight, oldest first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Calls {
+    ring: Box<[Collective]>,
+    /// The number of the oldest.
+    first: u32,
+    count: u32,
+    /// The position of the next collective's control message.
+    end: u64,
+}
+
+impl Calls {
+    pub(super) fn new(max: u8) -> Self {
+        let max = usize::from(max.clamp(2, 128)).next_power_of_two();
+        Self {
+            ring: vec![Collective::EMPTY; max].into_boxed_slice(),
+            first: 0,
+            count: 0,
+            end: 0,
+        }
+    }
+
+    /// The position of the next collective's control message.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(super) fn next_sequence(&self) -> u32 {
+        self.first.wrapping_add(self.count)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.count as usize == self.ring.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        core::mem::size_of_val(&*self.ring)
+    }
+
+    /// The next collective, of which `control` is the first to speak.
+    pub(super) fn push(&mut self, control: &Control, root: EndpointId) -> usize {
+        let index = self.index(self.count);
+        self.ring[index] = Collective {
+            start: self.end,
+            call: control.call,
+            control: *control,
+            root,
+        };
+        self.end = self.ring[index].end();
+        self.count += 1;
+        index
+    }
+
+    /// Forgets those that end at or before `base`, but none from `limit` on.
+    pub(super) fn retire(&mut self, base: u64, limit: u64) {
+        while self.count > 0 {
+            let index = self.index(0);
+            let end = self.ring[index].end();
+            if end > base || end >= limit {
+                break;
+            }
+            self.ring[index] = Collective::EMPTY;
+            self.first = self.first.wrapping_add(1);
+            self.count -= 1;
+        }
+    }
+
+    /// The place in the ring of the collective that `g` belongs to.
+    pub(super) fn find(&self, g: u64) -> Option<usize> {
+        let oldest = self.index(0);
+        if self.count == 0 || g < self.ring[oldest].start || g >= self.end {
+            return None;
+        }
+        if g < self.ring[oldest].end() {
+            return Some(oldest);
+        }
+        let (mut low, mut high) = (0, self.count);
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if self.ring[self.index(middle)].start <= g {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        Some(self.index(low))
+    }
+
+    pub(super) fn get(&self, index: usize) -> &Collective {
+        &self.ring[index & (self.ring.len() - 1)]
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> &mut Collective {
+        &mut self.ring[index]
+    }
+
+    /// The collectives in flight with their numbers, oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Collective)> {
+        (0..self.count).map(|i| (self.first.wrapping_add(i), &self.ring[self.index(i)]))
+    }
+
+    /// The first position from `g` on that goes that way at `endpoint`.
+    pub(super) fn settle(&self, endpoint: EndpointId, role: Role, g: u64) -> u64 {
+        match self.find(g) {
+            Some(index) if !self.ring[index].involves(endpoint, role, g) => self.ring[index].end(),
+            _ => g,
+        }
+    }
+
+    /// How many packets from `from` to before `to` go that way at `endpoint`.
+    pub(super) fn count(&self, endpoint: EndpointId, role: Role, from: u64, to: u64) -> u64 {
+        let (mut g, mut count) = (from, 0);
+        while g < to {
+            let Some(index) = self.find(g) else { break };
+            let call = &self.ring[index];
+            let end = call.part_end(g).min(to);
+            if call.involves(endpoint, role, g) {
+                count += end - g;
+            }
+            g = end;
+        }
+        count
+    }
+
+    /// The position `count` packets of that way after `from`, settled; `None` where that is past `limit`.
+    pub(super) fn forward(
+        &self,
+        endpoint: EndpointId,
+        role: Role,
+        from: u64,
+        count: u64,
+        limit: u64,
+    ) -> Option<u64> {
+        let (mut g, mut left) = (from, count);
+        loop {
+            g = self.settle(endpoint, role, g);
+            if left == 0 {
+                return Some(g);
+            }
+            if g >= limit {
+                return None;
+            }
+            let step = left.min(self.ring[self.find(g)?].part_end(g) - g);
+            g += step;
+            left -= step;
+        }
+    }
+
+    fn index(&self, nth: u32) -> usize {
+        self.first.wrapping_add(nth) as usize & (self.ring.len() - 1)
+    }
+}
+
+/// The shape of a control message's packet is its own: nothing is compared.
+pub(super) const NO_SHAPE: PacketShape = PacketShape {
+    opcode: castnet_wire::Opcode::SendOnlyImm,
+    payload: 0,
+    pad: 0,
+};

@@ -1,0 +1,309 @@
+//! What comes from an endpoint: contributions, control messages and results.
+
+use super::bridge::Location;
+use super::calls::{Flow, NO_SHAPE, Role};
+use super::machine::{Translated, emit};
+use super::slot::Phase;
+use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape};
+use castnet_wire::{Control, DropReason, Nanos, Primitive, Psn, Verdict};
+
+impl Translated {
+    pub(super) fn on_data(
+        &mut self,
+        from: EndpointId,
+        psn: Psn,
+        shape: PacketShape,
+        ack_request: bool,
+        out: &mut Effects,
+    ) {
+        let Some(g) = self.admit(from, psn, ack_request, out) else {
+            return;
+        };
+        let known = match self.kind(from) {
+            EndpointKind::Rank { .. } => self.endpoint(from).receiving.known,
+            EndpointKind::Switch => self.calls.end(),
+        };
+        let Some(index) = self.calls.find(g).filter(|_| g < known) else {
+            return self.control_missing(from, out);
+        };
+        let call = self.calls.get(index);
+        if g == call.start || !call.involves(from, Role::Sends, g) {
+            return emit(out, Effect::Drop(DropReason::ContributionMismatch));
+        }
+        if self.slots.check_duplicate(g, from) {
+            return self.on_repeat(from, g, ack_request, out);
+        }
+        let flow = call.flow(g);
+        let kernel = CallId(index as u8);
+        let slot = self.slots.at(g);
+        let empty = slot.contributed.is_empty();
+        if !empty && slot.shape != shape {
+            return emit(out, Effect::Drop(DropReason::ContributionMismatch));
+        }
+        let number = self.slots.number(g);
+        if flow == Flow::UpDown && self.is_parent(from) {
+            if slot.phase != Phase::Partial {
+                return emit(out, Effect::Drop(DropReason::Stale));
+            }
+            emit(out, Effect::Store { slot: number });
+            self.take_result(g, from);
+        } else {
+            self.slots.at_mut(g).shape = shape;
+            let aggregated = self.slots.aggregate_data(g, from, self.inputs(flow));
+            if matches!(flow, Flow::Scatter(_)) {
+                emit(out, Effect::Store { slot: number });
+            } else {
+                let first = aggregated.first;
+                emit(
+                    out,
+                    Effect::Aggregate {
+                        slot: number,
+                        from,
+                        first,
+                        kernel,
+                    },
+                );
+                if aggregated.complete {
+                    emit(out, Effect::Complete { slot: number, kernel });
+                }
+            }
+            if aggregated.complete {
+                self.complete(g, flow);
+            }
+        }
+        self.taken(from, g, flow, ack_request);
+    }
+
+    pub(super) fn on_control(
+        &mut self,
+        now: Nanos,
+        from: EndpointId,
+        psn: Psn,
+        control: &Control,
+        ack_request: bool,
+        out: &mut Effects,
+    ) {
+        let Some(g) = self.admit(from, psn, ack_request, out) else {
+            return;
+        };
+        if let Err(reason) = self.check_control(from, g, control) {
+            return emit(out, Effect::Drop(reason));
+        }
+        let index = match self.calls.find(g) {
+            Some(index) => index,
+            None if self.calls.is_full() => return self.refuse_early(from, g, out),
+            None => match self.open(now, control) {
+                Ok(index) => index,
+                Err(reason) => return emit(out, Effect::Drop(reason)),
+            },
+        };
+        if self.slots.check_duplicate(g, from) {
+            return self.on_repeat(from, g, ack_request, out);
+        }
+        if self.is_parent(from) {
+            if self.slots.at(g).phase != Phase::Partial {
+                return emit(out, Effect::Drop(DropReason::Stale));
+            }
+            self.calls.get_mut(index).control = *control;
+            self.take_result(g, from);
+        } else {
+            self.slots.at_mut(g).shape = NO_SHAPE;
+            self.calls.get_mut(index).control.merge(control);
+            let aggregated = self.slots.aggregate_data(g, from, self.inputs(Flow::UpDown));
+            if aggregated.complete {
+                self.complete(g, Flow::UpDown);
+            }
+            if self.is_rank(from) {
+                let end = self.calls.get(index).end();
+                self.endpoint_mut(from).receiving.known = end;
+            }
+        }
+        let control = self.calls.get(index).control;
+        if control.verdict != Verdict::Agreed && self.limit > g + 1 {
+            self.fail(g + 1);
+            emit(out, Effect::Conflict { control });
+        }
+        self.taken(from, g, Flow::UpDown, ack_request);
+    }
+
+    /// The position of a packet, if it is one that can be looked at further. What is over is acknowledged again; what is too
+    /// far ahead is refused.
+    fn admit(&mut self, from: EndpointId, psn: Psn, ack_request: bool, out: &mut Effects) -> Option<u64> {
+        match self.locate(from, psn) {
+            Location::Done { newest } => {
+                if ack_request || newest {
+                    self.ack_due.insert(from);
+                }
+            }
+            Location::Unknown if self.limit != u64::MAX => emit(out, Effect::Drop(DropReason::GroupFailed)),
+            Location::Unknown => self.control_missing(from, out),
+            Location::At(g) if g >= self.limit => emit(out, Effect::Drop(DropReason::GroupFailed)),
+            Location::At(g) if g >= self.window_end() => self.refuse_early(from, g, out),
+            Location::At(g) => return Some(g),
+        }
+        None
+    }
+
+    fn check_control(&self, from: EndpointId, g: u64, control: &Control) -> Result<(), DropReason> {
+        let sequence = match self.calls.find(g) {
+            Some(index) if g == self.calls.get(index).start => self.calls.get(index).control.sequence,
+            Some(_) => return Err(DropReason::ContributionMismatch),
+            None if self.is_parent(from) => return Err(DropReason::Stale),
+            None => self.calls.next_sequence(),
+        };
+        let agreed = control.verdict == Verdict::Agreed;
+        let member = match self.kind(from) {
+            EndpointKind::Rank { rank, .. } => control.rank == rank && agreed,
+            EndpointKind::Switch => {
+                self.is_parent(from) || self.cold().endpoints[from.index()].ranks.contains(control.rank)
+            }
+        };
+        if !member {
+            Err(DropReason::NotMember)
+        } else if control.sequence != sequence {
+            Err(DropReason::ContributionMismatch)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A collective that nobody here has spoken of before.
+    fn open(&mut self, now: Nanos, control: &Control) -> Result<usize, DropReason> {
+        let call = &control.call;
+        let has = |e: &EndpointId| self.cold().endpoints[e.index()].ranks.contains(call.root);
+        let root = match call.primitive {
+            Primitive::AllReduce => self.cold().all.iter().next(),
+            Primitive::Reduce | Primitive::Broadcast => self.cold().all.iter().find(has),
+        };
+        let root = root.ok_or(DropReason::Malformed)?;
+        if !self.is_active() {
+            self.progress(now);
+            self.tick_at = now + self.cold().tick;
+        }
+        Ok(self.calls.push(control, root))
+    }
+
+    /// The ranks disagree: nothing from `limit` on is served.
+    fn fail(&mut self, limit: u64) {
+        self.limit = limit;
+        self.refused = EndpointSet::EMPTY;
+        for endpoint in self.cold().all {
+            self.refresh(endpoint);
+        }
+    }
+
+    /// All inputs have contributed to `g`.
+    fn complete(&mut self, g: u64, flow: Flow) {
+        let goes_up = flow == Flow::UpDown && self.cold().parent.is_some();
+        self.slots.at_mut(g).phase = if goes_up { Phase::Partial } else { Phase::Result };
+        let to = match self.cold().parent {
+            Some(parent) if goes_up => EndpointSet::only(parent),
+            _ => self.outputs(flow),
+        };
+        self.ready(g, to);
+    }
+
+    /// The result of `g` has come from the parent.
+    fn take_result(&mut self, g: u64, parent: EndpointId) {
+        let slot = self.slots.at_mut(g);
+        slot.phase = Phase::Result;
+        slot.contributed.insert(parent);
+        self.answered(parent);
+        self.ready(g, self.cold().children);
+    }
+
+    fn ready(&mut self, g: u64, to: EndpointSet) {
+        for endpoint in to {
+            if self.endpoint(endpoint).sending.next == g {
+                self.refresh(endpoint);
+            }
+        }
+    }
+
+    /// Moves what is expected of `from` past the packet that came, and asks for what is missing before it.
+    fn taken(&mut self, from: EndpointId, g: u64, flow: Flow, ack_request: bool) {
+        // Going down, the request of the switch above counts as well as those of the contributions.
+        debug_assert!(flow != Flow::Gather(from));
+        self.slots.at_mut(g).ack_request |= ack_request;
+        let (is_rank, end) = (self.is_rank(from), self.window_end().min(self.calls.end()));
+        let mut expected = self.endpoint(from).receiving.expected;
+        if g == expected {
+            while expected < end && self.slots.check_duplicate(expected, from) {
+                expected = self.calls.settle(from, Role::Sends, expected + 1);
+            }
+        }
+        let repairing = self.is_repairing();
+        let receiving = &mut self.endpoint_mut(from).receiving;
+        receiving.seen = receiving.seen.max(g + 1);
+        if receiving.expected != expected {
+            receiving.expected = expected;
+            receiving.moved = true;
+            if repairing {
+                receiving.nak_sent = false;
+            }
+            // A host goes back on its own to all that it has not seen acknowledged; a switch is asked for each packet.
+            if is_rank {
+                return;
+            }
+        }
+        if receiving.expected < receiving.seen {
+            self.gap(from);
+        }
+    }
+
+    /// Something before what came is missing.
+    fn gap(&mut self, from: EndpointId) {
+        if self.is_repairing() && !self.endpoint(from).receiving.nak_sent {
+            self.endpoint_mut(from).receiving.nak_sent = true;
+            self.nak_due.insert(from);
+        }
+    }
+
+    fn control_missing(&mut self, from: EndpointId, out: &mut Effects) {
+        emit(out, Effect::Drop(DropReason::ControlMissing));
+        self.gap(from);
+    }
+
+    fn refuse_early(&mut self, from: EndpointId, g: u64, out: &mut Effects) {
+        emit(out, Effect::Drop(DropReason::EarlyContribution));
+        if self.is_repairing() {
+            let receiving = &mut self.endpoint_mut(from).receiving;
+            receiving.seen = receiving.seen.max(g + 1);
+            self.refused.insert(from);
+        }
+    }
+
+    /// A packet that has been counted has come again: whoever sent it lacks an answer.
+    fn on_repeat(&mut self, from: EndpointId, g: u64, ack_request: bool, out: &mut Effects) {
+        let repairing = self.is_repairing();
+        let (is_rank, is_parent) = (self.is_rank(from), self.is_parent(from));
+        let receiving = &mut self.endpoint_mut(from).receiving;
+        if g < receiving.confirmed {
+            if ack_request {
+                self.ack_due.insert(from);
+            }
+            return;
+        }
+        if !repairing && g == receiving.confirmed {
+            receiving.nak_sent = false;
+        }
+        let Some(index) = self.calls.find(g) else { return };
+        let flow = self.calls.get(index).flow(g);
+        let to = match self.slots.at(g).phase {
+            Phase::Filling => return,
+            // Towards the parent, this switch repeats by its own clock what other switches repeat by theirs.
+            Phase::Partial if repairing && !is_rank => return,
+            Phase::Partial => self.cold().parent.map_or(EndpointSet::EMPTY, EndpointSet::only),
+            Phase::Result if flow == Flow::UpDown && !is_parent => EndpointSet::only(from),
+            Phase::Result if repairing && !is_rank => return,
+            Phase::Result => self.outputs(flow),
+        };
+        // Where the switch repairs, a host that goes back over what it has sent only to fill a gap asks for nothing.
+        if repairing && is_rank && !ack_request {
+            return;
+        }
+        self.slots.at_mut(g).ack_request |= ack_request;
+        let lacking = to.iter().filter(|&e| self.lacks(e, g)).collect();
+        self.emit_again(g, lacking, ack_request, out);
+    }
+}

@@ -1,0 +1,129 @@
+//! ReplicateData: results and contributions to those that get them, strictly in order the first time.
+
+use super::calls::{Flow, Role};
+use super::machine::{Translated, emit};
+use super::slot::Phase;
+use super::{Effect, Effects, EndpointId, EndpointSet};
+
+/// Whether a packet can go to an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Readiness {
+    /// Contributions or the result are missing.
+    NotYet,
+    /// It can.
+    Ready,
+    /// It need not: its result is here already.
+    Answered,
+}
+
+impl Translated {
+    /// Whether the packet at `g`, which goes to `endpoint`, can.
+    pub(super) fn readiness(&self, endpoint: EndpointId, g: u64) -> Readiness {
+        let Some(index) = self.calls.find(g) else {
+            return Readiness::NotYet;
+        };
+        let up = self.calls.get(index).flow(g) == Flow::UpDown && self.is_parent(endpoint);
+        match self.slots.at(g).phase {
+            Phase::Partial if up => Readiness::Ready,
+            Phase::Result if up => Readiness::Answered,
+            Phase::Result => Readiness::Ready,
+            Phase::Filling | Phase::Partial => Readiness::NotYet,
+        }
+    }
+
+    /// Whether `endpoint` has been sent `g`, has not acknowledged it, and can have it now.
+    pub(super) fn lacks(&self, endpoint: EndpointId, g: u64) -> bool {
+        let sending = &self.endpoint(endpoint).sending;
+        sending.acked <= g
+            && g < sending.next
+            && !self.rnr_waiting.contains(endpoint)
+            && self.readiness(endpoint, g) == Readiness::Ready
+    }
+
+    /// Looks again whether the endpoint's next packet is ready.
+    pub(super) fn refresh(&mut self, endpoint: EndpointId) {
+        self.pending.remove(endpoint);
+        if self.rnr_waiting.contains(endpoint) {
+            return;
+        }
+        let end = self.window_end().min(self.calls.end());
+        loop {
+            let g = self.endpoint(endpoint).sending.next;
+            if g >= end {
+                return;
+            }
+            match self.readiness(endpoint, g) {
+                Readiness::NotYet => return,
+                Readiness::Ready => return self.pending.insert(endpoint),
+                Readiness::Answered => self.step(endpoint, g),
+            }
+        }
+    }
+
+    fn step(&mut self, endpoint: EndpointId, g: u64) {
+        let next = self.calls.settle(endpoint, Role::Receives, g + 1);
+        let sending = &mut self.endpoint_mut(endpoint).sending;
+        if !sending.is_outstanding() {
+            sending.moved = true;
+        }
+        sending.next = next;
+        sending.sent = sending.sent.max(g + 1);
+    }
+
+    /// Sends the lowest packet that is ready to all whose next one it is. Nothing where none is, or `out` has no room.
+    pub(super) fn replicate_data(&mut self, out: &mut Effects) {
+        let nexts = self.pending.iter().map(|e| self.endpoint(e).sending.next);
+        let Some(g) = nexts.min().filter(|_| !out.is_full()) else {
+            return;
+        };
+        let to: EndpointSet = self
+            .pending
+            .iter()
+            .filter(|&e| self.endpoint(e).sending.next == g)
+            .collect();
+        for endpoint in to {
+            self.step(endpoint, g);
+            self.refresh(endpoint);
+        }
+        self.put(g, to, false, out);
+    }
+
+    /// Sends `g` once more, out of turn.
+    pub(super) fn emit_again(&mut self, g: u64, to: EndpointSet, ack_request: bool, out: &mut Effects) {
+        if to.is_empty() {
+            return;
+        }
+        let repairing = self.is_repairing();
+        for endpoint in to {
+            let is_rank = self.is_rank(endpoint);
+            let sending = &mut self.endpoint_mut(endpoint).sending;
+            if sending.acked == g {
+                sending.refusal = None;
+                sending.probing |= repairing && is_rank;
+            }
+        }
+        self.put(g, to, ack_request, out);
+    }
+
+    fn put(&self, g: u64, to: EndpointSet, ack_request: bool, out: &mut Effects) {
+        let Some(index) = self.calls.find(g) else { return };
+        let call = self.calls.get(index);
+        emit(
+            out,
+            if g == call.start {
+                Effect::EmitControl {
+                    g: self.wire_g(g),
+                    to,
+                    control: call.control,
+                }
+            } else {
+                Effect::Emit {
+                    slot: self.slots.number(g),
+                    g: self.wire_g(g),
+                    to,
+                    ack_request: ack_request || self.slots.at(g).ack_request,
+                }
+            },
+        );
+    }
+}

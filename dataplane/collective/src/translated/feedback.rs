@@ -1,0 +1,329 @@
+//! ReceiveAck and SendAck: what the receivers of a packet say, and what its senders are told.
+
+use super::bridge::wire;
+use super::calls::{Flow, Role};
+use super::emission::Readiness;
+use super::machine::{Translated, emit};
+use super::slot::Phase;
+use super::{Effect, Effects, EndpointId, EndpointKind};
+use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
+
+impl Translated {
+    /// ReceiveAck.
+    pub(super) fn receive_ack(
+        &mut self,
+        now: Nanos,
+        from: EndpointId,
+        psn: Psn,
+        syndrome: Syndrome,
+        out: &mut Effects,
+    ) {
+        match syndrome {
+            Syndrome::Nak(code) if code.is_fatal() => emit(out, Effect::MemberFailed { from, syndrome }),
+            _ => match self.kind(from) {
+                EndpointKind::Rank { rq_psn, .. } => {
+                    self.host_feedback(now, from, rq_psn, psn, syndrome, out)
+                }
+                EndpointKind::Switch => self.switch_feedback(now, from, psn, syndrome, out),
+            },
+        }
+    }
+
+    /// An ACK of `d` acknowledges all up to it, a NAK all before it.
+    fn host_feedback(
+        &mut self,
+        now: Nanos,
+        from: EndpointId,
+        rq_psn: Psn,
+        psn: Psn,
+        syndrome: Syndrome,
+        out: &mut Effects,
+    ) {
+        let sending = &self.endpoint(from).sending;
+        let refused = syndrome != Syndrome::Ack;
+        let ahead = psn.diff(wire(rq_psn, sending.acked_d)) + i32::from(!refused);
+        if ahead < 0 || (ahead == 0 && !refused) {
+            return;
+        }
+        let count = ahead as u64;
+        let sent = self.calls.settle(from, Role::Receives, sending.sent);
+        let to = self
+            .calls
+            .forward(from, Role::Receives, sending.acked, count, sent);
+        let Some(to) = to.filter(|&to| to <= sent) else {
+            return emit(out, Effect::Drop(DropReason::AckAhead));
+        };
+        if count > 0 {
+            self.endpoint_mut(from).sending.acked_d += count;
+            self.acknowledged(now, from, to);
+        }
+        if !refused {
+            return;
+        }
+        if to == sent {
+            // It refuses what has not gone to it: nothing to repeat, and nothing to tell anybody.
+            return;
+        }
+        if self.is_repairing() {
+            let sending = &mut self.endpoint_mut(from).sending;
+            sending.next = to;
+            sending.probing = false;
+            if let Syndrome::RnrNak(timer) = syndrome {
+                sending.rnr_until = now + timer.wait();
+                self.rnr_waiting.insert(from);
+            }
+            self.refresh(from);
+        } else {
+            self.endpoint_mut(from).sending.refusal = Some(syndrome);
+            self.reflect();
+        }
+    }
+
+    /// An ACK of `g` acknowledges all up to it; a NAK asks for `g` and acknowledges nothing.
+    fn switch_feedback(
+        &mut self,
+        now: Nanos,
+        from: EndpointId,
+        psn: Psn,
+        syndrome: Syndrome,
+        out: &mut Effects,
+    ) {
+        let sending = &self.endpoint(from).sending;
+        let (acked, sent) = (sending.acked, sending.sent);
+        let Some(g) = self.base.checked_add_signed(self.from_base(psn)) else {
+            return;
+        };
+        if g < acked {
+            return;
+        }
+        if syndrome == Syndrome::Ack {
+            if g + 1 > self.calls.settle(from, Role::Receives, sent) {
+                return emit(out, Effect::Drop(DropReason::AckAhead));
+            }
+            self.acknowledged_below(from, g + 1);
+            let to = self.endpoint(from).sending.acked;
+            if to > acked {
+                self.acknowledged(now, from, to);
+            }
+        } else if g >= sent {
+            emit(out, Effect::Drop(DropReason::AckAhead));
+        } else if !self.is_repairing() {
+            if g == acked {
+                self.endpoint_mut(from).sending.refusal = Some(syndrome);
+                self.reflect();
+            }
+        } else if self.lacks(from, g) && self.readiness(from, g) == Readiness::Ready {
+            if self.calls.find(g).is_some_and(|i| self.calls.get(i).start == g) {
+                // Without it, all behind it was refused.
+                self.endpoint_mut(from).sending.next = g;
+                self.refresh(from);
+            } else {
+                self.emit_again(g, only(from), false, out);
+            }
+        }
+    }
+
+    /// A switch has acknowledged all below `target`, as far as that can be: a contribution upwards is acknowledged by its
+    /// result alone.
+    fn acknowledged_below(&mut self, from: EndpointId, target: u64) {
+        let is_parent = self.is_parent(from);
+        let mut acked = self.endpoint(from).sending.acked;
+        while acked < target {
+            let Some(index) = self.calls.find(acked) else {
+                break;
+            };
+            let call = self.calls.get(index);
+            let upto = if is_parent && call.flow(acked) == Flow::UpDown {
+                if self.slots.at(acked).phase != Phase::Result {
+                    break;
+                }
+                acked + 1
+            } else {
+                call.part_end(acked).min(target)
+            };
+            acked = self.calls.settle(from, Role::Receives, upto);
+        }
+        self.endpoint_mut(from).sending.acked = acked;
+    }
+
+    /// A result has come from the parent: what went up is acknowledged as far as there are results.
+    pub(super) fn answered(&mut self, parent: EndpointId) {
+        let before = self.endpoint(parent).sending.acked;
+        let end = self.window_end().min(self.calls.end());
+        let mut acked = before;
+        while acked < end {
+            let Some(index) = self.calls.find(acked) else {
+                break;
+            };
+            let up = self.calls.get(index).flow(acked) == Flow::UpDown;
+            if !up || self.slots.at(acked).phase != Phase::Result {
+                break;
+            }
+            acked = self.calls.settle(parent, Role::Receives, acked + 1);
+        }
+        if acked > before {
+            self.moved(parent, acked);
+        }
+    }
+
+    fn moved(&mut self, from: EndpointId, acked: u64) {
+        let goes_back = self.is_repairing() && self.is_rank(from);
+        let sending = &mut self.endpoint_mut(from).sending;
+        sending.acked = acked;
+        sending.moved = true;
+        sending.refusal = None;
+        // What answers a probe is all that the host had, and the probe.
+        if (sending.probing && goes_back) || sending.next < acked {
+            sending.next = acked;
+        }
+        sending.probing = false;
+        self.refresh(from);
+    }
+
+    /// `from` has acknowledged all before `acked`.
+    fn acknowledged(&mut self, now: Nanos, from: EndpointId, acked: u64) {
+        self.moved(from, acked);
+        for sender in self.cold().all {
+            self.confirm(sender);
+        }
+        self.advance_base(now);
+        if !self.is_repairing() {
+            self.reflect();
+        }
+    }
+
+    /// Moves what is acknowledged to `sender` as far as those go that decide it; if that is news, it is told.
+    fn confirm(&mut self, sender: EndpointId) {
+        let (is_rank, message_packets) = (self.is_rank(sender), self.cold().message_packets);
+        let mut news = false;
+        loop {
+            let receiving = &self.endpoint(sender).receiving;
+            let (g, bound) = (receiving.confirmed, receiving.expected.min(self.limit));
+            if g >= bound {
+                break;
+            }
+            let Some(index) = self.calls.find(g) else { break };
+            let call = self.calls.get(index);
+            let flow = call.flow(g);
+            let acked = self
+                .deciders(sender, flow)
+                .iter()
+                .map(|e| self.endpoint(e).sending.acked)
+                .min();
+            let upto = acked.unwrap_or(bound).min(bound).min(call.part_end(g));
+            if upto <= g {
+                break;
+            }
+            let messages = call.messages(g, upto, message_packets);
+            let confirmed = self.calls.settle(sender, Role::Sends, upto);
+            // A switch below takes the result of what it sent up for an acknowledgement.
+            news |= is_rank || flow != Flow::UpDown || self.is_parent(sender);
+            let receiving = &mut self.endpoint_mut(sender).receiving;
+            receiving.confirmed = confirmed;
+            if is_rank {
+                receiving.confirmed_u += upto - g;
+                receiving.messages = receiving.messages.wrapping_add(messages) & 0xFF_FFFF;
+            }
+            if !self.is_repairing() {
+                self.endpoint_mut(sender).receiving.nak_sent = false;
+            }
+        }
+        if news {
+            self.ack_due.insert(sender);
+        }
+    }
+
+    /// The strongest refusal of the packet after the last that is acknowledged to `sender`: all that decide have
+    /// everything before it (M2).
+    fn refusal(&self, sender: EndpointId) -> Option<Syndrome> {
+        let receiving = &self.endpoint(sender).receiving;
+        let g = receiving.confirmed;
+        if g >= receiving.expected {
+            return None;
+        }
+        let flow = self.calls.get(self.calls.find(g)?).flow(g);
+        if flow == Flow::UpDown && self.is_parent(sender) {
+            return None;
+        }
+        self.deciders(sender, flow)
+            .iter()
+            .map(|e| &self.endpoint(e).sending)
+            .filter(|s| s.acked == g)
+            .filter_map(|s| s.refusal)
+            .max_by_key(|s| match s {
+                Syndrome::RnrNak(timer) => timer.wait(),
+                _ => Nanos::ZERO,
+            })
+    }
+
+    /// Reflection of refusals to those who can repeat what was refused: once until they do.
+    fn reflect(&mut self) {
+        for sender in self.cold().all {
+            if !self.endpoint(sender).receiving.nak_sent && self.refusal(sender).is_some() {
+                self.endpoint_mut(sender).receiving.nak_sent = true;
+                self.nak_due.insert(sender);
+            }
+        }
+    }
+
+    /// SendAck: the ACK that is due to `to`, and the NAK. Before a NAK a host always has an ACK: the NAK alone is no
+    /// progress to it.
+    pub(super) fn send_ack(&mut self, to: EndpointId, out: &mut Effects) {
+        let nak = self.nak_due.contains(to);
+        let ack = self.ack_due.contains(to) || (nak && self.is_rank(to));
+        self.ack_due.remove(to);
+        self.nak_due.remove(to);
+        let receiving = &self.endpoint(to).receiving;
+        if ack && (self.is_rank(to) || receiving.confirmed > 0) {
+            self.acknowledge(to, Syndrome::Ack, out);
+        }
+        if nak {
+            let syndrome = match self.is_repairing() {
+                true => Some(Syndrome::Nak(NakCode::PsnSequenceError)),
+                false => self.refusal(to),
+            };
+            if let Some(syndrome) = syndrome {
+                self.acknowledge(to, syndrome, out);
+            }
+        }
+    }
+
+    /// An acknowledge packet: an ACK of the last packet that is acknowledged to `to`, or the NAK of the next.
+    pub(super) fn acknowledge(&self, to: EndpointId, syndrome: Syndrome, out: &mut Effects) {
+        let receiving = &self.endpoint(to).receiving;
+        let is_rank = self.is_rank(to);
+        let unconfirmed = match is_rank {
+            true => receiving.confirmed_u,
+            false if syndrome != Syndrome::Ack && self.is_repairing() => receiving.expected,
+            false => receiving.confirmed,
+        };
+        let psn = self.wire_u(to, unconfirmed);
+        emit(
+            out,
+            Effect::Acknowledge {
+                to,
+                psn: if syndrome == Syndrome::Ack {
+                    psn.prev()
+                } else {
+                    psn
+                },
+                msn: receiving.messages,
+                syndrome,
+            },
+        );
+    }
+
+    /// SendAck for all that it is due to, while `out` has more room than `reserve`.
+    pub(super) fn send_acks(&mut self, out: &mut Effects, reserve: usize) {
+        for endpoint in super::EndpointSet::from_bits(self.ack_due.bits() | self.nak_due.bits()) {
+            if out.remaining_capacity() < reserve + 2 {
+                return;
+            }
+            self.send_ack(endpoint, out);
+        }
+    }
+}
+
+fn only(endpoint: EndpointId) -> super::EndpointSet {
+    super::EndpointSet::only(endpoint)
+}

@@ -1,0 +1,289 @@
+//! The machine: what it holds, and the calls from outside.
+
+use super::calls::{Calls, Flow};
+use super::endpoint::Endpoint;
+use super::slot::Slots;
+use super::{
+    CallId, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event, LossPolicy,
+    PacketShape, StragglerPolicy, TranslatedConfig,
+};
+use crate::path::PATHS_MAX;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec;
+use castnet_wire::{Call, DropReason, Nanos, Psn};
+use core::hash::{Hash, Hasher};
+
+/// The context of one collective group at one switch: endpoints, routing, transmission and computation states but for the
+/// payloads.
+///
+/// The order of calls: [`handle`](Self::handle) for each frame, then [`poll_emit`](Self::poll_emit) until it returns
+/// `false`; [`handle_timeout`](Self::handle_timeout) while [`poll_timeout`](Self::poll_timeout) is due, each followed by
+/// `poll_emit` likewise. Nothing else mutates.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Translated {
+    cold: Shared,
+    pub(super) endpoints: Box<[Endpoint]>,
+    pub(super) slots: Slots,
+    pub(super) calls: Calls,
+    /// The lowest position that is not finished: complete, and acknowledged by all that get it.
+    pub(super) base: u64,
+    /// Nothing from here on is served: one past the control message on which ranks disagree.
+    pub(super) limit: u64,
+    /// Those whose next packet is ready to go.
+    pub(super) pending: EndpointSet,
+    /// Those that are to have an ACK.
+    pub(super) ack_due: EndpointSet,
+    /// Those that are to have a NAK.
+    pub(super) nak_due: EndpointSet,
+    /// Those from which something came that there was no room for.
+    pub(super) refused: EndpointSet,
+    /// Those that had no receive posted.
+    pub(super) rnr_waiting: EndpointSet,
+    /// When the next tick is, while something is in flight.
+    pub(super) tick_at: Nanos,
+    /// Where a tick goes on that had more to say than one call can take.
+    pub(super) tick_next: u8,
+    pub(super) since: Nanos,
+    pub(super) stall_at: Nanos,
+}
+
+/// What never changes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Cold {
+    pub(super) endpoints: Box<[EndpointConfig]>,
+    pub(super) all: EndpointSet,
+    pub(super) children: EndpointSet,
+    pub(super) parent: Option<EndpointId>,
+    pub(super) psn_start: Psn,
+    pub(super) message_packets: u16,
+    pub(super) loss: LossPolicy,
+    pub(super) straggler: StragglerPolicy,
+    pub(super) tick: Nanos,
+    pub(super) stall_timeout: Nanos,
+}
+
+/// Cheap to copy with the machine, and of no weight in its hash: it is the same for all states of one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shared(Arc<Cold>);
+
+impl Hash for Shared {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+impl Translated {
+    /// A group that has seen nothing yet. All memory that it will ever need is reserved here.
+    ///
+    /// Endpoints from the 65th on are left out, and so is a parent that is none of them.
+    pub fn new(config: TranslatedConfig) -> Self {
+        let mut endpoints = config.endpoints;
+        endpoints.truncate(PATHS_MAX);
+        let all = EndpointSet::first(endpoints.len());
+        let parent = config.parent.filter(|&p| all.contains(p));
+        Self {
+            endpoints: vec![Endpoint::default(); endpoints.len()].into_boxed_slice(),
+            slots: Slots::new(config.slots),
+            calls: Calls::new(config.collectives_max),
+            base: 0,
+            limit: u64::MAX,
+            pending: EndpointSet::EMPTY,
+            ack_due: EndpointSet::EMPTY,
+            nak_due: EndpointSet::EMPTY,
+            refused: EndpointSet::EMPTY,
+            rnr_waiting: EndpointSet::EMPTY,
+            tick_at: Nanos::ZERO,
+            tick_next: 0,
+            since: Nanos::ZERO,
+            stall_at: Nanos::ZERO,
+            cold: Shared(Arc::new(Cold {
+                endpoints: endpoints.into_boxed_slice(),
+                all,
+                children: parent.map_or(all, |p| all.without(p)),
+                parent,
+                psn_start: config.psn_start,
+                message_packets: config.message_packets,
+                loss: config.loss,
+                straggler: config.straggler,
+                tick: config.tick,
+                stall_timeout: config.stall_timeout,
+            })),
+        }
+    }
+
+    /// Takes a frame in. `out` is emptied first, then holds at least one effect.
+    pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Effects) {
+        out.clear();
+        let (Event::Data { from, .. } | Event::Control { from, .. } | Event::Feedback { from, .. }) = event;
+        if from.index() >= self.endpoints.len() {
+            return emit(out, Effect::Drop(DropReason::NotMember));
+        }
+        match event {
+            Event::Data {
+                psn,
+                shape,
+                ack_request,
+                ..
+            } => self.on_data(from, psn, shape, ack_request, out),
+            Event::Control {
+                psn,
+                control,
+                ack_request,
+                ..
+            } => self.on_control(now, from, psn, &control, ack_request, out),
+            Event::Feedback { psn, syndrome, .. } => self.receive_ack(now, from, psn, syndrome, out),
+        }
+        self.send_acks(out, 1);
+        self.replicate_data(out);
+        if out.is_empty() {
+            emit(out, Effect::Absorb);
+        }
+    }
+
+    /// What else is due: acknowledgements that one call could not hold, and packets that were waiting for another one to go
+    /// first. Call it until it returns `false`. `out` is emptied first, then holds at most one effect, or two acknowledgements to one endpoint.
+    pub fn poll_emit(&mut self, _now: Nanos, out: &mut Effects) -> bool {
+        out.clear();
+        if let Some(endpoint) = EndpointSet::from_bits(self.ack_due.bits() | self.nak_due.bits())
+            .iter()
+            .next()
+        {
+            self.send_ack(endpoint, out);
+        } else {
+            self.replicate_data(out);
+        }
+        !out.is_empty()
+    }
+
+    /// The call of a collective in flight: what the first that spoke of it here said.
+    pub fn call(&self, id: CallId) -> &Call {
+        &self.calls.get(usize::from(id.0)).call
+    }
+
+    /// The shape of the packet in a slot.
+    pub fn shape(&self, slot: u16) -> PacketShape {
+        self.slots.numbered(slot).shape
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u16 {
+        self.slots.len() as u16
+    }
+
+    /// Bytes that the machine takes, payloads not counted.
+    pub fn footprint(&self) -> usize {
+        let cold = self.cold();
+        let ranks: usize = cold
+            .endpoints
+            .iter()
+            .map(|e| size_of_val(e.ranks.as_slice()))
+            .sum();
+        size_of::<Self>()
+            + size_of::<Cold>()
+            + size_of_val(&*cold.endpoints)
+            + ranks
+            + size_of_val(&*self.endpoints)
+            + self.slots.bytes()
+            + self.calls.bytes()
+    }
+
+    pub(super) fn cold(&self) -> &Cold {
+        &self.cold.0
+    }
+
+    pub(super) fn kind(&self, endpoint: EndpointId) -> EndpointKind {
+        self.cold().endpoints[endpoint.index()].kind
+    }
+
+    pub(super) fn is_rank(&self, endpoint: EndpointId) -> bool {
+        matches!(self.kind(endpoint), EndpointKind::Rank { .. })
+    }
+
+    pub(super) fn is_repairing(&self) -> bool {
+        self.cold().loss == LossPolicy::Repair
+    }
+
+    pub(super) fn is_parent(&self, endpoint: EndpointId) -> bool {
+        self.cold().parent == Some(endpoint)
+    }
+
+    pub(super) fn endpoint(&self, id: EndpointId) -> &Endpoint {
+        &self.endpoints[id.index()]
+    }
+
+    pub(super) fn endpoint_mut(&mut self, id: EndpointId) -> &mut Endpoint {
+        &mut self.endpoints[id.index()]
+    }
+
+    /// The endpoints that contribute to a packet (going up, where it goes up and down).
+    pub(super) fn inputs(&self, flow: Flow) -> EndpointSet {
+        match flow {
+            Flow::UpDown => self.cold().children,
+            Flow::Gather(root) => self.cold().all.without(root),
+            Flow::Scatter(root) => EndpointSet::only(root),
+        }
+    }
+
+    /// The endpoints that get its result.
+    pub(super) fn outputs(&self, flow: Flow) -> EndpointSet {
+        match flow {
+            Flow::UpDown => self.cold().children,
+            Flow::Gather(root) => EndpointSet::only(root),
+            Flow::Scatter(root) => self.cold().all.without(root),
+        }
+    }
+
+    /// The endpoints whose acknowledgement makes an ACK to `sender`: reflection, the root's word, or the least of all.
+    pub(super) fn deciders(&self, sender: EndpointId, flow: Flow) -> EndpointSet {
+        match flow {
+            Flow::UpDown if !self.is_parent(sender) => EndpointSet::only(sender),
+            flow => self.outputs(flow),
+        }
+    }
+
+    /// Whether something is in flight.
+    pub(super) fn is_active(&self) -> bool {
+        self.base < self.calls.end().min(self.limit)
+    }
+
+    /// One past the highest position that is served.
+    pub(super) fn window_end(&self) -> u64 {
+        (self.base + self.slots.len()).min(self.limit)
+    }
+
+    /// Something was finished, or begun after nothing was in flight.
+    pub(super) fn progress(&mut self, now: Nanos) {
+        self.since = now;
+        self.stall_at = now + self.cold().stall_timeout;
+    }
+
+    /// Raises `base` to the lowest position that is not acknowledged, and makes the room free.
+    pub(super) fn advance_base(&mut self, now: Nanos) {
+        let acked = self.endpoints.iter().map(|e| e.sending.acked);
+        let base = acked.min().unwrap_or(0).min(self.limit);
+        if base <= self.base {
+            return;
+        }
+        self.slots.recycle_buffer(self.base, base);
+        self.base = base;
+        self.calls.retire(base, self.limit);
+        self.progress(now);
+        let window_end = self.window_end();
+        for endpoint in self.refused {
+            if self.endpoint(endpoint).receiving.expected < window_end && !self.calls.is_full() {
+                self.refused.remove(endpoint);
+                self.nak_due.insert(endpoint);
+                self.endpoint_mut(endpoint).receiving.nak_sent = true;
+            }
+        }
+        if !self.is_active() {
+            // Idle states are all alike.
+            (self.tick_at, self.tick_next) = (Nanos::ZERO, 0);
+            (self.since, self.stall_at) = (Nanos::ZERO, Nanos::ZERO);
+        }
+    }
+}
+
+pub(super) fn emit(out: &mut Effects, effect: Effect) {
+    let full = out.try_push(effect).is_err();
+    debug_assert!(!full, "room was looked for");
+}

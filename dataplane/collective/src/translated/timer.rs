@@ -1,0 +1,166 @@
+//! Retransmission: what the passing of time asks for.
+
+use super::calls::Flow;
+use super::machine::{Translated, emit};
+use super::slot::Phase;
+use super::{Effect, Effects, EndpointId, EndpointSet, StragglerPolicy, TimerReason};
+use castnet_wire::{Nanos, RnrTimer, Syndrome};
+
+/// The most effects that one endpoint's tick has.
+const TICK_EFFECTS: usize = 4;
+
+impl Translated {
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called, and why.
+    pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
+        let waits = self.rnr_waiting.iter();
+        let rnr = waits.map(|e| (self.endpoint(e).sending.rnr_until, TimerReason::Rnr));
+        let active = self.is_active();
+        let tick = active.then_some((self.tick_at, TimerReason::Tick));
+        let watched = active && self.cold().stall_timeout > Nanos::ZERO;
+        let stall = watched.then_some((self.stall_at, TimerReason::Stall));
+        rnr.chain(tick).chain(stall).min()
+    }
+
+    /// Time has passed. `out` is emptied first. One call may not say all: call again while
+    /// [`poll_timeout`](Self::poll_timeout) is due, and [`poll_emit`](Self::poll_emit) after each.
+    pub fn handle_timeout(&mut self, now: Nanos, out: &mut Effects) {
+        out.clear();
+        for endpoint in self.rnr_waiting {
+            if self.endpoint(endpoint).sending.rnr_until <= now {
+                self.endpoint_mut(endpoint).sending.rnr_until = Nanos::ZERO;
+                self.rnr_waiting.remove(endpoint);
+                self.refresh(endpoint);
+            }
+        }
+        if !self.is_active() {
+            return;
+        }
+        let cold = self.cold();
+        let (tick, stall_timeout) = (cold.tick, cold.stall_timeout);
+        if stall_timeout > Nanos::ZERO && self.stall_at <= now {
+            self.stall_at = now + stall_timeout;
+            emit(
+                out,
+                Effect::Stalled {
+                    waiting_for: self.waiting_for(),
+                    g: self.wire_g(self.base),
+                    since: self.since,
+                },
+            );
+        }
+        if self.tick_at > now {
+            return;
+        }
+        while usize::from(self.tick_next) < self.endpoints.len() {
+            if out.remaining_capacity() < TICK_EFFECTS {
+                return;
+            }
+            let Some(endpoint) = EndpointId::new(self.tick_next) else {
+                break;
+            };
+            self.tick_next += 1;
+            self.repeat(endpoint, out);
+            self.keep_alive(endpoint, out);
+        }
+        self.tick_next = 0;
+        self.tick_at = now + tick;
+    }
+
+    /// What the endpoint has not acknowledged for a whole tick goes again: to a host the oldest, whose answer tells how much
+    /// it has; to a switch the oldest and the newest, between which it then sees each gap.
+    fn repeat(&mut self, endpoint: EndpointId, out: &mut Effects) {
+        let is_rank = self.is_rank(endpoint);
+        let sending = &mut self.endpoint_mut(endpoint).sending;
+        let moved = core::mem::take(&mut sending.moved);
+        let (oldest, newest) = (sending.acked, sending.sent.saturating_sub(1));
+        if moved || !sending.is_outstanding() || (is_rank && !self.is_repairing()) {
+            return;
+        }
+        for g in [Some(oldest), (!is_rank && newest > oldest).then_some(newest)] {
+            if let Some(g) = g.filter(|&g| self.lacks(endpoint, g)) {
+                self.emit_again(g, EndpointSet::only(endpoint), true, out);
+            }
+        }
+    }
+
+    /// What an endpoint that sends must hear: that something is still missing, or that it is waited for another.
+    fn keep_alive(&mut self, endpoint: EndpointId, out: &mut Effects) {
+        let (is_rank, repairing) = (self.is_rank(endpoint), self.is_repairing());
+        let receiving = &mut self.endpoint_mut(endpoint).receiving;
+        let moved = core::mem::take(&mut receiving.moved);
+        if repairing && receiving.nak_sent {
+            if !moved {
+                self.nak_due.insert(endpoint);
+                self.send_ack(endpoint, out);
+            }
+            return;
+        }
+        if !is_rank || !self.waits(endpoint) {
+            return;
+        }
+        match self.cold().straggler {
+            StragglerPolicy::KeepAlive => self.acknowledge(endpoint, Syndrome::Ack, out),
+            StragglerPolicy::Rnr => {
+                let timer = rnr_timer(self.cold().tick);
+                self.acknowledge(endpoint, Syndrome::RnrNak(timer), out);
+            }
+            StragglerPolicy::None => {}
+        }
+    }
+
+    /// Whether the oldest packet that is not acknowledged to the host has been contributed, and it is not for the host to do
+    /// anything about it: others' contributions are missing or, where this switch repairs, the answers of switches, of hosts
+    /// without a receive, or of hosts whose turn has not come.
+    ///
+    /// Not more: an ACK also holds back repeats that are needed.
+    fn waits(&self, host: EndpointId) -> bool {
+        let receiving = &self.endpoint(host).receiving;
+        let g = receiving.confirmed;
+        if g >= receiving.expected || g >= self.limit {
+            return false;
+        }
+        let Some(index) = self.calls.find(g) else {
+            return false;
+        };
+        if self.slots.at(g).phase != Phase::Result {
+            return true;
+        }
+        let waits_for = |e: EndpointId| {
+            let sending = &self.endpoint(e).sending;
+            sending.acked <= g && (!self.is_rank(e) || self.rnr_waiting.contains(e) || sending.next <= g)
+        };
+        self.is_repairing()
+            && self
+                .deciders(host, self.calls.get(index).flow(g))
+                .iter()
+                .any(waits_for)
+    }
+
+    /// Those whose contribution to `base` is missing or, where none is, those that have not acknowledged it.
+    pub(super) fn waiting_for(&self) -> EndpointSet {
+        let Some(index) = self.calls.find(self.base).filter(|_| self.is_active()) else {
+            return EndpointSet::EMPTY;
+        };
+        let flow = self.calls.get(index).flow(self.base);
+        let slot = self.slots.at(self.base);
+        match (slot.phase, self.cold().parent) {
+            (Phase::Filling, _) => {
+                EndpointSet::from_bits(self.inputs(flow).bits() & !slot.contributed.bits())
+            }
+            (Phase::Partial, Some(parent)) if flow == Flow::UpDown => EndpointSet::only(parent),
+            _ => self
+                .outputs(flow)
+                .iter()
+                .filter(|&e| self.endpoint(e).sending.acked <= self.base)
+                .collect(),
+        }
+    }
+}
+
+/// The shortest wait that is not shorter than `tick`.
+fn rnr_timer(tick: Nanos) -> RnrTimer {
+    (1..32)
+        .map(RnrTimer::new)
+        .find(|t| t.wait() >= tick)
+        .unwrap_or(RnrTimer::new(0))
+}
