@@ -127,7 +127,7 @@ impl Host {
     }
 
     /// A socket that is a terminal line with a shell at its other end. One user at a time.
-    pub(crate) fn shell_socket(&self) -> PathBuf {
+    pub fn shell_socket(&self) -> PathBuf {
         self.inner.directory.join("shell.sock")
     }
 
