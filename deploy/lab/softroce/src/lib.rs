@@ -38,6 +38,7 @@ mod modules;
 mod network;
 mod packages;
 mod process;
+mod rootfs;
 mod state;
 mod watch;
 

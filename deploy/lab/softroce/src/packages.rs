@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::LabError;
 use crate::image;
@@ -59,7 +60,9 @@ pub fn available() -> Result<(), LabError> {
     if !image::has_kernel(&image::default_cache()) {
         return Err(LabError::missing("the kernel of the virtual machines", HOW));
     }
-    let probe = format!("crn-{}-probe", std::process::id());
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let count = NEXT.fetch_add(1, Ordering::Relaxed);
+    let probe = format!("crn-{}-probe-{count}", std::process::id());
     ip(&format!("netns add {probe}"))
         .and_then(|_| ip(&format!("netns del {probe}")))
         .map_err(|e| LabError::missing("the right to make network namespaces", e.to_string()))?;

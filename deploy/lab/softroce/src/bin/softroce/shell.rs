@@ -71,7 +71,8 @@ fn resize() -> String {
         .unwrap_or_default();
     let mut numbers = text
         .split_whitespace()
-        .filter_map(|word| word.parse::<u16>().ok());
+        .filter_map(|word| word.parse::<u16>().ok())
+        .filter(|n| *n > 0);
     match (numbers.next(), numbers.next()) {
         (Some(rows), Some(columns)) => format!("stty rows {rows} cols {columns}; clear"),
         _ => "clear".into(),
