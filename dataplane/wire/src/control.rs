@@ -1,86 +1,190 @@
-//! The control message of a collective: what a rank says it is about to do, before its data (EPIC 3.3.2).
+//! The control message of a collective: what a rank says it is about to do, before its data (EPIC 3.3).
+//!
+//! It is the payload, 64 bytes always, of a SEND_ONLY_WITH_IMM whose immediate data is [`Control::IMMEDIATE`]. Switches
+//! [merge](Control::merge) those of all ranks on the way up, and send what comes of it back down to all of them.
+//! docs/control-message.md has the layout byte by byte.
 
-/// A collective's data flow. The other primitives are made of these (EPIC, appendix A).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Primitive {
-    /// From all ranks to all ranks.
-    AllReduce = 1,
+use crate::error::{Header, ParseError, chunk};
+use core::fmt;
+use core::str::FromStr;
+
+/// A word that names no member of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not {what}: one of {names}")]
+pub struct UnknownName {
+    /// What was looked for, with its article.
+    pub what: &'static str,
+    /// What there is.
+    pub names: &'static str,
+}
+
+/// An enum whose members have a byte on the wire and a name.
+macro_rules! named {
+    ($(#[$doc:meta])* $name:ident, $what:literal: $($(#[$member_doc:meta])* $member:ident = $byte:literal $text:literal,)*) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum $name { $($(#[$member_doc])* $member = $byte,)* }
+
+        impl $name {
+            /// All of them, by their byte.
+            pub const ALL: &'static [Self] = &[$(Self::$member,)*];
+
+            /// The one of that byte, `None` for a byte without meaning.
+            pub const fn from_byte(byte: u8) -> Option<Self> {
+                match byte {
+                    $($byte => Some(Self::$member),)*
+                    _ => None,
+                }
+            }
+
+            /// Its name: lower case, one word.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$member => $text,)* }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = UnknownName;
+
+            /// By name, upper or lower case.
+            fn from_str(text: &str) -> Result<Self, UnknownName> {
+                let found = Self::ALL.iter().copied().find(|m| m.name().eq_ignore_ascii_case(text));
+                let names = concat!($($text, " "),*);
+                found.ok_or(UnknownName { what: $what, names: names.trim_ascii_end() })
+            }
+        }
+    };
+}
+
+named! {
+    /// A collective's data flow. The other primitives are made of these (EPIC, appendix A).
+    Primitive, "a primitive":
+    /// From all ranks to all ranks. Of no data: a barrier.
+    AllReduce = 1 "allreduce",
     /// From all ranks to one.
-    Reduce = 2,
+    Reduce = 2 "reduce",
     /// From one rank to all others.
-    Broadcast = 3,
+    Broadcast = 3 "broadcast",
 }
 
-/// How two elements become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Operation {
+named! {
+    /// How two elements become one. castnet-reduce says what that is to the last bit.
+    Operation, "an operation":
     /// Sum; also where nothing is reduced (Broadcast, barrier).
-    Sum = 1,
+    Sum = 1 "sum",
     /// The smaller.
-    Min = 2,
+    Min = 2 "min",
     /// The larger.
-    Max = 3,
+    Max = 3 "max",
     /// Product.
-    Prod = 4,
+    Prod = 4 "prod",
     /// Bitwise and.
-    BitAnd = 5,
+    BitAnd = 5 "bitand",
     /// Bitwise or.
-    BitOr = 6,
+    BitOr = 6 "bitor",
     /// Bitwise exclusive or.
-    BitXor = 7,
+    BitXor = 7 "bitxor",
     /// Logical and: 1 where both are not 0.
-    And = 8,
+    And = 8 "and",
     /// Logical or: 1 where one is not 0.
-    Or = 9,
+    Or = 9 "or",
     /// Logical exclusive or: 1 where just one is not 0.
-    Xor = 10,
+    Xor = 10 "xor",
 }
 
-/// The type of an element, little endian in memory and on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum DataType {
+impl Operation {
+    /// Whether elements of `data_type` can be so reduced: bits and truth values are integers' only.
+    pub const fn supports(self, data_type: DataType) -> bool {
+        match self {
+            Self::Sum | Self::Min | Self::Max | Self::Prod => true,
+            Self::BitAnd | Self::BitOr | Self::BitXor | Self::And | Self::Or | Self::Xor => {
+                !data_type.is_float()
+            }
+        }
+    }
+}
+
+named! {
+    /// The type of an element, little endian in memory and on the wire.
+    DataType, "a data type":
     /// IEEE 754 single precision.
-    F32 = 1,
+    F32 = 1 "f32",
     /// IEEE 754 half precision.
-    F16 = 2,
+    F16 = 2 "f16",
     /// The upper half of a single precision number.
-    Bf16 = 3,
+    Bf16 = 3 "bf16",
     /// IEEE 754 double precision.
-    F64 = 4,
+    F64 = 4 "f64",
     /// Signed, 8 bits.
-    I8 = 5,
+    I8 = 5 "i8",
     /// Signed, 16 bits.
-    I16 = 6,
+    I16 = 6 "i16",
     /// Signed, 32 bits.
-    I32 = 7,
+    I32 = 7 "i32",
     /// Signed, 64 bits.
-    I64 = 8,
+    I64 = 8 "i64",
     /// Unsigned, 8 bits.
-    U8 = 9,
+    U8 = 9 "u8",
     /// Unsigned, 16 bits.
-    U16 = 10,
+    U16 = 10 "u16",
     /// Unsigned, 32 bits.
-    U32 = 11,
+    U32 = 11 "u32",
     /// Unsigned, 64 bits.
-    U64 = 12,
+    U64 = 12 "u64",
 }
 
-/// How the arithmetic is to be done.
+impl DataType {
+    /// Bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+
+    /// Whether it is one of the floating point types.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::F64)
+    }
+}
+
+/// How the arithmetic is to be done: a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallFlags(pub u8);
 
 impl CallFlags {
-    /// Integer sums stop at the ends of their range instead of wrapping.
+    /// None.
+    pub const NONE: Self = Self(0);
+    /// Integer sums and products stop at the ends of their range instead of wrapping. Elsewhere it changes nothing.
     pub const SATURATE: Self = Self(1);
     /// Contributions are added in rank order, so that a result is the same bit for bit whatever their order of arrival.
     pub const REPRODUCIBLE: Self = Self(2);
+
+    const KNOWN: u8 = Self::SATURATE.0 | Self::REPRODUCIBLE.0;
+
+    /// Whether all bits of `other` are set.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// With the bits of `other` too.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
 }
 
 /// What a rank calls: all ranks must say the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Call {
     /// The data flow.
     pub primitive: Primitive,
@@ -98,14 +202,122 @@ pub struct Call {
     pub packets: u32,
 }
 
+/// Bytes of a call on the wire.
+const CALL_LEN: usize = 20;
+
+impl Call {
+    /// Most data packets of one collective: PSNs of one are told apart over less than half their circle of 2^24.
+    pub const PACKETS_MAX: u32 = (1 << 23) - 2;
+
+    /// Whether it makes sense by itself: what [`Control::parse`] asks of each call that it reads.
+    ///
+    /// # Errors
+    /// The rule that it breaks.
+    pub fn check(&self) -> Result<(), ParseError> {
+        const fn broken(rule: &'static str) -> Result<(), ParseError> {
+            Err(ParseError::Rule {
+                header: Header::Control,
+                rule,
+            })
+        }
+        if self.flags.0 & !CallFlags::KNOWN != 0 {
+            return Err(unknown("flags", self.flags.0.into()));
+        }
+        if !self.operation.supports(self.data_type) {
+            return broken("bitwise and logical operations are for integers only");
+        }
+        match self.primitive {
+            Primitive::AllReduce if self.root != 0 => return broken("an allreduce has no root"),
+            Primitive::Broadcast if self.operation != Operation::Sum => {
+                return broken("a broadcast reduces nothing: its operation is sum");
+            }
+            _ => {}
+        }
+        let Some(bytes) = self.elements.checked_mul(self.data_type.size() as u64) else {
+            return broken("more elements than 64 bits can count the bytes of");
+        };
+        // All packets but the last are of the group's path MTU: 256 to 4096 bytes.
+        let packets = u64::from(self.packets);
+        if packets < bytes.div_ceil(4096) || packets > bytes.div_ceil(256) {
+            return broken("elements and packets do not fit each other, whatever the path MTU");
+        }
+        if self.packets > Self::PACKETS_MAX {
+            return broken("more packets than sequence numbers can tell apart");
+        }
+        Ok(())
+    }
+
+    fn from_bytes(b: &[u8; CALL_LEN]) -> Result<Self, ParseError> {
+        let [p, o, t, f, r0, r1, z0, z1, p0, p1, p2, p3, elements @ ..] = *b;
+        let call = Self {
+            primitive: Primitive::from_byte(p).ok_or(unknown("primitive", p.into()))?,
+            root: u16::from_be_bytes([r0, r1]),
+            operation: Operation::from_byte(o).ok_or(unknown("operation", o.into()))?,
+            data_type: DataType::from_byte(t).ok_or(unknown("data type", t.into()))?,
+            flags: CallFlags(f),
+            elements: u64::from_be_bytes(elements),
+            packets: u32::from_be_bytes([p0, p1, p2, p3]),
+        };
+        if (z0, z1) != (0, 0) {
+            return Err(unknown(
+                "reserved bytes of a call",
+                u16::from_be_bytes([z0, z1]).into(),
+            ));
+        }
+        call.check()?;
+        Ok(call)
+    }
+
+    fn to_bytes(self) -> [u8; CALL_LEN] {
+        let mut b = [0; CALL_LEN];
+        b[0] = self.primitive as u8;
+        b[1] = self.operation as u8;
+        b[2] = self.data_type as u8;
+        b[3] = self.flags.0;
+        b[4..6].copy_from_slice(&self.root.to_be_bytes());
+        b[8..12].copy_from_slice(&self.packets.to_be_bytes());
+        b[12..].copy_from_slice(&self.elements.to_be_bytes());
+        b
+    }
+}
+
+impl fmt::Display for Call {
+    /// In words: `allreduce of 1024 f32 by sum in 4 packets`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.primitive {
+            Primitive::AllReduce if self.packets == 0 => f.write_str("barrier")?,
+            Primitive::AllReduce => f.write_str("allreduce")?,
+            Primitive::Reduce => write!(f, "reduce to rank {}", self.root)?,
+            Primitive::Broadcast => write!(f, "broadcast from rank {}", self.root)?,
+        }
+        if self.packets != 0 || self.primitive != Primitive::AllReduce {
+            write!(f, " of {} {}", self.elements, self.data_type)?;
+            if self.primitive != Primitive::Broadcast {
+                write!(f, " by {}", self.operation)?;
+            }
+            let s = if self.packets == 1 { "" } else { "s" };
+            write!(f, " in {} packet{s}", self.packets)?;
+        }
+        for (flag, name) in [
+            (CallFlags::SATURATE, "saturating"),
+            (CallFlags::REPRODUCIBLE, "reproducible"),
+        ] {
+            if self.flags.contains(flag) {
+                write!(f, ", {name}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Whether the ranks that a control message stands for agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
     /// All said the same.
     Agreed,
     /// They did not.
     Conflict {
-        /// Another rank than the one that the message names.
+        /// Of those that said something else than the rank that the message names, the lowest.
         rank: u16,
         /// What it said.
         call: Call,
@@ -115,7 +327,7 @@ pub enum Verdict {
 /// A control message: of one rank, or of all ranks of a part of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Control {
-    /// The number of the collective within its group.
+    /// The number of the collective within its group; it wraps.
     pub sequence: u32,
     /// Who says `call`: after merging, the lowest rank.
     pub rank: u16,
@@ -126,27 +338,129 @@ pub struct Control {
 }
 
 impl Control {
-    /// Takes in what other ranks say of the same collective. Of several conflicts one is kept.
+    /// Bytes of the message: the whole payload of its packet.
+    pub const LEN: usize = 64;
+
+    /// Version of the layout.
+    pub const VERSION: u8 = 1;
+
+    /// The immediate data of its packet, and the first four bytes of the message: `CNC` and [`Control::VERSION`].
+    pub const IMMEDIATE: u32 = u32::from_be_bytes([b'C', b'N', b'C', Self::VERSION]);
+
+    /// Reads it from the start of `bytes`.
+    ///
+    /// # Errors
+    /// Too few bytes; another magic or version; a byte without meaning; reserved bytes that are not zero; a call that
+    /// makes no sense ([`Call::check`]); a conflict that is none.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        let b: &[u8; Self::LEN] = chunk(bytes, Header::Control)?;
+        let magic = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
+        if magic != Self::IMMEDIATE {
+            return Err(if magic >> 8 == Self::IMMEDIATE >> 8 {
+                unknown("version", b[3].into())
+            } else {
+                unknown("magic", magic)
+            });
+        }
+        let field = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
+        let call = |at: usize| {
+            let mut bytes = [0; CALL_LEN];
+            bytes.copy_from_slice(&b[at..at + CALL_LEN]);
+            bytes
+        };
+        let zero = |from: usize, to: usize| {
+            let found = b[from..to].iter().find(|byte| **byte != 0);
+            found.map_or(Ok(()), |byte| Err(unknown("reserved byte", (*byte).into())))
+        };
+        zero(11, 12)?;
+        let mut control = Self {
+            sequence: u32::from_be_bytes([b[4], b[5], b[6], b[7]]),
+            rank: field(8),
+            call: Call::from_bytes(&call(12))?,
+            verdict: Verdict::Agreed,
+        };
+        match b[10] {
+            0 => zero(32, Self::LEN)?,
+            1 => {
+                let (rank, other) = (field(32), Call::from_bytes(&call(36))?);
+                zero(34, 36)?;
+                zero(56, Self::LEN)?;
+                if other == control.call || (rank, other) < (control.rank, control.call) {
+                    return Err(ParseError::Rule {
+                        header: Header::Control,
+                        rule: "a conflict names two different calls, the lower rank's first",
+                    });
+                }
+                control.verdict = Verdict::Conflict { rank, call: other };
+            }
+            verdict => return Err(unknown("verdict", verdict.into())),
+        }
+        Ok(control)
+    }
+
+    /// Writes it.
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        *out = [0; Self::LEN];
+        out[..4].copy_from_slice(&Self::IMMEDIATE.to_be_bytes());
+        out[4..8].copy_from_slice(&self.sequence.to_be_bytes());
+        out[8..10].copy_from_slice(&self.rank.to_be_bytes());
+        out[12..32].copy_from_slice(&self.call.to_bytes());
+        if let Verdict::Conflict { rank, call } = self.verdict {
+            out[10] = 1;
+            out[32..34].copy_from_slice(&rank.to_be_bytes());
+            out[36..56].copy_from_slice(&call.to_bytes());
+        }
+    }
+
+    /// Takes in what other ranks say of the same collective.
+    ///
+    /// What comes of it depends on the set of what was said only, not on order, grouping or repetition: the lowest rank's
+    /// call, and, where anyone differs from that, the lowest rank that does. Should one rank have said two things, the
+    /// call that sorts first counts as the lower. Messages of two sequences must not be merged; the lower would stay.
     pub fn merge(&mut self, other: &Self) {
-        let (low, high) = if other.rank < self.rank {
+        let said = |c: &Self| (c.rank, c.call);
+        let (low, high) = if said(other) < said(self) {
             (*other, *self)
         } else {
             (*self, *other)
         };
-        let differs = |verdict| match verdict {
-            Verdict::Conflict { call, .. } => call != low.call,
-            Verdict::Agreed => false,
+        let conflict = |c: &Self| match c.verdict {
+            Verdict::Conflict { rank, call } if call != low.call => Some((rank, call)),
+            _ => None,
         };
-        let verdict = if differs(low.verdict) {
-            low.verdict
-        } else if high.call != low.call {
-            Verdict::Conflict {
-                rank: high.rank,
-                call: high.call,
-            }
-        } else {
-            high.verdict
+        let first = (high.call != low.call).then(|| said(&high));
+        let found = [first, conflict(&low), conflict(&high)]
+            .into_iter()
+            .flatten()
+            .min();
+        *self = Self {
+            sequence: low.sequence.min(high.sequence),
+            verdict: found.map_or(Verdict::Agreed, |(rank, call)| Verdict::Conflict { rank, call }),
+            ..low
         };
-        *self = Self { verdict, ..low };
+    }
+}
+
+impl fmt::Display for Control {
+    /// In words: `collective 7, rank 0: allreduce of 256 f32 by sum in 1 packet`, and where there is a conflict
+    /// ` CONFLICT rank 3: ` with what that one said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "collective {}, rank {}: {}",
+            self.sequence, self.rank, self.call
+        )?;
+        if let Verdict::Conflict { rank, call } = self.verdict {
+            write!(f, " CONFLICT rank {rank}: {call}")?;
+        }
+        Ok(())
+    }
+}
+
+const fn unknown(field: &'static str, value: u32) -> ParseError {
+    ParseError::Field {
+        header: Header::Control,
+        field,
+        value,
     }
 }

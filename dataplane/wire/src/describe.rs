@@ -1,8 +1,10 @@
 //! A frame in words, for people: traces, captures, test differences.
 
+use crate::control::Control;
 use crate::ethernet::Ethernet;
 use crate::ipv4;
 use crate::lldp::Lldp;
+use crate::opcode::Opcode;
 use crate::roce::{IpAddrs, Parsed, RoceHeader, parse_frame};
 use core::fmt;
 
@@ -109,6 +111,7 @@ impl Describe<'_> {
                 write!(f, " pad {}", bth.pad)?;
             }
         }
+        self.control(f, h)?;
         if let Some(bytes) = self.head.get(h.icrc_at()..).and_then(|b| b.first_chunk()) {
             next(f)?;
             write!(f, "icrc {:08x}", u32::from_le_bytes(*bytes))?;
@@ -117,6 +120,29 @@ impl Describe<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A collective's control message, where the payload is one and all of it is at hand.
+    fn control(&self, f: &mut fmt::Formatter<'_>, h: &RoceHeader) -> fmt::Result {
+        let payload = self.head.get(h.payload_at..h.payload_at + h.payload_len);
+        match payload {
+            Some(payload) if h.imm == Some(Control::IMMEDIATE) && h.bth.opcode == Opcode::SendOnlyImm => {
+                next(f)?;
+                match Control::parse(payload) {
+                    Ok(_) if payload.len() != Control::LEN => {
+                        write!(
+                            f,
+                            "control message of {} bytes, not {}",
+                            payload.len(),
+                            Control::LEN
+                        )
+                    }
+                    Ok(control) => write!(f, "{control}"),
+                    Err(error) => write!(f, "malformed {error}"),
+                }
+            }
+            _ => Ok(()),
+        }
     }
 
     fn ext(&self, f: &mut fmt::Formatter<'_>, h: &RoceHeader) -> fmt::Result {

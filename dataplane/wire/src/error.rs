@@ -42,6 +42,8 @@ pub enum Header {
     Payload,
     /// Invariant CRC.
     Icrc,
+    /// The control message of a collective, a payload.
+    Control,
 }
 
 impl Header {
@@ -66,6 +68,7 @@ impl Header {
             Self::Cnp => "CNP",
             Self::Payload => "payload",
             Self::Icrc => "ICRC",
+            Self::Control => "control message",
         }
     }
 }
@@ -111,13 +114,24 @@ pub enum ParseError {
         /// Bytes that the rest of the frame leaves.
         found: usize,
     },
+    /// Fields that each mean something make no sense together.
+    #[error("{header}: {rule}")]
+    Rule {
+        /// The header of the fields.
+        header: Header,
+        /// The rule that they break.
+        rule: &'static str,
+    },
 }
 
 impl ParseError {
     /// The header that is wrong. A frame whose error lies above Ethernet can still be switched by its addresses.
     pub const fn header(&self) -> Header {
         match *self {
-            Self::Short { header, .. } | Self::Field { header, .. } | Self::Length { header, .. } => header,
+            Self::Short { header, .. }
+            | Self::Field { header, .. }
+            | Self::Length { header, .. }
+            | Self::Rule { header, .. } => header,
         }
     }
 

@@ -36,7 +36,7 @@ pub use aeth::{Aeth, NakCode, RnrTimer, Syndrome};
 pub use arp::{Arp, ArpOp};
 pub use bth::Bth;
 pub use build::{Network, emit_roce};
-pub use control::{Call, CallFlags, Control, DataType, Operation, Primitive, Verdict};
+pub use control::{Call, CallFlags, Control, DataType, Operation, Primitive, UnknownName, Verdict};
 pub use describe::describe;
 pub use drop::DropReason;
 pub use error::{EmitError, Header, ParseError};
