@@ -100,8 +100,7 @@ impl Translated {
             if g + 1 > self.calls.settle(from, Role::Receives, sent) {
                 return emit(out, Effect::Drop(DropReason::AckAhead));
             }
-            self.acknowledged_below(from, g + 1);
-            let to = self.endpoint(from).sending.acked;
+            let to = self.acknowledged_below(from, g + 1);
             if to > acked {
                 self.acknowledged(now, from, to);
             }
@@ -123,12 +122,13 @@ impl Translated {
         }
     }
 
-    /// A switch has acknowledged all below `target`, as far as that can be: a contribution upwards is acknowledged by its
-    /// result alone.
-    fn acknowledged_below(&mut self, from: EndpointId, target: u64) {
+    /// What is acknowledged once a switch has acknowledged all below `target`. A contribution upwards is acknowledged by its
+    /// result alone, so on from `target` all are that have one.
+    fn acknowledged_below(&self, from: EndpointId, target: u64) -> u64 {
         let is_parent = self.is_parent(from);
+        let end = self.window_end().min(self.calls.end());
         let mut acked = self.endpoint(from).sending.acked;
-        while acked < target {
+        while acked < end {
             let Some(index) = self.calls.find(acked) else {
                 break;
             };
@@ -141,26 +141,18 @@ impl Translated {
             } else {
                 call.part_end(acked).min(target)
             };
+            if upto <= acked {
+                break;
+            }
             acked = self.calls.settle(from, Role::Receives, upto);
         }
-        self.endpoint_mut(from).sending.acked = acked;
+        acked
     }
 
     /// A result has come from the parent: what went up is acknowledged as far as there are results.
     pub(super) fn answered(&mut self, parent: EndpointId) {
         let before = self.endpoint(parent).sending.acked;
-        let end = self.window_end().min(self.calls.end());
-        let mut acked = before;
-        while acked < end {
-            let Some(index) = self.calls.find(acked) else {
-                break;
-            };
-            let up = self.calls.get(index).flow(acked) == Flow::UpDown;
-            if !up || self.slots.at(acked).phase != Phase::Result {
-                break;
-            }
-            acked = self.calls.settle(parent, Role::Receives, acked + 1);
-        }
+        let acked = self.acknowledged_below(parent, before);
         if acked > before {
             self.moved(parent, acked);
         }

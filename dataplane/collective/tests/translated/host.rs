@@ -1,0 +1,243 @@
+//! A host as Linux rxe behaves, and the library on it: go-back-N with 129 packets in flight, an ACK only where one is asked
+//! for, one NAK per gap, a requester that believes any ACK.
+
+use crate::program::{Item, Payload};
+use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
+
+/// What rxe has unacknowledged at most.
+const UNACKED_MAX: u64 = 129;
+/// And how often it asks within a message.
+const ACK_EVERY: u32 = 66;
+
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    pub rank: u16,
+    pub sq_psn: Psn,
+    pub rq_psn: Psn,
+    /// The window of the library in positions, and in collectives.
+    pub window: u64,
+    pub collectives: usize,
+    pub timeout: Nanos,
+    /// 7 is for ever.
+    pub retries: u32,
+    /// When the rank calls its first collective.
+    pub starts: Nanos,
+    /// Before this it has no receive posted.
+    pub receives: Nanos,
+}
+
+#[derive(Clone, Debug)]
+pub struct Host {
+    pub config: HostConfig,
+    /// What it sends and receives, in order.
+    pub out: Vec<Item>,
+    pub into: Vec<Item>,
+    /// What has come, in order.
+    pub received: Vec<Option<Payload>>,
+    pub posted: u64,
+    pub acked: u64,
+    pub next: u64,
+    pub sent: u64,
+    since_ack_request: u32,
+    timer: Option<Nanos>,
+    retries_left: u32,
+    retrying: bool,
+    pub rnr_until: Option<Nanos>,
+    nak_sent: bool,
+    pub dead: bool,
+    pub repeated: u64,
+    pub naks: u64,
+    /// A conflict was told to it.
+    pub failed: Option<castnet_wire::Control>,
+}
+
+/// What a host answers.
+pub struct Answer {
+    pub psn: Psn,
+    pub syndrome: Syndrome,
+}
+
+impl Host {
+    pub fn new(config: HostConfig, out: Vec<Item>, into: Vec<Item>) -> Self {
+        Self {
+            retries_left: config.retries,
+            config,
+            out,
+            into,
+            received: Vec::new(),
+            posted: 0,
+            acked: 0,
+            next: 0,
+            sent: 0,
+            since_ack_request: 0,
+            timer: None,
+            retrying: false,
+            rnr_until: None,
+            nak_sent: false,
+            dead: false,
+            repeated: 0,
+            naks: 0,
+            failed: None,
+        }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.failed.is_some()
+            || (self.received.len() == self.into.len() && self.acked == self.out.len() as u64)
+    }
+
+    /// The lowest packet that this rank has not finished: not received, or sent and not acknowledged.
+    fn lowest_unfinished(&self) -> (u64, usize) {
+        let item = |items: &[Item], at: usize| {
+            items
+                .get(at)
+                .map_or((u64::MAX, usize::MAX), |i| (i.g, i.collective))
+        };
+        item(&self.into, self.received.len()).min(item(&self.out, self.acked as usize))
+    }
+
+    /// Posts whole messages while the window allows.
+    pub fn post(&mut self, now: Nanos) {
+        if now < self.config.starts || self.failed.is_some() {
+            return;
+        }
+        let (g, collective) = self.lowest_unfinished();
+        loop {
+            let start = self.posted as usize;
+            let Some(length) = self.out[start..].iter().position(Item::ends_message) else {
+                return;
+            };
+            let last = &self.out[start + length];
+            if last.g >= g.saturating_add(self.config.window)
+                || last.collective >= collective.saturating_add(self.config.collectives)
+            {
+                return;
+            }
+            self.posted += length as u64 + 1;
+        }
+    }
+
+    /// The next packet to send, with its AckReq bit.
+    pub fn transmit(&mut self, now: Nanos) -> Option<(Psn, Item, bool)> {
+        let waits = self.rnr_until.is_some_and(|at| now < at);
+        if self.dead || waits || self.next >= self.posted || self.next >= self.acked + UNACKED_MAX {
+            return None;
+        }
+        self.rnr_until = None;
+        let item = self.out[self.next as usize];
+        let psn = self.config.sq_psn.add(self.next as i32);
+        self.repeated += u64::from(self.next < self.sent);
+        self.next += 1;
+        self.sent = self.sent.max(self.next);
+        self.since_ack_request += 1;
+        let ack_request = item.ends_message() || self.since_ack_request >= ACK_EVERY;
+        if ack_request {
+            self.since_ack_request = 0;
+        }
+        if self.timer.is_none() {
+            self.timer = Some(now + self.config.timeout);
+        }
+        Some((psn, item, ack_request))
+    }
+
+    pub fn deadline(&self) -> Option<Nanos> {
+        if self.dead {
+            return None;
+        }
+        let start = (self.posted == 0 && !self.out.is_empty()).then_some(self.config.starts);
+        [self.timer, self.rnr_until, start].into_iter().flatten().min()
+    }
+
+    pub fn on_time(&mut self, now: Nanos) {
+        if self.timer.is_some_and(|at| at <= now) {
+            self.timer = None;
+            if self.acked < self.sent {
+                if self.retries_left == 0 {
+                    self.dead = true;
+                    return;
+                }
+                if self.config.retries < 7 {
+                    self.retries_left -= 1;
+                }
+                self.next = self.acked;
+                self.retrying = true;
+                self.timer = Some(now + self.config.timeout);
+            }
+        }
+    }
+
+    /// Feedback. Returns the range of packets that it believes to be received now.
+    pub fn on_feedback(&mut self, now: Nanos, psn: Psn, syndrome: Syndrome) -> std::ops::Range<u64> {
+        let here = self.config.sq_psn.add(self.acked as i32);
+        let ahead = psn.diff(here) + i32::from(syndrome == Syndrome::Ack);
+        let before = self.acked;
+        if ahead >= 0 {
+            self.acked += ahead as u64;
+            self.next = self.next.max(self.acked);
+        }
+        match syndrome {
+            Syndrome::Ack => {
+                if ahead > 0 {
+                    self.retries_left = self.config.retries;
+                    self.retrying = false;
+                }
+                self.timer = (self.acked < self.sent).then_some(now + self.config.timeout);
+            }
+            Syndrome::Nak(NakCode::PsnSequenceError) => {
+                self.naks += 1;
+                if ahead >= 0 && !self.retrying {
+                    self.retrying = true;
+                    self.next = self.acked;
+                }
+            }
+            Syndrome::RnrNak(timer) => {
+                if ahead >= 0 {
+                    self.next = self.acked;
+                    self.rnr_until = Some(now + timer.wait());
+                }
+            }
+            Syndrome::Nak(_) => self.dead = true,
+        }
+        before..self.acked
+    }
+
+    /// A request packet. The answer, if there is one; the payload is taken if it is the one expected.
+    pub fn on_request(
+        &mut self,
+        now: Nanos,
+        psn: Psn,
+        payload: Option<Payload>,
+        ack_request: bool,
+    ) -> Option<Answer> {
+        let expected = self.received.len();
+        let expected_psn = self.config.rq_psn.add(expected as i32);
+        let latest = Answer {
+            psn: expected_psn.prev(),
+            syndrome: Syndrome::Ack,
+        };
+        match psn.diff(expected_psn) {
+            0 if now < self.config.receives => Some(Answer {
+                psn,
+                syndrome: Syndrome::RnrNak(RnrTimer::new(20)),
+            }),
+            0 => {
+                assert!(expected < self.into.len(), "more than the program has: {psn}");
+                self.nak_sent = false;
+                self.received.push(payload);
+                ack_request.then_some(Answer {
+                    psn,
+                    syndrome: Syndrome::Ack,
+                })
+            }
+            ahead if ahead < 0 => Some(latest),
+            _ if self.nak_sent => None,
+            _ => {
+                self.nak_sent = true;
+                Some(Answer {
+                    psn: expected_psn,
+                    syndrome: Syndrome::Nak(NakCode::PsnSequenceError),
+                })
+            }
+        }
+    }
+}

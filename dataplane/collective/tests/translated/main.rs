@@ -1,0 +1,16 @@
+//! Mode-II on whole trees: the machines between hosts that behave as Linux rxe does, with payloads that are sets of the
+//! ranks that have contributed.
+
+mod check;
+mod edges;
+mod host;
+mod net;
+mod policies;
+mod program;
+mod properties;
+mod rules;
+mod single;
+mod tree;
+
+#[path = "../common/seed.rs"]
+mod seed;

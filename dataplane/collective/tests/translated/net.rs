@@ -1,0 +1,618 @@
+//! The network: switches, hosts and links under virtual time, checked at each event.
+
+use crate::check;
+use crate::host::{Answer, Host, HostConfig};
+use crate::program::{self, Payload};
+use crate::tree::{Peer, Tree};
+use castnet_collective::translated::{Effect, Effects, Event};
+use castnet_collective::{
+    EndpointConfig, EndpointId, EndpointKind, LossPolicy, PacketShape, StragglerPolicy, Translated,
+    TranslatedConfig,
+};
+use castnet_wire::{Call, Control, DropReason, Nanos, Psn, Syndrome};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A small generator of pseudo-random numbers.
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn chance(&mut self, per_mille: u64) -> bool {
+        self.below(1000) < per_mille
+    }
+}
+
+/// A frame on a link.
+#[derive(Clone, Copy, Debug)]
+pub enum Frame {
+    Data {
+        psn: Psn,
+        shape: PacketShape,
+        payload: Payload,
+        ack_request: bool,
+    },
+    Control {
+        psn: Psn,
+        control: Control,
+    },
+    Ack {
+        psn: Psn,
+        msn: u32,
+        syndrome: Syndrome,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Node {
+    Host(usize),
+    Switch(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    Arrive { to: Node, endpoint: usize, frame: Frame },
+    Wake(Node),
+}
+
+#[derive(Clone, Debug)]
+pub struct Setting {
+    pub seed: u64,
+    pub tree: Tree,
+    pub calls: Vec<Call>,
+    /// What single ranks call instead.
+    pub odd: BTreeMap<u16, Vec<Call>>,
+    pub message_packets: u16,
+    pub window: u64,
+    pub slots: u16,
+    pub collectives: u8,
+    pub loss: LossPolicy,
+    pub straggler: StragglerPolicy,
+    pub timeout: Nanos,
+    pub retries: u32,
+    pub starts: BTreeMap<u16, Nanos>,
+    pub receives: BTreeMap<u16, Nanos>,
+    pub psn_start: Psn,
+    /// Per mille of frames lost, doubled, held back.
+    pub lost: u64,
+    pub doubled: u64,
+    pub late: u64,
+    /// Virtual time within which all must end.
+    pub patience: Nanos,
+}
+
+impl Setting {
+    pub fn new(tree: Tree, calls: Vec<Call>) -> Self {
+        Self {
+            seed: 1,
+            tree,
+            calls,
+            odd: BTreeMap::new(),
+            message_packets: 8,
+            window: 64,
+            slots: 128,
+            collectives: 32,
+            loss: LossPolicy::Repair,
+            straggler: StragglerPolicy::KeepAlive,
+            timeout: Nanos::from_micros(67_109),
+            retries: 7,
+            starts: BTreeMap::new(),
+            receives: BTreeMap::new(),
+            psn_start: Psn::new(Psn::MODULUS - 3),
+            lost: 0,
+            doubled: 0,
+            late: 0,
+            patience: Nanos::from_secs(300),
+        }
+    }
+}
+
+pub struct Switch {
+    pub machine: Translated,
+    pub slots: Vec<Option<Payload>>,
+}
+
+/// Takes a frame away where it says so.
+pub type Filter = Box<dyn FnMut(Node, Node, &Frame) -> bool>;
+
+pub struct Net {
+    pub setting: Setting,
+    pub now: Nanos,
+    pub hosts: Vec<Host>,
+    pub switches: Vec<Switch>,
+    /// Where each host is: its switch and the endpoint there.
+    at: Vec<(usize, usize)>,
+    queue: BTreeMap<(Nanos, u64), Happening>,
+    /// When each node is woken next: one entry of the queue for each time.
+    wakes: BTreeSet<(Node, Nanos)>,
+    number: u64,
+    random: Random,
+    pub filter: Option<Filter>,
+    pub drops: BTreeMap<DropReason, u64>,
+    pub conflicts: Vec<(usize, Control)>,
+    pub stalls: u64,
+    pub frames: u64,
+    /// Data frames that went over a link from one node to another.
+    pub data: BTreeMap<(Node, Node), u64>,
+    pub acks: BTreeMap<(Node, Node), u64>,
+}
+
+impl Net {
+    pub fn new(setting: Setting) -> Self {
+        let mut random = Random(setting.seed);
+        let tree = &setting.tree;
+        let configs: Vec<_> = (0..tree.ranks)
+            .map(|rank| HostConfig {
+                rank,
+                sq_psn: start_psn(&mut random),
+                rq_psn: start_psn(&mut random),
+                window: setting.window,
+                collectives: usize::from(setting.collectives) / 2 - 1,
+                timeout: setting.timeout,
+                retries: setting.retries,
+                starts: setting.starts.get(&rank).copied().unwrap_or_default(),
+                receives: setting.receives.get(&rank).copied().unwrap_or_default(),
+            })
+            .collect();
+        let hosts = configs.iter().map(|config| {
+            let rank = config.rank;
+            let calls = setting.odd.get(&rank).unwrap_or(&setting.calls);
+            let m = u32::from(setting.message_packets);
+            Host::new(
+                config.clone(),
+                program::items(calls, |c| program::sends(c, rank), m),
+                program::items(calls, |c| program::receives(c, rank), m),
+            )
+        });
+        let hosts: Vec<_> = hosts.collect();
+        let mut at = vec![(0, 0); hosts.len()];
+        let mut switches = Vec::new();
+        for (switch, peers) in tree.endpoints.iter().enumerate() {
+            let endpoints = peers.iter().enumerate().map(|(e, peer)| EndpointConfig {
+                kind: match peer {
+                    Peer::Host(h) => {
+                        at[*h] = (switch, e);
+                        EndpointKind::Rank {
+                            rank: *h as u16,
+                            sq_psn: configs[*h].sq_psn,
+                            rq_psn: configs[*h].rq_psn,
+                        }
+                    }
+                    Peer::Switch { .. } => EndpointKind::Switch,
+                },
+                ranks: tree.behind(switch, e).into_iter().collect(),
+            });
+            let machine = Translated::new(TranslatedConfig {
+                endpoints: endpoints.collect(),
+                parent: tree.parent[switch].map(endpoint),
+                psn_start: setting.psn_start,
+                slots: setting.slots,
+                message_packets: setting.message_packets,
+                collectives_max: setting.collectives,
+                loss: setting.loss,
+                straggler: setting.straggler,
+                tick: Nanos(setting.timeout.0 / 4),
+                stall_timeout: Nanos::from_secs(5),
+            });
+            switches.push(Switch {
+                slots: vec![None; usize::from(machine.slots())],
+                machine,
+            });
+        }
+        let mut net = Self {
+            setting,
+            now: Nanos::ZERO,
+            hosts,
+            switches,
+            at,
+            queue: BTreeMap::new(),
+            wakes: BTreeSet::new(),
+            number: 0,
+            random,
+            filter: None,
+            drops: BTreeMap::new(),
+            conflicts: Vec::new(),
+            stalls: 0,
+            frames: 0,
+            data: BTreeMap::new(),
+            acks: BTreeMap::new(),
+        };
+        for host in 0..net.hosts.len() {
+            net.pump(host);
+        }
+        net
+    }
+
+    /// Runs until all is done and quiet, or until a host dies. Panics where it never ends.
+    pub fn run(&mut self) {
+        while self.step() {
+            assert!(
+                self.now < self.setting.patience,
+                "seed {}: no end: {}",
+                self.setting.seed,
+                self.story()
+            );
+        }
+    }
+
+    /// To the end, with nobody dead, nothing wrong, and all switches idle.
+    pub fn finish(&mut self) {
+        self.run();
+        assert!(
+            self.hosts.iter().all(Host::is_done),
+            "seed {}: stuck: {}",
+            self.setting.seed,
+            self.story()
+        );
+        for host in &self.hosts {
+            assert!(
+                !host.dead,
+                "seed {}: rank {} died",
+                self.setting.seed, host.config.rank
+            );
+        }
+        for switch in &self.switches {
+            assert_eq!(switch.machine.poll_timeout(), None, "{}", self.story());
+            let status = switch.machine.status();
+            let total = program::starts(&self.setting.calls).last().copied().unwrap();
+            assert_eq!(status.finished, total, "{}", self.story());
+            assert!(status.collectives.is_empty());
+        }
+    }
+
+    pub fn story(&self) -> String {
+        use std::fmt::Write;
+        let mut text = format!("at {}\n", self.now);
+        for host in &self.hosts {
+            let (into, out) = (host.into.len(), host.out.len());
+            writeln!(
+                text,
+                "host {}: received {}/{into} acked {}/{out} next {} posted {} dead {}",
+                host.config.rank,
+                host.received.len(),
+                host.acked,
+                host.next,
+                host.posted,
+                host.dead
+            )
+            .unwrap();
+        }
+        for (i, switch) in self.switches.iter().enumerate() {
+            let s = switch.machine.status();
+            writeln!(
+                text,
+                "switch {i}: finished {} next {} waits {:?} timeout {:?}",
+                s.finished,
+                s.next_sequence,
+                s.waiting_for,
+                switch.machine.poll_timeout()
+            )
+            .unwrap();
+            for e in s.endpoints {
+                writeln!(text, "   {e:?}").unwrap();
+            }
+        }
+        text
+    }
+
+    /// The next happening; whether there was one.
+    pub fn step(&mut self) -> bool {
+        let Some(((at, _), happening)) = self.queue.pop_first() else {
+            return false;
+        };
+        self.now = at;
+        match happening {
+            Happening::Wake(node) => {
+                self.wakes.remove(&(node, at));
+                match node {
+                    Node::Host(host) => {
+                        self.hosts[host].on_time(at);
+                        self.pump(host);
+                    }
+                    Node::Switch(switch) => self.timeout(switch),
+                }
+            }
+            Happening::Arrive {
+                to: Node::Host(host),
+                frame,
+                ..
+            } => self.at_host(host, frame),
+            Happening::Arrive {
+                to: Node::Switch(switch),
+                endpoint,
+                frame,
+            } => self.at_switch(switch, endpoint, frame),
+        }
+        true
+    }
+
+    fn at_host(&mut self, host: usize, frame: Frame) {
+        let now = self.now;
+        let answer = match frame {
+            Frame::Ack { psn, syndrome, .. } => {
+                let news = self.hosts[host].on_feedback(now, psn, syndrome);
+                check::acknowledged(self, host, news);
+                None
+            }
+            Frame::Data {
+                psn,
+                shape,
+                payload,
+                ack_request,
+            } => {
+                let before = self.hosts[host].received.len();
+                let answer = self.hosts[host].on_request(now, psn, Some(payload), ack_request);
+                if self.hosts[host].received.len() > before {
+                    check::received_data(self, host, before, payload, shape);
+                }
+                answer
+            }
+            Frame::Control { psn, control } => {
+                let before = self.hosts[host].received.len();
+                let answer = self.hosts[host].on_request(now, psn, None, true);
+                if self.hosts[host].received.len() > before {
+                    check::received_control(self, host, before, &control);
+                }
+                answer
+            }
+        };
+        if let Some(Answer { psn, syndrome }) = answer {
+            let (switch, endpoint) = self.at[host];
+            let frame = Frame::Ack {
+                psn,
+                msn: 0,
+                syndrome,
+            };
+            self.send(Node::Host(host), Node::Switch(switch), endpoint, frame);
+        }
+        self.pump(host);
+    }
+
+    /// Sends what a host may send.
+    fn pump(&mut self, host: usize) {
+        self.hosts[host].post(self.now);
+        while let Some((psn, item, ack_request)) = self.hosts[host].transmit(self.now) {
+            let rank = self.hosts[host].config.rank;
+            let calls = self.setting.odd.get(&rank).unwrap_or(&self.setting.calls);
+            let frame = match item.index {
+                None => Frame::Control {
+                    psn,
+                    control: program::control(item.collective, rank, calls[item.collective]),
+                },
+                Some(index) => Frame::Data {
+                    psn,
+                    shape: item.shape(),
+                    payload: Payload {
+                        collective: item.collective,
+                        index,
+                        ranks: 1 << rank,
+                    },
+                    ack_request,
+                },
+            };
+            let (switch, endpoint) = self.at[host];
+            self.send(Node::Host(host), Node::Switch(switch), endpoint, frame);
+        }
+        let deadline = self.hosts[host].deadline();
+        self.wake(Node::Host(host), deadline);
+    }
+
+    fn at_switch(&mut self, switch: usize, from: usize, frame: Frame) {
+        let event = match frame {
+            Frame::Data {
+                psn,
+                shape,
+                ack_request,
+                ..
+            } => Event::Data {
+                from: endpoint(from),
+                psn,
+                shape,
+                ack_request,
+            },
+            Frame::Control { psn, control } => Event::Control {
+                from: endpoint(from),
+                psn,
+                control,
+                ack_request: true,
+            },
+            Frame::Ack { psn, msn, syndrome } => Event::Feedback {
+                from: endpoint(from),
+                psn,
+                msn,
+                syndrome,
+            },
+        };
+        let mut effects = Effects::new();
+        self.switches[switch]
+            .machine
+            .handle(self.now, event, &mut effects);
+        assert!(!effects.is_empty());
+        let alone = effects.len() == 1;
+        for effect in effects {
+            assert!(effect != Effect::Absorb || alone);
+            self.carry_out(switch, effect, Some(&frame));
+        }
+        self.drain(switch);
+    }
+
+    fn timeout(&mut self, switch: usize) {
+        let mut calls = 0;
+        while self.switches[switch]
+            .machine
+            .poll_timeout()
+            .is_some_and(|(at, _)| at <= self.now)
+        {
+            let mut effects = Effects::new();
+            self.switches[switch]
+                .machine
+                .handle_timeout(self.now, &mut effects);
+            for effect in effects {
+                self.carry_out(switch, effect, None);
+            }
+            self.drain(switch);
+            calls += 1;
+            assert!(calls < 100, "a timer that is always due");
+        }
+        self.arm(switch);
+    }
+
+    fn drain(&mut self, switch: usize) {
+        let mut effects = Effects::new();
+        while self.switches[switch].machine.poll_emit(self.now, &mut effects) {
+            for effect in effects.drain(..) {
+                self.carry_out(switch, effect, None);
+            }
+        }
+        self.arm(switch);
+    }
+
+    fn arm(&mut self, switch: usize) {
+        let at = self.switches[switch].machine.poll_timeout().map(|(at, _)| at);
+        self.wake(Node::Switch(switch), at);
+    }
+
+    fn wake(&mut self, node: Node, at: Option<Nanos>) {
+        let Some(at) = at else { return };
+        let at = at.max(self.now);
+        if self.wakes.insert((node, at)) {
+            self.number += 1;
+            self.queue.insert((at, self.number), Happening::Wake(node));
+        }
+    }
+
+    /// Carries an effect out on sets of ranks.
+    fn carry_out(&mut self, switch: usize, effect: Effect, frame: Option<&Frame>) {
+        let payload = match frame {
+            Some(Frame::Data { payload, .. }) => Some(*payload),
+            _ => None,
+        };
+        match effect {
+            Effect::Aggregate { slot, first, .. } => {
+                let added = payload.expect("aggregation of a data frame");
+                let slot = &mut self.switches[switch].slots[usize::from(slot)];
+                if first {
+                    *slot = Some(added);
+                } else {
+                    let sum = slot.as_mut().expect("something to add to");
+                    assert_eq!((sum.collective, sum.index), (added.collective, added.index));
+                    assert_eq!(sum.ranks & added.ranks, 0, "C1: a contribution is added twice");
+                    sum.ranks |= added.ranks;
+                }
+            }
+            Effect::Store { slot } => {
+                self.switches[switch].slots[usize::from(slot)] =
+                    Some(payload.expect("a data frame to store"));
+            }
+            Effect::Emit {
+                slot,
+                g,
+                to,
+                ack_request,
+            } => {
+                let payload = self.switches[switch].slots[usize::from(slot)].expect("something to send");
+                let shape = self.switches[switch].machine.shape(slot);
+                assert!(!to.is_empty());
+                for e in to {
+                    let psn = self.switches[switch].machine.towards(e, g);
+                    self.send_from(
+                        switch,
+                        e,
+                        Frame::Data {
+                            psn,
+                            shape,
+                            payload,
+                            ack_request,
+                        },
+                    );
+                }
+            }
+            Effect::EmitControl { g, to, control } => {
+                assert!(!to.is_empty());
+                for e in to {
+                    let psn = self.switches[switch].machine.towards(e, g);
+                    self.send_from(switch, e, Frame::Control { psn, control });
+                }
+            }
+            Effect::Acknowledge {
+                to,
+                psn,
+                msn,
+                syndrome,
+            } => self.send_from(switch, to, Frame::Ack { psn, msn, syndrome }),
+            Effect::Drop(reason) => *self.drops.entry(reason).or_default() += 1,
+            Effect::Conflict { control } => self.conflicts.push((switch, control)),
+            Effect::Stalled { waiting_for, .. } => {
+                assert!(!waiting_for.is_empty());
+                self.stalls += 1;
+            }
+            Effect::MemberFailed { .. } | Effect::Complete { .. } | Effect::Absorb => {}
+        }
+    }
+
+    fn send_from(&mut self, switch: usize, e: EndpointId, frame: Frame) {
+        let (to, endpoint) = match self.setting.tree.endpoints[switch][e.index()] {
+            Peer::Host(host) => (Node::Host(host), 0),
+            Peer::Switch { switch, endpoint } => (Node::Switch(switch), endpoint),
+        };
+        if let (Node::Host(host), Frame::Ack { psn, msn, syndrome }) = (to, &frame) {
+            check::message_count(self, host, *psn, *msn, *syndrome);
+        }
+        self.send(Node::Switch(switch), to, endpoint, frame);
+    }
+
+    fn send(&mut self, from: Node, to: Node, endpoint: usize, frame: Frame) {
+        self.frames += 1;
+        assert!(
+            self.frames < 3_000_000,
+            "seed {}: a storm: {}",
+            self.setting.seed,
+            self.story()
+        );
+        let count = if matches!(frame, Frame::Ack { .. }) {
+            &mut self.acks
+        } else {
+            &mut self.data
+        };
+        *count.entry((from, to)).or_default() += 1;
+        if self.filter.as_mut().is_some_and(|f| f(from, to, &frame)) || self.random.chance(self.setting.lost)
+        {
+            return;
+        }
+        let copies = 1 + u64::from(self.random.chance(self.setting.doubled));
+        for _ in 0..copies {
+            let mut at = self.now + Nanos(2_000);
+            if self.random.chance(self.setting.late) {
+                at += Nanos(self.random.below(20_000));
+            }
+            self.number += 1;
+            self.queue
+                .insert((at, self.number), Happening::Arrive { to, endpoint, frame });
+        }
+    }
+}
+
+pub fn endpoint(index: usize) -> EndpointId {
+    EndpointId::new(index as u8).unwrap()
+}
+
+/// Anywhere, but often just before the wrap.
+fn start_psn(random: &mut Random) -> Psn {
+    let value = random.next();
+    Psn::new(if value & 1 == 0 {
+        (value >> 8) as u32
+    } else {
+        0u32.wrapping_sub((value >> 8) as u32 % 300)
+    })
+}

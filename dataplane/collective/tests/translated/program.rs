@@ -1,0 +1,133 @@
+//! What the ranks call, and what each host must then send and receive, by walking everything.
+
+use castnet_collective::PacketShape;
+use castnet_wire::{Call, CallFlags, Control, DataType, Opcode, Operation, Primitive, Verdict};
+
+/// What stands in a packet: which one it is, and whose contributions are in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Payload {
+    pub collective: usize,
+    pub index: u32,
+    pub ranks: u64,
+}
+
+/// One packet of a host's program, in either direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    pub collective: usize,
+    /// `None` for the control message.
+    pub index: Option<u32>,
+    /// Its position in the group.
+    pub g: u64,
+    /// Where the packet stands in its message.
+    pub opcode: Opcode,
+    pub payload: u16,
+}
+
+impl Item {
+    pub fn ends_message(&self) -> bool {
+        self.opcode.info().ends_message()
+    }
+
+    pub fn shape(&self) -> PacketShape {
+        PacketShape {
+            opcode: self.opcode,
+            payload: self.payload,
+            pad: 0,
+        }
+    }
+}
+
+pub fn call(primitive: Primitive, root: u16, packets: u32) -> Call {
+    Call {
+        primitive,
+        root,
+        operation: Operation::Sum,
+        data_type: DataType::F32,
+        flags: CallFlags::default(),
+        elements: u64::from(packets) * 64,
+        packets,
+    }
+}
+
+pub fn control(sequence: usize, rank: u16, call: Call) -> Control {
+    Control {
+        sequence: sequence as u32,
+        rank,
+        call,
+        verdict: Verdict::Agreed,
+    }
+}
+
+pub fn sends(call: &Call, rank: u16) -> bool {
+    match call.primitive {
+        Primitive::AllReduce => true,
+        Primitive::Reduce => call.root != rank,
+        Primitive::Broadcast => call.root == rank,
+    }
+}
+
+pub fn receives(call: &Call, rank: u16) -> bool {
+    match call.primitive {
+        Primitive::AllReduce => true,
+        Primitive::Reduce => call.root == rank,
+        Primitive::Broadcast => call.root != rank,
+    }
+}
+
+/// Whose contributions the result must hold.
+pub fn expected_ranks(call: &Call, ranks: u16) -> u64 {
+    let all = (1 << ranks) - 1;
+    match call.primitive {
+        Primitive::AllReduce => all,
+        Primitive::Reduce => all & !(1 << call.root),
+        Primitive::Broadcast => 1 << call.root,
+    }
+}
+
+/// The position of each collective's control message, and one past the last packet.
+pub fn starts(calls: &[Call]) -> Vec<u64> {
+    let mut starts = vec![0];
+    for call in calls {
+        starts.push(starts.last().unwrap() + 1 + u64::from(call.packets));
+    }
+    starts
+}
+
+/// The packets of one direction of one host, in order.
+pub fn items(calls: &[Call], goes: impl Fn(&Call) -> bool, message_packets: u32) -> Vec<Item> {
+    let mut items = Vec::new();
+    let mut g = 0;
+    for (collective, call) in calls.iter().enumerate() {
+        items.push(Item {
+            collective,
+            index: None,
+            g,
+            opcode: Opcode::SendOnlyImm,
+            payload: 64,
+        });
+        g += 1;
+        for index in 0..call.packets {
+            let (first, last) = (
+                index % message_packets == 0,
+                index % message_packets == message_packets - 1 || index == call.packets - 1,
+            );
+            if goes(call) {
+                items.push(Item {
+                    collective,
+                    index: Some(index),
+                    g,
+                    opcode: match (first, last) {
+                        (true, true) => Opcode::SendOnly,
+                        (true, false) => Opcode::SendFirst,
+                        (false, true) => Opcode::SendLast,
+                        (false, false) => Opcode::SendMiddle,
+                    },
+                    payload: if index == call.packets - 1 { 100 } else { 256 },
+                });
+            }
+            g += 1;
+        }
+    }
+    items
+}

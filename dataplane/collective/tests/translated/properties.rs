@@ -1,0 +1,129 @@
+//! Random trees, programs, numbers and networks: what each collective must give, on each event (`check`), and that all ends.
+
+use crate::net::{Net, Setting};
+use crate::program::call;
+use crate::seed;
+use crate::tree::Tree;
+use castnet_collective::LossPolicy;
+use castnet_wire::{Call, Nanos, Primitive, Psn};
+use proptest::prelude::*;
+
+/// Trees of one to four levels, a rank at each of the lowest switches.
+fn trees() -> impl Strategy<Value = Tree> {
+    (
+        proptest::collection::vec(any::<u16>(), 0..6),
+        proptest::collection::vec(any::<u16>(), 2..=12),
+    )
+        .prop_map(|(switches, ranks)| {
+            let mut above = vec![None];
+            let mut depth = vec![0];
+            for pick in switches {
+                let candidates: Vec<usize> = (0..above.len()).filter(|&s| depth[s] < 3).collect();
+                let up = candidates[usize::from(pick) % candidates.len()];
+                above.push(Some(up));
+                depth.push(depth[up] + 1);
+            }
+            // Each switch with nobody below it gets a rank first; where there are too few ranks, switches go.
+            let leaves = |above: &[Option<usize>]| -> Vec<usize> {
+                (0..above.len()).filter(|s| !above.contains(&Some(*s))).collect()
+            };
+            while leaves(&above).len() > ranks.len() {
+                above.pop();
+            }
+            let mut at: Vec<usize> = leaves(&above);
+            let rest = ranks.len() - at.len();
+            at.extend(ranks[..rest].iter().map(|pick| usize::from(*pick) % above.len()));
+            // Ranks are in no order along the tree.
+            for i in (1..at.len()).rev() {
+                at.swap(i, usize::from(ranks[i]) % (i + 1));
+            }
+            // The root must have two endpoints; a chain above a single switch is no tree that a planner makes.
+            let below_root =
+                above.iter().filter(|a| **a == Some(0)).count() + at.iter().filter(|s| **s == 0).count();
+            if below_root < 2 {
+                Tree::star(at.len() as u16)
+            } else {
+                Tree::new(&above, &at)
+            }
+        })
+}
+
+fn calls(packets: u32) -> impl Strategy<Value = Vec<(u8, u16, u32)>> {
+    let size = prop_oneof![1 => Just(0), 3 => 1u32..6, 3 => 1..=packets];
+    proptest::collection::vec((0u8..3, any::<u16>(), size), 1..8)
+}
+
+fn program(picks: Vec<(u8, u16, u32)>, ranks: u16) -> Vec<Call> {
+    let calls = picks
+        .into_iter()
+        .map(|(primitive, root, packets)| match primitive {
+            0 => call(Primitive::AllReduce, 0, packets),
+            1 => call(Primitive::Reduce, root % ranks, packets),
+            _ => call(Primitive::Broadcast, root % ranks, packets),
+        });
+    calls.collect()
+}
+
+fn settings(packets: u32, lost: impl Strategy<Value = u64>) -> impl Strategy<Value = Setting> {
+    (
+        (any::<u64>(), trees(), calls(packets), lost),
+        (1u16..=24, 1u64..4, 2u8..12, any::<u32>()),
+        (0u64..40, 0u64..60, any::<bool>()),
+    )
+        .prop_map(
+            |((seed, tree, picks, lost), (m, windows, collectives, start), (doubled, late, reflect))| {
+                let calls = program(picks, tree.ranks);
+                let mut setting = Setting::new(tree, calls);
+                setting.seed = seed;
+                setting.message_packets = m;
+                setting.window = u64::from(m) * windows + 1;
+                setting.slots = (setting.window as u16 * 2).next_power_of_two();
+                setting.collectives = (collectives * 2 + 2).next_power_of_two();
+                setting.psn_start = Psn::new(if start & 1 == 0 {
+                    start
+                } else {
+                    0u32.wrapping_sub(start % 200)
+                });
+                setting.lost = lost;
+                (setting.doubled, setting.late) = (doubled, late);
+                if reflect {
+                    setting.loss = LossPolicy::Reflect;
+                }
+                setting
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(seed::config(60))]
+
+    #[test]
+    fn all_end_with_each_contribution_once_without_loss(mut setting in settings(120, Just(0))) {
+        (setting.doubled, setting.late) = (0, 0);
+        let mut net = Net::new(setting);
+        net.finish();
+        prop_assert!(net.drops.is_empty(), "{:?}", net.drops);
+        for host in &net.hosts {
+            prop_assert_eq!((host.repeated, host.naks), (0, 0));
+        }
+        // Nothing waited for a timer.
+        prop_assert!(net.now < Nanos::from_secs(2));
+    }
+
+    #[test]
+    fn all_end_with_each_contribution_once_whatever_is_lost_doubled_or_late(setting in settings(60, 0u64..=100)) {
+        Net::new(setting).finish();
+    }
+}
+
+proptest! {
+    #![proptest_config(seed::config(8))]
+
+    #[test]
+    fn long_ones_too(mut setting in settings(300, 0u64..=20)) {
+        setting.message_packets = 33;
+        setting.window = 132;
+        setting.slots = 512;
+        Net::new(setting).finish();
+    }
+}
