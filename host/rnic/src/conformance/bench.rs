@@ -9,7 +9,7 @@ use crate::error::RnicError;
 use crate::rnic::Rnic;
 use crate::soft::{SoftRnic, SoftRnicConfig};
 
-/// How long a bench sleeps where nothing happens.
+/// How long one of two devices sleeps before the other is looked at.
 const NAP: Duration = Duration::from_millis(1);
 
 /// Two ends, 0 and 1, whose RNICs reach each other.
@@ -17,11 +17,12 @@ pub trait Bench {
     /// The RNIC of an end.
     fn rnic(&mut self, end: usize) -> &mut dyn Rnic;
 
-    /// Polls, and sleeps a moment where there was nothing to do.
+    /// Polls, and sleeps where there was nothing to do: until an event of the device, for `at_most`. Two devices take turns,
+    /// so each sleeps a moment only. Returns whether it slept.
     ///
     /// # Errors
     /// A device failed.
-    fn turn(&mut self) -> Result<(), RnicError>;
+    fn turn(&mut self, at_most: Duration) -> Result<bool, RnicError>;
 }
 
 /// Both ends on one device.
@@ -32,12 +33,13 @@ impl Bench for OneDevice<'_> {
         self.0
     }
 
-    fn turn(&mut self) -> Result<(), RnicError> {
+    fn turn(&mut self, at_most: Duration) -> Result<bool, RnicError> {
         let now = self.0.now();
-        if !self.0.poll(now)? {
-            self.0.wait(NAP)?;
+        let idle = !self.0.poll(now)?;
+        if idle {
+            self.0.wait(at_most)?;
         }
-        Ok(())
+        Ok(idle)
     }
 }
 
@@ -49,13 +51,14 @@ impl<A: Rnic, B: Rnic> Bench for TwoDevices<A, B> {
         if end == 0 { &mut self.0 } else { &mut self.1 }
     }
 
-    fn turn(&mut self) -> Result<(), RnicError> {
+    fn turn(&mut self, at_most: Duration) -> Result<bool, RnicError> {
         let (now, also) = (self.0.now(), self.1.now());
         let (a, b) = (self.0.poll(now)?, self.1.poll(also)?);
-        if !a && !b {
-            self.0.wait(NAP)?;
+        let idle = !a && !b;
+        if idle {
+            self.0.wait(at_most.min(NAP))?;
         }
-        Ok(())
+        Ok(idle)
     }
 }
 

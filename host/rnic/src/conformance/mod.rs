@@ -58,6 +58,9 @@ fn same<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, expected: T) -> Che
 /// How long anything may take that must happen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long the checks sleep where nothing happens, before they look again at what no event tells.
+const NAP: Duration = Duration::from_millis(1);
+
 /// Runs all checks; `each` is told of each as it ends.
 pub fn run(bench: &mut dyn Bench, each: &mut dyn FnMut(&CheckReport)) -> Vec<CheckReport> {
     let mut reports = Vec::new();
@@ -168,7 +171,7 @@ impl<'a> Session<'a> {
             if let Some(seen) = look(self)? {
                 return Ok(seen);
             }
-            self.bench.turn()?;
+            self.bench.turn(NAP)?;
         }
         wrong(format!("{what} did not come within {PATIENCE:?}"))
     }
