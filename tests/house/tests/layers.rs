@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("controller", &["proto", "planner"]),
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
+    ("comm", &["rnic", "proto"]),
     ("sim", &["engine", "endpoint", "planner"]),
     ("softroce", &[]),
 ];
@@ -59,8 +60,9 @@ const IMPURE: &[&str] = &[
     "parking_lot",
 ];
 
-/// tokio and tonic stop here: a frame never crosses an async boundary.
-const ASYNC: &[&str] = &["proto", "agent", "controller"];
+/// tokio and tonic stop here: a frame never crosses an async boundary. In comm they are on a thread of their own, which talks
+/// with the controller.
+const ASYNC: &[&str] = &["proto", "agent", "controller", "comm"];
 
 fn ours() -> Vec<Package> {
     let metadata = MetadataCommand::new().no_deps().exec().expect("cargo metadata");

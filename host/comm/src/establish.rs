@@ -1,0 +1,537 @@
+//! How a communicator comes about, and comes about again: the group in the network, or connections between hosts.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use castnet_proto::v1 as api;
+use castnet_rnic::{QpOptions, QpRemote, QueueLimits};
+use castnet_rules::{LossPolicy, StragglerPolicy};
+use castnet_wire::{MacAddr, Pmtu, Psn, Qpn};
+
+use crate::communicator::Communicator;
+use crate::config::{CommPath, Fallback};
+use crate::control::{Answer, Control, Lease};
+use crate::driver::Driver;
+use crate::error::{CommError, ControllerError, RankName};
+use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, peers};
+
+/// How long a rank sleeps while it waits for the controller: it must answer ARP meanwhile.
+const NAP: Duration = Duration::from_millis(2);
+
+/// Nanoseconds of the unit of QP time-outs.
+const TIMEOUT_UNIT_NS: u64 = 4096;
+
+/// A first PSN that nothing old can be taken for.
+fn random_psn() -> Psn {
+    Psn::new(RandomState::new().build_hasher().finish() as u32 & (Psn::MODULUS - 1))
+}
+
+/// 4.096 us * 2^code, in whole microseconds, rounded up.
+fn timeout_us(code: u8) -> u32 {
+    let ns = TIMEOUT_UNIT_NS << u32::from(code.min(31));
+    u32::try_from(ns.div_ceil(1000)).unwrap_or(u32::MAX)
+}
+
+/// The smallest code whose time-out is at least that long, within a microsecond.
+fn timeout_code(us: u32) -> u8 {
+    let ns = u64::from(us.saturating_sub(1)) * 1000;
+    (1..31).find(|&code| TIMEOUT_UNIT_NS << code >= ns).unwrap_or(31)
+}
+
+fn odd(what: impl Into<String>) -> CommError {
+    ControllerError::Odd { what: what.into() }.into()
+}
+
+/// Why the network has no group for us.
+enum NoGroup {
+    Refused { switch: Option<String>, reason: String },
+    Failed(CommError),
+}
+
+impl From<CommError> for NoGroup {
+    fn from(error: CommError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Communicator {
+    /// Makes the way for collectives, in the network or between hosts, and says which it is.
+    pub(crate) fn establish(&mut self) -> Result<(), CommError> {
+        self.tear_down();
+        self.attempts += 1;
+        if self.config.size == 1 {
+            self.between_hosts("the job has one rank".into())?;
+        } else if self.config.fallback == Fallback::Only {
+            self.between_hosts("asked for".into())?;
+        } else {
+            match self.in_network() {
+                Ok(()) => {}
+                Err(NoGroup::Failed(error)) => return Err(error),
+                Err(NoGroup::Refused { switch, reason }) if self.config.fallback == Fallback::Forbidden => {
+                    return Err(CommError::Refused { switch, reason });
+                }
+                Err(NoGroup::Refused { reason, .. }) => self.between_hosts(reason)?,
+            }
+        }
+        self.broken = false;
+        let (job, rank, size) = (&self.config.job, self.config.rank, self.config.size);
+        match &self.path {
+            CommPath::HostBased { .. } if size > 1 && self.config.fallback != Fallback::Only => {
+                tracing::warn!(job, rank, size, path = %self.path, "collectives");
+            }
+            _ => tracing::info!(job, rank, size, path = %self.path, "collectives"),
+        }
+        Ok(())
+    }
+
+    /// Gives everything of the last time back.
+    pub(crate) fn tear_down(&mut self) {
+        if let Some(mut driver) = self.driver.take() {
+            driver.close(&mut *self.rnic);
+        }
+        self.broken = true;
+    }
+
+    /// Polls the RNIC, and sleeps a moment where it had nothing to do.
+    pub(crate) fn idle(&mut self) -> Result<(), CommError> {
+        let now = self.rnic.now();
+        if !self.rnic.poll(now)? {
+            self.rnic.wait(NAP)?;
+        }
+        Ok(())
+    }
+
+    fn control(&mut self) -> Result<&Control, CommError> {
+        match &mut self.control {
+            Some(control) => Ok(control),
+            none => {
+                let (address, security) = (self.config.controller.clone(), self.config.security.clone());
+                Ok(none.insert(Control::start(address, security)?))
+            }
+        }
+    }
+
+    fn settings(&self) -> api::CollectiveSettings {
+        let loss = match self.config.loss {
+            LossPolicy::Repair => api::CollectiveLossPolicy::Repair,
+            LossPolicy::Reflect => api::CollectiveLossPolicy::Reflect,
+        };
+        let straggler = match self.config.straggler {
+            StragglerPolicy::KeepAlive => api::CollectiveStragglerPolicy::KeepAlive,
+            StragglerPolicy::Rnr => api::CollectiveStragglerPolicy::Rnr,
+            StragglerPolicy::None => api::CollectiveStragglerPolicy::None,
+        };
+        api::CollectiveSettings {
+            pmtu: self.config.pmtu.bytes() as u32,
+            window_packets: self.config.window_packets,
+            message_packets: self.config.message_packets,
+            reproducible: Some(self.config.reproducible),
+            loss_policy: loss.into(),
+            straggler_policy: straggler.into(),
+            ack_timeout_us: timeout_us(self.config.qp_timeout),
+            stall_timeout_ms: 0,
+        }
+    }
+
+    /// Joins the group and connects its queue pair.
+    fn in_network(&mut self) -> Result<(), NoGroup> {
+        // Room for the settings of a group that was created before, where they are not our own.
+        let limits = QueueLimits {
+            send: 1024,
+            receive: 1024,
+        };
+        let options = QpOptions {
+            limits,
+            ..QpOptions::default()
+        };
+        let qpn = self.rnic.create_qp(&options).map_err(CommError::from)?;
+        let joined = self.join_with(qpn, limits);
+        if joined.is_err() && self.driver.is_none() {
+            if let Ok(control) = self.control() {
+                control.leave();
+            }
+            self.lease = None;
+            let destroyed = self.rnic.destroy_qp(qpn);
+            tracing::debug!(?destroyed, %qpn, "not joined");
+        }
+        joined
+    }
+
+    fn join_with(&mut self, qpn: Qpn, limits: QueueLimits) -> Result<(), NoGroup> {
+        let (device, sq_psn) = (self.rnic.attributes(), random_psn());
+        let lease_ms = self.config.timeouts.lease.as_millis().min(600_000) as u32;
+        let request = api::InitGroupRequest {
+            job: self.config.job.clone(),
+            rank: self.config.rank.into(),
+            size: self.config.size.into(),
+            host: self.config.host.clone(),
+            connection: Some(api::Connection {
+                ip: device.ip.to_string(),
+                mac: device.mac.to_string(),
+                qpn: qpn.value(),
+                memory: None,
+            }),
+            sq_psn: sq_psn.value(),
+            settings: Some(self.settings()),
+            lease_ms,
+            rejoin_of: self.generation,
+        };
+        let patience = self.config.timeouts.join;
+        let lease = self.control()?.join(request, patience);
+        self.lease = Some(lease.clone());
+        let state = self.await_group(&lease)?;
+        self.names = state.members.iter().map(|m| m.host.clone()).collect();
+        self.generation = Some(state.generation);
+        let settings = state.settings.unwrap_or_else(|| self.settings());
+        let mcst_id: Ipv4Addr = state
+            .mcst_id
+            .parse()
+            .map_err(|_| odd(format!("McstID '{}'", state.mcst_id)))?;
+        let pmtu =
+            Pmtu::from_bytes(settings.pmtu).ok_or_else(|| odd(format!("path MTU {}", settings.pmtu)))?;
+        let mut config = InNetworkConfig {
+            pmtu,
+            window_packets: settings.window_packets,
+            message_packets: settings.message_packets,
+            ..InNetworkConfig::new(self.config.rank, self.config.size)
+        };
+        let mut machine = InNetwork::new(config);
+        // A smaller window is always allowed; messages must have the length that all agree upon.
+        while machine.shape().send_slots as usize > limits.send && config.window_packets > 1 {
+            config.window_packets = (config.window_packets / 2).max(config.message_packets);
+            let before = *machine.config();
+            machine = InNetwork::new(config);
+            if *machine.config() == before {
+                break;
+            }
+        }
+        let machine: Box<dyn Machine> = Box::new(machine);
+        let mut driver = Driver::new(&mut *self.rnic, machine, vec![qpn]).map_err(CommError::from)?;
+        let remote = QpRemote {
+            sq_psn,
+            rq_psn: Psn::new(state.rq_psn),
+            pmtu,
+            timeout: timeout_code(settings.ack_timeout_us),
+            retry_cnt: self.config.retry_cnt,
+            ..QpRemote::new(mcst_id, Qpn::VIRTUAL)
+        };
+        let connected = driver
+            .carry_out(&mut *self.rnic, None)
+            .and_then(|_| self.rnic.connect_qp(qpn, &remote, self.config.timeouts.resolve));
+        self.driver = Some(driver);
+        if let Err(error) = connected {
+            self.tear_down();
+            self.control()?.leave();
+            return Err(NoGroup::Failed(error.into()));
+        }
+        let switches: BTreeSet<_> = state
+            .members
+            .iter()
+            .map(|m| m.switch_name.clone())
+            .filter(|n| !n.is_empty())
+            .collect();
+        self.path = CommPath::InNetwork {
+            mcst_id,
+            generation: state.generation,
+            switches: switches.into_iter().collect(),
+        };
+        Ok(())
+    }
+
+    /// Waits until the group is there.
+    fn await_group(&mut self, lease: &Lease) -> Result<api::CollectiveState, NoGroup> {
+        let start = Instant::now();
+        loop {
+            let state = lease.state();
+            if let Some(state) = &state {
+                match state.phase() {
+                    api::CollectivePhase::Active => return Ok(api::CollectiveState::clone(state)),
+                    api::CollectivePhase::Refused => {
+                        return Err(NoGroup::Refused {
+                            switch: Some(state.failed_switch.clone()).filter(|s| !s.is_empty()),
+                            reason: state.reason.clone(),
+                        });
+                    }
+                    api::CollectivePhase::Failed | api::CollectivePhase::Removing => {
+                        return Err(NoGroup::Failed(group_failure(state)));
+                    }
+                    _ => {}
+                }
+            }
+            if let Some(error) = lease.take_error() {
+                return Err(NoGroup::Failed(error.into()));
+            }
+            let after = start.elapsed();
+            if after >= self.config.timeouts.join {
+                let (reason, missing) = match &state {
+                    Some(state) => (state.reason.clone(), missing(state)),
+                    None => ("the controller has not answered".to_owned(), Vec::new()),
+                };
+                return Err(NoGroup::Failed(CommError::JoinTimedOut {
+                    after,
+                    reason,
+                    missing,
+                }));
+            }
+            self.idle()?;
+        }
+    }
+
+    /// Waits for an answer of the controller, and polls the RNIC meanwhile.
+    pub(crate) fn await_answer<T>(&mut self, answer: &Answer<T>, patience: Duration) -> Result<T, CommError> {
+        let start = Instant::now();
+        loop {
+            if let Some(answer) = answer.poll() {
+                return Ok(answer?);
+            }
+            if start.elapsed() >= patience {
+                return Err(CommError::JoinTimedOut {
+                    after: start.elapsed(),
+                    reason: "the controller has not answered".into(),
+                    missing: Vec::new(),
+                });
+            }
+            match &mut self.driver {
+                Some(driver) => {
+                    let now = self.rnic.now();
+                    if !driver.progress(&mut *self.rnic, now, None)? {
+                        self.rnic.wait(NAP)?;
+                    }
+                }
+                None => self.idle()?,
+            }
+        }
+    }
+
+    /// Hands a blob to all ranks; the answer is to come.
+    pub(crate) fn exchange(
+        &mut self,
+        round: u64,
+        blob: Vec<u8>,
+        patience: Duration,
+    ) -> Result<Answer<Vec<Vec<u8>>>, CommError> {
+        let request = api::ExchangeRequest {
+            job: self.config.job.clone(),
+            rank: self.config.rank.into(),
+            size: self.config.size.into(),
+            round,
+            blob,
+            timeout_ms: patience.as_millis().min(600_000) as u32,
+        };
+        Ok(self.control()?.exchange(request, patience))
+    }
+
+    /// Connects to each partner.
+    fn between_hosts(&mut self, reason: String) -> Result<(), CommError> {
+        if self.config.size > 1
+            && let Ok(control) = self.control()
+        {
+            control.leave();
+        }
+        self.lease = None;
+        let config = HostBasedConfig::new(self.config.rank, self.config.size);
+        let (depth, partners) = (config.depth as usize, peers(self.config.rank, self.config.size));
+        let options = QpOptions {
+            limits: QueueLimits {
+                send: depth,
+                receive: depth,
+            },
+            ..QpOptions::default()
+        };
+        let mut card = Card::new(self.rnic.attributes().ip, self.rnic.attributes().mac);
+        let mut qpns = Vec::new();
+        for &peer in &partners {
+            let qpn = self.rnic.create_qp(&options)?;
+            qpns.push(qpn);
+            card.ends.push((peer, qpn, random_psn()));
+        }
+        let mut driver = Driver::new(&mut *self.rnic, Box::new(HostBased::new(config)), qpns)?;
+        let posted = driver.carry_out(&mut *self.rnic, None);
+        // From here on tear_down cleans up.
+        self.driver = Some(driver);
+        posted?;
+        if self.config.size > 1
+            && let Err(error) = self.connect_partners(&card)
+        {
+            self.tear_down();
+            return Err(error);
+        }
+        self.path = CommPath::HostBased { reason };
+        Ok(())
+    }
+
+    fn connect_partners(&mut self, card: &Card) -> Result<(), CommError> {
+        let patience = self.config.timeouts.join;
+        let round = self.attempts * 2;
+        let answer = self.exchange(round, card.to_bytes(), patience)?;
+        let blobs = self.await_answer(&answer, patience)?;
+        for &(peer, qpn, sq_psn) in &card.ends {
+            let other = blobs
+                .get(usize::from(peer))
+                .and_then(|b| Card::from_bytes(b))
+                .ok_or_else(|| odd(format!("no card of rank {peer}")))?;
+            let end = other.ends.iter().find(|e| e.0 == self.config.rank);
+            let &(_, other_qpn, rq_psn) = end.ok_or_else(|| odd(format!("rank {peer} has no end for us")))?;
+            let remote = QpRemote {
+                sq_psn,
+                rq_psn,
+                pmtu: self.config.pmtu,
+                timeout: self.config.qp_timeout,
+                retry_cnt: self.config.retry_cnt,
+                ..QpRemote::new(other.ip, other_qpn)
+            };
+            self.rnic.connect_qp(qpn, &remote, self.config.timeouts.resolve)?;
+        }
+        // Until all have: who resolves our address must be answered.
+        let answer = self.exchange(round + 1, Vec::new(), patience)?;
+        self.await_answer(&answer, patience)?;
+        Ok(())
+    }
+
+    /// What has become of the group, if it is no more.
+    pub(crate) fn lost_group(&self) -> Option<CommError> {
+        let lease = self.lease.as_ref()?;
+        if let Some(error) = lease.take_error() {
+            return Some(error.into());
+        }
+        let state = lease.state()?;
+        let over = matches!(
+            state.phase(),
+            api::CollectivePhase::Failed | api::CollectivePhase::Removing | api::CollectivePhase::Refused
+        );
+        over.then(|| group_failure(&state))
+    }
+
+    /// The ranks that the switches say they wait for.
+    pub(crate) fn waited_for(&self) -> Vec<RankName> {
+        let state: Option<Arc<api::CollectiveState>> = self.lease.as_ref().and_then(|l| l.state());
+        let ranks = state.map(|s| s.waiting_for.clone()).unwrap_or_default();
+        ranks.into_iter().map(|r| self.name(r as u16)).collect()
+    }
+
+    /// A rank by its name.
+    pub(crate) fn name(&self, rank: u16) -> RankName {
+        RankName {
+            rank,
+            host: self.names.get(usize::from(rank)).cloned().unwrap_or_default(),
+        }
+    }
+}
+
+fn group_failure(state: &api::CollectiveState) -> CommError {
+    let reason = if state.reason.is_empty() {
+        format!("{:?}", state.phase()).to_lowercase()
+    } else {
+        state.reason.clone()
+    };
+    match state.failed_rank {
+        Some(rank) => {
+            let host = state.members.get(rank as usize).map(|m| m.host.clone());
+            CommError::RankFailed {
+                rank: RankName {
+                    rank: rank as u16,
+                    host: host.unwrap_or_default(),
+                },
+                reason,
+            }
+        }
+        None => CommError::GroupFailed { reason },
+    }
+}
+
+/// Ranks that are not in.
+fn missing(state: &api::CollectiveState) -> Vec<RankName> {
+    state
+        .members
+        .iter()
+        .filter(|m| m.phase() != api::RankPhase::Joined)
+        .map(|m| RankName {
+            rank: m.rank as u16,
+            host: m.host.clone(),
+        })
+        .collect()
+}
+
+/// What a rank tells the others of its queue pairs. On the line: version 1, address (4), MAC (6), then for each partner its rank
+/// (2), the queue pair's number (4) and first PSN (4), all big endian.
+struct Card {
+    ip: Ipv4Addr,
+    mac: MacAddr,
+    ends: Vec<(u16, Qpn, Psn)>,
+}
+
+impl Card {
+    const VERSION: u8 = 1;
+    const HEAD: usize = 11;
+    const END: usize = 10;
+
+    fn new(ip: Ipv4Addr, mac: MacAddr) -> Self {
+        Self {
+            ip,
+            mac,
+            ends: Vec::new(),
+        }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![Self::VERSION];
+        bytes.extend(self.ip.octets());
+        bytes.extend(self.mac.0);
+        for (rank, qpn, psn) in &self.ends {
+            bytes.extend(rank.to_be_bytes());
+            bytes.extend(qpn.value().to_be_bytes());
+            bytes.extend(psn.value().to_be_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (head, ends) = bytes.split_at_checked(Self::HEAD)?;
+        let (&version, rest) = head.split_first()?;
+        let (ip, mac) = rest.split_first_chunk::<4>()?;
+        if version != Self::VERSION || !ends.len().is_multiple_of(Self::END) {
+            return None;
+        }
+        let word = |b: &[u8]| b.try_into().ok().map(u32::from_be_bytes);
+        let ends = ends.chunks_exact(Self::END).map(|end| {
+            let rank = u16::from_be_bytes(end[..2].try_into().ok()?);
+            Some((rank, Qpn::new(word(&end[2..6])?), Psn::new(word(&end[6..])?)))
+        });
+        Some(Self {
+            ip: Ipv4Addr::from(*ip),
+            mac: MacAddr(mac.try_into().ok()?),
+            ends: ends.collect::<Option<_>>()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_outs_and_their_codes_fit() {
+        for code in 1..=20 {
+            assert_eq!(timeout_code(timeout_us(code)), code);
+        }
+        // Values that were rounded down instead, as others do.
+        assert_eq!(timeout_code(67_108), 14);
+        assert_eq!(timeout_code(67_109), 14);
+        assert_eq!(timeout_code(70_000), 15);
+    }
+
+    #[test]
+    fn a_card_survives_the_line() {
+        let mut card = Card::new(Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 9]));
+        card.ends.push((3, Qpn::new(77), Psn::new(0xFF_FFFF)));
+        card.ends.push((900, Qpn::new(0xAB_CDEF), Psn::new(0)));
+        let back = Card::from_bytes(&card.to_bytes()).expect("a card");
+        assert_eq!((back.ip, back.mac), (card.ip, card.mac));
+        assert_eq!(back.ends, card.ends);
+        assert!(Card::from_bytes(&[1, 2, 3]).is_none());
+        assert!(Card::from_bytes(&[&card.to_bytes()[..], &[0]].concat()).is_none());
+    }
+}

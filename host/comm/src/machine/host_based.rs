@@ -1,0 +1,446 @@
+//! Collectives between hosts: rings, binomial trees, dissemination, over a reliable connection to each partner.
+//!
+//! Each message carries an immediate that names its call, so that ranks that made different calls find out instead of
+//! taking each other's bytes.
+
+use std::collections::VecDeque;
+
+use castnet_rnic::Status;
+
+use super::schedule::{CopyStep, Schedule, Step, partners, schedule};
+use super::{
+    Action, ChannelId, ChannelShape, Collective, Content, Event, Failure, Machine, Task, TaskId, Waiting,
+};
+
+/// The ranks that `rank` of `size` needs a connection to, in order: channel i is to the i-th of them.
+pub fn peers(rank: u16, size: u16) -> Vec<u16> {
+    partners(rank, size)
+}
+
+/// What the connections between ranks are like; all but `rank` is the same at all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostBasedConfig {
+    /// This rank.
+    pub rank: u16,
+    /// How many ranks there are.
+    pub size: u16,
+    /// Bytes of the longest message; at least 64, and a multiple of 8.
+    pub message_bytes: u32,
+    /// Messages in flight on each channel, both ways; at least 1.
+    pub depth: u32,
+}
+
+impl HostBasedConfig {
+    /// Rank `rank` of `size`, with messages of 32 KiB, eight in flight to each partner.
+    pub const fn new(rank: u16, size: u16) -> Self {
+        Self {
+            rank,
+            size,
+            message_bytes: 32 << 10,
+            depth: 8,
+        }
+    }
+}
+
+/// A task under way.
+#[derive(Clone, Debug)]
+struct Running {
+    id: TaskId,
+    /// Immediate of all its messages.
+    word: u32,
+    schedule: Schedule,
+    /// How often each signal came.
+    signals: Vec<u32>,
+    /// Receives that are to come, and sends that are not acknowledged or not posted.
+    receives_left: usize,
+    sends_left: usize,
+}
+
+/// A step of a task.
+#[derive(Clone, Copy, Debug)]
+struct StepRef {
+    task: u64,
+    step: usize,
+}
+
+/// A message that has come before its task was started.
+#[derive(Clone, Copy, Debug)]
+struct Early {
+    slot: u32,
+    length: u32,
+    word: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Channel {
+    sends: VecDeque<StepRef>,
+    receives: VecDeque<StepRef>,
+    early: VecDeque<Early>,
+    /// Sends that are not acknowledged: of which tasks.
+    outstanding: VecDeque<(u64, TaskId)>,
+    wr_next: u64,
+}
+
+/// The machine.
+#[derive(Clone, Debug)]
+pub struct HostBased {
+    config: HostBasedConfig,
+    peers: Vec<u16>,
+    channels: Vec<Channel>,
+    tasks: u64,
+    /// Tasks under way, oldest first.
+    running: VecDeque<Running>,
+    has_failed: bool,
+    actions: VecDeque<Action>,
+}
+
+/// The word that names a task: both sides of a message must say the same. FNV-1a over what must agree.
+fn word_of(id: TaskId, task: &Task) -> u32 {
+    let (kind, root) = match task.collective {
+        Collective::AllReduce => (0, 0),
+        Collective::Reduce { root } => (1, root),
+        Collective::Broadcast { root } => (2, root),
+        Collective::Barrier => (3, 0),
+        Collective::ReduceScatter => (4, 0),
+        Collective::AllGather => (5, 0),
+    };
+    let bytes = [kind, task.operation as u8, task.data_type as u8, task.flags.0];
+    let fields = id.0.to_be_bytes().into_iter().chain(task.elements.to_be_bytes());
+    fields
+        .chain(root.to_be_bytes())
+        .chain(bytes)
+        .fold(0x811c_9dc5, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        })
+}
+
+impl HostBased {
+    /// A rank that has done nothing yet, with a connection to each of its [`peers`]. Values below their bounds are raised to
+    /// them.
+    pub fn new(config: HostBasedConfig) -> Self {
+        let config = HostBasedConfig {
+            message_bytes: (config.message_bytes - config.message_bytes % 8).max(64),
+            depth: config.depth.max(1),
+            ..config
+        };
+        let peers = peers(config.rank, config.size);
+        let mut actions = VecDeque::new();
+        for channel in 0..peers.len() as u16 {
+            actions.extend((0..config.depth).map(|slot| Action::Receive {
+                channel: ChannelId(channel),
+                slot,
+            }));
+        }
+        Self {
+            channels: peers.iter().map(|_| Channel::default()).collect(),
+            config,
+            peers,
+            tasks: 0,
+            running: VecDeque::new(),
+            has_failed: false,
+            actions,
+        }
+    }
+
+    /// The algorithm for a collective, by its usual name.
+    pub fn algorithm(collective: Collective) -> &'static str {
+        super::schedule::algorithm(collective)
+    }
+
+    /// The ranks at the other ends of its channels.
+    pub fn peers(&self) -> &[u16] {
+        &self.peers
+    }
+
+    fn channel_to(&self, rank: u16) -> usize {
+        // Schedules name partners only.
+        self.peers.binary_search(&rank).unwrap_or_default()
+    }
+
+    fn at(&self, task: u64) -> Option<usize> {
+        let first = self.running.front()?.id.0;
+        let at = task.checked_sub(first)? as usize;
+        (at < self.running.len()).then_some(at)
+    }
+
+    /// Posts what may be posted, on all channels.
+    fn advance(&mut self) {
+        for channel in 0..self.channels.len() {
+            while self.post_one(channel) {}
+        }
+        while let Some(task) = self.running.front()
+            && task.receives_left == 0
+            && task.sends_left == 0
+        {
+            let id = task.id;
+            if let Some(CopyStep { from, to, length }) = task.schedule.last {
+                self.actions.push_back(Action::Copy {
+                    task: id,
+                    from,
+                    to,
+                    length,
+                });
+            }
+            self.actions.push_back(Action::Done {
+                task: id,
+                result: Ok(()),
+            });
+            self.running.pop_front();
+        }
+    }
+
+    fn post_one(&mut self, channel: usize) -> bool {
+        let Some(&next) = self.channels[channel].sends.front() else {
+            return false;
+        };
+        if self.channels[channel].outstanding.len() >= self.config.depth as usize {
+            return false;
+        }
+        let Some(task) = self.at(next.task).and_then(|at| self.running.get(at)) else {
+            return false;
+        };
+        let Some(&Step::Send {
+            from, length, after, ..
+        }) = task.schedule.steps.get(next.step)
+        else {
+            return false;
+        };
+        if let Some((signal, times)) = after
+            && task.signals.get(signal as usize).is_none_or(|&came| came < times)
+        {
+            return false;
+        }
+        let (id, word) = (task.id, task.word);
+        let here = &mut self.channels[channel];
+        here.sends.pop_front();
+        let wr = here.wr_next;
+        here.wr_next += 1;
+        here.outstanding.push_back((wr, id));
+        self.actions.push_back(Action::Send {
+            channel: ChannelId(channel as u16),
+            wr,
+            slot: (wr % u64::from(self.config.depth)) as u32,
+            task: id,
+            content: Content::Data { from, length },
+            immediate: Some(word),
+        });
+        true
+    }
+
+    fn sent(&mut self, channel: usize, wr: u64) {
+        while let Some(&(first, task)) = self.channels.get(channel).and_then(|c| c.outstanding.front())
+            && first <= wr
+        {
+            self.channels[channel].outstanding.pop_front();
+            if let Some(at) = self.at(task.0) {
+                self.running[at].sends_left -= 1;
+            }
+        }
+    }
+
+    /// Takes the messages of a channel in that have a task.
+    fn take(&mut self, channel: usize) {
+        while let Some(here) = self.channels.get_mut(channel)
+            && let (Some(&early), Some(&next)) = (here.early.front(), here.receives.front())
+        {
+            here.early.pop_front();
+            here.receives.pop_front();
+            let peer = self.peers[channel];
+            let Some(at) = self.at(next.task) else { continue };
+            let task = &mut self.running[at];
+            let Some(&Step::Receive {
+                to,
+                length,
+                combine,
+                signals,
+                ..
+            }) = task.schedule.steps.get(next.step)
+            else {
+                continue;
+            };
+            if early.word != Some(task.word) || early.length != length {
+                let id = task.id;
+                return self.fail(id, Failure::Mismatch { peer, task: id.0 });
+            }
+            for signal in signals.first..signals.end {
+                if let Some(came) = task.signals.get_mut(signal as usize) {
+                    *came += 1;
+                }
+            }
+            task.receives_left -= 1;
+            let (id, id_channel) = (task.id, ChannelId(channel as u16));
+            if length > 0 {
+                self.actions.push_back(Action::Deliver {
+                    channel: id_channel,
+                    slot: early.slot,
+                    task: id,
+                    to,
+                    length,
+                    combine: combine.then_some(to),
+                });
+            }
+            self.actions.push_back(Action::Receive {
+                channel: id_channel,
+                slot: early.slot,
+            });
+        }
+    }
+
+    /// Ends all tasks: one with the failure.
+    fn fail(&mut self, culprit: TaskId, failure: Failure) {
+        self.has_failed = true;
+        for task in std::mem::take(&mut self.running) {
+            // What ended in the middle cannot be told from what did not: earlier ones are lost as well.
+            let failure = if task.id <= culprit {
+                failure
+            } else {
+                Failure::Aborted
+            };
+            self.actions.push_back(Action::Done {
+                task: task.id,
+                result: Err(failure),
+            });
+        }
+        for channel in &mut self.channels {
+            channel.sends.clear();
+            channel.receives.clear();
+            channel.outstanding.clear();
+        }
+    }
+
+    fn channel_failed(&mut self, channel: usize, status: Status) {
+        let peer = self.peers.get(channel).copied();
+        let culprit = self.running.front().map_or(TaskId(self.tasks), |t| t.id);
+        self.fail(culprit, Failure::Channel { peer, status });
+    }
+}
+
+impl Machine for HostBased {
+    fn shape(&self) -> ChannelShape {
+        ChannelShape {
+            send_slots: self.config.depth,
+            receive_slots: self.config.depth,
+            slot_bytes: self.config.message_bytes,
+        }
+    }
+
+    fn channels(&self) -> u16 {
+        self.peers.len() as u16
+    }
+
+    fn start(&mut self, task: Task) -> TaskId {
+        let id = TaskId(self.tasks);
+        self.tasks += 1;
+        if self.has_failed {
+            self.actions.push_back(Action::Done {
+                task: id,
+                result: Err(Failure::Aborted),
+            });
+            return id;
+        }
+        let schedule = schedule(
+            &task,
+            self.config.rank,
+            self.config.size,
+            self.config.message_bytes,
+        );
+        if let Some(CopyStep { from, to, length }) = schedule.first {
+            self.actions.push_back(Action::Copy {
+                task: id,
+                from,
+                to,
+                length,
+            });
+        }
+        let (mut receives_left, mut sends_left) = (0, 0);
+        for (index, step) in schedule.steps.iter().enumerate() {
+            let step_ref = StepRef {
+                task: id.0,
+                step: index,
+            };
+            match *step {
+                Step::Send { to, .. } => {
+                    let channel = self.channel_to(to);
+                    self.channels[channel].sends.push_back(step_ref);
+                    sends_left += 1;
+                }
+                Step::Receive { from, .. } => {
+                    let channel = self.channel_to(from);
+                    self.channels[channel].receives.push_back(step_ref);
+                    receives_left += 1;
+                }
+            }
+        }
+        self.running.push_back(Running {
+            id,
+            word: word_of(id, &task),
+            signals: vec![0; schedule.signals as usize],
+            schedule,
+            receives_left,
+            sends_left,
+        });
+        for channel in 0..self.channels.len() {
+            self.take(channel);
+        }
+        self.advance();
+        id
+    }
+
+    fn scratch_bytes(&self, task: &Task) -> u64 {
+        match task.collective {
+            Collective::ReduceScatter => task.bytes() * u64::from(self.config.size),
+            Collective::Reduce { root } if root != self.config.rank => task.bytes(),
+            _ => 0,
+        }
+    }
+
+    fn handle(&mut self, event: Event<'_>) {
+        match event {
+            Event::Sent { channel, wr } => self.sent(channel.0.into(), wr),
+            Event::Received {
+                channel,
+                slot,
+                length,
+                immediate,
+                ..
+            } => {
+                let channel = usize::from(channel.0);
+                if let Some(here) = self.channels.get_mut(channel) {
+                    here.early.push_back(Early {
+                        slot,
+                        length,
+                        word: immediate,
+                    });
+                    self.take(channel);
+                }
+            }
+            Event::Failed { channel, status } => self.channel_failed(channel.0.into(), status),
+        }
+        self.advance();
+    }
+
+    fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    fn is_drained(&self) -> bool {
+        self.channels.iter().all(|c| c.outstanding.is_empty())
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    fn waiting_for(&self) -> Option<Waiting> {
+        let task = self.running.front()?.id.0;
+        let mut ranks: Vec<u16> = Vec::new();
+        for (peer, channel) in self.peers.iter().zip(&self.channels) {
+            let awaits = channel.receives.front().is_some_and(|r| r.task == task);
+            let unacknowledged = channel.outstanding.front().is_some_and(|(_, id)| id.0 == task);
+            if awaits || unacknowledged {
+                ranks.push(*peer);
+            }
+        }
+        Some(Waiting::Peers(ranks))
+    }
+}

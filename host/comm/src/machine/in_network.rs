@@ -1,0 +1,526 @@
+//! One rank's side of collectives in the network (EPIC 3.3.2, 4.2; appendix A), over one queue pair for the group's life.
+//!
+//! # On the wire
+//!
+//! Each call is a control message (SEND with immediate, 64 bytes), then its data as SENDs of at most `message_packets`
+//! packets, pipelined behind it. What comes back is the control result, the same at all ranks, and, where this rank
+//! receives, results in messages of the same lengths. All is in order, both ways.
+//!
+//! # Flow control
+//!
+//! A call of n packets takes n + 1 numbers `g` of the group: one for its control message, the others for its packets. A number is
+//! finished at this rank when its result is here; where this rank only sends it, when it is acknowledged, which the
+//! switch does only when those are done who receive it. A message is posted when its last number is below the lowest one that
+//! is not finished plus `window_packets`. A rank whose lowest is `l` knows that all others have contributed up to `l - 1`, so
+//! their lowest is above `l - 1 - window`; so all numbers in flight anywhere lie within two windows, and that many slots
+//! suffice at a switch (EPIC's 2MW).
+
+use std::collections::VecDeque;
+
+use castnet_rnic::Status;
+use castnet_wire::Pmtu;
+use castnet_wire::control::{Control, Verdict};
+
+use super::task::{Task, WireCall, wire_calls};
+use super::{Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, TaskId, Waiting};
+
+/// What a group is like for one rank; all but `rank` is the same at all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InNetworkConfig {
+    /// This rank.
+    pub rank: u16,
+    /// How many ranks there are.
+    pub size: u16,
+    /// Payload bytes of a full packet.
+    pub pmtu: Pmtu,
+    /// Packets in flight; at least 1.
+    pub window_packets: u32,
+    /// Packets of a full message, at most the window.
+    pub message_packets: u32,
+    /// Calls in flight; at least 1. Switches follow twice as many.
+    pub calls_max: u32,
+}
+
+impl InNetworkConfig {
+    /// Calls in flight, unless configured.
+    pub const CALLS_MAX: u32 = 4;
+
+    /// Rank `rank` of `size`, with path MTU 1024, a window of 64 packets, messages of 16.
+    pub const fn new(rank: u16, size: u16) -> Self {
+        Self {
+            rank,
+            size,
+            pmtu: Pmtu::B1024,
+            window_packets: 64,
+            message_packets: 16,
+            calls_max: Self::CALLS_MAX,
+        }
+    }
+
+    /// The same with all bounds kept.
+    const fn clamped(self) -> Self {
+        const fn at_least_one(value: u32) -> u32 {
+            if value == 0 { 1 } else { value }
+        }
+        let window_packets = at_least_one(self.window_packets);
+        let message_packets = at_least_one(self.message_packets);
+        Self {
+            window_packets,
+            message_packets: if message_packets < window_packets {
+                message_packets
+            } else {
+                window_packets
+            },
+            calls_max: at_least_one(self.calls_max),
+            ..self
+        }
+    }
+}
+
+/// A call under way.
+#[derive(Clone, Debug)]
+struct Part {
+    task: TaskId,
+    /// Whether it is the task's last.
+    is_last: bool,
+    wire: WireCall,
+    /// Its first number; the control message's.
+    g: u64,
+    control_sent: bool,
+    control_received: bool,
+    /// Data messages posted.
+    sent: u64,
+    /// Data messages acknowledged.
+    acknowledged: u64,
+    /// Data messages received.
+    received: u64,
+}
+
+impl Part {
+    fn messages(&self, message_packets: u32) -> u64 {
+        u64::from(self.wire.call.packets.div_ceil(message_packets))
+    }
+
+    /// Packets in the first `messages` messages.
+    fn packets_in(&self, messages: u64, message_packets: u32) -> u64 {
+        (messages * u64::from(message_packets)).min(self.wire.call.packets.into())
+    }
+
+    /// Data messages that are finished, and of how many.
+    fn finished_messages(&self) -> u64 {
+        if self.wire.receives.is_some() {
+            self.received
+        } else {
+            self.acknowledged
+        }
+    }
+
+    fn is_finished(&self, message_packets: u32) -> bool {
+        self.control_received && self.finished_messages() == self.messages(message_packets)
+    }
+
+    fn is_sent(&self, message_packets: u32) -> bool {
+        let all = self.messages(message_packets);
+        self.control_sent && (self.wire.sends.is_none() || self.sent == all)
+    }
+}
+
+/// A send that is not acknowledged.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    wr: u64,
+    /// Number of its call.
+    sequence: u64,
+    is_data: bool,
+}
+
+/// The machine.
+#[derive(Clone, Debug)]
+pub struct InNetwork {
+    config: InNetworkConfig,
+    tasks: u64,
+    /// Calls under way and calls that wait, oldest first.
+    parts: VecDeque<Part>,
+    /// Number of the oldest of them.
+    sequence: u64,
+    /// Which of them sends next.
+    sending: usize,
+    /// The group's number after all calls.
+    g_next: u64,
+    outstanding: VecDeque<Outstanding>,
+    wr_next: u64,
+    has_failed: bool,
+    actions: VecDeque<Action>,
+}
+
+const CHANNEL: ChannelId = ChannelId(0);
+
+impl InNetwork {
+    /// A rank of a group that has done nothing yet. Values below their bounds are raised to them.
+    pub fn new(config: InNetworkConfig) -> Self {
+        let mut machine = Self {
+            config: config.clamped(),
+            tasks: 0,
+            parts: VecDeque::new(),
+            sequence: 0,
+            sending: 0,
+            g_next: 0,
+            outstanding: VecDeque::new(),
+            wr_next: 0,
+            has_failed: false,
+            actions: VecDeque::new(),
+        };
+        for slot in 0..machine.shape().receive_slots {
+            machine.actions.push_back(Action::Receive {
+                channel: CHANNEL,
+                slot,
+            });
+        }
+        machine
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &InNetworkConfig {
+        &self.config
+    }
+
+    /// Lowest number of the group, counted from its start, that is not finished at this rank.
+    pub fn lowest_unfinished(&self) -> u64 {
+        let Some(part) = self.parts.front() else {
+            return self.g_next;
+        };
+        if part.control_received {
+            part.g + 1 + part.packets_in(part.finished_messages(), self.config.message_packets)
+        } else {
+            part.g
+        }
+    }
+
+    /// Number of the next call to start.
+    pub fn next_sequence(&self) -> u64 {
+        self.sequence + self.parts.len() as u64
+    }
+
+    /// Ends finished calls and posts what may be posted.
+    fn advance(&mut self) {
+        let message_packets = self.config.message_packets;
+        loop {
+            while let Some(part) = self.parts.front()
+                && part.is_finished(message_packets)
+                && part.is_sent(message_packets)
+            {
+                if part.is_last {
+                    let task = part.task;
+                    self.actions.push_back(Action::Done { task, result: Ok(()) });
+                }
+                self.parts.pop_front();
+                self.sequence += 1;
+                self.sending = self.sending.saturating_sub(1);
+            }
+            if !self.post_one() {
+                return;
+            }
+        }
+    }
+
+    /// Posts the next message if it may go; whether it did.
+    fn post_one(&mut self) -> bool {
+        let config = self.config;
+        let limit = self.lowest_unfinished() + u64::from(config.window_packets);
+        if self.sending >= config.calls_max as usize
+            || self.outstanding.len() >= self.shape().send_slots as usize
+        {
+            return false;
+        }
+        let sequence = self.sequence + self.sending as u64;
+        let Some(part) = self.parts.get_mut(self.sending) else {
+            return false;
+        };
+        let (content, immediate) = if !part.control_sent {
+            if part.g >= limit {
+                return false;
+            }
+            let control = Control {
+                // The field is 32 bits wide and wraps.
+                sequence: sequence as u32,
+                rank: config.rank,
+                call: part.wire.call,
+                verdict: Verdict::Agreed,
+            };
+            let mut bytes = [0; Control::LEN];
+            control.emit(&mut bytes);
+            part.control_sent = true;
+            (Content::Control(bytes), Some(Control::IMMEDIATE))
+        } else if let Some(from) = part.wire.sends {
+            // 1 + packets up to and with this message: one beyond its last number.
+            let end = part.g + 1 + part.packets_in(part.sent + 1, config.message_packets);
+            if end > limit {
+                return false;
+            }
+            let (offset, length) = message(part, part.sent, &config);
+            part.sent += 1;
+            let from = from.plus(offset);
+            (Content::Data { from, length }, None)
+        } else {
+            return false;
+        };
+        let (task, is_data) = (part.task, immediate.is_none());
+        if part.is_sent(config.message_packets) {
+            self.sending += 1;
+        }
+        let wr = self.wr_next;
+        self.wr_next += 1;
+        self.outstanding.push_back(Outstanding {
+            wr,
+            sequence,
+            is_data,
+        });
+        self.actions.push_back(Action::Send {
+            channel: CHANNEL,
+            wr,
+            // Slots are used in turn, and sends end in turn.
+            slot: (wr % u64::from(self.shape().send_slots)) as u32,
+            task,
+            content,
+            immediate,
+        });
+        true
+    }
+
+    fn sent(&mut self, wr: u64) {
+        while let Some(&send) = self.outstanding.front()
+            && send.wr <= wr
+        {
+            self.outstanding.pop_front();
+            if let Some(at) = send.sequence.checked_sub(self.sequence)
+                && let Some(part) = self.parts.get_mut(at as usize)
+                && send.is_data
+            {
+                part.acknowledged += 1;
+            }
+        }
+    }
+
+    fn received(&mut self, slot: u32, length: u32, immediate: Option<u32>, head: &[u8]) {
+        if self.has_failed {
+            // Of calls before the one that failed nothing can come after it, and its own data is no result.
+            return;
+        }
+        let message_packets = self.config.message_packets;
+        let next = self.parts.iter().position(|part| {
+            let all = part.messages(message_packets);
+            !part.control_received || part.wire.receives.is_some() && part.received < all
+        });
+        let wrong = |reason| Failure::Protocol { peer: None, reason };
+        let Some(at) = next else {
+            return self.fail(0, wrong("nothing is awaited"));
+        };
+        let sequence = self.sequence + at as u64;
+        let part = &mut self.parts[at];
+        if !part.control_received {
+            if immediate != Some(Control::IMMEDIATE) {
+                return self.fail(at, wrong("data before the control result"));
+            }
+            let Ok(control) = Control::parse(head) else {
+                return self.fail(at, wrong("a malformed control result"));
+            };
+            let own = (self.config.rank, part.wire.call);
+            if let Verdict::Conflict { rank, call } = control.verdict {
+                let failure = Failure::Conflict {
+                    sequence: sequence as u32,
+                    first: (control.rank, control.call),
+                    second: (rank, call),
+                };
+                return self.fail(at, failure);
+            }
+            if control.sequence != sequence as u32 {
+                return self.fail(at, wrong("the control result of another collective"));
+            }
+            if control.call != own.1 {
+                let failure = Failure::Conflict {
+                    sequence: sequence as u32,
+                    first: (control.rank, control.call),
+                    second: own,
+                };
+                return self.fail(at, failure);
+            }
+            part.control_received = true;
+        } else {
+            if immediate.is_some() {
+                return self.fail(at, wrong("a control result in the midst of data"));
+            }
+            let (offset, expected) = message(part, part.received, &self.config);
+            if length != expected {
+                return self.fail(at, wrong("a result of another length"));
+            }
+            part.received += 1;
+            if let Some(to) = part.wire.receives {
+                self.actions.push_back(Action::Deliver {
+                    channel: CHANNEL,
+                    slot,
+                    task: part.task,
+                    to: to.plus(offset),
+                    length,
+                    combine: part.wire.adds.map(|p| p.plus(offset)),
+                });
+            }
+        }
+        self.actions.push_back(Action::Receive {
+            channel: CHANNEL,
+            slot,
+        });
+    }
+
+    /// Ends the task that the call at an index belongs to with a failure, and all after it. Those before it go on.
+    fn fail(&mut self, at: usize, failure: Failure) {
+        self.has_failed = true;
+        let culprit = self.parts.get(at).map(|p| p.task);
+        let keep = self
+            .parts
+            .iter()
+            .position(|p| Some(p.task) == culprit)
+            .unwrap_or(0);
+        let mut last = None;
+        for part in self.parts.drain(keep..) {
+            if last == Some(part.task) {
+                continue;
+            }
+            last = Some(part.task);
+            let failure = if culprit == last {
+                failure
+            } else {
+                Failure::Aborted
+            };
+            self.actions.push_back(Action::Done {
+                task: part.task,
+                result: Err(failure),
+            });
+        }
+        self.sending = self.sending.min(self.parts.len());
+    }
+
+    fn channel_failed(&mut self, status: Status) {
+        self.fail(0, Failure::Channel { peer: None, status });
+        self.outstanding.clear();
+    }
+}
+
+/// First byte and bytes of a data message of a call.
+fn message(part: &Part, index: u64, config: &InNetworkConfig) -> (u64, u32) {
+    let full = u64::from(config.message_packets) * config.pmtu.bytes() as u64;
+    let offset = index * full;
+    let length = part.wire.bytes.saturating_sub(offset).min(full);
+    // At most 16384 packets of 4096 bytes.
+    (offset, length as u32)
+}
+
+impl Machine for InNetwork {
+    fn shape(&self) -> ChannelShape {
+        let config = &self.config;
+        let window = config.window_packets.div_ceil(config.message_packets);
+        // Each call may have a control message and a message that is not full. Twice, as those who are a window ahead
+        // need not wait for a slow reader of results, nor for acknowledgements on their way.
+        let slots = 2 * (window + 2 * config.calls_max);
+        ChannelShape {
+            send_slots: slots,
+            receive_slots: slots,
+            slot_bytes: (config.message_packets * config.pmtu.bytes() as u32).max(Control::LEN as u32),
+        }
+    }
+
+    fn channels(&self) -> u16 {
+        1
+    }
+
+    fn start(&mut self, task: Task) -> TaskId {
+        let id = TaskId(self.tasks);
+        self.tasks += 1;
+        if self.has_failed {
+            self.actions.push_back(Action::Done {
+                task: id,
+                result: Err(Failure::Aborted),
+            });
+            return id;
+        }
+        let (rank, size) = (self.config.rank, self.config.size);
+        let own = task.bytes();
+        if task.collective == super::Collective::AllGather {
+            self.actions.push_back(Action::Copy {
+                task: id,
+                from: super::Place::input(0),
+                to: super::Place::output(u64::from(rank) * own),
+                length: own,
+            });
+        }
+        let calls = wire_calls(&task, rank, size, self.config.pmtu.bytes() as u64);
+        let last = calls.len().saturating_sub(1);
+        for (index, wire) in calls.into_iter().enumerate() {
+            self.parts.push_back(Part {
+                task: id,
+                is_last: index == last,
+                g: self.g_next,
+                control_sent: false,
+                control_received: false,
+                sent: 0,
+                acknowledged: 0,
+                received: 0,
+                wire,
+            });
+            self.g_next += 1 + u64::from(wire.call.packets);
+        }
+        self.advance();
+        id
+    }
+
+    fn scratch_bytes(&self, _: &Task) -> u64 {
+        0
+    }
+
+    fn handle(&mut self, event: Event<'_>) {
+        match event {
+            Event::Sent { wr, .. } => self.sent(wr),
+            Event::Received {
+                slot,
+                length,
+                immediate,
+                head,
+                ..
+            } => self.received(slot, length, immediate, head),
+            Event::Failed { status, .. } => self.channel_failed(status),
+        }
+        self.advance();
+    }
+
+    fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    fn is_drained(&self) -> bool {
+        self.outstanding.is_empty()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    fn waiting_for(&self) -> Option<Waiting> {
+        let (part, sequence) = (self.parts.front()?, self.sequence);
+        let done = part.packets_in(part.finished_messages(), self.config.message_packets);
+        let of = part.wire.call.packets.into();
+        Some(if !part.control_received {
+            Waiting::Calls { sequence }
+        } else if part.wire.receives.is_some() {
+            Waiting::Results {
+                sequence,
+                received: done,
+                of,
+            }
+        } else {
+            Waiting::Acknowledgements {
+                sequence,
+                acknowledged: done,
+                of,
+            }
+        })
+    }
+}

@@ -1,0 +1,359 @@
+//! Host-based algorithms as schedules: what one rank sends to and receives from whom, and what must have come before.
+//!
+//! Messages are cut into pieces of a slot each, and each piece goes on as soon as what it needs is here, so that long messages
+//! fill the whole ring or tree. All schedules of a collective agree on the number, order and lengths of the messages between any
+//! two ranks; between them they are matched by order.
+
+use std::ops::Range;
+
+use super::{Collective, Place, Task};
+
+/// One step of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Send {
+        to: u16,
+        from: Place,
+        length: u32,
+        /// A signal, and how often it must have come.
+        after: Option<(u32, u32)>,
+    },
+    Receive {
+        from: u16,
+        to: Place,
+        length: u32,
+        combine: bool,
+        /// The signals that this gives.
+        signals: Signals,
+    },
+}
+
+/// The signals `first..end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Signals {
+    pub(super) first: u32,
+    pub(super) end: u32,
+}
+
+impl Signals {
+    const fn one(signal: u32) -> Self {
+        Self {
+            first: signal,
+            end: signal + 1,
+        }
+    }
+}
+
+/// Bytes that are copied inside the rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CopyStep {
+    pub(super) from: Place,
+    pub(super) to: Place,
+    pub(super) length: u64,
+}
+
+/// What one rank does for a task.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Schedule {
+    /// Before all else.
+    pub(super) first: Option<CopyStep>,
+    /// In this order towards and from each rank.
+    pub(super) steps: Vec<Step>,
+    /// How many signals there are.
+    pub(super) signals: u32,
+    /// After all else.
+    pub(super) last: Option<CopyStep>,
+}
+
+/// Cuts `bytes` into pieces; of nothing there is none.
+fn pieces(bytes: Range<u64>, piece: u32) -> impl Iterator<Item = (u64, u32)> {
+    let step = u64::from(piece.max(1));
+    let count = (bytes.end - bytes.start).div_ceil(step);
+    (0..count).map(move |i| {
+        let offset = bytes.start + i * step;
+        (offset, (bytes.end - offset).min(step) as u32)
+    })
+}
+
+/// The schedule of `rank` of `size` for a task, in pieces of at most `piece` bytes.
+pub(super) fn schedule(task: &Task, rank: u16, size: u16, piece: u32) -> Schedule {
+    let piece = piece - piece % task.data_type.size() as u32;
+    let plan = Plan {
+        rank: rank.into(),
+        size: size.max(1).into(),
+        piece,
+    };
+    match task.collective {
+        Collective::AllReduce => plan.ring_allreduce(task),
+        Collective::ReduceScatter => plan.ring_reduce_scatter(task),
+        Collective::AllGather => plan.ring_allgather(task),
+        Collective::Broadcast { root } => plan.tree_broadcast(task, root.into()),
+        Collective::Reduce { root } => plan.tree_reduce(task, root.into()),
+        Collective::Barrier => plan.dissemination(),
+    }
+}
+
+/// The algorithm for a collective, by its usual name.
+pub(super) fn algorithm(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => "ring",
+        Collective::Broadcast { .. } | Collective::Reduce { .. } => "binomial tree",
+        Collective::Barrier => "dissemination",
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Plan {
+    rank: u32,
+    size: u32,
+    piece: u32,
+}
+
+impl Plan {
+    /// The rank so many steps behind this one in the ring.
+    fn behind(&self, steps: u32) -> u32 {
+        (self.rank + self.size - steps % self.size) % self.size
+    }
+
+    fn next(&self) -> u16 {
+        ((self.rank + 1) % self.size) as u16
+    }
+
+    fn prev(&self) -> u16 {
+        self.behind(1) as u16
+    }
+
+    /// size - 1 steps round the ring: in step s the block `first - s` goes out and the block `first - s - 1` comes in, piece by
+    /// piece, each piece as soon as it has come in itself. `base`, where the first block of the ring needs something that
+    /// came before: the signal of its first piece.
+    fn ring(
+        &self,
+        out: &mut Schedule,
+        first: u32,
+        block: impl Fn(u32) -> Range<u64>,
+        place: impl Fn(u64) -> Place,
+        combine: bool,
+        base: Option<u32>,
+    ) {
+        let mut came = base;
+        for step in 0..self.size - 1 {
+            let goes = (first + 2 * self.size - step) % self.size;
+            let comes = (goes + self.size - 1) % self.size;
+            for (index, (offset, length)) in pieces(block(goes), self.piece).enumerate() {
+                out.steps.push(Step::Send {
+                    to: self.next(),
+                    from: place(offset),
+                    length,
+                    after: came.map(|signal| (signal + index as u32, 1)),
+                });
+            }
+            came = Some(out.signals);
+            for (offset, length) in pieces(block(comes), self.piece) {
+                out.steps.push(Step::Receive {
+                    from: self.prev(),
+                    to: place(offset),
+                    length,
+                    combine,
+                    signals: Signals::one(out.signals),
+                });
+                out.signals += 1;
+            }
+        }
+    }
+
+    /// Where in `elements` the block of a rank is, in bytes.
+    fn share(&self, task: &Task, block: u32) -> Range<u64> {
+        let size = task.data_type.size() as u64;
+        let at = |block: u32| {
+            (u128::from(task.elements) * u128::from(block) / u128::from(self.size)) as u64 * size
+        };
+        at(block)..at(block + 1)
+    }
+
+    fn ring_allreduce(&self, task: &Task) -> Schedule {
+        let mut out = Schedule {
+            first: Some(CopyStep {
+                from: Place::input(0),
+                to: Place::output(0),
+                length: task.bytes(),
+            }),
+            ..Schedule::default()
+        };
+        let block = |b| self.share(task, b);
+        // Ends with this rank's own block reduced, whose pieces gave the last signals.
+        self.ring(&mut out, self.behind(1), block, Place::output, true, None);
+        let own = pieces(block(self.rank), self.piece).count() as u32;
+        let base = (self.size > 1).then(|| out.signals - own);
+        self.ring(&mut out, self.rank, block, Place::output, false, base);
+        out
+    }
+
+    fn ring_reduce_scatter(&self, task: &Task) -> Schedule {
+        let (bytes, size) = (task.bytes(), u64::from(self.size));
+        let mut out = Schedule {
+            first: Some(CopyStep {
+                from: Place::input(0),
+                to: Place::scratch(0),
+                length: bytes * size,
+            }),
+            last: Some(CopyStep {
+                from: Place::scratch(u64::from(self.rank) * bytes),
+                to: Place::output(0),
+                length: bytes,
+            }),
+            ..Schedule::default()
+        };
+        let block = |b| u64::from(b) * bytes..u64::from(b + 1) * bytes;
+        self.ring(&mut out, self.behind(1), block, Place::scratch, true, None);
+        out
+    }
+
+    fn ring_allgather(&self, task: &Task) -> Schedule {
+        let bytes = task.bytes();
+        let mut out = Schedule {
+            first: Some(CopyStep {
+                from: Place::input(0),
+                to: Place::output(u64::from(self.rank) * bytes),
+                length: bytes,
+            }),
+            ..Schedule::default()
+        };
+        let block = |b| u64::from(b) * bytes..u64::from(b + 1) * bytes;
+        self.ring(&mut out, self.rank, block, Place::output, false, None);
+        out
+    }
+
+    /// This rank's parent in the binomial tree of `root`, and its children, those with the largest subtrees first.
+    fn tree(&self, root: u32) -> (Option<u16>, Vec<u16>) {
+        let own = (self.rank + self.size - root) % self.size;
+        let real = |relative: u32| ((relative + root) % self.size) as u16;
+        // Below the lowest bit that is set are the bits of children; the root has all.
+        let low = if own == 0 {
+            self.size.next_power_of_two()
+        } else {
+            own & own.wrapping_neg()
+        };
+        let parent = (own != 0).then(|| real(own - low));
+        let mut children = Vec::new();
+        let mut bit = low / 2;
+        while bit > 0 {
+            if own + bit < self.size {
+                children.push(real(own + bit));
+            }
+            bit /= 2;
+        }
+        (parent, children)
+    }
+
+    fn tree_broadcast(&self, task: &Task, root: u32) -> Schedule {
+        let (parent, children) = self.tree(root);
+        let mut out = Schedule::default();
+        let place = if parent.is_none() {
+            Place::input
+        } else {
+            Place::output
+        };
+        for (index, (offset, length)) in pieces(0..task.bytes(), self.piece).enumerate() {
+            let index = index as u32;
+            if let Some(from) = parent {
+                out.steps.push(Step::Receive {
+                    from,
+                    to: place(offset),
+                    length,
+                    combine: false,
+                    signals: Signals::one(index),
+                });
+                out.signals = index + 1;
+            }
+            for &to in &children {
+                out.steps.push(Step::Send {
+                    to,
+                    from: place(offset),
+                    length,
+                    after: parent.map(|_| (index, 1)),
+                });
+            }
+        }
+        out
+    }
+
+    fn tree_reduce(&self, task: &Task, root: u32) -> Schedule {
+        let (parent, children) = self.tree(root);
+        let mut out = Schedule::default();
+        let place = match (parent, children.is_empty()) {
+            (None, _) => Place::output,
+            (Some(_), false) => Place::scratch,
+            (Some(_), true) => Place::input,
+        };
+        out.first = Some(CopyStep {
+            from: Place::input(0),
+            to: place(0),
+            length: task.bytes(),
+        })
+        .filter(|copy| copy.from != copy.to);
+        for (index, (offset, length)) in pieces(0..task.bytes(), self.piece).enumerate() {
+            let index = index as u32;
+            for &from in children.iter().rev() {
+                out.steps.push(Step::Receive {
+                    from,
+                    to: place(offset),
+                    length,
+                    combine: true,
+                    signals: Signals::one(index),
+                });
+                out.signals = index + 1;
+            }
+            if let Some(to) = parent {
+                out.steps.push(Step::Send {
+                    to,
+                    from: place(offset),
+                    length,
+                    after: (!children.is_empty()).then_some((index, children.len() as u32)),
+                });
+            }
+        }
+        out
+    }
+
+    /// In round k a word to rank + 2^k, once those of all rounds before have come.
+    fn dissemination(&self) -> Schedule {
+        let mut out = Schedule::default();
+        let rounds = self.size.next_power_of_two().trailing_zeros();
+        for round in 0..rounds {
+            let distance = 1 << round;
+            out.steps.push(Step::Send {
+                to: ((self.rank + distance) % self.size) as u16,
+                from: Place::input(0),
+                length: 0,
+                after: round.checked_sub(1).map(|before| (before, round)),
+            });
+            out.steps.push(Step::Receive {
+                from: self.behind(distance) as u16,
+                to: Place::input(0),
+                length: 0,
+                combine: false,
+                // Signal j comes from all rounds up to j.
+                signals: Signals {
+                    first: round,
+                    end: rounds,
+                },
+            });
+        }
+        out.signals = rounds;
+        out
+    }
+}
+
+/// The ranks that `rank` of `size` talks with in any of the algorithms, in order: those a power of two away, either way.
+pub(super) fn partners(rank: u16, size: u16) -> Vec<u16> {
+    let (rank, size) = (u32::from(rank), u32::from(size.max(1)));
+    let mut all: Vec<u16> = (0..16)
+        .map(|bit| 1 << bit)
+        .take_while(|&distance| distance < size)
+        .flat_map(|distance: u32| [(rank + distance) % size, (rank + size - distance) % size])
+        .map(|rank| rank as u16)
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
