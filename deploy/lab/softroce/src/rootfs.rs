@@ -29,7 +29,7 @@ const VERBS_PROGRAMS: &str = "\
 
 /// Programs that a guest has where the host does.
 const WELCOME_PROGRAMS: &str = "\
-    ethtool ss tcpdump arping grep sed cmp gawk ps";
+    ethtool ss tcpdump arping grep sed cmp gawk ps pgrep pkill";
 
 /// Libraries that programs open by name as they run, or that programs put on the share may want.
 const LIBRARIES: &str = "\

@@ -124,12 +124,18 @@ fn scripts_run_side_by_side(lab: &Lab) {
 
 fn scripts_are_killed(lab: &Lab) {
     let host = lab.host(1);
-    let mut job = host.spawn("sleep 4321 & echo begun; wait").expect("spawned");
+    // Finds the sleeper's command line, and not its own.
+    let find = "grep -las 'sleep[^x]4321' /proc/[0-9]*/cmdline";
+    let mut job = host
+        .spawn("sleep 4321 & until grep -qs sleep /proc/$!/cmdline; do :; done; echo begun; wait")
+        .expect("spawned");
     job.wait_for_output("begun", SOON).expect("begun");
+    let there = host.run(find, SOON).expect("run");
+    assert_ne!(there.stdout, "", "{there}");
     job.kill().expect("killed");
     assert_eq!(job.wait(SOON).expect("ended").code, 128 + 9);
-    let left = host.run("pgrep -f 'sleep 4321'", SOON).expect("run");
-    assert_ne!(left.code, 0, "its child lives: {left}");
+    let left = host.run(find, SOON).expect("run");
+    assert_eq!(left.stdout, "", "its child lives");
     // Killed just as it starts, and killed when it has ended.
     let mut job = host.spawn("sleep 1000").expect("spawned");
     job.kill().expect("killed");
