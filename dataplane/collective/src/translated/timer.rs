@@ -88,7 +88,8 @@ impl Translated {
         let (is_rank, repairing) = (self.is_rank(endpoint), self.is_repairing());
         let receiving = &mut self.endpoint_mut(endpoint).receiving;
         let moved = core::mem::take(&mut receiving.moved);
-        if repairing && receiving.nak_sent {
+        if !is_rank && repairing && receiving.nak_sent {
+            // Only to a switch: to a host, each word of what it knows already puts off its own timer.
             if !moved {
                 self.nak_due.insert(endpoint);
                 self.send_ack(endpoint, out);
