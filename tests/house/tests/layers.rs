@@ -11,7 +11,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("rules", &["wire"]),
     ("collective", &["wire"]),
-    ("engine", &["collective", "rules", "wire"]),
+    ("reduce", &["wire"]),
+    ("engine", &["collective", "reduce", "rules", "wire"]),
     ("port", &["wire"]),
     ("worker", &["engine", "port"]),
     ("topology", &[]),
@@ -21,7 +22,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("controller", &["proto", "planner"]),
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
-    ("comm", &["rnic", "proto"]),
+    ("comm", &["rnic", "proto", "reduce"]),
     ("sim", &["engine", "endpoint", "planner"]),
     ("softroce", &[]),
 ];
@@ -40,6 +41,7 @@ const MAY_USE_ALL: &[&str] = &[
 const PURE: &[&str] = &[
     "wire",
     "collective",
+    "reduce",
     "engine",
     "rules",
     "topology",
