@@ -1,21 +1,21 @@
-//! `castnet host`: a software RNIC on an interface, that joins a group and sends or receives a file.
+//! `castnet host`: an RNIC, in software or of the machine, that joins a group and sends or receives a file.
 
+pub(crate) mod device;
 pub(crate) mod member;
+mod messages;
 mod patience;
 mod ping;
 mod report;
+mod selftest;
 mod sink;
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
-use castnet_port::PortSpec;
 use castnet_proto::transport::Address;
 use castnet_rnic::stream::StreamHeader;
-use castnet_rnic::{Gateway, SoftRnicConfig};
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -28,18 +28,20 @@ use crate::exit::{self, Failure, Outcome};
 use crate::group::{pmtu, qpn};
 use crate::output::{Output, Page, Report, remark};
 use crate::service::{Ready, Signals};
-use crate::switch::config::port_text;
 use crate::units::{Size, Span};
-use member::{Connected, Dial, HostRnic, Manner, Membership, Stop};
+use device::{AnyRnic, Device, Kind};
+use member::{Connected, Dial, Manner, Membership, Stop};
+use messages::MessageArgs;
 use patience::Fate;
 use ping::PingCommand;
-use report::TransferReport;
+use report::{Facts, TransferReport};
+use selftest::SelftestCommand;
 use sink::Target;
 
-/// A software RNIC on an interface: joins a group and sends or receives a file
+/// An RNIC, in software on an interface or of the machine: joins a group and sends or receives a file
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each member of a group runs one of these, or has a hardware RNIC that other tools drive. With a controller, a host joins by its name; without one (--mcst-id, for switches with rule files) it takes its part from the flags.
+    after_help = "Each member of a group runs one of these, or has a program of its own that drives its RNIC. With a controller, a host joins by its name; without one (--mcst-id, for switches with rule files) it takes its part from the flags.
 
 Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out copy.bin
@@ -47,6 +49,8 @@ Examples:
   castnet host send ... --op write --message-size 1MiB          by RDMA WRITE; receivers with the same two flags
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name b --out copy.bin \\
       --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0 --pmtu 1024   without a controller
+  castnet host send --rnic verbs --name h1 --group g --file data.bin      on a real RNIC, or the kernel's SoftRoCE
+  castnet host selftest --rnic verbs                            does my RNIC do what Castnet needs?
   castnet host ping --interface veth0 --ip 10.0.0.1/24 10.0.0.2 who answers ARP on this link?"
 )]
 pub(crate) struct HostCommand {
@@ -66,45 +70,10 @@ enum Verb {
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x")]
     Receive(ReceiveCommand),
+    /// Tries an RNIC out against itself: does it do what Castnet needs?
+    Selftest(SelftestCommand),
     /// Asks by ARP whether addresses can be reached from this interface: hosts, and McstIDs of installed groups
     Ping(PingCommand),
-}
-
-/// The interface and its address.
-#[derive(Debug, Args)]
-struct Device {
-    /// The interface, or any port as `castnet switch --port` takes it (af_packet:veth0, pcap:in.pcap,out.pcap)
-    #[arg(short, long, value_name = "SPEC", value_parser = port_text)]
-    interface: String,
-    /// This host's address on it
-    #[arg(long, value_name = "IP[/BITS]")]
-    ip: HostIp,
-    /// The next hop to addresses beyond the prefix; without it, all are looked for on the link
-    #[arg(long, value_name = "IP")]
-    gateway: Option<Ipv4Addr>,
-}
-
-/// An address with the length of its network's prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct HostIp {
-    ip: Ipv4Addr,
-    prefix_len: u8,
-}
-
-impl FromStr for HostIp {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let fault = || format!("'{text}' is no address of a host: write such as 10.0.0.1/24");
-        let (ip, bits) = text.split_once('/').unwrap_or((text, "32"));
-        let ip: Ipv4Addr = ip.parse().map_err(|_| fault())?;
-        let prefix_len = bits.parse().ok().filter(|b| *b <= 32).ok_or_else(fault)?;
-        if ip.is_unspecified() || ip.is_multicast() || ip.is_broadcast() {
-            Err(fault())
-        } else {
-            Ok(Self { ip, prefix_len })
-        }
-    }
 }
 
 /// What all members of a group do alike, and this member's part.
@@ -127,10 +96,22 @@ struct MemberArgs {
     /// Time-out exponent of the sender's QP: 4.096 us * 2^N; 14 is 67 ms
     #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
     qp_timeout: u8,
+    /// Retries of the sender's QP without progress; 7 is for ever with the software RNIC and SoftRoCE
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..8))]
+    retry_cnt: u8,
+    /// Retries of the sender's QP after RNR NAKs; 7 is for ever
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..8))]
+    rnr_retry: u8,
+    /// Waits so long for somebody to answer ARP for the group
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    connect_timeout: Span,
     #[command(flatten)]
     join: JoinArgs,
     #[command(flatten)]
     fixed: FixedArgs,
+    /// Writes this end of the connection (address, QPN, memory) into this file, as JSON, before it joins
+    #[arg(long, value_name = "PATH")]
+    qp_file: Option<PathBuf>,
     /// Writes a line into this file once the QP is connected
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
@@ -162,9 +143,9 @@ struct JoinArgs {
 #[command(next_help_heading = "Without a controller (the values of the switch's rule file)")]
 struct FixedArgs {
     /// The group's address
-    #[arg(long, value_name = "IP", conflicts_with = "group", requires_all = ["own_qpn", "start_psn"])]
+    #[arg(long, value_name = "IP", conflicts_with = "group", requires = "start_psn")]
     mcst_id: Option<Ipv4Addr>,
-    /// This member's QPN
+    /// This member's QPN; with --rnic verbs the device draws it, and --qp-file tells it
     #[arg(id = "own_qpn", long = "qpn", value_name = "QPN", value_parser = qpn)]
     qpn: Option<Qpn>,
     /// The source's first PSN
@@ -183,11 +164,18 @@ struct SendCommand {
     #[command(flatten)]
     member: MemberArgs,
     /// The file; `-` is stdin
-    #[arg(long, value_name = "FILE")]
-    file: PathBuf,
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "size",
+        conflicts_with = "size"
+    )]
+    file: Option<PathBuf>,
     /// Fails when nobody has answered for so long; 0 tries for ever
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
+    #[command(flatten)]
+    messages: MessageArgs,
 }
 
 #[derive(Debug, Args)]
@@ -195,8 +183,15 @@ struct ReceiveCommand {
     #[command(flatten)]
     member: MemberArgs,
     /// The file to write, or a folder for a file of the sender's name; `-` is stdout
-    #[arg(long, value_name = "FILE|DIR")]
-    out: PathBuf,
+    #[arg(
+        long,
+        value_name = "FILE|DIR",
+        required_unless_present = "size",
+        conflicts_with = "size"
+    )]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    messages: MessageArgs,
 }
 
 impl HostCommand {
@@ -212,38 +207,21 @@ impl HostCommand {
         let work = move || match self.verb {
             Verb::Send(command) => command.run(output, &runtime, &stop),
             Verb::Receive(command) => command.run(output, &runtime, &stop),
+            Verb::Selftest(command) => command.run(output),
             Verb::Ping(command) => command.run(output, &stop),
         };
         tokio::task::spawn_blocking(work).await.map_err(Failure::failed)?
     }
 }
 
-impl Device {
-    /// Opens the RNIC. The socket holds the RoCEv2 port at the kernel where the kernel has the address too: it would
-    /// answer each frame with an ICMP error otherwise. Nobody reads it, and what comes beyond its buffer is lost.
-    fn open(&self) -> Outcome<(HostRnic, Option<UdpSocket>)> {
-        let held = UdpSocket::bind((self.ip.ip, castnet_wire::udp::ROCE_PORT));
-        if let Err(error) = &held {
-            tracing::debug!(%error, ip = %self.ip.ip, "the kernel's UDP port 4791 is not held");
-        }
-        let spec: PortSpec = self.interface.parse().map_err(Failure::usage)?;
-        let gateway = self.gateway.map(|ip| Gateway {
-            prefix_len: self.ip.prefix_len,
-            ip,
-        });
-        let config = SoftRnicConfig {
-            gateway,
-            ..SoftRnicConfig::new(self.ip.ip)
-        };
-        Ok((member::open(&spec, config)?, held.ok()))
-    }
-}
+/// Makes a receiving machine on a QP; says what of its memory the source writes.
+type MakeReceiver<'a, T> =
+    &'a dyn Fn(&mut AnyRnic, Qpn, &Manner) -> Outcome<(T, Option<castnet_rnic::MemoryRegion>)>;
 
 /// A member that is in its group, with a connected QP.
 struct Member {
-    rnic: HostRnic,
+    rnic: AnyRnic,
     at: Connected,
-    _port: Option<UdpSocket>,
     _ready: Ready,
 }
 
@@ -256,8 +234,26 @@ impl MemberArgs {
             message_size,
             slots: self.slots,
             timeout: self.qp_timeout,
+            retry_cnt: self.retry_cnt,
+            rnr_retry: self.rnr_retry,
+            connect_timeout: self.connect_timeout.0,
             give_up: None,
         })
+    }
+
+    /// Whether the number of the QP is given where it must be, and only there.
+    fn check_qpn(&self) -> Outcome {
+        match (self.device.rnic, self.fixed.mcst_id, self.fixed.qpn) {
+            (Kind::Soft, Some(_), None) => {
+                Err(Failure::usage("--mcst-id needs --qpn with the software RNIC")
+                    .next("the QPN that the switch's rule file has for this host"))
+            }
+            (Kind::Verbs, _, Some(qpn)) => Err(Failure::usage(format!(
+                "an RDMA device draws its QP numbers itself: --qpn {qpn} cannot be chosen"
+            ))
+            .next("leave --qpn away; --qp-file tells the number, for the switch's rule file")),
+            _ => Ok(()),
+        }
     }
 
     /// What to call the group.
@@ -276,24 +272,40 @@ impl MemberArgs {
         })
     }
 
-    /// Opens the RNIC, joins, connects. A receiver's machine is made before, as its memory must be known.
-    fn join(
+    /// Opens the RNIC, joins, connects. A receiver's machine is made before, as its memory must be known; `receiver` makes
+    /// it.
+    fn join<T>(
         &self,
         runtime: &Handle,
         stop: &Stop,
-        receives: bool,
-    ) -> Outcome<(Member, Option<castnet_rnic::stream::StreamReceiver>)> {
+        receiver: Option<MakeReceiver<'_, T>>,
+    ) -> Outcome<(Member, Option<T>)> {
         let (manner, controller) = (self.manner()?, self.controller()?);
-        let (mut rnic, port) = self.device.open()?;
-        let qpn = member::create_qp(&mut rnic, self.fixed.qpn)?;
-        let receiver = if receives {
-            Some(member::receiver(&mut rnic, qpn, &manner)?)
-        } else {
-            None
+        let expected = match receiver {
+            Some(_) => api::Role::Receiver,
+            None => api::Role::Source,
         };
-        let connection = member::connection(&rnic, qpn, receiver.as_ref());
+        self.check_qpn()?;
+        let mut rnic = self.device.open()?;
+        let qpn = member::create_qp(&mut rnic, self.fixed.qpn)?;
+        let (receiver, memory) = receiver
+            .map(|make| make(&mut rnic, qpn, &manner))
+            .transpose()?
+            .unzip();
+        let connection = member::connection_with(&rnic, qpn, memory.flatten());
+        if let Some(path) = &self.qp_file {
+            let facts = Facts::new(&self.name, self.device.rnic, &rnic, &connection);
+            std::fs::write(path, facts.text())
+                .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+        }
         let group = match (&self.join.group, self.fixed.mcst_id) {
             (_, Some(mcst_id)) => {
+                if self.device.rnic == Kind::Verbs {
+                    remark(&format!(
+                        "{}: the rule file must say: qpn = {:#x}",
+                        self.name, connection.qpn
+                    ));
+                }
                 if let Some(memory) = &connection.memory {
                     remark(&format!(
                         "{}: the rule file must say: memory = {{ va = {:#x}, rkey = {:#x}, length = {:#x} }}",
@@ -316,11 +328,6 @@ impl MemberArgs {
                 let patience = self.join.wait.0;
                 let join = async move { member::join(controller, request, patience).await };
                 let state = member::alongside(&mut rnic, runtime, stop, join)?;
-                let expected = if receives {
-                    api::Role::Receiver
-                } else {
-                    api::Role::Source
-                };
                 if state.role() != expected {
                     let role = crate::group::role_name(state.role());
                     return Err(
@@ -349,7 +356,6 @@ impl MemberArgs {
             Member {
                 rnic,
                 at,
-                _port: port,
                 _ready: ready,
             },
             receiver,
@@ -370,7 +376,7 @@ impl MemberArgs {
     }
 
     /// Leaves, where there is somebody to tell. What was transferred stays transferred if that fails.
-    fn leave(&self, rnic: &mut HostRnic, runtime: &Handle) -> Outcome {
+    fn leave(&self, rnic: &mut AnyRnic, runtime: &Handle) -> Outcome {
         let Some(group) = self.join.group.clone() else {
             return Ok(());
         };
@@ -434,9 +440,12 @@ fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
 
 impl SendCommand {
     fn run(self, output: Output, runtime: &Handle, stop: &Stop) -> Outcome {
-        let (mut file, header) = source(&self.file)?;
         let args = &self.member;
-        let (mut member, _) = args.join(runtime, stop, false)?;
+        let Some(file) = &self.file else {
+            return self.send_messages(output, runtime, stop);
+        };
+        let (mut file, header) = source(file)?;
+        let (mut member, _) = args.join::<()>(runtime, stop, None)?;
         member.at.manner.give_up = Some(self.give_up.0).filter(|most| !most.is_zero());
         let (fate, watch) = args.watch(runtime, stop)?;
         let bar = bar(output, header.length).with_message(format!("{} sends", args.name));
@@ -464,9 +473,20 @@ impl SendCommand {
 
 impl ReceiveCommand {
     fn run(self, output: Output, runtime: &Handle, stop: &Stop) -> Outcome {
-        let target = Target::new(self.out.clone());
+        let Some(out) = &self.out else {
+            return self.receive_messages(output, runtime, stop);
+        };
+        let target = Target::new(out.clone());
         let args = &self.member;
-        let (mut member, receiver) = args.join(runtime, stop, true)?;
+        let (mut member, receiver) = args.join(
+            runtime,
+            stop,
+            Some(&|rnic, qpn, manner| {
+                let receiver = member::receiver(rnic, qpn, manner)?;
+                let memory = receiver.config().by_write.then(|| *receiver.ring());
+                Ok((receiver, memory))
+            }),
+        )?;
         let Some(mut receiver) = receiver else {
             return Err(Failure::failed("no receiver was made"));
         };
@@ -492,7 +512,7 @@ impl ReceiveCommand {
         let received = received.and_then(|(figures, sink)| {
             let kept = sink
                 .keep()
-                .map_err(|e| Failure::failed(format!("{}: {e}", self.out.display())))?;
+                .map_err(|e| Failure::failed(format!("{}: {e}", out.display())))?;
             Ok((figures, kept))
         });
         if received.is_ok() {
@@ -536,25 +556,6 @@ impl ReceiveCommand {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_hosts_address_is_a_unicast_one() {
-        let ip = |text: &str| text.parse::<HostIp>().map(|h| (h.ip, h.prefix_len));
-        assert_eq!(ip("10.0.0.1/24"), Ok((Ipv4Addr::new(10, 0, 0, 1), 24)));
-        assert_eq!(ip("10.0.0.1"), Ok((Ipv4Addr::new(10, 0, 0, 1), 32)));
-        for bad in [
-            "",
-            "10.0.0",
-            "10.0.0.1/33",
-            "10.0.0.1/x",
-            "0.0.0.0",
-            "239.1.1.1",
-            "255.255.255.255",
-            "fe80::1",
-        ] {
-            assert!(ip(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn a_file_is_known_by_its_name_and_length_and_a_folder_is_none() {

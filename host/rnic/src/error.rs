@@ -1,7 +1,7 @@
 //! What calls are refused with.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use castnet_endpoint::{MemoryError, PostError, QpError, Status};
@@ -133,12 +133,16 @@ pub enum RnicError {
         gids: Vec<GidEntry>,
     },
     /// The kernel knows no way to an address.
-    #[error("the kernel has no route to {remote} by RDMA device {device}")]
+    #[error("the kernel has no route to {remote} by RDMA device {device} at {ip}{}", from_text(.from))]
     NoRoute {
         /// Where the QP should connect to.
         remote: Ipv4Addr,
         /// The device.
         device: String,
+        /// Its address.
+        ip: Ipv4Addr,
+        /// The address of this host that the kernel would send from instead.
+        from: Option<IpAddr>,
     },
     /// The device has failed as a whole.
     #[error("RDMA device {device} has failed: {event}")]
@@ -156,6 +160,10 @@ pub enum RnicError {
         /// What it said.
         source: io::Error,
     },
+}
+
+fn from_text(from: &Option<IpAddr>) -> String {
+    from.map_or_else(String::new, |from| format!(": its way begins at {from}"))
 }
 
 fn without_driver_text(devices: &[String]) -> String {

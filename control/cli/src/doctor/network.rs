@@ -2,12 +2,16 @@
 
 use std::process::{Command, Stdio};
 
+use castnet_rnic::RnicError;
+use castnet_rnic::verbs::{self, VerbsDevice};
+
 use super::machine::Machine;
 use super::{Check, Use};
 
 /// All of them.
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
-    let mut checks = vec![roce_port(machine), rdma_devices(machine)];
+    let mut checks = vec![roce_port(machine)];
+    checks.extend(rdma_devices(machine));
     let interfaces: Vec<_> = machine
         .names("/sys/class/net")
         .into_iter()
@@ -101,17 +105,48 @@ fn is_bound(table: &str) -> bool {
     })
 }
 
-fn rdma_devices(machine: &Machine) -> Check {
-    let devices = machine.names("/sys/class/infiniband");
-    let found = if devices.is_empty() {
-        "none; not needed: `castnet host` is a software RNIC of its own".to_owned()
+/// RDMA devices: the library, and whether each device can be a host's RNIC. None is needed: the software RNIC does without.
+fn rdma_devices(machine: &Machine) -> Vec<Check> {
+    const WHAT: &str = "RDMA devices";
+    let names = machine.names("/sys/class/infiniband");
+    let looked_at = if machine.real {
+        verbs::devices()
     } else {
-        format!(
-            "{}; they can be members of groups from their own programs",
-            devices.join(", ")
-        )
+        Err(RnicError::NoRdmaDevice {
+            without_driver: names.clone(),
+        })
     };
-    Check::ok(Use::Switch, "RDMA devices", found)
+    match looked_at {
+        Ok(devices) => devices.into_iter().map(rdma_device).collect(),
+        Err(error) if names.is_empty() => {
+            let found = format!("{error}; not needed: `castnet host` has a software RNIC of its own");
+            vec![Check::ok(Use::Switch, WHAT, found)]
+        }
+        Err(error) => {
+            let found = format!("{}: {error}", names.join(", "));
+            let advice = error.advice().unwrap_or_else(|| "dmesg".to_owned());
+            vec![Check::warn(Use::Switch, WHAT, found, advice)]
+        }
+    }
+}
+
+fn rdma_device(device: VerbsDevice) -> Check {
+    let what = format!("RDMA device {}", device.name);
+    match device.state {
+        Ok(attributes) => {
+            let found = format!(
+                "{}, path MTU {}: castnet host --rnic verbs --device {}",
+                attributes.ip,
+                attributes.active_pmtu.bytes(),
+                device.name
+            );
+            Check::ok(Use::Switch, what, found)
+        }
+        Err(error) => {
+            let advice = device.advice.unwrap_or_else(|| "dmesg".to_owned());
+            Check::warn(Use::Switch, what, error, advice)
+        }
+    }
 }
 
 /// IPv4, UDP, BTH, RETH, ImmDt and ICRC; Linux reserves a little more, so that RNICs agree on the same path MTU.

@@ -15,16 +15,19 @@ use castnet_rnic::stream::{
     self, Flow, ReceiverConfig, RemoteRing, SenderConfig, StreamError, StreamHeader, StreamReceiver,
     StreamSender, StreamSummary, Transfer,
 };
-use castnet_rnic::{NeighbourConfig, QpOptions, QpRemote, Rnic, RnicError, SoftRnic, SoftRnicConfig, Status};
+use castnet_rnic::{
+    MemoryRegion, NeighbourConfig, QpOptions, QpRemote, RnicError, SoftRnic, SoftRnicConfig, Status,
+};
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
 use tokio::runtime::Handle;
 
 use crate::api;
 use crate::connect;
 use crate::exit::{Failure, Outcome};
+use crate::host::device::HostDevice;
 use crate::host::patience::Silence;
 
-/// A host's RNIC.
+/// A host's RNIC in software.
 pub(crate) type HostRnic = SoftRnic<BoxPort>;
 
 /// How bytes travel, and how QPs behave: the same at all members of a group.
@@ -38,6 +41,11 @@ pub(crate) struct Manner {
     pub(crate) slots: u32,
     /// Time-out exponent of the source's QP.
     pub(crate) timeout: u8,
+    /// Retries without progress, and after RNR NAKs; 7 for ever.
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    /// How long the first hop may take to answer ARP for the McstID.
+    pub(crate) connect_timeout: Duration,
     /// How long the source goes on while nobody answers; `None`: for ever.
     pub(crate) give_up: Option<Duration>,
 }
@@ -50,6 +58,9 @@ impl Default for Manner {
             message_size: usual.message_size,
             slots: usual.slots,
             timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            connect_timeout: Duration::from_secs(5),
             give_up: None,
         }
     }
@@ -109,7 +120,7 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn flow(&self) -> Flow {
+    pub(super) fn flow(&self) -> Flow {
         if self.is_asked() {
             Flow::Stop
         } else {
@@ -142,7 +153,7 @@ pub(crate) fn open(spec: &PortSpec, mut config: SoftRnicConfig) -> Outcome<HostR
 const NAP: Duration = Duration::from_millis(20);
 
 /// Polls an RNIC once, and lets its thread sleep a moment where there was nothing to do.
-fn turn(rnic: &mut HostRnic) -> Outcome {
+fn turn<R: HostDevice>(rnic: &mut R) -> Outcome {
     let now = rnic.now();
     if !rnic.poll(now).map_err(rnic_failure)? {
         rnic.wait(NAP).map_err(rnic_failure)?;
@@ -151,8 +162,9 @@ fn turn(rnic: &mut HostRnic) -> Outcome {
 }
 
 /// Waits for `work`, and polls the RNIC meanwhile: who joins must answer ARP.
-pub(crate) fn alongside<T, F>(rnic: &mut HostRnic, runtime: &Handle, stop: &Stop, work: F) -> Outcome<T>
+pub(crate) fn alongside<R, T, F>(rnic: &mut R, runtime: &Handle, stop: &Stop, work: F) -> Outcome<T>
 where
+    R: HostDevice,
     T: Send + 'static,
     F: Future<Output = Outcome<T>> + Send + 'static,
 {
@@ -248,9 +260,6 @@ async fn join_once(
     ))
 }
 
-/// How long the first hop may take to answer ARP for a McstID.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// A QP that is connected to its group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connected {
@@ -259,9 +268,24 @@ pub(crate) struct Connected {
     pub(crate) manner: Manner,
 }
 
+impl Connected {
+    /// How its bytes travel.
+    pub(crate) fn transfer(&self) -> Transfer {
+        if !self.manner.by_write {
+            return Transfer::Send;
+        }
+        // Any key: the switch next to each receiver puts that receiver's own.
+        Transfer::Write(RemoteRing {
+            va: self.group.va_base,
+            rkey: 0,
+            slots: self.manner.slots,
+        })
+    }
+}
+
 /// Connects a QP to its group.
-pub(crate) fn connect(
-    rnic: &mut HostRnic,
+pub(crate) fn connect<R: HostDevice>(
+    rnic: &mut R,
     qpn: Qpn,
     group: Membership,
     manner: Manner,
@@ -271,9 +295,11 @@ pub(crate) fn connect(
         rq_psn: group.start_psn,
         pmtu: group.pmtu,
         timeout: manner.timeout,
+        retry_cnt: manner.retry_cnt,
+        rnr_retry: manner.rnr_retry,
         ..QpRemote::new(group.mcst_id, Qpn::VIRTUAL)
     };
-    rnic.connect_qp(qpn, &remote, RESOLVE_TIMEOUT)
+    rnic.connect_qp(qpn, &remote, manner.connect_timeout)
         .map_err(|e| match e {
             RnicError::Unreachable { .. } => Failure::unreachable(e).next(
                 "see that this interface is a port of a switch, and that the switch has the group:\n\
@@ -288,7 +314,7 @@ pub(crate) fn connect(
 }
 
 /// A QP of its own number, or of the number asked for.
-pub(crate) fn create_qp(rnic: &mut HostRnic, qpn: Option<Qpn>) -> Outcome<Qpn> {
+pub(crate) fn create_qp<R: HostDevice>(rnic: &mut R, qpn: Option<Qpn>) -> Outcome<Qpn> {
     rnic.create_qp(&QpOptions {
         qpn,
         ..QpOptions::default()
@@ -297,7 +323,7 @@ pub(crate) fn create_qp(rnic: &mut HostRnic, qpn: Option<Qpn>) -> Outcome<Qpn> {
 }
 
 /// The receiving machine of a QP; its memory is there before the group is joined, so that the switch can name it.
-pub(crate) fn receiver(rnic: &mut HostRnic, qpn: Qpn, manner: &Manner) -> Outcome<StreamReceiver> {
+pub(crate) fn receiver<R: HostDevice>(rnic: &mut R, qpn: Qpn, manner: &Manner) -> Outcome<StreamReceiver> {
     let config = ReceiverConfig {
         message_size: manner.message_size,
         slots: manner.slots,
@@ -307,15 +333,26 @@ pub(crate) fn receiver(rnic: &mut HostRnic, qpn: Qpn, manner: &Manner) -> Outcom
 }
 
 /// This member's end of its connection.
-pub(crate) fn connection(rnic: &HostRnic, qpn: Qpn, receiver: Option<&StreamReceiver>) -> api::Connection {
+pub(crate) fn connection<R: HostDevice>(
+    rnic: &R,
+    qpn: Qpn,
+    receiver: Option<&StreamReceiver>,
+) -> api::Connection {
+    let written = receiver.filter(|r| r.config().by_write);
+    connection_with(rnic, qpn, written.map(|r| *r.ring()))
+}
+
+/// This member's end of its connection, with the memory that the source writes.
+pub(super) fn connection_with<R: HostDevice>(
+    rnic: &R,
+    qpn: Qpn,
+    memory: Option<MemoryRegion>,
+) -> api::Connection {
     let device = rnic.attributes();
-    let memory = receiver.filter(|r| r.config().by_write).map(|r| {
-        let ring = r.ring();
-        api::RemoteMemory {
-            va: ring.va,
-            rkey: ring.rkey,
-            length: ring.length as u64,
-        }
+    let memory = memory.map(|region| api::RemoteMemory {
+        va: region.va,
+        rkey: region.rkey,
+        length: region.length as u64,
     });
     api::Connection {
         ip: device.ip.to_string(),
@@ -334,32 +371,22 @@ pub(crate) struct Figures {
 }
 
 /// Sends all of `source` as one stream.
-pub(crate) fn send(
-    rnic: &mut HostRnic,
+pub(crate) fn send<R: HostDevice>(
+    rnic: &mut R,
     at: &Connected,
     header: &StreamHeader,
     source: &mut dyn Read,
     stop: &Stop,
     progress: &mut dyn FnMut(u64),
 ) -> Outcome<Figures> {
-    let transfer = if at.manner.by_write {
-        // Any key: the switch next to each receiver puts that receiver's own.
-        Transfer::Write(RemoteRing {
-            va: at.group.va_base,
-            rkey: 0,
-            slots: at.manner.slots,
-        })
-    } else {
-        Transfer::Send
-    };
     let config = SenderConfig {
         message_size: at.manner.message_size,
-        ..SenderConfig::new(at.qpn, transfer)
+        ..SenderConfig::new(at.qpn, at.transfer())
     };
     let mut sender = StreamSender::new(rnic, config).map_err(stream_failure)?;
     let start = Instant::now();
     let mut silence = Silence::new(at.manner.give_up);
-    let mut told = |rnic: &HostRnic, bytes| {
+    let mut told = |rnic: &R, bytes| {
         progress(bytes);
         match silence.look(rnic, bytes) {
             Flow::Stop => Flow::Stop,
@@ -377,8 +404,8 @@ pub(crate) fn send(
 }
 
 /// Receives one stream into what `open` makes, and gives that back when all is in it.
-pub(crate) fn receive<W: Write>(
-    rnic: &mut HostRnic,
+pub(crate) fn receive<R: HostDevice, W: Write>(
+    rnic: &mut R,
     receiver: &mut StreamReceiver,
     open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
     stop: &Stop,
@@ -407,14 +434,11 @@ const QUIET: Duration = Duration::from_secs(3);
 
 /// Goes on answering until `is_over` says that the source has every acknowledgement, or until nothing has come for so
 /// long that it cannot still be asking: a last ACK that is lost must be sent again.
-pub(crate) fn linger(rnic: &mut HostRnic, stop: &Stop, mut is_over: impl FnMut() -> bool) -> Outcome {
-    let (mut heard, mut last) = (
-        rnic.stats().requests_in + rnic.stats().duplicates_in,
-        Instant::now(),
-    );
+pub(crate) fn linger<R: HostDevice>(rnic: &mut R, stop: &Stop, mut is_over: impl FnMut() -> bool) -> Outcome {
+    let (mut heard, mut last) = (rnic.requests(), Instant::now());
     while !stop.is_asked() && !is_over() && last.elapsed() < QUIET {
         turn(rnic)?;
-        let now = rnic.stats().requests_in + rnic.stats().duplicates_in;
+        let now = rnic.requests();
         if now != heard {
             (heard, last) = (now, Instant::now());
         }
@@ -469,34 +493,48 @@ pub(crate) async fn leave(controller: Dial, group: String, host: String) -> Outc
     }
 }
 
-/// The failure of an RNIC.
+/// The failure of an RNIC, and what to do about it.
 pub(crate) fn rnic_failure(error: RnicError) -> Failure {
-    match error {
-        RnicError::Unreachable { .. } => Failure::unreachable(error),
+    let advice = error.advice();
+    let failure = match error {
+        RnicError::Unreachable { .. } | RnicError::NoRoute { .. } => Failure::unreachable(error),
         other => Failure::failed(other),
+    };
+    match advice {
+        Some(advice) => failure.next(advice),
+        None => failure,
     }
 }
 
-/// The failure of a stream, and what its reader can do.
+/// The failure of a stream, and what its reader can do. Where the other side did not answer, or said no, the exit code
+/// tells.
 pub(crate) fn stream_failure(error: StreamError) -> Failure {
     match error {
         StreamError::Stopped => interrupted(),
         StreamError::Rnic(error) => rnic_failure(error),
-        StreamError::Work {
-            status:
-                Status::LocalLengthError
-                | Status::RemoteInvalidRequest
-                | Status::RemoteAccessError
-                | Status::RemoteOperationalError,
-            ..
-        } => Failure::failed(error)
-            .next("all members need the same --op, --message-size and --slots; see what each receiver says"),
-        StreamError::Work { .. } => Failure::failed(error).next(
-            "the QP has failed; see what the switches dropped: castnet drops; castnet group show GROUP",
-        ),
+        StreamError::Work { status, .. } => work_failure(status, &error),
         StreamError::OutOfRange { .. } => Failure::usage(error),
         StreamError::Malformed { .. } | StreamError::OutOfSequence { .. } => Failure::failed(error)
             .next("all members need the same --op and --message-size, and a group that was not used before"),
         other => Failure::failed(other),
+    }
+}
+
+fn work_failure(status: Status, error: &StreamError) -> Failure {
+    const ALIKE: &str =
+        "all members need the same --op, --message-size and --slots; see what each receiver says";
+    const DROPS: &str =
+        "the QP has failed; see what the switches dropped: castnet drops; castnet group show GROUP";
+    match status {
+        Status::RemoteInvalidRequest | Status::RemoteAccessError | Status::RemoteOperationalError => {
+            Failure::refused(error).next(ALIKE)
+        }
+        Status::RnrRetryExceeded => Failure::refused(error)
+            .next("a receiver has posted no receives for too long; --rnr-retry 7 waits for ever"),
+        Status::RetryExceeded => Failure::unreachable(error).next(DROPS),
+        Status::LocalLengthError => Failure::failed(error).next(ALIKE),
+        Status::Success | Status::LocalProtectionError | Status::Flushed => {
+            Failure::failed(error).next(DROPS)
+        }
     }
 }

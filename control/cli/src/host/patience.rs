@@ -7,7 +7,8 @@ use castnet_rnic::stream::Flow;
 
 use crate::api;
 use crate::exit::{Failure, Outcome};
-use crate::host::member::{Dial, HostRnic, Stop};
+use crate::host::device::HostDevice;
+use crate::host::member::{Dial, Stop};
 use crate::output::remark;
 
 /// Silence after which a source is told that nobody answers.
@@ -37,12 +38,8 @@ impl Silence {
         }
     }
 
-    pub(super) fn look(&mut self, rnic: &HostRnic, bytes: u64) -> Flow {
-        let stats = rnic.stats();
-        self.step(
-            Instant::now(),
-            (stats.acks_in + stats.sequence_naks_in + stats.rnr_naks_in, bytes),
-        )
+    pub(super) fn look<R: HostDevice>(&mut self, rnic: &R, bytes: u64) -> Flow {
+        self.step(Instant::now(), (rnic.answers(), bytes))
     }
 
     fn step(&mut self, now: Instant, seen: (u64, u64)) -> Flow {

@@ -7,7 +7,7 @@ use castnet_rnic::Rnic;
 use clap::Args;
 use serde::Serialize;
 
-use super::Device;
+use super::device::{Device, Kind};
 use super::member::{self, Stop};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, Row, Rows};
@@ -48,7 +48,13 @@ impl Row for Answer {
 impl PingCommand {
     /// Asks for one after the other.
     pub(crate) fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let (mut rnic, _port) = self.device.open()?;
+        if self.device.rnic == Kind::Verbs {
+            return Err(Failure::usage(
+                "with an RDMA device the kernel resolves addresses; it has a ping of its own",
+            )
+            .next("ping IP; ip neighbour show IP"));
+        }
+        let (mut rnic, _port) = self.device.open_soft()?;
         let mut answers = Vec::new();
         for ip in self.targets.iter().copied() {
             if stop.is_asked() {

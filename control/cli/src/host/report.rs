@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::member::{Figures, HostRnic};
+use super::device::{HostDevice, Kind, Traffic};
+use super::member::Figures;
+use crate::api;
 use crate::output::{Page, Report};
 use crate::units::{bit_rate, bytes, count, rate_of, span};
 
@@ -21,14 +23,8 @@ pub(crate) struct TransferReport {
     sha256: String,
     seconds: f64,
     goodput_bits_per_s: f64,
-    frames_sent: u64,
-    retransmissions: u64,
-    timeouts: u64,
-    naks_received: u64,
-    rnr_naks_received: u64,
-    duplicates_received: u64,
-    naks_sent: u64,
-    rnr_naks_sent: u64,
+    #[serde(flatten)]
+    traffic: Traffic,
 }
 
 impl TransferReport {
@@ -37,9 +33,9 @@ impl TransferReport {
         role: &'static str,
         group: String,
         figures: &Figures,
-        rnic: &HostRnic,
+        rnic: &impl HostDevice,
     ) -> Self {
-        let (stats, seconds) = (rnic.stats(), figures.elapsed.as_secs_f64());
+        let seconds = figures.elapsed.as_secs_f64();
         Self {
             host: host.to_owned(),
             role,
@@ -50,14 +46,7 @@ impl TransferReport {
             sha256: figures.summary.digest.to_string(),
             seconds,
             goodput_bits_per_s: rate_of(figures.summary.bytes, seconds),
-            frames_sent: stats.frames_out,
-            retransmissions: stats.retransmits,
-            timeouts: stats.timeouts,
-            naks_received: stats.sequence_naks_in,
-            rnr_naks_received: stats.rnr_naks_in,
-            duplicates_received: stats.duplicates_in,
-            naks_sent: stats.sequence_naks_out,
-            rnr_naks_sent: stats.rnr_naks_out,
+            traffic: rnic.traffic(),
         }
     }
 }
@@ -79,28 +68,90 @@ impl Report for TransferReport {
         if let Some(file) = &self.file {
             facts.push(("file", file.clone()));
         }
-        if self.role == "source" {
-            facts.push((
-                "retransmissions",
-                format!(
-                    "{} frames after {} NAKs, {} RNR NAKs and {} time-outs",
-                    count(self.retransmissions),
-                    count(self.naks_received),
-                    count(self.rnr_naks_received),
-                    count(self.timeouts)
-                ),
-            ));
-        } else {
-            facts.push((
-                "repairs",
-                format!(
-                    "{} duplicates, {} NAKs and {} RNR NAKs sent",
-                    count(self.duplicates_received),
-                    count(self.naks_sent),
-                    count(self.rnr_naks_sent)
-                ),
-            ));
-        }
+        facts.push(self.traffic.fact(self.role));
         page.facts(&facts);
+    }
+}
+
+impl Traffic {
+    /// What had to be repaired, in a line.
+    pub(super) fn fact(&self, role: &str) -> (&'static str, String) {
+        let told = |what: &str, value: Option<u64>| value.map(|v| format!("{} {what}", count(v)));
+        let (name, facts) = if role == "source" {
+            let facts = [
+                told("frames again", self.retransmissions),
+                told("NAKs", self.naks_received),
+                told("RNR NAKs", self.rnr_naks_received),
+                told("time-outs", self.timeouts),
+            ];
+            ("retransmissions", facts)
+        } else {
+            let facts = [
+                told("duplicates", self.duplicates_received),
+                told("NAKs sent", self.naks_sent),
+                told("RNR NAKs sent", self.rnr_naks_sent),
+                None,
+            ];
+            ("repairs", facts)
+        };
+        let facts: Vec<_> = facts.into_iter().flatten().collect();
+        (
+            name,
+            if facts.is_empty() {
+                "not counted by this device".to_owned()
+            } else {
+                facts.join(", ")
+            },
+        )
+    }
+}
+
+/// This end of a connection, for those who write rule files.
+#[derive(Debug, Serialize)]
+pub(crate) struct Facts<'a> {
+    host: &'a str,
+    rnic: Kind,
+    device: &'a str,
+    ip: &'a str,
+    mac: &'a str,
+    qpn: u32,
+    active_pmtu: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<MemoryFacts>,
+}
+
+#[derive(Debug, Serialize)]
+struct MemoryFacts {
+    va: u64,
+    rkey: u32,
+    length: u64,
+}
+
+impl<'a> Facts<'a> {
+    pub(crate) fn new(
+        host: &'a str,
+        kind: Kind,
+        rnic: &'a impl HostDevice,
+        connection: &'a api::Connection,
+    ) -> Self {
+        Self {
+            host,
+            rnic: kind,
+            device: &rnic.attributes().name,
+            ip: &connection.ip,
+            mac: &connection.mac,
+            qpn: connection.qpn,
+            active_pmtu: rnic.attributes().active_pmtu.bytes(),
+            memory: connection.memory.as_ref().map(|m| MemoryFacts {
+                va: m.va,
+                rkey: m.rkey,
+                length: m.length,
+            }),
+        }
+    }
+
+    /// A line of JSON.
+    pub(crate) fn text(&self) -> String {
+        serde_json::json!(self).to_string() + "\n"
     }
 }

@@ -250,7 +250,7 @@ fn psn_wrap(s: &mut Session<'_>) -> Checked<String> {
     for size in [1, 256 * 10, 256 * 100] {
         one_send(s, pair, size, Some(2))?;
     }
-    Ok(format!("from {start}"))
+    Ok(format!("from {:#x}", start.value()))
 }
 
 fn order(s: &mut Session<'_>) -> Checked<String> {

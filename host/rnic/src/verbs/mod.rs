@@ -15,7 +15,7 @@ mod sysfs;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -275,10 +275,38 @@ impl VerbsRnic {
         }
     }
 
+    /// Why nobody was found at an address: the kernel may look for it on another interface.
+    fn unreached(&self, remote: Ipv4Addr, waited: Duration) -> RnicError {
+        // Connecting a UDP socket sends nothing: it only asks the routing table.
+        let routed = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+            socket.connect((remote, castnet_wire::udp::ROCE_PORT))?;
+            socket.local_addr()
+        });
+        match routed.map(|address| address.ip()) {
+            Ok(from) if from != self.attributes.ip => self.no_route(remote, Some(from)),
+            Err(error) if error.raw_os_error() == Some(libc::ENETUNREACH) => self.no_route(remote, None),
+            _ => RnicError::Unreachable {
+                remote,
+                next_hop: remote,
+                waited,
+            },
+        }
+    }
+
+    fn no_route(&self, remote: Ipv4Addr, from: Option<IpAddr>) -> RnicError {
+        RnicError::NoRoute {
+            remote,
+            device: self.attributes.name.clone(),
+            ip: self.attributes.ip,
+            from,
+        }
+    }
+
     /// Takes a QP to where it receives, then to where it sends.
     fn ready(&mut self, qpn: Qpn, remote: &QpRemote) -> Result<(), (&'static str, io::Error)> {
-        let mut gid = sys::Gid::default();
-        gid.raw = remote.ip.to_ipv6_mapped().octets();
+        let dgid = sys::Gid {
+            raw: remote.ip.to_ipv6_mapped().octets(),
+        };
         let to_receive = sys::QpAttr {
             qp_state: sys::QPS_RTR,
             path_mtu: select::mtu_code(remote.pmtu),
@@ -288,7 +316,7 @@ impl VerbsRnic {
             min_rnr_timer: remote.min_rnr_timer,
             ah_attr: sys::AhAttr {
                 grh: sys::GlobalRoute {
-                    dgid: gid,
+                    dgid,
                     flow_label: 0,
                     sgid_index: self.gid_index,
                     hop_limit: remote.ttl,
@@ -494,20 +522,11 @@ impl Rnic for VerbsRnic {
                 // Nobody answered; the kernel says so after a second, or at once where it has given up before.
                 Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::EAGAIN) => {
                     if waited >= timeout {
-                        return Err(RnicError::Unreachable {
-                            remote: remote.ip,
-                            next_hop: remote.ip,
-                            waited,
-                        });
+                        return Err(self.unreached(remote.ip, waited));
                     }
                     self.wait(RESOLVE_AGAIN.min(timeout.saturating_sub(waited)))?;
                 }
-                Some(libc::ENETUNREACH) => {
-                    return Err(RnicError::NoRoute {
-                        remote: remote.ip,
-                        device: self.attributes.name.clone(),
-                    });
-                }
+                Some(libc::ENETUNREACH) => return Err(self.no_route(remote.ip, None)),
                 _ => return Err(RnicError::Io { what, source }),
             }
         }
