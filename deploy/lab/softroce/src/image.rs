@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::error::LabError;
 use crate::kernel;
 use crate::modules::{NEEDED, WELCOME};
+use crate::packages::update;
 use crate::process::find_program;
 use crate::rootfs;
 
@@ -218,7 +219,7 @@ fn clear(cache: &Path, prefix: &str, keep: &str) {
 }
 
 /// The image of the cache, built first where there is none or where it is stale. Several processes may ask at once.
-/// `refresh` asks Debian for a newer kernel first. `progress` hears of each step.
+/// `refresh` fetches Debian's newest kernel first. `progress` hears of each step.
 ///
 /// # Errors
 ///
@@ -228,7 +229,11 @@ pub fn image(cache: Option<&Path>, refresh: bool, progress: &dyn Fn(&str)) -> Re
     let _building = lock(&cache)?;
     let base = match base(&cache) {
         Some(base) if !refresh => base,
-        _ => fetch_kernel(&cache, progress)?,
+        Some(_) => {
+            update()?;
+            fetch_kernel(&cache, progress)?
+        }
+        None => fetch_kernel(&cache, progress)?,
     };
     let current: Option<Current> = fs::read(cache.join("current.json"))
         .ok()

@@ -97,7 +97,7 @@ pub struct Lab {
     parts: Parts,
     hosts: Vec<Host>,
     boot_time: Duration,
-    _image: Image,
+    image: Image,
 }
 
 /// What has to be taken away, from the moment that there is any of it.
@@ -214,7 +214,7 @@ impl Lab {
             parts,
             hosts,
             boot_time: began.elapsed(),
-            _image: image,
+            image,
         })
     }
 
@@ -300,6 +300,11 @@ impl Lab {
     /// How long it took from the first step to the last machine's readiness, without the building of an image.
     pub fn boot_time(&self) -> Duration {
         self.boot_time
+    }
+
+    /// The version of the machines' kernel, such as 6.1.0-56-amd64.
+    pub fn kernel_version(&self) -> &str {
+        self.image.version()
     }
 
     /// A command that will run in the lab's network namespace. Whatever still runs there is killed when the lab ends.

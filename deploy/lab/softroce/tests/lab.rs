@@ -1,9 +1,9 @@
-//! One lab of two machines on a plain bridge, from nothing to nothing.
+//! Labs on a plain bridge, from nothing to nothing: by the library, and by the command.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use castnet_softroce::{Lab, LabConfig, LabError, MANAGEMENT_IP};
 
@@ -63,6 +63,76 @@ fn a_lab_runs_what_it_is_told_and_leaves_nothing_behind() {
     assert!(!namespaces().contains(&name), "the namespace is still there");
     assert!(!directory.exists(), "{} is still there", directory.display());
     assert!(!runs(&directory.to_string_lossy()), "a QEMU is still there");
+}
+
+#[test]
+fn the_command_holds_a_lab_that_goes_even_when_it_is_killed() {
+    if skipped("the_command_holds_a_lab_that_goes_even_when_it_is_killed") {
+        return;
+    }
+    let name = format!("crn-{}-command", std::process::id());
+    let softroce = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softroce"));
+        command.args(words);
+        command
+    };
+    let mut up = softroce(&["up", "--hosts", "1", "--mtu", "4200", "--name", &name])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let said = BufReader::new(up.stdout.take().expect("piped"));
+    let before_ready: Vec<String> = said
+        .lines()
+        .map(|line| line.expect("a line"))
+        .take_while(|line| !line.contains("Ctrl-C takes all of it away"))
+        .collect();
+    let before_ready = before_ready.join("\n");
+    assert!(before_ready.contains("castnet switch --name"), "{before_ready}");
+    assert!(before_ready.contains("--port h1=af_packet:h1"), "{before_ready}");
+
+    let shown = softroce(&["ps", "--output", "json"]).output().expect("ps");
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+    let mine = shown
+        .as_array()
+        .expect("an array")
+        .iter()
+        .find(|lab| lab["name"] == *name)
+        .expect("the lab");
+    assert_eq!((&mine["state"], &mine["mtu"]), (&"up".into(), &4200.into()));
+    assert_eq!(mine["hosts"][0]["ip"], "10.0.0.1");
+    let directory = mine["directory"].as_str().expect("a path").to_owned();
+
+    let run = |words: &[&str]| {
+        let out = softroce(&["run", "--lab", &name, "h1", "--"])
+            .args(words)
+            .output()
+            .expect("run");
+        (
+            String::from_utf8_lossy(&out.stdout).into_owned(),
+            out.status.code(),
+        )
+    };
+    assert_eq!(
+        run(&["ibv_devinfo -v | grep -c 'active_mtu:.*4096'; exit 9"]),
+        ("1\n".into(), Some(9))
+    );
+    assert_eq!(run(&["echo", "a  b", "$HOME"]), ("a  b $HOME\n".into(), Some(0)));
+    let refused = softroce(&["up", "--name", &name]).output().expect("up");
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("already"),
+        "{refused:?}"
+    );
+
+    up.kill().expect("killed");
+    up.wait().expect("waited");
+    let deadline = Instant::now() + SOON;
+    while namespaces().contains(&name) || Path::new(&directory).exists() || runs(&directory) {
+        assert!(
+            Instant::now() < deadline,
+            "the lab outlives the process that held it"
+        );
+    }
 }
 
 fn devices_are_active(lab: &Lab) {

@@ -137,7 +137,7 @@ struct Down {
 
 #[derive(Args)]
 struct Image {
-    /// Asks Debian for a newer kernel first
+    /// Fetches Debian's newest kernel first
     #[arg(long)]
     refresh: bool,
     #[command(flatten)]
