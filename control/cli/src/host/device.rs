@@ -143,6 +143,9 @@ pub(crate) trait HostDevice: Rnic {
     /// Ends a wait.
     fn waker(&self) -> Waker;
 
+    /// Shows switches where the host is, now and then, where the RNIC does not do so by itself.
+    fn announce(&self) {}
+
     /// Counts whatever shows that somebody answers what was sent.
     fn answers(&self) -> u64;
 
@@ -196,6 +199,9 @@ impl HostDevice for SoftRnic<BoxPort> {
     }
 }
 
+/// How often an RDMA device's host says where it is, while it waits to join; as the software RNIC.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
+
 /// How long a look at the kernel's counters is good for.
 const COUNTERS_FOR: Duration = Duration::from_millis(250);
 
@@ -204,6 +210,7 @@ pub(crate) struct Hardware {
     rnic: VerbsRnic,
     before: BTreeMap<String, u64>,
     seen: Cell<(Instant, u64, u64)>,
+    announced: Cell<Option<Instant>>,
 }
 
 /// Names of counters, rxe's first, then those of mlx5.
@@ -220,6 +227,7 @@ impl Hardware {
             rnic,
             before,
             seen: Cell::new((Instant::now(), 0, 0)),
+            announced: Cell::new(None),
         }
     }
 
@@ -245,6 +253,20 @@ impl Hardware {
 }
 
 impl HostDevice for Hardware {
+    fn announce(&self) {
+        if self
+            .announced
+            .get()
+            .is_some_and(|at| at.elapsed() < ANNOUNCE_INTERVAL)
+        {
+            return;
+        }
+        self.announced.set(Some(Instant::now()));
+        if let Err(error) = self.rnic.announce() {
+            tracing::warn!(%error, "switches may not see where this host is until it sends something itself");
+        }
+    }
+
     fn waker(&self) -> Waker {
         self.rnic.waker()
     }
@@ -306,6 +328,10 @@ impl AnyRnic {
 }
 
 impl HostDevice for AnyRnic {
+    fn announce(&self) {
+        self.device().announce();
+    }
+
     fn waker(&self) -> Waker {
         self.device().waker()
     }

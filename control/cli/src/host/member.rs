@@ -185,7 +185,10 @@ where
                 task.abort();
                 return Err(interrupted());
             }
-            Err(TryRecvError::Empty) => turn(rnic)?,
+            Err(TryRecvError::Empty) => {
+                rnic.announce();
+                turn(rnic)?;
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! address in [`QpRemote::mac`] is not looked at; a completion does not tell whether the sender asked to wake the
 //! receiver; memory regions lie where this process has them, and their local and remote keys may be two.
 
+mod announce;
 mod handles;
 mod library;
 mod queue;
@@ -119,6 +120,7 @@ pub struct VerbsRnic {
     attributes: DeviceAttributes,
     config: VerbsConfig,
     gid_index: u8,
+    interface: Option<String>,
     limits: sys::DeviceAttr,
     sysfs: Sysfs,
     sleeper: Sleeper,
@@ -165,6 +167,7 @@ impl VerbsRnic {
             attributes: chosen.attributes,
             config,
             gid_index: chosen.gid_index,
+            interface: chosen.interface,
             limits: chosen.limits,
             sysfs,
             sleeper,
@@ -179,6 +182,19 @@ impl VerbsRnic {
     /// A handle by which any thread can end [`Rnic::wait`].
     pub fn waker(&self) -> Waker {
         self.sleeper.waker()
+    }
+
+    /// Has the kernel broadcast an ARP request on the device's interface, so that switches see where this host is: an RDMA
+    /// device says nothing of its own accord.
+    ///
+    /// # Errors
+    /// The interface is not known, or the kernel refused.
+    pub fn announce(&self) -> Result<(), RnicError> {
+        let interface = self.interface.as_deref().unwrap_or_default();
+        announce::announce(interface, self.attributes.ip).map_err(|source| RnicError::Io {
+            what: "announcing the host by ARP",
+            source,
+        })
     }
 
     /// Number of the GID that its QPs have.

@@ -18,6 +18,8 @@ pub(super) struct Chosen {
     pub(super) context: Arc<Context>,
     pub(super) attributes: DeviceAttributes,
     pub(super) gid_index: u8,
+    /// The interface that the GID belongs to.
+    pub(super) interface: Option<String>,
     pub(super) limits: sys::DeviceAttr,
 }
 
@@ -75,6 +77,7 @@ fn open(
             active_pmtu,
         },
         gid_index,
+        interface,
         context,
     }))
 }
