@@ -309,7 +309,7 @@ impl Communicator {
     }
 
     fn goodbye(&mut self) -> Result<(), CommError> {
-        if self.broken || self.config.size == 1 {
+        if self.broken || self.config.size == 1 || self.config.is_interrupted() {
             return Ok(());
         }
         let patience = self.config.timeouts.close;
@@ -560,6 +560,10 @@ impl Communicator {
             };
             if sleeps || turns.is_multiple_of(TURNS) {
                 self.look_after_group()?;
+                if self.config.is_interrupted() {
+                    self.give_up();
+                    return Err(CommError::Interrupted);
+                }
                 let after = start.elapsed();
                 if after >= self.config.timeouts.collective {
                     return Err(self.timed_out(task, collective, after));

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use castnet_proto::transport::{Address, Security};
@@ -63,7 +65,7 @@ impl Default for Timeouts {
     }
 }
 
-/// What a communicator is made with. All but `rank`, `host`, `timeouts` and `progress` must be the same at all ranks.
+/// What a communicator is made with. All but `rank`, `host`, `timeouts`, `progress` and `interrupt` must be the same at all ranks.
 #[derive(Clone, Debug)]
 pub struct CommConfig {
     /// Where the controller listens.
@@ -80,7 +82,7 @@ pub struct CommConfig {
     pub host: String,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
-    /// Packets that a rank may have in flight (EPIC's W times M), 1 to 16384.
+    /// Packets that a rank may have in flight (EPIC's W times M), 2 to 16384.
     pub window_packets: u32,
     /// Packets of a full message (EPIC's M), at most the window.
     pub message_packets: u32,
@@ -102,6 +104,8 @@ pub struct CommConfig {
     pub progress: Progress,
     /// Whether algorithms between hosts may be used.
     pub fallback: Fallback,
+    /// Set by anybody, it ends what this rank waits for with [`CommError::Interrupted`].
+    pub interrupt: Option<Arc<AtomicBool>>,
 }
 
 impl CommConfig {
@@ -133,7 +137,12 @@ impl CommConfig {
             timeouts: Timeouts::default(),
             progress: Progress::default(),
             fallback: Fallback::default(),
+            interrupt: None,
         }
+    }
+
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupt.as_ref().is_some_and(|i| i.load(Ordering::Relaxed))
     }
 
     pub(crate) fn check(&self) -> Result<(), CommError> {
@@ -145,7 +154,7 @@ impl CommConfig {
                 0,
                 u64::from(self.size).saturating_sub(1),
             ),
-            ("window_packets", self.window_packets.into(), 1, 16384),
+            ("window_packets", self.window_packets.into(), 2, 16384),
             (
                 "message_packets",
                 self.message_packets.into(),

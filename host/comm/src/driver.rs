@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use castnet_reduce::Kernel;
 use castnet_rnic::{Access, LocalSlice, MemoryRegion, RecvWr, Rnic, RnicError, SendOp, SendWr, Status};
 use castnet_wire::{Nanos, Qpn};
 
 use crate::buffers::{Data, Owned};
-use crate::fold::Kernel;
 use crate::machine::{
     Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Space, Task, TaskId,
 };

@@ -198,6 +198,9 @@ pub enum CommError {
         /// What it was.
         failure: crate::machine::Failure,
     },
+    /// [`crate::CommConfig::interrupt`] was set.
+    #[error("interrupted")]
+    Interrupted,
     /// The collective did not end in time. The group is joined again at the next call.
     #[error("{} did not end within {after:?}: waited for {what}{}", collective.name(), behind(missing))]
     TimedOut {

@@ -264,6 +264,9 @@ impl Communicator {
             if let Some(error) = lease.take_error() {
                 return Err(NoGroup::Failed(error.into()));
             }
+            if self.config.is_interrupted() {
+                return Err(NoGroup::Failed(CommError::Interrupted));
+            }
             let after = start.elapsed();
             if after >= self.config.timeouts.join {
                 let (reason, missing) = match &state {
@@ -286,6 +289,9 @@ impl Communicator {
         loop {
             if let Some(answer) = answer.poll() {
                 return Ok(answer?);
+            }
+            if self.config.is_interrupted() {
+                return Err(CommError::Interrupted);
             }
             if start.elapsed() >= patience {
                 return Err(CommError::JoinTimedOut {

@@ -19,7 +19,6 @@ mod driver;
 mod element;
 mod error;
 mod establish;
-mod fold;
 pub mod machine;
 mod shared;
 

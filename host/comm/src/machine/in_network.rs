@@ -10,16 +10,29 @@
 //!
 //! A call of n packets takes n + 1 numbers `g` of the group: one for its control message, the others for its packets. A number is
 //! finished at this rank when its result is here; where this rank only sends it, when it is acknowledged, which the
-//! switch does only when those are done who receive it. A message is posted when its last number is below the lowest one that
-//! is not finished plus `window_packets`. A rank whose lowest is `l` knows that all others have contributed up to `l - 1`, so
-//! their lowest is above `l - 1 - window`; so all numbers in flight anywhere lie within two windows, and that many slots
-//! suffice at a switch (EPIC's 2MW).
+//! switch does only when those have it who receive it. With `l` the lowest number that is not finished at a rank and W the window, it
+//! posts a message whose last number is `b` only if `b < l + W`, and a control message only if `b + 1 < l + W`.
+//!
+//! A switch has slots for two windows (EPIC's 2MW), above the lowest `l` of all ranks. Whoever has the result of an AllReduce up to `b`
+//! knows that all ranks have posted it, so that each one's `l` is above `b - W`, and what it posts itself is within the two windows. A
+//! Broadcast's data tells its receivers less: the source has posted it, and a window before it others have acknowledged. A receiver that
+//! were not held back could run three windows ahead of another one. So each rank keeps what it knows: a lower bound of
+//! every rank's `l`, from
+//!
+//! - a control result, number `g`: `g + 2 - W`;
+//! - data up to `b` of an AllReduce or Reduce that came or was acknowledged, of a Broadcast that was acknowledged: `b + 1 - W`;
+//! - data up to `b` of a Broadcast with control number `g` that came: `b + 1 - W` where that is above `g + 1`.
+//!
+//! and posts nothing that is two windows above the bound. What is known after a call always suffices for the next one: with
+//! n at most W by its control result, with n above W by its data. For the first case control messages keep the one number
+//! of distance; a window of 1 has no room for that, and is the only one that can ask too much of a switch (which drops then, and is
+//! asked again).
 
 use std::collections::VecDeque;
 
 use castnet_rnic::Status;
 use castnet_wire::Pmtu;
-use castnet_wire::control::{Control, Verdict};
+use castnet_wire::control::{Control, Primitive, Verdict};
 
 use super::task::{Task, WireCall, wire_calls};
 use super::{Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, TaskId, Waiting};
@@ -33,7 +46,7 @@ pub struct InNetworkConfig {
     pub size: u16,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
-    /// Packets in flight; at least 1.
+    /// Packets in flight; at least 2.
     pub window_packets: u32,
     /// Packets of a full message, at most the window.
     pub message_packets: u32,
@@ -43,7 +56,7 @@ pub struct InNetworkConfig {
 
 impl InNetworkConfig {
     /// Calls in flight, unless configured.
-    pub const CALLS_MAX: u32 = 4;
+    pub const CALLS_MAX: u32 = 8;
 
     /// Rank `rank` of `size`, with path MTU 1024, a window of 64 packets, messages of 16.
     pub const fn new(rank: u16, size: u16) -> Self {
@@ -149,6 +162,8 @@ pub struct InNetwork {
     g_next: u64,
     outstanding: VecDeque<Outstanding>,
     wr_next: u64,
+    /// A window above what is known of every rank's lowest number that is not finished.
+    known: u64,
     has_failed: bool,
     actions: VecDeque<Action>,
 }
@@ -158,8 +173,10 @@ const CHANNEL: ChannelId = ChannelId(0);
 impl InNetwork {
     /// A rank of a group that has done nothing yet. Values below their bounds are raised to them.
     pub fn new(config: InNetworkConfig) -> Self {
+        let config = config.clamped();
         let mut machine = Self {
-            config: config.clamped(),
+            known: config.window_packets.into(),
+            config,
             tasks: 0,
             parts: VecDeque::new(),
             sequence: 0,
@@ -226,7 +243,8 @@ impl InNetwork {
     /// Posts the next message if it may go; whether it did.
     fn post_one(&mut self) -> bool {
         let config = self.config;
-        let limit = self.lowest_unfinished() + u64::from(config.window_packets);
+        let window = u64::from(config.window_packets);
+        let (own, known) = (self.lowest_unfinished() + window, self.known + window);
         if self.sending >= config.calls_max as usize
             || self.outstanding.len() >= self.shape().send_slots as usize
         {
@@ -237,7 +255,7 @@ impl InNetwork {
             return false;
         };
         let (content, immediate) = if !part.control_sent {
-            if part.g >= limit {
+            if part.g + u64::from(window > 1) >= own || part.g >= known {
                 return false;
             }
             let control = Control {
@@ -254,7 +272,7 @@ impl InNetwork {
         } else if let Some(from) = part.wire.sends {
             // 1 + packets up to and with this message: one beyond its last number.
             let end = part.g + 1 + part.packets_in(part.sent + 1, config.message_packets);
-            if end > limit {
+            if end > own.min(known) {
                 return false;
             }
             let (offset, length) = message(part, part.sent, &config);
@@ -297,6 +315,8 @@ impl InNetwork {
                 && send.is_data
             {
                 part.acknowledged += 1;
+                let end = part.g + 1 + part.packets_in(part.acknowledged, self.config.message_packets);
+                self.known = self.known.max(end);
             }
         }
     }
@@ -345,6 +365,7 @@ impl InNetwork {
                 return self.fail(at, failure);
             }
             part.control_received = true;
+            self.known = self.known.max(part.g + 2);
         } else {
             if immediate.is_some() {
                 return self.fail(at, wrong("a control result in the midst of data"));
@@ -354,6 +375,12 @@ impl InNetwork {
                 return self.fail(at, wrong("a result of another length"));
             }
             part.received += 1;
+            let end = part.g + 1 + part.packets_in(part.received, message_packets);
+            let tells = part.wire.call.primitive != Primitive::Broadcast
+                || end > part.g + 1 + u64::from(self.config.window_packets);
+            if tells {
+                self.known = self.known.max(end);
+            }
             if let Some(to) = part.wire.receives {
                 self.actions.push_back(Action::Deliver {
                     channel: CHANNEL,

@@ -19,6 +19,8 @@ mod host_based;
 mod in_network;
 mod schedule;
 mod task;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 

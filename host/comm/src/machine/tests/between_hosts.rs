@@ -1,0 +1,144 @@
+//! Host-based algorithms over wires.
+
+use proptest::prelude::*;
+
+use super::super::{ChannelId, Event, Failure, HostBased, HostBasedConfig, Task, peers};
+use super::rank::Rank;
+use super::{Choices, any_task, expected};
+
+/// Runs the tasks at all ranks to their end, or until nothing moves any more.
+fn run(ranks: &mut [Rank], tasks: &[Vec<(Task, bool)>], seed: u64) {
+    let mut choices = Choices::new(seed);
+    let size = ranks.len() as u16;
+    let mut idle = 0;
+    while idle < 4000 {
+        idle += 1;
+        let at = choices.below(ranks.len());
+        if ranks[at].tasks.len() < tasks[at].len() && choices.below(3) == 0 {
+            let (task, in_place) = tasks[at][ranks[at].tasks.len()];
+            ranks[at].start(task, in_place);
+            idle = 0;
+        }
+        if ranks[at].wires.is_empty() {
+            continue;
+        }
+        let channel = choices.below(ranks[at].wires.len());
+        if choices.below(2) == 0 {
+            // An acknowledgement: of some of what has been delivered.
+            let wire = &mut ranks[at].wires[channel];
+            let delivered = wire.in_use.len() - wire.sends.len();
+            if delivered > 0 {
+                let many = 1 + choices.below(delivered);
+                let (wr, _) = wire.in_use[many - 1];
+                wire.in_use.drain(..many);
+                let channel = ChannelId(channel as u16);
+                ranks[at].machine.handle(Event::Sent { channel, wr });
+                ranks[at].carry_out();
+                idle = 0;
+            }
+            continue;
+        }
+        let me = ranks[at].number;
+        let peer = peers(me, size)[channel];
+        let back = peers(peer, size).binary_search(&me).expect("both ways");
+        let to = &mut ranks[usize::from(peer)].wires[back];
+        if to.receives.is_empty() || ranks[at].wires[channel].sends.is_empty() {
+            continue;
+        }
+        let message = ranks[at].wires[channel].sends.pop_front().expect("a message");
+        let to = &mut ranks[usize::from(peer)];
+        let slot = to.wires[back].receives.pop_front().expect("a receive");
+        to.wires[back].arrived[slot as usize].clone_from(&message.bytes);
+        to.machine.handle(Event::Received {
+            channel: ChannelId(back as u16),
+            slot,
+            length: message.bytes.len() as u32,
+            immediate: message.immediate,
+            head: &message.bytes[..message.bytes.len().min(64)],
+        });
+        to.carry_out();
+        idle = 0;
+    }
+}
+
+fn ranks(size: u16, message_bytes: u32, depth: u32) -> Vec<Rank> {
+    let config = |rank| HostBasedConfig {
+        message_bytes,
+        depth,
+        ..HostBasedConfig::new(rank, size)
+    };
+    (0..size)
+        .map(|rank| Rank::new(rank, size, Box::new(HostBased::new(config(rank)))))
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(160))]
+
+    #[test]
+    fn every_collective_gives_what_it_must(
+        (size, tasks, places) in (1_u16..10).prop_flat_map(|size| (
+            Just(size),
+            prop::collection::vec(any_task(size, 400), 1..5),
+            prop::collection::vec(any::<bool>(), 5),
+        )),
+        depth in 1_u32..5,
+        message in 64_u32..700,
+        seed: u64,
+    ) {
+        let mut all = ranks(size, message, depth);
+        let program: Vec<_> = tasks.iter().copied().zip(places.iter().copied()).collect();
+        run(&mut all, &vec![program; size.into()], seed);
+        for rank in &mut all {
+            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.machine.waiting_for());
+            prop_assert!(rank.machine.is_drained());
+            for (number, task) in tasks.iter().enumerate() {
+                prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
+                let must = expected(task, number, rank.number, size);
+                prop_assert_eq!(rank.output(number), must, "rank {} task {:?}", rank.number, task);
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_disagree_find_out() {
+    let mut all = ranks(4, 256, 2);
+    let task = |elements| {
+        let task = Task {
+            collective: super::super::Collective::AllReduce,
+            elements,
+            ..Task::BARRIER
+        };
+        vec![(task, false), (Task::BARRIER, false)]
+    };
+    run(&mut all, &[task(100), task(100), task(101), task(100)], 7);
+    // Those next to the odd one see it; the others wait, and their time-outs end that.
+    let seen = |rank: &Rank| matches!(rank.tasks[0].result, Some(Err(Failure::Mismatch { .. })));
+    assert!(seen(&all[3]) && all[3].tasks[1].result == Some(Err(Failure::Aborted)));
+    assert!(seen(&all[2]));
+}
+
+#[test]
+fn a_dead_connection_ends_everything() {
+    let mut all = ranks(3, 256, 2);
+    all[0].start(Task::BARRIER, false);
+    all[0].machine.handle(Event::Failed {
+        channel: ChannelId(0),
+        status: castnet_rnic::Status::RetryExceeded,
+    });
+    all[0].carry_out();
+    all[0].start(Task::BARRIER, false);
+    let results: Vec<_> = all[0].tasks.iter().map(|t| t.result).collect();
+    let status = castnet_rnic::Status::RetryExceeded;
+    assert_eq!(
+        results,
+        [
+            Some(Err(Failure::Channel {
+                peer: Some(1),
+                status
+            })),
+            Some(Err(Failure::Aborted))
+        ]
+    );
+}

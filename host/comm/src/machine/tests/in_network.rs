@@ -1,0 +1,467 @@
+//! Collectives over a switch in memory.
+
+use castnet_reduce::Kernel;
+use castnet_wire::Pmtu;
+use castnet_wire::control::{Call, CallFlags, Control, Primitive, Verdict};
+use proptest::prelude::*;
+
+use super::super::{ChannelId, Collective, Event, Failure, InNetwork, InNetworkConfig, Task, Waiting};
+use super::rank::Rank;
+use super::{Choices, any_task, expected};
+
+/// A call as the switch has it.
+struct CallState {
+    g: u64,
+    controls: Vec<Option<Control>>,
+    /// By message and rank.
+    data: Vec<Vec<Option<Vec<u8>>>>,
+    /// Who has the control result.
+    control_done: Vec<bool>,
+    /// By message: who has the result.
+    done: Vec<Vec<bool>>,
+}
+
+/// What a rank sends next, or receives next: of which call, and there the control message (0) or data message n - 1.
+#[derive(Clone, Copy, Default)]
+struct At {
+    call: usize,
+    item: usize,
+}
+
+/// One switch, reliable wires.
+struct Switch {
+    config: InNetworkConfig,
+    calls: Vec<CallState>,
+    sends: Vec<At>,
+    receives: Vec<At>,
+    /// Messages taken from each rank that it has no acknowledgement of.
+    unacknowledged: Vec<Vec<(u64, At)>>,
+    failed_at: Option<usize>,
+}
+
+impl Switch {
+    fn new(config: InNetworkConfig) -> Self {
+        let size = usize::from(config.size);
+        Self {
+            config,
+            calls: Vec::new(),
+            sends: vec![At::default(); size],
+            receives: vec![At::default(); size],
+            unacknowledged: vec![Vec::new(); size],
+            failed_at: None,
+        }
+    }
+
+    fn call(&self, index: usize) -> Option<&Call> {
+        let state = self.calls.get(index)?;
+        state.controls.iter().flatten().map(|c| &c.call).next()
+    }
+
+    fn messages(&self, call: &Call) -> usize {
+        call.packets.div_ceil(self.config.message_packets) as usize
+    }
+
+    fn sends_data(call: &Call, rank: usize) -> bool {
+        match call.primitive {
+            Primitive::AllReduce => true,
+            Primitive::Reduce => rank != usize::from(call.root),
+            Primitive::Broadcast => rank == usize::from(call.root),
+        }
+    }
+
+    fn receives_data(call: &Call, rank: usize) -> bool {
+        match call.primitive {
+            Primitive::AllReduce => true,
+            Primitive::Reduce => rank == usize::from(call.root),
+            Primitive::Broadcast => rank != usize::from(call.root),
+        }
+    }
+
+    /// The lowest number that not all who get it have.
+    fn base(&self) -> u64 {
+        for (index, state) in self.calls.iter().enumerate() {
+            if !state.control_done.iter().all(|&d| d) {
+                return state.g;
+            }
+            let call = self.call(index).expect("said by all");
+            let most = u64::from(self.config.message_packets);
+            for (message, done) in state.done.iter().enumerate() {
+                let has = |rank: usize| done[rank] || !Self::receives_data(call, rank);
+                if !(0..done.len()).all(has) {
+                    return state.g + 1 + message as u64 * most;
+                }
+            }
+        }
+        let packets = self
+            .call(self.calls.len().wrapping_sub(1))
+            .map_or(0, |c| c.packets);
+        self.calls.last().map_or(0, |s| s.g + 1 + u64::from(packets))
+    }
+
+    /// Takes a message in.
+    fn take(&mut self, rank: usize, message: super::rank::Message) {
+        let size = self.sends.len();
+        let at = self.sends[rank];
+        let base = self.base();
+        if message.immediate == Some(Control::IMMEDIATE) {
+            assert_eq!(at.item, 0, "rank {rank}: data is missing");
+            let control = Control::parse(&message.bytes).expect("a control message");
+            assert_eq!((control.rank, control.sequence), (rank as u16, at.call as u32));
+            if self.calls.len() == at.call {
+                let g = self.calls.last().map_or(0, |last| {
+                    let call = last.controls.iter().flatten().next().expect("one has called");
+                    last.g + 1 + u64::from(call.call.packets)
+                });
+                let messages = self.messages(&control.call);
+                self.calls.push(CallState {
+                    g,
+                    controls: vec![None; size],
+                    data: vec![vec![None; size]; messages],
+                    control_done: vec![false; size],
+                    done: vec![vec![false; size]; messages],
+                });
+            }
+            let state = &mut self.calls[at.call];
+            let slots = 2 * u64::from(self.config.window_packets);
+            assert!(state.g < base + slots, "beyond two windows");
+            state.controls[rank] = Some(control);
+        } else {
+            assert_eq!(message.immediate, None);
+            let most = u64::from(self.config.message_packets);
+            let state = &mut self.calls[at.call];
+            let control = state.controls[rank].expect("a control message before");
+            let index = at.item - 1;
+            let last = (state.g + (index as u64 + 1) * most).min(state.g + u64::from(control.call.packets));
+            assert!(
+                last < base + 2 * u64::from(self.config.window_packets),
+                "beyond two windows"
+            );
+            // Disagreement makes more messages than the first caller announced; they are never looked at.
+            if let Some(data) = state.data.get_mut(index) {
+                data[rank] = Some(message.bytes);
+            }
+        }
+        self.unacknowledged[rank].push((message.wr, at));
+        let own = self.calls[at.call].controls[rank].expect("has called").call;
+        let items = 1 + if Self::sends_data(&own, rank) {
+            self.messages(&own)
+        } else {
+            0
+        };
+        self.sends[rank] = if at.item + 1 < items {
+            At {
+                item: at.item + 1,
+                ..at
+            }
+        } else {
+            At {
+                call: at.call + 1,
+                item: 0,
+            }
+        };
+    }
+
+    /// The next message for a rank, in its order, if it is complete.
+    fn give(&self, rank: usize) -> Option<(Vec<u8>, Option<u32>)> {
+        let at = self.receives[rank];
+        if self
+            .failed_at
+            .is_some_and(|failed| at.call > failed || at.call == failed && at.item > 0)
+        {
+            return None;
+        }
+        let state = self.calls.get(at.call)?;
+        if at.item == 0 {
+            let controls: Option<Vec<Control>> = state.controls.iter().copied().collect();
+            let controls = controls?;
+            let mut merged = controls[0];
+            controls[1..].iter().for_each(|c| merged.merge(c));
+            let mut bytes = [0; Control::LEN];
+            merged.emit(&mut bytes);
+            return Some((bytes.to_vec(), Some(Control::IMMEDIATE)));
+        }
+        let call = self.call(at.call)?;
+        let data = state.data.get(at.item - 1)?;
+        let from: Vec<&Vec<u8>> = (0..data.len())
+            .filter(|&r| Self::sends_data(call, r))
+            .map(|r| data[r].as_ref())
+            .collect::<Option<_>>()?;
+        let kernel = Kernel::select(call.operation, call.data_type, call.flags);
+        let mut sum = from[0].clone();
+        from[1..].iter().for_each(|b| kernel.apply(&mut sum, b));
+        Some((sum, None))
+    }
+
+    /// The rank has the message that [`Switch::give`] gave.
+    fn given(&mut self, rank: usize) {
+        let at = self.receives[rank];
+        let call = *self.call(at.call).expect("said");
+        let state = &mut self.calls[at.call];
+        if at.item == 0 {
+            state.control_done[rank] = true;
+            if state.controls.iter().flatten().any(|c| c.call != call) {
+                self.failed_at = Some(at.call);
+            }
+        } else {
+            state.done[at.item - 1][rank] = true;
+        }
+        let items = 1 + if Self::receives_data(&call, rank) {
+            self.messages(&call)
+        } else {
+            0
+        };
+        self.receives[rank] = if at.item + 1 < items {
+            At {
+                item: at.item + 1,
+                ..at
+            }
+        } else {
+            At {
+                call: at.call + 1,
+                item: 0,
+            }
+        };
+    }
+
+    /// How many of a rank's messages can be acknowledged now.
+    fn acknowledgeable(&self, rank: usize) -> usize {
+        let is_over = |at: &At| {
+            let state = &self.calls[at.call];
+            if at.item == 0 {
+                return state.control_done[rank];
+            }
+            let Some(call) = self.call(at.call) else {
+                return false;
+            };
+            let Some(done) = state.done.get(at.item - 1) else {
+                return false;
+            };
+            if call.primitive == Primitive::AllReduce {
+                done[rank]
+            } else {
+                (0..done.len()).all(|r| done[r] || !Self::receives_data(call, r))
+            }
+        };
+        self.unacknowledged[rank]
+            .iter()
+            .take_while(|(_, at)| is_over(at))
+            .count()
+    }
+}
+
+/// Runs the programs until nothing moves any more. `late` may start only when the others cannot go on.
+fn run(
+    ranks: &mut [Rank],
+    config: InNetworkConfig,
+    tasks: &[Vec<(Task, bool)>],
+    seed: u64,
+    late: Option<usize>,
+) -> Switch {
+    let mut switch = Switch::new(config);
+    let mut choices = Choices::new(seed);
+    let mut idle = 0;
+    while idle < 3000 {
+        idle += 1;
+        let at = choices.below(ranks.len());
+        let may_start = late != Some(at) || idle > 500;
+        let rank = &mut ranks[at];
+        match choices.below(4) {
+            0 if may_start && rank.tasks.len() < tasks[at].len() => {
+                let (task, in_place) = tasks[at][rank.tasks.len()];
+                rank.start(task, in_place);
+                idle = 0;
+            }
+            1 => {
+                if let Some(message) = rank.wires[0].sends.pop_front() {
+                    switch.take(at, message);
+                    idle = 0;
+                }
+            }
+            2 => {
+                if !rank.wires[0].receives.is_empty()
+                    && let Some((bytes, immediate)) = switch.give(at)
+                {
+                    let slot = rank.wires[0].receives.pop_front().expect("a receive");
+                    rank.wires[0].arrived[slot as usize].clone_from(&bytes);
+                    switch.given(at);
+                    rank.machine.handle(Event::Received {
+                        channel: ChannelId(0),
+                        slot,
+                        length: bytes.len() as u32,
+                        immediate,
+                        head: &bytes[..bytes.len().min(64)],
+                    });
+                    rank.carry_out();
+                    idle = 0;
+                }
+            }
+            _ => {
+                let most = switch.acknowledgeable(at);
+                if most > 0 {
+                    let many = 1 + choices.below(most);
+                    let (wr, _) = switch.unacknowledged[at][many - 1];
+                    switch.unacknowledged[at].drain(..many);
+                    rank.wires[0].in_use.retain(|u| u.0 > wr);
+                    rank.machine.handle(Event::Sent {
+                        channel: ChannelId(0),
+                        wr,
+                    });
+                    rank.carry_out();
+                    idle = 0;
+                }
+            }
+        }
+    }
+    switch
+}
+
+fn ranks(config: InNetworkConfig) -> Vec<Rank> {
+    let machine = |rank| InNetwork::new(InNetworkConfig { rank, ..config });
+    (0..config.size)
+        .map(|rank| Rank::new(rank, config.size, Box::new(machine(rank))))
+        .collect()
+}
+
+fn any_config() -> impl Strategy<Value = InNetworkConfig> {
+    (2_u16..7, 2_u32..20, 1_u32..9, 1_u32..5).prop_map(|(size, window_packets, message, calls_max)| {
+        InNetworkConfig {
+            pmtu: Pmtu::B256,
+            window_packets,
+            message_packets: message.min(window_packets),
+            calls_max,
+            ..InNetworkConfig::new(0, size)
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn every_collective_gives_what_it_must(
+        (config, tasks, places) in any_config().prop_flat_map(|config| (
+            Just(config),
+            prop::collection::vec(any_task(config.size, 1200), 1..5),
+            prop::collection::vec(any::<bool>(), 5),
+        )),
+        late in any::<bool>(),
+        seed: u64,
+    ) {
+        let mut all = ranks(config);
+        let program: Vec<_> = tasks.iter().copied().zip(places.iter().copied()).collect();
+        run(&mut all, config, &vec![program; config.size.into()], seed, late.then_some(0));
+        for rank in &mut all {
+            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.machine.waiting_for());
+            prop_assert!(rank.machine.is_drained());
+            for (number, task) in tasks.iter().enumerate() {
+                prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
+                let must = expected(task, number, rank.number, config.size);
+                prop_assert_eq!(rank.output(number), must, "rank {} task {:?}", rank.number, task);
+            }
+        }
+    }
+
+    /// One rank makes another call at one point: all learn of it, by the names of two who said different things; what came
+    /// before is right, and what comes after fails as well.
+    #[test]
+    fn a_rank_that_disagrees_is_named(
+        config in any_config(),
+        before in 0_usize..3,
+        odd in 0_u16..7,
+        more in 1_u64..400,
+        seed: u64,
+    ) {
+        let odd = odd % config.size;
+        let task = |elements| Task { collective: Collective::AllReduce, elements, ..Task::BARRIER };
+        let program = |rank: u16| -> Vec<(Task, bool)> {
+            let mut tasks = vec![task(300); before];
+            tasks.push(if rank == odd { task(300 + more) } else { task(300) });
+            tasks.push(Task::BARRIER);
+            tasks.into_iter().map(|t| (t, false)).collect()
+        };
+        let mut all = ranks(config);
+        let programs: Vec<_> = (0..config.size).map(program).collect();
+        run(&mut all, config, &programs, seed, None);
+        for rank in &mut all {
+            for number in 0..before {
+                prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
+            }
+            let Some(Err(Failure::Conflict { sequence, first, second })) = rank.tasks[before].result else {
+                return Err(TestCaseError::fail(format!("{:?}", rank.tasks[before].result)));
+            };
+            prop_assert_eq!(sequence as usize, before);
+            prop_assert!((first.0 == odd) != (second.0 == odd), "{first:?} {second:?}");
+            prop_assert_ne!(first.1, second.1);
+            prop_assert_eq!(rank.tasks[before + 1].result, Some(Err(Failure::Aborted)));
+            prop_assert!(rank.machine.has_failed());
+        }
+    }
+}
+
+#[test]
+fn a_late_rank_is_waited_for_and_seen() {
+    let config = InNetworkConfig::new(0, 3);
+    let mut all = ranks(config);
+    let task = Task {
+        collective: Collective::AllReduce,
+        elements: 100_000,
+        ..Task::BARRIER
+    };
+    let programs = vec![vec![(task, false)], vec![(task, false)], Vec::new()];
+    run(&mut all, config, &programs, 1, None);
+    assert_eq!(all[0].machine.waiting_for(), Some(Waiting::Calls { sequence: 0 }));
+    assert!(!all[0].machine.is_drained());
+    assert_eq!(all[2].machine.waiting_for(), None);
+}
+
+#[test]
+fn what_cannot_be_ends_the_group() {
+    let machine = |bytes: &[u8], immediate| {
+        let mut rank = Rank::new(0, 2, Box::new(InNetwork::new(InNetworkConfig::new(0, 2))));
+        rank.start(Task::BARRIER, false);
+        let slot = rank.wires[0].receives.pop_front().expect("a receive");
+        rank.machine.handle(Event::Received {
+            channel: ChannelId(0),
+            slot,
+            length: bytes.len() as u32,
+            immediate,
+            head: bytes,
+        });
+        rank.carry_out();
+        rank.tasks[0].result
+    };
+    let is_protocol = |result| matches!(result, Some(Err(Failure::Protocol { .. })));
+    assert!(is_protocol(machine(&[0; 64], None)));
+    assert!(is_protocol(machine(&[0; 64], Some(Control::IMMEDIATE))));
+    assert!(is_protocol(machine(&[0; 10], Some(Control::IMMEDIATE))));
+    let mut control = Control {
+        sequence: 0,
+        rank: 0,
+        call: super::super::task::wire_calls(&Task::BARRIER, 0, 2, 1024)[0].call,
+        verdict: Verdict::Agreed,
+    };
+    let bytes = |control: &Control| {
+        let mut bytes = [0; Control::LEN];
+        control.emit(&mut bytes);
+        bytes
+    };
+    assert_eq!(machine(&bytes(&control), Some(Control::IMMEDIATE)), Some(Ok(())));
+    control.sequence = 1;
+    assert!(is_protocol(machine(&bytes(&control), Some(Control::IMMEDIATE))));
+}
+
+#[test]
+fn long_calls_are_cut() {
+    let task = Task {
+        collective: Collective::AllReduce,
+        data_type: castnet_wire::control::DataType::F32,
+        flags: CallFlags::default(),
+        elements: (5 << 30) / 4 + 7,
+        ..Task::BARRIER
+    };
+    let calls = super::super::task::wire_calls(&task, 0, 2, 1024);
+    let packets: Vec<u32> = calls.iter().map(|c| c.call.packets).collect();
+    assert_eq!(packets, [1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1]);
+    assert_eq!(calls.iter().map(|c| c.call.elements).sum::<u64>(), task.elements);
+    assert_eq!(calls[5].sends.map(|p| p.offset), Some(5 << 30));
+}
