@@ -2,6 +2,7 @@
 //! parsers as oracles, slow twins of the fast paths, and bytes at random.
 
 mod capture;
+mod control;
 mod golden;
 mod icrc;
 mod lldp;
