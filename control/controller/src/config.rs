@@ -59,6 +59,8 @@ pub struct Timeouts {
     pub reconcile: Duration,
     /// First and longest wait before a switch is tried again.
     pub backoff: (Duration, Duration),
+    /// A collective group that a rank created is kept after it has failed, for people to see why.
+    pub linger: Duration,
 }
 
 impl Default for Timeouts {
@@ -68,6 +70,7 @@ impl Default for Timeouts {
             host: Duration::from_secs(15),
             reconcile: Duration::from_secs(10),
             backoff: (Duration::from_millis(50), Duration::from_secs(2)),
+            linger: Duration::from_secs(60),
         }
     }
 }

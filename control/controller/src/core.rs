@@ -15,6 +15,9 @@ use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::collective::exchange::Exchanges;
+use crate::collective::planning::Foreign;
+use crate::collective::state::CollectiveEntry;
 use crate::config::Config;
 use crate::error::Refusal;
 use crate::fabric::Facts;
@@ -69,6 +72,10 @@ pub(crate) struct Core {
     /// What each switch said of itself last.
     pub(crate) capabilities: BTreeMap<String, v1::Capabilities>,
     pub(crate) groups: BTreeMap<String, Entry>,
+    /// No name is in both.
+    pub(crate) collectives: BTreeMap<String, CollectiveEntry>,
+    /// What each switch has that is not ours.
+    pub(crate) foreign: BTreeMap<String, Foreign>,
     /// Number of the last call to join.
     pub(crate) calls: u64,
     /// The McstID that was given out last: the next one comes after it, so that none is used again soon.
@@ -85,10 +92,41 @@ impl Core {
 
     /// The name of the group of that McstID.
     pub(crate) fn by_mcst_id(&self, mcst_id: McstId) -> Option<&str> {
-        self.groups
+        self.mcst_ids()
+            .find(|(_, theirs)| *theirs == mcst_id)
+            .map(|(name, _)| name)
+    }
+
+    /// All groups of both kinds, by name, with their McstIDs.
+    pub(crate) fn mcst_ids(&self) -> impl Iterator<Item = (&str, McstId)> {
+        let multicast = self.groups.values().map(|e| (&e.record.name, e.record.mcst_id));
+        let collective = self
+            .collectives
             .values()
-            .find(|e| e.record.mcst_id == mcst_id)
-            .map(|e| e.record.name.as_str())
+            .map(|e| (&e.record.name, e.record.mcst_id));
+        multicast
+            .chain(collective)
+            .map(|(name, mcst_id)| (name.as_str(), mcst_id))
+    }
+
+    /// A name must be nobody's yet.
+    pub(crate) fn free_name(&self, name: &str) -> Result<(), Refusal> {
+        let multicast = self.groups.get(name).map(|e| view::phase_name(&e.record.phase));
+        let collective = self.collectives.get(name).map(|e| e.record.phase.name());
+        match multicast.or(collective) {
+            Some(phase) => Err(Refusal::DuplicateGroup {
+                name: name.into(),
+                phase,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The part that a switch shall have of a group of either kind.
+    pub(crate) fn wanted_on(&self, group: &str, switch: &str) -> Option<crate::reconcile::Wanted> {
+        let multicast = self.groups.get(group).and_then(|e| e.record.wanted_on(switch));
+        let collective = || self.collectives.get(group)?.record.wanted_on(switch);
+        multicast.or_else(collective)
     }
 }
 
@@ -97,6 +135,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) owner: String,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
+    pub(crate) exchanges: Exchanges,
     core: Mutex<Core>,
     /// `None` once the controller is stopping: whatever is still under way can change nothing any more.
     store: Mutex<Option<Store>>,
@@ -117,6 +156,7 @@ impl Shared {
             config,
             owner: store.owner().into(),
             links,
+            exchanges: Exchanges::default(),
             core: Mutex::new(core),
             store: Mutex::new(Some(store)),
             events: broadcast::Sender::new(EVENTS_MAX),
@@ -325,6 +365,7 @@ impl Shared {
         switch: &str,
         wanted: &BTreeMap<String, Option<u64>>,
     ) {
+        self.settled_collectives(core, switch, wanted);
         for name in core.groups.keys().cloned().collect::<Vec<_>>() {
             let Some(entry) = core.groups.get_mut(&name) else {
                 continue;
@@ -360,6 +401,7 @@ impl Shared {
         group: Option<&str>,
         reason: &str,
     ) {
+        self.unsettled_collectives(core, switch, group, reason);
         for name in core.groups.keys().cloned().collect::<Vec<_>>() {
             let Some(entry) = core.groups.get_mut(&name) else {
                 continue;

@@ -227,7 +227,7 @@ async fn remove(shared: &Arc<Shared>, record: GroupRecord) -> bool {
     !must_wait
 }
 
-async fn off(shared: &Shared, name: &str, mcst_id: McstId, switch: &str) -> Result<(), String> {
+pub(crate) async fn off(shared: &Shared, name: &str, mcst_id: McstId, switch: &str) -> Result<(), String> {
     match shared.links.get(switch) {
         Some(link) => link.sync(shared, name, mcst_id).await.map_err(|e| e.to_string()),
         // Taken out of the configuration: nobody can say what it has.

@@ -129,6 +129,78 @@ pub enum Refusal {
         /// What to do.
         way_out: &'static str,
     },
+    /// Ranks of one job that count otherwise.
+    #[error("job {job:?} has {size} ranks, not {given}")]
+    OtherSize {
+        /// The job.
+        job: String,
+        /// Ranks that it has.
+        size: u16,
+        /// What was given.
+        given: u16,
+    },
+    /// A rank that wants the group to work otherwise.
+    #[error("group {group:?} has {is}, not {given}: all ranks must ask for the same, or leave it open")]
+    OtherSetting {
+        /// The setting.
+        field: &'static str,
+        /// The group.
+        group: String,
+        /// What was given.
+        given: String,
+        /// What the group has.
+        is: String,
+    },
+    /// A rank at another host than the group was created with.
+    #[error("rank {rank} of group {group:?} is host {host:?}, not {given:?}")]
+    OtherHost {
+        /// The group.
+        group: String,
+        /// The rank.
+        rank: u16,
+        /// Its host.
+        host: String,
+        /// What was given.
+        given: String,
+    },
+    /// A rank whose place is taken by a call that stands.
+    #[error("rank {rank} of group {group:?} is in already, by a call from host {host:?} that stands")]
+    RankTaken {
+        /// The group.
+        group: String,
+        /// The rank.
+        rank: u16,
+        /// Its host.
+        host: String,
+    },
+    /// A rank that the group does not have.
+    #[error("group {group:?} has ranks 0 to {}, no rank {rank}", .size.saturating_sub(1))]
+    UnknownRank {
+        /// The group.
+        group: String,
+        /// The rank.
+        rank: u32,
+        /// Ranks that it has.
+        size: usize,
+    },
+    /// An exchange that not all ranks came to.
+    #[error("round {round} of job {job:?} is without rank {} after {waited:?}", ranks_text(.missing))]
+    ExchangeTimeout {
+        /// The job.
+        job: String,
+        /// Which exchange.
+        round: u64,
+        /// How long the caller waited.
+        waited: std::time::Duration,
+        /// Who is missing.
+        missing: Vec<u16>,
+    },
+    /// Too much waits to be exchanged.
+    #[error("{bytes} bytes wait to be exchanged already; try again when other jobs are done")]
+    ExchangesFull {
+        /// The limit.
+        bytes: usize,
+    },
     /// The group does not go with the fabric or its switches.
     #[error("{}", .0.reason)]
     Failed(Failure),
@@ -150,6 +222,12 @@ impl Refusal {
             Self::NotAMember { .. } => "host",
             Self::McstIdTaken { .. } | Self::PoolExhausted { .. } => "mcst_id",
             Self::NotNow { field, .. } => field,
+            Self::OtherSize { .. } => "size",
+            Self::OtherSetting { field, .. } => field,
+            Self::OtherHost { .. } => "host",
+            Self::RankTaken { .. } | Self::UnknownRank { .. } => "rank",
+            Self::ExchangeTimeout { .. } => "round",
+            Self::ExchangesFull { .. } => "blob",
             Self::Failed(failure) => &failure.field,
             Self::UnknownHost { field, .. }
             | Self::NameOfSwitch { field, .. }
@@ -165,7 +243,16 @@ impl Refusal {
             Self::Invalid(_) | Self::OtherAddress { .. } | Self::AddressIsMcstId { .. } => {
                 Code::InvalidArgument
             }
-            Self::UnknownGroup { .. } | Self::NotAMember { .. } | Self::UnknownHost { .. } => Code::NotFound,
+            Self::OtherSize { .. } | Self::OtherSetting { .. } | Self::OtherHost { .. } => {
+                Code::InvalidArgument
+            }
+            Self::UnknownGroup { .. }
+            | Self::NotAMember { .. }
+            | Self::UnknownHost { .. }
+            | Self::UnknownRank { .. } => Code::NotFound,
+            Self::ExchangeTimeout { .. } => Code::DeadlineExceeded,
+            Self::ExchangesFull { .. } => Code::ResourceExhausted,
+            Self::RankTaken { .. } => Code::AlreadyExists,
             Self::DuplicateGroup { .. }
             | Self::NameOfSwitch { .. }
             | Self::AddressTaken { .. }
@@ -182,6 +269,16 @@ impl Refusal {
             Self::Store(_) => Code::Internal,
             Self::Stopping => Code::Unavailable,
         }
+    }
+}
+
+/// `0, 2, 3`, not more than a line.
+fn ranks_text(ranks: &[u16]) -> String {
+    const SHOWN_MAX: usize = 16;
+    let shown: Vec<String> = ranks.iter().take(SHOWN_MAX).map(u16::to_string).collect();
+    match ranks.len().checked_sub(SHOWN_MAX) {
+        Some(more) if more > 0 => format!("{} and {more} more", shown.join(", ")),
+        _ => shown.join(", "),
     }
 }
 

@@ -8,6 +8,7 @@
 //! ([`lifecycle`]).
 #![forbid(unsafe_code)]
 
+pub mod collective;
 mod config;
 mod core;
 mod driver;
@@ -30,6 +31,7 @@ use castnet_proto::transport::{Address, Server, serve};
 use castnet_proto::v1::controller_server::ControllerServer;
 use tonic::service::Routes;
 
+use crate::collective::state::CollectiveEntry;
 pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
@@ -59,6 +61,10 @@ impl Controller {
         };
         let stored = store.load()?;
         let groups = stored.groups.into_iter().map(after_restart);
+        let collectives = stored
+            .collectives
+            .into_iter()
+            .map(collective::record::after_restart);
         let core = Core {
             facts: Facts {
                 file: config.topology.clone(),
@@ -71,6 +77,10 @@ impl Controller {
             },
             capabilities: BTreeMap::new(),
             groups: groups.map(|g| (g.name.clone(), Entry::new(g))).collect(),
+            collectives: collectives
+                .map(|g| (g.name.clone(), CollectiveEntry::new(g)))
+                .collect(),
+            foreign: BTreeMap::new(),
             calls: 0,
             last_mcst_id: None,
         };
@@ -91,6 +101,10 @@ impl Controller {
             let mut core = shared.lock();
             for name in core.groups.keys().cloned().collect::<Vec<_>>() {
                 shared.drive(&mut core, &name);
+            }
+            for name in core.collectives.keys().cloned().collect::<Vec<_>>() {
+                shared.lease_all(&mut core, &name);
+                shared.drive_collective(&mut core, &name);
             }
         }
         Ok(Self {

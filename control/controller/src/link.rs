@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::convert::{group_to_proto, mcst_id_from_proto};
+use castnet_proto::convert::{collective_to_proto, group_to_proto, mcst_id_from_proto};
 use castnet_proto::transport::connect;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
@@ -19,7 +19,7 @@ use crate::config::SwitchConfig;
 use crate::core::Shared;
 use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 use crate::lifecycle::{Cause, Failure};
-use crate::reconcile::{Action, Found, Wanted, diff};
+use crate::reconcile::{Action, Found, Rule, Wanted, diff};
 
 /// Events come in bursts; a switch is asked once for all that come within this time.
 const BURST: Duration = Duration::from_millis(20);
@@ -128,11 +128,7 @@ impl Link {
         let within = shared.config.timeouts.switch;
         let _turn = self.turn.lock().await;
         let mut client = self.client(within).await?;
-        let wanted = shared
-            .lock()
-            .groups
-            .get(group)
-            .and_then(|e| e.record.wanted_on(&self.config.name));
+        let wanted = shared.lock().wanted_on(group, &self.config.name);
         match wanted {
             Some(wanted) => self.install(&mut client, shared, &wanted).await,
             None => self.remove(&mut client, shared, mcst_id, None).await,
@@ -145,7 +141,12 @@ impl Link {
         shared: &Shared,
         wanted: &Wanted,
     ) -> Result<(), SwitchError> {
-        let rule = v1::install_group_request::Rule::Group(group_to_proto(&wanted.to_install()));
+        let rule = match wanted.to_install() {
+            Rule::Multicast(group) => v1::install_group_request::Rule::Group(group_to_proto(&group)),
+            Rule::Collective(group) => {
+                v1::install_group_request::Rule::Collective(collective_to_proto(&group))
+            }
+        };
         let request = v1::InstallGroupRequest {
             rule: Some(rule),
             owner: shared.owner.clone(),
@@ -224,6 +225,7 @@ impl Link {
             .await
             .map_err(|e| unreachable(&e))?;
         let mut client = AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let before = shared.lock().own(&self.config.name, None);
         let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
         if capabilities.switch_name != self.config.name {
             let (found, wanted) = (&capabilities.switch_name, &self.config.name);
@@ -239,7 +241,7 @@ impl Link {
         self.report(shared, &mut client).await?;
         {
             let mut core = shared.lock();
-            core.capabilities.insert(self.config.name.clone(), capabilities);
+            core.learn(&self.config.name, capabilities, before);
             self.connection.send_replace(Connection::Up(client.clone()));
             self.tell(shared, &core);
         }
@@ -261,8 +263,9 @@ impl Link {
                 () = sleep_until(look_at) => {
                     self.report(shared, &mut client).await?;
                     self.reconcile(shared, &mut client).await?;
+                    let before = shared.lock().own(&self.config.name, None);
                     let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
-                    shared.lock().capabilities.insert(self.config.name.clone(), capabilities);
+                    shared.lock().learn(&self.config.name, capabilities, before);
                     look_at = Instant::now() + period;
                 }
             }
@@ -282,7 +285,7 @@ impl Link {
     }
 
     /// Whether the switch is to be looked at again.
-    fn handle(&self, shared: &Shared, event: v1::AgentEvent) -> bool {
+    fn handle(&self, shared: &Arc<Shared>, event: v1::AgentEvent) -> bool {
         match event.event {
             Some(Told::Port(_) | Told::Neighbour(_) | Told::Lagged(_)) => true,
             Some(Told::Group(changed)) => changed.removed && self.misses(shared, &changed.mcst_id),
@@ -307,19 +310,20 @@ impl Link {
                 false
             }
             Some(Told::MemberFailed(failed)) => {
-                let v1::MemberFailed {
-                    group,
-                    next_hop,
-                    syndrome,
-                    ..
-                } = failed;
-                tracing::warn!(
-                    switch = self.config.name,
-                    group,
-                    next_hop,
-                    syndrome,
-                    "member failed"
+                shared.member_failed(&self.config.name, failed);
+                false
+            }
+            Some(Told::CollectiveStalled(stalled)) => {
+                shared.waits(
+                    &stalled.mcst_id,
+                    &self.config.name,
+                    &stalled.ranks,
+                    stalled.for_ns,
                 );
+                false
+            }
+            Some(Told::CollectiveConflict(conflict)) => {
+                shared.conflict(&self.config.name, conflict);
                 false
             }
             Some(Told::Hello(_) | Told::BaselineLearned(_) | Told::FdbFull(_)) | None => false,
@@ -329,10 +333,8 @@ impl Link {
     /// Whether that group is wanted on this switch.
     fn misses(&self, shared: &Shared, mcst_id: &str) -> bool {
         let core = shared.lock();
-        let wanted = |e: &crate::core::Entry| e.record.wanted_on(&self.config.name).is_some();
-        core.groups
-            .values()
-            .any(|e| e.record.mcst_id.to_string() == mcst_id && wanted(e))
+        core.mcst_ids()
+            .any(|(name, id)| id.to_string() == mcst_id && core.wanted_on(name, &self.config.name).is_some())
     }
 
     /// Takes in what the switch says of ports and neighbours.
@@ -366,11 +368,11 @@ impl Link {
             client.list_groups(v1::ListGroupsRequest { mcst_id: None }),
         )
         .await?;
-        let found: Vec<Found> = listed.groups.into_iter().filter_map(found).collect();
+        let found: Vec<Found> = found(listed);
         let wanted = self.wanted(shared);
-        let by_mcst_id = wanted.values().map(|w| (w.rule.mcst_id, w.clone())).collect();
+        let by_mcst_id = wanted.values().map(|w| (w.rule.mcst_id(), w.clone())).collect();
         let has = |w: &Wanted| {
-            let (mcst_id, generation) = (w.rule.mcst_id, w.rule.generation);
+            let (mcst_id, generation) = (w.rule.mcst_id(), w.rule.generation());
             found
                 .iter()
                 .any(|f| (f.mcst_id, f.generation, f.owner.as_str()) == (mcst_id, generation, &shared.owner))
@@ -378,7 +380,7 @@ impl Link {
         // The generation that each has when this is through; none for those that are still to be installed.
         let mut settled: BTreeMap<String, Option<u64>> = wanted
             .iter()
-            .map(|(name, w)| (name.clone(), (w.has_run || has(w)).then_some(w.rule.generation)))
+            .map(|(name, w)| (name.clone(), (w.has_run || has(w)).then_some(w.rule.generation())))
             .collect();
         let mut refused = Vec::new();
         for action in diff(&shared.owner, &by_mcst_id, &found) {
@@ -388,10 +390,13 @@ impl Link {
                     (None, self.remove(client, shared, mcst_id, Some(generation)).await)
                 }
                 Action::Install(rule) => {
-                    let Some(wanted) = wanted.get(&rule.name) else {
+                    let Some(wanted) = wanted.get(rule.name()) else {
                         continue;
                     };
-                    (Some(rule.name), self.install(client, shared, wanted).await)
+                    (
+                        Some(rule.name().to_owned()),
+                        self.install(client, shared, wanted).await,
+                    )
                 }
             };
             match (name, done) {
@@ -417,9 +422,8 @@ impl Link {
     fn wanted(&self, shared: &Shared) -> BTreeMap<String, Wanted> {
         let core = shared.lock();
         let wanted = core
-            .groups
-            .values()
-            .filter_map(|e| Some((e.record.name.clone(), e.record.wanted_on(&self.config.name)?)));
+            .mcst_ids()
+            .filter_map(|(name, _)| Some((name.to_owned(), core.wanted_on(name, &self.config.name)?)));
         wanted.collect()
     }
 }
@@ -459,12 +463,24 @@ fn neighbour_report(neighbour: v1::Neighbour) -> Option<NeighbourReport> {
     })
 }
 
-fn found(group: v1::InstalledGroup) -> Option<Found> {
-    let rule = group.group?;
-    let mcst_id = mcst_id_from_proto("mcst_id", &rule.mcst_id).ok()?;
-    Some(Found {
-        mcst_id,
-        generation: rule.generation,
-        owner: group.owner,
-    })
+/// The rules of both kinds that a switch has.
+fn found(listed: v1::ListGroupsResponse) -> Vec<Found> {
+    let multicast = listed
+        .groups
+        .into_iter()
+        .filter_map(|g| Some((g.owner, g.group?)))
+        .map(|(owner, rule)| (owner, rule.mcst_id, rule.generation));
+    let collective = listed
+        .collectives
+        .into_iter()
+        .filter_map(|g| Some((g.owner, g.group?)))
+        .map(|(owner, rule)| (owner, rule.mcst_id, rule.generation));
+    let read = |(owner, mcst_id, generation): (String, String, u64)| {
+        Some(Found {
+            mcst_id: mcst_id_from_proto("mcst_id", &mcst_id).ok()?,
+            generation,
+            owner,
+        })
+    };
+    multicast.chain(collective).filter_map(read).collect()
 }

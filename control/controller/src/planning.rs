@@ -164,7 +164,7 @@ fn without_field(error: &PlanError) -> String {
 }
 
 /// The switches of a tree, parents before children.
-fn tree_switches(tree: &Tree) -> Vec<TreeSwitch> {
+pub(crate) fn tree_switches(tree: &Tree) -> Vec<TreeSwitch> {
     let mut all = Vec::new();
     let mut next: Vec<(&TreeNode, Option<&str>)> = vec![(&tree.root, None)];
     let mut at = 0;

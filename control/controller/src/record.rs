@@ -182,7 +182,7 @@ impl GroupRecord {
     pub fn wanted_on(&self, switch: &str) -> Option<crate::reconcile::Wanted> {
         let rule = self.plan.as_ref()?.rules.get(switch)?;
         let wanted = || crate::reconcile::Wanted {
-            rule: rule.clone(),
+            rule: crate::reconcile::Rule::Multicast(rule.clone()),
             has_run: self.phase.has_run(),
         };
         self.phase.wants_rules().then(wanted)
@@ -207,24 +207,19 @@ impl PlanRecord {
 }
 
 /// How the small types are stored.
-mod text {
+pub(crate) mod text {
     /// Declares a serde module that stores `$type` as `$raw`.
     macro_rules! stored {
         ($name:ident, $type:ty, $raw:ty, $to:expr, $from:expr, $what:literal) => {
-            pub(super) mod $name {
+            pub(crate) mod $name {
                 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-                pub(in super::super) fn serialize<S: Serializer>(
-                    value: &$type,
-                    s: S,
-                ) -> Result<S::Ok, S::Error> {
+                pub(crate) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
                     let to: fn(&$type) -> $raw = $to;
                     to(value).serialize(s)
                 }
 
-                pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
-                    d: D,
-                ) -> Result<$type, D::Error> {
+                pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
                     let from: fn($raw) -> Option<$type> = $from;
                     from(<$raw>::deserialize(d)?).ok_or_else(|| D::Error::custom($what))
                 }

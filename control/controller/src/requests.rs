@@ -10,6 +10,8 @@ use castnet_rules::{FaultKind, HostEndpoint};
 use castnet_wire::{McstId, Psn};
 use tokio::sync::watch;
 
+use crate::collective::lifecycle as collective;
+use crate::collective::record::RankState;
 use crate::core::{Core, Shared};
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
@@ -36,13 +38,7 @@ impl Shared {
     /// Creates a group; whether all members are in already.
     pub(crate) fn create(self: &Arc<Self>, group: NewGroup) -> Result<bool, Refusal> {
         let mut core = self.lock();
-        if let Some(entry) = core.groups.get(&group.name) {
-            let phase = view::phase_name(&entry.record.phase);
-            return Err(Refusal::DuplicateGroup {
-                name: group.name,
-                phase,
-            });
-        }
+        core.free_name(&group.name)?;
         for (i, member) in group.members.iter().enumerate() {
             let field = format!("members[{i}].host");
             // Without a file nothing says who exists; such a host is looked for when it joins.
@@ -63,10 +59,7 @@ impl Shared {
                 check_connection(&core, &format!("members[{i}].connection"), None, endpoint)?;
             }
         }
-        let mcst_id = match group.mcst_id {
-            Some(mcst_id) => wanted_mcst_id(&core, mcst_id)?,
-            None => self.next_mcst_id(&core)?,
-        };
+        let mcst_id = self.mcst_id_for(&core, group.mcst_id)?;
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
         let record = GroupRecord::new(group, mcst_id, start_psn);
         // What can be known to go wrong is refused now and not when the last member joins.
@@ -86,10 +79,18 @@ impl Shared {
         Ok(complete)
     }
 
+    /// The McstID that somebody wants, or the next.
+    pub(crate) fn mcst_id_for(&self, core: &Core, wanted: Option<McstId>) -> Result<McstId, Refusal> {
+        match wanted {
+            Some(mcst_id) => wanted_mcst_id(core, mcst_id),
+            None => self.next_mcst_id(core),
+        }
+    }
+
     /// The next McstID of the pool after the last that was given out, round and round.
     fn next_mcst_id(&self, core: &Core) -> Result<McstId, Refusal> {
         let pool = self.config.mcst_pool;
-        let groups = core.groups.values().map(|e| e.record.mcst_id.0);
+        let groups = core.mcst_ids().map(|(_, mcst_id)| mcst_id.0);
         let hosts = core.facts.all_hosts().into_iter().filter_map(|(_, ip, _)| ip);
         let used: BTreeSet<Ipv4Addr> = groups.chain(hosts).collect();
         let last = core.last_mcst_id.map(|m| m.0);
@@ -104,7 +105,7 @@ impl Shared {
     }
 
     /// Remembers a host's addresses.
-    fn know(&self, core: &mut Core, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+    pub(crate) fn know(&self, core: &mut Core, endpoint: &HostEndpoint) -> Result<(), Refusal> {
         let HostEndpoint { name, ip, mac, .. } = endpoint;
         let record = HostRecord {
             name: name.clone(),
@@ -279,15 +280,21 @@ impl Shared {
             changed.mark_unchanged();
             {
                 let core = self.lock();
-                let Ok(entry) = core.group(group) else {
-                    return Vec::new();
-                };
-                let tried = entry.record.placed.iter().all(|s| entry.problems.contains_key(s));
-                if tried
-                    && !entry.record.placed.is_empty()
-                    && matches!(entry.record.phase, Phase::Removing(_))
+                let (placed, problems, removing) = match (core.groups.get(group), core.collectives.get(group))
                 {
-                    return entry.record.placed.iter().cloned().collect();
+                    (Some(e), _) => {
+                        let removing = matches!(e.record.phase, Phase::Removing(_));
+                        (&e.record.placed, &e.problems, removing)
+                    }
+                    (None, Some(e)) => {
+                        let removing = matches!(e.record.phase, collective::Phase::Removing(_));
+                        (&e.record.placed, &e.problems, removing)
+                    }
+                    (None, None) => return Vec::new(),
+                };
+                let tried = placed.iter().all(|s| problems.contains_key(s));
+                if tried && !placed.is_empty() && removing {
+                    return placed.iter().cloned().collect();
                 }
             }
             if changed.changed().await.is_err() {
@@ -370,28 +377,33 @@ fn wanted_mcst_id(core: &Core, mcst_id: McstId) -> Result<McstId, Refusal> {
 }
 
 /// A member's end of the connection must be its own, and in no other group.
-fn check_connection(
+pub(crate) fn check_connection(
     core: &Core,
     field: &str,
     group: Option<&str>,
     endpoint: &HostEndpoint,
 ) -> Result<(), Refusal> {
     check_addresses(core, &format!("{field}."), endpoint)?;
-    for entry in core.groups.values() {
-        for other in entry.record.members.iter() {
-            let Some(other_end) = other.state.endpoint() else {
-                continue;
-            };
-            let own = group == Some(entry.record.name.as_str()) && other.host == endpoint.name;
-            if !own && (other_end.ip, other_end.qpn) == (endpoint.ip, endpoint.qpn) {
-                let (field, group) = (format!("{field}.qpn"), entry.record.name.clone());
-                return Err(Refusal::QueuePairTaken {
-                    field,
-                    ip: endpoint.ip,
-                    qpn: endpoint.qpn,
-                    group,
-                });
-            }
+    let members = core.groups.values().flat_map(|e| {
+        let ends = e.record.members.iter().filter_map(|m| m.state.endpoint());
+        ends.map(|end| (e.record.name.as_str(), end))
+    });
+    let ranks = core.collectives.values().flat_map(|e| {
+        let ends = e.record.ranks.iter().filter_map(|r| match &r.state {
+            RankState::Joined(seat) | RankState::Left(seat) => Some(&seat.endpoint),
+            RankState::Expected => None,
+        });
+        ends.map(|end| (e.record.name.as_str(), end))
+    });
+    for (name, other) in members.chain(ranks) {
+        let own = group == Some(name) && other.name == endpoint.name;
+        if !own && (other.ip, other.qpn) == (endpoint.ip, endpoint.qpn) {
+            return Err(Refusal::QueuePairTaken {
+                field: format!("{field}.qpn"),
+                ip: endpoint.ip,
+                qpn: endpoint.qpn,
+                group: name.into(),
+            });
         }
     }
     Ok(())

@@ -4,7 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
-    connection_from_proto, name_from_proto, new_group_from_proto, registration_from_proto,
+    connection_from_proto, exchange_from_proto, name_from_proto, new_collective_from_proto,
+    new_group_from_proto, rank_join_from_proto, registration_from_proto,
 };
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
@@ -14,6 +15,8 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::collective;
+use crate::collective::requests::{Attendance, Seen};
 use crate::core::Shared;
 use crate::error::Refusal;
 use crate::requests::{Join, missing};
@@ -78,6 +81,40 @@ async fn tell(mut join: Join, to: mpsc::Sender<Result<v1::GroupState, Status>>) 
     }
 }
 
+/// Tells a rank each change of its group for as long as it is in. When the client goes first, the attendance is dropped
+/// with this task, and the rank's lease begins to run.
+async fn attend(mut attendance: Attendance, to: mpsc::Sender<Result<v1::CollectiveState, Status>>) {
+    let mut told = None;
+    loop {
+        attendance.changed.mark_unchanged();
+        let (state, last) = match attendance.look() {
+            Seen::State(state) => (state, false),
+            Seen::Last(state) => (state, true),
+            Seen::Nothing => return,
+            Seen::Superseded => {
+                let (rank, group) = (attendance.rank, &attendance.group);
+                let reason = format!("rank {rank} of group {group:?} is in by another call");
+                // The client may be gone too.
+                let _ = to.send(Err(Status::aborted(reason))).await;
+                return;
+            }
+        };
+        if told.as_ref() != Some(&state) {
+            told = Some(state.clone());
+            if to.send(Ok(*state)).await.is_err() {
+                return;
+            }
+        }
+        if last {
+            return;
+        }
+        tokio::select! {
+            () = to.closed() => return,
+            _ = attendance.changed.changed() => {}
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl Controller for Service {
     async fn create_group(
@@ -115,8 +152,11 @@ impl Controller for Service {
     }
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
-        let v1::LeaveGroupRequest { group, host, .. } = request.into_inner();
-        let left = self.shared.leave(&group, &host)?;
+        let v1::LeaveGroupRequest { group, host, rank } = request.into_inner();
+        let left = match rank {
+            Some(rank) => self.shared.leave_collective(&group, rank)?,
+            None => self.shared.leave(&group, &host)?,
+        };
         Ok(Response::new(v1::LeaveGroupResponse { left }))
     }
 
@@ -125,7 +165,11 @@ impl Controller for Service {
         request: Request<v1::DestroyGroupRequest>,
     ) -> Answer<v1::DestroyGroupResponse> {
         let v1::DestroyGroupRequest { group } = request.into_inner();
-        let changed = self.shared.destroy(&group)?;
+        let collective = self.shared.lock().collectives.contains_key(&group);
+        let changed = match collective {
+            true => self.shared.destroy_collective(&group)?,
+            false => self.shared.destroy(&group)?,
+        };
         let pending_switches = self.shared.gone(&group, changed).await;
         Ok(Response::new(v1::DestroyGroupResponse {
             complete: pending_switches.is_empty(),
@@ -135,7 +179,14 @@ impl Controller for Service {
 
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
         let core = self.shared.lock();
-        let entry = core.group(&request.get_ref().group)?;
+        let name = &request.get_ref().group;
+        if let Ok(entry) = core.collective(name) {
+            return Ok(Response::new(v1::Group {
+                collective: Some(collective::view::group(&core, entry)),
+                ..Default::default()
+            }));
+        }
+        let entry = core.group(name)?;
         Ok(Response::new(view::group(&core, entry)))
     }
 
@@ -147,7 +198,11 @@ impl Controller for Service {
         let groups = core.groups.values().map(|e| view::group(&core, e)).collect();
         Ok(Response::new(v1::ListControllerGroupsResponse {
             groups,
-            collectives: Vec::new(),
+            collectives: core
+                .collectives
+                .values()
+                .map(|e| collective::view::group(&core, e))
+                .collect(),
         }))
     }
 
@@ -190,19 +245,25 @@ impl Controller for Service {
 
     async fn create_collective(
         &self,
-        _: Request<v1::CreateCollectiveRequest>,
+        request: Request<v1::CreateCollectiveRequest>,
     ) -> Answer<v1::CreateCollectiveResponse> {
-        Err(Status::unimplemented("collective groups"))
+        let new = new_collective_from_proto(request.get_ref())?;
+        let group = self.shared.create_collective(new)?;
+        Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
     }
 
     type InitGroupStream = BoxStream<v1::CollectiveState>;
 
-    async fn init_group(&self, _: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
-        Err(Status::unimplemented("collective groups"))
+    async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
+        let attendance = self.shared.init(rank_join_from_proto(request.get_ref())?)?;
+        let (to, from) = mpsc::channel(STREAM_DEPTH);
+        self.shared.spawn(attend(attendance, to));
+        Ok(Response::new(Box::pin(ReceiverStream::new(from))))
     }
 
-    async fn exchange(&self, _: Request<v1::ExchangeRequest>) -> Answer<v1::ExchangeResponse> {
-        Err(Status::unimplemented("collective groups"))
+    async fn exchange(&self, request: Request<v1::ExchangeRequest>) -> Answer<v1::ExchangeResponse> {
+        let call = exchange_from_proto(request.into_inner())?;
+        Ok(Response::new(self.shared.exchanges.exchange(call).await?))
     }
 
     type WatchEventsStream = BoxStream<v1::ControllerEvent>;

@@ -1,13 +1,14 @@
 //! Desired state on disk: what is wanted is written here before any switch hears of it.
 //!
 //! A redb database. Table `meta` has `version` (of this layout) and `owner` (who this controller is to the switches);
-//! `groups` and `hosts` have one JSON value per name. A write returns when it is on the disk.
+//! `groups`, `collectives` and `hosts` have one JSON value per name. A write returns when it is on the disk.
 
 use std::path::{Path, PathBuf};
 
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::de::DeserializeOwned;
 
+use crate::collective::record::CollectiveRecord;
 use crate::fabric::HostRecord;
 use crate::record::GroupRecord;
 
@@ -16,6 +17,7 @@ pub const STORE_VERSION: u64 = 1;
 
 const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
 const GROUPS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("groups");
+const COLLECTIVES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("collectives");
 const HOSTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("hosts");
 
 /// Why the store does not work.
@@ -54,6 +56,8 @@ pub enum StoreError {
 pub struct Stored {
     /// The groups, by name.
     pub groups: Vec<GroupRecord>,
+    /// The collective groups, by name.
+    pub collectives: Vec<CollectiveRecord>,
     /// The hosts, by name.
     pub hosts: Vec<HostRecord>,
 }
@@ -97,6 +101,7 @@ impl Store {
         };
         let known = store.write(|transaction| {
             transaction.open_table(GROUPS)?;
+            transaction.open_table(COLLECTIVES)?;
             transaction.open_table(HOSTS)?;
             let mut meta = transaction.open_table(META)?;
             let known = |key: &str| Ok::<_, redb::Error>(meta.get(key)?.map(|v| v.value().to_string()));
@@ -131,6 +136,7 @@ impl Store {
     pub fn load(&self) -> Result<Stored, StoreError> {
         Ok(Stored {
             groups: self.all(GROUPS)?,
+            collectives: self.all(COLLECTIVES)?,
             hosts: self.all(HOSTS)?,
         })
     }
@@ -150,6 +156,25 @@ impl Store {
     pub fn remove_group(&self, name: &str) -> Result<(), StoreError> {
         self.write(|transaction| {
             transaction.open_table(GROUPS)?.remove(name)?;
+            Ok(())
+        })
+    }
+
+    /// Writes a collective group.
+    ///
+    /// # Errors
+    /// The database fails; nothing is written then.
+    pub fn put_collective(&self, group: &CollectiveRecord) -> Result<(), StoreError> {
+        self.put(COLLECTIVES, &group.name, group)
+    }
+
+    /// Forgets a collective group.
+    ///
+    /// # Errors
+    /// The database fails; nothing is forgotten then.
+    pub fn remove_collective(&self, name: &str) -> Result<(), StoreError> {
+        self.write(|transaction| {
+            transaction.open_table(COLLECTIVES)?.remove(name)?;
             Ok(())
         })
     }

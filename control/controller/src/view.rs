@@ -102,7 +102,7 @@ fn member_state(core: &Core, record: &GroupRecord, member: &MemberRecord) -> v1:
     }
 }
 
-fn place(core: &Core, host: &str) -> (String, Option<u32>) {
+pub(crate) fn place(core: &Core, host: &str) -> (String, Option<u32>) {
     match core.facts.place(host) {
         Place::At { switch, port } => (switch, Some(port.into())),
         Place::Ambiguous(_) | Place::Unseen => (String::new(), None),

@@ -9,6 +9,7 @@
 //! (EPIC 6.2), and leaves out switches without room for it ([`place`]).
 #![forbid(unsafe_code)]
 
+mod collective_request;
 mod error;
 mod load;
 mod place;
@@ -17,9 +18,10 @@ mod plan;
 mod request;
 mod tree;
 
+pub use collective_request::{CollectiveRequest, RankMember, Room, Rooms, slots};
 pub use error::PlanError;
 pub use load::LinkLoad;
-pub use place::{CollectivePlan, CollectiveRequest, RankMember, Room, Rooms, place, slots};
+pub use place::{CollectivePlan, place};
 pub use place_error::{Lack, PlaceError, Shortage};
 pub use plan::{HEADROOM, Plan, plan};
 pub use request::{Member, Request};

@@ -11,13 +11,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::{
-    CollectiveEndpoint, CollectiveGroup, CollectiveHop, Fault, LossPolicy, RankEndpoint, StragglerPolicy,
-};
+use castnet_rules::{CollectiveEndpoint, CollectiveGroup, CollectiveHop, Fault, RankEndpoint};
 use castnet_topology::{Cut, Distances, Topology};
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
-use core::net::Ipv4Addr;
+use castnet_wire::{MacAddr, PortId};
 
+use crate::collective_request::{CollectiveRequest, Room, Rooms};
 use crate::load::LinkLoad;
 use crate::place_error::{Lack, PlaceError, Shortage};
 use crate::plan::{Children, HEADROOM, Parents, children, join};
@@ -25,70 +23,6 @@ use crate::tree::{Role, Tree, TreeLink, TreeNode};
 
 /// Candidates of one level that are laid out to be compared; in a large fabric the first by load and name.
 const CANDIDATES_MAX: usize = 16;
-
-/// A collective group that is wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CollectiveRequest {
-    /// The group's name.
-    pub name: String,
-    /// The version that the rules will carry.
-    pub generation: u64,
-    /// The group's address; no host of the fabric has it.
-    pub mcst_id: McstId,
-    /// Payload bytes of a full packet.
-    pub pmtu: Pmtu,
-    /// The group's first PSN.
-    pub psn_start: Psn,
-    /// Packets that may be under way at a switch: a power of two of at least two windows.
-    pub slots: u16,
-    /// Packets of a full message.
-    pub message_packets: u16,
-    /// Whether contributions are kept and added in rank order.
-    pub reproducible: bool,
-    /// Who repairs losses.
-    pub loss_policy: LossPolicy,
-    /// How ranks that wait are kept alive.
-    pub straggler_policy: StragglerPolicy,
-    /// The ranks' QP time-out, in microseconds.
-    pub ack_timeout_us: u32,
-    /// When a collective that waits is reported, in milliseconds.
-    pub stall_timeout_ms: u32,
-    /// The ranks, rank 0 first; at least two, each at a host of its own.
-    pub ranks: Vec<RankMember>,
-}
-
-/// A rank's QP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RankMember {
-    /// The host's name in the fabric.
-    pub host: String,
-    /// Its address; where it is `None`, the fabric's.
-    pub ip: Option<Ipv4Addr>,
-    /// Its Ethernet address; where it is `None`, the fabric's.
-    pub mac: Option<MacAddr>,
-    /// Its QP.
-    pub qpn: Qpn,
-    /// The PSN of the first packet that it sends.
-    pub sq_psn: Psn,
-    /// The PSN of the first packet that it receives.
-    pub rq_psn: Psn,
-}
-
-/// What a switch has left.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// Bytes of group state that are free.
-    pub memory_free: u64,
-    /// Groups that it can still take.
-    pub groups_free: u64,
-    /// Endpoints that one group can have there.
-    pub endpoints_max: u64,
-    /// Path MTUs that it carries; empty: any.
-    pub pmtus: Vec<Pmtu>,
-}
-
-/// What switches have left, by name; a switch that is not named takes anything.
-pub type Rooms = BTreeMap<String, Room>;
 
 /// What a request becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,49 +40,6 @@ impl CollectivePlan {
         each.map(|(switch, rule)| (switch.as_str(), rule.memory_bytes()))
             .collect()
     }
-}
-
-impl CollectiveRequest {
-    /// A request with the usual rest: generation 1, PSN 0, the rules' defaults, slots for two windows of `window`
-    /// packets.
-    pub fn new(name: &str, mcst_id: McstId, pmtu: Pmtu, window: u16, ranks: Vec<RankMember>) -> Self {
-        Self {
-            name: name.into(),
-            generation: 1,
-            mcst_id,
-            pmtu,
-            psn_start: Psn::new(0),
-            slots: slots(window),
-            message_packets: castnet_rules::DEFAULT_MESSAGE_PACKETS.min(window.max(1)),
-            reproducible: false,
-            loss_policy: LossPolicy::default(),
-            straggler_policy: StragglerPolicy::default(),
-            ack_timeout_us: castnet_rules::DEFAULT_ACK_TIMEOUT_US,
-            stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
-            ranks,
-        }
-    }
-}
-
-impl RankMember {
-    /// A host's QP, with the addresses that the fabric knows.
-    pub fn new(host: &str, qpn: Qpn) -> Self {
-        Self {
-            host: host.into(),
-            ip: None,
-            mac: None,
-            qpn,
-            sq_psn: Psn::new(0),
-            rq_psn: Psn::new(0),
-        }
-    }
-}
-
-/// Slots for a window of so many packets: the smallest power of two of at least two windows, at most 32768.
-pub const fn slots(window: u16) -> u16 {
-    let twice = 2 * if window == 0 { 1 } else { window as u32 };
-    let power = twice.next_power_of_two();
-    if power > 1 << 15 { 1 << 15 } else { power as u16 }
 }
 
 /// Places a group. `load` says how many groups each link carries already, `rooms` what each switch has left.
@@ -529,26 +420,5 @@ impl Shortage {
             switch: switch.into(),
             lack,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_hold_two_windows_and_are_a_power_of_two() {
-        for (window, expected) in [
-            (0, 2),
-            (1, 2),
-            (2, 4),
-            (3, 8),
-            (64, 128),
-            (65, 256),
-            (16_384, 32_768),
-        ] {
-            assert_eq!(slots(window), expected, "{window}");
-        }
-        assert_eq!(slots(u16::MAX), 32_768);
     }
 }

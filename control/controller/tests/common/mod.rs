@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_controller::{Config, Controller, SwitchConfig};
+use castnet_proto::convert::collective_from_proto;
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
@@ -31,6 +32,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Toy {
     pub(crate) boot_id: u64,
     pub(crate) groups: BTreeMap<String, (v1::MulticastGroup, String)>,
+    pub(crate) collectives: BTreeMap<String, (v1::CollectiveGroup, String)>,
+    /// What it says of itself beside its name and boot id.
+    pub(crate) capabilities: v1::Capabilities,
     /// Refuses installations with this.
     pub(crate) refuse: Option<Status>,
     pub(crate) ports: Vec<v1::Port>,
@@ -53,8 +57,8 @@ struct ToyAgent {
 pub(crate) type Journal = Arc<parking_lot::Mutex<Vec<String>>>;
 
 impl ToyAgent {
-    fn note(&self, toy: &mut Toy, sign: char, group: &v1::MulticastGroup) {
-        let what = format!("{sign}{}.{}", group.name, group.generation);
+    fn note(&self, toy: &mut Toy, sign: char, name: &str, generation: u64) {
+        let what = format!("{sign}{name}.{generation}");
         self.journal.lock().push(format!("{} {what}", self.name));
         toy.changes.push(what);
     }
@@ -68,12 +72,17 @@ impl Agent for ToyAgent {
         &self,
         _: Request<v1::GetCapabilitiesRequest>,
     ) -> Result<Response<v1::Capabilities>, Status> {
-        let boot_id = self.toy.lock().boot_id;
-        let switch_name = self.name.clone();
+        let toy = self.toy.lock();
+        let mut said = toy.capabilities.clone();
+        if said.memory_bytes_max > 0 {
+            let used = |(group, _): &(v1::CollectiveGroup, String)| memory(group);
+            said.memory_bytes_free -= toy.collectives.values().map(used).sum::<u64>();
+        }
         Ok(Response::new(v1::Capabilities {
-            switch_name,
-            boot_id,
-            ..Default::default()
+            switch_name: self.name.clone(),
+            boot_id: toy.boot_id,
+            groups: (toy.groups.len() + toy.collectives.len()) as u64,
+            ..said
         }))
     }
 
@@ -87,20 +96,25 @@ impl Agent for ToyAgent {
             gate.acquire().await.unwrap().forget();
         }
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
-        let Some(v1::install_group_request::Rule::Group(group)) = rule else {
-            return Err(Status::invalid_argument("group: missing"));
+        let rule = rule.ok_or_else(|| Status::invalid_argument("group: missing"))?;
+        let (name, mcst_id, generation) = match &rule {
+            v1::install_group_request::Rule::Group(g) => (&g.name, g.mcst_id.clone(), g.generation),
+            v1::install_group_request::Rule::Collective(g) => (&g.name, g.mcst_id.clone(), g.generation),
         };
+        let name = name.clone();
         let toy = &mut *self.toy.lock();
-        let outcome = match toy.groups.get(&group.mcst_id) {
+        let multicast = toy.groups.get(&mcst_id).map(|(g, o)| (g.generation, o));
+        let collective = toy.collectives.get(&mcst_id).map(|(g, o)| (g.generation, o));
+        let outcome = match multicast.or(collective) {
             Some((_, other)) if *other != owner => {
                 return Err(Status::already_exists("group.mcst_id: of another owner"));
             }
-            Some((old, _)) if old.generation > group.generation => {
+            Some((old, _)) if old > generation => {
                 return Err(Status::failed_precondition(
                     "group.generation: older than what is installed",
                 ));
             }
-            Some((old, _)) if old.generation == group.generation => v1::InstallOutcome::Unchanged,
+            Some((old, _)) if old == generation => v1::InstallOutcome::Unchanged,
             old => {
                 if let Some(status) = &toy.refuse {
                     return Err(status.clone());
@@ -112,10 +126,18 @@ impl Agent for ToyAgent {
                 }
             }
         };
-        let (generation, boot_id) = (group.generation, toy.boot_id);
+        let boot_id = toy.boot_id;
         if outcome != v1::InstallOutcome::Unchanged {
-            self.note(toy, '+', &group);
-            toy.groups.insert(group.mcst_id.clone(), (group, owner));
+            self.note(toy, '+', &name, generation);
+            match rule {
+                v1::install_group_request::Rule::Group(group) => {
+                    toy.groups.insert(mcst_id, (group, owner));
+                }
+                v1::install_group_request::Rule::Collective(group) => {
+                    collective_from_proto("collective", &group)?;
+                    toy.collectives.insert(mcst_id, (group, owner));
+                }
+            }
         }
         Ok(Response::new(v1::InstallGroupResponse {
             outcome: outcome as i32,
@@ -134,14 +156,23 @@ impl Agent for ToyAgent {
             generation,
         } = request.into_inner();
         let toy = &mut *self.toy.lock();
-        let Some((group, has)) = toy.groups.get(&mcst_id).cloned() else {
+        let multicast = toy
+            .groups
+            .get(&mcst_id)
+            .map(|(g, o)| (g.name.clone(), g.generation, o));
+        let collective = toy
+            .collectives
+            .get(&mcst_id)
+            .map(|(g, o)| (g.name.clone(), g.generation, o));
+        let Some((name, is, has)) = multicast.or(collective) else {
             return Ok(Response::new(v1::RemoveGroupResponse { removed: false }));
         };
-        if owner.is_some_and(|o| o != has) || generation.is_some_and(|g| g != group.generation) {
+        if owner.is_some_and(|o| o != *has) || generation.is_some_and(|g| g != is) {
             return Err(Status::failed_precondition("of another owner or generation"));
         }
         toy.groups.remove(&mcst_id);
-        self.note(toy, '-', &group);
+        toy.collectives.remove(&mcst_id);
+        self.note(toy, '-', &name, is);
         let changed = v1::GroupChanged {
             mcst_id,
             removed: true,
@@ -163,10 +194,15 @@ impl Agent for ToyAgent {
             ..Default::default()
         };
         let groups = toy.groups.values().map(installed).collect();
+        let installed = |(group, owner): &(v1::CollectiveGroup, String)| v1::InstalledCollective {
+            group: Some(group.clone()),
+            owner: owner.clone(),
+            ..Default::default()
+        };
         Ok(Response::new(v1::ListGroupsResponse {
             groups,
             boot_id: toy.boot_id,
-            ..Default::default()
+            collectives: toy.collectives.values().map(installed).collect(),
         }))
     }
 
@@ -284,6 +320,11 @@ impl Agent for ToyAgent {
     }
 }
 
+/// What a collective group takes of a switch's memory.
+pub(crate) fn memory(group: &v1::CollectiveGroup) -> u64 {
+    collective_from_proto("group", group).unwrap().memory_bytes()
+}
+
 /// A toy switch that is served at a Unix socket, and can be stopped and started again there.
 pub(crate) struct Switch {
     agent: ToyAgent,
@@ -299,9 +340,11 @@ impl Switch {
     /// The groups that it has, as `name.generation`.
     pub(crate) fn groups(&self) -> Vec<String> {
         self.with(|t| {
-            t.groups
-                .values()
-                .map(|(g, _)| format!("{}.{}", g.name, g.generation))
+            let multicast = t.groups.values().map(|(g, _)| (&g.name, g.generation));
+            let collective = t.collectives.values().map(|(g, _)| (&g.name, g.generation));
+            multicast
+                .chain(collective)
+                .map(|(name, generation)| format!("{name}.{generation}"))
                 .collect()
         })
     }
@@ -333,14 +376,25 @@ impl Switch {
         self.with(|t| {
             t.boot_id += 1;
             t.groups.clear();
+            t.collectives.clear();
         });
         self.start().await;
     }
 
     /// Something about its ports or neighbours is new.
     pub(crate) fn tell(&self) {
-        let event = Some(v1::agent_event::Event::Neighbour(v1::NeighbourChanged::default()));
+        self.report(v1::agent_event::Event::Neighbour(v1::NeighbourChanged::default()));
+    }
+
+    /// Something happened.
+    pub(crate) fn report(&self, event: v1::agent_event::Event) {
+        let event = Some(event);
         let _ = self.agent.events.send(v1::AgentEvent { at_ns: 0, event });
+    }
+
+    /// From now on it says that it has so much memory, all free but for collective groups.
+    pub(crate) fn set_memory(&self, bytes: u64) {
+        self.with(|t| (t.capabilities.memory_bytes_max, t.capabilities.memory_bytes_free) = (bytes, bytes));
     }
 }
 

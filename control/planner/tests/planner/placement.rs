@@ -265,7 +265,9 @@ fn narrow_links_are_gone_round_or_named() {
     }
     let mut big = request(&["a", "b"]);
     big.pmtu = Pmtu::B4096;
-    let root = |t: &Topology, r: &CollectiveRequest| place(t, &LinkLoad::new(), &Rooms::new(), r).map(|p| p.tree.root.name);
+    let root = |t: &Topology, r: &CollectiveRequest| {
+        place(t, &LinkLoad::new(), &Rooms::new(), r).map(|p| p.tree.root.name)
+    };
     assert_eq!(root(&t, &request(&["a", "b"])), Ok("s0".into()));
     assert_eq!(root(&t, &big), Ok("s1".into()));
     t.set_switch_up("s1", false);

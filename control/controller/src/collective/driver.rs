@@ -1,0 +1,227 @@
+//! Carries a collective group from one resting phase to the next: places it and programs its switches, or takes it off
+//! them. As the driver of multicast groups, which says more.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::lifecycle::{After, Event, Phase};
+use super::planning::place_group;
+use super::record::{CollectiveRecord, Ending, Placement};
+use crate::config::Checkpoint;
+use crate::core::{Core, Shared};
+use crate::driver::off;
+use crate::fabric::Reach;
+use crate::lifecycle::{Cause, Failure};
+use crate::link::SwitchError;
+use crate::planning::NoPlan;
+
+/// How often a switch of a tree is told in one installation, at most.
+const CALLS_PER_SWITCH_MAX: usize = 4;
+
+/// Works on a group until it rests.
+pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
+    loop {
+        let record = {
+            let mut core = shared.lock();
+            let Some(entry) = core.collectives.get_mut(&name) else {
+                return;
+            };
+            if !entry.record.phase.needs_driver() {
+                entry.driven = false;
+                return;
+            }
+            entry.record.clone()
+        };
+        match record.phase {
+            Phase::Removing(_) => {
+                if !remove(&shared, record).await {
+                    let mut core = shared.lock();
+                    let Some(entry) = core.collectives.get_mut(&name) else {
+                        return;
+                    };
+                    entry.driven = false;
+                    return;
+                }
+            }
+            _ => install(&shared, record).await,
+        }
+    }
+}
+
+/// From Installing to Active, or to Removing where anything goes wrong. All switches or none.
+async fn install(shared: &Arc<Shared>, record: CollectiveRecord) {
+    let (name, generation) = (record.name.as_str(), record.generation);
+    let pass = |checkpoint| shared.config.checkpoints.pass(checkpoint);
+    pass(Checkpoint::Joined).await;
+    let plan = match record.plan {
+        Some(plan) => plan,
+        None => match lay_out(shared, name, generation).await {
+            Some(plan) => plan,
+            None => return,
+        },
+    };
+    pass(Checkpoint::Planned).await;
+    let mut calls_left = CALLS_PER_SWITCH_MAX * plan.rules.len();
+    while let Some(switch) = next_switch(shared, name, generation, &plan) {
+        let done = match shared.links.get(&switch) {
+            Some(link) if calls_left > 0 => link.sync(shared, name, record.mcst_id).await,
+            Some(_) => Err(SwitchError::Unreachable("it was lost again and again".into())),
+            None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
+        };
+        calls_left = calls_left.saturating_sub(1);
+        match done {
+            Ok(()) => confirm(shared, name, generation, &switch),
+            Err(error) => return refuse(shared, name, generation, error.failure(&switch)),
+        }
+        pass(Checkpoint::Installed(switch)).await;
+    }
+    pass(Checkpoint::AllInstalled).await;
+    let mut core = shared.lock();
+    // Where a switch was lost since, the next round tells it again.
+    let complete = core
+        .collectives
+        .get(name)
+        .is_some_and(|e| e.unconfirmed().is_empty());
+    if complete && is_installing(&core, name, generation) {
+        shared.try_step_collective(&mut core, name, Event::Confirmed, None);
+    }
+}
+
+/// The next switch to be told; `None` where all have confirmed, or the installation is off.
+fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &Placement) -> Option<String> {
+    let core = shared.lock();
+    let confirmed = &core
+        .collectives
+        .get(name)
+        .filter(|_| is_installing(&core, name, generation))?
+        .confirmed;
+    plan.leaves_first()
+        .find(|s| !confirmed.contains(*s))
+        .map(String::from)
+}
+
+fn is_installing(core: &Core, name: &str, generation: u64) -> bool {
+    core.collectives
+        .get(name)
+        .is_some_and(|e| e.record.generation == generation && e.record.phase == Phase::Installing)
+}
+
+fn confirm(shared: &Shared, name: &str, generation: u64, switch: &str) {
+    let mut core = shared.lock();
+    if is_installing(&core, name, generation)
+        && let Some(entry) = core.collectives.get_mut(name)
+    {
+        entry.problems.remove(switch);
+        entry.confirmed.insert(switch.into());
+        shared.told_collective(&core, name);
+    }
+}
+
+fn refuse(shared: &Arc<Shared>, name: &str, generation: u64, failure: Failure) {
+    let mut core = shared.lock();
+    if is_installing(&core, name, generation)
+        && let Some(entry) = core.collectives.get(name)
+    {
+        let ending = Ending::refused(&entry.record, failure);
+        tracing::warn!(group = name, reason = ending.reason, "collective group refused");
+        shared.try_step_collective(&mut core, name, Event::Refused, Some(ending));
+    }
+}
+
+/// Places the group and stores that, waiting for reports where they are lacking. `None`: there is nothing to install.
+async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Placement> {
+    let deadline = Instant::now() + shared.config.timeouts.host;
+    let mut changes = shared.fabric_changes();
+    loop {
+        changes.mark_unchanged();
+        let failure = {
+            let mut core = shared.lock();
+            if !is_installing(&core, name, generation) {
+                return None;
+            }
+            let record = core.collectives.get(name)?.record.clone();
+            match try_lay_out(shared, &mut core, &record) {
+                Ok(plan) => return Some(plan),
+                Err(NoPlan::Never(failure)) => {
+                    drop(core);
+                    refuse(shared, name, generation, failure);
+                    return None;
+                }
+                Err(NoPlan::NotYet(failure)) => {
+                    shared.note_collective(&mut core, name, failure.reason.clone());
+                    failure
+                }
+            }
+        };
+        if timeout_at(deadline, changes.changed()).await.is_err() {
+            let waited = shared.config.timeouts.host;
+            let reason = format!("{}; waited {waited:?}", failure.reason);
+            refuse(shared, name, generation, Failure { reason, ..failure });
+            return None;
+        }
+    }
+}
+
+fn try_lay_out(
+    shared: &Arc<Shared>,
+    core: &mut Core,
+    record: &CollectiveRecord,
+) -> Result<Placement, NoPlan> {
+    let plan = place_group(core, record)?;
+    // The addresses of its ports and what it has left are in its report: without it they would be guesses.
+    let silent = plan
+        .tree
+        .iter()
+        .find(|s| !matches!(core.facts.switches.get(&s.name), Some((Reach::Up, _))));
+    if let Some(switch) = silent {
+        return Err(NoPlan::NotYet(Failure {
+            cause: Cause::Unreachable,
+            field: format!("switches.{}", switch.name),
+            reason: "has not reported yet".into(),
+        }));
+    }
+    shared.try_change_collective(core, &record.name, |r| {
+        r.placed.extend(plan.rules.keys().cloned());
+        r.plan = Some(plan.clone());
+    });
+    Ok(plan)
+}
+
+/// Takes the group off its switches, the root first. Whether there is more to do.
+async fn remove(shared: &Arc<Shared>, record: CollectiveRecord) -> bool {
+    let name = record.name.as_str();
+    shared.config.checkpoints.pass(Checkpoint::Removing).await;
+    let order = record.plan.iter().flat_map(|p| &p.tree).map(|s| &s.name);
+    let (mut switches, mut cleared): (Vec<&String>, Vec<&String>) = (order.collect(), Vec::new());
+    let others: Vec<&String> = record.placed.iter().filter(|s| !switches.contains(s)).collect();
+    switches.extend(others);
+    switches.retain(|s| record.placed.contains(*s));
+    for switch in switches {
+        match off(shared, name, record.mcst_id, switch).await {
+            Ok(()) => cleared.push(switch),
+            Err(reason) => {
+                tracing::warn!(group = name, switch, reason, "cannot be cleaned now");
+                if let Some(entry) = shared.lock().collectives.get_mut(name) {
+                    entry.problems.insert(switch.clone(), reason);
+                }
+            }
+        }
+        let checkpoint = Checkpoint::Removed(switch.clone());
+        shared.config.checkpoints.pass(checkpoint).await;
+    }
+    let mut core = shared.lock();
+    shared.try_change_collective(&mut core, name, |r| r.placed.retain(|s| !cleared.contains(&s)));
+    let Some(entry) = core.collectives.get(name) else {
+        return false;
+    };
+    // As for multicast groups: a name is free again when no switch knows it any more; otherwise the group goes on, and
+    // those that cannot be reached are cleaned when they can.
+    let must_wait = entry.record.phase == Phase::Removing(After::Gone) && !entry.record.placed.is_empty();
+    if must_wait {
+        shared.told_collective(&core, name);
+    } else {
+        shared.try_step_collective(&mut core, name, Event::Cleared, None);
+    }
+    !must_wait
+}

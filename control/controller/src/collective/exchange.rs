@@ -1,0 +1,216 @@
+//! The exchange of blobs between the ranks of a job: an all-gather that needs nothing but the controller.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use castnet_proto::convert::ExchangeCall;
+use castnet_proto::v1;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::Refusal;
+
+/// Bytes of all blobs that wait at one time, at most.
+const WAITING_BYTES_MAX: usize = 256 << 20;
+
+/// All blobs of a round, by rank.
+type Blobs = Arc<Vec<Vec<u8>>>;
+type Done = watch::Receiver<Option<Blobs>>;
+
+/// Exchanges under way, by job and round.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exchanges(Arc<Mutex<Open>>);
+
+#[derive(Debug, Default)]
+struct Open {
+    rounds: BTreeMap<(String, u64), Round>,
+    bytes: usize,
+    calls: u64,
+}
+
+#[derive(Debug)]
+struct Round {
+    size: u16,
+    /// By rank, with the call that brought it.
+    blobs: BTreeMap<u16, (u64, Vec<u8>)>,
+    done: watch::Sender<Option<Blobs>>,
+}
+
+/// A rank's part in a round: taken back when dropped before the round is complete.
+struct Part {
+    exchanges: Exchanges,
+    key: (String, u64),
+    rank: u16,
+    call: u64,
+}
+
+impl Exchanges {
+    /// Hands in a blob and waits for those of the others.
+    pub(crate) async fn exchange(&self, call: ExchangeCall) -> Result<v1::ExchangeResponse, Refusal> {
+        let deadline = Instant::now() + call.timeout;
+        let (waited, key) = (call.timeout, (call.job.clone(), call.round));
+        let (part, mut done) = self.put(call)?;
+        let blobs = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
+            Ok(Ok(blobs)) => blobs.clone(),
+            // Its sender goes when the round is complete, or with its last part, which is this one.
+            Ok(Err(_)) => None,
+            Err(_) => {
+                let missing = self.missing(&key);
+                drop(part);
+                return Err(Refusal::ExchangeTimeout {
+                    job: key.0,
+                    round: key.1,
+                    waited,
+                    missing,
+                });
+            }
+        };
+        drop(part);
+        let blobs = blobs.ok_or(Refusal::Stopping)?;
+        Ok(v1::ExchangeResponse {
+            blobs: blobs.as_ref().clone(),
+        })
+    }
+
+    fn put(&self, call: ExchangeCall) -> Result<(Part, Done), Refusal> {
+        let open = &mut *self.0.lock();
+        let key = (call.job, call.round);
+        if let Some(round) = open.rounds.get(&key)
+            && round.size != call.size
+        {
+            return Err(Refusal::OtherSize {
+                job: key.0,
+                size: round.size,
+                given: call.size,
+            });
+        }
+        if open.bytes + call.blob.len() > WAITING_BYTES_MAX {
+            return Err(Refusal::ExchangesFull {
+                bytes: WAITING_BYTES_MAX,
+            });
+        }
+        open.calls += 1;
+        let number = open.calls;
+        let round = open.rounds.entry(key.clone()).or_insert_with(|| Round {
+            size: call.size,
+            blobs: BTreeMap::new(),
+            done: watch::Sender::new(None),
+        });
+        let done = round.done.subscribe();
+        open.bytes += call.blob.len();
+        // A rank that calls again has lost its first call: the newer blob counts.
+        if let Some((_, old)) = round.blobs.insert(call.rank, (number, call.blob)) {
+            open.bytes -= old.len();
+        }
+        if round.blobs.len() == usize::from(round.size)
+            && let Some(complete) = open.rounds.remove(&key)
+        {
+            let blobs: Vec<Vec<u8>> = complete.blobs.into_values().map(|(_, blob)| blob).collect();
+            open.bytes -= blobs.iter().map(Vec::len).sum::<usize>();
+            complete.done.send_replace(Some(Arc::new(blobs)));
+        }
+        let part = Part {
+            exchanges: self.clone(),
+            key,
+            rank: call.rank,
+            call: number,
+        };
+        Ok((part, done))
+    }
+
+    fn missing(&self, key: &(String, u64)) -> Vec<u16> {
+        let open = self.0.lock();
+        let round = open.rounds.get(key);
+        round.map_or_else(Vec::new, |r| {
+            (0..r.size).filter(|rank| !r.blobs.contains_key(rank)).collect()
+        })
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let open = &mut *self.exchanges.0.lock();
+        let Some(round) = open.rounds.get_mut(&self.key) else {
+            return;
+        };
+        if round
+            .blobs
+            .get(&self.rank)
+            .is_some_and(|(call, _)| *call == self.call)
+            && let Some((_, blob)) = round.blobs.remove(&self.rank)
+        {
+            open.bytes -= blob.len();
+        }
+        if round.blobs.is_empty() {
+            open.rounds.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn call(rank: u16, size: u16, round: u64, blob: &[u8]) -> ExchangeCall {
+        ExchangeCall {
+            job: "job".into(),
+            rank,
+            size,
+            round,
+            blob: blob.into(),
+            timeout: Duration::from_secs(60),
+        }
+    }
+
+    #[tokio::test]
+    async fn all_get_all_in_rank_order_and_nothing_stays() {
+        let exchanges = Exchanges::default();
+        let ranks = (0..4u16).rev().map(|rank| {
+            let exchanges = exchanges.clone();
+            tokio::spawn(async move { exchanges.exchange(call(rank, 4, 7, &[rank as u8; 3])).await })
+        });
+        for rank in ranks.collect::<Vec<_>>() {
+            let blobs = rank.await.unwrap().unwrap().blobs;
+            assert_eq!(blobs, (0..4u8).map(|r| vec![r; 3]).collect::<Vec<_>>());
+        }
+        let open = exchanges.0.lock();
+        assert_eq!((open.rounds.len(), open.bytes), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_time_out_names_the_missing_and_takes_the_blob_back() {
+        let exchanges = Exchanges::default();
+        let hurried = ExchangeCall {
+            timeout: Duration::ZERO,
+            ..call(1, 4, 0, b"x")
+        };
+        let error = exchanges.exchange(hurried).await.unwrap_err();
+        assert!(error.to_string().contains("rank 0, 2, 3"), "{error}");
+        assert_eq!(exchanges.0.lock().bytes, 0);
+        assert!(exchanges.0.lock().rounds.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_goes_and_comes_again_counts_once_and_sizes_must_agree() {
+        let exchanges = Exchanges::default();
+        let (part, _) = exchanges.put(call(0, 2, 0, b"old")).unwrap();
+        let (again, _) = exchanges.put(call(0, 2, 0, b"newer")).unwrap();
+        drop(part);
+        assert_eq!(
+            exchanges.0.lock().bytes,
+            5,
+            "the late end of the first call takes nothing"
+        );
+        assert!(matches!(
+            exchanges.put(call(1, 3, 0, b"")),
+            Err(Refusal::OtherSize { .. })
+        ));
+        let blobs = exchanges.exchange(call(1, 2, 0, b"y")).await.unwrap().blobs;
+        assert_eq!(blobs, [b"newer".to_vec(), b"y".to_vec()]);
+        drop(again);
+        assert_eq!(exchanges.0.lock().bytes, 0);
+    }
+}

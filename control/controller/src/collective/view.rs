@@ -1,0 +1,182 @@
+//! State of collective groups as messages.
+
+use castnet_proto::convert::{collective_to_proto, connection_to_proto, loss_to_proto, straggler_to_proto};
+use castnet_proto::v1;
+
+use super::lifecycle::{After, Phase};
+use super::record::{CollectiveRecord, Ending, RankRecord, RankState, Settings};
+use super::state::{CollectiveEntry, Presence};
+use crate::core::Core;
+use crate::view::place;
+
+fn phase(phase: Phase) -> v1::CollectivePhase {
+    match phase {
+        Phase::Gathering | Phase::Installing | Phase::Removing(After::Gathering) => {
+            v1::CollectivePhase::Waiting
+        }
+        Phase::Active => v1::CollectivePhase::Active,
+        Phase::Refused | Phase::Removing(After::Refused) => v1::CollectivePhase::Refused,
+        Phase::Broken | Phase::Failed | Phase::Removing(After::Failed) => v1::CollectivePhase::Failed,
+        Phase::Removing(After::Gone) => v1::CollectivePhase::Removing,
+    }
+}
+
+fn settings(settings: &Settings) -> v1::CollectiveSettings {
+    v1::CollectiveSettings {
+        pmtu: settings.pmtu.bytes() as u32,
+        window_packets: settings.window_packets.into(),
+        message_packets: settings.message_packets.into(),
+        reproducible: Some(settings.reproducible),
+        loss_policy: loss_to_proto(settings.loss_policy) as i32,
+        straggler_policy: straggler_to_proto(settings.straggler_policy) as i32,
+        ack_timeout_us: settings.ack_timeout_us,
+        stall_timeout_ms: settings.stall_timeout_ms,
+    }
+}
+
+/// A group's state, as nobody in particular sees it.
+pub(crate) fn state(core: &Core, entry: &CollectiveEntry) -> v1::CollectiveState {
+    let record = &entry.record;
+    let phase = phase(record.phase);
+    let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
+    let ending = record.ended.as_ref().filter(|_| over);
+    let member = |(rank, member): (usize, &RankRecord)| rank_state(core, entry, rank as u16, member);
+    v1::CollectiveState {
+        name: record.name.clone(),
+        phase: phase as i32,
+        reason: reason(entry),
+        failed_rank: ending.and_then(|e| e.rank).map(u32::from),
+        failed_switch: ending.and_then(|e| e.switch.clone()).unwrap_or_default(),
+        mcst_id: record.mcst_id.to_string(),
+        generation: record.generation,
+        psn_start: record.psn_start.value(),
+        rank: None,
+        rq_psn: 0,
+        slots: record.settings.slots().into(),
+        settings: Some(settings(&record.settings)),
+        members: record.ranks.iter().enumerate().map(member).collect(),
+        waiting_for: entry.waiting_for.iter().map(|r| u32::from(*r)).collect(),
+    }
+}
+
+/// A group's state, as a rank sees it that is in `generation`: whatever has become of that one.
+pub(crate) fn state_for(
+    core: &Core,
+    entry: &CollectiveEntry,
+    rank: u16,
+    generation: u64,
+) -> v1::CollectiveState {
+    let record = &entry.record;
+    let mut seen = state(core, entry);
+    seen.rank = Some(rank.into());
+    seen.rq_psn = record
+        .ranks
+        .get(usize::from(rank))
+        .map_or(0, |r| r.rq_psn.value());
+    match &record.ended {
+        Some(ending) if ending.generation >= generation => over(&mut seen, ending),
+        // It waits for the next; what became of the last is not its concern.
+        _ if generation > record.generation && record.phase != Phase::Removing(After::Gone) => {
+            seen.phase = v1::CollectivePhase::Waiting as i32;
+            seen.reason = waits_for(record);
+            (seen.failed_rank, seen.failed_switch) = (None, String::new());
+        }
+        _ => {}
+    }
+    seen
+}
+
+fn over(seen: &mut v1::CollectiveState, ending: &Ending) {
+    let phase = match ending.refused {
+        true => v1::CollectivePhase::Refused,
+        false => v1::CollectivePhase::Failed,
+    };
+    seen.phase = phase as i32;
+    seen.reason = ending.reason.clone();
+    seen.failed_rank = ending.rank.map(u32::from);
+    seen.failed_switch = ending.switch.clone().unwrap_or_default();
+    seen.generation = ending.generation;
+}
+
+fn waits_for(record: &CollectiveRecord) -> String {
+    let ranks: Vec<String> = record
+        .expected()
+        .into_iter()
+        .map(|r| record.rank_name(r))
+        .collect();
+    match ranks.len() {
+        0 => "all ranks are in".into(),
+        1..=8 => format!("waits for {}", ranks.join(", ")),
+        more => format!("waits for {} and {} more", ranks[..8].join(", "), more - 8),
+    }
+}
+
+/// Why a group is where it is, for people.
+fn reason(entry: &CollectiveEntry) -> String {
+    let record = &entry.record;
+    let problems = || {
+        let each = entry
+            .problems
+            .iter()
+            .map(|(switch, why)| format!("switch {switch}: {why}"));
+        each.collect::<Vec<_>>().join("; ")
+    };
+    match record.phase {
+        Phase::Gathering => waits_for(record),
+        Phase::Installing => entry.note.clone(),
+        Phase::Active if !entry.waiting_for.is_empty() => {
+            let ranks: Vec<String> = entry.waiting_for.iter().map(|r| record.rank_name(*r)).collect();
+            let mut all = vec![format!("a collective waits for {}", ranks.join(", "))];
+            all.extend((!entry.problems.is_empty()).then(problems));
+            all.join("; ")
+        }
+        Phase::Active | Phase::Removing(After::Gathering | After::Gone) => problems(),
+        Phase::Broken | Phase::Failed | Phase::Refused | Phase::Removing(_) => record
+            .ended
+            .as_ref()
+            .map(|e| e.reason.clone())
+            .unwrap_or_default(),
+    }
+}
+
+fn rank_state(core: &Core, entry: &CollectiveEntry, rank: u16, member: &RankRecord) -> v1::RankState {
+    let (switch_name, port) = place(core, &member.host);
+    let (phase, seat) = match &member.state {
+        RankState::Expected => (v1::RankPhase::Expected, None),
+        RankState::Joined(seat) => match entry.present.get(&rank) {
+            Some(Presence::Here(_)) => (v1::RankPhase::Joined, Some(seat)),
+            Some(Presence::Away(_)) | None => (v1::RankPhase::Away, Some(seat)),
+        },
+        RankState::Left(seat) => (v1::RankPhase::Left, Some(seat)),
+    };
+    v1::RankState {
+        rank: rank.into(),
+        host: member.host.clone(),
+        phase: phase as i32,
+        connection: seat.map(|s| connection_to_proto(&s.endpoint)),
+        sq_psn: seat.map_or(0, |s| s.sq_psn.value()),
+        rq_psn: member.rq_psn.value(),
+        switch_name,
+        port,
+    }
+}
+
+/// A group with its tree.
+pub(crate) fn group(core: &Core, entry: &CollectiveEntry) -> v1::Collective {
+    let plan = entry.record.plan.as_ref();
+    let node = |switch: &crate::record::TreeSwitch| {
+        let rule = plan.and_then(|p| p.rules.get(&switch.name));
+        v1::CollectiveNode {
+            switch_name: switch.name.clone(),
+            parent: switch.parent.clone().unwrap_or_default(),
+            installed: entry.confirmed.contains(&switch.name),
+            reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
+            rule: rule.map(collective_to_proto),
+            memory_bytes: rule.map_or(0, castnet_rules::CollectiveGroup::memory_bytes),
+        }
+    };
+    v1::Collective {
+        state: Some(state(core, entry)),
+        tree: plan.iter().flat_map(|p| &p.tree).map(node).collect(),
+    }
+}
