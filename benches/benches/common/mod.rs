@@ -65,6 +65,11 @@ impl Egress for Sink {
     }
 
     #[inline]
+    fn gather(&mut self, _: PortId, parts: &[&[u8]]) -> Option<PoolBuf> {
+        self.pool.gather(parts)
+    }
+
+    #[inline]
     fn send(&mut self, _: PortId, frame: PoolBuf) {
         self.sent.push(frame);
     }

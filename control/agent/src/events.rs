@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
-use castnet_rules::MulticastGroup;
 use castnet_wire::{McstId, Nanos, PortId};
 use castnet_worker::engine::EventKind;
-use castnet_worker::{Dataplane, EventStream, SwitchEvent, SwitchEventKind};
+use castnet_worker::{Dataplane, EventStream, Rule, SwitchEvent, SwitchEventKind};
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::broadcast;
 
-use crate::view;
+use crate::{collective, view};
 
 /// Events that a slow client may lag behind before it loses some.
 const EVENTS_MAX: usize = 1024;
@@ -141,6 +140,18 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
                 syndrome: syndrome.into(),
             })
         }
+        EventKind::CollectiveStalled {
+            mcst_id,
+            waiting_for,
+            psn,
+            since,
+        } => {
+            let stalled = collective::stalled(dataplane, mcst_id, waiting_for, psn, at.since(since));
+            Event::CollectiveStalled(stalled)
+        }
+        EventKind::CollectiveConflict { mcst_id, control } => {
+            Event::CollectiveConflict(collective::conflict(dataplane, mcst_id, &control))
+        }
         EventKind::NeighbourAppeared(n) | EventKind::NeighbourChanged(n) => neighbour(n, false),
         EventKind::NeighbourGone(n) => neighbour(n, true),
         EventKind::FdbFull { entries } => Event::FdbFull(v1::FdbFull {
@@ -151,15 +162,17 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
 
 /// The names of a group and of who is behind its port; empty for a group that is gone by now.
 fn names(dataplane: &Dataplane, mcst_id: McstId, port: PortId) -> (String, String) {
-    let Ok(Some(group)) = dataplane.group(mcst_id) else {
+    let Some(rule) = dataplane.rule(mcst_id) else {
         return Default::default();
     };
-    let MulticastGroup { name, paths, .. } = group.rule;
-    let hop = paths
-        .into_iter()
-        .find(|p| p.port == port)
-        .map(|p| p.next_hop.name().to_string());
-    (name, hop.unwrap_or_default())
+    let hop = match &rule {
+        Rule::Multicast(rule) => {
+            let path = rule.paths.iter().find(|p| p.port == port);
+            path.map(|p| p.next_hop.name())
+        }
+        Rule::Collective(rule) => rule.endpoint(port).map(|e| e.next_hop.name()),
+    };
+    (rule.name().into(), hop.unwrap_or_default().into())
 }
 
 fn ack_psn(dataplane: &Dataplane, mcst_id: McstId, port: PortId) -> Option<u32> {

@@ -7,7 +7,7 @@ use castnet_proto::v1::InstallOutcome;
 use castnet_rules::{Fault, MulticastGroup};
 use castnet_wire::McstId;
 use castnet_worker::engine::InstallError as Refused;
-use castnet_worker::{Dataplane, InstallError, Installed, Stopped};
+use castnet_worker::{Dataplane, InstallError, Installed, Rule, Stopped};
 use parking_lot::Mutex;
 use tonic::{Code, Status};
 
@@ -29,27 +29,24 @@ impl Owners {
     pub(crate) fn install(
         &self,
         dataplane: &Dataplane,
-        rule: &MulticastGroup,
+        rule: &Rule,
         owner: &str,
     ) -> Result<InstallOutcome, Status> {
+        let (mcst_id, fields) = (rule.mcst_id(), Fields::of(rule));
         let mut owners = self.0.lock();
-        if let Some(running) = running(dataplane, rule.mcst_id)? {
-            let has = owners.get(&rule.mcst_id).map_or(NOBODY, String::as_str);
+        if let Some(running) = dataplane.rule(mcst_id) {
+            let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
             if has != owner {
-                let reason = format!(
-                    "{} is the address of group {:?} of {}",
-                    rule.mcst_id,
-                    running.name,
-                    who(has)
-                );
-                return Err(refuse(Code::AlreadyExists, "group.mcst_id", reason));
+                let (name, who) = (running.name(), who(has));
+                let reason = format!("{mcst_id} is the address of group {name:?} of {who}");
+                return Err(refuse(Code::AlreadyExists, fields.path("mcst_id"), reason));
             }
-            if running.generation == rule.generation {
-                return unchanged(&running, rule);
+            if running.generation() == rule.generation() {
+                return unchanged(&running, rule, fields);
             }
         }
-        let installed = dataplane.install_group(rule).map_err(|error| refusal(&error))?;
-        owners.insert(rule.mcst_id, owner.into());
+        let installed = dataplane.install(rule).map_err(|error| fields.refusal(&error))?;
+        owners.insert(mcst_id, owner.into());
         Ok(match installed {
             Installed::New { .. } => InstallOutcome::Installed,
             Installed::Replaced { .. } => InstallOutcome::Replaced,
@@ -66,23 +63,24 @@ impl Owners {
         generation: Option<u64>,
     ) -> Result<bool, Status> {
         let mut owners = self.0.lock();
-        let Some(running) = running(dataplane, mcst_id)? else {
+        let Some(running) = dataplane.rule(mcst_id) else {
             return Ok(false);
         };
         let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
         if let Some(owner) = owner.filter(|owner| *owner != has) {
             let reason = format!(
                 "group {:?} is of {}, not of {}",
-                running.name,
+                running.name(),
                 who(has),
                 who(owner)
             );
             return Err(refuse(Code::FailedPrecondition, "owner", reason));
         }
-        if let Some(generation) = generation.filter(|g| *g != running.generation) {
+        if let Some(generation) = generation.filter(|g| *g != running.generation()) {
             let reason = format!(
                 "group {:?} runs generation {}, not {generation}",
-                running.name, running.generation
+                running.name(),
+                running.generation()
             );
             return Err(refuse(Code::FailedPrecondition, "generation", reason));
         }
@@ -92,25 +90,32 @@ impl Owners {
     }
 }
 
-fn running(dataplane: &Dataplane, mcst_id: McstId) -> Result<Option<MulticastGroup>, Status> {
-    Ok(dataplane.group(mcst_id).map_err(stopped)?.map(|g| g.rule))
-}
-
-/// The same generation must be the same rule. Its start PSN may differ: who installs a rule again while the source has
-/// long been sending has none to give, and a rule that runs needs none.
-fn unchanged(running: &MulticastGroup, rule: &MulticastGroup) -> Result<InstallOutcome, Status> {
-    let same = MulticastGroup {
-        start_psn: running.start_psn,
-        ..rule.clone()
-    } == *running;
+/// The same generation must be the same rule. A multicast group's start PSN may differ: who installs a rule again while
+/// the source has long been sending has none to give, and a rule that runs needs none.
+fn unchanged(running: &Rule, rule: &Rule, fields: Fields) -> Result<InstallOutcome, Status> {
+    let same = match (running, rule) {
+        (Rule::Multicast(running), Rule::Multicast(rule)) => {
+            let rule = MulticastGroup {
+                start_psn: running.start_psn,
+                ..rule.clone()
+            };
+            rule == *running
+        }
+        (running, rule) => running == rule,
+    };
     if same {
         return Ok(InstallOutcome::Unchanged);
     }
     let reason = format!(
         "group {:?} runs another rule under generation {}: give a newer one",
-        running.name, rule.generation
+        running.name(),
+        rule.generation()
     );
-    Err(refuse(Code::FailedPrecondition, "group.generation", reason))
+    Err(refuse(
+        Code::FailedPrecondition,
+        fields.path("generation"),
+        reason,
+    ))
 }
 
 fn who(owner: &str) -> String {
@@ -126,36 +131,66 @@ pub(crate) fn stopped(stopped: Stopped) -> Status {
     Status::unavailable(stopped.to_string())
 }
 
-fn refusal(error: &InstallError) -> Status {
-    let text = error.to_string();
-    let (code, field) = match error {
-        InstallError::Refused(refused) => match refused {
-            Refused::Faults(faults) => return faults_of(faults),
-            Refused::NoPort { path, .. } => (Code::InvalidArgument, format!("group.paths[{path}].port")),
-            Refused::MtuTooSmall { .. } => (Code::InvalidArgument, "group.pmtu".into()),
-            Refused::OwnAddress { .. } => (Code::InvalidArgument, "group.mcst_id".into()),
-            Refused::GroupsFull { .. } | Refused::NoMemory { .. } | Refused::NextHopsFull => {
-                (Code::ResourceExhausted, "group".into())
-            }
-        },
-        InstallError::McstIdTaken { .. } => (Code::AlreadyExists, "group.mcst_id".into()),
-        InstallError::NameTaken { .. } => (Code::AlreadyExists, "group.name".into()),
-        InstallError::Older { .. } => (Code::FailedPrecondition, "group.generation".into()),
-        _ => return Status::unavailable(text),
-    };
-    refuse(code, field, text)
+/// What the fields of a rule are called in the request.
+#[derive(Clone, Copy)]
+struct Fields {
+    rule: &'static str,
+    /// The list of its ports.
+    ports: &'static str,
 }
 
-/// The engine's own check, with the switch's real ports; fields as the message has them.
-fn faults_of(faults: &[Fault]) -> Status {
-    let renamed = faults.iter().cloned().map(|mut fault| {
-        if fault.field == "source" {
-            fault.field = "source_port".into();
+impl Fields {
+    fn of(rule: &Rule) -> Self {
+        match rule {
+            Rule::Multicast(_) => Self {
+                rule: "group",
+                ports: "paths",
+            },
+            Rule::Collective(_) => Self {
+                rule: "collective",
+                ports: "endpoints",
+            },
         }
-        fault.within("group")
-    });
-    match Invalid::all(renamed.collect()) {
-        Some(invalid) => invalid.into(),
-        None => Status::invalid_argument("group: refused"),
+    }
+
+    fn path(self, field: &str) -> String {
+        format!("{}.{field}", self.rule)
+    }
+
+    fn refusal(self, error: &InstallError) -> Status {
+        let text = error.to_string();
+        let (code, field) = match error {
+            InstallError::Refused(refused) => match refused {
+                Refused::Faults(faults) => return self.faults(faults),
+                Refused::NoPort { path, .. } => (
+                    Code::InvalidArgument,
+                    self.path(&format!("{}[{path}].port", self.ports)),
+                ),
+                Refused::MtuTooSmall { .. } => (Code::InvalidArgument, self.path("pmtu")),
+                Refused::OwnAddress { .. } => (Code::InvalidArgument, self.path("mcst_id")),
+                Refused::GroupsFull { .. } | Refused::NoMemory { .. } | Refused::NextHopsFull => {
+                    (Code::ResourceExhausted, self.rule.into())
+                }
+            },
+            InstallError::McstIdTaken { .. } => (Code::AlreadyExists, self.path("mcst_id")),
+            InstallError::NameTaken { .. } => (Code::AlreadyExists, self.path("name")),
+            InstallError::Older { .. } => (Code::FailedPrecondition, self.path("generation")),
+            _ => return Status::unavailable(text),
+        };
+        refuse(code, field, text)
+    }
+
+    /// The engine's own check, with the switch's real ports; fields as the message has them.
+    fn faults(self, faults: &[Fault]) -> Status {
+        let renamed = faults.iter().cloned().map(|mut fault| {
+            if fault.field == "source" {
+                fault.field = "source_port".into();
+            }
+            fault.within(self.rule)
+        });
+        match Invalid::all(renamed.collect()) {
+            Some(invalid) => invalid.into(),
+            None => Status::invalid_argument(format!("{}: refused", self.rule)),
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! (contract S3).
 #![forbid(unsafe_code)]
 
+mod collective;
 mod events;
 mod install;
 mod service;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 
 use castnet_proto::transport::{Address, Security, Server, TransportError, serve};
 use castnet_proto::v1::agent_server::AgentServer;
-use castnet_rules::{Fault, MulticastGroup, RuleSet};
-use castnet_worker::{Dataplane, RouteError};
+use castnet_rules::{Fault, RuleSet};
+use castnet_worker::{Dataplane, RouteError, Rule};
 use tonic::service::Routes;
 
 use crate::events::Events;
@@ -115,12 +116,16 @@ pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadErro
     }
     let routes = dataplane.routes();
     dataplane.set_routes(rules.routes.clone())?;
-    for (i, group) in rules.groups.iter().enumerate() {
-        if let Err(error) = dataplane.install_group(group) {
-            let done = rules.groups.get(..i).unwrap_or_default();
+    let multicast = rules.groups.iter().cloned().map(Rule::Multicast);
+    let groups: Vec<Rule> = multicast
+        .chain(rules.collectives.iter().cloned().map(Rule::Collective))
+        .collect();
+    for (i, group) in groups.iter().enumerate() {
+        if let Err(error) = dataplane.install(group) {
+            let done = groups.get(..i).unwrap_or_default();
             take_back(dataplane, done, routes);
             return Err(LoadError::Group {
-                name: group.name.clone(),
+                name: group.name().into(),
                 error,
             });
         }
@@ -128,10 +133,10 @@ pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadErro
     Ok(())
 }
 
-fn take_back(dataplane: &Dataplane, groups: &[MulticastGroup], routes: Vec<castnet_rules::Route>) {
+fn take_back(dataplane: &Dataplane, groups: &[Rule], routes: Vec<castnet_rules::Route>) {
     for group in groups.iter().rev() {
-        if let Err(error) = dataplane.remove_group(group.mcst_id) {
-            tracing::error!(group = group.name, %error, "cannot be taken back");
+        if let Err(error) = dataplane.remove_group(group.mcst_id()) {
+            tracing::error!(group = group.name(), %error, "cannot be taken back");
         }
     }
     if let Err(error) = dataplane.set_routes(routes) {

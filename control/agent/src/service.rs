@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
-    Invalid, filter_from_proto, group_from_proto, mcst_id_from_proto, port_from_proto, prefix_from_proto,
-    refuse, route_from_proto, route_to_proto, routes_from_proto,
+    Invalid, collective_from_proto, filter_from_proto, group_from_proto, mcst_id_from_proto, port_from_proto,
+    prefix_from_proto, refuse, route_from_proto, route_to_proto, routes_from_proto,
 };
 use castnet_proto::v1;
 use castnet_rules::FaultKind;
-use castnet_worker::RouteError;
+use castnet_worker::{RouteError, Rule};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use crate::install::stopped;
-use crate::{Shared, taps, view};
+use crate::{Shared, collective, taps, view};
 
 /// Events that wait for a slow client.
 const STREAM_DEPTH: usize = 64;
@@ -84,16 +84,17 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::InstallGroupRequest>,
     ) -> Answer<v1::InstallGroupResponse> {
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
-        let group = match rule.ok_or_else(|| missing("group", "the rule"))? {
-            v1::install_group_request::Rule::Group(group) => group,
-            v1::install_group_request::Rule::Collective(_) => {
-                return Err(Status::unimplemented("collective groups"));
+        let rule = match rule.ok_or_else(|| missing("group", "the rule"))? {
+            v1::install_group_request::Rule::Group(group) => {
+                Rule::Multicast(group_from_proto("group", &group)?)
+            }
+            v1::install_group_request::Rule::Collective(group) => {
+                Rule::Collective(collective_from_proto("collective", &group)?)
             }
         };
-        let rule = group_from_proto("group", &group)?;
         self.ask(move |shared| {
             let outcome = shared.owners.install(&shared.dataplane, &rule, &owner)?;
-            let (generation, boot_id) = (rule.generation, shared.boot_id);
+            let (generation, boot_id) = (rule.generation(), shared.boot_id);
             Ok(v1::InstallGroupResponse {
                 outcome: outcome as i32,
                 generation,
@@ -129,24 +130,31 @@ impl v1::agent_server::Agent for Service {
             .map(|m| mcst_id_from_proto("mcst_id", &m))
             .transpose()?;
         self.ask(move |shared| {
-            let groups = match only {
-                Some(mcst_id) => shared
-                    .dataplane
-                    .group(mcst_id)
-                    .map_err(stopped)?
-                    .into_iter()
-                    .collect(),
-                None => shared.dataplane.groups().map_err(stopped)?,
+            let dataplane = &shared.dataplane;
+            let (groups, collectives) = match only {
+                Some(mcst_id) => (
+                    dataplane.group(mcst_id).map_err(stopped)?.into_iter().collect(),
+                    dataplane
+                        .collective(mcst_id)
+                        .map_err(stopped)?
+                        .into_iter()
+                        .collect(),
+                ),
+                None => (
+                    dataplane.groups().map_err(stopped)?,
+                    dataplane.collectives().map_err(stopped)?,
+                ),
             };
-            let now = shared.dataplane.now();
-            let groups = groups
+            let now = dataplane.now();
+            let owner = |mcst_id| shared.owners.of(mcst_id);
+            let groups = groups.iter().map(|g| view::group(g, owner(g.rule.mcst_id), now));
+            let collectives = collectives
                 .iter()
-                .map(|g| view::group(g, shared.owners.of(g.rule.mcst_id), now))
-                .collect();
+                .map(|g| collective::installed(g, owner(g.rule.mcst_id)));
             Ok(v1::ListGroupsResponse {
-                groups,
+                groups: groups.collect(),
                 boot_id: shared.boot_id,
-                collectives: Vec::new(),
+                collectives: collectives.collect(),
             })
         })
         .await
@@ -234,7 +242,19 @@ impl v1::agent_server::Agent for Service {
                 .collect();
             let group = |g| view::counted_group(g, rules.get(&g.mcst_id), shared.owners.of(g.mcst_id));
             let groups = counters.groups.iter().map(group).collect();
-            Ok(view::counters(&counters, groups))
+            let collective_rules: BTreeMap<_, _> = shared
+                .dataplane
+                .collective_rules()
+                .into_iter()
+                .map(|r| (r.mcst_id, r))
+                .collect();
+            let collective =
+                |g| collective::counted(g, collective_rules.get(&g.mcst_id), shared.owners.of(g.mcst_id));
+            let collectives = counters.collectives.iter().map(collective).collect();
+            Ok(v1::Counters {
+                collectives,
+                ..view::counters(&counters, groups)
+            })
         })
         .await
     }

@@ -435,7 +435,7 @@ mod tests {
             groups: vec![group],
             drops: vec![],
             at_ns,
-            totals: None,
+            ..Default::default()
         }
         .into()
     }

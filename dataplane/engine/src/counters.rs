@@ -8,6 +8,8 @@ use core::net::Ipv4Addr;
 
 use castnet_wire::{DropReason, McstId, PortId};
 
+use crate::context::Context;
+
 /// The whole switch (one worker's part of it).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -121,6 +123,98 @@ pub struct PathCounters {
     pub lost: u64,
 }
 
+/// A collective group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectiveCounters {
+    /// Data packets whose payload was added or stored.
+    pub contributions: u64,
+    /// Their bytes of payload.
+    pub contribution_bytes: u64,
+    /// Data packets sent.
+    pub results: u64,
+    /// Their bytes of payload.
+    pub result_bytes: u64,
+    /// Control messages taken.
+    pub controls_in: u64,
+    /// Control messages sent.
+    pub controls_out: u64,
+    /// Packets that had come before.
+    pub repeats: u64,
+    /// ACKs from endpoints.
+    pub acks_in: u64,
+    /// NAKs from endpoints.
+    pub naks_in: u64,
+    /// RNR NAKs from endpoints.
+    pub rnr_naks_in: u64,
+    /// ACKs to endpoints, keep-alives among them.
+    pub acks_out: u64,
+    /// NAKs to endpoints.
+    pub naks_out: u64,
+    /// RNR NAKs to endpoints.
+    pub rnr_naks_out: u64,
+    /// Of the ACKs: those that time alone asked for.
+    pub keep_alives: u64,
+    /// Frames to the group that were dropped.
+    pub dropped: u64,
+    /// Packets and feedback that were not sent: no buffer, or the port was down.
+    pub lost: u64,
+    /// Stalls that were reported.
+    pub stalls: u64,
+    /// Conflicts that were reported.
+    pub conflicts: u64,
+}
+
+/// One endpoint of a collective group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointCounters {
+    /// Data and control packets taken from it.
+    pub contributions: u64,
+    /// Packets of it that had come before.
+    pub repeats: u64,
+    /// Packets sent to it.
+    pub results: u64,
+    /// ACKs from it.
+    pub acks_in: u64,
+    /// NAKs from it.
+    pub naks_in: u64,
+    /// RNR NAKs from it.
+    pub rnr_naks_in: u64,
+    /// ACKs to it, keep-alives among them.
+    pub acks_out: u64,
+    /// NAKs to it.
+    pub naks_out: u64,
+    /// RNR NAKs to it.
+    pub rnr_naks_out: u64,
+    /// Of the ACKs: those that time alone asked for.
+    pub keep_alives: u64,
+    /// Packets and feedback that were not sent to it: no buffer, or the port was down.
+    pub lost: u64,
+}
+
+/// One collective group in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollectiveSnapshot {
+    /// Its address.
+    pub mcst_id: McstId,
+    /// Which version of its rule runs.
+    pub generation: u64,
+    /// Its counters.
+    pub counters: CollectiveCounters,
+    /// Its first endpoint's place in [`CountersSnapshot::endpoints`].
+    pub first_endpoint: usize,
+    /// How many endpoints follow from there.
+    pub endpoints: usize,
+}
+
+/// One endpoint in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointSnapshot {
+    /// Its port.
+    pub port: PortId,
+    /// Its counters.
+    pub counters: EndpointCounters,
+}
+
 /// One group in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSnapshot {
@@ -162,19 +256,38 @@ pub struct CountersSnapshot {
     pub groups: Vec<GroupSnapshot>,
     /// Their paths.
     pub paths: Vec<PathSnapshot>,
+    /// Collective groups, as many as there was room for.
+    pub collectives: Vec<CollectiveSnapshot>,
+    /// Their endpoints.
+    pub endpoints: Vec<EndpointSnapshot>,
     /// Where the next snapshot starts among the groups; 0 from the first. [`crate::Engine::snapshot`] moves it on to
     /// the first group that had no room, or back to 0 when it reached the last.
     pub next_group: usize,
 }
 
 impl CountersSnapshot {
-    /// An empty one with room for so many groups and, in all of them together, paths.
+    /// An empty one with room for so many groups of either kind and, in all of a kind together, paths or endpoints.
     pub fn with_capacity(groups: usize, paths: usize) -> Self {
         Self {
             ports: Vec::with_capacity(PortId::COUNT),
             groups: Vec::with_capacity(groups),
             paths: Vec::with_capacity(paths),
+            collectives: Vec::with_capacity(groups),
+            endpoints: Vec::with_capacity(paths),
             ..Self::default()
+        }
+    }
+
+    /// Whether there is room for another group.
+    pub(crate) fn fits(&self, context: &Context) -> bool {
+        fn room<T>(list: &Vec<T>, more: usize) -> bool {
+            list.len() + more <= list.capacity()
+        }
+        match context {
+            Context::Multicast(group) => room(&self.groups, 1) && room(&self.paths, group.rule().paths.len()),
+            Context::Collective(group) => {
+                room(&self.collectives, 1) && room(&self.endpoints, group.rule().endpoints.len())
+            }
         }
     }
 
@@ -183,6 +296,14 @@ impl CountersSnapshot {
         self.paths
             .get(group.first_path..)
             .and_then(|p| p.get(..group.paths))
+            .unwrap_or_default()
+    }
+
+    /// The endpoints of one of its collective groups.
+    pub fn endpoints_of(&self, group: &CollectiveSnapshot) -> &[EndpointSnapshot] {
+        self.endpoints
+            .get(group.first_endpoint..)
+            .and_then(|e| e.get(..group.endpoints))
             .unwrap_or_default()
     }
 

@@ -14,6 +14,9 @@ pub trait Egress {
     /// A fresh frame of `length` bytes to leave by `port`, its head zeroed. `None` where no buffer is free.
     fn allocate(&mut self, port: PortId, length: usize) -> Option<Self::Buf>;
 
+    /// A fresh frame with the bytes of all `parts`, one after the other, to leave by `port`. `None` as above.
+    fn gather(&mut self, port: PortId, parts: &[&[u8]]) -> Option<Self::Buf>;
+
     /// Queues `frame` for sending on `port`. What happens to it from here on is the port's to count.
     fn send(&mut self, port: PortId, frame: Self::Buf);
 }

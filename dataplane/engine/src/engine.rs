@@ -1,15 +1,18 @@
 //! The engine: its tables, and what control does to them between batches.
 
 use core::net::Ipv4Addr;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use castnet_collective::{Effect, Effects};
+use castnet_collective::{Effect, Effects, translated};
 use castnet_wire::icrc::ShiftCache;
 use castnet_wire::{Arp, MacAddr, McstId, Nanos, Parsed, PortId, parse_network};
 
 use crate::classify;
+use crate::collective::{Collective, CollectiveGroupStatus};
 use crate::config::{ConfigError, EngineConfig, PortInfo};
-use crate::counters::{Counters, CountersSnapshot, GroupSnapshot, Totals};
+use crate::context::Context;
+use crate::counters::{CollectiveSnapshot, Counters, CountersSnapshot, GroupSnapshot, Totals};
 use crate::egress::Egress;
 use crate::events::{EngineEvent, EventKind, Events};
 use crate::fdb::{Fdb, FdbEntry};
@@ -23,7 +26,7 @@ use crate::port_set::PortSet;
 use crate::tables::Tables;
 use crate::tap::{CaptureFilter, Captured, Taps};
 use crate::trace::{Off, Recorder, Trace, TraceFilter};
-use crate::wheel::Wheel;
+use crate::wheel::{FINE_TICK, TICK, Wheel};
 
 /// Frame lengths whose ICRC operators are kept ready: 4 KiB each.
 pub(crate) type Shifts = ShiftCache<16>;
@@ -79,6 +82,11 @@ pub struct Engine {
     pub(crate) counters: Counters,
     pub(crate) wheel: Wheel,
     pub(crate) effects: Effects,
+    /// Timers of collective groups.
+    pub(crate) fine_wheel: Wheel,
+    pub(crate) collective_effects: translated::Effects,
+    /// Places of collective groups that have more to send than one turn lets them.
+    pub(crate) emitting: VecDeque<u32>,
     pub(crate) fdb: Fdb,
     pub(crate) neighbours: Neighbours,
     pub(crate) events: Events,
@@ -103,8 +111,11 @@ impl Engine {
             next_hops: NextHops::new(config.next_hops_max, seed),
             shifts: Shifts::new(),
             counters: Counters::new(),
-            wheel: Wheel::new(config.groups_max),
+            wheel: Wheel::new(config.groups_max, TICK),
             effects: Effects::new(),
+            fine_wheel: Wheel::new(config.groups_max, FINE_TICK),
+            collective_effects: translated::Effects::new(),
+            emitting: VecDeque::with_capacity(config.groups_max),
             fdb: Fdb::new(config.fdb_capacity, config.fdb_ageing, seed),
             neighbours: Neighbours::new(config.neighbours_max, config.fdb_ageing, seed),
             events: Events::new(config.events_max),
@@ -131,7 +142,8 @@ impl Engine {
     ///
     /// # Errors
     /// No place or memory for it; nothing has changed then.
-    pub fn install(&mut self, mut group: Box<Group>) -> Result<Option<Box<Group>>, InstallError> {
+    pub fn install(&mut self, group: impl Into<Context>) -> Result<Option<Context>, InstallError> {
+        let mut group = group.into();
         let mcst_id = group.mcst_id();
         if self.config.addresses.contains(&mcst_id.0) {
             return Err(InstallError::OwnAddress { mcst_id });
@@ -139,14 +151,14 @@ impl Engine {
         if self
             .groups
             .get(mcst_id)
-            .is_some_and(|running| running.rule() == group.rule())
+            .is_some_and(|running| running.same_rule(&group))
         {
             return Ok(Some(group));
         }
         self.groups.room_for(&group)?;
         group.bind(&mut self.next_hops, self.config.addresses.first().copied())?;
         let (place, replaced) = self.groups.insert(group);
-        self.wheel.disarm(place);
+        self.quiet(place);
         if let Some(replaced) = &replaced {
             replaced.unbind(&mut self.next_hops);
         }
@@ -154,24 +166,41 @@ impl Engine {
     }
 
     /// Takes a group out of service; it is the caller's to free, elsewhere.
-    pub fn remove(&mut self, mcst_id: McstId) -> Option<Box<Group>> {
+    pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (place, group) = self.groups.remove(mcst_id)?;
-        self.wheel.disarm(place);
+        self.quiet(place);
         group.unbind(&mut self.next_hops);
         Some(group)
     }
 
-    /// The group of this address.
+    /// Nothing is due at a place any more.
+    fn quiet(&mut self, place: u32) {
+        self.wheel.disarm(place);
+        self.fine_wheel.disarm(place);
+        self.emitting.retain(|other| *other != place);
+    }
+
+    /// The multicast group of this address.
     pub fn group(&self, mcst_id: McstId) -> Option<&Group> {
-        self.groups.get(mcst_id)
+        self.groups.get(mcst_id)?.multicast()
     }
 
-    /// All groups, in no particular order but always the same.
+    /// The collective group of this address.
+    pub fn collective(&self, mcst_id: McstId) -> Option<&Collective> {
+        self.groups.get(mcst_id)?.collective()
+    }
+
+    /// All multicast groups, in no particular order but always the same.
     pub fn groups(&self) -> impl Iterator<Item = &Group> {
-        self.groups.iter()
+        self.groups.iter().filter_map(Context::multicast)
     }
 
-    /// How many groups there are.
+    /// All collective groups, likewise.
+    pub fn collectives(&self) -> impl Iterator<Item = &Collective> {
+        self.groups.iter().filter_map(Context::collective)
+    }
+
+    /// How many groups of either kind there are.
     pub fn group_count(&self) -> usize {
         self.groups.len()
     }
@@ -181,9 +210,14 @@ impl Engine {
         self.groups.memory_used()
     }
 
-    /// The state of a group, for people. Allocates.
+    /// The state of a multicast group, for people. Allocates.
     pub fn group_status(&self, mcst_id: McstId) -> Option<GroupStatus> {
-        self.groups.get(mcst_id).map(Group::status)
+        self.group(mcst_id).map(Group::status)
+    }
+
+    /// The state of a collective group, for people. Allocates.
+    pub fn collective_status(&self, mcst_id: McstId) -> Option<CollectiveGroupStatus> {
+        self.collective(mcst_id).map(Collective::status)
     }
 
     /// Takes new tables. What was learned on ports that went down is forgotten.
@@ -212,13 +246,22 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        [self.lldp_at, self.ageing_at, self.wheel.poll()]
-            .into_iter()
-            .flatten()
-            .min()
+        // What a group could not send in one turn is due at once.
+        let emission = (!self.emitting.is_empty()).then_some(Nanos::ZERO);
+        [
+            self.lldp_at,
+            self.ageing_at,
+            self.wheel.poll(),
+            self.fine_wheel.poll(),
+            emission,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
-    /// Does what time asks for: LLDP, a bounded piece of ageing, stall reports of groups.
+    /// Does what time asks for: LLDP, a bounded piece of ageing, stall reports of groups, what collective groups repeat or
+    /// have yet to send.
     pub fn handle_timeout<E: Egress>(&mut self, now: Nanos, egress: &mut E) {
         if self.taps.armed() {
             let mut recorder = Recorder::new(now, PortId::default(), Vec::new());
@@ -254,6 +297,10 @@ impl Engine {
         while let Some(place) = self.wheel.pop(now) {
             self.group_timeout(now, place);
         }
+        while let Some(place) = self.fine_wheel.pop(now) {
+            self.collective_timeout(&mut cx, place);
+        }
+        self.go_on_emitting(&mut cx);
     }
 
     /// Starts the ageing timer where it does not run; called when something was learned.
@@ -278,7 +325,7 @@ impl Engine {
     }
 
     fn group_timeout(&mut self, now: Nanos, place: u32) {
-        let Some(group) = self.groups.at_mut(place) else {
+        let Some(Context::Multicast(group)) = self.groups.at_mut(place) else {
             return;
         };
         let machine = &mut group.hot.machine;
@@ -330,26 +377,40 @@ impl Engine {
         );
         into.groups.clear();
         into.paths.clear();
+        into.collectives.clear();
+        into.endpoints.clear();
         for place in into.next_group..self.groups.places() {
-            let Some(group) = self.groups.at(place) else {
+            let Some(context) = self.groups.at(place) else {
                 continue;
             };
-            let paths = group.rule().paths.len();
-            let fits = into.groups.len() < into.groups.capacity()
-                && into.paths.len() + paths <= into.paths.capacity();
-            if !fits {
+            if !into.fits(context) {
                 // A group that does not even fit alone is passed over, or the walk would never end.
-                into.next_group = if into.groups.is_empty() { place + 1 } else { place };
+                let none = into.groups.is_empty() && into.collectives.is_empty();
+                into.next_group = if none { place + 1 } else { place };
                 return;
             }
-            into.groups.push(GroupSnapshot {
-                mcst_id: group.mcst_id(),
-                generation: group.rule().generation,
-                counters: group.counters(),
-                first_path: into.paths.len(),
-                paths,
-            });
-            into.paths.extend(group.paths());
+            match context {
+                Context::Multicast(group) => {
+                    into.groups.push(GroupSnapshot {
+                        mcst_id: group.mcst_id(),
+                        generation: group.rule().generation,
+                        counters: group.counters(),
+                        first_path: into.paths.len(),
+                        paths: group.rule().paths.len(),
+                    });
+                    into.paths.extend(group.paths());
+                }
+                Context::Collective(group) => {
+                    into.collectives.push(CollectiveSnapshot {
+                        mcst_id: group.mcst_id(),
+                        generation: group.rule().generation,
+                        counters: *group.counters(),
+                        first_endpoint: into.endpoints.len(),
+                        endpoints: group.rule().endpoints.len(),
+                    });
+                    into.endpoints.extend(group.endpoints());
+                }
+            }
         }
         into.next_group = 0;
     }
@@ -400,8 +461,11 @@ impl Engine {
             next_hops: self.next_hops.clone(),
             shifts: Shifts::new(),
             counters: self.counters.clone(),
-            wheel: Wheel::new(addresses.len()),
+            wheel: Wheel::new(addresses.len(), TICK),
             effects: Effects::new(),
+            fine_wheel: Wheel::new(addresses.len(), FINE_TICK),
+            collective_effects: translated::Effects::new(),
+            emitting: VecDeque::with_capacity(addresses.len()),
             fdb: self.fdb.clone(),
             neighbours: self.neighbours.clone(),
             events: Events::new(0),

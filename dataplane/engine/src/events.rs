@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
-use castnet_wire::{McstId, Nanos, PortId, Psn};
+use castnet_wire::{Control, McstId, Nanos, PortId, Psn};
 
 use crate::neighbours::Neighbour;
+use crate::port_set::PortSet;
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,24 @@ pub enum EventKind {
         port: PortId,
         /// The AETH syndrome byte.
         syndrome: u8,
+    },
+    /// A packet of a collective group has waited for longer than the group's stall time.
+    CollectiveStalled {
+        /// The group.
+        mcst_id: McstId,
+        /// The ports whose contribution is missing or, where none is, that have not acknowledged.
+        waiting_for: PortSet,
+        /// The packet, by the group's PSN.
+        psn: Psn,
+        /// Since when nothing was finished.
+        since: Nanos,
+    },
+    /// The ranks of a collective group called different collectives.
+    CollectiveConflict {
+        /// The group.
+        mcst_id: McstId,
+        /// Who said what.
+        control: Control,
     },
     /// Somebody new on a link.
     NeighbourAppeared(Neighbour),

@@ -21,15 +21,15 @@ use crate::replicate::set_macs;
 use crate::trace::{Observer, Stage, Step};
 
 /// Bytes of tags and EtherType between the Ethernet addresses and the IP header: two tags at most.
-const LINK_MAX: usize = 10;
-const MACS: usize = 12;
+pub(crate) const LINK_MAX: usize = 10;
+pub(crate) const MACS: usize = 12;
 /// IPv4, UDP, BTH, AETH, ICRC.
-const ACK_LEN: usize = 20 + 8 + 12 + 4 + 4;
+pub(crate) const ACK_LEN: usize = 20 + 8 + 12 + 4 + 4;
 /// IPv4, UDP, BTH, 16 reserved bytes, ICRC.
 const CNP_LEN: usize = 20 + 8 + 12 + 16 + 4;
 
 /// What the frame that causes feedback hands down to it: its VLAN tags, and its class of service.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     bytes: [u8; LINK_MAX],
     length: usize,
@@ -40,11 +40,9 @@ pub(crate) struct Link {
 impl Link {
     #[inline]
     pub(crate) fn of(frame: Option<&impl FrameBuf>, header: &RoceHeader) -> Self {
-        let [e0, e1] = ETHERTYPE_IPV4.to_be_bytes();
         let mut link = Self {
-            bytes: [e0, e1, 0, 0, 0, 0, 0, 0, 0, 0],
-            length: 2,
             tos: header.tos & 0xFC,
+            ..Self::PLAIN
         };
         if header.l3 != MACS + 2 {
             let tags = frame
@@ -58,7 +56,22 @@ impl Link {
         link
     }
 
-    fn bytes(&self) -> &[u8] {
+    /// No tags, and no class of service.
+    pub(crate) const PLAIN: Self = {
+        let [e0, e1] = ETHERTYPE_IPV4.to_be_bytes();
+        Self {
+            bytes: [e0, e1, 0, 0, 0, 0, 0, 0, 0, 0],
+            length: 2,
+            tos: 0,
+        }
+    };
+
+    pub(crate) fn tos(&self) -> u8 {
+        self.tos
+    }
+
+    /// What stands between the Ethernet addresses and the IP header.
+    pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 }
@@ -87,7 +100,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    fn ip(&self, tos: u8, packet_len: usize) -> Ipv4 {
+    pub(crate) fn ip(&self, tos: u8, packet_len: usize) -> Ipv4 {
         Ipv4 {
             tos,
             total_len: packet_len as u16,
@@ -100,7 +113,7 @@ impl Address {
         }
     }
 
-    fn udp(&self, packet_len: usize) -> Udp {
+    pub(crate) fn udp(&self, packet_len: usize) -> Udp {
         Udp {
             sport: self.sport,
             dport: ROCE_PORT,
@@ -135,7 +148,7 @@ impl AckTemplate {
 
     /// Writes the packet with what does change. The ICRC follows by difference from zeros; it does not cover the TOS.
     #[inline]
-    fn write(&self, out: &mut [u8; ACK_LEN], tos: u8, psn: Psn, aeth: Aeth) {
+    pub(crate) fn write(&self, out: &mut [u8; ACK_LEN], tos: u8, psn: Psn, aeth: Aeth) {
         *out = self.packet;
         if tos != 0 {
             let checksum = u16::from_be_bytes([out[10], out[11]]);

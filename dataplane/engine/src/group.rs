@@ -441,7 +441,7 @@ fn feedback_address(rule: &MulticastGroup, own: Option<Ipv4Addr>) -> Address {
 
 /// A UDP source port that stays the same for the life of the group and differs between groups: entropy for equal-cost
 /// paths, in the range that RoCEv2 uses.
-fn feedback_sport(mcst_id: McstId) -> u16 {
+pub(crate) fn feedback_sport(mcst_id: McstId) -> u16 {
     let address = u32::from(mcst_id.0);
     0xC000 | ((address ^ address >> 14 ^ address >> 28) & 0x3FFF) as u16
 }

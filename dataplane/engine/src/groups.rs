@@ -4,8 +4,9 @@ use core::net::Ipv4Addr;
 
 use castnet_wire::McstId;
 
+use crate::context::Context;
 use crate::fixed_map::FixedMap;
-use crate::group::{Group, InstallError};
+use crate::group::InstallError;
 
 fn key(address: Ipv4Addr) -> u64 {
     u32::from(address).into()
@@ -24,7 +25,7 @@ pub(crate) struct Groups {
     /// The key that was found last, and its place: frames of one group come in runs. No address has all bits set in its
     /// upper half, so that stands for none.
     last: (u64, u32),
-    places: Vec<Option<Box<Group>>>,
+    places: Vec<Option<Context>>,
     free: Vec<u32>,
     groups_max: usize,
     memory_max: usize,
@@ -49,7 +50,7 @@ impl Groups {
         let mut only = Self::new(DRY_GROUPS, self.memory_max, 0);
         for address in addresses {
             if let Some(group) = self.get(McstId(address)) {
-                only.insert(Box::new(group.clone()));
+                only.insert(group.clone());
             }
         }
         only
@@ -70,17 +71,17 @@ impl Groups {
     }
 
     #[inline]
-    pub(crate) fn at_mut(&mut self, place: u32) -> Option<&mut Group> {
-        self.places.get_mut(place as usize)?.as_deref_mut()
+    pub(crate) fn at_mut(&mut self, place: u32) -> Option<&mut Context> {
+        self.places.get_mut(place as usize)?.as_mut()
     }
 
-    pub(crate) fn get(&self, mcst_id: McstId) -> Option<&Group> {
-        self.places.get(self.find(mcst_id.0)? as usize)?.as_deref()
+    pub(crate) fn get(&self, mcst_id: McstId) -> Option<&Context> {
+        self.places.get(self.find(mcst_id.0)? as usize)?.as_ref()
     }
 
     /// The group at a place, and the number of places that were ever used.
-    pub(crate) fn at(&self, place: usize) -> Option<&Group> {
-        self.places.get(place)?.as_deref()
+    pub(crate) fn at(&self, place: usize) -> Option<&Context> {
+        self.places.get(place)?.as_ref()
     }
 
     pub(crate) fn places(&self) -> usize {
@@ -96,13 +97,13 @@ impl Groups {
     }
 
     /// Whether `group` fits, beside the others or in place of the one of the same address.
-    pub(crate) fn room_for(&self, group: &Group) -> Result<(), InstallError> {
+    pub(crate) fn room_for(&self, group: &Context) -> Result<(), InstallError> {
         let replaced = self.get(group.mcst_id());
         if replaced.is_none() && self.len() >= self.groups_max {
             return Err(InstallError::GroupsFull { max: self.groups_max });
         }
         let (need, max) = (group.memory_bytes(), self.memory_max);
-        let left = (max + replaced.map_or(0, Group::memory_bytes)).saturating_sub(self.memory_used);
+        let left = (max + replaced.map_or(0, Context::memory_bytes)).saturating_sub(self.memory_used);
         if need > left {
             return Err(InstallError::NoMemory { need, left, max });
         }
@@ -110,7 +111,7 @@ impl Groups {
     }
 
     /// Puts `group` in, for which there must be room; returns its place and the one that it takes the place of.
-    pub(crate) fn insert(&mut self, group: Box<Group>) -> (u32, Option<Box<Group>>) {
+    pub(crate) fn insert(&mut self, group: Context) -> (u32, Option<Context>) {
         self.last = NONE;
         self.memory_used += group.memory_bytes();
         let key = key(group.mcst_id().0);
@@ -135,7 +136,7 @@ impl Groups {
     }
 
     /// Takes a group out; returns it and the place that it had.
-    pub(crate) fn remove(&mut self, mcst_id: McstId) -> Option<(u32, Box<Group>)> {
+    pub(crate) fn remove(&mut self, mcst_id: McstId) -> Option<(u32, Context)> {
         self.last = NONE;
         let place = self.index.remove(key(mcst_id.0))?;
         let group = self.places.get_mut(place as usize)?.take()?;
@@ -145,7 +146,7 @@ impl Groups {
     }
 
     /// All groups in the order of their places.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Group> {
-        self.places.iter().flatten().map(Box::as_ref)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Context> {
+        self.places.iter().flatten()
     }
 }

@@ -14,7 +14,9 @@
 
 mod arp;
 mod classify;
+mod collective;
 mod config;
+mod context;
 mod counters;
 mod egress;
 mod engine;
@@ -40,10 +42,12 @@ mod trace;
 mod wheel;
 
 pub use classify::destination;
+pub use collective::{Collective, CollectiveGroupStatus};
 pub use config::{ConfigError, EngineConfig, PortInfo};
+pub use context::Context;
 pub use counters::{
-    CountersSnapshot, GroupCounters, GroupExceptions, GroupSnapshot, PathCounters, PathSnapshot,
-    PortCounters, Totals,
+    CollectiveCounters, CollectiveSnapshot, CountersSnapshot, EndpointCounters, EndpointSnapshot,
+    GroupCounters, GroupExceptions, GroupSnapshot, PathCounters, PathSnapshot, PortCounters, Totals,
 };
 pub use egress::Egress;
 pub use engine::Engine;

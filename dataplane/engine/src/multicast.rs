@@ -7,6 +7,7 @@ use castnet_collective::{Effect, Event, PathId, PathSet};
 use castnet_wire::{DropReason, FrameBuf, RoceHeader, Syndrome, icrc, ipv4};
 
 use crate::classify::{self, Class};
+use crate::context::Context;
 use crate::counters::Counters;
 use crate::egress::Egress;
 use crate::engine::{Engine, Ports, Shifts};
@@ -37,8 +38,10 @@ impl Engine {
         src: Ipv4Addr,
         frame: E::Buf,
     ) -> Verdict {
-        let Some(group) = self.groups.at_mut(place) else {
-            return Verdict::Dropped(DropReason::NotMember);
+        let group = match self.groups.at_mut(place) {
+            Some(Context::Multicast(group)) => group,
+            Some(Context::Collective(_)) => return self.collective_frame(cx, place, header, src, frame),
+            None => return Verdict::Dropped(DropReason::NotMember),
         };
         cx.observer.group(group.hot.mcst_id);
         let admitted = admit(cx, group, header, src, &frame);

@@ -132,7 +132,7 @@ impl Engine {
             Ok(Parsed::Ipv4 { header, .. }) if self.groups.find(header.dst).is_some() => {
                 let place = self.groups.find(header.dst);
                 if let Some(group) = place.and_then(|place| self.groups.at_mut(place)) {
-                    group.cold.exceptions.dropped += 1;
+                    group.note_dropped();
                     cx.observer.group(group.mcst_id());
                 }
                 cx.drop(Stage::Classify, DropReason::NotMulticastable, || {
@@ -159,7 +159,7 @@ impl Engine {
     ) -> Verdict {
         let group = classify::destination(frame.head()).and_then(|dst| self.groups.find(dst));
         if let Some(group) = group.and_then(|place| self.groups.at_mut(place)) {
-            group.cold.exceptions.dropped += 1;
+            group.note_dropped();
             cx.observer.group(group.mcst_id());
             let reason = match error {
                 ParseError::Field {

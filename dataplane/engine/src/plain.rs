@@ -104,6 +104,11 @@ impl Egress for PlainEgress {
         Some(PlainFrame(vec![0; length]))
     }
 
+    fn gather(&mut self, _: PortId, parts: &[&[u8]]) -> Option<PlainFrame> {
+        self.take_buffer()?;
+        Some(PlainFrame(parts.concat()))
+    }
+
     fn send(&mut self, port: PortId, frame: PlainFrame) {
         self.sent.push((port, frame));
     }

@@ -20,6 +20,10 @@ pub enum Stage {
     Machine,
     /// Copies to paths.
     Replicate,
+    /// Payload into a slot of a collective group.
+    Aggregate,
+    /// Headers of results, one connection each (EPIC's TranslateHeader).
+    Translate,
     /// Acknowledgements and CNPs towards the source.
     Feedback,
     /// ARP for a McstID or an own address.
@@ -45,6 +49,8 @@ impl Stage {
             Self::Verify => "verify",
             Self::Machine => "machine",
             Self::Replicate => "replicate",
+            Self::Aggregate => "aggregate",
+            Self::Translate => "translate",
             Self::Feedback => "feedback",
             Self::Arp => "arp",
             Self::Lldp => "lldp",

@@ -6,8 +6,10 @@
 
 use castnet_wire::Nanos;
 
-/// What one step of the wheel covers.
+/// What one step of the wheel of multicast groups covers.
 pub(crate) const TICK: Nanos = Nanos::from_millis(4);
+/// And of collective groups: their timers keep connections alive.
+pub(crate) const FINE_TICK: Nanos = Nanos::from_micros(250);
 
 const SPOKES: usize = 512;
 /// Words that hold one bit per spoke.
@@ -38,16 +40,19 @@ pub(crate) struct Wheel {
     armed: usize,
     /// The last tick that was looked at.
     at: u64,
+    /// What one step covers.
+    tick: Nanos,
 }
 
 impl Wheel {
-    pub(crate) fn new(places: usize) -> Self {
+    pub(crate) fn new(places: usize, tick: Nanos) -> Self {
         Self {
             heads: Box::new([NONE; SPOKES]),
             busy: [0; WORDS],
             links: vec![UNLINKED; places].into_boxed_slice(),
             armed: 0,
             at: 0,
+            tick,
         }
     }
 
@@ -62,11 +67,11 @@ impl Wheel {
             return;
         }
         if self.armed == 0 {
-            self.at = now.0 / TICK.0;
+            self.at = now.0 / self.tick.0;
         }
         let due = deadline
             .0
-            .div_ceil(TICK.0)
+            .div_ceil(self.tick.0)
             .clamp(self.at + 1, self.at + SPOKES as u64 - 1);
         let spoke = due as usize % SPOKES;
         self.busy[spoke / 64] |= 1 << (spoke % 64);
@@ -106,7 +111,7 @@ impl Wheel {
 
     /// Takes one place out that has come up by `now`. Call it until there is none.
     pub(crate) fn pop(&mut self, now: Nanos) -> Option<u32> {
-        let tick = now.0 / TICK.0;
+        let tick = now.0 / self.tick.0;
         match self.next().filter(|next| *next <= tick) {
             Some(next) => {
                 self.at = next;
@@ -123,7 +128,7 @@ impl Wheel {
 
     /// When the next place comes up.
     pub(crate) fn poll(&self) -> Option<Nanos> {
-        self.next().map(|tick| Nanos(tick * TICK.0))
+        self.next().map(|tick| Nanos(tick * self.tick.0))
     }
 
     /// The tick of the first spoke that is not empty, from `at` on once round.
@@ -175,7 +180,7 @@ mod tests {
         /// Nothing comes up twice or late, what is near does not come up early, and poll tells of it in time.
         #[test]
         fn each_place_comes_up_once_and_in_time(ops in prop::collection::vec(op(), 1..200), start in 0u64..1 << 50) {
-            let (mut wheel, mut model, mut now) = (Wheel::new(8), BTreeMap::new(), Nanos(start));
+            let (mut wheel, mut model, mut now) = (Wheel::new(8, TICK), BTreeMap::new(), Nanos(start));
             for op in ops {
                 match op {
                     Op::Arm { place, after_ms } => {

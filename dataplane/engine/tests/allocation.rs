@@ -64,6 +64,13 @@ impl Egress for Recycling {
         Some(frame)
     }
 
+    fn gather(&mut self, _: PortId, parts: &[&[u8]]) -> Option<PlainFrame> {
+        let mut frame = self.stock.pop()?;
+        frame.0.clear();
+        parts.iter().for_each(|part| frame.0.extend_from_slice(part));
+        Some(frame)
+    }
+
     fn send(&mut self, _: PortId, frame: PlainFrame) {
         self.sent += 1;
         self.stock.push(frame);

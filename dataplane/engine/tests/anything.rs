@@ -456,7 +456,7 @@ fn groups_come_go_and_stay() {
     let compile = |rule: &MulticastGroup| Group::compile(rule, &ports).unwrap();
     // The same rule again: what runs stays.
     let handed_back = engine.install(compile(&star(2))).unwrap().unwrap();
-    assert_eq!(handed_back.counters().data_in, 0);
+    assert_eq!(handed_back.multicast().unwrap().counters().data_in, 0);
     assert_eq!(engine.group(MCST).unwrap().counters().data_in, 1);
     // Another: it takes the place, with fresh state.
     let replaced = engine
@@ -466,7 +466,8 @@ fn groups_come_go_and_stay() {
         }))
         .unwrap()
         .unwrap();
-    assert_eq!((replaced.counters().data_in, engine.group_count()), (1, 1));
+    let data_in = replaced.multicast().unwrap().counters().data_in;
+    assert_eq!((data_in, engine.group_count()), (1, 1));
     assert_eq!(feed(&mut engine, T0, 0, &send(100, &[1; 64])).len(), 3);
     install(&mut engine, &second());
     let third = MulticastGroup {

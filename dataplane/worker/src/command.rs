@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use castnet_engine::{
-    CaptureFilter, Captured, FdbEntry, Group, GroupStatus, InstallError, Neighbour, Trace, TraceFilter,
+    CaptureFilter, Captured, CollectiveGroupStatus, Context, FdbEntry, GroupStatus, InstallError, Neighbour,
+    Trace, TraceFilter,
 };
 use castnet_wire::{McstId, PortId};
 use crossbeam::channel::Sender;
@@ -28,9 +29,10 @@ pub(crate) struct Sink<T> {
 pub(crate) enum Command {
     /// All workers are there: begin.
     Go,
-    Install(Box<Group>, Sender<Result<Option<Box<Group>>, InstallError>>),
-    Remove(McstId, Sender<Option<Box<Group>>>),
+    Install(Context, Sender<Result<Option<Context>, InstallError>>),
+    Remove(McstId, Sender<Option<Context>>),
     Status(McstId, Sender<Option<GroupStatus>>),
+    CollectiveStatus(McstId, Sender<Option<CollectiveGroupStatus>>),
     /// Fills the report; groups go on from where it stands.
     Report(Box<Report>, Sender<Box<Report>>),
     Fdb(Vec<FdbEntry>, Sender<Vec<FdbEntry>>),

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use castnet_engine::{Group, InstallError as Refused, PortInfo, PortSet, Tables};
+use castnet_engine::{InstallError as Refused, PortInfo, PortSet, Tables};
 use castnet_port::{PortLink, Waker};
-use castnet_rules::{Ipv4Net, MulticastGroup, Route, RuleSet};
+use castnet_rules::{Ipv4Net, Route, RuleSet};
 use castnet_wire::{McstId, Nanos, PortId};
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use crate::config::DataplaneConfig;
 use crate::error::{InstallError, RouteError, Stopped};
 use crate::events::{Listeners, SwitchEvent, SwitchEventKind};
 use crate::published::Published;
+use crate::rule::Rule;
 
 /// One clock for all workers: nanoseconds since the start, and what time of day that was.
 #[derive(Clone, Debug)]
@@ -97,7 +98,7 @@ impl Handle {
 
 /// A group as control remembers it.
 pub(crate) struct Registered {
-    pub(crate) rule: MulticastGroup,
+    pub(crate) rule: Rule,
     pub(crate) worker: usize,
     memory: usize,
 }
@@ -234,42 +235,44 @@ impl Shared {
         Ok(())
     }
 
-    pub(crate) fn install(&self, rule: &MulticastGroup) -> Result<Installed, InstallError> {
-        let group = Group::compile(rule, &self.infos)?;
-        let memory = group.memory_bytes();
+    pub(crate) fn install(&self, rule: &Rule) -> Result<Installed, InstallError> {
+        let memory = rule.memory_bytes(&self.infos)?;
+        let (mcst_id, name, generation) = (rule.mcst_id(), rule.name().to_string(), rule.generation());
         let mut state = self.state.lock();
         let before = state.check(rule)?;
         if before.as_ref().is_some_and(|(_, running)| running == rule) {
             return Ok(Installed::Unchanged);
         }
-        self.room_for(&state, rule.mcst_id, memory)?;
+        self.room_for(&state, mcst_id, memory)?;
         let worker = match &before {
             Some((worker, _)) => *worker,
             None => state.least_loaded(self.workers.len()),
         };
         let handle = self.workers.get(worker).ok_or(Stopped)?;
+        // Only now, as slots can be large.
+        let group = rule.compile(&self.infos)?;
         // What comes back is the group that ran before, or the new one where both do the same: freed here.
         drop(handle.ask(|reply| Command::Install(group, reply))??);
         state.groups.insert(
-            rule.mcst_id,
+            mcst_id,
             Registered {
                 rule: rule.clone(),
                 worker,
                 memory,
             },
         );
-        state.names.insert(rule.name.clone(), rule.mcst_id);
+        state.names.insert(name.clone(), mcst_id);
         self.publish_and_wait(&mut state)?;
         drop(state);
         self.tell(SwitchEventKind::GroupInstalled {
-            mcst_id: rule.mcst_id,
-            name: rule.name.clone(),
-            generation: rule.generation,
+            mcst_id,
+            name,
+            generation,
         });
         Ok(match before {
             None => Installed::New { worker },
             Some((_, running)) => Installed::Replaced {
-                before: running.generation,
+                before: running.generation(),
             },
         })
     }
@@ -291,12 +294,12 @@ impl Shared {
         }
     }
 
-    pub(crate) fn remove(&self, mcst_id: McstId) -> Result<Option<MulticastGroup>, Stopped> {
+    pub(crate) fn remove(&self, mcst_id: McstId) -> Result<Option<Rule>, Stopped> {
         let mut state = self.state.lock();
         let Some(group) = state.groups.remove(&mcst_id) else {
             return Ok(None);
         };
-        state.names.remove(&group.rule.name);
+        state.names.remove(group.rule.name());
         // First nobody hands frames over any more, then the group goes.
         self.publish_and_wait(&mut state)?;
         let handle = self.workers.get(group.worker).ok_or(Stopped)?;
@@ -304,7 +307,7 @@ impl Shared {
         drop(state);
         self.tell(SwitchEventKind::GroupRemoved {
             mcst_id,
-            name: group.rule.name.clone(),
+            name: group.rule.name().into(),
         });
         Ok(Some(group.rule))
     }
@@ -371,29 +374,26 @@ impl Shared {
 
 impl State {
     /// Whether the rule goes with what is installed; and the worker and rule of the version that runs.
-    fn check(&self, rule: &MulticastGroup) -> Result<Option<(usize, MulticastGroup)>, InstallError> {
-        if let Some(mcst_id) = self.names.get(&rule.name).filter(|m| **m != rule.mcst_id) {
+    fn check(&self, rule: &Rule) -> Result<Option<(usize, Rule)>, InstallError> {
+        let (mcst_id, name) = (rule.mcst_id(), rule.name());
+        if let Some(other) = self.names.get(name).filter(|m| **m != mcst_id) {
             return Err(InstallError::NameTaken {
-                name: rule.name.clone(),
-                mcst_id: *mcst_id,
+                name: name.into(),
+                mcst_id: *other,
             });
         }
-        let Some(running) = self.groups.get(&rule.mcst_id) else {
+        let Some(running) = self.groups.get(&mcst_id) else {
             return Ok(None);
         };
-        if running.rule.name != rule.name {
-            let name = running.rule.name.clone();
-            return Err(InstallError::McstIdTaken {
-                mcst_id: rule.mcst_id,
-                name,
-            });
+        if running.rule.name() != name {
+            let name = running.rule.name().into();
+            return Err(InstallError::McstIdTaken { mcst_id, name });
         }
-        if running.rule.generation > rule.generation {
-            let (running, given) = (running.rule.generation, rule.generation);
+        if running.rule.generation() > rule.generation() {
             return Err(InstallError::Older {
-                name: rule.name.clone(),
-                running,
-                given,
+                name: name.into(),
+                running: running.rule.generation(),
+                given: rule.generation(),
             });
         }
         Ok(Some((running.worker, running.rule.clone())))

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use castnet_engine::{CaptureFilter, Captured, FdbEntry, Neighbour, Tables, Trace, TraceFilter, destination};
-use castnet_rules::{Ipv4Net, MulticastGroup, Route};
+use castnet_rules::{CollectiveGroup, Ipv4Net, MulticastGroup, Route};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 use crossbeam::channel::{Sender, bounded};
 use parking_lot::Mutex;
@@ -20,7 +20,8 @@ use crate::events::EventStream;
 use crate::keeper::{self, Note};
 use crate::nursery::{Nursery, join, rings};
 use crate::published::Published;
-use crate::report::{Counters, InstalledGroup, PortReport, Report, WorkerStats};
+use crate::report::{Counters, InstalledCollective, InstalledGroup, PortReport, Report, WorkerStats};
+use crate::rule::Rule;
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, Setup, port_infos};
@@ -174,29 +175,87 @@ impl Dataplane {
     /// # Errors
     /// See [`InstallError`]: a faulty rule, a port or MTU that does not fit, limits, addresses and names that are taken.
     pub fn install_group(&self, rule: &MulticastGroup) -> Result<Installed, InstallError> {
+        self.install(&Rule::Multicast(rule.clone()))
+    }
+
+    /// The same for a group that computes collectives. Its slots are taken of the memory for groups here.
+    ///
+    /// # Errors
+    /// As for multicast groups; [`castnet_engine::InstallError::NoMemory`] says how much is left.
+    pub fn install_collective(&self, rule: &CollectiveGroup) -> Result<Installed, InstallError> {
+        self.install(&Rule::Collective(rule.clone()))
+    }
+
+    /// The same for a group of either kind.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn install(&self, rule: &Rule) -> Result<Installed, InstallError> {
         self.shared.install(rule)
     }
 
-    /// Removes a group and returns its rule; `None` where there is none.
+    /// Removes a group of either kind and returns its rule; `None` where there is none.
     ///
     /// # Errors
     /// The dataplane has stopped.
-    pub fn remove_group(&self, mcst_id: McstId) -> Result<Option<MulticastGroup>, Stopped> {
+    pub fn remove_group(&self, mcst_id: McstId) -> Result<Option<Rule>, Stopped> {
         self.shared.remove(mcst_id)
     }
 
-    /// The rules of all groups, in the order of their addresses.
+    /// The rules of all multicast groups, in the order of their addresses.
     pub fn rules(&self) -> Vec<MulticastGroup> {
-        self.shared
-            .state
-            .lock()
-            .groups
-            .values()
-            .map(|g| g.rule.clone())
-            .collect()
+        let state = self.shared.state.lock();
+        let multicast = state.groups.values().filter_map(|g| g.rule.multicast());
+        multicast.cloned().collect()
     }
 
-    /// One group with everything about it; `None` where there is none.
+    /// The rules of all collective groups, in the order of their addresses.
+    pub fn collective_rules(&self) -> Vec<CollectiveGroup> {
+        let state = self.shared.state.lock();
+        let collective = state.groups.values().filter_map(|g| g.rule.collective());
+        collective.cloned().collect()
+    }
+
+    /// The rule of a group of either kind; `None` where there is none.
+    pub fn rule(&self, mcst_id: McstId) -> Option<Rule> {
+        let state = self.shared.state.lock();
+        state.groups.get(&mcst_id).map(|g| g.rule.clone())
+    }
+
+    /// One collective group with everything about it; `None` where there is none.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn collective(&self, mcst_id: McstId) -> Result<Option<InstalledCollective>, Stopped> {
+        let state = self.shared.state.lock();
+        let Some(group) = state.groups.get(&mcst_id) else {
+            return Ok(None);
+        };
+        let Some(rule) = group.rule.collective() else {
+            return Ok(None);
+        };
+        let handle = self.shared.workers.get(group.worker).ok_or(Stopped)?;
+        let status = handle.ask(|reply| Command::CollectiveStatus(mcst_id, reply))?;
+        Ok(status.map(|status| InstalledCollective {
+            worker: group.worker,
+            rule: rule.clone(),
+            status,
+        }))
+    }
+
+    /// All collective groups with everything about them, in the order of their addresses.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn collectives(&self) -> Result<Vec<InstalledCollective>, Stopped> {
+        let mut groups = Vec::new();
+        for rule in self.collective_rules() {
+            groups.extend(self.collective(rule.mcst_id)?);
+        }
+        Ok(groups)
+    }
+
+    /// One multicast group with everything about it; `None` where there is none.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -205,16 +264,19 @@ impl Dataplane {
         let Some(group) = state.groups.get(&mcst_id) else {
             return Ok(None);
         };
+        let Some(rule) = group.rule.multicast() else {
+            return Ok(None);
+        };
         let handle = self.shared.workers.get(group.worker).ok_or(Stopped)?;
         let status = handle.ask(|reply| Command::Status(mcst_id, reply))?;
         Ok(status.map(|status| InstalledGroup {
             worker: group.worker,
-            rule: group.rule.clone(),
+            rule: rule.clone(),
             status,
         }))
     }
 
-    /// All groups with everything about them, in the order of their addresses.
+    /// All multicast groups with everything about them, in the order of their addresses.
     ///
     /// # Errors
     /// The dataplane has stopped.

@@ -27,6 +27,7 @@ mod outputs;
 mod published;
 mod report;
 mod round;
+mod rule;
 mod sum;
 mod tap;
 mod worker;
@@ -36,7 +37,10 @@ pub use control::Installed;
 pub use dataplane::Dataplane;
 pub use error::{InstallError, RouteError, StartError, Stopped, TapError};
 pub use events::{EventStream, SwitchEvent, SwitchEventKind};
-pub use report::{Counters, GroupReport, InstalledGroup, PortReport, WorkerStats};
+pub use report::{
+    CollectiveReport, Counters, GroupReport, InstalledCollective, InstalledGroup, PortReport, WorkerStats,
+};
+pub use rule::Rule;
 pub use tap::TapStream;
 
 pub use castnet_engine as engine;

@@ -1,7 +1,7 @@
 //! A worker's side of all ports: where it receives, and what it has gathered for sending.
 
 use castnet_engine::Egress;
-use castnet_port::{BATCH, Batch, BoxPort, FrameBuf, PoolBuf, Port};
+use castnet_port::{BATCH, Batch, BoxPort, FrameBuf, Pool, PoolBuf, Port};
 use castnet_wire::{DropReason, Nanos, PortId};
 
 /// One port as this worker has it open.
@@ -24,13 +24,15 @@ pub(crate) struct Outputs {
     places: [u8; PortId::COUNT],
     /// Slots that have something to send: one bit each.
     waiting: u64,
+    pool: Pool,
 }
 
 const NOWHERE: u8 = u8::MAX;
 
 impl Outputs {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(pool: Pool) -> Self {
         Self {
+            pool,
             slots: Vec::with_capacity(PortId::COUNT),
             places: [NOWHERE; PortId::COUNT],
             waiting: 0,
@@ -92,6 +94,12 @@ impl Egress for Outputs {
 
     fn allocate(&mut self, port: PortId, length: usize) -> Option<PoolBuf> {
         self.slot(port)?.port.allocate(length)
+    }
+
+    fn gather(&mut self, port: PortId, parts: &[&[u8]]) -> Option<PoolBuf> {
+        // All ports of a worker share its pool.
+        self.slot(port)?;
+        self.pool.gather(parts)
     }
 
     fn send(&mut self, port: PortId, frame: PoolBuf) {

@@ -1,10 +1,11 @@
 //! What a dataplane tells about itself.
 
 use castnet_engine::{
-    CountersSnapshot, GroupCounters, GroupSnapshot, GroupStatus, PathSnapshot, PortCounters, Totals,
+    CollectiveCounters, CollectiveGroupStatus, CountersSnapshot, EndpointSnapshot, GroupCounters,
+    GroupSnapshot, GroupStatus, PathSnapshot, PortCounters, Totals,
 };
 use castnet_port::{BATCH, PoolStats, PortLink, PortStats};
-use castnet_rules::MulticastGroup;
+use castnet_rules::{CollectiveGroup, MulticastGroup};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 
 /// How a worker fares, since its start.
@@ -164,7 +165,35 @@ impl GroupReport {
     }
 }
 
-/// A group with everything about it.
+/// A collective group's counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CollectiveReport {
+    /// Its name.
+    pub name: String,
+    /// Its address.
+    pub mcst_id: McstId,
+    /// Which version of its rule runs.
+    pub generation: u64,
+    /// The worker that has it.
+    pub worker: usize,
+    /// Its counters.
+    pub counters: CollectiveCounters,
+    /// Its endpoints, in the order of the lowest ranks behind them.
+    pub endpoints: Vec<EndpointSnapshot>,
+}
+
+/// A collective group with everything about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstalledCollective {
+    /// The worker that has it.
+    pub worker: usize,
+    /// Its rule as it was installed.
+    pub rule: CollectiveGroup,
+    /// How it fares. Its own rule has the endpoints in the order of the lowest ranks behind them.
+    pub status: CollectiveGroupStatus,
+}
+
+/// A multicast group with everything about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledGroup {
     /// The worker that has it.
@@ -190,8 +219,10 @@ pub struct Counters {
     pub drops: [u64; DropReason::COUNT],
     /// The ports, in the order of the configuration.
     pub ports: Vec<PortReport>,
-    /// The groups, in the order of their addresses.
+    /// The multicast groups, in the order of their addresses.
     pub groups: Vec<GroupReport>,
+    /// The collective groups, in the order of their addresses.
+    pub collectives: Vec<CollectiveReport>,
     /// The workers.
     pub workers: Vec<WorkerStats>,
 }

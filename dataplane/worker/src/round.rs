@@ -151,6 +151,9 @@ impl Worker {
             Command::Install(group, reply) => drop(reply.send(self.engine.install(group))),
             Command::Remove(mcst_id, reply) => drop(reply.send(self.engine.remove(mcst_id))),
             Command::Status(mcst_id, reply) => drop(reply.send(self.engine.group_status(mcst_id))),
+            Command::CollectiveStatus(mcst_id, reply) => {
+                let _ = reply.send(self.engine.collective_status(mcst_id));
+            }
             Command::Report(mut into, reply) => {
                 self.report(now, &mut into);
                 let _ = reply.send(into);

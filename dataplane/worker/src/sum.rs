@@ -5,7 +5,7 @@ use castnet_port::PortStats;
 use castnet_wire::{DropReason, Nanos};
 
 use crate::control::Shared;
-use crate::report::{Counters, GroupReport, PortReport, Report, add_totals};
+use crate::report::{CollectiveReport, Counters, GroupReport, PortReport, Report, add_totals};
 
 /// Adds up what the workers report.
 pub(crate) struct Sum<'a> {
@@ -40,6 +40,7 @@ impl<'a> Sum<'a> {
             drops: [0; DropReason::COUNT],
             ports: ports.collect(),
             groups: Vec::new(),
+            collectives: Vec::new(),
             workers: Vec::new(),
         };
         Self { shared, counters }
@@ -79,17 +80,29 @@ impl<'a> Sum<'a> {
             let name = state
                 .groups
                 .get(&group.mcst_id)
-                .map(|g| g.rule.name.clone())
+                .map(|g| g.rule.name().to_string())
                 .unwrap_or_default();
             let paths = report.counters.paths_of(group);
             self.counters
                 .groups
                 .push(GroupReport::new(name, worker, group, paths));
         }
+        for group in &report.counters.collectives {
+            let rule = state.groups.get(&group.mcst_id);
+            self.counters.collectives.push(CollectiveReport {
+                name: rule.map(|g| g.rule.name().to_string()).unwrap_or_default(),
+                mcst_id: group.mcst_id,
+                generation: group.generation,
+                worker,
+                counters: group.counters,
+                endpoints: report.counters.endpoints_of(group).to_vec(),
+            });
+        }
     }
 
     pub(crate) fn finish(mut self) -> Counters {
         self.counters.groups.sort_by_key(|g| g.mcst_id);
+        self.counters.collectives.sort_by_key(|g| g.mcst_id);
         self.counters
     }
 }

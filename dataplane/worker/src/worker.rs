@@ -132,7 +132,7 @@ impl Worker {
         }
         let pool = Pool::new(config.pool);
         let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
-        let mut outputs = Outputs::new();
+        let mut outputs = Outputs::new(pool.clone());
         let mut links = Vec::new();
         for (place, port) in config.ports.iter().enumerate() {
             let receives = place % config.workers.len() == index;

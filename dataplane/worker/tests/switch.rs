@@ -83,7 +83,7 @@ fn a_group_replicates_and_gathers() {
 
     assert_eq!(
         lab.dataplane.remove_group(mcst(1)).unwrap(),
-        Some(rule(1, &[0, 1, 2, 3]))
+        Some(castnet_worker::Rule::Multicast(rule(1, &[0, 1, 2, 3])))
     );
     assert_eq!(lab.dataplane.remove_group(mcst(1)).unwrap(), None);
     assert_eq!(lab.dataplane.group(mcst(1)).unwrap(), None);

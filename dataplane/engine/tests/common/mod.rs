@@ -1,6 +1,8 @@
 //! A switch, its group and frames for it, for the tests of this folder.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod collective;
+
 use core::net::Ipv4Addr;
 
 use castnet_engine::plain::{PlainEgress, PlainFrame};

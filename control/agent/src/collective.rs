@@ -1,0 +1,235 @@
+//! What the dataplane says of collective groups, as messages.
+
+use castnet_proto::convert::collective_to_proto;
+use castnet_proto::v1;
+use castnet_rules::{CollectiveEndpoint, CollectiveGroup};
+use castnet_wire::{Call, Control, McstId, Nanos, Psn, Verdict};
+use castnet_worker::engine::{
+    CollectiveCounters, CollectiveGroupStatus, EndpointCounters, EndpointSnapshot, PortSet,
+};
+use castnet_worker::{CollectiveReport, Dataplane, InstalledCollective};
+
+use crate::view::port_number;
+
+pub(crate) fn installed(installed: &InstalledCollective, owner: String) -> v1::InstalledCollective {
+    let InstalledCollective { worker, rule, status } = installed;
+    v1::InstalledCollective {
+        group: Some(collective_to_proto(rule)),
+        owner,
+        status: Some(group_status(status)),
+        counters: Some(group_counters(&status.counters)),
+        worker: *worker as u32,
+    }
+}
+
+/// A group with its counters alone.
+pub(crate) fn counted(
+    report: &CollectiveReport,
+    rule: Option<&CollectiveGroup>,
+    owner: String,
+) -> v1::InstalledCollective {
+    let nameless = || v1::CollectiveGroup {
+        name: report.name.clone(),
+        mcst_id: report.mcst_id.to_string(),
+        generation: report.generation,
+        ..Default::default()
+    };
+    let endpoints = report.endpoints.iter().map(|snapshot| {
+        let endpoint = rule.and_then(|r| r.endpoint(snapshot.port));
+        endpoint_status(snapshot, endpoint, false)
+    });
+    v1::InstalledCollective {
+        group: Some(rule.map_or_else(nameless, collective_to_proto)),
+        owner,
+        status: Some(v1::CollectiveStatus {
+            endpoints: endpoints.collect(),
+            ..Default::default()
+        }),
+        counters: Some(group_counters(&report.counters)),
+        worker: report.worker as u32,
+    }
+}
+
+fn group_status(status: &CollectiveGroupStatus) -> v1::CollectiveStatus {
+    let machine = &status.machine;
+    let endpoints = status.endpoints.iter().enumerate().map(|(i, snapshot)| {
+        let rule = status.rule.endpoints.get(i);
+        let is_parent = status.rule.parent == Some(snapshot.port);
+        let mut message = endpoint_status(snapshot, rule, is_parent);
+        if let Some(live) = machine.endpoints.iter().find(|e| e.endpoint.index() == i) {
+            let number = |psn: Psn| Some(psn.value());
+            message.expected_psn = number(live.expected);
+            message.next_psn = number(live.next);
+            message.unacknowledged_psn = number(live.unacknowledged);
+            message.waited_for = machine.since.is_some() && machine.waiting_for.contains(live.endpoint);
+        }
+        message
+    });
+    let oldest = machine.collectives.first();
+    v1::CollectiveStatus {
+        base_psn: machine.base.value(),
+        sequence: oldest.map(|c| c.sequence),
+        call: oldest.map(|c| call(&c.call)).unwrap_or_default(),
+        slots_used: status.slots_used as u32,
+        slots: status.rule.slots.into(),
+        failed: machine.conflict.is_some(),
+        memory_bytes: status.memory_bytes as u64,
+        endpoints: endpoints.collect(),
+        // Those in flight are numbered, and come last.
+        finished: oldest.map_or(machine.next_sequence, |c| c.sequence).into(),
+    }
+}
+
+fn endpoint_status(
+    snapshot: &EndpointSnapshot,
+    endpoint: Option<&CollectiveEndpoint>,
+    parent: bool,
+) -> v1::EndpointStatus {
+    v1::EndpointStatus {
+        port: port_number(snapshot.port),
+        next_hop: endpoint
+            .map(|e| e.next_hop.name().to_string())
+            .unwrap_or_default(),
+        ranks: endpoint.map(ranks).unwrap_or_default(),
+        parent,
+        counters: Some(endpoint_counters(&snapshot.counters)),
+        ..Default::default()
+    }
+}
+
+fn ranks(endpoint: &CollectiveEndpoint) -> Vec<u32> {
+    endpoint.next_hop.ranks().iter().map(|r| u32::from(*r)).collect()
+}
+
+fn endpoint_counters(counters: &EndpointCounters) -> v1::EndpointCounters {
+    let EndpointCounters {
+        contributions,
+        repeats,
+        results,
+        acks_in,
+        naks_in,
+        rnr_naks_in,
+        acks_out,
+        naks_out,
+        rnr_naks_out,
+        keep_alives,
+        lost,
+    } = *counters;
+    v1::EndpointCounters {
+        contributions,
+        repeats,
+        results,
+        acks_in,
+        naks_in,
+        rnr_naks_in,
+        acks_out,
+        naks_out,
+        rnr_naks_out,
+        keep_alives,
+        lost,
+    }
+}
+
+fn group_counters(counters: &CollectiveCounters) -> v1::CollectiveCounters {
+    let CollectiveCounters {
+        contributions,
+        contribution_bytes,
+        results,
+        result_bytes,
+        controls_in,
+        controls_out,
+        repeats,
+        acks_in,
+        naks_in,
+        rnr_naks_in,
+        acks_out,
+        naks_out,
+        rnr_naks_out,
+        keep_alives,
+        dropped,
+        lost,
+        stalls,
+        conflicts,
+    } = *counters;
+    v1::CollectiveCounters {
+        contributions,
+        contribution_bytes,
+        results,
+        result_bytes,
+        controls_in,
+        controls_out,
+        repeats,
+        acks_in,
+        naks_in,
+        rnr_naks_in,
+        acks_out,
+        naks_out,
+        rnr_naks_out,
+        keep_alives,
+        dropped,
+        lost,
+        stalls,
+        conflicts,
+    }
+}
+
+/// A call in words.
+fn call(call: &Call) -> String {
+    let Call {
+        primitive,
+        root,
+        operation,
+        data_type,
+        elements,
+        ..
+    } = call;
+    let root = match primitive {
+        castnet_wire::Primitive::AllReduce => String::new(),
+        _ => format!(", root {root}"),
+    };
+    format!("{primitive:?} {operation:?} of {elements} {data_type:?}{root}")
+}
+
+pub(crate) fn stalled(
+    dataplane: &Dataplane,
+    mcst_id: McstId,
+    waiting_for: PortSet,
+    psn: Psn,
+    patience: Nanos,
+) -> v1::CollectiveStalled {
+    let rule = rule(dataplane, mcst_id);
+    let waited: Vec<&CollectiveEndpoint> = rule
+        .iter()
+        .flat_map(|r| &r.endpoints)
+        .filter(|e| waiting_for.contains(e.port))
+        .collect();
+    v1::CollectiveStalled {
+        mcst_id: mcst_id.to_string(),
+        group: rule.as_ref().map(|r| r.name.clone()).unwrap_or_default(),
+        ports: waiting_for.map(port_number).collect(),
+        next_hops: waited.iter().map(|e| e.next_hop.name().to_string()).collect(),
+        ranks: waited.iter().flat_map(|e| ranks(e)).collect(),
+        psn: psn.value(),
+        for_ns: patience.0,
+    }
+}
+
+pub(crate) fn conflict(dataplane: &Dataplane, mcst_id: McstId, control: &Control) -> v1::CollectiveConflict {
+    let (other_rank, other_call) = match &control.verdict {
+        Verdict::Conflict { rank, call: other } => (u32::from(*rank), call(other)),
+        Verdict::Agreed => Default::default(),
+    };
+    v1::CollectiveConflict {
+        mcst_id: mcst_id.to_string(),
+        group: rule(dataplane, mcst_id).map(|r| r.name).unwrap_or_default(),
+        sequence: control.sequence,
+        rank: control.rank.into(),
+        call: call(&control.call),
+        other_rank,
+        other_call,
+    }
+}
+
+fn rule(dataplane: &Dataplane, mcst_id: McstId) -> Option<CollectiveGroup> {
+    dataplane.rule(mcst_id)?.collective().cloned()
+}

@@ -1,0 +1,292 @@
+//! The group: compiled from its rule, with all memory that it will ever need.
+
+use castnet_collective::translated::{
+    EndpointConfig, EndpointKind, LossPolicy, StragglerPolicy, TranslatedConfig, TranslatedStatus,
+};
+use castnet_collective::{EndpointId, Translated};
+use castnet_reduce::Kernel;
+use castnet_rules::{CollectiveGroup, CollectiveHop};
+use castnet_wire::{Call, CallFlags, DataType, McstId, Nanos, Operation, PortId};
+
+use super::slots::{Arithmetic, Slots};
+use super::translate::{Outlet, Template, own_address};
+use crate::config::PortInfo;
+use crate::counters::{CollectiveCounters, EndpointCounters, EndpointSnapshot};
+use crate::group::InstallError;
+use crate::next_hops::NextHops;
+
+/// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
+const OVERHEAD: usize = 20 + 8 + 12 + 4 + 4;
+/// Collectives that can be in flight. Barriers take one packet each, so there may be many.
+const COLLECTIVES_MAX: u8 = 128;
+/// Ticks per time-out of the members' QPs.
+const TICKS: u64 = 4;
+/// No endpoint.
+const NONE: u8 = u8::MAX;
+
+/// A compiled collective group, ready to be installed.
+#[derive(Clone, Debug)]
+pub struct Collective {
+    pub(super) machine: Translated,
+    pub(super) slots: Slots,
+    /// By endpoint.
+    pub(super) outlets: Box<[Outlet]>,
+    by_port: [u8; PortId::COUNT],
+    pub(super) mcst_id: McstId,
+    pub(super) pmtu: usize,
+    /// The header of what the group sends to itself.
+    pub(super) own: Template,
+    /// What the last collective asked for.
+    arithmetic: Option<((Operation, DataType, CallFlags), Arithmetic)>,
+    pub(super) counters: CollectiveCounters,
+    /// By endpoint.
+    pub(super) per_endpoint: Box<[EndpointCounters]>,
+    /// When it will come up in the wheel.
+    pub(super) armed_for: Nanos,
+    /// Whether it waits for another turn to send.
+    pub(super) emitting: bool,
+    pub(super) rule: CollectiveGroup,
+}
+
+impl Collective {
+    /// Checks `rule` against a switch with these ports and builds the group. All its memory is taken here, so call it
+    /// where time does not matter and hand the result to the engine.
+    ///
+    /// # Errors
+    /// [`InstallError::Faults`], [`InstallError::NoPort`] or [`InstallError::MtuTooSmall`].
+    pub fn compile(rule: &CollectiveGroup, ports: &[PortInfo]) -> Result<Box<Self>, InstallError> {
+        Self::check(rule, ports)?;
+        let mut rule = rule.clone();
+        rule.endpoints
+            .sort_by_key(|e| e.next_hop.ranks().iter().min().copied());
+        let mut by_port = [NONE; PortId::COUNT];
+        for (i, endpoint) in rule.endpoints.iter().enumerate() {
+            by_port[endpoint.port.index()] = i as u8;
+        }
+        let parent = rule
+            .parent
+            .and_then(|port| EndpointId::new(by_port[port.index()]));
+        let machine = Translated::new(TranslatedConfig {
+            endpoints: rule
+                .endpoints
+                .iter()
+                .map(|e| EndpointConfig {
+                    kind: kind(&e.next_hop),
+                    ranks: e.next_hop.ranks().iter().copied().collect(),
+                })
+                .collect(),
+            parent,
+            psn_start: rule.psn_start,
+            slots: rule.slots,
+            message_packets: rule.message_packets,
+            collectives_max: COLLECTIVES_MAX,
+            loss: match rule.loss_policy {
+                castnet_rules::LossPolicy::Repair => LossPolicy::Repair,
+                castnet_rules::LossPolicy::Reflect => LossPolicy::Reflect,
+            },
+            straggler: match rule.straggler_policy {
+                castnet_rules::StragglerPolicy::KeepAlive => StragglerPolicy::KeepAlive,
+                castnet_rules::StragglerPolicy::Rnr => StragglerPolicy::Rnr,
+                castnet_rules::StragglerPolicy::None => StragglerPolicy::None,
+            },
+            tick: Nanos(u64::from(rule.ack_timeout_us) * 1_000 / TICKS),
+            stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
+        });
+        Ok(Box::new(Self {
+            machine,
+            slots: Slots::new(&rule),
+            outlets: rule
+                .endpoints
+                .iter()
+                .map(|e| Outlet::new(e, rule.mcst_id))
+                .collect(),
+            by_port,
+            mcst_id: rule.mcst_id,
+            pmtu: rule.pmtu.bytes(),
+            own: Template::new(&own_address(rule.mcst_id)),
+            arithmetic: None,
+            counters: CollectiveCounters::default(),
+            per_endpoint: vec![EndpointCounters::default(); rule.endpoints.len()].into_boxed_slice(),
+            armed_for: Nanos::ZERO,
+            emitting: false,
+            rule,
+        }))
+    }
+
+    /// What can be refused before any memory is taken.
+    ///
+    /// # Errors
+    /// As for [`Collective::compile`].
+    pub fn check(rule: &CollectiveGroup, ports: &[PortInfo]) -> Result<(), InstallError> {
+        let faults = rule.check(PortId::COUNT);
+        if !faults.is_empty() {
+            return Err(InstallError::Faults(faults));
+        }
+        for (i, endpoint) in rule.endpoints.iter().enumerate() {
+            let Some(port) = ports.iter().find(|p| p.id == endpoint.port) else {
+                return Err(InstallError::NoPort {
+                    path: i,
+                    port: endpoint.port,
+                });
+            };
+            let (pmtu, need) = (rule.pmtu.bytes(), rule.pmtu.bytes() + OVERHEAD);
+            if port.mtu < need {
+                return Err(InstallError::MtuTooSmall {
+                    port: port.id,
+                    pmtu,
+                    need,
+                    mtu: port.mtu,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Its address.
+    pub fn mcst_id(&self) -> McstId {
+        self.mcst_id
+    }
+
+    /// The rule that it runs, endpoints in the order of the lowest ranks behind them.
+    pub fn rule(&self) -> &CollectiveGroup {
+        &self.rule
+    }
+
+    /// Bytes that it takes of the memory for groups: what the rule says that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.rule.memory_bytes() as usize
+    }
+
+    /// Bytes that it does take: never more than [`Collective::memory_bytes`].
+    pub fn footprint(&self) -> usize {
+        let endpoints = self.rule.endpoints.iter().map(|e| {
+            let ranks = match &e.next_hop {
+                CollectiveHop::Switch { ranks, .. } => size_of_val(&**ranks),
+                CollectiveHop::Rank(_) => 0,
+            };
+            size_of_val(e) + e.next_hop.name().len() + ranks
+        });
+        size_of::<Self>() - size_of::<Translated>()
+            + self.machine.footprint()
+            + self.slots.footprint()
+            + size_of_val(&*self.outlets)
+            + size_of_val(&*self.per_endpoint)
+            + endpoints.sum::<usize>()
+            + self.rule.name.len()
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> &CollectiveCounters {
+        &self.counters
+    }
+
+    /// The counters of its endpoints, in the order of the rule's.
+    pub fn endpoints(&self) -> impl Iterator<Item = EndpointSnapshot> {
+        self.rule
+            .endpoints
+            .iter()
+            .zip(&self.per_endpoint)
+            .map(|(endpoint, counters)| EndpointSnapshot {
+                port: endpoint.port,
+                counters: *counters,
+            })
+    }
+
+    /// Everything about it, for people. Allocates.
+    pub fn status(&self) -> CollectiveGroupStatus {
+        let machine = self.machine.status();
+        let ahead = machine
+            .endpoints
+            .iter()
+            .map(|e| e.expected.diff(machine.base).max(e.next.diff(machine.base)));
+        let slots_used = ahead.max().unwrap_or(0).clamp(0, self.rule.slots.into()) as usize;
+        CollectiveGroupStatus {
+            rule: self.rule.clone(),
+            machine,
+            counters: self.counters,
+            endpoints: self.endpoints().collect(),
+            slots_used,
+            memory_bytes: self.memory_bytes(),
+        }
+    }
+
+    /// The endpoint of a port.
+    #[inline]
+    pub(super) fn endpoint_at(&self, port: PortId) -> Option<EndpointId> {
+        EndpointId::new(self.by_port[port.index()])
+    }
+
+    /// How the contributions of a collective become one.
+    #[inline]
+    pub(super) fn arithmetic(&mut self, call: &Call) -> Arithmetic {
+        let key = (call.operation, call.data_type, call.flags);
+        match self.arithmetic {
+            Some((selected, arithmetic)) if selected == key => arithmetic,
+            _ => {
+                let arithmetic = Arithmetic {
+                    kernel: Kernel::select(call.operation, call.data_type, call.flags),
+                    element: call.data_type.size(),
+                };
+                self.arithmetic = Some((key, arithmetic));
+                arithmetic
+            }
+        }
+    }
+
+    /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit.
+    pub(crate) fn bind(&mut self, next_hops: &mut NextHops) -> Result<(), InstallError> {
+        for i in 0..self.outlets.len() {
+            let mac = self.rule.endpoints[i].next_hop.mac();
+            match next_hops.acquire(mac) {
+                Some(place) => self.outlets[i].next_hop = place,
+                None => {
+                    self.outlets[..i]
+                        .iter()
+                        .for_each(|outlet| next_hops.release(outlet.next_hop));
+                    return Err(InstallError::NextHopsFull);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives them back.
+    pub(crate) fn unbind(&self, next_hops: &mut NextHops) {
+        self.outlets
+            .iter()
+            .for_each(|outlet| next_hops.release(outlet.next_hop));
+    }
+
+    /// Counts a frame that ended here.
+    pub(crate) fn note_dropped(&mut self) {
+        self.counters.dropped += 1;
+    }
+}
+
+fn kind(hop: &CollectiveHop) -> EndpointKind {
+    match hop {
+        CollectiveHop::Rank(rank) => EndpointKind::Rank {
+            rank: rank.rank,
+            sq_psn: rank.sq_psn,
+            rq_psn: rank.rq_psn,
+        },
+        CollectiveHop::Switch { .. } => EndpointKind::Switch,
+    }
+}
+
+/// A collective group, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CollectiveGroupStatus {
+    /// Its rule, endpoints in the order of the lowest ranks behind them; an endpoint's place is its number in `machine`.
+    pub rule: CollectiveGroup,
+    /// The protocol state.
+    pub machine: TranslatedStatus,
+    /// Counters of the group.
+    pub counters: CollectiveCounters,
+    /// Counters of its endpoints, in the order of the rule's.
+    pub endpoints: Vec<EndpointSnapshot>,
+    /// Packets that are not finished.
+    pub slots_used: usize,
+    /// Bytes that it takes of the memory for groups.
+    pub memory_bytes: usize,
+}

@@ -1,0 +1,112 @@
+//! What a collective group decided about a frame, for people.
+
+use castnet_collective::translated::{Effect, Event};
+use castnet_collective::{EndpointId, EndpointSet};
+use castnet_rules::CollectiveGroup;
+use castnet_wire::Call;
+
+use super::context::Collective;
+use crate::trace::{Stage, Step};
+
+/// An endpoint: its port and who is behind it.
+pub(super) fn name(rule: &CollectiveGroup, endpoint: EndpointId) -> String {
+    match rule.endpoints.get(endpoint.index()) {
+        Some(e) => {
+            let who = match e.next_hop.rank() {
+                Some(rank) => format!("rank {} on {}", rank.rank, rank.name),
+                None => format!("switch {}", e.next_hop.name()),
+            };
+            format!("endpoint {endpoint} (port {}, {who})", e.port)
+        }
+        None => format!("endpoint {endpoint}"),
+    }
+}
+
+fn names(rule: &CollectiveGroup, set: EndpointSet) -> String {
+    let names: Vec<String> = set.iter().map(|e| name(rule, e)).collect();
+    if names.is_empty() {
+        "nobody".into()
+    } else {
+        names.join(", ")
+    }
+}
+
+/// A call in words.
+pub(crate) fn call(call: &Call) -> String {
+    let Call {
+        primitive,
+        root,
+        operation,
+        data_type,
+        elements,
+        packets,
+        ..
+    } = call;
+    format!("{primitive:?} {operation:?} of {elements} {data_type:?} in {packets} packets, root {root}")
+}
+
+/// The machine's decision.
+pub(super) fn decision(group: &Collective, event: &Event, effects: &[Effect]) -> Step {
+    let what = match event {
+        Event::Data { psn, shape, .. } => format!("data, PSN {psn}, {} B", shape.payload),
+        Event::Control { psn, control, .. } => format!(
+            "control message, PSN {psn}: collective {}, rank {}: {}",
+            control.sequence,
+            control.rank,
+            call(&control.call)
+        ),
+        Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
+    };
+    let status = group.machine.status();
+    let mut facts = vec![format!(
+        "lowest unfinished PSN {}, waiting for {}",
+        status.base,
+        names(&group.rule, status.waiting_for)
+    )];
+    for e in &status.endpoints {
+        facts.push(format!(
+            "{}: expects {}, unconfirmed {}, next out {}, unacknowledged {}",
+            name(&group.rule, e.endpoint),
+            e.expected,
+            e.unconfirmed,
+            e.next,
+            e.unacknowledged
+        ));
+    }
+    Step::new(Stage::Machine, all(group, effects), what).with(facts)
+}
+
+/// Effects in words.
+pub(super) fn all(group: &Collective, effects: &[Effect]) -> String {
+    let rule = &group.rule;
+    let words: Vec<String> = effects
+        .iter()
+        .map(|effect| match *effect {
+            Effect::Aggregate {
+                slot, first: true, ..
+            } => format!("first contribution into slot {slot}"),
+            Effect::Aggregate { slot, .. } => format!("add to slot {slot}"),
+            Effect::Store { slot } => format!("result into slot {slot}"),
+            Effect::Complete { slot, .. } => format!("slot {slot} is complete"),
+            Effect::Emit { slot, g, to, .. } => format!("send slot {slot}, PSN {g}, to {}", names(rule, to)),
+            Effect::EmitControl { g, to, .. } => {
+                format!("send the control message, PSN {g}, to {}", names(rule, to))
+            }
+            Effect::Acknowledge {
+                to, psn, syndrome, ..
+            } => {
+                format!("tell {}: {syndrome} of PSN {psn}", name(rule, to))
+            }
+            Effect::Absorb => "absorb".into(),
+            Effect::Drop(reason) => format!("drop ({reason})"),
+            Effect::Stalled { waiting_for, g, .. } => {
+                format!("PSN {g} has stalled, waiting for {}", names(rule, waiting_for))
+            }
+            Effect::Conflict { control } => {
+                format!("the ranks disagree about collective {}", control.sequence)
+            }
+            Effect::MemberFailed { from, .. } => format!("{} has failed", name(rule, from)),
+        })
+        .collect();
+    words.join(", then ")
+}

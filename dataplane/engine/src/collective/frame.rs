@@ -1,0 +1,584 @@
+//! A frame of a collective group: admit it, run the machine, carry its effects out; and what time asks for.
+
+use core::net::Ipv4Addr;
+
+use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
+use castnet_collective::{EndpointId, EndpointSet};
+use castnet_wire::{
+    Aeth, Control, DropReason, FrameBuf, Headers, Opcode, Psn, RoceHeader, Syndrome, icrc, ipv4,
+};
+
+use super::context::Collective;
+use super::explain;
+use super::lookup::{self, Class};
+use super::slots::{self, Pieces};
+use super::translate::{self, Packet, Way};
+use crate::context::Context;
+use crate::egress::Egress;
+use crate::engine::Engine;
+use crate::events::{EventKind, Events};
+use crate::feedback::{ACK_LEN, Link, MACS};
+use crate::multicast::Tools;
+use crate::pipeline::Cx;
+use crate::port_set::PortSet;
+use crate::replicate::set_macs;
+use crate::trace::{Observer, Stage, Step, Verdict};
+
+/// What a group may send in one turn beyond what a frame itself brings about.
+const EMISSIONS_PER_TURN: usize = 32;
+/// Timers that one group has in one turn at most.
+const TIMERS_PER_TURN: usize = 64;
+
+/// What carrying effects out needs beside the group.
+struct Hands<'a, 'b> {
+    tools: Tools<'b>,
+    events: &'a mut Events,
+    /// Whether time asks, and no frame.
+    timed: bool,
+}
+
+/// The frame at hand.
+struct AtHand<'a> {
+    pieces: Pieces<'a>,
+    imm: Option<u32>,
+    length: usize,
+}
+
+impl Engine {
+    /// One frame whose destination is the collective group at `place`.
+    #[inline]
+    pub(crate) fn collective_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        place: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: E::Buf,
+    ) -> Verdict {
+        let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
+            return Verdict::Dropped(DropReason::NotMember);
+        };
+        cx.observer.group(group.mcst_id);
+        let event = match admit(cx, group, header, src, &frame) {
+            Ok(event) => event,
+            Err((stage, reason)) => return refuse(cx, group, stage, reason, header, src),
+        };
+        let effects = &mut self.collective_effects;
+        group.machine.handle(cx.now, event, effects);
+        cx.observer.step(|| explain::decision(group, &event, effects));
+        note_arrival(group, &event, effects, header.payload_len);
+        let mut hands = Hands {
+            tools: Tools {
+                ports: &self.ports,
+                next_hops: &self.next_hops,
+                shifts: &mut self.shifts,
+                counters: &mut self.counters,
+            },
+            events: &mut self.events,
+            timed: false,
+        };
+        let at_hand = AtHand {
+            pieces: slots::pieces(&frame, header),
+            imm: header.imm,
+            length: header.payload_len,
+        };
+        let verdict = carry_out(cx, &mut hands, group, effects, Some(&at_hand));
+        // Its buffer may be needed for what goes on.
+        drop(frame);
+        let more = emit_due(cx, &mut hands, group, effects);
+        self.mind(cx, place, more);
+        verdict
+    }
+
+    /// A group's time has come.
+    pub(crate) fn collective_timeout<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, place: u32) {
+        let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
+            return;
+        };
+        cx.observer.group(group.mcst_id);
+        let mut hands = Hands {
+            tools: Tools {
+                ports: &self.ports,
+                next_hops: &self.next_hops,
+                shifts: &mut self.shifts,
+                counters: &mut self.counters,
+            },
+            events: &mut self.events,
+            timed: true,
+        };
+        let effects = &mut self.collective_effects;
+        for _ in 0..TIMERS_PER_TURN {
+            if group.machine.poll_timeout().is_none_or(|(at, _)| at > cx.now) {
+                break;
+            }
+            group.machine.handle_timeout(cx.now, effects);
+            cx.observer
+                .step(|| Step::new(Stage::Machine, explain::all(group, effects), "a timer was due"));
+            carry_out(cx, &mut hands, group, effects, None);
+        }
+        let more = emit_due(cx, &mut hands, group, effects);
+        self.mind(cx, place, more);
+    }
+
+    /// Lets each group that has more to send have another turn.
+    pub(crate) fn go_on_emitting<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>) {
+        for _ in 0..self.emitting.len() {
+            let Some(place) = self.emitting.pop_front() else {
+                return;
+            };
+            let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
+                continue;
+            };
+            group.emitting = false;
+            let mut hands = Hands {
+                tools: Tools {
+                    ports: &self.ports,
+                    next_hops: &self.next_hops,
+                    shifts: &mut self.shifts,
+                    counters: &mut self.counters,
+                },
+                events: &mut self.events,
+                timed: false,
+            };
+            let more = emit_due(cx, &mut hands, group, &mut self.collective_effects);
+            self.mind(cx, place, more);
+        }
+    }
+
+    /// Sees to it that a group comes up again when it wants to.
+    #[inline]
+    fn mind<E: Egress, O: Observer>(&mut self, cx: &Cx<'_, E, O>, place: u32, more: bool) {
+        let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
+            return;
+        };
+        if more && !group.emitting {
+            group.emitting = true;
+            self.emitting.push_back(place);
+        }
+        let Some((at, _)) = group.machine.poll_timeout() else {
+            return;
+        };
+        if at < group.armed_for || !self.fine_wheel.is_armed(place) {
+            self.fine_wheel.disarm(place);
+            self.fine_wheel.arm(cx.now, place, at);
+            group.armed_for = at;
+        }
+    }
+}
+
+/// What the machine is to hear of a frame; or why it ends. Every frame's whole ICRC is verified first: what is added
+/// here leaves under a fresh one (contract C3).
+#[inline]
+fn admit<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    group: &mut Collective,
+    header: &RoceHeader,
+    src: Ipv4Addr,
+    frame: &E::Buf,
+) -> Result<Event, (Stage, DropReason)> {
+    let (from, class) =
+        lookup::lookup(group, cx.ingress, src, header).map_err(|reason| (Stage::Classify, reason))?;
+    cx.observer.step(|| {
+        let (name, opcode) = (&group.rule.name, header.bth.opcode);
+        let decision = format!("group {name}, {opcode} from {}", explain::name(&group.rule, from));
+        let why = format!("dst {} qpn 1, src {src}, port {}", group.mcst_id, cx.ingress);
+        Step::new(Stage::Classify, decision, why)
+    });
+    let verify = |reason| Err((Stage::Verify, reason));
+    if !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
+        return verify(DropReason::BadIpChecksum);
+    }
+    // Ethernet padding after a payload too long for the head.
+    if header.frame_len != frame.length() && header.frame_len > frame.head().len() {
+        return verify(DropReason::Malformed);
+    }
+    if header.payload_len > group.pmtu {
+        return verify(DropReason::OverPmtu);
+    }
+    if !icrc::verify(frame, header.l3, header.frame_len) {
+        return verify(DropReason::BadIcrc);
+    }
+    cx.observer.step(|| {
+        let why = "whatever is added leaves under a fresh one, so it was verified in full";
+        Step::new(Stage::Verify, "ICRC is right", why)
+    });
+    let link = Link::of(Some(frame), header);
+    if let Some(outlet) = group.outlets.get_mut(from.index())
+        && outlet.link != link
+    {
+        outlet.link = link;
+    }
+    let (psn, ack_request) = (header.bth.psn, header.bth.ack_request);
+    match class {
+        Class::Data => Ok(Event::Data {
+            from,
+            psn,
+            shape: PacketShape {
+                opcode: header.bth.opcode,
+                payload: header.payload_len as u16,
+                pad: header.bth.pad,
+            },
+            ack_request,
+        }),
+        Class::Control => {
+            let mut bytes = [0; Control::LEN];
+            slots::copy(&mut bytes, &slots::pieces(frame, header));
+            let said = bytes.get(..header.payload_len);
+            match said.map(Control::parse) {
+                Some(Ok(control)) => Ok(Event::Control {
+                    from,
+                    psn,
+                    control,
+                    ack_request,
+                }),
+                _ => verify(DropReason::Malformed),
+            }
+        }
+        Class::Feedback(Aeth { syndrome, msn }) => Ok(Event::Feedback {
+            from,
+            psn,
+            msn,
+            syndrome,
+        }),
+    }
+}
+
+#[cold]
+fn refuse<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    group: &mut Collective,
+    stage: Stage,
+    reason: DropReason,
+    header: &RoceHeader,
+    src: Ipv4Addr,
+) -> Verdict {
+    group.note_dropped();
+    let ingress = cx.ingress;
+    cx.drop(stage, reason, || match reason {
+        DropReason::NotMember | DropReason::NotMulticastable => lookup::explain(group, ingress, src, header),
+        DropReason::OverPmtu => format!("payload of {} bytes, path MTU {}", header.payload_len, group.pmtu),
+        DropReason::BadIcrc => "the ICRC is wrong: it must not be added".into(),
+        other => other.to_string(),
+    })
+}
+
+#[inline]
+fn note_arrival(group: &mut Collective, event: &Event, effects: &[Effect], payload: usize) {
+    let (Event::Data { from, .. } | Event::Control { from, .. } | Event::Feedback { from, .. }) = *event;
+    let Some(endpoint) = group.per_endpoint.get_mut(from.index()) else {
+        return;
+    };
+    let all = &mut group.counters;
+    match event {
+        Event::Data { .. } => {
+            // What the machine takes in comes first, what it refuses says so.
+            match effects.first() {
+                Some(Effect::Aggregate { .. } | Effect::Store { .. }) => {
+                    all.contributions += 1;
+                    all.contribution_bytes += payload as u64;
+                    endpoint.contributions += 1;
+                }
+                _ if effects.iter().any(|e| matches!(e, Effect::Drop(_))) => {}
+                _ => {
+                    all.repeats += 1;
+                    endpoint.repeats += 1;
+                }
+            }
+        }
+        Event::Control { .. } => {
+            if !effects.iter().any(|e| matches!(e, Effect::Drop(_))) {
+                all.controls_in += 1;
+                endpoint.contributions += 1;
+            }
+        }
+        Event::Feedback { syndrome, .. } => match syndrome {
+            Syndrome::Ack => {
+                all.acks_in += 1;
+                endpoint.acks_in += 1;
+            }
+            Syndrome::Nak(_) => {
+                all.naks_in += 1;
+                endpoint.naks_in += 1;
+            }
+            Syndrome::RnrNak(_) => {
+                all.rnr_naks_in += 1;
+                endpoint.rnr_naks_in += 1;
+            }
+        },
+    }
+}
+
+/// Effects in their order.
+#[inline]
+fn carry_out<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    hands: &mut Hands<'_, '_>,
+    group: &mut Collective,
+    effects: &[Effect],
+    at_hand: Option<&AtHand<'_>>,
+) -> Verdict {
+    let mut verdict = Verdict::Absorbed;
+    for effect in effects {
+        match *effect {
+            Effect::Aggregate {
+                slot,
+                from,
+                first,
+                kernel,
+            } => {
+                let Some(at_hand) = at_hand else { continue };
+                let call = *group.machine.call(kernel);
+                let arithmetic = group.arithmetic(&call);
+                group
+                    .slots
+                    .aggregate(slot, from, first, &arithmetic, &at_hand.pieces);
+                if first {
+                    note_imm(group, slot, at_hand);
+                }
+                cx.observer.step(|| {
+                    let what = if first { "copied" } else { "added" };
+                    let decision = format!("{} bytes {what} into slot {slot}", at_hand.length);
+                    Step::new(Stage::Aggregate, decision, explain::call(&call))
+                });
+            }
+            Effect::Store { slot } => {
+                let Some(at_hand) = at_hand else { continue };
+                group.slots.store(slot, &at_hand.pieces);
+                note_imm(group, slot, at_hand);
+                cx.observer.step(|| {
+                    let decision = format!("{} bytes copied into slot {slot}", at_hand.length);
+                    Step::new(Stage::Aggregate, decision, "it is the result already")
+                });
+            }
+            Effect::Complete { slot, kernel } => {
+                let call = *group.machine.call(kernel);
+                let arithmetic = group.arithmetic(&call);
+                let length = usize::from(group.machine.shape(slot).payload);
+                group.slots.complete(slot, &arithmetic, length);
+            }
+            Effect::Emit {
+                slot,
+                g,
+                to,
+                ack_request,
+            } => emit(cx, hands, group, slot, (g, to, ack_request)),
+            Effect::EmitControl { g, to, control } => emit_control(cx, hands, group, &control, g, to),
+            Effect::Acknowledge {
+                to,
+                psn,
+                msn,
+                syndrome,
+            } => acknowledge(cx, hands, group, to, psn, Aeth { syndrome, msn }),
+            Effect::Absorb => {}
+            Effect::Drop(reason) => {
+                group.note_dropped();
+                verdict = cx.drop(Stage::Machine, reason, || "the group's machine refused it".into());
+            }
+            Effect::Stalled {
+                waiting_for,
+                g,
+                since,
+            } => {
+                group.counters.stalls += 1;
+                let waiting_for: PortSet = waiting_for
+                    .iter()
+                    .filter_map(|e| group.outlets.get(e.index()))
+                    .map(|outlet| outlet.port)
+                    .collect();
+                let kind = EventKind::CollectiveStalled {
+                    mcst_id: group.mcst_id,
+                    waiting_for,
+                    psn: g,
+                    since,
+                };
+                hands.events.push(cx.now, kind);
+            }
+            Effect::Conflict { control } => {
+                group.counters.conflicts += 1;
+                let mcst_id = group.mcst_id;
+                let kind = EventKind::CollectiveConflict { mcst_id, control };
+                hands.events.push(cx.now, kind);
+            }
+            Effect::MemberFailed { from, syndrome } => {
+                let kind = EventKind::MemberFailed {
+                    mcst_id: group.mcst_id,
+                    port: group
+                        .outlets
+                        .get(from.index())
+                        .map(|o| o.port)
+                        .unwrap_or_default(),
+                    syndrome: syndrome.byte(),
+                };
+                hands.events.push(cx.now, kind);
+            }
+        }
+    }
+    verdict
+}
+
+/// A packet's immediate data stays with it.
+#[inline]
+fn note_imm(group: &mut Collective, slot: u16, at_hand: &AtHand<'_>) {
+    if let (Some(imm), Some(note)) = (at_hand.imm, group.slots.note_mut(slot)) {
+        note.imm = imm;
+    }
+}
+
+/// What the group has to send by itself, as much as one turn may. Whether there is more.
+#[inline]
+fn emit_due<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    hands: &mut Hands<'_, '_>,
+    group: &mut Collective,
+    effects: &mut Effects,
+) -> bool {
+    for _ in 0..EMISSIONS_PER_TURN {
+        if !group.machine.poll_emit(cx.now, effects) {
+            return false;
+        }
+        carry_out(cx, hands, group, effects, None);
+    }
+    true
+}
+
+/// Sends the payload of a slot (EPIC 4.1: ReplicateData).
+#[inline]
+fn emit<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    hands: &mut Hands<'_, '_>,
+    group: &mut Collective,
+    slot: u16,
+    what: (Psn, EndpointSet, bool),
+) {
+    let shape = group.machine.shape(slot);
+    let note = group.slots.note(slot);
+    let has_imm = shape.opcode.info().headers.contains(Headers::IMM);
+    let packet = Packet {
+        opcode: shape.opcode,
+        pad: shape.pad,
+        imm: has_imm.then_some(note.imm),
+        payload: group.slots.result(slot, shape.payload.into()),
+    };
+    let icrc = note.icrc.unwrap_or_else(|| packet.icrc(&group.own));
+    let mut way = Way {
+        machine: &group.machine,
+        outlets: &group.outlets,
+        counters: &mut group.per_endpoint,
+        rule: &group.rule,
+    };
+    let (sent, lost) = translate::send(cx, &mut hands.tools, &mut way, &packet, icrc, what);
+    group.counters.results += sent;
+    group.counters.result_bytes += sent * u64::from(shape.payload);
+    group.counters.lost += lost;
+    if let Some(note) = group.slots.note_mut(slot) {
+        note.icrc = Some(icrc);
+    }
+}
+
+#[cold]
+fn emit_control<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    hands: &mut Hands<'_, '_>,
+    group: &mut Collective,
+    control: &Control,
+    g: Psn,
+    to: EndpointSet,
+) {
+    let mut bytes = [0; Control::LEN];
+    control.emit(&mut bytes);
+    let packet = Packet {
+        opcode: Opcode::SendOnlyImm,
+        pad: 0,
+        imm: Some(Control::IMMEDIATE),
+        payload: &bytes,
+    };
+    let icrc = packet.icrc(&group.own);
+    let mut way = Way {
+        machine: &group.machine,
+        outlets: &group.outlets,
+        counters: &mut group.per_endpoint,
+        rule: &group.rule,
+    };
+    let (sent, lost) = translate::send(cx, &mut hands.tools, &mut way, &packet, icrc, (g, to, true));
+    group.counters.controls_out += sent;
+    group.counters.lost += lost;
+}
+
+/// Sends an acknowledge packet (EPIC 4.1: SendAck).
+#[inline]
+fn acknowledge<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    hands: &mut Hands<'_, '_>,
+    group: &mut Collective,
+    to: EndpointId,
+    psn: Psn,
+    aeth: Aeth,
+) {
+    let (Some(outlet), Some(endpoint)) = (
+        group.outlets.get(to.index()),
+        group.per_endpoint.get_mut(to.index()),
+    ) else {
+        return;
+    };
+    let all = &mut group.counters;
+    let tools = &mut hands.tools;
+    let link = outlet.link.bytes();
+    let l3 = MACS + link.len();
+    let frame = if tools.ports.up.contains(outlet.port) {
+        cx.egress.allocate(outlet.port, l3 + ACK_LEN)
+    } else {
+        None
+    };
+    let Some(mut frame) = frame else {
+        all.lost += 1;
+        endpoint.lost += 1;
+        tools.counters.totals.copies_lost += 1;
+        cx.observer
+            .step(|| Step::new(Stage::Feedback, "not sent", "no buffer, or the port is down"));
+        return;
+    };
+    let head = frame.head_mut();
+    set_macs(
+        head,
+        tools.next_hops.get(outlet.next_hop),
+        tools.ports.mac(outlet.port),
+    );
+    if let Some(room) = head.get_mut(MACS..l3) {
+        room.copy_from_slice(link);
+    }
+    if let Some(room) = head.get_mut(l3..).and_then(|packet| packet.first_chunk_mut()) {
+        outlet.ack().write(room, outlet.link.tos(), psn, aeth);
+    }
+    match aeth.syndrome {
+        Syndrome::Ack => {
+            all.acks_out += 1;
+            endpoint.acks_out += 1;
+            if hands.timed {
+                all.keep_alives += 1;
+                endpoint.keep_alives += 1;
+            }
+        }
+        Syndrome::Nak(_) => {
+            all.naks_out += 1;
+            endpoint.naks_out += 1;
+        }
+        Syndrome::RnrNak(_) => {
+            all.rnr_naks_out += 1;
+            endpoint.rnr_naks_out += 1;
+        }
+    }
+    tools.counters.totals.originated += 1;
+    cx.observer.step(|| {
+        let Aeth { syndrome, msn } = aeth;
+        let decision = format!(
+            "{syndrome} of PSN {psn}, MSN {msn}, for {}",
+            explain::name(&group.rule, to)
+        );
+        Step::new(
+            Stage::Feedback,
+            decision,
+            format!("dst {}, by port {}", outlet.address.dst, outlet.port),
+        )
+    });
+    cx.send(tools.counters, outlet.port, frame);
+}

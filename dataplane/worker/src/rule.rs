@@ -1,0 +1,75 @@
+//! What control installs: the rule of a group of either kind.
+
+use castnet_engine::{Collective, Context, Group, InstallError, PortInfo};
+use castnet_rules::{CollectiveGroup, MulticastGroup};
+use castnet_wire::McstId;
+
+/// A group's rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// It multicasts.
+    Multicast(MulticastGroup),
+    /// It computes.
+    Collective(CollectiveGroup),
+}
+
+impl Rule {
+    /// Its address.
+    pub fn mcst_id(&self) -> McstId {
+        match self {
+            Self::Multicast(rule) => rule.mcst_id,
+            Self::Collective(rule) => rule.mcst_id,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Multicast(rule) => &rule.name,
+            Self::Collective(rule) => &rule.name,
+        }
+    }
+
+    /// Which version of it.
+    pub fn generation(&self) -> u64 {
+        match self {
+            Self::Multicast(rule) => rule.generation,
+            Self::Collective(rule) => rule.generation,
+        }
+    }
+
+    /// The rule of a multicast group.
+    pub fn multicast(&self) -> Option<&MulticastGroup> {
+        match self {
+            Self::Multicast(rule) => Some(rule),
+            Self::Collective(_) => None,
+        }
+    }
+
+    /// The rule of a collective group.
+    pub fn collective(&self) -> Option<&CollectiveGroup> {
+        match self {
+            Self::Collective(rule) => Some(rule),
+            Self::Multicast(_) => None,
+        }
+    }
+
+    /// Bytes that the group will take. Refuses what cannot run here, without taking memory for slots.
+    pub(crate) fn memory_bytes(&self, ports: &[PortInfo]) -> Result<usize, InstallError> {
+        match self {
+            Self::Multicast(rule) => Group::compile(rule, ports).map(|group| group.memory_bytes()),
+            Self::Collective(rule) => {
+                Collective::check(rule, ports)?;
+                Ok(rule.memory_bytes() as usize)
+            }
+        }
+    }
+
+    /// The group, with all its memory.
+    pub(crate) fn compile(&self, ports: &[PortInfo]) -> Result<Context, InstallError> {
+        match self {
+            Self::Multicast(rule) => Group::compile(rule, ports).map(Context::from),
+            Self::Collective(rule) => Collective::compile(rule, ports).map(Context::from),
+        }
+    }
+}
