@@ -88,7 +88,7 @@ pub struct QpConfig {
     pub rnr_retry: u8,
     /// Code of the wait that it asks for where no receive is posted; below 32.
     pub min_rnr_timer: u8,
-    /// Most PSNs that are sent and not acknowledged. rxe's constant is 128 (and it lets one more out).
+    /// Most PSNs that are sent and not acknowledged.
     pub window: u32,
     /// IPv4 type of service of all its frames, ACKs included: DSCP and ECN.
     pub tos: u8,
@@ -97,8 +97,8 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// PSNs that may be sent and not acknowledged, unless configured.
-    pub const WINDOW: u32 = 128;
+    /// PSNs that may be sent and not acknowledged, unless configured: rxe's constant is 128, and it lets one more out.
+    pub const WINDOW: u32 = 129;
 
     /// A QP with the usual values of verbs programs: PSNs from 0, path MTU 1024, time-out 14 (67 ms), 7 retries of
     /// both kinds (for ever), RNR timer 12 (0.64 ms).

@@ -46,7 +46,7 @@ pub(crate) enum Response {
     Acknowledged,
     /// A sequence NAK: going back.
     GoingBack,
-    /// A second sequence NAK without an ACK between: taken as an ACK of all before, no more.
+    /// A second sequence NAK without progress between: taken as an ACK of all before, no more.
     NakRepeated,
     /// An RNR NAK: waiting.
     Waiting,
@@ -85,7 +85,7 @@ pub(crate) struct Requester {
 
     retries_left: u8,
     rnr_retries_left: u8,
-    /// A retry has begun and no ACK came since: sequence NAKs begin no other.
+    /// A retry has begun and no ACK came since, nor did a message end: sequence NAKs begin no other.
     retrying: bool,
     /// When the oldest unacknowledged packet is given up waiting for.
     ack_deadline: Option<Nanos>,
@@ -226,12 +226,14 @@ impl Requester {
         if sequence >= self.sent {
             return Response::Ahead;
         }
+        // As in rxe: a NAK is no progress, unless it lies past the end of the oldest message and so completes it.
+        if self.queue.front().is_some_and(|oldest| sequence > oldest.last) {
+            self.renew_retries();
+        }
         let response = match syndrome {
             Syndrome::Ack => {
                 self.acknowledge(sequence + 1);
-                self.retries_left = self.retry_cnt;
-                self.rnr_retries_left = self.rnr_retry;
-                self.retrying = false;
+                self.renew_retries();
                 Response::Acknowledged
             }
             // Every NAK acknowledges what is before its PSN.
@@ -258,6 +260,13 @@ impl Requester {
         };
         self.arm(now);
         response
+    }
+
+    /// There was progress: retries are counted anew, and a sequence NAK begins one.
+    fn renew_retries(&mut self) {
+        self.retries_left = self.retry_cnt;
+        self.rnr_retries_left = self.rnr_retry;
+        self.retrying = false;
     }
 
     /// All before `sequence` has arrived.

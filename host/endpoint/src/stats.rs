@@ -53,7 +53,7 @@ discards! {
     AckOld = "ack-old",
     /// An ACK or NAK for a PSN that was never sent.
     AckAhead = "ack-ahead",
-    /// A sequence NAK after another one without an ACK between them.
+    /// A sequence NAK after another one without progress between them: an ACK, or the end of a message.
     NakRepeated = "nak-repeated",
 }
 
