@@ -529,9 +529,9 @@ fn work_failure(status: Status, error: &StreamError) -> Failure {
     const DROPS: &str =
         "the QP has failed; see what the switches dropped: castnet drops; castnet group show GROUP";
     match status {
-        Status::RemoteInvalidRequest | Status::RemoteAccessError | Status::RemoteOperationalError => {
-            Failure::refused(error).next(ALIKE)
-        }
+        Status::RemoteInvalidRequest | Status::RemoteAccessError => Failure::refused(error).next(ALIKE),
+        Status::RemoteOperationalError => Failure::refused(error)
+            .next("a receiver has failed, or the group has ended: castnet group show GROUP; castnet events"),
         Status::RnrRetryExceeded => Failure::refused(error)
             .next("a receiver has posted no receives for too long; --rnr-retry 7 waits for ever"),
         Status::RetryExceeded => Failure::unreachable(error).next(DROPS),
