@@ -12,6 +12,7 @@ use crate::Down;
 const END_WITHIN: Duration = Duration::from_secs(20);
 
 pub(crate) fn down(ask: &Down) -> Result<ExitCode, LabError> {
+    crate::as_root()?;
     let mut all = labs();
     if let Some(name) = &ask.name {
         all.retain(|lab| &lab.name == name);

@@ -201,8 +201,17 @@ fn build(ask: &Image) -> Result<ExitCode, LabError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Labs are root's, and nobody else sees them.
+fn as_root() -> Result<(), LabError> {
+    if nix::unistd::Uid::effective().is_root() {
+        return Ok(());
+    }
+    Err(LabError::Config("labs are root's: try it with sudo".into()))
+}
+
 /// The lab of this name, or the only one that is ready.
 fn find_lab(name: Option<&str>) -> Result<LabState, LabError> {
+    as_root()?;
     let ready: Vec<LabState> = labs()
         .into_iter()
         .filter(|lab| lab.ready && lab.owner_lives())

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::{Format, Ps};
 
 pub(crate) fn ps(ask: &Ps) -> Result<ExitCode, LabError> {
+    crate::as_root()?;
     let labs = labs();
     match ask.output {
         Format::Json => {
