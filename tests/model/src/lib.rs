@@ -13,6 +13,7 @@
 //! [`runs`] lists what is explored: by the tests of this crate, and by `cargo run --release -p castnet-model -- full`.
 
 pub mod bounded;
+pub mod collectives;
 pub mod fabric;
 pub mod host;
 pub mod hostile;

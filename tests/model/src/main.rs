@@ -1,24 +1,32 @@
 //! `cargo run --release -p castnet-model`: what the tests explore. With `full`: all there is, some ten minutes and a gigabyte
-//! on two cores.
+//! on two cores. With `collectives` or `collectives-full`: collectives alone.
 
+use castnet_model::collectives;
 use castnet_model::runs::{ALL_FAULTS, FULL, HOSTILE, REFUSALS, SHAPES};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
-    let full = match std::env::args().nth(1).as_deref() {
-        None => &[],
-        Some("full") => FULL,
+    let multicast = [HOSTILE, SHAPES, REFUSALS, ALL_FAULTS].concat();
+    let in_network = [collectives::REPAIR, collectives::REFLECT, collectives::STRAGGLERS].concat();
+    let (multicast, in_network) = match std::env::args().nth(1).as_deref() {
+        None => (multicast, in_network),
+        Some("collectives") => (vec![], in_network),
+        Some("collectives-full") => (vec![], [&in_network, collectives::FULL].concat()),
+        Some("full") => (
+            [&multicast, FULL].concat(),
+            [&in_network, collectives::FULL].concat(),
+        ),
         Some(other) => {
-            eprintln!("unknown argument {other}: nothing, or `full`");
+            eprintln!("unknown argument {other}: nothing, `full`, `collectives` or `collectives-full`");
             return ExitCode::from(2);
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let began = Instant::now();
     let (mut states, mut unique, mut sound) = (0, 0, true);
-    for run in [HOSTILE, SHAPES, REFUSALS, ALL_FAULTS, full].concat() {
-        let outcome = run.explore(threads);
+    let multicast = multicast.iter().map(|run| run.explore(threads));
+    for outcome in multicast.chain(in_network.iter().map(|run| run.explore(threads))) {
         println!("{outcome}");
         states += outcome.states;
         unique += outcome.unique;

@@ -1,0 +1,308 @@
+//! The switches and how they hang together: a spine, two leaves, two ranks at each.
+
+use super::host::Part;
+use super::message::{Content, Message};
+use super::{Config, RANKS};
+use castnet_collective::translated::{
+    Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event, PacketShape, RankSet,
+    Translated, TranslatedConfig,
+};
+use castnet_wire::{Nanos, Opcode, Psn, Syndrome};
+
+/// Switches: the spine, then the leaves.
+pub const SWITCHES: usize = 3;
+/// Links: two for each of six edges.
+pub const LINKS: usize = 12;
+/// Slots of each switch: a collective of three packets fits twice.
+const SLOTS: usize = 8;
+/// The spine's endpoints lead to the leaves; a leaf's to its two ranks, then to the spine.
+const UP: usize = 2;
+/// The group's PSN of the control message: data begins after the wrap.
+const START: Psn = Psn::new(Psn::MODULUS - 1);
+
+/// A fault put in on purpose: the checker must find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spoil {
+    /// None.
+    Nothing,
+    /// A leaf acknowledges what a rank sends when it comes, as between two hosts.
+    AckAtOnce,
+    /// What comes again is added again.
+    AddAgain,
+}
+
+/// A switch: the machine, and in place of payloads who is in them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Switch {
+    machine: Translated,
+    contents: [Content; SLOTS],
+}
+
+impl Switch {
+    /// Whether something is in flight.
+    pub fn is_active(&self) -> bool {
+        self.machine.poll_timeout().is_some()
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// A switch has asked a rank to go back.
+    pub nak_to_rank: bool,
+    /// A switch has asked another for a packet.
+    pub nak_to_switch: bool,
+    /// A rank has timed out.
+    pub timed_out: bool,
+    /// Ranks disagree.
+    pub conflict: bool,
+}
+
+/// What a switch did: what it sends, by link, and what it is to be remembered for.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// What it sends.
+    pub sent: Vec<(usize, Message)>,
+    /// What it is to be remembered for.
+    pub seen: Seen,
+}
+
+/// The tree.
+#[derive(Clone, Debug)]
+pub struct Nodes;
+
+impl Nodes {
+    /// The switches at the start.
+    pub fn switches(&self, config: &Config, parts: &[Part; RANKS]) -> [Switch; SWITCHES] {
+        std::array::from_fn(|index| {
+            let leaf = |l: usize| (2 * l as u16..2 * l as u16 + 2).collect::<RankSet>();
+            let to_rank = |rank: usize| EndpointConfig {
+                kind: EndpointKind::Rank {
+                    rank: rank as u16,
+                    sq_psn: parts[rank].sq_psn,
+                    rq_psn: parts[rank].rq_psn,
+                },
+                ranks: RankSet::only(rank as u16),
+            };
+            let to_switch = |ranks| EndpointConfig {
+                kind: EndpointKind::Switch,
+                ranks,
+            };
+            let (endpoints, parent) = match index {
+                0 => (vec![to_switch(leaf(0)), to_switch(leaf(1))], None),
+                _ => {
+                    let first = 2 * (index - 1);
+                    let others = leaf(2 - index);
+                    let endpoints = vec![to_rank(first), to_rank(first + 1), to_switch(others)];
+                    (endpoints, EndpointId::new(UP as u8))
+                }
+            };
+            let machine = Translated::new(TranslatedConfig {
+                endpoints,
+                parent,
+                psn_start: START,
+                slots: SLOTS as u16,
+                message_packets: 0,
+                collectives_max: 2,
+                loss: config.loss,
+                straggler: config.straggler,
+                tick: Nanos::ZERO,
+                stall_timeout: Nanos::ZERO,
+            });
+            Switch {
+                machine,
+                contents: [Content::NOBODY; SLOTS],
+            }
+        })
+    }
+
+    /// Edge 0 and 1: spine to leaf; edge 2 + r: leaf to rank `r`. Link 2e leads down, 2e + 1 up.
+    pub fn link_to_rank(&self, rank: usize) -> usize {
+        2 * (2 + rank)
+    }
+
+    /// The link that leads away from a rank.
+    pub fn link_from_rank(&self, rank: usize) -> usize {
+        self.link_to_rank(rank) + 1
+    }
+
+    /// The rank that a link leads to.
+    pub fn rank_at(&self, link: usize) -> Option<usize> {
+        (link.is_multiple_of(2) && link >= 4).then(|| link / 2 - 2)
+    }
+
+    /// The switch and endpoint that a link leads to.
+    fn end(&self, link: usize) -> (usize, usize) {
+        match (link / 2, link % 2) {
+            (edge @ 0..2, 0) => (1 + edge, UP),
+            (edge @ 0..2, _) => (0, edge),
+            (edge, _) => (1 + (edge - 2) / 2, (edge - 2) % 2),
+        }
+    }
+
+    /// The link that leads away from an endpoint.
+    fn away(&self, switch: usize, endpoint: usize) -> usize {
+        match switch {
+            0 => 2 * endpoint,
+            leaf if endpoint == UP => 2 * (leaf - 1) + 1,
+            leaf => self.link_to_rank(2 * (leaf - 1) + endpoint),
+        }
+    }
+
+    /// A message arrives at a switch.
+    pub fn arrive(
+        &self,
+        switches: &mut [Switch; SWITCHES],
+        link: usize,
+        message: &Message,
+        spoil: Spoil,
+    ) -> Step {
+        let mut step = Step::default();
+        let (index, endpoint) = self.end(link);
+        let Some(from) = EndpointId::new(endpoint as u8) else {
+            return step;
+        };
+        let switch = &mut switches[index];
+        let mut effects = Effects::new();
+        let (event, content) = match *message {
+            Message::Control { psn, control } => {
+                let ack_request = true;
+                (
+                    Event::Control {
+                        from,
+                        psn,
+                        control,
+                        ack_request,
+                    },
+                    None,
+                )
+            }
+            Message::Data { psn, ask, content } => (
+                Event::Data {
+                    from,
+                    psn,
+                    shape: PacketShape {
+                        opcode: Opcode::SendOnly,
+                        payload: 1024,
+                        pad: 0,
+                    },
+                    ack_request: ask,
+                },
+                Some(content),
+            ),
+            Message::Feedback { psn, syndrome } => (
+                Event::Feedback {
+                    from,
+                    psn,
+                    msn: 0,
+                    syndrome,
+                },
+                None,
+            ),
+        };
+        switch.machine.handle(Nanos::ZERO, event, &mut effects);
+        let taken = |e: &Effect| {
+            matches!(
+                e,
+                Effect::Aggregate { .. } | Effect::Store { .. } | Effect::Drop(_)
+            )
+        };
+        if spoil == Spoil::AddAgain
+            && let (Message::Data { psn, .. }, Some(content)) = (message, content)
+            && index == 0
+            && !effects.iter().any(taken)
+        {
+            let slot = psn.diff(START).rem_euclid(SLOTS as i32) as usize;
+            switch.contents[slot] = switch.contents[slot].plus(content);
+        }
+        if spoil == Spoil::AckAtOnce
+            && index > 0
+            && endpoint != UP
+            && let Message::Data { psn, .. } = *message
+        {
+            let syndrome = Syndrome::Ack;
+            let ack = Message::Feedback { psn, syndrome };
+            step.sent.push((self.away(index, endpoint), ack));
+        }
+        self.carry_out(index, switch, &effects, content, &mut step);
+        self.rest(index, switch, &mut step);
+        step
+    }
+
+    /// A switch's tick.
+    pub fn tick(&self, switches: &mut [Switch; SWITCHES], index: usize) -> Step {
+        let mut step = Step::default();
+        let switch = &mut switches[index];
+        let mut effects = Effects::new();
+        // Three endpoints' ticks fit into one call.
+        switch.machine.handle_timeout(Nanos::ZERO, &mut effects);
+        self.carry_out(index, switch, &effects, None, &mut step);
+        self.rest(index, switch, &mut step);
+        step
+    }
+
+    fn rest(&self, index: usize, switch: &mut Switch, step: &mut Step) {
+        let mut effects = Effects::new();
+        while switch.machine.poll_emit(Nanos::ZERO, &mut effects) {
+            self.carry_out(index, switch, &effects, None, step);
+        }
+    }
+
+    fn carry_out(
+        &self,
+        index: usize,
+        switch: &mut Switch,
+        effects: &Effects,
+        content: Option<Content>,
+        step: &mut Step,
+    ) {
+        let send =
+            |to: EndpointSet, make: &dyn Fn(Psn) -> Message, g: Psn, out: &mut Vec<(usize, Message)>| {
+                for endpoint in to {
+                    let psn = switch.machine.towards(endpoint, g);
+                    out.push((self.away(index, endpoint.index()), make(psn)));
+                }
+            };
+        let Step { sent, seen } = step;
+        let mut contents = switch.contents;
+        for effect in effects {
+            match *effect {
+                Effect::Aggregate { slot, first, .. } => {
+                    let slot = &mut contents[usize::from(slot)];
+                    let before = if first { Content::NOBODY } else { *slot };
+                    *slot = before.plus(content.unwrap_or_default());
+                }
+                Effect::Store { slot } => contents[usize::from(slot)] = content.unwrap_or_default(),
+                Effect::Emit {
+                    slot,
+                    g,
+                    to,
+                    ack_request: ask,
+                } => {
+                    let content = contents[usize::from(slot)];
+                    send(to, &|psn| Message::Data { psn, ask, content }, g, sent);
+                }
+                Effect::EmitControl { g, to, control } => {
+                    send(to, &|psn| Message::Control { psn, control }, g, sent);
+                }
+                Effect::Acknowledge {
+                    to, psn, syndrome, ..
+                } => {
+                    let nak = syndrome != Syndrome::Ack;
+                    let to_rank = index > 0 && to.index() != UP;
+                    seen.nak_to_rank |= nak && to_rank;
+                    seen.nak_to_switch |= nak && !to_rank;
+                    let message = Message::Feedback { psn, syndrome };
+                    sent.push((self.away(index, to.index()), message));
+                }
+                Effect::Conflict { .. } => seen.conflict = true,
+                Effect::Complete { .. }
+                | Effect::Absorb
+                | Effect::Drop(_)
+                | Effect::Stalled { .. }
+                | Effect::MemberFailed { .. } => {}
+            }
+        }
+        switch.contents = contents;
+    }
+}
