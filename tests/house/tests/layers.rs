@@ -34,6 +34,7 @@ const MAY_USE_ALL: &[&str] = &[
     "castnet-model",
     "castnet-fuzz",
     "castnet-house",
+    "castnet-softroce-tests",
     "castnet-benches",
 ];
 

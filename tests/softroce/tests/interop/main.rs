@@ -1,0 +1,80 @@
+//! The promise "interoperates with unmodified RNICs", kept by Linux SoftRoCE hosts in virtual machines.
+//!
+//! One lab of eight machines is booted for each interface MTU, and the scenarios take their turns in it: each says in a
+//! line how it went, all failures are told at the end. A word on the command line picks the scenarios whose names
+//! hold it: `cargo test -p castnet-softroce-tests -- loss`.
+
+mod faults;
+mod files;
+mod habits;
+mod mixed;
+mod multicast;
+mod report;
+mod scene;
+#[path = "../../../../host/endpoint/tests/common/script.rs"]
+mod script;
+mod unchanged;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use castnet_e2e::net;
+use report::Report;
+use scene::Scene;
+
+/// Machines of a lab: one source and up to seven receivers.
+const HOSTS: usize = 8;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.iter().any(|w| w == "--list") {
+        return ExitCode::SUCCESS;
+    }
+    let mut report = Report::new(words.into_iter().filter(|w| !w.starts_with('-')).collect());
+    if let Err(why) = castnet_softroce::available() {
+        net::skip("softroce", &why.to_string());
+        return ExitCode::SUCCESS;
+    }
+    for mtu in [1500, 4200] {
+        let place = format!("mtu{mtu}");
+        let scenarios = scenarios(mtu);
+        if !scenarios
+            .iter()
+            .any(|(name, _)| report.wants(&format!("{place}/{name}")))
+        {
+            continue;
+        }
+        let mut scene = match Scene::start(HOSTS, mtu) {
+            Ok(scene) => scene,
+            Err(error) => {
+                report.failed(&format!("{place}/boot"), Duration::ZERO, &error);
+                continue;
+            }
+        };
+        report.note(&format!("{place}: {}", scene.boot_line()));
+        for (name, scenario) in scenarios {
+            report.run(&format!("{place}/{name}"), || {
+                scenario(&mut scene).map_err(|error| error.context(scene.last_words()))
+            });
+        }
+    }
+    report.finish()
+}
+
+/// A scenario; what it gives is printed beside its name.
+type Scenario = Box<dyn Fn(&mut Scene) -> anyhow::Result<String>>;
+
+fn scenarios(mtu: u32) -> Vec<(String, Scenario)> {
+    let mut all: Vec<(String, Scenario)> = Vec::new();
+    let mut add = |name: String, scenario: Scenario| all.push((name, scenario));
+    add("programs".into(), Box::new(unchanged::programs));
+    multicast::scenarios(&mut add);
+    if mtu == 1500 {
+        add("habits".into(), Box::new(habits::habits));
+        mixed::scenarios(&mut add);
+        files::scenarios(&mut add);
+        multicast::lossy_scenarios(&mut add);
+        faults::scenarios(&mut add);
+    }
+    all
+}

@@ -1,0 +1,46 @@
+//! rxe and the software RNIC in one group, either as its source.
+
+use anyhow::Result;
+use castnet_softroce_tests::capture::check_order;
+use castnet_softroce_tests::protocol::Op;
+
+use crate::Scenario;
+use crate::scene::{Manner, Message, Scene};
+
+/// Who is with whom, the source first.
+const GROUPS: [(&str, [&str; 4]); 2] = [
+    ("mixed-from-rxe", ["h1", "h2", "s1", "h3"]),
+    ("mixed-from-ours", ["s1", "h1", "h2", "s2"]),
+];
+
+pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
+    for (name, hosts) in GROUPS {
+        for op in Op::BOTH {
+            add(
+                format!("{name}-{}", op.name()),
+                Box::new(move |scene| mixed(scene, name, &hosts, op)),
+            );
+        }
+    }
+}
+
+fn mixed(scene: &mut Scene, name: &str, hosts: &[&str], op: Op) -> Result<String> {
+    scene.fabric(&[])?;
+    let joined = scene.join(name, op, hosts, Manner::default())?;
+    let capture = scene.running()?.capture(&joined.group.name, 128)?;
+    for length in [1, 1023, 1024, 1025, 64 << 10, 256 << 10] {
+        scene.send(&joined, Message { op, length })?;
+    }
+    check_order(&capture.finish()?, hosts[0], &hosts[1..])?;
+    let counts = scene.running()?.counts(&joined.group.name)?;
+    scene.leave(&joined)?;
+    Ok(format!(
+        "{} to {}: {} data frames, {} again, ACKs in {} out {}",
+        hosts[0],
+        hosts[1..].join(" "),
+        counts.data_in,
+        counts.retransmitted_in,
+        counts.acks_in,
+        counts.acks_out
+    ))
+}
