@@ -176,3 +176,89 @@ fn a_frame_costs_no_allocation() {
     );
     assert_eq!(allocations, 0);
 }
+
+/// The same for collectives: contributions added and kept, results, feedback both ways, repeats, and what time asks for.
+#[test]
+fn a_contribution_costs_no_allocation() {
+    use castnet_rules::CollectiveGroup;
+    use castnet_wire::{DataType, Primitive};
+    use common::collective::*;
+    const RANKS: usize = 8;
+    const JOBS: usize = 60;
+    for reproducible in [false, true] {
+        let jobs: Vec<Job> = (0..JOBS)
+            .map(|_| Job {
+                primitive: Primitive::AllReduce,
+                root: 0,
+                data_type: DataType::F32,
+                elements: 256,
+                data: vec![vec![0x40; 1024]; RANKS],
+            })
+            .collect();
+        let rule = CollectiveGroup {
+            reproducible,
+            ..collective_star(RANKS)
+        };
+        let mut engine = engine(RANKS + 1);
+        install_collective(&mut engine, &rule);
+        let ranks: Vec<Rank> = (0..RANKS).map(|r| Rank::new(r, T0, &jobs)).collect();
+        // All frames, made beforehand: as many packets go to each rank as come from it.
+        let mut frames = Vec::new();
+        for i in 0..ranks[0].packets.len() {
+            let odd = &ranks[i % RANKS];
+            frames.extend(ranks.iter().map(|r| (r.rank, r.frame(i))));
+            frames.push((odd.rank, odd.frame(i)));
+            let gap = odd.ack(
+                rq_psn(odd.rank).add(i as i32),
+                Syndrome::Nak(NakCode::PsnSequenceError),
+            );
+            frames.push((odd.rank, gap));
+            frames.extend(
+                ranks
+                    .iter()
+                    .map(|r| (r.rank, r.ack(rq_psn(r.rank).add(i as i32), Syndrome::Ack))),
+            );
+        }
+        let mut egress = Recycling {
+            stock: (0..256).map(|_| PlainFrame(Vec::with_capacity(2048))).collect(),
+            sent: 0,
+        };
+        let mut snapshot = CountersSnapshot::with_capacity(4, 64);
+        let (mut batch, mut now, mut allocations) = (Batch::new(), T0, 0);
+        for (i, (ingress, bytes)) in frames.iter().enumerate() {
+            let mut frame = egress.stock.pop().unwrap();
+            frame.0.clear();
+            frame.0.extend_from_slice(bytes);
+            batch.push(frame);
+            if i % 100 == 0 {
+                now += Nanos::from_millis(5);
+            }
+            let before = ALLOCATIONS.get();
+            engine.process(now, port(*ingress), &mut batch, &mut egress);
+            if engine.poll_timeout().is_some_and(|at| at <= now) {
+                engine.handle_timeout(now, &mut egress);
+            }
+            engine.snapshot(&mut snapshot);
+            // The first frames fill the cache of ICRC operators.
+            if i > 200 {
+                allocations += ALLOCATIONS.get() - before;
+            }
+            while egress.stock.len() < 200 {
+                egress.stock.push(PlainFrame(Vec::with_capacity(2048)));
+            }
+        }
+        assert_conserved(&engine);
+        let counters = *engine.collective(GROUP).unwrap().counters();
+        assert_eq!(counters.contributions as usize, JOBS * RANKS * 4, "{counters:?}");
+        assert!(
+            counters.results >= counters.contributions && counters.acks_out > 100,
+            "{counters:?}"
+        );
+        println!(
+            "{} frames in, {} sent, {allocations} allocations",
+            frames.len(),
+            egress.sent
+        );
+        assert_eq!(allocations, 0);
+    }
+}

@@ -259,7 +259,8 @@ impl Rank {
         }
     }
 
-    fn ack(&self, psn: Psn, syndrome: Syndrome) -> Vec<u8> {
+    /// Feedback of this rank.
+    pub fn ack(&self, psn: Psn, syndrome: Syndrome) -> Vec<u8> {
         let mut frame = DataFrame::new(Opcode::Ack, psn.value(), &[]);
         (frame.src, frame.dst) = (host_ip(self.rank), GROUP.0);
         frame.ethernet = ethernet(self.rank);
