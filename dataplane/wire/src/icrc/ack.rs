@@ -49,7 +49,7 @@ mod tests {
             packet[..32].copy_from_slice(&bytes);
             packet[32..].copy_from_slice(&more);
             packet[0] = 0x45;
-            prop_assert_eq!(full_ack(&packet), super::super::full_in_pieces(&[&packet]));
+            prop_assert_eq!(full_ack(&packet), super::super::full_by_copy(&[&packet]));
             prop_assert_eq!(super::super::full(&[&packet]), full_ack(&packet));
         }
     }

@@ -11,9 +11,11 @@
 
 mod ack;
 mod header;
+mod in_place;
 mod shift;
 
 use ack::{ACK_LEN, full_ack};
+use in_place::full_in_place;
 
 pub use header::HeaderDelta;
 pub use shift::{Shift, ShiftCache, shift};
@@ -53,14 +55,18 @@ pub fn full(segments: &[&[u8]]) -> u32 {
     match segments {
         [ack] | [ack, [], []] if ack.len() == ACK_LEN && ack[0] >> 4 == 4 => match ack.first_chunk() {
             Some(ack) => full_ack(ack),
-            None => full_in_pieces(segments),
+            None => full_by_copy(segments),
         },
-        _ => full_in_pieces(segments),
+        [first, ..] => match first.first_chunk() {
+            Some(masked) if masked[0] >> 4 != 6 => full_in_place(masked, segments),
+            _ => full_by_copy(segments),
+        },
+        [] => full_by_copy(segments),
     }
 }
 
-/// The same for any packet.
-fn full_in_pieces(segments: &[&[u8]]) -> u32 {
+/// The same for any packet, in the words of the definition: over a copy of the header that is masked.
+fn full_by_copy(segments: &[&[u8]]) -> u32 {
     let mut head = [0; MASKED_MAX];
     let mut filled = 0;
     let mut hasher = Hasher::new_with_initial(START);
