@@ -1,5 +1,7 @@
-//! `castnet host`: an RNIC, in software or of the machine, that joins a group and sends or receives a file.
+//! `castnet host`: an RNIC, in software or of the machine, that joins a group and sends or receives a file, or is a rank of a job
+//! and runs collectives.
 
+pub(crate) mod collective;
 pub(crate) mod device;
 pub(crate) mod member;
 mod messages;
@@ -29,6 +31,7 @@ use crate::group::{pmtu, qpn};
 use crate::output::{Output, Page, Report, remark};
 use crate::service::{Ready, Signals};
 use crate::units::{Size, Span};
+use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand, Which};
 use device::{AnyRnic, Device, Kind};
 use member::{Connected, Dial, Manner, Membership, Stop};
 use messages::MessageArgs;
@@ -38,7 +41,7 @@ use report::{Facts, TransferReport};
 use selftest::SelftestCommand;
 use sink::Target;
 
-/// An RNIC, in software on an interface or of the machine: joins a group and sends or receives a file
+/// An RNIC, in software on an interface or of the machine: sends or receives a file in a group, or runs collectives
 #[derive(Debug, Args)]
 #[command(
     after_help = "Each member of a group runs one of these, or has a program of its own that drives its RNIC. With a controller, a host joins by its name; without one (--mcst-id, for switches with rule files) it takes its part from the flags.
@@ -70,6 +73,29 @@ enum Verb {
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x")]
     Receive(ReceiveCommand),
+    /// As a rank of a job: reduces all ranks' data and gives the result to all; checked and measured
+    #[command(
+        name = "allreduce",
+        after_help = "Each rank runs the same command, but for --name, --rank and its device. Rank 0 prints the table.
+
+Examples:
+  castnet host allreduce --interface veth0 --ip 10.0.0.1/24 --name h1 --job j --rank 0 --size 4 --bytes 4K..4M --verify
+  castnet host allreduce ... --type bf16 --op max --in-place
+  castnet host allreduce ... --fallback only          between hosts (ring), for comparison"
+    )]
+    AllReduce(ReducingCommand),
+    /// As a rank of a job: reduces all ranks' data and gives the result to one (--root)
+    Reduce(ReduceCommand),
+    /// As a rank of a job: gives one rank's data (--root) to all
+    Broadcast(BroadcastCommand),
+    /// As a rank of a job: nobody goes on before all have come
+    Barrier(BarrierCommand),
+    /// As a rank of a job: reduces all ranks' data and gives each rank its block
+    #[command(name = "reducescatter")]
+    ReduceScatter(ReducingCommand),
+    /// As a rank of a job: gives all ranks' blocks to all
+    #[command(name = "allgather")]
+    AllGather(GatherCommand),
     /// Tries an RNIC out against itself: does it do what Castnet needs?
     Selftest(SelftestCommand),
     /// Asks by ARP whether addresses can be reached from this interface: hosts, and McstIDs of installed groups
@@ -207,6 +233,12 @@ impl HostCommand {
         let work = move || match self.verb {
             Verb::Send(command) => command.run(output, &runtime, &stop),
             Verb::Receive(command) => command.run(output, &runtime, &stop),
+            Verb::AllReduce(command) => command.run(Which::AllReduce, output, &stop),
+            Verb::Reduce(command) => command.run(output, &stop),
+            Verb::Broadcast(command) => command.run(output, &stop),
+            Verb::Barrier(command) => command.run(output, &stop),
+            Verb::ReduceScatter(command) => command.run(Which::ReduceScatter, output, &stop),
+            Verb::AllGather(command) => command.run(output, &stop),
             Verb::Selftest(command) => command.run(output),
             Verb::Ping(command) => command.run(output, &stop),
         };

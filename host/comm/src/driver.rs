@@ -30,6 +30,9 @@ struct Pending {
     result: Option<Result<(), Failure>>,
 }
 
+/// How a task ended, and its memory where that is owned.
+pub(crate) type Ended = (Result<(), Failure>, Option<Box<dyn Owned>>);
+
 /// The memory of the one task whose caller waits.
 pub(crate) struct Borrowed<'a> {
     pub(crate) task: TaskId,
@@ -136,7 +139,7 @@ impl Driver {
     }
 
     /// How a task ended, and its memory; `None` while it runs.
-    pub(crate) fn take(&mut self, task: TaskId) -> Option<(Result<(), Failure>, Option<Box<dyn Owned>>)> {
+    pub(crate) fn take(&mut self, task: TaskId) -> Option<Ended> {
         let result = self.pending.get(&task)?.result?;
         let pending = self.pending.remove(&task)?;
         Some((result, pending.data))

@@ -115,6 +115,11 @@ impl Stop {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    /// The bit itself.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+
     /// Whether the end was asked for.
     pub(crate) fn is_asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)

@@ -1,0 +1,119 @@
+//! Numbers for checks: what each rank contributes, and what must come of it. Small ones, so that all types hold them exactly.
+
+use castnet_comm::{Element, Operation, bf16, f16};
+
+/// A type of element that small numbers can be made of.
+pub(super) trait Number: Element {
+    /// The number; an integer's lowest bits.
+    fn of(value: i64) -> Self;
+
+    /// The range of an integer.
+    const RANGE: Option<(i64, i64)>;
+}
+
+macro_rules! integers {
+    ($($t:ty),*) => {
+        $(
+            impl Number for $t {
+                fn of(value: i64) -> Self {
+                    value as Self
+                }
+                // No sum of small numbers leaves the range of 64 bits.
+                const RANGE: Option<(i64, i64)> = if size_of::<$t>() < 8 {
+                    Some((<$t>::MIN as i64, <$t>::MAX as i64))
+                } else {
+                    None
+                };
+            }
+        )*
+    };
+}
+
+macro_rules! floats {
+    ($($t:ty => $of:expr),*) => {
+        $(
+            impl Number for $t {
+                fn of(value: i64) -> Self {
+                    $of(value)
+                }
+                const RANGE: Option<(i64, i64)> = None;
+            }
+        )*
+    };
+}
+
+integers!(i8, i16, i32, i64, u8, u16, u32, u64);
+floats! {
+    f32 => |v| v as f32, f64 => |v| v as f64, f16 => |v| f16::from_f64(v as f64), bf16 => |v| bf16::from_f64(v as f64)
+}
+
+/// What `rank` of `size` contributes as element `index`.
+pub(super) fn contribution(operation: Operation, rank: u16, size: u16, index: u64) -> i64 {
+    let mixed = index
+        .wrapping_add(u64::from(rank) << 20)
+        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        >> 61;
+    if operation == Operation::Prod {
+        // Two of the ranks double, others keep: any product is exact.
+        let turn = u64::from(size.max(1));
+        let doubles = [index % turn, (index + 1) % turn].contains(&u64::from(rank));
+        1 + i64::from(doubles)
+    } else if size <= 32 {
+        // Up to 7 each: exact up to 8 bits of mantissa.
+        mixed as i64
+    } else {
+        (mixed % 2) as i64
+    }
+}
+
+/// Reduces as a switch does.
+fn fold(operation: Operation, a: i64, b: i64) -> i64 {
+    match operation {
+        Operation::Sum => a + b,
+        Operation::Min => a.min(b),
+        Operation::Max => a.max(b),
+        Operation::Prod => a * b,
+        Operation::BitAnd => a & b,
+        Operation::BitOr => a | b,
+        Operation::BitXor => a ^ b,
+        Operation::And => (a != 0 && b != 0).into(),
+        Operation::Or => (a != 0 || b != 0).into(),
+        Operation::Xor => ((a != 0) != (b != 0)).into(),
+    }
+}
+
+/// The reduction of all ranks' elements `index`.
+pub(super) fn reduced<T: Number>(operation: Operation, size: u16, index: u64, saturates: bool) -> T {
+    let first = contribution(operation, 0, size, index);
+    let all = (1..size).fold(first, |sum, rank| {
+        let sum = fold(operation, sum, contribution(operation, rank, size, index));
+        match T::RANGE {
+            Some((min, max)) if saturates && operation == Operation::Sum => sum.clamp(min, max),
+            _ => sum,
+        }
+    });
+    T::of(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_stay_exact_in_the_smallest_types() {
+        for size in [2, 4, 32, 33, 250] {
+            for index in 0..500 {
+                for operation in [Operation::Sum, Operation::Prod] {
+                    let exact: f64 = reduced(operation, size, index, false);
+                    let small: bf16 = reduced(operation, size, index, false);
+                    assert!(exact <= 256.0 && f64::from(small) == exact, "{size} {index}");
+                }
+            }
+        }
+        let saturated: i8 = (0..999)
+            .map(|i| reduced(Operation::Sum, 32, i, true))
+            .max()
+            .expect("some");
+        assert_eq!(saturated, 127);
+    }
+}
