@@ -274,3 +274,83 @@ pub(super) const NO_SHAPE: PacketShape = PacketShape {
     payload: 0,
     pad: 0,
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    fn endpoint(index: u8) -> EndpointId {
+        EndpointId::new(index).unwrap()
+    }
+
+    fn ring() -> impl Strategy<Value = Calls> {
+        let call = (0u8..3, 0u8..4, prop_oneof![Just(0u32), 1u32..9]);
+        (proptest::collection::vec(call, 1..20), 0u64..40).prop_map(|(picks, base)| {
+            let mut calls = Calls::new(32);
+            calls.first = u32::MAX - 3;
+            for (sequence, (primitive, root, packets)) in picks.into_iter().enumerate() {
+                let primitive =
+                    [Primitive::AllReduce, Primitive::Reduce, Primitive::Broadcast][usize::from(primitive)];
+                let call = Call {
+                    primitive,
+                    packets,
+                    ..NO_CALL
+                };
+                let control = Control {
+                    sequence: sequence as u32,
+                    call,
+                    ..Collective::EMPTY.control
+                };
+                calls.push(&control, endpoint(root));
+            }
+            calls.retire(base, u64::MAX);
+            calls
+        })
+    }
+
+    /// The collective of `g`, by looking at each.
+    fn of(calls: &Calls, g: u64) -> Option<&Collective> {
+        calls.iter().map(|(_, c)| c).find(|c| c.start <= g && g < c.end())
+    }
+
+    proptest! {
+        /// The mapping, held equal to walking packet by packet.
+        #[test]
+        fn forward_and_count_are_a_walk(calls in ring(), e in 0u8..4, sends: bool, skip in 0u64..60, length in 0u64..80) {
+            let (e, role) = (endpoint(e), if sends { Role::Sends } else { Role::Receives });
+            let oldest = calls.iter().map(|(_, c)| c.start).next().unwrap_or(calls.end());
+            let from = (oldest + skip).min(calls.end());
+            let to = (from + length).min(calls.end());
+            let goes: Vec<u64> = (from..calls.end())
+                .filter(|&g| of(&calls, g).is_some_and(|c| c.involves(e, role, g)))
+                .collect();
+            let below = goes.iter().filter(|&&g| g < to).count();
+            prop_assert_eq!(calls.count(e, role, from, to), below as u64);
+            prop_assert_eq!(calls.settle(e, role, from), goes.first().copied().unwrap_or(calls.end()));
+            for n in 0..=goes.len() as u64 + 1 {
+                let expected = match goes.get(n as usize) {
+                    Some(&g) => Some(g),
+                    None if n == goes.len() as u64 => Some(calls.end()),
+                    None => None,
+                };
+                prop_assert_eq!(calls.forward(e, role, from, n, calls.end()), expected, "{}", n);
+            }
+            for g in from..calls.end() + 1 {
+                let found = calls.find(g).map(|i| calls.get(i).start);
+                prop_assert_eq!(found, of(&calls, g).map(|c| c.start));
+            }
+        }
+
+        #[test]
+        fn messages_are_counted_where_they_end(packets in 1u32..40, m in 0u16..12, from in 0u64..40, length in 0u64..40) {
+            let call = Collective { call: Call { packets, ..NO_CALL }, start: 7, ..Collective::EMPTY };
+            let (from, to) = (from.min(u64::from(packets)), (from + length).min(u64::from(packets)));
+            let ends = |i: u64| i + 1 == u64::from(packets) || (m > 0 && (i + 1) % u64::from(m) == 0);
+            let walked = (from..to).filter(|&i| ends(i)).count() as u32;
+            prop_assert_eq!(call.messages(8 + from, 8 + to, m), walked);
+            prop_assert_eq!(call.messages(7, 8, m), 1);
+        }
+    }
+}

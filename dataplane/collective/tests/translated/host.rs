@@ -149,6 +149,7 @@ impl Host {
     }
 
     pub fn on_time(&mut self, now: Nanos) {
+        self.rnr_until = self.rnr_until.filter(|&at| now < at);
         if self.timer.is_some_and(|at| at <= now) {
             self.timer = None;
             if self.acked < self.sent {

@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A small generator of pseudo-random numbers.
 #[derive(Clone, Debug)]
-pub struct Random(pub u64);
+pub struct Random(u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -25,11 +25,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: u64) -> u64 {
+    fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    pub fn chance(&mut self, per_mille: u64) -> bool {
+    fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }
 }
@@ -229,7 +229,7 @@ impl Net {
             acks: BTreeMap::new(),
         };
         for host in 0..net.hosts.len() {
-            net.pump(host);
+            net.wake(Node::Host(host), Some(Nanos::ZERO));
         }
         net
     }
