@@ -1,6 +1,8 @@
 //! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod ranks;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::pin::Pin;
