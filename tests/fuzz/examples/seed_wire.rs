@@ -3,8 +3,9 @@
 
 use castnet_wire::build::{emit_arp, emit_lldp};
 use castnet_wire::{
-    Aeth, Arp, AtomicEth, Bth, Deth, Ethernet, ExtHeaders, Lldp, LldpId, MacAddr, Network, Opcode, Parsed,
-    Psn, Qpn, Reth, Syndrome, VlanTag, emit_roce, parse_frame,
+    Aeth, Arp, AtomicEth, Bth, Call, CallFlags, Control, DataType, Deth, Ethernet, ExtHeaders, Lldp, LldpId,
+    MacAddr, Network, Opcode, Operation, Parsed, Primitive, Psn, Qpn, Reth, Syndrome, Verdict, VlanTag,
+    emit_roce, parse_frame,
 };
 use pcap_file::pcap::PcapReader;
 use std::collections::BTreeMap;
@@ -46,6 +47,15 @@ fn main() {
     seeds.extend(Opcode::ALL.iter().map(|&o| (name_of("made", o), made(o))));
     seeds.insert("made-arp".into(), arp());
     seeds.insert("made-lldp".into(), lldp());
+    seeds.insert("made-control".into(), control(Verdict::Agreed));
+    let verdict = Verdict::Conflict {
+        rank: 3,
+        call: Call {
+            operation: Operation::Max,
+            ..CALL
+        },
+    };
+    seeds.insert("made-control-conflict".into(), control(verdict));
 
     let right = seeds.clone();
     let sound = |name: &str| right.get(name).expect("a seed of that name").clone();
@@ -72,6 +82,12 @@ fn main() {
         drop(b.splice(12..12, [0x81, 0, 0, 1, 0x88, 0xA8, 0, 2, 0x81, 0, 0, 3]))
     });
     spoil("lldp-cut", "made-lldp", &|b| b.truncate(40));
+
+    spoil("control-reserved", "made-control", &|b| b[CONTROL_AT + 63] = 1);
+    spoil("control-conflict", "made-control-conflict", &|b| {
+        b[CONTROL_AT + 33] = 0
+    });
+    spoil("control-packets", "made-control", &|b| b[CONTROL_AT + 23] = 200);
 
     fs::create_dir_all(&corpus).expect("the folder");
     for (name, bytes) in &seeds {
@@ -135,6 +151,46 @@ fn made(opcode: Opcode) -> Vec<u8> {
     };
     let mut out = [0; 256];
     let n = emit_roce(&mut out, &ethernet, &network, 0xC001, &bth, &ext, payload).expect("room enough");
+    out[..n].to_vec()
+}
+
+const CALL: Call = Call {
+    primitive: Primitive::AllReduce,
+    root: 0,
+    operation: Operation::Sum,
+    data_type: DataType::F32,
+    flags: CallFlags::NONE,
+    elements: 1 << 14,
+    packets: 64,
+};
+
+/// Where a control message begins in an untagged IPv4 frame.
+const CONTROL_AT: usize = 14 + 20 + 8 + 12 + 4;
+
+fn control(verdict: Verdict) -> Vec<u8> {
+    let message = Control {
+        sequence: 7,
+        rank: 1,
+        call: CALL,
+        verdict,
+    };
+    let mut payload = [0; Control::LEN];
+    message.emit(&mut payload);
+    let mac = |n| MacAddr([2, 0, 0, 0, 0, n]);
+    let ethernet = Ethernet {
+        dst: mac(2),
+        src: mac(1),
+        vlan: None,
+        ethertype: 0,
+    };
+    let network = Network::v4([10, 0, 0, 1].into(), [10, 9, 0, 1].into());
+    let bth = Bth::new(Opcode::SendOnlyImm, Qpn::VIRTUAL, Psn::new(7));
+    let ext = ExtHeaders {
+        imm: Some(Control::IMMEDIATE),
+        ..ExtHeaders::NONE
+    };
+    let mut out = [0; 256];
+    let n = emit_roce(&mut out, &ethernet, &network, 0xC001, &bth, &ext, &payload).expect("room enough");
     out[..n].to_vec()
 }
 

@@ -4,8 +4,8 @@ use castnet_wire::ethernet::{ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN};
 use castnet_wire::icrc::{self, HeaderDelta, shift};
 use castnet_wire::ipv4::ChecksumDelta;
 use castnet_wire::{
-    Arp, Bth, Ethernet, ExtHeaders, FrameBuf, Header, IpAddrs, Ipv4, Ipv6, Lldp, Network, Parsed, Psn, Qpn,
-    Reth, RoceHeader, RoceV4Mut, Udp, describe, emit_roce, ipv4, parse_frame, parse_network,
+    Arp, Bth, Control, Ethernet, ExtHeaders, FrameBuf, Header, IpAddrs, Ipv4, Ipv6, Lldp, Network, Parsed,
+    Psn, Qpn, Reth, RoceHeader, RoceV4Mut, Udp, describe, emit_roce, ipv4, parse_frame, parse_network,
 };
 
 /// Takes `data` for a frame, for each header by itself, and for what a frame's headers may point at.
@@ -61,6 +61,7 @@ fn each_header(data: &[u8]) {
         header.emit(&mut out).expect("room enough");
         assert_eq!(&out[..Udp::LEN], &data[..Udp::LEN]);
     }
+    control(data);
     if let Ok(lldp) = Lldp::parse(data) {
         let n = lldp.emit(&mut out).expect("three texts of at most 255 bytes");
         let again = Lldp::parse(&out[..n]).expect("what we wrote");
@@ -71,7 +72,22 @@ fn each_header(data: &[u8]) {
     }
 }
 
+/// What is taken for a control message is written the same, and merging changes nothing that it has said itself.
+fn control(data: &[u8]) {
+    let Ok(control) = Control::parse(data) else {
+        return;
+    };
+    let mut out = [0xAA; Control::LEN];
+    control.emit(&mut out);
+    assert_eq!(&out, &data[..Control::LEN]);
+    let mut merged = control;
+    merged.merge(&control);
+    assert_eq!(merged, control);
+    assert!(!control.to_string().is_empty());
+}
+
 fn roce(frame: &[u8], header: &RoceHeader) {
+    control(&frame[header.payload_at..][..header.payload_len]);
     // Lengths and offsets agree.
     let info = header.bth.opcode.info();
     assert!(header.frame_len <= frame.len());
