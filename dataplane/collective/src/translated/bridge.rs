@@ -26,7 +26,7 @@ impl Translated {
     }
 
     /// The position of a group's PSN, as the distance from `base`.
-    pub(super) fn from_base(&self, psn: Psn) -> i64 {
+    pub(super) fn ahead_of_base(&self, psn: Psn) -> i64 {
         i64::from(psn.diff(self.wire_g(self.base)))
     }
 
@@ -53,7 +53,7 @@ impl Translated {
                     None => Location::Unknown,
                 }
             }
-            EndpointKind::Switch => match u64::try_from(self.from_base(psn)) {
+            EndpointKind::Switch => match u64::try_from(self.ahead_of_base(psn)) {
                 Err(_) => Location::Done {
                     newest: self.wire_g(receiving.confirmed).prev() == psn,
                 },
@@ -71,7 +71,7 @@ impl Translated {
         };
         match self.kind(endpoint) {
             EndpointKind::Rank { rq_psn, .. } => {
-                let at = self.base.saturating_add_signed(self.from_base(g));
+                let at = self.base.saturating_add_signed(self.ahead_of_base(g));
                 let sending = &state.sending;
                 let ahead = self.calls.count(endpoint, Role::Receives, sending.acked, at);
                 wire(rq_psn, sending.acked_d + ahead)

@@ -347,7 +347,7 @@ mod tests {
         fn messages_are_counted_where_they_end(packets in 1u32..40, m in 0u16..12, from in 0u64..40, length in 0u64..40) {
             let call = Collective { call: Call { packets, ..NO_CALL }, start: 7, ..Collective::EMPTY };
             let (from, to) = (from.min(u64::from(packets)), (from + length).min(u64::from(packets)));
-            let ends = |i: u64| i + 1 == u64::from(packets) || (m > 0 && (i + 1) % u64::from(m) == 0);
+            let ends = |i: u64| i + 1 == u64::from(packets) || (m > 0 && (i + 1).is_multiple_of(u64::from(m)));
             let walked = (from..to).filter(|&i| ends(i)).count() as u32;
             prop_assert_eq!(call.messages(8 + from, 8 + to, m), walked);
             prop_assert_eq!(call.messages(7, 8, m), 1);

@@ -14,7 +14,8 @@ pub struct TranslatedConfig {
     pub parent: Option<EndpointId>,
     /// The group's PSN of the first collective's control message.
     pub psn_start: Psn,
-    /// Packets that can be in flight: at least two windows of the hosts. Taken up to a power of two from 2 to 32768.
+    /// Packets that can be in flight: at least two windows of the hosts, and two messages where nothing shall ever be refused
+    /// (hosts acknowledge at the ends of messages). Taken up to a power of two from 2 to 32768.
     pub slots: u16,
     /// Packets of a full message, the paper's `M`; 0 where a collective's data is one message.
     pub message_packets: u16,

@@ -90,7 +90,7 @@ impl Translated {
     ) {
         let sending = &self.endpoint(from).sending;
         let (acked, sent) = (sending.acked, sending.sent);
-        let Some(g) = self.base.checked_add_signed(self.from_base(psn)) else {
+        let Some(g) = self.base.checked_add_signed(self.ahead_of_base(psn)) else {
             return;
         };
         if g < acked {

@@ -7,7 +7,7 @@ use castnet_wire::{Control, Psn, Syndrome, Verdict};
 use std::ops::Range;
 
 /// A rank believes that its packets in `news` have been received: their receivers must have what came of them.
-pub fn acknowledged(net: &Net, host: usize, news: Range<u64>) {
+pub(crate) fn acknowledged(net: &Net, host: usize, news: Range<u64>) {
     let sender = &net.hosts[host];
     assert!(
         news.end <= sender.sent,
@@ -37,7 +37,7 @@ pub fn acknowledged(net: &Net, host: usize, news: Range<u64>) {
     }
 }
 
-pub fn received_data(net: &Net, host: usize, at: usize, payload: Payload, shape: PacketShape) {
+pub(crate) fn received_data(net: &Net, host: usize, at: usize, payload: Payload, shape: PacketShape) {
     let item = net.hosts[host].into[at];
     let call = &net.setting.calls[item.collective];
     let expected = Payload {
@@ -49,7 +49,7 @@ pub fn received_data(net: &Net, host: usize, at: usize, payload: Payload, shape:
     assert_eq!(shape, item.shape(), "seed {}", net.setting.seed);
 }
 
-pub fn received_control(net: &mut Net, host: usize, at: usize, control: &Control) {
+pub(crate) fn received_control(net: &mut Net, host: usize, at: usize, control: &Control) {
     let item = net.hosts[host].into[at];
     assert_eq!(
         (item.index, control.sequence as usize),
@@ -66,7 +66,7 @@ pub fn received_control(net: &mut Net, host: usize, at: usize, control: &Control
 }
 
 /// The messages that an ACK counts are those of the host's own numbers.
-pub fn message_count(net: &Net, host: usize, psn: Psn, msn: u32, syndrome: Syndrome) {
+pub(crate) fn message_count(net: &Net, host: usize, psn: Psn, msn: u32, syndrome: Syndrome) {
     let host = &net.hosts[host];
     let ahead = psn.diff(host.config.sq_psn) + i32::from(syndrome == Syndrome::Ack);
     assert!(ahead >= 0, "an ACK of what was before the first packet");

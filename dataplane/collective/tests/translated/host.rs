@@ -10,55 +10,55 @@ const UNACKED_MAX: u64 = 129;
 const ACK_EVERY: u32 = 66;
 
 #[derive(Clone, Debug)]
-pub struct HostConfig {
-    pub rank: u16,
-    pub sq_psn: Psn,
-    pub rq_psn: Psn,
+pub(crate) struct HostConfig {
+    pub(crate) rank: u16,
+    pub(crate) sq_psn: Psn,
+    pub(crate) rq_psn: Psn,
     /// The window of the library in positions, and in collectives.
-    pub window: u64,
-    pub collectives: usize,
-    pub timeout: Nanos,
+    pub(crate) window: u64,
+    pub(crate) collectives: usize,
+    pub(crate) timeout: Nanos,
     /// 7 is for ever.
-    pub retries: u32,
+    pub(crate) retries: u32,
     /// When the rank calls its first collective.
-    pub starts: Nanos,
+    pub(crate) starts: Nanos,
     /// Before this it has no receive posted.
-    pub receives: Nanos,
+    pub(crate) receives: Nanos,
 }
 
 #[derive(Clone, Debug)]
-pub struct Host {
-    pub config: HostConfig,
+pub(crate) struct Host {
+    pub(crate) config: HostConfig,
     /// What it sends and receives, in order.
-    pub out: Vec<Item>,
-    pub into: Vec<Item>,
+    pub(crate) out: Vec<Item>,
+    pub(crate) into: Vec<Item>,
     /// What has come, in order.
-    pub received: Vec<Option<Payload>>,
-    pub posted: u64,
-    pub acked: u64,
-    pub next: u64,
-    pub sent: u64,
+    pub(crate) received: Vec<Option<Payload>>,
+    pub(crate) posted: u64,
+    pub(crate) acked: u64,
+    pub(crate) next: u64,
+    pub(crate) sent: u64,
     since_ack_request: u32,
     timer: Option<Nanos>,
     retries_left: u32,
     retrying: bool,
-    pub rnr_until: Option<Nanos>,
+    pub(crate) rnr_until: Option<Nanos>,
     nak_sent: bool,
-    pub dead: bool,
-    pub repeated: u64,
-    pub naks: u64,
+    pub(crate) dead: bool,
+    pub(crate) repeated: u64,
+    pub(crate) naks: u64,
     /// A conflict was told to it.
-    pub failed: Option<castnet_wire::Control>,
+    pub(crate) failed: Option<castnet_wire::Control>,
 }
 
 /// What a host answers.
-pub struct Answer {
-    pub psn: Psn,
-    pub syndrome: Syndrome,
+pub(crate) struct Answer {
+    pub(crate) psn: Psn,
+    pub(crate) syndrome: Syndrome,
 }
 
 impl Host {
-    pub fn new(config: HostConfig, out: Vec<Item>, into: Vec<Item>) -> Self {
+    pub(crate) fn new(config: HostConfig, out: Vec<Item>, into: Vec<Item>) -> Self {
         Self {
             retries_left: config.retries,
             config,
@@ -81,7 +81,7 @@ impl Host {
         }
     }
 
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.failed.is_some()
             || (self.received.len() == self.into.len() && self.acked == self.out.len() as u64)
     }
@@ -97,7 +97,7 @@ impl Host {
     }
 
     /// Posts whole messages while the window allows.
-    pub fn post(&mut self, now: Nanos) {
+    pub(crate) fn post(&mut self, now: Nanos) {
         if now < self.config.starts || self.failed.is_some() {
             return;
         }
@@ -118,7 +118,7 @@ impl Host {
     }
 
     /// The next packet to send, with its AckReq bit.
-    pub fn transmit(&mut self, now: Nanos) -> Option<(Psn, Item, bool)> {
+    pub(crate) fn transmit(&mut self, now: Nanos) -> Option<(Psn, Item, bool)> {
         let waits = self.rnr_until.is_some_and(|at| now < at);
         if self.dead || waits || self.next >= self.posted || self.next >= self.acked + UNACKED_MAX {
             return None;
@@ -140,7 +140,7 @@ impl Host {
         Some((psn, item, ack_request))
     }
 
-    pub fn deadline(&self) -> Option<Nanos> {
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
         if self.dead {
             return None;
         }
@@ -148,7 +148,7 @@ impl Host {
         [self.timer, self.rnr_until, start].into_iter().flatten().min()
     }
 
-    pub fn on_time(&mut self, now: Nanos) {
+    pub(crate) fn on_time(&mut self, now: Nanos) {
         self.rnr_until = self.rnr_until.filter(|&at| now < at);
         if self.timer.is_some_and(|at| at <= now) {
             self.timer = None;
@@ -168,7 +168,7 @@ impl Host {
     }
 
     /// Feedback. Returns the range of packets that it believes to be received now.
-    pub fn on_feedback(&mut self, now: Nanos, psn: Psn, syndrome: Syndrome) -> std::ops::Range<u64> {
+    pub(crate) fn on_feedback(&mut self, now: Nanos, psn: Psn, syndrome: Syndrome) -> std::ops::Range<u64> {
         let here = self.config.sq_psn.add(self.acked as i32);
         let ahead = psn.diff(here) + i32::from(syndrome == Syndrome::Ack);
         let before = self.acked;
@@ -203,7 +203,7 @@ impl Host {
     }
 
     /// A request packet. The answer, if there is one; the payload is taken if it is the one expected.
-    pub fn on_request(
+    pub(crate) fn on_request(
         &mut self,
         now: Nanos,
         psn: Psn,

@@ -13,4 +13,5 @@ mod single;
 mod tree;
 
 #[path = "../common/seed.rs"]
+#[allow(unreachable_pub)]
 mod seed;

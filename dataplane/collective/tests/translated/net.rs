@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A small generator of pseudo-random numbers.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -36,7 +36,7 @@ impl Random {
 
 /// A frame on a link.
 #[derive(Clone, Copy, Debug)]
-pub enum Frame {
+pub(crate) enum Frame {
     Data {
         psn: Psn,
         shape: PacketShape,
@@ -55,7 +55,7 @@ pub enum Frame {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Node {
+pub(crate) enum Node {
     Host(usize),
     Switch(usize),
 }
@@ -67,33 +67,33 @@ enum Happening {
 }
 
 #[derive(Clone, Debug)]
-pub struct Setting {
-    pub seed: u64,
-    pub tree: Tree,
-    pub calls: Vec<Call>,
+pub(crate) struct Setting {
+    pub(crate) seed: u64,
+    pub(crate) tree: Tree,
+    pub(crate) calls: Vec<Call>,
     /// What single ranks call instead.
-    pub odd: BTreeMap<u16, Vec<Call>>,
-    pub message_packets: u16,
-    pub window: u64,
-    pub slots: u16,
-    pub collectives: u8,
-    pub loss: LossPolicy,
-    pub straggler: StragglerPolicy,
-    pub timeout: Nanos,
-    pub retries: u32,
-    pub starts: BTreeMap<u16, Nanos>,
-    pub receives: BTreeMap<u16, Nanos>,
-    pub psn_start: Psn,
+    pub(crate) odd: BTreeMap<u16, Vec<Call>>,
+    pub(crate) message_packets: u16,
+    pub(crate) window: u64,
+    pub(crate) slots: u16,
+    pub(crate) collectives: u8,
+    pub(crate) loss: LossPolicy,
+    pub(crate) straggler: StragglerPolicy,
+    pub(crate) timeout: Nanos,
+    pub(crate) retries: u32,
+    pub(crate) starts: BTreeMap<u16, Nanos>,
+    pub(crate) receives: BTreeMap<u16, Nanos>,
+    pub(crate) psn_start: Psn,
     /// Per mille of frames lost, doubled, held back.
-    pub lost: u64,
-    pub doubled: u64,
-    pub late: u64,
+    pub(crate) lost: u64,
+    pub(crate) doubled: u64,
+    pub(crate) late: u64,
     /// Virtual time within which all must end.
-    pub patience: Nanos,
+    pub(crate) patience: Nanos,
 }
 
 impl Setting {
-    pub fn new(tree: Tree, calls: Vec<Call>) -> Self {
+    pub(crate) fn new(tree: Tree, calls: Vec<Call>) -> Self {
         Self {
             seed: 1,
             tree,
@@ -118,19 +118,19 @@ impl Setting {
     }
 }
 
-pub struct Switch {
-    pub machine: Translated,
-    pub slots: Vec<Option<Payload>>,
+pub(crate) struct Switch {
+    pub(crate) machine: Translated,
+    pub(crate) slots: Vec<Option<Payload>>,
 }
 
 /// Takes a frame away where it says so.
-pub type Filter = Box<dyn FnMut(Node, Node, &Frame) -> bool>;
+pub(crate) type Filter = Box<dyn FnMut(Node, Node, &Frame) -> bool>;
 
-pub struct Net {
-    pub setting: Setting,
-    pub now: Nanos,
-    pub hosts: Vec<Host>,
-    pub switches: Vec<Switch>,
+pub(crate) struct Net {
+    pub(crate) setting: Setting,
+    pub(crate) now: Nanos,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) switches: Vec<Switch>,
     /// Where each host is: its switch and the endpoint there.
     at: Vec<(usize, usize)>,
     queue: BTreeMap<(Nanos, u64), Happening>,
@@ -138,18 +138,18 @@ pub struct Net {
     wakes: BTreeSet<(Node, Nanos)>,
     number: u64,
     random: Random,
-    pub filter: Option<Filter>,
-    pub drops: BTreeMap<DropReason, u64>,
-    pub conflicts: Vec<(usize, Control)>,
-    pub stalls: u64,
-    pub frames: u64,
+    pub(crate) filter: Option<Filter>,
+    pub(crate) drops: BTreeMap<DropReason, u64>,
+    pub(crate) conflicts: Vec<(usize, Control)>,
+    pub(crate) stalls: u64,
+    pub(crate) frames: u64,
     /// Data frames that went over a link from one node to another.
-    pub data: BTreeMap<(Node, Node), u64>,
-    pub acks: BTreeMap<(Node, Node), u64>,
+    pub(crate) data: BTreeMap<(Node, Node), u64>,
+    pub(crate) acks: BTreeMap<(Node, Node), u64>,
 }
 
 impl Net {
-    pub fn new(setting: Setting) -> Self {
+    pub(crate) fn new(setting: Setting) -> Self {
         let mut random = Random(setting.seed);
         let tree = &setting.tree;
         let configs: Vec<_> = (0..tree.ranks)
@@ -235,7 +235,7 @@ impl Net {
     }
 
     /// Runs until all is done and quiet, or until a host dies. Panics where it never ends.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         while self.step() {
             assert!(
                 self.now < self.setting.patience,
@@ -247,7 +247,7 @@ impl Net {
     }
 
     /// To the end, with nobody dead, nothing wrong, and all switches idle.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.run();
         assert!(
             self.hosts.iter().all(Host::is_done),
@@ -271,7 +271,7 @@ impl Net {
         }
     }
 
-    pub fn story(&self) -> String {
+    pub(crate) fn story(&self) -> String {
         use std::fmt::Write;
         let mut text = format!("at {}\n", self.now);
         for host in &self.hosts {
@@ -307,7 +307,7 @@ impl Net {
     }
 
     /// The next happening; whether there was one.
-    pub fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         let Some(((at, _), happening)) = self.queue.pop_first() else {
             return false;
         };
@@ -603,7 +603,7 @@ impl Net {
     }
 }
 
-pub fn endpoint(index: usize) -> EndpointId {
+pub(crate) fn endpoint(index: usize) -> EndpointId {
     EndpointId::new(index as u8).unwrap()
 }
 

@@ -5,31 +5,31 @@ use castnet_wire::{Call, CallFlags, Control, DataType, Opcode, Operation, Primit
 
 /// What stands in a packet: which one it is, and whose contributions are in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Payload {
-    pub collective: usize,
-    pub index: u32,
-    pub ranks: u64,
+pub(crate) struct Payload {
+    pub(crate) collective: usize,
+    pub(crate) index: u32,
+    pub(crate) ranks: u64,
 }
 
 /// One packet of a host's program, in either direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Item {
-    pub collective: usize,
+pub(crate) struct Item {
+    pub(crate) collective: usize,
     /// `None` for the control message.
-    pub index: Option<u32>,
+    pub(crate) index: Option<u32>,
     /// Its position in the group.
-    pub g: u64,
+    pub(crate) g: u64,
     /// Where the packet stands in its message.
-    pub opcode: Opcode,
-    pub payload: u16,
+    pub(crate) opcode: Opcode,
+    pub(crate) payload: u16,
 }
 
 impl Item {
-    pub fn ends_message(&self) -> bool {
+    pub(crate) fn ends_message(&self) -> bool {
         self.opcode.info().ends_message()
     }
 
-    pub fn shape(&self) -> PacketShape {
+    pub(crate) fn shape(&self) -> PacketShape {
         PacketShape {
             opcode: self.opcode,
             payload: self.payload,
@@ -38,7 +38,7 @@ impl Item {
     }
 }
 
-pub fn call(primitive: Primitive, root: u16, packets: u32) -> Call {
+pub(crate) fn call(primitive: Primitive, root: u16, packets: u32) -> Call {
     Call {
         primitive,
         root,
@@ -50,7 +50,7 @@ pub fn call(primitive: Primitive, root: u16, packets: u32) -> Call {
     }
 }
 
-pub fn control(sequence: usize, rank: u16, call: Call) -> Control {
+pub(crate) fn control(sequence: usize, rank: u16, call: Call) -> Control {
     Control {
         sequence: sequence as u32,
         rank,
@@ -59,7 +59,7 @@ pub fn control(sequence: usize, rank: u16, call: Call) -> Control {
     }
 }
 
-pub fn sends(call: &Call, rank: u16) -> bool {
+pub(crate) fn sends(call: &Call, rank: u16) -> bool {
     match call.primitive {
         Primitive::AllReduce => true,
         Primitive::Reduce => call.root != rank,
@@ -67,7 +67,7 @@ pub fn sends(call: &Call, rank: u16) -> bool {
     }
 }
 
-pub fn receives(call: &Call, rank: u16) -> bool {
+pub(crate) fn receives(call: &Call, rank: u16) -> bool {
     match call.primitive {
         Primitive::AllReduce => true,
         Primitive::Reduce => call.root == rank,
@@ -76,7 +76,7 @@ pub fn receives(call: &Call, rank: u16) -> bool {
 }
 
 /// Whose contributions the result must hold.
-pub fn expected_ranks(call: &Call, ranks: u16) -> u64 {
+pub(crate) fn expected_ranks(call: &Call, ranks: u16) -> u64 {
     let all = (1 << ranks) - 1;
     match call.primitive {
         Primitive::AllReduce => all,
@@ -86,7 +86,7 @@ pub fn expected_ranks(call: &Call, ranks: u16) -> u64 {
 }
 
 /// The position of each collective's control message, and one past the last packet.
-pub fn starts(calls: &[Call]) -> Vec<u64> {
+pub(crate) fn starts(calls: &[Call]) -> Vec<u64> {
     let mut starts = vec![0];
     for call in calls {
         starts.push(starts.last().unwrap() + 1 + u64::from(call.packets));
@@ -95,7 +95,7 @@ pub fn starts(calls: &[Call]) -> Vec<u64> {
 }
 
 /// The packets of one direction of one host, in order.
-pub fn items(calls: &[Call], goes: impl Fn(&Call) -> bool, message_packets: u32) -> Vec<Item> {
+pub(crate) fn items(calls: &[Call], goes: impl Fn(&Call) -> bool, message_packets: u32) -> Vec<Item> {
     let mut items = Vec::new();
     let mut g = 0;
     for (collective, call) in calls.iter().enumerate() {

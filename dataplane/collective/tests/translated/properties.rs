@@ -113,7 +113,11 @@ proptest! {
     }
 
     #[test]
-    fn all_end_with_each_contribution_once_whatever_is_lost_doubled_or_late(setting in settings(60, 0u64..=100)) {
+    fn all_end_with_each_contribution_once_whatever_is_lost_doubled_or_late(
+        mut setting in settings(60, 0u64..=100),
+        straggler in proptest::option::of((0u16..12, 0u64..2000)),
+    ) {
+        setting.starts = straggler.map(|(rank, at)| (rank, Nanos::from_millis(at))).into_iter().collect();
         Net::new(setting).finish();
     }
 }

@@ -10,18 +10,18 @@ use castnet_collective::{
 use castnet_wire::Primitive::{AllReduce, Broadcast, Reduce};
 use castnet_wire::{Call, DropReason, NakCode, Nanos, Opcode, Psn, RnrTimer, Syndrome, Verdict};
 
-pub const TICK: Nanos = Nanos::from_millis(10);
+pub(crate) const TICK: Nanos = Nanos::from_millis(10);
 const NAK: Syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
 
 /// A switch with ranks at its first endpoints and switches at the rest, of which the first may be the parent. Rank `r` sends
 /// from `1000 (r + 1)` and receives from `5000 (r + 1)`; the group begins at 2.
-pub struct Bench {
-    pub machine: Translated,
-    pub now: Nanos,
+pub(crate) struct Bench {
+    pub(crate) machine: Translated,
+    pub(crate) now: Nanos,
     ranks: usize,
 }
 
-pub fn config(ranks: u16, children: usize, parent: bool) -> TranslatedConfig {
+pub(crate) fn config(ranks: u16, children: usize, parent: bool) -> TranslatedConfig {
     let mut endpoints: Vec<_> = (0..ranks)
         .map(|rank| EndpointConfig {
             kind: EndpointKind::Rank {
@@ -70,7 +70,7 @@ fn shape() -> PacketShape {
 }
 
 impl Bench {
-    pub fn new(config: TranslatedConfig) -> Self {
+    pub(crate) fn new(config: TranslatedConfig) -> Self {
         let rank = |e: &&EndpointConfig| matches!(e.kind, EndpointKind::Rank { .. });
         Self {
             ranks: config.endpoints.iter().filter(rank).count(),
@@ -88,7 +88,7 @@ impl Bench {
         }
     }
 
-    pub fn event(&mut self, event: Event) -> Vec<Effect> {
+    pub(crate) fn event(&mut self, event: Event) -> Vec<Effect> {
         let mut out = Effects::new();
         self.machine.handle(self.now, event, &mut out);
         let mut all = out.to_vec();
@@ -138,7 +138,7 @@ impl Bench {
         })
     }
 
-    pub fn tick(&mut self) -> Vec<Effect> {
+    pub(crate) fn tick(&mut self) -> Vec<Effect> {
         let (at, reason) = self.machine.poll_timeout().expect("something in flight");
         assert_eq!(reason, TimerReason::Tick);
         self.now = self.now.max(at);
