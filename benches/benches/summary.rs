@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use castnet_wire::icrc::{self, HeaderDelta, ShiftCache};
 use castnet_wire::{BATCH, Qpn, parse_frame};
+use common::collective::{self, Sums};
 use common::{ACKS, Bench, data};
 
 struct Counting;
@@ -81,12 +82,22 @@ fn main() {
         "per frame", "castnet", "baseline", "ratio or difference"
     );
     let mut table = Table { met: true };
-    parse(&mut table);
-    plain(&mut table);
-    acks(&mut table);
-    replication(&mut table);
-    icrcs(&mut table);
-    allocations(&mut table);
+    // `cargo bench --bench summary -- sums` runs one part alone.
+    let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
+    let parts: [(&str, fn(&mut Table)); 7] = [
+        ("parse", parse),
+        ("plain", plain),
+        ("acks", acks),
+        ("replication", replication),
+        ("sums", sums),
+        ("icrcs", icrcs),
+        ("allocations", allocations),
+    ];
+    for (name, part) in parts {
+        if only.as_ref().is_none_or(|only| only == name) {
+            part(&mut table);
+        }
+    }
     println!(
         "\n{}",
         if table.met {
@@ -252,6 +263,41 @@ fn replication(table: &mut Table) {
     }
 }
 
+fn sums(table: &mut Table) {
+    const ROUNDS: u64 = 4;
+    for (payload, reproducible) in [(256, false), (1024, false), (4096, false), (1024, true)] {
+        let mut benches = [(); 4].map(|()| Sums::new(payload, reproducible));
+        let [bench, other, finishing, still] = &mut benches;
+        let [added, moved, last, moved_last] = lowest([
+            &mut || bench.contributions(true, ROUNDS),
+            &mut || other.contributions(false, ROUNDS),
+            &mut || finishing.results(true, ROUNDS),
+            &mut || still.results(false, ROUNDS),
+        ]);
+        let kept = if reproducible { ", kept" } else { "" };
+        let cost = added - moved;
+        let goal =
+            (payload == 1024 && !reproducible).then(|| (format!("<= 100 ns: {}", ns(cost)), cost <= 100.0));
+        table.row(
+            &format!("contribution, {payload:4} B of f32, verified{kept}"),
+            ns(added),
+            format!("{} port moves it", ns(moved)),
+            format!("+{}", ns(cost)),
+            goal,
+        );
+        let per_child = (last - moved_last - cost) / collective::RANKS as f64;
+        let goal = (payload == 1024 && !reproducible)
+            .then(|| (format!("<= 30 ns: {}", ns(per_child)), per_child <= 30.0));
+        table.row(
+            &format!("the last one, and the result to {} ranks", collective::RANKS),
+            ns(last),
+            format!("{} port moves it", ns(moved_last)),
+            format!("+{} per child", ns(per_child)),
+            goal,
+        );
+    }
+}
+
 fn icrcs(table: &mut Table) {
     const ROUNDS: u64 = 5_000;
     for (payload, factor) in [(1024, 4.0), (4096, 10.0)] {
@@ -310,10 +356,20 @@ fn allocations(table: &mut Table) {
     let switched = count(&mut |batches| {
         bench.switch(true, batches);
     });
-    let total = data + switched;
-    let frames = 2 * 3992 * BATCH;
+    // Installing a group allocates, outside; what one round costs beyond that is the engine's.
+    let mut sums = Sums::new(1024, false);
+    let once = |rounds: &mut dyn FnMut()| {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        rounds();
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    };
+    sums.all(1);
+    let installs = once(&mut || sums.install());
+    let added = once(&mut || sums.all(1)) - installs;
+    let total = data + switched + added;
+    let frames = 2 * 3992 * BATCH + collective::RANKS * (collective::PACKETS as usize + 1);
     table.row(
-        "allocations, replicated and switched frames",
+        "allocations: replicated, switched, added",
         format!("{total}"),
         format!("in {frames} frames"),
         String::new(),

@@ -1,6 +1,8 @@
 //! What the benches measure: an engine over the port's own buffers, fed with frames that were made beforehand.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod collective;
+
 use core::net::Ipv4Addr;
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -31,6 +31,9 @@ use crate::wheel::{FINE_TICK, TICK, Wheel};
 /// Frame lengths whose ICRC operators are kept ready: 4 KiB each.
 pub(crate) type Shifts = ShiftCache<16>;
 
+/// Bytes of the largest path MTU.
+const PAYLOAD_MAX: usize = 4096;
+
 /// What frames need to know of the ports.
 #[derive(Clone, Debug)]
 pub(crate) struct Ports {
@@ -85,6 +88,8 @@ pub struct Engine {
     /// Timers of collective groups.
     pub(crate) fine_wheel: Wheel,
     pub(crate) collective_effects: translated::Effects,
+    /// Where a payload is put together.
+    pub(crate) scratch: Box<[u8; PAYLOAD_MAX]>,
     /// Places of collective groups that have more to send than one turn lets them.
     pub(crate) emitting: VecDeque<u32>,
     pub(crate) fdb: Fdb,
@@ -115,6 +120,7 @@ impl Engine {
             effects: Effects::new(),
             fine_wheel: Wheel::new(config.groups_max, FINE_TICK),
             collective_effects: translated::Effects::new(),
+            scratch: Box::new([0; PAYLOAD_MAX]),
             emitting: VecDeque::with_capacity(config.groups_max),
             fdb: Fdb::new(config.fdb_capacity, config.fdb_ageing, seed),
             neighbours: Neighbours::new(config.neighbours_max, config.fdb_ageing, seed),
@@ -465,6 +471,7 @@ impl Engine {
             effects: Effects::new(),
             fine_wheel: Wheel::new(addresses.len(), FINE_TICK),
             collective_effects: translated::Effects::new(),
+            scratch: Box::new([0; PAYLOAD_MAX]),
             emitting: VecDeque::with_capacity(addresses.len()),
             fdb: self.fdb.clone(),
             neighbours: self.neighbours.clone(),

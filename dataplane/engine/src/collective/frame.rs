@@ -59,7 +59,8 @@ impl Engine {
             return Verdict::Dropped(DropReason::NotMember);
         };
         cx.observer.group(group.mcst_id);
-        let event = match admit(cx, group, header, src, &frame) {
+        let payload = slots::whole(&frame, header, &mut self.scratch[..]);
+        let event = match admit(cx, group, header, src, &frame, payload) {
             Ok(event) => event,
             Err((stage, reason)) => return refuse(cx, group, stage, reason, header, src),
         };
@@ -78,7 +79,7 @@ impl Engine {
             timed: false,
         };
         let at_hand = AtHand {
-            pieces: slots::pieces(&frame, header),
+            pieces: [payload, &[], &[]],
             imm: header.imm,
             length: header.payload_len,
         };
@@ -175,6 +176,7 @@ fn admit<E: Egress, O: Observer>(
     header: &RoceHeader,
     src: Ipv4Addr,
     frame: &E::Buf,
+    payload: &[u8],
 ) -> Result<Event, (Stage, DropReason)> {
     let (from, class) =
         lookup::lookup(group, cx.ingress, src, header).map_err(|reason| (Stage::Classify, reason))?;
@@ -195,7 +197,11 @@ fn admit<E: Egress, O: Observer>(
     if header.payload_len > group.pmtu {
         return verify(DropReason::OverPmtu);
     }
-    if !icrc::verify(frame, header.l3, header.frame_len) {
+    let sound = match (class, group.outlets.get_mut(from.index())) {
+        (Class::Data, Some(outlet)) => outlet.headers.verify(frame, header, payload),
+        _ => None,
+    };
+    if !sound.unwrap_or_else(|| icrc::verify(frame, header.l3, header.frame_len)) {
         return verify(DropReason::BadIcrc);
     }
     cx.observer.step(|| {
@@ -220,20 +226,15 @@ fn admit<E: Egress, O: Observer>(
             },
             ack_request,
         }),
-        Class::Control => {
-            let mut bytes = [0; Control::LEN];
-            slots::copy(&mut bytes, &slots::pieces(frame, header));
-            let said = bytes.get(..header.payload_len);
-            match said.map(Control::parse) {
-                Some(Ok(control)) => Ok(Event::Control {
-                    from,
-                    psn,
-                    control,
-                    ack_request,
-                }),
-                _ => verify(DropReason::Malformed),
-            }
-        }
+        Class::Control => match Control::parse(payload) {
+            Ok(control) => Ok(Event::Control {
+                from,
+                psn,
+                control,
+                ack_request,
+            }),
+            Err(_) => verify(DropReason::Malformed),
+        },
         Class::Feedback(Aeth { syndrome, msn }) => Ok(Event::Feedback {
             from,
             psn,

@@ -2,7 +2,7 @@
 //!
 //! The machine decides without payloads ([`castnet_collective::Translated`]); here its effects are carried out on bytes.
 //! `lookup` is EPIC's LookupTable, `slots` holds payloads for AggregateData, ReplicateData and RecycleBuffer, `translate` is
-//! TranslateHeader.
+//! TranslateHeader; `verify` is what contract C3 asks for.
 
 mod context;
 mod explain;
@@ -10,5 +10,6 @@ mod frame;
 mod lookup;
 mod slots;
 mod translate;
+mod verify;
 
 pub use context::{Collective, CollectiveGroupStatus};

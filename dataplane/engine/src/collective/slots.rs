@@ -185,13 +185,31 @@ impl Slots {
 #[inline]
 pub(crate) fn pieces<'f>(frame: &'f impl FrameBuf, header: &RoceHeader) -> Pieces<'f> {
     let (from, to) = (header.payload_at, header.payload_at + header.payload_len);
-    let mut at = 0;
-    frame.segments().map(|segment| {
+    let [head, body, trailer] = frame.segments();
+    let clip = |segment: &'f [u8], at: usize| {
         let first = from.clamp(at, at + segment.len()) - at;
         let last = to.clamp(at, at + segment.len()) - at;
-        at += segment.len();
         segment.get(first..last).unwrap_or_default()
-    })
+    };
+    [
+        clip(head, 0),
+        clip(body, head.len()),
+        clip(trailer, head.len() + body.len()),
+    ]
+}
+
+/// The payload of a frame in one piece: as it lies there, or copied to `room`, as far as that reaches. Checksum and sum are
+/// quickest over one piece of a round length.
+#[inline]
+pub(crate) fn whole<'f>(frame: &'f impl FrameBuf, header: &RoceHeader, room: &'f mut [u8]) -> &'f [u8] {
+    match pieces(frame, header) {
+        [all, [], []] => all,
+        pieces => {
+            let length = header.payload_len.min(room.len());
+            copy(room, &pieces);
+            room.get(..length).unwrap_or_default()
+        }
+    }
 }
 
 /// Copies the pieces, one after the other, as far as there is room.

@@ -8,7 +8,9 @@ use castnet_collective::{EndpointId, EndpointSet, Translated};
 use castnet_rules::{CollectiveEndpoint, CollectiveGroup, CollectiveHop};
 use castnet_wire::icrc::{self, HeaderDelta};
 use castnet_wire::{Bth, FrameBuf, McstId, Opcode, PortId, Psn, Qpn};
+use crc32fast::Hasher;
 
+use super::verify::Headers;
 use crate::counters::EndpointCounters;
 use crate::egress::Egress;
 use crate::feedback::{AckTemplate, Address, LINK_MAX, Link, MACS};
@@ -85,6 +87,8 @@ pub(super) struct Outlet {
     pub(super) address: Address,
     /// VLAN tags and class of service of what it sends, and so of what it gets.
     pub(super) link: Link,
+    /// The headers of what comes from it.
+    pub(super) headers: Headers,
     template: Template,
     ack: AckTemplate,
     /// The difference of its header to the group's, as far as the ICRC covers it; PSN and AckReq come on top.
@@ -107,6 +111,7 @@ impl Outlet {
             next_hop: 0,
             address,
             link: Link::PLAIN,
+            headers: Headers::new(),
             template: Template::new(&address),
             ack: AckTemplate::new(&address),
             difference: HeaderDelta::dst(own.dst, address.dst)
@@ -154,9 +159,13 @@ impl Packet<'_> {
     pub(super) fn icrc(&self, own: &Template) -> u32 {
         let mut head = [0; FIXED];
         own.write(&mut head, 0, self, self.length(), Psn::new(0), false);
-        let imm = self.imm.map(u32::to_be_bytes);
-        let imm: &[u8] = imm.as_ref().map_or(&[], |b| b);
-        icrc::full(&[&head, imm, self.payload, &[0; 3][..usize::from(self.pad & 3)]])
+        let mut hasher = Hasher::new_with_initial(icrc::full(&[&head]));
+        if let Some(imm) = self.imm {
+            hasher.update(&imm.to_be_bytes());
+        }
+        hasher.update(self.payload);
+        hasher.update(&[0; 3][..usize::from(self.pad & 3)]);
+        hasher.finalize()
     }
 }
 

@@ -1,0 +1,189 @@
+//! A star of ranks whose contributions one engine adds.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use castnet_engine::Collective;
+use castnet_port::{Pool, PoolBuf, PoolConfig};
+use castnet_rules::{CollectiveGroup, RankEndpoint};
+use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Verdict};
+
+use super::*;
+
+/// Ranks of the star.
+pub const RANKS: usize = 8;
+/// Data packets of each rank: one batch, so that slots and frames stay in the second-level cache.
+pub const PACKETS: u32 = BATCH as u32;
+const SLOTS: u16 = 64;
+
+/// One engine with a collective group, and the frames of all ranks.
+pub struct Sums {
+    engine: Engine,
+    sink: Sink,
+    group: Box<Collective>,
+    controls: Vec<PoolBuf>,
+    /// By rank.
+    data: Vec<Vec<PoolBuf>>,
+}
+
+fn frame(rank: usize, opcode: Opcode, psn: u32, imm: Option<u32>, payload: &[u8]) -> Vec<u8> {
+    let (network, ethernet) = (Network::v4(ip(rank), MCST.0), ethernet(rank));
+    let bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn));
+    let ext = ExtHeaders {
+        imm,
+        ..ExtHeaders::NONE
+    };
+    let mut out = vec![0; roce_len(&ethernet, &network, opcode, payload.len())];
+    emit_roce(&mut out, &ethernet, &network, 0xC123, &bth, &ext, payload).expect("room");
+    out
+}
+
+impl Sums {
+    /// Contributions of `payload` bytes of f32.
+    pub fn new(payload: usize, reproducible: bool) -> Self {
+        let rank = |n: usize| RankEndpoint {
+            rank: n as u16,
+            name: format!("h{n}"),
+            ip: ip(n),
+            qpn: Qpn::new(0x100 + n as u32),
+            mac: mac(0xAA, n),
+            sq_psn: Psn::new(0),
+            rq_psn: Psn::new(0),
+        };
+        let rule = CollectiveGroup::star("sum", MCST, Pmtu::B4096, SLOTS, (0..RANKS).map(rank).collect());
+        let rule = CollectiveGroup {
+            reproducible,
+            pmtu: Pmtu::from_bytes(payload as u32).unwrap_or(Pmtu::B4096),
+            ..rule.expect("a right rule")
+        };
+        let engine = engine(RANKS);
+        let group = Collective::compile(&rule, &engine.config().ports).expect("a right rule");
+        let mut sink = Sink::new();
+        sink.pool = Pool::new(PoolConfig {
+            buffers: 8192,
+            bodies: 1024,
+            frame_max: 4400,
+        });
+        let call = Call {
+            primitive: Primitive::AllReduce,
+            root: 0,
+            operation: Operation::Sum,
+            data_type: DataType::F32,
+            flags: CallFlags::default(),
+            elements: u64::from(PACKETS) * payload as u64 / 4,
+            packets: PACKETS,
+        };
+        let control = |rank: usize| {
+            let mut bytes = [0; Control::LEN];
+            Control {
+                sequence: 0,
+                rank: rank as u16,
+                call,
+                verdict: Verdict::Agreed,
+            }
+            .emit(&mut bytes);
+            frame(rank, Opcode::SendOnlyImm, 0, Some(Control::IMMEDIATE), &bytes)
+        };
+        let floats: Vec<u8> = (0..payload / 4).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        let pool = sink.pool.clone();
+        let load = |bytes: Vec<u8>| pool.copy_from(&bytes).expect("a buffer");
+        let data = |rank| {
+            (1..=PACKETS)
+                .map(|psn| load(frame(rank, Opcode::SendMiddle, psn, None, &floats)))
+                .collect()
+        };
+        Self {
+            controls: (0..RANKS).map(|r| load(control(r))).collect(),
+            data: (0..RANKS).map(data).collect(),
+            engine,
+            sink,
+            group,
+        }
+    }
+
+    fn feed(&mut self, from: usize, frames: impl Fn(&Self) -> &[PoolBuf], engine: bool) {
+        let mut batch = Batch::new();
+        batch.extend(frames(self).iter().filter_map(PoolBuf::replicate));
+        if engine {
+            self.engine.process(NOW, port(from), &mut batch, &mut self.sink);
+        } else {
+            black_box(&mut batch).clear();
+        }
+        black_box(&mut self.sink.sent).clear();
+    }
+
+    /// A fresh group.
+    pub fn install(&mut self) {
+        self.engine.remove(MCST);
+        self.engine.install(self.group.clone()).expect("room");
+    }
+
+    /// A fresh group that has the control messages of all ranks and the data of the first `ranks`.
+    fn prepare(&mut self, ranks: usize) {
+        self.install();
+        for rank in 0..RANKS {
+            self.feed(rank, |s| &s.controls[rank..=rank], true);
+        }
+        for rank in 0..ranks {
+            self.feed(rank, |s| &s.data[rank], true);
+        }
+    }
+
+    /// Contributions that are added to what is there, and complete nothing. `engine`: or only moved, for the baseline.
+    pub fn contributions(&mut self, engine: bool, rounds: u64) -> (Duration, u64) {
+        let mut total = Duration::ZERO;
+        for _ in 0..rounds {
+            self.prepare(1);
+            let start = Instant::now();
+            for rank in 1..RANKS - 1 {
+                self.feed(rank, |s| &s.data[rank], engine);
+            }
+            total += start.elapsed();
+        }
+        if engine {
+            let counters = self
+                .engine
+                .collective(MCST)
+                .map(|g| *g.counters())
+                .unwrap_or_default();
+            let expected = u64::from(PACKETS) * (RANKS as u64 - 1);
+            assert_eq!(
+                (counters.contributions, counters.results),
+                (expected, 0),
+                "the right case"
+            );
+        }
+        (total, rounds * u64::from(PACKETS) * (RANKS as u64 - 2))
+    }
+
+    /// The last contributions: each is added and sends its result to all ranks.
+    pub fn results(&mut self, engine: bool, rounds: u64) -> (Duration, u64) {
+        let mut total = Duration::ZERO;
+        for _ in 0..rounds {
+            self.prepare(RANKS - 1);
+            let start = Instant::now();
+            self.feed(RANKS - 1, |s| &s.data[RANKS - 1], engine);
+            total += start.elapsed();
+        }
+        if engine {
+            let counters = self
+                .engine
+                .collective(MCST)
+                .map(|g| *g.counters())
+                .unwrap_or_default();
+            assert_eq!(
+                counters.results,
+                u64::from(PACKETS) * RANKS as u64,
+                "the right case"
+            );
+        }
+        (total, rounds * u64::from(PACKETS))
+    }
+
+    /// For counting: as many rounds of both.
+    pub fn all(&mut self, rounds: u64) {
+        for _ in 0..rounds {
+            self.prepare(RANKS);
+        }
+    }
+}
