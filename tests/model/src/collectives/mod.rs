@@ -51,7 +51,7 @@ pub struct Config {
     pub early: u8,
     /// Ticks of all switches when nothing is on the way any more.
     pub ticks: u8,
-    /// Time-outs of all ranks when nothing is on the way any more.
+    /// Rounds of time-outs when nothing is on the way any more: in each, every rank that waits has one, in any order.
     pub time_outs: u8,
     /// A fault put in on purpose.
     pub spoil: Spoil,
@@ -152,6 +152,8 @@ pub struct State {
     early: u8,
     ticks: u8,
     time_outs: u8,
+    /// Ranks that have had their time-out in this round: a set of bits.
+    timed_out: u8,
     broken: Option<Rule>,
     /// What the last step did: no part of a state's identity.
     seen: Seen,
@@ -185,6 +187,7 @@ impl Hash for State {
             self.early,
             self.ticks,
             self.time_outs,
+            self.timed_out,
         ];
         (switches, hosts, links, late, broken, budgets).hash(hasher);
     }
@@ -209,8 +212,8 @@ pub enum Action {
     EarlyTimeOut(usize),
     /// The tick of all switches.
     Tick,
-    /// The time-out of all ranks that wait.
-    TimeOut,
+    /// The time-out of a rank.
+    TimeOut(usize),
     /// The late rank begins.
     Begin,
 }
@@ -236,12 +239,21 @@ impl Collective {
     /// A link towards a rank whose actions are all that need be explored now: a rank reads and writes nothing but its own
     /// state and its two links, so that what happens there commutes with everything else. Only its timer must not be able
     /// to run out meanwhile. (What would be masked, an acknowledgement that comes before the receiver's own, shows when the
-    /// packet is lost instead.)
+    /// packet is lost instead.) The same holds of an ACK that tells its switch nothing, now or later.
     fn link_that_goes_first(&self, state: &State) -> Option<usize> {
+        let stale = |&link: &usize| {
+            let head = state.links[link].first();
+            head.is_some_and(|head| Nodes.is_stale(&state.switches, link, head))
+        };
         (0..RANKS)
             .map(|rank| Nodes.link_to_rank(rank))
             .find(|&link| !state.links[link].is_empty())
             .filter(|_| state.early == 0)
+            .or_else(|| {
+                (0..LINKS)
+                    .filter(|&link| Nodes.rank_at(link).is_none())
+                    .find(stale)
+            })
     }
 
     fn link_actions(&self, state: &State, link: usize, actions: &mut Vec<Action>) {
@@ -364,6 +376,7 @@ impl Model for Collective {
             early: config.early,
             ticks: config.ticks,
             time_outs: config.time_outs,
+            timed_out: 0,
             broken: None,
             seen: Seen::default(),
         };
@@ -401,8 +414,10 @@ impl Model for Collective {
         if state.ticks > 0 && state.switches.iter().any(Switch::is_active) {
             actions.push(Action::Tick);
         }
-        if state.time_outs > 0 && (0..RANKS).any(|rank| waits(&rank)) {
-            actions.push(Action::TimeOut);
+        if state.time_outs > 0 {
+            let has_not_yet = |rank: &usize| state.timed_out >> rank & 1 == 0;
+            let due = (0..RANKS).filter(waits).filter(has_not_yet);
+            actions.extend(due.map(Action::TimeOut));
         }
     }
 
@@ -445,12 +460,15 @@ impl Model for Collective {
                     self.tick(&mut state, switch);
                 }
             }
-            Action::TimeOut => {
-                state.time_outs -= 1;
-                for rank in 0..RANKS {
-                    if before.hosts[rank].may_time_out(&self.parts[rank]) {
-                        self.time_out(&mut state, rank);
-                    }
+            Action::TimeOut(rank) => {
+                self.time_out(&mut state, rank);
+                state.timed_out |= 1 << rank;
+                let left = |&rank: &usize| {
+                    before.hosts[rank].may_time_out(&self.parts[rank]) && state.timed_out >> rank & 1 == 0
+                };
+                if !(0..RANKS).any(|rank| left(&rank)) {
+                    state.timed_out = 0;
+                    state.time_outs -= 1;
                 }
             }
             Action::Begin => {

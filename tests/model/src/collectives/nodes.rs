@@ -229,6 +229,23 @@ impl Nodes {
         step
     }
 
+    /// Whether an ACK tells the switch at the end of a link nothing: then it never will, since what is acknowledged only
+    /// grows.
+    pub fn is_stale(&self, switches: &[Switch; SWITCHES], link: usize, message: &Message) -> bool {
+        if !matches!(
+            message,
+            Message::Feedback {
+                syndrome: Syndrome::Ack,
+                ..
+            }
+        ) {
+            return false;
+        }
+        let mut after = switches.clone();
+        let step = self.arrive(&mut after, link, message, Spoil::Nothing);
+        step.sent.is_empty() && after == *switches
+    }
+
     /// A switch's tick.
     pub fn tick(&self, switches: &mut [Switch; SWITCHES], index: usize) -> Step {
         let mut step = Step::default();
