@@ -1,6 +1,7 @@
-//! `castnet group`: multicast groups, at the controller or at one switch.
+//! `castnet group`: multicast and collective groups, at the controller or at one switch.
 
 mod at_switch;
+pub(crate) mod collective;
 mod create;
 pub(crate) mod show;
 
@@ -12,17 +13,20 @@ use crate::api;
 use crate::connect::{self, CONTROLLER, Tls};
 use crate::exit::Outcome;
 use crate::output::{Done, Output, Row, Rows};
+use crate::units;
 use create::Create;
 pub(crate) use create::{number, pmtu, qpn};
 
-/// Creates, lists, shows and destroys multicast groups
+/// Creates, lists, shows and destroys groups: multicast, and collectives computed in the switches
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Groups live at the controller, which plans their trees and programs the switches. With --agent URL, the same verbs speak to one switch instead, whose groups come from a rule file.
+    after_help = "Groups live at the controller, which plans their trees and programs the switches. A multicast group carries what its source sends to its members. A collective group adds up, in the switches, what its ranks send (castnet host allreduce --help); ranks also create one by themselves when they start. With --agent URL, the same verbs speak to one switch instead, whose groups come from a rule file.
 
 Examples:
   castnet group create g --source h1 --members h2,h3,h4
   castnet group show g                          the tree, and how far each path has acknowledged
+  castnet group create job --collective --ranks h1,h2,h3,h4
+  castnet group show job                        the tree, the slots in use and how far each rank is
   castnet group members g
   castnet group destroy g
   castnet group list --agent unix:/run/castnet/leaf1.sock
@@ -37,17 +41,17 @@ pub(crate) struct GroupCommand {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Creates a group; it waits for its members to join (castnet host)
+    /// Creates a group; it waits for its members or ranks to join (castnet host)
     Create(Create),
     /// Lists groups
     #[command(visible_alias = "ls")]
     List,
-    /// Shows one group: its tree, and how far each path has acknowledged
+    /// Shows one group: its tree, and how far each path or rank is
     Show {
         /// Its name; at a switch, its name or its McstID
         group: String,
     },
-    /// Lists the members of a group and how far each is
+    /// Lists the members or ranks of a group and how far each is
     Members {
         /// Its name; at a switch, its name or its McstID
         group: String,
@@ -77,33 +81,45 @@ struct Place {
 #[derive(Debug, Serialize)]
 struct GroupLine {
     group: String,
+    kind: &'static str,
     mcst_id: String,
     phase: String,
     source: String,
     members: usize,
     joined: usize,
     pmtu: u32,
+    /// Set aside for it on all switches together; 0 for a multicast group, whose state is small.
+    memory_bytes: u64,
     switches: Vec<String>,
     reason: String,
 }
 
 impl Row for GroupLine {
     const COLUMNS: &'static [&'static str] = &[
-        "group", "mcst id", "phase", "source", "joined", "pmtu", "switches", "remark",
+        "group", "kind", "mcst id", "phase", "source", "joined", "pmtu", "memory", "switches", "remark",
     ];
 
     fn cells(&self) -> Vec<String> {
         vec![
             self.group.clone(),
+            self.kind.to_owned(),
             self.mcst_id.clone(),
             self.phase.clone(),
-            self.source.clone(),
+            or_dash(&self.source),
             format!("{} of {}", self.joined, self.members),
             self.pmtu.to_string(),
+            match self.memory_bytes {
+                0 => "-".to_owned(),
+                memory => units::bytes(memory),
+            },
             self.switches.join(" "),
             self.reason.clone(),
         ]
     }
+}
+
+fn or_dash(text: &str) -> String {
+    if text.is_empty() { "-" } else { text }.to_owned()
 }
 
 #[derive(Debug, Serialize)]
@@ -174,6 +190,8 @@ fn group_line(group: api::Group) -> GroupLine {
         .filter(|m| m.phase() == api::MemberPhase::Joined)
         .count();
     GroupLine {
+        kind: "multicast",
+        memory_bytes: 0,
         phase: phase_name(state.phase()).to_owned(),
         members: state.members.len(),
         joined,
@@ -211,6 +229,37 @@ struct Created {
 }
 
 #[derive(Debug, Serialize)]
+struct CollectiveCreated {
+    group: String,
+    mcst_id: String,
+    ranks: usize,
+    slots: u32,
+    phase: &'static str,
+}
+
+fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
+    let phase = collective::phase_name(state.phase());
+    let reason = match state.reason.as_str() {
+        "" => String::new(),
+        reason => format!(": {reason} (castnet host --help)"),
+    };
+    let sentence = format!(
+        "collective group {} has McstID {} and is {phase}{reason}",
+        state.name, state.mcst_id
+    );
+    Done {
+        facts: CollectiveCreated {
+            group: state.name,
+            mcst_id: state.mcst_id,
+            ranks: state.members.len(),
+            slots: state.slots,
+            phase,
+        },
+        sentence,
+    }
+}
+
+#[derive(Debug, Serialize)]
 struct Destroyed {
     group: String,
     complete: bool,
@@ -227,6 +276,11 @@ impl GroupCommand {
         }
         let mut controller = connect::controller(&self.place.controller, &security).await?;
         match self.verb {
+            Verb::Create(create) if create.collective.collective => {
+                let request = create.collective_request();
+                let state = controller.create_collective(request).await?.into_inner().group;
+                output.show(&collective_created(state.unwrap_or_default()))
+            }
             Verb::Create(create) => {
                 let state = controller
                     .create_group(create.request())
@@ -262,12 +316,18 @@ impl GroupCommand {
                 })
             }
             Verb::List => {
-                let groups = controller
+                let listed = controller
                     .list_groups(api::ListControllerGroupsRequest {})
                     .await?
-                    .into_inner()
-                    .groups;
-                let rows = groups.into_iter().map(group_line).collect();
+                    .into_inner();
+                let collectives = listed.collectives.into_iter().map(collective::group_line);
+                let mut rows: Vec<GroupLine> = listed
+                    .groups
+                    .into_iter()
+                    .map(group_line)
+                    .chain(collectives)
+                    .collect();
+                rows.sort_by(|x, y| x.group.cmp(&y.group));
                 output.show(&Rows::new(rows, "no groups: castnet group create --help"))
             }
             Verb::Show { group } => {
@@ -280,6 +340,10 @@ impl GroupCommand {
                     .await?
                     .into_inner()
                     .switches;
+                if let Some(collective) = group.collective {
+                    let report = collective::CollectiveReport::gather(collective, &switches, &security);
+                    return output.show(&report.await);
+                }
                 output.show(&show::GroupReport::gather(group, &switches, &security).await)
             }
             Verb::Members { group } => {
@@ -287,6 +351,10 @@ impl GroupCommand {
                     .get_group(api::GetGroupRequest { group })
                     .await?
                     .into_inner();
+                if let Some(collective) = group.collective {
+                    let lines = collective::rank_lines(&collective.state.unwrap_or_default());
+                    return output.show(&Rows::new(lines, "no ranks"));
+                }
                 let members = group.state.unwrap_or_default().members;
                 output.show(&Rows::new(
                     members.into_iter().map(member_line).collect(),

@@ -74,16 +74,19 @@ pub(crate) async fn mcst_id(agent: &mut api::AgentClient, text: &str) -> Outcome
     if text.parse::<Ipv4Addr>().is_ok() {
         return Ok(text.to_owned());
     }
-    let groups = agent
+    let listed = agent
         .list_groups(api::ListGroupsRequest { mcst_id: None })
         .await?
-        .into_inner()
-        .groups;
-    let rules: Vec<_> = groups.into_iter().filter_map(|g| g.group).collect();
-    match rules.iter().find(|g| g.name == text) {
-        Some(group) => Ok(group.mcst_id.clone()),
+        .into_inner();
+    let multicast = listed.groups.into_iter().filter_map(|g| g.group);
+    let multicast = multicast.map(|g| (g.name, g.mcst_id));
+    let collectives = listed.collectives.into_iter().filter_map(|g| g.group);
+    let collectives = collectives.map(|g| (g.name, g.mcst_id));
+    let groups: Vec<(String, String)> = multicast.chain(collectives).collect();
+    match groups.iter().find(|(name, _)| name == text) {
+        Some((_, mcst_id)) => Ok(mcst_id.clone()),
         None => {
-            let names: Vec<_> = rules.iter().map(|g| g.name.as_str()).collect();
+            let names: Vec<_> = groups.iter().map(|(name, _)| name.as_str()).collect();
             Err(
                 Failure::refused(format!("the switch has no group '{text}'")).next(format!(
                     "its groups are: {}",

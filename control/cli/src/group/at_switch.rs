@@ -2,21 +2,25 @@
 
 use serde::Serialize;
 
-use super::{Destroyed, Verb, show};
+use super::{Destroyed, Verb, collective, show};
 use crate::api;
 use crate::exit::{Failure, Outcome};
-use crate::output::{Done, Output, Row, Rows};
+use crate::output::{Done, Output, Page, Report, Row, Rows};
 use crate::{pick, rules};
 
 #[derive(Debug, Serialize)]
 struct SwitchGroupLine {
     group: String,
+    kind: &'static str,
     mcst_id: String,
     owner: String,
     generation: u64,
-    source_port: u32,
+    /// Of a multicast group.
+    source_port: Option<u32>,
+    /// Ports of its tree.
     paths: usize,
     pmtu: u32,
+    memory_bytes: u64,
     worker: u32,
     data_in: u64,
     copies_out: u64,
@@ -27,11 +31,13 @@ struct SwitchGroupLine {
 impl Row for SwitchGroupLine {
     const COLUMNS: &'static [&'static str] = &[
         "group",
+        "kind",
         "mcst id",
         "owner",
         "source port",
         "paths",
         "pmtu",
+        "memory",
         "worker",
         "data in",
         "copies out",
@@ -40,18 +46,20 @@ impl Row for SwitchGroupLine {
     ];
 
     fn cells(&self) -> Vec<String> {
-        use crate::units::count;
+        use crate::units::{bytes, count};
         vec![
             self.group.clone(),
+            self.kind.to_owned(),
             self.mcst_id.clone(),
             if self.owner.is_empty() {
                 "operator".to_owned()
             } else {
                 self.owner.clone()
             },
-            self.source_port.to_string(),
+            self.source_port.map_or_else(|| "-".to_owned(), |p| p.to_string()),
             self.paths.to_string(),
             self.pmtu.to_string(),
+            bytes(self.memory_bytes),
             self.worker.to_string(),
             count(self.data_in),
             count(self.copies_out),
@@ -64,12 +72,15 @@ impl Row for SwitchGroupLine {
 fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
     let counters = installed.counters.unwrap_or_default();
     let rule = installed.group.unwrap_or_default();
+    let status = installed.status.unwrap_or_default();
     SwitchGroupLine {
+        kind: "multicast",
+        memory_bytes: status.hot_bytes + status.cold_bytes,
         group: rule.name,
         mcst_id: rule.mcst_id,
         owner: installed.owner,
         generation: rule.generation,
-        source_port: rule.source_port,
+        source_port: Some(rule.source_port),
         paths: rule.paths.len(),
         pmtu: rule.pmtu,
         worker: installed.worker,
@@ -80,27 +91,123 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
     }
 }
 
-async fn one(agent: &mut api::AgentClient, group: &str) -> Outcome<api::InstalledGroup> {
+fn collective_line(installed: api::InstalledCollective) -> SwitchGroupLine {
+    let counters = installed.counters.unwrap_or_default();
+    let rule = installed.group.unwrap_or_default();
+    SwitchGroupLine {
+        kind: "collective",
+        memory_bytes: installed.status.unwrap_or_default().memory_bytes,
+        group: rule.name,
+        mcst_id: rule.mcst_id,
+        owner: installed.owner,
+        generation: rule.generation,
+        source_port: None,
+        paths: rule.endpoints.len(),
+        pmtu: rule.pmtu,
+        worker: installed.worker,
+        data_in: counters.contributions,
+        copies_out: counters.results,
+        acks_in: counters.acks_in,
+        acks_out: counters.acks_out,
+    }
+}
+
+/// A group at a switch.
+enum One {
+    Multicast(Box<api::InstalledGroup>),
+    Collective(Box<api::InstalledCollective>),
+}
+
+async fn one(agent: &mut api::AgentClient, group: &str) -> Outcome<One> {
     let mcst_id = pick::mcst_id(agent, group).await?;
     let request = api::ListGroupsRequest {
         mcst_id: Some(mcst_id),
     };
-    let mut groups = agent.list_groups(request).await?.into_inner().groups;
-    groups
-        .pop()
+    let mut listed = agent.list_groups(request).await?.into_inner();
+    let multicast = listed.groups.pop().map(|g| One::Multicast(Box::new(g)));
+    let collective = listed.collectives.pop().map(|g| One::Collective(Box::new(g)));
+    multicast
+        .or(collective)
         .ok_or_else(|| Failure::refused(format!("the switch has no group '{group}'")))
+}
+
+/// A collective group as one switch has it.
+#[derive(Debug, Serialize)]
+struct SwitchCollectiveReport {
+    switch: String,
+    group: String,
+    kind: &'static str,
+    mcst_id: String,
+    owner: String,
+    generation: u64,
+    pmtu: u32,
+    parent_port: Option<u32>,
+    worker: u32,
+    progress: Option<collective::Progress>,
+    endpoints: Vec<collective::EndpointRow>,
+}
+
+impl SwitchCollectiveReport {
+    fn new(switch: String, installed: api::InstalledCollective) -> Self {
+        let progress = collective::progress(&installed);
+        let endpoints = collective::endpoint_rows(&installed);
+        let rule = installed.group.unwrap_or_default();
+        Self {
+            switch,
+            group: rule.name,
+            kind: "collective",
+            mcst_id: rule.mcst_id,
+            owner: installed.owner,
+            generation: rule.generation,
+            pmtu: rule.pmtu,
+            parent_port: rule.parent,
+            worker: installed.worker,
+            progress,
+            endpoints,
+        }
+    }
+}
+
+impl Report for SwitchCollectiveReport {
+    fn page(&self, page: &mut Page) {
+        page.title(format!(
+            "Collective group {} at {}{}",
+            self.group,
+            self.switch,
+            collective::progress_text(self.progress.as_ref())
+        ));
+        let owner = match self.owner.as_str() {
+            "" => "operator",
+            owner => owner,
+        };
+        let parent = self
+            .parent_port
+            .map_or_else(|| "none: the tree's root".to_owned(), |p| p.to_string());
+        let memory = self.progress.as_ref().map_or(0, |p| p.memory_bytes);
+        page.facts(&[
+            ("McstID", self.mcst_id.clone()),
+            ("owner", owner.to_owned()),
+            ("PMTU", self.pmtu.to_string()),
+            ("parent port", parent),
+            ("memory", crate::units::bytes(memory)),
+            ("worker", self.worker.to_string()),
+        ]);
+        page.title("Endpoints");
+        page.rows(&self.endpoints, "none");
+    }
 }
 
 /// The verbs at one switch.
 pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output) -> Outcome {
     match verb {
         Verb::List => {
-            let groups = agent
+            let listed = agent
                 .list_groups(api::ListGroupsRequest { mcst_id: None })
                 .await?
-                .into_inner()
-                .groups;
-            let rows = groups.into_iter().map(switch_group_line).collect();
+                .into_inner();
+            let multicast = listed.groups.into_iter().map(switch_group_line);
+            let collectives = listed.collectives.into_iter().map(collective_line);
+            let rows = multicast.chain(collectives).collect();
             output.show(&Rows::new(rows, "the switch has no groups"))
         }
         Verb::Show { group } => {
@@ -109,13 +216,22 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 .get_capabilities(api::GetCapabilitiesRequest {})
                 .await?
                 .into_inner();
-            output.show(&show::SwitchGroupReport::new(capabilities.switch_name, installed))
+            let switch = capabilities.switch_name;
+            match installed {
+                One::Multicast(group) => output.show(&show::SwitchGroupReport::new(switch, *group)),
+                One::Collective(group) => output.show(&SwitchCollectiveReport::new(switch, *group)),
+            }
         }
-        Verb::Members { group } => {
-            let installed = one(&mut agent, &group).await?;
-            let report = show::SwitchGroupReport::new(String::new(), installed);
-            output.show(&Rows::new(report.paths, "no paths"))
-        }
+        Verb::Members { group } => match one(&mut agent, &group).await? {
+            One::Multicast(group) => {
+                let report = show::SwitchGroupReport::new(String::new(), *group);
+                output.show(&Rows::new(report.paths, "no paths"))
+            }
+            One::Collective(group) => {
+                let rows = collective::endpoint_rows(&group);
+                output.show(&Rows::new(rows, "no endpoints"))
+            }
+        },
         Verb::Destroy { group } => {
             let mcst_id = pick::mcst_id(&mut agent, &group).await?;
             let request = api::RemoveGroupRequest {
@@ -146,23 +262,27 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             };
             let rules = rules::load(file)?;
             let wanted = |name: &str| create.name.as_deref().is_none_or(|only| only == name);
-            let groups: Vec<_> = rules.groups.iter().filter(|g| wanted(&g.name)).collect();
+            use api::install_group_request::Rule;
+            use castnet_proto::convert::{collective_to_proto, group_to_proto};
+            let multicast = rules.groups.iter().filter(|g| wanted(&g.name));
+            let multicast = multicast.map(|g| (g.name.clone(), Rule::Group(group_to_proto(g))));
+            let collectives = rules.collectives.iter().filter(|g| wanted(&g.name));
+            let collectives = collectives.map(|g| (g.name.clone(), Rule::Collective(collective_to_proto(g))));
+            let groups: Vec<(String, Rule)> = multicast.chain(collectives).collect();
             if groups.is_empty() {
                 return Err(Failure::usage(format!("{} holds no such group", file.display())));
             }
             let mut names = Vec::new();
-            for group in groups {
+            for (name, rule) in groups {
                 let request = api::InstallGroupRequest {
-                    rule: Some(api::install_group_request::Rule::Group(
-                        castnet_proto::convert::group_to_proto(group),
-                    )),
+                    rule: Some(rule),
                     owner: String::new(),
                 };
                 agent
                     .install_group(request)
                     .await
-                    .map_err(|s| Failure::from(s).while_doing(format!("group {}", group.name)))?;
-                names.push(group.name.clone());
+                    .map_err(|s| Failure::from(s).while_doing(format!("group {name}")))?;
+                names.push(name);
             }
             #[derive(Serialize)]
             struct Installed {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use castnet_wire::{MacAddr, Qpn};
 use clap::Args;
 
+use super::collective::CollectiveArgs;
 use crate::api;
 
 /// What a group shall be.
@@ -15,14 +16,14 @@ pub(crate) struct Create {
     #[arg(required_unless_present = "rules")]
     pub(crate) name: Option<String>,
     /// The host that sends
-    #[arg(long, value_name = "HOST", required_unless_present = "rules")]
+    #[arg(long, value_name = "HOST", required_unless_present_any = ["rules", "collective"])]
     source: Option<String>,
     /// The hosts that receive, with commas or given again; the source need not be named again
     #[arg(
         long,
         value_name = "HOST,...",
         value_delimiter = ',',
-        required_unless_present = "rules"
+        required_unless_present_any = ["rules", "collective"]
     )]
     members: Vec<String>,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
@@ -37,7 +38,7 @@ pub(crate) struct Create {
     /// What the source's virtual addresses are relative to, for WRITE
     #[arg(long, value_name = "VA", default_value = "0", value_parser = number)]
     va_base: u64,
-    /// A path that acknowledges nothing for so long while it should is reported
+    /// A path that acknowledges nothing for so long while it should, or a collective that waits for so long, is reported
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     stall_timeout_ms: u32,
     /// A member whose RNIC another tool drives: it counts as joined at once
@@ -46,6 +47,8 @@ pub(crate) struct Create {
     /// With --agent: installs the groups of this rule file (those named, or all)
     #[arg(long, value_name = "FILE", requires = "agent", conflicts_with_all = ["source", "members", "connection"])]
     pub(crate) rules: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) collective: CollectiveArgs,
 }
 
 /// One of the five path MTUs.
@@ -124,6 +127,13 @@ impl FromStr for Joined {
 }
 
 impl Create {
+    /// The request for it, where it is a collective group.
+    pub(crate) fn collective_request(self) -> api::CreateCollectiveRequest {
+        let name = self.name.unwrap_or_default();
+        self.collective
+            .request(name, self.pmtu, self.mcst_id, self.stall_timeout_ms)
+    }
+
     /// The request for it.
     pub(crate) fn request(self) -> api::CreateGroupRequest {
         let source = self.source.unwrap_or_default();
@@ -204,6 +214,7 @@ mod tests {
                     .expect("a connection"),
             ],
             rules: None,
+            collective: CollectiveArgs::default(),
         };
         let request = create.request();
         let hosts: Vec<_> = request

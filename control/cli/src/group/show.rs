@@ -148,6 +148,19 @@ async fn installed(
     mcst_id: &str,
     security: &Security,
 ) -> Result<api::InstalledGroup, String> {
+    let mut listed = listed(endpoint, mcst_id, security).await?;
+    listed
+        .groups
+        .pop()
+        .ok_or_else(|| "it has no such group".to_owned())
+}
+
+/// What the switch has of that McstID, or why it cannot be told.
+pub(super) async fn listed(
+    endpoint: Option<&str>,
+    mcst_id: &str,
+    security: &Security,
+) -> Result<api::ListGroupsResponse, String> {
     let endpoint = endpoint.ok_or("the controller does not know where it is")?;
     let address: Address = endpoint
         .parse()
@@ -160,11 +173,7 @@ async fn installed(
         .list_groups(request)
         .await
         .map_err(|s| s.message().to_owned())?;
-    answer
-        .into_inner()
-        .groups
-        .pop()
-        .ok_or_else(|| "it has no such group".to_owned())
+    Ok(answer.into_inner())
 }
 
 fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
