@@ -21,6 +21,8 @@ const NAP: Duration = Duration::from_millis(20);
 const TURNS: u32 = 256;
 /// How long a communicator that is dropped without being closed waits for the acknowledgements of what it sent.
 const LINGER: Duration = Duration::from_millis(200);
+/// A group that has failed may have told its ranks why in band: for so long that is waited for.
+pub(crate) const GRACE: Duration = Duration::from_millis(100);
 /// Rounds of [`Communicator::close`], apart from those that connect.
 const GOODBYE: u64 = 1 << 63;
 
@@ -52,6 +54,8 @@ pub struct Communicator {
     pub(crate) attempts: u64,
     /// The next call must establish the group again.
     pub(crate) broken: bool,
+    /// The group came about, and failed before this rank saw it: the next call fails alike.
+    pub(crate) stillborn: Option<CommError>,
 }
 
 /// What a call comes to: the task, and where in memory that is used in place its input and output are.
@@ -81,6 +85,7 @@ impl Communicator {
             names: Vec::new(),
             attempts: 0,
             broken: true,
+            stillborn: None,
         };
         communicator.establish()?;
         Ok(communicator)
@@ -433,8 +438,11 @@ impl Communicator {
             // Between calls nobody looks.
             self.look_after_group()?;
         }
-        if self.broken {
+        if self.broken && self.stillborn.is_none() {
             self.establish()?;
+        }
+        if let Some(error) = self.stillborn.take() {
+            return Err(error);
         }
         match &mut self.driver {
             Some(driver) => Ok(driver.start(task, owned)),
@@ -526,6 +534,7 @@ impl Communicator {
     ) -> Result<Option<Box<dyn Owned>>, CommError> {
         let start = Instant::now();
         let (mut turns, mut idle_since) = (0_u32, None);
+        let mut lost: Option<(Instant, CommError)> = None;
         loop {
             let worked = self.turn(borrowed.as_deref_mut())?;
             let Some(driver) = &mut self.driver else {
@@ -559,8 +568,18 @@ impl Communicator {
                 }
             };
             if sleeps || turns.is_multiple_of(TURNS) {
-                self.look_after_group()?;
+                match lost {
+                    None => lost = self.lost_group().map(|error| (Instant::now(), error)),
+                    Some((at, error)) if at.elapsed() >= GRACE => {
+                        self.lease = None;
+                        self.abandon(task);
+                        self.give_up();
+                        return Err(error);
+                    }
+                    Some(_) => {}
+                }
                 if self.config.is_interrupted() {
+                    self.abandon(task);
                     self.give_up();
                     return Err(CommError::Interrupted);
                 }
@@ -578,15 +597,20 @@ impl Communicator {
         }
     }
 
+    /// Forgets a task whose caller does not wait any more.
+    fn abandon(&mut self, task: TaskId) {
+        if let Some(driver) = &mut self.driver {
+            driver.abandon(task);
+        }
+    }
+
     fn timed_out(&mut self, task: TaskId, collective: Collective, after: Duration) -> CommError {
         let waiting = self.driver.as_ref().and_then(|d| d.machine().waiting_for());
         let mut missing = self.waited_for();
         if let Some(Waiting::Peers(ranks)) = &waiting {
             missing = ranks.iter().map(|&r| self.name(r)).collect();
         }
-        if let Some(driver) = &mut self.driver {
-            driver.abandon(task);
-        }
+        self.abandon(task);
         self.give_up();
         CommError::TimedOut {
             collective,

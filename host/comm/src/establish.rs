@@ -11,7 +11,7 @@ use castnet_rnic::{QpOptions, QpRemote, QueueLimits};
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn};
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, GRACE};
 use crate::config::{CommPath, Fallback};
 use crate::control::{Answer, Control, Lease};
 use crate::driver::Driver;
@@ -60,6 +60,7 @@ impl From<CommError> for NoGroup {
 impl Communicator {
     /// Makes the way for collectives, in the network or between hosts, and says which it is.
     pub(crate) fn establish(&mut self) -> Result<(), CommError> {
+        self.let_it_be_known()?;
         self.tear_down();
         self.attempts += 1;
         if self.config.size == 1 {
@@ -76,7 +77,7 @@ impl Communicator {
                 Err(NoGroup::Refused { reason, .. }) => self.between_hosts(reason)?,
             }
         }
-        self.broken = false;
+        self.broken = self.stillborn.is_some();
         let (job, rank, size) = (&self.config.job, self.config.rank, self.config.size);
         match &self.path {
             CommPath::HostBased { .. } if size > 1 && self.config.fallback != Fallback::Only => {
@@ -84,6 +85,16 @@ impl Communicator {
             }
             _ => tracing::info!(job, rank, size, path = %self.path, "collectives"),
         }
+        Ok(())
+    }
+
+    /// Who joins again takes the group from those who have not heard yet why: so the switches' word for it goes first.
+    fn let_it_be_known(&mut self) -> Result<(), CommError> {
+        let start = Instant::now();
+        while self.lease.is_some() && self.lost_group().is_none() && start.elapsed() < 2 * GRACE {
+            self.idle()?;
+        }
+        self.lease = None;
         Ok(())
     }
 
@@ -185,6 +196,13 @@ impl Communicator {
         let state = self.await_group(&lease)?;
         self.names = state.members.iter().map(|m| m.host.clone()).collect();
         self.generation = Some(state.generation);
+        if state.phase() == api::CollectivePhase::Failed {
+            self.stillborn = Some(group_failure(&state));
+            self.lease = None;
+            let destroyed = self.rnic.destroy_qp(qpn);
+            tracing::debug!(?destroyed, %qpn, reason = state.reason, "failed before it was seen");
+            return Ok(());
+        }
         let settings = state.settings.unwrap_or_else(|| self.settings());
         let mcst_id: Ipv4Addr = state
             .mcst_id
@@ -254,6 +272,12 @@ impl Communicator {
                             switch: Some(state.failed_switch.clone()).filter(|s| !s.is_empty()),
                             reason: state.reason.clone(),
                         });
+                    }
+                    // Nobody's fault but of those who called: all were in, and this rank has only come to see it late.
+                    api::CollectivePhase::Failed
+                        if state.failed_rank.is_none() && state.failed_switch.is_empty() =>
+                    {
+                        return Ok(api::CollectiveState::clone(state));
                     }
                     api::CollectivePhase::Failed | api::CollectivePhase::Removing => {
                         return Err(NoGroup::Failed(group_failure(state)));
