@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
-use std::io::BufReader;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use castnet_e2e::process::PATIENCE;
+use castnet_proto::transport::{Address, Security, connect};
+use castnet_proto::v1;
+use castnet_proto::v1::agent_client::AgentClient;
 use castnet_wire::{Kind, NakCode, Parsed, Psn, RoceHeader, Syndrome, parse_frame};
-use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
-use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
-use pcap_file::pcapng::{Block, PcapNgReader};
+use tokio::runtime::Runtime;
 
 /// A frame that came in by a port of the switch, or went out by it.
 #[derive(Clone, Debug)]
@@ -22,16 +20,10 @@ pub struct Frame {
     pub port: String,
     /// Whether it came in from the host.
     pub from_host: bool,
-    /// Nanoseconds since the Unix epoch.
-    pub at_ns: u64,
     /// Bytes on the wire.
     pub length: usize,
-    /// What was kept of them.
-    pub bytes: Vec<u8>,
     /// Its RoCE headers, where it has them.
     pub roce: Option<RoceHeader>,
-    /// Why the switch dropped it.
-    pub dropped: Option<String>,
 }
 
 impl Frame {
@@ -83,120 +75,101 @@ impl fmt::Display for Frame {
 
 /// A capture under way.
 pub struct Capture {
-    child: Child,
-    file: PathBuf,
-    said: PathBuf,
+    arriving: Receiver<v1::CapturedFrame>,
+    ports: BTreeMap<u32, String>,
+    _runtime: Runtime,
 }
 
 impl Capture {
-    pub(crate) fn start(mut command: Command, file: PathBuf, folder: &Path) -> Result<Self> {
-        let said = folder.join("capture.log");
-        let start = Instant::now();
-        loop {
-            let _ = std::fs::remove_file(&file);
-            let log = File::create(&said)?;
-            let child = command
-                .stdin(Stdio::null())
-                .stdout(log.try_clone()?)
-                .stderr(log)
-                .spawn()?;
-            let (file, said) = (file.clone(), said.clone());
-            let mut capture = Self { child, file, said };
-            // The file is made when the switch has begun to copy.
-            while !capture.file.exists() && capture.child.try_wait()?.is_none() {
-                nix::poll::poll(&mut [], 10u8).ok();
-                if start.elapsed() > PATIENCE {
-                    bail!("no capture: {}", capture.said());
+    /// Copies the frames of the group `mcst_id`, `snap` bytes of each (0: all), from now on.
+    pub(crate) fn start(agent: &str, mcst_id: &str, snap: u32) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        let agent: Address = agent.parse()?;
+        let request = v1::CaptureRequest {
+            filter: Some(v1::FrameFilter {
+                mcst_id: Some(mcst_id.to_owned()),
+                ..v1::FrameFilter::default()
+            }),
+            snap_length: snap,
+            frames_max: 0,
+        };
+        let (ports, mut stream) = runtime.block_on(async {
+            let mut client = AgentClient::new(connect(&agent, &Security::default()).await?);
+            let ports = client
+                .list_ports(v1::ListPortsRequest {})
+                .await?
+                .into_inner()
+                .ports;
+            let ports: BTreeMap<u32, String> = ports.into_iter().map(|p| (p.port, p.name)).collect();
+            let start = Instant::now();
+            loop {
+                match client.capture(request.clone()).await {
+                    Ok(answer) => return anyhow::Ok((ports, answer.into_inner())),
+                    // A switch has one at a time, and may not know yet that the one before has ended.
+                    Err(status) if status.message().contains("another") && start.elapsed() < PATIENCE => {
+                        tokio::task::yield_now().await;
+                    }
+                    Err(status) => return Err(status.into()),
                 }
             }
-            if capture.file.exists() {
-                return Ok(capture);
+        })?;
+        let (tell, arriving) = channel();
+        runtime.spawn(async move {
+            while let Ok(Some(frame)) = stream.message().await {
+                if tell.send(frame).is_err() {
+                    return;
+                }
             }
-            // A switch has one at a time, and may not know yet that the one before has ended.
-            let words = capture.said();
-            if !words.contains("another live") || start.elapsed() > PATIENCE {
-                bail!("no capture: {words}");
-            }
-        }
+        });
+        Ok(Self {
+            arriving,
+            ports,
+            _runtime: runtime,
+        })
     }
 
-    fn said(&self) -> String {
-        std::fs::read_to_string(&self.said).unwrap_or_default()
-    }
-
-    /// Ends it, and gives the frames in the order in which they passed.
+    /// Ends it when it has `answers` ACKs and NAKs to the host `source`, and gives all frames so far in the order in which
+    /// they passed.
     ///
     /// # Errors
-    /// Frames passed too fast to be copied, or the file is none.
-    pub fn finish(mut self) -> Result<Vec<Frame>> {
-        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT)?;
-        self.child.wait()?;
-        let said = self.said();
-        let told: serde_json::Value = serde_json::from_str(&said).with_context(|| said.clone())?;
-        if told["lost"] != 0 {
-            bail!("the capture has gaps: {said}");
+    /// Frames passed too fast to be copied, or there are fewer answers.
+    pub fn finish(self, source: &str, answers: u64) -> Result<Vec<Frame>> {
+        let deadline = Instant::now() + PATIENCE;
+        let (mut frames, mut seen) = (Vec::new(), 0);
+        while seen < answers {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            let captured = self
+                .arriving
+                .recv_timeout(rest)
+                .with_context(|| format!("{seen} of {answers} answers to {source} were captured"))?;
+            ensure!(
+                captured.lost == 0,
+                "{} frames passed too fast to be copied",
+                captured.lost
+            );
+            let frame = self.frame(captured);
+            seen += u64::from(!frame.from_host && frame.port == source && frame.acknowledges().is_some());
+            frames.push(frame);
         }
-        read(&self.file)
+        Ok(frames)
     }
-}
 
-impl Drop for Capture {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The frames of a file that `castnet capture` wrote.
-///
-/// # Errors
-/// It is no such file.
-pub fn read(path: &Path) -> Result<Vec<Frame>> {
-    let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-    let mut reader = PcapNgReader::new(BufReader::new(file))?;
-    let (mut ports, mut frames) = (Vec::new(), Vec::new());
-    while let Some(block) = reader.next_block() {
-        match block? {
-            Block::InterfaceDescription(interface) => {
-                let name = interface.options.iter().find_map(|o| match o {
-                    InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
-                    _ => None,
-                });
-                ports.push(name.unwrap_or_default());
-            }
-            Block::EnhancedPacket(packet) => {
-                let (mut outbound, mut dropped) = (false, None);
-                for option in &packet.options {
-                    match option {
-                        EnhancedPacketOption::Flags(flags) => outbound = flags & 0b11 == 0b10,
-                        EnhancedPacketOption::Comment(text) => dropped = Some(text.to_string()),
-                        _ => {}
-                    }
-                }
-                let bytes = packet.data.into_owned();
-                let length = packet.original_len as usize;
-                let roce = match parse_frame(&bytes, length) {
-                    Ok(Parsed::Roce(header)) => Some(header),
-                    _ => None,
-                };
-                frames.push(Frame {
-                    port: ports
-                        .get(packet.interface_id as usize)
-                        .cloned()
-                        .unwrap_or_default(),
-                    from_host: !outbound,
-                    at_ns: packet.timestamp.as_nanos() as u64,
-                    length,
-                    bytes,
-                    roce,
-                    dropped,
-                });
-            }
-            _ => {}
+    fn frame(&self, captured: v1::CapturedFrame) -> Frame {
+        let length = captured.length as usize;
+        let roce = match parse_frame(&captured.bytes, length) {
+            Ok(Parsed::Roce(header)) => Some(header),
+            _ => None,
+        };
+        Frame {
+            port: self.ports.get(&captured.port).cloned().unwrap_or_default(),
+            from_host: captured.direction() == v1::Direction::In,
+            length,
+            roce,
         }
     }
-    Ok(frames)
 }
 
 /// Checks M1 and M2 on what passed: whatever went to the source acknowledges only what every receiver had acknowledged

@@ -41,6 +41,13 @@ pub struct Counts {
     pub rnr_naks_out: u64,
 }
 
+impl Counts {
+    /// ACKs and NAKs of all kinds to the source.
+    pub fn answers(&self) -> u64 {
+        self.acks_out + self.naks_out + self.rnr_naks_out
+    }
+}
+
 /// One member of a group whose QP is made: what `castnet group create --connection` is told.
 #[derive(Clone, Debug)]
 pub struct Member {
@@ -327,20 +334,17 @@ impl Fabric {
             .collect())
     }
 
-    /// Starts to copy the frames of a group, `snap` bytes of each (0: all).
+    /// Starts to copy the headers of a group's frames.
     ///
     /// # Errors
     /// The switch refuses.
-    pub fn capture(&self, group: &str, snap: u32) -> Result<Capture> {
-        let file = self.folder.path().join(format!("{group}.pcapng"));
-        let mut command = self.command(castnet());
-        command.args(["capture", "--group", group, "--snap", &snap.to_string()]);
-        command
-            .args(["--agent", &self.agent(), "--output", "json", "--out"])
-            .arg(&file);
-        Capture::start(command, file, self.folder.path())
+    pub fn capture(&self, group: &Group) -> Result<Capture> {
+        Capture::start(&self.agent(), &group.mcst_id, SNAP)
     }
 }
+
+/// Bytes of a frame that hold all headers.
+const SNAP: u32 = 128;
 
 /// After how long a path that does not acknowledge is reported; scheduling of many machines on few cores is no stall.
 const STALL_MS: &str = "4000";

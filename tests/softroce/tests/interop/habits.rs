@@ -18,8 +18,12 @@ const SCRIPT_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x55]);
 const SCRIPT_QPN: Qpn = Qpn::new(0x4321);
 /// How long rxe may take for a frame that it owes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long it must be silent after each step: it owes nothing. Scripts have time-outs that are much longer.
-const SILENCE: Duration = Duration::from_millis(150);
+/// How long it must be silent after a step, and after the last one: it owes nothing. Scripts have time-outs that are much
+/// longer. What comes later than that is found out by the next step.
+const SILENCE: Duration = Duration::from_millis(40);
+const LAST_SILENCE: Duration = Duration::from_millis(200);
+/// How often a script with timers is played before its fault counts: rxe's run in real time, and this machine may be busy.
+const PLAYS: usize = 3;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../host/endpoint/tests/data")
@@ -46,7 +50,18 @@ pub(crate) fn habits(scene: &mut Scene) -> Result<String> {
         }
         let text = std::fs::read_to_string(&path)?;
         let script = Script::parse(&text).map_err(|e| anyhow::anyhow!("{name}: {e}"))?;
-        let (frames, outcome) = play(scene, &script)?;
+        let plays = if script.steps.contains(&Step::Timer) {
+            PLAYS
+        } else {
+            1
+        };
+        let (mut frames, mut outcome) = play(scene, &script)?;
+        for _ in 1..plays {
+            if outcome.is_ok() {
+                break;
+            }
+            (frames, outcome) = play(scene, &script)?;
+        }
         if std::env::var_os("CASTNET_RECORD").is_some() {
             std::fs::write(path.with_extension("pcap"), script::write_pcap(&frames))?;
         }
@@ -121,6 +136,8 @@ fn play(scene: &mut Scene, script: &Script) -> Result<(Vec<Vec<u8>>, Result<()>)
         // A timer that ends in silence must be waited for all the same.
         let silence = if *step == Step::Timer && expected.is_empty() {
             2 * Duration::from_nanos(4096 << script.timeout)
+        } else if number + 1 == script.steps.len() {
+            LAST_SILENCE
         } else {
             SILENCE
         };

@@ -73,8 +73,12 @@ fn scenarios(mtu: u32) -> Vec<(String, Scenario)> {
         add("habits".into(), Box::new(habits::habits));
         mixed::scenarios(&mut add);
         files::scenarios(&mut add);
+        // One after the other where the same frames are lost, as each other way needs a switch of its own.
+        mixed::lossy_scenarios(&mut add);
         multicast::lossy_scenarios(&mut add);
         faults::scenarios(&mut add);
+    } else {
+        multicast::lossy_scenario(&mut add);
     }
     all
 }

@@ -5,7 +5,7 @@ use castnet_softroce_tests::capture::check_order;
 use castnet_softroce_tests::protocol::Op;
 
 use crate::Scenario;
-use crate::scene::{Manner, Message, Scene};
+use crate::scene::{BRISK, Manner, Message, Scene};
 
 /// Who is with whom, the source first.
 const GROUPS: [(&str, [&str; 4]); 2] = [
@@ -18,21 +18,46 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
         for op in Op::BOTH {
             add(
                 format!("{name}-{}", op.name()),
-                Box::new(move |scene| mixed(scene, name, &hosts, op)),
+                Box::new(move |scene| mixed(scene, name, &hosts, op, &[], Manner::default())),
             );
         }
     }
 }
 
-fn mixed(scene: &mut Scene, name: &str, hosts: &[&str], op: Op) -> Result<String> {
-    scene.fabric(&[])?;
-    let joined = scene.join(name, op, hosts, Manner::default())?;
-    let capture = scene.running()?.capture(&joined.group.name, 128)?;
+/// The same where frames are lost.
+pub(crate) fn lossy_scenarios(add: &mut impl FnMut(String, Scenario)) {
+    let brisk = Manner {
+        timeout: BRISK,
+        ..Manner::default()
+    };
+    for ((name, hosts), op) in GROUPS.into_iter().zip(Op::BOTH) {
+        add(
+            format!("{name}-loss-1"),
+            Box::new(move |scene| mixed(scene, name, &hosts, op, &["loss=1%,seed=11"], brisk)),
+        );
+    }
+}
+
+fn mixed(
+    scene: &mut Scene,
+    name: &str,
+    hosts: &[&str],
+    op: Op,
+    faults: &[&str],
+    manner: Manner<'_>,
+) -> Result<String> {
+    scene.fabric(faults)?;
+    let joined = scene.join(name, op, hosts, manner)?;
+    let capture = scene.running()?.capture(&joined.group)?;
     for length in [1, 1023, 1024, 1025, 64 << 10, 256 << 10] {
         scene.send(&joined, Message { op, length })?;
     }
-    check_order(&capture.finish()?, hosts[0], &hosts[1..])?;
     let counts = scene.running()?.counts(&joined.group.name)?;
+    check_order(
+        &capture.finish(hosts[0], counts.answers())?,
+        hosts[0],
+        &hosts[1..],
+    )?;
     scene.leave(&joined)?;
     Ok(format!(
         "{} to {}: {} data frames, {} again, ACKs in {} out {}",
