@@ -95,7 +95,7 @@ fn settings(packets: u32, lost: impl Strategy<Value = u64>) -> impl Strategy<Val
 }
 
 proptest! {
-    #![proptest_config(seed::config(60))]
+    #![proptest_config(seed::config(150))]
 
     #[test]
     fn all_end_with_each_contribution_once_without_loss(mut setting in settings(120, Just(0))) {
@@ -123,7 +123,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(seed::config(8))]
+    #![proptest_config(seed::config(20))]
 
     #[test]
     fn long_ones_too(mut setting in settings(300, 0u64..=20)) {
