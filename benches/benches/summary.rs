@@ -84,7 +84,8 @@ fn main() {
     let mut table = Table { met: true };
     // `cargo bench --bench summary -- sums` runs one part alone.
     let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
-    let parts: [(&str, fn(&mut Table)); 7] = [
+    type Part = fn(&mut Table);
+    let parts: [(&str, Part); 7] = [
         ("parse", parse),
         ("plain", plain),
         ("acks", acks),

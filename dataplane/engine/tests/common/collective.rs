@@ -556,7 +556,7 @@ impl Net {
         }
     }
 
-    fn from_rank(&mut self, rank: usize, frames: Vec<Vec<u8>>) {
+    fn leave_rank(&mut self, rank: usize, frames: Vec<Vec<u8>>) {
         frames
             .into_iter()
             .for_each(|frame| self.put(End::Rank(rank), frame));
@@ -598,7 +598,7 @@ impl Net {
                 End::Rank(rank) => {
                     let mut out = Vec::new();
                     self.ranks[rank].receive(now, &frame, &mut out);
-                    self.from_rank(rank, out);
+                    self.leave_rank(rank, out);
                 }
                 End::Port(switch, ingress) => {
                     let mut egress = PlainEgress::default();
@@ -627,7 +627,7 @@ impl Net {
                     host.timeout(now, &mut out);
                 }
             }
-            self.from_rank(rank, out);
+            self.leave_rank(rank, out);
         }
     }
 
