@@ -67,19 +67,28 @@ impl Shared {
         let Some(entry) = core.collective_by_mcst_id(mcst_id) else {
             return;
         };
-        if entry.record.phase != Phase::Active {
-            return;
-        }
-        let (rank, reason) = why(&entry.record);
-        tracing::warn!(
-            group = entry.record.name,
-            switch,
-            reason,
-            "collective group broke"
-        );
         let name = entry.record.name.clone();
+        let (rank, reason) = why(&entry.record);
         let ending = Ending::failed(&entry.record, rank, None, reason);
-        self.try_step_collective(&mut core, &name, Event::Broke, Some(ending));
+        match entry.record.phase {
+            Phase::Active => {
+                tracing::warn!(
+                    group = name,
+                    switch,
+                    reason = ending.reason,
+                    "collective group broke"
+                );
+                self.try_step_collective(&mut core, &name, Event::Broke, Some(ending));
+            }
+            // The ranks were faster than the switch's report: those that come to hear of it hear the cause.
+            Phase::Broken => self.try_change_collective(&mut core, &name, |r| {
+                let unexplained = |e: &Ending| e.generation == ending.generation && e.rank.is_none();
+                if r.ended.as_ref().is_some_and(unexplained) {
+                    r.ended = Some(ending);
+                }
+            }),
+            _ => {}
+        }
     }
 
     /// A switch reports ranks that a collective waits for.

@@ -177,7 +177,9 @@ impl Shared {
                     "{} joins again with a new connection",
                     record.rank_name(join.rank)
                 );
-                let ending = Ending::failed(record, Some(join.rank), None, reason);
+                // A rank that has heard of a failure before this controller is not at fault itself.
+                let at_fault = join.rejoin_of.is_none().then_some(join.rank);
+                let ending = Ending::failed(record, at_fault, None, reason);
                 self.step_collective(core, &join.job, Event::Broke, Some(ending))
             }
             _ => Ok(()),

@@ -1,0 +1,286 @@
+//! Collective groups over real switches with memory links, their agents and a controller, in this process; what
+//! operators see of them through the binary.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use assert_cmd::Command;
+use castnet_agent::Agent;
+use castnet_controller::{Config, Controller, SwitchConfig};
+use castnet_port::{MemEnd, MemLink, MemLinkConfig};
+use castnet_proto::transport::{Security, connect};
+use castnet_proto::v1;
+use castnet_proto::v1::CollectivePhase;
+use castnet_proto::v1::controller_client::ControllerClient;
+use castnet_topology::Topology;
+use castnet_wire::{MacAddr, PortId};
+use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
+use serde_json::Value;
+use tonic::transport::Channel;
+use tonic::{Code, Streaming};
+
+/// Longer than anything here takes; only a test that fails waits for it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Two leaves with two hosts each, one spine.
+struct Fabric {
+    topology: Topology,
+    controller: Controller,
+    client: ControllerClient<Channel>,
+    _switches: Vec<(Agent, Arc<Dataplane>)>,
+    _hosts: Vec<MemEnd>,
+}
+
+impl Fabric {
+    async fn new() -> Self {
+        let topology = Topology::leaf_spine(2, 1, 2).expect("a fabric");
+        let link = |a: &str, b: &str| MemLink::pair(&MemLinkConfig::between(a, b).mtu(1500));
+        let (mut leaves, mut hosts, mut spine) = (Vec::new(), Vec::new(), Vec::new());
+        for leaf in 0..2 {
+            let mut ends = Vec::new();
+            for host in 0..2 {
+                let (ours, theirs) = link(&format!("leaf{leaf}p{host}"), &format!("h{}", 2 * leaf + host));
+                ends.push(ours);
+                hosts.push(theirs);
+            }
+            let (ours, theirs) = link(&format!("leaf{leaf}p2"), &format!("spine0p{leaf}"));
+            ends.push(ours);
+            spine.push(theirs);
+            leaves.push((format!("leaf{leaf}"), ends));
+        }
+        leaves.push(("spine0".to_owned(), spine));
+        let (mut switches, mut configs) = (Vec::new(), Vec::new());
+        for (name, ends) in leaves {
+            let port = |(n, end): (usize, MemEnd)| {
+                let id = PortId::new(n as u8).expect("a port");
+                PortConfig::new(id, format!("{name}p{n}"), end)
+            };
+            let ports = ends.into_iter().enumerate().map(port).collect();
+            let config = DataplaneConfig::new(name.clone(), ports);
+            let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
+            let dataplane = Arc::new(start.await.expect("no panic").expect("a switch"));
+            let listen = "http://127.0.0.1:0".parse().expect("an address");
+            let agent = Agent::start(dataplane.clone(), &listen, &Security::default())
+                .await
+                .expect("an agent");
+            configs.push(SwitchConfig {
+                name,
+                agent: agent.address().clone(),
+            });
+            switches.push((agent, dataplane));
+        }
+        let mut config = Config::new(configs);
+        config.topology = Some(topology.clone());
+        let controller = Controller::start(config).await.expect("a controller");
+        let address = controller.address().expect("an address");
+        let channel = connect(address, &Security::default())
+            .await
+            .expect("a connection");
+        Self {
+            topology,
+            client: ControllerClient::new(channel),
+            controller,
+            _switches: switches,
+            _hosts: hosts,
+        }
+    }
+
+    fn rank(&self, job: &str, rank: u32, qpn: u32, settings: v1::CollectiveSettings) -> v1::InitGroupRequest {
+        let host = format!("h{rank}");
+        let known = self.topology.host(&host).expect("a host");
+        let connection = v1::Connection {
+            ip: known.ip.expect("an address").to_string(),
+            mac: MacAddr(known.mac.expect("an address")).to_string(),
+            qpn,
+            memory: None,
+        };
+        v1::InitGroupRequest {
+            job: job.into(),
+            rank,
+            size: 4,
+            host,
+            connection: Some(connection),
+            sq_psn: 100 * rank,
+            settings: Some(settings),
+            lease_ms: 600_000,
+            rejoin_of: None,
+        }
+    }
+
+    async fn ranks(
+        &self,
+        job: &str,
+        qpn: u32,
+        settings: v1::CollectiveSettings,
+    ) -> Vec<Streaming<v1::CollectiveState>> {
+        let mut ranks = Vec::new();
+        for rank in 0..4 {
+            let request = self.rank(job, rank, qpn, settings);
+            let stream = self.client.clone().init_group(request).await.expect("a rank");
+            ranks.push(stream.into_inner());
+        }
+        ranks
+    }
+
+    /// What the binary says, as JSON.
+    async fn castnet(&self, args: &[&str]) -> Value {
+        let out = self.run([args, &["--output", "json"]].concat()).await;
+        serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}"))
+    }
+
+    /// What the binary says.
+    async fn run(&self, args: Vec<&str>) -> String {
+        let mut command = Command::cargo_bin("castnet").expect("the binary");
+        let address = self.controller.address().expect("an address").to_string();
+        command
+            .env("CASTNET_CONTROLLER", address)
+            .env_remove("RUST_LOG")
+            .args(args);
+        let run = move || {
+            let done = command.assert().success();
+            String::from_utf8(done.get_output().stdout.clone()).expect("text")
+        };
+        tokio::task::spawn_blocking(run).await.expect("no panic")
+    }
+}
+
+async fn until(stream: &mut Streaming<v1::CollectiveState>, phase: CollectivePhase) -> v1::CollectiveState {
+    loop {
+        let next = tokio::time::timeout(PATIENCE, stream.message()).await;
+        let state = next.expect("in time").expect("a message").expect("more to come");
+        if state.phase() == phase {
+            return state;
+        }
+        assert_eq!(state.phase(), CollectivePhase::Waiting, "{state:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
+    let fabric = Fabric::new().await;
+    let settings = v1::CollectiveSettings {
+        window_packets: 32,
+        ..Default::default()
+    };
+    let mut ranks = fabric.ranks("job", 17, settings).await;
+    for rank in &mut ranks {
+        assert_eq!(until(rank, CollectivePhase::Active).await.slots, 64);
+    }
+
+    let listed = fabric.castnet(&["group", "list"]).await;
+    let line = &listed[0];
+    assert_eq!(
+        (line["group"].as_str(), line["kind"].as_str()),
+        (Some("job"), Some("collective"))
+    );
+    assert_eq!(
+        (line["joined"].as_u64(), line["phase"].as_str()),
+        (Some(4), Some("active"))
+    );
+    assert!(
+        line["memory_bytes"].as_u64().expect("bytes") > 3 * 64 * 1024,
+        "{line}"
+    );
+
+    let shown = fabric.castnet(&["group", "show", "job"]).await;
+    assert_eq!(shown["switches"].as_array().map(Vec::len), Some(3));
+    for part in shown["switches"].as_array().expect("switches") {
+        assert_eq!(part["installed"], true, "{part}");
+        assert_eq!(
+            (&part["progress"]["slots"], &part["progress"]["slots_used"]),
+            (&64.into(), &0.into())
+        );
+        assert_eq!(
+            part["progress"]["memory_bytes"], part["memory_bytes"],
+            "both count the same"
+        );
+    }
+    assert_eq!(shown["ranks"][3]["sq_psn"], 300);
+    let page = fabric.run(vec!["group", "show", "job"]).await;
+    for line in [
+        "├─ [leaf0] ",
+        "│  └─ rank 1: h1 (10.0.0.2)",
+        "   └─ rank 3: h3 (10.0.0.4)",
+    ] {
+        assert!(page.contains(line), "{line} in\n{page}");
+    }
+    let members = fabric.castnet(&["group", "members", "job"]).await;
+    assert_eq!(members[2]["phase"], "joined");
+
+    // Windows that no switch has room for: refused by name, and the first group does not notice.
+    let large = v1::CollectiveSettings {
+        window_packets: 16_384,
+        reproducible: Some(true),
+        ..Default::default()
+    };
+    // Their leases must not run out before the end.
+    let (mut kept, mut refused) = (Vec::new(), None);
+    for group in 0.. {
+        let mut ranks = fabric.ranks(&format!("large{group}"), 18 + group, large).await;
+        let first = loop {
+            let state = ranks[0]
+                .message()
+                .await
+                .expect("a message")
+                .expect("more to come");
+            if state.phase() != CollectivePhase::Waiting {
+                break state;
+            }
+        };
+        kept.push(ranks);
+        if first.phase() == CollectivePhase::Refused {
+            refused = Some(first);
+            break;
+        }
+    }
+    let state = refused.expect("a switch that is full");
+    assert!(state.reason.contains(" bytes for it, "), "{}", state.reason);
+    assert!(
+        ["leaf0", "leaf1", "spine0"].contains(&state.failed_switch.as_str()),
+        "{state:?}"
+    );
+    let listed = fabric.castnet(&["group", "list"]).await;
+    assert_eq!(listed[0]["phase"], "active");
+
+    let gone = fabric.castnet(&["group", "destroy", "job"]).await;
+    assert_eq!(gone["complete"], true);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
+    let fabric = Fabric::new().await;
+    let create = "group create g --collective --ranks h0,h1,h2,h3 --window 16 --message-packets 8 --reproducible \
+                  --loss-policy reflect --straggler-policy rnr";
+    let args: Vec<&str> = create.split_whitespace().collect();
+    let created = fabric.castnet(&args).await;
+    assert_eq!(
+        (&created["ranks"], &created["slots"], &created["phase"]),
+        (&4.into(), &32.into(), &"waiting".into())
+    );
+    let page = fabric.run(vec!["group", "show", "g"]).await;
+    for text in [
+        "Collective group g, waiting: waits for rank 0 (host h0)",
+        "16 packets in messages of 8; 32 slots per switch",
+        "in rank order (reproducible)",
+        "not placed: it is when all ranks have joined",
+    ] {
+        assert!(page.contains(text), "{text} in\n{page}");
+    }
+    let mut ranks = fabric.ranks("g", 17, v1::CollectiveSettings::default()).await;
+    for rank in &mut ranks {
+        let settings = until(rank, CollectivePhase::Active)
+            .await
+            .settings
+            .expect("settings");
+        assert_eq!(settings.loss_policy(), v1::CollectiveLossPolicy::Reflect);
+    }
+    let twice = fabric
+        .client
+        .clone()
+        .init_group(fabric.rank("g", 0, 99, Default::default()))
+        .await;
+    assert_eq!(twice.expect_err("taken").code(), Code::AlreadyExists);
+    let shown = fabric.castnet(&["group", "show", "g"]).await;
+    assert_eq!(shown["straggler_policy"], "rnr");
+    fabric.castnet(&["group", "destroy", "g"]).await;
+}

@@ -1,0 +1,139 @@
+//! Messages of collective groups: there and back, and refused with the field named.
+
+use castnet_rules::{
+    CollectiveEndpoint, CollectiveGroup, CollectiveHop, LossPolicy, RankEndpoint, StragglerPolicy,
+};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use proptest::prelude::*;
+use tonic::Status;
+
+use super::*;
+use crate::v1;
+
+fn port_id(n: u8) -> PortId {
+    PortId::new(n).unwrap()
+}
+
+prop_compose! {
+    fn group()(
+        ranks in 1u8..8, others in proptest::option::of(1u16..8), generation in any::<u64>(),
+        (psn_start, sq_psn, rq_psn) in (0..1u32 << 24, 0..1u32 << 24, 0..1u32 << 24),
+        power in 4u32..16, reproducible in any::<bool>(), reflect in any::<bool>(),
+        straggler in 0usize..3, is_child in any::<bool>(), (ack_timeout_us, stall_timeout_ms) in (4u32.., 1u32..),
+    ) -> CollectiveGroup {
+        let mac = |n| MacAddr([2, 0, 0, 0, 0, n]);
+        // At least two endpoints: another rank where there is no switch.
+        let ranks = if others.is_none() { ranks.max(2) } else { ranks };
+        let mut endpoints: Vec<CollectiveEndpoint> = (0..ranks).map(|n| CollectiveEndpoint {
+            port: port_id(n),
+            next_hop: CollectiveHop::Rank(RankEndpoint {
+                rank: n.into(), name: format!("h{n}"), ip: [10, 0, 0, n + 1].into(), qpn: Qpn::new(17), mac: mac(n),
+                sq_psn: Psn::new(sq_psn), rq_psn: Psn::new(rq_psn),
+            }),
+        }).collect();
+        let switch = others.map(|others| CollectiveEndpoint {
+            port: port_id(63),
+            next_hop: CollectiveHop::Switch {
+                name: "up".into(), mac: mac(99), ranks: (0..others).map(|r| u16::from(ranks) + r).collect(),
+            },
+        });
+        let parent = switch.as_ref().map(|s| s.port).filter(|_| is_child);
+        endpoints.extend(switch);
+        CollectiveGroup {
+            name: "job".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu: Pmtu::B2048,
+            psn_start: Psn::new(psn_start), slots: 1 << power, message_packets: 8, reproducible,
+            loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
+            straggler_policy: StragglerPolicy::ALL[straggler], ack_timeout_us, stall_timeout_ms, parent, endpoints,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn rules_go_there_and_back(group in group()) {
+        prop_assert_eq!(collective_from_proto("rule", &collective_to_proto(&group)), Ok(group));
+    }
+
+    /// Whatever a number is set to, a rule is accepted as the checker accepts it, or refused below its field.
+    #[test]
+    fn no_rule_panics(group in group(), which in 0usize..9, value in any::<u32>()) {
+        let mut message = collective_to_proto(&group);
+        match which {
+            0 => message.pmtu = value,
+            1 => message.psn_start = value,
+            2 => message.slots = value,
+            3 => message.message_packets = value,
+            4 => message.loss_policy = value as i32,
+            5 => message.straggler_policy = value as i32,
+            6 => message.parent = Some(value),
+            7 => message.endpoints[0].port = value,
+            _ => message.endpoints[0].next_hop = None,
+        }
+        match collective_from_proto("rule", &message) {
+            Ok(group) => prop_assert_eq!(group.check(64), vec![]),
+            Err(invalid) => {
+                prop_assert!(invalid.faults().iter().all(|f| f.field.starts_with("rule.")), "{invalid}");
+            }
+        }
+    }
+}
+
+fn joining() -> v1::InitGroupRequest {
+    v1::InitGroupRequest {
+        job: "job".into(),
+        rank: 1,
+        size: 4,
+        host: "h1".into(),
+        connection: Some(v1::Connection {
+            ip: "10.0.0.2".into(),
+            mac: "02:00:00:00:00:02".into(),
+            qpn: 17,
+            memory: None,
+        }),
+        sq_psn: 5,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn what_is_left_open_stays_open_and_the_lease_has_a_default() {
+    let join = rank_join_from_proto(&joining()).unwrap();
+    assert_eq!(join.settings, GivenSettings::default());
+    assert_eq!(join.lease.as_millis(), u128::from(DEFAULT_LEASE_MS));
+    assert_eq!((join.rank, join.size, join.endpoint.name.as_str()), (1, 4, "h1"));
+}
+
+#[test]
+fn each_bad_join_names_its_field() {
+    type Spoil = fn(&mut v1::InitGroupRequest);
+    let cases: [(&str, Spoil); 10] = [
+        ("job", |m| m.job = "no blanks".into()),
+        ("rank", |m| m.rank = 4),
+        ("size", |m| m.size = 0),
+        ("host", |m| m.host.clear()),
+        ("connection", |m| m.connection = None),
+        ("connection.mac", |m| {
+            m.connection.as_mut().unwrap().mac = "ff:ff:ff:ff:ff:ff".into()
+        }),
+        ("sq_psn", |m| m.sq_psn = u32::MAX),
+        ("lease_ms", |m| m.lease_ms = WAIT_MS_MAX + 1),
+        ("settings.window_packets", |m| {
+            m.settings = Some(v1::CollectiveSettings {
+                window_packets: WINDOW_PACKETS_MAX + 1,
+                ..Default::default()
+            });
+        }),
+        ("settings.loss_policy", |m| {
+            m.settings = Some(v1::CollectiveSettings {
+                loss_policy: 9,
+                ..Default::default()
+            });
+        }),
+    ];
+    for (field, spoil) in cases {
+        let mut message = joining();
+        spoil(&mut message);
+        let status = Status::from(rank_join_from_proto(&message).unwrap_err());
+        assert_eq!(violations(&status)[0].field, field, "{}", status.message());
+    }
+}
