@@ -11,9 +11,15 @@ use anyhow::{Context, Result, bail};
 /// How long any one step may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+static BINARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on `path` is the binary under test, unless one has been asked for before.
+pub fn use_binary(path: PathBuf) {
+    let _ = BINARY.set(path);
+}
+
 /// The binary under test: what CASTNET_BINARY names, or else built once from this workspace.
 pub fn castnet() -> &'static Path {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("CASTNET_BINARY") {
             return path.into();

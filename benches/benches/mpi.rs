@@ -1,0 +1,276 @@
+//! Collectives of four ranks in network namespaces, beside Open MPI over TCP between the same namespaces, in one run.
+//!
+//! `cargo bench -p castnet-benches --bench mpi`; `-- --offload` leaves segmentation offload on. Needs root, `ip`, `ethtool`,
+//! `mpicc` and `mpirun` (Debian: iproute2, ethtool, openmpi-bin, libopenmpi-dev). Times are means over calls and ranks; each
+//! side is measured in turns, and the best turn of each counts.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use castnet_e2e::lab::{Lab, STAR};
+use castnet_e2e::net::{self, Namespace};
+use serde_json::Value;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Hosts, and ranks.
+const HOSTS: [&str; 4] = ["h1", "h2", "h3", "h4"];
+/// MTU of all interfaces; frames of both sides are that long where no segmentation is offloaded.
+const MTU: u32 = 4200;
+/// How often each side has its turn.
+const TURNS: usize = 3;
+const SIZES: [(u64, u32); 6] = [
+    (4 << 10, 400),
+    (16 << 10, 200),
+    (64 << 10, 100),
+    (256 << 10, 40),
+    (1 << 20, 20),
+    (4 << 20, 8),
+];
+
+/// Primitive and bytes to microseconds.
+type Times = BTreeMap<(&'static str, u64), f64>;
+
+const PRIMITIVES: [&str; 3] = ["allreduce", "broadcast", "barrier"];
+
+fn main() -> Result<()> {
+    let offload = std::env::args().any(|a| a == "--offload");
+    if let Some(why) = missing() {
+        eprintln!("SKIPPED: collectives beside Open MPI: {why}");
+        return Ok(());
+    }
+    castnet_e2e::process::use_binary(build()?);
+    let lab = Lab::start(STAR, &[])?;
+    let bridge = Bridge::new(&lab, offload)?;
+    let (mut ours, mut theirs) = (Times::new(), Times::new());
+    for turn in 0..TURNS {
+        for primitive in PRIMITIVES {
+            eprintln!("turn {} of {TURNS}: {primitive}", turn + 1);
+            keep_best(&mut ours, castnet(&lab, primitive, turn)?);
+            keep_best(&mut theirs, bridge.mpi(primitive)?);
+        }
+    }
+    print(&ours, &theirs, offload);
+    Ok(())
+}
+
+fn keep_best(best: &mut Times, new: Times) {
+    for (key, us) in new {
+        let entry = best.entry(key).or_insert(us);
+        *entry = entry.min(us);
+    }
+}
+
+fn print(ours: &Times, theirs: &Times, offload: bool) {
+    let state = if offload { "on" } else { "off" };
+    println!(
+        "4 ranks, f32, MTU {MTU}, segmentation offload {state}; microseconds per call, best of {TURNS} turns"
+    );
+    println!(
+        "{:<10} {:>9} {:>12} {:>12} {:>7} {:>14}",
+        "", "bytes", "castnet", "Open MPI", "ratio", "castnet MB/s"
+    );
+    for primitive in PRIMITIVES {
+        for ((name, bytes), us) in ours.iter().filter(|((name, _), _)| *name == primitive) {
+            let Some(mpi) = theirs.get(&(*name, *bytes)) else {
+                continue;
+            };
+            let rate = *bytes as f64 / us;
+            println!(
+                "{name:<10} {bytes:>9} {us:>12.1} {mpi:>12.1} {:>7.2} {rate:>14.0}",
+                mpi / us
+            );
+        }
+    }
+}
+
+fn missing() -> Option<String> {
+    for (program, package) in [
+        ("mpicc", "libopenmpi-dev"),
+        ("mpirun", "openmpi-bin"),
+        ("ethtool", "ethtool"),
+    ] {
+        if Command::new(program)
+            .arg("--version")
+            .stdout(Stdio::null())
+            .status()
+            .is_err()
+        {
+            return Some(format!("needs {program} (package {package})"));
+        }
+    }
+    net::missing()
+}
+
+/// The binary, in release.
+fn build() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let out = Command::new(cargo)
+        .args([
+            "build",
+            "--release",
+            "--package",
+            "castnet",
+            "--message-format",
+            "json",
+        ])
+        .stderr(Stdio::inherit())
+        .output()?;
+    String::from_utf8_lossy(&out.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .find(|path| path.file_name().is_some_and(|name| name == "castnet"))
+        .ok_or_else(|| "castnet does not build".into())
+}
+
+/// One turn of ours: every rank a process of its own.
+fn castnet(lab: &Lab, primitive: &'static str, turn: usize) -> Result<Times> {
+    let mut times = Times::new();
+    let sizes: &[(u64, u32)] = if primitive == "barrier" {
+        &[(0, 400)]
+    } else {
+        &SIZES
+    };
+    for (bytes, iterations) in sizes {
+        let job = format!("{primitive}-{bytes}-{turn}");
+        let ranks: Vec<_> = (0..HOSTS.len())
+            .map(|rank| {
+                let host = HOSTS[rank];
+                let mut command = lab.host(host)?.command(castnet_e2e::process::castnet());
+                command.args(["host", primitive, "--name", host, "--job", &job, "--size", "4"]);
+                command.args(["--rank", &rank.to_string(), "--interface", "eth0"]);
+                command.args(["--ip", &format!("{}/24", Lab::ip(host))]);
+                command.args(["--controller", &lab.socket("controller")]);
+                command.args(["--pmtu", "4096", "--fallback", "forbidden"]);
+                command.args(["--iters", &iterations.to_string()]);
+                command.args(["--warmup", &(iterations / 10 + 2).to_string()]);
+                if primitive != "barrier" {
+                    command.args(["--type", "f32", "--bytes", &bytes.to_string(), "--verify"]);
+                }
+                command.args(["--output", "json"]);
+                let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+                Ok(child)
+            })
+            .collect::<Result<_>>()?;
+        for (rank, child) in ranks.into_iter().enumerate() {
+            let out = child.wait_with_output()?;
+            if !out.status.success() {
+                return Err(format!("{job}, rank {rank}: {}", String::from_utf8_lossy(&out.stderr)).into());
+            }
+            for row in serde_json::Deserializer::from_slice(&out.stdout).into_iter::<Value>() {
+                if let Some(us) = row?["time_avg_us"].as_f64() {
+                    times.insert((primitive, *bytes), us);
+                }
+            }
+        }
+    }
+    Ok(times)
+}
+
+/// A second interface at each host, all on a kernel bridge: the network of Open MPI.
+struct Bridge<'a> {
+    lab: &'a Lab,
+    _switch: Namespace,
+    folder: PathBuf,
+}
+
+impl<'a> Bridge<'a> {
+    fn new(lab: &'a Lab, offload: bool) -> Result<Self> {
+        let switch = Namespace::new("bridge")?;
+        let name = switch.name();
+        net::ip(&format!("-n {name} link add br0 type bridge"))?;
+        net::ip(&format!("-n {name} link set br0 mtu {MTU} up"))?;
+        for (index, host) in HOSTS.into_iter().enumerate() {
+            let namespace = lab.host(host)?;
+            net::veth(&switch, host, namespace, "eth1", MTU)?;
+            net::ip(&format!("-n {name} link set {host} master br0"))?;
+            let address = format!("10.1.0.{}/24", index + 1);
+            net::ip(&format!("-n {} addr add {address} dev eth1", namespace.name()))?;
+            if !offload {
+                for (at, interface) in [(&switch, host), (namespace, "eth1")] {
+                    let flags = ["-K", interface, "tso", "off", "gso", "off", "gro", "off"];
+                    at.command("ethtool").args(flags).stderr(Stdio::null()).status()?;
+                }
+            }
+        }
+        let bridge = Self {
+            lab,
+            _switch: switch,
+            folder: lab.folder().to_path_buf(),
+        };
+        bridge.prepare()?;
+        Ok(bridge)
+    }
+
+    /// The program, and what mpirun calls in the place of ssh.
+    fn prepare(&self) -> Result<()> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi/collectives.c");
+        let compiled = Command::new("mpicc")
+            .args(["-O2", "-o"])
+            .args([self.program(), source])
+            .status()?;
+        if !compiled.success() {
+            return Err("mpicc failed".into());
+        }
+        let mut agent = String::from("#!/bin/sh\nhost=$1; shift\ncase $host in\n");
+        for (index, host) in HOSTS.into_iter().enumerate() {
+            let namespace = self.lab.host(host)?.name();
+            agent.push_str(&format!("10.1.0.{}) namespace={namespace};;\n", index + 1));
+        }
+        agent.push_str(
+            "esac\nexec ip netns exec $namespace unshare --uts sh -c \"hostname node-${host##*.}; $*\"\n",
+        );
+        std::fs::write(self.agent(), agent)?;
+        Command::new("chmod").arg("+x").arg(self.agent()).status()?;
+        Ok(())
+    }
+
+    fn program(&self) -> PathBuf {
+        self.folder.join("collectives")
+    }
+
+    fn agent(&self) -> PathBuf {
+        self.folder.join("mpi-agent")
+    }
+
+    /// One turn of Open MPI.
+    fn mpi(&self, primitive: &'static str) -> Result<Times> {
+        let mut line = String::from("hostname node-1; exec mpirun --allow-run-as-root -np 4");
+        line.push_str(" --host 10.1.0.1,10.1.0.2,10.1.0.3,10.1.0.4 --mca btl tcp,self --mca pml ob1");
+        line.push_str(
+            " --mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 --mca mpi_yield_when_idle 1",
+        );
+        line.push_str(&format!(
+            " --mca plm_rsh_agent {} {} {primitive}",
+            self.agent().display(),
+            self.program().display()
+        ));
+        let sizes: &[(u64, u32)] = if primitive == "barrier" {
+            &[(0, 400)]
+        } else {
+            &SIZES
+        };
+        for (bytes, iterations) in sizes {
+            line.push_str(&format!(" {bytes} {iterations}"));
+        }
+        let out = self
+            .lab
+            .host(HOSTS[0])?
+            .command("unshare")
+            .args(["--uts", "sh", "-c", &line])
+            .output()?;
+        if !out.status.success() {
+            return Err(format!("mpirun: {}", String::from_utf8_lossy(&out.stderr)).into());
+        }
+        let mut times = Times::new();
+        for row in serde_json::Deserializer::from_slice(&out.stdout).into_iter::<Value>() {
+            let row = row?;
+            if let (Some(bytes), Some(us)) = (row["bytes"].as_u64(), row["us"].as_f64()) {
+                times.insert((primitive, bytes), us);
+            }
+        }
+        Ok(times)
+    }
+}
