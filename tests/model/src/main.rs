@@ -32,6 +32,12 @@ fn main() -> ExitCode {
         unique += outcome.unique;
         sound &= outcome.is_sound();
     }
+    if !in_network.is_empty() {
+        for (primitive, states, unique) in collectives::EPIC_TABLE_8 {
+            let name = format!("{primitive}: EPIC's table 8, Mode-II, for comparison");
+            println!("{name:58} {states:>11} states {unique:>10} unique");
+        }
+    }
     let took = Duration::as_secs_f64(&began.elapsed());
     println!("all: {states} states, {unique} unique, {took:.1} s on {threads} threads");
     if sound {

@@ -19,7 +19,7 @@ use std::hash::{Hash, Hasher};
 
 pub use message::Content;
 pub use nodes::Spoil;
-pub use runs::{FULL, REFLECT, REPAIR, Run, STRAGGLERS, spoiled};
+pub use runs::{EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, spoiled};
 
 /// Ranks.
 pub const RANKS: usize = 4;

@@ -86,8 +86,37 @@ pub const STRAGGLERS: &[Run] = &[
     ),
 ];
 
+const fn duplicate_and_late(config: Config) -> Config {
+    Config {
+        duplicates: 1,
+        delays: 1,
+        packets: 2,
+        ..config
+    }
+}
+
+/// What EPIC's table 8 says of the same tree, packets and bounds, for its Mode-II in TLA+: primitive, states, distinct
+/// states. Its switches neither bridge PSNs nor aggregate control messages nor repair.
+pub const EPIC_TABLE_8: &[(&str, u64, u64)] = &[
+    ("AllReduce", 3_981_257, 901_703),
+    ("Reduce", 52_105, 14_136),
+    ("Broadcast", 1_763_880, 320_128),
+];
+
 /// What the tests leave out for its size.
 pub const FULL: &[Run] = &[
+    run(
+        "AllReduce, repair: duplicate, late message",
+        duplicate_and_late(all_reduce(Repair)),
+    ),
+    run(
+        "Broadcast, repair: duplicate, late message",
+        duplicate_and_late(broadcast(Repair)),
+    ),
+    run(
+        "Reduce, reflect: duplicate, late message",
+        duplicate_and_late(reduce(Reflect)),
+    ),
     run(
         "Reduce, repair: late message",
         Config {
