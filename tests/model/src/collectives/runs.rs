@@ -128,6 +128,8 @@ pub const FULL: &[Run] = &[
         "AllReduce, repair: late rank, loss, no keep-alive",
         Config {
             late_rank: Some(0),
+            // Some pass before it comes.
+            ticks: 4,
             straggler: StragglerPolicy::None,
             losses: 1,
             packets: 2,
