@@ -3,6 +3,9 @@
 //! `cargo bench -p castnet-benches --bench mpi`; `-- --offload` leaves segmentation offload on. Needs root, `ip`, `ethtool`,
 //! `mpicc` and `mpirun` (Debian: iproute2, ethtool, openmpi-bin, libopenmpi-dev). Times are means over calls and ranks; each
 //! side is measured in turns, and the best turn of each counts.
+//!
+//! For quick rounds: `--only allreduce,barrier`, `--sizes 4096,65536`, `--turns 1`, `--iters 10` (times as many iterations), `--alone`
+//! (Castnet without Open MPI), `--flags "--spin 1ms"` (further flags of the ranks' commands).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,8 +37,76 @@ type Times = BTreeMap<(&'static str, u64), f64>;
 
 const PRIMITIVES: [&str; 3] = ["allreduce", "broadcast", "barrier"];
 
+/// What the command line asks for.
+struct Options {
+    offload: bool,
+    alone: bool,
+    primitives: Vec<&'static str>,
+    sizes: Vec<(u64, u32)>,
+    turns: usize,
+    iterations: u32,
+    flags: Vec<String>,
+}
+
+impl Options {
+    fn parse() -> Result<Self> {
+        let mut options = Self {
+            offload: false,
+            alone: false,
+            primitives: PRIMITIVES.to_vec(),
+            sizes: SIZES.to_vec(),
+            turns: TURNS,
+            iterations: 1,
+            flags: Vec::new(),
+        };
+        let mut args = std::env::args().skip(1);
+        while let Some(flag) = args.next() {
+            let mut value = || args.next().ok_or_else(|| format!("{flag} needs a value"));
+            match flag.as_str() {
+                "--offload" => options.offload = true,
+                "--alone" => options.alone = true,
+                "--only" => {
+                    let only = value()?;
+                    options
+                        .primitives
+                        .retain(|p| only.split(',').any(|name| name == *p));
+                }
+                "--sizes" => {
+                    let wanted = value()?;
+                    let wanted = wanted
+                        .split(',')
+                        .map(str::parse)
+                        .collect::<std::result::Result<Vec<u64>, _>>()?;
+                    options.sizes.retain(|(bytes, _)| wanted.contains(bytes));
+                }
+                "--turns" => options.turns = value()?.parse()?,
+                "--iters" => options.iterations = value()?.parse()?,
+                "--flags" => options.flags = value()?.split_whitespace().map(String::from).collect(),
+                // Of cargo.
+                "--bench" => {}
+                _ => return Err(format!("unknown flag {flag}").into()),
+            }
+        }
+        Ok(options)
+    }
+
+    /// Sizes and iterations of a primitive.
+    fn sizes(&self, primitive: &str) -> Vec<(u64, u32)> {
+        let sizes = if primitive == "barrier" {
+            &[(0, 400)]
+        } else {
+            &self.sizes[..]
+        };
+        sizes
+            .iter()
+            .map(|&(bytes, n)| (bytes, n * self.iterations))
+            .collect()
+    }
+}
+
 fn main() -> Result<()> {
-    let offload = std::env::args().any(|a| a == "--offload");
+    let options = Options::parse()?;
+    let (offload, turns) = (options.offload, options.turns);
     if let Some(why) = missing() {
         eprintln!("SKIPPED: collectives beside Open MPI: {why}");
         return Ok(());
@@ -44,14 +115,16 @@ fn main() -> Result<()> {
     let lab = Lab::start(STAR, &[])?;
     let bridge = Bridge::new(&lab, offload)?;
     let (mut ours, mut theirs) = (Times::new(), Times::new());
-    for turn in 0..TURNS {
-        for primitive in PRIMITIVES {
-            eprintln!("turn {} of {TURNS}: {primitive}", turn + 1);
-            keep_best(&mut ours, castnet(&lab, primitive, turn)?);
-            keep_best(&mut theirs, bridge.mpi(primitive)?);
+    for turn in 0..turns {
+        for &primitive in &options.primitives {
+            eprintln!("turn {} of {turns}: {primitive}", turn + 1);
+            keep_best(&mut ours, castnet(&lab, primitive, turn, &options)?);
+            if !options.alone {
+                keep_best(&mut theirs, bridge.mpi(primitive, &options)?);
+            }
         }
     }
-    print(&ours, &theirs, offload);
+    print(&ours, &theirs, &options);
     Ok(())
 }
 
@@ -62,10 +135,11 @@ fn keep_best(best: &mut Times, new: Times) {
     }
 }
 
-fn print(ours: &Times, theirs: &Times, offload: bool) {
-    let state = if offload { "on" } else { "off" };
+fn print(ours: &Times, theirs: &Times, options: &Options) {
+    let state = if options.offload { "on" } else { "off" };
     println!(
-        "4 ranks, f32, MTU {MTU}, segmentation offload {state}; microseconds per call, best of {TURNS} turns"
+        "4 ranks, f32, MTU {MTU}, segmentation offload {state}; microseconds per call, best of {} turns",
+        options.turns
     );
     println!(
         "{:<10} {:>9} {:>12} {:>12} {:>7} {:>14}",
@@ -73,9 +147,7 @@ fn print(ours: &Times, theirs: &Times, offload: bool) {
     );
     for primitive in PRIMITIVES {
         for ((name, bytes), us) in ours.iter().filter(|((name, _), _)| *name == primitive) {
-            let Some(mpi) = theirs.get(&(*name, *bytes)) else {
-                continue;
-            };
+            let mpi = theirs.get(&(*name, *bytes)).copied().unwrap_or(f64::NAN);
             let rate = *bytes as f64 / us;
             println!(
                 "{name:<10} {bytes:>9} {us:>12.1} {mpi:>12.1} {:>7.2} {rate:>14.0}",
@@ -126,14 +198,9 @@ fn build() -> Result<PathBuf> {
 }
 
 /// One turn of ours: every rank a process of its own.
-fn castnet(lab: &Lab, primitive: &'static str, turn: usize) -> Result<Times> {
+fn castnet(lab: &Lab, primitive: &'static str, turn: usize, options: &Options) -> Result<Times> {
     let mut times = Times::new();
-    let sizes: &[(u64, u32)] = if primitive == "barrier" {
-        &[(0, 400)]
-    } else {
-        &SIZES
-    };
-    for (bytes, iterations) in sizes {
+    for (bytes, iterations) in options.sizes(primitive) {
         let job = format!("{primitive}-{bytes}-{turn}");
         let ranks: Vec<_> = (0..HOSTS.len())
             .map(|rank| {
@@ -149,7 +216,7 @@ fn castnet(lab: &Lab, primitive: &'static str, turn: usize) -> Result<Times> {
                 if primitive != "barrier" {
                     command.args(["--type", "f32", "--bytes", &bytes.to_string(), "--verify"]);
                 }
-                command.args(["--output", "json"]);
+                command.args(["--output", "json"]).args(&options.flags);
                 let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
                 Ok(child)
             })
@@ -161,7 +228,7 @@ fn castnet(lab: &Lab, primitive: &'static str, turn: usize) -> Result<Times> {
             }
             for row in serde_json::Deserializer::from_slice(&out.stdout).into_iter::<Value>() {
                 if let Some(us) = row?["time_avg_us"].as_f64() {
-                    times.insert((primitive, *bytes), us);
+                    times.insert((primitive, bytes), us);
                 }
             }
         }
@@ -236,7 +303,7 @@ impl<'a> Bridge<'a> {
     }
 
     /// One turn of Open MPI.
-    fn mpi(&self, primitive: &'static str) -> Result<Times> {
+    fn mpi(&self, primitive: &'static str, options: &Options) -> Result<Times> {
         let mut line = String::from("hostname node-1; exec mpirun --allow-run-as-root -np 4");
         line.push_str(" --host 10.1.0.1,10.1.0.2,10.1.0.3,10.1.0.4 --mca btl tcp,self --mca pml ob1");
         line.push_str(
@@ -247,12 +314,7 @@ impl<'a> Bridge<'a> {
             self.agent().display(),
             self.program().display()
         ));
-        let sizes: &[(u64, u32)] = if primitive == "barrier" {
-            &[(0, 400)]
-        } else {
-            &SIZES
-        };
-        for (bytes, iterations) in sizes {
+        for (bytes, iterations) in options.sizes(primitive) {
             line.push_str(&format!(" {bytes} {iterations}"));
         }
         let out = self
