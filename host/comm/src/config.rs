@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use castnet_proto::transport::{Address, Security};
 use castnet_rules::{LossPolicy, StragglerPolicy};
-use castnet_wire::Pmtu;
+use castnet_wire::{Pmtu, Psn};
 
 use crate::error::CommError;
 
@@ -65,7 +65,8 @@ impl Default for Timeouts {
     }
 }
 
-/// What a communicator is made with. All but `rank`, `host`, `timeouts`, `progress` and `interrupt` must be the same at all ranks.
+/// What a communicator is made with. All but `rank`, `host`, `first_psn`, `timeouts`, `progress` and `interrupt` must be the
+/// same at all ranks.
 #[derive(Clone, Debug)]
 pub struct CommConfig {
     /// Where the controller listens.
@@ -98,6 +99,8 @@ pub struct CommConfig {
     pub qp_timeout: u8,
     /// Retries of the queue pair without progress; 7 for ever, where the device reads it so.
     pub retry_cnt: u8,
+    /// PSN of the first packet that this rank sends to its group. `None`: drawn at random, so that nothing old is taken for new.
+    pub first_psn: Option<Psn>,
     /// How long things may take.
     pub timeouts: Timeouts,
     /// How this rank waits.
@@ -134,6 +137,7 @@ impl CommConfig {
             straggler: StragglerPolicy::default(),
             qp_timeout: 14,
             retry_cnt: 7,
+            first_psn: None,
             timeouts: Timeouts::default(),
             progress: Progress::default(),
             fallback: Fallback::default(),

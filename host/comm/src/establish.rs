@@ -172,7 +172,8 @@ impl Communicator {
     }
 
     fn join_with(&mut self, qpn: Qpn, limits: QueueLimits) -> Result<(), NoGroup> {
-        let (device, sq_psn) = (self.rnic.attributes(), random_psn());
+        let sq_psn = self.config.first_psn.unwrap_or_else(random_psn);
+        let device = self.rnic.attributes();
         let lease_ms = self.config.timeouts.lease.as_millis().min(600_000) as u32;
         let request = api::InitGroupRequest {
             job: self.config.job.clone(),

@@ -10,6 +10,7 @@ pub mod events;
 pub mod fabric;
 pub mod peer;
 pub mod protocol;
+pub mod ranks;
 pub mod raw;
 
 pub use fabric::{Counts, Fabric};

@@ -4,6 +4,7 @@
 //! line how it went, all failures are told at the end. A word on the command line picks the scenarios whose names
 //! hold it: `cargo test -p castnet-softroce-tests -- loss`.
 
+mod collectives;
 mod faults;
 mod files;
 mod habits;
@@ -72,10 +73,12 @@ fn scenarios(mtu: u32) -> Vec<(String, Scenario)> {
     if mtu == 1500 {
         add("habits".into(), Box::new(habits::habits));
         mixed::scenarios(&mut add);
+        collectives::scenarios(&mut add);
         files::scenarios(&mut add);
         // One after the other where the same frames are lost, as each other way needs a switch of its own.
         mixed::lossy_scenarios(&mut add);
         multicast::lossy_scenarios(&mut add);
+        collectives::lossy_scenarios(&mut add);
         faults::scenarios(&mut add);
     } else {
         multicast::lossy_scenario(&mut add);
