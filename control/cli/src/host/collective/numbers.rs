@@ -110,10 +110,20 @@ mod tests {
                 }
             }
         }
-        let saturated: i8 = (0..999)
-            .map(|i| reduced(Operation::Sum, 32, i, true))
-            .max()
-            .expect("some");
-        assert_eq!(saturated, 127);
+    }
+
+    /// Contributions are spread evenly, so that sums of few ranks stay near their mean: only many ranks leave a byte's range.
+    #[test]
+    fn sums_beyond_a_bytes_range_are_clamped_where_they_saturate() {
+        let mut beyond = 0;
+        for size in [2, 32, 33, 250, 300] {
+            for index in 0..500 {
+                let exact: i64 = reduced(Operation::Sum, size, index, false);
+                let clamped: i8 = reduced(Operation::Sum, size, index, true);
+                assert_eq!(i64::from(clamped), exact.min(127), "{size} {index}");
+                beyond += u32::from(exact > 127);
+            }
+        }
+        assert!(beyond > 0, "no sum was large enough to be clamped");
     }
 }
