@@ -591,8 +591,11 @@ impl Communicator {
                     let left = self.config.timeouts.collective - after;
                     self.rnic.wait(NAP.min(left))?;
                 }
-            } else {
+            } else if self.config.progress == Progress::Spin {
                 std::hint::spin_loop();
+            } else {
+                // Whom this rank waits for may want this very core.
+                std::thread::yield_now();
             }
         }
     }
