@@ -2,6 +2,7 @@
 
 use super::bridge::Location;
 use super::calls::{Flow, NO_SHAPE, Role};
+use super::emission::Readiness;
 use super::machine::{Translated, emit};
 use super::slot::Phase;
 use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape};
@@ -212,10 +213,12 @@ impl Translated {
         self.ready(g, self.cold().children);
     }
 
+    /// `g`, which is within the window, can go to all of `to` now: so no need to ask for each.
     fn ready(&mut self, g: u64, to: EndpointSet) {
         for endpoint in to {
-            if self.endpoint(endpoint).sending.next == g {
-                self.refresh(endpoint);
+            if self.endpoint(endpoint).sending.next == g && !self.rnr_waiting.contains(endpoint) {
+                debug_assert_eq!(self.readiness(endpoint, g), Readiness::Ready);
+                self.pending.insert(endpoint);
             }
         }
     }

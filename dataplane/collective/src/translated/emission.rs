@@ -62,6 +62,10 @@ impl Translated {
 
     fn step(&mut self, endpoint: EndpointId, g: u64) {
         let next = self.calls.settle(endpoint, Role::Receives, g + 1);
+        self.step_to(endpoint, g, next);
+    }
+
+    fn step_to(&mut self, endpoint: EndpointId, g: u64, next: u64) {
         let sending = &mut self.endpoint_mut(endpoint).sending;
         if !sending.is_outstanding() {
             sending.moved = true;
@@ -81,9 +85,23 @@ impl Translated {
             .iter()
             .filter(|&e| self.endpoint(e).sending.next == g)
             .collect();
+        // Within the data of one collective, what comes next is the next packet for all: asked
+        // once where nothing of it can go anywhere yet.
+        let next = g + 1;
+        let alike = self.calls.find(g).is_some_and(|index| {
+            let call = self.calls.get(index);
+            g != call.start && next < call.end()
+        });
+        let waits =
+            alike && (next >= self.window_end() || matches!(self.slots.at(next).phase, Phase::Filling));
         for endpoint in to {
-            self.step(endpoint, g);
-            self.refresh(endpoint);
+            if waits {
+                self.step_to(endpoint, g, next);
+                self.pending.remove(endpoint);
+            } else {
+                self.step(endpoint, g);
+                self.refresh(endpoint);
+            }
         }
         self.put(g, to, false, out);
     }
