@@ -8,23 +8,30 @@
 //! A [`Watch`] sees every frame as it is sent and delivered. [`Contract`] is one: it holds a multicast group against
 //! M1 to M3 of the contract while it runs.
 //!
+//! Hosts can be ranks of collectives: the machines of CommLib over the endpoint, either as members of a group that the switches
+//! compute ([`Simulation::join_group`]) or between themselves ([`Simulation::join_hosts`]).
+//!
 //! Events of one time happen in the order in which they were made.
 #![forbid(unsafe_code)]
 
+mod collective;
 mod contract;
 mod link;
 mod node;
 mod profile;
 mod queue;
+mod rank;
 mod run;
 mod simulation;
 mod trace;
 mod watch;
 
+pub use collective::{RankQp, Wire};
 pub use contract::{Contract, Sightings};
 pub use link::{Fate, LinkStats};
 pub use node::NodeId;
 pub use profile::{LinkProfile, SimConfig};
+pub use rank::{Rank, RankTask};
 pub use simulation::{End, SimError, Simulation};
 pub use trace::{Trace, TraceRecord};
 pub use watch::{Delivery, Hop, View, Watch};

@@ -7,6 +7,8 @@ use castnet_engine::plain::PlainFrame;
 use castnet_engine::{Engine, EngineConfig};
 use castnet_wire::{Nanos, PortId};
 
+use crate::rank::Rank;
+
 /// A switch or host of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(crate) usize);
@@ -46,6 +48,8 @@ pub(crate) struct HostNode {
     pub(crate) out: Option<usize>,
     pub(crate) ready_waits: bool,
     pub(crate) completions: Vec<(Nanos, Completion)>,
+    /// Takes the completions in where there is one.
+    pub(crate) rank: Option<Box<Rank>>,
 }
 
 impl Node {

@@ -190,15 +190,12 @@ impl<W: Watch> Simulation<W> {
         let Some(out) = self.nodes[node.0].host().and_then(|h| h.out) else {
             return;
         };
-        while self.directions[out].is_idle(self.now) {
-            let Some(host) = self.nodes[node.0].host_mut() else {
-                return;
-            };
-            let Some(length) = host.endpoint.poll_transmit(self.now, &mut self.scratch) else {
+        // A rank posts work where other work has ended.
+        loop {
+            self.transmit(node, out);
+            if !self.collect(node) {
                 break;
-            };
-            let frame = self.scratch[..length].to_vec();
-            self.send(out, frame);
+            }
         }
         let busy_until = self.directions[out].busy_until;
         let Some(host) = self.nodes[node.0].host_mut() else {
@@ -208,23 +205,48 @@ impl<W: Watch> Simulation<W> {
             host.ready_waits = true;
             self.queue.push(busy_until, Event::Ready(node));
         }
+        self.arm(node);
+    }
+
+    fn transmit(&mut self, node: NodeId, out: usize) {
+        while self.directions[out].is_idle(self.now) {
+            let Some(host) = self.nodes[node.0].host_mut() else {
+                return;
+            };
+            let Some(length) = host.endpoint.poll_transmit(self.now, &mut self.scratch) else {
+                return;
+            };
+            let frame = self.scratch[..length].to_vec();
+            self.send(out, frame);
+        }
+    }
+
+    /// Takes the ends of work requests; whether the host's rank has done something about them.
+    fn collect(&mut self, node: NodeId) -> bool {
         while let Some(completion) = self.nodes[node.0]
             .host_mut()
             .and_then(|h| h.endpoint.poll_completion())
         {
-            self.watch.completed(
-                &View {
-                    now: self.now,
-                    nodes: &self.nodes,
-                },
-                node,
-                &completion,
-            );
-            if let Some(host) = self.nodes[node.0].host_mut() {
-                host.completions.push((self.now, completion));
+            let view = View {
+                now: self.now,
+                nodes: &self.nodes,
+            };
+            self.watch.completed(&view, node, &completion);
+            match self.nodes[node.0].host_mut() {
+                Some(host) if host.rank.is_some() => {
+                    if let Some(rank) = &mut host.rank {
+                        rank.completed(&host.endpoint, &completion);
+                    }
+                }
+                Some(host) => host.completions.push((self.now, completion)),
+                None => {}
             }
         }
-        self.arm(node);
+        let now = self.now;
+        self.nodes[node.0].host_mut().is_some_and(|host| {
+            let rank = host.rank.as_mut();
+            rank.is_some_and(|rank| rank.carry_out(now, &mut host.endpoint))
+        })
     }
 
     /// Puts a node's timer into the queue, if it is earlier than the one that is there.

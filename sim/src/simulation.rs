@@ -50,6 +50,20 @@ pub enum SimError {
         /// Why.
         error: InstallError,
     },
+    /// A collective group cannot be placed.
+    #[error("{reason}")]
+    Place {
+        /// Why.
+        reason: String,
+    },
+    /// A host cannot be a rank.
+    #[error("host {host:?} cannot be a rank: {reason}")]
+    Rank {
+        /// The host.
+        host: String,
+        /// Why.
+        reason: String,
+    },
 }
 
 /// Why [`Simulation::run_until`] came back.
@@ -146,6 +160,7 @@ impl<W: Watch> Simulation<W> {
                     out: None,
                     ready_waits: false,
                     completions: Vec::new(),
+                    rank: None,
                 })),
             );
         }

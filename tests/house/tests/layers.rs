@@ -23,7 +23,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
-    ("sim", &["engine", "endpoint", "planner"]),
+    ("sim", &["comm", "engine", "endpoint", "planner"]),
     ("softroce", &[]),
 ];
 

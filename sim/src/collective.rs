@@ -1,0 +1,245 @@
+//! Collective groups in a simulation: their rules on the switches, their ranks on the hosts.
+
+use castnet_comm::machine::{
+    HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId, peers,
+};
+use castnet_endpoint::{QpConfig, QueueLimits};
+use castnet_engine::Collective;
+use castnet_planner::{CollectivePlan, CollectiveRequest, LinkLoad, Rooms, place};
+use castnet_rules::CollectiveGroup;
+use castnet_topology::Topology;
+use castnet_wire::{Pmtu, Qpn};
+
+use crate::rank::Rank;
+use crate::simulation::{SimError, Simulation};
+use crate::watch::Watch;
+
+/// What the queue pairs of ranks are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankQp {
+    /// Time-out exponent, as in [`QpConfig::timeout`].
+    pub timeout: u8,
+    /// Packets that may be sent and not acknowledged, as in [`QpConfig::window`].
+    pub window: u32,
+    /// Retries without progress, as in [`QpConfig::retry_cnt`]; 7: for ever.
+    pub retry_cnt: u8,
+    /// Code of the RNR wait, as in [`QpConfig::min_rnr_timer`].
+    pub min_rnr_timer: u8,
+}
+
+impl Default for RankQp {
+    /// As [`QpConfig::new`]: a time-out of 67 ms, a window of 129 packets, retries for ever.
+    fn default() -> Self {
+        Self {
+            timeout: 14,
+            window: QpConfig::WINDOW,
+            retry_cnt: 7,
+            min_rnr_timer: 12,
+        }
+    }
+}
+
+/// The other end of a rank's channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// The rank there.
+    pub peer: u16,
+    /// Which of its channels.
+    pub channel: u16,
+}
+
+/// Channel i of a rank between hosts is this queue pair.
+fn qpn_of(channel: u16) -> Qpn {
+    Qpn::new(0x100 + u32::from(channel))
+}
+
+impl<W: Watch> Simulation<W> {
+    /// Installs a switch's part of a collective group.
+    ///
+    /// # Errors
+    /// [`SimError::NoSwitch`], [`SimError::Install`].
+    pub fn install_collective(&mut self, switch: &str, rule: &CollectiveGroup) -> Result<(), SimError> {
+        let installed = self.with_engine(switch, |engine, _| {
+            let group = Collective::compile(rule, &engine.config().ports)?;
+            engine.install(group).map(drop)
+        });
+        match installed {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(SimError::Install {
+                switch: switch.into(),
+                error,
+            }),
+            None => Err(SimError::NoSwitch {
+                switch: switch.into(),
+            }),
+        }
+    }
+
+    /// Places a group, installs its rules, and puts its ranks on their hosts. `machine` is what all ranks have in common.
+    ///
+    /// # Errors
+    /// [`SimError::Place`]; as [`Simulation::install_collective`]; [`SimError::Rank`].
+    pub fn join_group(
+        &mut self,
+        topology: &Topology,
+        request: &CollectiveRequest,
+        machine: InNetworkConfig,
+        qp: RankQp,
+    ) -> Result<CollectivePlan, SimError> {
+        let plan =
+            place(topology, &LinkLoad::new(), &Rooms::new(), request).map_err(|e| SimError::Place {
+                reason: e.to_string(),
+            })?;
+        for (switch, rule) in &plan.rules {
+            self.install_collective(switch, rule)?;
+        }
+        let size = request.ranks.len() as u16;
+        for (rank, member) in (0..).zip(&request.ranks) {
+            let mac = self
+                .first_hop_mac(&member.host)
+                .ok_or_else(|| refused(&member.host, "it hangs on nothing"))?;
+            let config = QpConfig {
+                sq_psn: member.sq_psn,
+                rq_psn: member.rq_psn,
+                ..QpConfig::new(member.qpn, request.mcst_id.0, mac, Qpn::VIRTUAL)
+            };
+            let machine = InNetwork::new(InNetworkConfig {
+                rank,
+                size,
+                pmtu: request.pmtu,
+                message_packets: request.message_packets.into(),
+                ..machine
+            });
+            self.add_rank(
+                &member.host,
+                (rank, size),
+                Box::new(machine),
+                vec![config],
+                request.pmtu,
+                qp,
+            )?;
+        }
+        Ok(plan)
+    }
+
+    /// Puts ranks on hosts that talk with each other by CommLib's algorithms; rank 0 on the first host.
+    ///
+    /// # Errors
+    /// [`SimError::Rank`].
+    pub fn join_hosts(
+        &mut self,
+        hosts: &[String],
+        pmtu: Pmtu,
+        qp: RankQp,
+        config: HostBasedConfig,
+    ) -> Result<(), SimError> {
+        let size = hosts.len() as u16;
+        self.join_wired(hosts, pmtu, qp, |rank| {
+            let wires = peers(rank, size).into_iter().map(|peer| Wire {
+                peer,
+                channel: peers(peer, size).binary_search(&rank).unwrap_or_default() as u16,
+            });
+            let machine = HostBased::new(HostBasedConfig { rank, size, ..config });
+            (Box::new(machine), wires.collect())
+        })
+    }
+
+    /// Puts ranks on hosts that talk with each other by machines of any kind: `make` gives a rank's machine and where each of
+    /// its channels leads.
+    ///
+    /// # Errors
+    /// [`SimError::Rank`].
+    pub fn join_wired(
+        &mut self,
+        hosts: &[String],
+        pmtu: Pmtu,
+        qp: RankQp,
+        mut make: impl FnMut(u16) -> (Box<dyn Machine>, Vec<Wire>),
+    ) -> Result<(), SimError> {
+        let size = hosts.len() as u16;
+        for (rank, host) in (0..).zip(hosts) {
+            let (machine, wires) = make(rank);
+            let mut configs = Vec::new();
+            for (channel, wire) in (0..).zip(&wires) {
+                let peer = hosts
+                    .get(usize::from(wire.peer))
+                    .and_then(|h| self.endpoint(h))
+                    .ok_or_else(|| refused(host, "its peer is no host"))?
+                    .config();
+                let remote = qpn_of(wire.channel);
+                configs.push(QpConfig::new(qpn_of(channel), peer.ip, peer.mac, remote));
+            }
+            self.add_rank(host, (rank, size), machine, configs, pmtu, qp)?;
+        }
+        Ok(())
+    }
+
+    fn add_rank(
+        &mut self,
+        host: &str,
+        (rank, size): (u16, u16),
+        machine: Box<dyn Machine>,
+        qps: Vec<QpConfig>,
+        pmtu: Pmtu,
+        options: RankQp,
+    ) -> Result<(), SimError> {
+        let shape = machine.shape();
+        let limits = QueueLimits {
+            send: shape.send_slots as usize,
+            receive: shape.receive_slots as usize,
+        };
+        let made = self.with_endpoint(host, |endpoint, _| {
+            let mut qpns = Vec::new();
+            for qp in qps {
+                qpns.push(qp.qpn);
+                endpoint
+                    .create_qp(QpConfig {
+                        limits,
+                        pmtu,
+                        timeout: options.timeout,
+                        window: options.window,
+                        retry_cnt: options.retry_cnt,
+                        min_rnr_timer: options.min_rnr_timer,
+                        ..qp
+                    })
+                    .map_err(|e| e.to_string())?;
+            }
+            Rank::new(rank, size, machine, &qpns, endpoint).map_err(|e| e.to_string())
+        });
+        let rank = made
+            .ok_or_else(|| refused(host, "no such host"))?
+            .map_err(|reason| refused(host, &reason))?;
+        if let Some(node) = self.node(host).and_then(|n| self.nodes[n.0].host_mut()) {
+            node.rank = Some(Box::new(rank));
+        }
+        Ok(())
+    }
+
+    /// Begins a collective at a host's rank. `input` is what it contributes; without, the task has no memory and only its time
+    /// means something. `None` where there is no rank.
+    pub fn start_task(&mut self, host: &str, task: Task, input: Option<Vec<u8>>) -> Option<TaskId> {
+        let (node, now) = (self.node(host)?, self.now);
+        let here = self.nodes[node.0].host_mut()?;
+        let id = here.rank.as_mut()?.start(now, &mut here.endpoint, task, input);
+        self.tend_host(node);
+        Some(id)
+    }
+
+    /// A host's rank.
+    pub fn rank(&self, host: &str) -> Option<&Rank> {
+        self.nodes[self.node(host)?.0].host()?.rank.as_deref()
+    }
+
+    /// A host's rank.
+    pub fn rank_mut(&mut self, host: &str) -> Option<&mut Rank> {
+        let node = self.node(host)?;
+        self.nodes[node.0].host_mut()?.rank.as_deref_mut()
+    }
+}
+
+fn refused(host: &str, reason: &str) -> SimError {
+    SimError::Rank {
+        host: host.into(),
+        reason: reason.into(),
+    }
+}
