@@ -29,10 +29,10 @@ fn random_psn() -> Psn {
     Psn::new(RandomState::new().build_hasher().finish() as u32 & (Psn::MODULUS - 1))
 }
 
-/// 4.096 us * 2^code, in whole microseconds, rounded up.
+/// 4.096 us * 2^code, in whole microseconds, rounded down as the controller's default is: the two are compared.
 fn timeout_us(code: u8) -> u32 {
     let ns = TIMEOUT_UNIT_NS << u32::from(code.min(31));
-    u32::try_from(ns.div_ceil(1000)).unwrap_or(u32::MAX)
+    u32::try_from(ns / 1000).unwrap_or(u32::MAX)
 }
 
 /// The smallest code whose time-out is at least that long, within a microsecond.
@@ -548,8 +548,8 @@ mod tests {
         for code in 1..=20 {
             assert_eq!(timeout_code(timeout_us(code)), code);
         }
-        // Values that were rounded down instead, as others do.
-        assert_eq!(timeout_code(67_108), 14);
+        assert_eq!(timeout_us(14), castnet_rules::DEFAULT_ACK_TIMEOUT_US);
+        // Values that were rounded up instead, as others do.
         assert_eq!(timeout_code(67_109), 14);
         assert_eq!(timeout_code(70_000), 15);
     }
