@@ -126,6 +126,7 @@ impl Facts {
         for (a, b, mtu, up) in self.switch_links() {
             self.link(&mut topology, a, b, mtu, up);
         }
+        let inner = self.inner_ports();
         for (name, ip, mac) in self.all_hosts() {
             // A host with a switch's name is none; registration refuses it.
             if topology.add_host(&name, ip, mac).is_err() {
@@ -134,7 +135,7 @@ impl Facts {
             let (mtu, up) = self
                 .file_link(&name)
                 .map_or((DEFAULT_MTU, true), |l| (l.mtu, l.up));
-            if let Place::At { switch, port } = self.place(&name) {
+            if let Place::At { switch, port } = self.place_beside(&name, &inner) {
                 self.link(&mut topology, End::port(switch, port), End::host(name), mtu, up);
             }
         }
@@ -143,6 +144,10 @@ impl Facts {
 
     /// Where a host is: by the file, else where its addresses were seen last at a port that leads to no switch.
     pub fn place(&self, host: &str) -> Place {
+        self.place_beside(host, &self.inner_ports())
+    }
+
+    fn place_beside(&self, host: &str, inner: &BTreeSet<(&str, u8)>) -> Place {
         if let Some((_, switch, port)) = self.file.as_ref().and_then(|f| f.attachment(host)) {
             return Place::At {
                 switch: switch.into(),
@@ -154,8 +159,10 @@ impl Facts {
         };
         let mut sightings = Vec::new();
         for (switch, (_, report)) in &self.switches {
-            let inner = self.inner_ports(switch, report);
-            for neighbour in report.neighbours.iter().filter(|n| !inner.contains(&n.port)) {
+            for neighbour in &report.neighbours {
+                if inner.contains(&(switch.as_str(), neighbour.port)) {
+                    continue;
+                }
                 if let Who::Host { ip, mac } = neighbour.who
                     && (ip == record.ip || mac == record.mac)
                 {
@@ -259,16 +266,32 @@ impl Facts {
         Some(End::port(name.clone(), number))
     }
 
-    /// The ports of a switch that lead to other switches.
-    fn inner_ports(&self, switch: &str, report: &SwitchReport) -> BTreeSet<u8> {
-        let by_lldp = report
-            .neighbours
-            .iter()
-            .filter(|n| matches!(&n.who, Who::Switch { name, .. } if self.switches.contains_key(name)));
-        let mut inner: BTreeSet<u8> = by_lldp.map(|n| n.port).collect();
-        for neighbour in self.file.iter().flat_map(|f| f.neighbours(switch)) {
-            if let (End::Switch { port, .. }, End::Switch { .. }) = (&neighbour.near, &neighbour.far) {
-                inner.insert(*port);
+    /// The ports that lead to other switches. One end's word is enough: a switch that was restarted hears its neighbours' LLDP
+    /// again only when they next send it, and sees all hosts behind them before.
+    fn inner_ports(&self) -> BTreeSet<(&str, u8)> {
+        let mut inner = BTreeSet::new();
+        for (switch, (_, report)) in &self.switches {
+            for neighbour in &report.neighbours {
+                if let Who::Switch { name, .. } = &neighbour.who
+                    && let Some((far, _)) = self.switches.get_key_value(name)
+                {
+                    inner.insert((switch.as_str(), neighbour.port));
+                    if let Some(End::Switch { port, .. }) = self.far_end(neighbour) {
+                        inner.insert((far.as_str(), port));
+                    }
+                }
+            }
+        }
+        for (_, link) in self.file.iter().flat_map(Topology::links) {
+            if let (
+                End::Switch { switch, port },
+                End::Switch {
+                    switch: other,
+                    port: far,
+                },
+            ) = (&link.a, &link.b)
+            {
+                inner.extend([(switch.as_str(), *port), (other.as_str(), *far)]);
             }
         }
         inner
@@ -387,15 +410,10 @@ mod tests {
             facts.place("h1"),
             Place::Ambiguous(vec![("a".into(), 0), ("b".into(), 1)])
         );
-        // One side's LLDP is enough to rule its port out.
-        facts
-            .switches
-            .get_mut("b")
-            .unwrap()
-            .1
-            .neighbours
-            .push(switch_seen(1, "a", "a1"));
-        assert_eq!(facts.place("h1"), at("a", 0));
+        // One side's LLDP is enough to rule both ports out: the other side may have been restarted a moment ago.
+        let (_, b) = facts.switches.get_mut("b").unwrap();
+        b.neighbours.push(switch_seen(1, "a", "a1"));
+        assert_eq!((facts.place("h1"), facts.place("h2")), (at("a", 0), at("b", 0)));
     }
 
     #[test]
