@@ -72,6 +72,8 @@ pub struct Rank {
     shape: ChannelShape,
     channels: Vec<Channel>,
     tasks: BTreeMap<TaskId, RankTask>,
+    /// When all that was sent was acknowledged; `None` while it is not.
+    drained: Option<Nanos>,
     faults: Vec<String>,
 }
 
@@ -110,6 +112,7 @@ impl Rank {
             shape,
             channels,
             tasks: BTreeMap::new(),
+            drained: Some(Nanos::ZERO),
             faults: Vec::new(),
         };
         rank.carry_out(Nanos::ZERO, endpoint);
@@ -139,6 +142,11 @@ impl Rank {
     /// Whether all that it has sent is acknowledged.
     pub fn is_drained(&self) -> bool {
         self.machine.is_drained()
+    }
+
+    /// Since when all that it has sent is acknowledged; `None` while it is not.
+    pub fn drained_since(&self) -> Option<Nanos> {
+        self.drained
     }
 
     /// What its oldest task waits for.
@@ -223,6 +231,11 @@ impl Rank {
             if let Err(fault) = self.act(now, endpoint, action) {
                 self.faults.push(format!("at {now}: {action:?}: {fault}"));
             }
+        }
+        match (self.machine.is_drained(), self.drained) {
+            (true, None) => self.drained = Some(now),
+            (false, _) => self.drained = None,
+            (true, Some(_)) => {}
         }
         worked
     }

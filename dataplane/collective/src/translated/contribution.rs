@@ -299,6 +299,15 @@ impl Translated {
             Phase::Partial => self.cold().parent.map_or(EndpointSet::EMPTY, EndpointSet::only),
             Phase::Result if flow == Flow::UpDown && !is_parent => EndpointSet::only(from),
             Phase::Result if repairing && !is_rank => return,
+            // All that contribute lack the same answer, and all repeat for it: one of them is enough. A result for each would
+            // be that many times too much for the one link that was too slow or too bad already.
+            Phase::Result
+                if !repairing
+                    && matches!(flow, Flow::Gather(_))
+                    && self.inputs(flow).iter().next() != Some(from) =>
+            {
+                return;
+            }
             Phase::Result => self.outputs(flow),
         };
         // Where the switch repairs, a host that goes back over what it has sent only to fill a gap asks for nothing.

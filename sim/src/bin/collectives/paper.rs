@@ -1,0 +1,94 @@
+//! EPIC, appendix K: what its packet-level simulation came to, and what its numbers tell about how it counts.
+//!
+//! The paper says Gbps. Its cells become whole numbers of microseconds, however, if they are read as 2^30 bits per second:
+//! Reduce at 4 KiB to 1 MiB is 10.17, 30.52, 61.04, 81.38, 88.78, which is 3, 4, 8, 24 and 88 us, to the last digit. Taken so,
+//! the rest of the tables tells:
+//!
+//! - times are rounded up to whole microseconds;
+//! - a collective has ended when what was sent is acknowledged, too: a barrier of Mode-II, which takes two links, takes 5 us
+//!   and not 3;
+//! - ReduceScatter divides the whole of what a rank puts in, AllGather what a rank puts in; Mode-II's throughput of AllGather counts all
+//!   8 blocks, Ring's of both those 7 that travel;
+//! - at 1 GiB a header costs 1.8 % of a packet: 73 bytes at a path MTU of 4096.
+
+use castnet_comm::machine::Collective;
+
+/// Bytes of a message in tables 25 to 29.
+pub(crate) const SIZES: [u64; 9] = [
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    64 << 20,
+    256 << 20,
+    1 << 30,
+];
+
+/// A table of throughput by message size, in Gibit/s.
+pub(crate) struct BySize {
+    pub(crate) number: u32,
+    pub(crate) collective: Collective,
+    pub(crate) epic: [f64; 9],
+    pub(crate) ring: [f64; 9],
+}
+
+const LINE: [f64; 9] = [10.17, 30.52, 61.04, 81.38, 88.78, 90.84, 91.46, 91.49, 91.50];
+
+/// Tables 25 to 29.
+pub(crate) const BY_SIZE: [BySize; 5] = [
+    BySize {
+        number: 25,
+        collective: Collective::AllReduce,
+        epic: [6.10, 20.35, 48.83, 75.12, 84.92, 87.54, 88.25, 88.28, 88.30],
+        ring: [1.02, 3.81, 12.21, 27.90, 41.12, 46.64, 48.66, 48.76, 48.79],
+    },
+    BySize {
+        number: 26,
+        collective: Collective::Reduce { root: 0 },
+        epic: LINE,
+        ring: [1.80, 5.09, 9.39, 19.53, 47.64, 74.40, 90.19, 91.16, 91.41],
+    },
+    BySize {
+        number: 27,
+        collective: Collective::ReduceScatter,
+        epic: LINE,
+        ring: [1.91, 7.12, 23.74, 53.41, 77.68, 87.64, 91.24, 91.43, 91.48],
+    },
+    BySize {
+        number: 28,
+        collective: Collective::Broadcast { root: 0 },
+        epic: LINE,
+        ring: [2.77, 6.78, 10.61, 20.78, 49.45, 75.48, 90.29, 91.19, 91.41],
+    },
+    BySize {
+        number: 29,
+        collective: Collective::AllGather,
+        epic: [6.98, 22.71, 52.08, 76.59, 87.29, 90.42, 91.43, 91.48, 91.49],
+        ring: [13.35, 37.15, 67.02, 83.88, 89.50, 90.99, 91.47, 91.49, 91.50],
+    },
+];
+
+/// Table 30: barriers per second, of Mode-II and by way of rank 0.
+pub(crate) const BARRIER: [f64; 2] = [2e5, 1.42e5];
+
+/// Table 31: loss in percent on one link, and throughput of Mode-II's AllReduce of 4 MiB, in Gibit/s.
+pub(crate) const BY_LOSS: [(f64, f64); 10] = [
+    (0.0, 87.54),
+    (0.1, 86.33),
+    (0.5, 86.81),
+    (1.0, 86.09),
+    (2.0, 84.46),
+    (5.0, 79.52),
+    (8.0, 75.48),
+    (10.0, 73.01),
+    (12.0, 47.17),
+    (15.0, 39.01),
+];
+
+/// Table 32: throughput of the same with 5 % of loss on 0 to 8 links.
+pub(crate) const BY_LINKS: [f64; 9] = [87.54, 79.52, 74.05, 70.07, 64.97, 63.78, 59.07, 55.31, 52.52];
+
+/// Bytes of the AllReduce of tables 31 and 32: their first cells are table 25's at 4 MiB.
+pub(crate) const LOSS_BYTES: u64 = 4 << 20;

@@ -1,0 +1,71 @@
+//! Tables as plots.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use plotters::prelude::*;
+
+use crate::table::Table;
+
+/// Writes a plot of a table with more than one column: ours as lines with dots, the paper's as lines alone.
+pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box<dyn Error>> {
+    let columns = table.columns.len();
+    if columns < 2 {
+        return Ok(None);
+    }
+    let file = folder.join(format!("table-{}.svg", table.number));
+    let root = SVGBackend::new(&file, (900, 520)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(
+            format!("Table {}: {}", table.number, table.title),
+            ("sans-serif", 20),
+        )
+        .margin(12)
+        .x_label_area_size(36)
+        .y_label_area_size(52)
+        .build_cartesian_2d(-0.2..columns as f64 - 0.8, 0.0..100.0)?;
+    let name = |x: &f64| {
+        let whole = x.round();
+        let is_column = (x - whole).abs() < 1e-6 && whole >= 0.0;
+        let column = is_column.then(|| table.columns.get(whole as usize));
+        column.flatten().cloned().unwrap_or_default()
+    };
+    chart
+        .configure_mesh()
+        .x_labels(2 * columns)
+        .x_label_formatter(&name)
+        .y_desc("Gibit/s")
+        .light_line_style(WHITE)
+        .draw()?;
+    for (index, (way, cells)) in table.rows.iter().enumerate() {
+        let color = Palette99::pick(index).to_rgba();
+        let points = |value: &dyn Fn(usize) -> f64| -> Vec<(f64, f64)> {
+            (0..cells.len()).map(|i| (i as f64, value(i))).collect()
+        };
+        let ours = points(&|i| cells[i].ours);
+        let paper = points(&|i| cells[i].paper);
+        chart
+            .draw_series(LineSeries::new(ours.clone(), color.stroke_width(2)))?
+            .label(format!("{way}, castnet"))
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+        chart.draw_series(ours.iter().map(|&at| Circle::new(at, 4, color.filled())))?;
+        // Both policies stand beside the paper's one row.
+        if index == 0 || cells[0].paper.to_bits() != table.rows[0].1[0].paper.to_bits() {
+            chart
+                .draw_series(DashedLineSeries::new(paper, 6, 4, color.stroke_width(1)))?
+                .label(format!("{way}, paper"))
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 8, y)], color.stroke_width(1)));
+        }
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()?;
+    root.present()?;
+    drop(chart);
+    drop(root);
+    Ok(Some(file))
+}
