@@ -262,6 +262,26 @@ impl Lab {
         Process::start(&format!("{group}-{host}"), self.folder(), command)
     }
 
+    /// Starts `castnet host allreduce` or one of its five brothers at host h`rank + 1`, as that rank of `size` of a job.
+    pub fn start_rank(
+        &self,
+        verb: &str,
+        job: &str,
+        rank: usize,
+        size: usize,
+        rest: &[&str],
+    ) -> Result<Process> {
+        let host = format!("h{}", rank + 1);
+        let mut command = self.host(&host)?.command(castnet());
+        command.args(["host", verb, "--name", &host, "--interface", "eth0"]);
+        command.args(["--ip", &format!("{}/24", Self::ip(&host)), "--job", job]);
+        command.args(["--rank", &rank.to_string(), "--size", &size.to_string()]);
+        command
+            .args(["--controller", &self.socket("controller"), "--output", "json"])
+            .args(rest);
+        Process::start(&format!("{job}-{host}"), self.folder(), command)
+    }
+
     /// Starts the hosts of `transfer`, receivers first. Each joins the group by itself.
     pub fn start_transfer(&self, transfer: &Transfer<'_>) -> Result<RunningTransfer> {
         let file = self.folder().join(format!("{}.bin", transfer.group));

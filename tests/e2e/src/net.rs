@@ -1,9 +1,12 @@
 //! Network namespaces and veth pairs, by `ip`, which is what an operator would type.
 
+use std::fs::File;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
+use nix::sched::{CloneFlags, setns};
 
 /// Why namespaces cannot be had here, or `None` where they can.
 pub fn missing() -> Option<String> {
@@ -68,6 +71,21 @@ impl Namespace {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
+    }
+
+    /// Runs `part` on a thread of this process that is inside, with all threads that it starts. Files are this process's own:
+    /// `/sys` is not the namespace's.
+    pub fn thread<R: Send + 'static>(
+        &self,
+        part: impl FnOnce() -> Result<R> + Send + 'static,
+    ) -> Result<JoinHandle<Result<R>>> {
+        let file = File::open(format!("/run/netns/{}", self.name)).context("opening a namespace")?;
+        let role = self.name.rsplit('-').next().unwrap_or_default().to_owned();
+        let inside = move || {
+            setns(file, CloneFlags::CLONE_NEWNET).context("entering a namespace")?;
+            part()
+        };
+        Ok(std::thread::Builder::new().name(role).spawn(inside)?)
     }
 }
 

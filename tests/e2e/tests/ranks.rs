@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::lab::{Plan, STAR, TWO_TIERS};
-use castnet_e2e::process::{Process, castnet};
 use castnet_e2e::{Lab, net};
 use serde_json::Value;
 
@@ -21,14 +20,8 @@ fn in_lab(plan: Plan<'_>, test: impl FnOnce(&Lab) -> Result<()>) {
 fn run(lab: &Lab, size: usize, verb: &str, job: &str, rest: &[&str]) -> Result<Vec<Value>> {
     let mut ranks = (0..size)
         .map(|rank| {
-            let host = format!("h{}", rank + 1);
-            let mut command = lab.host(&host)?.command(castnet());
-            command.args(["host", verb, "--name", &host, "--interface", "eth0"]);
-            command.args(["--ip", &format!("{}/24", Lab::ip(&host)), "--job", job]);
-            command.args(["--rank", &rank.to_string(), "--size", &size.to_string()]);
-            command.args(["--controller", &lab.socket("controller"), "--output", "json"]);
-            command.args(["--iters", "3", "--warmup", "1"]).args(rest);
-            Process::start(&format!("{job}-{host}"), lab.folder(), command)
+            let rest = [&["--iters", "3", "--warmup", "1"], rest].concat();
+            lab.start_rank(verb, job, rank, size, &rest)
         })
         .collect::<Result<Vec<_>>>()?;
     for rank in &mut ranks {
