@@ -26,7 +26,9 @@
 //! ```
 pub mod af_packet;
 mod checksum;
+pub mod dpdk;
 pub mod faulty;
+pub mod frames;
 pub mod memory;
 pub mod pcap;
 pub mod pool;
@@ -37,11 +39,13 @@ pub mod spec;
 
 pub use af_packet::{AfPacketPort, AfPacketSpec, Offload, set_offloads};
 pub use castnet_wire::{BATCH, Batch, FrameBuf};
+pub use dpdk::DpdkSpec;
 pub use faulty::{FaultControl, FaultCounts, Faults, Faulty};
+pub use frames::{Bridge, Memory, MemoryPort};
 pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};
 pub use pcap::{PcapPort, PcapSpec};
 pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};
-pub use port::{BoxPort, Port, PortLink, PortStats, Sides};
+pub use port::{BoxPort, Port, PortLink, PortStats, Sides, fits, frame_max};
 pub use ring::FrameRing;
 pub use sleep::{Sleeper, Waker};
 pub use spec::{Backend, BadPortSpec, OpenError, PortSpec};

@@ -210,12 +210,12 @@ const ETHERNET: usize = 14;
 const VLAN: usize = 4;
 
 /// The longest frame of a port with this MTU, in bytes.
-pub(crate) const fn frame_max(mtu: usize) -> usize {
+pub const fn frame_max(mtu: usize) -> usize {
     mtu + ETHERNET + VLAN
 }
 
 /// Whether a frame may go out of a port with this MTU: only a tagged one may have the four bytes more.
-pub(crate) fn fits(frame: &impl FrameBuf, mtu: usize) -> bool {
+pub fn fits(frame: &impl FrameBuf, mtu: usize) -> bool {
     let length = frame.length();
     length <= mtu + ETHERNET
         || (length <= frame_max(mtu) && matches!(frame.head().get(12..14), Some([0x81, 0x00] | [0x88, 0xA8])))

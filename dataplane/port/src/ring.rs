@@ -8,7 +8,7 @@ use std::sync::Arc;
 use castnet_wire::{DropReason, FrameBuf};
 use crossbeam::queue::ArrayQueue;
 
-use crate::pool::{Pool, PoolBuf};
+use crate::frames::Memory;
 use crate::sleep::{Bell, Sleeper};
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl<M: Copy + Default> FrameRing<M> {
     ///
     /// # Errors
     /// [`DropReason::TxFull`], or [`DropReason::TooLong`].
-    pub fn push(&self, meta: M, frame: &PoolBuf) -> Result<(), DropReason> {
+    pub fn push(&self, meta: M, frame: &impl FrameBuf) -> Result<(), DropReason> {
         if frame.length() > self.frame_max {
             return Err(DropReason::TooLong);
         }
@@ -71,16 +71,16 @@ impl<M: Copy + Default> FrameRing<M> {
         self.bell.ring();
     }
 
-    /// Takes the oldest frame out into a buffer of `pool`. `None` where there is no frame, or no buffer for it.
+    /// Takes the oldest frame out into a buffer of `memory`. `None` where there is no frame, or no buffer for it.
     ///
     /// # Errors
-    /// [`DropReason::TooLong`]: the frame was longer than this pool's buffers, and is gone.
-    pub fn pop(&self, pool: &Pool) -> Option<Result<(M, PoolBuf), (M, DropReason)>> {
-        if self.full.is_empty() || !pool.has_room() {
+    /// [`DropReason::TooLong`]: the frame was longer than this memory's buffers, and is gone.
+    pub fn pop<P: Memory>(&self, memory: &P) -> Option<Result<(M, P::Buf), (M, DropReason)>> {
+        if self.full.is_empty() || !memory.has_room() {
             return None;
         }
         let slot = self.full.pop()?;
-        let (meta, frame) = (slot.meta, pool.copy_from(&slot.bytes[..slot.length]));
+        let (meta, frame) = (slot.meta, memory.gather(&[&slot.bytes[..slot.length]]));
         let _ = self.free.push(slot);
         Some(
             frame

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use castnet_wire::Nanos;
 
 use crate::af_packet::AfPacketSpec;
+use crate::dpdk::{self, DpdkSpec};
 use crate::faulty::{FaultControl, Faults};
 use crate::memory::{MemEnd, MemLink, MemLinkConfig};
 use crate::pcap::PcapSpec;
@@ -59,6 +61,14 @@ pub enum OpenError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A DPDK device was to be opened by a program, or a part of one, that does without DPDK.
+    #[error(
+        "`{device}` is a DPDK device: only switches use such, and only where DPDK was built in: install libdpdk-dev, then `cargo build --release -p castnet --features dpdk`"
+    )]
+    NoDpdk {
+        /// The device.
+        device: String,
+    },
     /// Any other backend's reason.
     #[error("cannot open port `{name}`: {reason}")]
     Other {
@@ -89,6 +99,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
 ///   queueing discipline), `offloads=keep`.
 /// - `pcap:in.pcap,out.pcapng`; either may be left out, as in `pcap:,out.pcap`; options `timed=yes`, `mtu=BYTES`.
 /// - `memory:NAME`: a link inside this process. The first to name it has one end, the second the other.
+/// - `dpdk:DEVICE`: a PCI address or a virtual device (`net_memif0`); options `rx=FRAMES`, `tx=FRAMES` (ring sizes),
+///   `queues=NUMBER` (to receive from), `mtu=BYTES`, `promiscuous=no`; all others are the driver's own
+///   (`dpdk:net_pcap0,rx_pcap=in.pcap,tx_pcap=out.pcap`). Opened by switches that were built with DPDK.
 /// - For each kind, faults on both directions, or on one with `rx.` or `tx.` before: `loss=1%` (or `0.01`),
 ///   `duplicate=`, `reorder=`, `corrupt=`, `delay=50us`, `jitter=1ms`; and `seed=NUMBER`.
 #[derive(Clone, Debug)]
@@ -100,6 +113,8 @@ pub enum PortSpec {
     Pcap(PcapSpec),
     /// A real interface.
     AfPacket(AfPacketSpec),
+    /// A device that DPDK drives. [`PortSpec::open`] refuses it: its frames live in DPDK's buffers.
+    Dpdk(DpdkSpec),
     /// Another port behind a fault injector.
     Faulty(Box<PortSpec>, FaultControl),
     /// Anything else.
@@ -125,6 +140,11 @@ impl PortSpec {
             Self::Memory(end) => Box::new(end.open(pool, sides)),
             Self::Pcap(spec) => Box::new(spec.open(pool, sides)?),
             Self::AfPacket(spec) => Box::new(spec.open(pool, sides)?),
+            Self::Dpdk(spec) => {
+                return Err(OpenError::NoDpdk {
+                    device: spec.device.clone(),
+                });
+            }
             Self::Faulty(inner, control) => {
                 Box::new(control.wrap(inner.open_queue(pool, sides, queue)?, queue))
             }
@@ -135,6 +155,15 @@ impl PortSpec {
     /// This port behind a fault injector.
     pub fn with_faults(self, control: FaultControl) -> Self {
         Self::Faulty(Box::new(self), control)
+    }
+
+    /// The DPDK device that it is, behind a fault injector or not.
+    pub fn dpdk(&self) -> Option<&DpdkSpec> {
+        match self {
+            Self::Dpdk(spec) => Some(spec),
+            Self::Faulty(inner, _) => inner.dpdk(),
+            _ => None,
+        }
     }
 
     /// The handle on its fault injector, where it has one.
@@ -158,6 +187,12 @@ impl From<AfPacketSpec> for PortSpec {
     }
 }
 
+impl From<DpdkSpec> for PortSpec {
+    fn from(spec: DpdkSpec) -> Self {
+        Self::Dpdk(spec)
+    }
+}
+
 impl From<PcapSpec> for PortSpec {
     fn from(spec: PcapSpec) -> Self {
         Self::Pcap(spec)
@@ -172,6 +207,7 @@ impl fmt::Display for PortSpec {
             Self::Memory(end) => write!(f, "memory:{}", end.name()),
             Self::Pcap(spec) => write!(f, "pcap:{},{}", path(&spec.input), path(&spec.output)),
             Self::AfPacket(spec) => write!(f, "af_packet:{}", spec.interface),
+            Self::Dpdk(spec) => write!(f, "dpdk:{}", spec.devargs()),
             Self::Faulty(inner, control) => write!(f, "{inner},seed={}", control.seed()),
             Self::Custom(backend) => f.write_str(&backend.text()),
         }
@@ -199,7 +235,7 @@ impl FromStr for PortSpec {
     }
 }
 
-const KINDS: &str = "af_packet:INTERFACE, pcap:IN,OUT or memory:NAME";
+const KINDS: &str = "af_packet:INTERFACE, pcap:IN,OUT, dpdk:DEVICE or memory:NAME";
 
 fn parse(text: &str) -> Result<PortSpec, String> {
     let (kind, rest) = text.split_once(':').ok_or_else(|| format!("write {KINDS}"))?;
@@ -212,13 +248,15 @@ fn parse(text: &str) -> Result<PortSpec, String> {
             Some((key, value)) => options.0.push((key, value)),
         }
     }
+    let control = faults(&mut options)?;
     let mut spec = match kind {
         "af_packet" => PortSpec::AfPacket(af_packet(&plain, &mut options)?),
         "pcap" => PortSpec::Pcap(pcap(&plain, &mut options)?),
+        "dpdk" => PortSpec::Dpdk(dpdk(&plain, &mut options)?),
         "memory" => PortSpec::Memory(memory(&plain)?),
         _ => return Err(format!("unknown kind `{kind}`: write {KINDS}")),
     };
-    if let Some(control) = faults(&mut options)? {
+    if let Some(control) = control {
         spec = spec.with_faults(control);
     }
     match options.0.first() {
@@ -236,21 +274,10 @@ fn af_packet(plain: &[&str], options: &mut Options<'_>) -> Result<AfPacketSpec, 
         return Err(format!("`{interface}` cannot be an interface's name"));
     }
     let mut spec = AfPacketSpec::new(*interface);
-    let ring = |frames: usize| {
-        if (1..=1 << 20).contains(&frames) {
-            Some(frames)
-        } else {
-            None
-        }
-    };
-    if let Some(frames) = options.take("rx", "a number of frames from 1 to 1048576", |v| {
-        v.parse().ok().and_then(ring)
-    })? {
+    if let Some(frames) = options.number("rx", "a number of frames", 1..=1 << 20)? {
         spec.rx_frames = frames;
     }
-    if let Some(frames) = options.take("tx", "a number of frames from 1 to 1048576", |v| {
-        v.parse().ok().and_then(ring)
-    })? {
+    if let Some(frames) = options.number("tx", "a number of frames", 1..=1 << 20)? {
         spec.tx_frames = frames;
     }
     if let Some(yes) = options.take("promiscuous", "yes or no", yes_or_no)? {
@@ -292,6 +319,35 @@ fn pcap(plain: &[&str], options: &mut Options<'_>) -> Result<PcapSpec, String> {
     if let Some(mtu) = options.take("mtu", "bytes, from 68 to 9198", mtu)? {
         spec.mtu = mtu;
     }
+    Ok(spec)
+}
+
+fn dpdk(plain: &[&str], options: &mut Options<'_>) -> Result<DpdkSpec, String> {
+    let [device] = plain else {
+        return Err("write dpdk:DEVICE,OPTION=VALUE".into());
+    };
+    if !dpdk::is_device(device) {
+        return Err(format!(
+            "`{device}` is no DPDK device: write a PCI address (0000:3b:00.0), or a virtual device's driver and number (net_memif0)"
+        ));
+    }
+    let mut spec = DpdkSpec::new(*device, "");
+    for (key, frames) in [("rx", &mut spec.rx_frames), ("tx", &mut spec.tx_frames)] {
+        // The rings of NICs hold a power of two as a rule, and DPDK's own limit is 16 bits.
+        if let Some(given) = options.number(key, "a number of frames", 1..=32768)? {
+            *frames = given;
+        }
+    }
+    if let Some(queues) = options.number("queues", "a number", 1..=64)? {
+        spec.queues = queues;
+    }
+    spec.mtu = options.number("mtu", "bytes,", 68..=65535)?;
+    if let Some(yes) = options.take("promiscuous", "yes or no", yes_or_no)? {
+        spec.promiscuous = yes;
+    }
+    // What is left is the driver's, which says itself what it does not know.
+    let left: Vec<_> = options.0.drain(..).map(|(k, v)| format!("{k}={v}")).collect();
+    spec.arguments = left.join(",");
     Ok(spec)
 }
 
@@ -370,6 +426,17 @@ impl Options<'_> {
             .map(Some)
             .ok_or_else(|| format!("`{key}={value}`: must be {what}"))
     }
+
+    /// A number within `range`, of `what`.
+    fn number(
+        &mut self,
+        key: &str,
+        what: &str,
+        range: RangeInclusive<usize>,
+    ) -> Result<Option<usize>, String> {
+        let what = format!("{what} from {} to {}", range.start(), range.end());
+        self.take(key, &what, |v| v.parse().ok().filter(|n| range.contains(n)))
+    }
 }
 
 fn yes_or_no(value: &str) -> Option<bool> {
@@ -425,6 +492,23 @@ mod tests {
         );
         assert!(spec.timed);
 
+        let text = "dpdk:net_pcap0,rx_pcap=a.pcap,rx=64,mtu=4200,queues=2,infinite_rx=1,loss=1%";
+        let spec: PortSpec = text.parse().unwrap();
+        let (faults, spec) = (spec.faults().is_some(), spec.dpdk().unwrap().clone());
+        assert_eq!(spec.devargs(), "net_pcap0,rx_pcap=a.pcap,infinite_rx=1");
+        assert_eq!(
+            (spec.rx_frames, spec.tx_frames, spec.queues, spec.mtu, faults),
+            (64, 1024, 2, Some(4200), true)
+        );
+        let spec: PortSpec = "dpdk:0000:3b:00.0".parse().unwrap();
+        assert_eq!(spec.to_string(), "dpdk:0000:3b:00.0");
+        assert!(spec.dpdk().unwrap().is_pci());
+        let refused = spec
+            .open(&Pool::new(Default::default()), Sides::Both)
+            .err()
+            .unwrap();
+        assert!(refused.to_string().contains("--features dpdk"), "{refused}");
+
         let spec: PortSpec = "memory:spec-test,loss=1%,tx.loss=0.5,rx.delay=50us,seed=7"
             .parse()
             .unwrap();
@@ -444,7 +528,11 @@ mod tests {
     fn what_is_wrong_is_named() {
         for (text, word) in [
             ("eth0", "af_packet:INTERFACE"),
-            ("dpdk:0", "unknown kind `dpdk`"),
+            ("ebpf:0", "unknown kind `ebpf`"),
+            ("dpdk:0", "no DPDK device"),
+            ("dpdk:net_null0,net_null1", "write dpdk:DEVICE"),
+            ("dpdk:net_null0,mtu=9", "bytes, from 68 to 65535"),
+            ("dpdk:net_null0,queues=0", "a number from 1 to 64"),
             ("af_packet:", "interface's name"),
             ("af_packet:a-name-that-is-too-long", "interface's name"),
             ("af_packet:eth0,eth1", "write af_packet:INTERFACE"),

@@ -1,0 +1,181 @@
+//! Where a thread's frames live: what a worker's loop is generic over, and how ports of another kind of memory join in.
+
+use std::io;
+
+use castnet_wire::{Batch, DropReason, FrameBuf, Nanos};
+
+use crate::pool::{Pool, PoolBuf, PoolStats};
+use crate::port::{Port, PortLink, PortStats, Sides};
+use crate::sleep::Sleeper;
+use crate::spec::{OpenError, PortSpec};
+
+/// A port over a given kind of memory.
+pub type MemoryPort<M> = Box<dyn Port<Buf = <M as Memory>::Buf>>;
+
+/// Where the frames of one thread live: a handle, clones are the same memory.
+///
+/// A worker's loop is compiled once for each kind, so nothing on a frame's way asks which it is. A port whose frames live
+/// elsewhere is opened behind a [`Bridge`].
+pub trait Memory: Clone + 'static {
+    /// How it holds a frame.
+    type Buf: FrameBuf + 'static;
+
+    /// Opens a port for this thread, which is the `queue`th of those that use the port.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError>;
+
+    /// A frame with the bytes of all `parts`, one after the other. `None` where no buffer is free, or it is too long.
+    fn gather(&self, parts: &[&[u8]]) -> Option<Self::Buf>;
+
+    /// Whether a frame of any length can be had.
+    fn has_room(&self) -> bool;
+
+    /// What is left.
+    fn stats(&self) -> PoolStats;
+}
+
+impl Memory for Pool {
+    type Buf = PoolBuf;
+
+    fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
+        spec.open_queue(self, sides, queue)
+    }
+
+    fn gather(&self, parts: &[&[u8]]) -> Option<PoolBuf> {
+        Self::gather(self, parts)
+    }
+
+    fn has_room(&self) -> bool {
+        Self::has_room(self)
+    }
+
+    fn stats(&self) -> PoolStats {
+        Self::stats(self)
+    }
+}
+
+/// A port over `inside`, for a thread whose frames live in `outside`: each frame is copied once in each direction.
+pub struct Bridge<I: Memory, O: Memory> {
+    port: MemoryPort<I>,
+    inside: I,
+    outside: O,
+    /// Received, and not yet copied.
+    received: Batch<I::Buf>,
+    sending: Batch<I::Buf>,
+    drops: [u64; DropReason::COUNT],
+    /// Frames and bytes that `port` has delivered, and this has not.
+    undelivered: (u64, u64),
+}
+
+impl<I: Memory, O: Memory> Bridge<I, O> {
+    /// A bridge to `port`, whose frames live in `inside`.
+    pub fn new(port: MemoryPort<I>, inside: I, outside: O) -> Self {
+        Self {
+            port,
+            inside,
+            outside,
+            received: Batch::new(),
+            sending: Batch::new(),
+            drops: [0; DropReason::COUNT],
+            undelivered: (0, 0),
+        }
+    }
+}
+
+impl<I: Memory, O: Memory> Port for Bridge<I, O> {
+    type Buf = O::Buf;
+
+    fn receive(&mut self, batch: &mut Batch<O::Buf>) {
+        if self.received.is_empty() {
+            self.port.receive(&mut self.received);
+            // From the back is from the oldest on.
+            self.received.reverse();
+            self.undelivered.0 += self.received.len() as u64;
+            self.undelivered.1 += self.received.iter().map(|f| f.length() as u64).sum::<u64>();
+        }
+        while !batch.is_full() && self.outside.has_room() {
+            let Some(frame) = self.received.pop() else { break };
+            match self.outside.gather(&frame.segments()) {
+                Some(copy) => {
+                    self.undelivered.0 -= 1;
+                    self.undelivered.1 -= frame.length() as u64;
+                    batch.push(copy);
+                }
+                // There was room, so it is longer than this memory's frames.
+                None => self.drops[DropReason::TooLong.index()] += 1,
+            }
+        }
+    }
+
+    fn replicate(&mut self, original: &O::Buf, header: usize) -> Option<O::Buf> {
+        if header > O::Buf::HEAD {
+            return None;
+        }
+        self.outside.gather(&original.segments())
+    }
+
+    fn allocate(&mut self, length: usize) -> Option<O::Buf> {
+        const ZEROS: [u8; 1024] = [0; 1024];
+        let (mut parts, mut left): ([&[u8]; 16], _) = ([&[]; 16], length);
+        for part in &mut parts {
+            *part = &ZEROS[..left.min(ZEROS.len())];
+            left -= part.len();
+        }
+        if left == 0 {
+            self.outside.gather(&parts)
+        } else {
+            None
+        }
+    }
+
+    fn send(&mut self, batch: &mut Batch<O::Buf>) {
+        for frame in batch.drain(..) {
+            match self.inside.gather(&frame.segments()) {
+                Some(copy) => self.sending.push(copy),
+                None if self.inside.has_room() => self.drops[DropReason::TooLong.index()] += 1,
+                None => self.drops[DropReason::TxFull.index()] += 1,
+            }
+        }
+        self.port.send(&mut self.sending);
+    }
+
+    fn info(&self) -> PortLink {
+        self.port.info()
+    }
+
+    fn is_up(&self) -> bool {
+        self.port.is_up()
+    }
+
+    fn stats(&self) -> PortStats {
+        let mut stats = self.port.stats();
+        stats.rx_frames -= self.undelivered.0;
+        stats.rx_bytes -= self.undelivered.1;
+        for (sum, more) in stats.drops.iter_mut().zip(self.drops) {
+            *sum += more;
+        }
+        stats
+    }
+
+    fn ready(&self) -> bool {
+        !self.received.is_empty() || self.port.ready()
+    }
+
+    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
+        self.port.attach(sleeper)
+    }
+
+    fn poll(&mut self, now: Nanos) {
+        self.port.poll(now);
+    }
+
+    fn poll_timeout(&self) -> Option<Nanos> {
+        self.port.poll_timeout()
+    }
+
+    fn pending(&self) -> usize {
+        self.port.pending()
+    }
+}
