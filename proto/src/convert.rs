@@ -4,6 +4,7 @@
 //! (`group.paths[1].host.qpn`). [`Invalid`] turns into a [`tonic::Status`] INVALID_ARGUMENT whose message starts with
 //! the first field and whose details carry a `google.rpc.BadRequest` with all of them; [`violations`] reads it back.
 
+mod call;
 mod collective;
 mod group;
 mod job;
@@ -16,6 +17,7 @@ use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 
+pub use call::{call_from_proto, call_to_proto, disagreement_from_proto, disagreement_to_proto};
 pub use collective::{
     collective_from_proto, collective_to_proto, loss_to_proto, rank_to_proto, straggler_to_proto,
 };

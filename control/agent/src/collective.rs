@@ -1,9 +1,9 @@
 //! What the dataplane says of collective groups, as messages.
 
-use castnet_proto::convert::collective_to_proto;
+use castnet_proto::convert::{collective_to_proto, disagreement_to_proto};
 use castnet_proto::v1;
 use castnet_rules::{CollectiveEndpoint, CollectiveGroup};
-use castnet_wire::{Call, Control, McstId, Nanos, Psn, Verdict};
+use castnet_wire::{Control, McstId, Nanos, Psn};
 use castnet_worker::engine::{
     CollectiveCounters, CollectiveGroupStatus, EndpointCounters, EndpointSnapshot, PortSet,
 };
@@ -69,7 +69,7 @@ fn group_status(status: &CollectiveGroupStatus) -> v1::CollectiveStatus {
     v1::CollectiveStatus {
         base_psn: machine.base.value(),
         sequence: oldest.map(|c| c.sequence),
-        call: oldest.map(|c| call(&c.call)).unwrap_or_default(),
+        call: oldest.map(|c| c.call.to_string()).unwrap_or_default(),
         slots_used: status.slots_used as u32,
         slots: status.rule.slots.into(),
         failed: machine.conflict.is_some(),
@@ -173,31 +173,14 @@ fn group_counters(counters: &CollectiveCounters) -> v1::CollectiveCounters {
     }
 }
 
-/// A call in words.
-fn call(call: &Call) -> String {
-    let Call {
-        primitive,
-        root,
-        operation,
-        data_type,
-        elements,
-        ..
-    } = call;
-    let root = match primitive {
-        castnet_wire::Primitive::AllReduce => String::new(),
-        _ => format!(", root {root}"),
-    };
-    format!("{primitive:?} {operation:?} of {elements} {data_type:?}{root}")
-}
-
 pub(crate) fn stalled(
     dataplane: &Dataplane,
-    mcst_id: McstId,
+    (mcst_id, generation): (McstId, u64),
     waiting_for: PortSet,
     psn: Psn,
     patience: Nanos,
 ) -> v1::CollectiveStalled {
-    let rule = rule(dataplane, mcst_id);
+    let rule = rule(dataplane, mcst_id, generation);
     let waited: Vec<&CollectiveEndpoint> = rule
         .iter()
         .flat_map(|r| &r.endpoints)
@@ -211,25 +194,27 @@ pub(crate) fn stalled(
         ranks: waited.iter().flat_map(|e| ranks(e)).collect(),
         psn: psn.value(),
         for_ns: patience.0,
+        generation,
     }
 }
 
-pub(crate) fn conflict(dataplane: &Dataplane, mcst_id: McstId, control: &Control) -> v1::CollectiveConflict {
-    let (other_rank, other_call) = match &control.verdict {
-        Verdict::Conflict { rank, call: other } => (u32::from(*rank), call(other)),
-        Verdict::Agreed => Default::default(),
-    };
+pub(crate) fn conflict(
+    dataplane: &Dataplane,
+    (mcst_id, generation): (McstId, u64),
+    control: &Control,
+) -> v1::CollectiveConflict {
     v1::CollectiveConflict {
         mcst_id: mcst_id.to_string(),
-        group: rule(dataplane, mcst_id).map(|r| r.name).unwrap_or_default(),
-        sequence: control.sequence,
-        rank: control.rank.into(),
-        call: call(&control.call),
-        other_rank,
-        other_call,
+        group: rule(dataplane, mcst_id, generation)
+            .map(|r| r.name)
+            .unwrap_or_default(),
+        generation,
+        disagreement: disagreement_to_proto(control),
     }
 }
 
-fn rule(dataplane: &Dataplane, mcst_id: McstId) -> Option<CollectiveGroup> {
-    dataplane.rule(mcst_id)?.collective().cloned()
+/// The rule that the switch has, if it is still the one that is spoken of.
+fn rule(dataplane: &Dataplane, mcst_id: McstId, generation: u64) -> Option<CollectiveGroup> {
+    let rule = dataplane.rule(mcst_id)?.collective().cloned();
+    rule.filter(|r| r.generation == generation)
 }

@@ -111,7 +111,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
     };
     match kind {
         EventKind::PathStalled { mcst_id, port, since } => {
-            let (group, next_hop) = names(dataplane, mcst_id, port);
+            let (group, next_hop) = names(dataplane, mcst_id, None, port);
             Event::PathStalled(v1::PathStalled {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -122,36 +122,42 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             })
         }
         EventKind::BaselineLearned { mcst_id, psn } => {
-            let (group, _) = names(dataplane, mcst_id, PortId::default());
+            let (group, _) = names(dataplane, mcst_id, None, PortId::default());
             let (mcst_id, psn) = (mcst_id.to_string(), psn.value());
             Event::BaselineLearned(v1::BaselineLearned { mcst_id, group, psn })
         }
         EventKind::MemberFailed {
             mcst_id,
+            generation,
             port,
             syndrome,
         } => {
-            let (group, next_hop) = names(dataplane, mcst_id, port);
+            let (group, next_hop) = names(dataplane, mcst_id, Some(generation), port);
             Event::MemberFailed(v1::MemberFailed {
                 mcst_id: mcst_id.to_string(),
                 group,
                 port: view::port_number(port),
                 next_hop,
                 syndrome: syndrome.into(),
+                generation,
             })
         }
         EventKind::CollectiveStalled {
             mcst_id,
+            generation,
             waiting_for,
             psn,
             since,
         } => {
-            let stalled = collective::stalled(dataplane, mcst_id, waiting_for, psn, at.since(since));
+            let of = (mcst_id, generation);
+            let stalled = collective::stalled(dataplane, of, waiting_for, psn, at.since(since));
             Event::CollectiveStalled(stalled)
         }
-        EventKind::CollectiveConflict { mcst_id, control } => {
-            Event::CollectiveConflict(collective::conflict(dataplane, mcst_id, &control))
-        }
+        EventKind::CollectiveConflict {
+            mcst_id,
+            generation,
+            control,
+        } => Event::CollectiveConflict(collective::conflict(dataplane, (mcst_id, generation), &control)),
         EventKind::NeighbourAppeared(n) | EventKind::NeighbourChanged(n) => neighbour(n, false),
         EventKind::NeighbourGone(n) => neighbour(n, true),
         EventKind::FdbFull { entries } => Event::FdbFull(v1::FdbFull {
@@ -160,9 +166,10 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
     }
 }
 
-/// The names of a group and of who is behind its port; empty for a group that is gone by now.
-fn names(dataplane: &Dataplane, mcst_id: McstId, port: PortId) -> (String, String) {
-    let Some(rule) = dataplane.rule(mcst_id) else {
+/// The names of a group and of who is behind its port; empty for a group, or for that version of its rule, that is gone by now.
+fn names(dataplane: &Dataplane, mcst_id: McstId, generation: Option<u64>, port: PortId) -> (String, String) {
+    let rule = dataplane.rule(mcst_id);
+    let Some(rule) = rule.filter(|r| generation.is_none_or(|g| g == r.generation())) else {
         return Default::default();
     };
     let hop = match &rule {

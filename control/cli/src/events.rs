@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use castnet_proto::convert::disagreement_from_proto;
+use castnet_wire::Verdict;
 use clap::Args;
 use serde::Serialize;
 
@@ -116,10 +118,14 @@ fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
             )
         }
         Event::CollectiveConflict(c) => {
-            let message = format!(
-                "collective {}: rank {} says {}, rank {} says {}",
-                c.sequence, c.rank, c.call, c.other_rank, c.other_call
-            );
+            let said = disagreement_from_proto("disagreement", &c.disagreement.unwrap_or_default());
+            let message = match said.map(|c| (c, c.verdict)) {
+                Ok((c, Verdict::Conflict { rank, call })) => format!(
+                    "collective {}: rank {} says {}, rank {rank} says {call}",
+                    c.sequence, c.rank, c.call
+                ),
+                _ => "ranks disagree".to_owned(),
+            };
             ("collective-conflict", Some(c.group), None, message)
         }
         Event::FdbFull(f) => (

@@ -314,16 +314,11 @@ impl Link {
                 false
             }
             Some(Told::CollectiveStalled(stalled)) => {
-                shared.waits(
-                    &stalled.mcst_id,
-                    &self.config.name,
-                    &stalled.ranks,
-                    stalled.for_ns,
-                );
+                shared.waits(&self.config.name, &stalled);
                 false
             }
             Some(Told::CollectiveConflict(conflict)) => {
-                shared.conflict(&self.config.name, conflict);
+                shared.conflict(&self.config.name, &conflict);
                 false
             }
             Some(Told::Hello(_) | Told::BaselineLearned(_) | Told::FdbFull(_)) | None => false,

@@ -227,7 +227,7 @@ pub(crate) mod text {
         };
     }
 
-    use castnet_wire::{McstId as M, Pmtu as P, Psn as N};
+    use castnet_wire::{Control as C, McstId as M, Pmtu as P, Psn as N};
 
     stored!(
         mcst_id,
@@ -252,5 +252,20 @@ pub(crate) mod text {
         |p| p.value(),
         |v| (v < super::N::MODULUS).then(|| super::N::new(v)),
         "not a PSN"
+    );
+    // As it is on the wire: that layout has a version of its own.
+    stored!(
+        control,
+        Option<super::C>,
+        Option<Vec<u8>>,
+        |control| control.map(|c| {
+            let mut bytes = [0; super::C::LEN];
+            c.emit(&mut bytes);
+            bytes.into()
+        }),
+        |bytes| bytes
+            .map(|b| super::C::parse(&b).ok())
+            .map_or(Some(None), |c| c.map(Some)),
+        "not a control message"
     );
 }

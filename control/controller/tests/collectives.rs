@@ -173,32 +173,67 @@ async fn a_rank_that_comes_back_within_its_lease_is_at_its_place() {
     assert_eq!(lab.switch("leaf0").changes(), ["+job.1"]);
 }
 
+/// Rank `first` calls an AllReduce where rank `second` calls a barrier.
+fn disagreement(first: u32, second: u32) -> v1::Disagreement {
+    let barrier = v1::CollectiveCall {
+        primitive: v1::CollectivePrimitive::AllReduce.into(),
+        operation: v1::CollectiveOperation::Sum.into(),
+        data_type: v1::CollectiveDataType::F32.into(),
+        ..Default::default()
+    };
+    v1::Disagreement {
+        sequence: 5,
+        rank: first,
+        call: Some(v1::CollectiveCall {
+            elements: 8,
+            packets: 1,
+            ..barrier
+        }),
+        other_rank: second,
+        other_call: Some(barrier),
+    }
+}
+
+fn conflict(mcst_id: &str, generation: u64, said: v1::Disagreement) -> v1::agent_event::Event {
+    v1::agent_event::Event::CollectiveConflict(v1::CollectiveConflict {
+        mcst_id: mcst_id.into(),
+        group: "job".into(),
+        generation,
+        disagreement: Some(said),
+    })
+}
+
 #[tokio::test]
 async fn ranks_that_disagree_are_told_who_said_what_and_get_a_new_generation() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
-    lab.switch("leaf1")
-        .report(v1::agent_event::Event::CollectiveConflict(
-            v1::CollectiveConflict {
-                mcst_id,
-                group: "job".into(),
-                sequence: 5,
-                rank: 0,
-                call: "AllReduce sum of 8 f32".into(),
-                other_rank: 3,
-                other_call: "Barrier".into(),
-            },
-        ));
+    let said = disagreement(0, 3);
+    lab.switch("leaf1").report(conflict(&mcst_id, 1, said));
     for state in all(&mut ranks, Failed).await {
         assert_eq!(
             state.reason,
-            "the ranks disagree about collective 5: rank 0 (host h0) called AllReduce sum of 8 f32, \
-             rank 3 (host h3) called Barrier"
+            "the ranks disagree about collective 5: rank 0 (host h0) called allreduce of 8 f32 by sum in 1 packet, \
+             rank 3 (host h3) called barrier"
         );
-        assert_eq!(state.failed_rank, None);
+        assert_eq!((state.failed_rank, state.conflict), (None, Some(said)));
     }
+    // Another switch saw other ranks: together, the lowest rank and the lowest that differs from it.
+    lab.switch("spine0")
+        .report(conflict(&mcst_id, 1, disagreement(0, 2)));
+    let group = becomes(&client, "job", |g| {
+        let state = g.state.as_ref().unwrap();
+        state.conflict.is_some_and(|c| c.other_rank == 2)
+    })
+    .await;
+    assert!(
+        group
+            .state
+            .unwrap()
+            .reason
+            .ends_with("rank 2 (host h2) called barrier")
+    );
     // The switches still have to tell the ranks themselves: the rules stay until all have joined again.
     assert_eq!(lab.placed(), ["leaf0 job.1", "leaf1 job.1", "spine0 job.1"]);
     let last = ranks.pop().unwrap();
@@ -240,6 +275,7 @@ async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
             port: 1,
             next_hop: "h3".into(),
             syndrome: 0x62,
+            generation: 1,
         }));
     for state in all(&mut ranks, Failed).await {
         assert_eq!(state.failed_rank, Some(3));
@@ -528,6 +564,7 @@ async fn stalls_reach_ranks_and_operators_by_name() {
             group: "job".into(),
             ranks: vec![2, 3],
             for_ns: 2_000_000_000,
+            generation: 1,
             ..Default::default()
         }));
     let told = events.until(|event| match event {
@@ -545,6 +582,47 @@ async fn stalls_reach_ranks_and_operators_by_name() {
         state.reason,
         "a collective waits for rank 2 (host h2), rank 3 (host h3)"
     );
+}
+
+/// What a switch says of a generation that is over says nothing about the one that runs.
+#[tokio::test]
+async fn late_reports_of_an_old_generation_change_nothing() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
+    lab.switch("leaf0")
+        .report(conflict(&mcst_id, 1, disagreement(0, 1)));
+    all(&mut ranks, Failed).await;
+    let mut ranks = all_again(ranks, &client, 1).await;
+
+    let spine = lab.switch("spine0");
+    let stalled = |generation, ranks: &[u32]| {
+        v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
+            mcst_id: mcst_id.clone(),
+            group: "job".into(),
+            generation,
+            ranks: ranks.to_vec(),
+            ..Default::default()
+        })
+    };
+    spine.report(conflict(&mcst_id, 1, disagreement(1, 2)));
+    spine.report(v1::agent_event::Event::MemberFailed(v1::MemberFailed {
+        mcst_id: mcst_id.clone(),
+        group: "job".into(),
+        next_hop: "h3".into(),
+        syndrome: 0x62,
+        generation: 1,
+        ..Default::default()
+    }));
+    spine.report(stalled(1, &[1]));
+    // They are taken in order: when this is known, those before it were seen.
+    spine.report(stalled(2, &[3]));
+    let state = ranks[0].until(Active).await;
+    assert_eq!((state.generation, state.waiting_for), (2, vec![3]));
+    let group = shown(&client, "job").await.unwrap().state.unwrap();
+    assert_eq!((group.phase(), group.conflict), (Active, None));
+    assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine0 job.2"]);
 }
 
 #[tokio::test]

@@ -39,6 +39,8 @@ pub enum EventKind {
     MemberFailed {
         /// The group.
         mcst_id: McstId,
+        /// Which version of its rule.
+        generation: u64,
         /// The port of the path.
         port: PortId,
         /// The AETH syndrome byte.
@@ -48,6 +50,8 @@ pub enum EventKind {
     CollectiveStalled {
         /// The group.
         mcst_id: McstId,
+        /// Which version of its rule.
+        generation: u64,
         /// The ports whose contribution is missing or, where none is, that have not acknowledged.
         waiting_for: PortSet,
         /// The packet, by the group's PSN.
@@ -59,6 +63,8 @@ pub enum EventKind {
     CollectiveConflict {
         /// The group.
         mcst_id: McstId,
+        /// Which version of its rule.
+        generation: u64,
         /// Who said what.
         control: Control,
     },

@@ -97,6 +97,7 @@ impl Engine {
                     cx.now,
                     EventKind::MemberFailed {
                         mcst_id,
+                        generation: group.cold.rule.generation,
                         port,
                         syndrome: syndrome.byte(),
                     },

@@ -210,8 +210,13 @@ fn ranks_that_disagree_are_all_told_who_said_what() {
     let mut told = 0;
     for engine in &mut net.engines {
         while let Some(event) = engine.pop_event() {
-            if let EventKind::CollectiveConflict { mcst_id, control } = event.kind {
-                assert_eq!((mcst_id, control.sequence), (GROUP, 0));
+            if let EventKind::CollectiveConflict {
+                mcst_id,
+                generation,
+                control,
+            } = event.kind
+            {
+                assert_eq!((mcst_id, generation, control.sequence), (GROUP, 1, 0));
                 told += 1;
             }
         }
@@ -228,7 +233,11 @@ fn who_keeps_others_waiting_is_named_and_the_others_are_kept_alive() {
     net.ranks[2].deadline = net.ranks[2].starts;
     net.run(&jobs, T0 + Nanos::from_secs(1));
     let event = core::iter::from_fn(|| net.engines[0].pop_event()).find_map(|e| match e.kind {
-        EventKind::CollectiveStalled { waiting_for, .. } => Some(waiting_for),
+        EventKind::CollectiveStalled {
+            waiting_for,
+            generation: 1,
+            ..
+        } => Some(waiting_for),
         _ => None,
     });
     assert_eq!(event.map(|ports| ports.collect::<Vec<_>>()), Some(vec![port(2)]));

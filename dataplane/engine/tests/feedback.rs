@@ -223,6 +223,7 @@ fn a_member_that_fails_and_a_first_psn_that_was_learned_are_told() {
             },
             EventKind::MemberFailed {
                 mcst_id: MCST,
+                generation: star(2).generation,
                 port: port(2),
                 syndrome: 0x62
             },

@@ -197,7 +197,13 @@ fn ranks_that_disagree_are_told_of() {
     }
     let told = loop {
         let event = events.recv_timeout(PATIENCE).expect("an event");
-        if let SwitchEventKind::Engine(EventKind::CollectiveConflict { mcst_id, control }) = event.kind {
+        if let SwitchEventKind::Engine(EventKind::CollectiveConflict {
+            mcst_id,
+            generation,
+            control,
+        }) = event.kind
+        {
+            assert_eq!(generation, sums(1).generation);
             break (mcst_id, control.verdict);
         }
     };

@@ -6,10 +6,11 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use castnet_proto::convert::disagreement_from_proto;
 use castnet_proto::v1 as api;
 use castnet_rnic::{QpOptions, QpRemote, QueueLimits};
 use castnet_rules::{LossPolicy, StragglerPolicy};
-use castnet_wire::{MacAddr, Pmtu, Psn, Qpn};
+use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, Verdict};
 
 use crate::communicator::{Communicator, GRACE};
 use crate::config::{CommPath, Fallback};
@@ -458,6 +459,9 @@ fn group_failure(state: &api::CollectiveState) -> CommError {
     } else {
         state.reason.clone()
     };
+    if let Some(conflict) = state.conflict.and_then(|c| conflict(state, &c)) {
+        return conflict;
+    }
     match state.failed_rank {
         Some(rank) => {
             let host = state.members.get(rank as usize).map(|m| m.host.clone());
@@ -471,6 +475,38 @@ fn group_failure(state: &api::CollectiveState) -> CommError {
         }
         None => CommError::GroupFailed { reason },
     }
+}
+
+/// Who said what, as the control result of the group would have told it; `None` where it makes no sense.
+fn conflict(state: &api::CollectiveState, said: &api::Disagreement) -> Option<CommError> {
+    let castnet_wire::Control {
+        sequence,
+        rank,
+        call,
+        verdict,
+    } = disagreement_from_proto("conflict", said)
+        .inspect_err(|invalid| tracing::debug!(%invalid, "a conflict that does not read"))
+        .ok()?;
+    let Verdict::Conflict {
+        rank: other,
+        call: other_call,
+    } = verdict
+    else {
+        return None;
+    };
+    let name = |rank: u16| RankName {
+        rank,
+        host: state
+            .members
+            .get(usize::from(rank))
+            .map(|m| m.host.clone())
+            .unwrap_or_default(),
+    };
+    Some(CommError::Conflict {
+        sequence,
+        first: Box::new((name(rank), call)),
+        second: Box::new((name(other), other_call)),
+    })
 }
 
 /// Ranks that are not in.
@@ -552,6 +588,70 @@ mod tests {
         // Values that were rounded up instead, as others do.
         assert_eq!(timeout_code(67_109), 14);
         assert_eq!(timeout_code(70_000), 15);
+    }
+
+    /// The controller's word comes before or after that of the switches: a program sees the same error.
+    #[test]
+    fn a_conflict_is_the_same_error_from_the_controller_as_in_band() {
+        use castnet_wire::{Call, CallFlags, DataType, Operation, Primitive};
+        let barrier = Call {
+            primitive: Primitive::AllReduce,
+            root: 0,
+            operation: Operation::Sum,
+            data_type: DataType::F32,
+            flags: CallFlags::NONE,
+            elements: 0,
+            packets: 0,
+        };
+        let broadcast = Call {
+            primitive: Primitive::Broadcast,
+            root: 1,
+            elements: 3,
+            packets: 1,
+            ..barrier
+        };
+        let said = castnet_wire::Control {
+            sequence: 5,
+            rank: 0,
+            call: barrier,
+            verdict: Verdict::Conflict {
+                rank: 1,
+                call: broadcast,
+            },
+        };
+        let member = |host: &str| api::RankState {
+            host: host.into(),
+            ..Default::default()
+        };
+        let mut state = api::CollectiveState {
+            phase: api::CollectivePhase::Failed.into(),
+            reason: "in words".into(),
+            members: vec![member("h1"), member("h2")],
+            conflict: castnet_proto::convert::disagreement_to_proto(&said),
+            ..Default::default()
+        };
+        let CommError::Conflict {
+            sequence,
+            first,
+            second,
+        } = group_failure(&state)
+        else {
+            panic!("{}", group_failure(&state));
+        };
+        let name = |rank, host: &str| RankName {
+            rank,
+            host: host.into(),
+        };
+        assert_eq!(
+            (sequence, *first, *second),
+            (5, (name(0, "h1"), barrier), (name(1, "h2"), broadcast))
+        );
+        // One that makes no sense still fails, in words.
+        state.conflict = Some(api::Disagreement::default());
+        assert_eq!(
+            group_failure(&state).to_string(),
+            "the group has failed: in words"
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use castnet_proto::convert::GivenSettings;
 use castnet_rules::{CollectiveGroup, HostEndpoint, LossPolicy, StragglerPolicy};
-use castnet_wire::{McstId, Pmtu, Psn};
+use castnet_wire::{Control, McstId, Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
 use super::lifecycle::Phase;
@@ -121,6 +121,9 @@ pub struct Ending {
     pub switch: Option<String>,
     /// The facts, for people.
     pub reason: String,
+    /// Who said what, where the ranks disagreed.
+    #[serde(default, with = "text::control")]
+    pub conflict: Option<Control>,
 }
 
 /// How a group is placed on the switches.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use castnet_proto::convert::disagreement_from_proto;
 use castnet_proto::v1;
 
 use super::lifecycle::{Event, Phase};
 use super::record::{CollectiveRecord, Ending};
+use super::state::CollectiveEntry;
 use crate::core::Shared;
 
 impl Shared {
@@ -16,13 +18,18 @@ impl Shared {
             group,
             next_hop,
             syndrome,
+            generation,
             ..
         } = failed;
+        let rank = {
+            let core = self.lock();
+            let entry = core.collective_by_mcst_id(&mcst_id);
+            if entry.is_some_and(|e| is_late(e, switch, generation)) {
+                return;
+            }
+            entry.and_then(|e| e.record.rank_at(&next_hop))
+        };
         tracing::warn!(switch, group, next_hop, syndrome, "member failed");
-        let rank = self
-            .lock()
-            .collective_by_mcst_id(&mcst_id)
-            .and_then(|e| e.record.rank_at(&next_hop));
         self.publish(v1::controller_event::Event::FailedMember(v1::FailedMember {
             group,
             switch_name: switch.into(),
@@ -30,46 +37,60 @@ impl Shared {
             rank: rank.map(u32::from),
             syndrome,
         }));
-        self.broke(&mcst_id, switch, |record| {
+        self.broke(&mcst_id, generation, switch, |record| {
             let who = rank.map_or_else(|| format!("host {next_hop}"), |rank| record.rank_name(rank));
             let reason = format!("{who} has ended its connection, with NAK syndrome {syndrome:#04x}");
-            (rank, reason)
+            Ending::failed(record, rank, None, reason)
         });
     }
 
     /// A switch reports that ranks disagree.
-    pub(crate) fn conflict(self: &Arc<Self>, switch: &str, conflict: v1::CollectiveConflict) {
-        self.broke(&conflict.mcst_id, switch, |record| {
-            let name = |rank: u32| match u16::try_from(rank) {
-                Ok(rank) => record.rank_name(rank),
-                Err(_) => format!("rank {rank}"),
+    pub(crate) fn conflict(self: &Arc<Self>, switch: &str, conflict: &v1::CollectiveConflict) {
+        let said = conflict.disagreement.unwrap_or_default();
+        let said = disagreement_from_proto("disagreement", &said);
+        self.broke(&conflict.mcst_id, conflict.generation, switch, |record| {
+            let said = match said {
+                Ok(said) => said,
+                Err(invalid) => {
+                    tracing::warn!(switch, %invalid, "a report of a conflict does not read");
+                    let reason = format!("the ranks disagree; switch {switch} does not say more");
+                    return Ending::failed(record, None, None, reason);
+                }
             };
-            let reason = format!(
-                "the ranks disagree about collective {}: {} called {}, {} called {}",
-                conflict.sequence,
-                name(conflict.rank),
-                conflict.call,
-                name(conflict.other_rank),
-                conflict.other_call
-            );
-            (None, reason)
+            // Each switch says what it has seen: together it is what the tree's root tells the ranks.
+            let before = record
+                .ended
+                .as_ref()
+                .filter(|e| e.generation == record.generation);
+            let all = match before.and_then(|e| e.conflict) {
+                Some(mut before) if before.sequence == said.sequence => {
+                    before.merge(&said);
+                    before
+                }
+                Some(before) => before,
+                None => said,
+            };
+            Ending::conflict(record, all)
         });
     }
 
-    /// A switch reports that a generation cannot go on; `why` makes the reason from the record, and the rank at fault.
+    /// A switch reports that a generation cannot go on; `why` makes its ending from the record.
     fn broke(
         self: &Arc<Self>,
         mcst_id: &str,
+        generation: u64,
         switch: &str,
-        why: impl FnOnce(&CollectiveRecord) -> (Option<u16>, String),
+        why: impl FnOnce(&CollectiveRecord) -> Ending,
     ) {
         let mut core = self.lock();
         let Some(entry) = core.collective_by_mcst_id(mcst_id) else {
             return;
         };
+        if is_late(entry, switch, generation) {
+            return;
+        }
         let name = entry.record.name.clone();
-        let (rank, reason) = why(&entry.record);
-        let ending = Ending::failed(&entry.record, rank, None, reason);
+        let ending = why(&entry.record);
         match entry.record.phase {
             Phase::Active => {
                 tracing::warn!(
@@ -82,7 +103,11 @@ impl Shared {
             }
             // The ranks were faster than the switch's report: those that come to hear of it hear the cause.
             Phase::Broken => self.try_change_collective(&mut core, &name, |r| {
-                let unexplained = |e: &Ending| e.generation == ending.generation && e.rank.is_none();
+                let unexplained = |e: &Ending| {
+                    e.generation == ending.generation
+                        && e.rank.is_none()
+                        && (e.conflict.is_none() || ending.conflict.is_some())
+                };
                 if r.ended.as_ref().is_some_and(unexplained) {
                     r.ended = Some(ending);
                 }
@@ -92,13 +117,17 @@ impl Shared {
     }
 
     /// A switch reports ranks that a collective waits for.
-    pub(crate) fn waits(&self, mcst_id: &str, switch: &str, ranks: &[u32], for_ns: u64) {
+    pub(crate) fn waits(&self, switch: &str, stalled: &v1::CollectiveStalled) {
         let mut core = self.lock();
-        let Some(entry) = core.collective_by_mcst_id(mcst_id) else {
+        let Some(entry) = core.collective_by_mcst_id(&stalled.mcst_id) else {
             return;
         };
+        if is_late(entry, switch, stalled.generation) {
+            return;
+        }
         let (name, record) = (entry.record.name.clone(), &entry.record);
-        let ranks: Vec<u16> = ranks.iter().filter_map(|r| u16::try_from(*r).ok()).collect();
+        let known = stalled.ranks.iter().filter_map(|r| u16::try_from(*r).ok());
+        let ranks: Vec<u16> = known.collect();
         let host = |rank: &u16| {
             let known = record.ranks.get(usize::from(*rank));
             known.map_or_else(String::new, |r| r.host.clone())
@@ -110,7 +139,7 @@ impl Shared {
                 switch_name: switch.into(),
                 hosts: ranks.iter().map(host).collect(),
                 ranks: ranks.iter().map(|r| u32::from(*r)).collect(),
-                for_ns,
+                for_ns: stalled.for_ns,
             },
         ));
         if let Some(entry) = core.collectives.get_mut(&name)
@@ -121,4 +150,14 @@ impl Shared {
             self.told_collective(&core, &name);
         }
     }
+}
+
+/// Whether a report is of another generation than the present one, which it says nothing about.
+fn is_late(entry: &CollectiveEntry, switch: &str, generation: u64) -> bool {
+    let (group, present) = (&entry.record.name, entry.record.generation);
+    let late = generation != present;
+    if late {
+        tracing::debug!(group, switch, generation, present, "a late report");
+    }
+    late
 }

@@ -1,11 +1,12 @@
 //! Every change of a collective group. As for multicast groups: on a copy, stored, and only then seen by anybody.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_proto::v1;
-use castnet_wire::{McstId, Psn};
+use castnet_wire::{Control, McstId, Psn, Verdict};
 use tokio::sync::watch;
 
 use super::lifecycle::{After, Event, Next, Phase};
@@ -104,6 +105,25 @@ impl Ending {
             rank,
             switch,
             reason: named,
+            conflict: None,
+        }
+    }
+
+    /// Of a generation whose ranks called different collectives.
+    pub(crate) fn conflict(record: &CollectiveRecord, conflict: Control) -> Self {
+        let Control {
+            sequence, rank, call, ..
+        } = conflict;
+        let mut reason = format!(
+            "the ranks disagree about collective {sequence}: {} called {call}",
+            record.rank_name(rank)
+        );
+        if let Verdict::Conflict { rank, call } = conflict.verdict {
+            let _ = write!(reason, ", {} called {call}", record.rank_name(rank));
+        }
+        Self {
+            conflict: Some(conflict),
+            ..Self::failed(record, None, None, reason)
         }
     }
 
@@ -122,6 +142,7 @@ impl Ending {
             rank,
             switch: switch.map(String::from),
             reason,
+            conflict: None,
         }
     }
 }

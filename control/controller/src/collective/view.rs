@@ -1,6 +1,8 @@
 //! State of collective groups as messages.
 
-use castnet_proto::convert::{collective_to_proto, connection_to_proto, loss_to_proto, straggler_to_proto};
+use castnet_proto::convert::{
+    collective_to_proto, connection_to_proto, disagreement_to_proto, loss_to_proto, straggler_to_proto,
+};
 use castnet_proto::v1;
 
 use super::lifecycle::{After, Phase};
@@ -56,6 +58,7 @@ pub(crate) fn state(core: &Core, entry: &CollectiveEntry) -> v1::CollectiveState
         settings: Some(settings(&record.settings)),
         members: record.ranks.iter().enumerate().map(member).collect(),
         waiting_for: entry.waiting_for.iter().map(|r| u32::from(*r)).collect(),
+        conflict: ending.and_then(conflict),
     }
 }
 
@@ -79,7 +82,7 @@ pub(crate) fn state_for(
         _ if generation > record.generation && record.phase != Phase::Removing(After::Gone) => {
             seen.phase = v1::CollectivePhase::Waiting as i32;
             seen.reason = waits_for(record);
-            (seen.failed_rank, seen.failed_switch) = (None, String::new());
+            (seen.failed_rank, seen.failed_switch, seen.conflict) = (None, String::new(), None);
         }
         _ => {}
     }
@@ -96,6 +99,11 @@ fn over(seen: &mut v1::CollectiveState, ending: &Ending) {
     seen.failed_rank = ending.rank.map(u32::from);
     seen.failed_switch = ending.switch.clone().unwrap_or_default();
     seen.generation = ending.generation;
+    seen.conflict = conflict(ending);
+}
+
+fn conflict(ending: &Ending) -> Option<v1::Disagreement> {
+    disagreement_to_proto(&ending.conflict?)
 }
 
 fn waits_for(record: &CollectiveRecord) -> String {

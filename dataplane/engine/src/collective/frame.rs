@@ -388,6 +388,7 @@ fn carry_out<E: Egress, O: Observer>(
                     .collect();
                 let kind = EventKind::CollectiveStalled {
                     mcst_id: group.mcst_id,
+                    generation: group.rule.generation,
                     waiting_for,
                     psn: g,
                     since,
@@ -396,13 +397,17 @@ fn carry_out<E: Egress, O: Observer>(
             }
             Effect::Conflict { control } => {
                 group.counters.conflicts += 1;
-                let mcst_id = group.mcst_id;
-                let kind = EventKind::CollectiveConflict { mcst_id, control };
+                let kind = EventKind::CollectiveConflict {
+                    mcst_id: group.mcst_id,
+                    generation: group.rule.generation,
+                    control,
+                };
                 hands.events.push(cx.now, kind);
             }
             Effect::MemberFailed { from, syndrome } => {
                 let kind = EventKind::MemberFailed {
                     mcst_id: group.mcst_id,
+                    generation: group.rule.generation,
                     port: group
                         .outlets
                         .get(from.index())

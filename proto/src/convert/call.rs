@@ -1,0 +1,261 @@
+//! What ranks call, and disagreements about it.
+
+use castnet_rules::{Fault, FaultKind};
+use castnet_wire::{Call, CallFlags, Control, DataType, Operation, ParseError, Primitive, Verdict};
+
+use super::{Invalid, finish, take};
+use crate::v1;
+
+/// A call as a message.
+pub fn call_to_proto(call: &Call) -> v1::CollectiveCall {
+    let Call {
+        primitive,
+        root,
+        operation,
+        data_type,
+        flags,
+        elements,
+        packets,
+    } = *call;
+    v1::CollectiveCall {
+        primitive: primitive as i32,
+        root: root.into(),
+        operation: operation as i32,
+        data_type: data_type as i32,
+        saturate: flags.contains(CallFlags::SATURATE),
+        reproducible: flags.contains(CallFlags::REPRODUCIBLE),
+        elements,
+        packets,
+    }
+}
+
+/// A call, checked as that of a control message is.
+///
+/// # Errors
+/// Every fault, with fields below `field`.
+pub fn call_from_proto(field: &str, message: &v1::CollectiveCall) -> Result<Call, Invalid> {
+    let mut faults = Vec::new();
+    let call = read_call(message, &mut faults);
+    let faults = faults.into_iter().map(|f| f.within(field)).collect();
+    finish(call, faults)
+}
+
+fn read_call(message: &v1::CollectiveCall, faults: &mut Vec<Fault>) -> Option<Call> {
+    let flags = [
+        (message.saturate, CallFlags::SATURATE),
+        (message.reproducible, CallFlags::REPRODUCIBLE),
+    ];
+    let flags = flags.into_iter().filter(|(set, _)| *set);
+    // Each is read, so that each fault is told.
+    let primitive = take(
+        faults,
+        "primitive",
+        named(message.primitive, Primitive::from_byte, "is no primitive"),
+    );
+    let root = take(faults, "root", rank(message.root));
+    let operation = take(
+        faults,
+        "operation",
+        named(message.operation, Operation::from_byte, "is no operation"),
+    );
+    let data_type = take(
+        faults,
+        "data_type",
+        named(message.data_type, DataType::from_byte, "is no data type"),
+    );
+    let call = Call {
+        primitive: primitive?,
+        root: root?,
+        operation: operation?,
+        data_type: data_type?,
+        flags: flags.fold(CallFlags::NONE, |all, (_, flag)| all.with(flag)),
+        elements: message.elements,
+        packets: message.packets,
+    };
+    let senseless = |error| FaultKind::OutOfRange {
+        value: call.to_string(),
+        why: match error {
+            ParseError::Rule { rule, .. } => rule,
+            _ => "makes no sense",
+        },
+    };
+    take(faults, "", call.check().map_err(senseless)).map(|()| call)
+}
+
+fn named<T>(value: i32, from: impl Fn(u8) -> Option<T>, why: &'static str) -> Result<T, FaultKind> {
+    let known = u8::try_from(value).ok().and_then(from);
+    known.ok_or_else(|| FaultKind::OutOfRange {
+        value: value.to_string(),
+        why,
+    })
+}
+
+fn rank(value: u32) -> Result<u16, FaultKind> {
+    u16::try_from(value).map_err(|_| FaultKind::OutOfRange {
+        value: value.to_string(),
+        why: "is no rank: 0 to 1023",
+    })
+}
+
+/// A conflict as a message; `None` where the ranks agree.
+pub fn disagreement_to_proto(control: &Control) -> Option<v1::Disagreement> {
+    let Verdict::Conflict {
+        rank: other_rank,
+        call,
+    } = control.verdict
+    else {
+        return None;
+    };
+    Some(v1::Disagreement {
+        sequence: control.sequence,
+        rank: control.rank.into(),
+        call: Some(call_to_proto(&control.call)),
+        other_rank: other_rank.into(),
+        other_call: Some(call_to_proto(&call)),
+    })
+}
+
+/// A conflict, as a control message has it: two ranks, and two calls that differ.
+///
+/// # Errors
+/// Every fault, with fields below `field`.
+pub fn disagreement_from_proto(field: &str, message: &v1::Disagreement) -> Result<Control, Invalid> {
+    let mut faults = Vec::new();
+    let mut call = |name: &str, message: &Option<v1::CollectiveCall>| {
+        let Some(message) = message else {
+            let expected = "what the rank called";
+            faults.push(Fault::new(name, FaultKind::Missing { expected }));
+            return None;
+        };
+        let mut own = Vec::new();
+        let call = read_call(message, &mut own);
+        faults.extend(own.into_iter().map(|f| f.within(name)));
+        call
+    };
+    let (first, second) = (
+        call("call", &message.call),
+        call("other_call", &message.other_call),
+    );
+    let ranks = (
+        take(&mut faults, "rank", rank(message.rank)),
+        take(&mut faults, "other_rank", rank(message.other_rank)),
+    );
+    if first.is_some() && first == second {
+        let value = first.map(|call| call.to_string()).unwrap_or_default();
+        let why = "is what the other rank called as well";
+        faults.push(Fault::new("other_call", FaultKind::OutOfRange { value, why }));
+    }
+    let control = (|| {
+        Some(Control {
+            sequence: message.sequence,
+            rank: ranks.0?,
+            call: first?,
+            verdict: Verdict::Conflict {
+                rank: ranks.1?,
+                call: second?,
+            },
+        })
+    })();
+    let faults = faults.into_iter().map(|f| f.within(field)).collect();
+    finish(control, faults)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call() -> Call {
+        Call {
+            primitive: Primitive::Reduce,
+            root: 3,
+            operation: Operation::BitXor,
+            data_type: DataType::U16,
+            flags: CallFlags::SATURATE.with(CallFlags::REPRODUCIBLE),
+            elements: 1000,
+            packets: 2,
+        }
+    }
+
+    /// Names here and there, but for the words that stand before each.
+    #[test]
+    fn numbers_are_those_of_the_control_message() {
+        let plain = |name: &str, prefix: &str| {
+            let rest = name.strip_prefix(prefix).expect("the prefix of its enum");
+            rest.replace('_', "").to_lowercase()
+        };
+        for p in Primitive::ALL {
+            let there = v1::CollectivePrimitive::try_from(*p as i32).unwrap();
+            assert_eq!(plain(there.as_str_name(), "COLLECTIVE_PRIMITIVE_"), p.name());
+        }
+        for o in Operation::ALL {
+            let there = v1::CollectiveOperation::try_from(*o as i32).unwrap();
+            assert_eq!(plain(there.as_str_name(), "COLLECTIVE_OPERATION_"), o.name());
+        }
+        for t in DataType::ALL {
+            let there = v1::CollectiveDataType::try_from(*t as i32).unwrap();
+            assert_eq!(plain(there.as_str_name(), "COLLECTIVE_DATA_TYPE_"), t.name());
+        }
+    }
+
+    #[test]
+    fn disagreements_go_there_and_back() {
+        let mut control = Control {
+            sequence: 7,
+            rank: 1,
+            call: call(),
+            verdict: Verdict::Agreed,
+        };
+        assert_eq!(disagreement_to_proto(&control), None);
+        let other = Call {
+            primitive: Primitive::AllReduce,
+            root: 0,
+            operation: Operation::Sum,
+            data_type: DataType::F32,
+            flags: CallFlags::NONE,
+            elements: 0,
+            packets: 0,
+        };
+        control.verdict = Verdict::Conflict { rank: 4, call: other };
+        let message = disagreement_to_proto(&control).unwrap();
+        assert_eq!(disagreement_from_proto("conflict", &message), Ok(control));
+    }
+
+    #[test]
+    fn bad_disagreements_are_refused_with_all_faults_named() {
+        let good = v1::Disagreement {
+            sequence: 0,
+            rank: 0,
+            call: Some(call_to_proto(&call())),
+            other_rank: 1,
+            other_call: Some(call_to_proto(&Call { root: 2, ..call() })),
+        };
+        assert!(disagreement_from_proto("c", &good).is_ok());
+        type Spoil = fn(&mut v1::Disagreement);
+        let cases: [(&[&str], Spoil); 6] = [
+            (&["c.call"], |d| d.call = None),
+            (&["c.other_call"], |d| d.other_call = d.call),
+            (&["c.rank", "c.other_rank"], |d| {
+                (d.rank, d.other_rank) = (1 << 16, 1 << 16);
+            }),
+            (&["c.call.primitive", "c.call.operation"], |d| {
+                let call = d.call.as_mut().unwrap();
+                (call.primitive, call.operation) = (0, 99);
+            }),
+            (&["c.call.data_type", "c.other_call.root"], |d| {
+                d.call.as_mut().unwrap().data_type = -1;
+                d.other_call.as_mut().unwrap().root = 1 << 16;
+            }),
+            (&["c.call"], |d| d.call.as_mut().unwrap().elements = 0),
+        ];
+        for (fields, spoil) in cases {
+            let mut bad = good;
+            spoil(&mut bad);
+            let invalid = disagreement_from_proto("c", &bad).unwrap_err();
+            let named: Vec<&str> = invalid.faults().iter().map(|f| f.field.as_str()).collect();
+            assert_eq!(named, fields, "{invalid}");
+        }
+        let mut bad = call_to_proto(&call());
+        bad.packets = 0;
+        assert!(call_from_proto("call", &bad).is_err());
+    }
+}
