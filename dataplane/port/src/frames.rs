@@ -20,7 +20,8 @@ pub trait Memory: Clone + 'static {
     /// How it holds a frame.
     type Buf: FrameBuf + 'static;
 
-    /// Opens a port for this thread, which is the `queue`th of those that use the port.
+    /// Opens a port for this thread, which is the `queue`th of those that use the port, counted from the first that
+    /// receives from it, 0.
     ///
     /// # Errors
     /// See [`OpenError`].

@@ -41,7 +41,8 @@ pub trait Port {
     /// What it has done since it was opened.
     fn stats(&self) -> PortStats;
 
-    /// Whether [`Port::receive`] would find something. Spurious `true`s are allowed.
+    /// Whether [`Port::receive`] would find something. Spurious `true`s are allowed: a port that can only be polled says
+    /// so always, and keeps its thread awake.
     fn ready(&self) -> bool;
 
     /// Lets `sleeper` be woken by what arrives here.

@@ -130,8 +130,8 @@ impl PortSpec {
         self.open_queue(pool, sides, 0)
     }
 
-    /// The same for one of several threads, counted from 0. Their fault injectors take different parts of the seed's
-    /// stream; nothing else differs.
+    /// The same for one of several threads, counted from the first that receives from it, 0. Their fault injectors take
+    /// different parts of the seed's stream; nothing else differs.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -155,6 +155,11 @@ impl PortSpec {
     /// This port behind a fault injector.
     pub fn with_faults(self, control: FaultControl) -> Self {
         Self::Faulty(Box::new(self), control)
+    }
+
+    /// How many threads receive from it.
+    pub fn receivers(&self) -> usize {
+        self.dpdk().map_or(1, |spec| spec.queues)
     }
 
     /// The DPDK device that it is, behind a fault injector or not.

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use castnet_engine::{CaptureFilter, Captured, FdbEntry, Neighbour, Tables, Trace, TraceFilter, destination};
+use castnet_port::{Memory, OpenError, Pool};
 use castnet_rules::{CollectiveGroup, Ipv4Net, MulticastGroup, Route};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 use crossbeam::channel::{Sender, bounded};
@@ -24,7 +25,7 @@ use crate::report::{Counters, InstalledCollective, InstalledGroup, PortReport, R
 use crate::rule::Rule;
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
-use crate::worker::{self, Setup, port_infos};
+use crate::worker::{self, MakeMemory, Setup, port_infos};
 
 /// Workers at most: what is handed over is told apart by bits of a word.
 const WORKERS_MAX: usize = 64;
@@ -47,11 +48,24 @@ struct Threads {
 }
 
 impl Dataplane {
-    /// Opens all ports and starts the workers.
+    /// Opens all ports and starts the workers, whose frames live in a [`Pool`] each.
     ///
     /// # Errors
     /// See [`StartError`]; of several the first worker's. Nothing is left running.
     pub fn start(config: DataplaneConfig) -> Result<Self, StartError> {
+        let pool = config.pool;
+        Self::start_in(config, move |_| Ok(Pool::new(pool)))
+    }
+
+    /// The same with memory of another kind: `make` is called on each worker's thread, with the worker's number.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn start_in<M: Memory>(
+        config: DataplaneConfig,
+        make: impl Fn(usize) -> Result<M, OpenError> + Send + Sync + 'static,
+    ) -> Result<Self, StartError> {
+        let make: Arc<MakeMemory<M>> = Arc::new(make);
         match config.workers.len() {
             0 => return Err(StartError::NoWorkers),
             given if given > WORKERS_MAX => {
@@ -93,7 +107,8 @@ impl Dataplane {
                 opened,
             };
             let thread = thread::Builder::new().name(format!("castnet-w{index}"));
-            match thread.spawn(move || worker::run(setup)) {
+            let make = make.clone();
+            match thread.spawn(move || worker::run(setup, &*make)) {
                 Ok(thread) => nursery.threads.push(thread),
                 Err(error) => {
                     failed = Some(StartError::Thread(error));

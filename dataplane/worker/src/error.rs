@@ -22,6 +22,14 @@ pub enum StartError {
         /// How many there may be.
         max: usize,
     },
+    /// A worker's memory cannot be had.
+    #[error("the memory of worker {worker}: {source}")]
+    Memory {
+        /// The worker.
+        worker: usize,
+        /// Why.
+        source: OpenError,
+    },
     /// A port cannot be opened.
     #[error("port {id} (`{name}`): {source}")]
     Port {

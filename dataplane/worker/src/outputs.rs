@@ -1,38 +1,40 @@
 //! A worker's side of all ports: where it receives, and what it has gathered for sending.
 
 use castnet_engine::Egress;
-use castnet_port::{BATCH, Batch, BoxPort, FrameBuf, Pool, PoolBuf, Port};
+use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port};
 use castnet_wire::{DropReason, Nanos, PortId};
 
 /// One port as this worker has it open.
-pub(crate) struct Slot {
+pub(crate) struct Slot<M: Memory> {
     pub(crate) id: PortId,
-    pub(crate) port: BoxPort,
+    pub(crate) port: MemoryPort<M>,
     /// Whether this worker receives from it.
     pub(crate) receives: bool,
+    /// Whether this worker tells control about its link.
+    pub(crate) watched: bool,
     /// What control was last told about its link.
     pub(crate) told_up: bool,
     /// Frames that ended between this port and an engine, by [`DropReason::index`].
     pub(crate) drops: [u64; DropReason::COUNT],
-    out: Batch<PoolBuf>,
+    out: Batch<M::Buf>,
 }
 
 /// All ports of the switch, in the order of the configuration.
-pub(crate) struct Outputs {
-    pub(crate) slots: Vec<Slot>,
+pub(crate) struct Outputs<M: Memory> {
+    pub(crate) slots: Vec<Slot<M>>,
     /// The place of each port among the slots; [`NOWHERE`] for those that the switch does not have.
     places: [u8; PortId::COUNT],
     /// Slots that have something to send: one bit each.
     waiting: u64,
-    pool: Pool,
+    memory: M,
 }
 
 const NOWHERE: u8 = u8::MAX;
 
-impl Outputs {
-    pub(crate) fn new(pool: Pool) -> Self {
+impl<M: Memory> Outputs<M> {
+    pub(crate) fn new(memory: M) -> Self {
         Self {
-            pool,
+            memory,
             slots: Vec::with_capacity(PortId::COUNT),
             places: [NOWHERE; PortId::COUNT],
             waiting: 0,
@@ -40,13 +42,14 @@ impl Outputs {
     }
 
     /// Adds a port. Of two with one number the later counts; configurations with such are refused before.
-    pub(crate) fn add(&mut self, id: PortId, port: BoxPort, receives: bool) {
+    pub(crate) fn add(&mut self, id: PortId, port: MemoryPort<M>, receives: bool, watched: bool) {
         self.places[id.index()] = self.slots.len() as u8;
         let told_up = port.is_up();
         self.slots.push(Slot {
             id,
             port,
             receives,
+            watched,
             told_up,
             drops: [0; DropReason::COUNT],
             out: Batch::new(),
@@ -80,29 +83,29 @@ impl Outputs {
         }
     }
 
-    fn slot(&mut self, port: PortId) -> Option<&mut Slot> {
+    fn slot(&mut self, port: PortId) -> Option<&mut Slot<M>> {
         self.slots.get_mut(usize::from(self.places[port.index()]))
     }
 }
 
-impl Egress for Outputs {
-    type Buf = PoolBuf;
+impl<M: Memory> Egress for Outputs<M> {
+    type Buf = M::Buf;
 
-    fn replicate(&mut self, port: PortId, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
+    fn replicate(&mut self, port: PortId, original: &M::Buf, header: usize) -> Option<M::Buf> {
         self.slot(port)?.port.replicate(original, header)
     }
 
-    fn allocate(&mut self, port: PortId, length: usize) -> Option<PoolBuf> {
+    fn allocate(&mut self, port: PortId, length: usize) -> Option<M::Buf> {
         self.slot(port)?.port.allocate(length)
     }
 
-    fn gather(&mut self, port: PortId, parts: &[&[u8]]) -> Option<PoolBuf> {
-        // All ports of a worker share its pool.
+    fn gather(&mut self, port: PortId, parts: &[&[u8]]) -> Option<M::Buf> {
+        // All ports of a worker share its memory.
         self.slot(port)?;
-        self.pool.gather(parts)
+        self.memory.gather(parts)
     }
 
-    fn send(&mut self, port: PortId, frame: PoolBuf) {
+    fn send(&mut self, port: PortId, frame: M::Buf) {
         let place = self.places[port.index()];
         // The engine knows the same ports as this table.
         let Some(slot) = self.slots.get_mut(usize::from(place)) else {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use castnet_engine::destination;
-use castnet_port::{BATCH, FrameBuf, Port};
+use castnet_port::{BATCH, FrameBuf, Memory, Port};
 use castnet_wire::{DropReason, Nanos, PortId};
 use crossbeam::channel::{TryRecvError, TrySendError};
 
@@ -15,7 +15,7 @@ use crate::worker::{Round, Worker};
 /// Events, traces and captured frames, of each kind, that leave the engine in one round.
 const TOLD_PER_ROUND: usize = 256;
 
-impl Worker {
+impl<M: Memory> Worker<M> {
     pub(crate) fn round(&mut self, now: Nanos) -> Round {
         self.take_tables(now);
         let mut work = 0;
@@ -119,7 +119,7 @@ impl Worker {
             }
             let mut batch: Option<PortId> = None;
             for _ in 0..BATCH {
-                let Some(popped) = self.inbound[from].pop(&self.pool) else {
+                let Some(popped) = self.inbound[from].pop(&self.memory) else {
                     break;
                 };
                 taken += 1;
@@ -220,7 +220,7 @@ impl Worker {
         self.stats.group_memory_bytes = self.engine.group_memory_bytes();
         self.stats.generation = self.seen.load(Ordering::Relaxed);
         self.stats.engine_lost = self.engine.events_lost() + self.engine.taps_lost();
-        self.stats.pool = self.pool.stats();
+        self.stats.pool = self.memory.stats();
         into.runtime = self.stats;
     }
 
@@ -244,7 +244,7 @@ impl Worker {
 
     fn look_after_links(&mut self, now: Nanos) {
         self.links_at = now + crate::worker::LINK_INTERVAL;
-        for slot in self.outputs.slots.iter_mut().filter(|slot| slot.receives) {
+        for slot in self.outputs.slots.iter_mut().filter(|slot| slot.watched) {
             let up = slot.port.is_up();
             // Where the keeper has no place for it, we tell it the next time.
             if up != slot.told_up

@@ -9,7 +9,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 use castnet_engine::{Engine, PortInfo};
-use castnet_port::{Batch, FrameRing, Pool, PoolBuf, Port, PortLink, Sides, Sleeper, Waker};
+use castnet_port::{Batch, FrameRing, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
 use castnet_wire::{DropReason, MacAddr, Nanos, PortId};
 use crossbeam::channel::{Receiver, Sender};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -49,6 +49,9 @@ pub(crate) struct Setup {
     pub(crate) opened: Sender<Result<Opened, StartError>>,
 }
 
+/// Makes the memory of one worker, on that worker's thread.
+pub(crate) type MakeMemory<M> = dyn Fn(usize) -> Result<M, OpenError> + Send + Sync;
+
 /// What a worker tells when it is ready.
 pub(crate) struct Opened {
     /// Gone when the worker is.
@@ -59,9 +62,9 @@ pub(crate) struct Opened {
 }
 
 /// The thread.
-pub(crate) fn run(setup: Setup) {
+pub(crate) fn run<M: Memory>(setup: Setup, make: &MakeMemory<M>) {
     let opened = setup.opened.clone();
-    match Worker::open(setup) {
+    match Worker::open(setup, make) {
         Ok((mut worker, ready)) => {
             let _ = opened.send(Ok(ready));
             drop(opened);
@@ -73,13 +76,13 @@ pub(crate) fn run(setup: Setup) {
     }
 }
 
-pub(crate) struct Worker {
+pub(crate) struct Worker<M: Memory> {
     pub(crate) index: usize,
     pub(crate) config: Arc<DataplaneConfig>,
     pub(crate) clock: Clock,
     pub(crate) engine: Engine,
-    pub(crate) outputs: Outputs,
-    pub(crate) pool: Pool,
+    pub(crate) outputs: Outputs<M>,
+    pub(crate) memory: M,
     pub(crate) published: Cache<Arc<ArcSwap<Published>>, Arc<Published>>,
     pub(crate) seen: Arc<AtomicU64>,
     pub(crate) inbound: Vec<HandOver>,
@@ -90,8 +93,8 @@ pub(crate) struct Worker {
     pub(crate) traces: Option<Sink<castnet_engine::Trace>>,
     pub(crate) captures: Option<Sink<castnet_engine::Captured>>,
     /// Frames just received, and those of them that stay here.
-    pub(crate) batch: Batch<PoolBuf>,
-    pub(crate) mine: Batch<PoolBuf>,
+    pub(crate) batch: Batch<M::Buf>,
+    pub(crate) mine: Batch<M::Buf>,
     pub(crate) receiving: bool,
     pub(crate) stats: WorkerStats,
     pub(crate) links_at: Nanos,
@@ -111,8 +114,8 @@ pub(crate) enum Round {
     End,
 }
 
-impl Worker {
-    fn open(setup: Setup) -> Result<(Self, Opened), StartError> {
+impl<M: Memory> Worker<M> {
+    fn open(setup: Setup, make: &MakeMemory<M>) -> Result<(Self, Opened), StartError> {
         let Setup {
             index,
             config,
@@ -130,22 +133,26 @@ impl Worker {
         if let Some(core) = core {
             pin(index, core)?;
         }
-        let pool = Pool::new(config.pool);
+        let memory = make(index).map_err(|source| StartError::Memory {
+            worker: index,
+            source,
+        })?;
         let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
-        let mut outputs = Outputs::new(pool.clone());
+        let mut outputs = Outputs::new(memory.clone());
         let mut links = Vec::new();
         for (place, port) in config.ports.iter().enumerate() {
-            let receives = place % config.workers.len() == index;
+            let rank = rank(index, place, config.workers.len());
+            let receives = rank < port.spec.receivers();
             let sides = if receives { Sides::Both } else { Sides::Send };
             let failed = |source| StartError::Port {
                 id: port.id,
                 name: port.name.clone(),
                 source,
             };
-            let mut open = port.spec.open_queue(&pool, sides, index).map_err(failed)?;
+            let mut open = memory.open(&port.spec, sides, rank).map_err(failed)?;
             open.attach(&mut sleeper).map_err(StartError::Thread)?;
             links.push(open.info());
-            outputs.add(port.id, open, receives);
+            outputs.add(port.id, open, receives, rank == 0);
         }
         for (from, ring) in inbound.iter().enumerate().filter(|(from, _)| *from != index) {
             debug_assert!(from < config.workers.len());
@@ -163,7 +170,7 @@ impl Worker {
             clock,
             engine,
             outputs,
-            pool,
+            memory,
             published: Cache::new(published),
             seen,
             inbound,
@@ -253,6 +260,11 @@ impl Worker {
         if timeout.is_zero() {
             return;
         }
+        if self.receiving && self.outputs.ready() {
+            // A port that can only be polled says so always: then others may have the core, but nobody sleeps.
+            thread::yield_now();
+            return;
+        }
         self.stats.sleeps += 1;
         let Self {
             sleeper,
@@ -291,6 +303,12 @@ impl Worker {
             }
         }
     }
+}
+
+/// The place of a worker among those that use a port: 0 for the one whose turn the port is, and which receives from it.
+/// Where a port has several receive queues, the next ones receive as well.
+fn rank(worker: usize, place: usize, workers: usize) -> usize {
+    (worker + workers - place % workers) % workers
 }
 
 /// The engine of one worker. Only worker 0 speaks LLDP, as only it hears it.
