@@ -38,7 +38,7 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
     for (rank, state) in seen.iter().enumerate() {
         assert_eq!(
             (state.generation, state.slots, state.reason.as_str()),
-            (1, 128, "")
+            (1, 256, "")
         );
         assert_eq!(state.mcst_id, "10.200.0.1");
         assert_eq!(state.psn_start, seen[0].psn_start);
@@ -336,7 +336,7 @@ async fn a_switch_out_of_reach_fails_nothing() {
 #[tokio::test]
 async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
     let lab = Lab::new(Topology::leaf_spine(2, 2, 2).unwrap()).await;
-    let needed = leaf_memory(&lab).await;
+    let (needed, fewest) = leaf_memory(&lab).await;
     for leaf in ["leaf0", "leaf1"] {
         lab.switch(leaf).set_memory(2 * needed + needed / 2);
     }
@@ -350,7 +350,8 @@ async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
     assert_eq!(lab.switch("spine1").groups().len(), 1);
     let mut third = lab.ranks(&client, "c", 4, 19).await;
     for state in all(&mut third, Refused).await {
-        let says = format!("needs {needed} bytes for it, {} are free", needed / 2);
+        // Half of the slots would do, but they are more than half of it all.
+        let says = format!("needs {fewest} bytes for it, {} are free", needed / 2);
         assert!(state.reason.contains(&says), "{}", state.reason);
         assert!(
             state
@@ -368,18 +369,39 @@ async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
     assert_eq!(third.len(), 4);
 }
 
-/// What a leaf of the two-tier fabric sets aside for four ranks with the default settings.
-async fn leaf_memory(lab: &Lab) -> u64 {
+/// Where memory is short a group gets the fewest slots that it can do with, and all are told how many that is.
+#[tokio::test]
+async fn a_group_has_fewer_slots_where_memory_is_short() {
+    let lab = Lab::two_tiers().await;
+    let (needed, fewest) = leaf_memory(&lab).await;
+    lab.switch("leaf0").set_memory(needed + fewest);
+    let (_controller, client) = lab.start().await;
+    for (job, slots) in [("a", 256), ("b", 128)] {
+        let mut ranks = lab.ranks(&client, job, 4, 17 + slots).await;
+        for state in all(&mut ranks, Active).await {
+            assert_eq!(state.slots, slots);
+        }
+        let group = shown(&client, job).await.unwrap();
+        let rules = group.tree.iter().map(|n| n.rule.as_ref().unwrap().slots);
+        assert_eq!(rules.collect::<Vec<_>>(), [slots; 3]);
+    }
+}
+
+/// What a leaf of the two-tier fabric sets aside for four ranks with the default settings, and with the fewest slots.
+async fn leaf_memory(lab: &Lab) -> (u64, u64) {
     let mut config = lab.config.clone();
     config.store = None;
     let (_controller, client) = common::start(config).await;
     let mut ranks = lab.ranks(&client, "probe", 4, 20).await;
     all(&mut ranks, Active).await;
-    let needed = lab
+    let mut rule = lab
         .switch("leaf0")
-        .with(|t| memory(&t.collectives.values().next().unwrap().0));
+        .with(|t| t.collectives.values().next().unwrap().0.clone());
+    let needed = memory(&rule);
+    rule.slots /= 2;
+    let fewest = memory(&rule);
     client.clone().destroy_group(destroy("probe")).await.unwrap();
-    needed
+    (needed, fewest)
 }
 
 #[tokio::test]

@@ -19,8 +19,8 @@ pub struct CollectiveRequest {
     pub pmtu: Pmtu,
     /// The group's first PSN.
     pub psn_start: Psn,
-    /// Packets that may be under way at a switch: a power of two of at least two windows.
-    pub slots: u16,
+    /// Packets that a rank may have in flight; slots follow from it and from the messages' length ([`slots`]).
+    pub window_packets: u16,
     /// Packets of a full message.
     pub message_packets: u16,
     /// Whether contributions are kept and added in rank order.
@@ -71,8 +71,7 @@ pub struct Room {
 pub type Rooms = BTreeMap<String, Room>;
 
 impl CollectiveRequest {
-    /// A request with the usual rest: generation 1, PSN 0, the rules' defaults, slots for two windows of `window`
-    /// packets.
+    /// A request with the usual rest: generation 1, PSN 0, the rules' defaults, for windows of `window` packets.
     pub fn new(name: &str, mcst_id: McstId, pmtu: Pmtu, window: u16, ranks: Vec<RankMember>) -> Self {
         Self {
             name: name.into(),
@@ -80,7 +79,7 @@ impl CollectiveRequest {
             mcst_id,
             pmtu,
             psn_start: Psn::new(0),
-            slots: slots(window),
+            window_packets: window,
             message_packets: castnet_rules::DEFAULT_MESSAGE_PACKETS.min(window.max(1)),
             reproducible: false,
             loss_policy: LossPolicy::default(),
@@ -106,10 +105,24 @@ impl RankMember {
     }
 }
 
-/// Slots for a window of so many packets: the smallest power of two of at least two windows, at most 32768.
-pub const fn slots(window: u16) -> u16 {
-    let twice = 2 * if window == 0 { 1 } else { window as u32 };
-    let power = twice.next_power_of_two();
+/// Slots of a group at a switch with room: the smallest power of two of at least two windows and two messages, at most 32768. With
+/// so many, no packet is ever early (docs/decisions/0005).
+pub const fn slots(window: u16, message_packets: u16) -> u16 {
+    power_of_two(2 * (window as u32 + message_packets as u32))
+}
+
+/// The fewest slots that a group can do with: the smallest power of two of at least two windows, at most 32768 (2MW of EPIC
+/// 4.3). It is [`slots`], or half of that.
+pub const fn slots_min(window: u16) -> u16 {
+    power_of_two(2 * window as u32)
+}
+
+const fn power_of_two(at_least: u32) -> u16 {
+    let power = if at_least < 2 {
+        2
+    } else {
+        at_least.next_power_of_two()
+    };
     if power > 1 << 15 { 1 << 15 } else { power as u16 }
 }
 
@@ -128,8 +141,29 @@ mod tests {
             (65, 256),
             (16_384, 32_768),
         ] {
-            assert_eq!(slots(window), expected, "{window}");
+            assert_eq!(slots_min(window), expected, "{window}");
         }
-        assert_eq!(slots(u16::MAX), 32_768);
+        assert_eq!(slots_min(u16::MAX), 32_768);
+    }
+
+    #[test]
+    fn slots_hold_two_windows_and_two_messages_where_there_is_room() {
+        for (window, message, expected) in [
+            (1, 1, 4),
+            (3, 1, 8),
+            (4, 1, 16),
+            (48, 16, 128),
+            (64, 16, 256),
+            (64, 64, 256),
+            (16_384, 16, 32_768),
+        ] {
+            assert_eq!(slots(window, message), expected, "{window} {message}");
+        }
+        for window in 1..=16_384 {
+            for message in [1, window / 2 + 1, window] {
+                let (most, fewest) = (slots(window, message), slots_min(window));
+                assert!(most == fewest || most == 2 * fewest, "{window} {message}");
+            }
+        }
     }
 }

@@ -18,7 +18,7 @@ mod plan;
 mod request;
 mod tree;
 
-pub use collective_request::{CollectiveRequest, RankMember, Room, Rooms, slots};
+pub use collective_request::{CollectiveRequest, RankMember, Room, Rooms, slots, slots_min};
 pub use error::PlanError;
 pub use load::LinkLoad;
 pub use place::{CollectivePlan, place};

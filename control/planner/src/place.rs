@@ -7,7 +7,8 @@
 //! as possible, as that of multicast.
 //!
 //! A switch that has no room is left out and the search begins anew, until a tree fits or the ranks cannot be linked any
-//! more: then the shortages are told.
+//! more. Where that was for lack of memory, all is tried again with the fewest slots that a group can do with; then the
+//! shortages are told. Slots are the same at all switches of a group.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ use castnet_rules::{CollectiveEndpoint, CollectiveGroup, CollectiveHop, Fault, R
 use castnet_topology::{Cut, Distances, Topology};
 use castnet_wire::{MacAddr, PortId};
 
-use crate::collective_request::{CollectiveRequest, Room, Rooms};
+use crate::collective_request::{CollectiveRequest, Room, Rooms, slots, slots_min};
 use crate::load::LinkLoad;
 use crate::place_error::{Lack, PlaceError, Shortage};
 use crate::plan::{Children, HEADROOM, Parents, children, join};
@@ -53,21 +54,40 @@ pub fn place(
     request: &CollectiveRequest,
 ) -> Result<CollectivePlan, PlaceError> {
     let ranks = resolve(topology, request)?;
-    let mut usable = wide_enough(topology, request)?;
+    let usable = wide_enough(topology, request)?;
+    let wanted = slots(request.window_packets, request.message_packets);
+    let fewest = slots_min(request.window_packets);
+    let fit = |slots| fit(&usable, load, rooms, (request, slots), &ranks);
+    let found = match fit(wanted)? {
+        Err(shortages) if fewest < wanted && shortages.iter().any(Shortage::is_of_memory) => fit(fewest)?,
+        found => found,
+    };
+    found.map_err(|shortages| match shortages.is_empty() {
+        true => no_path(topology, request),
+        false => PlaceError::NoRoom { shortages },
+    })
+}
+
+/// The best tree of switches that have room; or the switches that lack it, without which the ranks cannot be linked.
+fn fit(
+    usable: &Topology,
+    load: &LinkLoad,
+    rooms: &Rooms,
+    wanted: (&CollectiveRequest, u16),
+    ranks: &[RankEndpoint],
+) -> Result<Result<CollectivePlan, Vec<Shortage>>, PlaceError> {
+    let mut usable = usable.clone();
     let mut shortages: Vec<Shortage> = Vec::new();
     loop {
-        let Some(plan) = lowest(&usable, load, request, &ranks)? else {
-            if !shortages.is_empty() {
-                return Err(PlaceError::NoRoom { shortages });
-            }
-            return Err(no_path(topology, request));
+        let Some(plan) = lowest(&usable, load, wanted, ranks)? else {
+            return Ok(Err(shortages));
         };
         let short = plan.rules.iter().find_map(|(switch, rule)| {
             let room = rooms.get(switch)?;
             Shortage::of(switch, room, rule)
         });
         match short {
-            None => return Ok(plan),
+            None => return Ok(Ok(plan)),
             Some(shortage) => {
                 usable.set_switch_up(&shortage.switch, false);
                 shortages.push(shortage);
@@ -151,7 +171,7 @@ fn wide_enough(topology: &Topology, request: &CollectiveRequest) -> Result<Topol
 fn lowest(
     usable: &Topology,
     load: &LinkLoad,
-    request: &CollectiveRequest,
+    (request, slots): (&CollectiveRequest, u16),
     ranks: &[RankEndpoint],
 ) -> Result<Option<CollectivePlan>, PlaceError> {
     let hosts: Vec<&str> = request.ranks.iter().map(|r| r.host.as_str()).collect();
@@ -170,7 +190,7 @@ fn lowest(
         root: node(&root, None, &by_host, &children(usable, &parents)),
     };
     let mut rules = BTreeMap::new();
-    write_rules(usable, request, &by_host, &tree.root, None, &mut rules)?;
+    write_rules(usable, (request, slots), &by_host, &tree.root, None, &mut rules)?;
     Ok(Some(CollectivePlan { tree, rules }))
 }
 
@@ -254,7 +274,7 @@ fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
 
 fn write_rules(
     topology: &Topology,
-    request: &CollectiveRequest,
+    (request, slots): (&CollectiveRequest, u16),
     by_host: &BTreeMap<&str, &RankEndpoint>,
     node: &TreeNode,
     parent: Option<&TreeNode>,
@@ -298,7 +318,7 @@ fn write_rules(
         mcst_id: request.mcst_id,
         pmtu: request.pmtu,
         psn_start: request.psn_start,
-        slots: request.slots,
+        slots,
         message_packets: request.message_packets,
         reproducible: request.reproducible,
         loss_policy: request.loss_policy,
@@ -315,7 +335,7 @@ fn write_rules(
     rules.insert(node.name.clone(), rule);
     node.children
         .iter()
-        .try_for_each(|child| write_rules(topology, request, by_host, child, Some(node), rules))
+        .try_for_each(|child| write_rules(topology, (request, slots), by_host, child, Some(node), rules))
 }
 
 fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: BTreeSet<u16>) -> CollectiveHop {
@@ -393,6 +413,10 @@ fn no_path(topology: &Topology, request: &CollectiveRequest) -> PlaceError {
 }
 
 impl Shortage {
+    fn is_of_memory(&self) -> bool {
+        matches!(self.lack, Lack::Memory { .. })
+    }
+
     /// What the switch lacks for the rule, if anything.
     fn of(switch: &str, room: &Room, rule: &CollectiveGroup) -> Option<Self> {
         let (needed, endpoints) = (rule.memory_bytes(), rule.endpoints.len() as u64);

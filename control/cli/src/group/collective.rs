@@ -21,7 +21,7 @@ pub(crate) struct CollectiveArgs {
     /// The ranks' hosts, rank 0 first; a host is one rank
     #[arg(long, value_name = "HOST,...", value_delimiter = ',', requires = "collective")]
     ranks: Vec<String>,
-    /// Packets that a rank may have in flight [default: 64]; each switch sets aside slots for two windows
+    /// Packets that a rank may have in flight [default: 64]; each switch sets aside slots for two windows and two messages, if it has the memory
     #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
     window: Option<u32>,
     /// Packets of a full message, at most the window [default: 16]

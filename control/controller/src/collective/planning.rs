@@ -176,7 +176,6 @@ fn request(record: &CollectiveRecord) -> CollectiveRequest {
     CollectiveRequest {
         generation: record.generation,
         psn_start: record.psn_start,
-        slots: settings.slots(),
         message_packets: settings.message_packets,
         reproducible: settings.reproducible,
         loss_policy: settings.loss_policy,

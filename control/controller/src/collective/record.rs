@@ -225,11 +225,6 @@ impl Settings {
                 )
             })
     }
-
-    /// Slots at a switch.
-    pub fn slots(&self) -> u16 {
-        castnet_planner::slots(self.window_packets)
-    }
 }
 
 impl CollectiveRecord {
@@ -332,6 +327,20 @@ impl CollectiveRecord {
     /// The rank at a host.
     pub fn rank_at(&self, host: &str) -> Option<u16> {
         self.ranks.iter().position(|r| r.host == host).map(|r| r as u16)
+    }
+
+    /// Slots at each of its switches; while it is not placed, those that it wants.
+    pub fn slots(&self) -> u16 {
+        let placed = self.plan.as_ref().and_then(|p| p.rules.values().next());
+        let Settings {
+            window_packets,
+            message_packets,
+            ..
+        } = self.settings;
+        placed.map_or_else(
+            || castnet_planner::slots(window_packets, message_packets),
+            |rule| rule.slots,
+        )
     }
 
     /// The longest lease of a rank that is in.

@@ -54,7 +54,7 @@ pub(crate) fn state(core: &Core, entry: &CollectiveEntry) -> v1::CollectiveState
         psn_start: record.psn_start.value(),
         rank: None,
         rq_psn: 0,
-        slots: record.settings.slots().into(),
+        slots: record.slots().into(),
         settings: Some(settings(&record.settings)),
         members: record.ranks.iter().enumerate().map(member).collect(),
         waiting_for: entry.waiting_for.iter().map(|r| u32::from(*r)).collect(),

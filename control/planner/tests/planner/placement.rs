@@ -127,14 +127,54 @@ fn groups_spread_over_the_roots_of_one_level() {
     assert_eq!(roots.into_values().collect::<Vec<_>>(), [8; 4]);
 }
 
+/// What a group of h0 and h1 takes there with the slots that it wants, and with the fewest.
+fn memory_of(t: &Topology, switch: &str) -> (u64, u64) {
+    let mut rule = placed(t, &["h0", "h1"]).rules[switch].clone();
+    assert_eq!(rule.slots, 256);
+    let wanted = rule.memory_bytes();
+    rule.slots = 128;
+    (wanted, rule.memory_bytes())
+}
+
+/// Two windows and two messages where memory allows; two windows, at all switches alike, where one has no more.
+#[test]
+fn slots_are_fewer_where_memory_is_short_and_never_too_few() {
+    let t = Topology::leaf_spine(2, 1, 1).unwrap();
+    let (wanted, fewest) = memory_of(&t, "leaf0");
+    let slots = |leaf0: u64| {
+        let rooms = Rooms::from([("leaf0".to_owned(), free(leaf0))]);
+        let plan = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"]));
+        plan.map(|p| p.rules.values().map(|r| r.slots).collect::<Vec<_>>())
+    };
+    assert_eq!(slots(wanted), Ok(vec![256; 3]));
+    assert_eq!(slots(wanted - 1), Ok(vec![128; 3]));
+    assert_eq!(slots(fewest), Ok(vec![128; 3]));
+    let error = slots(fewest - 1).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "switch leaf0 needs {fewest} bytes for it, {} are free",
+            fewest - 1
+        )
+    );
+    // What is short is no memory: fewer slots do not help, and nothing pretends that they do.
+    let none = Room {
+        groups_free: 0,
+        ..free(fewest)
+    };
+    let rooms = Rooms::from([("leaf0".to_owned(), none)]);
+    let error = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"])).unwrap_err();
+    assert_eq!(error.to_string(), "switch leaf0 takes no more groups");
+}
+
 #[test]
 fn a_full_switch_is_left_out_and_a_full_fabric_is_refused_by_name() {
     let t = Topology::leaf_spine(2, 2, 1).unwrap();
-    let needed = placed(&t, &["h0", "h1"]).rules["spine0"].memory_bytes();
+    let (wanted, needed) = memory_of(&t, "spine0");
     let mut rooms = Rooms::from([("spine0".to_owned(), free(needed - 1))]);
     let plan = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"])).unwrap();
     assert_eq!(plan.tree.root.name, "spine1");
-    assert_eq!(plan.memory()["spine1"], needed);
+    assert_eq!(plan.memory()["spine1"], wanted);
     rooms.insert("spine1".to_owned(), free(7));
     let error = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"])).unwrap_err();
     assert_eq!(
