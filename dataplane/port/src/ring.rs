@@ -18,6 +18,9 @@ struct Slot<M> {
     bytes: Box<[u8]>,
 }
 
+/// What comes out of a ring: what was said about a frame, and the frame, or why it is gone.
+pub type Popped<M, B> = Result<(M, B), (M, DropReason)>;
+
 /// A ring of frames, each with something small said about it. Any number of threads may push; one pops and may sleep.
 ///
 /// Each slot is in one of two queues or in the hands of a thread, so neither queue overflows.
@@ -75,7 +78,7 @@ impl<M: Copy + Default> FrameRing<M> {
     ///
     /// # Errors
     /// [`DropReason::TooLong`]: the frame was longer than this memory's buffers, and is gone.
-    pub fn pop<P: Memory>(&self, memory: &P) -> Option<Result<(M, P::Buf), (M, DropReason)>> {
+    pub fn pop<P: Memory>(&self, memory: &P) -> Option<Popped<M, P::Buf>> {
         if self.full.is_empty() || !memory.has_room() {
             return None;
         }

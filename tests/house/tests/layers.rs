@@ -14,6 +14,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("reduce", &["wire"]),
     ("engine", &["collective", "reduce", "rules", "wire"]),
     ("port", &["wire"]),
+    ("dpdk-sys", &[]),
+    ("dpdk", &["dpdk-sys", "port"]),
     ("worker", &["engine", "port"]),
     ("topology", &[]),
     ("planner", &["topology", "rules"]),

@@ -1,0 +1,296 @@
+/*
+ * What of DPDK is inline in its headers, or takes structures whose layout differs from release to release, as plain
+ * functions over scalars. The assertions hold the Rust side's view of an mbuf (src/mbuf.rs) to the headers'.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <rte_dev.h>
+#include <rte_eal.h>
+#include <rte_errno.h>
+#include <rte_ethdev.h>
+#include <rte_lcore.h>
+#include <rte_log.h>
+#include <rte_mbuf.h>
+#include <rte_mempool.h>
+#include <rte_thash.h>
+#include <rte_version.h>
+
+#define AT(field, offset, size)                                                                                        \
+	_Static_assert(offsetof(struct rte_mbuf, field) == (offset), "rte_mbuf." #field " has moved");                 \
+	_Static_assert(sizeof(((struct rte_mbuf *)0)->field) == (size), "rte_mbuf." #field " has another size")
+
+AT(buf_addr, 0, 8);
+AT(data_off, 16, 2);
+AT(refcnt, 18, 2);
+AT(nb_segs, 20, 2);
+AT(ol_flags, 24, 8);
+AT(pkt_len, 36, 4);
+AT(data_len, 40, 2);
+AT(buf_len, 54, 2);
+_Static_assert(sizeof(struct rte_mbuf) == 128, "rte_mbuf has another size");
+_Static_assert(RTE_PKTMBUF_HEADROOM >= 64, "no room for what a device puts in front of a frame");
+
+/* ------------------------------------------------------------------------------------------------------- process */
+
+int cn_errno(void) { return rte_errno; }
+
+const char *cn_version(void) { return rte_version(); }
+
+static ssize_t log_write(void *cookie, const char *text, size_t length)
+{
+	((void (*)(const char *, size_t))cookie)(text, length);
+	return length;
+}
+
+/* All that DPDK logs goes to `sink`. */
+int cn_log_to(void (*sink)(const char *, size_t))
+{
+	cookie_io_functions_t io = {.write = log_write};
+	FILE *stream = fopencookie((void *)sink, "w", io);
+
+	if (stream == NULL)
+		return -ENOMEM;
+	return rte_openlog_stream(stream);
+}
+
+/* ------------------------------------------------------------------------------------------------------- buffers */
+
+uint16_t cn_headroom(void) { return RTE_PKTMBUF_HEADROOM; }
+
+int cn_alloc_bulk(struct rte_mempool *pool, struct rte_mbuf **mbufs, unsigned int count)
+{
+	return rte_pktmbuf_alloc_bulk(pool, mbufs, count);
+}
+
+void cn_free(struct rte_mbuf *mbuf) { rte_pktmbuf_free(mbuf); }
+
+struct rte_mbuf *cn_next(const struct rte_mbuf *mbuf) { return mbuf->next; }
+
+/*
+ * Makes `head`, `body` and `tail`, fresh all three, one frame: the first `private_head` bytes and the last
+ * `private_tail` are theirs, to be filled in by the caller, and the bytes between are those of `original`, which lives
+ * on until the last frame that shares it has gone. `original` is one segment, or such a frame itself.
+ */
+void cn_share(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *tail, struct rte_mbuf *original,
+	      uint16_t private_head, uint16_t private_tail)
+{
+	uint32_t length = original->pkt_len;
+
+	if (original->nb_segs == 1) {
+		rte_pktmbuf_attach(body, original);
+		body->data_off = original->data_off + private_head;
+	} else {
+		rte_pktmbuf_attach(body, original->next);
+	}
+	body->data_len = length - private_head - private_tail;
+	body->pkt_len = body->data_len;
+	/* What the device said of the original's checksums is not true of a rewritten frame. */
+	body->ol_flags &= RTE_MBUF_F_INDIRECT | RTE_MBUF_F_EXTERNAL;
+	head->data_len = private_head;
+	tail->data_len = private_tail;
+	tail->pkt_len = private_tail;
+	head->next = body;
+	body->next = tail;
+	head->nb_segs = 3;
+	head->pkt_len = length;
+}
+
+/* -------------------------------------------------------------------------------------------------------- frames */
+
+uint16_t cn_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs, uint16_t count)
+{
+	return rte_eth_rx_burst(port, queue, mbufs, count);
+}
+
+uint16_t cn_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs, uint16_t count)
+{
+	return rte_eth_tx_burst(port, queue, mbufs, count);
+}
+
+/* Frames that wait; negative where the device does not tell. */
+int cn_rx_waiting(uint16_t port, uint16_t queue) { return rte_eth_rx_queue_count(port, queue); }
+
+/* ------------------------------------------------------------------------------------------------------- devices */
+
+struct cn_info {
+	char driver[32];
+	uint8_t mac[6];
+	uint16_t rx_queues_max;
+	uint16_t tx_queues_max;
+	uint16_t mtu_min;
+	uint16_t mtu_max;
+	int32_t socket;
+	uint8_t multi_segment;
+	uint8_t rss;
+};
+
+int cn_info(uint16_t port, struct cn_info *out)
+{
+	struct rte_eth_dev_info info;
+	struct rte_ether_addr mac;
+	uint32_t overhead = RTE_ETHER_HDR_LEN + RTE_ETHER_CRC_LEN;
+	int failed = rte_eth_dev_info_get(port, &info);
+
+	if (failed == 0)
+		failed = rte_eth_macaddr_get(port, &mac);
+	if (failed != 0)
+		return failed;
+	memset(out, 0, sizeof(*out));
+	if (info.driver_name != NULL)
+		snprintf(out->driver, sizeof(out->driver), "%s", info.driver_name);
+	memcpy(out->mac, mac.addr_bytes, sizeof(out->mac));
+	out->rx_queues_max = info.max_rx_queues;
+	out->tx_queues_max = info.max_tx_queues;
+	out->mtu_min = info.min_mtu;
+	out->mtu_max = info.max_mtu;
+	if (info.max_rx_pktlen != UINT32_MAX && info.max_rx_pktlen > overhead &&
+	    info.max_rx_pktlen - overhead < out->mtu_max)
+		out->mtu_max = info.max_rx_pktlen - overhead;
+	out->socket = rte_eth_dev_socket_id(port);
+	out->multi_segment = (info.tx_offload_capa & RTE_ETH_TX_OFFLOAD_MULTI_SEGS) != 0;
+	out->rss = (info.flow_type_rss_offloads & (RTE_ETH_RSS_IPV4 | RTE_ETH_RSS_NONFRAG_IPV4_UDP)) != 0;
+	return 0;
+}
+
+struct cn_setup {
+	struct rte_mempool *pool;
+	uint8_t *rss_key;
+	uint16_t rx_queues;
+	uint16_t tx_queues;
+	uint16_t rx_descriptors;
+	uint16_t tx_descriptors;
+	uint16_t mtu;
+	uint8_t rss_key_length;
+	uint8_t promiscuous;
+	/* What the device does not do is done by us; so these are what came of the wish. */
+	uint8_t multi_segment;
+	uint8_t rss;
+};
+
+/* Configures and starts a device. On failure `*step` says at what. */
+int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
+{
+	struct rte_eth_dev_info info;
+	struct rte_eth_conf conf;
+	struct rte_eth_rss_conf *rss = &conf.rx_adv_conf.rss_conf;
+	uint64_t hash = RTE_ETH_RSS_IPV4 | RTE_ETH_RSS_FRAG_IPV4 | RTE_ETH_RSS_NONFRAG_IPV4_UDP;
+	uint16_t queue;
+	int socket = rte_eth_dev_socket_id(port);
+	int failed;
+
+	if (socket < 0)
+		socket = SOCKET_ID_ANY;
+	*step = "ask for its abilities";
+	failed = rte_eth_dev_info_get(port, &info);
+	if (failed != 0)
+		return failed;
+
+	memset(&conf, 0, sizeof(conf));
+	conf.rxmode.mtu = setup->mtu;
+	if (info.tx_offload_capa & RTE_ETH_TX_OFFLOAD_MULTI_SEGS)
+		conf.txmode.offloads |= RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
+	setup->multi_segment = conf.txmode.offloads != 0;
+	hash &= info.flow_type_rss_offloads;
+	setup->rss = setup->rx_queues > 1 && hash != 0;
+	if (setup->rss) {
+		conf.rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
+		rss->rss_hf = hash | RTE_ETH_RSS_L3_DST_ONLY;
+		if (info.hash_key_size != 0 && info.hash_key_size <= setup->rss_key_length) {
+			rss->rss_key = setup->rss_key;
+			rss->rss_key_len = info.hash_key_size;
+		}
+	}
+
+	*step = "configure it";
+	failed = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, &conf);
+	if (failed != 0 && setup->rss) {
+		/* Not every driver takes the hash of destinations alone; the key does nearly the same. */
+		rss->rss_hf = hash;
+		failed = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, &conf);
+	}
+	if (failed != 0)
+		return failed;
+
+	*step = "adjust its rings";
+	failed = rte_eth_dev_adjust_nb_rx_tx_desc(port, &setup->rx_descriptors, &setup->tx_descriptors);
+	if (failed != 0)
+		return failed;
+	*step = "set a receive queue up";
+	for (queue = 0; queue < setup->rx_queues; queue++) {
+		failed = rte_eth_rx_queue_setup(port, queue, setup->rx_descriptors, socket, NULL, setup->pool);
+		if (failed != 0)
+			return failed;
+	}
+	*step = "set a send queue up";
+	for (queue = 0; queue < setup->tx_queues; queue++) {
+		failed = rte_eth_tx_queue_setup(port, queue, setup->tx_descriptors, socket, NULL);
+		if (failed != 0)
+			return failed;
+	}
+	*step = "set its MTU";
+	failed = rte_eth_dev_set_mtu(port, setup->mtu);
+	/* Where it cannot be set, the one of the configuration counts. */
+	if (failed != 0 && failed != -ENOTSUP)
+		return failed;
+	*step = "start it";
+	failed = rte_eth_dev_start(port);
+	if (failed != 0)
+		return failed;
+	if (setup->promiscuous) {
+		*step = "make it promiscuous";
+		failed = rte_eth_promiscuous_enable(port);
+		if (failed != 0 && failed != -ENOTSUP) {
+			rte_eth_dev_stop(port);
+			return failed;
+		}
+	}
+	return 0;
+}
+
+/* 1 where it has a link, 0 where not; `*mbps` is the link's speed, 0 where unknown. */
+int cn_link(uint16_t port, uint32_t *mbps)
+{
+	struct rte_eth_link link;
+
+	memset(&link, 0, sizeof(link));
+	*mbps = 0;
+	if (rte_eth_link_get_nowait(port, &link) != 0)
+		return 0;
+	if (link.link_speed != RTE_ETH_SPEED_NUM_UNKNOWN)
+		*mbps = link.link_speed;
+	return link.link_status == RTE_ETH_LINK_UP;
+}
+
+/* Frames that came and were lost: no room in the device's ring, no buffer, or damaged. */
+uint64_t cn_missed(uint16_t port)
+{
+	struct rte_eth_stats stats;
+
+	if (rte_eth_stats_get(port, &stats) != 0)
+		return 0;
+	return stats.imissed + stats.ierrors + stats.rx_nombuf;
+}
+
+/* Stops and closes a device, and takes it away. */
+int cn_remove(uint16_t port)
+{
+	struct rte_eth_dev_info info;
+	struct rte_device *device = NULL;
+	int failed;
+
+	if (rte_eth_dev_info_get(port, &info) == 0)
+		device = info.device;
+	rte_eth_dev_stop(port);
+	failed = rte_eth_dev_close(port);
+	if (device != NULL)
+		failed = rte_dev_remove(device);
+	return failed;
+}
+
+/* The hash of DPDK's own software, for the test that holds ours to it. */
+uint32_t cn_softrss(uint32_t *tuple, uint32_t words, const uint8_t *key) { return rte_softrss(tuple, words, key); }

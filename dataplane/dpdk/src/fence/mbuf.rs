@@ -1,0 +1,289 @@
+//! A frame in DPDK's buffers.
+//!
+//! It has one of two shapes. *Whole*: one segment, as it was received, copied or made. *Shared*: three segments, a head of
+//! [`HEAD`] bytes and a tail of [`TAIL`] bytes that are its own, and between them the bytes of a whole frame, which other
+//! frames read as well. While such frames exist, the whole frame gives out only its first `HEAD` and last `TAIL` bytes for
+//! writing, so nobody writes what somebody else reads.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::{ptr, slice};
+
+use castnet_dpdk_sys as sys;
+use castnet_port::FrameBuf;
+
+/// Bytes of a private head; what [`FrameBuf::HEAD`] promises.
+pub(crate) const HEAD: usize = 128;
+/// Bytes of a private tail.
+pub(crate) const TAIL: usize = 4;
+
+/// A frame in DPDK's buffers. Dropping it gives them back to their pools.
+#[repr(transparent)]
+pub struct Mbuf(NonNull<sys::rte_mbuf>);
+
+impl Mbuf {
+    /// # Safety
+    /// `raw` is a frame of one of the two shapes, and nobody else's.
+    #[inline]
+    pub(crate) unsafe fn from_raw(raw: NonNull<sys::rte_mbuf>) -> Self {
+        Self(raw)
+    }
+
+    #[inline]
+    fn raw(&self) -> &sys::rte_mbuf {
+        // SAFETY: it is ours, so it is there. Of its header only `refcnt` changes by others' doing, and that is atomic.
+        unsafe { self.0.as_ref() }
+    }
+
+    #[inline]
+    fn is_whole(&self) -> bool {
+        self.raw().nb_segs == 1
+    }
+
+    /// Whether other frames share this whole frame's body. They only ever become fewer by others' doing.
+    #[inline]
+    fn is_lent(&self) -> bool {
+        self.raw().refcnt.load(Ordering::Acquire) != 1
+    }
+
+    /// The first segment.
+    #[inline]
+    fn first(&self) -> (*mut u8, usize) {
+        let raw = self.raw();
+        // SAFETY: DPDK keeps `data_off` within the buffer.
+        let start = unsafe { raw.buf_addr.add(usize::from(raw.data_off)) };
+        (start, usize::from(raw.data_len))
+    }
+
+    /// The second or third segment of a shared frame.
+    #[inline]
+    fn later(&self, hops: usize) -> (*mut u8, usize) {
+        debug_assert!(!self.is_whole());
+        let mut at = self.0.as_ptr();
+        for _ in 0..hops {
+            // SAFETY: a shared frame has three segments, and they are ours.
+            at = unsafe { sys::cn_next(at) };
+        }
+        // SAFETY: as above, and DPDK keeps `data_off` within the buffer.
+        unsafe {
+            let raw = &*at;
+            (
+                raw.buf_addr.add(usize::from(raw.data_off)),
+                usize::from(raw.data_len),
+            )
+        }
+    }
+
+    /// Bytes from the frame's first to the end of its first buffer.
+    fn room(&self) -> usize {
+        let raw = self.raw();
+        usize::from(raw.buf_len.saturating_sub(raw.data_off))
+    }
+
+    /// Makes a whole frame `length` bytes long, of whatever was there. `false`, and nothing changed, where its buffer does
+    /// not hold as many, or it is no whole frame of its own.
+    #[inline]
+    pub(crate) fn set_length(&mut self, length: usize) -> bool {
+        if length > self.room() || !self.is_whole() || self.is_lent() {
+            return false;
+        }
+        let Ok(short) = u16::try_from(length) else {
+            return false;
+        };
+        // SAFETY: it is ours, and no other frame shares it.
+        let raw = unsafe { self.0.as_mut() };
+        raw.data_len = short;
+        raw.pkt_len = u32::from(short);
+        true
+    }
+
+    /// Makes a fresh frame one of these bytes. `false` where they are too many.
+    #[inline]
+    pub(crate) fn fill(&mut self, parts: &[&[u8]]) -> bool {
+        let length = parts.iter().map(|p| p.len()).sum();
+        if !self.set_length(length) {
+            return false;
+        }
+        let (mut to, _) = self.first();
+        for part in parts {
+            // SAFETY: there is room for all parts together, nobody else has this memory, and they are not in it, since it is
+            // not lent out while we hold it exclusively. DPDK's own copy routine is slower on some of its builds.
+            unsafe {
+                ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
+                to = to.add(part.len());
+            }
+        }
+        true
+    }
+
+    /// Makes a fresh frame one of `length` zeros. `false` where they are too many.
+    pub(crate) fn fill_zero(&mut self, length: usize) -> bool {
+        if !self.set_length(length) {
+            return false;
+        }
+        let (to, length) = self.first();
+        // SAFETY: these bytes are the frame's, and nobody else has it.
+        unsafe { ptr::write_bytes(to, 0, length) };
+        true
+    }
+
+    /// Makes a fresh frame a copy of `original`. `false` where that is too long.
+    #[inline]
+    pub(crate) fn copy(&mut self, original: &Self) -> bool {
+        if !original.is_whole() {
+            return self.fill(&original.segments());
+        }
+        let (from, length) = original.first();
+        if !self.set_length(length) {
+            return false;
+        }
+        let (to, _) = self.first();
+        // SAFETY: both are `length` bytes, of two frames. Nobody writes a lent body; head and tail of `original` are
+        // written only through a `&mut` to it.
+        unsafe { ptr::copy_nonoverlapping(from, to, length) };
+        true
+    }
+
+    /// Makes three fresh, empty frames one that shares the body of this one. `None` where this one has none: then they are
+    /// given back.
+    #[inline]
+    pub(crate) fn share(&self, mut parts: [Self; 3]) -> Option<Self> {
+        let length = self.length();
+        if length <= HEAD + TAIL || parts.iter().any(|p| p.is_lent() || p.room() < HEAD) {
+            return None;
+        }
+        let own = self.first().0;
+        let (tail, _) = self.tail();
+        for (part, (from, bytes)) in parts.iter_mut().step_by(2).zip([(own, HEAD), (tail, TAIL)]) {
+            let to = part.first().0;
+            // SAFETY: this frame is longer than head and tail together, and the fresh one has room for either.
+            unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
+        }
+        let [head, body, tail] = parts.map(|p| {
+            let raw = p.0.as_ptr();
+            std::mem::forget(p);
+            raw
+        });
+        // SAFETY: all three are fresh, of one segment, and nobody else's. Their header's fields and this one's reference
+        // count change under no reference of ours: `cn_share` counts atomically, and we hold no `&` over the call.
+        unsafe {
+            sys::cn_share(head, body, tail, self.0.as_ptr(), HEAD as u16, TAIL as u16);
+            Some(Self(NonNull::new_unchecked(head)))
+        }
+    }
+
+    /// The last [`TAIL`] bytes, of a frame that has as many.
+    #[inline]
+    fn tail(&self) -> (*mut u8, usize) {
+        if !self.is_whole() {
+            return self.later(2);
+        }
+        let (start, length) = self.first();
+        // SAFETY: the frame is as long as that, or longer.
+        (
+            unsafe { start.add(length.saturating_sub(TAIL)) },
+            length.min(TAIL),
+        )
+    }
+
+    /// Bytes at the front that are this frame's alone.
+    #[inline]
+    fn private(&self) -> (*mut u8, usize) {
+        let (start, length) = self.first();
+        if self.is_whole() && !self.is_lent() {
+            (start, length)
+        } else {
+            (start, length.min(HEAD))
+        }
+    }
+
+    /// All bytes, copied. For tests and slow paths.
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.segments().concat()
+    }
+
+    /// Segments of the frame: 1, or 3 where it shares its body.
+    pub fn segment_count(&self) -> usize {
+        usize::from(self.raw().nb_segs)
+    }
+}
+
+impl Drop for Mbuf {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: it is ours, and nobody's from here on.
+        unsafe { sys::cn_free(self.0.as_ptr()) }
+    }
+}
+
+impl FrameBuf for Mbuf {
+    const HEAD: usize = HEAD;
+
+    #[inline]
+    fn length(&self) -> usize {
+        self.raw().pkt_len as usize
+    }
+
+    #[inline]
+    fn head(&self) -> &[u8] {
+        let (start, length) = self.private();
+        // SAFETY: these bytes are the frame's, and written only through a `&mut` to it.
+        unsafe { slice::from_raw_parts(start, length) }
+    }
+
+    #[inline]
+    fn head_mut(&mut self) -> &mut [u8] {
+        let (start, length) = self.private();
+        // SAFETY: these bytes are this frame's alone, and it is borrowed exclusively.
+        unsafe { slice::from_raw_parts_mut(start, length) }
+    }
+
+    #[inline]
+    fn trailer(&self) -> [u8; 4] {
+        if self.length() < TAIL {
+            return [0; 4];
+        }
+        let (start, _) = self.tail();
+        // SAFETY: there are four bytes, and they are written only through a `&mut` to this frame.
+        unsafe { start.cast::<[u8; TAIL]>().read_unaligned() }
+    }
+
+    #[inline]
+    fn set_trailer(&mut self, bytes: [u8; 4]) {
+        if self.length() < TAIL {
+            return;
+        }
+        let (start, _) = self.tail();
+        // SAFETY: there are four bytes; they are this frame's alone in both shapes, and it is borrowed exclusively.
+        unsafe { start.cast::<[u8; TAIL]>().write_unaligned(bytes) }
+    }
+
+    #[inline]
+    fn segments(&self) -> [&[u8]; 3] {
+        let slice = |(start, length): (*mut u8, usize)| {
+            // SAFETY: the bytes are in a segment of the frame, which lives as long as `self` is borrowed. Those of a body are
+            // written by nobody while it is shared, all others only through a `&mut` to this frame.
+            unsafe { slice::from_raw_parts(start, length) }
+        };
+        if !self.is_whole() {
+            return [slice(self.first()), slice(self.later(1)), slice(self.later(2))];
+        }
+        let whole = slice(self.first());
+        if !self.is_lent() {
+            return [whole, &[], &[]];
+        }
+        let (head, rest) = whole.split_at(HEAD.min(whole.len()));
+        let (body, tail) = rest.split_at(rest.len().saturating_sub(TAIL));
+        [head, body, tail]
+    }
+}
+
+impl fmt::Debug for Mbuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mbuf")
+            .field("length", &self.length())
+            .field("segments", &self.raw().nb_segs)
+            .finish_non_exhaustive()
+    }
+}

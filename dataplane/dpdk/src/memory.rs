@@ -1,0 +1,169 @@
+//! The memory of one thread: DPDK's buffers, as a worker's loop wants them.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use castnet_port::{
+    Batch, Bridge, FrameBuf, Memory, MemoryPort, OpenError, Pool, PoolStats, PortSpec, Sides,
+};
+
+use crate::fence::eal::Registered;
+use crate::fence::mbuf::Mbuf;
+use crate::fence::pool::Lease;
+use crate::port::DpdkPort;
+use crate::runtime::Runtime;
+
+/// Frames of at least so many bytes are replicated by sharing their body, shorter ones by copying. Three segments cost
+/// three buffers and three descriptors, a copy costs its bytes; docs/dpdk.md has the measurement.
+pub const SHARE_FROM: usize = 2048;
+
+/// Where the frames of one thread live. A handle: clones are the same memory.
+#[derive(Clone)]
+pub struct DpdkMemory(Rc<Shared>);
+
+struct Shared {
+    /// Fresh buffers, taken in bulk.
+    whole: Stash,
+    small: Stash,
+    /// Where frames of ports of other kinds live; made when the first is opened.
+    pool: OnceCell<Pool>,
+    share_from: Cell<usize>,
+    runtime: Arc<Runtime>,
+    // The last field, so that all buffers have gone back through this thread's caches before it is dropped.
+    _registered: Registered,
+}
+
+/// Buffers of one pool.
+struct Stash {
+    fresh: RefCell<Batch<Mbuf>>,
+    lease: Arc<Lease>,
+    exhausted: Cell<u64>,
+}
+
+impl Stash {
+    fn new(lease: &Arc<Lease>) -> Self {
+        Self {
+            fresh: RefCell::new(Batch::new()),
+            lease: lease.clone(),
+            exhausted: Cell::new(0),
+        }
+    }
+
+    #[inline]
+    fn take(&self) -> Option<Mbuf> {
+        let mut fresh = self.fresh.borrow_mut();
+        if fresh.is_empty() && !self.lease.refill(&mut fresh) {
+            self.exhausted.set(self.exhausted.get() + 1);
+        }
+        fresh.pop()
+    }
+
+    fn has_room(&self) -> bool {
+        let mut fresh = self.fresh.borrow_mut();
+        !fresh.is_empty() || self.lease.refill(&mut fresh)
+    }
+}
+
+impl DpdkMemory {
+    pub(crate) fn new(runtime: Arc<Runtime>, registered: Registered) -> Self {
+        Self(Rc::new(Shared {
+            whole: Stash::new(runtime.whole()),
+            small: Stash::new(runtime.small()),
+            pool: OnceCell::new(),
+            share_from: Cell::new(SHARE_FROM),
+            runtime,
+            _registered: registered,
+        }))
+    }
+
+    /// Replicas of frames of at least `bytes` share their body from now on, where the device can send such:
+    /// [`SHARE_FROM`], as measured, if nobody says otherwise.
+    pub fn share_from(&self, bytes: usize) {
+        self.0.share_from.set(bytes);
+    }
+
+    /// A frame with these bytes. `None` where no buffer is free, or they are too many.
+    pub fn copy_from(&self, bytes: &[u8]) -> Option<Mbuf> {
+        self.gather(&[bytes])
+    }
+
+    /// A frame of `length` zero bytes. `None` as above.
+    #[inline]
+    pub fn allocate(&self, length: usize) -> Option<Mbuf> {
+        let mut frame = self.0.whole.take()?;
+        frame.fill_zero(length).then_some(frame)
+    }
+
+    /// A replica of a frame for a device that can send several segments, or cannot. `None` as above.
+    #[inline]
+    pub fn replicate(&self, original: &Mbuf, multi_segment: bool) -> Option<Mbuf> {
+        if multi_segment && original.length() >= self.0.share_from.get() {
+            return self.share(original);
+        }
+        let mut frame = self.0.whole.take()?;
+        frame.copy(original).then_some(frame)
+    }
+
+    fn share(&self, original: &Mbuf) -> Option<Mbuf> {
+        let small = &self.0.small;
+        let parts = [small.take()?, small.take()?, small.take()?];
+        original.share(parts)
+    }
+
+    /// The pool for frames of ports that are no DPDK devices.
+    fn pool(&self) -> &Pool {
+        self.0.pool.get_or_init(|| Pool::new(self.0.runtime.pool()))
+    }
+}
+
+impl Memory for DpdkMemory {
+    type Buf = Mbuf;
+
+    /// A DPDK device is opened as what it is, any other port behind a bridge that copies.
+    fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
+        let inner = match spec {
+            PortSpec::Dpdk(spec) => {
+                let device = self.0.runtime.device(spec)?;
+                let port = DpdkPort::open(device, self, sides, queue, self.0.runtime.threads(), spec.queues)?;
+                return Ok(Box::new(port));
+            }
+            // Fault injectors work on the pool's frames: over there, and back.
+            PortSpec::Faulty(inner, control) if inner.dpdk().is_some() => {
+                let port = self.open(inner, sides, queue)?;
+                let there = Bridge::new(port, self.clone(), self.pool().clone());
+                Box::new(control.wrap(there, queue))
+            }
+            other => other.open_queue(self.pool(), sides, queue)?,
+        };
+        Ok(Box::new(Bridge::new(inner, self.pool().clone(), self.clone())))
+    }
+
+    #[inline]
+    fn gather(&self, parts: &[&[u8]]) -> Option<Mbuf> {
+        let mut frame = self.0.whole.take()?;
+        frame.fill(parts).then_some(frame)
+    }
+
+    fn has_room(&self) -> bool {
+        self.0.whole.has_room()
+    }
+
+    /// Of the buffers that all threads of the dataplane share; `bodies_free` are those for replicas that share.
+    fn stats(&self) -> PoolStats {
+        let (whole, small) = (&self.0.whole, &self.0.small);
+        PoolStats {
+            buffers: whole.lease.count(),
+            buffers_free: whole.lease.available() + whole.fresh.borrow().len(),
+            bodies_free: small.lease.available() + small.fresh.borrow().len(),
+            exhausted: whole.exhausted.get() + small.exhausted.get(),
+        }
+    }
+}
+
+impl fmt::Debug for DpdkMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stats().fmt(f)
+    }
+}

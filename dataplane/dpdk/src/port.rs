@@ -1,0 +1,217 @@
+//! A DPDK device in the thread that uses it.
+
+use std::io;
+use std::sync::Arc;
+
+use castnet_port::{Batch, FrameBuf, Memory, Port, PortLink, PortStats, Sides, Sleeper, fits, frame_max};
+use castnet_wire::DropReason;
+
+use crate::error::DpdkError;
+use crate::fence::device::{Device, RxQueue, TxQueue};
+use crate::fence::mbuf::Mbuf;
+use crate::memory::DpdkMemory;
+
+/// How often the rest of a batch that the device did not take is offered again.
+const OFFERS: usize = 3;
+
+/// One thread's queues of a device.
+#[derive(Debug)]
+pub struct DpdkPort {
+    // Queues go before the device, which stops when nobody has it.
+    rx: Vec<RxQueue>,
+    tx: TxQueue,
+    /// The receive queue that is asked first the next time.
+    turn: usize,
+    /// Whether this is the thread that tells what the device as a whole counts.
+    first: bool,
+    mtu: usize,
+    multi_segment: bool,
+    device: Arc<Device>,
+    memory: DpdkMemory,
+    stats: PortStats,
+}
+
+impl DpdkPort {
+    /// Takes the queues of the thread that is the `rank`th of `threads`: the send queue of that number, and the receive
+    /// queues whose turn it is.
+    pub(crate) fn open(
+        device: Arc<Device>,
+        memory: &DpdkMemory,
+        sides: Sides,
+        rank: usize,
+        threads: usize,
+        queues: usize,
+    ) -> Result<Self, DpdkError> {
+        let mine = (rank..queues).step_by(threads.max(1));
+        let rx = match sides {
+            Sides::Both => mine
+                .map(|queue| RxQueue::new(&device, queue))
+                .collect::<Result<_, _>>()?,
+            Sides::Send => Vec::new(),
+        };
+        Ok(Self {
+            rx,
+            tx: TxQueue::new(&device, rank)?,
+            turn: 0,
+            first: rank == 0,
+            mtu: device.mtu,
+            multi_segment: device.multi_segment,
+            device,
+            memory: memory.clone(),
+            stats: PortStats::default(),
+        })
+    }
+
+    /// The driver's name.
+    pub fn driver(&self) -> &str {
+        &self.device.info.driver
+    }
+
+    /// Whether the device sends frames of several segments, so that replicas may share their body.
+    pub fn is_multi_segment(&self) -> bool {
+        self.multi_segment
+    }
+
+    /// Whether the device spreads frames over its receive queues by their destination.
+    pub fn has_rss(&self) -> bool {
+        self.device.rss
+    }
+
+    /// The link's speed in Mb/s; 0 where it is unknown.
+    pub fn speed_mbps(&self) -> u32 {
+        self.device.link().1
+    }
+
+    fn check(&self, frame: &Mbuf) -> Result<(), DropReason> {
+        if frame.length() < frame_max(0) - 4 {
+            return Err(DropReason::Malformed);
+        }
+        if !fits(frame, self.mtu) {
+            return Err(DropReason::TooLong);
+        }
+        Ok(())
+    }
+
+    /// Takes out of the batch what cannot go, and makes whole what must be.
+    #[cold]
+    fn sort_out(&mut self, batch: &mut Batch<Mbuf>) {
+        for mut frame in std::mem::take(batch) {
+            let mut fate = self.check(&frame);
+            if fate.is_ok() && frame.segment_count() > 1 && !self.multi_segment {
+                match self.memory.gather(&frame.segments()) {
+                    Some(whole) => frame = whole,
+                    None => fate = Err(DropReason::TxFull),
+                }
+            }
+            match fate {
+                Ok(()) => batch.push(frame),
+                Err(reason) => self.count_drops(reason, 1),
+            }
+        }
+    }
+
+    fn count_drops(&mut self, reason: DropReason, frames: usize) {
+        self.stats.drops[reason.index()] += frames as u64;
+    }
+
+    #[cold]
+    fn give_up(&mut self, batch: &mut Batch<Mbuf>) {
+        let reason = if self.is_up() {
+            DropReason::TxFull
+        } else {
+            DropReason::PortDown
+        };
+        self.count_drops(reason, batch.len());
+        batch.clear();
+    }
+}
+
+fn bytes(batch: &Batch<Mbuf>) -> u64 {
+    batch.iter().map(|f| f.length() as u64).sum()
+}
+
+impl Port for DpdkPort {
+    type Buf = Mbuf;
+
+    #[inline]
+    fn receive(&mut self, batch: &mut Batch<Mbuf>) {
+        let (before, memory) = (batch.len(), &self.memory);
+        for offset in 0..self.rx.len() {
+            if batch.is_full() {
+                break;
+            }
+            let at = (self.turn + offset) % self.rx.len();
+            let lost = self.rx[at].receive(batch, |parts| memory.gather(parts));
+            self.stats.drops[DropReason::TooLong.index()] += lost;
+        }
+        if self.rx.len() > 1 {
+            self.turn = (self.turn + 1) % self.rx.len();
+        }
+        let received = batch.get(before..).unwrap_or_default();
+        self.stats.rx_frames += received.len() as u64;
+        self.stats.rx_bytes += received.iter().map(|f| f.length() as u64).sum::<u64>();
+    }
+
+    #[inline]
+    fn replicate(&mut self, original: &Mbuf, header: usize) -> Option<Mbuf> {
+        if header > Mbuf::HEAD {
+            return None;
+        }
+        self.memory.replicate(original, self.multi_segment)
+    }
+
+    #[inline]
+    fn allocate(&mut self, length: usize) -> Option<Mbuf> {
+        self.memory.allocate(length)
+    }
+
+    #[inline]
+    fn send(&mut self, batch: &mut Batch<Mbuf>) {
+        let can_go = |f: &Mbuf| self.check(f).is_ok() && (self.multi_segment || f.segment_count() == 1);
+        if !batch.iter().all(can_go) {
+            self.sort_out(batch);
+        }
+        let (frames, all) = (batch.len(), bytes(batch));
+        for _ in 0..OFFERS {
+            if batch.is_empty() {
+                break;
+            }
+            self.tx.send(batch);
+        }
+        self.stats.tx_frames += (frames - batch.len()) as u64;
+        self.stats.tx_bytes += all - bytes(batch);
+        if !batch.is_empty() {
+            self.give_up(batch);
+        }
+    }
+
+    fn info(&self) -> PortLink {
+        PortLink {
+            name: self.device.name().to_owned(),
+            mac: self.device.info.mac,
+            mtu: self.mtu,
+            up: self.is_up(),
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.device.link().0
+    }
+
+    fn stats(&self) -> PortStats {
+        let rx_missed = if self.first { self.device.missed() } else { 0 };
+        PortStats {
+            rx_missed,
+            ..self.stats
+        }
+    }
+
+    fn ready(&self) -> bool {
+        self.rx.iter().any(RxQueue::ready)
+    }
+
+    /// Nothing wakes who waits for a device: it is polled.
+    fn attach(&mut self, _sleeper: &mut Sleeper) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! DPDK for one dataplane: its buffers and its devices.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use castnet_port::{BATCH, DpdkSpec, PoolConfig, frame_max};
+
+use crate::error::DpdkError;
+use crate::fence::device::{Device, Probed, SetUp};
+use crate::fence::eal::{Eal, EalConfig, Hugepages, Registered};
+use crate::fence::mbuf::HEAD;
+use crate::fence::pool::{CACHE, Lease};
+use crate::memory::DpdkMemory;
+
+/// The MTU of a device that takes as much: RoCE's largest packets and those of jumbo Ethernet.
+const MTU: usize = 9000;
+/// Buffers of each thread's caches: DPDK's own holds half as much again before it gives back.
+const CACHED: usize = CACHE * 3 / 2 + BATCH;
+
+/// What a dataplane needs of DPDK.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Threads that will have a [`DpdkMemory`]: each sends on a queue of its own of each device.
+    pub threads: usize,
+    /// The longest frame. `bodies` counts the buffers of each thread beyond those in the devices' rings; `buffers` is not
+    /// used.
+    pub pool: PoolConfig,
+    /// Where buffers live.
+    pub hugepages: Hugepages,
+    /// The devices that ports will name.
+    pub devices: Vec<DpdkSpec>,
+}
+
+/// DPDK for one dataplane. Devices stop when the last port over them has gone.
+#[derive(Debug)]
+pub struct Runtime {
+    eal: Eal,
+    threads: usize,
+    pool: PoolConfig,
+    /// Buffers for whole frames, and for the heads, bodies and tails of those that share.
+    whole: Arc<Lease>,
+    small: Arc<Lease>,
+    devices: Mutex<BTreeMap<String, Weak<Device>>>,
+}
+
+impl Runtime {
+    /// Starts DPDK, if this process has not yet, and reserves the buffers.
+    ///
+    /// # Errors
+    /// [`DpdkError::Start`], [`DpdkError::Hugepages`], [`DpdkError::Buffers`].
+    pub fn start(config: &Config) -> Result<Arc<Self>, DpdkError> {
+        let threads = config.threads.max(1);
+        let sends: usize = config.devices.iter().map(|d| d.tx_frames * threads).sum();
+        let receives: usize = config.devices.iter().map(|d| d.rx_frames * d.queues).sum();
+        let ports = config.devices.len();
+        let whole = sends + receives + threads * (CACHED + config.pool.bodies + ports * BATCH);
+        // A ring holds segments; a frame that shares has three, of which one is counted there.
+        let small = sends + threads * (CACHED + 3 * (ports + 1) * BATCH);
+        let room = config.pool.frame_max.max(HEAD).next_multiple_of(64);
+        let eal = Eal::start(&EalConfig {
+            hugepages: config.hugepages,
+            bytes: Lease::bytes(whole, room) + Lease::bytes(small, HEAD),
+            pci: config
+                .devices
+                .iter()
+                .filter(|d| d.is_pci())
+                .map(DpdkSpec::devargs)
+                .collect(),
+        })?;
+        Ok(Arc::new(Self {
+            eal,
+            threads,
+            pool: config.pool,
+            whole: Arc::new(Lease::new(eal, whole, room)?),
+            small: Arc::new(Lease::new(eal, small, HEAD)?),
+            devices: Mutex::default(),
+        }))
+    }
+
+    /// Whether buffers live in hugepages.
+    pub fn hugepages(&self) -> bool {
+        self.eal.hugepages()
+    }
+
+    /// The memory of the thread that calls this, which becomes one of DPDK's.
+    ///
+    /// # Errors
+    /// [`DpdkError::Thread`].
+    pub fn memory(self: &Arc<Self>) -> Result<DpdkMemory, DpdkError> {
+        let registered = Registered::new(self.eal)?;
+        Ok(DpdkMemory::new(self.clone(), registered))
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    pub(crate) fn pool(&self) -> PoolConfig {
+        self.pool
+    }
+
+    pub(crate) fn whole(&self) -> &Arc<Lease> {
+        &self.whole
+    }
+
+    pub(crate) fn small(&self) -> &Arc<Lease> {
+        &self.small
+    }
+
+    /// The device that `spec` describes: running, if somebody has it, or else set up and started.
+    pub(crate) fn device(&self, spec: &DpdkSpec) -> Result<Arc<Device>, DpdkError> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.get(&spec.device).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        let device = Arc::new(self.start_device(spec)?);
+        devices.insert(spec.device.clone(), Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    fn start_device(&self, spec: &DpdkSpec) -> Result<Device, DpdkError> {
+        let probed = Probed::new(self.eal, &spec.device, &spec.devargs())?;
+        let info = probed.info()?;
+        let enough = |direction, max, asked, what| {
+            if asked <= max {
+                return Ok(());
+            }
+            Err(DpdkError::Queues {
+                device: spec.device.clone(),
+                direction,
+                max,
+                asked,
+                what,
+            })
+        };
+        enough(
+            "receive",
+            info.rx_queues_max,
+            spec.queues,
+            "that queues= asks for",
+        )?;
+        enough("send", info.tx_queues_max, self.threads, "worker")?;
+        let max = info.mtu_max.min(self.whole.room() - frame_max(0));
+        let mtu = spec.mtu.unwrap_or(MTU.min(max));
+        if !(info.mtu_min..=max).contains(&mtu) {
+            return Err(DpdkError::Mtu {
+                device: spec.device.clone(),
+                min: info.mtu_min,
+                max,
+                asked: mtu,
+            });
+        }
+        let set_up = SetUp {
+            rx_queues: spec.queues,
+            tx_queues: self.threads,
+            rx_frames: spec.rx_frames,
+            tx_frames: spec.tx_frames,
+            mtu,
+            promiscuous: spec.promiscuous,
+        };
+        probed.start(set_up, self.whole.clone())
+    }
+}
