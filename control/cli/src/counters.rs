@@ -1,5 +1,7 @@
 //! `castnet counters`: what a switch has counted, and how fast it grows.
 
+mod collective;
+
 use std::io::IsTerminal;
 
 use clap::Args;
@@ -12,8 +14,9 @@ use crate::exit::Outcome;
 use crate::output::{Output, Page, Report, Row, write_stdout};
 use crate::port::PortRow;
 use crate::units::{Span, bit_rate, bytes, count};
+use collective::{CollectiveRate, CollectiveRow};
 
-/// Counters of ports, groups and drops; with --watch, rates
+/// Counters of ports, groups, collective groups with their endpoints, and drops; with --watch, rates
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   castnet counters                              since the switch started
@@ -37,6 +40,7 @@ pub(crate) struct Snapshot {
     pub(crate) totals: Totals,
     pub(crate) ports: Vec<PortRow>,
     pub(crate) groups: Vec<GroupRow>,
+    pub(crate) collectives: Vec<CollectiveRow>,
     pub(crate) drops: Vec<DropRow>,
 }
 
@@ -200,6 +204,11 @@ impl From<api::Counters> for Snapshot {
             totals: counters.totals.unwrap_or_default().into(),
             ports: counters.ports.into_iter().map(PortRow::from).collect(),
             groups: counters.groups.iter().map(GroupRow::from).collect(),
+            collectives: counters
+                .collectives
+                .into_iter()
+                .map(CollectiveRow::from)
+                .collect(),
             drops: counters.drops.into_iter().map(DropRow::from).collect(),
         }
     }
@@ -211,6 +220,14 @@ impl Report for Snapshot {
         page.rows(&self.ports, "none");
         page.title("Groups");
         page.rows(&self.groups, "none");
+        page.title("Collective groups");
+        page.rows(&self.collectives, "none");
+        let endpoints = self.collectives.iter().flat_map(|group| &group.endpoints);
+        let endpoints: Vec<_> = endpoints.cloned().collect();
+        if !endpoints.is_empty() {
+            page.title("Endpoints of collective groups");
+            page.rows(&endpoints, "none");
+        }
         page.title("Drops");
         page.rows(&self.drops, "none");
         page.title(self.totals.sentence());
@@ -229,6 +246,8 @@ struct Watched {
     port_rates: Vec<PortRate>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     group_rates: Vec<GroupRate>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    collective_rates: Vec<CollectiveRate>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -315,10 +334,10 @@ impl Watched {
                 seconds: None,
                 port_rates: Vec::new(),
                 group_rates: Vec::new(),
+                collective_rates: Vec::new(),
             };
         };
-        // A restarted switch counts from nothing: its first rates are 0, not huge.
-        let per_s = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        let per_s = |now, before| per_s(now, before, seconds);
         let port = |p: &PortRow| {
             let b = before.ports.iter().find(|b| b.port == p.port)?;
             Some(PortRate {
@@ -344,6 +363,11 @@ impl Watched {
                 acks_out_per_s: per_s(g.acks_out, b.acks_out),
             })
         };
+        let collective = |g: &CollectiveRow| {
+            let b = before.collectives.iter().find(|b| b.mcst_id == g.mcst_id)?;
+            Some(CollectiveRate::new(g, b, seconds))
+        };
+        let collective_rates = now.collectives.iter().filter_map(collective).collect();
         let port_rates = now.ports.iter().filter_map(port).collect();
         let group_rates = now.groups.iter().filter_map(group).collect();
         Self {
@@ -351,8 +375,14 @@ impl Watched {
             seconds: Some(seconds),
             port_rates,
             group_rates,
+            collective_rates,
         }
     }
+}
+
+/// How fast a counter grows. A restarted switch counts from nothing: its first rates are 0, not huge.
+fn per_s(now: u64, before: u64, seconds: f64) -> f64 {
+    now.saturating_sub(before) as f64 / seconds
 }
 
 impl Report for Watched {
@@ -364,6 +394,8 @@ impl Report for Watched {
         page.rows(&self.port_rates, "none");
         page.title("Groups");
         page.rows(&self.group_rates, "none");
+        page.title("Collective groups");
+        page.rows(&self.collective_rates, "none");
         page.title("Drops");
         page.rows(&self.now.drops, "none");
     }

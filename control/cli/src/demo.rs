@@ -1,9 +1,13 @@
-//! `castnet demo`: a whole fabric in one process, without privileges, and a transfer over it, without and with losses.
+//! `castnet demo`: a whole fabric in one process, without privileges; a transfer over it and sums made in its switches, without and with
+//! losses.
 
 mod act;
+mod allreduce;
 mod fabric;
+mod links;
 mod report;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -17,18 +21,21 @@ use crate::host::bar;
 use crate::output::Output;
 use crate::units::{Ratio, Size};
 use act::{Content, Script};
+use allreduce::Played;
 use fabric::{Fabric, HOSTS, LOOPBACK};
+use links::{AllReduceReport, LinkReport};
 use report::DemoReport;
 
 /// Shows it all in one process: a controller, three switches in two tiers, five hosts
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The parts are those that run apart elsewhere: agents and controller speak gRPC over loopback, hosts join as hosts do, frames go over links in memory. One host sends to four, first over good links, then over links that lose frames. Exit code 0 only if every receiver had every byte, both times.
+    after_help = "The parts are those that run apart elsewhere: agents and controller speak gRPC over loopback, hosts join as hosts do, frames go over links in memory. One host sends to four, first over good links, then over links that lose frames. Then all five are ranks of a job, and the switches add up what they have (AllReduce of f32): the sums are compared, bit for bit, with those computed at one place, and the bytes that each link carried stand beside those of a ring between the hosts. Exit code 0 only if every receiver had every byte, and every rank every sum, each time.
 
 Examples:
   castnet demo
   castnet demo --size 1GiB --loss 0.1%
   castnet demo --file model.bin --seed 7
+  castnet demo --size 1MiB --allreduce 64MiB --loss 0.5%
   castnet demo --output json"
 )]
 pub(crate) struct DemoCommand {
@@ -38,7 +45,10 @@ pub(crate) struct DemoCommand {
     /// Sends this file instead
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
-    /// Share of the frames that each link loses in the second act, each way
+    /// Bytes of f32 that each host gives to the AllReduce; 0 leaves it out
+    #[arg(long, value_name = "SIZE", default_value = "16MiB")]
+    allreduce: Size,
+    /// Share of the frames that each link loses in every other act, each way
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     loss: Ratio,
     /// What losses and content are drawn from
@@ -84,7 +94,7 @@ impl DemoCommand {
         ]
     }
 
-    /// Plays both acts.
+    /// Plays all acts.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let start = Instant::now();
         let content = self.content()?;
@@ -103,6 +113,8 @@ impl DemoCommand {
             sha256: String::new(),
             tree: None,
             acts: Vec::new(),
+            collective_tree: None,
+            collectives: Vec::new(),
             ok: true,
             seconds: 0.0,
         };
@@ -116,6 +128,7 @@ impl DemoCommand {
             report.sha256 = sha256;
             report.acts.push(act);
         }
+        self.collectives(&fabric, &address, output, &mut report).await?;
         controller.stop().await;
         fabric.stop().await?;
         report.seconds = start.elapsed().as_secs_f64();
@@ -123,7 +136,85 @@ impl DemoCommand {
         if report.ok {
             return Ok(());
         }
-        Err(Failure::failed("not every receiver had every byte"))
+        Err(Failure::failed(if report.collectives.iter().all(|act| act.ok) {
+            "not every receiver had every byte"
+        } else {
+            "not every rank had every sum"
+        }))
+    }
+
+    /// AllReduce in the switches: beside the same in a ring, and over links that lose frames.
+    async fn collectives(
+        &self,
+        fabric: &Fabric,
+        controller: &Address,
+        output: Output,
+        report: &mut DemoReport,
+    ) -> Outcome {
+        let elements = usize::try_from(self.allreduce.0 / 4).map_err(Failure::usage)?;
+        if elements == 0 {
+            return Ok(());
+        }
+        let seed = self.seed;
+        let sums = tokio::task::spawn_blocking(move || allreduce::sums(seed, elements));
+        let sums = sums.await.map_err(Failure::failed)?;
+        let payload = elements as u64 * 4;
+        let play = async |name, job, ring, loss: Ratio| {
+            // What a ring's links carry: every byte but a rank's own, twice.
+            let carried = if ring {
+                payload * 2 * (HOSTS.len() as u64 - 1) / HOSTS.len() as u64
+            } else {
+                payload
+            };
+            let bar = bar(output, Some(carried)).with_message(if ring { "  ring" } else { name });
+            let script = allreduce::Script {
+                job,
+                ring,
+                loss,
+                pmtu: self.pmtu,
+                seed,
+            };
+            let played = allreduce::play(fabric, controller, script, &sums, &bar).await;
+            bar.finish_and_clear();
+            played.map_err(|failure| failure.while_doing(name))
+        };
+        let none = Ratio(0.0);
+        let clean = play("Act 3", "demo-sums-1", false, none).await?;
+        let ring = play("Act 3", "demo-ring", true, none).await?;
+        let lossy = play("Act 4", "demo-sums-2", false, self.loss).await?;
+        report.collective_tree = clean.tree.clone();
+        let acts = [
+            ("Act 3", "demo-sums-1", none, clean, Some(ring)),
+            ("Act 4", "demo-sums-2", self.loss, lossy, None),
+        ];
+        for (name, group, loss, played, ring) in acts {
+            let of = |played: &Played| played.ranks.iter().all(|rank| rank.wrong == 0);
+            let ok = of(&played) && ring.as_ref().is_none_or(of);
+            report.ok &= ok;
+            report.collectives.push(AllReduceReport {
+                name,
+                group: group.to_owned(),
+                mcst_id: played.mcst_id,
+                operation: "sum",
+                data_type: "f32",
+                elements: elements as u64,
+                bytes: payload,
+                loss,
+                ok,
+                seconds: played.seconds,
+                ring_seconds: ring.as_ref().map(|ring| ring.seconds),
+                links: LinkReport::all(
+                    &played.links,
+                    ring.as_ref().map(|ring| ring.links.as_slice()),
+                    payload,
+                ),
+                switches: played.switches,
+                ranks: played.ranks,
+                drops: played.drops,
+                bars: std::io::stdout().is_terminal(),
+            });
+        }
+        Ok(())
     }
 }
 

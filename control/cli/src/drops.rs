@@ -43,6 +43,20 @@ impl From<api::DropCount> for DropRow {
     }
 }
 
+impl DropRow {
+    /// `  drops: injected 12`: all of them in a line.
+    pub(crate) fn sentence(rows: &[Self]) -> String {
+        let drops: Vec<_> = rows
+            .iter()
+            .map(|d| format!("{} {}", d.reason, count(d.frames)))
+            .collect();
+        match drops.is_empty() {
+            true => "  drops: none".to_owned(),
+            false => format!("  drops: {}", drops.join(", ")),
+        }
+    }
+}
+
 impl Row for DropRow {
     const COLUMNS: &'static [&'static str] = &["reason", "frames"];
 

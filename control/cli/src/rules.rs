@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use castnet_rules::{Fault, RuleSet};
+use castnet_rules::{COLLECTIVE_EXAMPLE, Fault, RuleSet};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -17,6 +17,7 @@ use crate::units::plural;
 
 Examples:
   castnet rules example > rules.toml
+  castnet rules example --collective        a switch that adds up what its hosts send
   castnet rules check rules.toml            each fault with file, line, column and field; exit 1 if there is one
   castnet switch --rules rules.toml ...     runs them"
 )]
@@ -37,7 +38,11 @@ enum Verb {
         ports: usize,
     },
     /// Prints a rule file with remarks
-    Example,
+    Example {
+        /// Of a collective group instead of a multicast group
+        #[arg(long)]
+        collective: bool,
+    },
 }
 
 #[derive(Debug, Serialize)]
@@ -49,6 +54,7 @@ struct Checked {
 struct FileReport {
     file: String,
     groups: usize,
+    collectives: usize,
     routes: usize,
     faults: Vec<FaultReport>,
 }
@@ -75,15 +81,19 @@ impl From<&Fault> for FaultReport {
 impl FileReport {
     fn new(path: &Path, ports: usize) -> Outcome<Self> {
         let text = exit::read_text(path)?;
-        let (groups, routes, faults) = match RuleSet::from_toml(&text) {
-            Ok(rules) => (rules.groups.len(), rules.routes.len(), rules.check(ports)),
-            Err(faults) => (0, 0, faults.into_iter().collect()),
+        let (rules, faults) = match RuleSet::from_toml(&text) {
+            Ok(rules) => {
+                let faults = rules.check(ports);
+                (rules, faults)
+            }
+            Err(faults) => (RuleSet::default(), faults.into_iter().collect()),
         };
         let faults = faults.iter().map(FaultReport::from).collect();
         Ok(Self {
             file: path.display().to_string(),
-            groups,
-            routes,
+            groups: rules.groups.len(),
+            collectives: rules.collectives.len(),
+            routes: rules.routes.len(),
             faults,
         })
     }
@@ -106,9 +116,10 @@ impl Report for Checked {
             }
             if file.faults.is_empty() {
                 page.line(format!(
-                    "{}: good: {}, {}",
+                    "{}: good: {}, {}, {}",
                     file.file,
-                    plural(file.groups, "group"),
+                    plural(file.groups, "multicast group"),
+                    plural(file.collectives, "collective group"),
                     plural(file.routes, "route")
                 ));
             }
@@ -131,7 +142,8 @@ impl RulesCommand {
     /// Checks, or shows the example.
     pub(crate) fn run(self, output: Output) -> Outcome {
         match self.verb {
-            Verb::Example => write_stdout(EXAMPLE),
+            Verb::Example { collective: false } => write_stdout(EXAMPLE),
+            Verb::Example { collective: true } => write_stdout(COLLECTIVE_EXAMPLE),
             Verb::Check { files, ports } => {
                 let files = files
                     .iter()

@@ -211,6 +211,60 @@ fn the_rules_example_is_right_and_each_fault_has_its_place() {
 }
 
 #[test]
+fn collective_rules_are_checked_like_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (good, bad) = (folder.path().join("good.toml"), folder.path().join("bad.toml"));
+    let example = stdout(castnet().args(["rules", "example", "--collective"]));
+    std::fs::write(&good, &example).expect("written");
+    let text = stdout(castnet().args(["rules", "check", "--ports", "3"]).arg(&good));
+    assert!(
+        text.contains("good: 0 multicast groups, 1 collective group, 0 routes"),
+        "{text}"
+    );
+
+    let faulty = example
+        .replace("slots = 256", "slots = 100")
+        .replace("qpn = 0x12", "qpn = 1")
+        .replace("rank = 2,", "rank = 1,");
+    std::fs::write(&bad, &faulty).expect("written");
+    let output = castnet()
+        .args(["rules", "check", "--output", "json"])
+        .arg(&bad)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let faults = report["files"][0]["faults"].as_array().expect("faults");
+    let line_of = |text: &str| faulty.lines().position(|l| l.contains(text)).expect("a line") + 1;
+    let told: Vec<_> = faults
+        .iter()
+        .map(|f| {
+            (
+                f["field"].as_str().unwrap_or_default(),
+                f["line"].as_u64().unwrap_or(0) as usize,
+            )
+        })
+        .collect();
+    let expected = [
+        ("collectives[0].slots", line_of("slots = 100")),
+        ("collectives[0].endpoints[1].rank.qpn", line_of("qpn = 1,")),
+        ("collectives[0].endpoints[2].rank.rank", line_of("name = \"c\"")),
+    ];
+    assert_eq!(told, expected, "{report}");
+
+    let output = castnet()
+        .args(["rules", "check", "--ports", "2"])
+        .arg(&good)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.code() == Some(1) && text.contains("collectives[0].endpoints[2].port: "),
+        "{text}"
+    );
+}
+
+#[test]
 fn doctor_tells_the_same_to_people_and_machines() {
     let text = stdout(castnet().arg("doctor"));
     let json: Value = serde_json::from_str(&stdout(castnet().args(["doctor", "-O", "json"]))).expect("JSON");
@@ -261,6 +315,16 @@ fn demo(args: &[&str]) -> Value {
     let report: Value =
         serde_json::from_str(&stdout(castnet().args(["demo", "--output", "json"]).args(args))).expect("JSON");
     assert_eq!(report["ok"], true);
+    for act in report["collectives"].as_array().expect("acts of collectives") {
+        assert_eq!(act["ok"], true, "{act}");
+        let ranks = act["ranks"].as_array().expect("ranks");
+        assert_eq!(ranks.len(), 5);
+        for rank in ranks {
+            assert_eq!((&rank["wrong"], &rank["elements"]), (&0.into(), &act["elements"]));
+        }
+        assert_eq!(act["links"].as_array().map(Vec::len), Some(7));
+        assert_eq!(act["switches"].as_array().map(Vec::len), Some(3), "{act}");
+    }
     let sent = report["sha256"].as_str().expect("a digest");
     assert_eq!(sent.len(), 64);
     let acts = report["acts"].as_array().expect("acts");
@@ -286,7 +350,16 @@ fn number(value: &Value, path: &[&str]) -> u64 {
 
 #[test]
 fn the_demo_reaches_every_receiver_without_and_with_losses() {
-    let report = demo(&["--size", "1MiB", "--loss", "2%", "--seed", "7"]);
+    let report = demo(&[
+        "--size",
+        "1MiB",
+        "--loss",
+        "2%",
+        "--seed",
+        "7",
+        "--allreduce",
+        "1MiB",
+    ]);
     let [clean, lossy] = [0, 1].map(|i| &report["acts"][i]);
     assert_eq!(
         clean["drops"],
@@ -307,6 +380,29 @@ fn the_demo_reaches_every_receiver_without_and_with_losses() {
         number(leaf, &["acks_in"]) > 2 * number(leaf, &["acks_out"]),
         "ACKs are aggregated: {leaf}"
     );
+
+    // What sums in the switches are for: each link carries each byte once in each direction, and in a ring 1.6 times.
+    let [clean, lossy] = [0, 1].map(|i| &report["collectives"][i]);
+    assert_eq!(number(clean, &["bytes"]), 1 << 20);
+    assert_eq!(clean["drops"], Value::Array(vec![]));
+    for link in clean["links"].as_array().expect("links") {
+        let [times, ring] = ["times", "ring_times"].map(|key| link[key].as_f64().expect("a figure"));
+        assert!((1.0..1.1).contains(&times), "headers and little else: {link}");
+        assert!((1.6..1.8).contains(&ring), "2 (n - 1) / n, and headers: {link}");
+    }
+    let spine = &clean["switches"][0];
+    assert_eq!(spine["switch"], "spine");
+    assert_eq!(number(spine, &["contributions"]), number(spine, &["results"]));
+    assert_eq!(lossy["drops"][0]["reason"], "injected");
+    let repeats = lossy["switches"].as_array().expect("switches").iter();
+    assert!(
+        repeats.map(|s| number(s, &["repeats"])).sum::<u64>() > 0,
+        "{lossy}"
+    );
+    assert_eq!(
+        report["collective_tree"]["children"].as_array().map(Vec::len),
+        Some(2)
+    );
 }
 
 #[test]
@@ -323,20 +419,31 @@ fn the_demo_sends_files_of_any_length_with_any_path_mtu() {
             pmtu,
             "--loss",
             "0",
+            "--allreduce",
+            // Whole elements are given, and the last packet is not full.
+            &(length / 10).to_string(),
         ]);
         assert_eq!(number(&report, &["size"]), length as u64);
+        let acts = report["collectives"].as_array().expect("acts of collectives");
+        assert_eq!(acts.len(), if length == 0 { 0 } else { 2 });
+        assert!(acts.iter().all(|act| number(act, &["elements"]) == 2500));
     }
 }
 
 #[test]
 fn the_demo_draws_its_tree_for_people() {
-    let text = stdout(castnet().args(["demo", "--size", "64KiB"]));
+    let text = stdout(castnet().args(["demo", "--size", "64KiB", "--allreduce", "64KiB"]));
     for part in [
         "└─ [leaf1]",
         "[spine]",
         "h5 (10.0.0.5)",
         "Act 2: 1% loss",
+        "│  ├─ rank 0: h1 (10.0.0.1)",
+        "Act 3: AllReduce, no loss (group demo-sums-1, ",
+        "RING TIMES",
+        "Act 4: AllReduce, 1% loss",
         "Every receiver has every byte, 2 times out of 2.",
+        "Every rank has every sum, bit for bit, 2 times out of 2.",
     ] {
         assert!(text.contains(part), "no '{part}' in:\n{text}");
     }

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use assert_cmd::Command;
 use castnet_agent::Agent;
+use castnet_comm::{CommConfig, Communicator, Fallback, Operation};
 use castnet_controller::{Config, Controller, SwitchConfig};
-use castnet_port::{MemEnd, MemLink, MemLinkConfig};
+use castnet_port::{MemEnd, MemLink, MemLinkConfig, Pool, PoolConfig, PortSpec, Sides};
 use castnet_proto::transport::{Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
 use castnet_proto::v1::controller_client::ControllerClient;
+use castnet_rnic::{SoftRnic, SoftRnicConfig};
 use castnet_topology::Topology;
 use castnet_wire::{MacAddr, PortId};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
@@ -27,8 +29,8 @@ struct Fabric {
     topology: Topology,
     controller: Controller,
     client: ControllerClient<Channel>,
-    _switches: Vec<(Agent, Arc<Dataplane>)>,
-    _hosts: Vec<MemEnd>,
+    switches: Vec<(Agent, Arc<Dataplane>)>,
+    hosts: Vec<MemEnd>,
 }
 
 impl Fabric {
@@ -80,8 +82,8 @@ impl Fabric {
             topology,
             client: ControllerClient::new(channel),
             controller,
-            _switches: switches,
-            _hosts: hosts,
+            switches,
+            hosts,
         }
     }
 
@@ -283,4 +285,92 @@ async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
     let shown = fabric.castnet(&["group", "show", "g"]).await;
     assert_eq!(shown["straggler_policy"], "rnr");
     fabric.castnet(&["group", "destroy", "g"]).await;
+}
+
+/// Rank `rank` of four as a program has it, over its end of the link.
+fn communicator(fabric: &Fabric, rank: u16) -> impl FnOnce() -> Communicator + Send + use<> {
+    let controller = fabric.controller.address().expect("an address").clone();
+    let end = fabric.hosts[usize::from(rank)].clone();
+    let host = format!("h{rank}");
+    let ip = fabric
+        .topology
+        .host(&host)
+        .and_then(|h| h.ip)
+        .expect("an address");
+    move || {
+        let pool = Pool::new(PoolConfig::default());
+        let port = PortSpec::from(end).open(&pool, Sides::Both).expect("a port");
+        let rnic = SoftRnic::new(port, pool, SoftRnicConfig::new(ip)).expect("an RNIC");
+        let config = CommConfig::new(controller, "job", rank, 4, host);
+        let config = CommConfig {
+            fallback: Fallback::Forbidden,
+            ..config
+        };
+        Communicator::connect(config, Box::new(rnic)).expect("a group")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_collective_came_to_is_counted_by_group_and_endpoint() {
+    const ELEMENTS: usize = 10_000;
+    let fabric = Fabric::new().await;
+    let (tells, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (mut ranks, mut curtains) = (Vec::new(), Vec::new());
+    for rank in 0..4 {
+        let (connect, tells) = (communicator(&fabric, rank), tells.clone());
+        // Falls when the test has seen enough, or has failed.
+        let (curtain, falls) = std::sync::mpsc::channel::<()>();
+        curtains.push(curtain);
+        ranks.push(tokio::task::spawn_blocking(move || {
+            let mut communicator = connect();
+            let mut sums = vec![f32::from(rank); ELEMENTS];
+            communicator.allreduce(&mut sums, Operation::Sum).expect("sums");
+            // Others may still want answers.
+            communicator.barrier().expect("all have them");
+            tells.send(rank).expect("a test that listens");
+            drop(tells);
+            assert!(falls.recv().is_err());
+            communicator.close().expect("closed");
+            sums
+        }));
+    }
+    drop(tells);
+    for _ in 0..4 {
+        let rank = tokio::time::timeout(PATIENCE, told.recv()).await;
+        rank.expect("in time").expect("all ranks have their sums");
+    }
+    // 40 packets of 1024 bytes from each child, and the sums from the parent.
+    let packets = (ELEMENTS * 4).div_ceil(1024);
+    for (index, (agent, _)) in fabric.switches.iter().enumerate() {
+        let address = agent.address().to_string();
+        let counters = fabric.castnet(&["counters", "--agent", &address]).await;
+        let group = &counters["collectives"][0];
+        let endpoints = group["endpoints"].as_array().expect("endpoints");
+        let is_spine = index == 2;
+        assert_eq!(endpoints.len(), if is_spine { 2 } else { 3 }, "{counters}");
+        assert_eq!(group["contributions"], packets * endpoints.len(), "{counters}");
+        assert_eq!(group["contribution_bytes"], ELEMENTS * 4 * endpoints.len());
+        let at_least = |value: &Value, least: usize| value.as_u64() >= Some(least as u64);
+        // Where somebody is slow, results are sent again.
+        assert!(
+            at_least(&group["results"], packets * endpoints.len()),
+            "{counters}"
+        );
+        for endpoint in endpoints {
+            // With the control messages of the sums and of the barrier.
+            for key in ["contributions", "results"] {
+                assert!(at_least(&endpoint[key], packets + 2), "{key} of {endpoint}");
+            }
+        }
+        let page = fabric.run(vec!["counters", "--agent", &address]).await;
+        assert!(page.contains("Endpoints of collective groups"), "{page}");
+    }
+    let shown = fabric.castnet(&["group", "show", "job"]).await;
+    for part in shown["switches"].as_array().expect("switches") {
+        assert_eq!(part["progress"]["finished"], 2, "{part}");
+    }
+    drop(curtains);
+    for rank in ranks {
+        assert_eq!(rank.await.expect("no panic"), vec![6.0; ELEMENTS]);
+    }
 }

@@ -246,6 +246,69 @@ fn groups_and_routes_of_a_switch_can_be_changed() {
 }
 
 #[test]
+fn a_collective_group_of_a_rule_file_is_installed_shown_counted_and_removed() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let rules = folder.path().join("collective.toml");
+    std::fs::write(&rules, castnet_rules::COLLECTIVE_EXAMPLE).expect("written");
+    let rules = rules.display().to_string();
+    let create = ["group", "create", "--rules", &rules];
+    assert_eq!(
+        ask(&create, &switch)["installed"],
+        serde_json::json!(["gradients"])
+    );
+
+    let groups = ask(&["group", "list"], &switch);
+    let kinds: Vec<_> = groups
+        .as_array()
+        .expect("groups")
+        .iter()
+        .map(|g| &g["kind"])
+        .collect();
+    assert_eq!(kinds, ["multicast", "collective"]);
+    assert!(groups[1]["memory_bytes"].as_u64() > Some(256 * 1024), "{groups}");
+    let shown = ask(&["group", "show", "gradients"], &switch);
+    assert_eq!(
+        (&shown["kind"], &shown["progress"]["slots"], &shown["parent_port"]),
+        (&"collective".into(), &256.into(), &Value::Null)
+    );
+    assert_eq!(shown["endpoints"][2]["next_hop"], "c");
+    let members = ask(&["group", "members", "10.255.1.1"], &switch);
+    assert_eq!(members[1]["ranks"], serde_json::json!([1]));
+
+    let counters = ask(&["counters"], &switch);
+    assert_eq!(counters["groups"][0]["group"], "weights");
+    let group = &counters["collectives"][0];
+    assert_eq!(
+        (&group["group"], &group["contributions"]),
+        (&"gradients".into(), &0.into())
+    );
+    let towards: Vec<_> = (0..3).map(|i| &group["endpoints"][i]["next_hop"]).collect();
+    assert_eq!(towards, ["a", "b", "c"]);
+    let page = castnet()
+        .args(["counters", "--agent", &switch.address])
+        .output()
+        .expect("it runs");
+    let page = String::from_utf8_lossy(&page.stdout);
+    assert!(page.contains("Endpoints of collective groups"), "{page}");
+
+    // Twice is once; another rule of the same generation is refused, and says which group.
+    ask(&create, &switch);
+    let other = castnet_rules::COLLECTIVE_EXAMPLE.replace("slots = 256", "slots = 64");
+    std::fs::write(&rules, other).expect("written");
+    let (code, error) = refusal(&create, &switch, "--agent");
+    assert!(
+        code == 3
+            && error["error"]
+                .as_str()
+                .is_some_and(|e| e.starts_with("group gradients: ")),
+        "{error}"
+    );
+    assert_eq!(ask(&["group", "destroy", "gradients"], &switch)["complete"], true);
+    assert_eq!(ask(&["counters"], &switch)["collectives"], Value::Array(vec![]));
+}
+
+#[test]
 fn a_given_frame_is_traced_and_nothing_changes() {
     let folder = folder();
     let switch = Service::switch(folder.path());

@@ -30,10 +30,10 @@ use crate::units::{Ratio, rate_of};
 
 /// Time-out exponents of the source's QP: 268 ms where nothing is lost, so that threads that wait for a core cause no
 /// retransmissions; 17 ms where lost NAKs must be waited for.
-const QP_TIMEOUTS: [u8; 2] = [16, 12];
+pub(super) const QP_TIMEOUTS: [u8; 2] = [16, 12];
 
 /// Nothing moves for so long: something is broken.
-const STALL_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What is sent.
 #[derive(Clone, Debug)]
@@ -204,7 +204,12 @@ pub(crate) async fn play(
     let (source_name, source) = told.remove(0);
     let source = match (source, stalled) {
         (_, Err(failure)) => return Err(failure),
-        (Err(failure), _) => return Err(first_cause(failure, told)),
+        (Err(failure), _) => {
+            let others = told
+                .into_iter()
+                .filter_map(|(name, told)| Some((name, told.err()?)));
+            return Err(first_cause(std::iter::once((HOSTS[0], failure)).chain(others)));
+        }
         (Ok(source), Ok(())) => source,
     };
     let digest = source.figures.summary.digest.to_string();
@@ -252,14 +257,15 @@ fn create(script: &Script) -> api::CreateGroupRequest {
 }
 
 /// Of several failures the one that began it: hosts that were only stopped say so.
-fn first_cause(source: Failure, others: Vec<(&str, Outcome<Told>)>) -> Failure {
+pub(super) fn first_cause(failures: impl IntoIterator<Item = (&'static str, Failure)>) -> Failure {
     let stopped = member::interrupted().what;
-    let all = std::iter::once((HOSTS[0], source)).chain(
-        others
-            .into_iter()
-            .filter_map(|(name, told)| told.err().map(|failure| (name, failure))),
-    );
-    let mut all: Vec<_> = all.map(|(name, failure)| failure.while_doing(name)).collect();
+    let named = failures
+        .into_iter()
+        .map(|(name, failure)| failure.while_doing(name));
+    let mut all: Vec<_> = named.collect();
+    if all.is_empty() {
+        return Failure::failed("nobody says why it failed");
+    }
     let cause = all.iter().position(|f| !f.what.ends_with(&stopped)).unwrap_or(0);
     all.swap_remove(cause)
 }
@@ -420,10 +426,10 @@ fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverRep
     report
 }
 
-type Drops = BTreeMap<String, u64>;
+pub(super) type Drops = BTreeMap<String, u64>;
 
 /// Frames dropped by all switches, by reason.
-async fn drops(fabric: &Fabric) -> Outcome<Drops> {
+pub(super) async fn drops(fabric: &Fabric) -> Outcome<Drops> {
     let mut sum = Drops::new();
     for counters in counters(fabric).await? {
         for row in crate::switch::drops(&counters.1) {
@@ -433,7 +439,7 @@ async fn drops(fabric: &Fabric) -> Outcome<Drops> {
     Ok(sum)
 }
 
-fn difference(before: &Drops, after: &Drops) -> Vec<DropRow> {
+pub(super) fn difference(before: &Drops, after: &Drops) -> Vec<DropRow> {
     let since = |(reason, frames): (&String, &u64)| DropRow {
         reason: reason.clone(),
         frames: frames.saturating_sub(before.get(reason).copied().unwrap_or(0)),
@@ -441,7 +447,7 @@ fn difference(before: &Drops, after: &Drops) -> Vec<DropRow> {
     after.iter().map(since).filter(|row| row.frames > 0).collect()
 }
 
-async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, castnet_worker::Counters)>> {
+pub(super) async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, castnet_worker::Counters)>> {
     let dataplanes: Vec<_> = fabric
         .switches
         .iter()

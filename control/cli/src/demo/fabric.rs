@@ -22,6 +22,17 @@ pub(crate) const SWITCHES: [(&str, &[&str]); 3] = [
 /// The hosts; the first one sends.
 pub(crate) const HOSTS: [&str; 5] = ["h1", "h2", "h3", "h4", "h5"];
 
+/// The links, each with its lower end first: a host's towards its leaf, a leaf's towards the spine.
+pub(crate) const LINKS: [(&str, &str); 7] = [
+    ("h1", "leaf1"),
+    ("h2", "leaf1"),
+    ("h3", "leaf1"),
+    ("h4", "leaf2"),
+    ("h5", "leaf2"),
+    ("leaf1", "spine"),
+    ("leaf2", "spine"),
+];
+
 /// Agents and the controller listen here.
 pub(crate) const LOOPBACK: &str = "http://127.0.0.1:0";
 
@@ -184,5 +195,14 @@ mod tests {
             assert!(is_leaf(switch_of(host)), "{host}");
         }
         assert_eq!(switch_of("nobody"), "");
+        for (lower, upper) in LINKS {
+            for (at, towards) in [(lower, upper), (upper, lower)] {
+                assert!(
+                    ends.iter().any(|(a, b, _)| *a == at && *b == towards),
+                    "{at} - {towards}"
+                );
+            }
+        }
+        assert_eq!(2 * LINKS.len(), ends.len());
     }
 }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::links::AllReduceReport;
 use crate::drops::DropRow;
 use crate::output::{Page, Report, Row};
 use crate::tree::Node;
@@ -19,8 +20,13 @@ pub(crate) struct DemoReport {
     /// Of what was sent.
     pub(crate) sha256: String,
     pub(crate) tree: Option<Node>,
+    /// The transfers.
     pub(crate) acts: Vec<ActReport>,
-    /// Whether every receiver had every byte in every act.
+    /// The tree of the collectives.
+    pub(crate) collective_tree: Option<Node>,
+    /// The collectives.
+    pub(crate) collectives: Vec<AllReduceReport>,
+    /// Whether every receiver had every byte in every act, and every rank every sum.
     pub(crate) ok: bool,
     pub(crate) seconds: f64,
 }
@@ -205,20 +211,8 @@ impl ActReport {
         page.rows(&self.switches, "no switch took part");
         page.line("");
         page.rows(&self.receivers, "nobody received");
-        let drops: Vec<_> = self
-            .drops
-            .iter()
-            .map(|d| format!("{} {}", d.reason, count(d.frames)))
-            .collect();
         page.line("");
-        page.line(format!(
-            "  drops: {}",
-            if drops.is_empty() {
-                "none".to_owned()
-            } else {
-                drops.join(", ")
-            }
-        ));
+        page.line(DropRow::sentence(&self.drops));
     }
 }
 
@@ -237,15 +231,44 @@ impl Report for DemoReport {
         for act in &self.acts {
             act.section(page);
         }
-        page.title(if self.ok {
-            format!(
-                "Every receiver has every byte, {} times out of {}.",
-                self.acts.len(),
-                self.acts.len()
-            )
+        if let Some(first) = self.collectives.first() {
+            let hosts: Vec<_> = first.ranks.iter().map(|rank| rank.host.as_str()).collect();
+            page.title(format!(
+                "Sums of what {} have, {} each, added up in the switches:",
+                hosts.join(", "),
+                bytes(first.bytes)
+            ));
+        }
+        if let Some(tree) = &self.collective_tree {
+            page.line("");
+            page.line(tree.draw());
+        }
+        for act in &self.collectives {
+            act.section(page);
+        }
+        let times = |good: usize, all: usize| {
+            format!("{good} {} out of {all}", if good == 1 { "time" } else { "times" })
+        };
+        let good = self.acts.iter().filter(|act| act.ok).count();
+        page.title(if good == self.acts.len() {
+            format!("Every receiver has every byte, {}.", times(good, good))
         } else {
-            "NOT every receiver has every byte.".to_owned()
+            format!(
+                "NOT every receiver has every byte: {}.",
+                times(good, self.acts.len())
+            )
         });
+        if !self.collectives.is_empty() {
+            let good = self.collectives.iter().filter(|act| act.ok).count();
+            page.line(if good == self.collectives.len() {
+                format!("Every rank has every sum, bit for bit, {}.", times(good, good))
+            } else {
+                format!(
+                    "NOT every rank has every sum: {}.",
+                    times(good, self.collectives.len())
+                )
+            });
+        }
     }
 }
 
@@ -297,6 +320,8 @@ mod tests {
             sha256: String::new(),
             tree: Some(Node::new("h1")),
             acts: vec![act(ok)],
+            collective_tree: None,
+            collectives: vec![],
             ok,
             seconds: 3.0,
         };
