@@ -10,7 +10,7 @@ use castnet_port::{
 };
 
 use crate::fence::eal::Registered;
-use crate::fence::mbuf::Mbuf;
+use crate::fence::mbuf::{HEAD, Mbuf, TAIL};
 use crate::fence::pool::Lease;
 use crate::port::DpdkPort;
 use crate::runtime::Runtime;
@@ -81,7 +81,8 @@ impl DpdkMemory {
     /// Replicas of frames of at least `bytes` share their body from now on, where the device can send such:
     /// [`SHARE_FROM`], as measured, if nobody says otherwise.
     pub fn share_from(&self, bytes: usize) {
-        self.0.share_from.set(bytes);
+        // A frame that is all head and tail has nothing to share.
+        self.0.share_from.set(bytes.max(HEAD + TAIL + 1));
     }
 
     /// A frame with these bytes. `None` where no buffer is free, or they are too many.

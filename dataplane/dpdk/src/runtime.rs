@@ -140,7 +140,8 @@ impl Runtime {
             "that queues= asks for",
         )?;
         enough("send", info.tx_queues_max, self.threads, "worker")?;
-        let max = info.mtu_max.min(self.whole.room() - frame_max(0));
+        let device_max = if info.any_length { usize::MAX } else { info.mtu_max };
+        let max = device_max.min(self.whole.room() - frame_max(0));
         let mtu = spec.mtu.unwrap_or(MTU.min(max));
         if !(info.mtu_min..=max).contains(&mtu) {
             return Err(DpdkError::Mtu {

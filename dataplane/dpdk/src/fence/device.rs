@@ -15,6 +15,12 @@ use super::pool::Lease;
 use crate::error::DpdkError;
 use crate::rss;
 
+/// Drivers that send frames of several segments and do not say so (seen in DPDK 22.11: they read or free them segment by
+/// segment).
+const TAKES_SEGMENTS: &[&str] = &["net_null", "net_pcap"];
+/// Drivers that carry frames of any length in pieces, and say that 1518 bytes are the most.
+const TAKES_ANY_LENGTH: &[&str] = &["net_memif"];
+
 /// What a device is and can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceInfo {
@@ -23,7 +29,10 @@ pub(crate) struct DeviceInfo {
     pub(crate) rx_queues_max: usize,
     pub(crate) tx_queues_max: usize,
     pub(crate) mtu_min: usize,
+    /// As far as the driver knows.
     pub(crate) mtu_max: usize,
+    /// Whether it takes longer packets all the same.
+    pub(crate) any_length: bool,
 }
 
 /// How a device is set up.
@@ -119,8 +128,10 @@ impl Probed {
         if failed != 0 {
             return Err(self.refused("ask what it is", failed));
         }
+        let driver = eal::text(info.driver.as_ptr());
         Ok(DeviceInfo {
-            driver: eal::text(info.driver.as_ptr()),
+            any_length: TAKES_ANY_LENGTH.contains(&driver.as_str()),
+            driver,
             mac: MacAddr(info.mac),
             rx_queues_max: info.rx_queues_max.into(),
             tx_queues_max: info.tx_queues_max.into(),
@@ -152,7 +163,7 @@ impl Probed {
             tx_queues: short(set_up.tx_queues),
             rx_descriptors: short(set_up.rx_frames),
             tx_descriptors: short(set_up.tx_frames),
-            mtu: short(set_up.mtu),
+            mtu: short(set_up.mtu.min(info.mtu_max)),
             rss_key_length: rss::KEY_LENGTH as u8,
             promiscuous: set_up.promiscuous.into(),
             multi_segment: 0,
@@ -169,9 +180,9 @@ impl Probed {
         }
         Ok(Device {
             probed: self,
+            multi_segment: setup.multi_segment != 0 || TAKES_SEGMENTS.contains(&info.driver.as_str()),
             info,
             mtu: set_up.mtu,
-            multi_segment: setup.multi_segment != 0,
             rss: setup.rss != 0,
             rx_queues: set_up.rx_queues,
             tx_queues: set_up.tx_queues,

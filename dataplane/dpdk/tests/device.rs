@@ -1,0 +1,327 @@
+//! Devices, buffers and errors, in this process alone: DPDK starts without hugepages, the devices are virtual.
+#![cfg(feature = "dpdk")]
+#![allow(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::sync::Arc;
+
+use castnet_dpdk::{Config, DpdkMemory, Hugepages, KEY_LENGTH, Mbuf, Runtime, destination_key, toeplitz};
+use castnet_port::{Batch, DpdkSpec, FrameBuf, Memory, MemoryPort, PoolConfig, Port, PortSpec, Sides};
+use castnet_wire::DropReason;
+use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
+use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+
+fn runtime(devices: &[&DpdkSpec], threads: usize) -> Arc<Runtime> {
+    let pool = PoolConfig {
+        bodies: 256,
+        frame_max: 9018,
+        ..PoolConfig::default()
+    };
+    Runtime::start(&Config {
+        threads,
+        pool,
+        hugepages: Hugepages::No,
+        devices: devices.iter().map(|d| (*d).clone()).collect(),
+    })
+    .unwrap()
+}
+
+fn spec(text: &str) -> PortSpec {
+    text.parse().unwrap()
+}
+
+fn open(text: &str) -> (DpdkMemory, MemoryPort<DpdkMemory>) {
+    let spec = spec(text);
+    let memory = runtime(&[spec.dpdk().unwrap()], 1).memory().unwrap();
+    let port = memory.open(&spec, Sides::Both, 0).unwrap();
+    (memory, port)
+}
+
+fn refusal(text: &str) -> String {
+    let spec = spec(text);
+    let memory = runtime(&[spec.dpdk().unwrap()], 1).memory().unwrap();
+    let refused = memory.open(&spec, Sides::Both, 0).err().expect(text);
+    refused.to_string()
+}
+
+fn bytes(length: usize, start: usize) -> Vec<u8> {
+    (0..length).map(|i| (i * 7 + start) as u8).collect()
+}
+
+fn write(path: &Path, frames: &[Vec<u8>]) {
+    let mut writer = PcapWriter::new(File::create(path).unwrap()).unwrap();
+    for frame in frames {
+        let packet = PcapPacket::new(Default::default(), frame.len() as u32, frame);
+        writer.write_packet(&packet).unwrap();
+    }
+}
+
+fn read(path: &Path) -> Vec<Vec<u8>> {
+    let mut reader = PcapReader::new(File::open(path).unwrap()).unwrap();
+    let mut frames = Vec::new();
+    while let Some(packet) = reader.next_packet() {
+        frames.push(packet.unwrap().data.into_owned());
+    }
+    frames
+}
+
+#[test]
+fn frames_go_in_and_out_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.pcap"), folder.path().join("out.pcap"));
+    // Of all lengths about the seams: head, tail, and one buffer.
+    let lengths = [
+        14, 60, 127, 128, 129, 131, 132, 133, 136, 1024, 2047, 2048, 2049, 4200, 9014,
+    ];
+    let frames: Vec<_> = lengths.iter().map(|&n| bytes(n, n)).collect();
+    write(&input, &frames);
+    let text = format!(
+        "dpdk:net_pcap1,rx_pcap={},tx_pcap={}",
+        input.display(),
+        output.display()
+    );
+    let (memory, mut port) = open(&text);
+    assert!(port.info().up && port.is_up());
+    assert_eq!((port.info().name.as_str(), port.info().mtu), ("net_pcap1", 9000));
+
+    let mut batch = Batch::new();
+    port.receive(&mut batch);
+    assert_eq!(batch.iter().map(Mbuf::to_vec).collect::<Vec<_>>(), frames);
+    let shared = batch
+        .iter()
+        .map(|f| port.replicate(f, 60).unwrap())
+        .map(|f| f.segment_count())
+        .collect::<Vec<_>>();
+    assert_eq!(shared[..11], [1; 11], "short ones are copied");
+    assert_eq!(shared[11..], [3; 4], "long ones share");
+    port.send(&mut batch);
+    assert!(batch.is_empty());
+    let mut shared = Batch::<Mbuf>::new();
+    shared.extend(frames.iter().map(|f| {
+        let original = memory.copy_from(f).unwrap();
+        port.replicate(&original, 60).unwrap()
+    }));
+    port.send(&mut shared);
+
+    let mut too_long = Batch::<Mbuf>::new();
+    too_long.extend(memory.copy_from(&bytes(9015, 0)));
+    too_long.extend(memory.copy_from(&bytes(13, 0)));
+    port.send(&mut too_long);
+    let stats = port.stats();
+    let all: usize = lengths.iter().sum();
+    assert_eq!((stats.rx_frames, stats.rx_bytes), (15, all as u64));
+    assert_eq!((stats.tx_frames, stats.tx_bytes), (30, 2 * all as u64));
+    assert_eq!(stats.dropped(DropReason::TooLong), 1);
+    assert_eq!(stats.dropped(DropReason::Malformed), 1);
+    assert!(
+        memory.copy_from(&bytes(9217, 0)).is_none(),
+        "longer than a buffer"
+    );
+
+    // The device writes its file out when it is closed.
+    drop(port);
+    assert_eq!(read(&output), [frames.clone(), frames].concat());
+}
+
+#[test]
+fn a_device_is_there_once_and_again_after_it_has_gone() {
+    let text = "dpdk:net_null1";
+    let one = spec(text);
+    let runtime = runtime(&[one.dpdk().unwrap()], 1);
+    let memory = runtime.memory().unwrap();
+    let port = memory.open(&one, Sides::Both, 0).unwrap();
+    let twice = memory.open(&one, Sides::Both, 0).err().unwrap().to_string();
+    assert!(twice.contains("`net_null1` is in use"), "{twice}");
+    drop(port);
+    assert!(memory.open(&one, Sides::Both, 0).is_ok());
+}
+
+#[test]
+fn what_dpdk_refuses_comes_with_its_reason() {
+    for (text, words) in [
+        (
+            "dpdk:net_pcap2,rx_pcap=/nowhere/in.pcap",
+            &["net_pcap2", "rx_pcap=/nowhere/in.pcap", "DPDK says"][..],
+        ),
+        ("dpdk:net_carrier_pigeon0", &["net_carrier_pigeon0", "DPDK"]),
+        ("dpdk:net_null2,colour=red", &["net_null2", "DPDK says"]),
+        ("dpdk:net_null2,mtu=60000", &["MTU", "not 60000"]),
+        (
+            "dpdk:net_pcap3,queues=2,tx_pcap=/dev/null",
+            &["net_pcap3", "1 receive queues, 2 are needed"],
+        ),
+        ("dpdk:0000:00:1f.7", &["0000:00:1f.7"]),
+    ] {
+        let refusal = refusal(text);
+        for word in words {
+            assert!(refusal.contains(word), "{text}: {refusal}");
+        }
+    }
+}
+
+#[test]
+fn buffers_come_back_and_what_cannot_be_had_is_counted() {
+    let (memory, mut port) = open("dpdk:net_null3,no-rx=1");
+    let free = memory.stats();
+    let original = memory.copy_from(&bytes(4096, 0)).unwrap();
+    let mut held = Vec::new();
+    while let Some(copy) = port.replicate(&original, 60) {
+        held.push(copy);
+    }
+    assert!(held.iter().all(|f| f.segment_count() == 3));
+    while let Some(frame) = memory.allocate(60) {
+        held.push(frame);
+    }
+    assert!(memory.stats().exhausted >= 2 && !memory.has_room());
+    assert!(
+        port.replicate(&held[0], 129).is_none(),
+        "no head is as long as that"
+    );
+    drop(held);
+    // The original's body is its own again.
+    assert_eq!(original.head().len(), 4096);
+    drop(original);
+    let back = memory.stats();
+    assert_eq!(
+        (back.buffers_free, back.bodies_free),
+        (free.buffers_free, free.bodies_free)
+    );
+    assert!(memory.has_room());
+}
+
+#[test]
+fn ports_of_other_kinds_join_in_and_faults_are_injected() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.pcap"), folder.path().join("out.pcap"));
+    let frames: Vec<_> = (0..100).map(|i| bytes(60 + 40 * i, i)).collect();
+    write(&input, &frames);
+    let files = spec(&format!("pcap:{},{}", input.display(), output.display()));
+    let faulty = spec("dpdk:net_null4,no-rx=1,tx.loss=1,seed=1");
+    let memory = runtime(&[faulty.dpdk().unwrap()], 1).memory().unwrap();
+    let mut port = memory.open(&files, Sides::Both, 0).unwrap();
+    let mut lossy = memory.open(&faulty, Sides::Both, 0).unwrap();
+    let (mut batch, mut got) = (Batch::new(), Vec::new());
+    while got.len() < frames.len() {
+        port.receive(&mut batch);
+        got.extend(batch.iter().map(Mbuf::to_vec));
+        let mut lost = Batch::<Mbuf>::new();
+        lost.extend(batch.iter().filter_map(|f| port.replicate(f, 60)));
+        lossy.send(&mut lost);
+        port.send(&mut batch);
+    }
+    assert_eq!(got, frames);
+    assert_eq!(lossy.stats().dropped(DropReason::Injected), 100);
+    assert_eq!((port.stats().rx_frames, port.stats().tx_frames), (100, 100));
+    drop(port);
+    assert_eq!(read(&output), frames);
+}
+
+/// What happens to a frame, and to its twin, which is bytes.
+#[derive(Clone, Debug)]
+enum Step {
+    Replicate(usize),
+    Head(usize, usize, u8),
+    Trailer(usize, [u8; 4]),
+    Drop(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => any::<usize>().prop_map(Step::Replicate),
+        4 => (any::<usize>(), any::<usize>(), any::<u8>()).prop_map(|(f, at, b)| Step::Head(f, at, b)),
+        2 => (any::<usize>(), any::<[u8; 4]>()).prop_map(|(f, t)| Step::Trailer(f, t)),
+        1 => any::<usize>().prop_map(Step::Drop),
+    ]
+}
+
+#[test]
+fn frames_that_share_are_what_their_copies_would_be() {
+    let (memory, _port) = open("dpdk:net_null5,no-rx=1");
+    let free = memory.stats();
+    let seed = std::env::var("CASTNET_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1_u64);
+    eprintln!("CASTNET_SEED={seed}");
+    let mut from = [0; 32];
+    from[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = ProptestConfig {
+        failure_persistence: None,
+        cases: 300,
+        ..ProptestConfig::default()
+    };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &from));
+    let lengths = prop_oneof![1..150_usize, 1..9000_usize];
+    let strategy = (lengths, 0..4000_usize, proptest::collection::vec(step(), 0..40));
+    runner
+        .run(&strategy, |(length, threshold, steps)| {
+            memory.share_from(threshold);
+            let twin = bytes(length, 3);
+            let mut frames = vec![(memory.copy_from(&twin).unwrap(), twin)];
+            for step in steps {
+                let count = frames.len();
+                match step {
+                    Step::Replicate(f) => {
+                        let (frame, twin) = &frames[f % count];
+                        let copy = memory.replicate(frame, true);
+                        let twin = twin.clone();
+                        frames.push((copy.unwrap(), twin));
+                    }
+                    Step::Head(f, at, byte) => {
+                        let (frame, twin) = &mut frames[f % count];
+                        let head = frame.head_mut();
+                        prop_assert!(head.len() >= length.min(128));
+                        let at = at % head.len();
+                        head[at] = byte;
+                        twin[at] = byte;
+                    }
+                    Step::Trailer(f, trailer) => {
+                        let (frame, twin) = &mut frames[f % count];
+                        frame.set_trailer(trailer);
+                        if let Some(last) = twin.last_chunk_mut() {
+                            *last = trailer;
+                        }
+                    }
+                    Step::Drop(f) if count > 1 => drop(frames.swap_remove(f % count)),
+                    Step::Drop(_) => {}
+                }
+                for (frame, twin) in &frames {
+                    prop_assert_eq!(&frame.to_vec(), twin);
+                    prop_assert_eq!(frame.length(), twin.len());
+                    prop_assert_eq!(frame.head(), &twin[..frame.head().len()]);
+                    prop_assert_eq!(frame.trailer(), twin.last_chunk().copied().unwrap_or_default());
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    let back = memory.stats();
+    assert_eq!(
+        (back.buffers_free, back.bodies_free),
+        (free.buffers_free, free.bodies_free)
+    );
+}
+
+#[test]
+fn the_hash_is_of_the_destination_alone_and_spreads() {
+    let key = destination_key();
+    let mut queues = BTreeSet::new();
+    for dst in 0..64_u8 {
+        let dst = Ipv4Addr::new(10, 200, 0, dst);
+        let hash = toeplitz(&key, [10, 0, 0, 1].into(), dst);
+        let mut tuple = [0x0A00_0001, u32::from_be_bytes([10, 200, 0, dst.octets()[3]])];
+        // SAFETY: two words, and a key longer than they need.
+        let theirs = unsafe { castnet_dpdk_sys::cn_softrss(tuple.as_mut_ptr(), 2, key.as_ptr()) };
+        assert_eq!(theirs, hash, "what DPDK computes");
+        for src in [[10, 0, 0, 2], [192, 168, 7, 9], [255; 4]] {
+            assert_eq!(toeplitz(&key, src.into(), dst), hash, "{dst}");
+        }
+        queues.insert(hash % 4);
+    }
+    assert_eq!(queues.len(), 4, "all of four queues are used by 64 groups");
+    assert_eq!(KEY_LENGTH, 52);
+}
