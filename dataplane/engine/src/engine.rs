@@ -34,6 +34,10 @@ pub(crate) type Shifts = ShiftCache<16>;
 /// Bytes of the largest path MTU.
 const PAYLOAD_MAX: usize = 4096;
 
+/// No place is that high.
+pub(crate) const NO_PLACE: u32 = u32::MAX;
+const NO_PLACES: [u32; PortId::COUNT] = [NO_PLACE; PortId::COUNT];
+
 /// What frames need to know of the ports.
 #[derive(Clone, Debug)]
 pub(crate) struct Ports {
@@ -90,6 +94,8 @@ pub struct Engine {
     pub(crate) collective_effects: translated::Effects,
     /// Where a payload is put together.
     pub(crate) scratch: Box<[u8; PAYLOAD_MAX]>,
+    /// By port, the place of the collective group for which data came in last; or what is no place.
+    pub(crate) recent: [u32; PortId::COUNT],
     /// Places of collective groups that have more to send than one turn lets them.
     pub(crate) emitting: VecDeque<u32>,
     pub(crate) fdb: Fdb,
@@ -121,6 +127,7 @@ impl Engine {
             fine_wheel: Wheel::new(config.groups_max, FINE_TICK),
             collective_effects: translated::Effects::new(),
             scratch: Box::new([0; PAYLOAD_MAX]),
+            recent: NO_PLACES,
             emitting: VecDeque::with_capacity(config.groups_max),
             fdb: Fdb::new(config.fdb_capacity, config.fdb_ageing, seed),
             neighbours: Neighbours::new(config.neighbours_max, config.fdb_ageing, seed),
@@ -184,6 +191,10 @@ impl Engine {
         self.wheel.disarm(place);
         self.fine_wheel.disarm(place);
         self.emitting.retain(|other| *other != place);
+        self.recent
+            .iter_mut()
+            .filter(|p| **p == place)
+            .for_each(|p| *p = NO_PLACE);
     }
 
     /// The multicast group of this address.
@@ -472,6 +483,7 @@ impl Engine {
             fine_wheel: Wheel::new(addresses.len(), FINE_TICK),
             collective_effects: translated::Effects::new(),
             scratch: Box::new([0; PAYLOAD_MAX]),
+            recent: NO_PLACES,
             emitting: VecDeque::with_capacity(addresses.len()),
             fdb: self.fdb.clone(),
             neighbours: self.neighbours.clone(),

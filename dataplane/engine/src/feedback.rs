@@ -66,6 +66,12 @@ impl Link {
         }
     };
 
+    /// Whether it has no tags, this EtherType and this class of service.
+    #[inline]
+    pub(crate) fn is_plain(&self, tos: u8, ethertype: [u8; 2]) -> bool {
+        self.length == 2 && [self.bytes[0], self.bytes[1]] == ethertype && self.tos == tos & 0xFC
+    }
+
     pub(crate) fn tos(&self) -> u8 {
         self.tos
     }

@@ -70,15 +70,18 @@ impl Engine {
                 egress,
                 observer: &mut Off,
             };
-            for frame in batch.drain(..) {
+            let mut frames = batch.drain(..);
+            while !self.is_collective(ingress) {
+                let Some(frame) = frames.next() else { return };
                 let verdict = self.forward(&mut cx, frame);
                 self.account(ingress, verdict);
             }
+            self.collective_batch(&mut cx, frames);
         }
     }
 
     #[inline]
-    fn account(&mut self, ingress: PortId, verdict: Verdict) {
+    pub(crate) fn account(&mut self, ingress: PortId, verdict: Verdict) {
         let totals = &mut self.counters.totals;
         match verdict {
             Verdict::Replicated => totals.replicated += 1,

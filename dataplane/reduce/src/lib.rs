@@ -5,6 +5,8 @@
 //! counts, and bytes at the end that are no whole element are left alone. Where the operation is not for the type
 //! ([`Operation::supports`]), which no control message that parses can say, nothing is changed.
 //!
+//! [`Checksum`] is the CRC of payloads, which goes over the same bytes with the same instructions.
+//!
 //! # What comes out, to the last bit
 //!
 //! The same on every processor and with every instruction set: [`scalar`] says it slowly, and tests hold the rest to it.
@@ -23,6 +25,7 @@
 
 #![deny(unsafe_code)]
 
+mod checksum;
 mod element;
 mod kernel;
 mod operation;
@@ -30,6 +33,7 @@ pub mod scalar;
 mod simd;
 
 pub use castnet_wire::{CallFlags, DataType, Operation};
+pub use checksum::Checksum;
 pub use kernel::Kernel;
 pub use simd::Level;
 

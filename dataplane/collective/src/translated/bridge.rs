@@ -4,6 +4,7 @@
 //! whose `u` or `d` is known, the collectives in flight are walked to any other.
 
 use super::calls::Role;
+use super::endpoint::Receiving;
 use super::machine::Translated;
 use super::{EndpointId, EndpointKind};
 use castnet_wire::Psn;
@@ -39,9 +40,15 @@ impl Translated {
     }
 
     /// `u` from a host, or `g` from a switch, to a position.
+    #[inline]
     pub(super) fn locate(&self, from: EndpointId, psn: Psn) -> Location {
         let receiving = &self.endpoint(from).receiving;
         match self.kind(from) {
+            // Nearly always it is the next one.
+            EndpointKind::Rank { sq_psn, .. } if psn == wire(sq_psn, receiving.expected_u) => {
+                debug_assert_eq!(self.locate_in_turn(from), Some(receiving.expected));
+                Location::At(receiving.expected)
+            }
             EndpointKind::Rank { sq_psn, .. } => {
                 let ahead = psn.diff(wire(sq_psn, receiving.confirmed_u));
                 let Ok(ahead) = u64::try_from(ahead) else {
@@ -63,8 +70,22 @@ impl Translated {
         }
     }
 
+    /// The position of what a host sends next, by walking there.
+    fn locate_in_turn(&self, from: EndpointId) -> Option<u64> {
+        let Receiving {
+            confirmed,
+            confirmed_u,
+            expected_u,
+            known,
+            ..
+        } = self.endpoint(from).receiving;
+        let ahead = expected_u - confirmed_u;
+        self.calls.forward(from, Role::Sends, confirmed, ahead, known)
+    }
+
     /// TranslateHeader: the PSN with which the packet `g` goes to `endpoint`: `d` for a rank, `g` itself for a switch. For
     /// what [`super::Effect::Emit`] and [`super::Effect::EmitControl`] name.
+    #[inline]
     pub fn towards(&self, endpoint: EndpointId, g: Psn) -> Psn {
         let Some(state) = self.endpoints.get(endpoint.index()) else {
             return g;
@@ -73,8 +94,16 @@ impl Translated {
             EndpointKind::Rank { rq_psn, .. } => {
                 let at = self.base.saturating_add_signed(self.ahead_of_base(g));
                 let sending = &state.sending;
-                let ahead = self.calls.count(endpoint, Role::Receives, sending.acked, at);
-                wire(rq_psn, sending.acked_d + ahead)
+                let walked =
+                    || sending.acked_d + self.calls.count(endpoint, Role::Receives, sending.acked, at);
+                let d = if at + 1 == sending.next {
+                    // It has just gone out in its turn.
+                    debug_assert_eq!(walked(), sending.next_d - 1);
+                    sending.next_d - 1
+                } else {
+                    walked()
+                };
+                wire(rq_psn, d)
             }
             EndpointKind::Switch => g,
         }

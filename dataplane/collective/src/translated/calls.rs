@@ -183,6 +183,7 @@ impl Calls {
     }
 
     /// The place in the ring of the collective that `g` belongs to.
+    #[inline]
     pub(super) fn find(&self, g: u64) -> Option<usize> {
         let oldest = self.index(0);
         if self.count == 0 || g < self.ring[oldest].start || g >= self.end {
@@ -191,6 +192,10 @@ impl Calls {
         if g < self.ring[oldest].end() {
             return Some(oldest);
         }
+        self.search(g)
+    }
+
+    fn search(&self, g: u64) -> Option<usize> {
         let (mut low, mut high) = (0, self.count);
         while high - low > 1 {
             let middle = low.midpoint(high);

@@ -1,14 +1,71 @@
 //! What comes from an endpoint: contributions, control messages and results.
 
-use super::bridge::Location;
+use super::bridge::{Location, wire};
 use super::calls::{Flow, NO_SHAPE, Role};
 use super::emission::Readiness;
 use super::machine::{Translated, emit};
 use super::slot::Phase;
-use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape};
+use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, LossPolicy, PacketShape};
 use castnet_wire::{Control, DropReason, Nanos, Primitive, Psn, Verdict};
 
 impl Translated {
+    /// [`on_data`](Self::on_data) for the packet that a host sends next, into a slot that has contributions and still lacks
+    /// others. `None` and nothing changed for all else.
+    #[inline]
+    pub(super) fn on_next(
+        &mut self,
+        from: EndpointId,
+        psn: Psn,
+        shape: PacketShape,
+        ack_request: bool,
+    ) -> Option<Effect> {
+        let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
+            return None;
+        };
+        let (window_end, children) = (self.window_end(), self.cold().children);
+        let receiving = &mut self.endpoints.get_mut(from.index())?.receiving;
+        let g = receiving.expected;
+        if psn != wire(sq_psn, receiving.expected_u)
+            || g >= receiving.known.min(window_end)
+            || receiving.seen > g
+        {
+            return None;
+        }
+        let index = self.calls.find(g)?;
+        let call = self.calls.get(index);
+        // Of the data only the last packet ends it, and it goes the long way.
+        if g == call.start
+            || g + 1 >= call.end()
+            || call.call.primitive != Primitive::AllReduce
+            || !children.contains(from)
+        {
+            return None;
+        }
+        let number = self.slots.number(g);
+        let slot = self.slots.at_mut(g);
+        let contributed = EndpointSet::from_bits(slot.contributed.bits() | EndpointSet::only(from).bits());
+        if slot.contributed.is_empty()
+            || contributed == slot.contributed
+            || slot.shape != shape
+            || contributed.bits() & children.bits() == children.bits()
+        {
+            return None;
+        }
+        slot.contributed = contributed;
+        slot.ack_request |= ack_request;
+        receiving.seen = g + 1;
+        receiving.expected = g + 1;
+        receiving.expected_u += 1;
+        receiving.moved = true;
+        receiving.nak_sent &= self.cold.0.loss != LossPolicy::Repair;
+        Some(Effect::Aggregate {
+            slot: number,
+            from,
+            first: false,
+            kernel: CallId(index as u8),
+        })
+    }
+
     pub(super) fn on_data(
         &mut self,
         from: EndpointId,
@@ -34,7 +91,7 @@ impl Translated {
         if self.slots.check_duplicate(g, from) {
             return self.on_repeat(from, g, ack_request, out);
         }
-        let flow = call.flow(g);
+        let (flow, part_end) = (call.flow(g), call.part_end(g));
         let kernel = CallId(index as u8);
         let slot = self.slots.at(g);
         let empty = slot.contributed.is_empty();
@@ -72,7 +129,7 @@ impl Translated {
                 self.complete(g, flow);
             }
         }
-        self.taken(from, g, flow, ack_request);
+        self.taken(from, g, part_end, ack_request);
     }
 
     pub(super) fn on_control(
@@ -124,11 +181,12 @@ impl Translated {
             self.fail(g + 1);
             emit(out, Effect::Conflict { control });
         }
-        self.taken(from, g, Flow::UpDown, ack_request);
+        self.taken(from, g, g + 1, ack_request);
     }
 
     /// The position of a packet, if it is one that can be looked at further. What is over is acknowledged again; what is too
     /// far ahead is refused.
+    #[inline]
     fn admit(&mut self, from: EndpointId, psn: Psn, ack_request: bool, out: &mut Effects) -> Option<u64> {
         match self.locate(from, psn) {
             Location::Done { newest } => {
@@ -223,16 +281,26 @@ impl Translated {
         }
     }
 
-    /// Moves what is expected of `from` past the packet that came, and asks for what is missing before it.
-    fn taken(&mut self, from: EndpointId, g: u64, flow: Flow, ack_request: bool) {
+    /// Moves what is expected of `from` past the packet that came, and asks for what is missing before it. Up to `part_end`,
+    /// all packets are such as it sends.
+    #[inline]
+    fn taken(&mut self, from: EndpointId, g: u64, part_end: u64, ack_request: bool) {
         // Going down, the request of the switch above counts as well as those of the contributions.
-        debug_assert!(flow != Flow::Gather(from));
         self.slots.at_mut(g).ack_request |= ack_request;
-        let (is_rank, end) = (self.is_rank(from), self.window_end().min(self.calls.end()));
-        let mut expected = self.endpoint(from).receiving.expected;
+        let is_rank = self.is_rank(from);
+        let receiving = &self.endpoint(from).receiving;
+        let (mut expected, mut count) = (receiving.expected, 0);
         if g == expected {
-            while expected < end && self.slots.check_duplicate(expected, from) {
+            let more = receiving.seen > g + 1;
+            expected = g + 1;
+            if expected == part_end {
+                expected = self.calls.settle(from, Role::Sends, expected);
+            }
+            count = 1;
+            let end = self.window_end().min(self.calls.end());
+            while more && expected < end && self.slots.check_duplicate(expected, from) {
                 expected = self.calls.settle(from, Role::Sends, expected + 1);
+                count += 1;
             }
         }
         let repairing = self.is_repairing();
@@ -240,6 +308,9 @@ impl Translated {
         receiving.seen = receiving.seen.max(g + 1);
         if receiving.expected != expected {
             receiving.expected = expected;
+            if is_rank {
+                receiving.expected_u += count;
+            }
             receiving.moved = true;
             if repairing {
                 receiving.nak_sent = false;

@@ -71,6 +71,7 @@ impl Translated {
             sending.moved = true;
         }
         sending.next = next;
+        sending.next_d += 1;
         sending.sent = sending.sent.max(g + 1);
     }
 

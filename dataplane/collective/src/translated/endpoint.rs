@@ -19,6 +19,8 @@ pub(super) struct Sending {
     pub(super) acked_d: u64,
     /// What goes out next.
     pub(super) next: u64,
+    /// `next` in the host's own count of packets.
+    pub(super) next_d: u64,
     /// One past the highest that has gone out (the paper's `maxPsnSent`, plus one).
     pub(super) sent: u64,
     /// The oldest unacknowledged packet was repeated for want of an answer; if what answers is less than all, all behind it was lost too.
@@ -32,6 +34,11 @@ pub(super) struct Sending {
 }
 
 impl Sending {
+    /// What goes out next is the oldest that is not acknowledged.
+    pub(super) fn go_back(&mut self) {
+        (self.next, self.next_d) = (self.acked, self.acked_d);
+    }
+
     /// Whether it has to acknowledge something.
     pub(super) fn is_outstanding(&self) -> bool {
         self.acked < self.sent
@@ -43,6 +50,8 @@ impl Sending {
 pub(super) struct Receiving {
     /// The lowest that is missing (the paper's `epsn`).
     pub(super) expected: u64,
+    /// `expected` in the host's own count of packets.
+    pub(super) expected_u: u64,
     /// One past the highest that came.
     pub(super) seen: u64,
     /// The end of the last collective whose control message came from this host: beyond it, its numbers mean nothing.

@@ -66,7 +66,8 @@ impl Translated {
         }
         if self.is_repairing() {
             let sending = &mut self.endpoint_mut(from).sending;
-            sending.next = to;
+            debug_assert_eq!(sending.acked, to);
+            sending.go_back();
             sending.probing = false;
             if let Syndrome::RnrNak(timer) = syndrome {
                 sending.rnr_until = now + timer.wait();
@@ -166,7 +167,7 @@ impl Translated {
         sending.refusal = None;
         // What answers a probe is all that the host had, and the probe.
         if (sending.probing && goes_back) || sending.next < acked {
-            sending.next = acked;
+            sending.go_back();
         }
         sending.probing = false;
         self.refresh(from);

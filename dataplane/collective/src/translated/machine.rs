@@ -22,7 +22,7 @@ use core::hash::{Hash, Hasher};
 /// `poll_emit` likewise. Nothing else mutates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Translated {
-    cold: Shared,
+    pub(super) cold: Shared,
     pub(super) endpoints: Box<[Endpoint]>,
     pub(super) slots: Slots,
     pub(super) calls: Calls,
@@ -65,7 +65,7 @@ pub(super) struct Cold {
 
 /// Cheap to copy with the machine, and of no weight in its hash: it is the same for all states of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Shared(Arc<Cold>);
+pub(super) struct Shared(pub(super) Arc<Cold>);
 
 impl Hash for Shared {
     fn hash<H: Hasher>(&self, _: &mut H) {}
@@ -132,6 +132,37 @@ impl Translated {
             } => self.on_control(now, from, psn, &control, ack_request, out),
             Event::Feedback { psn, syndrome, .. } => self.receive_ack(now, from, psn, syndrome, out),
         }
+        self.conclude(out);
+    }
+
+    /// [`handle`](Self::handle) for [`Event::Data`], with a short way for what most frames are. The outcome is the same.
+    #[inline]
+    pub fn handle_data(
+        &mut self,
+        from: EndpointId,
+        psn: Psn,
+        shape: PacketShape,
+        ack_request: bool,
+        out: &mut Effects,
+    ) {
+        out.clear();
+        if let Some(effect) = self.on_next(from, psn, shape, ack_request) {
+            emit(out, effect);
+            if self.has_more() {
+                self.conclude(out);
+            }
+            return;
+        }
+        if from.index() >= self.endpoints.len() {
+            return emit(out, Effect::Drop(DropReason::NotMember));
+        }
+        self.on_data(from, psn, shape, ack_request, out);
+        self.conclude(out);
+    }
+
+    /// What a frame brought about beyond itself.
+    #[inline]
+    fn conclude(&mut self, out: &mut Effects) {
         self.send_acks(out, 1);
         self.replicate_data(out);
         if out.is_empty() {
@@ -141,8 +172,23 @@ impl Translated {
 
     /// What else is due: acknowledgements that one call could not hold, and packets that were waiting for another one to go
     /// first. Call it until it returns `false`. `out` is emptied first, then holds at most one effect, or two acknowledgements to one endpoint.
+    #[inline]
     pub fn poll_emit(&mut self, _now: Nanos, out: &mut Effects) -> bool {
         out.clear();
+        if !self.has_more() {
+            return false;
+        }
+        self.emit_one(out);
+        !out.is_empty()
+    }
+
+    /// Whether [`poll_emit`](Self::poll_emit) has something.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        !(self.ack_due.is_empty() && self.nak_due.is_empty() && self.pending.is_empty())
+    }
+
+    fn emit_one(&mut self, out: &mut Effects) {
         if let Some(endpoint) = EndpointSet::from_bits(self.ack_due.bits() | self.nak_due.bits())
             .iter()
             .next()
@@ -151,15 +197,16 @@ impl Translated {
         } else {
             self.replicate_data(out);
         }
-        !out.is_empty()
     }
 
     /// The call of a collective in flight: what the first that spoke of it here said.
+    #[inline]
     pub fn call(&self, id: CallId) -> &Call {
         &self.calls.get(usize::from(id.0)).call
     }
 
     /// The shape of the packet in a slot.
+    #[inline]
     pub fn shape(&self, slot: u16) -> PacketShape {
         self.slots.numbered(slot).shape
     }
@@ -283,6 +330,7 @@ impl Translated {
     }
 }
 
+#[inline]
 pub(super) fn emit(out: &mut Effects, effect: Effect) {
     let full = out.try_push(effect).is_err();
     debug_assert!(!full, "room was looked for");

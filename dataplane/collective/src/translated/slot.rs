@@ -57,14 +57,17 @@ impl Slots {
     }
 
     /// The slot's number, for the engine.
+    #[inline]
     pub(super) fn number(&self, g: u64) -> u16 {
         (g & (self.len() - 1)) as u16
     }
 
+    #[inline]
     pub(super) fn at(&self, g: u64) -> &Slot {
         &self.0[usize::from(self.number(g))]
     }
 
+    #[inline]
     pub(super) fn at_mut(&mut self, g: u64) -> &mut Slot {
         let number = usize::from(self.number(g));
         &mut self.0[number]

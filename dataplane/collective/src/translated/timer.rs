@@ -11,14 +11,21 @@ const TICK_EFFECTS: usize = 4;
 
 impl Translated {
     /// When [`handle_timeout`](Self::handle_timeout) is to be called, and why.
+    #[inline]
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
-        let waits = self.rnr_waiting.iter();
-        let rnr = waits.map(|e| (self.endpoint(e).sending.rnr_until, TimerReason::Rnr));
+        let rnr = if self.rnr_waiting.is_empty() {
+            None
+        } else {
+            let waits = self.rnr_waiting.iter();
+            waits
+                .map(|e| (self.endpoint(e).sending.rnr_until, TimerReason::Rnr))
+                .min()
+        };
         let active = self.is_active();
         let tick = active.then_some((self.tick_at, TimerReason::Tick));
         let watched = active && self.cold().stall_timeout > Nanos::ZERO;
         let stall = watched.then_some((self.stall_at, TimerReason::Stall));
-        rnr.chain(tick).chain(stall).min()
+        [rnr, tick, stall].into_iter().flatten().min()
     }
 
     /// Time has passed. `out` is emptied first. One call may not say all: call again while

@@ -1,14 +1,14 @@
 //! The group: compiled from its rule, with all memory that it will ever need.
 
 use castnet_collective::translated::{
-    EndpointConfig, EndpointKind, LossPolicy, StragglerPolicy, TranslatedConfig, TranslatedStatus,
+    CallId, EndpointConfig, EndpointKind, LossPolicy, StragglerPolicy, TranslatedConfig, TranslatedStatus,
 };
 use castnet_collective::{EndpointId, Translated};
-use castnet_reduce::Kernel;
+use castnet_reduce::{Checksum, Kernel};
 use castnet_rules::{CollectiveGroup, CollectiveHop};
-use castnet_wire::{Call, CallFlags, DataType, McstId, Nanos, Operation, PortId};
+use castnet_wire::{CallFlags, DataType, McstId, Nanos, Operation, PortId};
 
-use super::slots::{Arithmetic, Slots};
+use super::slots::Slots;
 use super::translate::{Outlet, Template, own_address};
 use crate::config::PortInfo;
 use crate::counters::{CollectiveCounters, EndpointCounters, EndpointSnapshot};
@@ -37,7 +37,8 @@ pub struct Collective {
     /// The header of what the group sends to itself.
     pub(super) own: Template,
     /// What the last collective asked for.
-    arithmetic: Option<((Operation, DataType, CallFlags), Arithmetic)>,
+    kernel: Option<((Operation, DataType, CallFlags), Kernel)>,
+    pub(super) checksum: Checksum,
     pub(super) counters: CollectiveCounters,
     /// By endpoint.
     pub(super) per_endpoint: Box<[EndpointCounters]>,
@@ -104,7 +105,8 @@ impl Collective {
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes(),
             own: Template::new(&own_address(rule.mcst_id)),
-            arithmetic: None,
+            kernel: None,
+            checksum: Checksum::select(),
             counters: CollectiveCounters::default(),
             per_endpoint: vec![EndpointCounters::default(); rule.endpoints.len()].into_boxed_slice(),
             armed_for: Nanos::ZERO,
@@ -218,17 +220,15 @@ impl Collective {
 
     /// How the contributions of a collective become one.
     #[inline]
-    pub(super) fn arithmetic(&mut self, call: &Call) -> Arithmetic {
+    pub(super) fn kernel(&mut self, call: CallId) -> Kernel {
+        let call = self.machine.call(call);
         let key = (call.operation, call.data_type, call.flags);
-        match self.arithmetic {
-            Some((selected, arithmetic)) if selected == key => arithmetic,
+        match self.kernel {
+            Some((selected, kernel)) if selected == key => kernel,
             _ => {
-                let arithmetic = Arithmetic {
-                    kernel: Kernel::select(call.operation, call.data_type, call.flags),
-                    element: call.data_type.size(),
-                };
-                self.arithmetic = Some((key, arithmetic));
-                arithmetic
+                let kernel = Kernel::select(call.operation, call.data_type, call.flags);
+                self.kernel = Some((key, kernel));
+                kernel
             }
         }
     }

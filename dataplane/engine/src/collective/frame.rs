@@ -5,24 +5,24 @@ use core::net::Ipv4Addr;
 use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
 use castnet_collective::{EndpointId, EndpointSet};
 use castnet_wire::{
-    Aeth, Control, DropReason, FrameBuf, Headers, Opcode, Psn, RoceHeader, Syndrome, icrc, ipv4,
+    Aeth, Control, DropReason, FrameBuf, Headers, Opcode, PortId, Psn, RoceHeader, Syndrome, icrc, ipv4,
 };
 
 use super::context::Collective;
 use super::explain;
 use super::lookup::{self, Class};
-use super::slots::{self, Pieces};
+use super::slots::{self, Row};
 use super::translate::{self, Packet, Way};
 use crate::context::Context;
 use crate::egress::Egress;
-use crate::engine::Engine;
+use crate::engine::{Engine, NO_PLACE};
 use crate::events::{EventKind, Events};
 use crate::feedback::{ACK_LEN, Link, MACS};
 use crate::multicast::Tools;
 use crate::pipeline::Cx;
 use crate::port_set::PortSet;
 use crate::replicate::set_macs;
-use crate::trace::{Observer, Stage, Step, Verdict};
+use crate::trace::{Observer, Off, Stage, Step, Verdict};
 
 /// What a group may send in one turn beyond what a frame itself brings about.
 const EMISSIONS_PER_TURN: usize = 32;
@@ -39,7 +39,7 @@ struct Hands<'a, 'b> {
 
 /// The frame at hand.
 struct AtHand<'a> {
-    pieces: Pieces<'a>,
+    payload: Row<'a>,
     imm: Option<u32>,
     length: usize,
 }
@@ -59,7 +59,12 @@ impl Engine {
             return Verdict::Dropped(DropReason::NotMember);
         };
         cx.observer.group(group.mcst_id);
-        let payload = slots::whole(&frame, header, &mut self.scratch[..]);
+        let payload = slots::row(
+            &frame,
+            header.payload_at,
+            header.payload_len,
+            &mut self.scratch[..],
+        );
         let event = match admit(cx, group, header, src, &frame, payload) {
             Ok(event) => event,
             Err((stage, reason)) => return refuse(cx, group, stage, reason, header, src),
@@ -79,7 +84,7 @@ impl Engine {
             timed: false,
         };
         let at_hand = AtHand {
-            pieces: [payload, &[], &[]],
+            payload,
             imm: header.imm,
             length: header.payload_len,
         };
@@ -87,8 +92,106 @@ impl Engine {
         // Its buffer may be needed for what goes on.
         drop(frame);
         let more = emit_due(cx, &mut hands, group, effects);
+        if matches!(event, Event::Data { .. }) {
+            self.recent[cx.ingress.index()] = place;
+        }
         self.mind(cx, place, more);
         verdict
+    }
+
+    /// Whether what came in here last was data of a collective group.
+    pub(crate) fn is_collective(&self, ingress: PortId) -> bool {
+        self.recent[ingress.index()] != NO_PLACE
+    }
+
+    /// Frames that came in where data of a collective group came in last.
+    pub(crate) fn collective_batch<E: Egress>(
+        &mut self,
+        cx: &mut Cx<'_, E, Off>,
+        frames: impl Iterator<Item = E::Buf>,
+    ) {
+        for frame in frames {
+            let verdict = match self.collective_again(cx, frame) {
+                Ok(verdict) => verdict,
+                Err(frame) => self.forward(cx, frame),
+            };
+            self.account(cx.ingress, verdict);
+        }
+    }
+
+    /// A frame of which nothing is known but where it came in. One whose header is that of an earlier contribution is taken
+    /// for another, with the same checks and the same effects as by the long way, but for what is known; any other is handed
+    /// back.
+    #[inline]
+    pub(crate) fn collective_again<E: Egress>(
+        &mut self,
+        cx: &mut Cx<'_, E, Off>,
+        frame: E::Buf,
+    ) -> Result<Verdict, E::Buf> {
+        let place = self.recent[cx.ingress.index()];
+        let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
+            return Err(frame);
+        };
+        let Some(from) = group.endpoint_at(cx.ingress) else {
+            return Err(frame);
+        };
+        let known = group
+            .outlets
+            .get(from.index())
+            .and_then(|outlet| outlet.headers.known(&outlet.link, &frame));
+        let Some(known) = known else {
+            return Err(frame);
+        };
+        let length = usize::from(known.shape.payload);
+        let pieces = slots::pieces(&frame, known.payload_at, length);
+        if !known.is_sound(&group.checksum, pieces, &frame) {
+            return Err(frame);
+        }
+        let payload = slots::row(&frame, known.payload_at, length, &mut self.scratch[..]);
+        let effects = &mut self.collective_effects;
+        let machine = &mut group.machine;
+        machine.handle_data(from, known.psn, known.shape, known.ack_request, effects);
+        note_data(group, from, effects, length);
+        let (verdict, more);
+        if let [
+            Effect::Aggregate {
+                slot,
+                first: false,
+                kernel,
+                ..
+            },
+        ] = effects[..]
+        {
+            let kernel = group.kernel(kernel);
+            group.slots.aggregate(slot, from, false, &kernel, payload);
+            drop(frame);
+            if !group.machine.has_more() {
+                // Data never makes a timer due earlier.
+                return Ok(Verdict::Absorbed);
+            }
+            (verdict, more) = (Verdict::Absorbed, true);
+        } else {
+            let mut hands = Hands {
+                tools: Tools {
+                    ports: &self.ports,
+                    next_hops: &self.next_hops,
+                    shifts: &mut self.shifts,
+                    counters: &mut self.counters,
+                },
+                events: &mut self.events,
+                timed: false,
+            };
+            let at_hand = AtHand {
+                payload,
+                imm: None,
+                length,
+            };
+            verdict = carry_out(cx, &mut hands, group, effects, Some(&at_hand));
+            drop(frame);
+            more = emit_due(cx, &mut hands, group, effects);
+        }
+        self.mind(cx, place, more);
+        Ok(verdict)
     }
 
     /// A group's time has come.
@@ -176,7 +279,7 @@ fn admit<E: Egress, O: Observer>(
     header: &RoceHeader,
     src: Ipv4Addr,
     frame: &E::Buf,
-    payload: &[u8],
+    payload: Row<'_>,
 ) -> Result<Event, (Stage, DropReason)> {
     let (from, class) =
         lookup::lookup(group, cx.ingress, src, header).map_err(|reason| (Stage::Classify, reason))?;
@@ -198,7 +301,7 @@ fn admit<E: Egress, O: Observer>(
         return verify(DropReason::OverPmtu);
     }
     let sound = match (class, group.outlets.get_mut(from.index())) {
-        (Class::Data, Some(outlet)) => outlet.headers.verify(frame, header, payload),
+        (Class::Data, Some(outlet)) => outlet.headers.verify(frame, header, &group.checksum, payload),
         _ => None,
     };
     if !sound.unwrap_or_else(|| icrc::verify(frame, header.l3, header.frame_len)) {
@@ -209,10 +312,13 @@ fn admit<E: Egress, O: Observer>(
         Step::new(Stage::Verify, "ICRC is right", why)
     });
     let link = Link::of(Some(frame), header);
-    if let Some(outlet) = group.outlets.get_mut(from.index())
-        && outlet.link != link
-    {
-        outlet.link = link;
+    if let Some(outlet) = group.outlets.get_mut(from.index()) {
+        if outlet.link != link {
+            outlet.link = link;
+        }
+        if sound == Some(true) {
+            outlet.headers.taken(header.bth.opcode);
+        }
     }
     let (psn, ack_request) = (header.bth.psn, header.bth.ack_request);
     match class {
@@ -226,7 +332,8 @@ fn admit<E: Egress, O: Observer>(
             },
             ack_request,
         }),
-        Class::Control => match Control::parse(payload) {
+        // As short as a block, so it is in one piece.
+        Class::Control => match Control::parse(one_piece(payload)) {
             Ok(control) => Ok(Event::Control {
                 from,
                 psn,
@@ -242,6 +349,13 @@ fn admit<E: Egress, O: Observer>(
             syndrome,
         }),
     }
+}
+
+/// What is in a row of only one piece.
+fn one_piece(row: Row<'_>) -> &[u8] {
+    row.into_iter()
+        .find(|piece| !piece.is_empty())
+        .unwrap_or_default()
 }
 
 #[cold]
@@ -271,21 +385,7 @@ fn note_arrival(group: &mut Collective, event: &Event, effects: &[Effect], paylo
     };
     let all = &mut group.counters;
     match event {
-        Event::Data { .. } => {
-            // What the machine takes in comes first, what it refuses says so.
-            match effects.first() {
-                Some(Effect::Aggregate { .. } | Effect::Store { .. }) => {
-                    all.contributions += 1;
-                    all.contribution_bytes += payload as u64;
-                    endpoint.contributions += 1;
-                }
-                _ if effects.iter().any(|e| matches!(e, Effect::Drop(_))) => {}
-                _ => {
-                    all.repeats += 1;
-                    endpoint.repeats += 1;
-                }
-            }
-        }
+        Event::Data { .. } => note_data(group, from, effects, payload),
         Event::Control { .. } => {
             if !effects.iter().any(|e| matches!(e, Effect::Drop(_))) {
                 all.controls_in += 1;
@@ -309,6 +409,27 @@ fn note_arrival(group: &mut Collective, event: &Event, effects: &[Effect], paylo
     }
 }
 
+#[inline]
+fn note_data(group: &mut Collective, from: EndpointId, effects: &[Effect], payload: usize) {
+    let Some(endpoint) = group.per_endpoint.get_mut(from.index()) else {
+        return;
+    };
+    let all = &mut group.counters;
+    // What the machine takes in comes first, what it refuses says so.
+    match effects.first() {
+        Some(Effect::Aggregate { .. } | Effect::Store { .. }) => {
+            all.contributions += 1;
+            all.contribution_bytes += payload as u64;
+            endpoint.contributions += 1;
+        }
+        _ if effects.iter().any(|e| matches!(e, Effect::Drop(_))) => {}
+        _ => {
+            all.repeats += 1;
+            endpoint.repeats += 1;
+        }
+    }
+}
+
 /// Effects in their order.
 #[inline]
 fn carry_out<E: Egress, O: Observer>(
@@ -328,23 +449,24 @@ fn carry_out<E: Egress, O: Observer>(
                 kernel,
             } => {
                 let Some(at_hand) = at_hand else { continue };
-                let call = *group.machine.call(kernel);
-                let arithmetic = group.arithmetic(&call);
-                group
-                    .slots
-                    .aggregate(slot, from, first, &arithmetic, &at_hand.pieces);
+                let run = group.kernel(kernel);
+                group.slots.aggregate(slot, from, first, &run, at_hand.payload);
                 if first {
                     note_imm(group, slot, at_hand);
                 }
                 cx.observer.step(|| {
                     let what = if first { "copied" } else { "added" };
                     let decision = format!("{} bytes {what} into slot {slot}", at_hand.length);
-                    Step::new(Stage::Aggregate, decision, explain::call(&call))
+                    Step::new(
+                        Stage::Aggregate,
+                        decision,
+                        explain::call(group.machine.call(kernel)),
+                    )
                 });
             }
             Effect::Store { slot } => {
                 let Some(at_hand) = at_hand else { continue };
-                group.slots.store(slot, &at_hand.pieces);
+                group.slots.store(slot, at_hand.payload);
                 note_imm(group, slot, at_hand);
                 cx.observer.step(|| {
                     let decision = format!("{} bytes copied into slot {slot}", at_hand.length);
@@ -352,10 +474,9 @@ fn carry_out<E: Egress, O: Observer>(
                 });
             }
             Effect::Complete { slot, kernel } => {
-                let call = *group.machine.call(kernel);
-                let arithmetic = group.arithmetic(&call);
+                let kernel = group.kernel(kernel);
                 let length = usize::from(group.machine.shape(slot).payload);
-                group.slots.complete(slot, &arithmetic, length);
+                group.slots.complete(slot, &kernel, length);
             }
             Effect::Emit {
                 slot,
@@ -465,7 +586,9 @@ fn emit<E: Egress, O: Observer>(
         imm: has_imm.then_some(note.imm),
         payload: group.slots.result(slot, shape.payload.into()),
     };
-    let icrc = note.icrc.unwrap_or_else(|| packet.icrc(&group.own));
+    let icrc = note
+        .icrc
+        .unwrap_or_else(|| packet.icrc(&group.own, &group.checksum));
     let mut way = Way {
         machine: &group.machine,
         outlets: &group.outlets,
@@ -498,7 +621,7 @@ fn emit_control<E: Egress, O: Observer>(
         imm: Some(Control::IMMEDIATE),
         payload: &bytes,
     };
-    let icrc = packet.icrc(&group.own);
+    let icrc = packet.icrc(&group.own, &group.checksum);
     let mut way = Way {
         machine: &group.machine,
         outlets: &group.outlets,

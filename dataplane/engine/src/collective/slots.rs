@@ -1,19 +1,20 @@
 //! The payloads of a group's slots, and the arithmetic on them (EPIC 4.1: AggregateData).
 //!
-//! All memory is taken when the group is compiled. A contribution lies in its frame in up to three pieces, whose borders
-//! may cut an element in two.
+//! All memory is taken when the group is compiled. A contribution lies in its frame in pieces, whose borders may cut an
+//! element in two; here they are in a row of whole blocks ([`row`]), so that nothing need be put together twice.
 
 use castnet_collective::EndpointId;
 use castnet_collective::EndpointSet;
 use castnet_reduce::Kernel;
 use castnet_rules::{CollectiveGroup, SLOT_ALIGN};
-use castnet_wire::{FrameBuf, RoceHeader};
+use castnet_wire::FrameBuf;
 
-/// Bytes of the largest element.
-const ELEMENT_MAX: usize = 8;
+/// Bytes of a block: a multiple of all elements, and of what vectors hold.
+const BLOCK: usize = 64;
 
-/// A packet's payload as it lies in its frame.
-pub(crate) type Pieces<'a> = [&'a [u8]; 3];
+/// A packet's payload in pieces, of which all but the last are of whole blocks of [`BLOCK`] bytes: no element lies in two
+/// of them.
+pub(crate) type Row<'a> = [&'a [u8]; 3];
 
 /// What belongs to a slot beside its payload.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,13 +25,6 @@ pub(crate) struct Note {
     pub(crate) icrc: Option<u32>,
     /// Those whose contributions are kept.
     kept: EndpointSet,
-}
-
-/// How contributions become one: the kernel, and the bytes of an element.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arithmetic {
-    pub(crate) kernel: Kernel,
-    pub(crate) element: usize,
 }
 
 /// The slots.
@@ -113,8 +107,8 @@ impl Slots {
     }
 
     /// The payload is the result.
-    pub(crate) fn store(&mut self, slot: u16, pieces: &Pieces<'_>) {
-        copy(self.slot(slot), pieces);
+    pub(crate) fn store(&mut self, slot: u16, row: Row<'_>) {
+        copy(self.slot(slot), row);
         if let Some(note) = self.note_mut(slot) {
             note.icrc = None;
         }
@@ -127,8 +121,8 @@ impl Slots {
         slot: u16,
         from: EndpointId,
         first: bool,
-        arithmetic: &Arithmetic,
-        pieces: &Pieces<'_>,
+        kernel: &Kernel,
+        row: Row<'_>,
     ) {
         let (keeps, stride) = (self.keeps(), self.stride);
         if let Some(note) = self.note_mut(slot) {
@@ -143,16 +137,16 @@ impl Slots {
         let packets = self.slot(slot);
         if keeps {
             let at = (1 + from.index()) * stride;
-            copy(packets.get_mut(at..).unwrap_or_default(), pieces);
+            copy(packets.get_mut(at..).unwrap_or_default(), row);
         } else if first {
-            copy(packets, pieces);
+            copy(packets, row);
         } else {
-            fold(packets, arithmetic, pieces);
+            add(packets, kernel, row);
         }
     }
 
     /// All contributions are in: adds those that were kept, in the order of endpoints.
-    pub(crate) fn complete(&mut self, slot: u16, arithmetic: &Arithmetic, length: usize) {
+    pub(crate) fn complete(&mut self, slot: u16, kernel: &Kernel, length: usize) {
         if !self.keeps() {
             return;
         }
@@ -172,7 +166,7 @@ impl Slots {
             if core::mem::take(&mut first) {
                 result.copy_from_slice(contribution);
             } else {
-                arithmetic.kernel.apply(result, contribution);
+                kernel.apply(result, contribution);
             }
         }
         if let Some(note) = self.note_mut(slot) {
@@ -181,41 +175,74 @@ impl Slots {
     }
 }
 
-/// Where the payload of a frame lies.
+/// The payload of a frame, `length` bytes from `at` on, as it lies there.
 #[inline]
-pub(crate) fn pieces<'f>(frame: &'f impl FrameBuf, header: &RoceHeader) -> Pieces<'f> {
-    let (from, to) = (header.payload_at, header.payload_at + header.payload_len);
-    let [head, body, trailer] = frame.segments();
-    let clip = |segment: &'f [u8], at: usize| {
-        let first = from.clamp(at, at + segment.len()) - at;
-        let last = to.clamp(at, at + segment.len()) - at;
-        segment.get(first..last).unwrap_or_default()
+pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> [&[u8]; 3] {
+    let (end, [head, body, trailer]) = (at + length, frame.segments());
+    if let Some(all) = head.get(at..end) {
+        return [all, &[], &[]];
+    }
+    if let (Some(first), Some(second)) = (head.get(at..), body.get(..end - head.len())) {
+        return [first, second, &[]];
+    }
+    let clip = |segment: &'_ [u8], before: usize| -> (usize, usize) {
+        let clip = |at: usize| at.clamp(before, before + segment.len()) - before;
+        (clip(at), clip(end))
     };
-    [
-        clip(head, 0),
-        clip(body, head.len()),
-        clip(trailer, head.len() + body.len()),
-    ]
+    let (h, b) = (clip(head, 0), clip(body, head.len()));
+    let t = clip(trailer, head.len() + body.len());
+    [&head[h.0..h.1], &body[b.0..b.1], &trailer[t.0..t.1]]
 }
 
-/// The payload of a frame in one piece: as it lies there, or copied to `room`, as far as that reaches. Checksum and sum are
-/// quickest over one piece of a round length.
+/// The payload of a frame, `length` bytes from `at` on, in a row. `room` is for what lies in two of the frame's pieces, or
+/// for all of it: as much as a payload can have.
 #[inline]
-pub(crate) fn whole<'f>(frame: &'f impl FrameBuf, header: &RoceHeader, room: &'f mut [u8]) -> &'f [u8] {
-    match pieces(frame, header) {
-        [all, [], []] => all,
-        pieces => {
-            let length = header.payload_len.min(room.len());
-            copy(room, &pieces);
-            room.get(..length).unwrap_or_default()
+pub(crate) fn row<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> Row<'f> {
+    let (end, [head, body, _]) = (at + length, frame.segments());
+    if let Some(all) = head.get(at..end) {
+        return [all, &[], &[]];
+    }
+    if let (Some(first), Some(second)) = (head.get(at..), body.get(..end - head.len())) {
+        let torn = first.len() % BLOCK;
+        if torn == 0 {
+            return [first, second, &[]];
+        }
+        // The block that lies in both, out of two copies of a length that the compiler knows.
+        if let (Some(before), Some((after, _)), Some((left, right))) = (
+            head.last_chunk::<BLOCK>(),
+            second.split_first_chunk::<BLOCK>(),
+            room.split_at_mut_checked(BLOCK),
+        ) && let (Some(left), Some(right)) = (left.first_chunk_mut(), right.first_chunk_mut())
+        {
+            (*left, *right) = (*before, *after);
+            let first = first.get(..first.len() - torn).unwrap_or_default();
+            let middle = room.get(BLOCK - torn..2 * BLOCK - torn).unwrap_or_default();
+            return [first, middle, second.get(BLOCK - torn..).unwrap_or_default()];
         }
     }
+    gathered(frame, at, length, room)
 }
 
-/// Copies the pieces, one after the other, as far as there is room.
+/// The same for any frame: all of it copied to `room`.
+#[cold]
+fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> Row<'f> {
+    let length = length.min(room.len());
+    let (mut skip, mut to) = (at, &mut room[..length]);
+    for segment in frame.segments() {
+        let from = skip.min(segment.len());
+        skip -= from;
+        let n = (segment.len() - from).min(to.len());
+        let (now, rest) = to.split_at_mut(n);
+        now.copy_from_slice(&segment[from..from + n]);
+        to = rest;
+    }
+    [&room[..length], &[], &[]]
+}
+
+/// Copies the row, as far as there is room.
 #[inline]
-pub(crate) fn copy(mut to: &mut [u8], pieces: &Pieces<'_>) {
-    for piece in pieces {
+fn copy(mut to: &mut [u8], row: Row<'_>) {
+    for piece in row {
         let n = piece.len().min(to.len());
         let (now, rest) = to.split_at_mut(n);
         now.copy_from_slice(&piece[..n]);
@@ -223,63 +250,76 @@ pub(crate) fn copy(mut to: &mut [u8], pieces: &Pieces<'_>) {
     }
 }
 
-/// Adds the pieces. An element that lies in two of them is put together first.
+/// Adds the row, as far as there is room.
 #[inline]
-fn fold(sum: &mut [u8], arithmetic: &Arithmetic, pieces: &Pieces<'_>) {
-    let Arithmetic { kernel, element } = *arithmetic;
-    let element = element.clamp(1, ELEMENT_MAX);
-    let (mut torn, mut have) = ([0; ELEMENT_MAX], 0);
-    let mut at = 0;
-    for piece in pieces {
-        let mut piece = *piece;
-        if have > 0 {
-            let n = (element - have).min(piece.len());
-            let (now, rest) = piece.split_at(n);
-            torn[have..have + n].copy_from_slice(now);
-            (have, piece) = (have + n, rest);
-            if have < element {
-                continue;
-            }
-            if let Some(sum) = sum.get_mut(at..at + element) {
-                kernel.apply(sum, &torn[..element]);
-            }
-            at += element;
+fn add(mut sum: &mut [u8], kernel: &Kernel, row: Row<'_>) {
+    for piece in row {
+        if !piece.is_empty() {
+            let n = piece.len().min(sum.len());
+            let (now, rest) = sum.split_at_mut(n);
+            kernel.apply(now, piece);
+            sum = rest;
         }
-        // Elements are of 1, 2, 4 or 8 bytes.
-        let whole = piece.len() & !(element - 1);
-        let (now, rest) = piece.split_at(whole);
-        if let Some(sum) = sum.get_mut(at..at + whole) {
-            kernel.apply(sum, now);
-        }
-        at += whole;
-        torn[..rest.len()].copy_from_slice(rest);
-        have = rest.len();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use castnet_wire::{CallFlags, DataType, Operation};
     use proptest::prelude::*;
 
+    /// A frame in three pieces.
+    #[derive(Debug)]
+    struct Cut(Vec<u8>, Vec<u8>, Vec<u8>);
+
+    impl FrameBuf for Cut {
+        fn length(&self) -> usize {
+            self.0.len() + self.1.len() + self.2.len()
+        }
+
+        fn head(&self) -> &[u8] {
+            &self.0
+        }
+
+        fn head_mut(&mut self) -> &mut [u8] {
+            &mut self.0
+        }
+
+        fn trailer(&self) -> [u8; 4] {
+            [0; 4]
+        }
+
+        fn set_trailer(&mut self, _: [u8; 4]) {}
+
+        fn segments(&self) -> [&[u8]; 3] {
+            [&self.0, &self.1, &self.2]
+        }
+    }
+
     proptest! {
-        /// Wherever a payload is cut into pieces, the sum is that of the whole.
+        /// Wherever a frame is cut, the row is the payload, in whole blocks but for the last piece.
         #[test]
-        fn cuts_do_not_matter(elements in proptest::collection::vec(any::<(u64, u64)>(), 0..40), cuts in any::<(usize, usize)>(), pick in 0usize..4) {
-            let data_type = [DataType::U8, DataType::U16, DataType::I32, DataType::F64][pick];
-            let size = data_type.size();
-            let side = |pick: fn(&(u64, u64)) -> u64| -> Vec<u8> {
-                elements.iter().flat_map(|e| pick(e).to_le_bytes()[..size].to_vec()).collect()
+        fn a_row_is_the_payload_in_whole_blocks(
+            bytes in proptest::collection::vec(any::<u8>(), 0..700),
+            cuts in any::<(prop::sample::Index, prop::sample::Index)>(),
+            payload in any::<(prop::sample::Index, prop::sample::Index)>(),
+            as_ports_do: bool,
+        ) {
+            let pick = |(a, b): (prop::sample::Index, prop::sample::Index)| {
+                let (a, b) = (a.index(bytes.len() + 1), b.index(bytes.len() + 1));
+                (a.min(b), a.max(b))
             };
-            let (mut sum, more) = (side(|e| e.0), side(|e| e.1));
-            let kernel = Kernel::select(Operation::Sum, data_type, CallFlags::default());
-            let mut expected = sum.clone();
-            kernel.apply(&mut expected, &more);
-            let (a, b) = (cuts.0 % (more.len() + 1), cuts.1 % (more.len() + 1));
-            let (a, b) = (a.min(b), a.max(b));
-            fold(&mut sum, &Arithmetic { kernel, element: size }, &[&more[..a], &more[a..b], &more[b..]]);
-            prop_assert_eq!(sum, expected);
+            let (mut cut, (at, end)) = (pick(cuts), pick(payload));
+            if as_ports_do {
+                cut = (128.min(bytes.len()), bytes.len());
+            }
+            let frame = Cut(bytes[..cut.0].into(), bytes[cut.0..cut.1].into(), bytes[cut.1..].into());
+            let mut room = [0; 4096];
+            let row = row(&frame, at, end - at, &mut room);
+            prop_assert_eq!(row.concat(), &bytes[at..end]);
+            prop_assert_eq!(pieces(&frame, at, end - at).concat(), &bytes[at..end]);
+            let last = row.iter().rposition(|piece| !piece.is_empty()).unwrap_or(0);
+            prop_assert!(row[..last].iter().all(|piece| piece.len() % BLOCK == 0));
         }
     }
 }

@@ -5,12 +5,12 @@
 //! the header that the group itself would have; what differs follows by difference.
 
 use castnet_collective::{EndpointId, EndpointSet, Translated};
+use castnet_reduce::Checksum;
 use castnet_rules::{CollectiveEndpoint, CollectiveGroup, CollectiveHop};
 use castnet_wire::icrc::{self, HeaderDelta};
 use castnet_wire::{Bth, FrameBuf, McstId, Opcode, PortId, Psn, Qpn};
-use crc32fast::Hasher;
 
-use super::verify::Headers;
+use super::verify::{FIXED, Headers};
 use crate::counters::EndpointCounters;
 use crate::egress::Egress;
 use crate::feedback::{AckTemplate, Address, LINK_MAX, Link, MACS};
@@ -20,8 +20,6 @@ use crate::pipeline::Cx;
 use crate::replicate::set_macs;
 use crate::trace::{Observer, Stage, Step};
 
-/// IPv4, UDP and BTH.
-const FIXED: usize = 40;
 const IMM: usize = 4;
 const ICRC: usize = 4;
 /// The longest head: Ethernet addresses, tags, IPv4, UDP, BTH, ImmDt.
@@ -156,16 +154,19 @@ impl Packet<'_> {
     }
 
     /// Its ICRC under the group's own header.
-    pub(super) fn icrc(&self, own: &Template) -> u32 {
+    pub(super) fn icrc(&self, own: &Template, checksum: &Checksum) -> u32 {
         let mut head = [0; FIXED];
         own.write(&mut head, 0, self, self.length(), Psn::new(0), false);
-        let mut hasher = Hasher::new_with_initial(icrc::full(&[&head]));
+        let mut register = icrc::full(&[&head]);
         if let Some(imm) = self.imm {
-            hasher.update(&imm.to_be_bytes());
+            register = checksum.update(register, [&imm.to_be_bytes(), &[], &[]]);
         }
-        hasher.update(self.payload);
-        hasher.update(&[0; 3][..usize::from(self.pad & 3)]);
-        hasher.finalize()
+        let pad = &[0; 3][..usize::from(self.pad & 3)];
+        if !pad.is_empty() {
+            register = checksum.update(register, [self.payload, &[], &[]]);
+            return checksum.update(register, [pad, &[], &[]]);
+        }
+        checksum.update(register, [self.payload, &[], &[]])
     }
 }
 
