@@ -1,6 +1,7 @@
 //! `castnet switch`: runs a switch with its agent until it is told to stop.
 
 pub(crate) mod config;
+pub(crate) mod dpdk;
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use crate::rules;
 use crate::service::{Ready, Signals};
 use crate::units::{Size, Span, plural, span};
 use config::{FaultRule, Idle, NamedPort, SwitchConfig, WorkerPlace};
+use dpdk::Hugepages;
 
 /// Runs a switch on interfaces of this machine
 #[derive(Debug, Args)]
@@ -30,6 +32,8 @@ use config::{FaultRule, Idle, NamedPort, SwitchConfig, WorkerPlace};
     after_help = "Ports: NAME=SPEC, numbered from 0 as they are given. A SPEC is an interface, or the whole form with options:
   af_packet:eth1,rx=4096,tx=2048   a network interface (castnet doctor --for switch)
   pcap:in.pcap,out.pcap            frames from a file, and what is sent into another
+  dpdk:0000:3b:00.0,mtu=4200       a device that DPDK drives, by PCI address or as a virtual one: dpdk:net_memif0,role=server;
+                                   rx= tx= queues= mtu= promiscuous= are Castnet's options, all others the driver's (docs/dpdk.md)
 
 Faults for labs, on all ports or on one ([PORT:]OPTIONS): loss=1% duplicate=1% reorder=1% corrupt=1% delay=50us jitter=1ms seed=7; rx. or tx. before an option means one direction.
 
@@ -80,6 +84,9 @@ pub(crate) struct SwitchCommand {
     /// How often each port says who it is, by LLDP; 0 for never [default: 30s]
     #[arg(long, value_name = "TIME")]
     lldp: Option<Span>,
+    /// Where DPDK's buffers live [default: auto]
+    #[arg(long, value_enum)]
+    hugepages: Option<Hugepages>,
     /// Writes the address into this file when it is ready, and removes the file when it stops
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
@@ -109,6 +116,7 @@ impl SwitchCommand {
             groups_max: self.groups_max,
             memory: self.memory,
             lldp: self.lldp,
+            hugepages: self.hugepages,
         };
         let mut config = flags.or(file);
         config.tls = self.tls.or(config.tls);
@@ -131,7 +139,7 @@ impl SwitchCommand {
         let signals = Signals::catch()?;
 
         let started = std::time::Instant::now();
-        let dataplane = start(dataplane_config).await?;
+        let dataplane = start_with(dataplane_config, config.hugepages.unwrap_or_default()).await?;
         install(&dataplane, rules).await?;
         let agent = castnet_agent::Agent::start(dataplane.clone(), &config.listen(), &security)
             .await
@@ -284,7 +292,11 @@ fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
 
 /// Starts a dataplane; opening ports asks the kernel, so it is done beside the runtime's threads.
 pub(crate) async fn start(config: DataplaneConfig) -> Outcome<Arc<Dataplane>> {
-    let started = tokio::task::spawn_blocking(|| Dataplane::start(config))
+    start_with(config, Hugepages::default()).await
+}
+
+async fn start_with(config: DataplaneConfig, hugepages: Hugepages) -> Outcome<Arc<Dataplane>> {
+    let started = tokio::task::spawn_blocking(move || dpdk::start(config, hugepages))
         .await
         .map_err(Failure::failed)?;
     started.map(Arc::new).map_err(|e| match e {

@@ -14,6 +14,7 @@ use toml::Spanned;
 use crate::connect::{self, Tls};
 use crate::exit::{Failure, Outcome};
 use crate::settings::File;
+use crate::switch::dpdk::Hugepages;
 use crate::units::{Size, Span};
 
 /// What a worker does when it finds no frame.
@@ -186,6 +187,7 @@ pub(crate) struct SwitchConfig {
     pub(crate) groups_max: Option<usize>,
     pub(crate) memory: Option<Size>,
     pub(crate) lldp: Option<Span>,
+    pub(crate) hugepages: Option<Hugepages>,
 }
 
 impl SwitchConfig {
@@ -207,6 +209,7 @@ impl SwitchConfig {
             groups_max: self.groups_max.or(other.groups_max),
             memory: self.memory.or(other.memory),
             lldp: self.lldp.or(other.lldp),
+            hugepages: self.hugepages.or(other.hugepages),
         }
     }
 
@@ -304,6 +307,7 @@ impl SwitchConfig {
             listen: file.text("listen", table.listen.as_ref()),
             idle: file.text("idle", table.idle.as_ref()),
             lldp: file.text("lldp", table.lldp.as_ref()),
+            hugepages: file.text("hugepages", table.hugepages.as_ref()),
             memory: file.text("memory", table.memory.as_ref()),
             rules: path_of(&file, table.rules),
             tls: Tls {
@@ -345,6 +349,7 @@ struct Table {
     groups_max: Option<usize>,
     memory: Option<Spanned<String>>,
     lldp: Option<Spanned<String>>,
+    hugepages: Option<Spanned<String>>,
     #[serde(default)]
     ports: Vec<PortTable>,
 }

@@ -1,0 +1,60 @@
+//! Ports that DPDK drives, where the feature `dpdk` is built in.
+
+use std::str::FromStr;
+
+use castnet_worker::{Dataplane, DataplaneConfig, StartError};
+use clap::ValueEnum;
+
+/// Where DPDK's buffers live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Hugepages {
+    /// In hugepages where enough of them are free.
+    #[default]
+    Auto,
+    /// In hugepages, or it does not start. NICs as a rule need them.
+    Yes,
+    /// In ordinary memory: enough for virtual devices.
+    No,
+}
+
+impl FromStr for Hugepages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        ValueEnum::from_str(text, false).map_err(|_| format!("'{text}' is neither auto, yes nor no"))
+    }
+}
+
+/// Starts a dataplane. Where one of its ports is a DPDK device, all frames live in DPDK's buffers.
+#[cfg(feature = "dpdk")]
+pub(crate) fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dataplane, StartError> {
+    let devices: Vec<_> = config
+        .ports
+        .iter()
+        .filter_map(|p| p.spec.dpdk().cloned())
+        .collect();
+    if devices.is_empty() {
+        return Dataplane::start(config);
+    }
+    let runtime = castnet_dpdk::Runtime::start(&castnet_dpdk::Config {
+        threads: config.workers.len(),
+        pool: config.pool,
+        hugepages: match hugepages {
+            Hugepages::Auto => castnet_dpdk::Hugepages::Auto,
+            Hugepages::Yes => castnet_dpdk::Hugepages::Yes,
+            Hugepages::No => castnet_dpdk::Hugepages::No,
+        },
+        devices,
+    });
+    let runtime = runtime.map_err(|e| StartError::Memory {
+        worker: 0,
+        source: e.into(),
+    })?;
+    Dataplane::start_in(config, move |_| Ok(runtime.memory()?))
+}
+
+/// Starts a dataplane. A port that is a DPDK device says how to build DPDK in.
+#[cfg(not(feature = "dpdk"))]
+pub(crate) fn start(config: DataplaneConfig, _hugepages: Hugepages) -> Result<Dataplane, StartError> {
+    Dataplane::start(config)
+}
