@@ -36,7 +36,13 @@ struct Fabric {
 impl Fabric {
     async fn new() -> Self {
         let topology = Topology::leaf_spine(2, 1, 2).expect("a fabric");
-        let link = |a: &str, b: &str| MemLink::pair(&MemLinkConfig::between(a, b).mtu(1500));
+        let link = |a: &str, b: &str| {
+            let mut config = MemLinkConfig::between(a, b).mtu(1500);
+            if let Some(mac) = topology.host(b).and_then(|host| host.mac) {
+                config.macs[1] = MacAddr(mac);
+            }
+            MemLink::pair(&config)
+        };
         let (mut leaves, mut hosts, mut spine) = (Vec::new(), Vec::new(), Vec::new());
         for leaf in 0..2 {
             let mut ends = Vec::new();
@@ -166,7 +172,7 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
     };
     let mut ranks = fabric.ranks("job", 17, settings).await;
     for rank in &mut ranks {
-        assert_eq!(until(rank, CollectivePhase::Active).await.slots, 64);
+        assert_eq!(until(rank, CollectivePhase::Active).await.slots, 128);
     }
 
     let listed = fabric.castnet(&["group", "list"]).await;
@@ -180,7 +186,7 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
         (Some(4), Some("active"))
     );
     assert!(
-        line["memory_bytes"].as_u64().expect("bytes") > 3 * 64 * 1024,
+        line["memory_bytes"].as_u64().expect("bytes") > 3 * 128 * 1024,
         "{line}"
     );
 
@@ -190,7 +196,7 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
         assert_eq!(part["installed"], true, "{part}");
         assert_eq!(
             (&part["progress"]["slots"], &part["progress"]["slots_used"]),
-            (&64.into(), &0.into())
+            (&128.into(), &0.into())
         );
         assert_eq!(
             part["progress"]["memory_bytes"], part["memory_bytes"],
@@ -257,12 +263,12 @@ async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
     let created = fabric.castnet(&args).await;
     assert_eq!(
         (&created["ranks"], &created["slots"], &created["phase"]),
-        (&4.into(), &32.into(), &"waiting".into())
+        (&4.into(), &64.into(), &"waiting".into())
     );
     let page = fabric.run(vec!["group", "show", "g"]).await;
     for text in [
         "Collective group g, waiting: waits for rank 0 (host h0)",
-        "16 packets in messages of 8; 32 slots per switch",
+        "16 packets in messages of 8; 64 slots per switch",
         "in rank order (reproducible)",
         "not placed: it is when all ranks have joined",
     ] {
