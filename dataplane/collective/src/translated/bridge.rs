@@ -22,11 +22,13 @@ pub(super) enum Location {
 
 impl Translated {
     /// The group's PSN of a position.
+    #[inline]
     pub(super) fn wire_g(&self, g: u64) -> Psn {
         wire(self.cold().psn_start, g)
     }
 
     /// The position of a group's PSN, as the distance from `base`.
+    #[inline]
     pub(super) fn ahead_of_base(&self, psn: Psn) -> i64 {
         i64::from(psn.diff(self.wire_g(self.base)))
     }
@@ -87,12 +89,26 @@ impl Translated {
     /// what [`super::Effect::Emit`] and [`super::Effect::EmitControl`] name.
     #[inline]
     pub fn towards(&self, endpoint: EndpointId, g: Psn) -> Psn {
+        self.header(g).psn(endpoint)
+    }
+
+    /// The same for one packet that goes to many.
+    #[inline]
+    pub fn header(&self, g: Psn) -> Header<'_> {
+        Header {
+            machine: self,
+            g,
+            at: self.base.saturating_add_signed(self.ahead_of_base(g)),
+        }
+    }
+
+    #[inline]
+    fn translate_header(&self, endpoint: EndpointId, g: Psn, at: u64) -> Psn {
         let Some(state) = self.endpoints.get(endpoint.index()) else {
             return g;
         };
         match self.kind(endpoint) {
             EndpointKind::Rank { rq_psn, .. } => {
-                let at = self.base.saturating_add_signed(self.ahead_of_base(g));
                 let sending = &state.sending;
                 let walked =
                     || sending.acked_d + self.calls.count(endpoint, Role::Receives, sending.acked, at);
@@ -107,6 +123,22 @@ impl Translated {
             }
             EndpointKind::Switch => g,
         }
+    }
+}
+
+/// What TranslateHeader needs to know of one packet, whoever gets it.
+#[derive(Clone, Copy, Debug)]
+pub struct Header<'a> {
+    machine: &'a Translated,
+    g: Psn,
+    at: u64,
+}
+
+impl Header<'_> {
+    /// The PSN with which it goes to `endpoint`: as [`Translated::towards`].
+    #[inline]
+    pub fn psn(&self, endpoint: EndpointId) -> Psn {
+        self.machine.translate_header(endpoint, self.g, self.at)
     }
 }
 

@@ -65,6 +65,7 @@ impl Translated {
         self.step_to(endpoint, g, next);
     }
 
+    #[inline]
     fn step_to(&mut self, endpoint: EndpointId, g: u64, next: u64) {
         let sending = &mut self.endpoint_mut(endpoint).sending;
         if !sending.is_outstanding() {
@@ -77,15 +78,19 @@ impl Translated {
 
     /// Sends the lowest packet that is ready to all whose next one it is. Nothing where none is, or `out` has no room.
     pub(super) fn replicate_data(&mut self, out: &mut Effects) {
-        let nexts = self.pending.iter().map(|e| self.endpoint(e).sending.next);
-        let Some(g) = nexts.min().filter(|_| !out.is_full()) else {
+        if self.pending.is_empty() || out.is_full() {
             return;
-        };
-        let to: EndpointSet = self
-            .pending
-            .iter()
-            .filter(|&e| self.endpoint(e).sending.next == g)
-            .collect();
+        }
+        let (mut g, mut to) = (u64::MAX, EndpointSet::EMPTY);
+        for endpoint in self.pending {
+            let next = self.endpoint(endpoint).sending.next;
+            if next < g {
+                (g, to) = (next, EndpointSet::EMPTY);
+            }
+            if next == g {
+                to.insert(endpoint);
+            }
+        }
         // Within the data of one collective, what comes next is the next packet for all: asked
         // once where nothing of it can go anywhere yet.
         let next = g + 1;
@@ -95,11 +100,11 @@ impl Translated {
         });
         let waits =
             alike && (next >= self.window_end() || matches!(self.slots.at(next).phase, Phase::Filling));
-        for endpoint in to {
-            if waits {
-                self.step_to(endpoint, g, next);
-                self.pending.remove(endpoint);
-            } else {
+        if waits {
+            to.iter().for_each(|endpoint| self.step_to(endpoint, g, next));
+            self.pending = EndpointSet::from_bits(self.pending.bits() & !to.bits());
+        } else {
+            for endpoint in to {
                 self.step(endpoint, g);
                 self.refresh(endpoint);
             }

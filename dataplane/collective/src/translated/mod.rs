@@ -34,6 +34,7 @@ use crate::path::{PathId, PathSet};
 use arrayvec::ArrayVec;
 use castnet_wire::{Control, DropReason, Nanos, Opcode, Psn, Syndrome};
 
+pub use bridge::Header;
 pub use config::{EndpointConfig, EndpointKind, LossPolicy, RankSet, StragglerPolicy, TranslatedConfig};
 pub use machine::Translated;
 pub use status::{CollectiveStatus, EndpointStatus, TranslatedStatus};

@@ -435,9 +435,7 @@ impl Net {
             },
         };
         let mut effects = Effects::new();
-        self.switches[switch]
-            .machine
-            .handle(self.now, event, &mut effects);
+        handle(&mut self.switches[switch].machine, self.now, event, &mut effects);
         assert!(!effects.is_empty());
         let alone = effects.len() == 1;
         for effect in effects {
@@ -615,4 +613,22 @@ fn start_psn(random: &mut Random) -> Psn {
     } else {
         0u32.wrapping_sub((value >> 8) as u32 % 300)
     })
+}
+
+/// Takes a frame in; data by both ways, whose outcome must be the same.
+pub(crate) fn handle(machine: &mut Translated, now: Nanos, event: Event, out: &mut Effects) {
+    let Event::Data {
+        from,
+        psn,
+        shape,
+        ack_request,
+    } = event
+    else {
+        return machine.handle(now, event, out);
+    };
+    let (mut twin, mut expected) = (machine.clone(), Effects::new());
+    twin.handle(now, event, &mut expected);
+    machine.handle_data(from, psn, shape, ack_request, out);
+    assert_eq!(out, &expected, "{event:?}");
+    assert!(*machine == twin, "{event:?}: {machine:?} is not {twin:?}");
 }

@@ -90,7 +90,7 @@ impl Bench {
 
     pub(crate) fn event(&mut self, event: Event) -> Vec<Effect> {
         let mut out = Effects::new();
-        self.machine.handle(self.now, event, &mut out);
+        crate::net::handle(&mut self.machine, self.now, event, &mut out);
         let mut all = out.to_vec();
         while self.machine.poll_emit(self.now, &mut out) {
             all.retain(|e| *e != Effect::Absorb);

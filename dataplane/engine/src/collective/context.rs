@@ -9,7 +9,7 @@ use castnet_rules::{CollectiveGroup, CollectiveHop};
 use castnet_wire::{CallFlags, DataType, McstId, Nanos, Operation, PortId};
 
 use super::slots::Slots;
-use super::translate::{Outlet, Template, own_address};
+use super::translate::{Outlet, Own};
 use crate::config::PortInfo;
 use crate::counters::{CollectiveCounters, EndpointCounters, EndpointSnapshot};
 use crate::group::InstallError;
@@ -34,8 +34,7 @@ pub struct Collective {
     by_port: [u8; PortId::COUNT],
     pub(super) mcst_id: McstId,
     pub(super) pmtu: usize,
-    /// The header of what the group sends to itself.
-    pub(super) own: Template,
+    pub(super) own: Own,
     /// What the last collective asked for.
     kernel: Option<((Operation, DataType, CallFlags), Kernel)>,
     pub(super) checksum: Checksum,
@@ -104,7 +103,7 @@ impl Collective {
             by_port,
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes(),
-            own: Template::new(&own_address(rule.mcst_id)),
+            own: Own::new(rule.mcst_id),
             kernel: None,
             checksum: Checksum::select(),
             counters: CollectiveCounters::default(),

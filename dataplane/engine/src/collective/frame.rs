@@ -588,7 +588,7 @@ fn emit<E: Egress, O: Observer>(
     };
     let icrc = note
         .icrc
-        .unwrap_or_else(|| packet.icrc(&group.own, &group.checksum));
+        .unwrap_or_else(|| packet.icrc(&mut group.own, &group.checksum));
     let mut way = Way {
         machine: &group.machine,
         outlets: &group.outlets,
@@ -621,7 +621,7 @@ fn emit_control<E: Egress, O: Observer>(
         imm: Some(Control::IMMEDIATE),
         payload: &bytes,
     };
-    let icrc = packet.icrc(&group.own, &group.checksum);
+    let icrc = packet.icrc(&mut group.own, &group.checksum);
     let mut way = Way {
         machine: &group.machine,
         outlets: &group.outlets,

@@ -21,6 +21,10 @@ use crate::replicate::set_macs;
 use crate::trace::{Observer, Stage, Step};
 
 const IMM: usize = 4;
+/// AckReq, reserved bits, PSN: the end of the BTH.
+const PSN_WORD: usize = 4;
+/// As many bytes of zeros leave a CRC's register as it was.
+const PERIOD: usize = u32::MAX as usize;
 const ICRC: usize = 4;
 /// The longest head: Ethernet addresses, tags, IPv4, UDP, BTH, ImmDt.
 const HEAD_MAX: usize = MACS + LINK_MAX + FIXED + IMM;
@@ -51,28 +55,35 @@ impl Template {
 
     /// The header of a packet of `length` bytes from IPv4 to ICRC.
     #[inline]
-    fn write(
-        &self,
-        out: &mut [u8; FIXED],
-        tos: u8,
-        packet: &Packet<'_>,
-        length: u16,
-        psn: Psn,
-        ack_request: bool,
-    ) {
+    fn write(&self, out: &mut [u8; FIXED], tos: u8, packet: &Packet<'_>, length: u16, psn: [u8; PSN_WORD]) {
         *out = self.bytes;
-        let sum = self.sum + u32::from(length) + u32::from(tos);
-        let sum = (sum & 0xFFFF) + (sum >> 16);
-        let checksum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
         out[1] = tos;
         out[2..4].copy_from_slice(&length.to_be_bytes());
-        out[10..12].copy_from_slice(&checksum.to_be_bytes());
         out[24..26].copy_from_slice(&(length - 20).to_be_bytes());
         out[28] = packet.opcode as u8;
         out[29] = packet.pad << 4;
-        out[36] = u8::from(ack_request) << 7;
-        out[37..40].copy_from_slice(&psn.to_bytes());
+        self.turn(out, tos, length, psn);
     }
+
+    /// Turns the header of the same packet to another endpoint into this one's.
+    #[inline]
+    fn turn(&self, out: &mut [u8; FIXED], tos: u8, length: u16, psn: [u8; PSN_WORD]) {
+        let sum = self.sum + u32::from(length) + u32::from(tos);
+        let sum = (sum & 0xFFFF) + (sum >> 16);
+        let checksum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
+        out[10..12].copy_from_slice(&checksum.to_be_bytes());
+        // Destination address and QPN.
+        out[16..20].copy_from_slice(&self.bytes[16..20]);
+        out[32..36].copy_from_slice(&self.bytes[32..36]);
+        out[36..].copy_from_slice(&psn);
+    }
+}
+
+/// The end of the BTH.
+#[inline]
+fn psn_word(psn: Psn, ack_request: bool) -> [u8; PSN_WORD] {
+    let [a, b, c] = psn.to_bytes();
+    [u8::from(ack_request) << 7, a, b, c]
 }
 
 /// The way to one endpoint.
@@ -89,8 +100,8 @@ pub(super) struct Outlet {
     pub(super) headers: Headers,
     template: Template,
     ack: AckTemplate,
-    /// The difference of its header to the group's, as far as the ICRC covers it; PSN and AckReq come on top.
-    difference: HeaderDelta,
+    /// The difference of its header to the group's, as far as the ICRC covers it: the register where AckReq and PSN follow.
+    difference: u32,
 }
 
 impl Outlet {
@@ -104,6 +115,8 @@ impl Outlet {
             },
             CollectiveHop::Switch { .. } => own,
         };
+        let difference =
+            HeaderDelta::dst(own.dst, address.dst).and(HeaderDelta::dest_qp(own.qpn, address.qpn));
         Self {
             port: endpoint.port,
             next_hop: 0,
@@ -112,8 +125,7 @@ impl Outlet {
             headers: Headers::new(),
             template: Template::new(&address),
             ack: AckTemplate::new(&address),
-            difference: HeaderDelta::dst(own.dst, address.dst)
-                .and(HeaderDelta::dest_qp(own.qpn, address.qpn)),
+            difference: icrc::shift(difference.at_bth(), PERIOD - PSN_WORD),
         }
     }
 
@@ -148,25 +160,56 @@ impl Packet<'_> {
         self.imm.map_or(0, |_| IMM) + self.payload.len() + usize::from(self.pad)
     }
 
+    /// Bytes before the payload, where IPv4 begins at `l3`.
+    fn head_length(&self, l3: usize) -> usize {
+        l3 + FIXED + self.imm.map_or(0, |_| IMM)
+    }
+
     /// Bytes from IPv4 to ICRC, with that.
     fn length(&self) -> u16 {
         (FIXED + self.after_bth() + ICRC) as u16
     }
 
     /// Its ICRC under the group's own header.
-    pub(super) fn icrc(&self, own: &Template, checksum: &Checksum) -> u32 {
-        let mut head = [0; FIXED];
-        own.write(&mut head, 0, self, self.length(), Psn::new(0), false);
-        let mut register = icrc::full(&[&head]);
+    pub(super) fn icrc(&self, own: &mut Own, checksum: &Checksum) -> u32 {
+        let mut register = own.register(self);
         if let Some(imm) = self.imm {
             register = checksum.update(register, [&imm.to_be_bytes(), &[], &[]]);
         }
         let pad = &[0; 3][..usize::from(self.pad & 3)];
-        if !pad.is_empty() {
-            register = checksum.update(register, [self.payload, &[], &[]]);
-            return checksum.update(register, [pad, &[], &[]]);
+        checksum.update(register, [self.payload, pad, &[]])
+    }
+}
+
+/// The header of what the group sends to itself.
+#[derive(Clone, Debug)]
+pub(super) struct Own {
+    template: Template,
+    /// Opcode, padding and length of the last packet, and the register at the end of its header, PSN and AckReq zero.
+    last: Option<((Opcode, u8, u16), u32)>,
+}
+
+impl Own {
+    pub(super) fn new(mcst_id: McstId) -> Self {
+        Self {
+            template: Template::new(&own_address(mcst_id)),
+            last: None,
         }
-        checksum.update(register, [self.payload, &[], &[]])
+    }
+
+    fn register(&mut self, packet: &Packet<'_>) -> u32 {
+        let (length, key) = (packet.length(), (packet.opcode, packet.pad, packet.length()));
+        match self.last {
+            Some((last, register)) if last == key => register,
+            _ => {
+                let mut head = [0; FIXED];
+                self.template
+                    .write(&mut head, 0, packet, length, psn_word(Psn::new(0), false));
+                let register = icrc::full(&[&head]);
+                self.last = Some((key, register));
+                register
+            }
+        }
     }
 }
 
@@ -196,101 +239,79 @@ pub(super) fn send<E: Egress, O: Observer>(
         counters,
         ..
     } = tools;
-    let (after_bth, length) = (packet.after_bth(), packet.length());
-    let operator = shifts.find(after_bth);
-    let asks = if ack_request {
-        HeaderDelta::ack_request_flips()
-    } else {
-        HeaderDelta::NONE
-    };
+    let length = packet.length();
+    let after_qpn = packet.after_bth() + PSN_WORD;
+    let operator = shifts.find(after_qpn);
+    let header = way.machine.header(g);
     let (mut sent, mut lost) = (0, 0);
     // One frame is made; the others share its payload where the port can. It leaves last.
-    let mut original: Option<(PortId, usize, E::Buf)> = None;
+    let mut original: Option<(&Outlet, E::Buf)> = None;
     for endpoint in to {
-        let Some(outlet) = way.outlets.get(endpoint.index()) else {
+        let (Some(outlet), Some(per_endpoint)) = (
+            way.outlets.get(endpoint.index()),
+            way.counters.get_mut(endpoint.index()),
+        ) else {
             continue;
         };
-        let psn = way.machine.towards(endpoint, g);
-        let change = outlet
-            .difference
-            .and(HeaderDelta::psn(Psn::new(0), psn))
-            .and(asks);
+        let psn = header.psn(endpoint);
+        let word = psn_word(psn, ack_request);
+        let change = outlet.difference ^ u32::from_le_bytes(word);
         let icrc = icrc
             ^ match operator {
-                Some(operator) => operator.apply(change.at_bth()),
-                None => icrc::shift(change.at_bth(), after_bth),
+                Some(operator) => operator.apply(change),
+                None => icrc::shift(change, after_qpn),
             };
-        let mut bytes = [0; HEAD_MAX];
-        let head = write_head(
-            &mut bytes,
-            outlet,
-            tools_macs(ports, next_hops, outlet),
-            packet,
-            length,
-            psn,
-            ack_request,
-        );
+        let macs = (next_hops.get(outlet.next_hop), ports.mac(outlet.port));
         let frame = if !ports.up.contains(outlet.port) {
             None
         } else {
             match &original {
-                Some((_, l3, frame)) if *l3 == MACS + outlet.link.bytes().len() => cx
-                    .egress
-                    .replicate(outlet.port, frame, head.len())
-                    .map(|mut copy| {
-                        if let Some(to) = copy.head_mut().get_mut(..head.len()) {
-                            to.copy_from_slice(head);
+                Some((like, frame)) if like.link.is_like(&outlet.link) => {
+                    let l3 = MACS + outlet.link.bytes().len();
+                    let copy = cx.egress.replicate(outlet.port, frame, packet.head_length(l3));
+                    copy.map(|mut copy| {
+                        let head = copy.head_mut();
+                        set_macs(head, macs.0, macs.1);
+                        if let Some(fixed) = head.get_mut(l3..).and_then(|b| b.first_chunk_mut()) {
+                            outlet.template.turn(fixed, outlet.link.tos(), length, word);
                         }
                         copy.set_trailer(icrc.to_le_bytes());
                         copy
-                    }),
-                _ => cx.egress.gather(
-                    outlet.port,
-                    &[
-                        head,
-                        packet.payload,
-                        &[0; 3][..usize::from(packet.pad & 3)],
-                        &icrc.to_le_bytes(),
-                    ],
-                ),
+                    })
+                }
+                _ => {
+                    let mut bytes = [0; HEAD_MAX];
+                    let head = write_head(&mut bytes, outlet, macs, packet, length, word);
+                    let (pad, icrc) = (&[0; 3][..usize::from(packet.pad & 3)], icrc.to_le_bytes());
+                    match pad {
+                        [] => cx.egress.gather(outlet.port, &[head, packet.payload, &icrc]),
+                        pad => cx.egress.gather(outlet.port, &[head, packet.payload, pad, &icrc]),
+                    }
+                }
             }
         };
         let Some(frame) = frame else {
             lost += 1;
             counters.totals.copies_lost += 1;
-            if let Some(counters) = way.counters.get_mut(endpoint.index()) {
-                counters.lost += 1;
-            }
+            per_endpoint.lost += 1;
             cx.observer
                 .step(|| Step::new(Stage::Translate, "not sent", "no buffer, or the port is down"));
             continue;
         };
         sent += 1;
-        counters.totals.originated += 1;
-        if let Some(counters) = way.counters.get_mut(endpoint.index()) {
-            counters.results += 1;
-        }
-        cx.observer.step(|| explain(way, endpoint, outlet, psn, g));
+        per_endpoint.results += 1;
+        cx.observer.step(|| explain(way.rule, endpoint, outlet, psn, g));
         if original.is_none() && to.len() > 1 {
-            original = Some((outlet.port, MACS + outlet.link.bytes().len(), frame));
+            original = Some((outlet, frame));
         } else {
             cx.send(counters, outlet.port, frame);
         }
     }
-    if let Some((port, _, frame)) = original {
-        cx.send(counters, port, frame);
+    counters.totals.originated += sent;
+    if let Some((outlet, frame)) = original {
+        cx.send(counters, outlet.port, frame);
     }
     (sent, lost)
-}
-
-/// Destination and source address on the link.
-#[inline]
-fn tools_macs(
-    ports: &crate::engine::Ports,
-    next_hops: &crate::next_hops::NextHops,
-    outlet: &Outlet,
-) -> (castnet_wire::MacAddr, castnet_wire::MacAddr) {
-    (next_hops.get(outlet.next_hop), ports.mac(outlet.port))
 }
 
 /// All bytes before the payload.
@@ -301,8 +322,7 @@ fn write_head<'b>(
     (dst, src): (castnet_wire::MacAddr, castnet_wire::MacAddr),
     packet: &Packet<'_>,
     length: u16,
-    psn: Psn,
-    ack_request: bool,
+    psn: [u8; PSN_WORD],
 ) -> &'b [u8] {
     let link = outlet.link.bytes();
     set_macs(bytes, dst, src);
@@ -311,21 +331,19 @@ fn write_head<'b>(
     if let Some(fixed) = bytes[l3..].first_chunk_mut() {
         outlet
             .template
-            .write(fixed, outlet.link.tos(), packet, length, psn, ack_request);
+            .write(fixed, outlet.link.tos(), packet, length, psn);
     }
-    let mut end = l3 + FIXED;
     if let Some(imm) = packet.imm {
-        bytes[end..end + IMM].copy_from_slice(&imm.to_be_bytes());
-        end += IMM;
+        bytes[l3 + FIXED..l3 + FIXED + IMM].copy_from_slice(&imm.to_be_bytes());
     }
-    bytes.get(..end).unwrap_or_default()
+    bytes.get(..packet.head_length(l3)).unwrap_or_default()
 }
 
-fn explain(way: &Way<'_>, endpoint: EndpointId, outlet: &Outlet, psn: Psn, g: Psn) -> Step {
+fn explain(rule: &CollectiveGroup, endpoint: EndpointId, outlet: &Outlet, psn: Psn, g: Psn) -> Step {
     let Address { src, dst, qpn, .. } = outlet.address;
     Step::new(
         Stage::Translate,
-        super::explain::name(way.rule, endpoint),
+        super::explain::name(rule, endpoint),
         format!(
             "src {src}, dst {dst}, qpn {qpn}, PSN {psn} (the group's {g}), by port {}",
             outlet.port
