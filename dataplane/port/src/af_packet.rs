@@ -8,8 +8,11 @@
 //!   must forward what was sent. The sender's segmentation offload at the other end of a veth pair has the same effect
 //!   and can only be switched off there ([`set_offloads`], or `ethtool -K IF tso off gso off`); until then its
 //!   super-frames are counted as [`TooLong`](DropReason::TooLong).
+//! - RoCE frames that arrive end here: the kernel's IP stack would route each of them for nothing, and does not see them
+//!   while the port is open, from Linux 6.6 on and with CAP_NET_ADMIN.
 //! - One thread receives; each thread that sends has its own socket and ring.
 
+mod stack;
 mod sys;
 
 use std::io;
@@ -24,6 +27,7 @@ use crate::pool::{Pool, PoolBuf};
 use crate::port::{Port, PortLink, PortStats, Sides, fits, frame_max};
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
+use stack::Unseen;
 use sys::{RxRing, TxRing};
 
 /// A real interface, and how to use it.
@@ -41,6 +45,8 @@ pub struct AfPacketSpec {
     pub qdisc_bypass: bool,
     /// Whether the receive offload (GRO) stays as it is.
     pub keep_offloads: bool,
+    /// Whether RoCE frames go to the kernel's IP stack as well: for a kernel whose own RDMA device shares the interface.
+    pub share_roce: bool,
 }
 
 impl AfPacketSpec {
@@ -53,6 +59,7 @@ impl AfPacketSpec {
             promiscuous: true,
             qdisc_bypass: true,
             keep_offloads: false,
+            share_roce: false,
         }
     }
 
@@ -103,6 +110,10 @@ impl AfPacketSpec {
         } else {
             None
         };
+        // Without it the kernel does more than it need; no reason not to begin.
+        let unseen = (rx.is_some() && !self.share_roce)
+            .then(|| Unseen::new(index).ok())
+            .flatten();
 
         let fd = sys::packet_socket().map_err(step("socket", general))?;
         if self.qdisc_bypass {
@@ -123,6 +134,7 @@ impl AfPacketSpec {
             mtu,
             rx,
             tx,
+            unseen,
             unkicked: false,
             pool: pool.clone(),
             stats: PortStats::default(),
@@ -141,6 +153,7 @@ pub struct AfPacketPort {
     mtu: usize,
     rx: Option<RxRing>,
     tx: TxRing,
+    unseen: Option<Unseen>,
     /// Frames lie in the send ring that the kernel has not been told of, or did not take.
     unkicked: bool,
     pool: Pool,
@@ -150,6 +163,11 @@ pub struct AfPacketPort {
 }
 
 impl AfPacketPort {
+    /// Whether RoCE frames end here, unseen by the kernel's IP stack.
+    pub fn hides_roce(&self) -> bool {
+        self.unseen.is_some()
+    }
+
     /// Has the kernel send what is committed. Returns whether the interface is up as far as that shows.
     fn kick(&mut self) -> bool {
         match self.tx.kick() {

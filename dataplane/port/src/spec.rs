@@ -96,7 +96,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// As text (`FromStr`, `Display`): the kind, a colon, what it needs, and options, all with commas between:
 ///
 /// - `af_packet:eth0`; options `rx=FRAMES`, `tx=FRAMES` (ring sizes), `promiscuous=no`, `bypass=no` (send through the
-///   queueing discipline), `offloads=keep`.
+///   queueing discipline), `offloads=keep`, `roce=share` (the kernel's stack sees RoCE frames too).
 /// - `pcap:in.pcap,out.pcapng`; either may be left out, as in `pcap:,out.pcap`; options `timed=yes`, `mtu=BYTES`.
 /// - `memory:NAME`: a link inside this process. The first to name it has one end, the second the other.
 /// - `dpdk:DEVICE`: a PCI address or a virtual device (`net_memif0`); options `rx=FRAMES`, `tx=FRAMES` (ring sizes),
@@ -296,6 +296,12 @@ fn af_packet(plain: &[&str], options: &mut Options<'_>) -> Result<AfPacketSpec, 
         .is_some()
     {
         spec.keep_offloads = true;
+    }
+    if options
+        .take("roce", "share", |v| (v == "share").then_some(()))?
+        .is_some()
+    {
+        spec.share_roce = true;
     }
     Ok(spec)
 }

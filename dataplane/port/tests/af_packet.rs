@@ -412,3 +412,64 @@ fn the_kernels_own_udp_and_tcp_pass_with_good_checksums() {
         (0..BYTES).map(|i| ((i * i) >> 7) as u8).collect()
     }
 }
+
+#[test]
+fn the_kernels_stack_sees_no_roce_while_a_port_is_open() {
+    in_namespace(|| {
+        veth("v0", "v1", 1500);
+        ip("addr add 10.9.0.2/24 dev v1");
+        let pool = pool();
+        let mut near = open("v0", &pool);
+        let dst = AfPacketSpec::new("v1")
+            .open(&pool, Sides::Send)
+            .unwrap()
+            .info()
+            .mac;
+        let sockets = [4790, 4791].map(|port| UdpSocket::bind(("10.9.0.2", port)).unwrap());
+        let mut arrives = |spec: &AfPacketSpec| {
+            let mut far = spec.open(&pool, Sides::Both).unwrap();
+            let mut at_far = sleeper_for(&mut far);
+            send(&mut near, &pool, &[4791, 4790].map(|port| datagram(dst.0, port)));
+            assert_eq!(receive(&mut far, &mut at_far, 2).len(), 2, "the port has both");
+            let mut bytes = [0; 64];
+            sockets[0].set_read_timeout(Some(PATIENCE)).unwrap();
+            sockets[0].recv(&mut bytes).expect("what is not RoCE goes on");
+            // It came first, so it has gone where it goes.
+            sockets[1].set_nonblocking(true).unwrap();
+            (far.hides_roce(), sockets[1].recv(&mut bytes).is_ok())
+        };
+        let plain = AfPacketSpec::new("v1");
+        let shared: PortSpec = "af_packet:v1,roce=share".parse().unwrap();
+        let PortSpec::AfPacket(shared) = shared else {
+            panic!("{shared:?}")
+        };
+        let (hides, seen) = arrives(&plain);
+        if !hides {
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: RoCE hidden from the stack: needs Linux 6.6 (TCX)"
+            );
+        }
+        assert_eq!(seen, !hides);
+        assert_eq!(arrives(&shared), (false, true));
+    });
+}
+
+/// A UDP datagram from 10.9.0.1 to 10.9.0.2.
+fn datagram(dst: [u8; 6], port: u16) -> Vec<u8> {
+    let mut frame = vec![0; 14 + 28 + 16];
+    frame[..6].copy_from_slice(&dst);
+    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xAA]);
+    frame[12..14].copy_from_slice(&[0x08, 0]);
+    let ip = [
+        0x45, 0, 0, 44, 0, 1, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2,
+    ];
+    let sum: u32 = ip.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+    let sum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
+    frame[14..34].copy_from_slice(&ip);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame[34..36].copy_from_slice(&50_000_u16.to_be_bytes());
+    frame[36..38].copy_from_slice(&port.to_be_bytes());
+    frame[38..40].copy_from_slice(&24_u16.to_be_bytes());
+    frame
+}
