@@ -168,6 +168,10 @@ impl Fields {
                 ),
                 Refused::MtuTooSmall { .. } => (Code::InvalidArgument, self.path("pmtu")),
                 Refused::OwnAddress { .. } => (Code::InvalidArgument, self.path("mcst_id")),
+                // It is the slots that take memory, and fewer that may fit.
+                Refused::NoMemory { .. } if self.ports == "endpoints" => {
+                    (Code::ResourceExhausted, self.path("slots"))
+                }
                 Refused::GroupsFull { .. } | Refused::NoMemory { .. } | Refused::NextHopsFull => {
                     (Code::ResourceExhausted, self.rule.into())
                 }

@@ -59,6 +59,8 @@ pub struct Timeouts {
     pub reconcile: Duration,
     /// First and longest wait before a switch is tried again.
     pub backoff: (Duration, Duration),
+    /// A link of a collective group's tree is down for so long: then the group fails.
+    pub link: Duration,
     /// A collective group that a rank created is kept after it has failed, for people to see why.
     pub linger: Duration,
 }
@@ -70,6 +72,7 @@ impl Default for Timeouts {
             host: Duration::from_secs(15),
             reconcile: Duration::from_secs(10),
             backoff: (Duration::from_millis(50), Duration::from_secs(2)),
+            link: Duration::from_secs(5),
             linger: Duration::from_secs(60),
         }
     }
@@ -104,7 +107,7 @@ impl Config {
     /// mcst_pool = "10.200.0.0/16"           # the default
     /// insecure = false                      # the default
     /// tls = { ca = "ca.pem", cert = "controller.pem", key = "controller.key" }
-    /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000 }
+    /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000, link_ms = 5000 }
     ///
     /// [[switches]]
     /// name = "leaf0"
@@ -156,6 +159,7 @@ impl Config {
         config.timeouts.switch = ms(timeouts.switch_ms, config.timeouts.switch);
         config.timeouts.host = ms(timeouts.host_ms, config.timeouts.host);
         config.timeouts.reconcile = ms(timeouts.reconcile_ms, config.timeouts.reconcile);
+        config.timeouts.link = ms(timeouts.link_ms, config.timeouts.link);
         Ok(config)
     }
 
@@ -223,6 +227,7 @@ struct TimeoutsTable {
     switch_ms: Option<u64>,
     host_ms: Option<u64>,
     reconcile_ms: Option<u64>,
+    link_ms: Option<u64>,
 }
 
 #[derive(Deserialize)]

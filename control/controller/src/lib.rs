@@ -97,6 +97,7 @@ impl Controller {
         for link in shared.links.values() {
             shared.spawn(link.clone().run(shared.clone()));
         }
+        shared.spawn(collective::links::watch(shared.clone()));
         {
             let mut core = shared.lock();
             for name in core.groups.keys().cloned().collect::<Vec<_>>() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::convert::{collective_to_proto, group_to_proto, mcst_id_from_proto};
+use castnet_proto::convert::{collective_to_proto, group_to_proto, mcst_id_from_proto, violations};
 use castnet_proto::transport::connect;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
@@ -54,6 +54,16 @@ pub(crate) enum SwitchError {
 }
 
 impl SwitchError {
+    /// Whether it is memory that a collective group's slots lack, so that one with fewer may fit.
+    pub(crate) fn is_of_memory(&self) -> bool {
+        match self {
+            Self::Refused(status) if status.code() == Code::ResourceExhausted => {
+                violations(status).iter().any(|v| v.field.ends_with(".slots"))
+            }
+            Self::Refused(_) | Self::Unreachable(_) => false,
+        }
+    }
+
     /// As the reason why a group fails.
     pub(crate) fn failure(&self, switch: &str) -> Failure {
         let (cause, reason) = match self {

@@ -205,6 +205,10 @@ impl Communicator {
             tracing::debug!(?destroyed, %qpn, reason = state.reason, "failed before it was seen");
             return Ok(());
         }
+        if !state.reason.is_empty() {
+            let (job, rank, reason) = (&self.config.job, self.config.rank, &state.reason);
+            tracing::warn!(job, rank, reason, "the group is not as it could be");
+        }
         let settings = state.settings.unwrap_or_else(|| self.settings());
         let mcst_id: Ipv4Addr = state
             .mcst_id

@@ -141,6 +141,18 @@ impl Lab {
         Ok(())
     }
 
+    /// Takes the link of a switch's port down, or up again.
+    pub fn set_link(&self, switch: &str, port: &str, up: bool) -> Result<()> {
+        let namespace = find(&self._fabric, switch).context("a switch of the plan")?;
+        let mut command = namespace.command("ip");
+        command.args(["link", "set", port, if up { "up" } else { "down" }]);
+        let out = command.output()?;
+        if !out.status.success() {
+            bail!("{switch}: ip link set {port}: {}", text(&out.stderr));
+        }
+        Ok(())
+    }
+
     /// Starts the controller, on the store of the one before if there was one.
     pub fn start_controller(&mut self) -> Result<()> {
         let mut command = Command::new(castnet());

@@ -379,6 +379,36 @@ fn ranks_that_disagree_are_both_named_and_the_group_stays_usable() {
     });
 }
 
+/// No rank is at fault, and no switch: the link is named, and ranks that come when it is back find all as before.
+#[test]
+fn a_link_that_goes_down_is_named_and_is_used_again_when_it_is_back() {
+    in_lab(TWO_TIERS, &[], |lab| {
+        let start = |iters| {
+            let args = ["--bytes", "4K", "--fallback", "forbidden", "--iters", iters];
+            (0..6)
+                .map(|rank| lab.start_rank("allreduce", "cut", rank, 6, &args))
+                .collect::<Result<Vec<_>>>()
+        };
+        let mut ranks = start("100000000")?;
+        let agent = lab.socket("spine");
+        ranks[0].wait_until("sums were made", |_| {
+            lab.castnet_json(&["group", "show", "cut", "--agent", &agent])
+                .is_ok_and(|group| group["progress"]["finished"].as_u64() > Some(20))
+        })?;
+        lab.set_link("leaf2", "spine", false)?;
+        for (number, mut rank) in ranks.into_iter().enumerate() {
+            ensure!(!rank.wait()?.success(), "rank {number} summed without a link");
+            let said = rank.output();
+            ensure!(
+                said.contains("link leaf2:3 - spine:1 has been down"),
+                "rank {number} says:\n{said}"
+            );
+        }
+        lab.set_link("leaf2", "spine", true)?;
+        start("2")?.iter_mut().try_for_each(Process::succeed)
+    });
+}
+
 /// Groups that a switch has, and the bytes that they take there.
 fn at_switch(lab: &Lab, switch: &str) -> Result<Vec<(String, u64)>> {
     let listed = lab.castnet_json(&["group", "list", "--agent", &lab.socket(switch)])?;

@@ -72,7 +72,7 @@ async fn install(shared: &Arc<Shared>, record: CollectiveRecord) {
         calls_left = calls_left.saturating_sub(1);
         match done {
             Ok(()) => confirm(shared, name, generation, &switch),
-            Err(error) => return refuse(shared, name, generation, error.failure(&switch)),
+            Err(error) => return turned_down(shared, name, generation, &plan, (&switch, &error)),
         }
         pass(Checkpoint::Installed(switch)).await;
     }
@@ -115,6 +115,46 @@ fn confirm(shared: &Shared, name: &str, generation: u64, switch: &str) {
         entry.problems.remove(switch);
         entry.confirmed.insert(switch.into());
         shared.told_collective(&core, name);
+    }
+}
+
+/// A switch has not taken its part: the group is placed again, or refused where there is no other place for it.
+fn turned_down(
+    shared: &Arc<Shared>,
+    name: &str,
+    generation: u64,
+    plan: &Placement,
+    (switch, error): (&str, &SwitchError),
+) {
+    let failure = error.failure(switch);
+    let mut core = shared.lock();
+    if !is_installing(&core, name, generation) {
+        return;
+    }
+    let Some(entry) = core.collectives.get_mut(name) else {
+        return;
+    };
+    let record = entry.record.clone();
+    let noted = plan
+        .rules
+        .get(switch)
+        .is_some_and(|rule| entry.detours.note(switch, rule, error.is_of_memory(), &failure));
+    let elsewhere = match noted {
+        true => place_group(&core, &record).map_err(|none| match none {
+            NoPlan::NotYet(failure) | NoPlan::Never(failure) => failure,
+        }),
+        false => Err(failure.clone()),
+    };
+    match elsewhere {
+        Ok(_) => {
+            let reason = failure.reason;
+            tracing::warn!(group = name, switch, reason, "placing the collective group again");
+            shared.try_step_collective(&mut core, name, Event::Elsewhere, None);
+        }
+        Err(failure) => {
+            drop(core);
+            refuse(shared, name, generation, failure);
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 //!             all ranks in             all switches confirm
 //!  Gathering -------------> Installing --------------------> Active ----------> Broken
 //!   ^   ^  ^                 |    |                            |    ranks disagree |
-//!   |   |  |     rank gone   |    | refused    rank's lease ran|    or join again  | time is up,
-//!   |   |  +---- cleared <---+    |            out, switch lost|                   | or a rank is lost
+//!   |   |  |     rank gone,  |    | refused    rank's lease ran|    or join again  | time is up,
+//!   |   |  +---- cleared <---+    |     out, switch or link    |                   | or a rank is lost
+//!   |   |    placed elsewhere     |     lost                   |                   |
 //!   |   |                         v                            v                   v
 //!   |   +- a rank joins - Refused <- cleared - Removing - cleared -> Failed -------+
 //!   +------------------------------------------------------------------+ a rank joins
@@ -57,6 +58,8 @@ pub enum Event {
     AllJoined,
     /// A rank is gone before the group is active.
     Withdrawn,
+    /// A switch did not take its part, and there is another way to place the group.
+    Elsewhere,
     /// Every switch has confirmed.
     Confirmed,
     /// It cannot be placed, or a switch refused it.
@@ -65,7 +68,7 @@ pub enum Event {
     Broke,
     /// The time in which the others were to hear of it is up.
     TimeUp,
-    /// A rank's lease ran out, or a switch lost its part.
+    /// A rank's lease ran out, a switch lost its part, or a link of the tree is down.
     Lost,
     /// All ranks have left.
     Ended,
@@ -107,7 +110,7 @@ impl Phase {
 
             (P::Installing, E::Confirmed) => P::Active,
             (P::Installing, E::Refused) => P::Removing(A::Refused),
-            (P::Installing, E::Withdrawn) => P::Removing(A::Gathering),
+            (P::Installing, E::Withdrawn | E::Elsewhere) => P::Removing(A::Gathering),
 
             (P::Active, E::Broke) => P::Broken,
             (P::Active | P::Broken, E::Lost) => P::Removing(A::Failed),
@@ -173,10 +176,11 @@ mod tests {
         Phase::Removing(After::Refused),
         Phase::Removing(After::Gone),
     ];
-    const EVENTS: [Event; 11] = [
+    const EVENTS: [Event; 12] = [
         Event::Joined,
         Event::AllJoined,
         Event::Withdrawn,
+        Event::Elsewhere,
         Event::Confirmed,
         Event::Refused,
         Event::Broke,

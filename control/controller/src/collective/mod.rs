@@ -5,9 +5,11 @@
 //! ([`lifecycle`] has the whole table). A generation of rules serves one set of connections: ranks that join again get a
 //! new one.
 
+pub(crate) mod detour;
 pub(crate) mod driver;
 pub(crate) mod exchange;
 pub mod lifecycle;
+pub(crate) mod links;
 pub(crate) mod planning;
 pub mod record;
 pub(crate) mod reports;

@@ -1,8 +1,9 @@
 //! From a record to a placement.
 
-use castnet_planner::{CollectiveRequest, LinkLoad, PlaceError, RankMember, Room, Rooms, place};
+use castnet_planner::{CollectiveRequest, LinkLoad, PlaceError, RankMember, Room, Rooms, Shortage, place};
 use castnet_wire::{MacAddr, Pmtu, Qpn};
 
+use super::detour::Detours;
 use super::record::{CollectiveRecord, Placement, RankState};
 use crate::core::Core;
 use crate::fabric::Place;
@@ -97,7 +98,10 @@ pub(crate) fn place_group(core: &Core, record: &CollectiveRecord) -> Result<Plac
     let others = core.collectives.values().filter(|e| e.record.name != record.name);
     let rules = others.flat_map(|e| e.record.plan.iter().flat_map(|p| p.rules.iter()));
     load.add_collectives(&topology, rules.map(|(switch, rule)| (switch.as_str(), rule)));
-    let rooms = core.rooms(&record.name);
+    let mut rooms = core.rooms(&record.name);
+    let none = Detours::default();
+    let detours = core.collectives.get(&record.name).map_or(&none, |e| &e.detours);
+    detours.apply(&mut rooms);
     let plan = place(&topology, &load, &rooms, &request(record)).map_err(|error| {
         let cause = match error {
             PlaceError::NoRoom { .. } => Cause::NoRoom,
@@ -106,18 +110,31 @@ pub(crate) fn place_group(core: &Core, record: &CollectiveRecord) -> Result<Plac
         let failure = Failure {
             cause,
             field: error.field(),
-            reason: error.reason(),
+            reason: match &error {
+                PlaceError::NoRoom { shortages } => told(shortages, detours),
+                _ => error.reason(),
+            },
         };
         // Reports trickle in; a file is complete from the start.
         match error {
-            PlaceError::NoPath { .. } if core.facts.file.is_none() => NoPlan::NotYet(failure),
-            _ => NoPlan::Never(failure),
+            PlaceError::NoPath { .. } if core.facts.file.is_none() && detours.is_empty() => {
+                NoPlan::NotYet(failure)
+            }
+            _ => NoPlan::Never(detours.end(failure)),
         }
     })?;
     Ok(Placement {
         tree: tree_switches(&plan.tree),
         rules: plan.rules,
     })
+}
+
+/// What switches lack: in their own words, where they have said so.
+fn told(shortages: &[Shortage], detours: &Detours) -> String {
+    let each = shortages
+        .iter()
+        .map(|s| detours.of(&s.switch).unwrap_or_else(|| s.to_string()));
+    each.collect::<Vec<_>>().join("; ")
 }
 
 /// Every rank's host must have a place.

@@ -9,7 +9,9 @@ use castnet_proto::v1;
 use castnet_wire::{Control, McstId, Psn, Verdict};
 use tokio::sync::watch;
 
+use super::detour::Detours;
 use super::lifecycle::{After, Event, Next, Phase};
+use super::links::DownLinks;
 use super::record::{CollectiveRecord, Ending};
 use super::{driver, view};
 use crate::core::{Core, Shared};
@@ -34,6 +36,12 @@ pub(crate) struct CollectiveEntry {
     pub(crate) present: BTreeMap<u16, Presence>,
     /// The ranks that a switch waits for, by its last report.
     pub(crate) waiting_for: Vec<u16>,
+    /// What switches said to placements since it was last active.
+    pub(crate) detours: Detours,
+    /// For an active group: why it is not where it was placed first; may be empty.
+    pub(crate) detoured: String,
+    /// For an active group: the links of its tree that are down.
+    pub(crate) links_down: DownLinks,
 }
 
 /// Whether the call of a rank that is in stands.
@@ -56,6 +64,9 @@ impl CollectiveEntry {
             changed: watch::Sender::new(()),
             present: BTreeMap::new(),
             waiting_for: Vec::new(),
+            detours: Detours::default(),
+            detoured: String::new(),
+            links_down: DownLinks::new(),
         }
     }
 
@@ -260,7 +271,7 @@ impl Shared {
                     rank.rq_psn = Psn::new(draw() as u32);
                 }
             }
-            Event::Withdrawn => record.put_off(),
+            Event::Withdrawn | Event::Elsewhere => record.put_off(),
             Event::Refused | Event::Broke | Event::Lost => {
                 record.ended = ending.or(record.ended);
                 record.end();
@@ -271,10 +282,24 @@ impl Shared {
         }
         if let Some(entry) = core.collectives.get_mut(name) {
             entry.note.clear();
+            entry.links_down.clear();
+            entry.detoured.clear();
+            match event {
+                Event::Confirmed => entry.detoured = std::mem::take(&mut entry.detours).words(),
+                // Only where it goes straight on is what switches said still news.
+                Event::Cleared if phase != Phase::Gathering || !record.all_joined() => {
+                    entry.detours = Detours::default();
+                }
+                _ => {}
+            }
         }
         let (generation, lease) = (record.generation, core.collective(name)?.record.longest_lease());
         let lingers = matches!(phase, Phase::Failed | Phase::Refused) && record.by_call;
         self.replace_collective(core, record)?;
+        if phase == Phase::Active {
+            // Links may have gone down while switches were told.
+            self.fabric_changed();
+        }
         if phase == Phase::Broken {
             self.later(name, lease, move |shared, core, name| {
                 let same = |e: &CollectiveEntry| e.record.generation == generation;

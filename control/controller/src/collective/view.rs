@@ -131,20 +131,42 @@ fn reason(entry: &CollectiveEntry) -> String {
     };
     match record.phase {
         Phase::Gathering => waits_for(record),
-        Phase::Installing => entry.note.clone(),
-        Phase::Active if !entry.waiting_for.is_empty() => {
+        Phase::Installing => joined([again(&entry.detours.words()), entry.note.clone()]),
+        Phase::Active => {
             let ranks: Vec<String> = entry.waiting_for.iter().map(|r| record.rank_name(*r)).collect();
-            let mut all = vec![format!("a collective waits for {}", ranks.join(", "))];
-            all.extend((!entry.problems.is_empty()).then(problems));
-            all.join("; ")
+            let waits = match ranks.is_empty() {
+                true => String::new(),
+                false => format!("a collective waits for {}", ranks.join(", ")),
+            };
+            let links = entry.links_down.values().map(|(_, link)| link.words());
+            joined([
+                waits,
+                links.collect::<Vec<_>>().join("; "),
+                problems(),
+                again(&entry.detoured),
+            ])
         }
-        Phase::Active | Phase::Removing(After::Gathering | After::Gone) => problems(),
+        Phase::Removing(After::Gathering) => joined([again(&entry.detours.words()), problems()]),
+        Phase::Removing(After::Gone) => problems(),
         Phase::Broken | Phase::Failed | Phase::Refused | Phase::Removing(_) => record
             .ended
             .as_ref()
             .map(|e| e.reason.clone())
             .unwrap_or_default(),
     }
+}
+
+/// Why a group is not where it was placed first.
+fn again(detours: &str) -> String {
+    match detours {
+        "" => String::new(),
+        said => format!("placed again, as {said}"),
+    }
+}
+
+fn joined<const N: usize>(parts: [String; N]) -> String {
+    let parts = parts.into_iter().filter(|p| !p.is_empty());
+    parts.collect::<Vec<_>>().join("; ")
 }
 
 fn rank_state(core: &Core, entry: &CollectiveEntry, rank: u16, member: &RankRecord) -> v1::RankState {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_controller::{Config, Controller, SwitchConfig};
-use castnet_proto::convert::collective_from_proto;
+use castnet_proto::convert::{collective_from_proto, refuse};
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
@@ -22,7 +22,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::transport::Channel;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 pub(crate) type Client = ControllerClient<Channel>;
 
@@ -39,6 +39,8 @@ pub(crate) struct Toy {
     pub(crate) capabilities: v1::Capabilities,
     /// Refuses installations with this.
     pub(crate) refuse: Option<Status>,
+    /// Refuses collective groups with more slots, as for lack of memory that it has not told of.
+    pub(crate) slots_max: Option<u32>,
     pub(crate) ports: Vec<v1::Port>,
     pub(crate) neighbours: Vec<v1::Neighbour>,
     /// Installations wait for a permit of this, and say so.
@@ -120,6 +122,12 @@ impl Agent for ToyAgent {
             old => {
                 if let Some(status) = &toy.refuse {
                     return Err(status.clone());
+                }
+                if let (v1::install_group_request::Rule::Collective(g), Some(max)) = (&rule, toy.slots_max)
+                    && g.slots > max
+                {
+                    let reason = format!("{} are too many", g.slots);
+                    return Err(refuse(Code::ResourceExhausted, "collective.slots", reason));
                 }
                 if old.is_some() {
                     v1::InstallOutcome::Replaced
