@@ -37,6 +37,7 @@ const MAY_USE_ALL: &[&str] = &[
     "castnet-fuzz",
     "castnet-house",
     "castnet-softroce-tests",
+    "castnet-dpdk-tests",
     "castnet-benches",
 ];
 

@@ -1,0 +1,122 @@
+//! Ports that receive nothing until a gate opens: files begin to flow when the switch opens them, and its groups must be
+//! there before.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use castnet_port::{
+    Batch, Memory, MemoryPort, OpenError, PoolStats, Port, PortLink, PortSpec, PortStats, Sides, Sleeper,
+};
+use castnet_wire::Nanos;
+
+/// Memory whose ports wait for the gate.
+#[derive(Clone)]
+pub struct Gated<M> {
+    inner: M,
+    gate: Arc<AtomicBool>,
+    /// Whether the gate was open when this worker's round began, and its first receiving port asked: all ports begin in the
+    /// same round, so that what happens does not depend on when that is.
+    open: Rc<Cell<Option<bool>>>,
+}
+
+impl<M> Gated<M> {
+    /// Frames live in `inner`, and are received while `gate` is set.
+    pub fn new(inner: M, gate: Arc<AtomicBool>) -> Self {
+        Self {
+            inner,
+            gate,
+            open: Rc::default(),
+        }
+    }
+}
+
+impl<M: Memory> Memory for Gated<M> {
+    type Buf = M::Buf;
+
+    fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
+        Ok(Box::new(GatedPort::<M> {
+            inner: self.inner.open(spec, sides, queue)?,
+            // The first one that receives.
+            gate: (sides.receives() && self.open.replace(Some(false)).is_none()).then(|| self.gate.clone()),
+            open: self.open.clone(),
+        }))
+    }
+
+    fn gather(&self, parts: &[&[u8]]) -> Option<M::Buf> {
+        self.inner.gather(parts)
+    }
+
+    fn has_room(&self) -> bool {
+        self.inner.has_room()
+    }
+
+    fn stats(&self) -> PoolStats {
+        self.inner.stats()
+    }
+}
+
+struct GatedPort<M: Memory> {
+    inner: MemoryPort<M>,
+    gate: Option<Arc<AtomicBool>>,
+    open: Rc<Cell<Option<bool>>>,
+}
+
+impl<M: Memory> Port for GatedPort<M> {
+    type Buf = M::Buf;
+
+    fn receive(&mut self, batch: &mut Batch<M::Buf>) {
+        if let Some(gate) = &self.gate {
+            self.open.set(Some(gate.load(Ordering::Relaxed)));
+        }
+        if self.open.get() == Some(true) {
+            self.inner.receive(batch);
+        }
+    }
+
+    fn replicate(&mut self, original: &M::Buf, header: usize) -> Option<M::Buf> {
+        self.inner.replicate(original, header)
+    }
+
+    fn allocate(&mut self, length: usize) -> Option<M::Buf> {
+        self.inner.allocate(length)
+    }
+
+    fn send(&mut self, batch: &mut Batch<M::Buf>) {
+        self.inner.send(batch);
+    }
+
+    fn info(&self) -> PortLink {
+        self.inner.info()
+    }
+
+    fn is_up(&self) -> bool {
+        self.inner.is_up()
+    }
+
+    fn stats(&self) -> PortStats {
+        self.inner.stats()
+    }
+
+    fn ready(&self) -> bool {
+        self.inner.ready()
+    }
+
+    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
+        self.inner.attach(sleeper)
+    }
+
+    fn poll(&mut self, now: Nanos) {
+        self.inner.poll(now);
+    }
+
+    fn poll_timeout(&self) -> Option<Nanos> {
+        self.inner.poll_timeout()
+    }
+
+    fn pending(&self) -> usize {
+        self.inner.pending()
+    }
+}

@@ -1,0 +1,132 @@
+//! The switch over DPDK devices: frames, files of frames, and a dataplane that runs them through.
+#![cfg(feature = "dpdk")]
+
+pub mod frames;
+pub mod gate;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use castnet_dpdk::{Config, Hugepages, Runtime};
+use castnet_port::{Pool, PoolConfig, PortSpec};
+use castnet_rules::MulticastGroup;
+use castnet_wire::{MacAddr, PortId};
+use castnet_worker::{Counters, Dataplane, DataplaneConfig, PortConfig, WorkerConfig};
+use gate::Gated;
+use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
+
+/// How long anything may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Port `n` of the switch.
+pub fn port(n: usize) -> PortId {
+    PortId::new(n as u8).expect("below 64")
+}
+
+/// Writes frames into a file.
+pub fn write_pcap(path: &Path, frames: &[Vec<u8>]) {
+    let mut writer = PcapWriter::new(File::create(path).expect("a file")).expect("a writer");
+    for frame in frames {
+        let packet = PcapPacket::new(Duration::ZERO, frame.len() as u32, frame);
+        writer.write_packet(&packet).expect("written");
+    }
+}
+
+/// All frames of a file.
+pub fn read_pcap(path: &Path) -> Vec<Vec<u8>> {
+    let mut reader = PcapReader::new(File::open(path).expect("the file")).expect("a capture");
+    let mut frames = Vec::new();
+    while let Some(packet) = reader.next_packet() {
+        frames.push(packet.expect("a frame").data.into_owned());
+    }
+    frames
+}
+
+/// A switch of these ports and so many workers; `hand_over` frames fit between two of them.
+pub fn config(specs: &[String], workers: usize, hand_over: usize) -> DataplaneConfig {
+    let ports = specs.iter().enumerate().map(|(n, spec)| {
+        let spec: PortSpec = spec.parse().expect("a port");
+        PortConfig::new(port(n), format!("p{n}"), spec)
+    });
+    let mut config = DataplaneConfig::new("s1", ports.collect());
+    config.engine.lldp_interval = None;
+    config.engine.hash_seed = 1;
+    config.engine.mac = MacAddr([2, 0xCA, 0x57, 0, 0, 1]);
+    config.workers = vec![WorkerConfig::default(); workers];
+    config.hand_over = hand_over;
+    config.pool = PoolConfig {
+        buffers: 4096,
+        bodies: 2048,
+        frame_max: 9216,
+    };
+    config
+}
+
+/// A switch that receives nothing before its gate opens.
+pub struct Switch {
+    /// It.
+    pub dataplane: Dataplane,
+    gate: Arc<AtomicBool>,
+}
+
+impl Switch {
+    /// Starts it with these groups, over DPDK's buffers where a port is a DPDK device.
+    pub fn start(config: DataplaneConfig, groups: &[MulticastGroup]) -> Self {
+        let gate = Arc::new(AtomicBool::new(false));
+        let devices: Vec<_> = config
+            .ports
+            .iter()
+            .filter_map(|p| p.spec.dpdk().cloned())
+            .collect();
+        let (pool, open) = (config.pool, gate.clone());
+        let dataplane = if devices.is_empty() {
+            Dataplane::start_in(config, move |_| Ok(Gated::new(Pool::new(pool), open.clone())))
+        } else {
+            let runtime = Runtime::start(&Config {
+                threads: config.workers.len(),
+                pool,
+                hugepages: Hugepages::No,
+                devices,
+            });
+            let runtime = runtime.expect("DPDK");
+            Dataplane::start_in(config, move |_| Ok(Gated::new(runtime.memory()?, open.clone())))
+        };
+        let dataplane = dataplane.expect("a dataplane");
+        for group in groups {
+            dataplane.install_group(group).expect("a group");
+        }
+        Self { dataplane, gate }
+    }
+
+    /// Lets frames in.
+    pub fn open(&self) {
+        self.gate.store(true, Ordering::Relaxed);
+    }
+
+    /// The addresses of its ports.
+    pub fn macs(&self) -> Vec<MacAddr> {
+        let ports = self.dataplane.ports().expect("ports");
+        ports.iter().map(|p| p.link.mac).collect()
+    }
+}
+
+/// Waits until the counters say so.
+pub fn wait(dataplane: &Dataplane, what: &str, done: impl Fn(&Counters) -> bool) -> Counters {
+    let start = Instant::now();
+    loop {
+        let counters = dataplane.counters().expect("counters");
+        if done(&counters) {
+            return counters;
+        }
+        assert!(
+            start.elapsed() < PATIENCE,
+            "{what}: {:?} {:?}",
+            counters.totals,
+            counters.drops
+        );
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,80 @@
+//! In steady state a worker over DPDK devices allocates nothing (contract S2), whatever frames become: copies, replicas
+//! that share, frames handed over, answers, drops.
+#![cfg(feature = "dpdk")]
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use castnet_dpdk_tests::frames::{ack, arp, data, group, host_mac, mcst, plain};
+use castnet_dpdk_tests::{Switch, config, wait, write_pcap};
+use castnet_wire::{MacAddr, Syndrome};
+
+thread_local! {
+    /// Whether this is the test's own thread, whose allocations do not count.
+    static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+static ELSEWHERE: AtomicU64 = AtomicU64::new(0);
+
+struct Counting;
+
+// SAFETY: everything is handed to the system's allocator as it comes.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !OURS.get() {
+            ELSEWHERE.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn frames_over_dpdk_devices_allocate_nothing() {
+    OURS.set(true);
+    for workers in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display().to_string();
+        let lengths = [64, 1024, 4096];
+        let mut frames: Vec<_> = (0..240)
+            .map(|psn| data(psn % 2, 0, psn as u32 / 2, lengths[psn % 3], psn % 5 == 0))
+            .collect();
+        frames.push(plain(host_mac(0), MacAddr::BROADCAST, 3000, 1));
+        frames.push(plain(host_mac(0), host_mac(0), 60, 1));
+        frames.push(arp(0, mcst(0).0));
+        frames.push(ack(0, 0, 1, Syndrome::Ack));
+        write_pcap(&folder.path().join("in.pcap"), &frames);
+        // The file over and over, and three ports that swallow what they are sent.
+        let out = ",tx_pcap=/dev/null".repeat(workers);
+        let source = format!("dpdk:net_pcap4{workers},rx_pcap={path}/in.pcap,infinite_rx=1{out}");
+        let sink = |n| format!("dpdk:net_null4{n},no-rx=1");
+        let specs: Vec<_> = std::iter::once(source).chain((1..4).map(sink)).collect();
+        let groups = [group(0, &[0, 1, 2, 3]), group(1, &[0, 1, 3])];
+        let switch = Switch::start(config(&specs, workers, 1024), &groups);
+        switch.open();
+        wait(&switch.dataplane, "it is warm", |c| c.totals.received > 50_000);
+        let before = ELSEWHERE.load(Ordering::Relaxed);
+        assert!(before > 0, "set-up allocates, and that is counted");
+        let from = switch.dataplane.counters().unwrap().totals.received;
+        wait(&switch.dataplane, "it has run", |c| {
+            c.totals.received > from + 500_000
+        });
+        let after = ELSEWHERE.load(Ordering::Relaxed);
+        let last = switch.dataplane.stop().unwrap();
+        assert!(
+            last.totals.copies > 500_000 && last.totals.copies_lost == 0,
+            "{:?}",
+            last.totals
+        );
+        assert_eq!(after - before, 0, "{workers} workers");
+    }
+}
