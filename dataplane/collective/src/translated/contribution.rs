@@ -274,7 +274,8 @@ impl Translated {
     /// `g`, which is within the window, can go to all of `to` now: so no need to ask for each.
     fn ready(&mut self, g: u64, to: EndpointSet) {
         for endpoint in to {
-            if self.endpoint(endpoint).sending.next == g && !self.rnr_waiting.contains(endpoint) {
+            let sending = &self.endpoint(endpoint).sending;
+            if sending.next == g && !sending.is_held(g) && !self.rnr_waiting.contains(endpoint) {
                 debug_assert_eq!(self.readiness(endpoint, g), Readiness::Ready);
                 self.pending.insert(endpoint);
             }
@@ -360,6 +361,14 @@ impl Translated {
         }
         if !repairing && g == receiving.confirmed {
             receiving.nak_sent = false;
+        }
+        let (expected, nak_sent) = (receiving.expected, receiving.nak_sent);
+        if repairing && is_rank && nak_sent && g > expected {
+            // It has gone back as it was asked to, and what is missing was lost once more: what came behind it comes again. The
+            // first of that tells.
+            if (expected..g).all(|g| !self.slots.check_duplicate(g, from)) {
+                self.nak_due.insert(from);
+            }
         }
         let Some(index) = self.calls.find(g) else { return };
         let flow = self.calls.get(index).flow(g);

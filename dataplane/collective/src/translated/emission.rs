@@ -49,11 +49,17 @@ impl Translated {
         let end = self.window_end().min(self.calls.end());
         loop {
             let g = self.endpoint(endpoint).sending.next;
-            if g >= end {
-                return;
-            }
-            match self.readiness(endpoint, g) {
-                Readiness::NotYet => return,
+            let readiness = match g < end {
+                true => self.readiness(endpoint, g),
+                false => Readiness::NotYet,
+            };
+            match readiness {
+                Readiness::NotYet => {
+                    // All that could go has gone.
+                    self.endpoint_mut(endpoint).sending.pacing = false;
+                    return;
+                }
+                Readiness::Ready if self.endpoint(endpoint).sending.is_held(g) => return,
                 Readiness::Ready => return self.pending.insert(endpoint),
                 Readiness::Answered => self.step(endpoint, g),
             }
@@ -109,7 +115,9 @@ impl Translated {
                 self.refresh(endpoint);
             }
         }
-        self.put(g, to, false, out);
+        // Acknowledgements let the next ones go.
+        let paced = to.iter().any(|e| self.endpoint(e).sending.pacing);
+        self.put(g, to, paced, out);
     }
 
     /// Sends `g` once more, out of turn.

@@ -2,6 +2,10 @@
 
 use castnet_wire::{Nanos, Syndrome};
 
+/// How many packets go to a host again before one of them is acknowledged: a little more than is on a fast link in the time
+/// there and back.
+const PACE: u64 = 8;
+
 /// Both flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Endpoint {
@@ -25,6 +29,9 @@ pub(super) struct Sending {
     pub(super) sent: u64,
     /// The oldest unacknowledged packet was repeated for want of an answer; if what answers is less than all, all behind it was lost too.
     pub(super) probing: bool,
+    /// It lost something, and what goes again is not through yet: little of it is unacknowledged at a time, since one more loss
+    /// makes worthless all that is behind it.
+    pub(super) pacing: bool,
     /// Something was acknowledged since the last tick, or sent after nothing was outstanding.
     pub(super) moved: bool,
     /// It has refused the packet at `acked`. Only where NAKs are reflected.
@@ -42,6 +49,11 @@ impl Sending {
     /// Whether it has to acknowledge something.
     pub(super) fn is_outstanding(&self) -> bool {
         self.acked < self.sent
+    }
+
+    /// Whether `g`, which comes next, has to wait for an acknowledgement although it is there.
+    pub(super) fn is_held(&self, g: u64) -> bool {
+        self.pacing && g >= self.acked + PACE
     }
 }
 

@@ -69,6 +69,7 @@ impl Translated {
             debug_assert_eq!(sending.acked, to);
             sending.go_back();
             sending.probing = false;
+            sending.pacing = true;
             if let Syndrome::RnrNak(timer) = syndrome {
                 sending.rnr_until = now + timer.wait();
                 self.rnr_waiting.insert(from);
@@ -166,6 +167,7 @@ impl Translated {
         sending.moved = true;
         sending.refusal = None;
         // What answers a probe is all that the host had, and the probe.
+        sending.pacing |= sending.probing && goes_back && acked < sending.next;
         if (sending.probing && goes_back) || sending.next < acked {
             sending.go_back();
         }

@@ -287,11 +287,49 @@ fn a_nak_makes_the_switch_go_back_for_that_host_alone() {
     }
     let effects = b.feedback(0, 2, NAK);
     assert_eq!(acks(&effects), [(0, 1001, Syndrome::Ack)]);
-    let again = |g, ack| (g, vec![0], ack);
-    assert_eq!(
-        emitted(&effects),
-        [again(2, false), again(3, false), again(4, true)]
-    );
+    // Whether contributions asked for it or not: what comes back lets more go.
+    assert_eq!(emitted(&effects), [2, 3, 4].map(|g| (g, vec![0], true)));
+}
+
+/// All at once, and the next loss would make as much worthless again.
+#[test]
+fn what_goes_again_goes_as_it_is_acknowledged() {
+    let mut b = Bench::new(config(2, 0, false));
+    b.agree(0, 0, call(AllReduce, 0, 14));
+    for i in 1..=12 {
+        b.data(0, i, false);
+        b.data(1, i, false);
+    }
+    let again = |g: u32| (g, vec![0], true);
+    let effects = b.feedback(0, 2, NAK);
+    assert_eq!(emitted(&effects), (2..10).map(again).collect::<Vec<_>>());
+    assert_eq!(emitted(&b.feedback(0, 3, Syndrome::Ack)), [again(10), again(11)]);
+    // What has come meanwhile waits for its turn; others have it at once.
+    b.data(0, 13, false);
+    assert_eq!(emitted(&b.data(1, 13, false)), [(13, vec![1], false)]);
+    let effects = b.feedback(0, 8, Syndrome::Ack);
+    assert_eq!(emitted(&effects), [again(12), again(13)]);
+    // Now it has caught up.
+    b.data(0, 14, false);
+    assert_eq!(emitted(&b.data(1, 14, false)), [(14, vec![0, 1], false)]);
+}
+
+#[test]
+fn what_is_lost_once_more_is_asked_for_once_more() {
+    let mut b = Bench::new(config(2, 0, false));
+    b.agree(0, 0, call(AllReduce, 0, 8));
+    b.data(0, 1, false);
+    let asked = [(0, 1000, Syndrome::Ack), (0, 1001, NAK)];
+    assert_eq!(acks(&b.data(0, 3, false)), asked);
+    assert_eq!(acks(&b.data(0, 4, false)), []);
+    // It goes back to 1, and 2 is lost again.
+    assert_eq!(acks(&b.data(0, 1, false)), []);
+    assert_eq!(acks(&b.data(0, 3, false)), asked);
+    assert_eq!(acks(&b.data(0, 4, false)), []);
+    assert_eq!(acks(&b.data(0, 5, false)), []);
+    // And this time it comes.
+    assert_eq!(acks(&b.data(0, 2, false)), []);
+    assert_eq!(acks(&b.data(0, 4, false)), []);
 }
 
 #[test]
@@ -573,7 +611,7 @@ fn a_host_without_a_receive_is_waited_for() {
     while b.machine.poll_emit(at, &mut out) {
         sent.extend(emitted(&out));
     }
-    assert_eq!(sent, [(1, vec![0], false), (2, vec![0], true)]);
+    assert_eq!(sent, [(1, vec![0], true), (2, vec![0], true)]);
 }
 
 #[test]
