@@ -24,11 +24,14 @@ use nix::net::if_::if_nametoindex;
 
 use crate::checksum;
 use crate::pool::{Pool, PoolBuf};
-use crate::port::{Port, PortLink, PortStats, Sides, fits, frame_max};
+use crate::port::{Port, PortLink, PortStats, Sides, fits_from, frame_max};
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
 use stack::Unseen;
 use sys::{RxRing, TxRing};
+
+/// Frames that are received or sent at one go.
+const BATCH: usize = 32;
 
 /// A real interface, and how to use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -182,12 +185,7 @@ impl AfPacketPort {
 
     fn send_one(&mut self, frame: &PoolBuf) -> Result<(), DropReason> {
         let length = frame.length();
-        if length < frame_max(0) - 4 {
-            return Err(DropReason::Malformed);
-        }
-        if !fits(frame, self.mtu) {
-            return Err(DropReason::TooLong);
-        }
+        check_length(frame.head(), length, self.mtu)?;
         if self.tx.reserve().is_none() {
             self.kick();
         }
@@ -199,8 +197,19 @@ impl AfPacketPort {
     }
 }
 
-/// One frame out of the ring: a buffer, or why there is none.
-fn take(pool: &Pool, mut received: sys::Received<'_>) -> Result<PoolBuf, DropReason> {
+/// Whether a frame that starts with `head` may go out.
+fn check_length(head: &[u8], length: usize, mtu: usize) -> Result<(), DropReason> {
+    if length < frame_max(0) - 4 {
+        return Err(DropReason::Malformed);
+    }
+    if !fits_from(head, length, mtu) {
+        return Err(DropReason::TooLong);
+    }
+    Ok(())
+}
+
+/// One frame out of the ring, in up to three pieces, to `with`; or why there is none.
+fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) -> Result<T, DropReason> {
     let (wire_length, vlan, lacks_checksum) =
         (received.wire_length(), received.vlan(), received.lacks_checksum());
     let bytes = received.bytes();
@@ -210,11 +219,18 @@ fn take(pool: &Pool, mut received: sys::Received<'_>) -> Result<PoolBuf, DropRea
     if lacks_checksum {
         checksum::complete(bytes);
     }
-    let frame = match (vlan, bytes.split_at_checked(12)) {
-        (Some(tag), Some((addresses, rest))) => pool.gather(&[addresses, &tag, rest]),
-        _ => pool.copy_from(bytes),
+    Ok(match (vlan, bytes.split_at_checked(12)) {
+        (Some(tag), Some((addresses, rest))) => with(&[addresses, &tag, rest]),
+        _ => with(&[bytes]),
+    })
+}
+
+/// A buffer with what was received. There was room, so a frame for which there is none is longer than this pool's.
+fn into_buffer(pool: &Pool, pieces: &[&[u8]]) -> Result<PoolBuf, DropReason> {
+    let frame = match pieces {
+        [whole] => pool.copy_from(whole),
+        _ => pool.gather(pieces),
     };
-    // There was room, so it is longer than this pool's frames.
     frame.ok_or(DropReason::TooLong)
 }
 
@@ -225,7 +241,7 @@ impl Port for AfPacketPort {
         let Some(ring) = &mut self.rx else { return };
         while !batch.is_full() && self.pool.has_room() {
             let Some(received) = ring.next() else { break };
-            match take(&self.pool, received) {
+            match take(received, |pieces| into_buffer(&self.pool, pieces)).flatten() {
                 Ok(frame) => {
                     self.stats.count_received(frame.length());
                     batch.push(frame);
@@ -233,6 +249,77 @@ impl Port for AfPacketPort {
                 Err(reason) => self.stats.count_drop(reason),
             }
         }
+    }
+
+    fn receive_with(&mut self, scratch: &mut [u8], with: &mut dyn FnMut(&[u8])) -> usize {
+        let Some(ring) = &mut self.rx else { return 0 };
+        let mut count = 0;
+        while count < BATCH
+            && let Some(received) = ring.next()
+        {
+            count += 1;
+            let length = take(received, |pieces| match pieces {
+                [whole] => {
+                    with(whole);
+                    Ok(whole.len())
+                }
+                // A tag that the kernel took off.
+                _ => {
+                    let length = pieces.iter().map(|p| p.len()).sum();
+                    let whole = scratch.get_mut(..length).ok_or(DropReason::TooLong)?;
+                    let mut at = 0;
+                    for piece in pieces {
+                        whole[at..at + piece.len()].copy_from_slice(piece);
+                        at += piece.len();
+                    }
+                    with(whole);
+                    Ok(length)
+                }
+            });
+            match length.flatten() {
+                Ok(length) => self.stats.count_received(length),
+                Err(reason) => self.stats.count_drop(reason),
+            }
+        }
+        count
+    }
+
+    fn send_in_place(
+        &mut self,
+        least: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Option<(usize, bool)> {
+        // A ring for small frames would have them refused before they are known to be too long.
+        if self.tx.slot_bytes() < least {
+            return None;
+        }
+        if self.unkicked && !self.kick() {
+            return Some((0, false));
+        }
+        let (mut count, mut more) = (0, true);
+        while count < BATCH {
+            if self.tx.reserve().is_none() {
+                self.kick();
+            }
+            let Some(slot) = self.tx.reserve() else { break };
+            let Some(length) = fill(slot) else {
+                more = false;
+                break;
+            };
+            count += 1;
+            match check_length(slot, length, self.mtu) {
+                Ok(()) => {
+                    self.tx.commit(length);
+                    self.unkicked = true;
+                    self.stats.count_sent(length);
+                }
+                Err(reason) => self.stats.count_drop(reason),
+            }
+        }
+        if self.unkicked {
+            self.kick();
+        }
+        Some((count, more))
     }
 
     fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {

@@ -32,6 +32,34 @@ pub trait Port {
     /// [`TxFull`](DropReason::TxFull), [`TooLong`](DropReason::TooLong), [`PortDown`](DropReason::PortDown).
     fn send(&mut self, batch: &mut Batch<Self::Buf>);
 
+    /// Hands received frames to `take`, each in one piece, where they lie if the port can: at most a batch. Returns how
+    /// many there were. For those who look at a frame once and keep nothing of it; `scratch` has room for the longest.
+    fn receive_with(&mut self, scratch: &mut [u8], take: &mut dyn FnMut(&[u8])) -> usize {
+        let mut batch = Batch::new();
+        self.receive(&mut batch);
+        for frame in &batch {
+            if frame.head().len() == frame.length() {
+                take(frame.head());
+            } else if frame.length() <= scratch.len() {
+                let length = frame.copy_to(scratch);
+                take(&scratch[..length]);
+            }
+        }
+        batch.len()
+    }
+
+    /// Sends what `fill` writes, each frame in one piece and in the very memory that it goes out of, of at least `least`
+    /// bytes: at most a batch, until `fill` has no more, or there is no room, before which it is not asked. Returns how
+    /// many there were, and whether `fill` may have more; `None` from a port that has no such memory.
+    fn send_in_place(
+        &mut self,
+        least: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Option<(usize, bool)> {
+        let _ = (least, fill);
+        None
+    }
+
     /// What the port is, as far as it is known now. Not for the path of a frame: it may ask the kernel.
     fn info(&self) -> PortLink;
 
@@ -82,6 +110,16 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn send(&mut self, batch: &mut Batch<Self::Buf>) {
         (**self).send(batch);
+    }
+    fn receive_with(&mut self, scratch: &mut [u8], take: &mut dyn FnMut(&[u8])) -> usize {
+        (**self).receive_with(scratch, take)
+    }
+    fn send_in_place(
+        &mut self,
+        least: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Option<(usize, bool)> {
+        (**self).send_in_place(least, fill)
     }
     fn info(&self) -> PortLink {
         (**self).info()
@@ -217,7 +255,11 @@ pub const fn frame_max(mtu: usize) -> usize {
 
 /// Whether a frame may go out of a port with this MTU: only a tagged one may have the four bytes more.
 pub fn fits(frame: &impl FrameBuf, mtu: usize) -> bool {
-    let length = frame.length();
+    fits_from(frame.head(), frame.length(), mtu)
+}
+
+/// The same of a frame of `length` bytes that starts with `head`.
+pub(crate) fn fits_from(head: &[u8], length: usize, mtu: usize) -> bool {
     length <= mtu + ETHERNET
-        || (length <= frame_max(mtu) && matches!(frame.head().get(12..14), Some([0x81, 0x00] | [0x88, 0xA8])))
+        || (length <= frame_max(mtu) && matches!(head.get(12..14), Some([0x81, 0x00] | [0x88, 0xA8])))
 }

@@ -24,6 +24,9 @@ pub struct EndpointConfig {
     /// Most ACKs and NAKs that wait to be sent, per QP. Beyond, a newer ACK takes the place of the newest waiting
     /// one, which it includes.
     pub responses_max: usize,
+    /// Whether of several ACKs that wait to be sent only the newest goes, which includes the others (IBA 9.7.5.1.2), as
+    /// RNICs in hardware do it; rxe sends each.
+    pub coalesce_acks: bool,
 }
 
 impl EndpointConfig {
@@ -38,6 +41,7 @@ impl EndpointConfig {
             regions_max: 4096,
             completions_max: 65_536,
             responses_max: 256,
+            coalesce_acks: false,
         }
     }
 }

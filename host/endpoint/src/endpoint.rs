@@ -176,7 +176,7 @@ impl Endpoint {
                 state: QpState::Init,
                 sport: 0,
                 requester: Requester::new(&config),
-                responder: Responder::new(&config, self.config.responses_max),
+                responder: Responder::new(&config, self.config.responses_max, self.config.coalesce_acks),
                 config,
                 answering: false,
                 requesting: false,
@@ -239,7 +239,12 @@ impl Endpoint {
         qp.state = qp.state.try_step(qpn, QpEvent::Reset)?;
         self.outstanding -= qp.requester.queued() + qp.responder.queued();
         qp.requester = Requester::new(&qp.config);
-        qp.responder = Responder::new(&qp.config, self.config.responses_max);
+        let EndpointConfig {
+            responses_max,
+            coalesce_acks,
+            ..
+        } = self.config;
+        qp.responder = Responder::new(&qp.config, responses_max, coalesce_acks);
         self.refresh(qpn);
         Ok(())
     }

@@ -86,11 +86,12 @@ pub(crate) struct Responder {
     queue_max: usize,
     answers: VecDeque<Answer>,
     answers_max: usize,
+    coalesces: bool,
     answers_lost: u64,
 }
 
 impl Responder {
-    pub(crate) fn new(config: &QpConfig, answers_max: usize) -> Self {
+    pub(crate) fn new(config: &QpConfig, answers_max: usize, coalesces: bool) -> Self {
         Self {
             pmtu: config.pmtu.bytes() as u32,
             rnr_timer: RnrTimer::new(config.min_rnr_timer),
@@ -102,6 +103,7 @@ impl Responder {
             queue_max: config.limits.receive,
             answers: VecDeque::new(),
             answers_max: answers_max.max(1),
+            coalesces,
             answers_lost: 0,
         }
     }
@@ -161,13 +163,17 @@ impl Responder {
             msn: self.msn,
             syndrome,
         };
-        if self.answers.len() < self.answers_max {
-            self.answers.push_back(answer);
-            return;
-        }
+        let has_room = self.answers.len() < self.answers_max;
         match self.answers.back_mut() {
             // A newer ACK includes an older one.
-            Some(last) if last.syndrome == Syndrome::Ack && syndrome == Syndrome::Ack => *last = answer,
+            Some(last)
+                if (self.coalesces || !has_room)
+                    && last.syndrome == Syndrome::Ack
+                    && syndrome == Syndrome::Ack =>
+            {
+                *last = answer;
+            }
+            _ if has_room => self.answers.push_back(answer),
             _ => self.answers_lost += 1,
         }
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use castnet_endpoint::{Access, CompletionOp, Discard, MemoryKey, QpConfig, QpState, Status};
+use castnet_endpoint::{Access, CompletionOp, Discard, EndpointConfig, MemoryKey, QpConfig, QpState, Status};
 use castnet_wire::{AtomicEth, Nanos, Opcode, Psn, Qpn};
 use common::*;
 
@@ -66,6 +66,28 @@ fn one_ack_per_request_for_one_never_merged() {
     }
     let acks: Vec<String> = (0..40).map(|i| format!("ACK {} #{}", 100 + i, i + 1)).collect();
     assert_eq!(b.drain(), acks);
+}
+
+#[test]
+fn acks_that_wait_go_as_one_where_that_is_wanted_and_naks_keep_their_place() {
+    let config = QpConfig {
+        rq_psn: Psn::new(100),
+        ..config()
+    };
+    let endpoint = EndpointConfig {
+        coalesce_acks: true,
+        ..EndpointConfig::new(MY_MAC, MY_IP)
+    };
+    let mut b = Bench::with(config, endpoint);
+    for psn in 100..140 {
+        b.write(Opcode::WriteOnly, psn, 16, VA, 16);
+    }
+    assert_eq!(b.drain(), ["ACK 139 #40"]);
+    b.write(Opcode::WriteOnly, 140, 16, VA, 16);
+    b.write(Opcode::WriteOnly, 142, 16, VA, 16);
+    b.write(Opcode::WriteOnly, 141, 16, VA, 16);
+    b.write(Opcode::WriteOnly, 142, 16, VA, 16);
+    assert_eq!(b.drain(), ["ACK 140 #41", "NAK0 141 #41", "ACK 142 #43"]);
 }
 
 #[test]

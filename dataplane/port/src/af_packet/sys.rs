@@ -263,6 +263,11 @@ impl TxRing {
         bind(&self.fd, interface, false)
     }
 
+    /// How long a frame may be.
+    pub(super) fn slot_bytes(&self) -> usize {
+        self.map.layout.slot - TX_DATA
+    }
+
     /// The memory for the next frame, or `None` while the kernel still holds it.
     pub(super) fn reserve(&mut self) -> Option<&mut [u8]> {
         match self.map.status(self.next).load(Ordering::Acquire) {

@@ -44,7 +44,11 @@ pub fn config() -> QpConfig {
 
 impl Bench {
     pub fn new(config: QpConfig) -> Self {
-        let mut endpoint = Endpoint::new(EndpointConfig::new(MY_MAC, MY_IP));
+        Self::with(config, EndpointConfig::new(MY_MAC, MY_IP))
+    }
+
+    pub fn with(config: QpConfig, endpoint: EndpointConfig) -> Self {
+        let mut endpoint = Endpoint::new(endpoint);
         let pmtu = config.pmtu.bytes();
         endpoint.create_qp(config).unwrap();
         let bytes = (0..REGION).map(pattern).collect();

@@ -63,7 +63,13 @@ pub fn ip(end: usize) -> Ipv4Addr {
 impl World {
     pub fn new(seed: u64, faults: Faults) -> Self {
         Self {
-            ends: [0, 1].map(|end| Endpoint::new(EndpointConfig::new(mac(end), ip(end)))),
+            ends: [0, 1].map(|end| {
+                Endpoint::new(EndpointConfig {
+                    // Half of the runs as RNICs in hardware do it, in either direction.
+                    coalesce_acks: (seed >> end) & 1 == 1,
+                    ..EndpointConfig::new(mac(end), ip(end))
+                })
+            }),
             now: Nanos::ZERO,
             faults,
             random: Random(seed),

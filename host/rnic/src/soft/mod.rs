@@ -11,7 +11,7 @@ use castnet_endpoint::{
     QpState, QueueLimits, RecvWr, SendWr, Stats,
 };
 use castnet_port::{Batch, Pool, PoolBuf, Port, PortStats, Sleeper, Waker};
-use castnet_wire::{MacAddr, Nanos, Pmtu, Qpn};
+use castnet_wire::{Arp, MacAddr, Nanos, Pmtu, Qpn};
 
 use crate::error::RnicError;
 use crate::neighbours::{NeighbourConfig, NeighbourStats, Neighbours, Resolution};
@@ -104,8 +104,10 @@ pub struct SoftRnic<P> {
     queues: BTreeMap<Qpn, Queues>,
     qpn_next: u32,
     va_next: u64,
-    /// Frames of the port, on their way in or out.
+    /// Frames on their way out.
     batch: Batch<PoolBuf>,
+    /// What was received of ARP, until it is looked at.
+    arps: Vec<Arp>,
     /// A whole frame in one piece.
     frame: Box<[u8]>,
     /// The last poll stopped before there was nothing left to do.
@@ -142,7 +144,10 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             active_pmtu,
         };
         Ok(Self {
-            endpoint: Endpoint::new(EndpointConfig::new(mac, config.ip)),
+            endpoint: Endpoint::new(EndpointConfig {
+                coalesce_acks: true,
+                ..EndpointConfig::new(mac, config.ip)
+            }),
             neighbours: Neighbours::new(mac, config.ip, config.neighbours),
             attributes,
             port,
@@ -154,6 +159,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             qpn_next: following_qpn(config.first_qpn.value().wrapping_sub(1)),
             va_next: VA_BASE,
             batch: Batch::new(),
+            arps: Vec::new(),
             busy: true,
             config,
         })

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use castnet_endpoint::CompletionOp;
-use castnet_port::{Batch, FrameBuf, PoolBuf, Port};
+use castnet_endpoint::{CompletionOp, Endpoint};
+use castnet_port::{Batch, PoolBuf, Port};
 use castnet_wire::build::emit_arp;
 use castnet_wire::{Arp, MacAddr, Nanos, Parsed, parse_frame};
 use tracing::warn;
@@ -16,39 +16,34 @@ const BATCHES_MAX: usize = 8;
 impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     /// Takes received frames in; returns whether there were any.
     pub(super) fn receive(&mut self, now: Nanos) -> bool {
+        let mac = self.attributes.mac.0;
         for round in 0..BATCHES_MAX {
-            let mut batch = std::mem::take(&mut self.batch);
-            self.port.receive(&mut batch);
-            if batch.is_empty() {
-                return round > 0;
-            }
-            for frame in &batch {
-                self.receive_frame(now, frame);
-            }
-            batch.clear();
-            self.batch = batch;
-        }
-        true
-    }
-
-    fn receive_frame(&mut self, now: Nanos, frame: &PoolBuf) {
-        let head = frame.head();
-        let Some(dst) = head.get(..6) else { return };
-        if dst != self.attributes.mac.0 && dst != MacAddr::BROADCAST.0 {
-            return;
-        }
-        if head.get(12..14) == Some(&[0x08, 0x06]) {
-            if let Ok(Parsed::Arp(arp)) = parse_frame(head, frame.length()) {
+            let Self {
+                port,
+                endpoint,
+                frame: scratch,
+                arps,
+                ..
+            } = self;
+            let count = port.receive_with(scratch, &mut |frame| {
+                let Some(dst) = frame.get(..6) else { return };
+                if dst != mac && dst != MacAddr::BROADCAST.0 {
+                    return;
+                }
+                if frame.get(12..14) != Some(&[0x08, 0x06]) {
+                    endpoint.handle_frame(now, frame);
+                } else if let Ok(Parsed::Arp(arp)) = parse_frame(frame, frame.len()) {
+                    arps.push(arp);
+                }
+            });
+            while let Some(arp) = self.arps.pop() {
                 self.receive_arp(&arp);
             }
-            return;
+            if count == 0 {
+                return round > 0;
+            }
         }
-        if head.len() == frame.length() {
-            self.endpoint.handle_frame(now, head);
-        } else {
-            let length = frame.copy_to(&mut self.frame);
-            self.endpoint.handle_frame(now, &self.frame[..length]);
-        }
+        true
     }
 
     fn receive_arp(&mut self, arp: &Arp) {
@@ -86,16 +81,25 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             worked = true;
         }
         for _ in 0..BATCHES_MAX {
-            let is_last = self.fill_batch(now);
-            worked |= !self.batch.is_empty();
-            if !self.batch.is_empty() {
-                self.port.send(&mut self.batch);
-            }
-            if is_last {
+            let Self { port, endpoint, .. } = self;
+            let sent = port.send_in_place(Endpoint::FRAME_MAX, &mut |out| endpoint.poll_transmit(now, out));
+            let (count, more) = sent.unwrap_or_else(|| self.transmit_batch(now));
+            worked |= count > 0 || more;
+            if !more || count == 0 {
                 return worked;
             }
         }
         true
+    }
+
+    /// Sends a batch from buffers of the pool.
+    fn transmit_batch(&mut self, now: Nanos) -> (usize, bool) {
+        let is_last = self.fill_batch(now);
+        let count = self.batch.len();
+        if count > 0 {
+            self.port.send(&mut self.batch);
+        }
+        (count, !is_last)
     }
 
     /// Puts frames of the endpoint into the batch; returns whether those were all.
