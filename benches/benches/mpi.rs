@@ -5,7 +5,7 @@
 //! side is measured in turns, and the best turn of each counts.
 //!
 //! For quick rounds: `--only allreduce,barrier`, `--sizes 4096,65536`, `--turns 1`, `--iters 10` (times as many iterations), `--alone`
-//! (Castnet without Open MPI), `--flags "--spin 1ms"` (further flags of the ranks' commands).
+//! (Castnet without Open MPI), `--flags "--spin 1ms"` (further flags of the ranks' commands), `--binary PATH` (this `castnet`, not one built now).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -46,6 +46,7 @@ struct Options {
     turns: usize,
     iterations: u32,
     flags: Vec<String>,
+    binary: Option<PathBuf>,
 }
 
 impl Options {
@@ -58,6 +59,7 @@ impl Options {
             turns: TURNS,
             iterations: 1,
             flags: Vec::new(),
+            binary: None,
         };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
@@ -82,6 +84,7 @@ impl Options {
                 "--turns" => options.turns = value()?.parse()?,
                 "--iters" => options.iterations = value()?.parse()?,
                 "--flags" => options.flags = value()?.split_whitespace().map(String::from).collect(),
+                "--binary" => options.binary = Some(value()?.into()),
                 // Of cargo.
                 "--bench" => {}
                 _ => return Err(format!("unknown flag {flag}").into()),
@@ -111,7 +114,10 @@ fn main() -> Result<()> {
         eprintln!("SKIPPED: collectives beside Open MPI: {why}");
         return Ok(());
     }
-    castnet_e2e::process::use_binary(build()?);
+    castnet_e2e::process::use_binary(match &options.binary {
+        Some(path) => path.clone(),
+        None => build()?,
+    });
     let lab = Lab::start(STAR, &[])?;
     let bridge = Bridge::new(&lab, offload)?;
     let (mut ours, mut theirs) = (Times::new(), Times::new());
