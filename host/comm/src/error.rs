@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use castnet_proto::transport::TransportError;
-use castnet_rnic::{RnicError, Status};
+use castnet_rnic::{RnicError, Status, status_text};
 use castnet_wire::control::{Call, DataType, Operation};
 
 use crate::machine::{Collective, Said};
@@ -185,7 +185,10 @@ pub enum CommError {
     #[error("a collective before this one failed: the group must be joined again, which the next call does")]
     Aborted,
     /// A queue pair is dead.
-    #[error("the queue pair towards {} is dead: {status:?}", .peer.as_ref().map_or("the group".to_owned(), ToString::to_string))]
+    #[error(
+        "the queue pair towards {} is dead: {}",
+        .peer.as_ref().map_or("the group".to_owned(), ToString::to_string), status_text(*.status)
+    )]
     QueuePair {
         /// The rank at its other end; `None`: the group.
         peer: Option<RankName>,

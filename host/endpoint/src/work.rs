@@ -110,6 +110,13 @@ pub enum Status {
     RnrRetryExceeded,
     /// The QP failed, or was made to, before this was done.
     Flushed,
+    /// An error of an RNIC of the machine that none of the others says. The endpoint itself has no such errors.
+    Device {
+        /// Its number among the status numbers of verbs (`enum ibv_wc_status`).
+        code: u32,
+        /// What the provider's library says of it, where it says something.
+        text: Option<&'static str>,
+    },
 }
 
 /// Which work request a completion ends.

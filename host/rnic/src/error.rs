@@ -1,5 +1,6 @@
 //! What calls are refused with.
 
+use std::borrow::Cow;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -202,9 +203,9 @@ fn table_text(gids: &[GidEntry]) -> String {
     )
 }
 
-/// How a work request ended, in the words of verbs (ibv_wc_status_str(3)).
-pub const fn status_text(status: Status) -> &'static str {
-    match status {
+/// How a work request ended, in the words of verbs (ibv_wc_status_str(3)); what only the device knows, in its own.
+pub fn status_text(status: Status) -> Cow<'static, str> {
+    let text = match status {
         Status::Success => "success",
         Status::LocalLengthError => "local length error",
         Status::LocalProtectionError => "local protection error",
@@ -214,7 +215,12 @@ pub const fn status_text(status: Status) -> &'static str {
         Status::RetryExceeded => "transport retry counter exceeded",
         Status::RnrRetryExceeded => "RNR retry counter exceeded",
         Status::Flushed => "work request flushed error",
-    }
+        Status::Device { code, text } => {
+            let text = text.unwrap_or("unknown to the device's library");
+            return format!("{text} (status {code} of the device)").into();
+        }
+    };
+    text.into()
 }
 
 impl RnicError {

@@ -541,7 +541,7 @@ fn work_failure(status: Status, error: &StreamError) -> Failure {
             .next("a receiver has posted no receives for too long; --rnr-retry 7 waits for ever"),
         Status::RetryExceeded => Failure::unreachable(error).next(DROPS),
         Status::LocalLengthError => Failure::failed(error).next(ALIKE),
-        Status::Success | Status::LocalProtectionError | Status::Flushed => {
+        Status::Success | Status::LocalProtectionError | Status::Flushed | Status::Device { .. } => {
             Failure::failed(error).next(DROPS)
         }
     }

@@ -359,7 +359,7 @@ fn rnr(s: &mut Session<'_>) -> Checked<String> {
 /// That a completion is a failure of one of these kinds.
 fn failed(done: &castnet_endpoint::Completion, expected: &[Status]) -> Checked<String> {
     if expected.contains(&done.status) {
-        return Ok(status_text(done.status).to_owned());
+        return Ok(status_text(done.status).into_owned());
     }
     let seen = status_text(done.status);
     wrong(format!(

@@ -304,6 +304,11 @@ pub(super) struct CompletionQueue {
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
+    /// What the device's library says of a completion's status.
+    pub(super) fn status_text(&self, status: c_uint) -> Option<&'static str> {
+        self.channel.context.api.status_text(status)
+    }
+
     /// A queue of at least `depth` completions, whose events carry `token`.
     pub(super) fn new(channel: &Arc<Channel>, depth: c_int, token: usize) -> Result<Self, RnicError> {
         let context = &channel.context;

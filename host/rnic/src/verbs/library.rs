@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Fence: symbols of a shared library are given their C types here.
 
 use std::error::Error as _;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use libloading::Library;
@@ -61,6 +61,7 @@ api! {
     destroy_qp = "ibv_destroy_qp": fn(*mut sys::Qp) -> c_int;
     modify_qp = "ibv_modify_qp": fn(*mut sys::Qp, *mut sys::QpAttr, c_int) -> c_int;
     query_qp = "ibv_query_qp": fn(*mut sys::Qp, *mut sys::QpAttr, c_int, *mut sys::QpInitAttr) -> c_int;
+    wc_status_str = "ibv_wc_status_str": fn(c_uint) -> *const c_char;
 }
 
 fn missing(library: &str, error: &libloading::Error) -> RnicError {
@@ -83,6 +84,18 @@ impl Api {
         // Never unloaded: providers that it has loaded may have threads and exit handlers of their own.
         std::mem::forget(library);
         Ok(Arc::new(api))
+    }
+
+    /// What the library says of a completion's status.
+    pub(super) fn status_text(&self, status: c_uint) -> Option<&'static str> {
+        // SAFETY: it takes any number.
+        let text = unsafe { (self.wc_status_str)(status) };
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: ibv_wc_status_str(3) gives constants of the library, which is never unloaded.
+        let text: &'static CStr = unsafe { CStr::from_ptr(text) };
+        text.to_str().ok().filter(|text| !text.is_empty())
     }
 }
 

@@ -87,7 +87,7 @@ impl Works {
     }
 
     /// Takes in what the device has finished.
-    fn complete(&mut self, qpn: Qpn, direction: Direction, wc: &sys::Wc) {
+    fn complete(&mut self, qpn: Qpn, direction: Direction, wc: &sys::Wc, status: Status) {
         // What comes before it and had no completion of its own succeeded.
         while self.first < wc.wr_id && self.posted.front().is_some_and(|p| !p.signaled) {
             self.posted.pop_front();
@@ -101,7 +101,6 @@ impl Works {
             return;
         };
         self.first += 1;
-        let status = status::status(wc.status);
         let is_good = status == Status::Success;
         let is_received = is_good && direction == Direction::Receive;
         let has = |flag| is_received && wc.wc_flags & flag != 0;
@@ -174,7 +173,8 @@ impl VerbsQp {
                     let (name, vendor) = (status::wc_name(wc.status), wc.vendor_err);
                     warn!(device, %qpn, ?direction, status = name, vendor, "a work request failed");
                 }
-                works.complete(qpn, direction, wc);
+                let status = status::status(wc.status, |code| queue.status_text(code));
+                works.complete(qpn, direction, wc, status);
             }
             all += count as u64;
             if count < room.len() {
@@ -247,7 +247,7 @@ mod tests {
             wc_flags: sys::WC_WITH_IMM,
             ..sys::Wc::default()
         };
-        works.complete(QPN, Direction::Receive, &wc);
+        works.complete(QPN, Direction::Receive, &wc, Status::Success);
         let done = works.pop().expect("a completion");
         assert_eq!(done.imm, Some(0x0102_0304));
         assert_eq!(
@@ -271,7 +271,7 @@ mod tests {
             wc_flags: u32::MAX,
             ..sys::Wc::default()
         };
-        works.complete(QPN, Direction::Receive, &wc);
+        works.complete(QPN, Direction::Receive, &wc, Status::Flushed);
         let done = works.pop().expect("a completion");
         assert_eq!((done.status, done.op), (Status::Flushed, CompletionOp::Recv));
         assert_eq!((done.byte_len, done.imm, done.invalidated), (0, None, None));
@@ -292,7 +292,7 @@ mod tests {
                 while number.is_err() {
                     // A device whose queue is full of unsignaled requests never has room again: verbs users know.
                     let Some(next) = device.pop_front() else { return Ok(()) };
-                    works.complete(QPN, Direction::Send, &sys::Wc { wr_id: next, ..sys::Wc::default() });
+                    works.complete(QPN, Direction::Send, &sys::Wc { wr_id: next, ..sys::Wc::default() }, Status::Success);
                     seen.extend(works.pop().map(|c| (c.wr_id, c.byte_len)));
                     number = works.reserve(QPN);
                 }
@@ -302,7 +302,7 @@ mod tests {
                 works.posted_send(&send(1000 + i as u64, signaled));
             }
             for next in device {
-                works.complete(QPN, Direction::Send, &sys::Wc { wr_id: next, ..sys::Wc::default() });
+                works.complete(QPN, Direction::Send, &sys::Wc { wr_id: next, ..sys::Wc::default() }, Status::Success);
                 seen.extend(works.pop().map(|c| (c.wr_id, c.byte_len)));
             }
             let asked = signaled.iter().enumerate().filter(|(_, s)| **s);

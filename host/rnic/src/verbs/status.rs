@@ -6,19 +6,23 @@ use castnet_endpoint::Status;
 
 use super::sys;
 
-/// The status of a work completion, IBV_WC_*. What has no counterpart here is an error of the local side.
-pub(super) fn status(wc: c_uint) -> Status {
+/// The status of a work completion, IBV_WC_*. What has no counterpart keeps its number, and what the library says of it.
+pub(super) fn status(wc: c_uint, text: impl FnOnce(c_uint) -> Option<&'static str>) -> Status {
     match wc {
         sys::WC_SUCCESS => Status::Success,
         sys::WC_LOC_LEN_ERR => Status::LocalLengthError,
+        sys::WC_LOC_PROT_ERR => Status::LocalProtectionError,
         sys::WC_WR_FLUSH_ERR => Status::Flushed,
         sys::WC_REM_INV_REQ_ERR => Status::RemoteInvalidRequest,
         sys::WC_REM_ACCESS_ERR => Status::RemoteAccessError,
         sys::WC_REM_OP_ERR | sys::WC_REM_ABORT_ERR => Status::RemoteOperationalError,
         sys::WC_RETRY_EXC_ERR | sys::WC_RESP_TIMEOUT_ERR => Status::RetryExceeded,
         sys::WC_RNR_RETRY_EXC_ERR => Status::RnrRetryExceeded,
-        // IBV_WC_LOC_QP_OP_ERR, _LOC_PROT_ERR, _LOC_ACCESS_ERR, _BAD_RESP_ERR, _FATAL_ERR, _GENERAL_ERR and rarer ones.
-        _ => Status::LocalProtectionError,
+        // IBV_WC_LOC_QP_OP_ERR, _LOC_ACCESS_ERR, _BAD_RESP_ERR, _FATAL_ERR, _GENERAL_ERR and rarer ones.
+        code => Status::Device {
+            code,
+            text: text(code),
+        },
     }
 }
 
@@ -48,7 +52,9 @@ fn name_of(prefix: &str, value: c_uint, wanted: impl Fn(&str) -> bool) -> String
 
 #[cfg(test)]
 mod tests {
+    use super::super::library::Api;
     use super::*;
+    use crate::error::status_text;
 
     #[test]
     fn every_status_of_the_endpoint_has_its_number_of_verbs() {
@@ -64,15 +70,50 @@ mod tests {
             (13, Status::RnrRetryExceeded),
         ];
         for (wc, expected) in pairs {
-            assert_eq!(status(wc), expected, "{}", wc_name(wc));
+            assert_eq!(status(wc, |_| None), expected, "{}", wc_name(wc));
         }
     }
 
     #[test]
     fn no_other_number_is_a_success() {
         for wc in (1..64).chain([u32::MAX]) {
-            assert_ne!(status(wc), Status::Success, "{wc}");
+            assert_ne!(status(wc, |_| None), Status::Success, "{wc}");
         }
+    }
+
+    #[test]
+    fn what_has_no_counterpart_keeps_its_number_and_the_librarys_words() {
+        let fatal = status(sys::WC_FATAL_ERR, |code| (code == 19).then_some("fatal error"));
+        let expected = Status::Device {
+            code: 19,
+            text: Some("fatal error"),
+        };
+        assert_eq!(fatal, expected);
+        assert_eq!(status_text(fatal), "fatal error (status 19 of the device)");
+        let unknown = status(77, |_| None);
+        assert_eq!(unknown, Status::Device { code: 77, text: None });
+        assert_eq!(
+            status_text(unknown),
+            "unknown to the device's library (status 77 of the device)"
+        );
+    }
+
+    /// The real library, where there is one.
+    #[test]
+    fn the_library_says_what_its_numbers_mean() {
+        let Ok(api) = Api::load("libibverbs.so.1") else {
+            eprintln!("SKIPPED: libibverbs.so.1 is not installed (apt install libibverbs1)");
+            return;
+        };
+        let status = status(sys::WC_LOC_QP_OP_ERR, |code| api.status_text(code));
+        let Status::Device {
+            code: 2,
+            text: Some(text),
+        } = status
+        else {
+            panic!("{status:?}");
+        };
+        assert!(text.contains("operation error"), "{text}");
     }
 
     #[test]
