@@ -112,6 +112,7 @@ impl Fabric {
             settings: Some(settings),
             lease_ms: 600_000,
             rejoin_of: None,
+            returns_to: None,
         }
     }
 
@@ -134,6 +135,19 @@ impl Fabric {
     async fn castnet(&self, args: &[&str]) -> Value {
         let out = self.run([args, &["--output", "json"]].concat()).await;
         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}"))
+    }
+
+    /// The exit code, and what stands on stderr.
+    async fn refused(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::cargo_bin("castnet").expect("the binary");
+        let address = self.controller.address().expect("an address").to_string();
+        command.env("CASTNET_CONTROLLER", address).args(args);
+        let run = move || command.output().expect("it runs");
+        let output = tokio::task::spawn_blocking(run).await.expect("no panic");
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
     }
 
     /// What the binary says.
@@ -175,6 +189,7 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
         assert_eq!(until(rank, CollectivePhase::Active).await.slots, 128);
     }
 
+    let leaf = fabric.switches[0].0.address().to_string();
     let listed = fabric.castnet(&["group", "list"]).await;
     let line = &listed[0];
     assert_eq!(
@@ -211,6 +226,19 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
         "   └─ rank 3: h3 (10.0.0.4)",
     ] {
         assert!(page.contains(line), "{line} in\n{page}");
+    }
+    for place in [
+        &["group", "show", "job"][..],
+        &["group", "show", "job", "--agent", &leaf],
+    ] {
+        let watch = ["--watch", "10ms", "--count", "2", "--output", "json"];
+        let lines = fabric.run([place, &watch].concat()).await;
+        let lines: Vec<Value> = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("one object a line"))
+            .collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[1]["group"], "job");
     }
     let members = fabric.castnet(&["group", "members", "job"]).await;
     assert_eq!(members[2]["phase"], "joined");
@@ -250,6 +278,14 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
     let listed = fabric.castnet(&["group", "list"]).await;
     assert_eq!(listed[0]["phase"], "active");
 
+    let topology = fabric.castnet(&["topology"]).await;
+    let free = |i: usize| {
+        let switch = &topology["switches"][i];
+        let [max, free] = ["memory_bytes_max", "memory_bytes_free"].map(|key| switch[key].as_u64());
+        assert!(free < max && max > Some(0), "{switch}");
+    };
+    (0..3).for_each(free);
+
     let gone = fabric.castnet(&["group", "destroy", "job"]).await;
     assert_eq!(gone["complete"], true);
 }
@@ -261,6 +297,16 @@ async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
                   --loss-policy reflect --straggler-policy rnr";
     let args: Vec<&str> = create.split_whitespace().collect();
     let created = fabric.castnet(&args).await;
+    let (code, text) = fabric.refused(&args).await;
+    assert!(
+        code == Some(3) && text.contains(" next: castnet group show g shows it"),
+        "{text}"
+    );
+    let (code, text) = fabric.refused(&["group", "show", "nobody"]).await;
+    assert!(
+        code == Some(3) && text.contains(" next: castnet group list"),
+        "{text}"
+    );
     assert_eq!(
         (&created["ranks"], &created["slots"], &created["phase"]),
         (&4.into(), &64.into(), &"waiting".into())

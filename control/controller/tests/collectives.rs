@@ -163,7 +163,14 @@ async fn a_rank_that_comes_back_within_its_lease_is_at_its_place() {
         g.state.as_ref().unwrap().members[1].phase() == v1::RankPhase::Away
     })
     .await;
-    let mut back = Rank::join(&client, one.request).await;
+    let mut back = Rank::join(
+        &client,
+        v1::InitGroupRequest {
+            returns_to: Some(1),
+            ..one.request
+        },
+    )
+    .await;
     let state = back.until(Active).await;
     assert_eq!((state.generation, state.rq_psn), (1, before[1].rq_psn));
     becomes(&client, "job", |g| {
@@ -201,6 +208,62 @@ fn conflict(mcst_id: &str, generation: u64, said: v1::Disagreement) -> v1::agent
         generation,
         disagreement: Some(said),
     })
+}
+
+/// A rank that was stopped for longer than its lease comes to hear of it, and does not get between those that join again.
+#[tokio::test]
+async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let mut request = lab.rank("job", rank, 4, 17);
+        request.lease_ms = if rank == 2 { 1 } else { 600_000 };
+        ranks.push(Rank::join(&client, request).await);
+    }
+    all(&mut ranks, Active).await;
+    let late = ranks.remove(2);
+    let request = late.request.clone();
+    drop(late.stream);
+    all(&mut ranks, Failed).await;
+    let mut back = Rank::join(
+        &client,
+        v1::InitGroupRequest {
+            returns_to: Some(1),
+            ..request.clone()
+        },
+    )
+    .await;
+    let state = back.until(Failed).await;
+    assert_eq!((state.failed_rank, state.generation), (Some(2), 1));
+    back.ends().await;
+    let group = shown(&client, "job").await.unwrap().state.unwrap();
+    assert!(
+        group.members.iter().all(|m| m.phase() == v1::RankPhase::Expected),
+        "{group:?}"
+    );
+
+    // Of a group that nobody knows, or of a generation that is not over and that it is not in, it hears so.
+    let nowhere = v1::InitGroupRequest {
+        job: "other".into(),
+        returns_to: Some(1),
+        ..request.clone()
+    };
+    assert_eq!(
+        client.clone().init_group(nowhere).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    let other = v1::InitGroupRequest {
+        returns_to: Some(7),
+        ..request
+    };
+    let refused = client.clone().init_group(other).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(
+        refused.message().starts_with("returns_to: "),
+        "{}",
+        refused.message()
+    );
 }
 
 #[tokio::test]

@@ -211,9 +211,9 @@ async fn hold(
     patience: Duration,
 ) -> Result<(), ControllerError> {
     let start = Instant::now();
-    let mut was_active = false;
+    let mut active = None;
     loop {
-        let ended = follow(dial, &request, lease, &mut was_active).await;
+        let ended = follow(dial, &request, lease, &mut active).await;
         let error = match ended {
             Ok(true) => return Ok(()),
             Ok(false) => ControllerError::Status {
@@ -222,24 +222,23 @@ async fn hold(
             },
             Err(error) => error,
         };
-        if !may_pass(&error) || !was_active && start.elapsed() >= patience {
+        if !may_pass(&error) || active.is_none() && start.elapsed() >= patience {
             return Err(error);
         }
         tracing::debug!(%error, job = request.job, "the lease's stream broke");
-        if was_active {
-            // The same connection again.
-            request.rejoin_of = None;
+        if active.is_some() {
+            (request.rejoin_of, request.returns_to) = (None, active);
         }
         tokio::time::sleep(AGAIN).await;
     }
 }
 
-/// One stream, to its end; whether the group has failed or was refused.
+/// One stream, to its end; whether the group has failed or was refused. Notes the generation that was active.
 async fn follow(
     dial: &Dial,
     request: &api::InitGroupRequest,
     lease: &Lease,
-    was_active: &mut bool,
+    active: &mut Option<u64>,
 ) -> Result<bool, ControllerError> {
     use api::CollectivePhase::{Active, Failed, Refused, Removing};
     let mut client = dial.client().await?;
@@ -247,7 +246,9 @@ async fn follow(
     while let Some(state) = states.message().await? {
         let phase = state.phase();
         tracing::debug!(job = request.job, ?phase, reason = state.reason, "group");
-        *was_active |= phase == Active;
+        if phase == Active {
+            *active = Some(state.generation);
+        }
         lease.lock().state = Some(Arc::new(state));
         if matches!(phase, Failed | Refused | Removing) {
             return Ok(true);

@@ -191,6 +191,7 @@ impl Communicator {
             settings: Some(self.settings()),
             lease_ms,
             rejoin_of: self.generation,
+            returns_to: None,
         };
         let patience = self.config.timeouts.join;
         let lease = self.control()?.join(request, patience);
@@ -458,10 +459,10 @@ impl Communicator {
 }
 
 fn group_failure(state: &api::CollectiveState) -> CommError {
-    let reason = if state.reason.is_empty() {
-        format!("{:?}", state.phase()).to_lowercase()
-    } else {
-        state.reason.clone()
+    let reason = match (state.reason.as_str(), state.phase()) {
+        ("", api::CollectivePhase::Removing) => "it was destroyed".to_owned(),
+        ("", phase) => format!("{phase:?}").to_lowercase(),
+        (reason, _) => reason.to_owned(),
     };
     if let Some(conflict) = state.conflict.and_then(|c| conflict(state, &c)) {
         return conflict;

@@ -75,6 +75,8 @@ pub struct RankJoin {
     pub lease: Duration,
     /// The generation it was in, where it joins again with a new connection.
     pub rejoin_of: Option<u64>,
+    /// The active generation that it comes back to after its stream broke.
+    pub returns_to: Option<u64>,
 }
 
 /// A rank's part in an exchange.
@@ -168,6 +170,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
             settings,
             lease,
             rejoin_of: message.rejoin_of,
+            returns_to: message.returns_to,
         })
     })();
     finish(join, faults)

@@ -92,6 +92,9 @@ impl Shared {
             return Err(Refusal::UnknownHost { field, host });
         }
         check_connection(&core, "connection", Some(&join.job), &join.endpoint)?;
+        if let Some(generation) = join.returns_to {
+            return self.come_back(&mut core, &join, generation);
+        }
         let known = core.collectives.contains_key(&join.job);
         if known {
             self.check_join(&core, &join)?;
@@ -108,6 +111,43 @@ impl Shared {
             self.give_up_place(&mut core, &join)?;
         }
         self.take_place(&mut core, join, call)
+    }
+
+    /// A rank whose call had ended comes back to the generation that it is in, with the same connection; or hears what has
+    /// become of that one. It has no part in any other: its queue pair knows that generation's PSNs.
+    fn come_back(
+        self: &Arc<Self>,
+        core: &mut Core,
+        join: &RankJoin,
+        generation: u64,
+    ) -> Result<Attendance, Refusal> {
+        let entry = core.collective(&join.job)?;
+        let is_here = same_seat(&entry.record, join).is_some_and(|seat| seat.generation == generation);
+        let ended = entry.record.ended.as_ref();
+        if !is_here && ended.is_some_and(|e| e.generation >= generation) {
+            return Ok(Attendance {
+                shared: self.clone(),
+                group: join.job.clone(),
+                rank: join.rank,
+                // No call of a rank that is in.
+                call: 0,
+                generation,
+                changed: entry.changed.subscribe(),
+            });
+        }
+        if !is_here {
+            return Err(Refusal::NotNow {
+                field: "returns_to",
+                group: join.job.clone(),
+                state: "does not have this rank with this connection in it",
+                way_out: "join again",
+            });
+        }
+        self.know(core, &join.endpoint)?;
+        core.calls += 1;
+        let call = core.calls;
+        tracing::info!(group = join.job, rank = join.rank, "back at its place");
+        self.attend(core, &join.job, join.rank, call, generation)
     }
 
     /// Whether a rank can join at all, or again.
@@ -201,6 +241,7 @@ impl Shared {
             settings,
             lease,
             rejoin_of,
+            ..
         } = join;
         let host = endpoint.name.clone();
         let seat = |generation| Seat {

@@ -26,6 +26,7 @@ impl Lab {
             settings: None,
             lease_ms: 600_000,
             rejoin_of: None,
+            returns_to: None,
         }
     }
 
@@ -76,6 +77,7 @@ impl Rank {
         let request = v1::InitGroupRequest {
             sq_psn: self.request.sq_psn + 7,
             rejoin_of: Some(generation),
+            returns_to: None,
             ..self.request
         };
         drop(self.stream);
