@@ -27,9 +27,10 @@ pub const SLOT_ALIGN: usize = 64;
 
 /// What a group takes beside its slots' payload: of itself, per endpoint and per slot. Bounds of what the engine takes,
 /// held against that by a test there; simple, so that whoever places groups can count beforehand.
-const STATE_BYTES: u64 = 16 * 1024;
+const STATE_BYTES: u64 = 4 * 1024;
 const STATE_BYTES_PER_ENDPOINT: u64 = 2048;
-const STATE_BYTES_PER_SLOT: u64 = 128;
+/// A collective in flight among it: there may be as many as slots.
+const STATE_BYTES_PER_SLOT: u64 = 160;
 
 /// One switch's part of a group that computes collectives: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
 ///

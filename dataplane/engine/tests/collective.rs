@@ -335,6 +335,33 @@ fn a_trace_tells_what_each_stage_decided() {
     assert_eq!(trace.sent.len(), 2);
 }
 
+/// Barriers take one packet each: a group takes as many of them as it has slots.
+#[test]
+fn collectives_in_flight_are_bounded_by_the_slots_alone() {
+    for slots in [8, 512] {
+        let rule = CollectiveGroup {
+            slots,
+            message_packets: 1,
+            ..collective_star(2)
+        };
+        let barriers: Vec<Job> = (0..=slots)
+            .map(|i| job(Primitive::AllReduce, DataType::U8, 0, 0, 2, i.into()))
+            .collect();
+        let mut engine = engine(2);
+        install_collective(&mut engine, &rule);
+        let rank = Rank::new(0, T0, &barriers);
+        for i in 0..usize::from(slots) {
+            assert_eq!(drops(&engine, DropReason::EarlyContribution), 0);
+            feed(&mut engine, T0, 0, &rank.frame(i));
+        }
+        assert_eq!(drops(&engine, DropReason::EarlyContribution), 0);
+        let status = engine.collective_status(GROUP).unwrap();
+        assert_eq!(status.machine.collectives.len(), usize::from(slots));
+        feed(&mut engine, T0, 0, &rank.frame(slots.into()));
+        assert_eq!(drops(&engine, DropReason::EarlyContribution), 1);
+    }
+}
+
 #[test]
 fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
     for (ranks, slots, pmtu, reproducible) in [
@@ -342,6 +369,7 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
         (8, 512, Pmtu::B1024, false),
         (8, 512, Pmtu::B1024, true),
         (64, 4096, Pmtu::B256, false),
+        (2, 32768, Pmtu::B256, false),
         (64, 64, Pmtu::B4096, true),
     ] {
         let rule = CollectiveGroup {

@@ -17,7 +17,7 @@ const BLOCK: usize = 64;
 ///
 /// Invariant: this processor has the instructions that the function was compiled for.
 #[derive(Clone, Copy)]
-pub struct Checksum(unsafe fn(u32, [&[u8]; 3]) -> u32);
+pub struct Checksum(unsafe fn(u32, &[u8], &[u8]) -> u32);
 
 impl fmt::Debug for Checksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,22 +40,21 @@ impl Checksum {
         Self(plain)
     }
 
-    /// The register after `pieces`, one after the other, from `register` on: both in the form that the CRC of a message has,
-    /// so 0 begins one. The same however a message is cut; quickest where the last cut is within its first 256 bytes.
+    /// The register after both pieces, from `register` on: both registers in the form that the CRC of a message has, so 0
+    /// begins one. The same however a message is cut; quickest where that is within its first 256 bytes.
     #[inline]
-    pub fn update(&self, register: u32, pieces: [&[u8]; 3]) -> u32 {
+    pub fn update(&self, register: u32, first: &[u8], second: &[u8]) -> u32 {
         // SAFETY: by the invariant of `Checksum`: each constructor asked the processor first. Nothing else is asked of who
         // calls these functions: they take slices, and hold themselves to them.
-        unsafe { (self.0)(register, pieces) }
+        unsafe { (self.0)(register, first, second) }
     }
 }
 
-fn plain(register: u32, pieces: [&[u8]; 3]) -> u32 {
+fn plain(register: u32, first: &[u8], second: &[u8]) -> u32 {
     let mut hasher = Hasher::new_with_initial(register);
-    for piece in pieces {
-        if !piece.is_empty() {
-            hasher.update(piece);
-        }
+    hasher.update(first);
+    if !second.is_empty() {
+        hasher.update(second);
     }
     hasher.finalize()
 }
@@ -119,14 +118,14 @@ mod x86 {
             && std::arch::is_x86_feature_detected!("sse4.1")
     }
 
-    /// What is left of the pieces.
+    /// What is left of both pieces.
     struct Left<'a> {
         now: &'a [u8],
-        later: [&'a [u8]; 2],
+        later: &'a [u8],
     }
 
     impl Left<'_> {
-        /// The next block, also where it lies in two pieces; `None` where there is none in at most two.
+        /// The next block, also where it lies in both.
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
         fn next(&mut self) -> Option<__m512i> {
@@ -134,18 +133,24 @@ mod x86 {
                 self.now = rest;
                 return Some(load(block));
             }
-            let (have, [next, last]) = (self.now.len(), self.later);
-            let rest = next.get(BLOCK - have..)?;
-            let low = (1 << have) - 1;
-            // SAFETY: of each piece only bytes are read that are there: `have` of the first, the others of the second, which
-            // begins where the block's byte `have` is. What is masked out is not touched.
-            let block = unsafe {
-                _mm512_or_si512(
-                    _mm512_maskz_loadu_epi8(low, self.now.as_ptr().cast()),
-                    _mm512_maskz_loadu_epi8(!low, next.as_ptr().wrapping_sub(have).cast()),
-                )
+            let have = self.now.len();
+            let rest = self.later.get(BLOCK - have..)?;
+            let block = match have {
+                0 => load(self.later.first_chunk()?),
+                _ => {
+                    let low = (1 << have) - 1;
+                    let (first, second) = (self.now.as_ptr(), self.later.as_ptr());
+                    // SAFETY: of each piece only bytes are read that are there: `have` of the first, the others of the
+                    // second, which begins where the block's byte `have` is. What is masked out is not touched.
+                    unsafe {
+                        _mm512_or_si512(
+                            _mm512_maskz_loadu_epi8(low, first.cast()),
+                            _mm512_maskz_loadu_epi8(!low, second.wrapping_sub(have).cast()),
+                        )
+                    }
+                }
             };
-            (self.now, self.later) = (rest, [last, &[]]);
+            (self.now, self.later) = (rest, &[]);
             Some(block)
         }
     }
@@ -173,13 +178,15 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq,sse4.1")]
-    pub(super) fn folded(register: u32, pieces: [&[u8]; 3]) -> u32 {
-        let [now, later @ ..] = pieces;
-        let mut left = Left { now, later };
+    pub(super) fn folded(register: u32, first: &[u8], second: &[u8]) -> u32 {
+        let mut left = Left {
+            now: first,
+            later: second,
+        };
         let (Some(v0), Some(mut v1), Some(mut v2), Some(mut v3)) =
             (left.next(), left.next(), left.next(), left.next())
         else {
-            return super::plain(register, pieces);
+            return super::plain(register, first, second);
         };
         // The complement is the form of messages; the register stands before the first bytes.
         let mut v0 = _mm512_xor_si512(v0, _mm512_zextsi128_si512(_mm_cvtsi32_si128(!register as i32)));
@@ -199,11 +206,10 @@ mod x86 {
             x = fold(x, both(BY_1), block);
         }
         let crc = finish(x);
-        let [second, third] = left.later;
-        if left.now.is_empty() && second.is_empty() && third.is_empty() {
+        if left.now.is_empty() && left.later.is_empty() {
             crc
         } else {
-            super::plain(crc, [left.now, second, third])
+            super::plain(crc, left.now, left.later)
         }
     }
 

@@ -127,8 +127,8 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn new(max: u8) -> Self {
-        let max = usize::from(max.clamp(2, 128)).next_power_of_two();
+    pub(super) fn new(max: u16) -> Self {
+        let max = usize::from(max.clamp(2, 1 << 15)).next_power_of_two();
         Self {
             ring: vec![Collective::EMPTY; max].into_boxed_slice(),
             first: 0,

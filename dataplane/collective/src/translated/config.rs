@@ -19,8 +19,9 @@ pub struct TranslatedConfig {
     pub slots: u16,
     /// Packets of a full message, the paper's `M`; 0 where a collective's data is one message.
     pub message_packets: u16,
-    /// Collectives that can be in flight: at least two more than a host's window of collectives takes. Taken up to a power of two from 2 to 128.
-    pub collectives_max: u8,
+    /// Collectives that can be in flight. Each takes a slot at least, so with as many as there are slots none is ever refused
+    /// for want of them. Taken up to a power of two from 2 to 32768.
+    pub collectives_max: u16,
     /// Who repairs losses.
     pub loss: LossPolicy,
     /// What keeps a rank that waits for another one alive.

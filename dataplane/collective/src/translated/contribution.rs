@@ -62,7 +62,7 @@ impl Translated {
             slot: number,
             from,
             first: false,
-            kernel: CallId(index as u8),
+            kernel: CallId(index as u16),
         })
     }
 
@@ -92,7 +92,7 @@ impl Translated {
             return self.on_repeat(from, g, ack_request, out);
         }
         let (flow, part_end) = (call.flow(g), call.part_end(g));
-        let kernel = CallId(index as u8);
+        let kernel = CallId(index as u16);
         let slot = self.slots.at(g);
         let empty = slot.contributed.is_empty();
         if !empty && slot.shape != shape {

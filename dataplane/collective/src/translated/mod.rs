@@ -47,7 +47,7 @@ pub type EndpointSet = PathSet;
 
 /// Which collective in flight: an index for [`Translated::call`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CallId(pub u8);
+pub struct CallId(pub u16);
 
 /// What must be the same in all contributions to one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -76,7 +76,7 @@ pub(crate) struct Setting {
     pub(crate) message_packets: u16,
     pub(crate) window: u64,
     pub(crate) slots: u16,
-    pub(crate) collectives: u8,
+    pub(crate) collectives: u16,
     pub(crate) loss: LossPolicy,
     pub(crate) straggler: StragglerPolicy,
     pub(crate) timeout: Nanos,

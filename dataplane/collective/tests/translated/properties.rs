@@ -78,7 +78,7 @@ fn settings(packets: u32, lost: impl Strategy<Value = u64>) -> impl Strategy<Val
                 setting.message_packets = m;
                 setting.window = u64::from(m) * windows + 1;
                 setting.slots = (setting.window as u16 * 2).next_power_of_two();
-                setting.collectives = (collectives * 2 + 2).next_power_of_two();
+                setting.collectives = (u16::from(collectives) * 2 + 2).next_power_of_two();
                 setting.psn_start = Psn::new(if start & 1 == 0 {
                     start
                 } else {

@@ -17,8 +17,6 @@ use crate::next_hops::NextHops;
 
 /// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
 const OVERHEAD: usize = 20 + 8 + 12 + 4 + 4;
-/// Collectives that can be in flight. Barriers take one packet each, so there may be many.
-const COLLECTIVES_MAX: u8 = 128;
 /// Ticks per time-out of the members' QPs.
 const TICKS: u64 = 4;
 /// No endpoint.
@@ -79,7 +77,8 @@ impl Collective {
             psn_start: rule.psn_start,
             slots: rule.slots,
             message_packets: rule.message_packets,
-            collectives_max: COLLECTIVES_MAX,
+            // Barriers take one packet each, so there may be as many as slots.
+            collectives_max: rule.slots,
             loss: match rule.loss_policy {
                 castnet_rules::LossPolicy::Repair => LossPolicy::Repair,
                 castnet_rules::LossPolicy::Reflect => LossPolicy::Reflect,

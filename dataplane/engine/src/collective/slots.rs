@@ -175,41 +175,29 @@ impl Slots {
     }
 }
 
-/// The payload of a frame, `length` bytes from `at` on, as it lies there.
+/// The payload of a frame, `length` bytes from `at` on, as it lies there. `None` where it reaches into the trailer, which is
+/// the place of the ICRC.
 #[inline]
-pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> [&[u8]; 3] {
-    let (end, [head, body, trailer]) = (at + length, frame.segments());
-    if let Some(all) = head.get(at..end) {
-        return [all, &[], &[]];
+pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<(&[u8], &[u8])> {
+    let (end, [head, body, _]) = (at + length, frame.segments());
+    match head.get(at..end) {
+        Some(all) => Some((all, &[])),
+        None => Some((head.get(at..)?, body.get(..end - head.len())?)),
     }
-    if let (Some(first), Some(second)) = (head.get(at..), body.get(..end - head.len())) {
-        return [first, second, &[]];
-    }
-    let clip = |segment: &'_ [u8], before: usize| -> (usize, usize) {
-        let clip = |at: usize| at.clamp(before, before + segment.len()) - before;
-        (clip(at), clip(end))
-    };
-    let (h, b) = (clip(head, 0), clip(body, head.len()));
-    let t = clip(trailer, head.len() + body.len());
-    [&head[h.0..h.1], &body[b.0..b.1], &trailer[t.0..t.1]]
 }
 
 /// The payload of a frame, `length` bytes from `at` on, in a row. `room` is for what lies in two of the frame's pieces, or
 /// for all of it: as much as a payload can have.
 #[inline]
 pub(crate) fn row<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> Row<'f> {
-    let (end, [head, body, _]) = (at + length, frame.segments());
-    if let Some(all) = head.get(at..end) {
-        return [all, &[], &[]];
-    }
-    if let (Some(first), Some(second)) = (head.get(at..), body.get(..end - head.len())) {
+    if let Some((first, second)) = pieces(frame, at, length) {
         let torn = first.len() % BLOCK;
-        if torn == 0 {
+        if torn == 0 || second.is_empty() {
             return [first, second, &[]];
         }
         // The block that lies in both, out of two copies of a length that the compiler knows.
         if let (Some(before), Some((after, _)), Some((left, right))) = (
-            head.last_chunk::<BLOCK>(),
+            frame.head().last_chunk::<BLOCK>(),
             second.split_first_chunk::<BLOCK>(),
             room.split_at_mut_checked(BLOCK),
         ) && let (Some(left), Some(right)) = (left.first_chunk_mut(), right.first_chunk_mut())
@@ -317,7 +305,9 @@ mod tests {
             let mut room = [0; 4096];
             let row = row(&frame, at, end - at, &mut room);
             prop_assert_eq!(row.concat(), &bytes[at..end]);
-            prop_assert_eq!(pieces(&frame, at, end - at).concat(), &bytes[at..end]);
+            if let Some((first, second)) = pieces(&frame, at, end - at) {
+                prop_assert_eq!([first, second].concat(), &bytes[at..end]);
+            }
             let last = row.iter().rposition(|piece| !piece.is_empty()).unwrap_or(0);
             prop_assert!(row[..last].iter().all(|piece| piece.len() % BLOCK == 0));
         }

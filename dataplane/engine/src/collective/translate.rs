@@ -174,10 +174,10 @@ impl Packet<'_> {
     pub(super) fn icrc(&self, own: &mut Own, checksum: &Checksum) -> u32 {
         let mut register = own.register(self);
         if let Some(imm) = self.imm {
-            register = checksum.update(register, [&imm.to_be_bytes(), &[], &[]]);
+            register = checksum.update(register, &imm.to_be_bytes(), &[]);
         }
         let pad = &[0; 3][..usize::from(self.pad & 3)];
-        checksum.update(register, [self.payload, pad, &[]])
+        checksum.update(register, self.payload, pad)
     }
 }
 

@@ -9,6 +9,7 @@ use castnet_reduce::Checksum;
 use castnet_wire::icrc::{self, Shift};
 use castnet_wire::{FrameBuf, Opcode, Psn, RoceHeader};
 
+use super::slots;
 use crate::feedback::{Link, MACS};
 
 /// IPv4, UDP and BTH.
@@ -60,10 +61,15 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Whether the ICRC of the frame is right, of which `payload` is all of the payload.
+    /// Whether the ICRC of the frame is right.
     #[inline]
-    pub(super) fn is_sound(&self, checksum: &Checksum, payload: [&[u8]; 3], frame: &impl FrameBuf) -> bool {
-        checksum.update(self.register, payload) == u32::from_le_bytes(frame.trailer())
+    pub(super) fn is_sound(&self, checksum: &Checksum, frame: &impl FrameBuf) -> bool {
+        match slots::pieces(frame, self.payload_at, self.shape.payload.into()) {
+            Some((first, second)) => {
+                checksum.update(self.register, first, second) == u32::from_le_bytes(frame.trailer())
+            }
+            None => false,
+        }
     }
 }
 
@@ -109,22 +115,21 @@ impl Headers {
         Self([none; KEPT])
     }
 
-    /// Whether the ICRC of a frame is right; `payload` is all of its payload. `None` where the frame is not of the plain kind,
-    /// and must be looked at in full.
+    /// Whether the ICRC of a frame is right. `None` where the frame is not of the plain kind, and must be looked at in full.
     #[inline]
     pub(super) fn verify(
         &mut self,
         frame: &impl FrameBuf,
         header: &RoceHeader,
         checksum: &Checksum,
-        payload: [&[u8]; 3],
     ) -> Option<bool> {
         let plain = header.bth.pad == 0
             && header.payload_at == header.l3 + FIXED
             && header.frame_len == frame.length();
         let fixed: &[u8; FIXED] = frame.head().get(header.l3..).filter(|_| plain)?.first_chunk()?;
+        let (first, second) = slots::pieces(frame, header.payload_at, header.payload_len)?;
         let register = self.register(fixed, header);
-        Some(checksum.update(register, payload) == u32::from_le_bytes(frame.trailer()))
+        Some(checksum.update(register, first, second) == u32::from_le_bytes(frame.trailer()))
     }
 
     #[inline]
@@ -273,11 +278,10 @@ mod tests {
                     bytes[14 + at / 8] ^= 1 << (at % 8);
                 }
                 let Ok(Parsed::Roce(header)) = parse_frame(&bytes, bytes.len()) else { continue };
-                let payload = [&bytes[header.payload_at..header.payload_at + header.payload_len], &[], &[]];
                 let right = icrc::verify(&bytes, header.l3, header.frame_len);
                 let link = Link::of(Some(&bytes), &header);
                 if let Some(known) = headers.known(&link, &bytes) {
-                    prop_assert_eq!(known.is_sound(&checksum, payload, &bytes), right);
+                    prop_assert_eq!(known.is_sound(&checksum, &bytes), right);
                     prop_assert!(ipv4::checksum_is_right(&bytes[header.l3..]));
                     let shape = PacketShape {
                         opcode: header.bth.opcode,
@@ -288,7 +292,7 @@ mod tests {
                     prop_assert_eq!((known.psn, known.ack_request), (header.bth.psn, header.bth.ack_request));
                     prop_assert_eq!(known.payload_at, header.payload_at);
                 }
-                if let Some(said) = headers.verify(&bytes, &header, &checksum, payload) {
+                if let Some(said) = headers.verify(&bytes, &header, &checksum) {
                     prop_assert_eq!(said, right);
                     if said {
                         headers.taken(header.bth.opcode);
