@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// How long any one step may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -125,6 +127,21 @@ impl Process {
             bail!("{} failed ({status}):\n{}", self.name, self.output());
         }
         Ok(())
+    }
+
+    /// Stops it where it is, as a debugger would: its sockets stay open, and nobody answers.
+    pub fn stop(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, signal).with_context(|| format!("{signal} to {}", self.name))
     }
 
     /// Kills it at once, as `kill -9` does.

@@ -379,6 +379,38 @@ fn ranks_that_disagree_are_both_named_and_the_group_stays_usable() {
     });
 }
 
+/// Its host has hung, or a debugger has it: its sockets stay open. When it goes on it must not come between those that have gone on
+/// without it.
+#[test]
+fn a_rank_that_is_stopped_is_named_and_hears_of_it_when_it_goes_on() {
+    in_lab(STAR, &[], |lab| {
+        let args = ["--bytes", "4K", "--fallback", "forbidden", "--iters", "100000000"];
+        let mut ranks = (0..4)
+            .map(|rank| lab.start_rank("allreduce", "stopped", rank, 4, &args))
+            .collect::<Result<Vec<_>>>()?;
+        let agent = lab.socket("sw");
+        ranks[0].wait_until("sums were made", |_| {
+            lab.castnet_json(&["group", "show", "stopped", "--agent", &agent])
+                .is_ok_and(|group| group["progress"]["finished"].as_u64() > Some(20))
+        })?;
+        ranks[2].stop()?;
+        for rank in [0, 1, 3, 2] {
+            if rank == 2 {
+                let left = at_switch(lab, "sw")?;
+                ensure!(left.is_empty(), "{left:?}");
+                ranks[2].go_on()?;
+            }
+            ensure!(!ranks[rank].wait()?.success(), "rank {rank} ended well");
+            let said = ranks[rank].output();
+            ensure!(
+                said.contains("rank 2 (h3) is gone"),
+                "rank {rank} does not say who is gone:\n{said}"
+            );
+        }
+        Ok(())
+    });
+}
+
 /// No rank is at fault, and no switch: the link is named, and ranks that come when it is back find all as before.
 #[test]
 fn a_link_that_goes_down_is_named_and_is_used_again_when_it_is_back() {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use castnet_comm::{
-    CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation, SharedRnic, f16,
+    CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation, SharedRnic, bf16, f16,
 };
 use castnet_rnic::Rnic;
 use fabric::{Fabric, STAR, TWO_TIERS};
@@ -117,6 +117,15 @@ fn all_collectives_over_one_switch() {
         everything::<f16>(&mut comm, &[3, 2049], |v| f16::from_f64(v as f64));
         everything::<i8>(&mut comm, &[7, 5000], |v| v as i8);
         everything::<u64>(&mut comm, &[777], |v| v as u64);
+        // The others of the twelve types.
+        everything::<f64>(&mut comm, &[129], |v| v as f64);
+        everything::<bf16>(&mut comm, &[5, 900], |v| bf16::from_f64(v as f64));
+        everything::<i16>(&mut comm, &[513], |v| v as i16);
+        everything::<i32>(&mut comm, &[514], |v| v as i32);
+        everything::<i64>(&mut comm, &[129], |v| v);
+        everything::<u8>(&mut comm, &[1025], |v| v as u8);
+        everything::<u16>(&mut comm, &[511], |v| v as u16);
+        everything::<u32>(&mut comm, &[257], |v| v as u32);
         comm.close().expect("closed");
         path
     });
