@@ -21,6 +21,8 @@ pub struct RankTask {
     pub task: Task,
     /// When.
     pub started: Nanos,
+    /// When something last came for it that goes into its memory.
+    pub delivered: Option<Nanos>,
     /// When and how it ended; `None` while it runs.
     pub ended: Option<(Nanos, Result<(), Failure>)>,
     memory: Option<Memory>,
@@ -184,6 +186,7 @@ impl Rank {
             RankTask {
                 task,
                 started: now,
+                delivered: None,
                 ended: None,
                 memory,
                 kernel: Kernel::select(task.operation, task.data_type, task.flags),
@@ -304,6 +307,7 @@ impl Rank {
                 let Some(task) = self.tasks.get_mut(&task) else {
                     return Ok(());
                 };
+                task.delivered = Some(now);
                 let Some(memory) = &mut task.memory else {
                     return Ok(());
                 };

@@ -4,232 +4,173 @@
 //! `cargo run --release -p castnet-sim --bin collectives`; `--help` for the rest.
 #![forbid(unsafe_code)]
 
+mod ideal;
 mod measure;
 mod paper;
 mod plot;
+mod pool;
 mod reason;
 mod relay;
+mod spec;
+mod steps;
 mod table;
 
 use std::error::Error;
 use std::path::PathBuf;
 
-use castnet_comm::machine::Collective;
-use castnet_rules::LossPolicy;
-use castnet_wire::Nanos;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use serde_json::json;
 
-use measure::{Loss, Times, Way, counted, measure};
-use table::{Cell, Table};
+use measure::Setting;
+use spec::Extent;
+use table::Table;
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Text,
+    Markdown,
+    Json,
+}
 
 #[derive(Debug, Parser)]
 #[command(about = "EPIC's appendix K: tables 25 to 32 beside the paper's")]
 struct Options {
+    /// Only these tables, 25 to 32.
+    #[arg(long = "table", value_name = "N", value_parser = clap::value_parser!(u32).range(25..=32))]
+    tables: Vec<u32>,
     /// Longest message, in MiB, that is simulated whole. The times of longer ones go on as between half of it and it.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1024))]
     whole_mib: u64,
     /// Seeds over which lossy runs are averaged.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     seeds: u64,
-    /// Folder for the plots; none are written without.
+    /// The first of them.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Messages to 1 MiB whole, two seeds: seconds, for tests.
     #[arg(long)]
+    quick: bool,
+    /// Packets in flight of a rank.
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u32).range(2..=512))]
+    window: u32,
+    /// Packets of a message, the last of which asks for an ACK; at most the window.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=512))]
+    message_packets: u32,
+    /// QP time-out exponent: 4.096 us * 2^t. The default is the shortest that outlasts the window.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=20))]
+    timeout: u8,
+    /// How results are written.
+    #[arg(long, value_enum, default_value_t = Output::Text)]
+    output: Output,
+    /// Folder for the plots, one SVG file a table; none are written without.
+    #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
+    /// Runs at one time; as many as there are processors without.
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// No progress bar.
+    #[arg(long)]
+    no_progress: bool,
 }
 
-/// Bits per second as the paper counts them.
-fn gibit(bytes: f64, time: f64) -> f64 {
-    bytes * 8.0 / (time * 1e-9) / (1u64 << 30) as f64
-}
-
-/// A time as the paper's simulator tells it.
-fn rounded_up(time: f64) -> f64 {
-    (time / 1e3).ceil() * 1e3
-}
-
-struct Point {
-    results: f64,
-    settled: f64,
-}
-
-impl From<Times> for Point {
-    fn from(times: Times) -> Self {
-        let [results, settled] = [times.results, times.settled].map(|t: Nanos| t.0 as f64);
-        Self { results, settled }
+impl Options {
+    fn extent(&self) -> Extent {
+        Extent {
+            whole_bytes: if self.quick { 1 } else { self.whole_mib } << 20,
+            seed: self.seed,
+            seeds: if self.quick { 2 } else { self.seeds },
+        }
     }
-}
 
-/// A message of any length: simulated, or by the steady state of a long one.
-fn time(way: Way, collective: Collective, bytes: u64, whole: u64) -> Result<Point, Box<dyn Error>> {
-    // An AllGather moves a message from each rank.
-    let whole = if collective == Collective::AllGather {
-        whole / u64::from(measure::RANKS)
-    } else {
-        whole
-    };
-    if bytes <= whole {
-        return Ok(measure(way, collective, bytes, Loss::NONE, 0)?.into());
-    }
-    let [half, all] = [whole / 2, whole].map(|b| measure(way, collective, b, Loss::NONE, 0).map(Point::from));
-    let (half, all) = (half?, all?);
-    let more = (bytes - whole) as f64 / (whole - whole / 2) as f64;
-    let on = |half: f64, all: f64| all + (all - half) * more;
-    Ok(Point {
-        results: on(half.results, all.results),
-        settled: on(half.settled, all.settled),
-    })
-}
-
-fn size_name(bytes: u64) -> String {
-    match bytes {
-        b if b >= 1 << 30 => format!("{}G", b >> 30),
-        b if b >= 1 << 20 => format!("{}M", b >> 20),
-        b => format!("{}K", b >> 10),
+    fn setting(&self) -> Setting {
+        Setting {
+            window: self.window,
+            message_packets: self.message_packets.min(self.window),
+            timeout: self.timeout,
+        }
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
-    let mut tables = Vec::new();
-    for paper in paper::BY_SIZE {
-        tables.push(by_size(&options, &paper)?);
-    }
-    tables.push(barrier()?);
-    let loss = paper::BY_LOSS.map(|(percent, gibit)| {
-        let links = u32::from(percent > 0.0);
-        let rate = percent / 100.0;
-        (format!("{percent} %"), Loss { links, rate }, gibit)
-    });
-    tables.push(by_loss(
-        &options,
-        31,
-        "AllReduce of 4 MiB, loss on one link",
-        &loss,
-    )?);
-    let mut links = 0;
-    let lossy = paper::BY_LINKS.map(|gibit| {
-        let loss = Loss { links, rate: 0.05 };
-        links += 1;
-        (loss.links.to_string(), loss, gibit)
-    });
-    tables.push(by_loss(
-        &options,
-        32,
-        "AllReduce of 4 MiB, 5 % of loss on so many links",
-        &lossy,
-    )?);
-
-    println!("{}", table::HEAD);
-    for table in &tables {
-        println!("{table}");
-    }
-    println!("{}", reason::text(&tables));
+    let (extent, setting) = (options.extent(), options.setting());
+    let mut specs = spec::tables(extent);
+    specs.retain(|t| options.tables.is_empty() || options.tables.contains(&t.number));
+    let cells = specs.iter().flat_map(|t| &t.rows).flat_map(|r| &r.cells);
+    let samples = cells.flat_map(|c| [&c.sample].into_iter().chain(c.others.iter().map(|(s, _)| s)));
+    let runs = samples.flat_map(|s| s.runs()).collect();
+    let jobs = options
+        .jobs
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let results = pool::run(setting, runs, jobs, !options.no_progress).map_err(|e| e as Box<dyn Error>)?;
+    let tables: Vec<Table> = specs
+        .iter()
+        .map(|spec| Table::new(spec, |run| results.times(run)))
+        .collect();
+    let mut plots = Vec::new();
     if let Some(folder) = &options.plots {
         std::fs::create_dir_all(folder)?;
         for table in &tables {
-            if let Some(file) = plot::write(folder, table)? {
-                println!("{}", file.display());
-            }
+            plots.extend(plot::write(folder, table)?);
         }
+    }
+    print(&options, &tables);
+    for file in plots {
+        eprintln!("{}", file.display());
     }
     Ok(())
 }
 
-fn by_size(options: &Options, paper: &paper::BySize) -> Result<Table, Box<dyn Error>> {
-    let whole = options.whole_mib << 20;
-    let collective = paper.collective;
-    let mut rows = Vec::new();
-    for (way, name, theirs) in [
-        (Way::Epic(LossPolicy::Repair), "Mode-II", &paper.epic),
-        (Way::Ring, "Ring", &paper.ring),
-    ] {
-        let mut cells = Vec::new();
-        for (bytes, &paper) in paper::SIZES.iter().zip(theirs) {
-            let point = time(way, collective, *bytes, whole)?;
-            let counted = counted(way, collective, *bytes);
-            cells.push(Cell {
-                paper,
-                ours: gibit(counted, point.settled),
-                rounded: gibit(counted, rounded_up(point.settled)),
-                results: gibit(counted, point.results),
-            });
-        }
-        rows.push((name.to_owned(), cells));
-    }
-    Ok(Table {
-        number: paper.number,
-        title: format!("{} by message size, Gibit/s", collective.name()),
-        collective,
-        columns: paper::SIZES.map(size_name).into(),
-        rows,
-    })
-}
-
-fn barrier() -> Result<Table, Box<dyn Error>> {
-    let mut rows = Vec::new();
-    for ((way, name), paper) in [
-        (Way::Epic(LossPolicy::Repair), "Mode-II"),
-        (Way::Ring, "to rank 0"),
-    ]
-    .into_iter()
-    .zip(paper::BARRIER)
-    {
-        let point = Point::from(measure(way, Collective::Barrier, 0, Loss::NONE, 0)?);
-        rows.push((
-            name.to_owned(),
-            vec![Cell {
-                paper,
-                ours: 1e9 / point.settled,
-                rounded: 1e9 / rounded_up(point.settled),
-                results: 1e9 / point.results,
-            }],
-        ));
-    }
-    Ok(Table {
-        number: 30,
-        title: "barriers per second".into(),
-        collective: Collective::Barrier,
-        columns: vec!["1/s".into()],
-        rows,
-    })
-}
-
-fn by_loss(
-    options: &Options,
-    number: u32,
-    title: &str,
-    columns: &[(String, Loss, f64)],
-) -> Result<Table, Box<dyn Error>> {
-    let mut rows = Vec::new();
-    for (policy, name) in [
-        (LossPolicy::Repair, "Mode-II, repair"),
-        (LossPolicy::Reflect, "Mode-II, reflect"),
-    ] {
-        let way = Way::Epic(policy);
-        let mut cells = Vec::new();
-        for (_, loss, paper) in columns {
-            let seeds = if loss.links == 0 { 1 } else { options.seeds.max(1) };
-            let (mut settled, mut results) = (0.0, 0.0);
-            for seed in 0..seeds {
-                let times = measure(way, Collective::AllReduce, paper::LOSS_BYTES, *loss, seed)?;
-                let point = Point::from(times);
-                settled += point.settled / seeds as f64;
-                results += point.results / seeds as f64;
+fn print(options: &Options, tables: &[Table]) {
+    let (extent, setting) = (options.extent(), options.setting());
+    let reasons = reason::all(tables);
+    let seeds = format!("{} to {}", extent.seed, extent.seed + extent.seeds - 1);
+    let head = format!(
+        "EPIC, appendix K: 8 ranks, star (ring: rank to rank), 100 Gb/s, 1 us a link. Path MTU 4096, 82 bytes of headers, preamble\n\
+         and gap per packet, window of {} packets, messages of {}, QP time-out {:.1} us, no congestion control, hosts and switch\n\
+         that take no time. Throughput is in Gibit/s, which is what the paper's Gbps are. Messages over {} MiB: that of {} MiB, and on as\n\
+         fast as its second half. Losses: seeds {seeds}. 'castnet' counts as the paper does (some tables until results have arrived, others\n\
+         until all is acknowledged); 'calls return' is what a program sees. Other rows but 'ratio' are how the paper seems to have it done.",
+        setting.window,
+        setting.message_packets,
+        f64::from(1u32 << setting.timeout) * 4.096,
+        extent.whole_bytes >> 20,
+        extent.whole_bytes >> 20,
+    );
+    match options.output {
+        Output::Text => {
+            println!("{head}\n");
+            tables.iter().for_each(|table| println!("{table}"));
+            for reason in reasons {
+                println!("{}: {}", reason.letter, reason.text);
             }
-            let bytes = paper::LOSS_BYTES as f64;
-            cells.push(Cell {
-                paper: *paper,
-                ours: gibit(bytes, settled),
-                rounded: gibit(bytes, rounded_up(settled)),
-                results: gibit(bytes, results),
-            });
         }
-        rows.push((name.to_owned(), cells));
+        Output::Markdown => {
+            println!("{head}\n");
+            tables.iter().for_each(|table| println!("{}", table.markdown()));
+            for reason in reasons {
+                println!("- **{}**: {}", reason.letter, reason.text);
+            }
+        }
+        Output::Json => {
+            let reasons: Vec<_> = reasons
+                .iter()
+                .map(|r| json!({ "letter": r.letter.to_string(), "text": r.text }))
+                .collect();
+            let all = json!({
+                "setting": {
+                    "window": setting.window,
+                    "message_packets": setting.message_packets,
+                    "timeout_us": f64::from(1u32 << setting.timeout) * 4.096,
+                    "whole_bytes": extent.whole_bytes,
+                    "seed": extent.seed,
+                    "seeds": extent.seeds,
+                },
+                "tables": tables.iter().map(Table::json).collect::<Vec<_>>(),
+                "reasons": reasons,
+            });
+            println!("{all:#}");
+        }
     }
-    Ok(Table {
-        number,
-        title: format!("{title}, Gibit/s"),
-        collective: Collective::AllReduce,
-        columns: columns.iter().map(|(name, ..)| name.clone()).collect(),
-        rows,
-    })
 }

@@ -1,8 +1,9 @@
 //! One collective of eight ranks, timed.
 
+use std::error::Error;
 use std::net::Ipv4Addr;
 
-use castnet_comm::machine::{Collective, HostBasedConfig, InNetworkConfig, Task};
+use castnet_comm::machine::{Collective, HostBasedConfig, InNetworkConfig, Machine, Task};
 use castnet_planner::{CollectiveRequest, RankMember};
 use castnet_rules::LossPolicy;
 use castnet_sim::{End, LinkProfile, RankQp, SimConfig, Simulation};
@@ -10,29 +11,49 @@ use castnet_topology::{End as LinkEnd, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::{McstId, Nanos, Pmtu, Qpn};
 
+use crate::ideal::{self, Ideal};
 use crate::relay::{Relay, wires};
+use crate::steps::Steps;
 
 /// Ranks of appendix K.
 pub(crate) const RANKS: u16 = 8;
 /// Path MTU; see [`crate::paper`] on how much a header costs there.
 const PMTU: Pmtu = Pmtu::B4096;
-/// Packets in flight of a rank, CommLib's usual: 256 KiB, four times what fits on the way there and back.
-const WINDOW: u32 = 64;
 /// Bytes of a piece on its way round the ring. In tables 26 and 28 a message of 64 KiB goes on from each rank as a whole, and of longer
 /// ones so much as 128 KiB are in each rank.
 const RING_PIECE: u32 = 128 << 10;
 /// Messages in flight between ranks of a ring.
 const RING_DEPTH: u32 = 4;
-/// QP time-out: 32.8 us, the shortest beyond a window's time on the wire and the way there and back (26 us).
-const TIMEOUT: u8 = 3;
+
+/// What the paper does not say and each must choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    /// Packets in flight of a rank.
+    pub(crate) window: u32,
+    /// Packets of a message; the last of each asks for an ACK.
+    pub(crate) message_packets: u32,
+    /// QP time-out exponent: 4.096 us * 2^t.
+    pub(crate) timeout: u8,
+}
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// In the switch, by EPIC Mode-II.
     Epic(LossPolicy),
+    /// The same, but an AllGather's Broadcasts one after the other: each begins when the one before is acknowledged.
+    InTurn,
     /// By CommLib's algorithms, rings but for Reduce, Broadcast and Barrier, which are those of appendix K.
     Ring,
+    /// By rings as the paper's tables tell of them: each step begins when what was sent in the one before is acknowledged.
+    Steps,
+    /// By ranks as no RC queue pair is, and a switch that only reflects: window, and nanoseconds until a loss is known.
+    Ideal {
+        /// Packets in flight of a rank.
+        window: u32,
+        /// See [`Ideal::notice`].
+        notice: Nanos,
+    },
 }
 
 /// Which links lose how many of their frames, both ways.
@@ -46,13 +67,37 @@ impl Loss {
     pub(crate) const NONE: Self = Self { links: 0, rate: 0.0 };
 }
 
-/// How long it took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Run {
+    pub(crate) way: Way,
+    pub(crate) collective: Collective,
+    /// As appendix K counts a message.
+    pub(crate) bytes: u64,
+    pub(crate) loss: Loss,
+    pub(crate) seed: u64,
+}
+
+/// How long it took, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Times {
-    /// Until the last rank had its results.
-    pub(crate) results: Nanos,
+    /// Until the last byte of a result was at the last rank that gets one.
+    pub(crate) arrived: f64,
+    /// Until the last rank's call had returned: its results are in place, and its own memory is free.
+    pub(crate) returned: f64,
     /// Until, besides, all that was sent was acknowledged.
-    pub(crate) settled: Nanos,
+    pub(crate) settled: f64,
+}
+
+impl Times {
+    /// Both combined, time by time.
+    pub(crate) fn with(self, other: Self, f: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            arrived: f(self.arrived, other.arrived),
+            returned: f(self.returned, other.returned),
+            settled: f(self.settled, other.settled),
+        }
+    }
 }
 
 fn star() -> Result<(Topology, Vec<String>), castnet_topology::TopologyError> {
@@ -86,25 +131,31 @@ fn task(collective: Collective, bytes: u64) -> Task {
     }
 }
 
-/// Bytes that appendix K divides by the time.
-pub(crate) fn counted(way: Way, collective: Collective, bytes: u64) -> f64 {
-    let (bytes, ranks) = (bytes as f64, f64::from(RANKS));
-    match (way, collective) {
-        (Way::Epic(_), Collective::AllGather) => bytes * ranks,
-        (Way::Ring, Collective::AllGather) => bytes * (ranks - 1.0),
-        (Way::Ring, Collective::ReduceScatter) => bytes * (ranks - 1.0) / ranks,
-        _ => bytes,
+/// Does a run, after a barrier.
+pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Error + Send + Sync>> {
+    let Run {
+        way,
+        collective,
+        bytes,
+        loss,
+        seed,
+    } = *run;
+    if let Way::Ideal { window, notice } = way {
+        let ideal = Ideal {
+            ranks: RANKS.into(),
+            packets: bytes.div_ceil(PMTU.bytes() as u64) as usize,
+            window: window as usize,
+            notice,
+            loss: loss.rate,
+            lossy_links: loss.links as usize,
+        };
+        let time = ideal::allreduce(ideal, link(0.0), seed).0 as f64;
+        return Ok(Times {
+            arrived: time,
+            returned: time,
+            settled: time,
+        });
     }
-}
-
-/// Runs a collective, after a barrier.
-pub(crate) fn measure(
-    way: Way,
-    collective: Collective,
-    bytes: u64,
-    loss: Loss,
-    seed: u64,
-) -> Result<Times, Box<dyn std::error::Error>> {
     let (topology, hosts) = star()?;
     let config = SimConfig {
         // An ASIC: no worker that has to look.
@@ -113,54 +164,103 @@ pub(crate) fn measure(
         ..SimConfig::new(seed)
     };
     let mut sim = Simulation::new(&topology, config, ())?;
-    let qp = RankQp {
-        timeout: TIMEOUT,
-        window: 1024,
-        ..RankQp::default()
-    };
     match way {
-        Way::Epic(loss_policy) => {
-            let ranks = hosts.iter().map(|h| RankMember::new(h, Qpn::new(17))).collect();
-            let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
-            let request = CollectiveRequest {
-                loss_policy,
-                ack_timeout_us: (4096 << TIMEOUT) / 1000,
-                ..CollectiveRequest::new("group", mcst_id, PMTU, WINDOW as u16, ranks)
-            };
-            let machine = InNetworkConfig {
-                window_packets: WINDOW,
-                ..InNetworkConfig::new(0, RANKS)
-            };
-            sim.join_group(&topology, &request, machine, qp)?;
-        }
-        Way::Ring => {
-            // A ring has links from rank to rank. Here they go through the switch, whose ports on the way out cost nothing; the
-            // barrier by way of rank 0 has the star.
-            if collective != Collective::Barrier {
-                for i in 0..u32::from(RANKS) {
-                    sim.set_profile(LinkId(i), [link(0.0), PATCH]);
-                }
-            }
-            match collective {
-                Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier => {
-                    sim.join_wired(&hosts, PMTU, qp, |rank| {
-                        let machine = Relay::new(rank, RANKS, RING_PIECE, RING_DEPTH);
-                        (Box::new(machine), wires(rank, RANKS))
-                    })?;
-                }
-                _ => sim.join_hosts(&hosts, PMTU, qp, HostBasedConfig::new(0, RANKS))?,
-            }
-        }
+        Way::Epic(policy) => join(&mut sim, &topology, &hosts, setting, policy)?,
+        Way::InTurn => join(&mut sim, &topology, &hosts, setting, LossPolicy::Repair)?,
+        Way::Ring | Way::Steps | Way::Ideal { .. } => wire_up(&mut sim, &hosts, setting, way, collective)?,
     }
     // Teaches the switch where everybody is.
-    run(&mut sim, &hosts, Task::BARRIER)?;
+    call(&mut sim, &hosts, Task::BARRIER)?;
     for i in 0..loss.links {
         sim.set_profile(LinkId(i), [link(loss.rate); 2]);
     }
-    run(&mut sim, &hosts, task(collective, bytes))
+    if way != Way::InTurn {
+        return call(&mut sim, &hosts, task(collective, bytes));
+    }
+    let mut sum = Times::default();
+    for root in 0..RANKS {
+        let times = call(&mut sim, &hosts, task(Collective::Broadcast { root }, bytes))?;
+        let start = sum.settled;
+        sum = times.with(times, |t, _| start + t);
+    }
+    Ok(sum)
 }
 
-fn link(loss: f64) -> LinkProfile {
+fn qp(setting: Setting) -> RankQp {
+    RankQp {
+        timeout: setting.timeout,
+        window: 1024,
+        ..RankQp::default()
+    }
+}
+
+fn join(
+    sim: &mut Simulation,
+    topology: &Topology,
+    hosts: &[String],
+    setting: Setting,
+    loss_policy: LossPolicy,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let ranks = hosts.iter().map(|h| RankMember::new(h, Qpn::new(17))).collect();
+    let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
+    let request = CollectiveRequest {
+        loss_policy,
+        message_packets: setting.message_packets as u16,
+        ack_timeout_us: (4096 << setting.timeout) / 1000,
+        ..CollectiveRequest::new("group", mcst_id, PMTU, setting.window as u16, ranks)
+    };
+    let machine = InNetworkConfig {
+        window_packets: setting.window,
+        message_packets: setting.message_packets,
+        ..InNetworkConfig::new(0, RANKS)
+    };
+    sim.join_group(topology, &request, machine, qp(setting))?;
+    Ok(())
+}
+
+/// A ring has links from rank to rank. Here they go through the switch, whose ports on the way out cost nothing; the barrier by
+/// way of rank 0 has the star.
+fn wire_up(
+    sim: &mut Simulation,
+    hosts: &[String],
+    setting: Setting,
+    way: Way,
+    collective: Collective,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let in_steps = way == Way::Steps;
+    let relayed = matches!(
+        collective,
+        Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier
+    );
+    if collective != Collective::Barrier {
+        let mut line = link(0.0);
+        if in_steps && relayed {
+            // Who passes something on does so when the one before knows that it is there: a link's delay later.
+            line.delay = line.delay + line.delay;
+        }
+        for i in 0..u32::from(RANKS) {
+            sim.set_profile(LinkId(i), [line, PATCH]);
+        }
+    }
+    if !in_steps && !relayed {
+        sim.join_hosts(hosts, PMTU, qp(setting), HostBasedConfig::new(0, RANKS))?;
+        return Ok(());
+    }
+    sim.join_wired(hosts, PMTU, qp(setting), |rank| {
+        let mut wires = wires(rank, RANKS);
+        let machine: Box<dyn Machine> = match relayed {
+            true => Box::new(Relay::new(rank, RANKS, RING_PIECE, RING_DEPTH)),
+            false => {
+                wires.truncate(2);
+                Box::new(Steps::new(RANKS, RING_PIECE, RING_DEPTH))
+            }
+        };
+        (machine, wires)
+    })?;
+    Ok(())
+}
+
+pub(crate) fn link(loss: f64) -> LinkProfile {
     LinkProfile {
         rate_bps: 100_000_000_000,
         delay: Nanos::from_micros(1),
@@ -181,12 +281,12 @@ const PATCH: LinkProfile = LinkProfile {
     corruption: 0.0,
 };
 
-fn run(sim: &mut Simulation, hosts: &[String], task: Task) -> Result<Times, Box<dyn std::error::Error>> {
+fn call(sim: &mut Simulation, hosts: &[String], task: Task) -> Result<Times, Box<dyn Error + Send + Sync>> {
     let start = sim.now();
     for host in hosts {
         sim.start_task(host, task, None).ok_or("no rank")?;
     }
-    let mut results = Nanos::ZERO;
+    let mut returned = Nanos::ZERO;
     // Asked after each event: what is not yet done at the first rank that is not, cannot be over.
     let (mut first, mut settled) = (0, false);
     let end = sim.run_until(Nanos::from_secs(1000), |sim| {
@@ -196,13 +296,14 @@ fn run(sim: &mut Simulation, hosts: &[String], task: Task) -> Result<Times, Box<
             }
             first += 1;
             if first == hosts.len() && !settled {
-                results = sim.now();
+                returned = sim.now();
                 settled = true;
                 first = 0;
             }
         }
         true
     });
+    let mut arrived = None;
     for host in hosts {
         let rank = sim.rank_mut(host).ok_or("no rank")?;
         if let Some(fault) = rank.faults().first() {
@@ -214,13 +315,16 @@ fn run(sim: &mut Simulation, hosts: &[String], task: Task) -> Result<Times, Box<
         {
             return Err(failure.into());
         }
+        arrived = arrived.max(rank.tasks().filter_map(|t| t.delivered).max());
         rank.forget();
     }
     if end != End::Done {
         return Err(format!("the simulation ended with {end:?} at {}", sim.now()).into());
     }
+    let since = |at: Nanos| at.since(start).0 as f64;
     Ok(Times {
-        results: results.since(start),
-        settled: sim.now().since(start),
+        arrived: since(arrived.unwrap_or(returned)),
+        returned: since(returned),
+        settled: since(sim.now()),
     })
 }

@@ -35,10 +35,11 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
         .configure_mesh()
         .x_labels(2 * columns)
         .x_label_formatter(&name)
-        .y_desc("Gibit/s")
+        .y_desc(table.unit)
         .light_line_style(WHITE)
         .draw()?;
-    for (index, (way, cells)) in table.rows.iter().enumerate() {
+    for (index, row) in table.rows.iter().enumerate() {
+        let (way, cells) = (row.name, &row.cells);
         let color = Palette99::pick(index).to_rgba();
         let points = |value: &dyn Fn(usize) -> f64| -> Vec<(f64, f64)> {
             (0..cells.len()).map(|i| (i as f64, value(i))).collect()
@@ -51,7 +52,7 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
         chart.draw_series(ours.iter().map(|&at| Circle::new(at, 4, color.filled())))?;
         // Both policies stand beside the paper's one row.
-        if index == 0 || cells[0].paper.to_bits() != table.rows[0].1[0].paper.to_bits() {
+        if index == 0 || cells[0].paper.to_bits() != table.rows[0].cells[0].paper.to_bits() {
             chart
                 .draw_series(DashedLineSeries::new(paper, 6, 4, color.stroke_width(1)))?
                 .label(format!("{way}, paper"))

@@ -35,8 +35,8 @@ struct Running {
 }
 
 /// Towards the rank before, and towards the rank after.
-const BEFORE: ChannelId = ChannelId(0);
-const AFTER: ChannelId = ChannelId(1);
+pub(crate) const BEFORE: ChannelId = ChannelId(0);
+pub(crate) const AFTER: ChannelId = ChannelId(1);
 
 impl Relay {
     pub(crate) fn new(rank: u16, size: u16, piece: u32, depth: u32) -> Self {

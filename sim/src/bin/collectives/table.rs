@@ -1,50 +1,40 @@
-//! Tables, as text.
+//! Tables with what came out, as text, Markdown and JSON.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
-use castnet_comm::machine::Collective;
+use serde_json::{Value, json};
 
-use crate::reason;
-
-/// What stands above all tables.
-pub(crate) const HEAD: &str = "\
-EPIC, appendix K: 8 ranks, star (ring: rank to rank), 100 Gb/s, 1 us a link. Path MTU 4096, 82 bytes of headers, preamble and
-gap per packet, window 64 packets, messages of 16, QP time-out 32.8 us, no congestion control, hosts and switch that take no
-time. Throughput in Gibit/s, which is what the paper's Gbps are. A collective has ended where all have their results and what
-was sent is acknowledged, as the paper counts; 'in place' is what a program sees: all have their results.
-";
+use crate::measure::{Run, Times};
+use crate::reason::{self, Evidence, Reason};
+use crate::spec::{CellSpec, TableSpec};
 
 /// One cell.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Cell {
     /// What the paper has.
     pub(crate) paper: f64,
     /// What came out here, counted as there.
     pub(crate) ours: f64,
-    /// The same with the time rounded up to whole microseconds, as there.
-    pub(crate) rounded: f64,
-    /// Where only results count.
-    pub(crate) results: f64,
+    /// From the first call to the last return.
+    pub(crate) returned: f64,
+    /// By other ways, with times rounded up as in the paper.
+    pub(crate) others: Vec<f64>,
+    /// Why it differs by more than 10 %.
+    pub(crate) reason: Option<Reason>,
 }
 
 impl Cell {
     pub(crate) fn ratio(&self) -> f64 {
         self.ours / self.paper
     }
-
-    /// Whether it is within 10 % of the paper.
-    pub(crate) fn is_near(&self) -> bool {
-        near(self.ratio())
-    }
-
-    /// Whether it would be, rounded as there.
-    pub(crate) fn is_near_rounded(&self) -> bool {
-        near(self.rounded / self.paper)
-    }
 }
 
-fn near(ratio: f64) -> bool {
-    (0.9..=1.1).contains(&ratio)
+/// A row.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) cells: Vec<Cell>,
+    pub(crate) others: Vec<&'static str>,
 }
 
 /// A table of the paper.
@@ -52,9 +42,126 @@ fn near(ratio: f64) -> bool {
 pub(crate) struct Table {
     pub(crate) number: u32,
     pub(crate) title: String,
-    pub(crate) collective: Collective,
+    pub(crate) unit: &'static str,
     pub(crate) columns: Vec<String>,
-    pub(crate) rows: Vec<(String, Vec<Cell>)>,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// A time as the paper's simulator tells it.
+fn rounded_up(time: f64) -> f64 {
+    (time / 1e3).ceil() * 1e3
+}
+
+fn cell(spec: &CellSpec, row: Option<Reason>, of: &impl Fn(&Run) -> Times) -> Cell {
+    let times = spec.sample.times(of);
+    let time = spec.counting.of(&times);
+    let others: Vec<f64> = spec
+        .others
+        .iter()
+        .map(|(sample, counting)| spec.amount / rounded_up(counting.of(&sample.times(of))))
+        .collect();
+    let ours = spec.amount / time;
+    Cell {
+        paper: spec.paper,
+        ours,
+        returned: spec.amount / times.returned,
+        reason: reason::of(Evidence {
+            paper: spec.paper,
+            ours,
+            rounded: spec.amount / rounded_up(time),
+            others: &others,
+            row,
+            cell: spec.reason,
+        }),
+        others,
+    }
+}
+
+impl Table {
+    /// With the times that runs took.
+    pub(crate) fn new(spec: &TableSpec, of: impl Fn(&Run) -> Times) -> Self {
+        let rows = spec.rows.iter().map(|row| Row {
+            name: row.name,
+            cells: row.cells.iter().map(|c| cell(c, row.reason, &of)).collect(),
+            others: row.others.clone(),
+        });
+        Self {
+            number: spec.number,
+            title: spec.title.clone(),
+            unit: spec.unit,
+            columns: spec.columns.clone(),
+            rows: rows.collect(),
+        }
+    }
+
+    /// Name and text of each line, but for the head.
+    fn lines(&self) -> Vec<(String, Vec<String>)> {
+        let mut lines = Vec::new();
+        for row in &self.rows {
+            let mut line = |what: &str, text: &dyn Fn(&Cell) -> String| {
+                lines.push((
+                    format!("{}: {what}", row.name),
+                    row.cells.iter().map(text).collect(),
+                ));
+            };
+            line("paper", &|c| value(c.paper));
+            line("castnet", &|c| value(c.ours));
+            line("calls return", &|c| value(c.returned));
+            for (i, name) in row.others.iter().enumerate() {
+                line(name, &|c| value(c.others[i]));
+            }
+            line("ratio", &|c| {
+                format!("{:.2}{}", c.ratio(), c.reason.map_or(' ', |r| r.letter))
+            });
+        }
+        lines
+    }
+
+    /// For a page of the documentation.
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = format!("### Table {}: {}\n\n| |", self.number, self.title);
+        for column in &self.columns {
+            let _ = write!(text, " {column} |");
+        }
+        text += "\n|---|";
+        self.columns.iter().for_each(|_| text += "---:|");
+        for (name, values) in self.lines() {
+            let bold = if name.ends_with("ratio") { "**" } else { "" };
+            let _ = write!(text, "\n| {name} |");
+            for value in values {
+                let _ = write!(text, " {bold}{}{bold} |", value.trim_end());
+            }
+        }
+        text + "\n"
+    }
+
+    /// For programs.
+    pub(crate) fn json(&self) -> Value {
+        let cell = |(column, cell): (&String, &Cell)| {
+            json!({
+                "column": column,
+                "paper": cell.paper,
+                "castnet": cell.ours,
+                "returned": cell.returned,
+                "ratio": cell.ratio(),
+                "others": cell.others,
+                "reason": cell.reason.map(|r| r.letter.to_string()),
+            })
+        };
+        let row = |row: &Row| {
+            json!({
+                "name": row.name,
+                "others": row.others,
+                "cells": self.columns.iter().zip(&row.cells).map(cell).collect::<Vec<_>>(),
+            })
+        };
+        json!({
+            "table": self.number,
+            "title": self.title,
+            "unit": self.unit,
+            "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
+        })
+    }
 }
 
 fn value(value: f64) -> String {
@@ -68,26 +175,21 @@ fn value(value: f64) -> String {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Table {}: {}", self.number, self.title)?;
-        write!(f, "{:27}", "")?;
+        write!(f, "{:30}", "")?;
         for column in &self.columns {
-            write!(f, "{column:>9}")?;
+            write!(f, "{:>8} ", column)?;
         }
         writeln!(f)?;
-        for (name, cells) in &self.rows {
-            let mut line = |what: &str, text: &dyn Fn(&Cell) -> String| {
-                write!(f, "{name:17} {what:9}")?;
-                for cell in cells {
-                    write!(f, "{:>9}", text(cell))?;
+        for (name, values) in self.lines() {
+            write!(f, "{name:30}")?;
+            for value in values {
+                // A letter hangs out on the right.
+                match value.ends_with(|c: char| !c.is_ascii_digit()) {
+                    true => write!(f, "{value:>9}")?,
+                    false => write!(f, "{value:>8} ")?,
                 }
-                writeln!(f)
-            };
-            line("paper", &|c| value(c.paper))?;
-            line("castnet", &|c| value(c.ours))?;
-            line("in place", &|c| value(c.results))?;
-            line("ratio", &|c| {
-                let reason = reason::of(self, name, c).map_or(' ', |r| r.letter);
-                format!("{:.2}{reason}", c.ratio())
-            })?;
+            }
+            writeln!(f)?;
         }
         Ok(())
     }

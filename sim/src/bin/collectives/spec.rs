@@ -1,0 +1,340 @@
+//! What is run for each cell of each table, and what is counted of it.
+
+use castnet_comm::machine::Collective;
+use castnet_rules::LossPolicy;
+use castnet_wire::Nanos;
+
+use crate::measure::{Loss, RANKS, Run, Times, Way};
+use crate::paper;
+use crate::reason::{self, Reason};
+
+/// When a collective has ended. The paper counts not always alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counting {
+    /// When results have arrived.
+    Arrived,
+    /// When all that was sent is acknowledged.
+    Settled,
+}
+
+impl Counting {
+    pub(crate) fn of(self, times: &Times) -> f64 {
+        match self {
+            Self::Arrived => times.arrived,
+            Self::Settled => times.settled,
+        }
+    }
+}
+
+/// How a time comes about.
+#[derive(Clone, Debug)]
+pub(crate) enum Sample {
+    /// The mean of some runs.
+    Mean(Vec<Run>),
+    /// A message too long to be simulated whole: as the one of `whole` bytes, and from there on as fast as between the half and
+    /// the whole of it.
+    Steady { half: Run, whole: Run, more: f64 },
+}
+
+impl Sample {
+    fn of(run: Run, whole_bytes: u64) -> Self {
+        if run.bytes <= whole_bytes {
+            return Self::Mean(vec![run]);
+        }
+        let of = |bytes| Run { bytes, ..run };
+        Self::Steady {
+            half: of(whole_bytes / 2),
+            whole: of(whole_bytes),
+            more: (run.bytes - whole_bytes) as f64 / (whole_bytes - whole_bytes / 2) as f64,
+        }
+    }
+
+    pub(crate) fn runs(&self) -> Vec<Run> {
+        match self {
+            Self::Mean(runs) => runs.clone(),
+            Self::Steady { half, whole, .. } => vec![*half, *whole],
+        }
+    }
+
+    pub(crate) fn times(&self, of: impl Fn(&Run) -> Times) -> Times {
+        match self {
+            Self::Mean(runs) => {
+                let count = runs.len().max(1) as f64;
+                runs.iter().fold(Times::default(), |sum, run| {
+                    sum.with(of(run), |sum, time| sum + time / count)
+                })
+            }
+            Self::Steady { half, whole, more } => {
+                of(half).with(of(whole), |half, whole| whole + (whole - half) * more)
+            }
+        }
+    }
+}
+
+/// One cell.
+#[derive(Clone, Debug)]
+pub(crate) struct CellSpec {
+    pub(crate) paper: f64,
+    /// What is divided by the time in nanoseconds.
+    pub(crate) amount: f64,
+    pub(crate) sample: Sample,
+    pub(crate) counting: Counting,
+    /// The same by other ways, for comparison.
+    pub(crate) others: Vec<(Sample, Counting)>,
+    /// Why it differs, where the row's reason is not it.
+    pub(crate) reason: Option<Reason>,
+}
+
+/// A row.
+#[derive(Clone, Debug)]
+pub(crate) struct RowSpec {
+    pub(crate) name: &'static str,
+    pub(crate) cells: Vec<CellSpec>,
+    /// Names of the other ways.
+    pub(crate) others: Vec<&'static str>,
+    /// Why cells differ, where the paper's lie among those of the other ways.
+    pub(crate) reason: Option<Reason>,
+}
+
+/// A table.
+#[derive(Clone, Debug)]
+pub(crate) struct TableSpec {
+    pub(crate) number: u32,
+    pub(crate) title: String,
+    pub(crate) unit: &'static str,
+    pub(crate) columns: Vec<String>,
+    pub(crate) rows: Vec<RowSpec>,
+}
+
+/// How much is simulated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) whole_bytes: u64,
+    pub(crate) seed: u64,
+    pub(crate) seeds: u64,
+}
+
+/// All tables.
+pub(crate) fn tables(extent: Extent) -> Vec<TableSpec> {
+    let mut tables: Vec<TableSpec> = paper::BY_SIZE.iter().map(|t| by_size(extent, t)).collect();
+    tables.push(barrier());
+    tables.push(by_loss_rate(extent));
+    tables.push(by_lossy_links(extent));
+    tables
+}
+
+fn quiet(way: Way, collective: Collective, bytes: u64) -> Run {
+    Run {
+        way,
+        collective,
+        bytes,
+        loss: Loss::NONE,
+        seed: 0,
+    }
+}
+
+/// Gibit for a division by nanoseconds.
+fn gibit(bytes: f64) -> f64 {
+    bytes * 8.0 * 1e9 / (1u64 << 30) as f64
+}
+
+fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
+    use Counting::{Arrived, Settled};
+    let collective = paper.collective;
+    let epic = Way::Epic(LossPolicy::Repair);
+    let ranks = f64::from(RANKS);
+    let (gathers, scatters) = (
+        collective == Collective::AllGather,
+        collective == Collective::ReduceScatter,
+    );
+    // What the paper divides, per byte of the message.
+    let amounts = match (gathers, scatters) {
+        (true, _) => [ranks, ranks - 1.0],
+        (_, true) => [1.0, (ranks - 1.0) / ranks],
+        _ => [1.0, 1.0],
+    };
+    // How it counts: see `paper`.
+    let (countings, others): (_, [Option<(&str, Way, Reason)>; 2]) = match collective {
+        Collective::AllReduce => (
+            [Settled, Arrived],
+            [None, Some(("in 15 steps", Way::Steps, reason::RING_ALLREDUCE))],
+        ),
+        Collective::Reduce { .. } => (
+            [Arrived, Settled],
+            [None, Some(("2 us a hop", Way::Steps, reason::RING_REDUCE))],
+        ),
+        Collective::Broadcast { .. } => ([Arrived, Settled], [None, None]),
+        Collective::AllGather => (
+            [Arrived, Arrived],
+            [
+                Some(("one by one", Way::InTurn, reason::IN_TURN)),
+                Some(("in steps", Way::Steps, reason::RING_STEPS)),
+            ],
+        ),
+        Collective::ReduceScatter | Collective::Barrier => (
+            [Arrived, Arrived],
+            [None, Some(("in steps", Way::Steps, reason::RING_STEPS))],
+        ),
+    };
+    // An AllGather moves a message from each rank; but shorter ones than 1 MiB have no steady state yet.
+    let whole = if gathers {
+        (extent.whole_bytes / u64::from(RANKS)).max(1 << 20)
+    } else {
+        extent.whole_bytes
+    };
+    let sources = [("Mode-II", epic, &paper.epic), ("Ring", Way::Ring, &paper.ring)];
+    let rows = sources.into_iter().enumerate().map(|(i, (name, way, theirs))| {
+        let cell = |(&bytes, &paper): (&u64, &f64)| CellSpec {
+            paper,
+            amount: gibit(bytes as f64 * amounts[i]),
+            sample: Sample::of(quiet(way, collective, bytes), whole),
+            counting: countings[i],
+            others: others[i]
+                .iter()
+                .map(|(_, way, _)| (Sample::of(quiet(*way, collective, bytes), whole), Arrived))
+                .collect(),
+            reason: None,
+        };
+        RowSpec {
+            name,
+            cells: paper::SIZES.iter().zip(theirs).map(cell).collect(),
+            others: others[i].iter().map(|(name, ..)| *name).collect(),
+            reason: others[i].map(|(.., reason)| reason),
+        }
+    });
+    TableSpec {
+        number: paper.number,
+        title: format!("{} by message size, Gibit/s", paper.name),
+        unit: "Gibit/s",
+        columns: paper::SIZES.map(size_name).into(),
+        rows: rows.collect(),
+    }
+}
+
+fn barrier() -> TableSpec {
+    let ways = [
+        ("Mode-II", Way::Epic(LossPolicy::Repair)),
+        ("to rank 0", Way::Ring),
+    ];
+    let rows = ways
+        .into_iter()
+        .zip(paper::BARRIER)
+        .map(|((name, way), paper)| RowSpec {
+            name,
+            cells: vec![CellSpec {
+                paper,
+                amount: 1e9,
+                sample: Sample::Mean(vec![quiet(way, Collective::Barrier, 0)]),
+                counting: Counting::Settled,
+                others: Vec::new(),
+                reason: None,
+            }],
+            others: Vec::new(),
+            reason: None,
+        });
+    TableSpec {
+        number: 30,
+        title: "barriers per second".into(),
+        unit: "1/s",
+        columns: vec!["1/s".into()],
+        rows: rows.collect(),
+    }
+}
+
+fn by_loss_rate(extent: Extent) -> TableSpec {
+    let columns = paper::BY_LOSS.map(|(percent, _)| format!("{percent} %"));
+    let cells = paper::BY_LOSS.map(|(percent, paper)| {
+        let loss = Loss {
+            links: u32::from(percent > 0.0),
+            rate: percent / 100.0,
+        };
+        // There the paper falls where nothing else does.
+        (loss, paper, (percent > 10.0).then_some(reason::CLIFF))
+    });
+    lossy(
+        extent,
+        31,
+        "AllReduce of 4 MiB, loss on one link",
+        &columns,
+        &cells,
+    )
+}
+
+fn by_lossy_links(extent: Extent) -> TableSpec {
+    let columns: Vec<String> = (0..paper::BY_LINKS.len())
+        .map(|links| links.to_string())
+        .collect();
+    let cells: Vec<_> = (0..)
+        .zip(paper::BY_LINKS)
+        .map(|(links, paper)| (Loss { links, rate: 0.05 }, paper, None))
+        .collect();
+    lossy(
+        extent,
+        32,
+        "AllReduce of 4 MiB, 5 % of loss on so many links",
+        &columns,
+        &cells,
+    )
+}
+
+fn lossy(
+    extent: Extent,
+    number: u32,
+    title: &str,
+    columns: &[String],
+    cells: &[(Loss, f64, Option<Reason>)],
+) -> TableSpec {
+    let sample = |way: Way, loss: Loss| {
+        let seeds = if loss.links == 0 { 1 } else { extent.seeds.max(1) };
+        let run = |seed| Run {
+            way,
+            collective: Collective::AllReduce,
+            bytes: paper::LOSS_BYTES,
+            loss,
+            seed,
+        };
+        Sample::Mean((extent.seed..extent.seed + seeds).map(run).collect())
+    };
+    // A round trip until a loss is known.
+    let ideal = |window| Way::Ideal {
+        window,
+        notice: Nanos::from_micros(4),
+    };
+    let rows = [
+        ("Mode-II, repair", LossPolicy::Repair),
+        ("Mode-II, reflect", LossPolicy::Reflect),
+    ];
+    let rows = rows.map(|(name, policy)| RowSpec {
+        name,
+        cells: cells
+            .iter()
+            .map(|&(loss, paper, reason)| CellSpec {
+                paper,
+                amount: gibit(paper::LOSS_BYTES as f64),
+                sample: sample(Way::Epic(policy), loss),
+                counting: Counting::Settled,
+                others: [24, 64]
+                    .map(|window| (sample(ideal(window), loss), Counting::Settled))
+                    .into(),
+                reason,
+            })
+            .collect(),
+        others: vec!["ideal, 24", "ideal, 64"],
+        reason: Some(reason::GO_BACK),
+    });
+    TableSpec {
+        number,
+        title: format!("{title}, Gibit/s"),
+        unit: "Gibit/s",
+        columns: columns.to_vec(),
+        rows: rows.into(),
+    }
+}
+
+fn size_name(bytes: u64) -> String {
+    match bytes {
+        b if b >= 1 << 30 => format!("{}G", b >> 30),
+        b if b >= 1 << 20 => format!("{}M", b >> 20),
+        b => format!("{}K", b >> 10),
+    }
+}
