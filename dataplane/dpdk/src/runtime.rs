@@ -140,7 +140,11 @@ impl Runtime {
             "that queues= asks for",
         )?;
         enough("send", info.tx_queues_max, self.threads, "worker")?;
-        let device_max = if info.any_length { usize::MAX } else { info.mtu_max };
+        let device_max = if info.memif {
+            memif_buffer(spec).saturating_sub(frame_max(0))
+        } else {
+            info.mtu_max
+        };
         let max = device_max.min(self.whole.room() - frame_max(0));
         let mtu = spec.mtu.unwrap_or(MTU.min(max));
         if !(info.mtu_min..=max).contains(&mtu) {
@@ -161,4 +165,11 @@ impl Runtime {
         };
         probed.start(set_up, self.whole.clone())
     }
+}
+
+/// Bytes of a buffer in the ring of a memif device, as both of its ends must be told.
+fn memif_buffer(spec: &DpdkSpec) -> usize {
+    let options = spec.arguments.split(',');
+    let mut given = options.filter_map(|o| o.strip_prefix("bsize=")?.parse().ok());
+    given.next_back().unwrap_or(2048)
 }

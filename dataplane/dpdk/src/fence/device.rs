@@ -18,8 +18,10 @@ use crate::rss;
 /// Drivers that send frames of several segments and do not say so (seen in DPDK 22.11: they read or free them segment by
 /// segment).
 const TAKES_SEGMENTS: &[&str] = &["net_null", "net_pcap"];
-/// Drivers that carry frames of any length in pieces, and say that 1518 bytes are the most.
-const TAKES_ANY_LENGTH: &[&str] = &["net_memif"];
+/// memif. It says that 1518 bytes are the most and that it takes several segments; but it carries whatever fits one buffer
+/// of its ring, and where a frame needs several, whether for its length or its segments, its descriptors keep a flag of
+/// earlier frames (seen in DPDK 22.11), and later frames come out glued together.
+const MEMIF: &str = "net_memif";
 
 /// What a device is and can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +33,8 @@ pub(crate) struct DeviceInfo {
     pub(crate) mtu_min: usize,
     /// As far as the driver knows.
     pub(crate) mtu_max: usize,
-    /// Whether it takes longer packets all the same.
-    pub(crate) any_length: bool,
+    /// Whether what it says of lengths and segments is not to be believed: see [`MEMIF`].
+    pub(crate) memif: bool,
 }
 
 /// How a device is set up.
@@ -130,7 +132,7 @@ impl Probed {
         }
         let driver = eal::text(info.driver.as_ptr());
         Ok(DeviceInfo {
-            any_length: TAKES_ANY_LENGTH.contains(&driver.as_str()),
+            memif: driver == MEMIF,
             driver,
             mac: MacAddr(info.mac),
             rx_queues_max: info.rx_queues_max.into(),
@@ -180,7 +182,8 @@ impl Probed {
         }
         Ok(Device {
             probed: self,
-            multi_segment: setup.multi_segment != 0 || TAKES_SEGMENTS.contains(&info.driver.as_str()),
+            multi_segment: TAKES_SEGMENTS.contains(&info.driver.as_str())
+                || (setup.multi_segment != 0 && !info.memif),
             info,
             mtu: set_up.mtu,
             rss: setup.rss != 0,

@@ -1,0 +1,152 @@
+//! One to many over DPDK's virtual devices: a file that net_pcap reads over and over, and net_null to send to. The switch with
+//! connection bridging beside a loop that does nothing but copy, in one run, on one core; and copies beside shared bodies.
+//!
+//! `cargo bench -p castnet-dpdk-tests --features dpdk [-- SECONDS]`
+
+fn main() {
+    #[cfg(feature = "dpdk")]
+    dpdk::main();
+}
+
+#[cfg(feature = "dpdk")]
+mod dpdk {
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    use castnet_dpdk::{Config, DpdkMemory, Hugepages, Mbuf, Runtime};
+    use castnet_dpdk_tests::frames::{data, group};
+    use castnet_dpdk_tests::{config, write_pcap};
+    use castnet_port::{Batch, DpdkSpec, Memory, MemoryPort, PoolConfig, Port, PortSpec, Sides};
+    use castnet_worker::{Dataplane, Idle, WorkerConfig};
+
+    /// Frames of the file; net_pcap keeps them all in buffers.
+    const FRAMES: usize = 512;
+
+    pub(super) fn main() {
+        let seconds = std::env::args().skip(1).find_map(|a| a.parse().ok()).unwrap_or(1.0);
+        let time = Duration::from_secs_f64(seconds);
+        let folder = tempfile::tempdir().expect("a folder");
+        println!("DPDK: {}", castnet_dpdk::version());
+        println!("million frames out per second, one worker, net_pcap in, net_null out");
+        println!(
+            "{:>8} {:>6} {:>10} {:>10} {:>10} {:>8}",
+            "payload", "fanout", "copy loop", "switch", "ns a copy", "ratio"
+        );
+        for payload in [64, 1024, 4096] {
+            let file = folder.path().join(format!("{payload}.pcap"));
+            let frames: Vec<_> = (0..FRAMES).map(|psn| data(0, 0, psn as u32, payload, false)).collect();
+            write_pcap(&file, &frames);
+            for fanout in [1, 4, 8] {
+                let copy = copy_loop(&file, fanout, None, time);
+                let switch = switch(&file, fanout, time);
+                println!(
+                    "{payload:>8} {fanout:>6} {copy:>10.2} {switch:>10.2} {:>10.1} {:>8.2}",
+                    1e3 / switch,
+                    switch / copy
+                );
+            }
+        }
+        println!("\ncopied beside shared, 1 to 8, million frames out per second of the loop without a switch");
+        println!("{:>8} {:>10} {:>10} {:>8}", "payload", "copied", "shared", "ratio");
+        for payload in [512, 1024, 1536, 2048, 3072, 4096, 8192] {
+            let file = folder.path().join(format!("{payload}.pcap"));
+            let frames: Vec<_> = (0..FRAMES).map(|psn| data(0, 0, psn as u32, payload, false)).collect();
+            write_pcap(&file, &frames);
+            let copied = copy_loop(&file, 8, Some(usize::MAX), time);
+            let shared = copy_loop(&file, 8, Some(0), time);
+            println!("{payload:>8} {copied:>10.2} {shared:>10.2} {:>8.2}", shared / copied);
+        }
+    }
+
+    fn specs(file: &Path, fanout: usize) -> Vec<String> {
+        let source = format!("dpdk:net_pcap0,rx_pcap={},infinite_rx=1,tx_pcap=/dev/null", file.display());
+        let sink = |n| format!("dpdk:net_null{n},no-rx=1");
+        std::iter::once(source).chain((1..=fanout).map(sink)).collect()
+    }
+
+    fn runtime(devices: Vec<DpdkSpec>, pool: PoolConfig) -> std::sync::Arc<Runtime> {
+        Runtime::start(&Config {
+            threads: 1,
+            pool,
+            hugepages: Hugepages::Auto,
+            devices,
+        })
+        .expect("DPDK")
+    }
+
+    /// Receives, makes the replicas as the port thinks best (or as `share_from` says), writes the first 64 bytes and the
+    /// trailer of each, and sends them.
+    fn copy_loop(file: &Path, fanout: usize, share_from: Option<usize>, time: Duration) -> f64 {
+        let specs: Vec<PortSpec> = specs(file, fanout).iter().map(|s| s.parse().expect("a port")).collect();
+        let devices = specs.iter().filter_map(|s| s.dpdk().cloned()).collect();
+        let memory = runtime(devices, config(&[], 1, 1).pool).memory().expect("memory");
+        if let Some(bytes) = share_from {
+            memory.share_from(bytes);
+        }
+        let mut ports: Vec<MemoryPort<DpdkMemory>> = specs
+            .iter()
+            .map(|s| memory.open(s, Sides::Both, 0).expect("a port"))
+            .collect();
+        let (source, sinks) = ports.split_first_mut().expect("a source");
+        let mut out: Vec<Batch<Mbuf>> = (0..fanout).map(|_| Batch::new()).collect();
+        let mut batch = Batch::new();
+        let (mut start, mut sent, mut warm) = (Instant::now(), 0_u64, false);
+        loop {
+            for _ in 0..64 {
+                source.receive(&mut batch);
+                for frame in batch.drain(..) {
+                    let (last, others) = out.split_last_mut().expect("a sink");
+                    for (out, sink) in others.iter_mut().zip(sinks.iter_mut()) {
+                        let mut copy = sink.replicate(&frame, 64).expect("a buffer");
+                        touch(&mut copy);
+                        out.push(copy);
+                    }
+                    let mut frame = frame;
+                    touch(&mut frame);
+                    last.push(frame);
+                }
+                for (out, sink) in out.iter_mut().zip(sinks.iter_mut()) {
+                    sent += out.len() as u64;
+                    sink.send(out);
+                }
+            }
+            let elapsed = start.elapsed();
+            if !warm && elapsed > time / 4 {
+                (start, sent, warm) = (Instant::now(), 0, true);
+            } else if elapsed > time {
+                return sent as f64 / elapsed.as_secs_f64() / 1e6;
+            }
+        }
+    }
+
+    fn touch(frame: &mut Mbuf) {
+        use castnet_port::FrameBuf;
+        if let Some(head) = frame.head_mut().first_chunk_mut::<54>() {
+            head.fill(0x5A);
+        }
+        frame.set_trailer([0x5A; 4]);
+    }
+
+    fn switch(file: &Path, fanout: usize, time: Duration) -> f64 {
+        let mut config = config(&specs(file, fanout), 1, 1);
+        config.workers = vec![WorkerConfig {
+            core: None,
+            idle: Idle::Busy,
+        }];
+        let devices = config.ports.iter().filter_map(|p| p.spec.dpdk().cloned()).collect();
+        let runtime = runtime(devices, config.pool);
+        let dataplane = Dataplane::start_in(config, move |_| Ok(runtime.memory()?)).expect("a dataplane");
+        let ports: Vec<_> = (0..=fanout).collect();
+        dataplane.install_group(&group(0, &ports)).expect("a group");
+        let sent = || {
+            let counters = dataplane.counters().expect("counters");
+            (counters.at, counters.totals.replicated + counters.totals.copies)
+        };
+        std::thread::sleep(time / 4);
+        let (from, before) = sent();
+        std::thread::sleep(time);
+        let (to, after) = sent();
+        dataplane.stop();
+        (after - before) as f64 / (to.since(from).0 as f64 / 1e9) / 1e6
+    }
+}
