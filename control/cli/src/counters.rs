@@ -2,8 +2,6 @@
 
 mod collective;
 
-use std::io::IsTerminal;
-
 use clap::Args;
 use serde::Serialize;
 
@@ -11,9 +9,10 @@ use crate::api;
 use crate::connect::AgentArgs;
 use crate::drops::DropRow;
 use crate::exit::Outcome;
-use crate::output::{Output, Page, Report, Row, write_stdout};
+use crate::output::{Output, Page, Report, Row};
 use crate::port::PortRow;
-use crate::units::{Span, bit_rate, bytes, count};
+use crate::units::{bit_rate, bytes, count};
+use crate::watch::WatchArgs;
 use collective::{CollectiveRate, CollectiveRow};
 
 /// Counters of ports, groups, collective groups with their endpoints, and drops; with --watch, rates
@@ -23,12 +22,8 @@ use collective::{CollectiveRate, CollectiveRow};
   castnet counters --watch                      rates, each second, until Ctrl-C
   castnet counters --watch 5s --output json     one JSON object a line, for scripts")]
 pub(crate) struct CountersCommand {
-    /// Asks again and again, and shows rates; the time between is 1s unless given
-    #[arg(short, long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "1s")]
-    watch: Option<Span>,
-    /// With --watch: ends after so many times
-    #[arg(long, value_name = "N", requires = "watch")]
-    count: Option<u64>,
+    #[command(flatten)]
+    watch: WatchArgs,
     #[command(flatten)]
     agent: AgentArgs,
 }
@@ -401,40 +396,18 @@ impl Report for Watched {
     }
 }
 
-/// Clears a terminal and puts the cursor into its first corner.
-const CLEAR: &str = "\x1b[2J\x1b[H";
-
 impl CountersCommand {
-    /// Shows counters once, or again and again.
+    /// Shows counters once, or, with rates, again and again.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
-        let Some(every) = self.watch else {
-            let counters = agent.get_counters(api::GetCountersRequest {}).await?.into_inner();
-            return output.show(&Snapshot::from(counters));
-        };
-        let clears = !output.is_json() && std::io::stdout().is_terminal();
-        let mut ticks = tokio::time::interval(every.0.max(std::time::Duration::from_millis(10)));
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut before: Option<Snapshot> = None;
-        let mut shown = 0;
-        while self.count.is_none_or(|most| shown < most) {
-            ticks.tick().await;
+        let look = async || {
             let counters = agent.get_counters(api::GetCountersRequest {}).await?.into_inner();
             let watched = Watched::new(Snapshot::from(counters), before.as_ref());
-            if !output.is_json() {
-                write_stdout(if clears {
-                    CLEAR
-                } else if shown > 0 {
-                    "\n"
-                } else {
-                    ""
-                })?;
-            }
-            output.show_next(&watched)?;
-            before = Some(watched.now);
-            shown += 1;
-        }
-        Ok(())
+            before = Some(watched.now.clone());
+            Ok(watched)
+        };
+        self.watch.show(output, look).await
     }
 }
 

@@ -45,8 +45,12 @@ struct EventLine {
 
 impl Report for EventLine {
     fn page(&self, page: &mut Page) {
+        let group = match &self.group {
+            Some(group) if !self.message.contains(group.as_str()) => format!("{group}: "),
+            _ => String::new(),
+        };
         page.line(format!(
-            "{:.6} {}: {}",
+            "{:.6} {}: {group}{}",
             self.at_ns as f64 / 1e9,
             self.kind,
             self.message

@@ -11,9 +11,10 @@ use serde::Serialize;
 
 use crate::api;
 use crate::connect::{self, CONTROLLER, Tls};
-use crate::exit::Outcome;
-use crate::output::{Done, Output, Row, Rows};
+use crate::exit::{Failure, Outcome};
+use crate::output::{Done, Output, Page, Report, Row, Rows};
 use crate::units;
+use crate::watch::WatchArgs;
 use create::Create;
 pub(crate) use create::{number, pmtu, qpn};
 
@@ -26,7 +27,7 @@ Examples:
   castnet group create g --source h1 --members h2,h3,h4
   castnet group show g                          the tree, and how far each path has acknowledged
   castnet group create job --collective --ranks h1,h2,h3,h4
-  castnet group show job                        the tree, the slots in use and how far each rank is
+  castnet group show job --watch                the tree, the slots in use and how far each rank is
   castnet group members g
   castnet group destroy g
   castnet group list --agent unix:/run/castnet/leaf1.sock
@@ -39,17 +40,36 @@ pub(crate) struct GroupCommand {
     place: Place,
 }
 
+const CREATE_HELP: &str = "\
+A multicast group needs --source and --members, a collective group --collective and --ranks, a switch without a controller \
+--agent and --rules.
+
+Examples:
+  castnet group create g --source h1 --members h2,h3,h4 --pmtu 4096
+  castnet group create job --collective --ranks h1,h2,h3,h4
+  castnet group create job --collective --ranks h1,h2,h3,h4 --reproducible --window 256 --pmtu 4096
+  castnet group create --agent http://127.0.0.1:7471 --rules rules.toml
+
+Then: castnet group show NAME tells who is missing; castnet host --help how members and ranks join.";
+
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Creates a group; it waits for its members or ranks to join (castnet host)
+    #[command(after_help = CREATE_HELP)]
     Create(Create),
     /// Lists groups
     #[command(visible_alias = "ls")]
     List,
     /// Shows one group: its tree, and how far each path or rank is
+    #[command(after_help = "Examples:
+  castnet group show g
+  castnet group show job --watch 2s             who is how far, again and again, until Ctrl-C
+  castnet group show job --agent unix:/run/castnet/leaf1.sock    what one switch has of it")]
     Show {
         /// Its name; at a switch, its name or its McstID
         group: String,
+        #[command(flatten)]
+        watch: WatchArgs,
     },
     /// Lists the members or ranks of a group and how far each is
     Members {
@@ -241,12 +261,20 @@ fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
     let phase = collective::phase_name(state.phase());
     let reason = match state.reason.as_str() {
         "" => String::new(),
-        reason => format!(": {reason} (castnet host --help)"),
+        reason => format!(": {reason}"),
     };
-    let sentence = format!(
+    let mut sentence = format!(
         "collective group {} has McstID {} and is {phase}{reason}",
         state.name, state.mcst_id
     );
+    if let Some(first) = state.members.first() {
+        sentence.push_str(&format!(
+            "\neach rank joins with such as: castnet host allreduce --job {} --size {} --rank 0 --name {}",
+            state.name,
+            state.members.len(),
+            first.host
+        ));
+    }
     Done {
         facts: CollectiveCreated {
             group: state.name,
@@ -266,6 +294,42 @@ struct Destroyed {
     pending_switches: Vec<String>,
 }
 
+/// A group of either kind.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Shown {
+    Multicast(show::GroupReport),
+    Collective(collective::CollectiveReport),
+}
+
+impl Report for Shown {
+    fn page(&self, page: &mut Page) {
+        match self {
+            Self::Multicast(report) => report.page(page),
+            Self::Collective(report) => report.page(page),
+        }
+    }
+}
+
+/// The controller said no to something about `group`: what to do next.
+fn refused(status: tonic::Status, group: &str) -> Failure {
+    let code = status.code();
+    let failure = Failure::from(status);
+    match code {
+        tonic::Code::NotFound => {
+            failure.next("castnet group list shows the groups, castnet topology the switches and hosts")
+        }
+        tonic::Code::AlreadyExists => failure.next(format!(
+            "castnet group show {group} shows it; castnet group destroy {group} makes room for another"
+        )),
+        tonic::Code::InvalidArgument => failure.next("castnet group create --help has what can be given"),
+        tonic::Code::ResourceExhausted => {
+            failure.next("castnet topology shows how much memory and how many groups each switch has left")
+        }
+        _ => failure,
+    }
+}
+
 impl GroupCommand {
     /// Speaks to the controller, or to one switch.
     pub(crate) async fn run(self, output: Output) -> Outcome {
@@ -278,15 +342,16 @@ impl GroupCommand {
         match self.verb {
             Verb::Create(create) if create.collective.collective => {
                 let request = create.collective_request();
-                let state = controller.create_collective(request).await?.into_inner().group;
+                let name = request.name.clone();
+                let answer = controller.create_collective(request).await;
+                let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
                 output.show(&collective_created(state.unwrap_or_default()))
             }
             Verb::Create(create) => {
-                let state = controller
-                    .create_group(create.request())
-                    .await?
-                    .into_inner()
-                    .group;
+                let request = create.request();
+                let name = request.name.clone();
+                let answer = controller.create_group(request).await;
+                let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
                 let state = state.unwrap_or_default();
                 let phase = phase_name(state.phase());
                 let waits: Vec<_> = state
@@ -330,26 +395,30 @@ impl GroupCommand {
                 rows.sort_by(|x, y| x.group.cmp(&y.group));
                 output.show(&Rows::new(rows, "no groups: castnet group create --help"))
             }
-            Verb::Show { group } => {
-                let group = controller
-                    .get_group(api::GetGroupRequest { group })
-                    .await?
-                    .into_inner();
-                let switches = controller
-                    .list_switches(api::ListSwitchesRequest {})
-                    .await?
-                    .into_inner()
-                    .switches;
-                if let Some(collective) = group.collective {
-                    let report = collective::CollectiveReport::gather(collective, &switches, &security);
-                    return output.show(&report.await);
-                }
-                output.show(&show::GroupReport::gather(group, &switches, &security).await)
+            Verb::Show { group, watch } => {
+                let look = async || {
+                    let request = api::GetGroupRequest { group: group.clone() };
+                    let answer = controller.get_group(request).await;
+                    let found = answer.map_err(|s| refused(s, &group))?.into_inner();
+                    let request = api::ListSwitchesRequest {};
+                    let switches = controller.list_switches(request).await?.into_inner().switches;
+                    Ok(match found.collective {
+                        Some(found) => {
+                            let report = collective::CollectiveReport::gather(found, &switches, &security);
+                            Shown::Collective(report.await)
+                        }
+                        None => {
+                            Shown::Multicast(show::GroupReport::gather(found, &switches, &security).await)
+                        }
+                    })
+                };
+                watch.show(output, look).await
             }
             Verb::Members { group } => {
                 let group = controller
-                    .get_group(api::GetGroupRequest { group })
-                    .await?
+                    .get_group(api::GetGroupRequest { group: group.clone() })
+                    .await
+                    .map_err(|s| refused(s, &group))?
                     .into_inner();
                 if let Some(collective) = group.collective {
                     let lines = collective::rank_lines(&collective.state.unwrap_or_default());
@@ -363,7 +432,8 @@ impl GroupCommand {
             }
             Verb::Destroy { group } => {
                 let request = api::DestroyGroupRequest { group: group.clone() };
-                let answer = controller.destroy_group(request).await?.into_inner();
+                let answer = controller.destroy_group(request).await;
+                let answer = answer.map_err(|s| refused(s, &group))?.into_inner();
                 let sentence = if answer.complete {
                     format!("group {group} is gone from all switches")
                 } else {

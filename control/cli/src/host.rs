@@ -3,6 +3,7 @@
 
 pub(crate) mod collective;
 pub(crate) mod device;
+mod help;
 pub(crate) mod member;
 mod messages;
 mod patience;
@@ -33,6 +34,10 @@ use crate::service::{Ready, Signals};
 use crate::units::{Size, Span};
 use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand, Which};
 use device::{AnyRnic, Device, Kind};
+use help::{
+    ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BROADCAST_HELP, REDUCE_HELP, REDUCE_SCATTER_HELP,
+    TABLE_HELP,
+};
 use member::{Connected, Dial, Manner, Membership, Stop};
 use messages::MessageArgs;
 use patience::Fate;
@@ -54,7 +59,8 @@ Examples:
       --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0 --pmtu 1024   without a controller
   castnet host send --rnic verbs --name h1 --group g --file data.bin      on a real RNIC, or the kernel's SoftRoCE
   castnet host selftest --rnic verbs                            does my RNIC do what Castnet needs?
-  castnet host ping --interface veth0 --ip 10.0.0.1/24 10.0.0.2 who answers ARP on this link?"
+  castnet host ping --interface veth0 --ip 10.0.0.1/24 10.0.0.2 who answers ARP on this link?
+  castnet host allreduce --interface veth0 --ip 10.0.0.1/24 --name h1 --job j --rank 0 --size 4    as one rank of four"
 )]
 pub(crate) struct HostCommand {
     #[command(subcommand)]
@@ -74,27 +80,22 @@ enum Verb {
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x")]
     Receive(ReceiveCommand),
     /// As a rank of a job: reduces all ranks' data and gives the result to all; checked and measured
-    #[command(
-        name = "allreduce",
-        after_help = "Each rank runs the same command, but for --name, --rank and its device. Rank 0 prints the table.
-
-Examples:
-  castnet host allreduce --interface veth0 --ip 10.0.0.1/24 --name h1 --job j --rank 0 --size 4 --bytes 4K..4M --verify
-  castnet host allreduce ... --type bf16 --op max --in-place
-  castnet host allreduce ... --fallback only          between hosts (ring), for comparison"
-    )]
+    #[command(name = "allreduce", after_help = ALL_REDUCE_HELP, after_long_help = [ALL_REDUCE_HELP, TABLE_HELP].concat())]
     AllReduce(ReducingCommand),
-    /// As a rank of a job: reduces all ranks' data and gives the result to one (--root)
+    /// As a rank of a job: reduces all ranks' data and gives the result to one (--root); checked and measured
+    #[command(after_help = REDUCE_HELP, after_long_help = [REDUCE_HELP, TABLE_HELP].concat())]
     Reduce(ReduceCommand),
-    /// As a rank of a job: gives one rank's data (--root) to all
+    /// As a rank of a job: gives one rank's data (--root) to all; checked and measured
+    #[command(after_help = BROADCAST_HELP, after_long_help = [BROADCAST_HELP, TABLE_HELP].concat())]
     Broadcast(BroadcastCommand),
-    /// As a rank of a job: nobody goes on before all have come
+    /// As a rank of a job: nobody goes on before all have come; measured
+    #[command(after_help = BARRIER_HELP, after_long_help = [BARRIER_HELP, TABLE_HELP].concat())]
     Barrier(BarrierCommand),
-    /// As a rank of a job: reduces all ranks' data and gives each rank its block
-    #[command(name = "reducescatter")]
+    /// As a rank of a job: reduces all ranks' data and gives each rank its block; checked and measured
+    #[command(name = "reducescatter", after_help = REDUCE_SCATTER_HELP, after_long_help = [REDUCE_SCATTER_HELP, TABLE_HELP].concat())]
     ReduceScatter(ReducingCommand),
-    /// As a rank of a job: gives all ranks' blocks to all
-    #[command(name = "allgather")]
+    /// As a rank of a job: gives all ranks' blocks to all; checked and measured
+    #[command(name = "allgather", after_help = ALL_GATHER_HELP, after_long_help = [ALL_GATHER_HELP, TABLE_HELP].concat())]
     AllGather(GatherCommand),
     /// Tries an RNIC out against itself: does it do what Castnet needs?
     Selftest(SelftestCommand),

@@ -7,7 +7,8 @@ use tracing_subscriber::EnvFilter;
 /// Starts the log: warnings, with `-v` what happens, with `-vv` how. RUST_LOG overrides both.
 pub(crate) fn start(verbose: u8) {
     let level = match verbose {
-        0 => "warn",
+        // Which way collectives take, and why, is said by the command itself.
+        0 => "warn,castnet_comm=error",
         1 => "info,h2=warn,hyper=warn,tower=warn,tonic=warn",
         _ => "debug,h2=info,hyper=info,tower=info,tonic=info",
     };

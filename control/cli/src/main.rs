@@ -30,6 +30,7 @@ mod topology;
 mod trace;
 mod tree;
 mod units;
+mod watch;
 
 use std::process::ExitCode;
 

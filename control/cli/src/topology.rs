@@ -1,6 +1,6 @@
 //! `castnet topology`: the fabric as the controller sees it.
 
-use castnet_proto::transport::Address;
+use castnet_proto::transport::{Address, Security};
 use clap::Args;
 use serde::Serialize;
 
@@ -8,6 +8,7 @@ use crate::api;
 use crate::connect::{self, CONTROLLER, Tls};
 use crate::exit::Outcome;
 use crate::output::{Output, Page, Report, Row};
+use crate::units::bytes;
 
 /// The fabric as the controller sees it: switches, hosts and links
 #[derive(Debug, Args)]
@@ -40,11 +41,22 @@ struct SwitchRow {
     ports: Vec<String>,
     groups: u64,
     groups_max: u64,
+    /// For groups: all of it, and what is free.
+    memory_bytes_max: u64,
+    memory_bytes_free: u64,
 }
 
 impl Row for SwitchRow {
-    const COLUMNS: &'static [&'static str] =
-        &["switch", "agent", "state", "ports", "groups", "version", "remark"];
+    const COLUMNS: &'static [&'static str] = &[
+        "switch",
+        "agent",
+        "state",
+        "ports",
+        "groups",
+        "memory free",
+        "version",
+        "remark",
+    ];
 
     fn cells(&self) -> Vec<String> {
         vec![
@@ -58,6 +70,11 @@ impl Row for SwitchRow {
             .to_owned(),
             self.ports.len().to_string(),
             format!("{} of {}", self.groups, self.groups_max),
+            match self.memory_bytes_max {
+                // It has not been asked yet.
+                0 => "-".to_owned(),
+                max => format!("{} of {}", bytes(self.memory_bytes_free), bytes(max)),
+            },
             self.version.clone(),
             self.reason.clone(),
         ]
@@ -122,6 +139,8 @@ impl From<api::Topology> for TopologyReport {
             ports: s.ports,
             groups: s.groups,
             groups_max: s.groups_max,
+            memory_bytes_max: s.memory_bytes_max,
+            memory_bytes_free: s.memory_bytes_free,
         };
         let host = |h: api::Host| HostRow {
             name: h.name,
@@ -164,14 +183,37 @@ impl Report for TopologyReport {
     }
 }
 
+impl SwitchRow {
+    /// Asks the switch itself how much room it has: the controller knows what it was told last.
+    async fn refresh(&mut self, security: &Security) {
+        let answer = async {
+            let address: Address = self.endpoint.parse().ok()?;
+            let mut agent = connect::agent(&address, security).await.ok()?;
+            let request = api::GetCapabilitiesRequest {};
+            Some(agent.get_capabilities(request).await.ok()?.into_inner())
+        };
+        if let Some(now) = answer.await {
+            self.groups = now.groups;
+            self.groups_max = now.groups_max;
+            self.memory_bytes_max = now.memory_bytes_max;
+            self.memory_bytes_free = now.memory_bytes_free;
+        }
+    }
+}
+
 impl TopologyCommand {
     /// Shows it.
     pub(crate) async fn run(self, output: Output) -> Outcome {
-        let mut controller = connect::controller(&self.controller, &self.tls.security()?).await?;
+        let security = self.tls.security()?;
+        let mut controller = connect::controller(&self.controller, &security).await?;
         let topology = controller
             .get_topology(api::GetTopologyRequest {})
             .await?
             .into_inner();
-        output.show(&TopologyReport::from(topology))
+        let mut report = TopologyReport::from(topology);
+        for switch in report.switches.iter_mut().filter(|s| s.reachable) {
+            switch.refresh(&security).await;
+        }
+        output.show(&report)
     }
 }

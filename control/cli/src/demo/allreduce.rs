@@ -232,7 +232,7 @@ async fn count(
             None => Vec::new(),
         },
         drops: act::difference(&drops, &act::drops(fabric).await?),
-        tree: group.and_then(|group| collective::draw(&group.tree)),
+        tree: group.and_then(|group| collective::draw(&group.tree, &|_, _| String::new())),
     })
 }
 
@@ -301,21 +301,24 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
     input.extend((0..stage.elements).map(|element| contribution(script.seed, index, element)));
     let mut result = vec![0.0; stage.elements];
 
-    let mut communicator = Communicator::connect(config, Box::new(rnic)).map_err(failure)?;
+    let mut communicator =
+        Communicator::connect(config, Box::new(rnic)).map_err(|error| failure(error, stage.script.job))?;
     let _ = stage.tells.send(Tells::Ready);
-    wait_for(&mut communicator, &stage.begun, &stage.stop)?;
+    wait_for(&mut communicator, &stage.begun, stage)?;
     let start = Instant::now();
     communicator
         .allreduce((&input[..], &mut result[..]), Operation::Sum)
-        .map_err(failure)?;
+        .map_err(|error| failure(error, stage.script.job))?;
     let seconds = start.elapsed().as_secs_f64();
     let _ = stage.tells.send(Tells::Done);
-    wait_for(&mut communicator, &stage.over, &stage.stop)?;
+    wait_for(&mut communicator, &stage.over, stage)?;
     let mcst_id = match communicator.path() {
         CommPath::InNetwork { mcst_id, .. } => Some(*mcst_id),
         CommPath::HostBased { .. } => None,
     };
-    communicator.close().map_err(failure)?;
+    communicator
+        .close()
+        .map_err(|error| failure(error, stage.script.job))?;
     Ok(Told {
         seconds,
         result,
@@ -324,12 +327,15 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
 }
 
 /// Waits for the stage, and answers the other hosts meanwhile.
-fn wait_for(communicator: &mut Communicator, what: &AtomicBool, stop: &Stop) -> Outcome {
+fn wait_for(communicator: &mut Communicator, what: &AtomicBool, stage: &Stage) -> Outcome {
     while !what.load(Ordering::Relaxed) {
-        if stop.is_asked() {
+        if stage.stop.is_asked() {
             return Err(member::interrupted());
         }
-        if !communicator.progress().map_err(failure)? {
+        if !communicator
+            .progress()
+            .map_err(|error| failure(error, stage.script.job))?
+        {
             std::thread::sleep(NAP);
         }
     }

@@ -203,10 +203,9 @@ const BAR: usize = 40;
 fn bar(share: f64) -> String {
     const PARTS: [char; 8] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉', '█'];
     let eighths = (share.clamp(0.0, 1.0) * (BAR * 8) as f64).round() as usize;
-    let mut bar = "█".repeat(eighths / 8);
-    if eighths % 8 > 0 {
-        bar.push(PARTS[eighths % 8 - 1]);
-    }
+    let (whole, part) = (eighths / 8, eighths % 8);
+    let mut bar = "█".repeat(whole);
+    bar.extend(part.checked_sub(1).map(|part| PARTS[part]));
     bar
 }
 

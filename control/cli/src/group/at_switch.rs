@@ -197,6 +197,23 @@ impl Report for SwitchCollectiveReport {
     }
 }
 
+/// A group of either kind.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Shown {
+    Multicast(show::SwitchGroupReport),
+    Collective(SwitchCollectiveReport),
+}
+
+impl Report for Shown {
+    fn page(&self, page: &mut Page) {
+        match self {
+            Self::Multicast(report) => report.page(page),
+            Self::Collective(report) => report.page(page),
+        }
+    }
+}
+
 /// The verbs at one switch.
 pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output) -> Outcome {
     match verb {
@@ -210,17 +227,17 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             let rows = multicast.chain(collectives).collect();
             output.show(&Rows::new(rows, "the switch has no groups"))
         }
-        Verb::Show { group } => {
-            let installed = one(&mut agent, &group).await?;
-            let capabilities = agent
-                .get_capabilities(api::GetCapabilitiesRequest {})
-                .await?
-                .into_inner();
-            let switch = capabilities.switch_name;
-            match installed {
-                One::Multicast(group) => output.show(&show::SwitchGroupReport::new(switch, *group)),
-                One::Collective(group) => output.show(&SwitchCollectiveReport::new(switch, *group)),
-            }
+        Verb::Show { group, watch } => {
+            let request = api::GetCapabilitiesRequest {};
+            let capabilities = agent.get_capabilities(request).await?.into_inner();
+            let look = async || {
+                let switch = capabilities.switch_name.clone();
+                Ok(match one(&mut agent, &group).await? {
+                    One::Multicast(group) => Shown::Multicast(show::SwitchGroupReport::new(switch, *group)),
+                    One::Collective(group) => Shown::Collective(SwitchCollectiveReport::new(switch, *group)),
+                })
+            };
+            watch.show(output, look).await
         }
         Verb::Members { group } => match one(&mut agent, &group).await? {
             One::Multicast(group) => {

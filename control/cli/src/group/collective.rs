@@ -2,6 +2,7 @@
 
 use castnet_proto::transport::Security;
 use castnet_rules::{LossPolicy, StragglerPolicy};
+use castnet_wire::Psn;
 use clap::Args;
 use serde::Serialize;
 
@@ -9,7 +10,7 @@ use super::GroupLine;
 use crate::api;
 use crate::output::{Page, Report, Row};
 use crate::tree::Node;
-use crate::units::{bytes, count};
+use crate::units::{bytes, count, plural};
 
 /// What a collective group shall be.
 #[derive(Debug, Default, Args)]
@@ -275,6 +276,8 @@ pub(crate) struct EndpointRow {
     next_psn: Option<u32>,
     /// The oldest packet that it has not acknowledged.
     unacknowledged_psn: Option<u32>,
+    /// Packets that it has sent fewer than the foremost endpoint here; not told of the parent, which sends results.
+    behind: Option<u32>,
     waited_for: bool,
     contributions: u64,
     repeats: u64,
@@ -292,6 +295,7 @@ impl Row for EndpointRow {
         "expects",
         "sends",
         "unacked",
+        "behind",
         "contributions",
         "repeats",
         "results",
@@ -315,6 +319,7 @@ impl Row for EndpointRow {
             number(self.expected_psn),
             number(self.next_psn),
             number(self.unacknowledged_psn),
+            number(self.behind),
             count(self.contributions),
             count(self.repeats),
             count(self.results),
@@ -340,12 +345,20 @@ pub(crate) fn progress(installed: &api::InstalledCollective) -> Option<Progress>
 }
 
 pub(crate) fn endpoint_rows(installed: &api::InstalledCollective) -> Vec<EndpointRow> {
-    let row = |endpoint: api::EndpointStatus| {
+    let status = installed.status.clone().unwrap_or_default();
+    // From the lowest packet that is not finished, as PSNs wrap.
+    let done = |endpoint: &api::EndpointStatus| {
+        let expected = endpoint.expected_psn.filter(|_| !endpoint.parent)?;
+        Some(expected.wrapping_sub(status.base_psn) & (Psn::MODULUS - 1))
+    };
+    let foremost = status.endpoints.iter().filter_map(done).max().unwrap_or(0);
+    let row = |endpoint: &api::EndpointStatus| {
         let counters = endpoint.counters.unwrap_or_default();
         EndpointRow {
+            behind: done(endpoint).map(|done| foremost - done),
             port: endpoint.port,
-            next_hop: endpoint.next_hop,
-            ranks: endpoint.ranks,
+            next_hop: endpoint.next_hop.clone(),
+            ranks: endpoint.ranks.clone(),
             parent: endpoint.parent,
             expected_psn: endpoint.expected_psn,
             next_psn: endpoint.next_psn,
@@ -359,8 +372,7 @@ pub(crate) fn endpoint_rows(installed: &api::InstalledCollective) -> Vec<Endpoin
             keep_alives: counters.keep_alives,
         }
     };
-    let status = installed.status.clone().unwrap_or_default();
-    status.endpoints.into_iter().map(row).collect()
+    status.endpoints.iter().map(row).collect()
 }
 
 pub(crate) fn progress_text(progress: Option<&Progress>) -> String {
@@ -402,7 +414,7 @@ impl CollectiveReport {
         Self {
             kind: "collective",
             phase: phase_name(state.phase()),
-            tree: draw(&group.tree),
+            tree: draw(&group.tree, &|switch, port| how_far(&parts, switch, port)),
             ranks: rank_lines(&state),
             memory_bytes: group.tree.iter().map(|node| node.memory_bytes).sum(),
             pmtu: settings.pmtu,
@@ -460,35 +472,56 @@ impl SwitchPart {
     }
 }
 
-/// The IncTree from its root down, from the rules that the switches were told.
-pub(crate) fn draw(tree: &[api::CollectiveNode]) -> Option<Node> {
-    let root = tree.iter().find(|node| node.parent.is_empty())?;
-    // A tree has no more levels than switches: a plan that is none must not draw for ever.
-    Some(draw_switch(root, tree, tree.len()))
+/// What the switch says of the endpoint at a port, in words; nothing where it is as far as the others.
+fn how_far(parts: &[SwitchPart], switch: &str, port: u32) -> String {
+    let part = parts.iter().find(|part| part.switch == switch);
+    let endpoint = part.and_then(|part| part.endpoints.iter().find(|e| e.port == port));
+    match endpoint.and_then(|e| e.behind).unwrap_or(0) {
+        0 => String::new(),
+        behind => format!("  {} behind", plural(behind as usize, "packet")),
+    }
 }
 
-fn draw_switch(node: &api::CollectiveNode, tree: &[api::CollectiveNode], depth_left: usize) -> Node {
+/// What is said of a switch's port in the drawing of a tree.
+type Remark<'a> = &'a dyn Fn(&str, u32) -> String;
+
+/// The IncTree from its root down, from the rules that the switches were told; `remark` is put behind what is at a port.
+pub(crate) fn draw(tree: &[api::CollectiveNode], remark: Remark<'_>) -> Option<Node> {
+    let root = tree.iter().find(|node| node.parent.is_empty())?;
+    // A tree has no more levels than switches: a plan that is none must not draw for ever.
+    Some(draw_switch(root, tree, remark, tree.len()))
+}
+
+fn draw_switch(
+    node: &api::CollectiveNode,
+    tree: &[api::CollectiveNode],
+    remark: Remark<'_>,
+    depth_left: usize,
+) -> Node {
     use api::collective_endpoint::NextHop;
-    let remark = match (node.installed, node.reason.as_str()) {
+    let missing = match (node.installed, node.reason.as_str()) {
         (true, _) => String::new(),
         (false, "") => "  (not installed)".to_owned(),
         (false, reason) => format!("  (not installed: {reason})"),
     };
     let memory = bytes(node.memory_bytes);
-    let mut out = Node::new(format!("[{}] {memory}{remark}", node.switch_name));
+    let mut out = Node::new(format!("[{}] {memory}{missing}", node.switch_name));
     let Some(rule) = &node.rule else { return out };
     for endpoint in rule.endpoints.iter().filter(|e| Some(e.port) != rule.parent) {
         match &endpoint.next_hop {
             Some(NextHop::Rank(rank)) => {
-                let label = format!("rank {}: {} ({})", rank.rank, rank.name, rank.ip);
+                let far = remark(&node.switch_name, endpoint.port);
+                let label = format!("rank {}: {} ({}){far}", rank.rank, rank.name, rank.ip);
                 out.children.push(Node::new(label));
             }
             Some(NextHop::Switch(switch)) => {
                 let next = tree.iter().find(|n| n.switch_name == switch.name);
-                out.children.push(match next {
-                    Some(next) if depth_left > 0 => draw_switch(next, tree, depth_left - 1),
+                let mut next = match next {
+                    Some(next) if depth_left > 0 => draw_switch(next, tree, remark, depth_left - 1),
                     _ => Node::new(format!("[{}]", switch.name)),
-                });
+                };
+                next.label.push_str(&remark(&node.switch_name, endpoint.port));
+                out.children.push(next);
             }
             None => {}
         }
@@ -522,7 +555,13 @@ impl Report for CollectiveReport {
             ("contributions", order.to_owned()),
             ("losses", self.loss_policy.to_owned()),
             ("stragglers", self.straggler_policy.to_owned()),
-            ("memory", format!("{} on all switches", bytes(self.memory_bytes))),
+            (
+                "memory",
+                match self.memory_bytes {
+                    0 => "none set aside yet".to_owned(),
+                    memory => format!("{} on all switches", bytes(memory)),
+                },
+            ),
         ]);
         page.title("Tree");
         match &self.tree {
@@ -606,22 +645,67 @@ mod tests {
             node("leaf2", Some(("spine", 3)), vec![switch(3, "spine"), rank(1, 2)]),
         ];
         tree[2].installed = false;
-        let drawn = draw(&tree).expect("a tree").draw();
+        let far = |switch: &str, port| match (switch, port) {
+            ("leaf1", 2) => "  3 packets behind".to_owned(),
+            ("spine", 0) => "  7 packets behind".to_owned(),
+            _ => String::new(),
+        };
+        let drawn = draw(&tree, &far).expect("a tree").draw();
         let expected = "\
 [spine] 4 KiB
-├─ [leaf1] 4 KiB
+├─ [leaf1] 4 KiB  7 packets behind
 │  ├─ rank 0: h0 (10.0.0.0)
-│  └─ rank 1: h1 (10.0.0.1)
+│  └─ rank 1: h1 (10.0.0.1)  3 packets behind
 └─ [leaf2] 4 KiB  (not installed)
    └─ rank 2: h2 (10.0.0.2)
 ";
         assert_eq!(drawn, expected);
-        assert_eq!(draw(&[]), None);
+        assert_eq!(draw(&[], &far), None);
         let circle = [
             node("a", None, vec![switch(1, "b")]),
             node("b", Some(("a", 9)), vec![switch(1, "a")]),
         ];
-        assert!(draw(&circle).expect("a tree").draw().lines().count() < 10);
+        assert!(draw(&circle, &far).expect("a tree").draw().lines().count() < 10);
+    }
+
+    #[test]
+    fn who_is_behind_is_told_over_the_wrap_of_the_psns_and_not_of_the_parent() {
+        let endpoint = |port, expected_psn, parent| api::EndpointStatus {
+            port,
+            expected_psn,
+            parent,
+            ..Default::default()
+        };
+        let installed = api::InstalledCollective {
+            status: Some(api::CollectiveStatus {
+                base_psn: 0xFF_FFF0,
+                endpoints: vec![
+                    endpoint(0, Some(0xFF_FFF0), false),
+                    endpoint(1, Some(4), false),
+                    endpoint(2, None, false),
+                    endpoint(3, Some(0xFF_FFF0), true),
+                ],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let rows = endpoint_rows(&installed);
+        let behind: Vec<_> = rows.iter().map(|row| row.behind).collect();
+        assert_eq!(behind, [Some(20), Some(0), None, None]);
+        assert_eq!(rows[0].cells().len(), EndpointRow::COLUMNS.len());
+        let part = SwitchPart {
+            switch: "leaf1".to_owned(),
+            installed: true,
+            reason: String::new(),
+            memory_bytes: 0,
+            progress: None,
+            endpoints: rows,
+        };
+        let far = |port| how_far(std::slice::from_ref(&part), "leaf1", port);
+        assert_eq!(
+            (far(0).as_str(), far(1).as_str(), far(9).as_str()),
+            ("  20 packets behind", "", "")
+        );
     }
 
     #[test]

@@ -1,35 +1,40 @@
 //! `castnet host allreduce` and its five brothers: this host as a rank of a job, which runs one collective over a range of sizes,
 //! checks the results and measures them, as nccl-tests and the OSU benchmarks do.
 
+mod failure;
 mod measure;
 mod numbers;
 mod sizes;
+mod table;
+mod waiting;
 
 use std::time::Duration;
 
 use castnet_comm::{
-    CommConfig, CommError, Communicator, ControllerError, DataType, Fallback, LossPolicy, Operation,
-    Progress, StragglerPolicy, Timeouts,
+    CommConfig, Communicator, DataType, Fallback, LossPolicy, Operation, Progress, StragglerPolicy, Timeouts,
 };
 use castnet_proto::transport::Address;
 use castnet_wire::Pmtu;
 use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
 
 use super::device::{Device, HostDevice};
-use super::member::{self, Stop};
-use crate::connect::{self, CONTROLLER, Tls};
+use super::member::Stop;
+use crate::connect::{CONTROLLER, Tls};
 use crate::exit::{Failure, Outcome};
 use crate::group::pmtu;
 use crate::output::{Output, remark, write_stdout};
-use crate::units::Span;
-use measure::{Measure, Row};
+use crate::units::{self, Span};
+pub(crate) use failure::failure;
+use measure::Measure;
 use sizes::Sizes;
+use table::Table;
+use waiting::Waiting;
 
-/// What all ranks do alike, and this rank's part.
+/// Who this rank is.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "This rank")]
 pub(super) struct RankArgs {
-    #[command(flatten)]
-    device: Device,
     /// This host's name, as the controller knows it
     #[arg(long)]
     name: String,
@@ -40,30 +45,48 @@ pub(super) struct RankArgs {
     #[arg(long, value_name = "N")]
     rank: u16,
     /// Ranks of the job
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     size: u16,
     /// The controller
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
     controller: Address,
-    /// Waits so long for all ranks to join
+    /// Waits so long for the controller, and for all ranks to join
     #[arg(long, value_name = "TIME", default_value = "1m")]
     wait: Span,
-    /// A collective fails when it has not ended within this time
-    #[arg(long, value_name = "TIME", default_value = "1m")]
-    timeout: Span,
-    /// Calls that are measured, per size
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    iters: u32,
-    /// Calls before them
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    warmup: u32,
-    /// Checks every element of one more call
-    #[arg(long)]
-    verify: bool,
+    #[command(flatten)]
+    device: Device,
+}
+
+/// How often, how long, and how it travels.
+#[derive(Clone, Debug, Args)]
+pub(super) struct HowArgs {
+    #[command(flatten)]
+    measure: MeasureArgs,
     #[command(flatten)]
     network: NetworkArgs,
     #[command(flatten)]
     tls: Tls,
+}
+
+/// How it is measured.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "How it is measured (the same at all ranks)")]
+struct MeasureArgs {
+    /// Calls that are measured, per size
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: u32,
+    /// Calls before them
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    warmup: u32,
+    /// Leaves out the check of every element of one more call, per size
+    #[arg(long)]
+    no_verify: bool,
+    /// Checks, which is so by default
+    #[arg(long, hide = true, overrides_with = "no_verify")]
+    verify: bool,
+    /// A collective fails when it has not ended within this time
+    #[arg(long, value_name = "TIME", default_value = "1m")]
+    timeout: Span,
 }
 
 /// How the collectives travel; the same at all ranks.
@@ -73,15 +96,15 @@ struct NetworkArgs {
     /// Whether algorithms between hosts may be used: where the group cannot be had in the network, never, or only they
     #[arg(long, value_enum, default_value_t = FallbackArg::Allowed)]
     fallback: FallbackArg,
-    /// Path MTU
+    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
     #[arg(long, value_name = "BYTES", value_parser = pmtu, default_value = "1024")]
     pmtu: u32,
     /// Packets that a rank may have in flight
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=16_384))]
     window: u32,
-    /// Packets of a full message
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    message_packets: u32,
+    /// Packets of a full message, at most the window [default: 16, or the window where it is smaller]
+    #[arg(long, value_name = "N")]
+    message_packets: Option<u32>,
     /// Adds in rank order: bit-identical results for any order of arrival
     #[arg(long)]
     reproducible: bool,
@@ -114,6 +137,7 @@ enum FallbackArg {
 
 /// What is sent.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "What is computed (the same at all ranks)")]
 pub(super) struct DataArgs {
     /// Type of an element: f32, f16, bf16, f64, i8 to i64, u8 to u64
     #[arg(long = "type", value_name = "TYPE", default_value_t = DataType::F32)]
@@ -132,6 +156,7 @@ pub(super) struct DataArgs {
 
 /// How it is reduced.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "What is computed (the same at all ranks)")]
 pub(super) struct OperationArgs {
     /// The operation: sum, min, max, prod; for integers also bitand, bitor, bitxor, and, or, xor
     #[arg(long, value_name = "OP", default_value_t = Operation::Sum)]
@@ -140,6 +165,7 @@ pub(super) struct OperationArgs {
 
 /// Who gets it, or has it.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "What is computed (the same at all ranks)")]
 pub(super) struct RootArgs {
     /// The rank that gets the result of a reduce, or whose data a broadcast sends
     #[arg(long, value_name = "RANK", default_value_t = 0)]
@@ -155,6 +181,8 @@ pub(super) struct ReducingCommand {
     data: DataArgs,
     #[command(flatten)]
     operation: OperationArgs,
+    #[command(flatten)]
+    how: HowArgs,
 }
 
 /// `castnet host reduce`.
@@ -168,6 +196,8 @@ pub(super) struct ReduceCommand {
     operation: OperationArgs,
     #[command(flatten)]
     root: RootArgs,
+    #[command(flatten)]
+    how: HowArgs,
 }
 
 /// `castnet host broadcast`.
@@ -179,6 +209,8 @@ pub(super) struct BroadcastCommand {
     data: DataArgs,
     #[command(flatten)]
     root: RootArgs,
+    #[command(flatten)]
+    how: HowArgs,
 }
 
 /// `castnet host allgather`.
@@ -188,6 +220,8 @@ pub(super) struct GatherCommand {
     rank: RankArgs,
     #[command(flatten)]
     data: DataArgs,
+    #[command(flatten)]
+    how: HowArgs,
 }
 
 /// `castnet host barrier`.
@@ -195,6 +229,8 @@ pub(super) struct GatherCommand {
 pub(super) struct BarrierCommand {
     #[command(flatten)]
     rank: RankArgs,
+    #[command(flatten)]
+    how: HowArgs,
 }
 
 /// Which collective.
@@ -223,71 +259,115 @@ impl Which {
 
 impl ReducingCommand {
     pub(super) fn run(self, which: Which, output: Output, stop: &Stop) -> Outcome {
-        run(
-            which,
-            &self.rank,
-            Some(&self.data),
-            self.operation.op,
-            0,
-            output,
-            stop,
-        )
+        let call = Call::new(which, Some(self.data)).by(self.operation.op);
+        run(&call, &self.rank, &self.how, output, stop)
     }
 }
 
 impl ReduceCommand {
     pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let (op, root) = (self.operation.op, self.root.root);
-        run(
-            Which::Reduce,
-            &self.rank,
-            Some(&self.data),
-            op,
-            root,
-            output,
-            stop,
-        )
+        let call = Call::new(Which::Reduce, Some(self.data)).by(self.operation.op);
+        run(&call.of(self.root.root), &self.rank, &self.how, output, stop)
     }
 }
 
 impl BroadcastCommand {
     pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let root = self.root.root;
-        run(
-            Which::Broadcast,
-            &self.rank,
-            Some(&self.data),
-            Operation::Sum,
-            root,
-            output,
-            stop,
-        )
+        let call = Call::new(Which::Broadcast, Some(self.data)).of(self.root.root);
+        run(&call, &self.rank, &self.how, output, stop)
     }
 }
 
 impl GatherCommand {
     pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
+        let call = Call::new(Which::AllGather, Some(self.data));
+        run(&call, &self.rank, &self.how, output, stop)
+    }
+}
+
+impl BarrierCommand {
+    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
         run(
-            Which::AllGather,
+            &Call::new(Which::Barrier, None),
             &self.rank,
-            Some(&self.data),
-            Operation::Sum,
-            0,
+            &self.how,
             output,
             stop,
         )
     }
 }
 
-impl BarrierCommand {
-    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
-        run(Which::Barrier, &self.rank, None, Operation::Sum, 0, output, stop)
+/// What all ranks call.
+struct Call {
+    which: Which,
+    data: Option<DataArgs>,
+    operation: Operation,
+    root: u16,
+}
+
+impl Call {
+    fn new(which: Which, data: Option<DataArgs>) -> Self {
+        Self {
+            which,
+            data,
+            operation: Operation::Sum,
+            root: 0,
+        }
+    }
+
+    fn by(self, operation: Operation) -> Self {
+        Self { operation, ..self }
+    }
+
+    fn of(self, root: u16) -> Self {
+        Self { root, ..self }
+    }
+
+    fn data_type(&self) -> DataType {
+        self.data.as_ref().map_or(DataType::U8, |d| d.data_type)
+    }
+
+    /// What is wrong whatever the other ranks do: said before anything is opened.
+    fn check(&self, rank: &RankArgs, network: &NetworkArgs) -> Outcome {
+        let (size, data_type) = (rank.size, self.data_type());
+        let last = size.saturating_sub(1);
+        if rank.rank >= size {
+            return Err(
+                Failure::usage(format!("there is no rank {} among {size}", rank.rank))
+                    .next(format!("ranks are counted from 0: --rank 0 to --rank {last}")),
+            );
+        }
+        if self.root >= size {
+            return Err(Failure::usage(format!(
+                "there is no rank {} among {size} to be the root",
+                self.root
+            ))
+            .next(format!("--root 0 to --root {last}")));
+        }
+        if !self.operation.supports(data_type) {
+            let fitting = DataType::ALL.iter().filter(|t| self.operation.supports(**t));
+            let fitting: Vec<_> = fitting.map(|t| t.name()).collect();
+            return Err(
+                Failure::usage(format!("{} is not for {data_type}", self.operation)).next(format!(
+                    "--type {}, or another --op: sum, min, max, prod",
+                    fitting.join("|")
+                )),
+            );
+        }
+        let (window, message) = (network.window, network.message_packets.unwrap_or(1));
+        if message == 0 || message > window {
+            return Err(Failure::usage(format!(
+                "--message-packets {message} does not fit --window {window}"
+            ))
+            .next(format!("a message has 1 to {window} packets")));
+        }
+        Ok(())
     }
 }
 
 impl RankArgs {
-    fn config(&self, stop: &Stop) -> Outcome<CommConfig> {
-        let network = &self.network;
+    fn config(&self, how: &HowArgs, stop: &Stop) -> Outcome<CommConfig> {
+        let network = &how.network;
         let mut config = CommConfig::new(
             self.controller.clone(),
             &self.job,
@@ -295,10 +375,12 @@ impl RankArgs {
             self.size,
             &self.name,
         );
-        config.security = self.tls.security()?;
+        config.security = how.tls.security()?;
         config.pmtu = Pmtu::from_bytes(network.pmtu).unwrap_or(Pmtu::B1024);
         config.window_packets = network.window;
-        config.message_packets = network.message_packets;
+        config.message_packets = network
+            .message_packets
+            .unwrap_or(config.message_packets.min(network.window));
         config.reproducible = network.reproducible;
         config.saturate = network.saturate;
         config.loss = network.loss;
@@ -307,7 +389,7 @@ impl RankArgs {
         config.retry_cnt = network.retry_cnt;
         config.timeouts = Timeouts {
             join: self.wait.0,
-            collective: self.timeout.0,
+            collective: how.measure.timeout.0,
             ..Timeouts::default()
         };
         config.progress = match network.spin.0 {
@@ -324,80 +406,77 @@ impl RankArgs {
     }
 }
 
-fn run(
-    which: Which,
-    args: &RankArgs,
-    data: Option<&DataArgs>,
-    operation: Operation,
-    root: u16,
-    output: Output,
-    stop: &Stop,
-) -> Outcome {
-    let config = args.config(stop)?;
-    let rnic = args.device.open()?;
+/// Calls of one size, the first ones, those with the clock and the check included.
+fn calls(measure: &MeasureArgs) -> u64 {
+    u64::from(measure.warmup) + u64::from(measure.iters) + u64::from(!measure.no_verify)
+}
+
+fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop) -> Outcome {
+    call.check(rank, &how.network)?;
+    let config = rank.config(how, stop)?;
+    let rnic = rank.device.open()?;
     rnic.announce();
-    let mut communicator = Communicator::connect(config, Box::new(rnic)).map_err(failure)?;
-    remark(&format!("{}: {}", args.name, communicator.path()));
-    let is_first = args.rank == 0;
-    if is_first && !output.is_json() {
-        write_stdout(&Row::heading(args.verify))?;
-    }
-    let sizes = data.map_or_else(|| vec![0], |d| d.bytes.list(d.factor));
-    let mut wrong = 0;
-    for bytes in sizes {
+    let waiting = Waiting::begin(rank, &config, output);
+    let connected = Communicator::connect(config, Box::new(rnic));
+    waiting.end();
+    let mut communicator = connected.map_err(|error| failure(error, &rank.job))?;
+    remark(&format!("{}: {}", rank.name, communicator.path()));
+
+    let sizes = match &call.data {
+        Some(data) => data.bytes.list(data.factor),
+        None => vec![0],
+    };
+    let is_first = rank.rank == 0;
+    let bar = bar(output, is_first, calls(&how.measure) * sizes.len() as u64);
+    let mut table = Table::new(call.which, &how.measure);
+    let measured = sizes.into_iter().try_for_each(|bytes| {
         let measure = Measure {
-            which,
-            operation,
-            root,
-            data_type: data.map_or(DataType::U8, |d| d.data_type),
+            which: call.which,
+            operation: call.operation,
+            root: call.root,
+            data_type: call.data_type(),
             bytes,
-            iters: args.iters.max(1),
-            warmup: args.warmup,
-            verify: args.verify && which != Which::Barrier,
-            in_place: data.is_some_and(|d| d.in_place),
+            iters: how.measure.iters,
+            warmup: how.measure.warmup,
+            verify: !how.measure.no_verify && call.which != Which::Barrier,
+            in_place: call.data.as_ref().is_some_and(|d| d.in_place),
         };
-        let row = measure.run(&mut communicator).map_err(failure)?;
-        wrong += row.wrong.unwrap_or(0);
-        if is_first {
-            if output.is_json() {
-                output.show_next(&row)?;
-            } else {
-                write_stdout(&row.line(args.verify))?;
-            }
+        bar.set_message(format!("{} {}", call.which.name(), units::bytes(bytes)));
+        let row = measure
+            .run(&mut communicator, &mut || bar.inc(1))
+            .map_err(|error| error.told(&rank.job))?;
+        let text = table.take(&row, communicator.path());
+        if !is_first {
+            return Ok(());
         }
+        bar.suspend(|| match output.is_json() {
+            true => output.show_next(&row),
+            false => write_stdout(&text),
+        })
+    });
+    bar.finish_and_clear();
+    measured?;
+    communicator.close().map_err(|error| failure(error, &rank.job))?;
+    if is_first && !output.is_json() {
+        write_stdout(&table.end())?;
     }
-    communicator.close().map_err(failure)?;
-    if wrong > 0 {
-        return Err(Failure::failed(format!("{wrong} elements are wrong")));
+    if table.wrong > 0 {
+        let what = format!("{} elements are wrong", table.wrong);
+        return Err(Failure::failed(what).next(
+            "this must not be: castnet capture --group JOB -o frames.pcapng at each switch, and report it",
+        ));
     }
     Ok(())
 }
 
-/// What a failed collective means for the user.
-pub(crate) fn failure(error: CommError) -> Failure {
-    match error {
-        CommError::Interrupted => member::interrupted(),
-        CommError::Rnic(error) => member::rnic_failure(error),
-        CommError::Controller(ControllerError::Transport(error)) => connect::failure(
-            &error,
-            "start the controller (castnet controller --help), or say where it is: --controller URL or CASTNET_CONTROLLER",
-        ),
-        error @ (CommError::OutOfRange { .. }
-        | CommError::NoSuchRank { .. }
-        | CommError::Unsupported { .. }
-        | CommError::Lengths { .. }) => Failure::usage(error),
-        error @ CommError::Refused { .. } => {
-            Failure::refused(error).next("--fallback allowed uses algorithms between hosts instead")
-        }
-        error @ CommError::Controller(_) => Failure::refused(error),
-        error @ CommError::JoinTimedOut { .. } => {
-            Failure::unreachable(error).next("start the missing ranks, or wait longer: --wait 5m")
-        }
-        error @ CommError::TimedOut { .. } => Failure::failed(error)
-            .next("see who is late: castnet group show JOB; or wait longer: --timeout 5m"),
-        error @ (CommError::Conflict { .. } | CommError::Mismatch { .. }) => {
-            Failure::failed(error).next("all ranks need the same command with the same flags")
-        }
-        other => Failure::failed(other),
+/// How far the calls are, at the first rank, where somebody sees it.
+fn bar(output: Output, is_first: bool, calls: u64) -> ProgressBar {
+    if !is_first || !output.shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(calls);
+    match ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} calls, {elapsed}, {eta} to go") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }

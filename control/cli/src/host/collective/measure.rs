@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
-use castnet_comm::{CommError, Communicator, DataType, Operation, bf16, f16};
-use serde::Serialize;
-
 use super::Which;
+use super::failure::failure;
 use super::numbers::{Number, contribution, reduced};
-use crate::output::{Page, Report};
+use super::table::{Row, path_name};
+use crate::exit::Failure;
+use crate::units;
+use castnet_comm::{CommError, Communicator, DataType, Operation, bf16, f16};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -23,103 +24,26 @@ pub(super) struct Measure {
     pub(super) in_place: bool,
 }
 
-/// What it came to.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
-    collective: &'static str,
-    /// Bytes as nccl-tests counts: of all ranks' blocks together for reducescatter and allgather.
-    bytes: u64,
-    /// Elements of a block, or of the whole.
-    count: u64,
-    #[serde(rename = "type")]
-    data_type: String,
-    op: String,
-    root: Option<u16>,
-    in_place: bool,
-    iterations: u32,
-    /// Mean over calls and ranks, microseconds.
-    time_avg_us: f64,
-    /// The fastest rank's mean.
-    time_min_us: f64,
-    /// The slowest rank's mean.
-    time_max_us: f64,
-    /// Bytes over mean time, GB/s.
-    algbw_gb_s: f64,
-    /// The same times what each link carries of each byte: comparable with a link's rate.
-    busbw_gb_s: f64,
-    /// Elements that were not as they must, at all ranks; absent where nobody looked.
-    pub(super) wrong: Option<u64>,
-}
-
-/// Columns: name and width.
-const COLUMNS: [(&str, usize); 10] = [
-    ("size", 12),
-    ("count", 12),
-    ("type", 6),
-    ("op", 7),
-    ("time us", 11),
-    ("min us", 11),
-    ("max us", 11),
-    ("algbw GB/s", 11),
-    ("busbw GB/s", 11),
-    ("#wrong", 7),
-];
-
-fn line(cells: &[String], verifies: bool) -> String {
-    let count = COLUMNS.len() - usize::from(!verifies);
-    let mut line = String::new();
-    for (cell, (_, width)) in cells.iter().zip(COLUMNS).take(count) {
-        line.push_str(&format!("{cell:>width$}"));
-    }
-    line + "\n"
-}
-
-impl Row {
-    /// The names of the columns.
-    pub(super) fn heading(verifies: bool) -> String {
-        line(&COLUMNS.map(|(name, _)| name.to_uppercase()), verifies)
-    }
-
-    /// The figures.
-    pub(super) fn line(&self, verifies: bool) -> String {
-        let time = |us: f64| format!("{us:.2}");
-        let cells = [
-            self.bytes.to_string(),
-            self.count.to_string(),
-            self.data_type.clone(),
-            self.op.clone(),
-            time(self.time_avg_us),
-            time(self.time_min_us),
-            time(self.time_max_us),
-            format!("{:.4}", self.algbw_gb_s),
-            format!("{:.4}", self.busbw_gb_s),
-            self.wrong.map_or_else(|| "-".to_owned(), |w| w.to_string()),
-        ];
-        line(&cells, verifies)
-    }
-}
-
-impl Report for Row {
-    fn page(&self, page: &mut Page) {
-        page.line(self.line(self.wrong.is_some()));
-    }
-}
-
 impl Measure {
-    pub(super) fn run(&self, communicator: &mut Communicator) -> Result<Row, CommError> {
+    /// Measures; `call` hears of each call that is over.
+    pub(super) fn run(
+        &self,
+        communicator: &mut Communicator,
+        call: &mut dyn FnMut(),
+    ) -> Result<Row, Trouble> {
         match self.data_type {
-            DataType::F32 => self.typed::<f32>(communicator),
-            DataType::F16 => self.typed::<f16>(communicator),
-            DataType::Bf16 => self.typed::<bf16>(communicator),
-            DataType::F64 => self.typed::<f64>(communicator),
-            DataType::I8 => self.typed::<i8>(communicator),
-            DataType::I16 => self.typed::<i16>(communicator),
-            DataType::I32 => self.typed::<i32>(communicator),
-            DataType::I64 => self.typed::<i64>(communicator),
-            DataType::U8 => self.typed::<u8>(communicator),
-            DataType::U16 => self.typed::<u16>(communicator),
-            DataType::U32 => self.typed::<u32>(communicator),
-            DataType::U64 => self.typed::<u64>(communicator),
+            DataType::F32 => self.typed::<f32>(communicator, call),
+            DataType::F16 => self.typed::<f16>(communicator, call),
+            DataType::Bf16 => self.typed::<bf16>(communicator, call),
+            DataType::F64 => self.typed::<f64>(communicator, call),
+            DataType::I8 => self.typed::<i8>(communicator, call),
+            DataType::I16 => self.typed::<i16>(communicator, call),
+            DataType::I32 => self.typed::<i32>(communicator, call),
+            DataType::I64 => self.typed::<i64>(communicator, call),
+            DataType::U8 => self.typed::<u8>(communicator, call),
+            DataType::U16 => self.typed::<u16>(communicator, call),
+            DataType::U32 => self.typed::<u32>(communicator, call),
+            DataType::U64 => self.typed::<u64>(communicator, call),
         }
     }
 
@@ -127,13 +51,18 @@ impl Measure {
         matches!(self.which, Which::ReduceScatter | Which::AllGather)
     }
 
-    fn typed<T: Number>(&self, communicator: &mut Communicator) -> Result<Row, CommError> {
+    fn typed<T: Number>(
+        &self,
+        communicator: &mut Communicator,
+        call: &mut dyn FnMut(),
+    ) -> Result<Row, Trouble> {
         let size = usize::from(communicator.size());
         let blocks = if self.has_blocks() { size } else { 1 };
         let count = self.bytes as usize / size_of::<T>() / blocks;
-        let mut memory = Memory::<T>::new(self, count, size);
+        let mut memory = Memory::<T>::new(self, count, size)?;
         for _ in 0..self.warmup {
             memory.call(self, communicator)?;
+            call();
         }
         // As the OSU benchmarks do: each call is timed alone, and all begin together.
         let mut seconds = 0.0;
@@ -144,6 +73,7 @@ impl Measure {
             let start = Instant::now();
             memory.call(self, communicator)?;
             seconds += start.elapsed().as_secs_f64();
+            call();
         }
         let mean = seconds / f64::from(self.iters);
         let wrong = if self.verify {
@@ -151,6 +81,7 @@ impl Measure {
             memory.call(self, communicator)?;
             let mut wrong = [memory.wrong(self, communicator, count)];
             communicator.allreduce(&mut wrong, Operation::Sum)?;
+            call();
             Some(wrong[0])
         } else {
             None
@@ -170,7 +101,10 @@ impl Measure {
             collective: self.which.name(),
             bytes,
             count: count as u64,
-            data_type: self.data_type.to_string(),
+            data_type: match self.which {
+                Which::Barrier => "-".to_owned(),
+                _ => self.data_type.to_string(),
+            },
             op: if reduces {
                 self.operation.to_string()
             } else {
@@ -178,6 +112,8 @@ impl Measure {
             },
             root: rooted.then_some(self.root),
             in_place: self.in_place,
+            ranks: communicator.size(),
+            path: path_name(communicator.path()),
             iterations: self.iters,
             time_avg_us: average * 1e6,
             time_min_us: min * 1e6,
@@ -186,6 +122,34 @@ impl Measure {
             busbw_gb_s: rate * bus_factor(self.which, size),
             wrong,
         })
+    }
+}
+
+/// Why a size could not be measured.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The collective failed.
+    Call(CommError),
+    /// The machine has no room for the buffers.
+    Memory { bytes: u64 },
+}
+
+impl From<CommError> for Trouble {
+    fn from(error: CommError) -> Self {
+        Self::Call(error)
+    }
+}
+
+impl Trouble {
+    /// For the user.
+    pub(super) fn told(self, job: &str) -> Failure {
+        match self {
+            Self::Call(error) => failure(error, job),
+            Self::Memory { bytes } => {
+                Failure::failed(format!("no memory for a buffer of {}", units::bytes(bytes)))
+                    .next("ask for less: --bytes")
+            }
+        }
     }
 }
 
@@ -206,7 +170,7 @@ struct Memory<T> {
 }
 
 impl<T: Number> Memory<T> {
-    fn new(measure: &Measure, count: usize, size: usize) -> Self {
+    fn new(measure: &Measure, count: usize, size: usize) -> Result<Self, Trouble> {
         let (input, output) = match measure.which {
             Which::AllReduce | Which::Reduce => (count, count),
             Which::Broadcast => (count, 0),
@@ -214,18 +178,22 @@ impl<T: Number> Memory<T> {
             Which::ReduceScatter => (count * size, count),
             Which::AllGather => (count, count * size),
         };
-        let zeros = |n: usize| vec![T::of(1); n];
-        if measure.in_place {
-            Self {
-                from: zeros(input.max(output)),
-                to: Vec::new(),
-            }
-        } else {
-            Self {
-                from: zeros(input),
-                to: zeros(output),
-            }
-        }
+        let ones = |n: usize| -> Result<Vec<T>, Trouble> {
+            let mut memory = Vec::new();
+            memory.try_reserve_exact(n).map_err(|_| Trouble::Memory {
+                bytes: n.saturating_mul(size_of::<T>()) as u64,
+            })?;
+            memory.resize(n, T::of(1));
+            Ok(memory)
+        };
+        let (from, to) = match measure.in_place {
+            true => (input.max(output), 0),
+            false => (input, output),
+        };
+        Ok(Self {
+            from: ones(from)?,
+            to: ones(to)?,
+        })
     }
 
     fn call(&mut self, measure: &Measure, communicator: &mut Communicator) -> Result<(), CommError> {
@@ -316,27 +284,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_stand_under_their_names() {
-        let row = Row {
-            collective: "allreduce",
-            bytes: 4096,
-            count: 1024,
-            data_type: "f32".to_owned(),
-            op: "sum".to_owned(),
-            root: None,
-            in_place: false,
-            iterations: 20,
-            time_avg_us: 51.234,
-            time_min_us: 50.0,
-            time_max_us: 53.0,
-            algbw_gb_s: 0.08,
-            busbw_gb_s: 0.12,
-            wrong: Some(0),
-        };
-        let (heading, line) = (Row::heading(true), row.line(true));
-        assert_eq!(heading.len(), line.len());
-        assert!(line.contains("4096") && line.trim_end().ends_with('0'), "{line}");
-        assert!(Row::heading(false).len() < heading.len());
+    fn bus_bandwidth_is_reckoned_as_for_a_ring() {
         assert!((bus_factor(Which::AllReduce, 4) - 1.5).abs() < 1e-9);
+        assert!((bus_factor(Which::AllGather, 4) - 0.75).abs() < 1e-9);
+        assert_eq!(bus_factor(Which::Broadcast, 4), 1.0);
+    }
+
+    #[test]
+    fn buffers_that_fit_no_machine_are_an_error() {
+        let measure = Measure {
+            which: Which::AllReduce,
+            operation: Operation::Sum,
+            root: 0,
+            data_type: DataType::F32,
+            bytes: u64::MAX / 2,
+            iters: 1,
+            warmup: 0,
+            verify: false,
+            in_place: true,
+        };
+        let trouble = Memory::<f32>::new(&measure, usize::MAX / 8, 4)
+            .err()
+            .expect("no room");
+        let failure = trouble.told("job");
+        assert!(failure.code() == 1 && failure.next.is_some(), "{failure:?}");
     }
 }

@@ -1,0 +1,245 @@
+//! The table of results, as people know it from nccl-tests and the OSU benchmarks.
+
+use castnet_comm::CommPath;
+use serde::Serialize;
+
+use super::{MeasureArgs, Which};
+use crate::output::{Page, Report};
+
+/// What a size came to.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) collective: &'static str,
+    /// Bytes as nccl-tests counts: of all ranks' blocks together for reducescatter and allgather.
+    pub(super) bytes: u64,
+    /// Elements of a block, or of the whole.
+    pub(super) count: u64,
+    #[serde(rename = "type")]
+    pub(super) data_type: String,
+    pub(super) op: String,
+    pub(super) root: Option<u16>,
+    pub(super) in_place: bool,
+    /// Ranks of the job.
+    pub(super) ranks: u16,
+    /// Which way it took: `in-network` or `between-hosts`.
+    pub(super) path: &'static str,
+    pub(super) iterations: u32,
+    /// Mean over calls and ranks, microseconds.
+    pub(super) time_avg_us: f64,
+    /// The fastest rank's mean.
+    pub(super) time_min_us: f64,
+    /// The slowest rank's mean.
+    pub(super) time_max_us: f64,
+    /// Bytes over mean time, GB/s.
+    pub(super) algbw_gb_s: f64,
+    /// The same times what each link of a ring carries of each byte: comparable with a link's rate.
+    pub(super) busbw_gb_s: f64,
+    /// Elements that were not as they must, at all ranks; absent where nobody looked.
+    pub(super) wrong: Option<u64>,
+}
+
+/// The path's name for machines.
+pub(super) fn path_name(path: &CommPath) -> &'static str {
+    match path {
+        CommPath::InNetwork { .. } => "in-network",
+        CommPath::HostBased { .. } => "between-hosts",
+    }
+}
+
+/// Columns: name and width.
+const COLUMNS: [(&str, usize); 11] = [
+    ("size", 12),
+    ("count", 12),
+    ("type", 6),
+    ("op", 7),
+    ("root", 5),
+    ("avg us", 11),
+    ("min us", 11),
+    ("max us", 11),
+    ("algbw GB/s", 11),
+    ("busbw GB/s", 11),
+    ("#wrong", 7),
+];
+
+fn line(cells: &[String; COLUMNS.len()]) -> String {
+    let mut line = String::new();
+    for (cell, (_, width)) in cells.iter().zip(COLUMNS) {
+        line.push_str(&format!("{cell:>width$}"));
+    }
+    line + "\n"
+}
+
+fn heading() -> String {
+    line(&COLUMNS.map(|(name, _)| name.to_uppercase()))
+}
+
+fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |v| v.to_string())
+}
+
+impl Row {
+    /// The figures.
+    fn line(&self) -> String {
+        let time = |us: f64| format!("{us:.2}");
+        let rate = |gb_s: f64| match self.bytes {
+            0 => "-".to_owned(),
+            _ => format!("{gb_s:.4}"),
+        };
+        line(&[
+            self.bytes.to_string(),
+            self.count.to_string(),
+            self.data_type.clone(),
+            self.op.clone(),
+            or_dash(self.root),
+            time(self.time_avg_us),
+            time(self.time_min_us),
+            time(self.time_max_us),
+            rate(self.algbw_gb_s),
+            rate(self.busbw_gb_s),
+            or_dash(self.wrong),
+        ])
+    }
+}
+
+impl Report for Row {
+    fn page(&self, page: &mut Page) {
+        page.line(self.line());
+    }
+}
+
+/// Rows under their heading, and what they come to.
+pub(super) struct Table {
+    title: String,
+    rows: u32,
+    busbw_sum: f64,
+    is_checked: bool,
+    has_no_data: bool,
+    /// Elements of all rows that were not as they must.
+    pub(super) wrong: u64,
+}
+
+impl Table {
+    pub(super) fn new(which: Which, measure: &MeasureArgs) -> Self {
+        Self {
+            title: format!(
+                "{}: {} calls with the clock after {} without",
+                which.name(),
+                measure.iters,
+                measure.warmup
+            ),
+            rows: 0,
+            busbw_sum: 0.0,
+            is_checked: false,
+            has_no_data: which == Which::Barrier,
+            wrong: 0,
+        }
+    }
+
+    /// Takes a row in; its text, with all that stands above it where it is the first.
+    pub(super) fn take(&mut self, row: &Row, path: &CommPath) -> String {
+        let mut text = String::new();
+        if self.rows == 0 {
+            text = format!("# {}, {} ranks\n# {path}\n{}", self.title, row.ranks, heading());
+        }
+        text.push_str(&row.line());
+        self.rows += 1;
+        self.busbw_sum += row.busbw_gb_s;
+        self.is_checked |= row.wrong.is_some();
+        self.wrong += row.wrong.unwrap_or(0);
+        text
+    }
+
+    /// The last line, where there is anything to sum up.
+    pub(super) fn end(&self) -> String {
+        if self.has_no_data {
+            return String::new();
+        }
+        let mean = self.busbw_sum / f64::from(self.rows.max(1));
+        let wrong = match self.is_checked {
+            true => format!("wrong elements: {}", self.wrong),
+            false => "not checked".to_owned(),
+        };
+        format!("# mean bus bandwidth {mean:.4} GB/s; {wrong}\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(wrong: Option<u64>) -> Row {
+        Row {
+            collective: "reduce",
+            bytes: 4096,
+            count: 1024,
+            data_type: "f32".to_owned(),
+            op: "sum".to_owned(),
+            root: Some(3),
+            in_place: false,
+            ranks: 4,
+            path: "in-network",
+            iterations: 20,
+            time_avg_us: 51.234,
+            time_min_us: 50.0,
+            time_max_us: 53.0,
+            algbw_gb_s: 0.08,
+            busbw_gb_s: 0.12,
+            wrong,
+        }
+    }
+
+    fn table() -> Table {
+        let measure = MeasureArgs {
+            iters: 20,
+            warmup: 5,
+            no_verify: false,
+            verify: false,
+            timeout: crate::units::Span(std::time::Duration::ZERO),
+        };
+        Table::new(Which::Reduce, &measure)
+    }
+
+    #[test]
+    fn figures_stand_under_their_names_and_the_first_line_says_what_was_run() {
+        let path = CommPath::HostBased {
+            reason: "asked for".to_owned(),
+        };
+        let mut table = table();
+        let first = table.take(&row(Some(0)), &path);
+        let lines: Vec<_> = first.lines().collect();
+        assert_eq!(
+            lines[0],
+            "# reduce: 20 calls with the clock after 5 without, 4 ranks"
+        );
+        assert!(lines[1].starts_with("# between hosts (ring"), "{first}");
+        assert_eq!(lines[2].len(), lines[3].len(), "{first}");
+        for (name, value) in [
+            ("root", "3"),
+            ("avg us", "51.23"),
+            ("#wrong", "0"),
+            ("type", "f32"),
+        ] {
+            let end = lines[2].find(&name.to_uppercase()).expect("a column") + name.len();
+            assert!(lines[3][..end].ends_with(value), "{name} in {first}");
+        }
+        let next = table.take(&row(Some(2)), &path);
+        assert_eq!((next.lines().count(), table.wrong), (1, 2));
+        assert_eq!(
+            table.end(),
+            "# mean bus bandwidth 0.1200 GB/s; wrong elements: 2\n"
+        );
+    }
+
+    #[test]
+    fn what_nobody_checked_is_not_called_right() {
+        let mut table = table();
+        let text = table.take(
+            &row(None),
+            &CommPath::HostBased {
+                reason: String::new(),
+            },
+        );
+        assert!(text.trim_end().ends_with('-'), "{text}");
+        assert!(table.end().ends_with("; not checked\n"));
+    }
+}
