@@ -164,6 +164,17 @@ pub struct CollectiveCounters {
     pub conflicts: u64,
 }
 
+/// Congestion in a collective group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CongestionCounters {
+    /// Data and control packets that were marked on their way (ECN: CE).
+    pub marked: u64,
+    /// CNPs from endpoints.
+    pub cnps_in: u64,
+    /// CNPs to endpoints.
+    pub cnps_out: u64,
+}
+
 /// One endpoint of a collective group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointCounters {

@@ -26,7 +26,7 @@ pub(crate) const MACS: usize = 12;
 /// IPv4, UDP, BTH, AETH, ICRC.
 pub(crate) const ACK_LEN: usize = 20 + 8 + 12 + 4 + 4;
 /// IPv4, UDP, BTH, 16 reserved bytes, ICRC.
-const CNP_LEN: usize = 20 + 8 + 12 + 16 + 4;
+pub(crate) const CNP_LEN: usize = 20 + 8 + 12 + 16 + 4;
 
 /// What the frame that causes feedback hands down to it: its VLAN tags, and its class of service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +181,7 @@ impl AckTemplate {
 }
 
 /// A CNP, written in full: there are few.
-fn write_cnp(out: &mut [u8; CNP_LEN], to: &Address, tos: u8) {
+pub(crate) fn write_cnp(out: &mut [u8; CNP_LEN], to: &Address, tos: u8) {
     let bth = Bth {
         becn: true,
         ..Bth::new(Opcode::Cnp, to.qpn, Psn::new(0))

@@ -46,8 +46,9 @@ pub use collective::{Collective, CollectiveGroupStatus};
 pub use config::{ConfigError, EngineConfig, PortInfo};
 pub use context::Context;
 pub use counters::{
-    CollectiveCounters, CollectiveSnapshot, CountersSnapshot, EndpointCounters, EndpointSnapshot,
-    GroupCounters, GroupExceptions, GroupSnapshot, PathCounters, PathSnapshot, PortCounters, Totals,
+    CollectiveCounters, CollectiveSnapshot, CongestionCounters, CountersSnapshot, EndpointCounters,
+    EndpointSnapshot, GroupCounters, GroupExceptions, GroupSnapshot, PathCounters, PathSnapshot,
+    PortCounters, Totals,
 };
 pub use egress::Egress;
 pub use engine::Engine;

@@ -5,7 +5,9 @@ mod common;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Collective, Engine, EventKind, InstallError, PortInfo, Verdict as End_};
 use castnet_rules::{CollectiveGroup, LossPolicy, MulticastGroup, StragglerPolicy};
-use castnet_wire::{Control, DataType, DropReason, Nanos, Opcode, Pmtu, Primitive, Psn, Qpn, Verdict};
+use castnet_wire::{
+    Control, DataType, DropReason, Nanos, Opcode, Pmtu, Primitive, Psn, Qpn, Syndrome, Verdict,
+};
 use common::collective::*;
 use common::*;
 use proptest::prelude::*;
@@ -281,9 +283,9 @@ fn frames_that_are_no_members_of_the_group_end_counted() {
             DropReason::NotMulticastable,
         ),
         (
-            0,
-            good(&|f| (f.opcode, f.payload) = (Opcode::Cnp, Vec::new())),
-            DropReason::NotMulticastable,
+            1,
+            good(&|f| (f.opcode, f.payload, f.ext.imm) = (Opcode::Cnp, Vec::new(), None)),
+            DropReason::NotMember,
         ),
         (0, good(&|f| f.payload = vec![0; 64]), DropReason::Malformed),
         (0, good(&|f| f.payload = vec![0; 260]), DropReason::OverPmtu),
@@ -308,6 +310,65 @@ fn frames_that_are_no_members_of_the_group_end_counted() {
     assert_eq!((group.counters().dropped, group.counters().controls_in), (14, 0));
     feed(&mut engine, T0, 0, &good(&|_| {}));
     assert_eq!(engine.collective(GROUP).unwrap().counters().controls_in, 1);
+}
+
+/// A receiver's CNP goes to those whose data it got; a mark on a contribution is told to its sender; and what goes to a
+/// rank may be marked on its way where what comes from it may.
+#[test]
+fn congestion_is_told_to_those_who_can_do_something_about_it() {
+    let jobs = [job(Primitive::Broadcast, DataType::U8, 0, 600, 3, 1)];
+    let mut engine = engine(3);
+    install_collective(&mut engine, &collective_star(3));
+    let ranks = [0, 1, 2].map(|rank| Rank::new(rank, T0, &jobs));
+    let with_ecn = |rank: usize, i: usize, ecn: u8| {
+        let mut bytes = ranks[rank].frame(i);
+        bytes[15] |= ecn;
+        let change = castnet_wire::ipv4::ChecksumDelta::word(0x4500, 0x4500 | u16::from(ecn));
+        let checksum = change.apply(u16::from_be_bytes([bytes[24], bytes[25]]));
+        bytes[24..26].copy_from_slice(&checksum.to_be_bytes());
+        bytes
+    };
+    // What comes from rank 1 may be marked, what comes from rank 2 may not.
+    for (rank, ecn) in [(0, 0), (1, 1), (2, 0)] {
+        feed(&mut engine, T0, rank, &with_ecn(rank, 0, ecn));
+    }
+    for rank in &ranks {
+        let ack = rank.ack(rq_psn(rank.rank), Syndrome::Ack);
+        feed(&mut engine, T0, rank.rank, &ack);
+    }
+    for (i, ecn) in [(1, 0), (2, 2), (3, 3)] {
+        let sent = feed(&mut engine, T0, 0, &with_ecn(0, i, ecn));
+        for (port, ecn) in [(1, 2), (2, 0)] {
+            let (_, bytes) = sent.iter().find(|(p, _)| *p == port).unwrap();
+            assert_eq!(bytes[15] & 3, ecn, "what goes to a rank is as what comes from it");
+            assert!(is_sound(bytes) && castnet_wire::ipv4::checksum_is_right(&bytes[14..]));
+        }
+        let told = sent.iter().filter(|(port, _)| *port == 0).count();
+        assert_eq!(told, usize::from(ecn == 3), "a mark is told to the sender");
+    }
+    let cnp_of = |n: usize| {
+        let mut frame = DataFrame::new(Opcode::Cnp, 0, &[0; 16]);
+        (frame.src, frame.dst, frame.ethernet) = (host_ip(n), GROUP.0, ethernet(n));
+        frame.payload = Vec::new();
+        frame.bytes()
+    };
+    let later = T0 + castnet_collective::translated::CNP_INTERVAL;
+    let sent = feed(&mut engine, later, 1, &cnp_of(1));
+    assert_eq!(feed(&mut engine, later, 2, &cnp_of(2)), [], "told already");
+    let [(0, bytes)] = sent.as_slice() else {
+        panic!("one CNP to the source: {sent:?}");
+    };
+    let header = roce(bytes);
+    assert_eq!((header.bth.opcode, header.bth.becn), (Opcode::Cnp, true));
+    assert_eq!(header.bth.dest_qp, host_qpn(0));
+    assert_eq!(header.ip.v4(), Some((GROUP.0, host_ip(0))));
+    assert!(is_sound(bytes) && castnet_wire::ipv4::checksum_is_right(&bytes[14..]));
+    let congestion = engine.collective_status(GROUP).unwrap().congestion;
+    assert_eq!(
+        (congestion.marked, congestion.cnps_in, congestion.cnps_out),
+        (1, 2, 2)
+    );
+    assert_conserved(&engine);
 }
 
 #[test]

@@ -73,12 +73,13 @@ impl Translated {
 
     #[inline]
     fn step_to(&mut self, endpoint: EndpointId, g: u64, next: u64) {
+        let is_rank = self.is_rank(endpoint);
         let sending = &mut self.endpoint_mut(endpoint).sending;
+        sending.next_d += u64::from(is_rank);
         if !sending.is_outstanding() {
             sending.moved = true;
         }
         sending.next = next;
-        sending.next_d += 1;
         sending.sent = sending.sent.max(g + 1);
     }
 

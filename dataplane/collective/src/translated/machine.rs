@@ -1,6 +1,7 @@
 //! The machine: what it holds, and the calls from outside.
 
 use super::calls::{Calls, Flow};
+use super::congestion::Congestion;
 use super::endpoint::Endpoint;
 use super::slot::Slots;
 use super::{
@@ -24,6 +25,8 @@ use core::hash::{Hash, Hasher};
 pub struct Translated {
     pub(super) cold: Shared,
     pub(super) endpoints: Box<[Endpoint]>,
+    /// By endpoint.
+    pub(super) congestion: Box<[Congestion]>,
     pub(super) slots: Slots,
     pub(super) calls: Calls,
     /// The lowest position that is not finished: complete, and acknowledged by all that get it.
@@ -82,6 +85,7 @@ impl Translated {
         let parent = config.parent.filter(|&p| all.contains(p));
         Self {
             endpoints: vec![Endpoint::default(); endpoints.len()].into_boxed_slice(),
+            congestion: vec![Congestion::default(); endpoints.len()].into_boxed_slice(),
             slots: Slots::new(config.slots),
             calls: Calls::new(config.collectives_max),
             base: 0,
@@ -113,7 +117,11 @@ impl Translated {
     /// Takes a frame in. `out` is emptied first, then holds at least one effect.
     pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Effects) {
         out.clear();
-        let (Event::Data { from, .. } | Event::Control { from, .. } | Event::Feedback { from, .. }) = event;
+        let (Event::Data { from, .. }
+        | Event::Control { from, .. }
+        | Event::Feedback { from, .. }
+        | Event::Cnp { from }
+        | Event::Marked { from }) = event;
         if from.index() >= self.endpoints.len() {
             return emit(out, Effect::Drop(DropReason::NotMember));
         }
@@ -131,6 +139,8 @@ impl Translated {
                 ..
             } => self.on_control(now, from, psn, &control, ack_request, out),
             Event::Feedback { psn, syndrome, .. } => self.receive_ack(now, from, psn, syndrome, out),
+            Event::Cnp { .. } => self.receive_cnp(now, from, out),
+            Event::Marked { .. } => self.mark_seen(now, from, out),
         }
         self.conclude(out);
     }
@@ -229,6 +239,7 @@ impl Translated {
             + size_of_val(&*cold.endpoints)
             + ranks
             + size_of_val(&*self.endpoints)
+            + size_of_val(&*self.congestion)
             + self.slots.bytes()
             + self.calls.bytes()
     }

@@ -21,6 +21,7 @@
 mod bridge;
 mod calls;
 mod config;
+mod congestion;
 mod contribution;
 mod emission;
 mod endpoint;
@@ -36,6 +37,7 @@ use castnet_wire::{Control, DropReason, Nanos, Opcode, Psn, Syndrome};
 
 pub use bridge::Header;
 pub use config::{EndpointConfig, EndpointKind, LossPolicy, RankSet, StragglerPolicy, TranslatedConfig};
+pub use congestion::{CNP_INTERVAL, CNP_WINDOW};
 pub use machine::Translated;
 pub use status::{CollectiveStatus, EndpointStatus, TranslatedStatus};
 
@@ -107,6 +109,16 @@ pub enum Event {
         /// What it says.
         syndrome: Syndrome,
     },
+    /// A congestion notification packet: what goes to the endpoint meets congestion.
+    Cnp {
+        /// The endpoint it came by.
+        from: EndpointId,
+    },
+    /// A frame was marked on its way (ECN: CE): what comes from the endpoint meets congestion. Beside what the frame is.
+    Marked {
+        /// The endpoint it came by.
+        from: EndpointId,
+    },
 }
 
 /// What is to be done. [`Effect::Absorb`] comes only alone; [`Effect::Drop`] may come with acknowledgements.
@@ -165,6 +177,11 @@ pub enum Effect {
         msn: u32,
         /// ACK, NAK or RNR NAK. Between switches a NAK asks for one packet (of a control message: for it and all after it) and acknowledges nothing.
         syndrome: Syndrome,
+    },
+    /// Make a congestion notification packet for each.
+    Cnp {
+        /// To whom: at least one.
+        to: EndpointSet,
     },
     /// The frame has served its purpose: nothing leaves, and nothing was wrong.
     Absorb,

@@ -2,6 +2,7 @@
 //! ranks that have contributed.
 
 mod check;
+mod congestion;
 mod edges;
 mod host;
 mod net;

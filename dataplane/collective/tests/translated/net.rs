@@ -561,7 +561,7 @@ impl Net {
                 assert!(!waiting_for.is_empty());
                 self.stalls += 1;
             }
-            Effect::MemberFailed { .. } | Effect::Complete { .. } | Effect::Absorb => {}
+            Effect::MemberFailed { .. } | Effect::Complete { .. } | Effect::Cnp { .. } | Effect::Absorb => {}
         }
     }
 

@@ -99,7 +99,7 @@ impl Bench {
         all
     }
 
-    fn control(&mut self, from: usize, index: i32, sequence: usize, call: Call) -> Vec<Effect> {
+    pub(crate) fn control(&mut self, from: usize, index: i32, sequence: usize, call: Call) -> Vec<Effect> {
         let rank = match from.checked_sub(self.ranks) {
             None => from as u16,
             Some(0) if self.machine.status().endpoints[from].is_parent => 50,
@@ -114,7 +114,7 @@ impl Bench {
         })
     }
 
-    fn data(&mut self, from: usize, index: i32, ack_request: bool) -> Vec<Effect> {
+    pub(crate) fn data(&mut self, from: usize, index: i32, ack_request: bool) -> Vec<Effect> {
         let psn = self.psn(from, index);
         self.event(Event::Data {
             from: endpoint(from),
@@ -124,7 +124,7 @@ impl Bench {
         })
     }
 
-    fn feedback(&mut self, from: usize, index: i32, syndrome: Syndrome) -> Vec<Effect> {
+    pub(crate) fn feedback(&mut self, from: usize, index: i32, syndrome: Syndrome) -> Vec<Effect> {
         let start = if from < self.ranks {
             d_start(from)
         } else {
@@ -154,7 +154,7 @@ impl Bench {
     }
 
     /// The control messages of all ranks, and their acknowledgements.
-    fn agree(&mut self, sequence: usize, index: i32, call: Call) {
+    pub(crate) fn agree(&mut self, sequence: usize, index: i32, call: Call) {
         for rank in 0..self.ranks {
             self.control(rank, index, sequence, call);
         }

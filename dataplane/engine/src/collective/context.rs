@@ -11,7 +11,7 @@ use castnet_wire::{CallFlags, DataType, McstId, Nanos, Operation, PortId};
 use super::slots::Slots;
 use super::translate::{Outlet, Own};
 use crate::config::PortInfo;
-use crate::counters::{CollectiveCounters, EndpointCounters, EndpointSnapshot};
+use crate::counters::{CollectiveCounters, CongestionCounters, EndpointCounters, EndpointSnapshot};
 use crate::group::InstallError;
 use crate::next_hops::NextHops;
 
@@ -37,6 +37,7 @@ pub struct Collective {
     kernel: Option<((Operation, DataType, CallFlags), Kernel)>,
     pub(super) checksum: Checksum,
     pub(super) counters: CollectiveCounters,
+    pub(super) congestion: CongestionCounters,
     /// By endpoint.
     pub(super) per_endpoint: Box<[EndpointCounters]>,
     /// When it will come up in the wheel.
@@ -106,6 +107,7 @@ impl Collective {
             kernel: None,
             checksum: Checksum::select(),
             counters: CollectiveCounters::default(),
+            congestion: CongestionCounters::default(),
             per_endpoint: vec![EndpointCounters::default(); rule.endpoints.len()].into_boxed_slice(),
             armed_for: Nanos::ZERO,
             emitting: false,
@@ -204,6 +206,7 @@ impl Collective {
             rule: self.rule.clone(),
             machine,
             counters: self.counters,
+            congestion: self.congestion,
             endpoints: self.endpoints().collect(),
             slots_used,
             memory_bytes: self.memory_bytes(),
@@ -281,6 +284,8 @@ pub struct CollectiveGroupStatus {
     pub machine: TranslatedStatus,
     /// Counters of the group.
     pub counters: CollectiveCounters,
+    /// Congestion that was heard of.
+    pub congestion: CongestionCounters,
     /// Counters of its endpoints, in the order of the rule's.
     pub endpoints: Vec<EndpointSnapshot>,
     /// Packets that are not finished.

@@ -56,6 +56,8 @@ pub(super) fn decision(group: &Collective, event: &Event, effects: &[Effect]) ->
             call(&control.call)
         ),
         Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
+        Event::Cnp { .. } => "congestion notification".into(),
+        Event::Marked { .. } => "it was marked on its way: congestion".into(),
     };
     let status = group.machine.status();
     let mut facts = vec![format!(
@@ -97,6 +99,7 @@ pub(super) fn all(group: &Collective, effects: &[Effect]) -> String {
             } => {
                 format!("tell {}: {syndrome} of PSN {psn}", name(rule, to))
             }
+            Effect::Cnp { to } => format!("send a CNP to {}", names(rule, to)),
             Effect::Absorb => "absorb".into(),
             Effect::Drop(reason) => format!("drop ({reason})"),
             Effect::Stalled { waiting_for, g, .. } => {

@@ -10,18 +10,19 @@ use castnet_wire::{
 
 use super::context::Collective;
 use super::explain;
+use super::feedback::{acknowledge, notify};
 use super::lookup::{self, Class};
 use super::slots::{self, Row};
 use super::translate::{self, Packet, Way};
+use super::verify::ECN;
 use crate::context::Context;
 use crate::egress::Egress;
 use crate::engine::{Engine, NO_PLACE};
 use crate::events::{EventKind, Events};
-use crate::feedback::{ACK_LEN, Link, MACS};
+use crate::feedback::Link;
 use crate::multicast::Tools;
 use crate::pipeline::Cx;
 use crate::port_set::PortSet;
-use crate::replicate::set_macs;
 use crate::trace::{Observer, Off, Stage, Step, Verdict};
 
 /// What a group may send in one turn beyond what a frame itself brings about.
@@ -30,11 +31,11 @@ const EMISSIONS_PER_TURN: usize = 32;
 const TIMERS_PER_TURN: usize = 64;
 
 /// What carrying effects out needs beside the group.
-struct Hands<'a, 'b> {
-    tools: Tools<'b>,
+pub(super) struct Hands<'a, 'b> {
+    pub(super) tools: Tools<'b>,
     events: &'a mut Events,
     /// Whether time asks, and no frame.
-    timed: bool,
+    pub(super) timed: bool,
 }
 
 /// The frame at hand.
@@ -92,6 +93,13 @@ impl Engine {
         // Its buffer may be needed for what goes on.
         drop(frame);
         let more = emit_due(cx, &mut hands, group, effects);
+        if header.tos & ECN == ECN && !matches!(event, Event::Feedback { .. } | Event::Cnp { .. }) {
+            group.congestion.marked += 1;
+            let event = Event::Marked { from: sender(&event) };
+            group.machine.handle(cx.now, event, effects);
+            cx.observer.step(|| explain::decision(group, &event, effects));
+            carry_out(cx, &mut hands, group, effects, None);
+        }
         if matches!(event, Event::Data { .. }) {
             self.recent[cx.ingress.index()] = place;
         }
@@ -138,7 +146,7 @@ impl Engine {
         let known = group
             .outlets
             .get(from.index())
-            .and_then(|outlet| outlet.headers.known(&outlet.link, &frame));
+            .and_then(|outlet| outlet.headers.known(&outlet.link, outlet.ect, &frame));
         let Some(known) = known else {
             return Err(frame);
         };
@@ -318,6 +326,9 @@ fn admit<E: Egress, O: Observer>(
         if sound == Some(true) {
             outlet.headers.taken(header.bth.opcode);
         }
+        if matches!(class, Class::Data | Class::Control) {
+            outlet.ect = header.tos & ECN != 0;
+        }
     }
     let (psn, ack_request) = (header.bth.psn, header.bth.ack_request);
     match class {
@@ -347,6 +358,7 @@ fn admit<E: Egress, O: Observer>(
             msn,
             syndrome,
         }),
+        Class::Cnp => Ok(Event::Cnp { from }),
     }
 }
 
@@ -376,15 +388,27 @@ fn refuse<E: Egress, O: Observer>(
     })
 }
 
+/// The endpoint that an event is of.
+fn sender(event: &Event) -> EndpointId {
+    let (Event::Data { from, .. }
+    | Event::Control { from, .. }
+    | Event::Feedback { from, .. }
+    | Event::Cnp { from }
+    | Event::Marked { from }) = *event;
+    from
+}
+
 #[inline]
 fn note_arrival(group: &mut Collective, event: &Event, effects: &[Effect], payload: usize) {
-    let (Event::Data { from, .. } | Event::Control { from, .. } | Event::Feedback { from, .. }) = *event;
+    let from = sender(event);
     let Some(endpoint) = group.per_endpoint.get_mut(from.index()) else {
         return;
     };
     let all = &mut group.counters;
     match event {
         Event::Data { .. } => note_data(group, from, effects, payload),
+        Event::Cnp { .. } => group.congestion.cnps_in += 1,
+        Event::Marked { .. } => {}
         Event::Control { .. } => {
             if !effects.iter().any(|e| matches!(e, Effect::Drop(_))) {
                 all.controls_in += 1;
@@ -490,6 +514,11 @@ fn carry_out<E: Egress, O: Observer>(
                 msn,
                 syndrome,
             } => acknowledge(cx, hands, group, to, psn, Aeth { syndrome, msn }),
+            Effect::Cnp { to } => {
+                for endpoint in to {
+                    notify(cx, hands, group, endpoint);
+                }
+            }
             Effect::Absorb => {}
             Effect::Drop(reason) => {
                 group.note_dropped();
@@ -630,83 +659,4 @@ fn emit_control<E: Egress, O: Observer>(
     let (sent, lost) = translate::send(cx, &mut hands.tools, &mut way, &packet, icrc, (g, to, true));
     group.counters.controls_out += sent;
     group.counters.lost += lost;
-}
-
-/// Sends an acknowledge packet (EPIC 4.1: SendAck).
-#[inline]
-fn acknowledge<E: Egress, O: Observer>(
-    cx: &mut Cx<'_, E, O>,
-    hands: &mut Hands<'_, '_>,
-    group: &mut Collective,
-    to: EndpointId,
-    psn: Psn,
-    aeth: Aeth,
-) {
-    let (Some(outlet), Some(endpoint)) = (
-        group.outlets.get(to.index()),
-        group.per_endpoint.get_mut(to.index()),
-    ) else {
-        return;
-    };
-    let all = &mut group.counters;
-    let tools = &mut hands.tools;
-    let link = outlet.link.bytes();
-    let l3 = MACS + link.len();
-    let frame = if tools.ports.up.contains(outlet.port) {
-        cx.egress.allocate(outlet.port, l3 + ACK_LEN)
-    } else {
-        None
-    };
-    let Some(mut frame) = frame else {
-        all.lost += 1;
-        endpoint.lost += 1;
-        tools.counters.totals.copies_lost += 1;
-        cx.observer
-            .step(|| Step::new(Stage::Feedback, "not sent", "no buffer, or the port is down"));
-        return;
-    };
-    let head = frame.head_mut();
-    set_macs(
-        head,
-        tools.next_hops.get(outlet.next_hop),
-        tools.ports.mac(outlet.port),
-    );
-    if let Some(room) = head.get_mut(MACS..l3) {
-        room.copy_from_slice(link);
-    }
-    if let Some(room) = head.get_mut(l3..).and_then(|packet| packet.first_chunk_mut()) {
-        outlet.ack().write(room, outlet.link.tos(), psn, aeth);
-    }
-    match aeth.syndrome {
-        Syndrome::Ack => {
-            all.acks_out += 1;
-            endpoint.acks_out += 1;
-            if hands.timed {
-                all.keep_alives += 1;
-                endpoint.keep_alives += 1;
-            }
-        }
-        Syndrome::Nak(_) => {
-            all.naks_out += 1;
-            endpoint.naks_out += 1;
-        }
-        Syndrome::RnrNak(_) => {
-            all.rnr_naks_out += 1;
-            endpoint.rnr_naks_out += 1;
-        }
-    }
-    tools.counters.totals.originated += 1;
-    cx.observer.step(|| {
-        let Aeth { syndrome, msn } = aeth;
-        let decision = format!(
-            "{syndrome} of PSN {psn}, MSN {msn}, for {}",
-            explain::name(&group.rule, to)
-        );
-        Step::new(
-            Stage::Feedback,
-            decision,
-            format!("dst {}, by port {}", outlet.address.dst, outlet.port),
-        )
-    });
-    cx.send(tools.counters, outlet.port, frame);
 }

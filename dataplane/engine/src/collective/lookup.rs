@@ -16,6 +16,8 @@ pub(super) enum Class {
     Control,
     /// ACK, NAK, RNR NAK.
     Feedback(Aeth),
+    /// Congestion notification.
+    Cnp,
 }
 
 /// The endpoint that a frame came from and its class, or why it ends.
@@ -47,6 +49,7 @@ fn class(header: &RoceHeader) -> Option<Class> {
             Some(if control { Class::Control } else { Class::Data })
         }
         (Transport::Rc, Kind::Ack) => header.aeth.map(Class::Feedback),
+        (Transport::Cnp, Kind::Cnp) => Some(Class::Cnp),
         _ => None,
     }
 }

@@ -23,6 +23,8 @@ use crate::trace::{Observer, Stage, Step};
 const IMM: usize = 4;
 /// AckReq, reserved bits, PSN: the end of the BTH.
 const PSN_WORD: usize = 4;
+/// "ECN-capable transport" (RFC 3168).
+const ECT_0: u8 = 2;
 /// As many bytes of zeros leave a CRC's register as it was.
 const PERIOD: usize = u32::MAX as usize;
 const ICRC: usize = 4;
@@ -57,7 +59,6 @@ impl Template {
     #[inline]
     fn write(&self, out: &mut [u8; FIXED], tos: u8, packet: &Packet<'_>, length: u16, psn: [u8; PSN_WORD]) {
         *out = self.bytes;
-        out[1] = tos;
         out[2..4].copy_from_slice(&length.to_be_bytes());
         out[24..26].copy_from_slice(&(length - 20).to_be_bytes());
         out[28] = packet.opcode as u8;
@@ -71,6 +72,7 @@ impl Template {
         let sum = self.sum + u32::from(length) + u32::from(tos);
         let sum = (sum & 0xFFFF) + (sum >> 16);
         let checksum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
+        out[1] = tos;
         out[10..12].copy_from_slice(&checksum.to_be_bytes());
         // Destination address and QPN.
         out[16..20].copy_from_slice(&self.bytes[16..20]);
@@ -96,6 +98,8 @@ pub(super) struct Outlet {
     pub(super) address: Address,
     /// VLAN tags and class of service of what it sends, and so of what it gets.
     pub(super) link: Link,
+    /// What comes from it may be marked on its way (ECN: ECT), so what goes to it may be, too.
+    pub(super) ect: bool,
     /// The headers of what comes from it.
     pub(super) headers: Headers,
     template: Template,
@@ -122,11 +126,18 @@ impl Outlet {
             next_hop: 0,
             address,
             link: Link::PLAIN,
+            ect: false,
             headers: Headers::new(),
             template: Template::new(&address),
             ack: AckTemplate::new(&address),
             difference: icrc::shift(difference.at_bth(), PERIOD - PSN_WORD),
         }
+    }
+
+    /// TOS of data towards it.
+    #[inline]
+    fn tos(&self) -> u8 {
+        self.link.tos() | if self.ect { ECT_0 } else { 0 }
     }
 
     pub(super) fn ack(&self) -> &AckTemplate {
@@ -273,7 +284,7 @@ pub(super) fn send<E: Egress, O: Observer>(
                         let head = copy.head_mut();
                         set_macs(head, macs.0, macs.1);
                         if let Some(fixed) = head.get_mut(l3..).and_then(|b| b.first_chunk_mut()) {
-                            outlet.template.turn(fixed, outlet.link.tos(), length, word);
+                            outlet.template.turn(fixed, outlet.tos(), length, word);
                         }
                         copy.set_trailer(icrc.to_le_bytes());
                         copy
@@ -329,9 +340,7 @@ fn write_head<'b>(
     let l3 = MACS + link.len();
     bytes[MACS..l3].copy_from_slice(link);
     if let Some(fixed) = bytes[l3..].first_chunk_mut() {
-        outlet
-            .template
-            .write(fixed, outlet.link.tos(), packet, length, psn);
+        outlet.template.write(fixed, outlet.tos(), packet, length, psn);
     }
     if let Some(imm) = packet.imm {
         bytes[l3 + FIXED..l3 + FIXED + IMM].copy_from_slice(&imm.to_be_bytes());

@@ -15,6 +15,8 @@ use crate::feedback::{Link, MACS};
 /// IPv4, UDP and BTH.
 pub(super) const FIXED: usize = 40;
 const WORDS: usize = FIXED / 8;
+/// ECN's bits of the TOS; both set is "congestion experienced" (RFC 3168).
+pub(super) const ECN: u8 = 3;
 /// Headers that are remembered: FIRST, MIDDLE, LAST and ONLY have opcodes 0, 1, 2 and 4.
 const KEPT: usize = 8;
 /// Where the IPv4 header of a frame without tags is.
@@ -163,15 +165,19 @@ impl Headers {
     }
 
     /// What a frame is of which nothing has been looked at yet, if it is like one that was taken: then all that was checked
-    /// there need not be checked again, but for the checksum of its header, which this does, and its ICRC.
+    /// there need not be checked again, but for the checksum of its header, which this does, and its ICRC. `ect`: whether the
+    /// last one may have been marked on its way. One that was is not known.
     #[inline]
-    pub(super) fn known(&self, link: &Link, frame: &impl FrameBuf) -> Option<Known> {
+    pub(super) fn known(&self, link: &Link, ect: bool, frame: &impl FrameBuf) -> Option<Known> {
         let head = frame.head();
         let (ethernet, packet) = head.split_first_chunk::<UNTAGGED>()?;
         let fixed: &[u8; FIXED] = packet.first_chunk()?;
         let words = words(fixed);
         let kept = &self.0[usize::from(fixed[28]) % KEPT];
+        let ecn = fixed[1] & ECN;
         let same = kept.taken
+            && (ecn != 0) == ect
+            && ecn != ECN
             && !differs(&kept.words, &words)
             && link.is_plain(fixed[1], [ethernet[MACS], ethernet[MACS + 1]])
             && frame.length() == UNTAGGED + usize::from(u16::from_be_bytes([fixed[2], fixed[3]]));
@@ -280,7 +286,7 @@ mod tests {
                 let Ok(Parsed::Roce(header)) = parse_frame(&bytes, bytes.len()) else { continue };
                 let right = icrc::verify(&bytes, header.l3, header.frame_len);
                 let link = Link::of(Some(&bytes), &header);
-                if let Some(known) = headers.known(&link, &bytes) {
+                if let Some(known) = headers.known(&link, header.tos & ECN != 0, &bytes) {
                     prop_assert_eq!(known.is_sound(&checksum, &bytes), right);
                     prop_assert!(ipv4::checksum_is_right(&bytes[header.l3..]));
                     let shape = PacketShape {

@@ -314,6 +314,7 @@ impl Nodes {
                 }
                 Effect::Conflict { .. } => seen.conflict = true,
                 Effect::Complete { .. }
+                | Effect::Cnp { .. }
                 | Effect::Absorb
                 | Effect::Drop(_)
                 | Effect::Stalled { .. }
