@@ -14,7 +14,7 @@ use std::env;
 use run::{Outcome, run};
 use scenario::Scenario;
 
-const RUNS: u64 = 2_000;
+const RUNS: u64 = 1_500;
 const SOAK_FROM: u64 = 1_000_000;
 const FAILURES_MAX: usize = 10;
 
@@ -52,6 +52,9 @@ struct Sum {
     lossy: u64,
     by_policy: [u64; 2],
     deepest: usize,
+    /// Runs with links beyond a tree.
+    meshed: u64,
+    largest: usize,
     total: Outcome,
 }
 
@@ -61,6 +64,8 @@ impl Sum {
         self.lossy += u64::from(scenario.lossy);
         self.by_policy[scenario.request.loss_policy as usize] += 1;
         self.deepest = self.deepest.max(outcome.switches);
+        self.largest = self.largest.max(scenario.request.ranks.len());
+        self.meshed += u64::from(scenario.is_meshed());
         let (sum, new) = (&mut self.total, outcome);
         sum.events += new.events;
         sum.calls += new.calls;
@@ -80,13 +85,15 @@ impl Sum {
     fn print(&self) {
         let total = &self.total;
         println!(
-            "{} runs ({} with faults, {} repair, {} reflect, up to {} switches in a group), {} collectives, {} bytes of results \
+            "{} runs ({} with faults, {} repair, {} reflect, up to {} switches and {} ranks in a group, {} not in a tree of links), {} collectives, {} bytes of results \
              compared, {} events, {} of virtual time, {} packets sent again by hosts\nlinks: {:?}",
             self.runs,
             self.lossy,
             self.by_policy[0],
             self.by_policy[1],
             self.deepest,
+            self.largest,
+            self.meshed,
             total.calls,
             total.bytes,
             total.events,
@@ -142,11 +149,20 @@ fn every_result_is_right_and_every_collective_ends() {
         assert!(count > 100, "{what}: {count}");
     }
     assert!(sum.deepest >= 4, "groups over many switches");
+    assert!(
+        sum.largest >= 16 && sum.meshed > 100,
+        "large groups, and fabrics that are no trees"
+    );
 }
 
 #[test]
 fn what_failed_once_holds_now() {
     for (seed, story) in STORIES {
+        let scenario = Scenario::random(seed);
+        assert!(
+            scenario.request.ranks.len() <= 8 && !scenario.is_meshed(),
+            "it is another one now"
+        );
         if let Err(wrong) = play(seed) {
             panic!("{wrong}\nit failed before: {story}");
         }

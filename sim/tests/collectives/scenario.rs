@@ -43,8 +43,14 @@ fn pick<T: Copy>(rng: &mut ChaCha8Rng, from: &[T]) -> T {
 impl Scenario {
     pub(crate) fn random(seed: u64) -> Self {
         let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+        // Its own, so that seeds that once failed stay what they were: none of them has any of this.
+        let more = &mut ChaCha8Rng::seed_from_u64(!seed);
         let size = rng.random_range(2..=8usize);
-        let (levels, topology, hosts) = tree(rng, size);
+        let size = match more.random_range(0..16) {
+            0 => more.random_range(9..=20),
+            _ => size,
+        };
+        let (levels, topology, hosts) = tree(rng, more, size);
         let pmtu = pick(rng, &Pmtu::ALL);
         let window = pick(rng, &[2, 3, 4, 7, 8, 16, 16, 32, 64]);
         let message = rng.random_range(1..=u32::min(window, 16));
@@ -101,6 +107,12 @@ impl Scenario {
         self.request.ranks.iter().map(|r| r.host.as_str())
     }
 
+    /// Whether there is more than one way between some.
+    pub(crate) fn is_meshed(&self) -> bool {
+        let nodes = self.topology.switches().count() + self.topology.hosts().count();
+        self.topology.links().count() >= nodes
+    }
+
     /// What a person wants to know of it.
     pub(crate) fn describe(&self) -> String {
         let (request, machine) = (&self.request, &self.machine);
@@ -117,7 +129,7 @@ impl Scenario {
             })
             .collect();
         format!(
-            "seed {}: {} ranks, {} levels, PMTU {}, window {}, messages of {}, {} calls at a time, {} slots, loss {}, \
+            "seed {}: {} ranks, {} levels, PMTU {}, window {}, messages of {}, {} calls at a time, loss {}, \
              stragglers {}, reproducible {}, PSN from {}, {:?}, switches look after {}\n  {}",
             self.seed,
             request.ranks.len(),
@@ -126,7 +138,6 @@ impl Scenario {
             machine.window_packets,
             machine.message_packets,
             machine.calls_max,
-            request.slots,
             request.loss_policy,
             request.straggler_policy,
             request.reproducible,
@@ -146,8 +157,8 @@ fn psn(rng: &mut ChaCha8Rng) -> Psn {
     })
 }
 
-/// A tree of switches with hosts anywhere in it, the ranks in any order.
-fn tree(rng: &mut ChaCha8Rng, hosts: usize) -> (usize, Topology, Vec<String>) {
+/// Switches, a tree of them or more, with hosts anywhere in it, the ranks in any order.
+fn tree(rng: &mut ChaCha8Rng, more: &mut ChaCha8Rng, hosts: usize) -> (usize, Topology, Vec<String>) {
     let levels = rng.random_range(1..=3);
     let switches = match levels {
         1 => 1,
@@ -173,6 +184,15 @@ fn tree(rng: &mut ChaCha8Rng, hosts: usize) -> (usize, Topology, Vec<String>) {
         level_of.push(level_of[parent] + 1);
         let (a, b) = (take(parent), take(s));
         t.connect(a, b, 9000).expect("free ports");
+    }
+    // Some fabrics have more than one way: the planner takes a tree out of them.
+    if switches > 1 && more.random_bool(0.3) {
+        for _ in 0..more.random_range(1..=3) {
+            let a = more.random_range(0..switches);
+            let b = (a + more.random_range(1..switches)) % switches;
+            let (a, b) = (take(a), take(b));
+            t.connect(a, b, 9000).expect("free ports");
+        }
     }
     let mut names: Vec<String> = (0..hosts).map(|h| format!("h{h}")).collect();
     for (h, name) in names.iter().enumerate() {

@@ -1,18 +1,43 @@
-//! What ranks contribute, and what must come out: by plain arithmetic on small numbers, of which every type holds every
-//! intermediate result exactly (or wraps it).
+//! What ranks contribute, and what must come out: by plain arithmetic. Floating-point numbers are small, so that every type holds every
+//! intermediate result exactly. Integers are small in half of the calls; in the others they fill their type, so that sums wrap or saturate.
 
 use castnet_comm::machine::{Collective, Task};
-use castnet_wire::control::{DataType, Operation};
+use castnet_wire::control::{CallFlags, DataType, Operation};
 use half::{bf16, f16};
 
-/// The number that a rank contributes at a place of a call.
-fn value(task: &Task, call: usize, rank: u16, at: u64) -> i64 {
-    // FNV-1a, so that neighbours differ.
-    let words = [call as u64, rank.into(), at];
-    let hash = words.iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, word| {
+/// FNV-1a, so that neighbours differ.
+fn hash(words: [u64; 3]) -> u64 {
+    words.iter().fold(0xCBF2_9CE4_8422_2325, |hash, word| {
         (hash ^ word).wrapping_mul(0x0000_0100_0000_01B3)
-    });
-    let small = (hash >> 32) as i64;
+    })
+}
+
+/// Whether a call's numbers are of all sizes: where the order of the ranks cannot matter even so. It would where signed sums
+/// saturate, which is not associative.
+fn is_wide(task: &Task, call: usize) -> bool {
+    let saturates = task.flags.0 & CallFlags::SATURATE.0 != 0;
+    let can_be = match task.operation {
+        Operation::Sum => !saturates || is_unsigned(task.data_type),
+        Operation::Min | Operation::Max => true,
+        Operation::BitAnd | Operation::BitOr | Operation::BitXor => true,
+        Operation::Prod | Operation::And | Operation::Or | Operation::Xor => false,
+    };
+    can_be && !task.data_type.is_float() && hash([call as u64, task.elements, 77]) >> 40 & 1 == 1
+}
+
+/// The number that a rank contributes at a place of a call.
+fn value(task: &Task, call: usize, rank: u16, at: u64) -> i128 {
+    let hash = hash([call as u64, rank.into(), at]);
+    if is_wide(task, call) {
+        // The high half again, since the low bytes of neighbours are alike.
+        let wide = hash ^ hash.rotate_left(32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let bits = 8 * task.data_type.size() as u32;
+        return match is_unsigned(task.data_type) {
+            true => (wide >> (64 - bits)).into(),
+            false => ((wide as i64) >> (64 - bits)).into(),
+        };
+    }
+    let small = i128::from(hash >> 32);
     match (task.operation, is_unsigned(task.data_type)) {
         (Operation::Prod, true) => 1 + small % 2,
         (Operation::Prod, false) => [-1, 1, 2][(small % 3) as usize],
@@ -28,7 +53,7 @@ fn is_unsigned(data_type: DataType) -> bool {
     )
 }
 
-fn encode(data_type: DataType, value: i64, out: &mut Vec<u8>) {
+fn encode(data_type: DataType, value: i128, out: &mut Vec<u8>) {
     match data_type {
         DataType::F32 => out.extend((value as f32).to_le_bytes()),
         DataType::F16 => out.extend(f16::from_f64(value as f64).to_le_bytes()),
@@ -38,7 +63,7 @@ fn encode(data_type: DataType, value: i64, out: &mut Vec<u8>) {
     }
 }
 
-fn fold(operation: Operation, a: i64, b: i64) -> i64 {
+fn fold(operation: Operation, a: i128, b: i128) -> i128 {
     match operation {
         Operation::Sum => a + b,
         Operation::Min => a.min(b),
@@ -53,7 +78,7 @@ fn fold(operation: Operation, a: i64, b: i64) -> i64 {
     }
 }
 
-fn bytes(task: &Task, range: std::ops::Range<u64>, number: impl Fn(u64) -> i64) -> Vec<u8> {
+fn bytes(task: &Task, range: std::ops::Range<u64>, number: impl Fn(u64) -> i128) -> Vec<u8> {
     let mut out = Vec::new();
     for at in range {
         encode(task.data_type, number(at), &mut out);
@@ -70,9 +95,12 @@ pub(crate) fn input(task: &Task, call: usize, rank: u16, size: u16) -> Vec<u8> {
 /// What a rank must get.
 pub(crate) fn output(task: &Task, call: usize, rank: u16, size: u16) -> Vec<u8> {
     let n = task.elements;
+    let saturates = task.flags.0 & CallFlags::SATURATE.0 != 0 && is_wide(task, call);
+    let highest = (1i128 << (8 * task.data_type.size())) - 1;
     let sum = |at| {
         let numbers = (0..size).map(|r| value(task, call, r, at));
-        numbers.reduce(|a, b| fold(task.operation, a, b)).unwrap_or(0)
+        let sum = numbers.reduce(|a, b| fold(task.operation, a, b)).unwrap_or(0);
+        if saturates { sum.min(highest) } else { sum }
     };
     match task.collective {
         Collective::AllReduce => bytes(task, 0..n, sum),

@@ -51,6 +51,23 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
             .label(format!("{way}, castnet"))
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
         chart.draw_series(ours.iter().map(|&at| Circle::new(at, 4, color.filled())))?;
+        // What explains a row, once.
+        for (other, name) in row
+            .others
+            .iter()
+            .enumerate()
+            .filter(|_| index != 1 || table.number < 31)
+        {
+            let shade = BLACK.mix(0.25 + 0.2 * other as f64);
+            let points = points(&|i| cells[i].others[other]);
+            chart
+                .draw_series(LineSeries::new(points, shade.stroke_width(1)))?
+                .label(match table.number {
+                    ..31 => format!("{way}, {name}"),
+                    _ => (*name).to_owned(),
+                })
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], shade.stroke_width(1)));
+        }
         // Both policies stand beside the paper's one row.
         if index == 0 || cells[0].paper.to_bits() != table.rows[0].cells[0].paper.to_bits() {
             chart

@@ -153,8 +153,10 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
         (_, true) => [1.0, (ranks - 1.0) / ranks],
         _ => [1.0, 1.0],
     };
-    // How it counts: see `paper`.
-    let (countings, others): (_, [Option<(&str, Way, Reason)>; 2]) = match collective {
+    // How it counts: see `paper`. And how it does what it does.
+    type Other = Option<(&'static str, Way, Reason)>;
+    let in_steps: Other = Some(("in steps", Way::Steps, reason::RING_STEPS));
+    let (countings, others): ([Counting; 2], [Other; 2]) = match collective {
         Collective::AllReduce => (
             [Settled, Arrived],
             [None, Some(("in 15 steps", Way::Steps, reason::RING_ALLREDUCE))],
@@ -166,15 +168,9 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
         Collective::Broadcast { .. } => ([Arrived, Settled], [None, None]),
         Collective::AllGather => (
             [Arrived, Arrived],
-            [
-                Some(("one by one", Way::InTurn, reason::IN_TURN)),
-                Some(("in steps", Way::Steps, reason::RING_STEPS)),
-            ],
+            [Some(("one by one", Way::InTurn, reason::IN_TURN)), in_steps],
         ),
-        Collective::ReduceScatter | Collective::Barrier => (
-            [Arrived, Arrived],
-            [None, Some(("in steps", Way::Steps, reason::RING_STEPS))],
-        ),
+        Collective::ReduceScatter | Collective::Barrier => ([Arrived, Arrived], [None, in_steps]),
     };
     // An AllGather moves a message from each rank; but shorter ones than 1 MiB have no steady state yet.
     let whole = if gathers {
