@@ -191,7 +191,7 @@ where
                 return Err(interrupted());
             }
             Err(TryRecvError::Empty) => {
-                rnic.announce();
+                HostDevice::announce(rnic);
                 turn(rnic)?;
             }
         }
