@@ -13,6 +13,7 @@ use crate::control::{Control, Lease};
 use crate::driver::{Borrowed, Driver};
 use crate::element::Element;
 use crate::error::CommError;
+use crate::establish::GOODBYE;
 use crate::machine::{Collective, Failure, Task, TaskId, Waiting};
 
 /// A sleeping rank looks after its group this often.
@@ -23,8 +24,6 @@ const TURNS: u32 = 256;
 const LINGER: Duration = Duration::from_millis(200);
 /// A group that has failed may have told its ranks why in band: for so long that is waited for.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
-/// Rounds of [`Communicator::close`], apart from those that connect.
-const GOODBYE: u64 = 1 << 63;
 
 /// A collective that runs on. Must be waited for: its memory stays with the communicator otherwise.
 #[must_use = "a collective that runs on must be waited for"]
@@ -319,7 +318,7 @@ impl Communicator {
         }
         let patience = self.config.timeouts.close;
         self.drain(patience)?;
-        let answer = self.exchange(GOODBYE + self.attempts, Vec::new(), patience)?;
+        let answer = self.exchange(GOODBYE, Vec::new(), patience)?;
         self.await_answer(&answer, patience)?;
         Ok(())
     }

@@ -22,6 +22,16 @@ use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Mac
 /// How long a rank sleeps while it waits for the controller: it must answer ARP meanwhile.
 const NAP: Duration = Duration::from_millis(2);
 
+/// Rounds of exchanges between the ranks. They are the same each time: a rank that was started anew has not counted how often the
+/// others have joined.
+const CARDS: u64 = 0;
+const CONNECTED: u64 = 1;
+/// The round of [`Communicator::close`].
+pub(crate) const GOODBYE: u64 = 2;
+
+/// How often a rank that waits for its group shows switches where it is.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Nanoseconds of the unit of QP time-outs.
 const TIMEOUT_UNIT_NS: u64 = 4096;
 
@@ -269,7 +279,15 @@ impl Communicator {
     /// Waits until the group is there.
     fn await_group(&mut self, lease: &Lease) -> Result<api::CollectiveState, NoGroup> {
         let start = Instant::now();
+        let mut announced: Option<Instant> = None;
         loop {
+            // Only who is seen can be placed, and a switch that was restarted has seen nobody yet.
+            if announced.is_none_or(|at| at.elapsed() >= ANNOUNCE_INTERVAL) {
+                announced = Some(Instant::now());
+                if let Err(error) = self.rnic.announce() {
+                    tracing::debug!(%error, "announcing this host");
+                }
+            }
             let state = lease.state();
             if let Some(state) = &state {
                 match state.phase() {
@@ -402,8 +420,7 @@ impl Communicator {
 
     fn connect_partners(&mut self, card: &Card) -> Result<(), CommError> {
         let patience = self.config.timeouts.join;
-        let round = self.attempts * 2;
-        let answer = self.exchange(round, card.to_bytes(), patience)?;
+        let answer = self.exchange(CARDS, card.to_bytes(), patience)?;
         let blobs = self.await_answer(&answer, patience)?;
         for &(peer, qpn, sq_psn) in &card.ends {
             let other = blobs
@@ -423,7 +440,7 @@ impl Communicator {
             self.rnic.connect_qp(qpn, &remote, self.config.timeouts.resolve)?;
         }
         // Until all have: who resolves our address must be answered.
-        let answer = self.exchange(round + 1, Vec::new(), patience)?;
+        let answer = self.exchange(CONNECTED, Vec::new(), patience)?;
         self.await_answer(&answer, patience)?;
         Ok(())
     }

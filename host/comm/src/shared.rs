@@ -93,6 +93,10 @@ impl Rnic for SharedRnic {
         self.inner.borrow_mut().poll_recv_completion(qpn)
     }
 
+    fn announce(&mut self) -> Result<(), RnicError> {
+        self.inner.borrow_mut().announce()
+    }
+
     fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
         self.inner.borrow_mut().wait(timeout)
     }

@@ -187,6 +187,11 @@ impl Neighbours {
         heard
     }
 
+    /// Announces itself at the next [`Neighbours::poll_transmit`].
+    pub(crate) fn announce(&mut self, now: Nanos) {
+        self.announce = self.announce.min(now);
+    }
+
     /// The next packet that is due, with the Ethernet address it goes to.
     pub(crate) fn poll_transmit(&mut self, now: Nanos) -> Option<(MacAddr, Arp)> {
         if self.announce <= now {
@@ -336,5 +341,11 @@ mod tests {
         assert_eq!(at, Nanos(1) + Nanos::from_secs(30));
         assert_eq!(m.poll_transmit(Nanos(at.0 - 1)), None);
         assert!(m.poll_transmit(at).is_some());
+        assert_eq!(m.poll_transmit(at), None);
+        // When it is asked to.
+        m.announce(at);
+        assert_eq!(m.poll_timeout(), at);
+        assert!(m.poll_transmit(at).is_some());
+        assert_eq!(m.poll_timeout(), at + Nanos::from_secs(30));
     }
 }

@@ -170,6 +170,13 @@ pub trait Rnic {
     /// Mostly [`RnicError::Post`]; nothing was posted then.
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError>;
 
+    /// Shows switches where this host is, soon: one that was restarted has forgotten. It is a broadcast: once a
+    /// second is often.
+    ///
+    /// # Errors
+    /// The device or the kernel refused.
+    fn announce(&mut self) -> Result<(), RnicError>;
+
     /// Does what is due at `now`, in bounded batches: receive, answer, send, timers. Returns whether there was anything
     /// to do; if so, call it again soon.
     ///

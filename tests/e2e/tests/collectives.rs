@@ -255,8 +255,6 @@ fn ranks_that_disagree_are_named_and_the_group_stays_usable() {
                     assert!([first.0.rank, second.0.rank].contains(&3), "{error}");
                     assert_ne!(first.1.elements, second.1.elements);
                 }
-                // The controller was faster.
-                CommError::GroupFailed { .. } => {}
                 other => panic!("rank {rank}, round {round}: {other}"),
             }
             let text = error.to_string();
@@ -316,6 +314,41 @@ fn a_rank_that_dies_is_named_to_the_others() {
         };
         assert_eq!((gone.rank, gone.host.as_str()), (1, "h2"));
     });
+    fabric.stop();
+}
+
+/// The others go on with who comes in its place: it has not counted how often they have joined.
+#[test]
+fn a_rank_that_died_is_replaced() {
+    let fabric = Fabric::start(STAR, 11);
+    for fallback in [Fallback::Forbidden, Fallback::Only] {
+        let job = format!("replaced-{fallback:?}").to_lowercase();
+        let before = Arc::new(Barrier::new(3));
+        ranks(&fabric, &job, 3, move |rank, mut config, rnic| {
+            config.timeouts.lease = Duration::from_millis(300);
+            config.timeouts.collective = Duration::from_secs(3);
+            config.qp_timeout = 12;
+            config.fallback = fallback;
+            let shared = SharedRnic::new(rnic);
+            let connect =
+                || Communicator::connect(config.clone(), Box::new(shared.clone())).expect("connected");
+            let mut comm = connect();
+            comm.barrier().expect("barrier");
+            before.wait();
+            if rank == 1 {
+                drop(comm);
+                comm = connect();
+            } else {
+                let mut data = vec![1_u32; 100];
+                comm.allreduce(&mut data, Operation::Sum)
+                    .expect_err("a rank is gone");
+            }
+            let mut data = vec![1_u32; 100];
+            comm.allreduce(&mut data, Operation::Sum).expect("allreduce");
+            assert_eq!(data, vec![3; 100]);
+            comm.close().expect("closed");
+        });
+    }
     fabric.stop();
 }
 

@@ -329,7 +329,7 @@ impl AnyRnic {
 
 impl HostDevice for AnyRnic {
     fn announce(&self) {
-        self.device().announce();
+        HostDevice::announce(self.device());
     }
 
     fn waker(&self) -> Waker {
@@ -409,6 +409,10 @@ macro_rules! hand_on {
             fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError> {
                 let $own = self;
                 $get_mut.post_recv(qpn, wr)
+            }
+            fn announce(&mut self) -> Result<(), RnicError> {
+                let $own = self;
+                $get_mut.announce()
             }
             fn poll(&mut self, now: Nanos) -> Result<bool, RnicError> {
                 let $own = self;

@@ -440,6 +440,12 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
         self.queues.get_mut(&qpn)?.receives.pop_front()
     }
 
+    fn announce(&mut self) -> Result<(), RnicError> {
+        let now = self.now();
+        self.neighbours.announce(now);
+        Ok(())
+    }
+
     fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
         if self.busy {
             return Ok(());

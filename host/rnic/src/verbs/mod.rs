@@ -629,6 +629,10 @@ impl Rnic for VerbsRnic {
         Ok(())
     }
 
+    fn announce(&mut self) -> Result<(), RnicError> {
+        Self::announce(self)
+    }
+
     fn poll(&mut self, _now: Nanos) -> Result<bool, RnicError> {
         if let Some(event) = &self.failed {
             return Err(RnicError::DeviceFailed {

@@ -403,6 +403,9 @@ impl Rnic for Watched {
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError> {
         self.inner.post_recv(qpn, wr)
     }
+    fn announce(&mut self) -> Result<(), RnicError> {
+        self.inner.announce()
+    }
     fn poll(&mut self, now: Nanos) -> Result<bool, RnicError> {
         self.inner.poll(now)
     }
