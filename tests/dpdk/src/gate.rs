@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use castnet_port::{
-    Batch, Memory, MemoryPort, OpenError, PoolStats, Port, PortLink, PortSpec, PortStats, Sides, Sleeper,
+    Batch, FrameBuf, Memory, MemoryPort, OpenError, PoolStats, Port, PortLink, PortSpec, PortStats, Sides,
+    Sleeper,
 };
 use castnet_wire::Nanos;
 
@@ -20,7 +21,12 @@ pub struct Gated<M> {
     /// Whether the gate was open when this worker's round began, and its first receiving port asked: all ports begin in the
     /// same round, so that what happens does not depend on when that is.
     open: Rc<Cell<Option<bool>>>,
+    /// The next PSN, where frames are numbered.
+    psn: Option<Rc<Cell<u32>>>,
 }
+
+/// Where the PSN of a RoCEv2 frame over IPv4 is, without a VLAN tag.
+const PSN: std::ops::Range<usize> = 51..54;
 
 impl<M> Gated<M> {
     /// Frames live in `inner`, and are received while `gate` is set.
@@ -29,7 +35,15 @@ impl<M> Gated<M> {
             inner,
             gate,
             open: Rc::default(),
+            psn: None,
         }
+    }
+
+    /// Numbers received frames from 0 on, as a source does that goes on and on, where a file would begin again. Their ICRC
+    /// is wrong from here on, and goes through as wrong as it is.
+    pub fn numbered(mut self) -> Self {
+        self.psn = Some(Rc::default());
+        self
     }
 }
 
@@ -42,6 +56,7 @@ impl<M: Memory> Memory for Gated<M> {
             // The first one that receives.
             gate: (sides.receives() && self.open.replace(Some(false)).is_none()).then(|| self.gate.clone()),
             open: self.open.clone(),
+            psn: self.psn.clone(),
         }))
     }
 
@@ -62,6 +77,7 @@ struct GatedPort<M: Memory> {
     inner: MemoryPort<M>,
     gate: Option<Arc<AtomicBool>>,
     open: Rc<Cell<Option<bool>>>,
+    psn: Option<Rc<Cell<u32>>>,
 }
 
 impl<M: Memory> Port for GatedPort<M> {
@@ -73,6 +89,14 @@ impl<M: Memory> Port for GatedPort<M> {
         }
         if self.open.get() == Some(true) {
             self.inner.receive(batch);
+        }
+        if let Some(psn) = &self.psn {
+            for frame in batch {
+                if let Some(bytes) = frame.head_mut().get_mut(PSN) {
+                    bytes.copy_from_slice(&psn.get().to_be_bytes()[1..]);
+                    psn.set((psn.get() + 1) & 0xFF_FFFF);
+                }
+            }
         }
     }
 
