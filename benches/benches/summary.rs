@@ -273,7 +273,7 @@ fn sums(table: &mut Table) {
             &mut || bench.contributions(true, ROUNDS),
             &mut || other.contributions(false, ROUNDS),
             &mut || finishing.results(true, ROUNDS),
-            &mut || still.results(false, ROUNDS),
+            &mut || still.results_moved(ROUNDS),
         ]);
         let kept = if reproducible { ", kept" } else { "" };
         let cost = added - moved;
@@ -292,9 +292,23 @@ fn sums(table: &mut Table) {
         table.row(
             &format!("the last one, and the result to {} ranks", collective::RANKS),
             ns(last),
-            format!("{} port moves it", ns(moved_last)),
+            format!("{} port moves them", ns(moved_last)),
             format!("+{} per child", ns(per_child)),
             goal,
+        );
+        let with_ports = (last - moved - cost) / collective::RANKS as f64;
+        table.row(
+            "  of which each child, with what its port needs",
+            ns(with_ports),
+            format!(
+                "{} the port alone",
+                ns((moved_last - moved) / collective::RANKS as f64)
+            ),
+            format!(
+                "{:.1} x",
+                with_ports * collective::RANKS as f64 / (moved_last - moved)
+            ),
+            None,
         );
     }
 }

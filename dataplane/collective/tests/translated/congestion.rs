@@ -37,7 +37,7 @@ fn bench(primitive: Primitive, root: u16, above: bool) -> Bench {
 }
 
 fn cnp(b: &mut Bench, from: usize) -> Vec<usize> {
-    b.now = b.now + CNP_INTERVAL;
+    b.now += CNP_INTERVAL;
     let effects = b.event(Event::Cnp { from: endpoint(from) });
     told(&effects)
 }
@@ -62,7 +62,7 @@ fn of_an_allreduce_the_host_itself_is_told() {
             assert_eq!(cnp(&mut b, host), [host]);
         }
         // What goes up comes from all below.
-        b.now = b.now + CNP_WINDOW;
+        b.now += CNP_WINDOW;
         assert_eq!(cnp(&mut b, 3), if above { vec![0, 1, 2, 4] } else { vec![] });
         assert_eq!(cnp(&mut b, 4), []);
     }
@@ -83,7 +83,7 @@ fn of_a_broadcast_the_source_alone_is_told() {
     for above in [false, true] {
         let mut b = bench(Broadcast, 2, above);
         for from in [0, 1, 3, 4] {
-            b.now = b.now + CNP_WINDOW;
+            b.now += CNP_WINDOW;
             assert_eq!(cnp(&mut b, from), [2]);
         }
         let source = if above { 50 } else { 60 };
@@ -101,7 +101,7 @@ fn of_a_window_as_many_pass_as_the_most_congested_receiver_sent() {
         passed += cnp(&mut b, from).len();
     }
     assert_eq!(passed, 4);
-    b.now = b.now + CNP_WINDOW;
+    b.now += CNP_WINDOW;
     assert_eq!(cnp(&mut b, 1), [2], "a new window");
 }
 
@@ -109,7 +109,7 @@ fn of_a_window_as_many_pass_as_the_most_congested_receiver_sent() {
 fn marks_are_told_to_whom_they_came_from() {
     let mut b = bench(AllReduce, 0, true);
     let mut marks = |after: u64| {
-        b.now = b.now + Nanos(after);
+        b.now += Nanos(after);
         (0..5)
             .map(|from| told(&b.event(Event::Marked { from: endpoint(from) })))
             .collect::<Vec<_>>()
@@ -134,7 +134,7 @@ proptest! {
         let mut last: BTreeMap<usize, Nanos> = BTreeMap::new();
         let (mut window, mut said, mut passed, mut marks) = (0, [0u32; 7], [0u32; 7], [0u32; 7]);
         for (from, is_cnp, after) in events {
-            b.now = b.now + Nanos(after);
+            b.now += Nanos(after);
             if b.now.0 / CNP_WINDOW.0 != window {
                 (window, said, passed, marks) = (b.now.0 / CNP_WINDOW.0, [0; 7], [0; 7], [0; 7]);
             }
