@@ -159,7 +159,11 @@ async fn a_collective_group_is_installed_listed_and_removed() {
         refused.as_ref().is_err_and(|s| s.message().contains("1000 of")),
         "{refused:?}"
     );
-    assert_eq!(field(refused), (Code::ResourceExhausted, "collective".into()));
+    // It is slots that memory goes to: a controller can ask for fewer.
+    assert_eq!(
+        field(refused),
+        (Code::ResourceExhausted, "collective.slots".into())
+    );
     let faulty = CollectiveGroup {
         slots: 3,
         ..rule.clone()
