@@ -17,6 +17,12 @@ const MTU: usize = 9000;
 /// Buffers of each thread's caches: DPDK's own holds half as much again before it gives back.
 const CACHED: usize = CACHE * 3 / 2 + BATCH;
 
+/// AF_XDP's buffers lie within a page, headers included.
+const XDP: &str = "net_af_xdp";
+const XDP_ROOM: usize = 3328;
+/// Buffers for each of its queues: the kernel holds as many for either direction.
+const XDP_BUFFERS: usize = 8192;
+
 /// What a dataplane needs of DPDK.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -40,6 +46,8 @@ pub struct Runtime {
     /// Buffers for whole frames, and for the heads, bodies and tails of those that share.
     whole: Arc<Lease>,
     small: Arc<Lease>,
+    /// Those that AF_XDP receives into, where there is such a device.
+    xdp: Option<Arc<Lease>>,
     devices: Mutex<BTreeMap<String, Weak<Device>>>,
 }
 
@@ -57,9 +65,12 @@ impl Runtime {
         // A ring holds segments; a frame that shares has three, of which one is counted there.
         let small = sends + threads * (CACHED + 3 * (ports + 1) * BATCH);
         let room = config.pool.frame_max.max(HEAD).next_multiple_of(64);
+        let xdp = config.devices.iter().filter(|d| d.device.starts_with(XDP));
+        let xdp = XDP_BUFFERS * xdp.map(|d| d.queues).sum::<usize>();
+        let xdp_bytes = if xdp == 0 { 0 } else { Lease::bytes(xdp, XDP_ROOM) };
         let eal = Eal::start(&EalConfig {
             hugepages: config.hugepages,
-            bytes: Lease::bytes(whole, room) + Lease::bytes(small, HEAD),
+            bytes: Lease::bytes(whole, room) + Lease::bytes(small, HEAD) + xdp_bytes,
             pci: config
                 .devices
                 .iter()
@@ -73,6 +84,10 @@ impl Runtime {
             pool: config.pool,
             whole: Arc::new(Lease::new(eal, whole, room)?),
             small: Arc::new(Lease::new(eal, small, HEAD)?),
+            xdp: match xdp {
+                0 => None,
+                count => Some(Arc::new(Lease::new(eal, count, XDP_ROOM)?)),
+            },
             devices: Mutex::default(),
         }))
     }
@@ -145,7 +160,11 @@ impl Runtime {
         } else {
             info.mtu_max
         };
-        let max = device_max.min(self.whole.room() - frame_max(0));
+        let pool = match &self.xdp {
+            Some(xdp) if spec.device.starts_with(XDP) => xdp,
+            _ => &self.whole,
+        };
+        let max = device_max.min(pool.room() - frame_max(0));
         let mtu = spec.mtu.unwrap_or(MTU.min(max));
         if !(info.mtu_min..=max).contains(&mtu) {
             return Err(DpdkError::Mtu {
@@ -163,7 +182,7 @@ impl Runtime {
             mtu,
             promiscuous: spec.promiscuous,
         };
-        probed.start(set_up, self.whole.clone())
+        probed.start(set_up, pool.clone())
     }
 }
 
