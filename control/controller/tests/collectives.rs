@@ -640,18 +640,28 @@ async fn ranks_that_leave_end_the_group_without_a_failure() {
 async fn stalls_reach_ranks_and_operators_by_name() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
-    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let mut request = lab.rank("job", rank, 4, 17);
+        request.settings = Some(v1::CollectiveSettings {
+            stall_timeout_ms: 50,
+            ..Default::default()
+        });
+        ranks.push(Rank::join(&client, request).await);
+    }
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     let mut events = Events::of(&client).await;
-    lab.switch("spine0")
-        .report(v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
-            mcst_id,
+    let stalled = |ranks: &[u32]| {
+        v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
+            mcst_id: mcst_id.clone(),
             group: "job".into(),
-            ranks: vec![2, 3],
+            ranks: ranks.to_vec(),
             for_ns: 2_000_000_000,
             generation: 1,
             ..Default::default()
-        }));
+        })
+    };
+    lab.switch("spine0").report(stalled(&[2, 3]));
     let told = events.until(|event| match event {
         v1::controller_event::Event::StalledCollective(s) => Some(s.clone()),
         _ => None,
@@ -667,6 +677,13 @@ async fn stalls_reach_ranks_and_operators_by_name() {
         state.reason,
         "a collective waits for rank 2 (host h2), rank 3 (host h3)"
     );
+    // The ranks' own switch knows better than one that only knows who is behind a port.
+    lab.switch("leaf1").report(stalled(&[3]));
+    assert_eq!(ranks[0].until(Active).await.waiting_for, [3]);
+    // A switch that says no more waits no more.
+    while !ranks[0].until(Active).await.waiting_for.is_empty() {}
+    let group = shown(&client, "job").await.unwrap().state.unwrap();
+    assert_eq!((group.phase(), group.reason.as_str()), (Active, ""));
 }
 
 /// What a switch says of a generation that is over says nothing about the one that runs.

@@ -1,14 +1,21 @@
 //! What switches report of collective groups.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use castnet_proto::convert::disagreement_from_proto;
 use castnet_proto::v1;
+use castnet_rules::CollectiveEndpoint;
+use tokio::time::Instant;
 
 use super::lifecycle::{Event, Phase};
 use super::record::{CollectiveRecord, Ending};
 use super::state::CollectiveEntry;
-use crate::core::Shared;
+use crate::core::{Core, Shared};
+
+/// How much later than after its time a switch's next word of a stall may come.
+const REPORT_MARGIN: Duration = Duration::from_millis(500);
 
 impl Shared {
     /// A switch reports that a member ended its connection.
@@ -117,7 +124,7 @@ impl Shared {
     }
 
     /// A switch reports ranks that a collective waits for.
-    pub(crate) fn waits(&self, switch: &str, stalled: &v1::CollectiveStalled) {
+    pub(crate) fn waits(self: &Arc<Self>, switch: &str, stalled: &v1::CollectiveStalled) {
         let mut core = self.lock();
         let Some(entry) = core.collective_by_mcst_id(&stalled.mcst_id) else {
             return;
@@ -142,14 +149,58 @@ impl Shared {
                 for_ns: stalled.for_ns,
             },
         ));
-        if let Some(entry) = core.collectives.get_mut(&name)
-            && entry.record.phase == Phase::Active
-            && entry.waiting_for != ranks
-        {
-            entry.waiting_for = ranks;
-            self.told_collective(&core, &name);
+        let Some(entry) = core.collectives.get_mut(&name) else {
+            return;
+        };
+        if entry.record.phase != Phase::Active {
+            return;
+        }
+        // A switch that still waits says so again after each stall time-out.
+        let stall = Duration::from_millis(entry.record.settings.stall_timeout_ms.into());
+        let (at, switch) = (Instant::now(), switch.to_owned());
+        entry.stalls.insert(switch.clone(), (at, ranks));
+        self.waits_anew(&mut core, &name);
+        self.later(&name, 2 * stall + REPORT_MARGIN, move |shared, core, name| {
+            if let Some(entry) = core.collectives.get_mut(name)
+                && entry.stalls.get(&switch).is_some_and(|(when, _)| *when == at)
+            {
+                entry.stalls.remove(&switch);
+                shared.waits_anew(core, name);
+            }
+        });
+    }
+
+    /// Tells whom switches wait for, where that has changed.
+    fn waits_anew(&self, core: &mut Core, name: &str) {
+        if let Some(entry) = core.collectives.get_mut(name) {
+            let ranks = waited_for(entry);
+            if entry.waiting_for != ranks {
+                entry.waiting_for = ranks;
+                self.told_collective(core, name);
+            }
         }
     }
+}
+
+/// The ranks that switches wait for. A switch far from a rank names all that are behind a port; what the rank's own switch says
+/// counts more, once it has said something.
+fn waited_for(entry: &CollectiveEntry) -> Vec<u16> {
+    let rules = || entry.record.plan.iter().flat_map(|p| &p.rules);
+    let own = |rank: u16| {
+        let has = |e: &CollectiveEndpoint| e.next_hop.rank().is_some_and(|r| r.rank == rank);
+        rules()
+            .find(|(_, rule)| rule.endpoints.iter().any(has))
+            .map(|(switch, _)| switch)
+    };
+    let mut all = BTreeSet::new();
+    for (switch, (_, ranks)) in &entry.stalls {
+        let counts = |rank: &&u16| {
+            let own = own(**rank);
+            own.is_none_or(|own| own == switch || !entry.stalls.contains_key(own))
+        };
+        all.extend(ranks.iter().filter(counts).copied());
+    }
+    all.into_iter().collect()
 }
 
 /// Whether a report is of another generation than the present one, which it says nothing about.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use castnet_proto::v1;
 use castnet_wire::{Control, McstId, Psn, Verdict};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::detour::Detours;
 use super::lifecycle::{After, Event, Next, Phase};
@@ -34,7 +35,9 @@ pub(crate) struct CollectiveEntry {
     pub(crate) changed: watch::Sender<()>,
     /// The ranks that are in, and whether their calls stand.
     pub(crate) present: BTreeMap<u16, Presence>,
-    /// The ranks that a switch waits for, by its last report.
+    /// The ranks that switches wait for, by the last report of each, and when that came.
+    pub(crate) stalls: BTreeMap<String, (Instant, Vec<u16>)>,
+    /// The ranks that are waited for, by all of these.
     pub(crate) waiting_for: Vec<u16>,
     /// What switches said to placements since it was last active.
     pub(crate) detours: Detours,
@@ -63,6 +66,7 @@ impl CollectiveEntry {
             driven: false,
             changed: watch::Sender::new(()),
             present: BTreeMap::new(),
+            stalls: BTreeMap::new(),
             waiting_for: Vec::new(),
             detours: Detours::default(),
             detoured: String::new(),
@@ -203,6 +207,7 @@ impl Shared {
         self.with_store(|store| store.put_collective(&record))?;
         if record.generation != entry.record.generation || !record.phase.wants_rules() {
             entry.confirmed.clear();
+            entry.stalls.clear();
             entry.waiting_for.clear();
             entry.problems.retain(|switch, _| record.placed.contains(switch));
         }
