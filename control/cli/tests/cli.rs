@@ -547,7 +547,14 @@ fn the_demo_reaches_every_receiver_without_and_with_losses() {
     let spine = &clean["switches"][0];
     assert_eq!(spine["switch"], "spine");
     assert_eq!(number(spine, &["contributions"]), number(spine, &["results"]));
-    assert_eq!(lossy["drops"][0]["reason"], "injected");
+    // Where a control message is lost, data behind it is dropped, too.
+    let reasons: Vec<_> = lossy["drops"]
+        .as_array()
+        .expect("drops")
+        .iter()
+        .map(|d| &d["reason"])
+        .collect();
+    assert!(reasons.contains(&&Value::from("injected")), "{reasons:?}");
     let repeats = lossy["switches"].as_array().expect("switches").iter();
     assert!(
         repeats.map(|s| number(s, &["repeats"])).sum::<u64>() > 0,
