@@ -3,6 +3,7 @@
 
 pub mod frames;
 pub mod gate;
+pub mod program;
 
 use std::fs::File;
 use std::path::Path;

@@ -11,20 +11,19 @@ fn main() {
 mod dpdk {
     use std::collections::VecDeque;
     use std::fs;
-    use std::path::{Path, PathBuf};
-    use std::process::{Child, Command, Stdio};
+    use std::path::Path;
+    use std::process::Command;
     use std::time::Instant;
 
     use anyhow::{Context, Result, bail, ensure};
     use castnet_dpdk::{Config, DpdkMemory, Hugepages, Mbuf, Runtime};
     use castnet_dpdk_tests::PATIENCE;
     use castnet_dpdk_tests::frames::{ack, data, host_ip, host_mac, mcst, plain};
+    use castnet_dpdk_tests::program::{Running, binary};
     use castnet_e2e::net::skip;
     use castnet_e2e::process::Process;
     use castnet_port::{Batch, Memory, MemoryPort, PoolConfig, Port, PortSpec, Sides};
     use castnet_wire::{MacAddr, Parsed, Psn, RoceHeader, Syndrome, icrc, parse_frame};
-    use nix::sys::signal::{Signal, kill};
-    use nix::unistd::Pid;
 
     /// Tells this program to be the second process, and in which folder.
     const FOLDER: &str = "CASTNET_MEMIF_FOLDER";
@@ -96,35 +95,6 @@ mod dpdk {
         }
     }
 
-    /// The binary, built with DPDK: what CASTNET_DPDK_BINARY names, or else from this workspace.
-    fn binary() -> Result<PathBuf> {
-        if let Some(path) = std::env::var_os("CASTNET_DPDK_BINARY") {
-            return Ok(path.into());
-        }
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args([
-            "build",
-            "--quiet",
-            "--package",
-            "castnet",
-            "--features",
-            "castnet/dpdk",
-        ]);
-        let out = command.args(["--message-format", "json"]).output()?;
-        ensure!(
-            out.status.success(),
-            "castnet does not build: {}",
-            String::from_utf8_lossy(&out.stderr)
-        );
-        String::from_utf8_lossy(&out.stdout)
-            .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-            .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .find(|path| path.file_name().is_some_and(|name| name == "castnet"))
-            .context("cargo names no binary")
-    }
-
     /// Group 0 from `a` to `b`, as a rule file.
     fn rules() -> String {
         let mut rules = format!(
@@ -161,17 +131,9 @@ mod dpdk {
             );
             command.args(["--port", &port]);
         }
-        let log = folder.join("sw.log");
-        let out = fs::File::create(&log)?;
-        let mut switch = Running(
-            command
-                .stdin(Stdio::null())
-                .stderr(out.try_clone()?)
-                .stdout(out)
-                .spawn()?,
-        );
-        let said = || fs::read_to_string(&log).unwrap_or_default();
-        switch.wait_until(|| ready.exists()).with_context(said)?;
+        let mut switch = Running::start("sw", folder, command)?;
+        let said = switch.said();
+        switch.wait_until(|| ready.exists()).with_context(&said)?;
 
         let mut command = Command::new(std::env::current_exe()?);
         command.env(FOLDER, folder).env(HUGEPAGES, hugepages);
@@ -209,34 +171,7 @@ mod dpdk {
                 "{row}"
             );
         }
-        kill(Pid::from_raw(switch.0.id() as i32), Signal::SIGTERM)?;
-        let status = switch.0.wait()?;
-        ensure!(status.success(), "the switch ended with {status}: {}", said());
-        Ok(())
-    }
-
-    /// A process that is killed when the test forgets it.
-    struct Running(Child);
-
-    impl Running {
-        fn wait_until(&mut self, ready: impl Fn() -> bool) -> Result<()> {
-            let start = Instant::now();
-            while !ready() {
-                if let Some(status) = self.0.try_wait()? {
-                    bail!("it ended with {status} before it was ready");
-                }
-                ensure!(start.elapsed() < PATIENCE, "it is not ready");
-                std::thread::yield_now();
-            }
-            Ok(())
-        }
-    }
-
-    impl Drop for Running {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
+        switch.stop()
     }
 
     /// Plain frames in each direction, and packets of the group.
