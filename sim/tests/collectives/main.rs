@@ -19,11 +19,18 @@ const SOAK_FROM: u64 = 1_000_000;
 const FAILURES_MAX: usize = 10;
 
 /// Seeds that once failed, and why.
-const STORIES: [(u64, &str); 1] = [(
-    1_003_941,
-    "Reduce, reflecting: each of seven senders repeated until the root had all, and each repeat made a result again: seven \
+const STORIES: [(u64, &str); 2] = [
+    (
+        1_003_941,
+        "Reduce, reflecting: each of seven senders repeated until the root had all, and each repeat made a result again: seven \
      times what the root's slow link carries, for ever, so that what the root lacked first found the queue full.",
-)];
+    ),
+    (
+        1_006_606,
+        "Broadcasts of two ranks, reflecting: the source of the second one repeated at the same pace as that of the first, and what \
+     nobody could take yet filled the queue of a slow link so that what was lacking found no room, for ever.",
+    ),
+];
 
 fn number(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()

@@ -395,7 +395,11 @@ impl Translated {
             return;
         }
         self.slots.at_mut(g).ack_request |= ack_request;
-        let lacking = to.iter().filter(|&e| self.lacks(e, g)).collect();
+        // What a receiver lacks of an earlier collective comes again from others, and until it has that it takes nothing of this one: to
+        // send it would only stand in the way.
+        let start = self.calls.get(index).start;
+        let is_next = |e: EndpointId| repairing || self.endpoint(e).sending.acked >= start;
+        let lacking = to.iter().filter(|&e| is_next(e) && self.lacks(e, g)).collect();
         self.emit_again(g, lacking, ack_request, out);
     }
 }

@@ -42,8 +42,9 @@ pub(crate) const GO_BACK: Reason = Reason {
 };
 pub(crate) const CLIFF: Reason = Reason {
     letter: 'g',
-    text: "As f, and besides the paper falls by a third from 10 % to 12 % of loss, as neither its Mode-III nor the ideal ranks here do: more than \
-           200 us that its text, which names time-outs, does not account for. This part is not explained.",
+    text: "As f. Besides, the paper falls by a third from 10 % to 12 % of loss, from what ideal ranks with a window of 64 come to, to what a window \
+           of 24 comes to. Why at once, its text, which names time-outs, does not tell; its Mode-III has nothing of it. That much is not \
+           explained.",
 };
 const NOT_KNOWN: Reason = Reason {
     letter: '?',
