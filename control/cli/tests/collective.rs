@@ -177,6 +177,61 @@ async fn until(stream: &mut Streaming<v1::CollectiveState>, phase: CollectivePha
     }
 }
 
+/// What a switch has given away behind the controller's back is found out at the switch: half of the slots fit, and that is said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_switch_short_of_memory_has_the_last_word_and_gets_fewer_slots() {
+    let fabric = Fabric::new().await;
+    let mut ranks = fabric.ranks("probe", 17, v1::CollectiveSettings::default()).await;
+    for rank in &mut ranks {
+        until(rank, CollectivePhase::Active).await;
+    }
+    let leaf = fabric.switches[0].1.clone();
+    let rule = leaf.collective_rules().remove(0);
+    fabric.run(vec!["group", "destroy", "probe"]).await;
+
+    let bytes = |slots: u16| {
+        let rule = castnet_rules::CollectiveGroup {
+            slots,
+            ..rule.clone()
+        };
+        rule.memory_bytes()
+    };
+    let (wanted, fewest) = (bytes(rule.slots), bytes(rule.slots / 2));
+    let max = DataplaneConfig::new(String::new(), Vec::new())
+        .engine
+        .memory_max_bytes as u64;
+    let mut left = max;
+    for n in 0..64 {
+        let fits = (1..16).rev().map(|power| 1 << power);
+        let Some(slots) = fits.into_iter().find(|slots| bytes(*slots) + fewest <= left) else {
+            break;
+        };
+        let filler = castnet_rules::CollectiveGroup {
+            name: format!("filler{n}"),
+            mcst_id: castnet_wire::McstId([10, 99, 0, n].into()),
+            slots,
+            message_packets: 1,
+            ..rule.clone()
+        };
+        leaf.install_collective(&filler).expect("room");
+        left -= bytes(slots);
+    }
+    assert!((fewest..wanted).contains(&left), "{fewest} {left} {wanted}");
+
+    let mut ranks = fabric.ranks("job", 18, v1::CollectiveSettings::default()).await;
+    for rank in &mut ranks {
+        let state = until(rank, CollectivePhase::Active).await;
+        assert_eq!((state.slots, state.generation), (128, 2));
+        let says = format!(
+            "placed again, as switch leaf0 refuses: collective.slots: the group needs {wanted} bytes, {left} of {max} are left"
+        );
+        assert_eq!(state.reason, says);
+    }
+    let shown = fabric.run(vec!["group", "show", "job"]).await;
+    assert!(shown.contains("placed again, as switch leaf0 refuses"), "{shown}");
+    assert!(shown.contains("128 slots per switch"), "{shown}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
     let fabric = Fabric::new().await;
