@@ -94,7 +94,7 @@ pub struct Engine {
     pub(crate) collective_effects: translated::Effects,
     /// Where a payload is put together.
     pub(crate) scratch: Box<[u8; PAYLOAD_MAX]>,
-    /// By port, the place of the collective group for which data came in last; or what is no place.
+    /// By port, the place of the collective group to which data or a control message came in last; or what is no place.
     pub(crate) recent: [u32; PortId::COUNT],
     /// Places of collective groups that have more to send than one turn lets them.
     pub(crate) emitting: VecDeque<u32>,

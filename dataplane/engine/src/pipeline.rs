@@ -70,13 +70,18 @@ impl Engine {
                 egress,
                 observer: &mut Off,
             };
-            let mut frames = batch.drain(..);
-            while !self.is_collective(ingress) {
-                let Some(frame) = frames.next() else { return };
+            let collective = self.is_collective(ingress);
+            for frame in batch.drain(..) {
+                let frame = match collective {
+                    true => match self.collective_again(&mut cx, frame) {
+                        None => continue,
+                        Some(frame) => frame,
+                    },
+                    false => frame,
+                };
                 let verdict = self.forward(&mut cx, frame);
                 self.account(ingress, verdict);
             }
-            self.collective_batch(&mut cx, frames);
         }
     }
 

@@ -47,7 +47,8 @@ struct AtHand<'a> {
 
 impl Engine {
     /// One frame whose destination is the collective group at `place`.
-    #[inline]
+    // Apart: most contributions go the short way, and multicast must not pay for it.
+    #[inline(never)]
     pub(crate) fn collective_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -100,59 +101,45 @@ impl Engine {
             cx.observer.step(|| explain::decision(group, &event, effects));
             carry_out(cx, &mut hands, group, effects, None);
         }
-        if matches!(event, Event::Data { .. }) {
+        if matches!(event, Event::Data { .. } | Event::Control { .. }) {
             self.recent[cx.ingress.index()] = place;
         }
         self.mind(cx, place, more);
         verdict
     }
 
-    /// Whether what came in here last was data of a collective group.
+    /// Whether a collective group was spoken to here last.
     pub(crate) fn is_collective(&self, ingress: PortId) -> bool {
         self.recent[ingress.index()] != NO_PLACE
-    }
-
-    /// Frames that came in where data of a collective group came in last.
-    pub(crate) fn collective_batch<E: Egress>(
-        &mut self,
-        cx: &mut Cx<'_, E, Off>,
-        frames: impl Iterator<Item = E::Buf>,
-    ) {
-        for frame in frames {
-            let verdict = match self.collective_again(cx, frame) {
-                Ok(verdict) => verdict,
-                Err(frame) => self.forward(cx, frame),
-            };
-            self.account(cx.ingress, verdict);
-        }
     }
 
     /// A frame of which nothing is known but where it came in. One whose header is that of an earlier contribution is taken
     /// for another, with the same checks and the same effects as by the long way, but for what is known; any other is handed
     /// back.
-    #[inline]
+    // Apart from the loop over a batch it would cost more.
+    #[inline(always)]
     pub(crate) fn collective_again<E: Egress>(
         &mut self,
         cx: &mut Cx<'_, E, Off>,
         frame: E::Buf,
-    ) -> Result<Verdict, E::Buf> {
+    ) -> Option<E::Buf> {
         let place = self.recent[cx.ingress.index()];
         let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
-            return Err(frame);
+            return Some(frame);
         };
         let Some(from) = group.endpoint_at(cx.ingress) else {
-            return Err(frame);
+            return Some(frame);
         };
         let known = group
             .outlets
             .get(from.index())
             .and_then(|outlet| outlet.headers.known(&outlet.link, outlet.ect, &frame));
         let Some(known) = known else {
-            return Err(frame);
+            return Some(frame);
         };
         let length = usize::from(known.shape.payload);
         if !known.is_sound(&group.checksum, &frame) {
-            return Err(frame);
+            return Some(frame);
         }
         let payload = slots::row(&frame, known.payload_at, length, &mut self.scratch[..]);
         let effects = &mut self.collective_effects;
@@ -174,7 +161,8 @@ impl Engine {
             drop(frame);
             if !group.machine.has_more() {
                 // Data never makes a timer due earlier.
-                return Ok(Verdict::Absorbed);
+                self.account(cx.ingress, Verdict::Absorbed);
+                return None;
             }
             (verdict, more) = (Verdict::Absorbed, true);
         } else {
@@ -198,7 +186,8 @@ impl Engine {
             more = emit_due(cx, &mut hands, group, effects);
         }
         self.mind(cx, place, more);
-        Ok(verdict)
+        self.account(cx.ingress, verdict);
+        None
     }
 
     /// A group's time has come.
@@ -454,7 +443,7 @@ fn note_data(group: &mut Collective, from: EndpointId, effects: &[Effect], paylo
 }
 
 /// Effects in their order.
-#[inline]
+#[inline(never)]
 fn carry_out<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     hands: &mut Hands<'_, '_>,
