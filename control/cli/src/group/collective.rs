@@ -1,86 +1,19 @@
 //! Collective groups: created, listed and shown, at the controller.
 
+mod args;
+mod endpoints;
+
 use castnet_proto::transport::Security;
 use castnet_rules::{LossPolicy, StragglerPolicy};
-use castnet_wire::Psn;
-use clap::Args;
 use serde::Serialize;
 
 use super::GroupLine;
 use crate::api;
 use crate::output::{Page, Report, Row};
 use crate::tree::Node;
-use crate::units::{bytes, count, plural};
-
-/// What a collective group shall be.
-#[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Collective groups")]
-pub(crate) struct CollectiveArgs {
-    /// A collective group (AllReduce, Reduce, Broadcast ... computed in the switches) instead of a multicast group
-    #[arg(long, requires = "ranks", conflicts_with_all = ["source", "members", "connection", "start_psn", "va_base", "rules"])]
-    pub(crate) collective: bool,
-    /// The ranks' hosts, rank 0 first; a host is one rank
-    #[arg(long, value_name = "HOST,...", value_delimiter = ',', requires = "collective")]
-    ranks: Vec<String>,
-    /// Packets that a rank may have in flight [default: 64]; each switch sets aside slots for two windows and two messages, if it has the memory
-    #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
-    window: Option<u32>,
-    /// Packets of a full message, at most the window [default: 16]
-    #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
-    message_packets: Option<u32>,
-    /// Adds contributions in rank order: bit-identical results whoever comes first, for memory of one more packet per
-    /// rank and slot
-    #[arg(long, requires = "collective")]
-    reproducible: bool,
-    /// Who repairs losses: the switch (repair, the default) or the hosts (reflect)
-    #[arg(long, value_name = "POLICY", requires = "collective", value_parser = loss)]
-    loss_policy: Option<LossPolicy>,
-    /// How ranks that wait for a late one are kept alive: keep-alive (the default), rnr or none
-    #[arg(long, value_name = "POLICY", requires = "collective", value_parser = straggler)]
-    straggler_policy: Option<StragglerPolicy>,
-    /// The ACK time-out of the ranks' queue pairs in microseconds [default: 67108]
-    #[arg(long, value_name = "US", requires = "collective", value_parser = clap::value_parser!(u32).range(4..))]
-    ack_timeout_us: Option<u32>,
-}
-
-fn loss(text: &str) -> Result<LossPolicy, String> {
-    text.parse()
-        .map_err(|_| format!("'{text}' is no loss policy: repair or reflect"))
-}
-
-fn straggler(text: &str) -> Result<StragglerPolicy, String> {
-    text.parse()
-        .map_err(|_| format!("'{text}' is no straggler policy: keep-alive, rnr or none"))
-}
-
-impl CollectiveArgs {
-    /// The request for it.
-    pub(crate) fn request(
-        self,
-        name: String,
-        pmtu: u32,
-        mcst_id: Option<std::net::Ipv4Addr>,
-        stall_timeout_ms: u32,
-    ) -> api::CreateCollectiveRequest {
-        use castnet_proto::convert::{loss_to_proto, straggler_to_proto};
-        let settings = api::CollectiveSettings {
-            pmtu,
-            window_packets: self.window.unwrap_or(0),
-            message_packets: self.message_packets.unwrap_or(0),
-            reproducible: Some(self.reproducible),
-            loss_policy: self.loss_policy.map_or(0, |p| loss_to_proto(p) as i32),
-            straggler_policy: self.straggler_policy.map_or(0, |p| straggler_to_proto(p) as i32),
-            ack_timeout_us: self.ack_timeout_us.unwrap_or(0),
-            stall_timeout_ms,
-        };
-        api::CreateCollectiveRequest {
-            name,
-            ranks: self.ranks,
-            settings: Some(settings),
-            mcst_id: mcst_id.map(|ip| ip.to_string()),
-        }
-    }
-}
+use crate::units::{bytes, plural};
+pub(crate) use args::CollectiveArgs;
+pub(crate) use endpoints::{EndpointRow, Progress, endpoint_rows, progress, progress_text};
 
 /// The phase's name as people read it.
 pub(crate) fn phase_name(phase: api::CollectivePhase) -> &'static str {
@@ -248,150 +181,6 @@ pub(crate) struct SwitchPart {
     memory_bytes: u64,
     progress: Option<Progress>,
     endpoints: Vec<EndpointRow>,
-}
-
-/// How far a collective group is at a switch.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Progress {
-    pub(crate) base_psn: u32,
-    pub(crate) sequence: Option<u32>,
-    pub(crate) call: String,
-    pub(crate) slots_used: u32,
-    pub(crate) slots: u32,
-    pub(crate) finished: u64,
-    pub(crate) failed: bool,
-    pub(crate) memory_bytes: u64,
-}
-
-/// How far an endpoint is. PSNs are the group's.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct EndpointRow {
-    port: u32,
-    next_hop: String,
-    ranks: Vec<u32>,
-    parent: bool,
-    /// The next packet that is expected of it.
-    expected_psn: Option<u32>,
-    /// The next packet that it is sent.
-    next_psn: Option<u32>,
-    /// The oldest packet that it has not acknowledged.
-    unacknowledged_psn: Option<u32>,
-    /// Packets that it has sent fewer than the foremost endpoint here; not told of the parent, which sends results.
-    behind: Option<u32>,
-    waited_for: bool,
-    contributions: u64,
-    repeats: u64,
-    results: u64,
-    naks_in: u64,
-    naks_out: u64,
-    keep_alives: u64,
-}
-
-impl Row for EndpointRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "towards",
-        "ranks",
-        "expects",
-        "sends",
-        "unacked",
-        "behind",
-        "contributions",
-        "repeats",
-        "results",
-        "naks in",
-        "naks out",
-        "keep-alives",
-        "remark",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        let remark = match (self.parent, self.waited_for) {
-            (true, true) => "parent; waited for",
-            (true, false) => "parent",
-            (false, true) => "waited for",
-            (false, false) => "",
-        };
-        vec![
-            self.port.to_string(),
-            self.next_hop.clone(),
-            ranks_text(&self.ranks),
-            number(self.expected_psn),
-            number(self.next_psn),
-            number(self.unacknowledged_psn),
-            number(self.behind),
-            count(self.contributions),
-            count(self.repeats),
-            count(self.results),
-            count(self.naks_in),
-            count(self.naks_out),
-            count(self.keep_alives),
-            remark.to_owned(),
-        ]
-    }
-}
-
-pub(crate) fn progress(installed: &api::InstalledCollective) -> Option<Progress> {
-    installed.status.as_ref().map(|status| Progress {
-        base_psn: status.base_psn,
-        sequence: status.sequence,
-        call: status.call.clone(),
-        slots_used: status.slots_used,
-        slots: status.slots,
-        finished: status.finished,
-        failed: status.failed,
-        memory_bytes: status.memory_bytes,
-    })
-}
-
-pub(crate) fn endpoint_rows(installed: &api::InstalledCollective) -> Vec<EndpointRow> {
-    let status = installed.status.clone().unwrap_or_default();
-    // From the lowest packet that is not finished, as PSNs wrap.
-    let done = |endpoint: &api::EndpointStatus| {
-        let expected = endpoint.expected_psn.filter(|_| !endpoint.parent)?;
-        Some(expected.wrapping_sub(status.base_psn) & (Psn::MODULUS - 1))
-    };
-    let foremost = status.endpoints.iter().filter_map(done).max().unwrap_or(0);
-    let row = |endpoint: &api::EndpointStatus| {
-        let counters = endpoint.counters.unwrap_or_default();
-        EndpointRow {
-            behind: done(endpoint).map(|done| foremost - done),
-            port: endpoint.port,
-            next_hop: endpoint.next_hop.clone(),
-            ranks: endpoint.ranks.clone(),
-            parent: endpoint.parent,
-            expected_psn: endpoint.expected_psn,
-            next_psn: endpoint.next_psn,
-            unacknowledged_psn: endpoint.unacknowledged_psn,
-            waited_for: endpoint.waited_for,
-            contributions: counters.contributions,
-            repeats: counters.repeats,
-            results: counters.results,
-            naks_in: counters.naks_in,
-            naks_out: counters.naks_out,
-            keep_alives: counters.keep_alives,
-        }
-    };
-    status.endpoints.iter().map(row).collect()
-}
-
-pub(crate) fn progress_text(progress: Option<&Progress>) -> String {
-    let Some(p) = progress else {
-        return String::new();
-    };
-    let call = match (&p.sequence, p.failed) {
-        (Some(sequence), true) => format!(", failed at collective {sequence} ({})", p.call),
-        (None, true) => ", failed".to_owned(),
-        (Some(sequence), false) => format!(", now collective {sequence} ({})", p.call),
-        (None, false) => ", idle".to_owned(),
-    };
-    format!(
-        ": {} finished{call}; {} of {} slots in use from PSN {}",
-        count(p.finished),
-        p.slots_used,
-        p.slots,
-        p.base_psn
-    )
 }
 
 impl CollectiveReport {
@@ -669,37 +458,26 @@ mod tests {
     }
 
     #[test]
-    fn who_is_behind_is_told_over_the_wrap_of_the_psns_and_not_of_the_parent() {
-        let endpoint = |port, expected_psn, parent| api::EndpointStatus {
+    fn the_drawing_says_who_is_behind() {
+        let endpoint = |port, expected_psn| api::EndpointStatus {
             port,
-            expected_psn,
-            parent,
+            expected_psn: Some(expected_psn),
             ..Default::default()
         };
         let installed = api::InstalledCollective {
             status: Some(api::CollectiveStatus {
-                base_psn: 0xFF_FFF0,
-                endpoints: vec![
-                    endpoint(0, Some(0xFF_FFF0), false),
-                    endpoint(1, Some(4), false),
-                    endpoint(2, None, false),
-                    endpoint(3, Some(0xFF_FFF0), true),
-                ],
+                endpoints: vec![endpoint(0, 0), endpoint(1, 20)],
                 ..Default::default()
             }),
             ..Default::default()
         };
-        let rows = endpoint_rows(&installed);
-        let behind: Vec<_> = rows.iter().map(|row| row.behind).collect();
-        assert_eq!(behind, [Some(20), Some(0), None, None]);
-        assert_eq!(rows[0].cells().len(), EndpointRow::COLUMNS.len());
         let part = SwitchPart {
             switch: "leaf1".to_owned(),
             installed: true,
             reason: String::new(),
             memory_bytes: 0,
             progress: None,
-            endpoints: rows,
+            endpoints: endpoint_rows(&installed),
         };
         let far = |port| how_far(std::slice::from_ref(&part), "leaf1", port);
         assert_eq!(
@@ -713,24 +491,5 @@ mod tests {
         assert_eq!(ranks_text(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
         assert_eq!(ranks_text(&[u32::MAX]), u32::MAX.to_string());
         assert_eq!(ranks_text(&[]), "");
-    }
-
-    #[test]
-    fn progress_is_a_sentence() {
-        let mut progress = Progress {
-            base_psn: 77,
-            sequence: Some(3),
-            call: "allreduce sum f32".to_owned(),
-            slots_used: 5,
-            slots: 128,
-            finished: 3,
-            failed: false,
-            memory_bytes: 0,
-        };
-        let says = ": 3 finished, now collective 3 (allreduce sum f32); 5 of 128 slots in use from PSN 77";
-        assert_eq!(progress_text(Some(&progress)), says);
-        (progress.sequence, progress.failed) = (None, true);
-        assert!(progress_text(Some(&progress)).contains("finished, failed; "));
-        assert_eq!(progress_text(None), "");
     }
 }

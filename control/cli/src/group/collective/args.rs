@@ -1,0 +1,76 @@
+//! A collective group as an operator writes it.
+
+use castnet_rules::{LossPolicy, StragglerPolicy};
+use clap::Args;
+
+use crate::api;
+
+/// What a collective group shall be.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Collective groups")]
+pub(crate) struct CollectiveArgs {
+    /// A collective group (AllReduce, Reduce, Broadcast ... computed in the switches) instead of a multicast group
+    #[arg(long, requires = "ranks", conflicts_with_all = ["source", "members", "connection", "start_psn", "va_base", "rules"])]
+    pub(crate) collective: bool,
+    /// The ranks' hosts, rank 0 first; a host is one rank
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', requires = "collective")]
+    ranks: Vec<String>,
+    /// Packets that a rank may have in flight [default: 64]; each switch sets aside slots for two windows and two messages, if it has the memory
+    #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    window: Option<u32>,
+    /// Packets of a full message, at most the window [default: 16]
+    #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    message_packets: Option<u32>,
+    /// Adds contributions in rank order: bit-identical results whoever comes first, for memory of one more packet per
+    /// rank and slot
+    #[arg(long, requires = "collective")]
+    reproducible: bool,
+    /// Who repairs losses: the switch (repair, the default) or the hosts (reflect)
+    #[arg(long, value_name = "POLICY", requires = "collective", value_parser = loss)]
+    loss_policy: Option<LossPolicy>,
+    /// How ranks that wait for a late one are kept alive: keep-alive (the default), rnr or none
+    #[arg(long, value_name = "POLICY", requires = "collective", value_parser = straggler)]
+    straggler_policy: Option<StragglerPolicy>,
+    /// The ACK time-out of the ranks' queue pairs in microseconds [default: 67108]
+    #[arg(long, value_name = "US", requires = "collective", value_parser = clap::value_parser!(u32).range(4..))]
+    ack_timeout_us: Option<u32>,
+}
+
+fn loss(text: &str) -> Result<LossPolicy, String> {
+    text.parse()
+        .map_err(|_| format!("'{text}' is no loss policy: repair or reflect"))
+}
+
+fn straggler(text: &str) -> Result<StragglerPolicy, String> {
+    text.parse()
+        .map_err(|_| format!("'{text}' is no straggler policy: keep-alive, rnr or none"))
+}
+
+impl CollectiveArgs {
+    /// The request for it.
+    pub(crate) fn request(
+        self,
+        name: String,
+        pmtu: u32,
+        mcst_id: Option<std::net::Ipv4Addr>,
+        stall_timeout_ms: u32,
+    ) -> api::CreateCollectiveRequest {
+        use castnet_proto::convert::{loss_to_proto, straggler_to_proto};
+        let settings = api::CollectiveSettings {
+            pmtu,
+            window_packets: self.window.unwrap_or(0),
+            message_packets: self.message_packets.unwrap_or(0),
+            reproducible: Some(self.reproducible),
+            loss_policy: self.loss_policy.map_or(0, |p| loss_to_proto(p) as i32),
+            straggler_policy: self.straggler_policy.map_or(0, |p| straggler_to_proto(p) as i32),
+            ack_timeout_us: self.ack_timeout_us.unwrap_or(0),
+            stall_timeout_ms,
+        };
+        api::CreateCollectiveRequest {
+            name,
+            ranks: self.ranks,
+            settings: Some(settings),
+            mcst_id: mcst_id.map(|ip| ip.to_string()),
+        }
+    }
+}
