@@ -122,7 +122,7 @@ impl From<DpdkError> for OpenError {
             | DpdkError::InUse { device }
             | DpdkError::Queues { device, .. }
             | DpdkError::Mtu { device, .. } => device.split(',').next().unwrap_or_default().to_owned(),
-            _ => "DPDK".to_owned(),
+            _ => return Self::Buffers(error.to_string()),
         };
         Self::Other {
             name,

@@ -69,6 +69,9 @@ pub enum OpenError {
         /// The device.
         device: String,
     },
+    /// The memory in which frames are to live cannot be had.
+    #[error("no buffers for frames: {0}")]
+    Buffers(String),
     /// Any other backend's reason.
     #[error("cannot open port `{name}`: {reason}")]
     Other {

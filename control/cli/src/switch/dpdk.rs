@@ -58,3 +58,28 @@ pub(crate) fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dat
 pub(crate) fn start(config: DataplaneConfig, _hugepages: Hugepages) -> Result<Dataplane, StartError> {
     Dataplane::start(config)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use castnet_worker::PortConfig;
+
+    #[test]
+    fn a_device_that_cannot_be_had_says_what_to_do() {
+        let id = castnet_wire::PortId::new(0).expect("a number");
+        let spec: castnet_port::PortSpec = "dpdk:net_carrier_pigeon0".parse().expect("a port");
+        let config = DataplaneConfig::new("s", vec![PortConfig::new(id, "p", spec)]);
+        let error = start(config, Hugepages::No)
+            .err()
+            .expect("no such device")
+            .to_string();
+        let word = match cfg!(feature = "dpdk") {
+            true => "DPDK says",
+            false => "--features dpdk",
+        };
+        assert!(
+            error.contains("net_carrier_pigeon0") && error.contains(word),
+            "{error}"
+        );
+    }
+}
