@@ -1,15 +1,16 @@
-//! Where collective groups go when switches have less room than they said, and when links go down.
+//! Where collective groups go: by the room that switches say they have and by what they have in truth, and when links go down.
 
 mod common;
 
 use std::time::Duration;
 
 use castnet_proto::convert::refuse;
+use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Refused};
 use castnet_topology::Topology;
-use common::ranks::{all, all_again, becomes, shown};
-use common::{Lab, Switch};
-use tonic::Code;
+use common::ranks::{all, all_again, becomes, destroy, shown};
+use common::{Events, Lab, Switch, memory};
+use tonic::{Code, Status};
 
 /// Two leaves with two hosts each, two spines.
 async fn two_spines() -> Lab {
@@ -26,7 +27,7 @@ fn spine(lab: &Lab) -> &'static str {
     }
 }
 
-fn full() -> tonic::Status {
+fn full() -> Status {
     refuse(
         Code::ResourceExhausted,
         "collective",
@@ -143,7 +144,7 @@ async fn a_link_that_comes_back_fails_nothing() {
     all(&mut ranks, Active).await;
     set_link(lab.switch("spine0"), 1, false);
     set_link(lab.switch("leaf0"), 1, false);
-    let reason = |g: &castnet_proto::v1::Collective| g.state.as_ref().unwrap().reason.clone();
+    let reason = |g: &v1::Collective| g.state.as_ref().unwrap().reason.clone();
     let group = becomes(&client, "job", |g| reason(g).matches("is down").count() == 2).await;
     assert_eq!(
         reason(&group),
@@ -181,4 +182,145 @@ async fn a_rank_whose_link_stays_down_is_named() {
         assert!(state.reason.contains("h3"), "{}", state.reason);
     }
     assert!(shown(&client, "job").await.is_some() && lab.placed().is_empty());
+}
+
+#[tokio::test]
+async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
+    let lab = Lab::new(Topology::leaf_spine(2, 2, 2).unwrap()).await;
+    let (needed, fewest) = leaf_memory(&lab).await;
+    for leaf in ["leaf0", "leaf1"] {
+        lab.switch(leaf).set_memory(2 * needed + needed / 2);
+    }
+    let (_controller, client) = lab.start().await;
+    let mut first = lab.ranks(&client, "a", 4, 17).await;
+    all(&mut first, Active).await;
+    let mut second = lab.ranks(&client, "b", 4, 18).await;
+    all(&mut second, Active).await;
+    // One group at each spine.
+    assert_eq!(lab.switch("spine0").groups().len(), 1);
+    assert_eq!(lab.switch("spine1").groups().len(), 1);
+    let mut third = lab.ranks(&client, "c", 4, 19).await;
+    for state in all(&mut third, Refused).await {
+        // Half of the slots would do, but they are more than half of it all.
+        let says = format!("needs {fewest} bytes for it, {} are free", needed / 2);
+        assert!(state.reason.contains(&says), "{}", state.reason);
+        assert!(
+            state
+                .reason
+                .starts_with(&format!("switch {} ", state.failed_switch)),
+            "{}",
+            state.reason
+        );
+    }
+    let group = shown(&client, "c").await.unwrap();
+    assert_eq!((group.state.unwrap().phase(), group.tree.len()), (Refused, 0));
+    // What is freed can be had.
+    client.clone().destroy_group(destroy("a")).await.unwrap();
+    let third = all_again(third, &client, 1).await;
+    assert_eq!(third.len(), 4);
+}
+
+/// Where memory is short a group gets the fewest slots that it can do with, and all are told how many that is.
+#[tokio::test]
+async fn a_group_has_fewer_slots_where_memory_is_short() {
+    let lab = Lab::two_tiers().await;
+    let (needed, fewest) = leaf_memory(&lab).await;
+    lab.switch("leaf0").set_memory(needed + fewest);
+    let (_controller, client) = lab.start().await;
+    for (job, slots) in [("a", 256), ("b", 128)] {
+        let mut ranks = lab.ranks(&client, job, 4, 17 + slots).await;
+        for state in all(&mut ranks, Active).await {
+            assert_eq!(state.slots, slots);
+        }
+        let group = shown(&client, job).await.unwrap();
+        let rules = group.tree.iter().map(|n| n.rule.as_ref().unwrap().slots);
+        assert_eq!(rules.collect::<Vec<_>>(), [slots; 3]);
+    }
+}
+
+/// What a leaf of the two-tier fabric sets aside for four ranks with the default settings, and with the fewest slots.
+async fn leaf_memory(lab: &Lab) -> (u64, u64) {
+    let mut config = lab.config.clone();
+    config.store = None;
+    let (_controller, client) = common::start(config).await;
+    let mut ranks = lab.ranks(&client, "probe", 4, 20).await;
+    all(&mut ranks, Active).await;
+    let mut rule = lab
+        .switch("leaf0")
+        .with(|t| t.collectives.values().next().unwrap().0.clone());
+    let needed = memory(&rule);
+    rule.slots /= 2;
+    let fewest = memory(&rule);
+    client.clone().destroy_group(destroy("probe")).await.unwrap();
+    (needed, fewest)
+}
+
+#[tokio::test]
+async fn a_switch_has_the_last_word() {
+    let lab = Lab::two_tiers().await;
+    lab.switch("leaf0")
+        .with(|t| t.refuse = Some(Status::resource_exhausted("memory: 5 bytes needed, 3 left")));
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    for state in all(&mut ranks, Refused).await {
+        assert_eq!(
+            state.reason,
+            "switch leaf0 refuses: memory: 5 bytes needed, 3 left"
+        );
+        assert_eq!(state.failed_switch, "leaf0");
+    }
+    becomes(&client, "job", |g| g.tree.is_empty()).await;
+    assert!(lab.placed().is_empty(), "all switches or none");
+}
+
+#[tokio::test]
+async fn what_cannot_be_placed_is_refused_at_creation() {
+    let lab = Lab::two_tiers().await;
+    lab.switch("spine0").set_memory(1000);
+    let (_controller, mut client) = lab.start().await;
+    Events::of(&client).await;
+    let request = |ranks: &[&str]| v1::CreateCollectiveRequest {
+        name: "g".into(),
+        ranks: ranks.iter().map(|r| (*r).to_owned()).collect(),
+        ..Default::default()
+    };
+    for (ranks, field) in [
+        (&["h0"][..], "ranks"),
+        (&["h0", "h0"], "ranks[1]"),
+        (&["h0", "x"], "ranks[1]"),
+    ] {
+        let status = client.create_collective(request(ranks)).await.unwrap_err();
+        assert!(
+            status.message().starts_with(&format!("{field}: ")),
+            "{}",
+            status.message()
+        );
+    }
+    // What the switch has left is known when it has reported.
+    let mut events = Events::of(&client).await;
+    let switches = client
+        .list_switches(v1::ListSwitchesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .switches;
+    if switches.iter().any(|s| s.name == "spine0" && !s.reachable) {
+        events.switch("spine0", true).await;
+    }
+    let status = client
+        .create_collective(request(&["h0", "h2"]))
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(
+        status
+            .message()
+            .starts_with("switches.spine0: switch spine0 needs "),
+        "{}",
+        status.message()
+    );
+    assert!(
+        client.create_collective(request(&["h0", "h1"])).await.is_ok(),
+        "one leaf has room"
+    );
 }
