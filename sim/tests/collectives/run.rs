@@ -5,7 +5,7 @@ use castnet_sim::{End, LinkStats, SimConfig, Simulation};
 use castnet_topology::LinkId;
 use castnet_wire::Nanos;
 
-use crate::scenario::Scenario;
+use crate::scenario::{Group, Scenario};
 use crate::values;
 
 /// No run may take longer than this much virtual time: every collective ends (C2).
@@ -41,31 +41,30 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
     for (i, profiles) in scenario.links.iter().enumerate() {
         sim.set_profile(LinkId(i as u32), *profiles);
     }
-    let Scenario {
-        topology,
-        request,
-        machine,
-        qp,
-        ..
-    } = scenario;
-    let plan = sim
-        .join_group(topology, request, *machine, *qp)
-        .map_err(|e| e.to_string())?;
-    let size = request.ranks.len() as u16;
-    let mut calls = 0;
-    for (call, step) in scenario.steps.iter().enumerate() {
-        for (rank, host) in (0..).zip(scenario.hosts()) {
-            let (host, task) = (host.to_owned(), step.task);
-            let input = values::input(&task, call, rank, size);
-            sim.at(step.at[usize::from(rank)], move |sim| {
-                sim.start_task(&host, task, Some(input));
-            });
+    let (mut plans, mut calls) = (Vec::new(), 0);
+    for group in &scenario.groups {
+        let plan = sim
+            .join_group(&scenario.topology, &group.request, group.machine, group.qp)
+            .map_err(|e| e.to_string())?;
+        plans.push(plan);
+        let size = group.request.ranks.len() as u16;
+        for (call, step) in group.steps.iter().enumerate() {
+            for (rank, host) in (0..).zip(group.hosts()) {
+                let (host, task) = (host.to_owned(), step.task);
+                let input = values::input(&task, call, rank, size);
+                sim.at(step.at[usize::from(rank)], move |sim| {
+                    sim.start_task(&host, task, Some(input));
+                });
+            }
+            calls += 1;
         }
-        calls += 1;
     }
-    let count = scenario.steps.len();
+    let ranks = || {
+        let ranks = |g| Group::hosts(g).map(move |host| (host, g.steps.len()));
+        scenario.groups.iter().flat_map(ranks)
+    };
     let done = |sim: &Simulation| {
-        scenario.hosts().all(|host| {
+        ranks().all(|(host, count)| {
             sim.rank(host)
                 .is_some_and(|r| !r.faults().is_empty() || r.tasks().count() == count && r.is_done())
         })
@@ -73,7 +72,45 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
     let end = sim.run_until(DEADLINE, done);
     let finished = sim.now();
     let mut bytes = 0;
-    for (rank, host) in (0..).zip(scenario.hosts()) {
+    for group in &scenario.groups {
+        bytes += results(group, sim)?;
+    }
+    if end != End::Done {
+        let progress = progress(scenario, sim, &plans);
+        return Err(format!(
+            "C2: the run ended with {end:?} at {}:{progress}",
+            sim.now()
+        ));
+    }
+    // What was sent is acknowledged in the end, and then no frame travels any more.
+    sim.run(finished + Nanos::from_millis(500));
+    let before = sim.totals().sent;
+    sim.run(finished + Nanos::from_secs(2));
+    if sim.totals().sent != before {
+        let progress = progress(scenario, sim, &plans);
+        return Err(format!("no silence half a second after the end:{progress}"));
+    }
+    if !ranks().all(|(host, _)| sim.rank(host).is_some_and(|r| r.is_drained())) {
+        let progress = progress(scenario, sim, &plans);
+        return Err(format!("something was never acknowledged:{progress}"));
+    }
+    let retransmits = ranks().filter_map(|(host, _)| sim.endpoint(host));
+    Ok(Outcome {
+        links: sim.totals(),
+        events: sim.events(),
+        calls,
+        bytes,
+        retransmits: retransmits.map(|e| e.stats().retransmits).sum(),
+        switches: plans.iter().map(|p| p.rules.len()).max().unwrap_or_default(),
+        virtual_time: finished,
+    })
+}
+
+/// Bytes of a group's results, if all that are there are right.
+fn results(group: &Group, sim: &Simulation) -> Result<u64, String> {
+    let size = group.request.ranks.len() as u16;
+    let mut bytes = 0;
+    for (rank, host) in (0..).zip(group.hosts()) {
         let here = sim.rank(host).ok_or("no rank")?;
         if let Some(fault) = here.faults().first() {
             return Err(format!("rank {rank} ({host}): {fault}"));
@@ -100,58 +137,29 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
             }
         }
     }
-    if end != End::Done {
-        let progress = progress(scenario, sim, &plan);
-        return Err(format!(
-            "C2: the run ended with {end:?} at {}:{progress}",
-            sim.now()
-        ));
-    }
-    // What was sent is acknowledged in the end, and then no frame travels any more.
-    sim.run(finished + Nanos::from_millis(500));
-    let before = sim.totals().sent;
-    sim.run(finished + Nanos::from_secs(2));
-    if sim.totals().sent != before {
-        let progress = progress(scenario, sim, &plan);
-        return Err(format!("no silence half a second after the end:{progress}"));
-    }
-    if !scenario
-        .hosts()
-        .all(|h| sim.rank(h).is_some_and(|r| r.is_drained()))
-    {
-        let progress = progress(scenario, sim, &plan);
-        return Err(format!("something was never acknowledged:{progress}"));
-    }
-    let retransmits = scenario.hosts().filter_map(|h| sim.endpoint(h));
-    Ok(Outcome {
-        links: sim.totals(),
-        events: sim.events(),
-        calls,
-        bytes,
-        retransmits: retransmits.map(|e| e.stats().retransmits).sum(),
-        switches: plan.rules.len(),
-        virtual_time: finished,
-    })
+    Ok(bytes)
 }
 
 /// Where everybody stands.
-fn progress(scenario: &Scenario, sim: &Simulation, plan: &CollectivePlan) -> String {
+fn progress(scenario: &Scenario, sim: &Simulation, plans: &[CollectivePlan]) -> String {
     let mut text = String::new();
-    for (rank, host) in scenario.hosts().enumerate() {
-        let Some(here) = sim.rank(host) else { continue };
-        let done = here.tasks().filter(|t| t.ended.is_some()).count();
-        let qp = scenario.request.ranks[rank].qpn;
-        let status = sim.endpoint(host).and_then(|e| e.qp_status(qp).ok());
-        text += &format!(
-            "\n  rank {rank} ({host}): {done} done, waits for {:?}; {status:?}",
-            here.waiting_for()
-        );
-    }
-    for switch in plan.rules.keys() {
-        let status = sim
-            .engine(switch)
-            .and_then(|e| e.collective_status(scenario.request.mcst_id));
-        text += &format!("\n  {switch}: {status:?}");
+    for (group, plan) in scenario.groups.iter().zip(plans) {
+        for (rank, host) in group.hosts().enumerate() {
+            let Some(here) = sim.rank(host) else { continue };
+            let done = here.tasks().filter(|t| t.ended.is_some()).count();
+            let qp = group.request.ranks[rank].qpn;
+            let status = sim.endpoint(host).and_then(|e| e.qp_status(qp).ok());
+            text += &format!(
+                "\n  rank {rank} ({host}): {done} done, waits for {:?}; {status:?}",
+                here.waiting_for()
+            );
+        }
+        for switch in plan.rules.keys() {
+            let status = sim
+                .engine(switch)
+                .and_then(|e| e.collective_status(group.request.mcst_id));
+            text += &format!("\n  {switch}: {status:?}");
+        }
     }
     text
 }

@@ -20,15 +20,22 @@ pub(crate) struct Step {
     pub(crate) at: Vec<Nanos>,
 }
 
+/// A group, and what its ranks call.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) request: CollectiveRequest,
+    pub(crate) machine: InNetworkConfig,
+    pub(crate) qp: RankQp,
+    pub(crate) steps: Vec<Step>,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
     pub(crate) levels: usize,
     pub(crate) topology: Topology,
-    pub(crate) request: CollectiveRequest,
-    pub(crate) machine: InNetworkConfig,
-    pub(crate) qp: RankQp,
-    pub(crate) steps: Vec<Step>,
+    /// One, or two that share switches and links and know nothing of each other.
+    pub(crate) groups: Vec<Group>,
     /// Both directions of each link.
     pub(crate) links: Vec<[LinkProfile; 2]>,
     pub(crate) poll_delay: Nanos,
@@ -50,7 +57,63 @@ impl Scenario {
             0 => more.random_range(9..=20),
             _ => size,
         };
-        let (levels, topology, hosts) = tree(rng, more, size);
+        let others = match more.random_bool(0.2) {
+            true => more.random_range(2..=5),
+            false => 0,
+        };
+        let (levels, topology, mut hosts) = tree(rng, more, size + others);
+        let rest = hosts.split_off(size);
+        let (mut links, mut lossy) = (Vec::new(), false);
+        let mut groups = vec![Group::random(rng, 255, &hosts, |rng, is_lossy| {
+            lossy = is_lossy;
+            let profiles = topology
+                .links()
+                .map(|_| [profile(rng, lossy), profile(rng, lossy)]);
+            links.extend(profiles);
+        })];
+        if !rest.is_empty() {
+            groups.push(Group::random(more, 254, &rest, |_, _| {}));
+        }
+        Self {
+            seed,
+            levels,
+            topology,
+            groups,
+            links,
+            poll_delay: Nanos(pick(rng, &[0, 300, 2_000, 10_000])),
+            lossy,
+        }
+    }
+
+    /// Whether there is more than one way between some.
+    pub(crate) fn is_meshed(&self) -> bool {
+        let nodes = self.topology.switches().count() + self.topology.hosts().count();
+        self.topology.links().count() >= nodes
+    }
+
+    /// What a person wants to know of it.
+    pub(crate) fn describe(&self) -> String {
+        let mut text = format!(
+            "seed {}: {} levels, switches look after {}",
+            self.seed, self.levels, self.poll_delay
+        );
+        for group in &self.groups {
+            text += "\n";
+            text += &group.describe();
+        }
+        text
+    }
+}
+
+impl Group {
+    /// Of ranks on `hosts`. `between` draws what else there is, with whether it is lossy, where it always has been drawn.
+    fn random(
+        rng: &mut ChaCha8Rng,
+        number: u8,
+        hosts: &[String],
+        between: impl FnOnce(&mut ChaCha8Rng, bool),
+    ) -> Self {
+        let size = hosts.len();
         let pmtu = pick(rng, &Pmtu::ALL);
         let window = pick(rng, &[2, 3, 4, 7, 8, 16, 16, 32, 64]);
         let message = rng.random_range(1..=u32::min(window, 16));
@@ -63,7 +126,7 @@ impl Scenario {
             ..RankMember::new(host, Qpn::new(rng.random_range(2..0xFF_FFFF)))
         });
         let ranks = ranks.collect();
-        let mcst_id = McstId(Ipv4Addr::new(10, 255, rng.random(), 1));
+        let mcst_id = McstId(Ipv4Addr::new(10, number, rng.random(), 1));
         let request = CollectiveRequest {
             psn_start: psn(rng),
             message_packets: message as u16,
@@ -72,7 +135,7 @@ impl Scenario {
             straggler_policy: pick(rng, StragglerPolicy::ALL),
             ack_timeout_us: (4096 << timeout) / 1000,
             stall_timeout_ms: 10,
-            ..CollectiveRequest::new("group", mcst_id, pmtu, window as u16, ranks)
+            ..CollectiveRequest::new(&format!("group-{number}"), mcst_id, pmtu, window as u16, ranks)
         };
         let machine = InNetworkConfig {
             window_packets: window,
@@ -80,14 +143,8 @@ impl Scenario {
             calls_max: rng.random_range(1..=8),
             ..InNetworkConfig::new(0, size as u16)
         };
-        let links = topology
-            .links()
-            .map(|_| [profile(rng, lossy), profile(rng, lossy)])
-            .collect();
+        between(rng, lossy);
         Self {
-            seed,
-            levels,
-            topology,
             steps: steps(rng, size, pmtu, reproducible),
             request,
             machine,
@@ -97,9 +154,6 @@ impl Scenario {
                 min_rnr_timer: rng.random_range(1..8),
                 ..RankQp::default()
             },
-            links,
-            poll_delay: Nanos(pick(rng, &[0, 300, 2_000, 10_000])),
-            lossy,
         }
     }
 
@@ -107,14 +161,7 @@ impl Scenario {
         self.request.ranks.iter().map(|r| r.host.as_str())
     }
 
-    /// Whether there is more than one way between some.
-    pub(crate) fn is_meshed(&self) -> bool {
-        let nodes = self.topology.switches().count() + self.topology.hosts().count();
-        self.topology.links().count() >= nodes
-    }
-
-    /// What a person wants to know of it.
-    pub(crate) fn describe(&self) -> String {
+    fn describe(&self) -> String {
         let (request, machine) = (&self.request, &self.machine);
         let calls: Vec<String> = self
             .steps
@@ -129,11 +176,10 @@ impl Scenario {
             })
             .collect();
         format!(
-            "seed {}: {} ranks, {} levels, PMTU {}, window {}, messages of {}, {} calls at a time, loss {}, \
-             stragglers {}, reproducible {}, PSN from {}, {:?}, switches look after {}\n  {}",
-            self.seed,
+            "{}: {} ranks, PMTU {}, window {}, messages of {}, {} calls at a time, loss {}, stragglers {}, reproducible {}, PSN \
+             from {}, {:?}\n  {}",
+            request.name,
             request.ranks.len(),
-            self.levels,
             request.pmtu.bytes(),
             machine.window_packets,
             machine.message_packets,
@@ -143,7 +189,6 @@ impl Scenario {
             request.reproducible,
             request.psn_start,
             self.qp,
-            self.poll_delay,
             calls.join("\n  ")
         )
     }
