@@ -69,10 +69,10 @@ mod tests {
         let id = castnet_wire::PortId::new(0).expect("a number");
         let spec: castnet_port::PortSpec = "dpdk:net_carrier_pigeon0".parse().expect("a port");
         let config = DataplaneConfig::new("s", vec![PortConfig::new(id, "p", spec)]);
-        let error = start(config, Hugepages::No)
-            .err()
-            .expect("no such device")
-            .to_string();
+        let Err(error) = start(config, Hugepages::No) else {
+            panic!("there is no such device");
+        };
+        let error = error.to_string();
         let word = match cfg!(feature = "dpdk") {
             true => "DPDK says",
             false => "--features dpdk",
