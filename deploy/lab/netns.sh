@@ -3,6 +3,7 @@
 #
 #   netns.sh up            builds it, starts the switch and the controller, and says what to try
 #   netns.sh send FILE     sends a file from h1 to h2, h3 and h4 (OP=write for RDMA WRITE), and compares what arrived
+#   netns.sh allreduce [FLAGS]   an AllReduce of all four, added up in the switch (any collective: reduce, broadcast, ...)
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops what runs, and takes the namespaces and all files away
 #
@@ -72,6 +73,7 @@ The lab is up. In this shell:
 
   $castnet port                            # the switch's four ports
   $0 send FILE                             # one file from h1 to h2, h3 and h4
+  $0 allreduce --type f32 --bytes 4K..4M      # sums of all four, made in the switch
   $castnet trace --group lab-file          # beside a transfer: what the switch does with its next frame, and why
   $castnet counters --watch
   ip netns exec $prefix-h1 bash            # a shell at a host
@@ -99,6 +101,21 @@ send() {
         if cmp "$file" "$lab/$host.out"; then echo "$host has every byte"; else failed=1; fi
         rm -f "$lab/$host.out"
     done
+    return $failed
+}
+
+# One rank at each host; the table is rank 0's. FLAGS are those of `castnet host allreduce`.
+collective() {
+    local primitive=$1 rank pids=() failed=0 pid
+    shift
+    [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
+    for rank in 3 2 1 0; do
+        inside "h$((rank + 1))" "$castnet" host "$primitive" --controller "unix:$lab/controller.sock" --interface eth0 \
+            --ip "10.0.0.$((rank + 1))/24" --name "h$((rank + 1))" --job "lab-$primitive" --rank "$rank" --size 4 \
+            --pmtu 4096 "$@" &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
     return $failed
 }
 
@@ -132,6 +149,7 @@ down() {
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
 up | send | status) castnet=$(find_castnet) && "$@" ;;
+allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 down) down ;;
-*) sed -n '2,9s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,10s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac
