@@ -30,6 +30,10 @@ use crate::spec::OpenError;
 use stack::Unseen;
 use sys::{RxRing, TxRing};
 
+/// Frames in the rings of a switch's port.
+const RX_FRAMES: usize = 1024;
+const TX_FRAMES: usize = 128;
+
 /// Frames that are received or sent at one go.
 const BATCH: usize = 32;
 
@@ -38,10 +42,11 @@ const BATCH: usize = 32;
 pub struct AfPacketSpec {
     /// Its name, in the network namespace of the thread that opens it.
     pub interface: String,
-    /// Frames that the receive ring holds.
-    pub rx_frames: usize,
-    /// Frames that each send ring holds.
-    pub tx_frames: usize,
+    /// Frames that the receive ring holds; `None`: 1024. All of its memory is gone through again and again, so a ring that
+    /// is larger than bursts ask for costs cache: between hosts on one machine, a sixth of the rate.
+    pub rx_frames: Option<usize>,
+    /// Frames that each send ring holds; `None`: 128.
+    pub tx_frames: Option<usize>,
     /// Whether frames to other Ethernet addresses than the interface's own are taken, as a switch must.
     pub promiscuous: bool,
     /// Whether sent frames go to the device without passing the interface's queueing discipline.
@@ -53,16 +58,25 @@ pub struct AfPacketSpec {
 }
 
 impl AfPacketSpec {
-    /// The interface of this name: rings of 2048 and 1024 frames, promiscuous, no queueing discipline, no receive offload.
+    /// The interface of this name: rings as a switch wants them, promiscuous, no queueing discipline, no receive offload.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
-            rx_frames: 2048,
-            tx_frames: 1024,
+            rx_frames: None,
+            tx_frames: None,
             promiscuous: true,
             qdisc_bypass: true,
             keep_offloads: false,
             share_roce: false,
+        }
+    }
+
+    /// The same for one RNIC, whose windows bound what can come: rings of 256 and 64 frames where none were asked for.
+    pub fn for_rnic(self) -> Self {
+        Self {
+            rx_frames: self.rx_frames.or(Some(256)),
+            tx_frames: self.tx_frames.or(Some(64)),
+            ..self
         }
     }
 
@@ -103,7 +117,7 @@ impl AfPacketSpec {
             let fd = sys::packet_socket().map_err(step("socket", general))?;
             sys::set_option(&fd, libc::PACKET_IGNORE_OUTGOING, &1)
                 .map_err(step("ignore outgoing frames", "needs Linux 4.20 or newer"))?;
-            let ring = RxRing::new(fd, self.rx_frames, frame_max(mtu))
+            let ring = RxRing::new(fd, self.rx_frames.unwrap_or(RX_FRAMES), frame_max(mtu))
                 .map_err(step("map the receive ring", memory))?;
             sys::bind(ring.file(), index, true).map_err(step("bind", general))?;
             if self.promiscuous {
@@ -125,9 +139,9 @@ impl AfPacketSpec {
                 "or open it with bypass=no",
             ))?;
         }
-        sys::send_buffer(&fd, self.tx_frames * frame_max(mtu));
-        let tx =
-            TxRing::new(fd, self.tx_frames, frame_max(mtu)).map_err(step("map the send ring", memory))?;
+        let tx_frames = self.tx_frames.unwrap_or(TX_FRAMES);
+        sys::send_buffer(&fd, tx_frames * frame_max(mtu));
+        let tx = TxRing::new(fd, tx_frames, frame_max(mtu)).map_err(step("map the send ring", memory))?;
         tx.bind(index).map_err(step("bind", general))?;
 
         Ok(AfPacketPort {

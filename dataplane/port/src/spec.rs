@@ -283,10 +283,10 @@ fn af_packet(plain: &[&str], options: &mut Options<'_>) -> Result<AfPacketSpec, 
     }
     let mut spec = AfPacketSpec::new(*interface);
     if let Some(frames) = options.number("rx", "a number of frames", 1..=1 << 20)? {
-        spec.rx_frames = frames;
+        spec.rx_frames = Some(frames);
     }
     if let Some(frames) = options.number("tx", "a number of frames", 1..=1 << 20)? {
-        spec.tx_frames = frames;
+        spec.tx_frames = Some(frames);
     }
     if let Some(yes) = options.take("promiscuous", "yes or no", yes_or_no)? {
         spec.promiscuous = yes;
@@ -493,7 +493,7 @@ mod tests {
         };
         assert_eq!(
             (spec.interface.as_str(), spec.rx_frames, spec.tx_frames),
-            ("eth0", 64, 32)
+            ("eth0", Some(64), Some(32))
         );
         assert_eq!((spec.qdisc_bypass, spec.promiscuous), (false, true));
 

@@ -108,7 +108,10 @@ impl Device {
         if let Err(error) = &held {
             tracing::debug!(%error, ip = %ip.ip, "the kernel's UDP port 4791 is not held");
         }
-        let spec: PortSpec = interface.parse().map_err(Failure::usage)?;
+        let spec = match interface.parse().map_err(Failure::usage)? {
+            PortSpec::AfPacket(spec) => PortSpec::AfPacket(spec.for_rnic()),
+            other => other,
+        };
         let gateway = self.gateway.map(|gateway| Gateway {
             prefix_len: ip.prefix_len,
             ip: gateway,
