@@ -1,5 +1,6 @@
 //! `cargo run --release -p castnet-model`: what the tests explore. With `full`: all there is, some ten minutes and a gigabyte
-//! on two cores. With `collectives` or `collectives-full`: collectives alone.
+//! on two cores. With `collectives` or `collectives-full`: collectives alone. With a second argument: only the runs that have
+//! it in their names.
 
 use castnet_model::collectives;
 use castnet_model::runs::{ALL_FAULTS, FULL, HOSTILE, REFUSALS, SHAPES};
@@ -22,17 +23,20 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let part = std::env::args().nth(2).unwrap_or_default();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let began = Instant::now();
     let (mut states, mut unique, mut sound) = (0, 0, true);
-    let multicast = multicast.iter().map(|run| run.explore(threads));
-    for outcome in multicast.chain(in_network.iter().map(|run| run.explore(threads))) {
+    let multicast = multicast.iter().filter(|run| run.name.contains(&part));
+    let in_network = in_network.iter().filter(|run| run.name.contains(&part));
+    let outcomes = multicast.map(|run| run.explore(threads));
+    for outcome in outcomes.chain(in_network.clone().map(|run| run.explore(threads))) {
         println!("{outcome}");
         states += outcome.states;
         unique += outcome.unique;
         sound &= outcome.is_sound();
     }
-    if !in_network.is_empty() {
+    if in_network.count() > 0 {
         for (primitive, states, unique) in collectives::EPIC_TABLE_8 {
             let name = format!("{primitive}: EPIC's table 8, Mode-II, for comparison");
             println!("{name:58} {states:>11} states {unique:>10} unique");

@@ -51,6 +51,8 @@ pub struct Config {
     pub early: u8,
     /// Ticks of all switches when nothing is on the way any more.
     pub ticks: u8,
+    /// Ticks, and rounds of time-outs, that are left when the late rank begins: what is lost later is repaired by them.
+    pub kept: u8,
     /// Rounds of time-outs when nothing is on the way any more: in each, every rank that waits has one, in any order.
     pub time_outs: u8,
     /// A fault put in on purpose.
@@ -73,6 +75,7 @@ impl Config {
             delays: 0,
             early: 0,
             ticks: 2,
+            kept: 0,
             time_outs: 3,
             spoil: Spoil::Nothing,
         }
@@ -408,16 +411,26 @@ impl Model for Collective {
             }
             return;
         }
-        if state.hosts.iter().any(|host| !host.started) {
+        let all_have_begun = state.hosts.iter().all(|host| host.started);
+        if !all_have_begun {
             actions.push(Action::Begin);
         }
-        if state.ticks > 0 && state.switches.iter().any(Switch::is_active) {
+        let kept = match all_have_begun {
+            true => 0,
+            false => self.config.kept,
+        };
+        if state.ticks > kept && state.switches.iter().any(Switch::is_active) {
             actions.push(Action::Tick);
         }
-        if state.time_outs > 0 {
+        if state.time_outs > kept {
             let has_not_yet = |rank: &usize| state.timed_out >> rank & 1 == 0;
-            let due = (0..RANKS).filter(waits).filter(has_not_yet);
-            actions.extend(due.map(Action::TimeOut));
+            let mut due = (0..RANKS).filter(waits).filter(has_not_yet).peekable();
+            if due.peek().is_some() {
+                actions.extend(due.map(Action::TimeOut));
+            } else if state.time_outs > kept + 1 {
+                // Those that the round waited for have what they wanted by now: the next one begins.
+                actions.extend((0..RANKS).filter(waits).map(Action::TimeOut));
+            }
         }
     }
 
@@ -462,6 +475,10 @@ impl Model for Collective {
             }
             Action::TimeOut(rank) => {
                 self.time_out(&mut state, rank);
+                if state.timed_out >> rank & 1 == 1 {
+                    state.timed_out = 0;
+                    state.time_outs -= 1;
+                }
                 state.timed_out |= 1 << rank;
                 let left = |&rank: &usize| {
                     before.hosts[rank].may_time_out(&self.parts[rank]) && state.timed_out >> rank & 1 == 0

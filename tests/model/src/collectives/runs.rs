@@ -128,8 +128,9 @@ pub const FULL: &[Run] = &[
         "AllReduce, repair: late rank, loss, no keep-alive",
         Config {
             late_rank: Some(0),
-            // Some pass before it comes.
             ticks: 4,
+            time_outs: 4,
+            kept: 2,
             straggler: StragglerPolicy::None,
             losses: 1,
             packets: 2,
