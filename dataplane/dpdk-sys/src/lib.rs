@@ -1,8 +1,8 @@
 //! What Castnet calls in DPDK: a shim over what is inline in its headers, and the few functions that are plain.
 //!
-//! Hand-written, so no libclang is needed: the shim (`shim/shim.c`) asserts every offset that [`rte_mbuf`] relies on when it
+//! Hand-written, so no libclang is needed: the shim (`shim/shim.c`) asserts every offset that `rte_mbuf` relies on when it
 //! is compiled, and everything that differs from release to release stays on its side. Errors are negative `errno`
-//! values, or -1 or a null pointer with the reason in [`cn_errno`]; `castnet-dpdk` makes types of them.
+//! values, or -1 or a null pointer with the reason in `cn_errno`; `castnet-dpdk` makes types of them.
 //!
 //! Built only with the feature `dpdk`; without it the crate is empty, and nothing of DPDK is needed.
 #![cfg(feature = "dpdk")]

@@ -1,8 +1,8 @@
 //! DPDK devices as ports.
 //!
-//! A [`Runtime`] is DPDK for one dataplane: the environment (EAL), started once in a process, the buffers, and the devices
-//! that the dataplane's ports name. Each of its threads has a [`DpdkMemory`] of it, in which its frames live as
-//! [`Mbuf`]s, and opens its ports there; a port of any other kind joins behind a bridge that copies.
+//! A `Runtime` is DPDK for one dataplane: the environment (EAL), started once in a process, the buffers, and the devices
+//! that the dataplane's ports name. Each of its threads has a `DpdkMemory` of it, in which its frames live as
+//! `Mbuf`s, and opens its ports there; a port of any other kind joins behind a bridge that copies.
 //!
 //! Replicas copy short frames, and share the body of long ones in three segments where the device can send such.
 //!
