@@ -59,20 +59,10 @@ impl<W: Watch> Simulation<W> {
     /// # Errors
     /// [`SimError::NoSwitch`], [`SimError::Install`].
     pub fn install_collective(&mut self, switch: &str, rule: &CollectiveGroup) -> Result<(), SimError> {
-        let installed = self.with_engine(switch, |engine, _| {
+        self.install_at(switch, |engine| {
             let group = Collective::compile(rule, &engine.config().ports)?;
             engine.install(group).map(drop)
-        });
-        match installed {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err(SimError::Install {
-                switch: switch.into(),
-                error,
-            }),
-            None => Err(SimError::NoSwitch {
-                switch: switch.into(),
-            }),
-        }
+        })
     }
 
     /// Places a group, installs its rules, and puts its ranks on their hosts. `machine` is what all ranks have in common.

@@ -336,11 +336,19 @@ impl<W: Watch> Simulation<W> {
     /// # Errors
     /// [`SimError::NoSwitch`], [`SimError::Install`].
     pub fn install(&mut self, switch: &str, group: &MulticastGroup) -> Result<(), SimError> {
-        let installed = self.with_engine(switch, |engine, _| {
+        self.install_at(switch, |engine| {
             let group = Group::compile(group, &engine.config().ports)?;
             engine.install(group).map(drop)
-        });
-        match installed {
+        })
+    }
+
+    /// Has the engine of a switch take a group of either kind.
+    pub(crate) fn install_at(
+        &mut self,
+        switch: &str,
+        install: impl FnOnce(&mut Engine) -> Result<(), InstallError>,
+    ) -> Result<(), SimError> {
+        match self.with_engine(switch, |engine, _| install(engine)) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(SimError::Install {
                 switch: switch.into(),

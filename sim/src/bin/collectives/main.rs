@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod ideal;
+mod mail;
 mod measure;
 mod paper;
 mod plot;

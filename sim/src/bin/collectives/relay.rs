@@ -1,26 +1,20 @@
 //! What appendix K compares with and CommLib does not use: Reduce and Broadcast along a ring, a barrier by way of rank 0.
 
-use std::collections::VecDeque;
-
 use castnet_comm::machine::{
-    Action, ChannelId, ChannelShape, Collective, Content, Event, Failure, Machine, Place, Task, TaskId,
-    Waiting,
+    Action, ChannelId, ChannelShape, Collective, Event, Machine, Place, Task, TaskId, Waiting,
 };
 use castnet_sim::Wire;
+
+use crate::mail::Mail;
 
 /// Ranks in a ring. A message goes from rank to rank, a piece as soon as it has come in; or, for a barrier, each rank tells rank
 /// 0, which answers. One task at a time.
 pub(crate) struct Relay {
     rank: u16,
     size: u16,
-    shape: ChannelShape,
     tasks: u64,
     running: Option<Running>,
-    /// Receives are the endpoint's, by channel: how many messages have come that no task has asked for yet.
-    early: VecDeque<(ChannelId, u32, u32)>,
-    outstanding: usize,
-    wr_next: Vec<u64>,
-    actions: VecDeque<Action>,
+    mail: Mail,
 }
 
 struct Running {
@@ -41,27 +35,12 @@ pub(crate) const AFTER: ChannelId = ChannelId(1);
 impl Relay {
     pub(crate) fn new(rank: u16, size: u16, piece: u32, depth: u32) -> Self {
         let channels = wires(rank, size).len() as u16;
-        let shape = ChannelShape {
-            send_slots: depth,
-            receive_slots: depth,
-            slot_bytes: piece,
-        };
-        let receives = (0..channels).flat_map(|c| {
-            (0..depth).map(move |slot| Action::Receive {
-                channel: ChannelId(c),
-                slot,
-            })
-        });
         Self {
             rank,
             size,
-            shape,
             tasks: 0,
             running: None,
-            early: VecDeque::new(),
-            outstanding: 0,
-            wr_next: vec![0; usize::from(channels)],
-            actions: receives.collect(),
+            mail: Mail::new(channels, piece, depth),
         }
     }
 
@@ -76,23 +55,9 @@ impl Relay {
         (self.rank + self.size - first % self.size) % self.size
     }
 
-    fn send(&mut self, channel: ChannelId, task: TaskId, from: Place, length: u32) {
-        let wr = self.wr_next[usize::from(channel.0)];
-        self.wr_next[usize::from(channel.0)] += 1;
-        self.outstanding += 1;
-        self.actions.push_back(Action::Send {
-            channel,
-            wr,
-            slot: (wr % u64::from(self.shape.send_slots)) as u32,
-            task,
-            content: Content::Data { from, length },
-            immediate: None,
-        });
-    }
-
     fn advance(&mut self) {
         self.take_in();
-        let depth = u64::from(self.shape.send_slots);
+        let depth = u64::from(self.mail.shape().send_slots);
         let barrier = self.running.as_ref().is_some_and(|r| r.task.elements == 0);
         while let Some(running) = &mut self.running {
             // Rank 0 answers when all have come; others tell it at once; pieces go when they are here.
@@ -110,7 +75,7 @@ impl Relay {
             let task = running.task;
             if barrier {
                 let channel = if self.rank == 0 { 2 + index as u16 } else { 2 };
-                self.send(ChannelId(channel), id, Place::input(0), 0);
+                self.mail.send(ChannelId(channel), id, Place::input(0), 0);
             } else {
                 let (offset, length) = self.piece(&task, index);
                 let reduces = matches!(task.collective, Collective::Reduce { .. });
@@ -119,14 +84,14 @@ impl Relay {
                     (false, true) => Place::scratch(offset),
                     (false, false) => Place::output(offset),
                 };
-                self.send(AFTER, id, from, length);
+                self.mail.send(AFTER, id, from, length);
             }
         }
         if let Some(running) = &self.running
             && running.received == running.receives
             && running.sent == running.sends
         {
-            self.actions.push_back(Action::Done {
+            self.mail.push(Action::Done {
                 task: running.id,
                 result: Ok(()),
             });
@@ -135,7 +100,7 @@ impl Relay {
     }
 
     fn piece(&self, task: &Task, index: u64) -> (u64, u32) {
-        let piece = u64::from(self.shape.slot_bytes);
+        let piece = u64::from(self.mail.shape().slot_bytes);
         let offset = index * piece;
         (offset, (task.bytes() - offset).min(piece) as u32)
     }
@@ -144,7 +109,7 @@ impl Relay {
     fn take_in(&mut self) {
         while let Some(running) = &mut self.running
             && running.received < running.receives
-            && let Some((channel, slot, length)) = self.early.pop_front()
+            && let Some((channel, slot, length)) = self.mail.take()
         {
             let (id, task, index) = (running.id, running.task, running.received);
             let last = running.sends == 0;
@@ -152,7 +117,7 @@ impl Relay {
             if length > 0 {
                 let (offset, _) = self.piece(&task, index);
                 let reduces = matches!(task.collective, Collective::Reduce { .. });
-                self.actions.push_back(Action::Deliver {
+                self.mail.push(Action::Deliver {
                     channel,
                     slot,
                     task: id,
@@ -165,7 +130,7 @@ impl Relay {
                     combine: reduces.then_some(Place::input(offset)),
                 });
             }
-            self.actions.push_back(Action::Receive { channel, slot });
+            self.mail.push(Action::Receive { channel, slot });
         }
     }
 }
@@ -194,11 +159,11 @@ pub(crate) fn wires(rank: u16, size: u16) -> Vec<Wire> {
 
 impl Machine for Relay {
     fn shape(&self) -> ChannelShape {
-        self.shape
+        self.mail.shape()
     }
 
     fn channels(&self) -> u16 {
-        self.wr_next.len() as u16
+        self.mail.channels()
     }
 
     fn start(&mut self, task: Task) -> TaskId {
@@ -208,7 +173,7 @@ impl Machine for Relay {
         let (receives, sends) = if task.collective == Collective::Barrier {
             if self.rank == 0 { (others, others) } else { (1, 1) }
         } else {
-            let pieces = task.bytes().div_ceil(self.shape.slot_bytes.into());
+            let pieces = task.bytes().div_ceil(self.mail.shape().slot_bytes.into());
             let place = u64::from(self.place(&task));
             (
                 if place > 0 { pieces } else { 0 },
@@ -233,37 +198,17 @@ impl Machine for Relay {
     }
 
     fn handle(&mut self, event: Event<'_>) {
-        match event {
-            Event::Sent { .. } => {
-                self.outstanding -= 1;
-                if let Some(running) = &mut self.running {
-                    running.acknowledged += 1;
-                }
-            }
-            Event::Received {
-                channel,
-                slot,
-                length,
-                ..
-            } => self.early.push_back((channel, slot, length)),
-            Event::Failed { status, .. } => {
-                if let Some(running) = self.running.take() {
-                    self.actions.push_back(Action::Done {
-                        task: running.id,
-                        result: Err(Failure::Channel { peer: None, status }),
-                    });
-                }
-            }
-        }
+        self.mail
+            .handle(event, &mut self.running, |r| r.id, |r| &mut r.acknowledged);
         self.advance();
     }
 
     fn poll_action(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+        self.mail.pop()
     }
 
     fn is_drained(&self) -> bool {
-        self.outstanding == 0
+        self.mail.is_drained()
     }
 
     fn has_failed(&self) -> bool {
