@@ -38,6 +38,22 @@ pub(super) struct Hands<'a, 'b> {
     pub(super) timed: bool,
 }
 
+/// The hands of an engine. No method, as a group of the same engine is borrowed meanwhile.
+macro_rules! hands {
+    ($engine:ident, timed: $timed:literal) => {
+        Hands {
+            tools: Tools {
+                ports: &$engine.ports,
+                next_hops: &$engine.next_hops,
+                shifts: &mut $engine.shifts,
+                counters: &mut $engine.counters,
+            },
+            events: &mut $engine.events,
+            timed: $timed,
+        }
+    };
+}
+
 /// The frame at hand.
 struct AtHand<'a> {
     payload: Row<'a>,
@@ -75,16 +91,7 @@ impl Engine {
         group.machine.handle(cx.now, event, effects);
         cx.observer.step(|| explain::decision(group, &event, effects));
         note_arrival(group, &event, effects, header.payload_len);
-        let mut hands = Hands {
-            tools: Tools {
-                ports: &self.ports,
-                next_hops: &self.next_hops,
-                shifts: &mut self.shifts,
-                counters: &mut self.counters,
-            },
-            events: &mut self.events,
-            timed: false,
-        };
+        let mut hands = hands!(self, timed: false);
         let at_hand = AtHand {
             payload,
             imm: header.imm,
@@ -166,16 +173,7 @@ impl Engine {
             }
             (verdict, more) = (Verdict::Absorbed, true);
         } else {
-            let mut hands = Hands {
-                tools: Tools {
-                    ports: &self.ports,
-                    next_hops: &self.next_hops,
-                    shifts: &mut self.shifts,
-                    counters: &mut self.counters,
-                },
-                events: &mut self.events,
-                timed: false,
-            };
+            let mut hands = hands!(self, timed: false);
             let at_hand = AtHand {
                 payload,
                 imm: None,
@@ -196,16 +194,7 @@ impl Engine {
             return;
         };
         cx.observer.group(group.mcst_id);
-        let mut hands = Hands {
-            tools: Tools {
-                ports: &self.ports,
-                next_hops: &self.next_hops,
-                shifts: &mut self.shifts,
-                counters: &mut self.counters,
-            },
-            events: &mut self.events,
-            timed: true,
-        };
+        let mut hands = hands!(self, timed: true);
         let effects = &mut self.collective_effects;
         for _ in 0..TIMERS_PER_TURN {
             if group.machine.poll_timeout().is_none_or(|(at, _)| at > cx.now) {
@@ -230,16 +219,7 @@ impl Engine {
                 continue;
             };
             group.emitting = false;
-            let mut hands = Hands {
-                tools: Tools {
-                    ports: &self.ports,
-                    next_hops: &self.next_hops,
-                    shifts: &mut self.shifts,
-                    counters: &mut self.counters,
-                },
-                events: &mut self.events,
-                timed: false,
-            };
+            let mut hands = hands!(self, timed: false);
             let more = emit_due(cx, &mut hands, group, &mut self.collective_effects);
             self.mind(cx, place, more);
         }
