@@ -3,9 +3,10 @@
 use serde::Serialize;
 
 use super::fabric::LINKS;
+use super::report::{losses, time};
 use crate::drops::DropRow;
 use crate::output::{Page, Row};
-use crate::units::{Ratio, bytes, count, span};
+use crate::units::{Ratio, bytes, count};
 
 /// Bytes of whole frames that a link carried, towards the spine and away from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -190,7 +191,7 @@ impl Row for RankReport {
             self.host.clone(),
             self.switch.clone(),
             count(self.elements),
-            span(std::time::Duration::from_secs_f64(self.seconds.max(0.0))),
+            time(self.seconds),
             end,
         ]
     }
@@ -212,16 +213,13 @@ fn bar(share: f64) -> String {
 impl AllReduceReport {
     /// This act for people.
     pub(crate) fn section(&self, page: &mut Page) {
-        let loss = if self.loss.0 > 0.0 {
-            format!("{} loss on every link, both ways", self.loss)
-        } else {
-            "no loss".to_owned()
-        };
         page.title(format!(
-            "{}: AllReduce, {loss} (group {}, McstID {})",
-            self.name, self.group, self.mcst_id
+            "{}: AllReduce, {} (group {}, McstID {})",
+            self.name,
+            losses(self.loss),
+            self.group,
+            self.mcst_id
         ));
-        let time = |seconds: f64| span(std::time::Duration::from_secs_f64(seconds.max(0.0)));
         let mut facts = vec![
             (
                 "each rank gives",

@@ -1,5 +1,7 @@
 //! What the demo shows.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::links::AllReduceReport;
@@ -158,17 +160,29 @@ impl Row for SwitchReport {
     }
 }
 
+/// What an act's links lose.
+pub(super) fn losses(loss: Ratio) -> String {
+    if loss.0 > 0.0 {
+        format!("{loss} loss on every link, both ways")
+    } else {
+        "no loss".to_owned()
+    }
+}
+
+/// Seconds, as people write them.
+pub(super) fn time(seconds: f64) -> String {
+    span(Duration::from_secs_f64(seconds.max(0.0)))
+}
+
 impl ActReport {
     /// This act for people.
     fn section(&self, page: &mut Page) {
-        let loss = if self.loss.0 > 0.0 {
-            format!("{} loss on every link, both ways", self.loss)
-        } else {
-            "no loss".to_owned()
-        };
         page.title(format!(
-            "{}: {loss} (group {}, McstID {})",
-            self.name, self.group, self.mcst_id
+            "{}: {} (group {}, McstID {})",
+            self.name,
+            losses(self.loss),
+            self.group,
+            self.mcst_id
         ));
         let source = &self.source;
         let times = if source.bytes_sent > 0 {
@@ -189,10 +203,7 @@ impl ActReport {
                 "all received",
                 format!("{}, {times:.2} times what was sent", bytes(self.bytes_received)),
             ),
-            (
-                "time",
-                span(std::time::Duration::from_secs_f64(self.seconds.max(0.0))),
-            ),
+            ("time", time(self.seconds)),
             (
                 "goodput",
                 format!("{} at each receiver", bit_rate(self.goodput_bits_per_s)),
