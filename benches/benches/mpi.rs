@@ -116,7 +116,7 @@ fn main() -> Result<()> {
     }
     castnet_e2e::process::use_binary(match &options.binary {
         Some(path) => path.clone(),
-        None => build()?,
+        None => castnet_e2e::process::build(&["--release"])?,
     });
     let lab = Lab::start(STAR, &[])?;
     let bridge = Bridge::new(&lab, offload)?;
@@ -179,28 +179,6 @@ fn missing() -> Option<String> {
         }
     }
     net::missing()
-}
-
-/// The binary, in release.
-fn build() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let out = Command::new(cargo)
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "castnet",
-            "--message-format",
-            "json",
-        ])
-        .stderr(Stdio::inherit())
-        .output()?;
-    String::from_utf8_lossy(&out.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .find(|path| path.file_name().is_some_and(|name| name == "castnet"))
-        .ok_or_else(|| "castnet does not build".into())
 }
 
 /// One turn of ours: every rank a process of its own.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+use castnet_e2e::process;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -16,28 +17,7 @@ pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("CASTNET_DPDK_BINARY") {
         return Ok(path.into());
     }
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args([
-        "build",
-        "--quiet",
-        "--package",
-        "castnet",
-        "--features",
-        "castnet/dpdk",
-    ]);
-    let out = command.args(["--message-format", "json"]).output()?;
-    ensure!(
-        out.status.success(),
-        "castnet does not build: {}",
-        String::from_utf8_lossy(&out.stderr)
-    );
-    String::from_utf8_lossy(&out.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .find(|path| path.file_name().is_some_and(|name| name == "castnet"))
-        .context("cargo names no binary")
+    process::build(&["--quiet", "--features", "castnet/dpdk"])
 }
 
 /// A process whose output goes into a file, and that is killed when the test forgets it.

@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -26,30 +26,27 @@ pub fn castnet() -> &'static Path {
         if let Some(path) = std::env::var_os("CASTNET_BINARY") {
             return path.into();
         }
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let out = Command::new(cargo)
-            .args([
-                "build",
-                "--quiet",
-                "--package",
-                "castnet",
-                "--message-format",
-                "json",
-            ])
-            .output()
-            .expect("cargo runs");
-        assert!(
-            out.status.success(),
-            "castnet does not build: {}",
-            String::from_utf8_lossy(&out.stderr)
-        );
-        String::from_utf8_lossy(&out.stdout)
-            .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-            .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .find(|path| path.file_name().is_some_and(|name| name == "castnet"))
-            .expect("cargo names the binary")
+        build(&["--quiet"]).expect("the binary under test")
     })
+}
+
+/// Builds `castnet` of this workspace with further `arguments` of `cargo build`, whose words go to standard error, and tells
+/// where it is.
+pub fn build(arguments: &[&str]) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let out = Command::new(cargo)
+        .args(["build", "--package", "castnet", "--message-format", "json"])
+        .args(arguments)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("running cargo")?;
+    ensure!(out.status.success(), "castnet does not build");
+    String::from_utf8_lossy(&out.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .find(|path| path.file_name().is_some_and(|name| name == "castnet"))
+        .context("cargo names no binary")
 }
 
 /// A running process whose output goes to a file that a failing test shows. Killed on drop.
