@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use castnet_port::{
-    Batch, Bridge, FrameBuf, Memory, MemoryPort, OpenError, Pool, PoolStats, PortSpec, Sides,
+    Batch, Bridge, FrameBuf, Memory, MemoryPort, MoveRing, OpenError, Pool, PoolStats, PortSpec, Sides,
 };
+use castnet_wire::PortId;
 
 use crate::fence::eal::Registered;
 use crate::fence::mbuf::{HEAD, Mbuf, TAIL};
@@ -90,23 +91,6 @@ impl DpdkMemory {
         self.gather(&[bytes])
     }
 
-    /// A frame of `length` zero bytes. `None` as above.
-    #[inline]
-    pub fn allocate(&self, length: usize) -> Option<Mbuf> {
-        let mut frame = self.0.whole.take()?;
-        frame.fill_zero(length).then_some(frame)
-    }
-
-    /// A replica of a frame for a device that can send several segments, or cannot. `None` as above.
-    #[inline]
-    pub fn replicate(&self, original: &Mbuf, multi_segment: bool) -> Option<Mbuf> {
-        if multi_segment && original.length() >= self.0.share_from.get() {
-            return self.share(original);
-        }
-        let mut frame = self.0.whole.take()?;
-        frame.copy(original).then_some(frame)
-    }
-
     fn share(&self, original: &Mbuf) -> Option<Mbuf> {
         let small = &self.0.small;
         let parts = [small.take()?, small.take()?, small.take()?];
@@ -121,6 +105,8 @@ impl DpdkMemory {
 
 impl Memory for DpdkMemory {
     type Buf = Mbuf;
+    /// Buffers belong to no thread.
+    type HandOver = MoveRing<PortId, Mbuf>;
 
     /// A DPDK device is opened as what it is, any other port behind a bridge that copies.
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
@@ -145,6 +131,24 @@ impl Memory for DpdkMemory {
     fn gather(&self, parts: &[&[u8]]) -> Option<Mbuf> {
         let mut frame = self.0.whole.take()?;
         frame.fill(parts).then_some(frame)
+    }
+
+    #[inline]
+    fn replicate(&self, original: &Mbuf, header: usize, multi_segment: bool) -> Option<Mbuf> {
+        if header > HEAD {
+            return None;
+        }
+        if multi_segment && original.length() >= self.0.share_from.get() {
+            return self.share(original);
+        }
+        let mut frame = self.0.whole.take()?;
+        frame.copy(original).then_some(frame)
+    }
+
+    #[inline]
+    fn allocate(&self, length: usize) -> Option<Mbuf> {
+        let mut frame = self.0.whole.take()?;
+        frame.fill_zero(length).then_some(frame)
     }
 
     fn has_room(&self) -> bool {

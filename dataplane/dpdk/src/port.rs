@@ -152,17 +152,8 @@ impl Port for DpdkPort {
         self.stats.rx_bytes += received.iter().map(|f| f.length() as u64).sum::<u64>();
     }
 
-    #[inline]
-    fn replicate(&mut self, original: &Mbuf, header: usize) -> Option<Mbuf> {
-        if header > Mbuf::HEAD {
-            return None;
-        }
-        self.memory.replicate(original, self.multi_segment)
-    }
-
-    #[inline]
-    fn allocate(&mut self, length: usize) -> Option<Mbuf> {
-        self.memory.allocate(length)
+    fn multi_segment(&self) -> bool {
+        self.multi_segment
     }
 
     #[inline]

@@ -93,7 +93,7 @@ fn frames_go_in_and_out_as_they_are() {
     assert_eq!(batch.iter().map(Mbuf::to_vec).collect::<Vec<_>>(), frames);
     let shared = batch
         .iter()
-        .map(|f| port.replicate(f, 60).unwrap())
+        .map(|f| memory.replicate(f, 60, port.multi_segment()).unwrap())
         .map(|f| f.segment_count())
         .collect::<Vec<_>>();
     assert_eq!(shared[..11], [1; 11], "short ones are copied");
@@ -103,7 +103,7 @@ fn frames_go_in_and_out_as_they_are() {
     let mut shared = Batch::<Mbuf>::new();
     shared.extend(frames.iter().map(|f| {
         let original = memory.copy_from(f).unwrap();
-        port.replicate(&original, 60).unwrap()
+        memory.replicate(&original, 60, true).unwrap()
     }));
     port.send(&mut shared);
 
@@ -165,11 +165,11 @@ fn what_dpdk_refuses_comes_with_its_reason() {
 
 #[test]
 fn buffers_come_back_and_what_cannot_be_had_is_counted() {
-    let (memory, mut port) = open("dpdk:net_null3,no-rx=1");
+    let (memory, _port) = open("dpdk:net_null3,no-rx=1");
     let free = memory.stats();
     let original = memory.copy_from(&bytes(4096, 0)).unwrap();
     let mut held = Vec::new();
-    while let Some(copy) = port.replicate(&original, 60) {
+    while let Some(copy) = memory.replicate(&original, 60, true) {
         held.push(copy);
     }
     assert!(held.iter().all(|f| f.segment_count() == 3));
@@ -178,7 +178,7 @@ fn buffers_come_back_and_what_cannot_be_had_is_counted() {
     }
     assert!(memory.stats().exhausted >= 2 && !memory.has_room());
     assert!(
-        port.replicate(&held[0], 129).is_none(),
+        memory.replicate(&held[0], 129, true).is_none(),
         "no head is as long as that"
     );
     drop(held);
@@ -209,7 +209,11 @@ fn ports_of_other_kinds_join_in_and_faults_are_injected() {
         port.receive(&mut batch);
         got.extend(batch.iter().map(Mbuf::to_vec));
         let mut lost = Batch::<Mbuf>::new();
-        lost.extend(batch.iter().filter_map(|f| port.replicate(f, 60)));
+        lost.extend(
+            batch
+                .iter()
+                .filter_map(|f| memory.replicate(f, 60, port.multi_segment())),
+        );
         lossy.send(&mut lost);
         port.send(&mut batch);
     }
@@ -267,7 +271,7 @@ fn frames_that_share_are_what_their_copies_would_be() {
                 match step {
                     Step::Replicate(f) => {
                         let (frame, twin) = &frames[f % count];
-                        let copy = memory.replicate(frame, true);
+                        let copy = memory.replicate(frame, 60, true);
                         let twin = twin.clone();
                         frames.push((copy.unwrap(), twin));
                     }

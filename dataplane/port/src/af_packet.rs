@@ -24,7 +24,7 @@ use nix::net::if_::if_nametoindex;
 
 use crate::checksum;
 use crate::pool::{Pool, PoolBuf};
-use crate::port::{Port, PortLink, PortStats, Sides, fits_from, frame_max};
+use crate::port::{Port, PortDevice, PortLink, PortStats, RingUse, Sides, fits_from, frame_max};
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
 use stack::Unseen;
@@ -185,6 +185,17 @@ impl AfPacketPort {
         self.unseen.is_some()
     }
 
+    /// The interface's driver, and what the kernel knows of the device.
+    fn device(&self) -> PortDevice {
+        let (driver, bus) = sys::driver(&self.control, &self.interface)
+            .unwrap_or_else(|_| ("af_packet".to_owned(), String::new()));
+        PortDevice {
+            speed_mbps: self.speed_mbps(),
+            numa_node: numa_node(&bus),
+            ..PortDevice::new(driver)
+        }
+    }
+
     /// Has the kernel send what is committed. Returns whether the interface is up as far as that shows.
     fn kick(&mut self) -> bool {
         match self.tx.kick() {
@@ -209,6 +220,17 @@ impl AfPacketPort {
         self.unkicked = true;
         Ok(())
     }
+}
+
+/// The NUMA node of a device on the PCI bus.
+fn numa_node(bus: &str) -> Option<u32> {
+    // The address is the kernel's own word, but a path is made of it.
+    if bus.is_empty() || !bus.bytes().all(|b| b.is_ascii_hexdigit() || matches!(b, b':' | b'.')) {
+        return None;
+    }
+    let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{bus}/numa_node")).ok()?;
+    // -1 where the machine does not tell.
+    node.trim().parse().ok()
 }
 
 /// Whether a frame that starts with `head` may go out.
@@ -336,14 +358,6 @@ impl Port for AfPacketPort {
         Some((count, more))
     }
 
-    fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
-        original.replicate_with_head(header)
-    }
-
-    fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
-        self.pool.allocate(length)
-    }
-
     fn send(&mut self, batch: &mut Batch<PoolBuf>) {
         if batch.is_empty() {
             return;
@@ -372,6 +386,7 @@ impl Port for AfPacketPort {
             mac: self.mac,
             mtu: self.mtu,
             up: self.is_up(),
+            device: self.device(),
         }
     }
 
@@ -390,6 +405,14 @@ impl Port for AfPacketPort {
 
     fn ready(&self) -> bool {
         self.rx.as_ref().is_some_and(|ring| !ring.is_empty())
+    }
+
+    fn receive_ring(&self) -> Option<RingUse> {
+        self.rx.as_ref().map(RxRing::usage)
+    }
+
+    fn speed_mbps(&self) -> Option<u32> {
+        sys::speed_mbps(&self.control, &self.interface)
     }
 
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {

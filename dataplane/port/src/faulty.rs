@@ -15,7 +15,7 @@ use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::pool::PoolBuf;
-use crate::port::{Port, PortLink, PortStats};
+use crate::port::{Port, PortLink, PortStats, RingUse, Steering};
 use crate::sleep::Sleeper;
 
 /// Words of the random stream per frame.
@@ -485,14 +485,6 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
         self.control.directions[0].add(&counts);
     }
 
-    fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
-        self.inner.replicate(original, header)
-    }
-
-    fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
-        self.inner.allocate(length)
-    }
-
     fn send(&mut self, batch: &mut Batch<PoolBuf>) {
         let thresholds = self.control.directions[1].thresholds();
         let mut counts = FaultCounts::default();
@@ -546,5 +538,17 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
 
     fn pending(&self) -> usize {
         self.tx.held() + self.inner.pending()
+    }
+
+    fn receive_ring(&self) -> Option<RingUse> {
+        self.inner.receive_ring()
+    }
+
+    fn speed_mbps(&self) -> Option<u32> {
+        self.inner.speed_mbps()
+    }
+
+    fn steering(&self) -> Steering {
+        self.inner.steering()
     }
 }

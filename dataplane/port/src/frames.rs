@@ -2,10 +2,10 @@
 
 use std::io;
 
-use castnet_wire::{Batch, DropReason, FrameBuf, Nanos};
+use castnet_wire::{Batch, DropReason, FrameBuf, Nanos, PortId};
 
 use crate::pool::{Pool, PoolBuf, PoolStats};
-use crate::port::{Port, PortLink, PortStats, Sides};
+use crate::port::{Port, PortLink, PortStats, RingUse, Sides, Steering};
 use crate::sleep::Sleeper;
 use crate::spec::{OpenError, PortSpec};
 
@@ -20,6 +20,9 @@ pub trait Memory: Clone + 'static {
     /// How it holds a frame.
     type Buf: FrameBuf + 'static;
 
+    /// How frames go from one thread to another: as they are, or copied.
+    type HandOver: HandOver<Self::Buf>;
+
     /// Opens a port for this thread, which is the `queue`th of those that use the port, counted from the first that
     /// receives from it, 0.
     ///
@@ -30,6 +33,14 @@ pub trait Memory: Clone + 'static {
     /// A frame with the bytes of all `parts`, one after the other. `None` where no buffer is free, or it is too long.
     fn gather(&self, parts: &[&[u8]]) -> Option<Self::Buf>;
 
+    /// A replica of `original` whose first `header` bytes and trailer are its own; the body is shared or copied, whichever
+    /// costs less, and copied where the port that it leaves by is not `multi_segment`. `None` where no buffer is free, or
+    /// `header` is more than a head holds ([`FrameBuf::HEAD`]).
+    fn replicate(&self, original: &Self::Buf, header: usize, multi_segment: bool) -> Option<Self::Buf>;
+
+    /// A frame of `length` zero bytes. `None` where no buffer is free, or it is too long.
+    fn allocate(&self, length: usize) -> Option<Self::Buf>;
+
     /// Whether a frame of any length can be had.
     fn has_room(&self) -> bool;
 
@@ -39,6 +50,7 @@ pub trait Memory: Clone + 'static {
 
 impl Memory for Pool {
     type Buf = PoolBuf;
+    type HandOver = FrameRing<PortId>;
 
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
         spec.open_queue(self, sides, queue)
@@ -46,6 +58,19 @@ impl Memory for Pool {
 
     fn gather(&self, parts: &[&[u8]]) -> Option<PoolBuf> {
         Self::gather(self, parts)
+    }
+
+    #[inline]
+    fn replicate(&self, original: &PoolBuf, header: usize, _: bool) -> Option<PoolBuf> {
+        if header > PoolBuf::HEAD {
+            return None;
+        }
+        original.replicate()
+    }
+
+    #[inline]
+    fn allocate(&self, length: usize) -> Option<PoolBuf> {
+        Self::allocate(self, length)
     }
 
     fn has_room(&self) -> bool {
@@ -110,27 +135,6 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
         }
     }
 
-    fn replicate(&mut self, original: &O::Buf, header: usize) -> Option<O::Buf> {
-        if header > O::Buf::HEAD {
-            return None;
-        }
-        self.outside.gather(&original.segments())
-    }
-
-    fn allocate(&mut self, length: usize) -> Option<O::Buf> {
-        const ZEROS: [u8; 1024] = [0; 1024];
-        let (mut parts, mut left): ([&[u8]; 16], _) = ([&[]; 16], length);
-        for part in &mut parts {
-            *part = &ZEROS[..left.min(ZEROS.len())];
-            left -= part.len();
-        }
-        if left == 0 {
-            self.outside.gather(&parts)
-        } else {
-            None
-        }
-    }
-
     fn send(&mut self, batch: &mut Batch<O::Buf>) {
         for frame in batch.drain(..) {
             match self.inside.gather(&frame.segments()) {
@@ -178,5 +182,17 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
 
     fn pending(&self) -> usize {
         self.port.pending()
+    }
+
+    fn receive_ring(&self) -> Option<RingUse> {
+        self.port.receive_ring()
+    }
+
+    fn speed_mbps(&self) -> Option<u32> {
+        self.port.speed_mbps()
+    }
+
+    fn steering(&self) -> Steering {
+        self.port.steering()
     }
 }

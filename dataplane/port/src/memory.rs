@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr};
 
 use crate::pool::{Pool, PoolBuf};
-use crate::port::{Port, PortLink, PortStats, Sides, fits, frame_max};
+use crate::port::{Port, PortDevice, PortLink, PortStats, RingUse, Sides, fits, frame_max};
 use crate::ring::FrameRing;
 use crate::sleep::Sleeper;
 
@@ -184,14 +184,6 @@ impl Port for MemPort {
         }
     }
 
-    fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
-        original.replicate_with_head(header)
-    }
-
-    fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
-        self.pool.allocate(length)
-    }
-
     fn send(&mut self, batch: &mut Batch<PoolBuf>) {
         if batch.is_empty() {
             return;
@@ -217,6 +209,7 @@ impl Port for MemPort {
             mac: self.end.mac,
             mtu: self.end.mtu,
             up: self.end.is_up(),
+            device: PortDevice::new("memory"),
         }
     }
 
@@ -230,6 +223,13 @@ impl Port for MemPort {
 
     fn ready(&self) -> bool {
         self.sides.receives() && !self.end.rx.is_empty()
+    }
+
+    fn receive_ring(&self) -> Option<RingUse> {
+        self.sides.receives().then(|| RingUse {
+            used: self.end.rx.len(),
+            size: self.end.rx.capacity(),
+        })
     }
 
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {

@@ -21,7 +21,7 @@ use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 use crate::memory::mac_from_name;
 use crate::pool::{Pool, PoolBuf};
-use crate::port::{Port, PortLink, PortStats, Sides, fits};
+use crate::port::{Port, PortDevice, PortLink, PortStats, Sides, fits};
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
 
@@ -78,6 +78,7 @@ impl PcapSpec {
                 name,
                 mtu: self.mtu,
                 up: true,
+                device: PortDevice::new("pcap"),
             },
             reader,
             timed: self.timed,
@@ -359,14 +360,6 @@ impl Port for PcapPort {
             batch.push(frame);
             self.read_ahead();
         }
-    }
-
-    fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
-        original.replicate_with_head(header)
-    }
-
-    fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
-        self.pool.allocate(length)
     }
 
     fn send(&mut self, batch: &mut Batch<PoolBuf>) {

@@ -241,17 +241,6 @@ impl PoolBuf {
         }
     }
 
-    /// A replica whose first `header` bytes are private: what [`crate::Port::replicate`] promises. `None` also where the
-    /// head is not as long as that.
-    #[inline]
-    pub fn replicate_with_head(&self, header: usize) -> Option<Self> {
-        if header > Self::HEAD {
-            None
-        } else {
-            self.replicate()
-        }
-    }
-
     /// A frame with its own head and trailer that shares the body. `None` where no buffer is free.
     #[inline]
     pub fn replicate(&self) -> Option<Self> {

@@ -21,12 +21,10 @@ pub trait Port {
     /// where they are until there is one.
     fn receive(&mut self, batch: &mut Batch<Self::Buf>);
 
-    /// A replica of `original` with a private head and a private trailer; the body is shared or copied, the port knows.
-    /// `None` where there is no free buffer, or where `header` is more than the head holds ([`FrameBuf::HEAD`]).
-    fn replicate(&mut self, original: &Self::Buf, header: usize) -> Option<Self::Buf>;
-
-    /// A fresh frame of `length` zero bytes. `None` where there is no free buffer or `length` is over its size.
-    fn allocate(&mut self, length: usize) -> Option<Self::Buf>;
+    /// Whether it sends frames whose body others share ([`crate::Memory::replicate`]) as they are. Asked once.
+    fn multi_segment(&self) -> bool {
+        true
+    }
 
     /// Sends all of `batch` and empties it. A frame that cannot go is dropped and counted under its [`DropReason`]:
     /// [`TxFull`](DropReason::TxFull), [`TooLong`](DropReason::TooLong), [`PortDown`](DropReason::PortDown).
@@ -94,6 +92,22 @@ pub trait Port {
     fn pending(&self) -> usize {
         0
     }
+
+    /// How full the rings are that this port receives from, where it can tell. Cheap enough for now and then on the path
+    /// of frames: it neither allocates nor asks the kernel.
+    fn receive_ring(&self) -> Option<RingUse> {
+        None
+    }
+
+    /// [`PortDevice::speed_mbps`] alone, without allocation. It may ask the kernel.
+    fn speed_mbps(&self) -> Option<u32> {
+        None
+    }
+
+    /// [`PortDevice::steering`] alone, without allocation.
+    fn steering(&self) -> Steering {
+        Steering::None
+    }
 }
 
 impl<P: Port + ?Sized> Port for Box<P> {
@@ -102,11 +116,8 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn receive(&mut self, batch: &mut Batch<Self::Buf>) {
         (**self).receive(batch);
     }
-    fn replicate(&mut self, original: &Self::Buf, header: usize) -> Option<Self::Buf> {
-        (**self).replicate(original, header)
-    }
-    fn allocate(&mut self, length: usize) -> Option<Self::Buf> {
-        (**self).allocate(length)
+    fn multi_segment(&self) -> bool {
+        (**self).multi_segment()
     }
     fn send(&mut self, batch: &mut Batch<Self::Buf>) {
         (**self).send(batch);
@@ -145,6 +156,15 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn pending(&self) -> usize {
         (**self).pending()
     }
+    fn receive_ring(&self) -> Option<RingUse> {
+        (**self).receive_ring()
+    }
+    fn speed_mbps(&self) -> Option<u32> {
+        (**self).speed_mbps()
+    }
+    fn steering(&self) -> Steering {
+        (**self).steering()
+    }
 }
 
 /// Which sides of a port a thread opens. One thread receives from a port; any number may send on it.
@@ -163,7 +183,7 @@ impl Sides {
     }
 }
 
-/// What a port is: its name, its address, the largest IP packet in bytes, and whether it has a link.
+/// What a port is: its name, its address, the largest IP packet in bytes, whether it has a link, and what drives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortLink {
     /// As the operator knows it: an interface's name, a file's, a link's.
@@ -174,6 +194,70 @@ pub struct PortLink {
     pub mtu: usize,
     /// Whether frames can go.
     pub up: bool,
+    /// What is behind it.
+    pub device: PortDevice,
+}
+
+/// What drives a port, and what that can do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortDevice {
+    /// The driver's name, as the kernel or DPDK has it, or the backend's.
+    pub driver: String,
+    /// The link's speed in Mb/s; `None` where it is unknown or means nothing.
+    pub speed_mbps: Option<u32>,
+    /// Queues that are received from, those of all threads together.
+    pub rx_queues: usize,
+    /// Queues that are sent on; `None` where each thread that sends has one of its own.
+    pub tx_queues: Option<usize>,
+    /// How frames get to one of several receive queues.
+    pub steering: Steering,
+    /// Whether frames of several segments can be sent, so that replicas share their payload.
+    pub multi_segment: bool,
+    /// The NUMA node that it is attached to.
+    pub numa_node: Option<u32>,
+}
+
+impl PortDevice {
+    /// A device of this driver with one receive queue, of which nothing else is known.
+    pub fn new(driver: impl Into<String>) -> Self {
+        Self {
+            driver: driver.into(),
+            rx_queues: 1,
+            ..Self::default()
+        }
+    }
+}
+
+/// How frames get to one of a device's receive queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Steering {
+    /// There is one queue, or the device spreads frames as it likes; workers hand over what is not theirs.
+    #[default]
+    None,
+    /// By a hash of the destination address (receive-side scaling).
+    Rss,
+    /// By a rule for each group's address, to the queue of the group's worker.
+    FlowRules,
+}
+
+impl Steering {
+    /// How operators read it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Rss => "rss",
+            Self::FlowRules => "flow rules",
+        }
+    }
+}
+
+/// How full a ring is, in frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingUse {
+    /// Frames in it.
+    pub used: usize,
+    /// Frames that fit.
+    pub size: usize,
 }
 
 /// What a port has done, in frames and bytes (without FCS).

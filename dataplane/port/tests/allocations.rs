@@ -6,7 +6,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use castnet_port::{
-    Batch, FaultControl, Faults, FrameBuf, MemLink, MemLinkConfig, Pool, PoolConfig, Port, Sides, Sleeper,
+    Batch, FaultControl, Faults, FrameBuf, MemLink, MemLinkConfig, Memory, Pool, PoolConfig, Port, Sides,
+    Sleeper,
 };
 use castnet_wire::Nanos;
 
@@ -45,7 +46,7 @@ fn round(
     far.poll(now);
     for length in (0..16).map(|i| 60 + i * 250) {
         let frame = pool.copy_from(&bytes[..length]).unwrap();
-        let mut replica = near.replicate(&frame, 80).unwrap();
+        let mut replica = Memory::replicate(pool, &frame, 80, near.multi_segment()).unwrap();
         replica.head_mut()[0] = 1;
         batch.extend([frame, replica]);
     }

@@ -56,11 +56,10 @@ fn frames_cross_in_order_and_wait_for_buffers() {
 
     // And back: replicas and fresh frames are this side's own.
     batch.extend(outside.copy_from(&frame(1000)));
-    let copy = bridge.replicate(&batch[0], 60).unwrap();
+    let copy = Memory::replicate(&outside, &batch[0], 60, bridge.multi_segment()).unwrap();
     batch.push(copy);
-    batch.extend(bridge.allocate(1500));
-    assert!(bridge.replicate(&batch[0], PoolBuf::HEAD + 1).is_none());
-    assert!(bridge.allocate(2001).is_none() && bridge.allocate(1 << 20).is_none());
+    batch.extend(outside.allocate(1500));
+    assert!(Memory::replicate(&outside, &batch[0], PoolBuf::HEAD + 1, true).is_none());
     bridge.send(&mut batch);
     assert!(batch.is_empty());
     far.receive(&mut batch);

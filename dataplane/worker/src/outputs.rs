@@ -26,6 +26,8 @@ pub(crate) struct Outputs<M: Memory> {
     places: [u8; PortId::COUNT],
     /// Slots that have something to send: one bit each.
     waiting: u64,
+    /// Ports that send frames of several segments: one bit each, by number.
+    multi_segment: u64,
     memory: M,
 }
 
@@ -38,12 +40,14 @@ impl<M: Memory> Outputs<M> {
             slots: Vec::with_capacity(PortId::COUNT),
             places: [NOWHERE; PortId::COUNT],
             waiting: 0,
+            multi_segment: 0,
         }
     }
 
     /// Adds a port. Of two with one number the later counts; configurations with such are refused before.
     pub(crate) fn add(&mut self, id: PortId, port: MemoryPort<M>, receives: bool, watched: bool) {
         self.places[id.index()] = self.slots.len() as u8;
+        self.multi_segment |= u64::from(port.multi_segment()) << id.index();
         let told_up = port.is_up();
         self.slots.push(Slot {
             id,
@@ -91,17 +95,19 @@ impl<M: Memory> Outputs<M> {
 impl<M: Memory> Egress for Outputs<M> {
     type Buf = M::Buf;
 
+    #[inline]
     fn replicate(&mut self, port: PortId, original: &M::Buf, header: usize) -> Option<M::Buf> {
-        self.slot(port)?.port.replicate(original, header)
+        let multi_segment = self.multi_segment >> port.index() & 1 != 0;
+        self.memory.replicate(original, header, multi_segment)
     }
 
-    fn allocate(&mut self, port: PortId, length: usize) -> Option<M::Buf> {
-        self.slot(port)?.port.allocate(length)
+    #[inline]
+    fn allocate(&mut self, _: PortId, length: usize) -> Option<M::Buf> {
+        self.memory.allocate(length)
     }
 
-    fn gather(&mut self, port: PortId, parts: &[&[u8]]) -> Option<M::Buf> {
-        // All ports of a worker share its memory.
-        self.slot(port)?;
+    #[inline]
+    fn gather(&mut self, _: PortId, parts: &[&[u8]]) -> Option<M::Buf> {
         self.memory.gather(parts)
     }
 

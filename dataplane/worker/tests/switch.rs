@@ -451,12 +451,6 @@ impl Port for TrapPort {
     fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
         self.0.receive(batch);
     }
-    fn replicate(&mut self, original: &PoolBuf, header: usize) -> Option<PoolBuf> {
-        self.0.replicate(original, header)
-    }
-    fn allocate(&mut self, length: usize) -> Option<PoolBuf> {
-        self.0.allocate(length)
-    }
     fn send(&mut self, _: &mut Batch<PoolBuf>) {
         panic!("the trap");
     }

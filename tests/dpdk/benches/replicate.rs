@@ -1,7 +1,8 @@
 //! One to many over DPDK's virtual devices: a file that net_pcap reads over and over, and net_null to send to. The switch with
 //! connection bridging beside a loop that does nothing but copy, in one run, on one core; and copies beside shared bodies.
 //!
-//! `cargo bench -p castnet-dpdk-tests --features dpdk [-- SECONDS]`
+//! `cargo bench -p castnet-dpdk-tests --features dpdk [-- SECONDS [PAYLOAD [FANOUT]]]`: with a payload only rows of that, and without
+//! the second table.
 
 fn main() {
     #[cfg(feature = "dpdk")]
@@ -28,11 +29,11 @@ mod dpdk {
     const FRAMES: usize = 512;
 
     pub(super) fn main() {
-        let seconds = std::env::args()
-            .skip(1)
-            .find_map(|a| a.parse().ok())
-            .unwrap_or(1.0);
-        let time = Duration::from_secs_f64(seconds);
+        // Cargo adds arguments of its own.
+        let mut numbers = std::env::args().skip(1).filter_map(|a| a.parse::<f64>().ok());
+        let time = Duration::from_secs_f64(numbers.next().unwrap_or(1.0));
+        let mut only = || numbers.next().map(|n| n as usize);
+        let (only_payload, only_fanout) = (only(), only());
         let folder = tempfile::tempdir().expect("a folder");
         println!("DPDK: {}", castnet_dpdk::version());
         println!("million frames out per second of a core, one worker, net_pcap in, net_null out");
@@ -41,12 +42,18 @@ mod dpdk {
             "payload", "fanout", "copy loop", "switch", "ns a copy", "ratio"
         );
         for payload in [64, 1024, 4096] {
+            if only_payload.is_some_and(|only| only != payload) {
+                continue;
+            }
             let file = folder.path().join(format!("{payload}.pcap"));
             let frames: Vec<_> = (0..FRAMES)
                 .map(|psn| data(0, 0, psn as u32, payload, false))
                 .collect();
             write_pcap(&file, &frames);
             for fanout in [1, 4, 8] {
+                if only_fanout.is_some_and(|only| only != fanout) {
+                    continue;
+                }
                 let copy = copy_loop(&file, fanout, None, time);
                 let switch = switch(&file, fanout, time);
                 println!(
@@ -55,6 +62,9 @@ mod dpdk {
                     switch / copy
                 );
             }
+        }
+        if only_payload.is_some() {
+            return;
         }
         println!("\ncopied beside shared, 1 to 8, million frames out per second of a core, without a switch");
         println!(
@@ -120,8 +130,8 @@ mod dpdk {
                 source.receive(&mut batch);
                 for frame in batch.drain(..) {
                     let (last, others) = out.split_last_mut().expect("a sink");
-                    for (out, sink) in others.iter_mut().zip(sinks.iter_mut()) {
-                        let mut copy = sink.replicate(&frame, 64).expect("a buffer");
+                    for out in others.iter_mut() {
+                        let mut copy = memory.replicate(&frame, 64, true).expect("a buffer");
                         touch(&mut copy);
                         out.push(copy);
                     }

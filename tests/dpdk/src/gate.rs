@@ -49,6 +49,7 @@ impl<M> Gated<M> {
 
 impl<M: Memory> Memory for Gated<M> {
     type Buf = M::Buf;
+    type HandOver = M::HandOver;
 
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
         Ok(Box::new(GatedPort::<M> {
@@ -62,6 +63,14 @@ impl<M: Memory> Memory for Gated<M> {
 
     fn gather(&self, parts: &[&[u8]]) -> Option<M::Buf> {
         self.inner.gather(parts)
+    }
+
+    fn replicate(&self, original: &M::Buf, header: usize, multi_segment: bool) -> Option<M::Buf> {
+        self.inner.replicate(original, header, multi_segment)
+    }
+
+    fn allocate(&self, length: usize) -> Option<M::Buf> {
+        self.inner.allocate(length)
     }
 
     fn has_room(&self) -> bool {
@@ -100,12 +109,8 @@ impl<M: Memory> Port for GatedPort<M> {
         }
     }
 
-    fn replicate(&mut self, original: &M::Buf, header: usize) -> Option<M::Buf> {
-        self.inner.replicate(original, header)
-    }
-
-    fn allocate(&mut self, length: usize) -> Option<M::Buf> {
-        self.inner.allocate(length)
+    fn multi_segment(&self) -> bool {
+        self.inner.multi_segment()
     }
 
     fn send(&mut self, batch: &mut Batch<M::Buf>) {
