@@ -3,7 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use castnet_port::{Batch, FrameBuf, Memory, Port, PortLink, PortStats, Sides, Sleeper, fits, frame_max};
+use castnet_port::{
+    Batch, FrameBuf, Memory, Port, PortDevice, PortLink, PortStats, RingUse, Sides, Sleeper, Steering, fits,
+    frame_max,
+};
 use castnet_wire::DropReason;
 
 use crate::error::DpdkError;
@@ -60,26 +63,6 @@ impl DpdkPort {
             memory: memory.clone(),
             stats: PortStats::default(),
         })
-    }
-
-    /// The driver's name.
-    pub fn driver(&self) -> &str {
-        &self.device.info.driver
-    }
-
-    /// Whether the device sends frames of several segments, so that replicas may share their body.
-    pub fn is_multi_segment(&self) -> bool {
-        self.multi_segment
-    }
-
-    /// Whether the device spreads frames over its receive queues by their destination.
-    pub fn has_rss(&self) -> bool {
-        self.device.rss
-    }
-
-    /// The link's speed in Mb/s; 0 where it is unknown.
-    pub fn speed_mbps(&self) -> u32 {
-        self.device.link().1
     }
 
     fn check(&self, frame: &Mbuf) -> Result<(), DropReason> {
@@ -182,6 +165,15 @@ impl Port for DpdkPort {
             mac: self.device.info.mac,
             mtu: self.mtu,
             up: self.is_up(),
+            device: PortDevice {
+                driver: self.device.info.driver.clone(),
+                speed_mbps: self.speed_mbps(),
+                rx_queues: self.device.rx_queues,
+                tx_queues: Some(self.device.tx_queues),
+                steering: self.steering(),
+                multi_segment: self.multi_segment,
+                numa_node: self.device.info.numa_node,
+            },
         }
     }
 
@@ -199,6 +191,27 @@ impl Port for DpdkPort {
 
     fn ready(&self) -> bool {
         self.rx.iter().any(RxQueue::ready)
+    }
+
+    fn receive_ring(&self) -> Option<RingUse> {
+        let mut sum = RingUse::default();
+        for queue in &self.rx {
+            sum.used += queue.waiting()?;
+            sum.size += queue.size();
+        }
+        (sum.size > 0).then_some(sum)
+    }
+
+    fn speed_mbps(&self) -> Option<u32> {
+        Some(self.device.link().1).filter(|mbps| *mbps > 0)
+    }
+
+    fn steering(&self) -> Steering {
+        if self.device.rss {
+            Steering::Rss
+        } else {
+            Steering::None
+        }
     }
 
     /// Nothing wakes who waits for a device: it is polled.

@@ -35,6 +35,8 @@ pub(crate) struct DeviceInfo {
     pub(crate) mtu_max: usize,
     /// Whether what it says of lengths and segments is not to be believed: see [`MEMIF`].
     pub(crate) memif: bool,
+    /// The NUMA node that it is attached to, where it is to one.
+    pub(crate) numa_node: Option<u32>,
 }
 
 /// How a device is set up.
@@ -65,8 +67,10 @@ pub(crate) struct Device {
     pub(crate) multi_segment: bool,
     /// Whether it spreads frames over its receive queues by their destination address.
     pub(crate) rss: bool,
-    rx_queues: usize,
-    tx_queues: usize,
+    pub(crate) rx_queues: usize,
+    pub(crate) tx_queues: usize,
+    /// Frames that each receive queue's ring holds, as the device has adjusted it.
+    rx_frames: usize,
     /// The queues that somebody has.
     taken: Mutex<Vec<(Direction, usize)>>,
     _pool: Arc<Lease>,
@@ -139,6 +143,7 @@ impl Probed {
             tx_queues_max: info.tx_queues_max.into(),
             mtu_min: info.mtu_min.into(),
             mtu_max: info.mtu_max.into(),
+            numa_node: u32::try_from(info.socket).ok(),
         })
     }
 
@@ -189,6 +194,7 @@ impl Probed {
             rss: setup.rss != 0,
             rx_queues: set_up.rx_queues,
             tx_queues: set_up.tx_queues,
+            rx_frames: setup.rx_descriptors.into(),
             taken: Mutex::new(Vec::new()),
             _pool: pool,
         })
@@ -296,8 +302,19 @@ impl RxQueue {
 
     /// Whether frames wait; `true` where the device does not tell.
     pub(crate) fn ready(&self) -> bool {
+        self.waiting().is_none_or(|frames| frames > 0)
+    }
+
+    /// Frames that wait, where the device tells.
+    pub(crate) fn waiting(&self) -> Option<usize> {
         // SAFETY: the queue is there and ours.
-        unsafe { sys::cn_rx_waiting(self.device.probed.port, self.queue) != 0 }
+        let frames = unsafe { sys::cn_rx_waiting(self.device.probed.port, self.queue) };
+        usize::try_from(frames).ok()
+    }
+
+    /// Frames that its ring holds.
+    pub(crate) fn size(&self) -> usize {
+        self.device.rx_frames
     }
 }
 

@@ -17,6 +17,8 @@ use castnet_wire::MacAddr;
 use libc::{c_int, c_void};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socket};
 
+use crate::port::RingUse;
+
 /// Where a sent frame's bytes begin in its slot: after the header, and no `sockaddr_ll`.
 const TX_DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
 /// What a received frame's slot holds before the frame at most: header, `sockaddr_ll`, room to align the IP header.
@@ -178,6 +180,23 @@ impl RxRing {
         // SAFETY: the status, read with acquire order, says that the kernel has written this slot and left it to us.
         let header = unsafe { header.read() };
         Some(Received { ring: self, header })
+    }
+
+    /// How many slots hold frames that were not taken yet. The kernel fills them in order, so it is found in a few steps,
+    /// and exact but for what comes in meanwhile.
+    pub(super) fn usage(&self) -> RingUse {
+        let size = self.map.layout.slots();
+        let (mut full, mut free) = (0, size);
+        while full < free {
+            let middle = full + (free - full) / 2;
+            let status = self.map.status((self.next + middle) % size);
+            if status.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0 {
+                full = middle + 1;
+            } else {
+                free = middle;
+            }
+        }
+        RingUse { used: full, size }
     }
 
     /// Frames that the kernel had no slot for since the last call.
@@ -403,10 +422,71 @@ pub(super) fn ethtool_set(fd: &OwnedFd, interface: &str, command: u32, value: u3
         value: u32,
     }
     let mut argument = EthtoolValue { command, value };
+    // SAFETY: an `ethtool_value` is what these sub-commands want.
+    unsafe { ethtool(fd, interface, &mut argument) }
+}
+
+/// The link's speed in Mb/s, where there is a link and it has one.
+pub(super) fn speed_mbps(fd: &OwnedFd, interface: &str) -> Option<u32> {
+    /// `struct ethtool_cmd` of linux/ethtool.h.
+    #[repr(C)]
+    struct EthtoolCmd {
+        command: u32,
+        supported: u32,
+        advertising: u32,
+        speed: u16,
+        _ports: [u8; 6],
+        _packets: [u32; 2],
+        speed_high: u16,
+        _mdix: [u8; 2],
+        _rest: [u32; 3],
+    }
+    const GET_SETTINGS: u32 = 0x1;
+    const { assert!(size_of::<EthtoolCmd>() == 44) };
+    // SAFETY: plain integers, for which all zeros are a value.
+    let mut settings: EthtoolCmd = unsafe { std::mem::zeroed() };
+    settings.command = GET_SETTINGS;
+    // SAFETY: an `ethtool_cmd` is what this sub-command wants.
+    unsafe { ethtool(fd, interface, &mut settings) }.ok()?;
+    let speed = u32::from(settings.speed_high) << 16 | u32::from(settings.speed);
+    // All ones is the kernel's word for unknown.
+    (speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
+}
+
+/// The name of an interface's driver, and where on which bus the device is; empty for one that is made up.
+pub(super) fn driver(fd: &OwnedFd, interface: &str) -> io::Result<(String, String)> {
+    /// `struct ethtool_drvinfo` of linux/ethtool.h.
+    #[repr(C)]
+    struct EthtoolDrvinfo {
+        command: u32,
+        driver: [u8; 32],
+        _versions: [u8; 64],
+        bus_info: [u8; 32],
+        _rest: [u8; 64],
+    }
+    const GET_DRIVER: u32 = 0x3;
+    const { assert!(size_of::<EthtoolDrvinfo>() == 196) };
+    // SAFETY: plain integers, for which all zeros are a value.
+    let mut info: EthtoolDrvinfo = unsafe { std::mem::zeroed() };
+    info.command = GET_DRIVER;
+    // SAFETY: an `ethtool_drvinfo` is what this sub-command wants.
+    unsafe { ethtool(fd, interface, &mut info)? };
+    let text = |bytes: &[u8]| {
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
+    };
+    Ok((text(&info.driver), text(&info.bus_info)))
+}
+
+/// Asks ethtool's part of the kernel.
+///
+/// # Safety
+/// `argument` must be the structure that its sub-command, its first word, wants.
+unsafe fn ethtool<T>(fd: &OwnedFd, interface: &str, argument: &mut T) -> io::Result<()> {
     let mut request = named(interface)?;
-    request.ifr_ifru.ifru_data = (&raw mut argument).cast();
-    // SAFETY: the request is a whole `ifreq` whose data points at an `ethtool_value`, as this command and these
-    // sub-commands want; both outlive the call.
+    request.ifr_ifru.ifru_data = (&raw mut *argument).cast();
+    // SAFETY: the request is a whole `ifreq` whose data points at what the sub-command wants, by the caller's promise; both
+    // outlive the call.
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     check(rc)
 }
