@@ -178,7 +178,8 @@ impl Engine {
         Ok(replaced)
     }
 
-    /// Takes a group out of service; it is the caller's to free, elsewhere.
+    /// Takes a group out of service; it is the caller's to free, elsewhere, or to [attach](Engine::attach) to another
+    /// engine.
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (place, group) = self.groups.remove(mcst_id)?;
         self.quiet(place);

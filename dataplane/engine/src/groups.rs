@@ -98,11 +98,16 @@ impl Groups {
 
     /// Whether `group` fits, beside the others or in place of the one of the same address.
     pub(crate) fn room_for(&self, group: &Context) -> Result<(), InstallError> {
-        let replaced = self.get(group.mcst_id());
+        self.room(group.mcst_id(), group.memory_bytes())
+    }
+
+    /// The same for a group of this address that takes so many bytes.
+    pub(crate) fn room(&self, mcst_id: McstId, need: usize) -> Result<(), InstallError> {
+        let replaced = self.get(mcst_id);
         if replaced.is_none() && self.len() >= self.groups_max {
             return Err(InstallError::GroupsFull { max: self.groups_max });
         }
-        let (need, max) = (group.memory_bytes(), self.memory_max);
+        let max = self.memory_max;
         let left = (max + replaced.map_or(0, Context::memory_bytes)).saturating_sub(self.memory_used);
         if need > left {
             return Err(InstallError::NoMemory { need, left, max });

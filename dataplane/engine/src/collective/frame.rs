@@ -5,7 +5,8 @@ use core::net::Ipv4Addr;
 use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
 use castnet_collective::{EndpointId, EndpointSet};
 use castnet_wire::{
-    Aeth, Control, DropReason, FrameBuf, Headers, Opcode, PortId, Psn, RoceHeader, Syndrome, icrc, ipv4,
+    Aeth, Control, DropReason, FrameBuf, Headers, Nanos, Opcode, PortId, Psn, RoceHeader, Syndrome, icrc,
+    ipv4,
 };
 
 use super::context::Collective;
@@ -111,7 +112,7 @@ impl Engine {
         if matches!(event, Event::Data { .. } | Event::Control { .. }) {
             self.recent[cx.ingress.index()] = place;
         }
-        self.mind(cx, place, more);
+        self.mind(cx.now, place, more);
         verdict
     }
 
@@ -183,7 +184,7 @@ impl Engine {
             drop(frame);
             more = emit_due(cx, &mut hands, group, effects);
         }
-        self.mind(cx, place, more);
+        self.mind(cx.now, place, more);
         self.account(cx.ingress, verdict);
         None
     }
@@ -206,7 +207,7 @@ impl Engine {
             carry_out(cx, &mut hands, group, effects, None);
         }
         let more = emit_due(cx, &mut hands, group, effects);
-        self.mind(cx, place, more);
+        self.mind(cx.now, place, more);
     }
 
     /// Lets each group that has more to send have another turn.
@@ -221,13 +222,21 @@ impl Engine {
             group.emitting = false;
             let mut hands = hands!(self, timed: false);
             let more = emit_due(cx, &mut hands, group, &mut self.collective_effects);
-            self.mind(cx, place, more);
+            self.mind(cx.now, place, more);
+        }
+    }
+
+    /// A group has come from another engine, where it may have had more to send.
+    pub(crate) fn resume_collective(&mut self, now: Nanos, place: u32) {
+        if let Some(Context::Collective(group)) = self.groups.at_mut(place) {
+            let more = std::mem::take(&mut group.emitting);
+            self.mind(now, place, more);
         }
     }
 
     /// Sees to it that a group comes up again when it wants to.
     #[inline]
-    fn mind<E: Egress, O: Observer>(&mut self, cx: &Cx<'_, E, O>, place: u32, more: bool) {
+    fn mind(&mut self, now: Nanos, place: u32, more: bool) {
         let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
             return;
         };
@@ -240,7 +249,7 @@ impl Engine {
         };
         if at < group.armed_for || !self.fine_wheel.is_armed(place) {
             self.fine_wheel.disarm(place);
-            self.fine_wheel.arm(cx.now, place, at);
+            self.fine_wheel.arm(now, place, at);
             group.armed_for = at;
         }
     }
