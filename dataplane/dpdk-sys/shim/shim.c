@@ -33,6 +33,9 @@ AT(pkt_len, 36, 4);
 AT(data_len, 40, 2);
 AT(buf_len, 54, 2);
 _Static_assert(sizeof(struct rte_mbuf) == 128, "rte_mbuf has another size");
+#ifndef RTE_MBUF_REFCNT_ATOMIC
+#error "frames go from thread to thread, so their reference counts must be atomic"
+#endif
 _Static_assert(RTE_PKTMBUF_HEADROOM >= 64, "no room for what a device puts in front of a frame");
 
 /* ------------------------------------------------------------------------------------------------------- process */

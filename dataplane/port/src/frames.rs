@@ -6,6 +6,7 @@ use castnet_wire::{Batch, DropReason, FrameBuf, Nanos, PortId};
 
 use crate::pool::{Pool, PoolBuf, PoolStats};
 use crate::port::{Port, PortLink, PortStats, RingUse, Sides, Steering};
+use crate::ring::{FrameRing, HandOver};
 use crate::sleep::Sleeper;
 use crate::spec::{OpenError, PortSpec};
 

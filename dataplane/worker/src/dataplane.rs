@@ -81,7 +81,7 @@ impl Dataplane {
         let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default(), [])));
         let (notes, noted) = bounded(keeper::QUEUE);
         let events_lost = Arc::new(AtomicU64::new(0));
-        let rings = rings(&config);
+        let rings = rings::<M>(&config);
         let mut nursery = Nursery {
             commands: Vec::new(),
             seen: Vec::new(),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 
-use castnet_port::{FrameRing, PortLink};
+use castnet_port::{HandOver, Memory, PortLink};
 use crossbeam::channel::{Receiver, Sender};
 
 use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::control::Handle;
 use crate::error::StartError;
-use crate::worker::{HandOver, Opened};
+use crate::worker::{Opened, Ring};
 
 /// Workers that are being started.
 pub(crate) struct Nursery {
@@ -55,7 +55,7 @@ impl Nursery {
 }
 
 /// The rings from each worker to each other; a worker's ring to itself has one place, which is never used.
-pub(crate) fn rings(config: &DataplaneConfig) -> Vec<Vec<HandOver>> {
+pub(crate) fn rings<M: Memory>(config: &DataplaneConfig) -> Vec<Vec<Ring<M>>> {
     let workers = config.workers.len();
     let ring = |from, to| {
         let (capacity, frame_max) = if from == to {
@@ -63,7 +63,7 @@ pub(crate) fn rings(config: &DataplaneConfig) -> Vec<Vec<HandOver>> {
         } else {
             (config.hand_over, config.pool.frame_max)
         };
-        Arc::new(FrameRing::new(capacity, frame_max))
+        Arc::new(M::HandOver::new(capacity, frame_max))
     };
     (0..workers)
         .map(|from| (0..workers).map(|to| ring(from, to)).collect())

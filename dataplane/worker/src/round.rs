@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use castnet_engine::destination;
-use castnet_port::{BATCH, FrameBuf, Memory, Port};
+use castnet_port::{BATCH, FrameBuf, HandOver, Memory, Port};
 use castnet_wire::{DropReason, Nanos, PortId};
 use crossbeam::channel::{TryRecvError, TrySendError};
 
@@ -93,7 +93,7 @@ impl<M: Memory> Worker<M> {
                     continue;
                 }
             };
-            match ring.push(slot.id, &frame) {
+            match ring.push(slot.id, frame) {
                 Ok(()) => {
                     self.stats.handed_over += 1;
                     rung |= 1 << owner;

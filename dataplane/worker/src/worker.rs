@@ -9,8 +9,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 use castnet_engine::{Engine, PortInfo};
-use castnet_port::{Batch, FrameRing, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
-use castnet_wire::{DropReason, MacAddr, Nanos, PortId};
+use castnet_port::{Batch, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
+use castnet_wire::{DropReason, MacAddr, Nanos};
 use crossbeam::channel::{Receiver, Sender};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -30,10 +30,10 @@ pub(crate) const LINK_INTERVAL: Nanos = Nanos::from_millis(50);
 const LINGER: Nanos = Nanos::from_secs(1);
 
 /// Frames on their way from one worker to another, with the port they came in by.
-pub(crate) type HandOver = Arc<FrameRing<PortId>>;
+pub(crate) type Ring<M> = Arc<<M as Memory>::HandOver>;
 
 /// What a worker's thread is born with.
-pub(crate) struct Setup {
+pub(crate) struct Setup<M: Memory> {
     pub(crate) index: usize,
     pub(crate) config: Arc<DataplaneConfig>,
     pub(crate) clock: Clock,
@@ -41,8 +41,8 @@ pub(crate) struct Setup {
     /// The generation in use, for control.
     pub(crate) seen: Arc<AtomicU64>,
     /// By worker; this one's own place is never used.
-    pub(crate) inbound: Vec<HandOver>,
-    pub(crate) outbound: Vec<HandOver>,
+    pub(crate) inbound: Vec<Ring<M>>,
+    pub(crate) outbound: Vec<Ring<M>>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
     pub(crate) events_lost: Arc<AtomicU64>,
@@ -62,7 +62,7 @@ pub(crate) struct Opened {
 }
 
 /// The thread.
-pub(crate) fn run<M: Memory>(setup: Setup, make: &MakeMemory<M>) {
+pub(crate) fn run<M: Memory>(setup: Setup<M>, make: &MakeMemory<M>) {
     let opened = setup.opened.clone();
     match Worker::open(setup, make) {
         Ok((mut worker, ready)) => {
@@ -85,8 +85,8 @@ pub(crate) struct Worker<M: Memory> {
     pub(crate) memory: M,
     pub(crate) published: Cache<Arc<ArcSwap<Published>>, Arc<Published>>,
     pub(crate) seen: Arc<AtomicU64>,
-    pub(crate) inbound: Vec<HandOver>,
-    pub(crate) outbound: Vec<HandOver>,
+    pub(crate) inbound: Vec<Ring<M>>,
+    pub(crate) outbound: Vec<Ring<M>>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
     pub(crate) events_lost: Arc<AtomicU64>,
@@ -115,7 +115,7 @@ pub(crate) enum Round {
 }
 
 impl<M: Memory> Worker<M> {
-    fn open(setup: Setup, make: &MakeMemory<M>) -> Result<(Self, Opened), StartError> {
+    fn open(setup: Setup<M>, make: &MakeMemory<M>) -> Result<(Self, Opened), StartError> {
         let Setup {
             index,
             config,
