@@ -360,7 +360,7 @@ impl v1::agent_server::Agent for Service {
         self.ask(|shared| {
             let workers = shared
                 .dataplane
-                .runtime()
+                .workers()
                 .map_err(stopped)?
                 .iter()
                 .map(view::worker)

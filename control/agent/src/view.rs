@@ -8,7 +8,9 @@ use castnet_worker::engine::{
     Captured, FdbEntry, GroupCounters, GroupStatus, Neighbour, PathSnapshot, Said, Seen, Step, Totals, Trace,
     Verdict,
 };
-use castnet_worker::{Counters, Dataplane, GroupReport, InstalledGroup, PortReport, WorkerStats};
+use castnet_worker::{
+    Counters, Dataplane, GroupReport, InstalledGroup, PortReport, Ring, RingReport, WorkerReport, WorkerStats,
+};
 
 /// What a link's MTU must have beyond the path MTU: headers of RoCEv2 over IPv4, the longest of them, and some spare.
 /// A controller plans with the same.
@@ -174,6 +176,7 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
         dropped: drops.iter().sum(),
         drops: drop_counts(&drops, false),
     };
+    let device = &report.link.device;
     v1::Port {
         port: port_number(report.id),
         name: report.name.clone(),
@@ -181,6 +184,13 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
         mtu: report.link.mtu as u32,
         up: report.link.up,
         counters: Some(counters),
+        driver: device.driver.clone(),
+        speed_mbps: device.speed_mbps,
+        rx_queues: device.rx_queues as u32,
+        tx_queues: device.tx_queues.map(|n| n as u32),
+        steering: device.steering.name().into(),
+        multi_segment: device.multi_segment,
+        numa_node: device.numa_node,
     }
 }
 
@@ -316,7 +326,9 @@ pub(crate) fn captured(captured: Captured, at_unix_ns: u64, lost: u64) -> v1::Ca
     }
 }
 
-pub(crate) fn worker(stats: &WorkerStats) -> v1::WorkerStats {
+pub(crate) fn worker(report: &WorkerReport) -> v1::WorkerStats {
+    let stats = &report.stats;
+    let (pool, clocks) = (&stats.pool, &stats.clocks);
     v1::WorkerStats {
         worker: stats.worker as u32,
         core: stats.core.map(|c| c as u32),
@@ -327,5 +339,46 @@ pub(crate) fn worker(stats: &WorkerStats) -> v1::WorkerStats {
         handed_over: stats.handed_over,
         groups: stats.groups as u32,
         sleeps: stats.sleeps,
+        elapsed_ns: stats.elapsed.0,
+        idle_ns: stats.idle.0,
+        batch_sizes: stats.batches.to_vec(),
+        taken_over: stats.taken_over,
+        hand_over_drops: stats.hand_over_drops,
+        commands: stats.commands,
+        group_memory_bytes: stats.group_memory_bytes as u64,
+        generation: stats.generation,
+        lost: stats.engine_lost,
+        buffers: Some(v1::BufferStats {
+            buffers: pool.buffers as u64,
+            free: pool.buffers_free as u64,
+            bodies_free: pool.bodies_free as u64,
+            exhausted: pool.exhausted,
+        }),
+        clock_hz: stats.clock_hz,
+        clocks: Some(v1::ClockStats {
+            turns: clocks.rounds,
+            frames: clocks.frames,
+            receive: clocks.receive,
+            hand_over: clocks.hand_over,
+            engine: clocks.engine,
+            send: clocks.send,
+            all: clocks.all,
+        }),
+        rings: report.rings.iter().map(ring).collect(),
+    }
+}
+
+fn ring(report: &RingReport) -> v1::RingStats {
+    let occupancy = &report.occupancy;
+    v1::RingStats {
+        size: occupancy.size as u64,
+        samples: occupancy.samples,
+        used_sum: occupancy.used_sum,
+        used_max: occupancy.used_max as u64,
+        levels: occupancy.levels.to_vec(),
+        from: Some(match &report.ring {
+            Ring::Port { id, .. } => v1::ring_stats::From::Port(port_number(*id)),
+            Ring::Worker(worker) => v1::ring_stats::From::Worker(*worker as u32),
+        }),
     }
 }

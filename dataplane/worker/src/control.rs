@@ -44,6 +44,19 @@ impl Clock {
         Nanos(self.clock.now().saturating_duration_since(self.origin).as_nanos() as u64)
     }
 
+    /// The processor's counter, or what stands in for it.
+    #[inline]
+    pub(crate) fn ticks(&self) -> u64 {
+        self.clock.raw()
+    }
+
+    /// Its ticks per second.
+    pub(crate) fn ticks_per_second(&self) -> u64 {
+        const MANY: u64 = 1 << 32;
+        let nanos = self.clock.delta_as_nanos(0, MANY).max(1);
+        (u128::from(MANY) * 1_000_000_000 / u128::from(nanos)) as u64
+    }
+
     pub(crate) fn time_of_day(&self, at: Nanos) -> SystemTime {
         self.started + Duration::from_nanos(at.0)
     }

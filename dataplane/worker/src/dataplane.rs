@@ -21,14 +21,15 @@ use crate::events::EventStream;
 use crate::keeper::{self, Note};
 use crate::nursery::{Nursery, join, rings};
 use crate::published::Published;
-use crate::report::{Counters, InstalledCollective, InstalledGroup, PortReport, Report, WorkerStats};
+use crate::report::{
+    Counters, InstalledCollective, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX,
+    WorkerReport, WorkerStats,
+};
 use crate::rule::Rule;
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, Setup, port_infos};
 
-/// Workers at most: what is handed over is told apart by bits of a word.
-const WORKERS_MAX: usize = 64;
 /// Traces or captured frames that wait for their reader at most.
 const TAP_QUEUE: usize = 4096;
 
@@ -388,6 +389,38 @@ impl Dataplane {
             stats.push(worker.ask(|reply| Command::Report(report, reply))?.runtime);
         }
         Ok(stats)
+    }
+
+    /// How the workers fare, with their rings.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn workers(&self) -> Result<Vec<WorkerReport>, Stopped> {
+        let infos = &self.shared.infos;
+        let ports = infos.iter().map(|port| Ring::Port {
+            id: port.id,
+            name: port.name.clone(),
+        });
+        let rings: Vec<_> = ports
+            .chain((0..self.shared.workers.len()).map(Ring::Worker))
+            .collect();
+        let mut workers = Vec::new();
+        for worker in &self.shared.workers {
+            let mut report = Report::new();
+            report.counters.next_group = usize::MAX;
+            let report = worker.ask(|reply| Command::Report(report, reply))?;
+            let told = rings.iter().zip(&report.rings);
+            let told = told.filter(|(_, occupancy)| occupancy.size > 0);
+            let rings = told.map(|(ring, occupancy)| RingReport {
+                ring: ring.clone(),
+                occupancy: *occupancy,
+            });
+            workers.push(WorkerReport {
+                stats: report.runtime,
+                rings: rings.collect(),
+            });
+        }
+        Ok(workers)
     }
 
     /// Frames that ended anywhere in the switch, ports included, by [`DropReason::index`].

@@ -22,6 +22,7 @@ mod dataplane;
 mod error;
 mod events;
 mod keeper;
+mod meter;
 mod nursery;
 mod outputs;
 mod published;
@@ -37,8 +38,10 @@ pub use control::Installed;
 pub use dataplane::Dataplane;
 pub use error::{InstallError, RouteError, StartError, Stopped, TapError};
 pub use events::{EventStream, SwitchEvent, SwitchEventKind};
+pub use meter::{Clocks, Occupancy};
 pub use report::{
-    CollectiveReport, Counters, GroupReport, InstalledCollective, InstalledGroup, PortReport, WorkerStats,
+    CollectiveReport, Counters, GroupReport, InstalledCollective, InstalledGroup, PortReport, Ring,
+    RingReport, WorkerReport, WorkerStats,
 };
 pub use rule::Rule;
 pub use tap::TapStream;

@@ -4,6 +4,8 @@ use castnet_engine::Egress;
 use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port};
 use castnet_wire::{DropReason, Nanos, PortId};
 
+use crate::meter::{Meter, Part};
+
 /// One port as this worker has it open.
 pub(crate) struct Slot<M: Memory> {
     pub(crate) id: PortId,
@@ -14,6 +16,8 @@ pub(crate) struct Slot<M: Memory> {
     pub(crate) watched: bool,
     /// What control was last told about its link.
     pub(crate) told_up: bool,
+    /// Its link's speed, as last seen.
+    pub(crate) speed_mbps: Option<u32>,
     /// Frames that ended between this port and an engine, by [`DropReason::index`].
     pub(crate) drops: [u64; DropReason::COUNT],
     out: Batch<M::Buf>,
@@ -29,14 +33,17 @@ pub(crate) struct Outputs<M: Memory> {
     /// Ports that send frames of several segments: one bit each, by number.
     multi_segment: u64,
     memory: M,
+    /// Here, since ports send while the engine works.
+    pub(crate) meter: Meter,
 }
 
 const NOWHERE: u8 = u8::MAX;
 
 impl<M: Memory> Outputs<M> {
-    pub(crate) fn new(memory: M) -> Self {
+    pub(crate) fn new(memory: M, meter: Meter) -> Self {
         Self {
             memory,
+            meter,
             slots: Vec::with_capacity(PortId::COUNT),
             places: [NOWHERE; PortId::COUNT],
             waiting: 0,
@@ -48,13 +55,14 @@ impl<M: Memory> Outputs<M> {
     pub(crate) fn add(&mut self, id: PortId, port: MemoryPort<M>, receives: bool, watched: bool) {
         self.places[id.index()] = self.slots.len() as u8;
         self.multi_segment |= u64::from(port.multi_segment()) << id.index();
-        let told_up = port.is_up();
+        let (told_up, speed_mbps) = (port.is_up(), port.speed_mbps());
         self.slots.push(Slot {
             id,
             port,
             receives,
             watched,
             told_up,
+            speed_mbps,
             drops: [0; DropReason::COUNT],
             out: Batch::new(),
         });
@@ -119,7 +127,9 @@ impl<M: Memory> Egress for Outputs<M> {
         };
         slot.out.push(frame);
         if slot.out.is_full() {
+            self.meter.lap(Part::Engine);
             slot.port.send(&mut slot.out);
+            self.meter.lap(Part::Send);
             self.waiting &= !(1 << place);
         } else {
             self.waiting |= 1 << place;

@@ -4,9 +4,11 @@ use castnet_engine::{
     CollectiveCounters, CollectiveGroupStatus, CountersSnapshot, EndpointSnapshot, GroupCounters,
     GroupSnapshot, GroupStatus, PathSnapshot, PortCounters, Totals,
 };
-use castnet_port::{BATCH, PoolStats, PortLink, PortStats};
+use castnet_port::{BATCH, PoolStats, PortLink, PortStats, Steering};
 use castnet_rules::{CollectiveGroup, MulticastGroup};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
+
+use crate::meter::{Clocks, Occupancy};
 
 /// How a worker fares, since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,12 @@ pub struct WorkerStats {
     pub engine_lost: u64,
     /// Its buffers.
     pub pool: PoolStats,
+    /// Frames of others that it dropped because there was no place in their worker's ring.
+    pub hand_over_drops: u64,
+    /// Clocks by what they went to, in a sample of the rounds.
+    pub clocks: Clocks,
+    /// Clocks per second.
+    pub clock_hz: u64,
 }
 
 impl WorkerStats {
@@ -72,7 +80,15 @@ impl WorkerStats {
                 bodies_free: 0,
                 exhausted: 0,
             },
+            hand_over_drops: 0,
+            clocks: Clocks::default(),
+            clock_hz: 0,
         }
+    }
+
+    /// Frames that it had in hand: those of its ports, and those of other workers.
+    pub fn handled(&self) -> u64 {
+        self.frames + self.taken_over
     }
 
     /// The share of time that it was idle, 0 to 1.
@@ -95,17 +111,33 @@ impl WorkerStats {
     }
 }
 
+/// Workers at most: what is handed over is told apart by bits of a word.
+pub(crate) const WORKERS_MAX: usize = 64;
+
 /// Groups, and paths of all of them, in one report of a worker; further ones come in the next.
 const GROUPS_PER_REPORT: usize = 256;
 const PATHS_PER_REPORT: usize = 2048;
+
+/// What a worker says of one port.
+#[derive(Debug)]
+pub(crate) struct PortNow {
+    /// What the port did.
+    pub(crate) stats: PortStats,
+    /// What ended between it and the engine.
+    pub(crate) drops: [u64; DropReason::COUNT],
+    /// Of the worker that watches the link: its speed, and how frames get to queues.
+    pub(crate) link: Option<(Option<u32>, Steering)>,
+}
 
 /// What one worker says in one go. Made by control with room for all.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) at: Nanos,
     pub(crate) counters: CountersSnapshot,
-    /// In the order of the configuration: what the port did, and what ended between it and an engine.
-    pub(crate) ports: Vec<(PortStats, [u64; DropReason::COUNT])>,
+    /// In the order of the configuration.
+    pub(crate) ports: Vec<PortNow>,
+    /// How full its rings were: those of the ports in the same order, then those of the other workers in theirs.
+    pub(crate) rings: Vec<Occupancy>,
     pub(crate) runtime: WorkerStats,
 }
 
@@ -115,9 +147,42 @@ impl Report {
             at: Nanos::ZERO,
             counters: CountersSnapshot::with_capacity(GROUPS_PER_REPORT, PATHS_PER_REPORT),
             ports: Vec::with_capacity(PortId::COUNT),
+            rings: Vec::with_capacity(PortId::COUNT + WORKERS_MAX),
             runtime: WorkerStats::new(0, None),
         })
     }
+}
+
+/// A ring that a worker takes frames from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ring {
+    /// The receive queues of a port that are this worker's.
+    Port {
+        /// Its number.
+        id: PortId,
+        /// Its name.
+        name: String,
+    },
+    /// Frames that another worker hands over.
+    Worker(usize),
+}
+
+/// How full a ring was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingReport {
+    /// Which one.
+    pub ring: Ring,
+    /// How full.
+    pub occupancy: Occupancy,
+}
+
+/// How a worker fares, and its rings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerReport {
+    /// The worker.
+    pub stats: WorkerStats,
+    /// The rings that tell how full they are: ports, then other workers.
+    pub rings: Vec<RingReport>,
 }
 
 /// A port: what it is, what its queues did, and what the engines counted there.

@@ -3,13 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use castnet_engine::destination;
-use castnet_port::{BATCH, FrameBuf, HandOver, Memory, Port};
+use castnet_port::{BATCH, FrameBuf, HandOver, Memory, Port, RingUse};
 use castnet_wire::{DropReason, Nanos, PortId};
 use crossbeam::channel::{TryRecvError, TrySendError};
 
 use crate::command::{Command, PER_ROUND, Sink};
 use crate::keeper::Note;
-use crate::report::Report;
+use crate::meter::Part;
+use crate::report::{PortNow, Report};
 use crate::worker::{Round, Worker};
 
 /// Events, traces and captured frames, of each kind, that leave the engine in one round.
@@ -17,6 +18,9 @@ const TOLD_PER_ROUND: usize = 256;
 
 impl<M: Memory> Worker<M> {
     pub(crate) fn round(&mut self, now: Nanos) -> Round {
+        if self.outputs.meter.begin(self.stats.rounds) {
+            self.look_at_rings();
+        }
         self.take_tables(now);
         let mut work = 0;
         for _ in 0..PER_ROUND {
@@ -33,15 +37,20 @@ impl<M: Memory> Worker<M> {
                 Err(TryRecvError::Disconnected) => return Round::End,
             }
         }
-        work += self.receive(now) + self.take_over(now);
+        self.outputs.meter.lap(Part::Other);
+        let frames = self.receive(now) + self.take_over(now);
+        work += frames;
         if self.receiving && self.engine.poll_timeout().is_some_and(|at| at <= now) {
             self.engine.handle_timeout(now, &mut self.outputs);
+            self.outputs.meter.lap(Part::Engine);
         }
         self.outputs.flush();
+        self.outputs.meter.lap(Part::Send);
         self.tell();
         if now >= self.links_at {
             self.look_after_links(now);
         }
+        self.outputs.meter.end(frames);
         if work > 0 { Round::Busy } else { Round::Empty }
     }
 
@@ -70,11 +79,15 @@ impl<M: Memory> Worker<M> {
             let (id, frames) = (slot.id, self.batch.len());
             received += frames;
             self.stats.batches[frames] += 1;
+            self.outputs.meter.lap(Part::Receive);
             if self.outbound.len() > 1 {
                 self.hand_over(place);
+                self.outputs.meter.lap(Part::HandOver);
             }
             self.engine.process(now, id, &mut self.batch, &mut self.outputs);
+            self.outputs.meter.lap(Part::Engine);
         }
+        self.outputs.meter.lap(Part::Receive);
         self.stats.frames += received as u64;
         received
     }
@@ -131,17 +144,23 @@ impl<M: Memory> Worker<M> {
                     }
                 };
                 if let Some(before) = batch.replace(port).filter(|before| *before != port) {
-                    self.engine
-                        .process(now, before, &mut self.batch, &mut self.outputs);
+                    self.process_taken(now, before);
                 }
                 self.batch.push(frame);
             }
             if let Some(port) = batch {
-                self.engine.process(now, port, &mut self.batch, &mut self.outputs);
+                self.process_taken(now, port);
             }
         }
+        self.outputs.meter.lap(Part::HandOver);
         self.stats.taken_over += taken as u64;
         taken
+    }
+
+    fn process_taken(&mut self, now: Nanos, port: PortId) {
+        self.outputs.meter.lap(Part::HandOver);
+        self.engine.process(now, port, &mut self.batch, &mut self.outputs);
+        self.outputs.meter.lap(Part::Engine);
     }
 
     fn carry_out(&mut self, now: Nanos, command: Command) -> Option<Round> {
@@ -210,18 +229,40 @@ impl<M: Memory> Worker<M> {
         into.at = now;
         self.engine.snapshot(&mut into.counters);
         into.ports.clear();
-        into.ports.extend(
-            self.outputs
-                .slots
-                .iter()
-                .map(|slot| (slot.port.stats(), slot.drops)),
-        );
+        into.ports.extend(self.outputs.slots.iter().map(|slot| PortNow {
+            stats: slot.port.stats(),
+            drops: slot.drops,
+            link: slot.watched.then(|| (slot.speed_mbps, slot.port.steering())),
+        }));
+        into.rings.clear();
+        into.rings.extend_from_slice(&self.rings);
+        let full = DropReason::HandOverFull.index();
+        self.stats.hand_over_drops = self.outputs.slots.iter().map(|slot| slot.drops[full]).sum();
+        self.stats.clocks = self.outputs.meter.clocks();
         self.stats.groups = self.engine.group_count();
         self.stats.group_memory_bytes = self.engine.group_memory_bytes();
         self.stats.generation = self.seen.load(Ordering::Relaxed);
         self.stats.engine_lost = self.engine.events_lost() + self.engine.taps_lost();
         self.stats.pool = self.memory.stats();
         into.runtime = self.stats;
+    }
+
+    /// Remembers how full the rings are that frames are taken from.
+    fn look_at_rings(&mut self) {
+        let (ports, others) = self.rings.split_at_mut(self.outputs.slots.len());
+        for (seen, slot) in ports.iter_mut().zip(&self.outputs.slots) {
+            if slot.receives
+                && let Some(ring) = slot.port.receive_ring()
+            {
+                seen.add(ring);
+            }
+        }
+        for (from, (seen, ring)) in others.iter_mut().zip(&self.inbound).enumerate() {
+            if from != self.index {
+                let (used, size) = (ring.len(), ring.capacity());
+                seen.add(RingUse { used, size });
+            }
+        }
     }
 
     /// Carries off what the engine has to tell.
@@ -258,6 +299,7 @@ impl<M: Memory> Worker<M> {
                     .is_ok()
             {
                 slot.told_up = up;
+                slot.speed_mbps = slot.port.speed_mbps();
             }
         }
     }

@@ -51,7 +51,12 @@ impl<'a> Sum<'a> {
         sum.at = sum.at.max(report.at);
         add_totals(&mut sum.totals, &report.counters.totals);
         add_each(&mut sum.drops, &report.counters.drops);
-        for (port, (stats, on_the_way)) in sum.ports.iter_mut().zip(&report.ports) {
+        for (port, now) in sum.ports.iter_mut().zip(&report.ports) {
+            let (stats, on_the_way) = (&now.stats, &now.drops);
+            if let Some((speed_mbps, steering)) = now.link {
+                port.link.device.speed_mbps = speed_mbps;
+                port.link.device.steering = steering;
+            }
             port.stats.add(stats);
             add_each(&mut port.engine.drops, on_the_way);
             add_each(&mut sum.drops, on_the_way);

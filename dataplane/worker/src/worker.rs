@@ -20,6 +20,7 @@ use crate::config::{DataplaneConfig, Idle};
 use crate::control::Clock;
 use crate::error::StartError;
 use crate::keeper::Note;
+use crate::meter::{Meter, Occupancy};
 use crate::outputs::Outputs;
 use crate::published::Published;
 use crate::report::WorkerStats;
@@ -97,6 +98,8 @@ pub(crate) struct Worker<M: Memory> {
     pub(crate) mine: Batch<M::Buf>,
     pub(crate) receiving: bool,
     pub(crate) stats: WorkerStats,
+    /// How full the rings are: those of the ports in the order of the slots, then the inbound ones.
+    pub(crate) rings: Vec<Occupancy>,
     pub(crate) links_at: Nanos,
     _life: Arc<()>,
     sleeper: Sleeper,
@@ -138,7 +141,7 @@ impl<M: Memory> Worker<M> {
             source,
         })?;
         let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
-        let mut outputs = Outputs::new(memory.clone());
+        let mut outputs = Outputs::new(memory.clone(), Meter::new(clock.clone()));
         let mut links = Vec::new();
         for (place, port) in config.ports.iter().enumerate() {
             let rank = rank(index, place, config.workers.len());
@@ -165,9 +168,12 @@ impl<M: Memory> Worker<M> {
             waker: sleeper.waker(),
             links,
         };
+        let mut stats = WorkerStats::new(index, core);
+        stats.clock_hz = clock.ticks_per_second();
         let worker = Self {
             index,
             clock,
+            rings: vec![Occupancy::default(); config.ports.len() + inbound.len()],
             engine,
             outputs,
             memory,
@@ -183,7 +189,7 @@ impl<M: Memory> Worker<M> {
             batch: Batch::new(),
             mine: Batch::new(),
             receiving: true,
-            stats: WorkerStats::new(index, core),
+            stats,
             links_at: Nanos::ZERO,
             _life: life,
             sleeper,

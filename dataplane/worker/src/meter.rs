@@ -1,0 +1,194 @@
+//! What a worker measures of itself: the clocks that the parts of a round take, and how full its rings are.
+//!
+//! Both are samples, so that they cost next to nothing: of eight rounds one is measured in parts, with one reading of the
+//! processor's counter where a part ends, never per frame; and of 64 rounds one looks at the rings. Sums only grow, so who
+//! reads them twice has the figures of the time between, and any number may read.
+
+use castnet_port::RingUse;
+
+use crate::control::Clock;
+
+/// One round of so many is measured in parts ...
+const CLOCKS_EVERY: u64 = 8;
+/// ... and one of so many looks at the rings: another one, so that neither measures the other.
+const RINGS_EVERY: u64 = 64;
+
+/// Clocks of the rounds that were measured and had frames, by what they went to. A clock is a tick of the processor's
+/// counter (TSC), or a nanosecond on machines that have none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clocks {
+    /// Rounds that were measured.
+    pub rounds: u64,
+    /// Frames that came in them, from ports and from other workers.
+    pub frames: u64,
+    /// Polling the ports and taking frames from them.
+    pub receive: u64,
+    /// Handing frames over to other workers, and taking theirs over.
+    pub hand_over: u64,
+    /// The engine: from parsing to rewriting, and its timers.
+    pub engine: u64,
+    /// Giving frames to the ports.
+    pub send: u64,
+    /// All of these rounds; what is missing to the sum of the parts went to tables, commands and events.
+    pub all: u64,
+}
+
+/// What the clocks of a round go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Other,
+    Receive,
+    HandOver,
+    Engine,
+    Send,
+}
+
+/// How full a ring was, each time that somebody looked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Frames that fit; 0 where there is no such ring, or it does not tell.
+    pub size: usize,
+    /// How often it was looked at.
+    pub samples: u64,
+    /// Frames that were in it then, all together.
+    pub used_sum: u64,
+    /// The most that were in it.
+    pub used_max: usize,
+    /// How often it was empty, and how often full to `i` sixteenths at most and over `i - 1`: so the maximum of any time
+    /// follows from two readings, to a sixteenth.
+    pub levels: [u64; Self::LEVELS],
+}
+
+impl Occupancy {
+    /// Empty, and sixteen sixteenths.
+    pub const LEVELS: usize = 17;
+
+    pub(crate) fn add(&mut self, ring: RingUse) {
+        if ring.size == 0 {
+            return;
+        }
+        let used = ring.used.min(ring.size);
+        self.size = ring.size;
+        self.samples += 1;
+        self.used_sum += used as u64;
+        self.used_max = self.used_max.max(used);
+        self.levels[(used * (Self::LEVELS - 1)).div_ceil(ring.size)] += 1;
+    }
+}
+
+/// Measures the rounds of one worker.
+pub(crate) struct Meter {
+    clock: Clock,
+    /// Whether this round is measured.
+    on: bool,
+    start: u64,
+    /// When the part before ended.
+    at: u64,
+    parts: [u64; 5],
+    clocks: Clocks,
+}
+
+impl Meter {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            on: false,
+            start: 0,
+            at: 0,
+            parts: [0; 5],
+            clocks: Clocks::default(),
+        }
+    }
+
+    /// A round begins. Returns whether it is one that looks at the rings.
+    #[inline]
+    pub(crate) fn begin(&mut self, round: u64) -> bool {
+        self.on = round.is_multiple_of(CLOCKS_EVERY);
+        if self.on {
+            self.start = self.clock.ticks();
+            self.at = self.start;
+            self.parts = [0; 5];
+        }
+        round % RINGS_EVERY == 1
+    }
+
+    /// What was done since the last call was this.
+    #[inline]
+    pub(crate) fn lap(&mut self, part: Part) {
+        if self.on {
+            let now = self.clock.ticks();
+            self.parts[part as usize] += now.saturating_sub(self.at);
+            self.at = now;
+        }
+    }
+
+    /// The round is over, and had so many frames.
+    #[inline]
+    pub(crate) fn end(&mut self, frames: usize) {
+        if self.on {
+            self.on = false;
+            if frames > 0 {
+                let [_, receive, hand_over, engine, send] = self.parts;
+                let clocks = &mut self.clocks;
+                clocks.rounds += 1;
+                clocks.frames += frames as u64;
+                clocks.receive += receive;
+                clocks.hand_over += hand_over;
+                clocks.engine += engine;
+                clocks.send += send;
+                clocks.all += self.clock.ticks().saturating_sub(self.start);
+            }
+        }
+    }
+
+    pub(crate) fn clocks(&self) -> Clocks {
+        self.clocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_remembers_how_full_it_was() {
+        let mut ring = Occupancy::default();
+        for used in [0, 0, 1, 512, 513, 1024] {
+            ring.add(RingUse { used, size: 1024 });
+        }
+        assert_eq!(
+            (ring.samples, ring.used_sum, ring.used_max, ring.size),
+            (6, 2050, 1024, 1024)
+        );
+        assert_eq!((ring.levels[0], ring.levels[1], ring.levels[8]), (2, 1, 1));
+        assert_eq!((ring.levels[9], ring.levels[16]), (1, 1));
+        assert_eq!(ring.levels.iter().sum::<u64>(), ring.samples);
+        // More than fits is what a device may say that counts what it has not yet taken back.
+        ring.add(RingUse {
+            used: 2000,
+            size: 1024,
+        });
+        assert_eq!((ring.used_max, ring.levels[16]), (1024, 2));
+        // One that does not tell stays as it is.
+        let before = ring;
+        ring.add(RingUse::default());
+        assert_eq!(ring, before);
+    }
+
+    #[test]
+    fn one_round_in_eight_is_measured_and_only_if_it_had_frames() {
+        let mut meter = Meter::new(Clock::start());
+        let mut looks = 0;
+        for round in 0..128 {
+            looks += u64::from(meter.begin(round));
+            meter.lap(Part::Receive);
+            meter.lap(Part::Engine);
+            meter.lap(Part::Send);
+            meter.end(if round < 64 { 0 } else { 32 });
+        }
+        let clocks = meter.clocks();
+        assert_eq!((clocks.rounds, clocks.frames, looks), (8, 256, 2));
+        assert_eq!(clocks.hand_over, 0);
+        assert!(clocks.receive + clocks.engine + clocks.send <= clocks.all);
+    }
+}
