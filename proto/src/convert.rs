@@ -32,8 +32,8 @@ pub use job::{
 };
 pub use request::{
     FrameFilter, GivenHost, NewGroup, NewMember, connection_from_proto, connection_to_proto,
-    filter_from_proto, mcst_id_from_proto, name_from_proto, new_group_from_proto, port_from_proto,
-    registration_from_proto,
+    filter_from_proto, mcst_id_from_proto, name_from_proto, new_group_from_proto, one_end_each,
+    port_from_proto, registration_from_proto,
 };
 
 /// A message that was refused: at least one fault, each with the path of its field.

@@ -100,7 +100,7 @@ impl Fabric {
             ip: known.ip.expect("an address").to_string(),
             mac: MacAddr(known.mac.expect("an address")).to_string(),
             qpn,
-            memory: None,
+            ..Default::default()
         };
         v1::InitGroupRequest {
             job: job.into(),

@@ -97,16 +97,22 @@ impl Core {
             .map(|(name, _)| name)
     }
 
-    /// All groups of both kinds, by name, with their McstIDs.
+    /// All groups of both kinds, by name, with the McstIDs of their lanes.
     pub(crate) fn mcst_ids(&self) -> impl Iterator<Item = (&str, McstId)> {
-        let multicast = self.groups.values().map(|e| (&e.record.name, e.record.mcst_id));
-        let collective = self
-            .collectives
-            .values()
-            .map(|e| (&e.record.name, e.record.mcst_id));
-        multicast
-            .chain(collective)
-            .map(|(name, mcst_id)| (name.as_str(), mcst_id))
+        let multicast = self.groups.values().flat_map(|e| {
+            let name = e.record.name.as_str();
+            e.record.mcst_ids().map(move |mcst_id| (name, mcst_id))
+        });
+        let collective = self.collectives.values().flat_map(|e| {
+            let name = e.record.name.as_str();
+            e.record.mcst_ids().map(move |mcst_id| (name, mcst_id))
+        });
+        multicast.chain(collective)
+    }
+
+    /// The names of all groups of both kinds.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.groups.keys().chain(self.collectives.keys())
     }
 
     /// A name must be nobody's yet.
@@ -122,11 +128,13 @@ impl Core {
         }
     }
 
-    /// The part that a switch shall have of a group of either kind.
-    pub(crate) fn wanted_on(&self, group: &str, switch: &str) -> Option<crate::reconcile::Wanted> {
-        let multicast = self.groups.get(group).and_then(|e| e.record.wanted_on(switch));
-        let collective = || self.collectives.get(group)?.record.wanted_on(switch);
-        multicast.or_else(collective)
+    /// The parts that a switch shall have of the lanes of a group of either kind: of all or of none.
+    pub(crate) fn wanted_on(&self, group: &str, switch: &str) -> Vec<crate::reconcile::Wanted> {
+        match (self.groups.get(group), self.collectives.get(group)) {
+            (Some(e), _) => e.record.wanted_on(switch),
+            (None, Some(e)) => e.record.wanted_on(switch),
+            (None, None) => Vec::new(),
+        }
     }
 }
 
@@ -406,7 +414,8 @@ impl Shared {
             let Some(entry) = core.groups.get_mut(&name) else {
                 continue;
             };
-            let concerned = entry.record.wanted_on(switch).is_some() || entry.record.placed.contains(switch);
+            let concerned =
+                !entry.record.wanted_on(switch).is_empty() || entry.record.placed.contains(switch);
             if !concerned || group.is_some_and(|g| g != name) {
                 continue;
             }

@@ -52,6 +52,7 @@ pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
 /// From Installing to Active, or to Removing where anything goes wrong. All switches or none.
 async fn install(shared: &Arc<Shared>, record: GroupRecord) {
     let (name, generation) = (record.name.as_str(), record.generation);
+    let mcst_ids: Vec<McstId> = record.mcst_ids().collect();
     let pass = |checkpoint| shared.config.checkpoints.pass(checkpoint);
     pass(Checkpoint::Joined).await;
     let plan = match record.plan {
@@ -66,7 +67,7 @@ async fn install(shared: &Arc<Shared>, record: GroupRecord) {
     let mut calls_left = CALLS_PER_SWITCH_MAX * plan.rules.len();
     while let Some(switch) = next_switch(shared, name, generation, &plan) {
         let done = match shared.links.get(&switch) {
-            Some(link) if calls_left > 0 => link.sync(shared, name, record.mcst_id).await,
+            Some(link) if calls_left > 0 => link.sync(shared, name, &mcst_ids).await,
             Some(_) => Err(SwitchError::Unreachable("it was lost again and again".into())),
             None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
         };
@@ -189,6 +190,7 @@ fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &GroupRecord) -> R
 /// Takes the group off its switches, the source's first: from then on nothing flows. Whether there is more to do.
 async fn remove(shared: &Arc<Shared>, record: GroupRecord) -> bool {
     let name = record.name.as_str();
+    let mcst_ids: Vec<McstId> = record.mcst_ids().collect();
     shared.config.checkpoints.pass(Checkpoint::Removing).await;
     let order = record.plan.iter().flat_map(|p| &p.tree).map(|s| &s.name);
     let (mut switches, mut cleared): (Vec<&String>, Vec<&String>) = (order.collect(), Vec::new());
@@ -196,7 +198,7 @@ async fn remove(shared: &Arc<Shared>, record: GroupRecord) -> bool {
     switches.extend(others);
     switches.retain(|s| record.placed.contains(*s));
     for switch in switches {
-        match off(shared, name, record.mcst_id, switch).await {
+        match off(shared, name, &mcst_ids, switch).await {
             Ok(()) => cleared.push(switch),
             Err(reason) => {
                 tracing::warn!(group = name, switch, reason, "cannot be cleaned now");
@@ -227,9 +229,15 @@ async fn remove(shared: &Arc<Shared>, record: GroupRecord) -> bool {
     !must_wait
 }
 
-pub(crate) async fn off(shared: &Shared, name: &str, mcst_id: McstId, switch: &str) -> Result<(), String> {
+/// Takes all lanes of a group off a switch.
+pub(crate) async fn off(
+    shared: &Shared,
+    name: &str,
+    mcst_ids: &[McstId],
+    switch: &str,
+) -> Result<(), String> {
     match shared.links.get(switch) {
-        Some(link) => link.sync(shared, name, mcst_id).await.map_err(|e| e.to_string()),
+        Some(link) => link.sync(shared, name, mcst_ids).await.map_err(|e| e.to_string()),
         // Taken out of the configuration: nobody can say what it has.
         None => Ok(()),
     }

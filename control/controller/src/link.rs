@@ -128,21 +128,25 @@ impl Link {
         }
     }
 
-    /// Makes one group on the switch what is wanted there now: has its rule installed, or removed.
+    /// Makes one group on the switch what is wanted there now: has the rules of its lanes installed, or removed. Where one
+    /// of them is refused, those before it stay until the group is removed.
     pub(crate) async fn sync(
         &self,
         shared: &Shared,
         group: &str,
-        mcst_id: McstId,
+        mcst_ids: &[McstId],
     ) -> Result<(), SwitchError> {
         let within = shared.config.timeouts.switch;
         let _turn = self.turn.lock().await;
         let mut client = self.client(within).await?;
         let wanted = shared.lock().wanted_on(group, &self.config.name);
-        match wanted {
-            Some(wanted) => self.install(&mut client, shared, &wanted).await,
-            None => self.remove(&mut client, shared, mcst_id, None).await,
+        for wanted in &wanted {
+            self.install(&mut client, shared, wanted).await?;
         }
+        for mcst_id in mcst_ids.iter().filter(|_| wanted.is_empty()) {
+            self.remove(&mut client, shared, *mcst_id, None).await?;
+        }
+        Ok(())
     }
 
     async fn install(
@@ -338,8 +342,9 @@ impl Link {
     /// Whether that group is wanted on this switch.
     fn misses(&self, shared: &Shared, mcst_id: &str) -> bool {
         let core = shared.lock();
-        core.mcst_ids()
-            .any(|(name, id)| id.to_string() == mcst_id && core.wanted_on(name, &self.config.name).is_some())
+        core.mcst_ids().any(|(name, id)| {
+            id.to_string() == mcst_id && !core.wanted_on(name, &self.config.name).is_empty()
+        })
     }
 
     /// Takes in what the switch says of ports and neighbours.
@@ -375,17 +380,26 @@ impl Link {
         .await?;
         let found: Vec<Found> = found(listed);
         let wanted = self.wanted(shared);
-        let by_mcst_id = wanted.values().map(|w| (w.rule.mcst_id(), w.clone())).collect();
+        let lanes = || {
+            wanted
+                .iter()
+                .flat_map(|(name, lanes)| lanes.iter().map(move |w| (name, w)))
+        };
+        let by_mcst_id = lanes().map(|(_, w)| (w.rule.mcst_id(), w.clone())).collect();
         let has = |w: &Wanted| {
             let (mcst_id, generation) = (w.rule.mcst_id(), w.rule.generation());
             found
                 .iter()
                 .any(|f| (f.mcst_id, f.generation, f.owner.as_str()) == (mcst_id, generation, &shared.owner))
         };
-        // The generation that each has when this is through; none for those that are still to be installed.
+        // The generation that all lanes of each have when this is through; none for those that are still to be installed.
+        let whole = |lanes: &Vec<Wanted>| {
+            let generation = lanes.first().map(|w| w.rule.generation());
+            generation.filter(|_| lanes.iter().all(|w| w.has_run || has(w)))
+        };
         let mut settled: BTreeMap<String, Option<u64>> = wanted
             .iter()
-            .map(|(name, w)| (name.clone(), (w.has_run || has(w)).then_some(w.rule.generation())))
+            .map(|(name, lanes)| (name.clone(), whole(lanes)))
             .collect();
         let mut refused = Vec::new();
         for action in diff(&shared.owner, &by_mcst_id, &found) {
@@ -395,13 +409,11 @@ impl Link {
                     (None, self.remove(client, shared, mcst_id, Some(generation)).await)
                 }
                 Action::Install(rule) => {
-                    let Some(wanted) = wanted.get(rule.name()) else {
+                    let Some((name, wanted)) = lanes().find(|(_, w)| w.rule.mcst_id() == rule.mcst_id())
+                    else {
                         continue;
                     };
-                    (
-                        Some(rule.name().to_owned()),
-                        self.install(client, shared, wanted).await,
-                    )
+                    (Some(name.clone()), self.install(client, shared, wanted).await)
                 }
             };
             match (name, done) {
@@ -424,12 +436,13 @@ impl Link {
         Ok(())
     }
 
-    fn wanted(&self, shared: &Shared) -> BTreeMap<String, Wanted> {
+    /// What is wanted on the switch, by group: a rule for each lane.
+    fn wanted(&self, shared: &Shared) -> BTreeMap<String, Vec<Wanted>> {
         let core = shared.lock();
         let wanted = core
-            .mcst_ids()
-            .filter_map(|(name, _)| Some((name.to_owned(), core.wanted_on(name, &self.config.name)?)));
-        wanted.collect()
+            .names()
+            .map(|name| (name.clone(), core.wanted_on(name, &self.config.name)));
+        wanted.filter(|(_, lanes)| !lanes.is_empty()).collect()
     }
 }
 

@@ -25,7 +25,11 @@ pub(crate) fn plan_group(core: &Core, record: &GroupRecord) -> Result<PlanRecord
     locate(core, record)?;
     let topology = core.facts.topology();
     let others = core.groups.values().filter(|e| e.record.name != record.name);
-    let rules = others.flat_map(|e| e.record.plan.iter().flat_map(|p| p.rules.iter()));
+    // Each lane is a group on its links.
+    let rules = others.flat_map(|e| {
+        let plan = (0..e.record.lanes()).flat_map(|_| &e.record.plan);
+        plan.flat_map(|p| p.rules.iter())
+    });
     let load = LinkLoad::from_rules(&topology, rules.map(|(switch, rule)| (switch.as_str(), rule)));
     let request = request(record);
     let plan = plan(&topology, &load, &request).map_err(|error| {

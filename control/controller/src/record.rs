@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_proto::convert::NewGroup;
-use castnet_rules::{HostEndpoint, MulticastGroup};
+use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, lane_name};
 use castnet_wire::{McstId, Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +19,9 @@ pub struct GroupRecord {
     /// Its address.
     #[serde(with = "text::mcst_id")]
     pub mcst_id: McstId,
+    /// The addresses of its lanes after the first: sub-groups of the same members.
+    #[serde(default, with = "text::mcst_ids")]
+    pub more_lanes: Vec<McstId>,
     /// Payload bytes of a full packet.
     #[serde(with = "text::pmtu")]
     pub pmtu: Pmtu,
@@ -60,6 +63,9 @@ pub enum MemberState {
     Joined {
         /// Its end of the connection.
         endpoint: HostEndpoint,
+        /// The same of the lanes after the first.
+        #[serde(default)]
+        more: Vec<HostEndpoint>,
         /// How it came in.
         by: JoinedBy,
     },
@@ -67,6 +73,9 @@ pub enum MemberState {
     Left {
         /// Its end of the connection.
         endpoint: HostEndpoint,
+        /// The same of the lanes after the first.
+        #[serde(default)]
+        more: Vec<HostEndpoint>,
     },
 }
 
@@ -85,7 +94,7 @@ pub enum JoinedBy {
 pub struct PlanRecord {
     /// The switches of the tree, parents before children.
     pub tree: Vec<TreeSwitch>,
-    /// Each switch's part.
+    /// Each switch's part, for the first lane.
     pub rules: BTreeMap<String, MulticastGroup>,
 }
 
@@ -99,11 +108,10 @@ pub struct TreeSwitch {
 }
 
 impl GroupRecord {
-    /// A group as it begins.
-    pub fn new(group: NewGroup, mcst_id: McstId, start_psn: Psn) -> Self {
+    /// A group as it begins, with the address of each of its lanes; the first has `mcst_id`.
+    pub fn new(group: NewGroup, mcst_id: McstId, more_lanes: Vec<McstId>, start_psn: Psn) -> Self {
         let member = |m: castnet_proto::convert::NewMember| {
-            let by = JoinedBy::Creation;
-            let joined = m.endpoint.map(|endpoint| MemberState::Joined { endpoint, by });
+            let joined = MemberState::joined(m.ends, JoinedBy::Creation);
             MemberRecord {
                 host: m.host,
                 state: joined.unwrap_or(MemberState::Expected),
@@ -113,6 +121,7 @@ impl GroupRecord {
             name: group.name,
             generation: 0,
             mcst_id,
+            more_lanes,
             pmtu: group.pmtu,
             start_psn,
             va_base: group.va_base,
@@ -123,6 +132,34 @@ impl GroupRecord {
             plan: None,
             placed: BTreeSet::new(),
         }
+    }
+
+    /// The addresses of its lanes.
+    pub fn mcst_ids(&self) -> impl Iterator<Item = McstId> {
+        std::iter::once(self.mcst_id).chain(self.more_lanes.iter().copied())
+    }
+
+    /// How many lanes it has.
+    pub fn lanes(&self) -> u8 {
+        1 + self.more_lanes.len() as u8
+    }
+
+    /// A lane's part of what was planned for the first: its own name, address and queue pairs.
+    fn lane_rule(&self, rule: &MulticastGroup, lane: u8, mcst_id: McstId) -> MulticastGroup {
+        let mut rule = MulticastGroup {
+            name: lane_name(&self.name, lane, self.lanes()),
+            mcst_id,
+            ..rule.clone()
+        };
+        for path in &mut rule.paths {
+            if let NextHop::Host(host) = &mut path.next_hop
+                && let Some((_, member)) = self.member(&host.name)
+                && let Some(end) = member.state.ends().nth(lane.into())
+            {
+                *host = end.clone();
+            }
+        }
+        rule
     }
 
     /// The member of that host, and its place.
@@ -178,23 +215,46 @@ impl GroupRecord {
         }
     }
 
-    /// The switch's part, where the group's rules belong on its switches and this is one of them.
-    pub fn wanted_on(&self, switch: &str) -> Option<crate::reconcile::Wanted> {
-        let rule = self.plan.as_ref()?.rules.get(switch)?;
-        let wanted = || crate::reconcile::Wanted {
-            rule: crate::reconcile::Rule::Multicast(rule.clone()),
+    /// The switch's part of each lane, where the group's rules belong on its switches and this is one of them; else
+    /// nothing.
+    pub fn wanted_on(&self, switch: &str) -> Vec<crate::reconcile::Wanted> {
+        let rule = self.plan.as_ref().and_then(|p| p.rules.get(switch));
+        let Some(rule) = rule.filter(|_| self.phase.wants_rules()) else {
+            return Vec::new();
+        };
+        let wanted = |(lane, mcst_id)| crate::reconcile::Wanted {
+            rule: crate::reconcile::Rule::Multicast(self.lane_rule(rule, lane, mcst_id)),
             has_run: self.phase.has_run(),
         };
-        self.phase.wants_rules().then(wanted)
+        (0..).zip(self.mcst_ids()).map(wanted).collect()
     }
 }
 
 impl MemberState {
-    /// Its end of the connection, once it has joined.
+    /// In, with these ends of its connections; `None` where there is none.
+    pub fn joined(ends: Vec<HostEndpoint>, by: JoinedBy) -> Option<Self> {
+        let mut ends = ends.into_iter();
+        ends.next().map(|endpoint| Self::Joined {
+            endpoint,
+            more: ends.collect(),
+            by,
+        })
+    }
+
+    /// Its ends of the connections, one for each lane, once it has joined.
+    pub fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
+        let more: &[HostEndpoint] = match self {
+            Self::Expected => &[],
+            Self::Joined { more, .. } | Self::Left { more, .. } => more,
+        };
+        self.endpoint().into_iter().chain(more)
+    }
+
+    /// Its end of the first lane's connection, once it has joined.
     pub fn endpoint(&self) -> Option<&HostEndpoint> {
         match self {
             Self::Expected => None,
-            Self::Joined { endpoint, .. } | Self::Left { endpoint } => Some(endpoint),
+            Self::Joined { endpoint, .. } | Self::Left { endpoint, .. } => Some(endpoint),
         }
     }
 }
@@ -236,6 +296,14 @@ pub(crate) mod text {
         |m| m.0,
         |ip| Some(super::M(ip)),
         "not a McstID"
+    );
+    stored!(
+        mcst_ids,
+        Vec<super::M>,
+        Vec<std::net::Ipv4Addr>,
+        |ids| ids.iter().map(|m| m.0).collect(),
+        |ips| Some(ips.into_iter().map(super::M).collect()),
+        "not McstIDs"
     );
     stored!(
         pmtu,

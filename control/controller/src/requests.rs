@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use castnet_proto::convert::{GivenHost, Invalid, NewGroup};
+use castnet_proto::convert::{GivenHost, Invalid, NewGroup, one_end_each};
 use castnet_rules::{FaultKind, HostEndpoint};
 use castnet_wire::{McstId, Psn};
 use tokio::sync::watch;
@@ -42,8 +42,7 @@ impl Shared {
         for (i, member) in group.members.iter().enumerate() {
             let field = format!("members[{i}].host");
             // Without a file nothing says who exists; such a host is looked for when it joins.
-            if core.facts.file.is_some() && member.endpoint.is_none() && !core.facts.knows_host(&member.host)
-            {
+            if core.facts.file.is_some() && member.ends.is_empty() && !core.facts.knows_host(&member.host) {
                 return Err(Refusal::UnknownHost {
                     field,
                     host: member.host.clone(),
@@ -55,13 +54,11 @@ impl Shared {
                     name: member.host.clone(),
                 });
             }
-            if let Some(endpoint) = &member.endpoint {
-                check_connection(&core, &format!("members[{i}].connection"), None, endpoint)?;
-            }
+            check_connection(&core, &format!("members[{i}].connection"), None, &member.ends)?;
         }
-        let mcst_id = self.mcst_id_for(&core, group.mcst_id)?;
+        let (mcst_id, more_lanes) = self.mcst_ids_for(&core, group.mcst_id, group.lanes)?;
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
-        let record = GroupRecord::new(group, mcst_id, start_psn);
+        let record = GroupRecord::new(group, mcst_id, more_lanes, start_psn);
         // What can be known to go wrong is refused now and not when the last member joins.
         if let Err(NoPlan::Never(failure)) = plan_group(&core, &record) {
             return Err(Refusal::Failed(failure));
@@ -70,8 +67,8 @@ impl Shared {
             self.know(&mut core, member)?;
         }
         let (name, complete) = (record.name.clone(), record.all_joined());
-        tracing::info!(group = name, %mcst_id, "created");
-        core.last_mcst_id = Some(mcst_id);
+        tracing::info!(group = name, %mcst_id, lanes = record.lanes(), "created");
+        core.last_mcst_id = record.mcst_ids().last();
         self.add(&mut core, record)?;
         if complete {
             self.step(&mut core, &name, Event::AllJoined)?;
@@ -79,29 +76,32 @@ impl Shared {
         Ok(complete)
     }
 
-    /// The McstID that somebody wants, or the next.
-    pub(crate) fn mcst_id_for(&self, core: &Core, wanted: Option<McstId>) -> Result<McstId, Refusal> {
-        match wanted {
-            Some(mcst_id) => wanted_mcst_id(core, mcst_id),
-            None => self.next_mcst_id(core),
-        }
-    }
-
-    /// The next McstID of the pool after the last that was given out, round and round.
-    fn next_mcst_id(&self, core: &Core) -> Result<McstId, Refusal> {
+    /// The McstIDs of the lanes of a group: the one that somebody wants for the first, and the next of the pool after the
+    /// last that was given out, round and round.
+    pub(crate) fn mcst_ids_for(
+        &self,
+        core: &Core,
+        wanted: Option<McstId>,
+        lanes: u8,
+    ) -> Result<(McstId, Vec<McstId>), Refusal> {
+        let wanted = wanted.map(|mcst_id| wanted_mcst_id(core, mcst_id)).transpose()?;
         let pool = self.config.mcst_pool;
-        let groups = core.mcst_ids().map(|(_, mcst_id)| mcst_id.0);
+        let groups = core.mcst_ids().map(|(_, mcst_id)| mcst_id);
         let hosts = core.facts.all_hosts().into_iter().filter_map(|(_, ip, _)| ip);
-        let used: BTreeSet<Ipv4Addr> = groups.chain(hosts).collect();
+        let used: BTreeSet<Ipv4Addr> = groups.chain(wanted).map(|m| m.0).chain(hosts).collect();
         let last = core.last_mcst_id.map(|m| m.0);
-        let mut later = pool.hosts().filter(|ip| last.is_none_or(|last| *ip > last));
-        let next = later
-            .find(|ip| !used.contains(ip))
-            .or_else(|| pool.hosts().find(|ip| !used.contains(ip)));
-        next.map(McstId).ok_or_else(|| Refusal::PoolExhausted {
+        let (earlier, later): (Vec<_>, Vec<_>) =
+            pool.hosts().partition(|ip| last.is_some_and(|last| *ip <= last));
+        let free = later.into_iter().chain(earlier).filter(|ip| !used.contains(ip));
+        let mut mcst_ids = wanted.into_iter().chain(free.map(McstId)).take(lanes.into());
+        let first = mcst_ids.next();
+        let more: Vec<McstId> = mcst_ids.collect();
+        let exhausted = || Refusal::PoolExhausted {
             pool,
             size: pool.hosts().count(),
-        })
+        };
+        let first = first.filter(|_| more.len() + 1 == usize::from(lanes));
+        Ok((first.ok_or_else(exhausted)?, more))
     }
 
     /// Remembers a host's addresses.
@@ -142,9 +142,13 @@ impl Shared {
     }
 
     /// A member joins.
-    pub(crate) fn join(self: &Arc<Self>, group: &str, endpoint: HostEndpoint) -> Result<Join, Refusal> {
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        group: &str,
+        host: String,
+        ends: Vec<HostEndpoint>,
+    ) -> Result<Join, Refusal> {
         let mut core = self.lock();
-        let host = endpoint.name.clone();
         let record = &core.group(group)?.record;
         let Some((_, member)) = record.member(&host) else {
             let members = record.members.iter().map(|m| m.host.clone()).collect();
@@ -155,7 +159,8 @@ impl Shared {
             });
         };
         let (state, phase) = (member.state.clone(), record.phase.clone());
-        let same = matches!(&state, MemberState::Joined { endpoint: known, .. } if *known == endpoint);
+        one_end_each("connection", ends.len(), record.lanes())?;
+        let same = matches!(&state, MemberState::Joined { .. }) && state.ends().eq(&ends);
         let not_now = |state, way_out| Refusal::NotNow {
             field: "group",
             group: group.into(),
@@ -177,8 +182,10 @@ impl Shared {
             }
             Phase::Removing(_) => return Err(not_now("is being removed", "try again soon")),
         }
-        check_connection(&core, "connection", Some(group), &endpoint)?;
-        self.know(&mut core, &endpoint)?;
+        check_connection(&core, "connection", Some(group), &ends)?;
+        for end in &ends {
+            self.know(&mut core, end)?;
+        }
         core.calls += 1;
         let call = core.calls;
         self.step(&mut core, group, Event::Joined)?;
@@ -190,8 +197,9 @@ impl Shared {
             } if same => JoinedBy::Creation,
             _ => JoinedBy::Call(call),
         };
+        let joined = MemberState::joined(ends, by).unwrap_or(MemberState::Expected);
         self.change(&mut core, group, |r| {
-            r.set_member(&host, MemberState::Joined { endpoint, by });
+            r.set_member(&host, joined);
         })?;
         let entry = core.group(group)?;
         let changed = entry.changed.subscribe();
@@ -245,12 +253,12 @@ impl Shared {
                 members,
             });
         };
-        let MemberState::Joined { endpoint, .. } = member.state.clone() else {
+        let MemberState::Joined { endpoint, more, .. } = member.state.clone() else {
             return Ok(false);
         };
         let runs = record.phase.has_run();
         let state = if runs {
-            MemberState::Left { endpoint }
+            MemberState::Left { endpoint, more }
         } else {
             MemberState::Expected
         };
@@ -376,34 +384,42 @@ fn wanted_mcst_id(core: &Core, mcst_id: McstId) -> Result<McstId, Refusal> {
     }
 }
 
-/// A member's end of the connection must be its own, and in no other group.
-pub(crate) fn check_connection(
+/// A member's ends of its connections, one for each lane, must be its own, and in no other group.
+pub(crate) fn check_connection<'e>(
     core: &Core,
     field: &str,
     group: Option<&str>,
-    endpoint: &HostEndpoint,
+    ends: impl IntoIterator<Item = &'e HostEndpoint>,
 ) -> Result<(), Refusal> {
-    check_addresses(core, &format!("{field}."), endpoint)?;
     let members = core.groups.values().flat_map(|e| {
-        let ends = e.record.members.iter().filter_map(|m| m.state.endpoint());
+        let ends = e.record.members.iter().flat_map(|m| m.state.ends());
         ends.map(|end| (e.record.name.as_str(), end))
     });
     let ranks = core.collectives.values().flat_map(|e| {
-        let ends = e.record.ranks.iter().filter_map(|r| match &r.state {
-            RankState::Joined(seat) | RankState::Left(seat) => Some(&seat.endpoint),
+        let seats = e.record.ranks.iter().filter_map(|r| match &r.state {
+            RankState::Joined(seat) | RankState::Left(seat) => Some(seat),
             RankState::Expected => None,
         });
+        let ends = seats.flat_map(|seat| seat.ends());
         ends.map(|end| (e.record.name.as_str(), end))
     });
-    for (name, other) in members.chain(ranks) {
-        let own = group == Some(name) && other.name == endpoint.name;
-        if !own && (other.ip, other.qpn) == (endpoint.ip, endpoint.qpn) {
-            return Err(Refusal::QueuePairTaken {
-                field: format!("{field}.qpn"),
-                ip: endpoint.ip,
-                qpn: endpoint.qpn,
-                group: name.into(),
-            });
+    let others: Vec<(&str, &HostEndpoint)> = members.chain(ranks).collect();
+    for (lane, endpoint) in ends.into_iter().enumerate() {
+        let field = match lane {
+            0 => field.to_owned(),
+            _ => format!("{field}.more_lanes[{}]", lane - 1),
+        };
+        check_addresses(core, &format!("{field}."), endpoint)?;
+        for (name, other) in &others {
+            let own = group == Some(*name) && other.name == endpoint.name;
+            if !own && (other.ip, other.qpn) == (endpoint.ip, endpoint.qpn) {
+                return Err(Refusal::QueuePairTaken {
+                    field: format!("{field}.qpn"),
+                    ip: endpoint.ip,
+                    qpn: endpoint.qpn,
+                    group: (*name).into(),
+                });
+            }
         }
     }
     Ok(())

@@ -144,8 +144,8 @@ impl Controller for Service {
             connection,
         } = request.into_inner();
         let host = name_from_proto("host", &host)?;
-        let endpoint = connection_from_proto("connection", &host, connection.as_ref())?;
-        let join = self.shared.join(&group, endpoint)?;
+        let ends = connection_from_proto("connection", &host, connection.as_ref())?;
+        let join = self.shared.join(&group, host, ends)?;
         let (to, from) = mpsc::channel(STREAM_DEPTH);
         self.shared.spawn(tell(join, to));
         Ok(Response::new(Box::pin(ReceiverStream::new(from))))

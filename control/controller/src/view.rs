@@ -2,8 +2,9 @@
 
 use castnet_proto::convert::{connection_to_proto, group_to_proto};
 use castnet_proto::v1;
+use castnet_rules::lane_name;
 use castnet_topology::End;
-use castnet_wire::MacAddr;
+use castnet_wire::{MacAddr, McstId};
 
 use crate::core::{Core, Entry};
 use crate::fabric::{Place, Reach};
@@ -60,7 +61,18 @@ pub(crate) fn group_state(core: &Core, entry: &Entry, member: Option<&str>) -> v
             .collect(),
         role: member.map_or(v1::Role::Unspecified, |host| role(record, host)) as i32,
         generation: record.generation,
+        lanes: lanes(&record.name, record.mcst_ids().collect()),
     }
+}
+
+/// The lanes of a group.
+pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
+    let count = mcst_ids.len() as u8;
+    let lane = |(lane, mcst_id): (u8, McstId)| v1::Lane {
+        name: lane_name(group, lane, count),
+        mcst_id: mcst_id.to_string(),
+    };
+    (0..).zip(mcst_ids).map(lane).collect()
 }
 
 /// Why a group is where it is, for people.
@@ -96,7 +108,10 @@ fn member_state(core: &Core, record: &GroupRecord, member: &MemberRecord) -> v1:
         host: member.host.clone(),
         role: role(record, &member.host) as i32,
         phase: phase as i32,
-        connection: member.state.endpoint().map(connection_to_proto),
+        connection: member
+            .state
+            .endpoint()
+            .map(|_| connection_to_proto(member.state.ends())),
         switch_name,
         port,
     }

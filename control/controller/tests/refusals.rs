@@ -117,7 +117,7 @@ fn connection(ip: &str) -> v1::Connection {
         ip: ip.into(),
         mac: format!("02:00:0a:00:00:0{last}"),
         qpn: 17,
-        memory: None,
+        ..Default::default()
     }
 }
 

@@ -16,6 +16,10 @@ fn record(name: &str) -> GroupRecord {
             rkey: u32::MAX,
             length: 1,
         }),
+        more_lanes: vec![v1::LaneConnection {
+            qpn: 18,
+            memory: None,
+        }],
     };
     let member = |host: &str, last: u8| v1::NewMember {
         host: host.into(),
@@ -26,10 +30,12 @@ fn record(name: &str) -> GroupRecord {
         source: "a".into(),
         members: vec![member("a", 1), member("b", 2)],
         pmtu: 4096,
+        lanes: 2,
         ..Default::default()
     };
     let group = new_group_from_proto(&request).unwrap();
-    GroupRecord::new(group, McstId([10, 200, 0, 1].into()), Psn::new(0xFF_FFFF))
+    let lane = |n| McstId([10, 200, 0, n].into());
+    GroupRecord::new(group, lane(1), vec![lane(2)], Psn::new(0xFF_FFFF))
 }
 
 #[test]
@@ -52,10 +58,11 @@ fn what_is_written_is_read_after_reopening() {
     drop(store);
     let stored = Store::open(&path, "third").unwrap().load().unwrap();
     assert_eq!(stored.groups.as_slice(), std::slice::from_ref(&a));
-    let MemberState::Joined { endpoint, by } = &stored.groups[0].members[1].state else {
+    let MemberState::Joined { endpoint, more, by } = &stored.groups[0].members[1].state else {
         panic!()
     };
     assert_eq!((endpoint.qpn.value(), *by), (17, JoinedBy::Creation));
+    assert_eq!((more[0].qpn.value(), stored.groups[0].lanes()), (18, 2));
 }
 
 #[test]

@@ -155,6 +155,7 @@ impl Communicator {
             straggler_policy: straggler.into(),
             ack_timeout_us: timeout_us(self.config.qp_timeout),
             stall_timeout_ms: 0,
+            lanes: 0,
         }
     }
 
@@ -196,6 +197,7 @@ impl Communicator {
                 mac: device.mac.to_string(),
                 qpn: qpn.value(),
                 memory: None,
+                more_lanes: Vec::new(),
             }),
             sq_psn: sq_psn.value(),
             settings: Some(self.settings()),

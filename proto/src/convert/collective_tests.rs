@@ -88,7 +88,7 @@ fn joining() -> v1::InitGroupRequest {
             ip: "10.0.0.2".into(),
             mac: "02:00:00:00:00:02".into(),
             qpn: 17,
-            memory: None,
+            ..Default::default()
         }),
         sq_psn: 5,
         ..Default::default()

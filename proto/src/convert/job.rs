@@ -7,7 +7,7 @@ use castnet_rules::{Fault, FaultKind, HostEndpoint, LossPolicy, RANKS_MAX, Strag
 use castnet_wire::{McstId, Pmtu, Psn};
 
 use super::collective::{loss, straggler};
-use super::request::{name, unicast_mcst_id};
+use super::request::{laned_name, lanes, name, unicast_mcst_id};
 use super::{Invalid, connection_from_proto, finish, pmtu, psn, take};
 use crate::v1;
 
@@ -41,6 +41,8 @@ pub struct GivenSettings {
     pub ack_timeout_us: Option<u32>,
     /// When a collective that waits is reported, in milliseconds.
     pub stall_timeout_ms: Option<u32>,
+    /// How many sub-groups it is: 1 to [`castnet_rules::LANES_MAX`].
+    pub lanes: Option<u8>,
 }
 
 /// A collective group that an operator wants.
@@ -67,6 +69,8 @@ pub struct RankJoin {
     pub size: u16,
     /// Its host and its end of the connection, without memory.
     pub endpoint: HostEndpoint,
+    /// The same of the lanes after the first.
+    pub more: Vec<HostEndpoint>,
     /// Its first PSN.
     pub sq_psn: Psn,
     /// How the group is to work.
@@ -123,6 +127,7 @@ pub fn new_collective_from_proto(message: &v1::CreateCollectiveRequest) -> Resul
         }
     }
     let settings = settings(message.settings.as_ref(), &mut faults);
+    faults.extend(laned_name("name", &message.name, settings.lanes));
     let mcst_id = message
         .mcst_id
         .as_ref()
@@ -146,18 +151,15 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
     let rank_of = rank_of(message.rank, message.size, 2, &mut faults);
     let host = take(&mut faults, "host", name(&message.host));
     let shown = host.as_deref().unwrap_or("host");
-    let endpoint = match connection_from_proto("connection", shown, message.connection.as_ref()) {
-        Ok(endpoint) => Some(HostEndpoint {
-            memory: None,
-            ..endpoint
-        }),
-        Err(Invalid(more)) => {
-            faults.extend(more);
-            None
-        }
-    };
+    let mut ends = connection_from_proto("connection", shown, message.connection.as_ref())
+        .map_err(|Invalid(more)| faults.extend(more))
+        .unwrap_or_default()
+        .into_iter()
+        .map(|end| HostEndpoint { memory: None, ..end });
+    let (endpoint, more): (_, Vec<_>) = (ends.next(), ends.collect());
     let sq_psn = take(&mut faults, "sq_psn", psn(message.sq_psn));
     let settings = settings(message.settings.as_ref(), &mut faults);
+    faults.extend(laned_name("job", &message.job, settings.lanes));
     let lease = wait("lease_ms", message.lease_ms, DEFAULT_LEASE_MS, &mut faults);
     let join = (|| {
         let (rank, size) = rank_of?;
@@ -166,6 +168,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
             rank,
             size,
             endpoint: endpoint?,
+            more,
             sq_psn: sq_psn?,
             settings,
             lease,
@@ -274,6 +277,7 @@ fn settings(message: Option<&v1::CollectiveSettings>, faults: &mut Vec<Fault>) -
         straggler_policy: take(&mut inner, "straggler_policy", straggler(given.straggler_policy)).flatten(),
         ack_timeout_us: nonzero(given.ack_timeout_us),
         stall_timeout_ms: nonzero(given.stall_timeout_ms),
+        lanes: take(&mut inner, "lanes", lanes(given.lanes)).flatten(),
     };
     if let Some(given) = settings.ack_timeout_us.filter(|t| *t < 4) {
         inner.push(Fault::new(

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, Fault, FaultKind, HostEndpoint};
+use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, Fault, FaultKind, HostEndpoint, LANES_MAX};
 use castnet_wire::{DropReason, MacAddr, McstId, Pmtu, PortId, Psn};
 
 use super::{Invalid, finish, group, ip, mcst_id, parse, pmtu, port, psn, shorten, take};
 use crate::v1;
 
 const NAME_LENGTH_MAX: usize = 63;
+/// With `/15` behind it, as much as a switch takes for a name.
+const LANED_NAME_LENGTH_MAX: usize = 61;
 
 /// A group that somebody wants. [`new_group_from_proto`] has checked what can be known without the controller's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct NewGroup {
     pub mcst_id: Option<McstId>,
     /// When a stalled path is reported.
     pub stall_timeout_ms: u32,
+    /// How many sub-groups it is: 1 to [`LANES_MAX`].
+    pub lanes: u8,
 }
 
 /// A member of a [`NewGroup`].
@@ -37,8 +41,8 @@ pub struct NewGroup {
 pub struct NewMember {
     /// The host's name.
     pub host: String,
-    /// Its end of the connection, where it counts as joined at once.
-    pub endpoint: Option<HostEndpoint>,
+    /// Its ends of the connections, one for each lane, where it counts as joined at once; else empty.
+    pub ends: Vec<HostEndpoint>,
 }
 
 /// A host that makes itself known.
@@ -87,6 +91,8 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
             },
         ));
     }
+    let lanes = take(&mut faults, "lanes", self::lanes(message.lanes)).map(|lanes| lanes.unwrap_or(1));
+    faults.extend(name.as_deref().and_then(|name| laned_name("name", name, lanes)));
     let mut first_of: BTreeMap<&str, usize> = BTreeMap::new();
     let mut qp_of = BTreeMap::new();
     let mut members = Vec::with_capacity(message.members.len());
@@ -103,17 +109,22 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
             faults.push(Fault::new(format!("{field}.host"), kind));
         }
         let field = format!("{field}.connection");
-        let endpoint = match &member.connection {
-            None => None,
+        let ends = match &member.connection {
+            None => Vec::new(),
             Some(connection) => match connection_from_proto(&field, &host, Some(connection)) {
-                Ok(endpoint) => Some(endpoint),
+                Ok(ends) => ends,
                 Err(Invalid(more)) => {
                     faults.extend(more);
                     continue;
                 }
             },
         };
-        if let Some(endpoint) = &endpoint
+        if let Some(lanes) = lanes
+            && !ends.is_empty()
+        {
+            faults.extend(one_each(&field, ends.len(), lanes));
+        }
+        if let Some(endpoint) = ends.first()
             && let Some(first) = qp_of.insert(endpoint.ip, i)
         {
             let kind = FaultKind::DuplicateMemberIp {
@@ -122,7 +133,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
             };
             faults.push(Fault::new(format!("{field}.ip"), kind));
         }
-        members.push(NewMember { host, endpoint });
+        members.push(NewMember { host, ends });
     }
     if let Some(source) = &source
         && !first_of.contains_key(source.as_str())
@@ -160,11 +171,57 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         va_base: message.va_base,
         mcst_id,
         stall_timeout_ms,
+        lanes: lanes.unwrap_or(1),
     });
     finish(group, faults)
 }
 
-/// A member's end of its connection.
+/// How many lanes; `None` where nothing is said.
+pub(super) fn lanes(value: u32) -> Result<Option<u8>, FaultKind> {
+    match u8::try_from(value) {
+        Ok(0) => Ok(None),
+        Ok(lanes) if lanes <= LANES_MAX => Ok(Some(lanes)),
+        _ => Err(FaultKind::OutOfRange {
+            value: value.to_string(),
+            why: "is no number of lanes: a group has 1 to 16",
+        }),
+    }
+}
+
+/// The name of a group of several lanes has room for the lane behind it.
+pub(super) fn laned_name(field: &str, name: &str, lanes: Option<u8>) -> Option<Fault> {
+    let long = name.len() > LANED_NAME_LENGTH_MAX && lanes.is_some_and(|lanes| lanes > 1);
+    long.then(|| {
+        let kind = FaultKind::OutOfRange {
+            value: name.len().to_string(),
+            why: "characters are too many: 61 in a group of several lanes",
+        };
+        Fault::new(field, kind)
+    })
+}
+
+/// A member has a queue pair for each lane of its group, no more and no less.
+///
+/// # Errors
+/// Names `field`.
+pub fn one_end_each(field: &str, ends: usize, lanes: u8) -> Result<(), Invalid> {
+    match one_each(field, ends, lanes) {
+        Some(fault) => Err(Invalid(vec![fault])),
+        None => Ok(()),
+    }
+}
+
+fn one_each(field: &str, ends: usize, lanes: u8) -> Option<Fault> {
+    (ends != usize::from(lanes)).then(|| {
+        let kind = FaultKind::OutOfRange {
+            value: ends.to_string(),
+            why: "queue pair(s) of this member, which needs one for each lane of the group",
+        };
+        Fault::new(format!("{field}.more_lanes"), kind)
+    })
+}
+
+/// A member's ends of its connections, one for each lane.
 ///
 /// # Errors
 /// Every fault, with fields below `field`.
@@ -172,8 +229,15 @@ pub fn connection_from_proto(
     field: &str,
     host: &str,
     message: Option<&v1::Connection>,
-) -> Result<HostEndpoint, Invalid> {
-    let Some(v1::Connection { ip, mac, qpn, memory }) = message.cloned() else {
+) -> Result<Vec<HostEndpoint>, Invalid> {
+    let Some(v1::Connection {
+        ip,
+        mac,
+        qpn,
+        memory,
+        more_lanes,
+    }) = message.cloned()
+    else {
         return Err(Invalid::one(
             field,
             FaultKind::Missing {
@@ -181,7 +245,7 @@ pub fn connection_from_proto(
             },
         ));
     };
-    group::host(
+    let first = group::host(
         field,
         &v1::HostEndpoint {
             name: host.into(),
@@ -190,15 +254,53 @@ pub fn connection_from_proto(
             qpn,
             memory,
         },
-    )
+    )?;
+    let mut ends: Vec<HostEndpoint> = vec![first];
+    if more_lanes.len() >= usize::from(LANES_MAX) {
+        let kind = FaultKind::OutOfRange {
+            value: (more_lanes.len() + 1).to_string(),
+            why: "is no number of lanes: a group has 1 to 16",
+        };
+        return Err(Invalid::one(format!("{field}.more_lanes"), kind));
+    }
+    for (i, v1::LaneConnection { qpn, memory }) in more_lanes.into_iter().enumerate() {
+        let field = format!("{field}.more_lanes[{i}]");
+        let message = v1::HostEndpoint {
+            qpn,
+            memory,
+            ..group::host_to_proto(&ends[0])
+        };
+        let end = group::host(&field, &message)?;
+        if ends.iter().any(|e| e.qpn == end.qpn) {
+            let kind = FaultKind::OutOfRange {
+                value: qpn.to_string(),
+                why: "is the queue pair of another lane: each has one of its own",
+            };
+            return Err(Invalid::one(format!("{field}.qpn"), kind));
+        }
+        ends.push(end);
+    }
+    Ok(ends)
 }
 
-/// A member's end of its connection as a message.
-pub fn connection_to_proto(host: &HostEndpoint) -> v1::Connection {
+/// A member's ends of its connections, the first lane's first, as a message.
+pub fn connection_to_proto<'e>(ends: impl IntoIterator<Item = &'e HostEndpoint>) -> v1::Connection {
+    let mut ends = ends.into_iter().map(group::host_to_proto);
     let v1::HostEndpoint {
         ip, mac, qpn, memory, ..
-    } = group::host_to_proto(host);
-    v1::Connection { ip, mac, qpn, memory }
+    } = ends.next().unwrap_or_default();
+    v1::Connection {
+        ip,
+        mac,
+        qpn,
+        memory,
+        more_lanes: ends
+            .map(|end| v1::LaneConnection {
+                qpn: end.qpn,
+                memory: end.memory,
+            })
+            .collect(),
+    }
 }
 
 /// A host that makes itself known.

@@ -82,20 +82,27 @@ prop_compose! {
     fn any_connection()(
         ip in any_text(), mac in any_text(), qpn in any::<u32>(), memory in proptest::option::of(any_memory())
     ) -> v1::Connection {
-        v1::Connection { ip, mac, qpn, memory }
+        v1::Connection { ip, mac, qpn, memory, more_lanes: Vec::new() }
     }
 }
 
 fn any_path() -> impl Strategy<Value = v1::Path> {
-    let host = (any_text(), any_connection()).prop_map(|(name, v1::Connection { ip, mac, qpn, memory })| {
-        v1::path::NextHop::Host(v1::HostEndpoint {
+    let host = (any_text(), any_connection()).prop_map(
+        |(
             name,
-            ip,
-            mac,
-            qpn,
-            memory,
-        })
-    });
+            v1::Connection {
+                ip, mac, qpn, memory, ..
+            },
+        )| {
+            v1::path::NextHop::Host(v1::HostEndpoint {
+                name,
+                ip,
+                mac,
+                qpn,
+                memory,
+            })
+        },
+    );
     let switch = (any_text(), any_text())
         .prop_map(|(name, mac)| v1::path::NextHop::Switch(v1::SwitchEndpoint { name, mac }));
     (
@@ -121,10 +128,11 @@ prop_compose! {
         name in any_text(), source in any_text(),
         members in proptest::collection::vec((any_text(), proptest::option::of(any_connection())), 0..5),
         pmtu in prop_oneof![Just(0u32), Just(4096u32), any::<u32>()], start_psn in any::<Option<u32>>(),
-        va_base in any::<u64>(), mcst_id in proptest::option::of(any_text()), stall_timeout_ms in any::<u32>(),
+        va_base in any::<u64>(), mcst_id in proptest::option::of(any_text()),
+        (stall_timeout_ms, lanes) in (any::<u32>(), 0u32..20),
     ) -> v1::CreateGroupRequest {
         let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
-        v1::CreateGroupRequest { name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms }
+        v1::CreateGroupRequest { name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes }
     }
 }
 
@@ -140,8 +148,14 @@ proptest! {
     }
 
     #[test]
-    fn connections_go_there_and_back(host in endpoint("h".into(), 7)) {
-        prop_assert_eq!(connection_from_proto("c", "h", Some(&connection_to_proto(&host))), Ok(host));
+    fn connections_go_there_and_back(host in endpoint("h".into(), 7), more in 0u32..16) {
+        let mut ends = vec![host];
+        for qpn in 0..more {
+            // Each lane has a queue pair of its own.
+            let qpn = Qpn::new((ends[0].qpn.value() + qpn) % 1000 + 1000);
+            ends.extend((qpn != ends[0].qpn).then(|| HostEndpoint { qpn, memory: None, ..ends[0].clone() }));
+        }
+        prop_assert_eq!(connection_from_proto("c", "h", Some(&connection_to_proto(&ends))), Ok(ends));
     }
 
     /// What is accepted is what the checker accepts; what is refused names a field below the one given.
@@ -189,7 +203,7 @@ fn member(host: &str, last: u8) -> v1::NewMember {
         ip: format!("10.0.0.{last}"),
         mac: format!("02:00:00:00:00:{last:02x}"),
         qpn: 17,
-        memory: None,
+        ..Default::default()
     };
     v1::NewMember {
         host: host.into(),
@@ -207,13 +221,58 @@ fn creation() -> v1::CreateGroupRequest {
 }
 
 #[test]
+fn a_member_brings_a_queue_pair_for_each_lane() {
+    let mut message = v1::CreateGroupRequest {
+        lanes: 3,
+        ..creation()
+    };
+    let lane = |qpn| v1::LaneConnection { qpn, memory: None };
+    for member in &mut message.members {
+        member.connection.as_mut().unwrap().more_lanes = vec![lane(18), lane(19)];
+    }
+    let group = new_group_from_proto(&message).unwrap();
+    let qpns: Vec<u32> = group.members[1].ends.iter().map(|e| e.qpn.value()).collect();
+    assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
+
+    type Spoil = fn(&mut v1::CreateGroupRequest);
+    let cases: [(&str, Spoil); 7] = [
+        ("lanes", |m| m.lanes = 17),
+        ("name", |m| m.name = "n".repeat(62)),
+        ("members[0].connection.more_lanes", |m| m.lanes = 2),
+        ("members[0].connection.more_lanes", |m| m.lanes = 0),
+        ("members[0].connection.more_lanes[1].qpn", |m| lanes(m)[1].qpn = 1),
+        ("members[0].connection.more_lanes[1].qpn", |m| {
+            lanes(m)[1].qpn = 18
+        }),
+        ("members[0].connection.more_lanes", |m| {
+            let more = lanes(m);
+            *more = (18..40)
+                .map(|qpn| v1::LaneConnection { qpn, memory: None })
+                .collect();
+        }),
+    ];
+    fn lanes(m: &mut v1::CreateGroupRequest) -> &mut Vec<v1::LaneConnection> {
+        &mut m.members[0].connection.as_mut().unwrap().more_lanes
+    }
+    for (field, spoil) in cases {
+        let mut bad = message.clone();
+        spoil(&mut bad);
+        let invalid = new_group_from_proto(&bad).unwrap_err();
+        assert!(
+            invalid.faults().iter().any(|f| f.field == field),
+            "{field}: {invalid}"
+        );
+    }
+}
+
+#[test]
 fn a_good_creation_gets_its_defaults() {
     let group = new_group_from_proto(&creation()).unwrap();
     assert_eq!(
         (group.pmtu, group.start_psn, group.stall_timeout_ms),
         (Pmtu::B1024, None, 2000)
     );
-    assert_eq!(group.members[1].endpoint.as_ref().unwrap().name, "b");
+    assert_eq!(group.members[1].ends[0].name, "b");
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Host {
             ip: self.ip.to_string(),
             mac: self.mac.to_string(),
             qpn,
-            memory: None,
+            ..Default::default()
         };
         v1::JoinGroupRequest {
             group: group.into(),

@@ -29,7 +29,11 @@ pub(crate) struct Create {
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = pmtu)]
     pmtu: u32,
-    /// The group's address; without it, the next free one of the controller's pool
+    /// Splits a group that is too hot for one core of a switch into so many sub-groups, 1 to 16, which its workers share;
+    /// hosts join and use all of them as one
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    lanes: u8,
+    /// The group's address, of several lanes that of the first; without it, the next free one of the controller's pool
     #[arg(long, value_name = "IP")]
     mcst_id: Option<std::net::Ipv4Addr>,
     /// The source's first PSN; without it, the controller draws one
@@ -118,6 +122,7 @@ impl FromStr for Joined {
             mac: mac.to_owned(),
             qpn: qpn(qpn_text)?.value(),
             memory,
+            more_lanes: Vec::new(),
         };
         Ok(Self {
             host: host.to_owned(),
@@ -131,7 +136,7 @@ impl Create {
     pub(crate) fn collective_request(self) -> api::CreateCollectiveRequest {
         let name = self.name.unwrap_or_default();
         self.collective
-            .request(name, self.pmtu, self.mcst_id, self.stall_timeout_ms)
+            .request(name, self.pmtu, self.mcst_id, self.stall_timeout_ms, self.lanes)
     }
 
     /// The request for it.
@@ -165,6 +170,7 @@ impl Create {
             va_base: self.va_base,
             mcst_id: self.mcst_id.map(|ip| ip.to_string()),
             stall_timeout_ms: self.stall_timeout_ms,
+            lanes: self.lanes.into(),
         }
     }
 }
@@ -208,6 +214,7 @@ mod tests {
             start_psn: None,
             va_base: 0,
             stall_timeout_ms: 1000,
+            lanes: 1,
             connection: vec![
                 "h3=10.0.0.3,02:00:00:00:00:03,0x13"
                     .parse()

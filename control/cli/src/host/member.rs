@@ -367,6 +367,7 @@ pub(super) fn connection_with<R: HostDevice>(
         mac: device.mac.to_string(),
         qpn: qpn.value(),
         memory,
+        more_lanes: Vec::new(),
     }
 }
 

@@ -31,11 +31,13 @@ impl Core {
     pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Own {
         let mut own = Own::default();
         for entry in self.groups.values() {
-            own.groups += u64::from(entry.record.placed.contains(switch));
+            if entry.record.placed.contains(switch) {
+                own.groups += u64::from(entry.record.lanes());
+            }
         }
         for record in self.collectives.values().map(|e| &e.record) {
             if but != Some(record.name.as_str()) && record.placed.contains(switch) {
-                own.groups += 1;
+                own.groups += u64::from(record.settings.lanes);
                 own.memory += record.reserved_on(switch).unwrap_or(0);
             }
         }
@@ -92,13 +94,25 @@ impl Core {
 pub(crate) fn place_group(core: &Core, record: &CollectiveRecord) -> Result<Placement, NoPlan> {
     locate(core, record)?;
     let topology = core.facts.topology();
-    let multicast = core.groups.values().flat_map(|e| &e.record.plan);
+    // Each lane is a group on its links and switches.
+    let multicast = core.groups.values().flat_map(|e| {
+        let lanes = 0..e.record.lanes();
+        lanes.flat_map(|_| &e.record.plan)
+    });
     let rules = multicast.flat_map(|p| p.rules.iter());
     let mut load = LinkLoad::from_rules(&topology, rules.map(|(switch, rule)| (switch.as_str(), rule)));
     let others = core.collectives.values().filter(|e| e.record.name != record.name);
-    let rules = others.flat_map(|e| e.record.plan.iter().flat_map(|p| p.rules.iter()));
+    let rules = others.flat_map(|e| {
+        let plan = (0..e.record.settings.lanes).flat_map(|_| &e.record.plan);
+        plan.flat_map(|p| p.rules.iter())
+    });
     load.add_collectives(&topology, rules.map(|(switch, rule)| (switch.as_str(), rule)));
     let mut rooms = core.rooms(&record.name);
+    for room in rooms.values_mut() {
+        let lanes = u64::from(record.settings.lanes.max(1));
+        room.memory_free /= lanes;
+        room.groups_free /= lanes;
+    }
     let none = Detours::default();
     let detours = core.collectives.get(&record.name).map_or(&none, |e| &e.detours);
     detours.apply(&mut rooms);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use castnet_proto::convert::GivenSettings;
-use castnet_rules::{CollectiveGroup, HostEndpoint, LossPolicy, StragglerPolicy};
+use castnet_rules::{CollectiveGroup, CollectiveHop, HostEndpoint, LossPolicy, StragglerPolicy, lane_name};
 use castnet_wire::{Control, McstId, Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,9 @@ pub struct CollectiveRecord {
     /// Its address.
     #[serde(with = "text::mcst_id")]
     pub mcst_id: McstId,
+    /// The addresses of its lanes after the first: sub-groups of the same ranks.
+    #[serde(default, with = "text::mcst_ids")]
+    pub more_lanes: Vec<McstId>,
     /// How it works.
     pub settings: Settings,
     /// The group's first PSN, drawn anew for each generation.
@@ -65,6 +68,13 @@ pub struct Settings {
     pub ack_timeout_us: u32,
     /// When a collective that waits is reported, in milliseconds.
     pub stall_timeout_ms: u32,
+    /// How many sub-groups it is.
+    #[serde(default = "one")]
+    pub lanes: u8,
+}
+
+const fn one() -> u8 {
+    1
 }
 
 /// A rank.
@@ -95,6 +105,9 @@ pub enum RankState {
 pub struct Seat {
     /// Its end of the connection.
     pub endpoint: HostEndpoint,
+    /// The same of the lanes after the first.
+    #[serde(default)]
+    pub more: Vec<HostEndpoint>,
     /// The first PSN that it sends.
     #[serde(with = "text::psn")]
     pub sq_psn: Psn,
@@ -131,7 +144,7 @@ pub struct Ending {
 pub struct Placement {
     /// The switches of the tree, the root first, parents before children.
     pub tree: Vec<TreeSwitch>,
-    /// Each switch's part.
+    /// Each switch's part, for the first lane.
     pub rules: BTreeMap<String, CollectiveGroup>,
 }
 
@@ -158,6 +171,7 @@ impl Settings {
             stall_timeout_ms: given
                 .stall_timeout_ms
                 .unwrap_or(castnet_rules::DEFAULT_STALL_TIMEOUT_MS),
+            lanes: given.lanes.unwrap_or(1),
         }
     }
 
@@ -224,12 +238,26 @@ impl Settings {
                     long,
                 )
             })
+            .or_else(|| other("settings.lanes", given.lanes, self.lanes, u8::to_string))
+    }
+}
+
+impl Seat {
+    /// The rank's ends of its connections, one for each lane.
+    pub fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
+        std::iter::once(&self.endpoint).chain(&self.more)
     }
 }
 
 impl CollectiveRecord {
-    /// A group as it begins: nobody is in.
-    pub fn new(name: String, ranks: Vec<String>, settings: Settings, mcst_id: McstId, by_call: bool) -> Self {
+    /// A group as it begins, with the address of its first lane and those of the others: nobody is in.
+    pub fn new(
+        name: String,
+        ranks: Vec<String>,
+        settings: Settings,
+        (mcst_id, more_lanes): (McstId, Vec<McstId>),
+        by_call: bool,
+    ) -> Self {
         let rank = |host| RankRecord {
             host,
             state: RankState::Expected,
@@ -239,6 +267,7 @@ impl CollectiveRecord {
             name,
             generation: 0,
             mcst_id,
+            more_lanes,
             settings,
             psn_start: Psn::new(0),
             by_call,
@@ -248,6 +277,30 @@ impl CollectiveRecord {
             plan: None,
             placed: BTreeSet::new(),
         }
+    }
+
+    /// The addresses of its lanes.
+    pub fn mcst_ids(&self) -> impl Iterator<Item = McstId> {
+        std::iter::once(self.mcst_id).chain(self.more_lanes.iter().copied())
+    }
+
+    /// A lane's part of what was placed for the first: its own name, address and queue pairs.
+    fn lane_rule(&self, rule: &CollectiveGroup, lane: u8, mcst_id: McstId) -> CollectiveGroup {
+        let mut rule = CollectiveGroup {
+            name: lane_name(&self.name, lane, self.settings.lanes),
+            mcst_id,
+            ..rule.clone()
+        };
+        for endpoint in &mut rule.endpoints {
+            if let CollectiveHop::Rank(rank) = &mut endpoint.next_hop
+                && let Some(record) = self.ranks.get(usize::from(rank.rank))
+                && let RankState::Joined(seat) | RankState::Left(seat) = &record.state
+                && let Some(end) = seat.ends().nth(lane.into())
+            {
+                rank.qpn = end.qpn;
+            }
+        }
+        rule
     }
 
     /// A rank's place, where it is in.
@@ -359,18 +412,23 @@ impl CollectiveRecord {
     /// What the group has set aside on that switch, in bytes, for as long as it may have its part there.
     pub fn reserved_on(&self, switch: &str) -> Option<u64> {
         let rule = self.plan.as_ref()?.rules.get(switch)?;
-        self.placed.contains(switch).then(|| rule.memory_bytes())
+        let lanes = u64::from(self.settings.lanes);
+        self.placed.contains(switch).then(|| lanes * rule.memory_bytes())
     }
 
-    /// The switch's part, where the group's rules belong on its switches and this is one of them.
-    pub fn wanted_on(&self, switch: &str) -> Option<crate::reconcile::Wanted> {
-        let rule = self.plan.as_ref()?.rules.get(switch)?;
-        let wanted = || crate::reconcile::Wanted {
-            rule: crate::reconcile::Rule::Collective(rule.clone()),
+    /// The switch's part of each lane, where the group's rules belong on its switches and this is one of them; else
+    /// nothing.
+    pub fn wanted_on(&self, switch: &str) -> Vec<crate::reconcile::Wanted> {
+        let rule = self.plan.as_ref().and_then(|p| p.rules.get(switch));
+        let Some(rule) = rule.filter(|_| self.phase.wants_rules()) else {
+            return Vec::new();
+        };
+        let wanted = |(lane, mcst_id)| crate::reconcile::Wanted {
+            rule: crate::reconcile::Rule::Collective(self.lane_rule(rule, lane, mcst_id)),
             // Never installed by reconciliation: what a switch has lost of a collective cannot be had again.
             has_run: false,
         };
-        self.phase.wants_rules().then(wanted)
+        (0..).zip(self.mcst_ids()).map(wanted).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::convert::{NewCollective, RankJoin};
+use castnet_proto::convert::{NewCollective, RankJoin, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
 use tokio::sync::watch;
@@ -65,9 +65,9 @@ impl Shared {
                 });
             }
         }
-        let mcst_id = self.mcst_id_for(&core, new.mcst_id)?;
         let settings = Settings::new(&new.settings);
-        let record = CollectiveRecord::new(new.name.clone(), new.ranks, settings, mcst_id, false);
+        let mcst_ids = self.mcst_ids_for(&core, new.mcst_id, settings.lanes)?;
+        let record = CollectiveRecord::new(new.name.clone(), new.ranks, settings, mcst_ids, false);
         // What can be known to go wrong is refused now and not when the last rank joins.
         if let Err(NoPlan::Never(failure)) = place_group(&core, &record) {
             return Err(Refusal::Failed(failure));
@@ -91,13 +91,17 @@ impl Shared {
             let field = "host".into();
             return Err(Refusal::UnknownHost { field, host });
         }
-        check_connection(&core, "connection", Some(&join.job), &join.endpoint)?;
+        let ends = std::iter::once(&join.endpoint).chain(&join.more);
+        check_connection(&core, "connection", Some(&join.job), ends)?;
         if let Some(generation) = join.returns_to {
             return self.come_back(&mut core, &join, generation);
         }
         let known = core.collectives.contains_key(&join.job);
         if known {
             self.check_join(&core, &join)?;
+        } else {
+            let lanes = Settings::new(&join.settings).lanes;
+            one_end_each("connection", 1 + join.more.len(), lanes)?;
         }
         self.know(&mut core, &join.endpoint)?;
         core.calls += 1;
@@ -177,6 +181,7 @@ impl Shared {
                 is,
             });
         }
+        one_end_each("connection", 1 + join.more.len(), record.settings.lanes)?;
         let place = &record.ranks[usize::from(join.rank)];
         let host = &join.endpoint.name;
         if !record.by_call && place.host != *host {
@@ -237,6 +242,7 @@ impl Shared {
             rank,
             size,
             endpoint,
+            more,
             sq_psn,
             settings,
             lease,
@@ -246,6 +252,7 @@ impl Shared {
         let host = endpoint.name.clone();
         let seat = |generation| Seat {
             endpoint,
+            more,
             sq_psn,
             lease_ms: lease.as_millis() as u64,
             generation,
@@ -263,10 +270,10 @@ impl Shared {
                 generation
             }
             None => {
-                let mcst_id = self.mcst_id_for(core, None)?;
+                let settings = Settings::new(&settings);
+                let mcst_ids = self.mcst_ids_for(core, None, settings.lanes)?;
                 let hosts = vec![String::new(); size.into()];
-                let mut record =
-                    CollectiveRecord::new(job.clone(), hosts, Settings::new(&settings), mcst_id, true);
+                let mut record = CollectiveRecord::new(job.clone(), hosts, settings, mcst_ids, true);
                 record.generation = rejoin_of.unwrap_or(0);
                 let generation = record.generation + 1;
                 if let Some(record) = record.ranks.get_mut(usize::from(rank)) {
@@ -449,6 +456,11 @@ fn same_seat<'r>(record: &'r CollectiveRecord, join: &RankJoin) -> Option<&'r Se
         let given = &join.endpoint;
         (ip, mac, qpn, seat.sq_psn) == (&given.ip, &given.mac, &given.qpn, join.sq_psn)
             && seat.endpoint.name == given.name
+            && seat
+                .more
+                .iter()
+                .map(|e| e.qpn)
+                .eq(join.more.iter().map(|e| e.qpn))
             && join.rejoin_of.is_none_or(|of| of < seat.generation)
     };
     record.seat(join.rank).filter(same)

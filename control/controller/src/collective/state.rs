@@ -94,7 +94,9 @@ impl Core {
     /// The collective group of that McstID.
     pub(crate) fn collective_by_mcst_id(&self, mcst_id: &str) -> Option<&CollectiveEntry> {
         let mcst_id = mcst_id.parse().ok().map(McstId)?;
-        self.collectives.values().find(|e| e.record.mcst_id == mcst_id)
+        self.collectives
+            .values()
+            .find(|e| e.record.mcst_ids().any(|m| m == mcst_id))
     }
 }
 
@@ -172,7 +174,7 @@ impl Shared {
         self.with_store(|store| store.put_collective(&record))?;
         let name = record.name.clone();
         tracing::info!(group = name, mcst_id = %record.mcst_id, ranks = record.ranks.len(), "collective group created");
-        core.last_mcst_id = Some(record.mcst_id);
+        core.last_mcst_id = record.mcst_ids().last();
         core.collectives
             .insert(name.clone(), CollectiveEntry::new(record));
         self.told_collective(core, &name);
@@ -456,7 +458,8 @@ impl Shared {
             let Some(entry) = core.collectives.get_mut(&name) else {
                 continue;
             };
-            let concerned = entry.record.wanted_on(switch).is_some() || entry.record.placed.contains(switch);
+            let concerned =
+                !entry.record.wanted_on(switch).is_empty() || entry.record.placed.contains(switch);
             if !concerned || group.is_some_and(|g| g != name) {
                 continue;
             }

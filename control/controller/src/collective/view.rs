@@ -9,7 +9,7 @@ use super::lifecycle::{After, Phase};
 use super::record::{CollectiveRecord, Ending, RankRecord, RankState, Settings};
 use super::state::{CollectiveEntry, Presence};
 use crate::core::Core;
-use crate::view::place;
+use crate::view::{lanes, place};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {
     match phase {
@@ -33,6 +33,7 @@ fn settings(settings: &Settings) -> v1::CollectiveSettings {
         straggler_policy: straggler_to_proto(settings.straggler_policy) as i32,
         ack_timeout_us: settings.ack_timeout_us,
         stall_timeout_ms: settings.stall_timeout_ms,
+        lanes: settings.lanes.into(),
     }
 }
 
@@ -59,6 +60,7 @@ pub(crate) fn state(core: &Core, entry: &CollectiveEntry) -> v1::CollectiveState
         members: record.ranks.iter().enumerate().map(member).collect(),
         waiting_for: entry.waiting_for.iter().map(|r| u32::from(*r)).collect(),
         conflict: ending.and_then(conflict),
+        lanes: lanes(&record.name, record.mcst_ids().collect()),
     }
 }
 
@@ -183,7 +185,7 @@ fn rank_state(core: &Core, entry: &CollectiveEntry, rank: u16, member: &RankReco
         rank: rank.into(),
         host: member.host.clone(),
         phase: phase as i32,
-        connection: seat.map(|s| connection_to_proto(&s.endpoint)),
+        connection: seat.map(|s| connection_to_proto(s.ends())),
         sq_psn: seat.map_or(0, |s| s.sq_psn.value()),
         rq_psn: member.rq_psn.value(),
         switch_name,
@@ -202,7 +204,9 @@ pub(crate) fn group(core: &Core, entry: &CollectiveEntry) -> v1::Collective {
             installed: entry.confirmed.contains(&switch.name),
             reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
             rule: rule.map(collective_to_proto),
-            memory_bytes: rule.map_or(0, castnet_rules::CollectiveGroup::memory_bytes),
+            memory_bytes: rule.map_or(0, |rule| {
+                u64::from(entry.record.settings.lanes) * rule.memory_bytes()
+            }),
         }
     };
     v1::Collective {

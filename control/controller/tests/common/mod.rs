@@ -39,6 +39,8 @@ pub(crate) struct Toy {
     pub(crate) capabilities: v1::Capabilities,
     /// Refuses installations with this.
     pub(crate) refuse: Option<Status>,
+    /// Refuses installations of rules of this name alone, for lack of room.
+    pub(crate) refuse_rule: Option<String>,
     /// Refuses collective groups with more slots, as for lack of memory that it has not told of.
     pub(crate) slots_max: Option<u32>,
     pub(crate) ports: Vec<v1::Port>,
@@ -122,6 +124,9 @@ impl Agent for ToyAgent {
             old => {
                 if let Some(status) = &toy.refuse {
                     return Err(status.clone());
+                }
+                if toy.refuse_rule.as_deref() == Some(&name) {
+                    return Err(Status::resource_exhausted(format!("no room for {name}")));
                 }
                 if let (v1::install_group_request::Rule::Collective(g), Some(max)) = (&rule, toy.slots_max)
                     && g.slots > max
@@ -432,7 +437,7 @@ impl Lab {
                 mac: castnet_wire::MacAddr(*mac).to_string(),
                 mtu: 9000,
                 up: true,
-                counters: None,
+                ..Default::default()
             };
             let toy = Toy {
                 boot_id: 1,
@@ -501,7 +506,7 @@ impl Lab {
             ip: known.ip.unwrap().to_string(),
             mac: castnet_wire::MacAddr(known.mac.unwrap()).to_string(),
             qpn,
-            memory: None,
+            ..Default::default()
         }
     }
 

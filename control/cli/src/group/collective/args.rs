@@ -54,6 +54,7 @@ impl CollectiveArgs {
         pmtu: u32,
         mcst_id: Option<std::net::Ipv4Addr>,
         stall_timeout_ms: u32,
+        lanes: u8,
     ) -> api::CreateCollectiveRequest {
         use castnet_proto::convert::{loss_to_proto, straggler_to_proto};
         let settings = api::CollectiveSettings {
@@ -65,6 +66,7 @@ impl CollectiveArgs {
             straggler_policy: self.straggler_policy.map_or(0, |p| straggler_to_proto(p) as i32),
             ack_timeout_us: self.ack_timeout_us.unwrap_or(0),
             stall_timeout_ms,
+            lanes: lanes.into(),
         };
         api::CreateCollectiveRequest {
             name,
