@@ -56,6 +56,7 @@ pub(crate) enum Command {
     Port(crate::port::PortCommand),
     Counters(crate::counters::CountersCommand),
     Drops(crate::drops::DropsCommand),
+    Runtime(crate::runtime::RuntimeCommand),
     Fdb(crate::fdb::FdbCommand),
     #[command(visible_alias = "routes")]
     Route(crate::route::RouteCommand),
@@ -86,6 +87,7 @@ impl Cli {
             Command::Port(command) => client(command.run(output)),
             Command::Counters(command) => client(command.run(output)),
             Command::Drops(command) => client(command.run(output)),
+            Command::Runtime(command) => client(command.run(output)),
             Command::Fdb(command) => client(command.run(output)),
             Command::Route(command) => client(command.run(output)),
             Command::Neighbours(command) => client(command.run(output)),

@@ -23,6 +23,7 @@ mod pick;
 mod port;
 mod route;
 mod rules;
+mod runtime;
 mod service;
 mod settings;
 mod switch;

@@ -6,14 +6,20 @@ use serde::Serialize;
 use crate::api;
 use crate::connect::AgentArgs;
 use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Row, Rows};
-use crate::units::{bytes, count};
+use crate::output::{Output, Page, Report, Row};
+use crate::units::{bit_rate, bytes, count};
 
-/// Ports of a switch: link state and counters
+/// Ports of a switch: link, device and counters
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "missed: frames that the device or the kernel lost before the switch took them (castnet runtime says whether its workers keep up).
+steering: how frames get to one of several receive queues: flow rules or rss keep a group on its worker, none leaves it to hand-over.
+segments: a device that sends frames of several lets replicas share their payload.
+
+Examples:
   castnet port                       all ports of the switch on this machine
-  castnet port h1 h2 --output json   two of them, for machines")]
+  castnet port h1 h2 --output json   two of them, for machines"
+)]
 pub(crate) struct PortCommand {
     /// Only these: names or numbers
     #[arg(value_name = "PORT")]
@@ -37,6 +43,15 @@ pub(crate) struct PortRow {
     pub(crate) rx_missed: u64,
     pub(crate) tx_full: u64,
     pub(crate) dropped: u64,
+    pub(crate) driver: String,
+    /// Mb/s; none where it is unknown.
+    pub(crate) speed_mbps: Option<u32>,
+    pub(crate) rx_queues: u32,
+    /// None where each worker has one of its own.
+    pub(crate) tx_queues: Option<u32>,
+    pub(crate) steering: String,
+    pub(crate) multi_segment: bool,
+    pub(crate) numa_node: Option<u32>,
 }
 
 impl From<api::Port> for PortRow {
@@ -55,7 +70,71 @@ impl From<api::Port> for PortRow {
             rx_missed: counters.rx_missed,
             tx_full: counters.tx_full,
             dropped: counters.dropped,
+            driver: port.driver,
+            speed_mbps: port.speed_mbps,
+            rx_queues: port.rx_queues,
+            tx_queues: port.tx_queues,
+            steering: port.steering,
+            multi_segment: port.multi_segment,
+            numa_node: port.numa_node,
         }
+    }
+}
+
+impl PortRow {
+    const DEVICE: &'static [&'static str] = &[
+        "port",
+        "name",
+        "state",
+        "speed",
+        "mtu",
+        "mac",
+        "driver",
+        "rx queues",
+        "tx queues",
+        "steering",
+        "segments",
+        "numa",
+    ];
+
+    fn state(&self) -> &'static str {
+        if self.up { "up" } else { "down" }
+    }
+
+    /// What it is.
+    fn device(&self) -> Vec<String> {
+        let number = |n: Option<u32>, none: &str| n.map_or_else(|| none.to_owned(), |n| n.to_string());
+        vec![
+            self.port.to_string(),
+            self.name.clone(),
+            self.state().to_owned(),
+            self.speed_mbps
+                .map_or_else(|| "-".to_owned(), |mbps| bit_rate(f64::from(mbps) * 1e6)),
+            self.mtu.to_string(),
+            self.mac.clone(),
+            self.driver.clone(),
+            self.rx_queues.to_string(),
+            number(self.tx_queues, "per worker"),
+            self.steering.clone(),
+            if self.multi_segment { "several" } else { "one" }.to_owned(),
+            number(self.numa_node, "-"),
+        ]
+    }
+}
+
+/// The ports of a switch: in JSON a list.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+struct Ports(Vec<PortRow>);
+
+impl Report for Ports {
+    fn page(&self, page: &mut Page) {
+        if self.0.is_empty() {
+            return page.line("the switch has no ports");
+        }
+        page.table(PortRow::DEVICE, self.0.iter().map(PortRow::device).collect());
+        page.title("Counters");
+        page.rows(&self.0, "none");
     }
 }
 
@@ -64,8 +143,6 @@ impl Row for PortRow {
         "port",
         "name",
         "state",
-        "mtu",
-        "mac",
         "rx frames",
         "rx bytes",
         "tx frames",
@@ -79,9 +156,7 @@ impl Row for PortRow {
         vec![
             self.port.to_string(),
             self.name.clone(),
-            if self.up { "up" } else { "down" }.to_owned(),
-            self.mtu.to_string(),
-            self.mac.clone(),
+            self.state().to_owned(),
             count(self.rx_frames),
             bytes(self.rx_bytes),
             count(self.tx_frames),
@@ -172,12 +247,12 @@ impl PortCommand {
             .iter()
             .map(|text| names.find(text))
             .collect::<Outcome<Vec<_>>>()?;
-        let rows = ports
+        let ports = ports
             .into_iter()
             .filter(|p| wanted.is_empty() || wanted.contains(&p.port))
             .map(PortRow::from)
             .collect();
-        output.show(&Rows::new(rows, "the switch has no ports"))
+        output.show(&Ports(ports))
     }
 }
 

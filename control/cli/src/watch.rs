@@ -28,17 +28,22 @@ pub(crate) struct WatchArgs {
 }
 
 impl WatchArgs {
+    /// The time between two questions; `None` where there is one alone.
+    pub(crate) fn every(&self) -> Option<Duration> {
+        self.watch.map(|every| every.0.max(EVERY_MIN))
+    }
+
     /// Shows what `look` finds: once, or each time anew. In JSON, what is watched is one object a line.
     pub(crate) async fn show<R: Report>(
         &self,
         output: Output,
         mut look: impl AsyncFnMut() -> Outcome<R>,
     ) -> Outcome {
-        let Some(every) = self.watch else {
+        let Some(every) = self.every() else {
             return output.show(&look().await?);
         };
         let clears = !output.is_json() && std::io::stdout().is_terminal();
-        let mut ticks = tokio::time::interval(every.0.max(EVERY_MIN));
+        let mut ticks = tokio::time::interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut shown = 0;
         while self.count.is_none_or(|most| shown < most) {

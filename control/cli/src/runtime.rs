@@ -1,0 +1,212 @@
+//! `castnet runtime`: how a switch's workers fare: where their clocks go, how full their batches and rings are.
+
+mod figures;
+
+use std::time::Duration;
+
+use clap::Args;
+use tokio::time::{Instant, sleep_until};
+
+use crate::api;
+use crate::connect::AgentArgs;
+use crate::exit::Outcome;
+use crate::output::{Output, Page, Report, Row};
+use crate::port::PortNames;
+use crate::units::{bytes, count};
+use crate::watch::WatchArgs;
+use figures::{BATCHES, RingRow, Runtime, WorkerRow};
+
+/// Between the two readings unless told otherwise.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Workers of a switch: clocks per frame, batches, idle share, rings, buffers
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Two readings, one second apart; with --watch, one after each time. Clocks are ticks of the processor's counter (TSC). Those of the
+parts are a sample (one round in eight), as is how full rings were (one round in 64).
+
+How to read it (docs/dpdk.md has more):
+  idle             share of time without work. With --idle busy a worker takes its whole core whatever this says
+  batch            frames per batch, 32 at most. Large batches under load are good: they make frames cheap
+  clocks/frame     of all that a worker did. Falls as batches grow; what it is good for: clock rate / clocks per frame = frames per second of a core
+  rings, max       a ring that comes near its size is about to lose frames: the worker is overloaded, or was held up
+
+Examples:
+  castnet runtime                             figures over one second
+  castnet runtime --since-start               over all the time since the switch started
+  castnet runtime --watch 5s                  over each five seconds, until Ctrl-C
+  castnet runtime --watch --output json       one JSON object a line, for scripts"
+)]
+pub(crate) struct RuntimeCommand {
+    /// Figures over all the time since the switch started
+    #[arg(long, conflicts_with = "watch")]
+    since_start: bool,
+    #[command(flatten)]
+    watch: WatchArgs,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+impl RuntimeCommand {
+    /// Takes readings and shows what is between them.
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        let mut agent = self.agent.connect().await?;
+        let names = PortNames::fetch(&mut agent).await?;
+        if self.since_start {
+            let now = read(&mut agent).await?;
+            return output.show(&Runtime::new(None, &now, &names));
+        }
+        let every = self.watch.every().unwrap_or(INTERVAL);
+        let (mut at, mut before) = (Instant::now(), read(&mut agent).await?);
+        let look = async || {
+            sleep_until(at + every).await;
+            at = Instant::now();
+            let now = read(&mut agent).await?;
+            let report = Runtime::new(Some(&before), &now, &names);
+            before = now;
+            Ok(report)
+        };
+        self.watch.show(output, look).await
+    }
+}
+
+async fn read(agent: &mut api::AgentClient) -> Outcome<api::RuntimeStats> {
+    let stats = agent.get_runtime_stats(api::GetRuntimeStatsRequest {}).await?;
+    Ok(stats.into_inner())
+}
+
+/// A figure that may be none.
+fn figure(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |v| format!("{v:.digits$}"))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+impl Row for WorkerRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "worker",
+        "core",
+        "idle",
+        "frames/s",
+        "clocks/frame",
+        "ns/frame",
+        "receive",
+        "hand-over",
+        "engine",
+        "send",
+        "other",
+        "batch",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let parts = self.parts.as_ref();
+        vec![
+            self.worker.to_string(),
+            self.core
+                .map_or_else(|| "any".to_owned(), |core| core.to_string()),
+            percent(self.idle_share),
+            count(self.frames_per_s as u64),
+            figure(self.clocks_per_frame, 0),
+            figure(self.ns_per_frame, 1),
+            figure(parts.map(|p| p.receive), 0),
+            figure(parts.map(|p| p.hand_over), 0),
+            figure(parts.map(|p| p.engine), 0),
+            figure(parts.map(|p| p.send), 0),
+            figure(parts.map(|p| p.other), 0),
+            figure(self.batch_mean, 1),
+        ]
+    }
+}
+
+impl Row for RingRow {
+    const COLUMNS: &'static [&'static str] = &["worker", "ring", "size", "mean", "max", "max share"];
+
+    fn cells(&self) -> Vec<String> {
+        let share = self.used_max.map(|max| max as f64 / self.size.max(1) as f64);
+        vec![
+            self.worker.to_string(),
+            format!("from {} {}", self.kind.name(), self.from),
+            count(self.size),
+            figure(self.used_mean, 1),
+            self.used_max.map_or_else(|| "-".to_owned(), count),
+            share.map_or_else(|| "-".to_owned(), percent),
+        ]
+    }
+}
+
+impl Report for Runtime {
+    fn page(&self, page: &mut Page) {
+        let clock = self.workers.first().map_or(0, |w| w.clock_hz) as f64 / 1e9;
+        let over = if self.since_start {
+            format!("since the start, {:.1} s ago", self.seconds)
+        } else {
+            format!("over {:.2} s", self.seconds)
+        };
+        page.title(format!("Workers, {over}; clock {clock:.2} GHz"));
+        page.rows(&self.workers, "none");
+
+        page.title("Batches by frames");
+        let sizes = BATCHES.iter().map(|(from, to)| match from == to {
+            true => from.to_string(),
+            false => format!("{from}-{to}"),
+        });
+        let columns: Vec<_> = ["worker", "batches"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(sizes)
+            .collect();
+        let columns: Vec<_> = columns.iter().map(String::as_str).collect();
+        page.table(&columns, self.workers.iter().map(batches).collect());
+
+        page.title("Rings that workers take frames from");
+        page.rows(&self.rings, "none of them tells how full it is");
+
+        page.title("Frames between workers, buffers and groups");
+        let columns = [
+            "worker",
+            "handed over",
+            "dropped",
+            "taken over",
+            "buffers",
+            "free",
+            "exhausted",
+            "groups",
+            "memory",
+            "tables",
+            "sleeps",
+        ];
+        page.table(&columns, self.workers.iter().map(rest).collect());
+        for hint in &self.hints {
+            page.title(hint);
+        }
+    }
+}
+
+fn batches(worker: &WorkerRow) -> Vec<String> {
+    let sizes = worker.batch_sizes.iter().map(|size| match worker.batches {
+        0 => "-".to_owned(),
+        all => percent(size.batches as f64 / all as f64),
+    });
+    [worker.worker.to_string(), count(worker.batches)]
+        .into_iter()
+        .chain(sizes)
+        .collect()
+}
+
+fn rest(worker: &WorkerRow) -> Vec<String> {
+    vec![
+        worker.worker.to_string(),
+        count(worker.handed_over),
+        count(worker.hand_over_drops),
+        count(worker.taken_over),
+        count(worker.buffers),
+        count(worker.buffers_free),
+        count(worker.exhausted),
+        worker.groups.to_string(),
+        bytes(worker.group_memory_bytes),
+        worker.generation.to_string(),
+        count(worker.sleeps),
+    ]
+}
