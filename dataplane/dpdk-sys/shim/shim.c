@@ -3,6 +3,7 @@
  * functions over scalars. The assertions hold the Rust side's view of an mbuf (src/mbuf.rs) to the headers'.
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,6 +14,7 @@
 #include <rte_eal.h>
 #include <rte_errno.h>
 #include <rte_ethdev.h>
+#include <rte_flow.h>
 #include <rte_lcore.h>
 #include <rte_log.h>
 #include <rte_mbuf.h>
@@ -36,6 +38,9 @@ _Static_assert(sizeof(struct rte_mbuf) == 128, "rte_mbuf has another size");
 #ifndef RTE_MBUF_REFCNT_ATOMIC
 #error "frames go from thread to thread, so their reference counts must be atomic"
 #endif
+_Static_assert(RTE_MBUF_F_RX_IP_CKSUM_MASK == (UINT64_C(1) << 4 | UINT64_C(1) << 7) &&
+		       RTE_MBUF_F_RX_IP_CKSUM_GOOD == UINT64_C(1) << 7,
+	       "what a device says of checksums has another place");
 _Static_assert(RTE_PKTMBUF_HEADROOM >= 64, "no room for what a device puts in front of a frame");
 
 /* ------------------------------------------------------------------------------------------------------- process */
@@ -173,6 +178,7 @@ struct cn_setup {
 	/* What the device does not do is done by us; so these are what came of the wish. */
 	uint8_t multi_segment;
 	uint8_t rss;
+	uint8_t rx_checksum;
 };
 
 /* Configures and starts a device. On failure `*step` says at what. */
@@ -198,6 +204,8 @@ int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
 	if (info.tx_offload_capa & RTE_ETH_TX_OFFLOAD_MULTI_SEGS)
 		conf.txmode.offloads |= RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
 	setup->multi_segment = conf.txmode.offloads != 0;
+	conf.rxmode.offloads |= info.rx_offload_capa & RTE_ETH_RX_OFFLOAD_IPV4_CKSUM;
+	setup->rx_checksum = conf.rxmode.offloads != 0;
 	hash &= info.flow_type_rss_offloads;
 	setup->rss = setup->rx_queues > 1 && hash != 0;
 	if (setup->rss) {
@@ -215,6 +223,12 @@ int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
 		/* Not every driver takes the hash of destinations alone; the key does nearly the same. */
 		rss->rss_hf = hash;
 		failed = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, &conf);
+	}
+	if (failed != 0 && setup->tx_queues != setup->rx_queues) {
+		/* Some want as many of the one kind as of the other (AF_XDP, tap). */
+		failed = rte_eth_dev_configure(port, setup->rx_queues, setup->rx_queues, &conf);
+		if (failed == 0)
+			setup->tx_queues = setup->rx_queues;
 	}
 	if (failed != 0)
 		return failed;
@@ -254,6 +268,115 @@ int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
 	}
 	return 0;
 }
+
+/* ---------------------------------------------------------------------------------------------------------- rules */
+
+/*
+ * Frames to one IPv4 address go to one receive queue. The narrow form asks for RoCEv2's UDP port as well, for devices that
+ * cannot look at an address alone.
+ */
+struct rule {
+	struct rte_flow_attr attr;
+	struct rte_flow_item_ipv4 ip, ip_mask;
+	struct rte_flow_item_udp udp, udp_mask;
+	struct rte_flow_action_queue queue;
+	struct rte_flow_item pattern[4];
+	struct rte_flow_action actions[2];
+};
+
+static void rule_build(struct rule *rule, uint32_t dst, uint16_t queue, int narrow)
+{
+	struct rte_flow_item *item = rule->pattern;
+
+	memset(rule, 0, sizeof(*rule));
+	rule->attr.ingress = 1;
+	item++->type = RTE_FLOW_ITEM_TYPE_ETH;
+	rule->ip.hdr.dst_addr = htonl(dst);
+	rule->ip_mask.hdr.dst_addr = UINT32_MAX;
+	if (narrow) {
+		rule->ip.hdr.next_proto_id = IPPROTO_UDP;
+		rule->ip_mask.hdr.next_proto_id = UINT8_MAX;
+		rule->udp.hdr.dst_port = htons(4791);
+		rule->udp_mask.hdr.dst_port = UINT16_MAX;
+	}
+	*item++ = (struct rte_flow_item){
+		.type = RTE_FLOW_ITEM_TYPE_IPV4, .spec = &rule->ip, .mask = &rule->ip_mask};
+	if (narrow)
+		*item++ = (struct rte_flow_item){
+			.type = RTE_FLOW_ITEM_TYPE_UDP, .spec = &rule->udp, .mask = &rule->udp_mask};
+	item->type = RTE_FLOW_ITEM_TYPE_END;
+	rule->queue.index = queue;
+	rule->actions[0] = (struct rte_flow_action){.type = RTE_FLOW_ACTION_TYPE_QUEUE, .conf = &rule->queue};
+	rule->actions[1].type = RTE_FLOW_ACTION_TYPE_END;
+}
+
+/* Null where the device refuses; then rte_errno says why, and `why` gets the driver's words. */
+struct rte_flow *cn_flow_create(uint16_t port, uint32_t dst, uint16_t queue, int narrow, char *why, size_t room)
+{
+	struct rte_flow *flow = NULL;
+	struct rte_flow_error error;
+	struct rule rule;
+
+	memset(&error, 0, sizeof(error));
+	rule_build(&rule, dst, queue, narrow);
+	if (rte_flow_validate(port, &rule.attr, rule.pattern, rule.actions, &error) == 0)
+		flow = rte_flow_create(port, &rule.attr, rule.pattern, rule.actions, &error);
+	if (flow == NULL && error.message != NULL)
+		snprintf(why, room, "%s", error.message);
+	return flow;
+}
+
+int cn_flow_destroy(uint16_t port, struct rte_flow *flow) { return rte_flow_destroy(port, flow, NULL); }
+
+/* A rule in the words of testpmd, read back from what a device would be given. */
+int cn_flow_text(uint32_t dst, uint16_t queue, int narrow, char *out, size_t room)
+{
+	const struct rte_flow_item *item;
+	const struct rte_flow_action *action;
+	char address[INET_ADDRSTRLEN];
+	struct rule rule;
+	size_t at;
+
+	rule_build(&rule, dst, queue, narrow);
+#define SAY(...) (at = at < room ? at + (size_t)snprintf(out + at, room - at, __VA_ARGS__) : at)
+	at = 0;
+	SAY("%s pattern", rule.attr.ingress && !rule.attr.egress && !rule.attr.transfer ? "ingress" : "?");
+	for (item = rule.pattern; item->type != RTE_FLOW_ITEM_TYPE_END; item++) {
+		const struct rte_flow_item_ipv4 *ip = item->spec, *ip_mask = item->mask;
+		const struct rte_flow_item_udp *udp = item->spec, *udp_mask = item->mask;
+
+		switch (item->type) {
+		case RTE_FLOW_ITEM_TYPE_ETH:
+			SAY(" eth%s /", item->spec == NULL && item->mask == NULL ? "" : " ?");
+			break;
+		case RTE_FLOW_ITEM_TYPE_IPV4:
+			SAY(" ipv4");
+			if (ip_mask->hdr.next_proto_id == UINT8_MAX)
+				SAY(" proto is %u", ip->hdr.next_proto_id);
+			if (ip_mask->hdr.dst_addr == UINT32_MAX)
+				SAY(" dst is %s", inet_ntop(AF_INET, &ip->hdr.dst_addr, address, sizeof(address)));
+			SAY(" /");
+			break;
+		case RTE_FLOW_ITEM_TYPE_UDP:
+			if (udp_mask->hdr.dst_port == UINT16_MAX)
+				SAY(" udp dst is %u /", ntohs(udp->hdr.dst_port));
+			break;
+		default:
+			SAY(" ? /");
+		}
+	}
+	SAY(" end actions");
+	for (action = rule.actions; action->type != RTE_FLOW_ACTION_TYPE_END; action++)
+		if (action->type == RTE_FLOW_ACTION_TYPE_QUEUE)
+			SAY(" queue index %u /", ((const struct rte_flow_action_queue *)action->conf)->index);
+		else
+			SAY(" ? /");
+	SAY(" end");
+#undef SAY
+	return at < room ? 0 : -ENOSPC;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- state */
 
 /* 1 where it has a link, 0 where not; `*mbps` is the link's speed, 0 where unknown. */
 int cn_link(uint16_t port, uint32_t *mbps)

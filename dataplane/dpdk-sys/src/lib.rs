@@ -49,6 +49,17 @@ pub struct rte_mempool {
     _opaque: [u8; 0],
 }
 
+/// A rule of a device; only ever behind a pointer.
+#[repr(C)]
+pub struct rte_flow {
+    _opaque: [u8; 0],
+}
+
+/// In [`rte_mbuf::ol_flags`]: what the device says of the IPv4 header's checksum, and that it is right.
+pub const RX_IP_CKSUM_MASK: u64 = 1 << 4 | RX_IP_CKSUM_GOOD;
+/// See [`RX_IP_CKSUM_MASK`].
+pub const RX_IP_CKSUM_GOOD: u64 = 1 << 7;
+
 /// What a device is and can do.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -65,7 +76,7 @@ pub struct cn_info {
     pub rss: u8,
 }
 
-/// How a device is to be set up. The descriptors and the last two fields come back as they have become.
+/// How a device is to be set up. Its send queues, descriptors and last three fields come back as they have become.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -81,6 +92,7 @@ pub struct cn_setup {
     pub promiscuous: u8,
     pub multi_segment: u8,
     pub rss: u8,
+    pub rx_checksum: u8,
 }
 
 /// Takes what DPDK logs, piece by piece, from any thread.
@@ -108,6 +120,16 @@ unsafe extern "C" {
     pub fn cn_rx_waiting(port: u16, queue: u16) -> c_int;
     pub fn cn_info(port: u16, out: *mut cn_info) -> c_int;
     pub fn cn_setup(port: u16, setup: *mut cn_setup, step: *mut *const c_char) -> c_int;
+    pub fn cn_flow_create(
+        port: u16,
+        dst: u32,
+        queue: u16,
+        narrow: c_int,
+        why: *mut c_char,
+        room: usize,
+    ) -> *mut rte_flow;
+    pub fn cn_flow_destroy(port: u16, flow: *mut rte_flow) -> c_int;
+    pub fn cn_flow_text(dst: u32, queue: u16, narrow: c_int, out: *mut c_char, room: usize) -> c_int;
     pub fn cn_link(port: u16, mbps: *mut u32) -> c_int;
     pub fn cn_missed(port: u16) -> u64;
     pub fn cn_remove(port: u16) -> c_int;

@@ -11,6 +11,7 @@
 
 mod error;
 mod fence;
+mod flow;
 mod memory;
 mod port;
 mod rss;

@@ -4,25 +4,35 @@ use std::io;
 use std::sync::Arc;
 
 use castnet_port::{
-    Batch, FrameBuf, Memory, Port, PortDevice, PortLink, PortStats, RingUse, Sides, Sleeper, Steering, fits,
-    frame_max,
+    Batch, FlowTable, FrameBuf, Memory, Port, PortDevice, PortLink, PortStats, RingUse, Sides, Sleeper,
+    Steering, fits, frame_max,
 };
-use castnet_wire::DropReason;
+use castnet_wire::{DropReason, Nanos};
 
 use crate::error::DpdkError;
-use crate::fence::device::{Device, RxQueue, TxQueue};
+use crate::fence::device::{Device, Lane, RxQueue, TxQueue};
 use crate::fence::mbuf::Mbuf;
+use crate::flow::DeviceFlows;
 use crate::memory::DpdkMemory;
 
 /// How often the rest of a batch that the device did not take is offered again.
 const OFFERS: usize = 3;
+
+/// How a thread sends.
+#[derive(Debug)]
+enum Tx {
+    /// On a queue of its own, and what others put down for it there.
+    Own(TxQueue, Option<Arc<Lane>>),
+    /// By the thread that takes from here, as the device has no queue left.
+    Lane(Arc<Lane>),
+}
 
 /// One thread's queues of a device.
 #[derive(Debug)]
 pub struct DpdkPort {
     // Queues go before the device, which stops when nobody has it.
     rx: Vec<RxQueue>,
-    tx: TxQueue,
+    tx: Tx,
     /// The receive queue that is asked first the next time.
     turn: usize,
     /// Whether this is the thread that tells what the device as a whole counts.
@@ -35,8 +45,8 @@ pub struct DpdkPort {
 }
 
 impl DpdkPort {
-    /// Takes the queues of the thread that is the `rank`th of `threads`: the send queue of that number, and the receive
-    /// queues whose turn it is.
+    /// Takes the queues of the thread that is the `rank`th of `threads`: the send queue of that number, if there is one, and
+    /// the receive queues whose turn it is.
     pub(crate) fn open(
         device: Arc<Device>,
         memory: &DpdkMemory,
@@ -52,9 +62,13 @@ impl DpdkPort {
                 .collect::<Result<_, _>>()?,
             Sides::Send => Vec::new(),
         };
+        let tx = match device.lane(rank) {
+            Some(lane) => Tx::Lane(lane.clone()),
+            None => Tx::Own(TxQueue::new(&device, rank)?, device.lanes.get(rank).cloned()),
+        };
         Ok(Self {
             rx,
-            tx: TxQueue::new(&device, rank)?,
+            tx,
             turn: 0,
             first: rank == 0,
             mtu: device.mtu,
@@ -63,6 +77,16 @@ impl DpdkPort {
             memory: memory.clone(),
             stats: PortStats::default(),
         })
+    }
+
+    /// Whether the device checks the IPv4 checksum of what it receives.
+    pub fn has_rx_checksum(&self) -> bool {
+        self.device.rx_checksum
+    }
+
+    /// Whether this thread sends through another's queue, as the device has fewer than there are threads.
+    pub fn sends_through_another(&self) -> bool {
+        matches!(self.tx, Tx::Lane(_))
     }
 
     fn check(&self, frame: &Mbuf) -> Result<(), DropReason> {
@@ -95,6 +119,34 @@ impl DpdkPort {
 
     fn count_drops(&mut self, reason: DropReason, frames: usize) {
         self.stats.drops[reason.index()] += frames as u64;
+    }
+
+    /// Gives the device what it takes, and gives up the rest.
+    fn offer(&mut self, batch: &mut Batch<Mbuf>) {
+        let (frames, all) = (batch.len(), bytes(batch));
+        let Tx::Own(queue, _) = &mut self.tx else { return };
+        for _ in 0..OFFERS {
+            if batch.is_empty() {
+                break;
+            }
+            queue.send(batch);
+        }
+        self.stats.tx_frames += (frames - batch.len()) as u64;
+        self.stats.tx_bytes += all - bytes(batch);
+        if !batch.is_empty() {
+            self.give_up(batch);
+        }
+    }
+
+    /// Leaves the batch to the thread that sends for this one, which counts it as sent.
+    fn put_down(&mut self, batch: &mut Batch<Mbuf>) {
+        let Tx::Lane(lane) = &self.tx else { return };
+        let mut lost = 0;
+        for frame in batch.drain(..) {
+            lost += usize::from(lane.push((), frame).is_err());
+        }
+        lane.wake();
+        self.count_drops(DropReason::TxFull, lost);
     }
 
     #[cold]
@@ -145,17 +197,33 @@ impl Port for DpdkPort {
         if !batch.iter().all(can_go) {
             self.sort_out(batch);
         }
-        let (frames, all) = (batch.len(), bytes(batch));
-        for _ in 0..OFFERS {
-            if batch.is_empty() {
-                break;
-            }
-            self.tx.send(batch);
+        match &self.tx {
+            Tx::Own(..) => self.offer(batch),
+            Tx::Lane(_) => self.put_down(batch),
         }
-        self.stats.tx_frames += (frames - batch.len()) as u64;
-        self.stats.tx_bytes += all - bytes(batch);
-        if !batch.is_empty() {
-            self.give_up(batch);
+    }
+
+    /// Sends what threads without a queue have put down here.
+    fn poll(&mut self, _now: Nanos) {
+        let Tx::Own(_, Some(lane)) = &self.tx else { return };
+        let lane = lane.clone();
+        let mut batch = Batch::new();
+        // What comes meanwhile is the next round's.
+        for _ in 0..lane.len() {
+            let Some(((), frame)) = lane.pop() else { break };
+            batch.push(frame);
+            if batch.is_full() {
+                self.offer(&mut batch);
+            }
+        }
+        self.offer(&mut batch);
+    }
+
+    /// Frames that nobody has taken out of the ring yet.
+    fn pending(&self) -> usize {
+        match &self.tx {
+            Tx::Lane(lane) => lane.len(),
+            Tx::Own(..) => 0,
         }
     }
 
@@ -190,7 +258,7 @@ impl Port for DpdkPort {
     }
 
     fn ready(&self) -> bool {
-        self.rx.iter().any(RxQueue::ready)
+        self.rx.iter().any(RxQueue::ready) || matches!(&self.tx, Tx::Own(_, Some(lane)) if !lane.is_empty())
     }
 
     fn receive_ring(&self) -> Option<RingUse> {
@@ -207,15 +275,24 @@ impl Port for DpdkPort {
     }
 
     fn steering(&self) -> Steering {
-        if self.device.rss {
+        if self.device.rules() > 0 {
+            Steering::FlowRules
+        } else if self.device.rss {
             Steering::Rss
         } else {
             Steering::None
         }
     }
 
-    /// Nothing wakes who waits for a device: it is polled.
-    fn attach(&mut self, _sleeper: &mut Sleeper) -> io::Result<()> {
-        Ok(())
+    fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
+        DeviceFlows::of(&self.device)
+    }
+
+    /// Nothing wakes who waits for a device: it is polled. Who sends for others is woken by them.
+    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
+        match &self.tx {
+            Tx::Own(_, Some(lane)) => lane.attach(sleeper),
+            _ => Ok(()),
+        }
     }
 }

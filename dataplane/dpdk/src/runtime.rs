@@ -31,6 +31,8 @@ pub struct Config {
     /// The longest frame. `bodies` counts the buffers of each thread beyond those in the devices' rings; `buffers` is not
     /// used.
     pub pool: PoolConfig,
+    /// Frames that wait between each two threads at most: each is a buffer.
+    pub hand_over: usize,
     /// Where buffers live.
     pub hugepages: Hugepages,
     /// The devices that ports will name.
@@ -58,12 +60,15 @@ impl Runtime {
     /// [`DpdkError::Start`], [`DpdkError::Hugepages`], [`DpdkError::Buffers`].
     pub fn start(config: &Config) -> Result<Arc<Self>, DpdkError> {
         let threads = config.threads.max(1);
+        // A thread without a send queue has as many places in the ring to the one that sends for it.
         let sends: usize = config.devices.iter().map(|d| d.tx_frames * threads).sum();
         let receives: usize = config.devices.iter().map(|d| d.rx_frames * d.queues).sum();
         let ports = config.devices.len();
-        let whole = sends + receives + threads * (CACHED + config.pool.bodies + ports * BATCH);
-        // A ring holds segments; a frame that shares has three, of which one is counted there.
-        let small = sends + threads * (CACHED + 3 * (ports + 1) * BATCH);
+        let between = threads * (threads - 1) * config.hand_over;
+        let whole = sends + receives + between + threads * (CACHED + config.pool.bodies + ports * BATCH);
+        // A device's ring holds segments; a frame that shares has three, of which one is counted there. A ring between threads holds
+        // frames.
+        let small = sends * if threads > 1 { 3 } else { 1 } + threads * (CACHED + 3 * (ports + 1) * BATCH);
         let room = config.pool.frame_max.max(HEAD).next_multiple_of(64);
         let xdp = config.devices.iter().filter(|d| d.device.starts_with(XDP));
         let xdp = XDP_BUFFERS * xdp.map(|d| d.queues).sum::<usize>();
@@ -154,7 +159,7 @@ impl Runtime {
             spec.queues,
             "that queues= asks for",
         )?;
-        enough("send", info.tx_queues_max, self.threads, "worker")?;
+        enough("send", info.tx_queues_max, 1, "port")?;
         let device_max = if info.memif {
             memif_buffer(spec).saturating_sub(frame_max(0))
         } else {
@@ -176,7 +181,8 @@ impl Runtime {
         }
         let set_up = SetUp {
             rx_queues: spec.queues,
-            tx_queues: self.threads,
+            tx_queues: self.threads.min(info.tx_queues_max),
+            threads: self.threads,
             rx_frames: spec.rx_frames,
             tx_frames: spec.tx_frames,
             mtu,

@@ -24,6 +24,7 @@ fn runtime(devices: &[&DpdkSpec], threads: usize) -> Arc<Runtime> {
     Runtime::start(&Config {
         threads,
         pool,
+        hand_over: 64,
         hugepages: Hugepages::No,
         devices: devices.iter().map(|d| (*d).clone()).collect(),
     })

@@ -17,6 +17,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::pool::PoolBuf;
 use crate::port::{Port, PortLink, PortStats, RingUse, Steering};
 use crate::sleep::Sleeper;
+use crate::steer::FlowTable;
 
 /// Words of the random stream per frame.
 const WORDS: usize = 8;
@@ -550,5 +551,9 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
 
     fn steering(&self) -> Steering {
         self.inner.steering()
+    }
+
+    fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
+        self.inner.flow_table()
     }
 }

@@ -1,6 +1,7 @@
 //! Where a thread's frames live: what a worker's loop is generic over, and how ports of another kind of memory join in.
 
 use std::io;
+use std::sync::Arc;
 
 use castnet_wire::{Batch, DropReason, FrameBuf, Nanos, PortId};
 
@@ -9,6 +10,7 @@ use crate::port::{Port, PortLink, PortStats, RingUse, Sides, Steering};
 use crate::ring::{FrameRing, HandOver};
 use crate::sleep::Sleeper;
 use crate::spec::{OpenError, PortSpec};
+use crate::steer::FlowTable;
 
 /// A port over a given kind of memory.
 pub type MemoryPort<M> = Box<dyn Port<Buf = <M as Memory>::Buf>>;
@@ -195,5 +197,9 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
 
     fn steering(&self) -> Steering {
         self.port.steering()
+    }
+
+    fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
+        self.port.flow_table()
     }
 }

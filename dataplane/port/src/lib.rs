@@ -36,6 +36,7 @@ mod port;
 pub mod ring;
 pub mod sleep;
 pub mod spec;
+pub mod steer;
 
 pub use af_packet::{AfPacketPort, AfPacketSpec, Offload, set_offloads};
 pub use castnet_wire::{BATCH, Batch, FrameBuf};
@@ -49,3 +50,4 @@ pub use port::{BoxPort, Port, PortDevice, PortLink, PortStats, RingUse, Sides, S
 pub use ring::{FrameRing, HandOver, MoveRing};
 pub use sleep::{Sleeper, Waker};
 pub use spec::{Backend, BadPortSpec, OpenError, PortSpec};
+pub use steer::{FlowTable, Steered};

@@ -1,11 +1,13 @@
 //! The trait that every backend implements, and what a port tells about itself.
 
 use std::io;
+use std::sync::Arc;
 
 use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr, Nanos};
 
 use crate::pool::PoolBuf;
 use crate::sleep::Sleeper;
+use crate::steer::FlowTable;
 
 /// A port whose frames live in the thread's [`Pool`](crate::Pool): what a worker holds.
 pub type BoxPort = Box<dyn Port<Buf = PoolBuf>>;
@@ -108,6 +110,12 @@ pub trait Port {
     fn steering(&self) -> Steering {
         Steering::None
     }
+
+    /// The rules by which the device chooses a receive queue, where it can have such and there is a choice. Not for the path
+    /// of a frame.
+    fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
+        None
+    }
 }
 
 impl<P: Port + ?Sized> Port for Box<P> {
@@ -164,6 +172,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn steering(&self) -> Steering {
         (**self).steering()
+    }
+    fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
+        (**self).flow_table()
     }
 }
 

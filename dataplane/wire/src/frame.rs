@@ -36,6 +36,13 @@ pub trait FrameBuf {
     /// Head, body and trailer in wire order, without overlap; any may be empty.
     fn segments(&self) -> [&[u8]; 3];
 
+    /// Whether a device has found the checksum of the IPv4 header right when the frame came in, so that nobody needs to sum it
+    /// again. `false` says nothing.
+    #[inline]
+    fn checksum_good(&self) -> bool {
+        false
+    }
+
     /// Copies the frame into `out`, as much as fits, and returns the bytes written.
     fn copy_to(&self, out: &mut [u8]) -> usize {
         let mut at = 0;

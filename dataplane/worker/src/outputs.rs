@@ -83,9 +83,9 @@ impl<M: Memory> Outputs<M> {
         self.slots.iter().filter_map(|s| s.port.poll_timeout()).min()
     }
 
-    /// Whether a port that this worker receives from has something.
+    /// Whether a port has something: received frames, or what other workers want sent.
     pub(crate) fn ready(&self) -> bool {
-        self.slots.iter().any(|s| s.receives && s.port.ready())
+        self.slots.iter().any(|s| s.port.ready())
     }
 
     /// Counts a frame that came in by `port` and ended before it reached an engine.

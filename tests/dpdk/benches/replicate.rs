@@ -98,6 +98,7 @@ mod dpdk {
     fn runtime(devices: Vec<DpdkSpec>, pool: PoolConfig) -> Arc<Runtime> {
         Runtime::start(&Config {
             threads: 1,
+            hand_over: 0,
             pool,
             hugepages: Hugepages::Auto,
             devices,

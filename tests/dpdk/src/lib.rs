@@ -82,13 +82,14 @@ impl Switch {
             .iter()
             .filter_map(|p| p.spec.dpdk().cloned())
             .collect();
-        let (pool, open) = (config.pool, gate.clone());
+        let (pool, open, hand_over) = (config.pool, gate.clone(), config.hand_over);
         let dataplane = if devices.is_empty() {
             Dataplane::start_in(config, move |_| Ok(Gated::new(Pool::new(pool), open.clone())))
         } else {
             let runtime = Runtime::start(&Config {
                 threads: config.workers.len(),
                 pool,
+                hand_over,
                 hugepages: Hugepages::No,
                 devices,
             });

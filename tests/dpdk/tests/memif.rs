@@ -245,6 +245,7 @@ mod dpdk {
         let runtime = Runtime::start(&Config {
             threads: 1,
             pool: PoolConfig::default(),
+            hand_over: 0,
             hugepages,
             devices: specs.iter().filter_map(|s| s.dpdk().cloned()).collect(),
         })?;

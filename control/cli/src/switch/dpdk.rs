@@ -39,6 +39,7 @@ pub(crate) fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dat
     let runtime = castnet_dpdk::Runtime::start(&castnet_dpdk::Config {
         threads: config.workers.len(),
         pool: config.pool,
+        hand_over: config.hand_over,
         hugepages: match hugepages {
             Hugepages::Auto => castnet_dpdk::Hugepages::Auto,
             Hugepages::Yes => castnet_dpdk::Hugepages::Yes,

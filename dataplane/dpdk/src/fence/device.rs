@@ -3,16 +3,19 @@
 use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use castnet_dpdk_sys as sys;
-use castnet_port::{BATCH, Batch};
+use castnet_port::{BATCH, Batch, MoveRing};
 use castnet_wire::MacAddr;
 
 use super::eal::{self, Eal};
+use super::flow::Rule;
 use super::mbuf::Mbuf;
 use super::pool::Lease;
 use crate::error::DpdkError;
+use crate::flow::Flows;
 use crate::rss;
 
 /// Drivers that send frames of several segments and do not say so (seen in DPDK 22.11: they read or free them segment by
@@ -43,7 +46,9 @@ pub(crate) struct DeviceInfo {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SetUp {
     pub(crate) rx_queues: usize,
+    /// As many as there are threads, or fewer.
     pub(crate) tx_queues: usize,
+    pub(crate) threads: usize,
     pub(crate) rx_frames: usize,
     pub(crate) tx_frames: usize,
     pub(crate) mtu: usize,
@@ -71,10 +76,20 @@ pub(crate) struct Device {
     pub(crate) tx_queues: usize,
     /// Frames that each receive queue's ring holds, as the device has adjusted it.
     rx_frames: usize,
+    /// Whether it says of received frames whether their IPv4 checksum is right.
+    pub(crate) rx_checksum: bool,
+    /// By send queue: what threads without one put down for the one that has it. Empty where all have one.
+    pub(crate) lanes: Vec<Arc<Lane>>,
+    /// Its rules, of which control makes as many as there are groups.
+    pub(crate) flows: Mutex<Flows<Rule>>,
+    rules: AtomicUsize,
     /// The queues that somebody has.
     taken: Mutex<Vec<(Direction, usize)>>,
     _pool: Arc<Lease>,
 }
+
+/// Frames on their way to the thread that has a send queue.
+pub(crate) type Lane = MoveRing<(), Mbuf>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -175,6 +190,7 @@ impl Probed {
             promiscuous: set_up.promiscuous.into(),
             multi_segment: 0,
             rss: 0,
+            rx_checksum: 0,
         };
         let mut step = ptr::null();
         eal::forget_log();
@@ -185,6 +201,14 @@ impl Probed {
             let step = eal::text(step);
             return Err(self.refused(&step, failed));
         }
+        let tx_queues = usize::from(setup.tx_queues);
+        // Each place is a buffer, and those are counted: see `Runtime::start`.
+        let without = set_up.threads.saturating_sub(tx_queues);
+        let clients = without.div_ceil(tx_queues.max(1));
+        let lanes = match clients {
+            0 => 0,
+            _ => tx_queues,
+        };
         Ok(Device {
             probed: self,
             multi_segment: TAKES_SEGMENTS.contains(&info.driver.as_str())
@@ -193,8 +217,14 @@ impl Probed {
             mtu: set_up.mtu,
             rss: setup.rss != 0,
             rx_queues: set_up.rx_queues,
-            tx_queues: set_up.tx_queues,
+            tx_queues,
             rx_frames: setup.rx_descriptors.into(),
+            rx_checksum: setup.rx_checksum != 0,
+            lanes: (0..lanes)
+                .map(|_| Arc::new(Lane::new(clients * set_up.tx_frames)))
+                .collect(),
+            flows: Mutex::default(),
+            rules: AtomicUsize::new(0),
             taken: Mutex::new(Vec::new()),
             _pool: pool,
         })
@@ -226,6 +256,25 @@ impl Device {
     pub(crate) fn missed(&self) -> u64 {
         // SAFETY: the device is there.
         unsafe { sys::cn_missed(self.probed.port) }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.probed.port
+    }
+
+    /// What the thread puts frames down in that is the `rank`th and has no send queue; `None` for one that has.
+    pub(crate) fn lane(&self, rank: usize) -> Option<&Arc<Lane>> {
+        let at = rank.checked_sub(self.tx_queues)?;
+        self.lanes.get(at % self.tx_queues.max(1))
+    }
+
+    /// Rules that lead frames to their queues.
+    pub(crate) fn rules(&self) -> usize {
+        self.rules.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_rules(&self, rules: usize) {
+        self.rules.store(rules, Ordering::Relaxed);
     }
 
     fn take(&self, direction: Direction, queue: usize) -> Result<(), DpdkError> {

@@ -271,6 +271,11 @@ impl FrameBuf for Mbuf {
     }
 
     #[inline]
+    fn checksum_good(&self) -> bool {
+        self.raw().ol_flags & sys::RX_IP_CKSUM_MASK == sys::RX_IP_CKSUM_GOOD
+    }
+
+    #[inline]
     fn segments(&self) -> [&[u8]; 3] {
         let slice = |(start, length): (*mut u8, usize)| {
             // SAFETY: the bytes are in a segment of the frame, which lives as long as `self` is borrowed. Those of a body are

@@ -3,5 +3,6 @@
 
 pub(crate) mod device;
 pub(crate) mod eal;
+pub(crate) mod flow;
 pub(crate) mod mbuf;
 pub(crate) mod pool;
