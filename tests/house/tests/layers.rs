@@ -39,6 +39,7 @@ const MAY_USE_ALL: &[&str] = &[
     "castnet-softroce-tests",
     "castnet-dpdk-tests",
     "castnet-benches",
+    "castnet-peers",
 ];
 
 /// Crates that do no I/O and know no clock: none of these may appear among their dependencies.

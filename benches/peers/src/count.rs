@@ -1,0 +1,165 @@
+//! What switches say about themselves, read.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Frames since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    /// Frames that came in.
+    pub frames_in: u64,
+    /// Frames that went out, of all ports together.
+    pub frames_out: u64,
+}
+
+impl Count {
+    /// Adds another port's.
+    pub fn add(&mut self, other: Self) {
+        self.frames_in += other.frames_in;
+        self.frames_out += other.frames_out;
+    }
+}
+
+/// The devices of a DPDK process, from its answer to `/ethdev/list`.
+///
+/// # Errors
+/// It is no such answer.
+pub fn devices(answer: &[u8]) -> Result<Vec<u64>> {
+    let answer: Value = serde_json::from_slice(answer).context("no JSON from DPDK's telemetry")?;
+    let list = answer["/ethdev/list"].as_array().context("no list of devices")?;
+    list.iter()
+        .map(|id| id.as_u64().context("a device without a number"))
+        .collect()
+}
+
+/// Frames of one device, from the answer to `/ethdev/stats,N`.
+///
+/// # Errors
+/// It is no such answer.
+pub fn device_stats(answer: &[u8]) -> Result<Count> {
+    let answer: Value = serde_json::from_slice(answer).context("no JSON from DPDK's telemetry")?;
+    let stats = &answer["/ethdev/stats"];
+    let number = |name| {
+        stats[name]
+            .as_u64()
+            .with_context(|| format!("no {name} of a device"))
+    };
+    Ok(Count {
+        frames_in: number("ipackets")?,
+        frames_out: number("opackets")?,
+    })
+}
+
+/// Frames of all ports of an Open vSwitch bridge, from what `ovs-ofctl dump-ports` prints; its own port to the host is none of them.
+///
+/// # Errors
+/// It is no such text.
+pub fn dump_ports(text: &str) -> Result<Count> {
+    let mut sum = Count::default();
+    let mut counted = false;
+    let mut ports = 0;
+    for line in text.lines() {
+        if let Some((port, _)) = line
+            .trim_start()
+            .strip_prefix("port ")
+            .and_then(|l| l.split_once(':'))
+        {
+            counted = port.trim() != "LOCAL";
+            ports += usize::from(counted);
+        }
+        if counted {
+            sum.frames_in += after(line, "rx pkts=").unwrap_or(0);
+            sum.frames_out += after(line, "tx pkts=").unwrap_or(0);
+        }
+    }
+    anyhow::ensure!(ports > 0, "no ports in what ovs-ofctl says: {text}");
+    Ok(sum)
+}
+
+fn after(line: &str, what: &str) -> Option<u64> {
+    let digits = line.split_once(what)?.1;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().ok()
+}
+
+/// Frames of one interface that the kernel counts, from `/proc/net/dev`: those that came in to it, and those that it sent.
+///
+/// # Errors
+/// There is no such interface.
+pub fn interface(text: &str, name: &str) -> Result<Count> {
+    let line = text
+        .lines()
+        .find_map(|line| line.trim_start().strip_prefix(name)?.strip_prefix(':'));
+    let line = line.with_context(|| format!("no interface {name}"))?;
+    let column = |n: usize| line.split_whitespace().nth(n)?.parse().ok();
+    Ok(Count {
+        frames_in: column(1).context("no frames that were received")?,
+        frames_out: column(9).context("no frames that were sent")?,
+    })
+}
+
+/// Nanoseconds that a thread has run, from its `schedstat`.
+///
+/// # Errors
+/// It is no such text.
+pub fn schedstat(text: &str) -> Result<u64> {
+    let first = text.split_whitespace().next().and_then(|n| n.parse().ok());
+    first.context("no time in schedstat")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn telemetry_names_devices_and_their_frames() {
+        assert_eq!(
+            devices(br#"{"/ethdev/list":[0,1,8]}"#).expect("a list"),
+            [0, 1, 8]
+        );
+        let stats =
+            br#"{"/ethdev/stats":{"ipackets":70,"opackets":512,"ibytes":1,"obytes":2,"q_ipackets":[70]}}"#;
+        let expected = Count {
+            frames_in: 70,
+            frames_out: 512,
+        };
+        assert_eq!(device_stats(stats).expect("counts"), expected);
+        for wrong in [&b""[..], b"{}", b"{\"/ethdev/stats\":{\"ipackets\":-1}}"] {
+            assert!(devices(wrong).is_err() && device_stats(wrong).is_err());
+        }
+    }
+
+    #[test]
+    fn ovs_counts_ports_but_its_own() {
+        let text = "OFPST_PORT reply (OF1.3) (xid=0x2): 3 ports\n  \
+            port  8: rx pkts=0, bytes=0, drop=0, errs=0, frame=?, over=?, crc=?\n           \
+            tx pkts=1379339, bytes=0, drop=0, errs=0, coll=?\n           duration=3.735s\n  \
+            port LOCAL: rx pkts=9, bytes=0, drop=0, errs=0, frame=0, over=0, crc=0\n           \
+            tx pkts=4, bytes=0, drop=9760, errs=0, coll=0\n           duration=7.774s\n  \
+            port  1: rx pkts=1753056, bytes=1896806592, drop=0, errs=0, frame=?, over=?, crc=?\n           \
+            tx pkts=1, bytes=0, drop=0, errs=0, coll=?\n";
+        let expected = Count {
+            frames_in: 1_753_056,
+            frames_out: 1_379_340,
+        };
+        assert_eq!(dump_ports(text).expect("counts"), expected);
+        assert!(dump_ports("ovs-ofctl: no bridge").is_err());
+    }
+
+    #[test]
+    fn the_kernel_counts_interfaces() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
+            lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0\n    \
+            e1: 123456     789    0    0    0     0          0         0      555      77    0    1    0     0       0          0\n";
+        let expected = Count {
+            frames_in: 789,
+            frames_out: 77,
+        };
+        assert_eq!(interface(text, "e1").expect("counts"), expected);
+        assert!(interface(text, "e").is_err() && interface(text, "e11").is_err());
+        assert_eq!(schedstat("107661 52157 2\n").expect("a time"), 107_661);
+        assert!(schedstat("").is_err());
+    }
+}

@@ -1,0 +1,219 @@
+//! A source that goes on and on, and receivers that acknowledge. A file begins again after its last frame, and a switch must not
+//! take that for the same packets once more: so each frame gets the next PSN, and the ICRC that belongs to it, as it is received.
+//! Now and then each receiver acknowledges, as RNICs do that coalesce. What that costs counts as the switch's.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use castnet_dpdk_tests::frames::ack;
+use castnet_port::{
+    Batch, FrameBuf, Memory, MemoryPort, OpenError, PoolStats, Port, PortLink, PortSpec, PortStats, Sides,
+    Sleeper,
+};
+use castnet_wire::icrc::{HeaderDelta, Shift};
+use castnet_wire::{Nanos, Psn, Syndrome};
+
+/// A receiver acknowledges once in so many frames.
+const EVERY: u32 = 4096;
+/// Frames that may be on their way inside the switch: those are not acknowledged yet.
+const LAG: u32 = 1024;
+/// Where the PSN of a RoCEv2 frame over IPv4 is, without a VLAN tag.
+const PSN: std::ops::Range<usize> = 51..54;
+
+/// What a source has sent to its group.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// The group, as in [`ack`].
+    pub(crate) group: usize,
+    /// Frames so far; the PSN is the lower 24 bits.
+    pub(crate) sent: AtomicU32,
+    /// It ends there, where it is to end.
+    pub(crate) end: Option<u32>,
+}
+
+/// What sits at a port.
+#[derive(Clone, Debug)]
+pub(crate) enum Role {
+    /// The source of a group, whose packets have so many bytes of payload, and PSN 0 in the file.
+    Source(Arc<Stream>, usize),
+    /// The receiver at port N of the switch, of these groups.
+    Receiver(usize, Vec<Arc<Stream>>),
+}
+
+/// Who is where, by the names of devices. Nothing comes in before `open`.
+#[derive(Debug, Default)]
+pub(crate) struct Roles {
+    pub(crate) roles: BTreeMap<String, Role>,
+    pub(crate) open: AtomicBool,
+}
+
+/// Memory whose ports play these roles.
+#[derive(Clone)]
+pub(crate) struct Endless<M> {
+    pub(crate) inner: M,
+    pub(crate) roles: Arc<Roles>,
+}
+
+impl<M: Memory> Memory for Endless<M> {
+    type Buf = M::Buf;
+    type HandOver = M::HandOver;
+
+    fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
+        let inner = self.inner.open(spec, sides, queue)?;
+        let role = spec.dpdk().and_then(|spec| self.roles.roles.get(&spec.device));
+        Ok(match role.filter(|_| sides.receives()) {
+            None => inner,
+            Some(Role::Source(stream, payload)) => Box::new(Source::<M> {
+                inner,
+                stream: stream.clone(),
+                roles: self.roles.clone(),
+                after: Box::new(Shift::by_bytes(*payload)),
+            }),
+            Some(Role::Receiver(port, streams)) => Box::new(Receiver {
+                inner,
+                memory: self.inner.clone(),
+                port: *port,
+                streams: streams.iter().map(|stream| (stream.clone(), 0)).collect(),
+            }),
+        })
+    }
+
+    fn gather(&self, parts: &[&[u8]]) -> Option<M::Buf> {
+        self.inner.gather(parts)
+    }
+
+    fn replicate(&self, original: &M::Buf, header: usize, multi_segment: bool) -> Option<M::Buf> {
+        self.inner.replicate(original, header, multi_segment)
+    }
+
+    fn allocate(&self, length: usize) -> Option<M::Buf> {
+        self.inner.allocate(length)
+    }
+
+    fn has_room(&self) -> bool {
+        self.inner.has_room()
+    }
+
+    fn stats(&self) -> PoolStats {
+        self.inner.stats()
+    }
+}
+
+struct Source<M: Memory> {
+    inner: MemoryPort<M>,
+    stream: Arc<Stream>,
+    roles: Arc<Roles>,
+    after: Box<Shift>,
+}
+
+impl<M: Memory> Source<M> {
+    fn receive(&mut self, batch: &mut Batch<M::Buf>) {
+        // Nobody else writes it.
+        let mut sent = self.stream.sent.load(Ordering::Relaxed);
+        if !self.roles.open.load(Ordering::Relaxed) || self.stream.end.is_some_and(|end| sent >= end) {
+            return;
+        }
+        let before = batch.len();
+        self.inner.receive(batch);
+        for frame in &mut batch[before..] {
+            let psn = Psn::new(sent & 0xFF_FFFF);
+            if let Some(bytes) = frame.head_mut().get_mut(PSN) {
+                bytes.copy_from_slice(&psn.value().to_be_bytes()[1..]);
+            }
+            let change = HeaderDelta::psn(Psn::new(0), psn).change(&self.after);
+            let icrc = u32::from_le_bytes(frame.trailer()) ^ change;
+            frame.set_trailer(icrc.to_le_bytes());
+            sent = sent.wrapping_add(1);
+        }
+        self.stream.sent.store(sent, Ordering::Relaxed);
+    }
+}
+
+struct Receiver<M: Memory> {
+    inner: MemoryPort<M>,
+    memory: M,
+    port: usize,
+    /// With what is acknowledged of each.
+    streams: Vec<(Arc<Stream>, u32)>,
+}
+
+impl<M: Memory> Receiver<M> {
+    fn receive(&mut self, batch: &mut Batch<M::Buf>) {
+        self.inner.receive(batch);
+        for (stream, acknowledged) in &mut self.streams {
+            let sent = stream.sent.load(Ordering::Relaxed);
+            if sent.wrapping_sub(*acknowledged) < EVERY + LAG || batch.is_full() {
+                continue;
+            }
+            let upto = sent.wrapping_sub(LAG);
+            let bytes = ack(
+                stream.group,
+                self.port,
+                upto.wrapping_sub(1) & 0xFF_FFFF,
+                Syndrome::Ack,
+            );
+            if let Some(frame) = self.memory.gather(&[&bytes]) {
+                batch.push(frame);
+                *acknowledged = upto;
+            }
+        }
+    }
+}
+
+/// All but receiving is the port's own.
+macro_rules! port {
+    ($player:ident) => {
+        impl<M: Memory> Port for $player<M> {
+            type Buf = M::Buf;
+
+            fn receive(&mut self, batch: &mut Batch<M::Buf>) {
+                $player::receive(self, batch);
+            }
+
+            fn multi_segment(&self) -> bool {
+                self.inner.multi_segment()
+            }
+
+            fn send(&mut self, batch: &mut Batch<M::Buf>) {
+                self.inner.send(batch);
+            }
+
+            fn info(&self) -> PortLink {
+                self.inner.info()
+            }
+
+            fn is_up(&self) -> bool {
+                self.inner.is_up()
+            }
+
+            fn stats(&self) -> PortStats {
+                self.inner.stats()
+            }
+
+            fn ready(&self) -> bool {
+                self.inner.ready()
+            }
+
+            fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
+                self.inner.attach(sleeper)
+            }
+
+            fn poll(&mut self, now: Nanos) {
+                self.inner.poll(now);
+            }
+
+            fn poll_timeout(&self) -> Option<Nanos> {
+                self.inner.poll_timeout()
+            }
+
+            fn pending(&self) -> usize {
+                self.inner.pending()
+            }
+        }
+    };
+}
+
+port!(Source);
+port!(Receiver);

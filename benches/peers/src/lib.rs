@@ -1,0 +1,19 @@
+//! Castnet beside other switches, in one run: the same frames, the same virtual devices, the same core. docs/peers.md says what
+//! is compared, and what makes it fair.
+//!
+//! Two tables. Over DPDK's virtual devices (feature `dpdk`): testpmd, DPDK's example ipv4_multicast, OVS-DPDK and Castnet. Over veth
+//! pairs of the kernel: the Linux bridge and Castnet.
+
+pub mod count;
+#[cfg(feature = "dpdk")]
+pub mod dpdk;
+pub mod machine;
+pub mod measure;
+pub mod options;
+pub mod plot;
+pub mod process;
+pub mod report;
+mod run;
+pub mod veth;
+
+pub use run::main;

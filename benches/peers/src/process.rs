@@ -1,0 +1,180 @@
+//! Other programs as processes that end with us, whatever happens.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::machine;
+
+/// How long a switch may take to start.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running program. It is killed when this is dropped, and when this process dies in any way.
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    stdin: Option<ChildStdin>,
+    answers: Option<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    /// Starts it; what it says goes into `<folder>/<name>.log`. Its input stays open until it is dropped.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(name: &str, folder: &Path, command: &Command) -> Result<Self> {
+        Self::start_with(name, folder, command, None)
+    }
+
+    /// The same for one that [`Process::ask`] talks with.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn start_to_ask(name: &str, folder: &Path, command: &Command) -> Result<Self> {
+        Self::start_with(name, folder, command, Some(Stdio::piped()))
+    }
+
+    fn start_with(name: &str, folder: &Path, command: &Command, out: Option<Stdio>) -> Result<Self> {
+        let log = folder.join(format!("{name}.log"));
+        let file = File::create(&log)?;
+        let mut mortal = Command::new("setpriv");
+        mortal
+            .args(["--pdeathsig", "KILL"])
+            .arg(command.get_program())
+            .args(command.get_args());
+        for (key, value) in command.get_envs() {
+            match value {
+                Some(value) => mortal.env(key, value),
+                None => mortal.env_remove(key),
+            };
+        }
+        mortal.stdin(Stdio::piped()).stderr(file.try_clone()?);
+        mortal.stdout(out.unwrap_or_else(|| file.into()));
+        let mut child = mortal.spawn().context("starting setpriv (package util-linux)")?;
+        Ok(Self {
+            name: name.to_owned(),
+            stdin: child.stdin.take(),
+            answers: child.stdout.take().map(BufReader::new),
+            child,
+            log,
+        })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks a line and waits for a line.
+    ///
+    /// # Errors
+    /// It has ended, with what it said.
+    pub fn ask(&mut self, question: &str) -> Result<String> {
+        let mut answer = String::new();
+        let mut talk = |stdin: &mut ChildStdin, answers: &mut BufReader<ChildStdout>| {
+            writeln!(stdin, "{question}")?;
+            answers.read_line(&mut answer)
+        };
+        let talked = match (&mut self.stdin, &mut self.answers) {
+            (Some(stdin), Some(answers)) => talk(stdin, answers),
+            _ => bail!("{} cannot be asked", self.name),
+        };
+        match talked {
+            Ok(bytes) if bytes > 0 => Ok(answer),
+            _ => bail!("{} has ended: {}", self.name, self.said()),
+        }
+    }
+
+    /// Waits until `ready` has something.
+    ///
+    /// # Errors
+    /// It ends before, patience does, or somebody interrupts.
+    pub fn wait_for<T>(&mut self, mut ready: impl FnMut() -> Option<T>) -> Result<T> {
+        let start = Instant::now();
+        loop {
+            if let Some(thing) = ready() {
+                return Ok(thing);
+            }
+            self.lives()?;
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "{} is not ready: {}",
+                self.name,
+                self.said()
+            );
+            machine::pause(Duration::from_millis(10))?;
+        }
+    }
+
+    /// Whether it still runs.
+    ///
+    /// # Errors
+    /// It does not, with the end of what it said.
+    pub fn lives(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("{} has ended ({status}): {}", self.name, self.said());
+        }
+        Ok(())
+    }
+
+    /// The end of what it has said.
+    pub fn said(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        lines[lines.len().saturating_sub(4)..].join(" / ")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command to its end and gives what it printed.
+///
+/// # Errors
+/// It does not start or fails, with its words.
+pub fn output(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let out = command.output().with_context(|| format!("running {name}"))?;
+    let words = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{name}: {}", words.trim());
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Why a program cannot be run: it is not here, and this package has it.
+pub fn missing(program: &str, package: &str) -> Option<String> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
+    (!found).then(|| format!("needs {program} (package {package})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_answers_and_what_it_said_last_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = Command::new("sh");
+        command.args(["-c", "read line; echo \"$line too\"; echo enough >&2"]);
+        let mut process = Process::start_to_ask("sh", folder.path(), &command).expect("a process");
+        assert_eq!(process.ask("one").expect("an answer"), "one too\n");
+        let end = process.ask("two").expect_err("its end").to_string();
+        assert!(end.contains("enough"), "{end}");
+    }
+
+    #[test]
+    fn what_is_not_installed_is_named_with_its_package() {
+        assert_eq!(missing("sh", "dash"), None);
+        let why = missing("no-such-switch", "switches").expect("missing");
+        assert!(why.contains("no-such-switch") && why.contains("package switches"));
+    }
+}
