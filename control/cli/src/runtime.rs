@@ -23,7 +23,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 #[command(
     after_help = "Two readings, one second apart; with --watch, one after each time. Clocks are ticks of the processor's counter (TSC). Those of the
-parts are a sample (one round in eight), as is how full rings were (one round in 64).
+parts are a sample (one round in 16), as is how full rings were (one round in 64).
 
 How to read it (docs/dpdk.md has more):
   idle             share of time without work. With --idle busy a worker takes its whole core whatever this says

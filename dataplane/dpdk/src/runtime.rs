@@ -17,6 +17,9 @@ const MTU: usize = 9000;
 /// Buffers of each thread's caches: DPDK's own holds half as much again before it gives back.
 const CACHED: usize = CACHE * 3 / 2 + BATCH;
 
+/// What EAL and devices take beside the buffers, in bytes.
+const BESIDE: usize = 64 << 20;
+
 /// AF_XDP's buffers lie within a page, headers included.
 const XDP: &str = "net_af_xdp";
 const XDP_ROOM: usize = 3328;
@@ -39,6 +42,52 @@ pub struct Config {
     pub devices: Vec<DpdkSpec>,
 }
 
+/// How many buffers that makes.
+struct Needs {
+    threads: usize,
+    /// Whole frames, and their bytes.
+    whole: usize,
+    room: usize,
+    small: usize,
+    xdp: usize,
+}
+
+impl Config {
+    fn needs(&self) -> Needs {
+        let threads = self.threads.max(1);
+        // A thread without a send queue has as many places in the ring to the one that sends for it.
+        let sends: usize = self.devices.iter().map(|d| d.tx_frames * threads).sum();
+        let receives: usize = self.devices.iter().map(|d| d.rx_frames * d.queues).sum();
+        let ports = self.devices.len();
+        let between = threads * (threads - 1) * self.hand_over;
+        let whole = sends + receives + between + threads * (CACHED + self.pool.bodies + ports * BATCH);
+        // A device's ring holds segments; a frame that shares has three, of which one is counted there. A ring between threads holds
+        // frames.
+        let small = sends * if threads > 1 { 3 } else { 1 } + threads * (CACHED + 3 * (ports + 1) * BATCH);
+        let room = self.pool.frame_max.max(HEAD).next_multiple_of(64);
+        let xdp = self.devices.iter().filter(|d| d.device.starts_with(XDP));
+        let xdp = XDP_BUFFERS * xdp.map(|d| d.queues).sum::<usize>();
+        Needs {
+            threads,
+            whole,
+            room,
+            small,
+            xdp,
+        }
+    }
+
+    /// Bytes of memory that DPDK needs for it: the buffers, and what EAL and devices take beside.
+    pub fn bytes(&self) -> usize {
+        let needs = self.needs();
+        let xdp = if needs.xdp == 0 {
+            0
+        } else {
+            Lease::bytes(needs.xdp, XDP_ROOM)
+        };
+        Lease::bytes(needs.whole, needs.room) + Lease::bytes(needs.small, HEAD) + xdp + BESIDE
+    }
+}
+
 /// DPDK for one dataplane. Devices stop when the last port over them has gone.
 #[derive(Debug)]
 pub struct Runtime {
@@ -59,23 +108,10 @@ impl Runtime {
     /// # Errors
     /// [`DpdkError::Start`], [`DpdkError::Hugepages`], [`DpdkError::Buffers`].
     pub fn start(config: &Config) -> Result<Arc<Self>, DpdkError> {
-        let threads = config.threads.max(1);
-        // A thread without a send queue has as many places in the ring to the one that sends for it.
-        let sends: usize = config.devices.iter().map(|d| d.tx_frames * threads).sum();
-        let receives: usize = config.devices.iter().map(|d| d.rx_frames * d.queues).sum();
-        let ports = config.devices.len();
-        let between = threads * (threads - 1) * config.hand_over;
-        let whole = sends + receives + between + threads * (CACHED + config.pool.bodies + ports * BATCH);
-        // A device's ring holds segments; a frame that shares has three, of which one is counted there. A ring between threads holds
-        // frames.
-        let small = sends * if threads > 1 { 3 } else { 1 } + threads * (CACHED + 3 * (ports + 1) * BATCH);
-        let room = config.pool.frame_max.max(HEAD).next_multiple_of(64);
-        let xdp = config.devices.iter().filter(|d| d.device.starts_with(XDP));
-        let xdp = XDP_BUFFERS * xdp.map(|d| d.queues).sum::<usize>();
-        let xdp_bytes = if xdp == 0 { 0 } else { Lease::bytes(xdp, XDP_ROOM) };
+        let needs = config.needs();
         let eal = Eal::start(&EalConfig {
             hugepages: config.hugepages,
-            bytes: Lease::bytes(whole, room) + Lease::bytes(small, HEAD) + xdp_bytes,
+            bytes: config.bytes(),
             pci: config
                 .devices
                 .iter()
@@ -85,11 +121,11 @@ impl Runtime {
         })?;
         Ok(Arc::new(Self {
             eal,
-            threads,
+            threads: needs.threads,
             pool: config.pool,
-            whole: Arc::new(Lease::new(eal, whole, room)?),
-            small: Arc::new(Lease::new(eal, small, HEAD)?),
-            xdp: match xdp {
+            whole: Arc::new(Lease::new(eal, needs.whole, needs.room)?),
+            small: Arc::new(Lease::new(eal, needs.small, HEAD)?),
+            xdp: match needs.xdp {
                 0 => None,
                 count => Some(Arc::new(Lease::new(eal, count, XDP_ROOM)?)),
             },

@@ -1,6 +1,6 @@
 //! What a worker measures of itself: the clocks that the parts of a round take, and how full its rings are.
 //!
-//! Both are samples, so that they cost next to nothing: of eight rounds one is measured in parts, with one reading of the
+//! Both are samples, so that they cost next to nothing: of sixteen rounds one is measured in parts, with one reading of the
 //! processor's counter where a part ends, never per frame; and of 64 rounds one looks at the rings. Sums only grow, so who
 //! reads them twice has the figures of the time between, and any number may read.
 
@@ -9,7 +9,7 @@ use castnet_port::RingUse;
 use crate::control::Clock;
 
 /// One round of so many is measured in parts ...
-const CLOCKS_EVERY: u64 = 8;
+const CLOCKS_EVERY: u64 = 16;
 /// ... and one of so many looks at the rings: another one, so that neither measures the other.
 const RINGS_EVERY: u64 = 64;
 
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn one_round_in_eight_is_measured_and_only_if_it_had_frames() {
+    fn one_round_in_sixteen_is_measured_and_only_if_it_had_frames() {
         let mut meter = Meter::new(Clock::start());
         let mut looks = 0;
         for round in 0..128 {
@@ -187,7 +187,7 @@ mod tests {
             meter.end(if round < 64 { 0 } else { 32 });
         }
         let clocks = meter.clocks();
-        assert_eq!((clocks.rounds, clocks.frames, looks), (8, 256, 2));
+        assert_eq!((clocks.rounds, clocks.frames, looks), (4, 128, 2));
         assert_eq!(clocks.hand_over, 0);
         assert!(clocks.receive + clocks.engine + clocks.send <= clocks.all);
     }

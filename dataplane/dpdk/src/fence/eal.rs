@@ -34,7 +34,7 @@ pub enum Hugepages {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EalConfig {
     pub(crate) hugepages: Hugepages,
-    /// Bytes that buffers and devices will need.
+    /// Bytes that are needed, all in all.
     pub(crate) bytes: usize,
     /// PCI devices with their options; DPDK touches no others.
     pub(crate) pci: Vec<String>,
@@ -104,7 +104,7 @@ impl Eal {
         if let Some(eal) = *running {
             return Ok(eal);
         }
-        let megabytes = (config.bytes >> 20) + 64;
+        let megabytes = config.bytes.div_ceil(1 << 20);
         let free = free_hugepages() >> 20;
         let hugepages = match config.hugepages {
             Hugepages::No => false,
