@@ -1,0 +1,175 @@
+//! Hosts on ports: a thread that plays them, and a port of a worker that is itself the hosts behind it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use castnet_port::{BATCH, Batch, Memory, MemoryPort, Port, PortStats};
+use castnet_wire::Nanos;
+
+use crate::counts::Counts;
+use crate::host::{Host, HostReport};
+use crate::seen::Whole;
+use crate::template::HEADER;
+
+mod in_core;
+mod lane;
+
+pub use in_core::InCore;
+pub use lane::{Lane, LaneEnd};
+
+/// Rounds that find nothing before a thread offers its core to others.
+const SPINS: u32 = 64;
+
+/// What all who play are told, and the clock that they share.
+#[derive(Debug)]
+pub struct Stage {
+    go: AtomicBool,
+    stop: AtomicBool,
+    end: AtomicBool,
+    start: Instant,
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Stage {
+    /// Nobody sends as yet.
+    pub fn new() -> Self {
+        Self {
+            go: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            end: AtomicBool::new(false),
+            start: Instant::now(),
+        }
+    }
+
+    /// Lets all begin.
+    pub fn go(&self) {
+        self.go.store(true, Ordering::Release);
+    }
+
+    /// Nothing new from now on; what comes is still counted and answered.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// Threads end, and say what came of it.
+    pub fn end(&self) {
+        self.stop();
+        self.end.store(true, Ordering::Release);
+    }
+
+    /// Time since it was made.
+    pub fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// A host's totals while it runs, for those who watch.
+#[derive(Debug, Default)]
+pub struct Live {
+    driven: AtomicU64,
+    sent: AtomicU64,
+    sent_bytes: AtomicU64,
+    received: AtomicU64,
+    received_bytes: AtomicU64,
+    others: AtomicU64,
+}
+
+impl Live {
+    /// None as yet.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    #[inline]
+    fn publish(&self, counts: &Counts) {
+        self.driven.store(counts.driven, Ordering::Relaxed);
+        self.sent.store(counts.sent, Ordering::Relaxed);
+        self.sent_bytes.store(counts.sent_bytes, Ordering::Relaxed);
+        self.received.store(counts.received, Ordering::Relaxed);
+        self.received_bytes
+            .store(counts.received_bytes, Ordering::Relaxed);
+        self.others.store(counts.others, Ordering::Relaxed);
+    }
+
+    /// As far as they were published: each is right, though not all of one moment.
+    pub fn read(&self) -> Counts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            driven: read(&self.driven),
+            sent: read(&self.sent),
+            sent_bytes: read(&self.sent_bytes),
+            received: read(&self.received),
+            received_bytes: read(&self.received_bytes),
+            others: read(&self.others),
+        }
+    }
+}
+
+/// What became of a host and of its port.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// The host.
+    pub host: HostReport,
+    /// Its port: drops here are frames that never reached the switch.
+    pub port: PortStats,
+}
+
+/// A host with its port, in the thread that plays it.
+pub struct Seat<M: Memory> {
+    /// It.
+    pub host: Host<M::Buf>,
+    /// Its port.
+    pub port: MemoryPort<M>,
+    /// Where its totals are published.
+    pub live: Arc<Live>,
+}
+
+/// Plays hosts on their ports until the stage's end. Never sleeps, but lets others have the core where there is nothing to do.
+pub fn play<M: Memory>(memory: &M, seats: &mut [Seat<M>], stage: &Stage) -> Vec<Played> {
+    let mut scratch = vec![0; 16 * 1024];
+    let mut batch = Batch::new();
+    let (mut idle, mut stopped) = (0, false);
+    let segments: Vec<bool> = seats.iter().map(|s| s.port.multi_segment()).collect();
+    while !stage.end.load(Ordering::Acquire) {
+        let now = stage.now();
+        let going = stage.go.load(Ordering::Acquire);
+        if !stopped && stage.stop.load(Ordering::Acquire) {
+            stopped = true;
+            seats.iter_mut().for_each(|s| s.host.stop());
+        }
+        let mut moved = 0;
+        for (seat, segments) in seats.iter_mut().zip(&segments) {
+            let Seat { host, port, live } = seat;
+            port.poll(now);
+            let came = port.receive_with(&mut scratch, &mut |bytes| host.take(now, &Whole(bytes)));
+            let mut made = 0;
+            if going && port.pending() < BATCH {
+                host.fill(now, &mut batch, |original| {
+                    memory.replicate(original, HEADER, *segments)
+                });
+                made = batch.len();
+                port.send(&mut batch);
+            }
+            if came + made > 0 {
+                live.publish(host.counts());
+                moved += came + made;
+            }
+        }
+        idle = if moved > 0 { 0 } else { idle + 1 };
+        if idle > SPINS {
+            thread::yield_now();
+        }
+    }
+    let played = seats.iter().map(|seat| Played {
+        host: seat.host.report(),
+        port: seat.port.stats(),
+    });
+    played.collect()
+}

@@ -1,0 +1,728 @@
+//! Who sends what to whom: a scenario on given places, and the groups that a switch needs for it.
+
+use std::net::Ipv4Addr;
+
+use castnet_port::{FrameBuf, PortLink};
+use castnet_rules::{
+    CollectiveEndpoint, CollectiveGroup, CollectiveHop, Fault, HostEndpoint, MulticastGroup, NextHop, Path,
+    RankEndpoint,
+};
+use castnet_wire::{
+    Call, CallFlags, Control, DataType, MacAddr, McstId, Opcode, Operation, Pmtu, PortId, Primitive, Psn,
+    Qpn, Verdict,
+};
+
+use crate::flow::{Flow, Kind};
+use crate::rank::{PACKETS, Rank, RankConfig};
+use crate::receiver::{Answers, Receiver};
+use crate::scenario::{Pattern, Rate, Scenario};
+use crate::source::{Positions, Source, SourceConfig};
+use crate::template::{Ends, Ready, Shifts, Template};
+
+/// Packets that a rank may have under way: more need more slots, and slots that leave the cache cost time.
+const RANK_WINDOW: u32 = 96;
+/// Packets per message of a rank, at most.
+const RANK_MESSAGE: u32 = 16;
+/// The ranks' time-out in microseconds: short, so that what is lost is repaired soon.
+const ACK_TIMEOUT_US: u32 = 4_000;
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// Fewer ports than members.
+    #[error("{need} ports are needed, one for each member, and there are {have}")]
+    TooFewPlaces {
+        /// Members.
+        need: usize,
+        /// Ports.
+        have: usize,
+    },
+    /// The groups break rules.
+    #[error("the groups cannot be had: {}", .0.first().map(ToString::to_string).unwrap_or_default())]
+    Rules(Vec<Fault>),
+    /// A member that nobody would play: the group would wait for it.
+    #[error("group `{group}` has the member `{member}`, and no port has this name")]
+    NobodyPlays {
+        /// The group.
+        group: String,
+        /// The member.
+        member: String,
+    },
+    /// A switch where a host was wanted.
+    #[error(
+        "group `{group}` goes on to the switch `{switch}`: only members next to this switch can be played"
+    )]
+    BehindSwitch {
+        /// The group.
+        group: String,
+        /// The other switch.
+        switch: String,
+    },
+    /// A pattern without a group for it.
+    #[error("no {kind} group is there for the pattern {pattern}")]
+    NoGroup {
+        /// `multicast` or `collective`.
+        kind: &'static str,
+        /// The pattern.
+        pattern: Pattern,
+    },
+    /// A payload that does not fit.
+    #[error("group `{group}` has a path MTU of {pmtu} bytes, and {payload} bytes of payload are asked for")]
+    OverPmtu {
+        /// The group.
+        group: String,
+        /// What it carries.
+        pmtu: usize,
+        /// What was to be sent.
+        payload: usize,
+    },
+    /// No host at that place.
+    #[error("the plan has no host {0}")]
+    NoHost(usize),
+    /// A frame cannot be made.
+    #[error("a frame cannot be made: {0}")]
+    Frame(String),
+    /// There is no buffer for a template.
+    #[error("no buffer is free for the frames that others are made of, or none is long enough")]
+    NoBuffer,
+}
+
+/// Where a host can be: a port of ours, and what is at the other end of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The host's name.
+    pub name: String,
+    /// The switch's port that it is behind.
+    pub port: PortId,
+    /// The host's Ethernet address.
+    pub mac: MacAddr,
+    /// The switch's, at that port.
+    pub gateway: MacAddr,
+}
+
+/// Where switches of unknown address are spoken to: no switch looks at the address of a group's frame.
+const GATEWAY: MacAddr = MacAddr([0x02, 0xCA, 0x57, 0, 0, 1]);
+
+impl Place {
+    /// Host `n` of a star, behind port `n`; `tx` is the first one's name.
+    pub fn star(count: usize) -> Vec<Self> {
+        (0..count.min(PortId::COUNT))
+            .map(|n| Self {
+                name: if n == 0 { "tx".to_owned() } else { format!("rx{n}") },
+                port: PortId::new(n as u8).unwrap_or_default(),
+                mac: MacAddr([0x02, 0xBE, 0, 0, 0, n as u8]),
+                gateway: GATEWAY,
+            })
+            .collect()
+    }
+
+    /// The host that has this port of ours.
+    pub fn at(name: impl Into<String>, port: PortId, link: &PortLink, gateway: Option<MacAddr>) -> Self {
+        Self {
+            name: name.into(),
+            port,
+            mac: link.mac,
+            gateway: gateway.unwrap_or(GATEWAY),
+        }
+    }
+}
+
+/// What a member does in its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Role {
+    /// Sends data.
+    Source {
+        /// Of the first data frame.
+        start: Psn,
+    },
+    /// Gets it.
+    Receiver {
+        /// Of the first data frame.
+        start: Psn,
+        /// Counted from 0.
+        number: usize,
+        /// Of how many.
+        of: usize,
+    },
+    /// Contributes and gets results.
+    Rank {
+        /// Which.
+        rank: u16,
+        /// Of how many.
+        of: u16,
+        /// Of its first packet.
+        sq: Psn,
+        /// Of the first packet to it.
+        rq: Psn,
+        /// Packets that it may have under way.
+        window: u32,
+        /// Packets of a message.
+        message: u32,
+    },
+}
+
+impl Role {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Source { .. } => "source",
+            Self::Receiver { .. } => "receiver",
+            Self::Rank { .. } => "rank",
+        }
+    }
+}
+
+/// One member of one group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowPlan {
+    /// The group's name.
+    pub group: String,
+    /// Its address.
+    pub mcst_id: McstId,
+    /// What is sent.
+    pub pattern: Pattern,
+    /// What the member does.
+    pub role: Role,
+    /// Its QP.
+    pub qpn: Qpn,
+    /// Between whom its frames go.
+    pub ends: Ends,
+    /// The group's path MTU.
+    pub pmtu: Pmtu,
+}
+
+/// The members behind one port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPlan {
+    /// The host's name.
+    pub name: String,
+    /// Its members.
+    pub flows: Vec<FlowPlan>,
+}
+
+/// All hosts, and what the switch must have installed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// What it is a plan of.
+    pub scenario: Scenario,
+    /// By place.
+    pub hosts: Vec<HostPlan>,
+    /// Multicast groups.
+    pub groups: Vec<MulticastGroup>,
+    /// Collective groups.
+    pub collectives: Vec<CollectiveGroup>,
+}
+
+/// What of a pattern is one host's.
+pub(crate) struct HostShare {
+    pub(crate) weight: u32,
+    pub(crate) frames: Option<u64>,
+    pub(crate) rate: Option<f64>,
+    pub(crate) bits: bool,
+}
+
+/// Address of host `n`: of the block that benchmarks have (RFC 2544, C.2.2).
+fn host_ip(n: usize) -> Ipv4Addr {
+    Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 1).to_bits() + n as u32)
+}
+
+/// Address of group `n`, of the other half of that block.
+fn group_ip(n: usize) -> McstId {
+    McstId(Ipv4Addr::from_bits(
+        Ipv4Addr::new(198, 19, 0, 1).to_bits() + n as u32,
+    ))
+}
+
+fn sport(qpn: Qpn, mcst_id: McstId) -> u16 {
+    // As RNICs do: of the dynamic ports one that stays with the QP.
+    let mixed = (qpn.value() ^ mcst_id.0.to_bits()).wrapping_mul(0x9E37_79B1);
+    0xC000 | (mixed >> 18) as u16
+}
+
+impl Scenario {
+    /// Ports that it needs: one for each member, and receivers of multicast groups have a source beside them.
+    pub fn places(&self) -> usize {
+        self.receivers + usize::from(self.workload.has_multicast())
+    }
+
+    fn rank_window(&self) -> (u32, u32) {
+        let window = self.window.clamp(2, RANK_WINDOW);
+        let message = 1 << (window / 2).min(RANK_MESSAGE).ilog2();
+        (window, message)
+    }
+}
+
+impl Plan {
+    /// A plan with groups of its own: the first place is every source's, the last ones are receivers' and ranks'.
+    ///
+    /// # Errors
+    /// Too few places; members that no group can have.
+    pub fn own(scenario: &Scenario, places: &[Place]) -> Result<Self, PlanError> {
+        let need = scenario.places();
+        if places.len() < need {
+            return Err(PlanError::TooFewPlaces {
+                need,
+                have: places.len(),
+            });
+        }
+        let places = &places[..need];
+        let (mut groups, mut collectives, mut patterns) = (Vec::new(), Vec::new(), Vec::new());
+        let mut number = 0;
+        for share in scenario.workload.shares() {
+            for n in 0..scenario.groups {
+                let name = format!("bench-{}-{n}", share.pattern);
+                let qpn = Qpn::new(0x1000 + number as u32);
+                if share.pattern.is_collective() {
+                    let first = need - scenario.receivers;
+                    collectives.push(collective(
+                        scenario,
+                        &name,
+                        group_ip(number),
+                        qpn,
+                        &places[first..],
+                        first,
+                    ));
+                } else {
+                    groups.push(multicast(scenario, &name, group_ip(number), qpn, places));
+                    patterns.push(share.pattern);
+                }
+                number += 1;
+            }
+        }
+        let faults: Vec<Fault> = groups
+            .iter()
+            .flat_map(|g| g.check(PortId::COUNT))
+            .chain(collectives.iter().flat_map(|g| g.check(PortId::COUNT)))
+            .collect();
+        if !faults.is_empty() {
+            return Err(PlanError::Rules(faults));
+        }
+        let mut plan = Self::empty(scenario, places);
+        for (group, pattern) in groups.iter().zip(patterns) {
+            plan.add_multicast(group, pattern, places, Psn::new(0))?;
+        }
+        for group in &collectives {
+            plan.add_collective(group, places)?;
+        }
+        (plan.groups, plan.collectives) = (groups, collectives);
+        Ok(plan)
+    }
+
+    /// A plan on groups that the switch has: places are matched to members by name. Patterns that are no collective's take turns over the
+    /// multicast groups. `start` says the PSN of a group's next data frame.
+    ///
+    /// # Errors
+    /// A member that no place plays, a group that goes on to other switches, payloads over the path MTU, no group for a pattern.
+    pub fn on_groups(
+        scenario: &Scenario,
+        places: &[Place],
+        groups: &[MulticastGroup],
+        collectives: &[CollectiveGroup],
+        start: impl Fn(&MulticastGroup) -> Psn,
+    ) -> Result<Self, PlanError> {
+        let mut plan = Self::empty(scenario, places);
+        let multicast: Vec<Pattern> = scenario
+            .workload
+            .shares()
+            .iter()
+            .map(|s| s.pattern)
+            .filter(|p| !p.is_collective())
+            .collect();
+        if let Some(pattern) = multicast.get(groups.len()) {
+            return Err(PlanError::NoGroup {
+                kind: "multicast",
+                pattern: *pattern,
+            });
+        }
+        if !multicast.is_empty() {
+            for (group, pattern) in groups.iter().zip(multicast.iter().cycle()) {
+                plan.add_multicast(group, *pattern, places, start(group))?;
+            }
+            plan.groups = groups.to_vec();
+        }
+        if scenario.workload.has_collectives() {
+            if collectives.is_empty() {
+                return Err(PlanError::NoGroup {
+                    kind: "collective",
+                    pattern: Pattern::Aggregate,
+                });
+            }
+            for group in collectives {
+                plan.add_collective(group, places)?;
+            }
+            plan.collectives = collectives.to_vec();
+        }
+        Ok(plan)
+    }
+
+    fn empty(scenario: &Scenario, places: &[Place]) -> Self {
+        let host = |place: &Place| HostPlan {
+            name: place.name.clone(),
+            flows: Vec::new(),
+        };
+        Self {
+            scenario: scenario.clone(),
+            hosts: places.iter().map(host).collect(),
+            groups: Vec::new(),
+            collectives: Vec::new(),
+        }
+    }
+
+    fn find(places: &[Place], group: &str, member: &str) -> Result<usize, PlanError> {
+        places
+            .iter()
+            .position(|p| p.name == member)
+            .ok_or_else(|| PlanError::NobodyPlays {
+                group: group.to_owned(),
+                member: member.to_owned(),
+            })
+    }
+
+    fn add_multicast(
+        &mut self,
+        group: &MulticastGroup,
+        pattern: Pattern,
+        places: &[Place],
+        start: Psn,
+    ) -> Result<(), PlanError> {
+        let payload = self.scenario.sizes.largest();
+        if payload > group.pmtu.bytes() {
+            return Err(PlanError::OverPmtu {
+                group: group.name.clone(),
+                pmtu: group.pmtu.bytes(),
+                payload,
+            });
+        }
+        let of = group.receiver_paths().count();
+        let mut number = 0;
+        for path in &group.paths {
+            let NextHop::Host(host) = &path.next_hop else {
+                return Err(PlanError::BehindSwitch {
+                    group: group.name.clone(),
+                    switch: path.next_hop.name().to_owned(),
+                });
+            };
+            let place = Self::find(places, &group.name, &host.name)?;
+            let role = if path.port == group.source {
+                Role::Source { start }
+            } else {
+                number += 1;
+                Role::Receiver {
+                    start,
+                    number: number - 1,
+                    of,
+                }
+            };
+            self.hosts[place].flows.push(FlowPlan {
+                group: group.name.clone(),
+                mcst_id: group.mcst_id,
+                pattern,
+                role,
+                qpn: host.qpn,
+                ends: ends(&places[place], host.mac, host.ip, host.qpn, group.mcst_id),
+                pmtu: group.pmtu,
+            });
+        }
+        Ok(())
+    }
+
+    fn add_collective(&mut self, group: &CollectiveGroup, places: &[Place]) -> Result<(), PlanError> {
+        let of = u16::try_from(group.size()).unwrap_or(u16::MAX);
+        let message = u32::from(group.message_packets);
+        // Two windows and two messages of slots never refuse anything.
+        let window = (u32::from(group.slots) / 2).saturating_sub(message).max(message);
+        for endpoint in &group.endpoints {
+            let CollectiveHop::Rank(rank) = &endpoint.next_hop else {
+                return Err(PlanError::BehindSwitch {
+                    group: group.name.clone(),
+                    switch: endpoint.next_hop.name().to_owned(),
+                });
+            };
+            let place = Self::find(places, &group.name, &rank.name)?;
+            self.hosts[place].flows.push(FlowPlan {
+                group: group.name.clone(),
+                mcst_id: group.mcst_id,
+                pattern: Pattern::Aggregate,
+                role: Role::Rank {
+                    rank: rank.rank,
+                    of,
+                    sq: rank.sq_psn,
+                    rq: rank.rq_psn,
+                    window,
+                    message,
+                },
+                qpn: rank.qpn,
+                ends: ends(&places[place], rank.mac, rank.ip, rank.qpn, group.mcst_id),
+                pmtu: group.pmtu,
+            });
+        }
+        Ok(())
+    }
+
+    /// What of a pattern is one host's: its weight, and its part of frames and rate.
+    pub(crate) fn share(&self, place: usize, pattern: Pattern) -> HostShare {
+        let drives = |host: &HostPlan| host.flows.iter().any(|f| f.pattern == pattern && f.drives());
+        let hosts = self.hosts.iter().filter(|h| drives(h)).count().max(1) as u64;
+        let before = self.hosts.iter().take(place).filter(|h| drives(h)).count() as u64;
+        let shares = self.scenario.workload.shares();
+        let total: u64 = shares.iter().map(|s| u64::from(s.weight)).sum();
+        let weight = shares
+            .iter()
+            .find(|s| s.pattern == pattern)
+            .map_or(1, |s| s.weight);
+        let part = |all: f64| all * f64::from(weight) / total as f64 / hosts as f64;
+        let frames = self.scenario.frames.map(|frames| {
+            let all = (u128::from(frames) * u128::from(weight) / u128::from(total)) as u64;
+            all / hosts + u64::from(before < all % hosts)
+        });
+        let (rate, bits) = match self.scenario.rate {
+            Rate::Flat => (None, false),
+            Rate::Frames(rate) => (Some(part(rate)), false),
+            Rate::Bits(rate) => (Some(part(rate)), true),
+        };
+        HostShare {
+            weight,
+            frames,
+            rate,
+            bits,
+        }
+    }
+}
+
+fn ends(place: &Place, mac: MacAddr, ip: Ipv4Addr, qpn: Qpn, mcst_id: McstId) -> Ends {
+    Ends {
+        from: mac,
+        to: place.gateway,
+        src: ip,
+        dst: mcst_id.0,
+        qpn: Qpn::VIRTUAL,
+        sport: sport(qpn, mcst_id),
+    }
+}
+
+fn multicast(scenario: &Scenario, name: &str, mcst_id: McstId, qpn: Qpn, places: &[Place]) -> MulticastGroup {
+    let path = |(n, place): (usize, &Place)| Path {
+        port: place.port,
+        next_hop: NextHop::Host(HostEndpoint {
+            name: place.name.clone(),
+            ip: host_ip(n),
+            qpn,
+            mac: place.mac,
+            memory: None,
+        }),
+    };
+    MulticastGroup {
+        name: name.to_owned(),
+        generation: 1,
+        mcst_id,
+        pmtu: scenario.sizes.pmtu(),
+        start_psn: Some(Psn::new(0)),
+        va_base: 0,
+        source: places.first().map(|p| p.port).unwrap_or_default(),
+        paths: places.iter().enumerate().map(path).collect(),
+        stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
+    }
+}
+
+fn collective(
+    scenario: &Scenario,
+    name: &str,
+    mcst_id: McstId,
+    qpn: Qpn,
+    places: &[Place],
+    first: usize,
+) -> CollectiveGroup {
+    let (window, message) = scenario.rank_window();
+    let endpoint = |(n, place): (usize, &Place)| CollectiveEndpoint {
+        port: place.port,
+        next_hop: CollectiveHop::Rank(RankEndpoint {
+            rank: n as u16,
+            name: place.name.clone(),
+            ip: host_ip(first + n),
+            qpn,
+            mac: place.mac,
+            sq_psn: Psn::new(0),
+            rq_psn: Psn::new(0),
+        }),
+    };
+    CollectiveGroup {
+        name: name.to_owned(),
+        generation: 1,
+        mcst_id,
+        pmtu: scenario.sizes.pmtu(),
+        psn_start: Psn::new(0),
+        slots: (2 * (window + message)).next_power_of_two() as u16,
+        message_packets: message as u16,
+        reproducible: false,
+        loss_policy: Default::default(),
+        straggler_policy: Default::default(),
+        ack_timeout_us: ACK_TIMEOUT_US,
+        stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
+        parent: None,
+        endpoints: places.iter().enumerate().map(endpoint).collect(),
+    }
+}
+
+type Gather<'a, B> = &'a mut dyn FnMut(&[u8]) -> Option<B>;
+
+impl FlowPlan {
+    /// Whether what it sends is what the pattern is about.
+    pub fn drives(&self) -> bool {
+        match self.role {
+            Role::Source { .. } => matches!(self.pattern, Pattern::Multicast | Pattern::Nak),
+            Role::Receiver { .. } => matches!(self.pattern, Pattern::Ack | Pattern::Cnp),
+            Role::Rank { .. } => true,
+        }
+    }
+
+    /// Whether it sends nothing at all.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.pattern == Pattern::Cnp && matches!(self.role, Role::Source { .. })
+    }
+
+    /// PSNs that one data frame stands for, and data frames from one acknowledgement to the next.
+    fn rhythm(&self, scenario: &Scenario) -> (u32, u32) {
+        match self.pattern {
+            Pattern::Ack => ((scenario.window / 2).max(1), 1),
+            Pattern::Nak => (1, scenario.window.max(2)),
+            _ => (1, scenario.message.min(scenario.window / 2).max(1)),
+        }
+    }
+
+    /// The flow, with its templates in the sender's memory.
+    pub(crate) fn make<B: FrameBuf>(
+        &self,
+        scenario: &Scenario,
+        shifts: &mut Shifts,
+        gather: Gather<'_, B>,
+    ) -> Result<Flow<B>, PlanError> {
+        let (stride, message) = self.rhythm(scenario);
+        let kind = match self.role {
+            Role::Source { start } => Kind::Source(Source::new(SourceConfig {
+                frames: self.sizes(scenario, shifts, gather)?,
+                turn: scenario.sizes.turn(),
+                start,
+                stride,
+                message,
+                joined: scenario.sizes.parts() == [(self.pmtu.bytes(), 1)]
+                    && self.pattern == Pattern::Multicast,
+                window: match self.pattern {
+                    Pattern::Ack => 2,
+                    _ => u64::from(scenario.window.max(2)),
+                },
+                goes_back: self.pattern == Pattern::Nak,
+            })),
+            Role::Receiver { start, number, of } => {
+                let (answers, template) = match self.pattern {
+                    Pattern::Cnp => (Answers::Cnps, Template::cnp(&self.ends, shifts)?),
+                    // Half of them refuse, and where there is one, that one.
+                    Pattern::Nak if number < of.div_ceil(2) => {
+                        let back = (scenario.window.max(2) / 2) as i32 - 1;
+                        let burst = scenario.burst.max(1);
+                        (
+                            Answers::Naks { back, burst },
+                            Template::feedback(&self.ends, shifts)?,
+                        )
+                    }
+                    _ => (Answers::Acks, Template::feedback(&self.ends, shifts)?),
+                };
+                let every = if self.pattern == Pattern::Ack { 1 } else { message };
+                let answer = Ready::new(template, gather).ok_or(PlanError::NoBuffer)?;
+                Kind::Receiver(Receiver::new(answers, answer, start, stride, every))
+            }
+            Role::Rank { .. } => Kind::Rank(Box::new(Rank::new(self.rank(shifts, gather)?))),
+        };
+        Ok(Flow {
+            kind,
+            counts: Default::default(),
+            stamped: scenario.sizes.parts().iter().all(|(size, _)| *size >= 8),
+        })
+    }
+
+    fn sizes<B: FrameBuf>(
+        &self,
+        scenario: &Scenario,
+        shifts: &mut Shifts,
+        gather: Gather<'_, B>,
+    ) -> Result<Vec<Positions<B>>, PlanError> {
+        let mut sizes = Vec::new();
+        for (size, _) in scenario.sizes.parts() {
+            // The first eight bytes are a time, or zeros.
+            let payload: Vec<u8> = (0..*size).map(|i| if i < 8 { 0 } else { i as u8 }).collect();
+            let template = |opcode| Template::data(&self.ends, opcode, &payload, shifts);
+            sizes.push(positions(template, gather)?);
+        }
+        Ok(sizes)
+    }
+
+    fn rank<B: FrameBuf>(
+        &self,
+        shifts: &mut Shifts,
+        gather: Gather<'_, B>,
+    ) -> Result<RankConfig<B>, PlanError> {
+        let Role::Rank {
+            rank,
+            of,
+            sq,
+            rq,
+            window,
+            message,
+        } = self.role
+        else {
+            return Err(PlanError::NoHost(0));
+        };
+        let elements = self.pmtu.bytes() / 4;
+        // Small whole numbers: their sum has no rounding, whatever the order.
+        let payload = |times: f32| -> Vec<u8> {
+            let values = (0..elements).map(|i| times * (i % 8) as f32);
+            values.flat_map(f32::to_le_bytes).collect()
+        };
+        let call = Call {
+            primitive: Primitive::AllReduce,
+            root: 0,
+            operation: Operation::Sum,
+            data_type: DataType::F32,
+            flags: CallFlags::NONE,
+            elements: elements as u64 * u64::from(PACKETS),
+            packets: PACKETS,
+        };
+        let control = Control {
+            sequence: 0,
+            rank,
+            call,
+            verdict: Verdict::Agreed,
+        };
+        let control = Template::control(&self.ends, &control, shifts)?;
+        let answer = Template::feedback(&self.ends, shifts)?;
+        let mine = payload(1.0);
+        let data = positions(
+            |opcode| Template::contribution(&self.ends, opcode, &mine, shifts),
+            gather,
+        )?;
+        Ok(RankConfig {
+            control: Ready::new(control, gather).ok_or(PlanError::NoBuffer)?,
+            data,
+            answer: Ready::new(answer, gather).ok_or(PlanError::NoBuffer)?,
+            result: payload(f32::from(of)),
+            sq,
+            rq,
+            window: u64::from(window),
+            message: u64::from(message),
+        })
+    }
+}
+
+fn positions<B: FrameBuf>(
+    mut template: impl FnMut(Opcode) -> Result<Template, castnet_wire::EmitError>,
+    gather: Gather<'_, B>,
+) -> Result<Positions<B>, PlanError> {
+    let mut make = |opcode| Ready::new(template(opcode)?, gather).ok_or(PlanError::NoBuffer);
+    Ok([
+        make(Opcode::SendFirst)?,
+        make(Opcode::SendMiddle)?,
+        make(Opcode::SendLast)?,
+        make(Opcode::SendOnly)?,
+    ])
+}

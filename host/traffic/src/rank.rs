@@ -1,0 +1,210 @@
+//! A rank of a collective group: one AllReduce after the other.
+
+use castnet_wire::{FrameBuf, NakCode, Nanos, Psn, Syndrome};
+
+use crate::counts::FlowCounts;
+use crate::seen::{AFTER_BTH, Seen};
+use crate::source::{PATIENCE, Positions};
+use crate::template::{Ready, aeth};
+
+/// Data packets of one AllReduce: its control message is then one frame in 1025.
+pub(crate) const PACKETS: u32 = 1024;
+
+/// Packet `i` of the flow has the PSN `sq + i` on its way up, and its result `rq + i`. Each 1025th, from the first on, is a
+/// control message.
+pub(crate) struct Rank<B> {
+    config: RankConfig<B>,
+    /// Packets sent, and of these the most ever.
+    sent: u64,
+    most: u64,
+    /// Results that have come, without a gap.
+    got: u64,
+    ack_due: bool,
+    nak_due: bool,
+    nak_sent: bool,
+    moved: Nanos,
+    endless: bool,
+}
+
+pub(crate) struct RankConfig<B> {
+    pub(crate) control: Ready<B>,
+    /// As [`crate::source::Positions`].
+    pub(crate) data: Positions<B>,
+    pub(crate) answer: Ready<B>,
+    /// Payload of every result.
+    pub(crate) result: Vec<u8>,
+    pub(crate) sq: Psn,
+    pub(crate) rq: Psn,
+    pub(crate) window: u64,
+    pub(crate) message: u64,
+}
+
+impl<B: FrameBuf> Rank<B> {
+    pub(crate) fn new(config: RankConfig<B>) -> Self {
+        Self {
+            config,
+            sent: 0,
+            most: 0,
+            got: 0,
+            ack_due: false,
+            nak_due: false,
+            nak_sent: false,
+            moved: Nanos::ZERO,
+            endless: false,
+        }
+    }
+
+    /// Results are not waited for.
+    pub(crate) fn unbind(&mut self) {
+        self.endless = true;
+    }
+
+    /// The next acknowledgement of results.
+    #[inline]
+    pub(crate) fn answer(
+        &mut self,
+        counts: &mut FlowCounts,
+        make: &mut impl FnMut(&B) -> Option<B>,
+    ) -> Option<B> {
+        let (psn, syndrome) = if self.ack_due {
+            (wire(self.config.rq, self.got).prev(), Syndrome::Ack)
+        } else if self.nak_due {
+            (
+                wire(self.config.rq, self.got),
+                Syndrome::Nak(NakCode::PsnSequenceError),
+            )
+        } else {
+            return None;
+        };
+        let frame = self
+            .config
+            .answer
+            .frame(psn, false, [aeth(syndrome, 0), 0], make)?;
+        if self.ack_due {
+            self.ack_due = false;
+            counts.acks_sent += 1;
+        } else {
+            self.nak_due = false;
+            counts.naks_sent += 1;
+        }
+        Some(frame)
+    }
+
+    /// The next packet, and whether it is new.
+    #[inline]
+    pub(crate) fn next(
+        &mut self,
+        now: Nanos,
+        stopped: bool,
+        counts: &mut FlowCounts,
+        make: &mut impl FnMut(&B) -> Option<B>,
+    ) -> Option<(B, bool)> {
+        if !self.endless && self.sent > self.got && now.0 > self.moved.0 + PATIENCE.0 {
+            counts.timeouts += 1;
+            self.moved = now;
+            self.sent = self.got;
+        }
+        let new = self.sent == self.most;
+        if (new && stopped) || (!self.endless && self.sent - self.got >= self.config.window) {
+            return None;
+        }
+        let (call, place) = (
+            self.sent / u64::from(PACKETS + 1),
+            self.sent % u64::from(PACKETS + 1),
+        );
+        let psn = wire(self.config.sq, self.sent);
+        let frame = if place == 0 {
+            self.config.control.frame(psn, true, [call as u32, 0], make)?
+        } else {
+            let in_message = (place - 1) % self.config.message;
+            let last = in_message + 1 == self.config.message || place == u64::from(PACKETS);
+            let position = match (in_message == 0, last) {
+                (true, false) => 0,
+                (false, false) => 1,
+                (false, true) => 2,
+                (true, true) => 3,
+            };
+            self.config.data[position].frame(psn, last, [0; 2], make)?
+        };
+        if self.sent == self.got {
+            self.moved = now;
+        }
+        self.sent += 1;
+        if new {
+            self.most = self.sent;
+            counts.data_sent += 1;
+            counts.data_sent_bytes += frame.length() as u64;
+        } else {
+            counts.repeated += 1;
+        }
+        Some((frame, new))
+    }
+
+    pub(crate) fn feedback(&mut self, seen: &Seen, counts: &mut FlowCounts) {
+        match seen.syndrome() {
+            Some(Syndrome::Ack) => counts.acks_received += 1,
+            Some(_) => {
+                counts.naks_received += 1;
+                // The switch lacks this one: all from there on again.
+                let back = wire(self.config.sq, self.sent).diff(seen.psn);
+                if let Ok(back) = u64::try_from(back)
+                    && back <= self.sent - self.got
+                {
+                    self.sent -= back;
+                }
+            }
+            None => {}
+        }
+    }
+
+    pub(crate) fn take(
+        &mut self,
+        now: Nanos,
+        seen: &Seen,
+        frame: &impl FrameBuf,
+        check: bool,
+        counts: &mut FlowCounts,
+    ) {
+        counts.data_received += 1;
+        counts.data_received_bytes += frame.length() as u64;
+        let ahead = seen.psn.diff(wire(self.config.rq, self.got));
+        if ahead == 0 {
+            let control = self.got.is_multiple_of(u64::from(PACKETS + 1));
+            if check && !control && !holds(frame, &self.config.result) {
+                counts.wrong_results += 1;
+            }
+            self.got += 1;
+            self.sent = self.sent.max(self.got);
+            self.most = self.most.max(self.sent);
+            self.nak_sent = false;
+            self.moved = now;
+            self.ack_due |= seen.ack_request;
+        } else if ahead < 0 {
+            counts.repeats += 1;
+            self.ack_due |= seen.ack_request;
+        } else if !self.nak_sent {
+            counts.missing += 1;
+            self.nak_sent = true;
+            self.nak_due = true;
+        }
+    }
+}
+
+fn wire(start: Psn, index: u64) -> Psn {
+    start.add(Psn::new(index as u32).value() as i32)
+}
+
+/// Whether the payload of a frame without extended headers is this.
+fn holds(frame: &impl FrameBuf, payload: &[u8]) -> bool {
+    let (mut at, mut left) = (0, payload);
+    for segment in frame.segments() {
+        let skipped = AFTER_BTH.saturating_sub(at).min(segment.len());
+        let part = &segment[skipped..];
+        let (mine, rest) = left.split_at(part.len().min(left.len()));
+        if part[..mine.len()] != *mine {
+            return false;
+        }
+        (at, left) = (at + segment.len(), rest);
+    }
+    left.is_empty()
+}

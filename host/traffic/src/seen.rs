@@ -1,0 +1,94 @@
+//! What a host looks at in a frame that comes: at fixed offsets, untagged, over IPv4.
+
+use castnet_wire::{Aeth, FrameBuf, Opcode, Psn, Qpn, Syndrome, icrc};
+
+/// Offset of the IP header.
+pub(crate) const L3: usize = 14;
+/// Offset of the BTH's last word: acknowledgement request and PSN.
+pub(crate) const PSN_AT: usize = L3 + 20 + 8 + 8;
+/// Offset of what follows the BTH: payload, or an extended header.
+pub(crate) const AFTER_BTH: usize = PSN_AT + 4;
+
+/// A RoCEv2 frame's fields.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) src: u32,
+    pub(crate) qpn: Qpn,
+    pub(crate) psn: Psn,
+    pub(crate) ack_request: bool,
+    pub(crate) opcode: u8,
+    /// The word after the BTH, and the one after that.
+    pub(crate) words: [u32; 2],
+}
+
+impl Seen {
+    pub(crate) fn read(head: &[u8]) -> Option<Self> {
+        let head: &[u8; AFTER_BTH + 8] = head.first_chunk()?;
+        let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        // IPv4 without options; UDP; RoCEv2's port.
+        if head[12..15] != [0x08, 0x00, 0x45] || head[23] != 17 || word(L3 + 20) as u16 != 4791 {
+            return None;
+        }
+        Some(Self {
+            src: word(L3 + 12),
+            qpn: Qpn::new(word(PSN_AT - 4)),
+            psn: Psn::new(word(PSN_AT)),
+            ack_request: head[PSN_AT] & 0x80 != 0,
+            opcode: head[L3 + 28],
+            words: [word(AFTER_BTH), word(AFTER_BTH + 4)],
+        })
+    }
+
+    pub(crate) fn is(&self, opcode: Opcode) -> bool {
+        self.opcode == opcode.byte()
+    }
+
+    /// What an acknowledge packet says.
+    pub(crate) fn syndrome(&self) -> Option<Syndrome> {
+        Aeth::from_bytes(&self.words[0].to_be_bytes())
+            .ok()
+            .map(|aeth| aeth.syndrome)
+    }
+}
+
+/// Whether the ICRC is right. Ethernet padding, which short frames may have got on the way, is left out.
+pub(crate) fn icrc_is_right(frame: &impl FrameBuf) -> bool {
+    let Some([hi, lo]) = frame
+        .head()
+        .get(L3 + 2..L3 + 4)
+        .and_then(|b| b.first_chunk())
+        .copied()
+    else {
+        return false;
+    };
+    let total = L3 + usize::from(u16::from_be_bytes([hi, lo]));
+    total <= frame.length() && icrc::verify(frame, L3, total)
+}
+
+/// A frame in one piece that is only looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whole<'a>(pub(crate) &'a [u8]);
+
+impl FrameBuf for Whole<'_> {
+    fn length(&self) -> usize {
+        self.0.len()
+    }
+
+    fn head(&self) -> &[u8] {
+        self.0
+    }
+
+    fn head_mut(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn trailer(&self) -> [u8; 4] {
+        self.0.last_chunk().copied().unwrap_or_default()
+    }
+
+    fn set_trailer(&mut self, _: [u8; 4]) {}
+
+    fn segments(&self) -> [&[u8]; 3] {
+        [self.0, &[], &[]]
+    }
+}
