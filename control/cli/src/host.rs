@@ -247,11 +247,11 @@ impl HostCommand {
     }
 }
 
-/// Makes a receiving machine on a QP; says what of its memory the source writes.
+/// Makes a receiving machine on a member's QPs; says what of its memory the source writes, for each lane.
 type MakeReceiver<'a, T> =
-    &'a dyn Fn(&mut AnyRnic, Qpn, &Manner) -> Outcome<(T, Option<castnet_rnic::MemoryRegion>)>;
+    &'a dyn Fn(&mut AnyRnic, &[Qpn], &Manner) -> Outcome<(T, Vec<castnet_rnic::MemoryRegion>)>;
 
-/// A member that is in its group, with a connected QP.
+/// A member that is in its group, with connected QPs.
 struct Member {
     rnic: AnyRnic,
     at: Connected,
@@ -320,12 +320,19 @@ impl MemberArgs {
         };
         self.check_qpn()?;
         let mut rnic = self.device.open()?;
-        let qpn = member::create_qp(&mut rnic, self.fixed.qpn)?;
+        let lanes = match &self.join.group {
+            Some(group) => {
+                let ask = member::lanes(controller.clone(), group.clone(), self.join.wait.0);
+                member::alongside(&mut rnic, runtime, stop, ask)?
+            }
+            None => 1,
+        };
+        let qpns = member::create_qps(&mut rnic, self.fixed.qpn, lanes)?;
         let (receiver, memory) = receiver
-            .map(|make| make(&mut rnic, qpn, &manner))
+            .map(|make| make(&mut rnic, &qpns, &manner))
             .transpose()?
             .unzip();
-        let connection = member::connection_with(&rnic, qpn, memory.flatten());
+        let connection = member::connection(&rnic, &qpns, &memory.unwrap_or_default());
         if let Some(path) = &self.qp_file {
             let facts = Facts::new(&self.name, self.device.rnic, &rnic, &connection);
             std::fs::write(path, facts.text())
@@ -346,7 +353,7 @@ impl MemberArgs {
                     ));
                 }
                 Membership {
-                    mcst_id,
+                    mcst_ids: vec![mcst_id],
                     start_psn: Psn::new(self.fixed.start_psn.unwrap_or_default()),
                     pmtu: Pmtu::from_bytes(self.fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
                     va_base: self.fixed.va_base.unwrap_or_default(),
@@ -372,7 +379,7 @@ impl MemberArgs {
             }
             (None, None) => return Err(Failure::usage("which group: --group or --mcst-id?")),
         };
-        let at = match member::connect(&mut rnic, qpn, group, manner) {
+        let at = match member::connect(&mut rnic, qpns, group, manner) {
             Ok(at) => at,
             Err(failure) => {
                 // The group must not wait for a member that will never answer.
@@ -380,9 +387,9 @@ impl MemberArgs {
                 return Err(failure);
             }
         };
-        tracing::info!(host = self.name, %qpn, mcst_id = %group.mcst_id, start_psn = %group.start_psn, "connected");
+        tracing::info!(host = self.name, qpns = ?at.qpns, mcst_ids = ?at.group.mcst_ids, start_psn = %at.group.start_psn, "connected");
         let ready = match &self.ready_file {
-            Some(file) => Ready::quiet(file, &format!("{qpn}"))?,
+            Some(file) => Ready::quiet(file, &format!("{}", at.qpns[0]))?,
             None => Ready::none(),
         };
         Ok((
@@ -514,9 +521,9 @@ impl ReceiveCommand {
         let (mut member, receiver) = args.join(
             runtime,
             stop,
-            Some(&|rnic, qpn, manner| {
-                let receiver = member::receiver(rnic, qpn, manner)?;
-                let memory = receiver.config().by_write.then(|| *receiver.ring());
+            Some(&|rnic, qpns, manner| {
+                let receiver = member::receiver(rnic, qpns, manner)?;
+                let memory = member::written(&receiver);
                 Ok((receiver, memory))
             }),
         )?;

@@ -59,14 +59,14 @@ pub struct MessagesSummary {
     pub times: Vec<Duration>,
 }
 
-/// Sends `messages`, `in_flight` of them under way at most, and returns when all are acknowledged. `progress` is told how
-/// many are, and may stop it.
+/// Sends `messages` over these QPs in turn, the lanes of a group, `in_flight` of them under way at most, and returns when all
+/// are acknowledged. `progress` is told how many are, and may stop it.
 ///
 /// # Errors
 /// [`StreamError::Work`] with the status of the first that failed, and any other of a sender's.
 pub fn send<R: Rnic>(
     rnic: &mut R,
-    qpn: Qpn,
+    qpns: &[Qpn],
     transfer: Transfer,
     messages: Messages,
     in_flight: u32,
@@ -74,6 +74,8 @@ pub fn send<R: Rnic>(
 ) -> Result<MessagesSummary, StreamError> {
     messages.check()?;
     check("in_flight", in_flight.into(), 1, 4096)?;
+    check("lanes", qpns.len() as u64, 1, 16)?;
+    let lanes = qpns.len() as u32;
     let (size, in_flight) = (messages.size as usize, in_flight.min(messages.count));
     let staging = rnic.register_memory(size * in_flight as usize, Access::READ)?;
     let (mut bytes, mut hasher) = (vec![0; size], Sha256::new());
@@ -92,22 +94,31 @@ pub fn send<R: Rnic>(
             let op = match transfer {
                 Transfer::Send => SendOp::SendImm(number),
                 Transfer::Write(ring) => SendOp::WriteImm {
-                    va: ring
-                        .va
-                        .wrapping_add(u64::from(number % ring.slots.max(1)) * u64::from(messages.size)),
+                    va: ring.va.wrapping_add(
+                        u64::from(number / lanes % ring.slots.max(1)) * u64::from(messages.size),
+                    ),
                     rkey: ring.rkey,
                     imm: number,
                 },
             };
-            rnic.post_send(qpn, SendWr::new(number.into(), op, local))?;
+            rnic.post_send(
+                qpns[(number % lanes) as usize],
+                SendWr::new(number.into(), op, local),
+            )?;
             posted.push_back(Instant::now());
             number += 1;
         }
         turn(rnic)?;
-        while let Some(done) = rnic.poll_send_completion(qpn) {
+        // In the order in which they were sent: a later one's memory is used again only after all before it.
+        loop {
+            let lane = times.len() % qpns.len();
+            let qpn = qpns[lane];
+            let Some(done) = rnic.poll_send_completion(qpn) else {
+                break;
+            };
             let (wr_id, status) = (done.wr_id, done.status);
             if status != Status::Success {
-                return Err(StreamError::Work { qpn, wr_id, status });
+                return Err(failed(qpns, lane, wr_id, status));
             }
             times.extend(posted.pop_front().map(|at: Instant| at.elapsed()));
         }
@@ -123,67 +134,81 @@ pub fn send<R: Rnic>(
     })
 }
 
+fn failed(qpns: &[Qpn], lane: usize, wr_id: u64, status: Status) -> StreamError {
+    StreamError::Work {
+        lane: (qpns.len() > 1).then_some(lane as u8),
+        qpn: qpns[lane],
+        wr_id,
+        status,
+    }
+}
+
 /// The receiving side: a ring of buffers with posted receives, as that of a stream (see [`crate::stream`] for its flow
 /// control).
 pub struct MessageReceiver {
-    qpn: Qpn,
+    qpns: Vec<Qpn>,
     by_write: bool,
     messages: Messages,
     slots: u32,
-    ring: MemoryRegion,
+    /// One for each QP.
+    rings: Vec<MemoryRegion>,
 }
 
 impl MessageReceiver {
-    /// A receiver on a QP that has received nothing yet, with `slots` buffers: 2 to 65,536, and with WRITE as many as the
-    /// sender counts with.
+    /// A receiver on QPs that have received nothing yet, the lanes of a group, with `slots` buffers each: 2 to 65,536, and
+    /// with WRITE as many as the sender counts with.
     ///
     /// # Errors
     /// [`StreamError::OutOfRange`], or the RNIC refused memory or receives.
     pub fn new(
         rnic: &mut dyn Rnic,
-        qpn: Qpn,
+        qpns: &[Qpn],
         by_write: bool,
         messages: Messages,
         slots: u32,
     ) -> Result<Self, StreamError> {
         messages.check()?;
         check("slots", slots.into(), 2, 1 << 16)?;
+        check("lanes", qpns.len() as u64, 1, 16)?;
         let access = if by_write {
             Access::REMOTE_WRITE
         } else {
             Access::LOCAL
         };
-        let ring = rnic.register_memory(messages.size as usize * slots as usize, access)?;
+        let bytes = messages.size as usize * slots as usize;
+        let rings = qpns.iter().map(|_| rnic.register_memory(bytes, access));
         let receiver = Self {
-            qpn,
+            rings: rings.collect::<Result<_, _>>()?,
+            qpns: qpns.to_vec(),
             by_write,
             messages,
             slots,
-            ring,
         };
-        for slot in 0..slots - u32::from(by_write) {
-            receiver.post(rnic, slot)?;
+        for lane in 0..qpns.len() {
+            for slot in 0..slots - u32::from(by_write) {
+                receiver.post(rnic, lane, slot)?;
+            }
         }
         Ok(receiver)
     }
 
-    /// The ring: what a member of a group names as its memory where the sender uses WRITE.
-    pub fn ring(&self) -> &MemoryRegion {
-        &self.ring
+    /// The rings, one for each lane: what a member of a group names as its memory where the sender uses WRITE.
+    pub fn rings(&self) -> &[MemoryRegion] {
+        &self.rings
     }
 
-    fn post(&self, rnic: &mut dyn Rnic, slot: u32) -> Result<(), StreamError> {
+    fn post(&self, rnic: &mut dyn Rnic, lane: usize, slot: u32) -> Result<(), StreamError> {
         let local = if self.by_write {
             LocalSlice::EMPTY
         } else {
             LocalSlice {
-                key: self.ring.key,
+                key: self.rings[lane].key,
                 offset: u64::from(slot) * u64::from(self.messages.size),
                 length: self.messages.size,
             }
         };
         let wr_id = slot.into();
-        Ok(rnic.post_recv(self.qpn, RecvWr { wr_id, local })?)
+        Ok(rnic.post_recv(self.qpns[lane], RecvWr { wr_id, local })?)
     }
 
     /// Receives all messages and holds each byte against what was sent. `progress` is told how many have come.
@@ -204,15 +229,17 @@ impl MessageReceiver {
         let mut first = None;
         while times.len() < self.messages.count as usize {
             turn(rnic)?;
-            while times.len() < self.messages.count as usize
-                && let Some(done) = rnic.poll_recv_completion(self.qpn)
-            {
-                let (qpn, wr_id, status) = (self.qpn, done.wr_id, done.status);
+            while times.len() < self.messages.count as usize {
+                let (number, lanes) = (times.len() as u64, self.qpns.len());
+                let lane = times.len() % lanes;
+                let Some(done) = rnic.poll_recv_completion(self.qpns[lane]) else {
+                    break;
+                };
+                let (wr_id, status) = (done.wr_id, done.status);
                 if status != Status::Success {
-                    return Err(StreamError::Work { qpn, wr_id, status });
+                    return Err(failed(&self.qpns, lane, wr_id, status));
                 }
-                let number = times.len() as u64;
-                let slot = (number % u64::from(self.slots)) as u32;
+                let slot = (number / lanes as u64 % u64::from(self.slots)) as u32;
                 let malformed = |what| StreamError::Malformed { number, what };
                 match done.imm {
                     Some(imm) if u64::from(imm) == number => {}
@@ -228,14 +255,14 @@ impl MessageReceiver {
                     return Err(malformed("it has another size"));
                 }
                 let offset = u64::from(slot) * u64::from(self.messages.size);
-                rnic.read_memory(self.ring.key, offset, &mut came)?;
+                rnic.read_memory(self.rings[lane].key, offset, &mut came)?;
                 fill(number, &mut expected);
                 if came != expected {
                     return Err(malformed("its bytes are not those that were sent"));
                 }
                 hasher.update(&came);
                 times.push(first.get_or_insert_with(Instant::now).elapsed());
-                self.post(rnic, slot)?;
+                self.post(rnic, lane, slot)?;
                 // Checking must not keep ACKs waiting.
                 let now = rnic.now();
                 rnic.poll(now)?;

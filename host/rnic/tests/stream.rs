@@ -4,8 +4,8 @@ mod common;
 
 use castnet_port::{Faults, MemLink, MemLinkConfig, Pool, PoolConfig, Sides};
 use castnet_rnic::stream::{
-    Event, ReceiverConfig, RemoteRing, SenderConfig, StreamError, StreamHeader, StreamReceiver, StreamSender,
-    StreamSummary, Transfer,
+    Event, ReceiverConfig, RemoteRing, SenderConfig, SenderLane, StreamError, StreamHeader, StreamReceiver,
+    StreamSender, StreamSummary, Transfer,
 };
 use castnet_rnic::{
     Access, LocalSlice, QpOptions, QpRemote, QpState, Rnic, SendOp, SendWr, SoftRnic, SoftRnicConfig, Status,
@@ -20,39 +20,67 @@ struct StreamTest {
     net: Net,
     sender: StreamSender,
     receiver: StreamReceiver,
+    /// Those of the first lane.
     qpns: [Qpn; 2],
+    /// Those of the others.
+    more: Vec<[Qpn; 2]>,
 }
 
 impl StreamTest {
-    fn new(mut net: Net, by_write: bool, message_size: u32, in_flight: u32, slots: u32) -> Self {
-        let qpns = net.connect(|remote| remote.min_rnr_timer = 2);
+    fn new(net: Net, by_write: bool, message_size: u32, in_flight: u32, slots: u32) -> Self {
+        Self::over(1, net, by_write, message_size, in_flight, slots)
+    }
+
+    /// The same over so many lanes.
+    fn over(
+        lanes: usize,
+        mut net: Net,
+        by_write: bool,
+        message_size: u32,
+        in_flight: u32,
+        slots: u32,
+    ) -> Self {
+        let mut connect = || net.connect(|remote| remote.min_rnr_timer = 2);
+        let qpns = connect();
+        let more: Vec<[Qpn; 2]> = (1..lanes).map(|_| connect()).collect();
         let [left, right] = &mut net.rnics;
         let receiver = ReceiverConfig {
             message_size,
             slots,
             ..ReceiverConfig::new(qpns[1], by_write)
         };
-        let receiver = StreamReceiver::new(right, receiver).unwrap();
-        let ring = receiver.ring();
-        let transfer = match by_write {
-            true => Transfer::Write(RemoteRing {
-                va: ring.va,
-                rkey: ring.rkey,
-                slots,
-            }),
-            false => Transfer::Send,
-        };
+        let others: Vec<Qpn> = more.iter().map(|pair| pair[1]).collect();
+        let receiver = StreamReceiver::over_lanes(right, receiver, &others).unwrap();
+        let transfers: Vec<Transfer> = receiver
+            .rings()
+            .map(|ring| match by_write {
+                true => Transfer::Write(RemoteRing {
+                    va: ring.va,
+                    rkey: ring.rkey,
+                    slots,
+                }),
+                false => Transfer::Send,
+            })
+            .collect();
+        let others = more.iter().zip(&transfers[1..]);
+        let others: Vec<SenderLane> = others
+            .map(|(pair, transfer)| SenderLane {
+                qpn: pair[0],
+                transfer: *transfer,
+            })
+            .collect();
         let sender = SenderConfig {
             message_size,
             in_flight,
-            ..SenderConfig::new(qpns[0], transfer)
+            ..SenderConfig::new(qpns[0], transfers[0])
         };
-        let sender = StreamSender::new(left, sender).unwrap();
+        let sender = StreamSender::over_lanes(left, sender, &others).unwrap();
         Self {
             net,
             sender,
             receiver,
             qpns,
+            more,
         }
     }
 
@@ -161,6 +189,34 @@ fn a_consumer_that_never_consumes_holds_the_sender_back_for_ever() {
         assert!(taken <= 8 * 2048);
         assert_eq!(test.net.rnics[0].qp_state(test.qpns[0]).unwrap(), QpState::Ready);
     }
+}
+
+#[test]
+fn a_lane_that_fails_fails_the_stream_by_name() {
+    for end in [0, 1] {
+        let mut test = StreamTest::over(3, Net::quiet(), false, 1024, 4, 4);
+        test.run("before", &some_bytes(10_000, 1), 1).unwrap();
+        test.net.rnics[end].fail_qp(test.more[1][end]).unwrap();
+        let error = test.run("after", &some_bytes(100_000, 2), 1).unwrap_err();
+        let StreamError::Work { lane, qpn, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!((*lane, test.more[1].contains(qpn)), (Some(2), true), "{error}");
+        assert!(error.to_string().starts_with("lane 2: "), "{error}");
+    }
+}
+
+#[test]
+fn lanes_share_the_messages() {
+    let mut test = StreamTest::over(4, Net::quiet(), false, 1024, 8, 8);
+    test.run("x", &some_bytes(40 * 1024, 3), 1).unwrap();
+    // A begin, forty full messages and an end, one after the other by the four.
+    assert_eq!(test.sender.messages_acknowledged(), 42);
+    let qpns = std::iter::once(test.qpns).chain(test.more.iter().copied());
+    let came: Vec<u32> = qpns
+        .map(|[_, right]| test.net.rnics[1].qp_status(right).unwrap().msn)
+        .collect();
+    assert_eq!(came, [11, 11, 10, 10]);
 }
 
 #[test]
@@ -350,13 +406,13 @@ proptest! {
 
     #[test]
     fn streams_arrive_over_bad_links(
-        seed in any::<u32>(), by_write in any::<bool>(), length in 0usize..60_000, message_size in 1024u32..9000,
+        (seed, lanes) in (any::<u32>(), 1usize..6), by_write in any::<bool>(), length in 0usize..60_000, message_size in 1024u32..9000,
         in_flight in 1u32..9, slots in 2u32..9, pace in 1u64..30,
         loss in 0.0f64..0.1, duplicate in 0.0f64..0.1, reorder in 0.0f64..0.1, corrupt in 0.0f64..0.1,
     ) {
         let faults = Faults { loss, duplicate, reorder, corrupt, ..Faults::NONE };
         let net = Net::new(1500, faults, seed.into());
-        let mut test = StreamTest::new(net, by_write, message_size, in_flight, slots);
+        let mut test = StreamTest::over(lanes, net, by_write, message_size, in_flight, slots);
         for round in 0..2 {
             let bytes = some_bytes(length, round);
             let (arrived, _) = test.run("x", &bytes, pace).unwrap();

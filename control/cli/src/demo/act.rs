@@ -311,16 +311,20 @@ fn host(
     let manner = &stage.script.manner;
     let ip = Ipv4Addr::new(10, 0, 0, index as u8 + 1);
     let mut rnic = member::open(&PortSpec::from(end), SoftRnicConfig::new(ip))?;
-    let qpn = member::create_qp(&mut rnic, None)?;
+    let qpns = member::create_qps(&mut rnic, None, 1)?;
     let mut receiver = if index == 0 {
         None
     } else {
-        Some(member::receiver(&mut rnic, qpn, manner)?)
+        Some(member::receiver(&mut rnic, &qpns, manner)?)
     };
     let request = api::JoinGroupRequest {
         group: stage.script.group.clone(),
         host: name.to_owned(),
-        connection: Some(member::connection(&rnic, qpn, receiver.as_ref())),
+        connection: Some(member::connection(
+            &rnic,
+            &qpns,
+            &receiver.as_ref().map(member::written).unwrap_or_default(),
+        )),
     };
     let dial = Dial {
         address: stage.controller.clone(),
@@ -331,7 +335,7 @@ fn host(
         async move { member::join(dial, request, Duration::ZERO).await }
     };
     let state = member::alongside(&mut rnic, runtime, &stage.stop, join)?;
-    let at = member::connect(&mut rnic, qpn, Membership::try_from(&state)?, *manner)?;
+    let at = member::connect(&mut rnic, qpns, Membership::try_from(&state)?, *manner)?;
     curtain(stage, &mut rnic, runtime)?;
 
     let figures = match &mut receiver {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use castnet_port::{BoxPort, Pool, PoolConfig, PortSpec, Sides};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::stream::{
-    self, Flow, ReceiverConfig, RemoteRing, SenderConfig, StreamError, StreamHeader, StreamReceiver,
-    StreamSender, StreamSummary, Transfer,
+    self, Flow, ReceiverConfig, RemoteRing, SenderConfig, SenderLane, StreamError, StreamHeader,
+    StreamReceiver, StreamSender, StreamSummary, Transfer,
 };
 use castnet_rnic::{
     MemoryRegion, NeighbourConfig, QpOptions, QpRemote, RnicError, SoftRnic, SoftRnicConfig, Status,
@@ -66,10 +66,11 @@ impl Default for Manner {
     }
 }
 
-/// A group, as far as a member's QP is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A group, as far as a member's QPs are concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Membership {
-    pub(crate) mcst_id: Ipv4Addr,
+    /// One for each lane.
+    pub(crate) mcst_ids: Vec<Ipv4Addr>,
     pub(crate) start_psn: Psn,
     pub(crate) pmtu: Pmtu,
     pub(crate) va_base: u64,
@@ -80,11 +81,13 @@ impl TryFrom<&api::GroupState> for Membership {
 
     fn try_from(state: &api::GroupState) -> Outcome<Self> {
         let odd = |what: String| Failure::failed(format!("the controller's answer makes no sense: {what}"));
+        let mcst_id = |text: &String| text.parse().map_err(|_| odd(format!("McstID '{text}'")));
+        let lanes = state.lanes.iter().map(|lane| mcst_id(&lane.mcst_id));
         Ok(Self {
-            mcst_id: state
-                .mcst_id
-                .parse()
-                .map_err(|_| odd(format!("McstID '{}'", state.mcst_id)))?,
+            mcst_ids: match state.lanes.len() {
+                0 => vec![mcst_id(&state.mcst_id)?],
+                _ => lanes.collect::<Outcome<_>>()?,
+            },
             start_psn: Psn::new(state.start_psn),
             pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| odd(format!("path MTU {}", state.pmtu)))?,
             va_base: state.va_base,
@@ -224,6 +227,42 @@ pub(crate) async fn join(
     }
 }
 
+/// How many lanes the group has: a member brings a QP for each. Waits for a group that is not there yet as [`join`] does.
+pub(crate) async fn lanes(controller: Dial, group: String, patience: Duration) -> Outcome<usize> {
+    let start = Instant::now();
+    loop {
+        let request = api::GetGroupRequest { group: group.clone() };
+        let failure = match controller.connect().await {
+            Ok(mut client) => match client.get_group(request).await {
+                Ok(answer) => {
+                    let state = answer.into_inner().state.unwrap_or_default();
+                    return Ok(state.lanes.len().max(1));
+                }
+                Err(status) => not_joined(status, &group),
+            },
+            Err(failure) => JoinFailure::Early(failure),
+        };
+        match failure {
+            JoinFailure::Early(_) if start.elapsed() < patience => {}
+            JoinFailure::Early(failure) | JoinFailure::Final(failure) => return Err(failure),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// What a status says to who joins.
+fn not_joined(status: tonic::Status, group: &str) -> JoinFailure {
+    let code = status.code();
+    let failure = Failure::from(status).while_doing(format!("joining group {group}"));
+    match code {
+        tonic::Code::Unavailable => JoinFailure::Early(failure),
+        tonic::Code::NotFound => JoinFailure::Early(failure.next(format!(
+            "castnet group create {group} --source HOST --members HOST,...\nor wait for it: --wait 1m"
+        ))),
+        _ => JoinFailure::Final(failure),
+    }
+}
+
 enum JoinFailure {
     /// Perhaps it is only too early.
     Early(Failure),
@@ -235,16 +274,7 @@ async fn join_once(
     request: api::JoinGroupRequest,
 ) -> Result<api::GroupState, JoinFailure> {
     let group = request.group.clone();
-    let joining = |status: tonic::Status| {
-        let failure = Failure::from(status.clone()).while_doing(format!("joining group {group}"));
-        match status.code() {
-            tonic::Code::Unavailable => JoinFailure::Early(failure),
-            tonic::Code::NotFound => JoinFailure::Early(failure.next(format!(
-                "castnet group create {group} --source HOST --members HOST,...\nor wait for it: --wait 1m"
-            ))),
-            _ => JoinFailure::Final(failure),
-        }
-    };
+    let joining = |status| not_joined(status, &group);
     let mut client = controller.connect().await.map_err(JoinFailure::Early)?;
     let mut states = client.join_group(request).await.map_err(joining)?.into_inner();
     while let Some(state) = states.message().await.map_err(joining)? {
@@ -268,10 +298,10 @@ async fn join_once(
     ))
 }
 
-/// A QP that is connected to its group.
-#[derive(Clone, Copy, Debug)]
+/// QPs that are connected to their group, one in each lane.
+#[derive(Clone, Debug)]
 pub(crate) struct Connected {
-    pub(crate) qpn: Qpn,
+    pub(crate) qpns: Vec<Qpn>,
     pub(crate) group: Membership,
     pub(crate) manner: Manner,
 }
@@ -291,83 +321,107 @@ impl Connected {
     }
 }
 
-/// Connects a QP to its group.
+/// Connects a member's QPs to its group, each to its lane.
 pub(crate) fn connect<R: HostDevice>(
     rnic: &mut R,
-    qpn: Qpn,
+    qpns: Vec<Qpn>,
     group: Membership,
     manner: Manner,
 ) -> Outcome<Connected> {
-    let remote = QpRemote {
-        sq_psn: group.start_psn,
-        rq_psn: group.start_psn,
-        pmtu: group.pmtu,
-        timeout: manner.timeout,
-        retry_cnt: manner.retry_cnt,
-        rnr_retry: manner.rnr_retry,
-        ..QpRemote::new(group.mcst_id, Qpn::VIRTUAL)
-    };
-    rnic.connect_qp(qpn, &remote, manner.connect_timeout)
-        .map_err(|e| match e {
-            RnicError::Unreachable { .. } => Failure::unreachable(e).next(
-                "see that this interface is a port of a switch, and that the switch has the group:\n\
-             castnet port; castnet group list --agent URL",
-            ),
-            RnicError::PmtuTooLarge { .. } => {
-                Failure::failed(e).next("ip link set IF mtu 4200, or a group with a smaller --pmtu")
-            }
-            other => rnic_failure(other),
+    if qpns.len() != group.mcst_ids.len() {
+        let (lanes, qps) = (group.mcst_ids.len(), qpns.len());
+        return Err(Failure::failed(format!(
+            "the group has {lanes} lanes, and {qps} QPs were made for it"
+        )));
+    }
+    for (lane, (qpn, mcst_id)) in qpns.iter().zip(&group.mcst_ids).enumerate() {
+        let remote = QpRemote {
+            sq_psn: group.start_psn,
+            rq_psn: group.start_psn,
+            pmtu: group.pmtu,
+            timeout: manner.timeout,
+            retry_cnt: manner.retry_cnt,
+            rnr_retry: manner.rnr_retry,
+            ..QpRemote::new(*mcst_id, Qpn::VIRTUAL)
+        };
+        let connected = connect_qp(rnic, *qpn, &remote, manner.connect_timeout);
+        connected.map_err(|failure| match qpns.len() {
+            1 => failure,
+            _ => failure.while_doing(format!("connecting lane {lane}")),
         })?;
-    Ok(Connected { qpn, group, manner })
+    }
+    Ok(Connected { qpns, group, manner })
 }
 
-/// A QP of its own number, or of the number asked for.
-pub(crate) fn create_qp<R: HostDevice>(rnic: &mut R, qpn: Option<Qpn>) -> Outcome<Qpn> {
-    rnic.create_qp(&QpOptions {
-        qpn,
-        ..QpOptions::default()
+fn connect_qp<R: HostDevice>(rnic: &mut R, qpn: Qpn, remote: &QpRemote, patience: Duration) -> Outcome {
+    rnic.connect_qp(qpn, remote, patience).map_err(|e| match e {
+        RnicError::Unreachable { .. } => Failure::unreachable(e).next(
+            "see that this interface is a port of a switch, and that the switch has the group:\n\
+             castnet port; castnet group list --agent URL",
+        ),
+        RnicError::PmtuTooLarge { .. } => {
+            Failure::failed(e).next("ip link set IF mtu 4200, or a group with a smaller --pmtu")
+        }
+        other => rnic_failure(other),
     })
-    .map_err(rnic_failure)
 }
 
-/// The receiving machine of a QP; its memory is there before the group is joined, so that the switch can name it.
-pub(crate) fn receiver<R: HostDevice>(rnic: &mut R, qpn: Qpn, manner: &Manner) -> Outcome<StreamReceiver> {
+/// QPs for the lanes of a group, the first of its own number or of the number asked for.
+pub(crate) fn create_qps<R: HostDevice>(rnic: &mut R, first: Option<Qpn>, lanes: usize) -> Outcome<Vec<Qpn>> {
+    let create = |lane| {
+        let options = QpOptions {
+            qpn: first.filter(|_| lane == 0),
+            ..QpOptions::default()
+        };
+        rnic.create_qp(&options).map_err(rnic_failure)
+    };
+    (0..lanes).map(create).collect()
+}
+
+/// The receiving machine of a member's QPs; its memory is there before the group is joined, so that the switch can name it.
+pub(crate) fn receiver<R: HostDevice>(
+    rnic: &mut R,
+    qpns: &[Qpn],
+    manner: &Manner,
+) -> Outcome<StreamReceiver> {
+    let (first, more) = qpns
+        .split_first()
+        .ok_or_else(|| Failure::failed("a group has at least one lane"))?;
     let config = ReceiverConfig {
         message_size: manner.message_size,
         slots: manner.slots,
-        ..ReceiverConfig::new(qpn, manner.by_write)
+        ..ReceiverConfig::new(*first, manner.by_write)
     };
-    StreamReceiver::new(rnic, config).map_err(stream_failure)
+    StreamReceiver::over_lanes(rnic, config, more).map_err(stream_failure)
 }
 
-/// This member's end of its connection.
-pub(crate) fn connection<R: HostDevice>(
-    rnic: &R,
-    qpn: Qpn,
-    receiver: Option<&StreamReceiver>,
-) -> api::Connection {
-    let written = receiver.filter(|r| r.config().by_write);
-    connection_with(rnic, qpn, written.map(|r| *r.ring()))
+/// The memory of a receiver's lanes that the source writes; none where it sends.
+pub(crate) fn written(receiver: &StreamReceiver) -> Vec<MemoryRegion> {
+    let rings = receiver.rings().filter(|_| receiver.config().by_write);
+    rings.copied().collect()
 }
 
-/// This member's end of its connection, with the memory that the source writes.
-pub(super) fn connection_with<R: HostDevice>(
-    rnic: &R,
-    qpn: Qpn,
-    memory: Option<MemoryRegion>,
-) -> api::Connection {
+/// This member's ends of its connections, with the memory of each lane that the source writes.
+pub(crate) fn connection<R: HostDevice>(rnic: &R, qpns: &[Qpn], memory: &[MemoryRegion]) -> api::Connection {
     let device = rnic.attributes();
-    let memory = memory.map(|region| api::RemoteMemory {
-        va: region.va,
-        rkey: region.rkey,
-        length: region.length as u64,
+    let mut ends = qpns.iter().enumerate().map(|(lane, qpn)| {
+        let memory = memory.get(lane).map(|region| api::RemoteMemory {
+            va: region.va,
+            rkey: region.rkey,
+            length: region.length as u64,
+        });
+        api::LaneConnection {
+            qpn: qpn.value(),
+            memory,
+        }
     });
+    let first = ends.next().unwrap_or_default();
     api::Connection {
         ip: device.ip.to_string(),
         mac: device.mac.to_string(),
-        qpn: qpn.value(),
-        memory,
-        more_lanes: Vec::new(),
+        qpn: first.qpn,
+        memory: first.memory,
+        more_lanes: ends.collect(),
     }
 }
 
@@ -388,11 +442,16 @@ pub(crate) fn send<R: HostDevice>(
     stop: &Stop,
     progress: &mut dyn FnMut(u64),
 ) -> Outcome<Figures> {
+    let transfer = at.transfer();
+    let lanes: Vec<SenderLane> = at.qpns.iter().map(|&qpn| SenderLane { qpn, transfer }).collect();
+    let (first, more) = lanes
+        .split_first()
+        .ok_or_else(|| Failure::failed("a group has at least one lane"))?;
     let config = SenderConfig {
         message_size: at.manner.message_size,
-        ..SenderConfig::new(at.qpn, at.transfer())
+        ..SenderConfig::new(first.qpn, transfer)
     };
-    let mut sender = StreamSender::new(rnic, config).map_err(stream_failure)?;
+    let mut sender = StreamSender::over_lanes(rnic, config, more).map_err(stream_failure)?;
     let start = Instant::now();
     let mut silence = Silence::new(at.manner.give_up);
     let mut told = |rnic: &R, bytes| {

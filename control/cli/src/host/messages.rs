@@ -125,7 +125,7 @@ impl SendCommand {
         let (at, rnic, start) = (member.at, &mut member.rnic, Instant::now());
         let sent = messages::send(
             rnic,
-            at.qpn,
+            &at.qpns,
             at.transfer(),
             what,
             self.messages.in_flight,
@@ -154,10 +154,11 @@ impl ReceiveCommand {
         let (mut member, receiver) = args.join(
             runtime,
             stop,
-            Some(&|rnic, qpn, manner| {
-                let receiver = MessageReceiver::new(rnic, qpn, by_write, what, manner.slots)
+            Some(&|rnic, qpns, manner| {
+                let receiver = MessageReceiver::new(rnic, qpns, by_write, what, manner.slots)
                     .map_err(member::stream_failure)?;
-                let memory = by_write.then(|| *receiver.ring());
+                let rings = receiver.rings().iter().filter(|_| by_write);
+                let memory = rings.copied().collect();
                 Ok((receiver, memory))
             }),
         )?;

@@ -15,8 +15,10 @@ pub enum StreamError {
     #[error(transparent)]
     Rnic(#[from] RnicError),
     /// A work request failed, and its QP with it.
-    #[error("work request {wr_id} of QP {qpn} ended with {status:?}: {}", status_text(*.status))]
+    #[error("{}work request {wr_id} of QP {qpn} ended with {status:?}: {}", in_lane(*.lane), status_text(*.status))]
     Work {
+        /// The lane, where there are several.
+        lane: Option<u8>,
         /// The QP.
         qpn: Qpn,
         /// Number of the message (sender) or of the slot (receiver).
@@ -91,6 +93,10 @@ pub enum StreamError {
     /// The caller wanted no more.
     #[error("stopped by its owner")]
     Stopped,
+}
+
+fn in_lane(lane: Option<u8>) -> String {
+    lane.map_or_else(String::new, |lane| format!("lane {lane}: "))
 }
 
 /// Refuses a value outside of its bounds.

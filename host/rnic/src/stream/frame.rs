@@ -9,6 +9,9 @@ pub(super) const MESSAGE_MAX: u64 = 16 << 20;
 /// The longest name, in bytes.
 const NAME_MAX: usize = 512;
 
+/// The most lanes.
+pub(super) const LANES_MAX: u64 = 16;
+
 const MAGIC: [u8; 4] = *b"CNST";
 const VERSION: u8 = 1;
 /// Length of a stream whose length is not known at its beginning.

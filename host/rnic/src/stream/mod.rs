@@ -16,6 +16,13 @@
 //!
 //! Numbers are big endian. The digest comes last, so the sender reads its source once.
 //!
+//! # Lanes
+//!
+//! A group that is too hot for one core of a switch is several groups of the same members, its lanes, with a QP of each
+//! member in each. A stream over K lanes is the same row of messages: message k goes by lane k modulo K, and receivers
+//! take them from the lanes in that order, so that no message is looked for and none waits for more than its turn. What a
+//! stream has in flight, and a receiver's ring, are for each lane; in the flow control below, k is counted within the lane.
+//!
 //! # Flow control
 //!
 //! An RC acknowledgement says that bytes arrived, not that anybody has looked at them. So the receiver's posted
@@ -41,7 +48,7 @@ pub use error::StreamError;
 pub(crate) use error::check;
 pub use frame::{Digest, StreamHeader, StreamSummary};
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
-pub use sender::{RemoteRing, SenderConfig, StreamSender, Transfer};
+pub use sender::{RemoteRing, SenderConfig, SenderLane, StreamSender, Transfer};
 pub(crate) use transfer::turn;
 pub use transfer::{Flow, receive, send};
 

@@ -5,7 +5,9 @@ use castnet_wire::Qpn;
 use sha2::{Digest as _, Sha256};
 
 use super::error::{StreamError, check};
-use super::frame::{self, Digest, MESSAGE_MAX, MESSAGE_MIN, MessageKind, StreamHeader, StreamSummary};
+use super::frame::{
+    self, Digest, LANES_MAX, MESSAGE_MAX, MESSAGE_MIN, MessageKind, StreamHeader, StreamSummary,
+};
 use crate::rnic::{MemoryRegion, Rnic};
 
 /// What a receiver is made with.
@@ -17,8 +19,8 @@ pub struct ReceiverConfig {
     pub by_write: bool,
     /// Bytes of a full message: 1 KiB to 16 MiB, the same at both sides.
     pub message_size: u32,
-    /// Messages in the ring: 2 to 65,536, and no more than the QP's receive queue holds. With WRITE the same at the
-    /// sender and all receivers.
+    /// Messages in the ring of each lane: 2 to 65,536, and no more than the QP's receive queue holds. With WRITE the same
+    /// at the sender and all receivers.
     pub slots: u32,
 }
 
@@ -52,12 +54,19 @@ struct Open {
     hasher: Sha256,
 }
 
+/// A QP and the ring of its messages.
+struct Lane {
+    qpn: Qpn,
+    ring: MemoryRegion,
+}
+
 /// The receiving side: a ring of buffers, of which each is free for the next message once it was consumed.
 ///
 /// Nothing is consumed but by [`StreamReceiver::next_event`]: who does not call it holds the sender back.
 pub struct StreamReceiver {
     config: ReceiverConfig,
-    ring: MemoryRegion,
+    /// Message k comes by lane k modulo their number.
+    lanes: Vec<Lane>,
     /// Messages consumed, over all streams.
     consumed: u64,
     open: Option<Open>,
@@ -71,6 +80,19 @@ impl StreamReceiver {
     /// # Errors
     /// [`StreamError::OutOfRange`], or the RNIC refused memory or receives.
     pub fn new(rnic: &mut dyn Rnic, config: ReceiverConfig) -> Result<Self, StreamError> {
+        Self::over_lanes(rnic, config, &[])
+    }
+
+    /// A receiver over several lanes: `config` has the QP of the first, `more` those of the others in their order. Each has
+    /// a ring of its own.
+    ///
+    /// # Errors
+    /// As [`StreamReceiver::new`].
+    pub fn over_lanes(
+        rnic: &mut dyn Rnic,
+        config: ReceiverConfig,
+        more: &[Qpn],
+    ) -> Result<Self, StreamError> {
         check(
             "message_size",
             config.message_size.into(),
@@ -78,23 +100,31 @@ impl StreamReceiver {
             MESSAGE_MAX,
         )?;
         check("slots", config.slots.into(), 2, 1 << 16)?;
+        check("lanes", more.len() as u64 + 1, 1, LANES_MAX)?;
         let access = if config.by_write {
             Access::REMOTE_WRITE
         } else {
             Access::LOCAL
         };
-        let ring = rnic.register_memory(config.message_size as usize * config.slots as usize, access)?;
+        let bytes = config.message_size as usize * config.slots as usize;
+        let mut lanes = Vec::with_capacity(more.len() + 1);
+        for &qpn in std::iter::once(&config.qpn).chain(more) {
+            let ring = rnic.register_memory(bytes, access)?;
+            lanes.push(Lane { qpn, ring });
+        }
         let message = Vec::with_capacity(config.message_size as usize);
         let receiver = Self {
             config,
-            ring,
+            lanes,
             consumed: 0,
             open: None,
             message,
         };
         // One less with WRITE: see the flow control of this module.
-        for slot in 0..config.slots - u32::from(config.by_write) {
-            receiver.post(rnic, slot.into())?;
+        for lane in &receiver.lanes {
+            for slot in 0..config.slots - u32::from(config.by_write) {
+                receiver.post(rnic, lane, slot.into())?;
+            }
         }
         Ok(receiver)
     }
@@ -104,9 +134,14 @@ impl StreamReceiver {
         &self.config
     }
 
-    /// The ring: what a member of a group names as its memory where the sender uses WRITE.
+    /// The ring of the first lane: what a member of a group names as its memory where the sender uses WRITE.
     pub fn ring(&self) -> &MemoryRegion {
-        &self.ring
+        &self.lanes[0].ring
+    }
+
+    /// The rings of all lanes.
+    pub fn rings(&self) -> impl Iterator<Item = &MemoryRegion> {
+        self.lanes.iter().map(|lane| &lane.ring)
     }
 
     /// Messages consumed so far, over all streams.
@@ -119,18 +154,18 @@ impl StreamReceiver {
         self.open.as_ref().map(|open| (&open.header, open.bytes))
     }
 
-    fn post(&self, rnic: &mut dyn Rnic, slot: u64) -> Result<(), StreamError> {
+    fn post(&self, rnic: &mut dyn Rnic, lane: &Lane, slot: u64) -> Result<(), StreamError> {
         let local = if self.config.by_write {
             LocalSlice::EMPTY
         } else {
             let offset = slot * u64::from(self.config.message_size);
             LocalSlice {
-                key: self.ring.key,
+                key: lane.ring.key,
                 offset,
                 length: self.config.message_size,
             }
         };
-        Ok(rnic.post_recv(self.config.qpn, RecvWr { wr_id: slot, local })?)
+        Ok(rnic.post_recv(lane.qpn, RecvWr { wr_id: slot, local })?)
     }
 
     /// Consumes the next message that has arrived; `None` where none has.
@@ -138,10 +173,11 @@ impl StreamReceiver {
     /// # Errors
     /// The QP has failed, or what came is no stream, or not the bytes that were sent.
     pub fn next_event(&mut self, rnic: &mut dyn Rnic) -> Result<Option<Event<'_>>, StreamError> {
-        let Some(completion) = rnic.poll_recv_completion(self.config.qpn) else {
+        let turn = (self.consumed % self.lanes.len() as u64) as usize;
+        let Some(completion) = rnic.poll_recv_completion(self.lanes[turn].qpn) else {
             return Ok(None);
         };
-        let kind = self.take(rnic, &completion)?;
+        let kind = self.take(rnic, turn, &completion)?;
         let number = self.consumed - 1;
         let malformed = |what| StreamError::Malformed { number, what };
         match (kind, &mut self.open) {
@@ -178,7 +214,12 @@ impl StreamReceiver {
     }
 
     /// Copies a message out of its slot and frees the slot.
-    fn take(&mut self, rnic: &mut dyn Rnic, completion: &Completion) -> Result<MessageKind, StreamError> {
+    fn take(
+        &mut self,
+        rnic: &mut dyn Rnic,
+        turn: usize,
+        completion: &Completion,
+    ) -> Result<MessageKind, StreamError> {
         let Completion {
             qpn,
             wr_id,
@@ -188,7 +229,13 @@ impl StreamReceiver {
             ..
         } = *completion;
         if status != Status::Success {
-            return Err(StreamError::Work { qpn, wr_id, status });
+            let lane = (self.lanes.len() > 1).then_some(turn as u8);
+            return Err(StreamError::Work {
+                lane,
+                qpn,
+                wr_id,
+                status,
+            });
         }
         let number = self.consumed;
         let malformed = |what| StreamError::Malformed { number, what };
@@ -203,24 +250,29 @@ impl StreamReceiver {
         if byte_len > self.config.message_size {
             return Err(malformed("it is longer than a slot"));
         }
-        let slot = number % u64::from(self.config.slots);
+        let lane = &self.lanes[turn];
+        // Of this lane the message is number / lanes.
+        let slot = number / self.lanes.len() as u64 % u64::from(self.config.slots);
         self.message.resize(byte_len as usize, 0);
         rnic.read_memory(
-            self.ring.key,
+            lane.ring.key,
             slot * u64::from(self.config.message_size),
             &mut self.message,
         )?;
         self.consumed += 1;
-        self.post(rnic, slot)?;
+        self.post(rnic, &self.lanes[turn], slot)?;
         Ok(kind)
     }
 
-    /// Gives its memory back. The QP must have been destroyed or failed before.
+    /// Gives its memory back. The QPs must have been destroyed or failed before.
     ///
     /// # Errors
     /// The RNIC does not know the memory any more.
     pub fn close(self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
-        Ok(rnic.deregister_memory(self.ring.key)?)
+        for lane in &self.lanes {
+            rnic.deregister_memory(lane.ring.key)?;
+        }
+        Ok(())
     }
 }
 

@@ -5,7 +5,9 @@ use castnet_wire::Qpn;
 use sha2::{Digest as _, Sha256};
 
 use super::error::{StreamError, check};
-use super::frame::{self, Digest, MESSAGE_MAX, MESSAGE_MIN, MessageKind, StreamHeader, StreamSummary};
+use super::frame::{
+    self, Digest, LANES_MAX, MESSAGE_MAX, MESSAGE_MIN, MessageKind, StreamHeader, StreamSummary,
+};
 use crate::rnic::{MemoryRegion, Rnic};
 
 /// The receivers' ring, as WRITEs name it.
@@ -28,6 +30,15 @@ pub enum Transfer {
     Write(RemoteRing),
 }
 
+/// A QP that carries a part of a stream's messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SenderLane {
+    /// Its QP. Nobody else may post sends to it.
+    pub qpn: Qpn,
+    /// How the bytes travel: by the same operation in all lanes.
+    pub transfer: Transfer,
+}
+
 /// What a sender is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderConfig {
@@ -37,8 +48,8 @@ pub struct SenderConfig {
     pub transfer: Transfer,
     /// Bytes of a full message: 1 KiB to 16 MiB, the same at both sides.
     pub message_size: u32,
-    /// Messages that are posted and not acknowledged, at most: 1 to 4096, and no more than the QP's send queue holds.
-    /// The sender's memory is this many messages.
+    /// Messages that are posted and not acknowledged in a lane, at most: 1 to 4096, and no more than the QP's send queue
+    /// holds. The sender's memory is this many messages for each lane.
     pub in_flight: u32,
 }
 
@@ -56,11 +67,17 @@ impl SenderConfig {
     fn check(&self) -> Result<(), StreamError> {
         check("message_size", self.message_size.into(), MESSAGE_MIN, MESSAGE_MAX)?;
         check("in_flight", self.in_flight.into(), 1, 4096)?;
-        if let Transfer::Write(ring) = self.transfer {
-            check("slots", ring.slots.into(), 2, 1 << 16)?;
-        }
         Ok(())
     }
+}
+
+/// A lane and how far it is.
+struct Lane {
+    at: SenderLane,
+    /// Messages posted, over all streams.
+    posted: u64,
+    /// Messages acknowledged.
+    acknowledged: u64,
 }
 
 /// The stream that is being sent.
@@ -77,12 +94,12 @@ struct Open {
 /// start. Receivers must be there before the first one: messages are counted.
 pub struct StreamSender {
     config: SenderConfig,
-    /// `in_flight` messages.
+    /// Message k goes by lane k modulo their number.
+    lanes: Vec<Lane>,
+    /// `in_flight` messages for each lane.
     staging: MemoryRegion,
     /// Messages posted, over all streams.
     posted: u64,
-    /// Messages acknowledged.
-    acknowledged: u64,
     /// Bytes in the message that is being filled.
     filled: u32,
     open: Option<Open>,
@@ -94,14 +111,43 @@ impl StreamSender {
     /// # Errors
     /// [`StreamError::OutOfRange`], or no memory can be registered.
     pub fn new(rnic: &mut dyn Rnic, config: SenderConfig) -> Result<Self, StreamError> {
+        Self::over_lanes(rnic, config, &[])
+    }
+
+    /// A sender over several lanes: `config` has the first, `more` the others in their order, the same at all receivers.
+    ///
+    /// # Errors
+    /// As [`StreamSender::new`].
+    pub fn over_lanes(
+        rnic: &mut dyn Rnic,
+        config: SenderConfig,
+        more: &[SenderLane],
+    ) -> Result<Self, StreamError> {
         config.check()?;
-        let bytes = config.message_size as usize * config.in_flight as usize;
-        let staging = rnic.register_memory(bytes, Access::READ)?;
-        Ok(Self {
-            config,
-            staging,
+        let SenderConfig { qpn, transfer, .. } = config;
+        let first = SenderLane { qpn, transfer };
+        let lane = |at| Lane {
+            at,
             posted: 0,
             acknowledged: 0,
+        };
+        let lanes: Vec<Lane> = std::iter::once(first)
+            .chain(more.iter().copied())
+            .map(lane)
+            .collect();
+        check("lanes", lanes.len() as u64, 1, LANES_MAX)?;
+        for lane in &lanes {
+            if let Transfer::Write(ring) = lane.at.transfer {
+                check("slots", ring.slots.into(), 2, 1 << 16)?;
+            }
+        }
+        let bytes = config.message_size as usize * config.in_flight as usize;
+        let staging = rnic.register_memory(bytes * lanes.len(), Access::READ)?;
+        Ok(Self {
+            config,
+            lanes,
+            staging,
+            posted: 0,
             filled: 0,
             open: None,
         })
@@ -112,13 +158,21 @@ impl StreamSender {
         &self.config
     }
 
+    /// The lane of the next message.
+    fn turn(&self) -> usize {
+        (self.posted % self.lanes.len() as u64) as usize
+    }
+
     fn has_room(&self) -> bool {
-        self.posted - self.acknowledged < u64::from(self.config.in_flight)
+        let lane = &self.lanes[self.turn()];
+        lane.posted - lane.acknowledged < u64::from(self.config.in_flight)
     }
 
     /// Where in the staging memory the next message is.
     fn staged_at(&self) -> u64 {
-        self.posted % u64::from(self.config.in_flight) * u64::from(self.config.message_size)
+        let (lane, in_flight) = (self.turn(), u64::from(self.config.in_flight));
+        let slot = lane as u64 * in_flight + self.lanes[lane].posted % in_flight;
+        slot * u64::from(self.config.message_size)
     }
 
     /// Messages posted so far, over all streams.
@@ -128,12 +182,12 @@ impl StreamSender {
 
     /// Messages acknowledged so far, over all streams: they have arrived at all receivers.
     pub fn messages_acknowledged(&self) -> u64 {
-        self.acknowledged
+        self.lanes.iter().map(|lane| lane.acknowledged).sum()
     }
 
     /// Whether all that was posted is acknowledged.
     pub fn is_drained(&self) -> bool {
-        self.posted == self.acknowledged && self.open.is_none()
+        self.posted == self.messages_acknowledged() && self.open.is_none()
     }
 
     /// Begins a stream; `false` where there is no room for its first message yet: poll, and call again.
@@ -241,24 +295,31 @@ impl StreamSender {
     /// # Errors
     /// [`StreamError::Work`]: the QP has failed.
     pub fn poll(&mut self, rnic: &mut dyn Rnic) -> Result<u64, StreamError> {
-        let before = self.acknowledged;
-        while let Some(completion) = rnic.poll_send_completion(self.config.qpn) {
-            if completion.status != Status::Success {
-                let (qpn, wr_id, status) = (completion.qpn, completion.wr_id, completion.status);
-                return Err(StreamError::Work { qpn, wr_id, status });
+        let (mut came, several) = (0, self.lanes.len() > 1);
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            while let Some(completion) = rnic.poll_send_completion(lane.at.qpn) {
+                if completion.status != Status::Success {
+                    return Err(StreamError::Work {
+                        lane: several.then_some(number as u8),
+                        qpn: completion.qpn,
+                        wr_id: completion.wr_id,
+                        status: completion.status,
+                    });
+                }
+                lane.acknowledged += 1;
+                came += 1;
             }
-            self.acknowledged += 1;
         }
-        Ok(self.acknowledged - before)
+        Ok(came)
     }
 
-    /// Gives its memory back. Fails the QP first where messages are still under way.
+    /// Gives its memory back. Fails the QPs first that have messages under way.
     ///
     /// # Errors
-    /// The RNIC does not know the QP or the memory any more.
+    /// The RNIC does not know a QP or the memory any more.
     pub fn close(self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
-        if self.posted != self.acknowledged {
-            rnic.fail_qp(self.config.qpn)?;
+        for lane in self.lanes.iter().filter(|l| l.posted != l.acknowledged) {
+            rnic.fail_qp(lane.at.qpn)?;
         }
         Ok(rnic.deregister_memory(self.staging.key)?)
     }
@@ -278,10 +339,12 @@ impl StreamSender {
     /// Posts the message that is filled.
     fn post(&mut self, rnic: &mut dyn Rnic, kind: MessageKind) -> Result<(), StreamError> {
         let imm = frame::immediate(kind, self.posted);
-        let op = match self.config.transfer {
+        let turn = self.turn();
+        let SenderLane { qpn, transfer } = self.lanes[turn].at;
+        let op = match transfer {
             Transfer::Send => SendOp::SendImm(imm),
             Transfer::Write(ring) => {
-                let slot = self.posted % u64::from(ring.slots);
+                let slot = self.lanes[turn].posted % u64::from(ring.slots);
                 let va = ring.va.wrapping_add(slot * u64::from(self.config.message_size));
                 SendOp::WriteImm {
                     va,
@@ -299,7 +362,8 @@ impl StreamSender {
             solicited: kind == MessageKind::End,
             ..SendWr::new(self.posted, op, local)
         };
-        rnic.post_send(self.config.qpn, wr)?;
+        rnic.post_send(qpn, wr)?;
+        self.lanes[turn].posted += 1;
         self.posted += 1;
         self.filled = 0;
         Ok(())
