@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use castnet_engine::{CaptureFilter, Captured, FdbEntry, Neighbour, Tables, Trace, TraceFilter, destination};
-use castnet_port::{Memory, OpenError, Pool};
+use castnet_port::{Memory, OpenError, Pool, Steered};
 use castnet_rules::{CollectiveGroup, Ipv4Net, MulticastGroup, Route};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 use crossbeam::channel::{Sender, bounded};
@@ -120,7 +120,7 @@ impl Dataplane {
             nursery.seen.push(seen);
             nursery.opened.push(told);
         }
-        let (handles, links) = match nursery.ready(failed) {
+        let (handles, links, flow_tables) = match nursery.ready(failed) {
             Ok(ready) => ready,
             Err((error, threads)) => {
                 join(threads);
@@ -135,6 +135,7 @@ impl Dataplane {
             links,
             published,
             handles,
+            flow_tables,
             events_lost,
         ));
         let keeper = thread::Builder::new().name("castnet-keeper".into()).spawn({
@@ -375,6 +376,13 @@ impl Dataplane {
             sum.add(&*worker.ask(|reply| Command::Report(report, reply))?);
         }
         Ok(sum.finish().ports)
+    }
+
+    /// What came of the rules that lead each group's frames to the receive queue of its worker; `None` where the port's device
+    /// has no choice of queues, or cannot be told.
+    pub fn steered(&self, port: PortId) -> Option<Steered> {
+        let place = self.shared.infos.iter().position(|info| info.id == port)?;
+        self.shared.flow_tables.came(place)
     }
 
     /// How the workers fare.

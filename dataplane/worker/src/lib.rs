@@ -29,6 +29,7 @@ mod published;
 mod report;
 mod round;
 mod rule;
+mod steering;
 mod sum;
 mod tap;
 mod worker;

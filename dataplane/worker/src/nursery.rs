@@ -12,6 +12,7 @@ use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::control::Handle;
 use crate::error::StartError;
+use crate::steering::FlowTables;
 use crate::worker::{Opened, Ring};
 
 /// Workers that are being started.
@@ -28,14 +29,15 @@ impl Nursery {
     pub(crate) fn ready(
         &mut self,
         mut failed: Option<StartError>,
-    ) -> Result<(Vec<Handle>, Vec<PortLink>), (StartError, Vec<JoinHandle<()>>)> {
-        let (mut handles, mut links) = (Vec::new(), Vec::new());
+    ) -> Result<(Vec<Handle>, Vec<PortLink>, FlowTables), (StartError, Vec<JoinHandle<()>>)> {
+        let (mut handles, mut links, mut flow_tables) = (Vec::new(), Vec::new(), Vec::new());
         let commands = std::mem::take(&mut self.commands);
         for ((opened, commands), seen) in self.opened.iter().zip(commands).zip(&self.seen) {
             match opened.recv() {
                 Ok(Ok(ready)) => {
                     handles.push(Handle::new(commands, ready.waker, seen.clone(), ready.life));
                     links = ready.links;
+                    flow_tables = ready.flow_tables;
                 }
                 Ok(Err(error)) => failed = failed.or(Some(error)),
                 Err(_) => {
@@ -45,7 +47,10 @@ impl Nursery {
             }
         }
         match failed {
-            None => Ok((handles, links)),
+            None => {
+                let workers = handles.len();
+                Ok((handles, links, FlowTables::new(flow_tables, workers)))
+            }
             Some(error) => {
                 drop(handles);
                 Err((error, std::mem::take(&mut self.threads)))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 use castnet_engine::{Engine, PortInfo};
-use castnet_port::{Batch, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
+use castnet_port::{Batch, FlowTable, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
 use castnet_wire::{DropReason, MacAddr, Nanos};
 use crossbeam::channel::{Receiver, Sender};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -60,6 +60,8 @@ pub(crate) struct Opened {
     pub(crate) waker: Waker,
     /// In the order of the configuration.
     pub(crate) links: Vec<PortLink>,
+    /// Of each port, where its device can have rules.
+    pub(crate) flow_tables: Vec<Option<Arc<dyn FlowTable>>>,
 }
 
 /// The thread.
@@ -142,7 +144,7 @@ impl<M: Memory> Worker<M> {
         })?;
         let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
         let mut outputs = Outputs::new(memory.clone(), Meter::new(clock.clone()));
-        let mut links = Vec::new();
+        let (mut links, mut flow_tables) = (Vec::new(), Vec::new());
         for (place, port) in config.ports.iter().enumerate() {
             let rank = rank(index, place, config.workers.len());
             let receives = rank < port.spec.receivers();
@@ -155,6 +157,7 @@ impl<M: Memory> Worker<M> {
             let mut open = memory.open(&port.spec, sides, rank).map_err(failed)?;
             open.attach(&mut sleeper).map_err(StartError::Thread)?;
             links.push(open.info());
+            flow_tables.push(open.flow_table());
             outputs.add(port.id, open, receives, rank == 0);
         }
         for (from, ring) in inbound.iter().enumerate().filter(|(from, _)| *from != index) {
@@ -167,6 +170,7 @@ impl<M: Memory> Worker<M> {
             life: Arc::downgrade(&life),
             waker: sleeper.waker(),
             links,
+            flow_tables,
         };
         let mut stats = WorkerStats::new(index, core);
         stats.clock_hz = clock.ticks_per_second();
@@ -313,7 +317,7 @@ impl<M: Memory> Worker<M> {
 
 /// The place of a worker among those that use a port: 0 for the one whose turn the port is, and which receives from it.
 /// Where a port has several receive queues, the next ones receive as well.
-fn rank(worker: usize, place: usize, workers: usize) -> usize {
+pub(crate) fn rank(worker: usize, place: usize, workers: usize) -> usize {
     (worker + workers - place % workers) % workers
 }
 
