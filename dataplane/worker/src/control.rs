@@ -19,6 +19,7 @@ use crate::error::{InstallError, RouteError, Stopped};
 use crate::events::{Listeners, SwitchEvent, SwitchEventKind};
 use crate::published::Published;
 use crate::rule::Rule;
+use crate::steering::FlowTables;
 
 /// One clock for all workers: nanoseconds since the start, and what time of day that was.
 #[derive(Clone, Debug)]
@@ -154,6 +155,7 @@ pub(crate) struct Shared {
     published: Arc<ArcSwap<Published>>,
     pub(crate) state: Mutex<State>,
     pub(crate) workers: Vec<Handle>,
+    pub(crate) flow_tables: FlowTables,
     pub(crate) listeners: Listeners,
     pub(crate) events_lost: Arc<AtomicU64>,
     pub(crate) trace_place: Arc<AtomicBool>,
@@ -168,6 +170,7 @@ impl Shared {
         links: Vec<PortLink>,
         published: Arc<ArcSwap<Published>>,
         workers: Vec<Handle>,
+        flow_tables: FlowTables,
         events_lost: Arc<AtomicU64>,
     ) -> Self {
         let up: PortSet = infos
@@ -185,6 +188,7 @@ impl Shared {
             published,
             state: Mutex::default(),
             workers,
+            flow_tables,
             listeners: Listeners::default(),
             events_lost,
             trace_place: Arc::default(),
@@ -237,6 +241,23 @@ impl Shared {
             .unwrap_or(0);
         state.retired.retain(|tables| tables.generation() >= oldest);
         self.workers.iter().for_each(|w| w.waker.wake());
+        self.steer(state);
+    }
+
+    /// Tells devices where each group's frames are to come in. Until they do, workers hand them over.
+    fn steer(&self, state: &State) {
+        let groups = state.groups.iter().map(|(mcst_id, group)| (*mcst_id, group.worker));
+        for place in self.flow_tables.steer(groups) {
+            let name = self.infos.get(place).map(|info| info.name.as_str()).unwrap_or_default();
+            let steered = self.flow_tables.came(place).unwrap_or_default();
+            tracing::info!(
+                port = name,
+                rules = steered.rules,
+                refused = steered.refused,
+                reason = steered.reason,
+                "no flow rule for some groups: their frames come in by any queue, and workers hand them over"
+            );
+        }
     }
 
     /// The same, and waits until all workers use them.
