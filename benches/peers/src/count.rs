@@ -108,6 +108,26 @@ pub fn schedstat(text: &str) -> Result<u64> {
     first.context("no time in schedstat")
 }
 
+/// Nanoseconds that a core has not been idle, from `/proc/stat`, in hundredths of a second.
+///
+/// # Errors
+/// There is no such core.
+pub fn busy(text: &str, core: usize) -> Result<u64> {
+    let name = format!("cpu{core}");
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
+    let line = line.with_context(|| format!("no {name} in /proc/stat"))?;
+    // user nice system idle iowait irq softirq steal, and guests, who are in user already.
+    let ticks = line.split_whitespace().take(8).map(|n| n.parse().unwrap_or(0));
+    let busy: u64 = ticks
+        .enumerate()
+        .filter(|(n, _)| ![3, 4].contains(n))
+        .map(|(_, ticks)| ticks)
+        .sum();
+    Ok(busy * 10_000_000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,5 +181,8 @@ mod tests {
         assert!(interface(text, "e").is_err() && interface(text, "e11").is_err());
         assert_eq!(schedstat("107661 52157 2\n").expect("a time"), 107_661);
         assert!(schedstat("").is_err());
+        let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 1 2 3 400 500 6 7 8 90 0\ncpu10 5 0 0 0 0 0 0 0 0 0\n";
+        assert_eq!(busy(stat, 1).expect("a core"), 27 * 10_000_000);
+        assert!(busy(stat, 2).is_err());
     }
 }

@@ -11,10 +11,16 @@ use crate::count::{Count, schedstat};
 use crate::machine;
 use crate::process::PATIENCE;
 
+/// Nanoseconds by thread.
+pub type Ran = BTreeMap<String, u64>;
+
 /// A switch at work.
 pub trait Running {
-    /// Its process.
-    fn pid(&self) -> u32;
+    /// Nanoseconds that each thread has run of which one may move frames, or the core itself.
+    ///
+    /// # Errors
+    /// It does not run any more.
+    fn ran(&mut self) -> Result<Ran>;
 
     /// What it has done.
     ///
@@ -43,15 +49,15 @@ pub struct Rate {
 struct Sample {
     at: Instant,
     count: Count,
-    threads: BTreeMap<String, u64>,
+    threads: Ran,
 }
 
 impl Sample {
     fn take(running: &mut dyn Running) -> Result<Self> {
-        let (before, start) = (threads(running.pid())?, Instant::now());
+        let (before, start) = (running.ran()?, Instant::now());
         let count = running.count()?;
         let asked = start.elapsed();
-        let after = threads(running.pid())?;
+        let after = running.ran()?;
         // The counters are of a moment in between.
         let middle = |(id, &ns): (&String, &u64)| (id.clone(), (before.get(id).unwrap_or(&ns) + ns) / 2);
         Ok(Self {
@@ -63,9 +69,12 @@ impl Sample {
 }
 
 /// Nanoseconds that each thread of a process has run.
-fn threads(pid: u32) -> Result<BTreeMap<String, u64>> {
+///
+/// # Errors
+/// There is no such process.
+pub fn threads(pid: u32) -> Result<Ran> {
     let folder = fs::read_dir(format!("/proc/{pid}/task")).context("the process is gone")?;
-    let mut times = BTreeMap::new();
+    let mut times = Ran::new();
     for entry in folder {
         let path = entry?.path();
         // A thread may end between one look and the next.

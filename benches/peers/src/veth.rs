@@ -1,21 +1,326 @@
 //! The second table: flooding over veth pairs of the kernel, by its own bridge and by Castnet.
+//!
+//! One namespace has the switch's ends of all pairs, another the hosts'. A generator on another core sends frames to an address
+//! that nobody has, never more than a window ahead of what arrives, so that nothing is lost and nothing waits. The kernel's work of
+//! receiving is steered to the core of the switch, so that this core does all that a switch does.
 
-use anyhow::{Result, bail};
+use std::fs;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use crate::machine::Cores;
-use crate::options::Options;
-use crate::run::Field;
+use anyhow::{Context, Result, bail, ensure};
+use castnet_e2e::net::{self, Namespace};
+use castnet_port::{Batch, FrameBuf, Pool, PoolConfig, Port, PortSpec, Sides};
+use castnet_wire::{Ethernet, MacAddr, PortId};
+use castnet_worker::{Dataplane, DataplaneConfig, Idle, PortConfig, WorkerConfig};
+use nix::unistd::gettid;
+use serde::{Deserialize, Serialize};
 
-/// The word that makes this program Castnet's part.
+use crate::count::{Count, busy, interface};
+use crate::machine::{self, Cores};
+use crate::measure::{Ran, Running};
+use crate::options::{Name, Options};
+use crate::process::{Process, output};
+use crate::report::{HEADERS, Setting};
+use crate::run::{Field, Peer};
+
+/// The word that makes this program Castnet's part; what is asked for follows, as JSON.
 pub const PART: &str = "veth-part";
+
+/// Pairs: one to send, and as many to receive as there can be.
+const PAIRS: usize = 9;
+const MTU: u32 = 9000;
+/// Frames that may be on their way: fewer than any queue between holds, also where each of them has become eight.
+const WINDOW: u64 = 96;
+/// Frames that have not arrived by then are lost.
+const LOST: Duration = Duration::from_millis(20);
+
+/// What Castnet's part is to do.
+#[derive(Debug, Serialize, Deserialize)]
+struct Plan {
+    interfaces: Vec<String>,
+    core: usize,
+}
 
 /// Runs Castnet's part until nobody asks any more.
 ///
 /// # Errors
 /// It does not start.
-pub fn part(_: impl Iterator<Item = String>) -> Result<()> {
-    bail!("not yet")
+pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
+    let plan: Plan = serde_json::from_str(&words.next().context("no plan")?)?;
+    let port = |(n, name): (usize, &String)| {
+        let id = PortId::new(n as u8).context("too many ports")?;
+        let spec: PortSpec = format!("af_packet:{name}").parse().map_err(anyhow::Error::msg)?;
+        Ok(PortConfig::new(id, name.clone(), spec))
+    };
+    let ports = plan
+        .interfaces
+        .iter()
+        .enumerate()
+        .map(port)
+        .collect::<Result<_>>()?;
+    let mut config = DataplaneConfig::new("peers", ports);
+    config.workers = vec![WorkerConfig {
+        core: Some(plan.core),
+        idle: Idle::Busy,
+    }];
+    config.engine.lldp_interval = None;
+    let dataplane = Dataplane::start(config)?;
+    for line in std::io::stdin().lines() {
+        line?;
+        println!("{}", dataplane.counters()?.totals.flooded);
+    }
+    Ok(())
 }
 
-/// Adds both switches.
-pub fn join(_: &mut Field, _: &Options, _: Cores) {}
+/// Adds both switches, or why they are not there.
+pub fn join(field: &mut Field, options: &Options, cores: Cores) {
+    let wanted = [Name::CastnetVeth, Name::Bridge]
+        .into_iter()
+        .filter(|&name| options.wants(name));
+    let wanted: Vec<_> = wanted.collect();
+    if wanted.is_empty() {
+        return;
+    }
+    let network = Network::new(cores).map(Rc::new).map_err(|why| format!("{why:#}"));
+    for name in wanted {
+        field.add(name, options, || match &network {
+            Ok(network) => Ok(OverVeth {
+                name,
+                network: network.clone(),
+            }),
+            Err(why) => bail!("{why}"),
+        });
+    }
+}
+
+/// Both namespaces and the pairs between them.
+struct Network {
+    switch: Namespace,
+    hosts: Namespace,
+    cores: Cores,
+}
+
+impl Network {
+    fn new(cores: Cores) -> Result<Self> {
+        ensure!(cores.are_two(), "needs a second core, for what sends");
+        if let Some(why) = net::missing() {
+            bail!(why);
+        }
+        let (switch, hosts) = (Namespace::new("switch")?, Namespace::new("hosts")?);
+        for n in 0..PAIRS {
+            net::veth(&switch, &format!("p{n}"), &hosts, &format!("e{n}"), MTU)?;
+        }
+        // What arrives is processed by the core of the switch, whoever sent it.
+        let steer = format!(
+            "echo {:x} > /sys/class/net/p0/queues/rx-0/rps_cpus",
+            1_u128 << cores.switch
+        );
+        output(switch.command("sh").args(["-c", &steer])).context("steering receipt to a core")?;
+        Ok(Self { switch, hosts, cores })
+    }
+}
+
+struct OverVeth {
+    name: Name,
+    network: Rc<Network>,
+}
+
+impl Peer for OverVeth {
+    fn name(&self) -> Name {
+        self.name
+    }
+
+    fn can(&self, _: Setting) -> bool {
+        true
+    }
+
+    fn start(&self, setting: Setting) -> Result<Box<dyn Running>> {
+        let network = &self.network;
+        let interfaces: Vec<_> = (0..=setting.fanout).map(|n| format!("p{n}")).collect();
+        let (mut castnet, mut bridge) = (None, None);
+        if self.name == Name::Bridge {
+            bridge = Some(Bridge::new(network.clone(), &interfaces)?);
+        } else {
+            castnet = Some(self.castnet(interfaces)?);
+        }
+        Ok(Box::new(OverVethRunning {
+            generator: Generator::start(network, HEADERS + setting.payload)?,
+            castnet,
+            _bridge: bridge,
+            core: network.cores.switch,
+            fanout: setting.fanout,
+        }))
+    }
+}
+
+impl OverVeth {
+    fn castnet(&self, interfaces: Vec<String>) -> Result<Process> {
+        let folder = tempfile::Builder::new().prefix("castnet-peers-").tempdir()?;
+        let core = self.network.cores.switch;
+        let mut command = self.network.switch.command(std::env::current_exe()?);
+        command
+            .arg(PART)
+            .arg(serde_json::to_string(&Plan { interfaces, core })?);
+        let mut process = Process::start_to_ask("castnet", folder.path(), &command)?;
+        // It answers once it is there.
+        process.ask("ready")?;
+        Ok(process)
+    }
+}
+
+/// The kernel's bridge with these interfaces; goes away when this is dropped.
+struct Bridge(Rc<Network>);
+
+impl Bridge {
+    fn new(network: Rc<Network>, interfaces: &[String]) -> Result<Self> {
+        let name = network.switch.name().to_owned();
+        net::ip(&format!("-n {name} link add br0 type bridge"))?;
+        let bridge = Self(network);
+        net::ip(&format!("-n {name} link set br0 mtu {MTU} up"))?;
+        for interface in interfaces {
+            net::ip(&format!("-n {name} link set {interface} master br0"))?;
+        }
+        Ok(bridge)
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        let _ = net::ip(&format!("-n {} link del br0", self.0.switch.name()));
+    }
+}
+
+struct OverVethRunning {
+    // Goes first.
+    generator: Generator,
+    castnet: Option<Process>,
+    _bridge: Option<Bridge>,
+    core: usize,
+    fanout: usize,
+}
+
+impl Running for OverVethRunning {
+    fn ran(&mut self) -> Result<Ran> {
+        let text = fs::read_to_string("/proc/stat").context("no /proc/stat")?;
+        Ok([("core".to_owned(), busy(&text, self.core)?)].into())
+    }
+
+    fn count(&mut self) -> Result<Count> {
+        self.castnet.as_mut().map_or(Ok(()), Process::lives)?;
+        let arrived = self.generator.arrived(self.fanout)?;
+        Ok(Count {
+            frames_in: arrived / self.fanout as u64,
+            frames_out: arrived,
+        })
+    }
+}
+
+/// A thread among the hosts that sends, as fast as frames arrive at the second pair.
+struct Generator {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<()>>>,
+    /// What the kernel counts in its namespace.
+    counters: String,
+}
+
+impl Generator {
+    fn start(network: &Network, length: usize) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (told, number) = std::sync::mpsc::channel();
+        let core = network.cores.other;
+        let thread = network.hosts.thread({
+            let stop = stop.clone();
+            move || {
+                machine::pin(core)?;
+                let counters = format!("/proc/self/task/{}/net/dev", gettid());
+                let _ = told.send(counters.clone());
+                generate(&counters, length, &stop)
+            }
+        })?;
+        let counters = number.recv();
+        let mut generator = Self {
+            stop,
+            thread: Some(thread),
+            counters: String::new(),
+        };
+        match counters {
+            Ok(counters) => generator.counters = counters,
+            Err(_) => generator.fault()?,
+        }
+        Ok(generator)
+    }
+
+    /// Frames that have come to the hosts behind the first so many ports.
+    fn arrived(&mut self, fanout: usize) -> Result<u64> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            self.fault()?;
+        }
+        let text = fs::read_to_string(&self.counters).context("no counters of interfaces")?;
+        (1..=fanout)
+            .map(|n| Ok(interface(&text, &format!("e{n}"))?.frames_in))
+            .sum()
+    }
+
+    /// Why it has ended.
+    fn fault(&mut self) -> Result<()> {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(Err(why))) => Err(why.context("what sends")),
+            _ => bail!("what sends has ended"),
+        }
+    }
+}
+
+impl Drop for Generator {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn generate(counters: &str, length: usize, stop: &AtomicBool) -> Result<()> {
+    let pool = Pool::new(PoolConfig {
+        buffers: 1024,
+        bodies: 64,
+        frame_max: 9216,
+    });
+    let spec: PortSpec = "af_packet:e0,tx=256".parse().map_err(anyhow::Error::msg)?;
+    let mut port = spec.open(&pool, Sides::Send)?;
+    let mut bytes = vec![0x5A; length];
+    let header = Ethernet {
+        // Nobody's.
+        dst: MacAddr([0x02, 0xBB, 0, 0, 0, 1]),
+        src: MacAddr([0x02, 0xAA, 0, 0, 0, 1]),
+        vlan: None,
+        ethertype: 0x88B5,
+    };
+    header.emit(&mut bytes)?;
+    let arrived = || -> Result<u64> { Ok(interface(&fs::read_to_string(counters)?, "e1")?.frames_in) };
+    let (start, mut sent, mut batch) = (arrived()?, 0, Batch::new());
+    let (mut last, mut moved) = (0, Instant::now());
+    while !stop.load(Ordering::Relaxed) {
+        let here = arrived()? - start;
+        if here != last {
+            (last, moved) = (here, Instant::now());
+        } else if moved.elapsed() > LOST {
+            // What is not there by now is lost, or nobody switches yet.
+            (sent, moved) = (here, Instant::now());
+        }
+        for _ in 0..WINDOW.saturating_sub(sent.saturating_sub(here)) {
+            let Some(frame) = pool.copy_from(&bytes) else {
+                break;
+            };
+            debug_assert_eq!(frame.length(), length);
+            batch.push(frame);
+            sent += 1;
+            if batch.is_full() {
+                port.send(&mut batch);
+            }
+        }
+        port.send(&mut batch);
+    }
+    Ok(())
+}

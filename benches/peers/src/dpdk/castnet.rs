@@ -20,7 +20,7 @@ use super::endless::{Endless, Role, Roles, Stream};
 use super::{Frames, NO_CAPTURE, PART, Shared, sink, source};
 use crate::count::Count;
 use crate::machine;
-use crate::measure::Running;
+use crate::measure::{Ran, Running, threads};
 use crate::options::Name;
 use crate::process::Process;
 use crate::report::Setting;
@@ -336,8 +336,8 @@ struct Remote {
 }
 
 impl Running for Remote {
-    fn pid(&self) -> u32 {
-        self.process.pid()
+    fn ran(&mut self) -> Result<Ran> {
+        threads(self.process.pid())
     }
 
     fn count(&mut self) -> Result<Count> {

@@ -12,7 +12,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::Shared;
 use crate::count::{Count, device_stats, devices};
-use crate::measure::Running;
+use crate::measure::{Ran, Running, threads};
 use crate::process::{PATIENCE, Process};
 
 /// Ordinary memory of a program that has no hugepages, in MiB.
@@ -60,8 +60,8 @@ struct Program {
 }
 
 impl Running for Program {
-    fn pid(&self) -> u32 {
-        self.process.pid()
+    fn ran(&mut self) -> Result<Ran> {
+        threads(self.process.pid())
     }
 
     fn count(&mut self) -> Result<Count> {

@@ -21,7 +21,7 @@ const SOURCE: &str = "/usr/share/dpdk/examples/ipv4_multicast/main.c";
 const CHANGES: [(&str, &str); 3] = [
     (
         "PKT_MBUF_DATA_SIZE\tRTE_MBUF_DEFAULT_BUF_SIZE",
-        "PKT_MBUF_DATA_SIZE\t(ROOM + RTE_PKTMBUF_HEADROOM)",
+        "PKT_MBUF_DATA_SIZE\t(BYTES + RTE_PKTMBUF_HEADROOM)",
     ),
     (".offloads = RTE_ETH_TX_OFFLOAD_MULTI_SEGS", ".offloads = 0"),
     ("{RTE_IPV4(224,0,0,115), 0xF}", "{RTE_IPV4(224,0,0,115), 0xFF}"),
@@ -62,7 +62,7 @@ fn change(text: &str) -> Result<String> {
             times == 1,
             "its source is not the one that is known here: `{old}` is in it {times} times"
         );
-        text = text.replace(old, &new.replace("ROOM", &ROOM.to_string()));
+        text = text.replace(old, &new.replace("BYTES", &ROOM.to_string()));
     }
     Ok(text)
 }

@@ -10,7 +10,7 @@ use castnet_e2e::net::{self, Namespace};
 
 use super::{Frames, NO_CAPTURE, Shared, eal, sink, source};
 use crate::count::{Count, dump_ports};
-use crate::measure::Running;
+use crate::measure::{Ran, Running, threads};
 use crate::options::Name;
 use crate::process::{Process, missing, output};
 use crate::report::Setting;
@@ -216,8 +216,8 @@ struct OvsRunning {
 }
 
 impl Running for OvsRunning {
-    fn pid(&self) -> u32 {
-        self.switch.pid()
+    fn ran(&mut self) -> Result<Ran> {
+        threads(self.switch.pid())
     }
 
     fn count(&mut self) -> Result<Count> {
