@@ -3,6 +3,7 @@
 mod at_switch;
 pub(crate) mod collective;
 mod create;
+mod lanes;
 pub(crate) mod show;
 
 use castnet_proto::transport::Address;
@@ -46,6 +47,7 @@ A multicast group needs --source and --members, a collective group --collective 
 
 Examples:
   castnet group create g --source h1 --members h2,h3,h4 --pmtu 4096
+  castnet group create hot --source h1 --members h2,h3,h4 --lanes 4      for four workers of each switch to share
   castnet group create job --collective --ranks h1,h2,h3,h4
   castnet group create job --collective --ranks h1,h2,h3,h4 --reproducible --window 256 --pmtu 4096
   castnet group create --agent http://127.0.0.1:7471 --rules rules.toml
@@ -103,6 +105,7 @@ struct GroupLine {
     group: String,
     kind: &'static str,
     mcst_id: String,
+    lanes: usize,
     phase: String,
     source: String,
     members: usize,
@@ -116,7 +119,8 @@ struct GroupLine {
 
 impl Row for GroupLine {
     const COLUMNS: &'static [&'static str] = &[
-        "group", "kind", "mcst id", "phase", "source", "joined", "pmtu", "memory", "switches", "remark",
+        "group", "kind", "mcst id", "lanes", "phase", "source", "joined", "pmtu", "memory", "switches",
+        "remark",
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -124,6 +128,7 @@ impl Row for GroupLine {
             self.group.clone(),
             self.kind.to_owned(),
             self.mcst_id.clone(),
+            self.lanes.to_string(),
             self.phase.clone(),
             or_dash(&self.source),
             format!("{} of {}", self.joined, self.members),
@@ -150,6 +155,8 @@ struct MemberLine {
     ip: Option<String>,
     mac: Option<String>,
     qpn: Option<u32>,
+    /// Those of the lanes after the first.
+    more_qpns: Vec<u32>,
     switch: Option<String>,
     port: Option<u32>,
 }
@@ -165,11 +172,17 @@ impl Row for MemberLine {
             self.phase.to_owned(),
             text(&self.ip),
             text(&self.mac),
-            self.qpn.map_or_else(|| "-".to_owned(), |q| format!("{q:#x}")),
+            qpns(self.qpn, &self.more_qpns),
             text(&self.switch),
             self.port.map_or_else(|| "-".to_owned(), |p| p.to_string()),
         ]
     }
+}
+
+/// A member's queue pairs, one for each lane.
+fn qpns(first: Option<u32>, more: &[u32]) -> String {
+    let all = first.iter().chain(more).map(|q| format!("{q:#x}"));
+    or_dash(&all.collect::<Vec<_>>().join(" "))
 }
 
 /// The phase's name as people read it.
@@ -215,6 +228,7 @@ fn group_line(group: api::Group) -> GroupLine {
         phase: phase_name(state.phase()).to_owned(),
         members: state.members.len(),
         joined,
+        lanes: state.lanes.len().max(1),
         group: state.name,
         mcst_id: state.mcst_id,
         source: state.source,
@@ -234,8 +248,21 @@ fn member_line(member: api::MemberState) -> MemberLine {
         ip: connection.as_ref().map(|c| c.ip.clone()),
         mac: connection.as_ref().map(|c| c.mac.clone()),
         qpn: connection.as_ref().map(|c| c.qpn),
+        more_qpns: connection.map_or_else(Vec::new, more_qpns),
         switch: Some(member.switch_name).filter(|name| !name.is_empty()),
         port: member.port,
+    }
+}
+
+fn more_qpns(connection: api::Connection) -> Vec<u32> {
+    connection.more_lanes.iter().map(|lane| lane.qpn).collect()
+}
+
+/// ` in 4 lanes`; nothing where there is one.
+fn in_lanes(lanes: usize) -> String {
+    match lanes {
+        0 | 1 => String::new(),
+        more => format!(", {more} lanes"),
     }
 }
 
@@ -243,6 +270,7 @@ fn member_line(member: api::MemberState) -> MemberLine {
 struct Created {
     group: String,
     mcst_id: String,
+    lanes: usize,
     start_psn: u32,
     pmtu: u32,
     phase: &'static str,
@@ -252,6 +280,7 @@ struct Created {
 struct CollectiveCreated {
     group: String,
     mcst_id: String,
+    lanes: usize,
     ranks: usize,
     slots: u32,
     phase: &'static str,
@@ -264,8 +293,10 @@ fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
         reason => format!(": {reason}"),
     };
     let mut sentence = format!(
-        "collective group {} has McstID {} and is {phase}{reason}",
-        state.name, state.mcst_id
+        "collective group {} has McstID {}{} and is {phase}{reason}",
+        state.name,
+        state.mcst_id,
+        in_lanes(state.lanes.len())
     );
     if let Some(first) = state.members.first() {
         sentence.push_str(&format!(
@@ -279,6 +310,7 @@ fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
         facts: CollectiveCreated {
             group: state.name,
             mcst_id: state.mcst_id,
+            lanes: state.lanes.len().max(1),
             ranks: state.members.len(),
             slots: state.slots,
             phase,
@@ -366,13 +398,16 @@ impl GroupCommand {
                     format!("; waits for {} to join (castnet host --help)", waits.join(", "))
                 };
                 let sentence = format!(
-                    "group {} has McstID {} and is {phase}{waits}",
-                    state.name, state.mcst_id
+                    "group {} has McstID {}{} and is {phase}{waits}",
+                    state.name,
+                    state.mcst_id,
+                    in_lanes(state.lanes.len())
                 );
                 output.show(&Done {
                     facts: Created {
                         group: state.name,
                         mcst_id: state.mcst_id,
+                        lanes: state.lanes.len().max(1),
                         start_psn: state.start_psn,
                         pmtu: state.pmtu,
                         phase,

@@ -8,6 +8,7 @@ use castnet_rules::{LossPolicy, StragglerPolicy};
 use serde::Serialize;
 
 use super::GroupLine;
+use super::lanes::{self, LaneLine};
 use crate::api;
 use crate::output::{Page, Report, Row};
 use crate::tree::Node;
@@ -66,6 +67,7 @@ pub(super) fn group_line(group: api::Collective) -> GroupLine {
         phase: phase_name(state.phase()).to_owned(),
         members: state.members.len(),
         joined,
+        lanes: state.lanes.len().max(1),
         group: state.name,
         mcst_id: state.mcst_id,
         source: String::new(),
@@ -85,6 +87,8 @@ pub(crate) struct RankLine {
     ip: Option<String>,
     mac: Option<String>,
     qpn: Option<u32>,
+    /// Those of the lanes after the first.
+    more_qpns: Vec<u32>,
     sq_psn: Option<u32>,
     rq_psn: Option<u32>,
     switch: Option<String>,
@@ -113,7 +117,7 @@ impl Row for RankLine {
             self.phase.to_owned(),
             text(&self.ip),
             text(&self.mac),
-            self.qpn.map_or_else(|| "-".to_owned(), |q| format!("{q:#x}")),
+            super::qpns(self.qpn, &self.more_qpns),
             number(self.sq_psn),
             number(self.rq_psn),
             text(&self.switch),
@@ -138,6 +142,7 @@ pub(crate) fn rank_lines(state: &api::CollectiveState) -> Vec<RankLine> {
             ip: connection.map(|c| c.ip.clone()),
             mac: connection.map(|c| c.mac.clone()),
             qpn: connection.map(|c| c.qpn),
+            more_qpns: connection.cloned().map_or_else(Vec::new, super::more_qpns),
             sq_psn: connection.map(|_| member.sq_psn),
             rq_psn: connection.map(|_| member.rq_psn),
             switch: some(&member.switch_name),
@@ -153,6 +158,7 @@ pub(crate) struct CollectiveReport {
     group: String,
     kind: &'static str,
     mcst_id: String,
+    lanes: Vec<LaneLine>,
     phase: &'static str,
     reason: String,
     generation: u64,
@@ -171,10 +177,13 @@ pub(crate) struct CollectiveReport {
     switches: Vec<SwitchPart>,
 }
 
-/// One switch's part in a collective group.
+/// One switch's part in a lane of a collective group.
 #[derive(Debug, Serialize)]
 pub(crate) struct SwitchPart {
     switch: String,
+    lane: String,
+    /// Who has it there, where the switch answered.
+    worker: Option<u32>,
     installed: bool,
     /// Why the switch has not got its part, or why it could not be asked.
     reason: String,
@@ -191,17 +200,25 @@ impl CollectiveReport {
         security: &Security,
     ) -> Self {
         let state = group.state.unwrap_or_default();
+        let lanes = lanes::of(&state.lanes, &state.name, &state.mcst_id);
         let mut parts = Vec::new();
         for node in &group.tree {
             let endpoint = switches
                 .iter()
                 .find(|s| s.name == node.switch_name)
                 .map(|s| s.endpoint.as_str());
-            parts.push(SwitchPart::ask(node, endpoint, &state.mcst_id, security).await);
+            for lane in &lanes {
+                let memory = node.memory_bytes / lanes.len() as u64;
+                parts.push(SwitchPart::ask(node, endpoint, (lane, memory), security).await);
+            }
         }
+        let at = parts
+            .iter()
+            .map(|part| (part.switch.as_str(), part.lane.as_str(), part.worker));
         let settings = state.settings.unwrap_or_default();
         Self {
             kind: "collective",
+            lanes: lanes::lines(&lanes, at),
             phase: phase_name(state.phase()),
             tree: draw(&group.tree, &|switch, port| how_far(&parts, switch, port)),
             ranks: rank_lines(&state),
@@ -235,10 +252,10 @@ impl SwitchPart {
     async fn ask(
         node: &api::CollectiveNode,
         endpoint: Option<&str>,
-        mcst_id: &str,
+        (lane, memory_bytes): (&api::Lane, u64),
         security: &Security,
     ) -> Self {
-        let listed = super::show::listed(endpoint, mcst_id, security).await;
+        let listed = super::show::listed(endpoint, &lane.mcst_id, security).await;
         let found = listed.and_then(|mut listed| {
             let group = listed.collectives.pop();
             group.ok_or_else(|| "it has no such group".to_owned())
@@ -248,24 +265,28 @@ impl SwitchPart {
             Err(why) if node.reason.is_empty() => (None, why),
             Err(_) => (None, node.reason.clone()),
         };
+        let worker = answer.as_ref().map(|g| g.worker);
         let seen = answer.map(|g| (progress(&g), endpoint_rows(&g)));
         let (progress, endpoints) = seen.unwrap_or_default();
         Self {
             switch: node.switch_name.clone(),
+            lane: lane.name.clone(),
+            worker,
             installed: node.installed,
             reason,
-            memory_bytes: node.memory_bytes,
+            memory_bytes,
             progress,
             endpoints,
         }
     }
 }
 
-/// What the switch says of the endpoint at a port, in words; nothing where it is as far as the others.
+/// What the switch says of the endpoint at a port, in words, in the lane where it is least far; nothing where it is as far
+/// as the others.
 fn how_far(parts: &[SwitchPart], switch: &str, port: u32) -> String {
-    let part = parts.iter().find(|part| part.switch == switch);
-    let endpoint = part.and_then(|part| part.endpoints.iter().find(|e| e.port == port));
-    match endpoint.and_then(|e| e.behind).unwrap_or(0) {
+    let parts = parts.iter().filter(|part| part.switch == switch);
+    let endpoints = parts.flat_map(|part| part.endpoints.iter().filter(|e| e.port == port));
+    match endpoints.filter_map(|e| e.behind).max().unwrap_or(0) {
         0 => String::new(),
         behind => format!("  {} behind", plural(behind as usize, "packet")),
     }
@@ -359,10 +380,15 @@ impl Report for CollectiveReport {
         }
         page.title("Ranks");
         page.rows(&self.ranks, "none");
+        if self.lanes.len() > 1 {
+            page.title("Lanes");
+            page.rows(&self.lanes, "none");
+        }
         for part in &self.switches {
             page.title(format!(
-                "Switch {}{}",
+                "Switch {}{}{}",
                 part.switch,
+                lanes::title(self.lanes.len(), &part.lane, part.worker),
                 progress_text(part.progress.as_ref())
             ));
             if !part.reason.is_empty() {
@@ -473,6 +499,8 @@ mod tests {
         };
         let part = SwitchPart {
             switch: "leaf1".to_owned(),
+            lane: "job".to_owned(),
+            worker: Some(0),
             installed: true,
             reason: String::new(),
             memory_bytes: 0,

@@ -3,6 +3,7 @@
 use castnet_proto::transport::{Address, Security};
 use serde::Serialize;
 
+use super::lanes::{self, LaneLine};
 use super::phase_name;
 use crate::api;
 use crate::connect;
@@ -15,6 +16,7 @@ use crate::units::count;
 pub(crate) struct GroupReport {
     pub(crate) group: String,
     pub(crate) mcst_id: String,
+    pub(crate) lanes: Vec<LaneLine>,
     pub(crate) phase: &'static str,
     pub(crate) reason: String,
     pub(crate) source: String,
@@ -25,10 +27,13 @@ pub(crate) struct GroupReport {
     pub(crate) switches: Vec<SwitchPart>,
 }
 
-/// One switch's part in a group.
+/// One switch's part in a lane of a group.
 #[derive(Debug, Serialize)]
 pub(crate) struct SwitchPart {
     pub(crate) switch: String,
+    pub(crate) lane: String,
+    /// Who has it there, where the switch answered.
+    pub(crate) worker: Option<u32>,
     pub(crate) installed: bool,
     /// Why the switch has not got its part, or why it could not be asked.
     pub(crate) reason: String,
@@ -95,15 +100,22 @@ impl GroupReport {
         security: &Security,
     ) -> Self {
         let state = group.state.unwrap_or_default();
+        let lanes = lanes::of(&state.lanes, &state.name, &state.mcst_id);
         let mut parts = Vec::new();
         for node in &group.tree {
             let endpoint = switches
                 .iter()
                 .find(|s| s.name == node.switch_name)
                 .map(|s| s.endpoint.as_str());
-            parts.push(SwitchPart::ask(node, endpoint, &state.mcst_id, security).await);
+            for lane in &lanes {
+                parts.push(SwitchPart::ask(node, endpoint, lane, security).await);
+            }
         }
+        let at = parts
+            .iter()
+            .map(|part| (part.switch.as_str(), part.lane.as_str(), part.worker));
         Self {
+            lanes: lanes::lines(&lanes, at),
             phase: phase_name(state.phase()),
             tree: draw(&state.source, &group.tree),
             group: state.name,
@@ -119,8 +131,13 @@ impl GroupReport {
 }
 
 impl SwitchPart {
-    async fn ask(node: &api::TreeNode, endpoint: Option<&str>, mcst_id: &str, security: &Security) -> Self {
-        let (answer, reason) = match installed(endpoint, mcst_id, security).await {
+    async fn ask(
+        node: &api::TreeNode,
+        endpoint: Option<&str>,
+        lane: &api::Lane,
+        security: &Security,
+    ) -> Self {
+        let (answer, reason) = match installed(endpoint, &lane.mcst_id, security).await {
             Ok(answer) => (Some(answer), node.reason.clone()),
             Err(why) => (
                 None,
@@ -131,9 +148,12 @@ impl SwitchPart {
                 },
             ),
         };
+        let worker = answer.as_ref().map(|g| g.worker);
         let (progress, paths) = answer.map(|g| (progress(&g), path_rows(&g))).unwrap_or_default();
         Self {
             switch: node.switch_name.clone(),
+            lane: lane.name.clone(),
+            worker,
             installed: node.installed,
             reason,
             progress,
@@ -266,10 +286,15 @@ impl Report for GroupReport {
             Some(tree) => page.line(tree.draw()),
             None => page.line("not planned yet: it is when all members have joined"),
         }
+        if self.lanes.len() > 1 {
+            page.title("Lanes");
+            page.rows(&self.lanes, "none");
+        }
         for part in &self.switches {
             page.title(format!(
-                "Switch {}{}",
+                "Switch {}{}{}",
                 part.switch,
+                lanes::title(self.lanes.len(), &part.lane, part.worker),
                 progress_text(part.progress.as_ref())
             ));
             if !part.reason.is_empty() {

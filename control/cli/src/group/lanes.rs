@@ -1,0 +1,98 @@
+//! The lanes of a group, as people read of them.
+
+use serde::Serialize;
+
+use crate::api;
+use crate::output::Row;
+
+/// A lane and where it is worked on.
+#[derive(Debug, Serialize)]
+pub(crate) struct LaneLine {
+    lane: String,
+    mcst_id: String,
+    workers: Vec<AtWorker>,
+}
+
+/// The worker of a switch that has a lane.
+#[derive(Debug, Serialize)]
+pub(crate) struct AtWorker {
+    switch: String,
+    worker: u32,
+}
+
+impl Row for LaneLine {
+    const COLUMNS: &'static [&'static str] = &["lane", "mcst id", "workers"];
+
+    fn cells(&self) -> Vec<String> {
+        let at = |w: &AtWorker| format!("{}:{}", w.switch, w.worker);
+        let workers: Vec<String> = self.workers.iter().map(at).collect();
+        vec![self.lane.clone(), self.mcst_id.clone(), workers.join(" ")]
+    }
+}
+
+/// The lanes of a group; one of its own address where the controller is too old to tell of any.
+pub(crate) fn of(lanes: &[api::Lane], group: &str, mcst_id: &str) -> Vec<api::Lane> {
+    match lanes.len() {
+        0 => vec![api::Lane {
+            name: group.to_owned(),
+            mcst_id: mcst_id.to_owned(),
+        }],
+        _ => lanes.to_vec(),
+    }
+}
+
+/// A line for each lane; `parts` are switch, lane and worker.
+pub(crate) fn lines<'p>(
+    lanes: &[api::Lane],
+    parts: impl Iterator<Item = (&'p str, &'p str, Option<u32>)> + Clone,
+) -> Vec<LaneLine> {
+    let line = |lane: &api::Lane| {
+        let here = parts.clone().filter(|(_, name, _)| *name == lane.name);
+        let at = here.filter_map(|(switch, _, worker)| {
+            Some(AtWorker {
+                switch: switch.to_owned(),
+                worker: worker?,
+            })
+        });
+        LaneLine {
+            lane: lane.name.clone(),
+            mcst_id: lane.mcst_id.clone(),
+            workers: at.collect(),
+        }
+    };
+    lanes.iter().map(line).collect()
+}
+
+/// What is behind a switch's name in the title of its part: nothing where the group has one lane.
+pub(crate) fn title(lanes: usize, lane: &str, worker: Option<u32>) -> String {
+    match (lanes, worker) {
+        (0 | 1, _) => String::new(),
+        (_, Some(worker)) => format!(", lane {lane}, worker {worker}"),
+        (_, None) => format!(", lane {lane}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_is_told_with_its_workers() {
+        let lane = |n: u8| api::Lane {
+            name: format!("g/{n}"),
+            mcst_id: format!("10.200.0.{n}"),
+        };
+        let parts = [
+            ("leaf1", "g/0", Some(1)),
+            ("leaf1", "g/1", Some(0)),
+            ("spine", "g/0", None),
+            ("spine", "g/1", Some(3)),
+        ];
+        let lines = lines(&[lane(0), lane(1)], parts.into_iter());
+        assert_eq!(lines[0].cells(), ["g/0", "10.200.0.0", "leaf1:1"]);
+        assert_eq!(lines[1].cells(), ["g/1", "10.200.0.1", "leaf1:0 spine:3"]);
+        assert_eq!(of(&[], "g", "10.200.0.9")[0].mcst_id, "10.200.0.9");
+        assert_eq!(title(1, "g", Some(0)), "");
+        assert_eq!(title(2, "g/1", Some(0)), ", lane g/1, worker 0");
+    }
+}

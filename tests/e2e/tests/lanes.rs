@@ -1,0 +1,161 @@
+//! Groups that are too hot for one core: their lanes are on different workers of a switch, and hosts use them as one.
+
+use std::sync::Mutex;
+
+use anyhow::{Context, Result, ensure};
+use castnet_e2e::lab::{STAR, TWO_TIERS};
+use castnet_e2e::{Lab, Transfer, net};
+use serde_json::Value;
+
+/// Labs run one after the other: each has busy threads enough.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Runs `test` in a lab whose switches have two workers, or says why it cannot.
+fn in_lab(plan: castnet_e2e::lab::Plan<'_>, extra: &[&str], test: impl FnOnce(&Lab) -> Result<()>) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(why) = net::missing() {
+        net::skip("lanes", &why);
+        return;
+    }
+    let flags: Vec<&str> = ["--worker", "any", "--worker", "any"]
+        .into_iter()
+        .chain(extra.iter().copied())
+        .collect();
+    let lab = Lab::start(plan, &flags).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
+    if let Err(error) = test(&lab) {
+        panic!("{error:#}\n{}", lab.logs());
+    }
+}
+
+/// `castnet group create` with these flags.
+fn create(lab: &Lab, group: &str, flags: &[&str]) -> Result<String> {
+    let controller = lab.socket("controller");
+    let first = ["group", "create", group, "--controller", &controller];
+    let args: Vec<&str> = first.into_iter().chain(flags.iter().copied()).collect();
+    lab.castnet(&args)
+}
+
+/// The worker that has a lane at a switch, and the frames of data or contributions that came in there.
+fn lane_at(lab: &Lab, switch: &str, lane: &str, counter: &str) -> Option<(u64, u64)> {
+    let agent = lab.socket(switch);
+    let shown = lab
+        .castnet_json(&["group", "show", lane, "--agent", &agent])
+        .ok()?;
+    Some((shown["worker"].as_u64()?, number(&shown, counter)?))
+}
+
+/// The first number called `name` anywhere in `value`.
+fn number(value: &Value, name: &str) -> Option<u64> {
+    match value {
+        Value::Array(all) => all.iter().find_map(|v| number(v, name)),
+        Value::Object(fields) => fields
+            .get(name)
+            .and_then(Value::as_u64)
+            .or_else(|| fields.values().find_map(|v| number(v, name))),
+        _ => None,
+    }
+}
+
+/// Whether both lanes of `group` carry frames at `switch`, each on a worker of its own.
+fn both_carry(lab: &Lab, switch: &str, group: &str, counter: &str) -> bool {
+    let lane = |n: u8| lane_at(lab, switch, &format!("{group}/{n}"), counter);
+    match (lane(0), lane(1)) {
+        (Some((here, a)), Some((there, b))) => here != there && a > 0 && b > 0,
+        _ => false,
+    }
+}
+
+/// A file to three receivers by the two lanes of a group, each on its own worker of each switch; and what an operator
+/// sees of it.
+fn a_file(lab: &Lab, op: &str, switches: &[&str], receivers: &[&str]) -> Result<()> {
+    let transfer = Transfer {
+        group: "hot",
+        source: "h1",
+        receivers,
+        op,
+        size: 48 << 20,
+        seed: 11,
+    };
+    let members = receivers.join(",");
+    let flags = [
+        "--source",
+        "h1",
+        "--members",
+        &members,
+        "--pmtu",
+        "4096",
+        "--lanes",
+        "2",
+    ];
+    let told = create(lab, "hot", &flags)?;
+    ensure!(told.contains("2 lanes"), "the lanes are not told:\n{told}");
+    let mut running = lab.start_transfer(&transfer)?;
+    running
+        .source
+        .wait_until("both workers of each switch carried data", |_| {
+            switches
+                .iter()
+                .all(|switch| both_carry(lab, switch, "hot", "data_in"))
+        })?;
+    let controller = lab.socket("controller");
+    let shown = lab.castnet_json(&["group", "show", "hot", "--controller", &controller])?;
+    let lanes = shown["lanes"].as_array().context("no lanes")?;
+    ensure!(lanes.len() == 2 && lanes[1]["lane"] == "hot/1", "{shown}");
+    let listed = lab.castnet_json(&["group", "list", "--controller", &controller])?;
+    let groups = listed.as_array().context("no list")?;
+    ensure!(groups.len() == 1 && groups[0]["lanes"] == 2, "{listed}");
+    running.finish()?;
+    lab.castnet(&["group", "destroy", "hot", "--controller", &controller])?;
+    for switch in switches {
+        let left = lab.castnet(&["group", "list", "--agent", &lab.socket(switch)])?;
+        ensure!(!left.contains("hot"), "{switch} still has a lane:\n{left}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_file_goes_by_both_workers_of_a_switch() {
+    in_lab(STAR, &[], |lab| {
+        a_file(lab, "send", &["sw"], &["h2", "h3", "h4"])?;
+        a_file(lab, "write", &["sw"], &["h2", "h3", "h4"])
+    });
+}
+
+#[test]
+fn a_file_goes_by_both_workers_of_three_switches_that_lose() {
+    let loss = ["--fault", "loss=0.5%,seed=7"];
+    in_lab(TWO_TIERS, &loss, |lab| {
+        a_file(lab, "send", &["leaf1", "spine", "leaf2"], &["h2", "h4", "h6"])
+    });
+}
+
+#[test]
+fn messages_of_one_size_go_by_all_lanes() {
+    in_lab(STAR, &[], |lab| {
+        create(
+            lab,
+            "m",
+            &["--source", "h1", "--members", "h2,h3", "--lanes", "3"],
+        )?;
+        let flags = ["--size", "100000", "--count", "50"];
+        let mut hosts = vec![
+            lab.start_host("h2", "receive", "m", &flags)?,
+            lab.start_host("h3", "receive", "m", &flags)?,
+            lab.start_host("h1", "send", "m", &flags)?,
+        ];
+        hosts.iter_mut().try_for_each(|host| host.succeed().map(drop))
+    });
+}
+
+#[test]
+fn what_is_no_number_of_lanes_is_refused() {
+    in_lab(STAR, &[], |lab| {
+        for bad in ["0", "17", "x"] {
+            let flags = ["--source", "h1", "--members", "h2", "--lanes", bad];
+            let refused = create(lab, "g", &flags).err().context("it was taken")?;
+            let text = format!("{refused:#}");
+            ensure!(text.contains("--lanes") && text.contains(bad), "{text}");
+        }
+        Ok(())
+    });
+}
