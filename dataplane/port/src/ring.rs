@@ -31,8 +31,8 @@ pub trait HandOver<B: FrameBuf>: Send + Sync + Sized + 'static {
     /// Puts a frame in. Call [`HandOver::wake`] after the last of a batch.
     ///
     /// # Errors
-    /// [`DropReason::TxFull`], or [`DropReason::TooLong`]; the frame is gone.
-    fn push(&self, from: PortId, frame: B) -> Result<(), DropReason>;
+    /// [`DropReason::TxFull`], or [`DropReason::TooLong`]; the frame comes back.
+    fn push(&self, from: PortId, frame: B) -> Result<(), (DropReason, B)>;
 
     /// Takes the oldest frame out, into `memory` if it must be copied. `None` where there is no frame, or no buffer for it.
     ///
@@ -160,8 +160,8 @@ impl<B: FrameBuf> HandOver<B> for FrameRing<PortId> {
     fn new(capacity: usize, frame_max: usize) -> Self {
         Self::new(capacity, frame_max)
     }
-    fn push(&self, from: PortId, frame: B) -> Result<(), DropReason> {
-        self.push(from, &frame)
+    fn push(&self, from: PortId, frame: B) -> Result<(), (DropReason, B)> {
+        self.push(from, &frame).map_err(|reason| (reason, frame))
     }
     fn pop(&self, memory: &impl Memory<Buf = B>) -> Option<Popped<PortId, B>> {
         self.pop(memory)
@@ -244,8 +244,9 @@ impl<B: FrameBuf + Send + 'static> HandOver<B> for MoveRing<PortId, B> {
         Self::new(capacity)
     }
     #[inline]
-    fn push(&self, from: PortId, frame: B) -> Result<(), DropReason> {
-        self.push(from, frame).map_err(|_| DropReason::TxFull)
+    fn push(&self, from: PortId, frame: B) -> Result<(), (DropReason, B)> {
+        self.push(from, frame)
+            .map_err(|frame| (DropReason::TxFull, frame))
     }
     #[inline]
     fn pop(&self, _memory: &impl Memory<Buf = B>) -> Option<Popped<PortId, B>> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use castnet_engine::{
-    CaptureFilter, Captured, CollectiveGroupStatus, Context, FdbEntry, GroupStatus, InstallError, Neighbour,
-    Trace, TraceFilter,
+    CaptureFilter, Captured, CollectiveGroupStatus, Context, Expected, FdbEntry, GroupStatus, InstallError,
+    Neighbour, Trace, TraceFilter,
 };
 use castnet_wire::{McstId, PortId};
 use crossbeam::channel::Sender;
@@ -24,6 +24,9 @@ pub(crate) struct Sink<T> {
     /// What found no place.
     pub(crate) lost: Arc<AtomicU64>,
 }
+
+/// What came of an attempt to have a group, with what was kept for it, which control frees.
+pub(crate) type Attached<E> = (Result<(), E>, Box<Expected>);
 
 /// One command, with where its answer goes. An answer that nobody waits for any more is dropped.
 pub(crate) enum Command {
@@ -43,6 +46,16 @@ pub(crate) enum Command {
     ArmCapture(CaptureFilter, u64, Sink<Captured>),
     DisarmTrace,
     DisarmCapture,
+    /// A group will come: from now on its frames are held.
+    Expect(Box<Expected>, Sender<Attached<InstallError>>),
+    /// It will not come, and what is kept for it, if anything is, is given back.
+    Unexpect(Option<Box<Expected>>, Sender<()>),
+    /// Lets go of a group, once all that is on its way here has been taken over.
+    Detach(McstId, Sender<Option<Context>>),
+    /// The group has come. One that is refused goes back.
+    Attach(Context, Box<Expected>, Sender<Attached<(InstallError, Context)>>),
+    /// Answers once no frame waits here for a ring, and where asked for, once this worker has caught up with its own.
+    Settle(bool, Sender<()>),
     /// Answers once the tables that were published before are in use.
     Sync(Sender<()>),
     /// Stop receiving; go on with what other workers hand over.

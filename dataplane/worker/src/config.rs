@@ -6,6 +6,8 @@ use castnet_engine::EngineConfig;
 use castnet_port::{PoolConfig, PortSpec};
 use castnet_wire::PortId;
 
+use crate::balance::Balance;
+
 /// A switch: its ports, its workers and its limits.
 #[derive(Clone, Debug)]
 pub struct DataplaneConfig {
@@ -20,6 +22,14 @@ pub struct DataplaneConfig {
     pub pool: PoolConfig,
     /// Frames that fit into the ring between each pair of workers.
     pub hand_over: usize,
+    /// Frames of a group that is moved which its new worker holds until it has the group; further ones wait in ports and
+    /// rings.
+    pub hold: usize,
+    /// Whether a frame that finds the ring to another worker full waits, and all others of that worker's ports behind it,
+    /// instead of being dropped. While a group is moved it does in any case.
+    pub patient: bool,
+    /// When groups are moved from worker to worker by themselves; `None` for never. With one worker they never are.
+    pub balance: Option<Balance>,
     /// Events that wait for each listener before further ones are only counted.
     pub events_max: usize,
 }
@@ -33,6 +43,9 @@ impl DataplaneConfig {
             workers: vec![WorkerConfig::default()],
             pool: PoolConfig::default(),
             hand_over: 512,
+            hold: 512,
+            patient: false,
+            balance: Some(Balance::default()),
             events_max: 1024,
         }
     }

@@ -8,11 +8,12 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use castnet_engine::{InstallError as Refused, PortInfo, PortSet, Tables};
 use castnet_port::{PortLink, Waker};
-use castnet_rules::{Ipv4Net, Route, RuleSet};
+use castnet_rules::{Ipv4Net, Route, RuleSet, lane_of};
 use castnet_wire::{McstId, Nanos, PortId};
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
+use crate::balance::expected;
 use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::error::{InstallError, RouteError, Stopped};
@@ -114,7 +115,7 @@ impl Handle {
 pub(crate) struct Registered {
     pub(crate) rule: Rule,
     pub(crate) worker: usize,
-    memory: usize,
+    pub(crate) memory: usize,
 }
 
 /// What is installed. Whoever changes it holds its lock until the workers have it.
@@ -124,6 +125,10 @@ pub(crate) struct State {
     names: BTreeMap<String, McstId>,
     routes: BTreeMap<Ipv4Net, Route>,
     generation: u64,
+    /// Whether a group moves, so that no frame may be lost between workers.
+    pub(crate) patient: bool,
+    /// How busy the workers were when last looked at, and how many groups each got since; empty where nobody looks.
+    loads: Vec<(f64, usize)>,
     /// Tables that a worker may still use; freed here and not there.
     retired: Vec<Arc<Published>>,
 }
@@ -154,6 +159,8 @@ pub(crate) struct Shared {
     up: AtomicU64,
     published: Arc<ArcSwap<Published>>,
     pub(crate) state: Mutex<State>,
+    /// Held while a group moves, and while somebody reads what must not be read then. Taken before `state`.
+    pub(crate) moves: RwLock<()>,
     pub(crate) workers: Vec<Handle>,
     pub(crate) flow_tables: FlowTables,
     pub(crate) listeners: Listeners,
@@ -187,6 +194,7 @@ impl Shared {
             up: AtomicU64::new(up.0),
             published,
             state: Mutex::default(),
+            moves: RwLock::default(),
             workers,
             flow_tables,
             listeners: Listeners::default(),
@@ -222,7 +230,7 @@ impl Shared {
     }
 
     /// Gives all workers new tables of what is in `state`; they take them before their next batch.
-    fn publish(&self, state: &mut State) {
+    pub(crate) fn publish(&self, state: &mut State) {
         state.generation += 1;
         let up = PortSet(self.up.load(Ordering::Relaxed));
         let routes: Vec<Route> = state.routes.values().cloned().collect();
@@ -231,7 +239,9 @@ impl Shared {
             .groups
             .iter()
             .map(|(mcst_id, group)| (*mcst_id, group.worker));
-        let before = self.published.swap(Arc::new(Published::new(tables, owners)));
+        let before = self.published.swap(Arc::new(
+            Published::new(tables, owners).patient(state.patient || self.config.patient),
+        ));
         state.retired.push(before);
         let oldest = self
             .workers
@@ -246,9 +256,20 @@ impl Shared {
 
     /// Tells devices where each group's frames are to come in. Until they do, workers hand them over.
     fn steer(&self, state: &State) {
-        let groups = state.groups.iter().map(|(mcst_id, group)| (*mcst_id, group.worker));
+        // A group that is on its way from worker to worker is held; its rule follows once it is there.
+        if state.patient {
+            return;
+        }
+        let groups = state
+            .groups
+            .iter()
+            .map(|(mcst_id, group)| (*mcst_id, group.worker));
         for place in self.flow_tables.steer(groups) {
-            let name = self.infos.get(place).map(|info| info.name.as_str()).unwrap_or_default();
+            let name = self
+                .infos
+                .get(place)
+                .map(|info| info.name.as_str())
+                .unwrap_or_default();
             let steered = self.flow_tables.came(place).unwrap_or_default();
             tracing::info!(
                 port = name,
@@ -261,7 +282,7 @@ impl Shared {
     }
 
     /// The same, and waits until all workers use them.
-    fn publish_and_wait(&self, state: &mut State) -> Result<(), Stopped> {
+    pub(crate) fn publish_and_wait(&self, state: &mut State) -> Result<(), Stopped> {
         self.publish(state);
         for worker in &self.workers {
             worker.ask(Command::Sync)?;
@@ -280,7 +301,7 @@ impl Shared {
         self.room_for(&state, mcst_id, memory)?;
         let worker = match &before {
             Some((worker, _)) => *worker,
-            None => state.least_loaded(self.workers.len()),
+            None => state.place(&name, self.workers.len()),
         };
         let handle = self.workers.get(worker).ok_or(Stopped)?;
         // Only now, as slots can be large.
@@ -295,6 +316,9 @@ impl Shared {
                 memory,
             },
         );
+        if let (None, Some((_, since))) = (&before, state.loads.get_mut(worker)) {
+            *since += 1;
+        }
         state.names.insert(name.clone(), mcst_id);
         self.publish_and_wait(&mut state)?;
         drop(state);
@@ -398,7 +422,12 @@ impl Shared {
         Ok(())
     }
 
-    fn tell(&self, kind: SwitchEventKind) {
+    pub(crate) fn name_of(&self, mcst_id: McstId) -> Option<String> {
+        let state = self.state.lock();
+        state.groups.get(&mcst_id).map(|g| g.rule.name().to_string())
+    }
+
+    pub(crate) fn tell(&self, kind: SwitchEventKind) {
         self.listeners.tell(&SwitchEvent {
             at: self.clock.now(),
             kind,
@@ -433,19 +462,34 @@ impl State {
         Ok(Some((running.worker, running.rule.clone())))
     }
 
+    /// Remembers how busy the workers are.
+    pub(crate) fn loaded(&mut self, busy: &[f64]) {
+        self.loads.clear();
+        self.loads.extend(busy.iter().map(|busy| (*busy, 0)));
+    }
+
     fn memory_used(&self) -> usize {
         self.groups.values().map(|g| g.memory).sum()
     }
 
-    /// The worker with the fewest groups; of several the first.
-    fn least_loaded(&self, workers: usize) -> usize {
-        let mut load = vec![0; workers];
+    /// The worker for a new group: the least busy one, as far as that is known; of several the one with the fewest groups, of
+    /// several the first. Lanes of one group go where the fewest others of them are: they are there to be spread.
+    fn place(&self, name: &str, workers: usize) -> usize {
+        let of = lane_of(name).map(|(group, _)| group);
+        // Other lanes of the same group, how busy the worker will be, and groups.
+        let mut load = vec![(0_usize, 0_u32, 0_usize); workers];
         for group in self.groups.values() {
-            load[group.worker] += 1;
+            let (lanes, _, groups) = &mut load[group.worker];
+            let other = lane_of(group.rule.name()).map(|(group, _)| group);
+            *lanes += usize::from(of.is_some() && of == other);
+            *groups += 1;
+        }
+        for ((_, busy, groups), (was, since)) in load.iter_mut().zip(&self.loads) {
+            *busy = expected(*was, *since, *groups);
         }
         load.iter()
             .enumerate()
-            .min_by_key(|(_, groups)| **groups)
+            .min_by_key(|(_, load)| **load)
             .map_or(0, |(worker, _)| worker)
     }
 

@@ -16,9 +16,10 @@ use parking_lot::Mutex;
 use crate::command::{self, Command, Sink};
 use crate::config::DataplaneConfig;
 use crate::control::{Clock, Handle, Installed, Shared};
-use crate::error::{InstallError, RouteError, StartError, Stopped, TapError};
-use crate::events::EventStream;
+use crate::error::{InstallError, MoveError, RouteError, StartError, Stopped, TapError};
+use crate::events::{EventStream, MoveCause};
 use crate::keeper::{self, Note};
+use crate::moves::Moved;
 use crate::nursery::{Nursery, join, rings};
 use crate::published::Published;
 use crate::report::{
@@ -219,6 +220,15 @@ impl Dataplane {
         self.shared.remove(mcst_id)
     }
 
+    /// Moves a group of either kind, with all its state, to another worker. When this returns, that worker has it. No frame
+    /// is lost, none is sent twice, and those of one connection stay in order.
+    ///
+    /// # Errors
+    /// See [`MoveError`]: no such group or worker, the group is there already, or has no place there.
+    pub fn move_group(&self, mcst_id: McstId, worker: usize) -> Result<Moved, MoveError> {
+        self.shared.move_group(mcst_id, worker, MoveCause::Asked)
+    }
+
     /// The rules of all multicast groups, in the order of their addresses.
     pub fn rules(&self) -> Vec<MulticastGroup> {
         let state = self.shared.state.lock();
@@ -349,6 +359,11 @@ impl Dataplane {
     /// # Errors
     /// The dataplane has stopped.
     pub fn counters(&self) -> Result<Counters, Stopped> {
+        let _still = self.shared.moves.read();
+        self.counters_now()
+    }
+
+    fn counters_now(&self) -> Result<Counters, Stopped> {
         let mut sum = Sum::new(&self.shared);
         for worker in 0..self.shared.workers.len() {
             let mut report = Report::new();
@@ -558,12 +573,15 @@ impl Dataplane {
     /// Returns the last counters; `None` where it had stopped before, or a worker had died.
     pub fn stop(&self) -> Option<Counters> {
         let threads = self.threads.lock().take()?;
+        // A group that moves arrives first.
+        let still = self.shared.moves.write();
         let last = self.wind_up().ok();
         for worker in &self.shared.workers {
             // One that has died has ended already; the others must not wait for it.
             let _ = worker.send(Command::End);
         }
         join(threads.workers);
+        drop(still);
         let _ = threads.notes.send(Note::End);
         join(vec![threads.keeper]);
         last
@@ -576,7 +594,7 @@ impl Dataplane {
                 worker.ask(command)?;
             }
         }
-        self.counters()
+        self.counters_now()
     }
 }
 

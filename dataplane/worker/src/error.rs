@@ -105,6 +105,40 @@ pub enum InstallError {
     Stopped(#[from] Stopped),
 }
 
+/// Why a group is not moved. Nothing has changed then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MoveError {
+    /// There is no such group.
+    #[error("there is no group {mcst_id}")]
+    NoGroup {
+        /// The address that was given.
+        mcst_id: McstId,
+    },
+    /// There is no such worker.
+    #[error("there is no worker {worker}: this switch has {workers}, counted from 0")]
+    NoWorker {
+        /// The worker that was asked for.
+        worker: usize,
+        /// How many there are.
+        workers: usize,
+    },
+    /// The worker has the group.
+    #[error("group `{name}` is at worker {worker} already")]
+    Already {
+        /// The group.
+        name: String,
+        /// Its worker.
+        worker: usize,
+    },
+    /// The worker has no place for the group.
+    #[error("the worker has no place for it: {0}")]
+    Refused(castnet_engine::InstallError),
+    /// See [`Stopped`].
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
 /// Why routes are not changed. Nothing has changed then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

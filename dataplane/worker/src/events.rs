@@ -51,6 +51,43 @@ pub enum SwitchEventKind {
         /// Its name.
         name: String,
     },
+    /// A group has another worker.
+    GroupMoved {
+        /// Its address.
+        mcst_id: McstId,
+        /// Its name.
+        name: String,
+        /// The worker that had it.
+        from: usize,
+        /// The worker that has it.
+        to: usize,
+        /// Why.
+        cause: MoveCause,
+    },
+    /// A worker is overloaded, for the most part by this group, and no other worker could carry it. Told once until the
+    /// worker is not overloaded any more.
+    GroupHot {
+        /// Its address.
+        mcst_id: McstId,
+        /// Its name.
+        name: String,
+        /// The worker that has it.
+        worker: usize,
+        /// What it takes of that worker's time, in percent.
+        share_percent: u8,
+    },
+}
+
+/// Why a group was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoveCause {
+    /// Somebody asked for it.
+    Asked,
+    /// Its worker was overloaded.
+    Overload {
+        /// The share of time that its worker was busy, in percent.
+        busy_percent: u8,
+    },
 }
 
 struct Listener {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use castnet_engine::EngineEvent;
 use castnet_wire::{Nanos, PortId};
-use crossbeam::channel::Receiver;
+use crossbeam::channel::{Receiver, RecvTimeoutError};
 
+use crate::balancer::Balancer;
 use crate::control::Shared;
 use crate::events::{SwitchEvent, SwitchEventKind};
 
@@ -25,9 +26,22 @@ pub(crate) enum Note {
     End,
 }
 
-/// Passes events on and publishes tables anew where a link came or went, until the workers end.
+/// Passes events on, publishes tables anew where a link came or went, and balances the workers, until these end.
 pub(crate) fn keep(shared: &Arc<Shared>, notes: &Receiver<Note>) {
-    for note in notes {
+    let mut balancer = Balancer::new(shared);
+    loop {
+        let note = match &mut balancer {
+            None => notes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(balancer) => {
+                balancer.look(shared);
+                notes.recv_deadline(balancer.due())
+            }
+        };
+        let note = match note {
+            Ok(note) => note,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
         match note {
             Note::Event(event) => {
                 shared.listeners.tell(&SwitchEvent {

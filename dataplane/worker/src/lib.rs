@@ -11,18 +11,23 @@
 //!                              worker 0, j, ...
 //! ```
 //!
-//! A group belongs to one worker, chosen at install. Whatever belongs to no group is worker 0's, which alone learns
+//! A group belongs to one worker, chosen at install, and [moved](Dataplane::move_group) with all its state where that worker is
+//! overloaded or somebody asks for it. Whatever belongs to no group is worker 0's, which alone learns
 //! Ethernet addresses and speaks ARP and LLDP.
 #![forbid(unsafe_code)]
 
+mod balance;
+mod balancer;
 mod command;
 mod config;
 mod control;
 mod dataplane;
 mod error;
 mod events;
+mod hold;
 mod keeper;
 mod meter;
+mod moves;
 mod nursery;
 mod outputs;
 mod published;
@@ -34,12 +39,14 @@ mod sum;
 mod tap;
 mod worker;
 
+pub use balance::Balance;
 pub use config::{DataplaneConfig, Idle, PortConfig, WorkerConfig};
 pub use control::Installed;
 pub use dataplane::Dataplane;
-pub use error::{InstallError, RouteError, StartError, Stopped, TapError};
-pub use events::{EventStream, SwitchEvent, SwitchEventKind};
+pub use error::{InstallError, MoveError, RouteError, StartError, Stopped, TapError};
+pub use events::{EventStream, MoveCause, SwitchEvent, SwitchEventKind};
 pub use meter::{Clocks, Occupancy};
+pub use moves::Moved;
 pub use report::{
     CollectiveReport, Counters, GroupReport, InstalledCollective, InstalledGroup, PortReport, Ring,
     RingReport, WorkerReport, WorkerStats,

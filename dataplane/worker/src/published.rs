@@ -12,6 +12,8 @@ pub(crate) struct Published {
     pub(crate) tables: Arc<Tables>,
     /// Sorted by address.
     owners: Box<[(Ipv4Addr, u16)]>,
+    /// Whether a frame that finds a ring full waits.
+    patient: bool,
 }
 
 impl Published {
@@ -24,7 +26,17 @@ impl Published {
         Self {
             tables: Arc::new(tables),
             owners: owners.into(),
+            patient: false,
         }
+    }
+
+    /// The same, under which a frame that finds the ring to another worker full waits, and is not dropped.
+    pub(crate) fn patient(self, patient: bool) -> Self {
+        Self { patient, ..self }
+    }
+
+    pub(crate) fn is_patient(&self) -> bool {
+        self.patient
     }
 
     pub(crate) fn generation(&self) -> u64 {

@@ -37,6 +37,10 @@ pub struct WorkerStats {
     pub taken_over: u64,
     /// Commands that it carried out.
     pub commands: u64,
+    /// Groups that were moved here, and away from here.
+    pub groups_in: u64,
+    /// See `groups_in`.
+    pub groups_out: u64,
     /// Groups that it has.
     pub groups: usize,
     /// Bytes of state of these groups.
@@ -70,6 +74,8 @@ impl WorkerStats {
             handed_over: 0,
             taken_over: 0,
             commands: 0,
+            groups_in: 0,
+            groups_out: 0,
             groups: 0,
             group_memory_bytes: 0,
             generation: 0,

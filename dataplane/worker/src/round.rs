@@ -47,6 +47,7 @@ impl<M: Memory> Worker<M> {
         self.outputs.flush();
         self.outputs.meter.lap(Part::Send);
         self.tell();
+        work += usize::from(self.go_on_moving(now));
         if now >= self.links_at {
             self.look_after_links(now);
         }
@@ -66,10 +67,11 @@ impl<M: Memory> Worker<M> {
 
     fn receive(&mut self, now: Nanos) -> usize {
         let mut received = 0;
+        self.unstick(now);
         for place in 0..self.outputs.slots.len() {
             let slot = &mut self.outputs.slots[place];
             slot.port.poll(now);
-            if !slot.receives || !self.receiving {
+            if !slot.receives || !self.receiving || self.moving.is_stuck() || !self.moving.has_room(BATCH) {
                 continue;
             }
             slot.port.receive(&mut self.batch);
@@ -81,7 +83,7 @@ impl<M: Memory> Worker<M> {
             self.stats.batches[frames] += 1;
             self.outputs.meter.lap(Part::Receive);
             if self.outbound.len() > 1 {
-                self.hand_over(place);
+                self.hand_over(now, place, false);
                 self.outputs.meter.lap(Part::HandOver);
             }
             self.engine.process(now, id, &mut self.batch, &mut self.outputs);
@@ -92,15 +94,26 @@ impl<M: Memory> Worker<M> {
         received
     }
 
-    /// Sends what is not this worker's to those whose it is; the rest stays in the batch, in order.
-    fn hand_over(&mut self, place: usize) {
+    /// Sends what is not this worker's to those whose it is; the rest stays in the batch, in order. Where a ring is full and
+    /// frames are to be `patient`, or all are while a group moves, this one and those after it wait.
+    pub(crate) fn hand_over(&mut self, now: Nanos, place: usize, patient: bool) {
         let slot = &mut self.outputs.slots[place];
         let published = self.published.load();
+        let patient = patient || published.is_patient();
         let mut rung = 0_u64;
         for frame in self.batch.drain(..) {
-            let owner = published.owner(destination(frame.head()));
+            if self.moving.is_stuck() {
+                self.moving.stick(now, place, frame);
+                continue;
+            }
+            let destination = destination(frame.head());
+            let owner = published.owner(destination);
             let ring = match self.outbound.get(owner) {
                 Some(ring) if owner != self.index => ring,
+                _ if self.moving.wants(destination) => {
+                    self.moving.hold(slot.id, frame);
+                    continue;
+                }
                 _ => {
                     self.mine.push(frame);
                     continue;
@@ -111,8 +124,9 @@ impl<M: Memory> Worker<M> {
                     self.stats.handed_over += 1;
                     rung |= 1 << owner;
                 }
-                Err(DropReason::TxFull) => slot.drops[DropReason::HandOverFull.index()] += 1,
-                Err(reason) => slot.drops[reason.index()] += 1,
+                Err((DropReason::TxFull, frame)) if patient => self.moving.stick(now, place, frame),
+                Err((DropReason::TxFull, _)) => slot.drops[DropReason::HandOverFull.index()] += 1,
+                Err((reason, _)) => slot.drops[reason.index()] += 1,
             }
         }
         for (owner, ring) in self.outbound.iter().enumerate() {
@@ -132,10 +146,14 @@ impl<M: Memory> Worker<M> {
             }
             let mut batch: Option<PortId> = None;
             for _ in 0..BATCH {
+                if !self.moving.has_room(1) {
+                    break;
+                }
                 let Some(popped) = self.inbound[from].pop(&self.memory) else {
                     break;
                 };
                 taken += 1;
+                self.moving.taken(from);
                 let (port, frame) = match popped {
                     Ok(frame) => frame,
                     Err((port, reason)) => {
@@ -143,6 +161,10 @@ impl<M: Memory> Worker<M> {
                         continue;
                     }
                 };
+                if self.moving.wants_frame(&frame) {
+                    self.moving.hold(port, frame);
+                    continue;
+                }
                 if let Some(before) = batch.replace(port).filter(|before| *before != port) {
                     self.process_taken(now, before);
                 }
@@ -207,6 +229,20 @@ impl<M: Memory> Worker<M> {
                 self.engine.arm_capture(Default::default(), 0);
                 self.captures = None;
             }
+            Command::Expect(mut group, reply) => {
+                let answer = self.expect(&mut group);
+                let _ = reply.send((answer, group));
+            }
+            Command::Unexpect(group, reply) => {
+                self.unexpect(group.as_deref());
+                let _ = reply.send(());
+            }
+            Command::Detach(mcst_id, reply) => self.detach(now, mcst_id, reply),
+            Command::Attach(group, expected, reply) => {
+                let answer = self.attach(now, group, &expected);
+                let _ = reply.send((answer, expected));
+            }
+            Command::Settle(catch_up, reply) => self.settle(now, catch_up, reply),
             Command::Sync(reply) => {
                 let _ = reply.send(());
             }

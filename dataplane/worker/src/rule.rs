@@ -2,7 +2,7 @@
 
 use castnet_engine::{Collective, Context, Group, InstallError, PortInfo};
 use castnet_rules::{CollectiveGroup, MulticastGroup};
-use castnet_wire::McstId;
+use castnet_wire::{MacAddr, McstId};
 
 /// A group's rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,14 @@ impl Rule {
         match self {
             Self::Collective(rule) => Some(rule),
             Self::Multicast(_) => None,
+        }
+    }
+
+    /// The Ethernet addresses of its next hops, as often as they are named.
+    pub(crate) fn next_hops(&self) -> Vec<MacAddr> {
+        match self {
+            Self::Multicast(rule) => rule.paths.iter().map(|p| p.next_hop.mac()).collect(),
+            Self::Collective(rule) => rule.endpoints.iter().map(|e| e.next_hop.mac()).collect(),
         }
     }
 

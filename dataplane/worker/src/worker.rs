@@ -19,6 +19,7 @@ use crate::command::{Command, Sink};
 use crate::config::{DataplaneConfig, Idle};
 use crate::control::Clock;
 use crate::error::StartError;
+use crate::hold::Moving;
 use crate::keeper::Note;
 use crate::meter::{Meter, Occupancy};
 use crate::outputs::Outputs;
@@ -99,6 +100,7 @@ pub(crate) struct Worker<M: Memory> {
     pub(crate) batch: Batch<M::Buf>,
     pub(crate) mine: Batch<M::Buf>,
     pub(crate) receiving: bool,
+    pub(crate) moving: Moving<M::Buf>,
     pub(crate) stats: WorkerStats,
     /// How full the rings are: those of the ports in the order of the slots, then the inbound ones.
     pub(crate) rings: Vec<Occupancy>,
@@ -193,6 +195,7 @@ impl<M: Memory> Worker<M> {
             batch: Batch::new(),
             mine: Batch::new(),
             receiving: true,
+            moving: Moving::new(&config),
             stats,
             links_at: Nanos::ZERO,
             _life: life,

@@ -135,6 +135,8 @@ impl Lab {
             .collect();
         let mut config = DataplaneConfig::new("s1", ours);
         config.engine.lldp_interval = None;
+        // Groups stay where a test expects them.
+        config.balance = None;
         config.workers = vec![WorkerConfig::default(); workers];
         config.pool = PoolConfig {
             buffers: 2048,

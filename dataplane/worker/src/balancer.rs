@@ -1,0 +1,161 @@
+//! Looks at the load of the workers from time to time, remembers it for those who place new groups, and moves a group
+//! where [`advise`] says so. Runs on the keeper's thread.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use castnet_engine::{CollectiveSnapshot, GroupSnapshot};
+use castnet_wire::McstId;
+
+use crate::balance::{Advice, Balance, GroupWork, WorkerLoad, WorkerWork, advise};
+use crate::command::Command;
+use crate::control::Shared;
+use crate::error::Stopped;
+use crate::events::{MoveCause, SwitchEventKind};
+use crate::report::Report;
+
+/// Whoever looks.
+pub(crate) struct Balancer {
+    balance: Balance,
+    due: Instant,
+    /// What each worker had done when last looked at; with its groups where it was overloaded then.
+    last: Vec<WorkerWork>,
+    /// Groups that were told to be hot.
+    told: BTreeSet<McstId>,
+}
+
+impl Balancer {
+    /// `None` where there is nothing to balance, or nobody wants it.
+    pub(crate) fn new(shared: &Shared) -> Option<Self> {
+        let balance = shared.config.balance.filter(|_| shared.workers.len() > 1)?;
+        Some(Self {
+            balance,
+            due: Instant::now() + balance.interval,
+            last: Vec::new(),
+            told: BTreeSet::new(),
+        })
+    }
+
+    /// When it wants to look.
+    pub(crate) fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Looks, where it is time to. A dataplane that has stopped needs no balance.
+    pub(crate) fn look(&mut self, shared: &Shared) {
+        if Instant::now() < self.due {
+            return;
+        }
+        let _ = self.balance(shared);
+        self.due = Instant::now() + self.balance.interval;
+    }
+
+    fn balance(&mut self, shared: &Shared) -> Result<(), Stopped> {
+        let threshold = self.balance.threshold;
+        let workers = 0..shared.workers.len();
+        let mut now: Vec<WorkerWork> = workers
+            .map(|worker| read(shared, worker, false))
+            .collect::<Result<_, _>>()?;
+        if self.last.is_empty() {
+            self.last = now;
+            return Ok(());
+        }
+        let busy: Vec<f64> = now.iter().zip(&self.last).map(|(n, b)| n.busy_since(b)).collect();
+        for (worker, work) in now.iter_mut().enumerate().filter(|(w, _)| busy[*w] >= threshold) {
+            work.groups = read(shared, worker, true)?.groups;
+        }
+        let loads: Vec<WorkerLoad> = now.iter().zip(&self.last).map(|(n, b)| n.load_since(b)).collect();
+        self.last = now;
+        shared.state.lock().loaded(&busy);
+        match advise(&loads, threshold) {
+            Advice::Move { mcst_id, from, to } => {
+                let cause = MoveCause::Overload {
+                    busy_percent: percent(busy[from]),
+                };
+                // The group may have gone or moved meanwhile.
+                if let Err(error) = shared.move_group(mcst_id, to, cause) {
+                    tracing::info!(%mcst_id, from, to, %error, "an overloaded worker's group is not moved");
+                }
+            }
+            Advice::Hot {
+                mcst_id,
+                worker,
+                share,
+            } => {
+                if self.told.insert(mcst_id)
+                    && let Some(name) = shared.name_of(mcst_id)
+                {
+                    let share_percent = percent(share);
+                    tracing::warn!(group = name, %mcst_id, worker, share_percent, "group is too hot for one worker");
+                    shared.tell(SwitchEventKind::GroupHot {
+                        mcst_id,
+                        name,
+                        worker,
+                        share_percent,
+                    });
+                }
+            }
+            Advice::Nothing if busy.iter().all(|busy| *busy < threshold) => self.told.clear(),
+            Advice::Nothing => {}
+        }
+        Ok(())
+    }
+}
+
+fn percent(share: f64) -> u8 {
+    (share * 100.0).round().clamp(0.0, 100.0) as u8
+}
+
+/// What a worker has done, and its groups where they are asked for.
+fn read(shared: &Shared, worker: usize, groups: bool) -> Result<WorkerWork, Stopped> {
+    let mut report = Report::new();
+    if !groups {
+        report.counters.next_group = usize::MAX;
+    }
+    let mut work = WorkerWork::default();
+    let handle = shared.workers.get(worker).ok_or(Stopped)?;
+    loop {
+        report = handle.ask(|reply| Command::Report(report, reply))?;
+        let counters = &report.counters;
+        work.groups
+            .extend(counters.groups.iter().map(|g| (g.mcst_id, multicast(g))));
+        work.groups
+            .extend(counters.collectives.iter().map(|g| (g.mcst_id, collective(g))));
+        if report.counters.next_group == 0 {
+            break;
+        }
+    }
+    let stats = &report.runtime;
+    work.elapsed = stats.elapsed;
+    work.idle = stats.idle;
+    work.handled = stats.frames + stats.handed_over + stats.taken_over;
+    work.processed = report.counters.totals.received;
+    Ok(work)
+}
+
+fn multicast(group: &GroupSnapshot) -> GroupWork {
+    let counters = &group.counters;
+    let more = &counters.more;
+    let feedback_in = counters.acks_in + more.naks_in + more.rnr_naks_in + more.cnps_in;
+    GroupWork {
+        data: counters.data_in,
+        copies: counters.data_out,
+        feedback: feedback_in + counters.acks_out + more.naks_out + more.rnr_naks_out + more.cnps_out,
+        frames_in: counters.data_in + feedback_in + more.dropped,
+        ..GroupWork::default()
+    }
+}
+
+fn collective(group: &CollectiveSnapshot) -> GroupWork {
+    let counters = &group.counters;
+    let packets_in = counters.contributions + counters.controls_in + counters.repeats;
+    let feedback_in = counters.acks_in + counters.naks_in + counters.rnr_naks_in;
+    let feedback_out = counters.acks_out + counters.naks_out + counters.rnr_naks_out;
+    GroupWork {
+        packets: packets_in + counters.results + counters.controls_out,
+        bytes: counters.contribution_bytes + counters.result_bytes,
+        feedback: feedback_in + feedback_out,
+        frames_in: packets_in + feedback_in + counters.dropped,
+        ..GroupWork::default()
+    }
+}

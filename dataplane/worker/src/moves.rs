@@ -1,0 +1,111 @@
+//! Moving a group from worker to worker, as control sees it (docs/decisions/0007-moving-groups.md).
+
+use castnet_engine::Expected;
+use castnet_wire::McstId;
+
+use crate::command::Command;
+use crate::control::{Handle, Shared, State};
+use crate::error::{MoveError, Stopped};
+use crate::events::{MoveCause, SwitchEventKind};
+
+/// What a move came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// The worker that had the group.
+    pub from: usize,
+    /// The one that has it now.
+    pub to: usize,
+}
+
+impl Shared {
+    /// Moves a group, and waits until its new worker has it and nothing waits any more.
+    pub(crate) fn move_group(
+        &self,
+        mcst_id: McstId,
+        to: usize,
+        cause: MoveCause,
+    ) -> Result<Moved, MoveError> {
+        // Who reads counters finds the group at one worker or at the other.
+        let moves = self.moves.write();
+        let mut state = self.state.lock();
+        let group = state.groups.get(&mcst_id).ok_or(MoveError::NoGroup { mcst_id })?;
+        let (from, name) = (group.worker, group.rule.name().to_string());
+        let workers = self.workers.len();
+        let target = self
+            .workers
+            .get(to)
+            .ok_or(MoveError::NoWorker { worker: to, workers })?;
+        if from == to {
+            return Err(MoveError::Already { name, worker: to });
+        }
+        let source = self.workers.get(from).ok_or(Stopped)?;
+        let expected = Box::new(Expected::new(mcst_id, group.memory, group.rule.next_hops()));
+        // Nothing can be refused once the group is under way.
+        let (answer, expected) = target.ask(|reply| Command::Expect(expected, reply))?;
+        answer.map_err(MoveError::Refused)?;
+        state.patient = true;
+        let moved = self.carry(&mut state, (source, target), expected, (from, to));
+        // Also where it failed: nobody shall wait for ever.
+        state.patient = false;
+        self.publish(&mut state);
+        let settled: Result<(), Stopped> = self
+            .workers
+            .iter()
+            .try_for_each(|worker| worker.ask(|reply| Command::Settle(false, reply)));
+        let moved = moved.and_then(|moved| Ok(settled.map(|()| moved)?))?;
+        drop(state);
+        drop(moves);
+        match cause {
+            MoveCause::Asked => tracing::info!(group = name, %mcst_id, from, to, "group moved: asked for"),
+            MoveCause::Overload { busy_percent } => {
+                tracing::info!(group = name, %mcst_id, from, to, busy_percent, "group moved: its worker was overloaded");
+            }
+        }
+        self.tell(SwitchEventKind::GroupMoved {
+            mcst_id,
+            name,
+            from,
+            to,
+            cause,
+        });
+        Ok(moved)
+    }
+
+    fn carry(
+        &self,
+        state: &mut State,
+        (source, target): (&Handle, &Handle),
+        expected: Box<Expected>,
+        (from, to): (usize, usize),
+    ) -> Result<Moved, MoveError> {
+        let mcst_id = expected.mcst_id();
+        let own = |state: &mut State, worker| {
+            if let Some(group) = state.groups.get_mut(&mcst_id) {
+                group.worker = worker;
+            }
+        };
+        // From here on new frames are the target's, which holds them.
+        own(state, to);
+        self.publish_and_wait(state)?;
+        // The source has what was handed to it before, and lets go.
+        let Some(group) = source.ask(|reply| Command::Detach(mcst_id, reply))? else {
+            own(state, from);
+            self.publish_and_wait(state)?;
+            target.ask(|reply| Command::Unexpect(Some(expected), reply))?;
+            return Err(MoveError::NoGroup { mcst_id });
+        };
+        let (answer, expected) = target.ask(|reply| Command::Attach(group, expected, reply))?;
+        let Err((error, group)) = answer else {
+            target.ask(|reply| Command::Settle(true, reply))?;
+            return Ok(Moved { from, to });
+        };
+        // It cannot be refused, as places were kept for it; were it, it would go on where it was, and what was held for it
+        // would end as what finds a ring full does.
+        own(state, from);
+        let (_, expected) = source.ask(|reply| Command::Expect(expected, reply))?;
+        self.publish_and_wait(state)?;
+        let _ = source.ask(|reply| Command::Attach(group, expected, reply))?;
+        target.ask(|reply| Command::Unexpect(None, reply))?;
+        Err(MoveError::Refused(error))
+    }
+}
