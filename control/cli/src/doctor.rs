@@ -1,30 +1,48 @@
 //! `castnet doctor`: what this machine has and lacks for each thing that Castnet can do, and what to do about it.
 
+mod cpu;
+mod dpdk;
 mod kernel;
 mod machine;
 mod network;
+mod plan;
 
+use std::path::PathBuf;
+
+use castnet_port::DpdkSpec;
+use castnet_wire::PortId;
+use castnet_worker::{DataplaneConfig, PortConfig};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, Page, Report, Row};
+use crate::switch;
+use crate::switch::config::SwitchConfig;
+use dpdk::Need;
 use machine::Machine;
 
 /// Tells what this machine has and lacks for Castnet, and what to do about it
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit code 1 if something that --for needs is missing. Without --for, that is what the demo needs.
+    after_help = "Exit code 1 if something that --for needs is missing. Without --for, that is what the demo needs; with --config, what the
+switch of that file needs.
 
 Examples:
   castnet doctor
-  castnet doctor --for switch     can this machine run a switch on its interfaces?
-  castnet doctor --for lab        can it run the lab in network namespaces?"
+  castnet doctor --for switch           can this machine run a switch on its interfaces?
+  castnet doctor --for dpdk             can it drive NICs by DPDK? Hugepages, IOMMU, drivers
+  castnet doctor --for speed            what slows workers down: cores, clocks, instructions
+  castnet doctor --config switch.toml   will the switch of this file start here, and run as meant?
+  castnet doctor --for lab              can it run the lab in network namespaces?"
 )]
 pub(crate) struct DoctorCommand {
     /// The use that decides the exit code
-    #[arg(long = "for", value_enum, value_name = "USE", default_value_t = Use::Demo)]
-    purpose: Use,
+    #[arg(long = "for", value_enum, value_name = "USE")]
+    purpose: Option<Use>,
+    /// Looks also at what the switch of this configuration file needs
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 /// What somebody wants to do.
@@ -39,6 +57,11 @@ pub(crate) enum Use {
     Lab,
     /// As fast as this machine can
     Speed,
+    /// Ports that DPDK drives
+    Dpdk,
+    /// The switch of the file that was given
+    #[value(skip)]
+    File,
 }
 
 /// How a check came out.
@@ -115,11 +138,11 @@ impl Row for Check {
             Level::Warn => "WARN",
             Level::Missing => "MISSING",
         };
+        // What cannot be asked for is there for the file.
         let purpose = self
             .purpose
             .to_possible_value()
-            .map(|v| v.get_name().to_owned())
-            .unwrap_or_default();
+            .map_or_else(|| "file".to_owned(), |v| v.get_name().to_owned());
         vec![
             level.to_owned(),
             self.what.clone(),
@@ -156,10 +179,12 @@ impl Examination {
 /// Whether who wants `purpose` needs what is there for `other`.
 fn needs(purpose: Use, other: Use) -> bool {
     match purpose {
-        Use::Demo => other == Use::Demo,
+        _ if other == Use::File => true,
+        Use::Demo | Use::File => other == Use::Demo,
         Use::Switch => matches!(other, Use::Demo | Use::Switch),
         Use::Lab => matches!(other, Use::Demo | Use::Switch | Use::Lab),
         Use::Speed => matches!(other, Use::Demo | Use::Switch | Use::Speed),
+        Use::Dpdk => matches!(other, Use::Demo | Use::Dpdk),
     }
 }
 
@@ -174,13 +199,71 @@ impl Report for Examination {
     }
 }
 
+/// What is looked at without a file.
+fn general(machine: &Machine, need: Option<&Need>) -> Vec<Check> {
+    let mut checks = kernel::checks(machine);
+    checks.extend(cpu::checks(machine));
+    checks.extend(network::checks(machine));
+    checks.extend(dpdk::checks(machine, switch::dpdk::version(), need));
+    checks
+}
+
+/// What a switch takes of hugepages.
+fn need(dataplane: &DataplaneConfig, of: &str) -> Option<Need> {
+    switch::dpdk::bytes(dataplane).map(|bytes| Need {
+        bytes,
+        of: of.to_owned(),
+    })
+}
+
+/// The same of one with two NICs and a worker, which many begin with.
+fn usual_need() -> Option<Need> {
+    let nic = |n: u8| {
+        let spec = DpdkSpec::new(format!("0000:00:00.{n}"), "");
+        Some(PortConfig::new(PortId::new(n)?, "nic", spec))
+    };
+    let ports = (0..2).filter_map(nic).collect();
+    need(
+        &DataplaneConfig::new("", ports),
+        "a switch of two NICs with one worker",
+    )
+}
+
+/// What the switch of a file is: one whose ports DPDK drives needs no raw sockets.
+fn purpose_of(dataplane: &DataplaneConfig) -> Use {
+    let dpdk = |port: &PortConfig| port.spec.dpdk().is_some();
+    if dataplane.ports.iter().all(dpdk) {
+        Use::Dpdk
+    } else {
+        Use::Switch
+    }
+}
+
 impl DoctorCommand {
     /// Looks at everything.
     pub(crate) fn run(self, output: Output) -> Outcome {
         let machine = Machine::this();
-        let mut checks = kernel::checks(&machine);
-        checks.extend(network::checks(&machine));
-        let examination = Examination::new(self.purpose, checks);
+        let config = self.config.as_deref().map(SwitchConfig::read).transpose()?;
+        let dataplane = config.as_ref().map(switch::dataplane_config).transpose()?;
+        let need = match &dataplane {
+            Some(dataplane) => need(dataplane, "the switch of the file"),
+            None => usual_need(),
+        };
+        let mut checks = general(&machine, need.as_ref());
+        let mut purpose = self.purpose.unwrap_or(Use::Demo);
+        if let (Some(config), Some(dataplane)) = (&config, &dataplane) {
+            let hugepages = config.hugepages.unwrap_or_default();
+            let built_in = switch::dpdk::version().is_some();
+            checks.extend(plan::checks(
+                &machine,
+                dataplane,
+                hugepages,
+                built_in,
+                need.as_ref(),
+            ));
+            purpose = self.purpose.unwrap_or_else(|| purpose_of(dataplane));
+        }
+        let examination = Examination::new(purpose, checks);
         output.show(&examination)?;
         if examination.missing.is_empty() {
             return Ok(());
@@ -216,10 +299,7 @@ mod tests {
     #[test]
     fn every_warning_says_what_to_do() {
         let machine = Machine::this();
-        let checks = kernel::checks(&machine)
-            .into_iter()
-            .chain(network::checks(&machine));
-        for check in checks {
+        for check in general(&machine, usual_need().as_ref()) {
             assert_eq!(check.level == Level::Ok, check.advice.is_empty(), "{check:?}");
         }
     }

@@ -25,7 +25,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
     after_help = "Two readings, one second apart; with --watch, one after each time. Clocks are ticks of the processor's counter (TSC). Those of the
 parts are a sample (one round in 16), as is how full rings were (one round in 64).
 
-How to read it (docs/dpdk.md has more):
+How to read it (docs/runtime.md has more):
   idle             share of time without work. With --idle busy a worker takes its whole core whatever this says
   batch            frames per batch, 32 at most. Large batches under load are good: they make frames cheap
   clocks/frame     of all that a worker did. Falls as batches grow; what it is good for: clock rate / clocks per frame = frames per second of a core

@@ -235,7 +235,7 @@ fn machine_name() -> String {
     }
 }
 
-fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
+pub(crate) fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
     let ports = config
         .port_specs()?
         .into_iter()

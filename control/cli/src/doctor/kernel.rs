@@ -5,13 +5,13 @@ use std::net::TcpListener;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use super::machine::Machine;
+use super::machine::{Machine, allowed, online};
 use super::{Check, Use};
 use crate::units::bytes;
 
 /// All of them, in the order of the table.
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
-    let mut checks = vec![
+    vec![
         system(machine),
         memory(machine),
         loopback(machine),
@@ -22,11 +22,7 @@ pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
         pinning(machine),
         carry_less(machine),
         clock(machine),
-        hugepages(machine),
-        dpdk(machine),
-    ];
-    checks.extend(isolation(machine));
-    checks
+    ]
 }
 
 fn system(machine: &Machine) -> Check {
@@ -80,11 +76,8 @@ fn loopback(machine: &Machine) -> Check {
 }
 
 fn cores(machine: &Machine) -> Check {
-    let online = machine
-        .read("/sys/devices/system/cpu/online")
-        .and_then(|list| count_list(&list));
-    let allowed = allowed(machine).or(online);
-    match allowed {
+    let allowed = allowed(machine).or_else(|| online(machine));
+    match allowed.map(|cores| cores.len()) {
         Some(n) if n >= 4 => Check::ok(Use::Demo, "cores", format!("{n} that this process may use")),
         Some(n) => Check::warn(
             Use::Demo,
@@ -94,26 +87,6 @@ fn cores(machine: &Machine) -> Check {
         ),
         None => Check::warn(Use::Demo, "cores", "cannot be told", "mount /proc and /sys"),
     }
-}
-
-/// Cores that this process may run on.
-fn allowed(machine: &Machine) -> Option<usize> {
-    count_list(&machine.field("/proc/self/status", "Cpus_allowed_list")?)
-}
-
-/// How many numbers a list such as `0-3,8` has.
-pub(crate) fn count_list(list: &str) -> Option<usize> {
-    let list = list.trim();
-    if list.is_empty() {
-        return Some(0);
-    }
-    let mut count = 0;
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        count += last.checked_sub(first)? + 1;
-    }
-    Some(count)
 }
 
 /// Bits of the effective capability set.
@@ -189,10 +162,8 @@ fn namespaces(machine: &Machine) -> Check {
 }
 
 fn pinning(machine: &Machine) -> Check {
-    let online = machine
-        .read("/sys/devices/system/cpu/online")
-        .and_then(|list| count_list(&list));
-    match (allowed(machine), online) {
+    let count = |cores: Option<Vec<usize>>| cores.map(|cores| cores.len());
+    match (count(allowed(machine)), count(online(machine))) {
         (Some(allowed), Some(online)) if allowed < online => Check::warn(
             Use::Speed,
             "pinning to cores",
@@ -206,20 +177,6 @@ fn pinning(machine: &Machine) -> Check {
         ),
         _ => Check::warn(Use::Speed, "pinning to cores", "cannot be told", "mount /proc"),
     }
-}
-
-fn isolation(machine: &Machine) -> Option<Check> {
-    let isolated = machine.read("/sys/devices/system/cpu/isolated")?;
-    Some(if isolated.is_empty() {
-        Check::warn(
-            Use::Speed,
-            "isolated cores",
-            "none: other programs can interrupt a worker",
-            "for steady latency boot with isolcpus=N nohz_full=N, and pin workers there",
-        )
-    } else {
-        Check::ok(Use::Speed, "isolated cores", isolated)
-    })
 }
 
 fn carry_less(machine: &Machine) -> Check {
@@ -260,43 +217,11 @@ fn clock(machine: &Machine) -> Check {
     }
 }
 
-fn hugepages(machine: &Machine) -> Check {
-    let total = machine
-        .field("/proc/meminfo", "HugePages_Total")
-        .and_then(|n| n.parse::<u64>().ok());
-    let found = match total {
-        Some(0) => "none reserved; not needed: no part of Castnet uses them yet".to_owned(),
-        Some(n) => format!("{n} reserved; no part of Castnet uses them yet"),
-        None => "this kernel has none; not needed yet".to_owned(),
-    };
-    Check::ok(Use::Speed, "hugepages", found)
-}
-
-fn dpdk(machine: &Machine) -> Check {
-    let groups = machine.names("/sys/kernel/iommu_groups").len();
-    let iommu = if groups > 0 {
-        format!("IOMMU with {groups} groups")
-    } else {
-        "no IOMMU".to_owned()
-    };
-    Check::ok(
-        Use::Speed,
-        "DPDK",
-        format!("{iommu}; not needed: Castnet does not use DPDK yet"),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::doctor::Level;
-    use std::path::Path;
-
-    fn put(root: &Path, path: &str, text: &str) {
-        let path = root.join(path);
-        std::fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
-        std::fs::write(path, text).expect("written");
-    }
+    use crate::doctor::machine::tests::Fake;
 
     fn level(checks: &[Check], what: &str) -> Level {
         checks
@@ -307,37 +232,24 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_cores_are_counted() {
-        assert_eq!(count_list("0-3,8"), Some(5));
-        assert_eq!(count_list("7"), Some(1));
-        assert_eq!(count_list(""), Some(0));
-        assert_eq!(count_list("x-y"), None);
-        assert_eq!(count_list("3-1"), None);
-    }
-
-    #[test]
     fn a_machine_that_has_everything() {
-        let root = tempfile::tempdir().expect("a folder");
-        let put = |path: &str, text: &str| put(root.path(), path, text);
-        put("proc/sys/kernel/osrelease", "6.1.0\n");
-        put(
-            "proc/meminfo",
-            "MemTotal: 8 kB\nMemAvailable:   8000000 kB\nHugePages_Total:       0\n",
-        );
-        put(
-            "proc/self/status",
-            "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-7\n",
-        );
-        put("proc/self/ns/net", "");
-        put("proc/cpuinfo", "processor : 0\nflags\t\t: fpu sse2 pclmulqdq\n");
-        put("sys/devices/system/cpu/online", "0-7\n");
-        put("sys/devices/system/cpu/isolated", "4-7\n");
-        put(
-            "sys/devices/system/clocksource/clocksource0/current_clocksource",
-            "tsc\n",
-        );
-        put("bin/ip", "");
-        let checks = checks(&Machine::below(root.path()));
+        let fake = Fake::new(&[
+            ("proc/sys/kernel/osrelease", "6.1.0\n"),
+            ("proc/meminfo", "MemTotal: 8 kB\nMemAvailable:   8000000 kB\n"),
+            (
+                "proc/self/status",
+                "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-7\n",
+            ),
+            ("proc/self/ns/net", ""),
+            ("proc/cpuinfo", "processor : 0\nflags\t\t: fpu sse2 pclmulqdq\n"),
+            ("sys/devices/system/cpu/online", "0-7\n"),
+            (
+                "sys/devices/system/clocksource/clocksource0/current_clocksource",
+                "tsc\n",
+            ),
+            ("bin/ip", ""),
+        ]);
+        let checks = checks(&fake.machine());
         for check in &checks {
             assert_eq!(check.level, Level::Ok, "{check:?}");
         }
@@ -345,13 +257,11 @@ mod tests {
 
     #[test]
     fn a_bare_machine_is_told_what_it_lacks() {
-        let root = tempfile::tempdir().expect("a folder");
-        put(
-            root.path(),
+        let fake = Fake::new(&[(
             "proc/self/status",
             "CapEff:\t0000000000000000\nCpus_allowed_list:\t0\n",
-        );
-        let checks = checks(&Machine::below(root.path()));
+        )]);
+        let checks = checks(&fake.machine());
         assert_eq!(level(&checks, "raw sockets (AF_PACKET)"), Level::Missing);
         assert_eq!(level(&checks, "CAP_NET_ADMIN"), Level::Missing);
         assert_eq!(level(&checks, "network namespaces"), Level::Missing);

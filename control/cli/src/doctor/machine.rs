@@ -64,6 +64,12 @@ impl Machine {
         names
     }
 
+    /// The last name of what a link leads to, such as a device's driver.
+    pub(crate) fn link(&self, path: &str) -> Option<String> {
+        let target = std::fs::read_link(self.path(path)).ok()?;
+        Some(target.file_name()?.to_string_lossy().into_owned())
+    }
+
     /// Whether there is such a file or folder.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.path(path).exists()
@@ -79,5 +85,80 @@ impl Machine {
         std::env::split_paths(&path)
             .chain(more)
             .any(|folder| folder.join(name).is_file())
+    }
+}
+
+/// The numbers of a list such as `0-3,8`.
+pub(crate) fn cores(list: &str) -> Option<Vec<usize>> {
+    let mut cores = Vec::new();
+    for part in list.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        // More than a kernel can have is no list of cores.
+        if last < first || last > CORES_MAX {
+            return None;
+        }
+        cores.extend(first..=last);
+    }
+    Some(cores)
+}
+
+const CORES_MAX: usize = 1 << 16;
+
+/// Cores that are there.
+pub(crate) fn online(machine: &Machine) -> Option<Vec<usize>> {
+    cores(&machine.read("/sys/devices/system/cpu/online")?)
+}
+
+/// Cores that this process may run on.
+pub(crate) fn allowed(machine: &Machine) -> Option<Vec<usize>> {
+    cores(&machine.field("/proc/self/status", "Cpus_allowed_list")?)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::Path;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A machine made of files.
+    pub(crate) struct Fake(TempDir);
+
+    impl Fake {
+        /// With these files and their texts.
+        pub(crate) fn new(files: &[(&str, &str)]) -> Self {
+            let fake = Self(tempfile::tempdir().expect("a folder"));
+            for (path, text) in files {
+                std::fs::write(fake.place(path), text).expect("written");
+            }
+            fake
+        }
+
+        /// And this link.
+        pub(crate) fn link(&self, path: &str, to: &str) {
+            std::os::unix::fs::symlink(Path::new(to), self.place(path)).expect("a link");
+        }
+
+        fn place(&self, path: &str) -> PathBuf {
+            let path = self.0.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
+            path
+        }
+
+        pub(crate) fn machine(&self) -> Machine {
+            Machine::below(self.0.path())
+        }
+    }
+
+    #[test]
+    fn lists_of_cores_are_read() {
+        assert_eq!(cores("0-3,8"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(cores("7\n"), Some(vec![7]));
+        assert_eq!(cores(""), Some(vec![]));
+        for bad in ["x-y", "3-1", "0-99999999999"] {
+            assert_eq!(cores(bad), None, "{bad}");
+        }
     }
 }

@@ -241,6 +241,7 @@ fn offloads(name: &str, features: &str) -> Check {
 mod tests {
     use super::*;
     use crate::doctor::Level;
+    use crate::doctor::machine::tests::Fake;
 
     #[test]
     fn the_roce_port_is_found_in_the_kernels_table() {
@@ -274,18 +275,13 @@ mod tests {
 
     #[test]
     fn interfaces_are_read_from_sysfs() {
-        let root = tempfile::tempdir().expect("a folder");
-        for (path, text) in [
+        let fake = Fake::new(&[
             ("proc/net/udp", "head\n"),
             ("sys/class/net/eth7/mtu", "9000\n"),
             ("sys/class/net/eth7/operstate", "up\n"),
             ("sys/class/net/lo/mtu", "65536\n"),
-        ] {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
-            std::fs::write(path, text).expect("written");
-        }
-        let checks = checks(&Machine::below(root.path()));
+        ]);
+        let checks = checks(&fake.machine());
         let mtu = checks
             .iter()
             .find(|c| c.what == "eth7: MTU")

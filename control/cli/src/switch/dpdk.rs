@@ -25,18 +25,37 @@ impl FromStr for Hugepages {
     }
 }
 
-/// Starts a dataplane. Where one of its ports is a DPDK device, all frames live in DPDK's buffers.
+/// DPDK's release, where it is built in.
 #[cfg(feature = "dpdk")]
-pub(crate) fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dataplane, StartError> {
-    let devices: Vec<_> = config
-        .ports
-        .iter()
-        .filter_map(|p| p.spec.dpdk().cloned())
-        .collect();
-    if devices.is_empty() {
-        return Dataplane::start(config);
-    }
-    let runtime = castnet_dpdk::Runtime::start(&castnet_dpdk::Config {
+pub(crate) fn version() -> Option<String> {
+    Some(castnet_dpdk::version())
+}
+
+/// DPDK's release, where it is built in.
+#[cfg(not(feature = "dpdk"))]
+pub(crate) fn version() -> Option<String> {
+    None
+}
+
+/// Bytes that DPDK needs for this dataplane; `None` where none of its ports is a DPDK device, or DPDK is not built in.
+#[cfg(feature = "dpdk")]
+pub(crate) fn bytes(config: &DataplaneConfig) -> Option<u64> {
+    let config = needs(config, Hugepages::Auto)?;
+    Some(config.bytes() as u64)
+}
+
+/// Bytes that DPDK needs for this dataplane; `None` where none of its ports is a DPDK device, or DPDK is not built in.
+#[cfg(not(feature = "dpdk"))]
+pub(crate) fn bytes(_config: &DataplaneConfig) -> Option<u64> {
+    None
+}
+
+/// What a dataplane needs of DPDK, if one of its ports is a DPDK device.
+#[cfg(feature = "dpdk")]
+fn needs(config: &DataplaneConfig, hugepages: Hugepages) -> Option<castnet_dpdk::Config> {
+    let devices = config.ports.iter().filter_map(|p| p.spec.dpdk().cloned());
+    let devices: Vec<_> = devices.collect();
+    (!devices.is_empty()).then(|| castnet_dpdk::Config {
         threads: config.workers.len(),
         pool: config.pool,
         hand_over: config.hand_over,
@@ -46,8 +65,16 @@ pub(crate) fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dat
             Hugepages::No => castnet_dpdk::Hugepages::No,
         },
         devices,
-    });
-    let runtime = runtime.map_err(|e| StartError::Memory {
+    })
+}
+
+/// Starts a dataplane. Where one of its ports is a DPDK device, all frames live in DPDK's buffers.
+#[cfg(feature = "dpdk")]
+pub(crate) fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dataplane, StartError> {
+    let Some(needs) = needs(&config, hugepages) else {
+        return Dataplane::start(config);
+    };
+    let runtime = castnet_dpdk::Runtime::start(&needs).map_err(|e| StartError::Memory {
         worker: 0,
         source: e.into(),
     })?;
