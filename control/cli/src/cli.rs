@@ -10,6 +10,7 @@ const ABOUT: &str =
 
 const AFTER_HELP: &str = "Start here:
   castnet demo                    a fabric of three switches and five hosts in this one process
+  castnet bench                   how fast this machine's switch is
   castnet doctor                  what this machine has and lacks, and what to do
 
 Then, on real interfaces (each in its own terminal or unit; see deploy/):
@@ -48,6 +49,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Demo(crate::demo::DemoCommand),
+    Bench(crate::bench::BenchCommand),
     Switch(crate::switch::SwitchCommand),
     Controller(crate::controller::ControllerCommand),
     Host(crate::host::HostCommand),
@@ -80,6 +82,7 @@ impl Cli {
             Command::Doctor(command) => command.run(output),
             Command::Completions(command) => command.run(),
             Command::Demo(command) => service(command.run(output)),
+            Command::Bench(command) => service(command.run(output)),
             Command::Switch(command) => service(command.run(output)),
             Command::Controller(command) => service(command.run(output)),
             Command::Host(command) => service(command.run(output)),

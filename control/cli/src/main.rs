@@ -1,6 +1,7 @@
 //! The one binary: a switch, its controller, software hosts, and everything to look into them.
 
 mod api;
+mod bench;
 mod capture;
 mod cli;
 mod completions;

@@ -136,6 +136,7 @@ pub fn play<M: Memory>(memory: &M, seats: &mut [Seat<M>], stage: &Stage) -> Vec<
     let mut scratch = vec![0; 16 * 1024];
     let mut batch = Batch::new();
     let (mut idle, mut stopped) = (0, false);
+    let before: Vec<PortStats> = seats.iter().map(|s| s.port.stats()).collect();
     let segments: Vec<bool> = seats.iter().map(|s| s.port.multi_segment()).collect();
     while !stage.end.load(Ordering::Acquire) {
         let now = stage.now();
@@ -167,9 +168,22 @@ pub fn play<M: Memory>(memory: &M, seats: &mut [Seat<M>], stage: &Stage) -> Vec<
             thread::yield_now();
         }
     }
-    let played = seats.iter().map(|seat| Played {
+    let played = seats.iter().zip(before).map(|(seat, before)| Played {
         host: seat.host.report(),
-        port: seat.port.stats(),
+        port: since(seat.port.stats(), &before),
     });
     played.collect()
+}
+
+/// What a port has done since then.
+fn since(mut now: PortStats, before: &PortStats) -> PortStats {
+    now.rx_frames -= before.rx_frames;
+    now.rx_bytes -= before.rx_bytes;
+    now.rx_missed = now.rx_missed.saturating_sub(before.rx_missed);
+    now.tx_frames -= before.tx_frames;
+    now.tx_bytes -= before.tx_bytes;
+    for (now, before) in now.drops.iter_mut().zip(before.drops) {
+        *now -= before;
+    }
+    now
 }

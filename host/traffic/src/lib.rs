@@ -29,6 +29,7 @@ pub mod drive;
 mod flow;
 mod host;
 mod latency;
+mod make;
 mod plan;
 mod rank;
 mod receiver;

@@ -9,6 +9,8 @@ use crate::template::{Ready, aeth};
 
 /// Data packets of one AllReduce: its control message is then one frame in 1025.
 pub(crate) const PACKETS: u32 = 1024;
+/// A rank that has stopped goes back so many times in vain.
+const VAIN_MAX: u32 = 3;
 
 /// Packet `i` of the flow has the PSN `sq + i` on its way up, and its result `rq + i`. Each 1025th, from the first on, is a
 /// control message.
@@ -23,6 +25,8 @@ pub(crate) struct Rank<B> {
     nak_due: bool,
     nak_sent: bool,
     moved: Nanos,
+    /// Times that it went back, and nothing came of it.
+    vain: u32,
     endless: bool,
 }
 
@@ -50,6 +54,7 @@ impl<B: FrameBuf> Rank<B> {
             nak_due: false,
             nak_sent: false,
             moved: Nanos::ZERO,
+            vain: 0,
             endless: false,
         }
     }
@@ -99,8 +104,11 @@ impl<B: FrameBuf> Rank<B> {
         counts: &mut FlowCounts,
         make: &mut impl FnMut(&B) -> Option<B>,
     ) -> Option<(B, bool)> {
-        if !self.endless && self.sent > self.got && now.0 > self.moved.0 + PATIENCE.0 {
+        // At the end, what others have not contributed to will have no result.
+        let gives_up = stopped && self.vain >= VAIN_MAX;
+        if !self.endless && self.sent > self.got && now.0 > self.moved.0 + PATIENCE.0 && !gives_up {
             counts.timeouts += 1;
+            self.vain += 1;
             self.moved = now;
             self.sent = self.got;
         }
@@ -124,7 +132,9 @@ impl<B: FrameBuf> Rank<B> {
                 (false, true) => 2,
                 (true, true) => 3,
             };
-            self.config.data[position].frame(psn, last, [0; 2], make)?
+            self.config.data[position]
+                .as_ref()?
+                .frame(psn, last, [0; 2], make)?
         };
         if self.sent == self.got {
             self.moved = now;
@@ -177,6 +187,7 @@ impl<B: FrameBuf> Rank<B> {
             self.sent = self.sent.max(self.got);
             self.most = self.most.max(self.sent);
             self.nak_sent = false;
+            self.vain = 0;
             self.moved = now;
             self.ack_due |= seen.ack_request;
         } else if ahead < 0 {

@@ -11,8 +11,8 @@ pub(crate) const PATIENCE: Nanos = Nanos::from_millis(20);
 /// One data frame of so many carries a time.
 const STAMP_EVERY: u64 = 16;
 
-/// By size: the first of a message, those between, the last, and one that is alone.
-pub(crate) type Positions<B> = [Ready<B>; 4];
+/// By size: the first of a message, those between, the last, and one that is alone; as far as they are needed.
+pub(crate) type Positions<B> = [Option<Ready<B>>; 4];
 
 /// Frame `i` of the flow has the PSN `start + (i + 1) * stride - 1`.
 pub(crate) struct Source<B> {
@@ -133,7 +133,7 @@ impl<B: FrameBuf> Source<B> {
             0 => [(now.0 >> 32) as u32, now.0 as u32],
             _ => [0; 2],
         };
-        let ready = self.frames.get(size)?.get(position)?;
+        let ready = self.frames.get(size)?.get(position)?.as_ref()?;
         ready.frame(self.psn_before(index + 1), ends, stamp, make)
     }
 
