@@ -9,8 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use castnet_dpdk::{Config, DpdkMemory, Hugepages, KEY_LENGTH, Mbuf, Runtime, destination_key, toeplitz};
-use castnet_port::{Batch, DpdkSpec, FrameBuf, Memory, MemoryPort, PoolConfig, Port, PortSpec, Sides};
-use castnet_wire::DropReason;
+use castnet_port::{
+    Batch, DpdkSpec, FrameBuf, HandOver, Memory, MemoryPort, MoveRing, PoolConfig, Port, PortSpec, Sides,
+    Steered, Steering,
+};
+use castnet_wire::{DropReason, PortId};
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -309,6 +312,163 @@ fn frames_that_share_are_what_their_copies_would_be() {
         (back.buffers_free, back.bodies_free),
         (free.buffers_free, free.bodies_free)
     );
+}
+
+#[test]
+fn a_frame_goes_to_another_thread_as_it_is_and_a_full_ring_gives_it_back() {
+    let (memory, mut port) = open("dpdk:net_null6,no-rx=1");
+    let free = memory.stats();
+    let ring = MoveRing::<PortId, Mbuf>::new(4);
+    let from = PortId::new(3).unwrap();
+    let frame = memory.copy_from(&bytes(1024, 1)).unwrap();
+    let place = frame.head().as_ptr() as usize;
+    HandOver::push(&ring, from, frame)
+        .map_err(|(reason, _)| reason)
+        .unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (port, frame) = ring.pop().unwrap();
+            assert_eq!((port, frame.head().as_ptr() as usize), (from, place));
+            assert_eq!(frame.to_vec(), bytes(1024, 1));
+        });
+    });
+    for n in 0..4 {
+        let frame = memory.copy_from(&bytes(2048 + n, n)).unwrap();
+        let copy = memory.replicate(&frame, 128, true).unwrap();
+        HandOver::push(&ring, from, copy)
+            .map_err(|(reason, _)| reason)
+            .unwrap();
+    }
+    assert_eq!((HandOver::len(&ring), HandOver::capacity(&ring)), (4, 4));
+    let more = memory.copy_from(&[7; 60]).unwrap();
+    let (reason, more) = HandOver::push(&ring, from, more).unwrap_err();
+    assert_eq!((reason, more.to_vec()), (DropReason::TxFull, vec![7; 60]));
+    drop(more);
+    // What is in a ring when it goes is not lost to the pools.
+    drop(ring);
+    let mut none = Batch::new();
+    port.send(&mut none);
+    let back = memory.stats();
+    assert_eq!(
+        (back.buffers_free, back.bodies_free),
+        (free.buffers_free, free.bodies_free)
+    );
+}
+
+/// Threads replicate frames, write to them, drop them and pass them on to one another, originals and those that share them
+/// alike: each frame is at any time what its twin is, of plain bytes.
+#[test]
+fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
+    const THREADS: usize = 3;
+    const STEPS: usize = 30_000;
+    const HAVE: usize = 60;
+    let seed: u64 = std::env::var("CASTNET_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(7);
+    eprintln!("CASTNET_SEED={seed}");
+    let device = spec("dpdk:net_null7,no-rx=1");
+    let runtime = runtime(&[device.dpdk().unwrap()], THREADS);
+    let memory = runtime.memory().unwrap();
+    let free = memory.stats();
+    let rings: Vec<_> = (0..THREADS)
+        .map(|_| MoveRing::<Vec<u8>, Mbuf>::new(256))
+        .collect();
+    std::thread::scope(|scope| {
+        for own in 0..THREADS {
+            let (runtime, rings) = (&runtime, &rings);
+            scope.spawn(move || {
+                let memory = runtime.memory().unwrap();
+                memory.share_from(0);
+                // xorshift: good enough to choose steps.
+                let mut state = (seed << 8 | own as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+                let mut random = |below: usize| {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    (state >> 11) as usize % below
+                };
+                let mut frames: Vec<(Mbuf, Vec<u8>)> = Vec::new();
+                for step in 0..STEPS {
+                    while frames.len() < HAVE
+                        && let Some((twin, frame)) = rings[own].pop()
+                    {
+                        frames.push((frame, twin));
+                    }
+                    if frames.is_empty() {
+                        let twin = bytes(140 + random(2000), step);
+                        frames.push((memory.copy_from(&twin).unwrap(), twin));
+                    }
+                    let (at, room) = (random(frames.len()), frames.len() < HAVE);
+                    let (frame, twin) = &mut frames[at];
+                    match random(8) {
+                        0..3 if room => {
+                            let share = random(4) > 0;
+                            let copy = memory.replicate(&frames[at].0, 128, share).unwrap();
+                            let twin = frames[at].1.clone();
+                            frames.push((copy, twin));
+                        }
+                        0..4 => drop(frames.swap_remove(at)),
+                        4 => {
+                            let (place, byte) = (random(frame.head().len()), step as u8);
+                            frame.head_mut()[place] = byte;
+                            twin[place] = byte;
+                        }
+                        5 => {
+                            let trailer = (step as u32).to_be_bytes();
+                            frame.set_trailer(trailer);
+                            *twin.last_chunk_mut().unwrap() = trailer;
+                        }
+                        _ => {
+                            let (frame, twin) = frames.swap_remove(at);
+                            // A full ring drops it.
+                            let _ = rings[random(THREADS)].push(twin, frame);
+                        }
+                    }
+                    if !frames.is_empty() {
+                        let (frame, twin) = &frames[random(frames.len())];
+                        assert!(frame.to_vec() == *twin, "thread {own}, step {step}, seed {seed}");
+                    }
+                }
+            });
+        }
+    });
+    for (twin, frame) in rings.iter().flat_map(|ring| std::iter::from_fn(|| ring.pop())) {
+        assert_eq!(frame.to_vec(), twin);
+    }
+    let back = memory.stats();
+    assert_eq!(
+        (back.buffers_free, back.bodies_free),
+        (free.buffers_free, free.bodies_free)
+    );
+}
+
+#[test]
+fn a_device_without_rules_says_so_and_what_was_to_be_tried() {
+    let text = "dpdk:net_null8,queues=2,no-rx=1";
+    let (_memory, port) = open(text);
+    let table = port.flow_table().expect("a choice of queues");
+    let wanted = [
+        (Ipv4Addr::new(10, 200, 0, 1), 1),
+        (Ipv4Addr::new(10, 200, 0, 2), 5),
+    ];
+    let Steered {
+        rules,
+        refused,
+        reason,
+    } = table.steer(&wanted);
+    // The second address is of a thread that does not receive here.
+    assert_eq!((rules, refused), (0, 1), "{reason}");
+    assert!(
+        reason.contains("udp dst is 4791 / end actions queue index 1 / end"),
+        "{reason}"
+    );
+    assert_ne!(port.steering(), Steering::FlowRules);
+    drop(port);
+    // The device has gone, and control does not keep it.
+    assert_eq!(table.steer(&wanted), Steered::default());
+    let (_memory, single) = open("dpdk:net_null9,no-rx=1");
+    assert!(single.flow_table().is_none(), "there is nothing to choose");
 }
 
 #[test]

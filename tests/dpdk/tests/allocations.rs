@@ -1,5 +1,5 @@
 //! In steady state a worker over DPDK devices allocates nothing (contract S2), whatever frames become: copies, replicas
-//! that share, frames handed over, answers, drops.
+//! that share, frames handed over, frames that another worker sends, answers, drops.
 #![cfg(feature = "dpdk")]
 #![allow(unsafe_code)]
 
@@ -41,7 +41,7 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn frames_over_dpdk_devices_allocate_nothing() {
     OURS.set(true);
-    for workers in [1, 2] {
+    for (workers, sends) in [(1, 1), (2, 2), (2, 1)] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display().to_string();
         let lengths = [64, 1024, 4096];
@@ -54,9 +54,13 @@ fn frames_over_dpdk_devices_allocate_nothing() {
         frames.push(ack(0, 0, 1, Syndrome::Ack));
         write_pcap(&folder.path().join("in.pcap"), &frames);
         // The file over and over, and three ports that swallow what they are sent.
-        let out = ",tx_pcap=/dev/null".repeat(workers);
+        let out = ",tx_pcap=/dev/null".repeat(sends);
         let source = format!("dpdk:net_pcap4{workers},rx_pcap={path}/in.pcap,infinite_rx=1{out}");
-        let sink = |n| format!("dpdk:net_null4{n},no-rx=1");
+        // net_null has a queue for each worker, net_pcap as many as it has files to write.
+        let sink = |n| match sends {
+            1 => format!("dpdk:net_pcap5{n},tx_pcap=/dev/null"),
+            _ => format!("dpdk:net_null4{n},no-rx=1"),
+        };
         let specs: Vec<_> = std::iter::once(source).chain((1..4).map(sink)).collect();
         let groups = [group(0, &[0, 1, 2, 3]), group(1, &[0, 1, 3])];
         let switch = Switch::start(config(&specs, workers, 1024), &groups);
@@ -75,6 +79,8 @@ fn frames_over_dpdk_devices_allocate_nothing() {
             "{:?}",
             last.totals
         );
-        assert_eq!(after - before, 0, "{workers} workers");
+        assert_eq!(after - before, 0, "{workers} workers, {sends} send queues");
+        let handed: u64 = last.workers.iter().map(|w| w.handed_over).sum();
+        assert_eq!(handed > 0, workers > 1, "the second group is the second worker's");
     }
 }

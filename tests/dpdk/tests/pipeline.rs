@@ -4,11 +4,11 @@
 
 use std::path::Path;
 
-use castnet_dpdk_tests::frames::{data, group, host_mac, mcst, mix, plain};
+use castnet_dpdk_tests::frames::{data, group, host_ip, host_mac, mcst, mix, plain};
 use castnet_dpdk_tests::{Switch, config, read_pcap, wait, write_pcap};
 use castnet_port::PortStats;
 use castnet_rules::MulticastGroup;
-use castnet_wire::{DropReason, MacAddr};
+use castnet_wire::{DropReason, MacAddr, icrc};
 use castnet_worker::Counters;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -26,7 +26,7 @@ fn outcome(
     groups: &[MulticastGroup],
     frames: usize,
 ) -> Outcome {
-    let switch = Switch::start(config(specs, workers, 8192), groups);
+    let switch = Switch::start(config(specs, workers, 512), groups);
     let macs = switch.macs();
     switch.open();
     wait(&switch.dataplane, "all frames are in", |c| {
@@ -113,52 +113,95 @@ fn dpdk_ports_send_what_capture_ports_send() {
 }
 
 /// Several receive queues of one port, each with the data of one group: workers receive side by side, hand over what is
-/// another's, and every group's data keeps its order.
+/// another's, and every group's data keeps its order. Also where devices have fewer send queues than there are workers.
 #[test]
 fn several_queues_feed_several_workers_and_groups_keep_their_order() {
-    let (workers, groups, each) = (2, 4, 300);
+    for (workers, sends) in [(3, 1), (3, 2), (2, 2), (2, 1)] {
+        feed_several_workers(workers, sends);
+    }
+}
+
+fn feed_several_workers(workers: usize, sends: usize) {
+    let (groups, each) = (4, 120);
+    let case = format!("{workers} workers, {sends} send queues");
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let path = folder.display().to_string();
-    let mut source =
-        format!("dpdk:net_pcap20,queues={groups},tx_pcap={path}/out0.pcap,tx_pcap={path}/also0.pcap");
+    // net_pcap has as many queues to write to as files to write.
+    let files = |n| {
+        let files = (0..sends).map(|queue| match queue {
+            0 => format!(",tx_pcap={path}/out{n}.pcap"),
+            _ => format!(",tx_pcap={path}/also{n}_{queue}.pcap"),
+        });
+        files.collect::<String>() + ",rx=256,tx=256"
+    };
+    let mut source = format!("dpdk:net_pcap20,queues={groups}{}", files(0));
     // Groups go to workers in turn, and so do queues; one further on, none comes by the queue of its worker.
     for g in (1..groups).chain([0]) {
-        let frames: Vec<_> = (0..each)
-            .map(|psn| data(g, 0, psn as u32, 64 + psn * 13 % 4000, false))
-            .collect();
+        let frames: Vec<_> = (0..each).map(|psn| payload(g, psn)).collect();
         write_pcap(&folder.join(format!("in{g}.pcap")), &frames);
         source += &format!(",rx_pcap={path}/in{g}.pcap");
     }
-    // net_pcap wants as many files to write as queues to write to: one for each worker.
-    let sink = |n| format!("dpdk:net_pcap2{n},tx_pcap={path}/out{n}.pcap,tx_pcap={path}/also{n}.pcap");
+    let sink = |n| format!("dpdk:net_pcap2{n}{}", files(n));
     let rules: Vec<_> = (0..groups).map(|g| group(g, &[0, 1, 2, 3])).collect();
     let specs: Vec<_> = std::iter::once(source).chain((1..4).map(sink)).collect();
     let outcome = outcome(folder, &specs, workers, &rules, groups * each);
     let totals = &outcome.counters.totals;
     assert_eq!(
         (totals.replicated, totals.copies, totals.dropped),
-        ((groups * each) as u64, (2 * groups * each) as u64, 0)
+        ((groups * each) as u64, (2 * groups * each) as u64, 0),
+        "{case}"
     );
     let handed: u64 = outcome.counters.workers.iter().map(|w| w.handed_over).sum();
+    let taken: u64 = outcome.counters.workers.iter().map(|w| w.taken_over).sum();
     assert!(
-        handed > 0,
-        "not every group's data came by its own worker's queue"
+        handed > 0 && handed == taken,
+        "not every group's data came by its own worker's queue: {handed} {taken}"
     );
     assert_eq!(outcome.counters.workers.len(), workers);
     for n in 1..4 {
+        let stats = outcome.counters.ports[n].stats;
+        assert_eq!(
+            (stats.tx_frames, stats.dropped_all()),
+            ((groups * each) as u64, 0),
+            "{case}"
+        );
         let mut frames = outcome.sent[n].clone();
-        frames.extend(read_pcap(&folder.join(format!("also{n}.pcap"))));
-        assert_eq!(frames.len(), groups * each, "port {n}");
+        for queue in 1..sends {
+            frames.extend(read_pcap(&folder.join(format!("also{n}_{queue}.pcap"))));
+        }
+        assert_eq!(frames.len(), groups * each, "port {n}, {case}");
         for g in 0..groups {
-            let psns: Vec<_> = frames
+            let frames: Vec<_> = frames
                 .iter()
                 .filter(|f| f[26..30] == mcst(g).0.octets())
-                .map(|f| u32::from_be_bytes([0, f[51], f[52], f[53]]))
                 .collect();
-            assert_eq!(psns, (0..each as u32).collect::<Vec<_>>(), "group {g} port {n}");
+            assert_eq!(frames.len(), each, "group {g} port {n}, {case}");
+            for (psn, frame) in frames.iter().enumerate() {
+                // Bridged to the host's connection, with the payload as it was and an ICRC that is right.
+                let sent = payload(g, psn);
+                assert_eq!(
+                    frame[50..54],
+                    [&[0x80], &(psn as u32).to_be_bytes()[1..]].concat(),
+                    "{case}"
+                );
+                assert_eq!(frame[54..frame.len() - 4], sent[54..sent.len() - 4], "{case}");
+                assert_eq!(
+                    (&frame[..6], &frame[30..34]),
+                    (&host_mac(n).0[..], &host_ip(n).octets()[..])
+                );
+                assert!(
+                    icrc::verify_bytes(frame, 14, frame.len()),
+                    "group {g} port {n} PSN {psn}, {case}"
+                );
+            }
         }
     }
+}
+
+/// Packet `psn` of a group: of all lengths, so that some replicas are copied and some share.
+fn payload(group: usize, psn: usize) -> Vec<u8> {
+    data(group, 0, psn as u32, (64 + psn * 173) % 4097, false)
 }
 
 /// The switch knows what a device carries, and says so.
