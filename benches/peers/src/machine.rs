@@ -131,7 +131,7 @@ impl Reserved {
         }
         match Self::at(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB")) {
             Ok(reserved) => Ok((Some(reserved), None)),
-            Err(why) if wish == options::Hugepages::Auto => Ok((None, Some(format!("{why:#}")))),
+            Err(why) if wish == options::Hugepages::Auto => Ok((None, Some(why.to_string()))),
             Err(why) => Err(why.context("hugepages are asked for")),
         }
     }

@@ -1,5 +1,6 @@
 //! Other programs as processes that end with us, whatever happens.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -7,13 +8,25 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use castnet_e2e::net::Namespace;
 
 use crate::machine;
 
 /// How long a switch may take to start.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running program. It is killed when this is dropped, and when this process dies in any way.
+/// A program, here or in a namespace, that the kernel kills when the thread that starts it ends: also where this process is killed
+/// and can drop nothing.
+pub fn mortal(within: Option<&Namespace>, program: impl AsRef<OsStr>) -> Command {
+    let mut command = match within {
+        Some(namespace) => namespace.command("setpriv"),
+        None => Command::new("setpriv"),
+    };
+    command.args(["--pdeathsig", "KILL"]).arg(program);
+    command
+}
+
+/// A running program. It is killed when this is dropped.
 pub struct Process {
     name: String,
     child: Child,
@@ -27,35 +40,24 @@ impl Process {
     ///
     /// # Errors
     /// It does not start.
-    pub fn start(name: &str, folder: &Path, command: &Command) -> Result<Self> {
-        Self::start_with(name, folder, command, None)
+    pub fn start(name: &str, folder: &Path, mut command: Command) -> Result<Self> {
+        Self::start_with(name, folder, &mut command, None)
     }
 
     /// The same for one that [`Process::ask`] talks with.
     ///
     /// # Errors
     /// As above.
-    pub fn start_to_ask(name: &str, folder: &Path, command: &Command) -> Result<Self> {
-        Self::start_with(name, folder, command, Some(Stdio::piped()))
+    pub fn start_to_ask(name: &str, folder: &Path, mut command: Command) -> Result<Self> {
+        Self::start_with(name, folder, &mut command, Some(Stdio::piped()))
     }
 
-    fn start_with(name: &str, folder: &Path, command: &Command, out: Option<Stdio>) -> Result<Self> {
+    fn start_with(name: &str, folder: &Path, command: &mut Command, out: Option<Stdio>) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let file = File::create(&log)?;
-        let mut mortal = Command::new("setpriv");
-        mortal
-            .args(["--pdeathsig", "KILL"])
-            .arg(command.get_program())
-            .args(command.get_args());
-        for (key, value) in command.get_envs() {
-            match value {
-                Some(value) => mortal.env(key, value),
-                None => mortal.env_remove(key),
-            };
-        }
-        mortal.stdin(Stdio::piped()).stderr(file.try_clone()?);
-        mortal.stdout(out.unwrap_or_else(|| file.into()));
-        let mut child = mortal.spawn().context("starting setpriv (package util-linux)")?;
+        command.stdin(Stdio::piped()).stderr(file.try_clone()?);
+        command.stdout(out.unwrap_or_else(|| file.into()));
+        let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
         Ok(Self {
             name: name.to_owned(),
             stdin: child.stdin.take(),
@@ -163,9 +165,9 @@ mod tests {
     #[test]
     fn a_process_answers_and_what_it_said_last_is_told() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut command = Command::new("sh");
+        let mut command = mortal(None, "sh");
         command.args(["-c", "read line; echo \"$line too\"; echo enough >&2"]);
-        let mut process = Process::start_to_ask("sh", folder.path(), &command).expect("a process");
+        let mut process = Process::start_to_ask("sh", folder.path(), command).expect("a process");
         assert_eq!(process.ask("one").expect("an answer"), "one too\n");
         let end = process.ask("two").expect_err("its end").to_string();
         assert!(end.contains("enough"), "{end}");

@@ -218,7 +218,8 @@ impl Report {
             ));
         }
         for LeftOut { name, why } in &self.left_out {
-            text.push_str(&format!("\nleft out: {}: {why}", name.label()));
+            let over = if name.over_veth() { " over veth pairs" } else { "" };
+            text.push_str(&format!("\nleft out: {}{over}: {why}", name.label()));
         }
         if !self.left_out.is_empty() {
             text.push('\n');

@@ -2,7 +2,6 @@
 //! their own, which is this program again.
 
 use std::io::{BufRead, Write};
-use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,7 +21,7 @@ use crate::count::Count;
 use crate::machine;
 use crate::measure::{Ran, Running, threads};
 use crate::options::Name;
-use crate::process::Process;
+use crate::process::{Process, mortal};
 use crate::report::Setting;
 use crate::run::Peer;
 
@@ -318,10 +317,10 @@ impl Peer for Castnet {
             hugepages: self.shared.hugepages,
             end: None,
         };
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = mortal(None, std::env::current_exe()?);
         command.arg(PART).arg(serde_json::to_string(&plan)?);
         let folder = self.shared.fresh("castnet")?;
-        let process = Process::start_to_ask("castnet", &folder, &command)?;
+        let process = Process::start_to_ask("castnet", &folder, command)?;
         Ok(Box::new(Remote {
             process,
             cores: plan.cores.len(),

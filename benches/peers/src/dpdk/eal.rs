@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
@@ -13,17 +12,18 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use super::Shared;
 use crate::count::{Count, device_stats, devices};
 use crate::measure::{Ran, Running, threads};
-use crate::process::{PATIENCE, Process};
+use crate::process::{PATIENCE, Process, mortal};
 
-/// Ordinary memory of a program that has no hugepages, in MiB.
-const MEMORY: &str = "640";
+/// Ordinary memory of a program that has no hugepages, in MiB: Open vSwitch takes half for one pool of buffers.
+const MEMORY: &str = "1100";
 
 /// Words for memory, the same for all.
 pub(super) fn memory(hugepages: bool) -> &'static [&'static str] {
     if hugepages {
         &["--in-memory"]
     } else {
-        &["--no-huge", "-m", MEMORY]
+        // Open vSwitch would add --in-memory to the first alone, and DPDK refuse both together.
+        &["--no-huge", "--legacy-mem", "-m", MEMORY]
     }
 }
 
@@ -37,7 +37,7 @@ pub(super) fn program(
     rest: &[&str],
 ) -> Result<Box<dyn Running>> {
     let folder = shared.fresh(name)?;
-    let mut command = Command::new(program);
+    let mut command = mortal(None, program);
     // Sockets of telemetry and the like go there.
     command
         .env("RUNTIME_DIRECTORY", &folder)
@@ -48,7 +48,7 @@ pub(super) fn program(
         command.args(["--vdev", device]);
     }
     command.arg("--").args(rest);
-    let mut process = Process::start(name, &folder, &command)?;
+    let mut process = Process::start(name, &folder, command)?;
     let path = folder.join("dpdk/rte/dpdk_telemetry.v2");
     let telemetry = process.wait_for(|| Telemetry::connect(&path).ok())?;
     Ok(Box::new(Program { process, telemetry }))

@@ -12,7 +12,7 @@ use super::{Frames, NO_CAPTURE, Shared, eal, sink, source};
 use crate::count::{Count, dump_ports};
 use crate::measure::{Ran, Running, threads};
 use crate::options::Name;
-use crate::process::{Process, missing, output};
+use crate::process::{Process, missing, mortal, output};
 use crate::report::Setting;
 use crate::run::Peer;
 
@@ -68,7 +68,7 @@ impl Peer for Ovs {
             .arg(folder.join("conf.db"))
             .arg(format!("--remote=punix:{}", at.socket("db.sock")));
         command.args(["--no-chdir", "--log-file=/dev/null"]);
-        let mut database = Process::start("ovsdb-server", &folder, &command)?;
+        let mut database = Process::start("ovsdb-server", &folder, command)?;
         database.wait_for(|| folder.join("db.sock").exists().then_some(()))?;
         at.vsctl(&["--no-wait", "init"])?;
         let mask = |core: usize| format!("0x{:x}", 1_u128 << core);
@@ -90,7 +90,7 @@ impl Peer for Ovs {
         command
             .arg(format!("unix:{}", at.socket("db.sock")))
             .args(["--no-chdir", "--log-file=/dev/null"]);
-        let switch = Process::start("ovs-vswitchd", &folder, &command)?;
+        let switch = Process::start("ovs-vswitchd", &folder, command)?;
         let mut running = OvsRunning {
             switch,
             _database: database,
@@ -176,7 +176,7 @@ impl At<'_> {
     }
 
     fn command(&self, program: &str) -> Command {
-        let mut command = self.namespace.command(program);
+        let mut command = mortal(Some(self.namespace), program);
         for variable in [
             "OVS_RUNDIR",
             "OVS_DBDIR",
