@@ -107,7 +107,8 @@ impl<B> Moving<B> {
         self.behind[from] = self.behind[from].saturating_sub(1);
     }
 
-    fn is_idle(&self) -> bool {
+    /// Whether nothing is under way that goes on without being woken for it.
+    pub(crate) fn is_idle(&self) -> bool {
         self.leaving.is_none() && self.settling.is_none() && self.stuck.is_empty()
     }
 }
@@ -196,14 +197,12 @@ impl<M: Memory> Worker<M> {
         self.moving.settling = Some((catch_up, now + CATCH_UP, reply));
     }
 
-    /// Answers what can be answered by now, after all of a round was sent. Whether something is still under way.
+    /// Answers what can be answered by now, after all of a round was sent.
     #[inline]
-    pub(crate) fn go_on_moving(&mut self, now: Nanos) -> bool {
-        if self.moving.is_idle() {
-            return false;
+    pub(crate) fn go_on_moving(&mut self, now: Nanos) {
+        if !self.moving.is_idle() {
+            self.answer(now);
         }
-        self.answer(now);
-        true
     }
 
     #[cold]

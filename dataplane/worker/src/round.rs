@@ -47,7 +47,7 @@ impl<M: Memory> Worker<M> {
         self.outputs.flush();
         self.outputs.meter.lap(Part::Send);
         self.tell();
-        work += usize::from(self.go_on_moving(now));
+        self.go_on_moving(now);
         if now >= self.links_at {
             self.look_after_links(now);
         }

@@ -273,6 +273,11 @@ impl<M: Memory> Worker<M> {
         if timeout.is_zero() {
             return;
         }
+        if !self.moving.is_idle() {
+            // What a group's move waits for wakes nobody.
+            thread::yield_now();
+            return;
+        }
         if self.receiving && self.outputs.ready() {
             // A port that can only be polled says so always: then others may have the core, but nobody sleeps.
             thread::yield_now();
