@@ -16,6 +16,7 @@ use crate::counters::{CollectiveSnapshot, Counters, CountersSnapshot, GroupSnaps
 use crate::egress::Egress;
 use crate::events::{EngineEvent, EventKind, Events};
 use crate::fdb::{Fdb, FdbEntry};
+use crate::flow::Flows;
 use crate::group::{Group, GroupStatus, InstallError};
 use crate::groups::Groups;
 use crate::neighbours::{Neighbour, Neighbours};
@@ -86,6 +87,7 @@ pub struct Engine {
     pub(crate) groups: Groups,
     pub(crate) next_hops: NextHops,
     pub(crate) shifts: Shifts,
+    pub(crate) flows: Flows,
     pub(crate) counters: Counters,
     pub(crate) wheel: Wheel,
     pub(crate) effects: Effects,
@@ -121,6 +123,7 @@ impl Engine {
             groups: Groups::new(config.groups_max, config.memory_max_bytes, seed),
             next_hops: NextHops::new(config.next_hops_max, seed),
             shifts: Shifts::new(),
+            flows: Flows::new(),
             counters: Counters::new(),
             wheel: Wheel::new(config.groups_max, TICK),
             effects: Effects::new(),
@@ -171,6 +174,7 @@ impl Engine {
         self.groups.room_for(&group)?;
         group.bind(&mut self.next_hops, self.config.addresses.first().copied())?;
         let (place, replaced) = self.groups.insert(group);
+        self.flows.forget();
         self.quiet(place);
         if let Some(replaced) = &replaced {
             replaced.unbind(&mut self.next_hops);
@@ -182,6 +186,7 @@ impl Engine {
     /// engine.
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (place, group) = self.groups.remove(mcst_id)?;
+        self.flows.forget();
         self.quiet(place);
         group.unbind(&mut self.next_hops);
         Some(group)
@@ -241,6 +246,7 @@ impl Engine {
     /// Takes new tables. What was learned on ports that went down is forgotten.
     pub fn set_tables(&mut self, now: Nanos, tables: Arc<Tables>) {
         let up = tables.up().and(self.ports.present);
+        self.flows.forget();
         let gone = PortSet(self.ports.up.0 & !up.0);
         if !gone.is_empty() {
             self.fdb.flush(|port| gone.contains(port));
@@ -478,6 +484,7 @@ impl Engine {
             groups: self.groups.only(addresses.into_iter().flatten()),
             next_hops: self.next_hops.clone(),
             shifts: Shifts::new(),
+            flows: Flows::new(),
             counters: self.counters.clone(),
             wheel: Wheel::new(addresses.len(), TICK),
             effects: Effects::new(),

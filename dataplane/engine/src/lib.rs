@@ -25,6 +25,7 @@ mod events;
 mod fdb;
 mod feedback;
 mod fixed_map;
+mod flow;
 mod group;
 mod groups;
 mod lldp;

@@ -13,6 +13,7 @@ use crate::egress::Egress;
 use crate::engine::{Engine, Ports, Shifts};
 use crate::events::EventKind;
 use crate::feedback::{self, Feedback};
+use crate::flow::{self, Lesson};
 use crate::group::Group;
 use crate::next_hops::NextHops;
 use crate::pipeline::Cx;
@@ -63,10 +64,22 @@ impl Engine {
         let verdict = match (&event, self.effects.as_slice()) {
             // The plain cases first: data that goes on, and feedback that changes nothing for the source.
             (Event::Data { psn, .. }, [Effect::Replicate { to }]) => {
-                if before != Some(*psn) {
+                let (is_next, length) = (before == Some(*psn), frame.length());
+                if !is_next {
                     note_repetition(group, before, *psn, *to);
                 }
-                replicate::replicate(cx, &mut tools, group, header, src, *to, frame)
+                let verdict = replicate::replicate(cx, &mut tools, group, header, src, *to, frame);
+                if is_next {
+                    let lesson = Lesson {
+                        place,
+                        group,
+                        ports: &self.ports,
+                        next_hops: &self.next_hops,
+                    };
+                    let from = (cx.ingress, src);
+                    flow::learn(&mut self.flows, &mut self.shifts, &lesson, from, header, length);
+                }
+                verdict
             }
             (_, [Effect::Absorb]) if !matches!(event, Event::Data { .. }) => Verdict::Absorbed,
             (_, effects) => {

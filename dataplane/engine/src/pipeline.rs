@@ -77,7 +77,10 @@ impl Engine {
                         None => continue,
                         Some(frame) => frame,
                     },
-                    false => frame,
+                    false => match self.data_again(&mut cx, frame) {
+                        None => continue,
+                        Some(frame) => frame,
+                    },
                 };
                 let verdict = self.forward(&mut cx, frame);
                 self.account(ingress, verdict);

@@ -75,7 +75,7 @@ impl Target {
 
 /// The two words of an address.
 #[inline]
-const fn words(ip: Ipv4Addr) -> u32 {
+pub(crate) const fn words(ip: Ipv4Addr) -> u32 {
     let bits = ip.to_bits();
     (bits >> 16) + (bits & 0xFFFF)
 }
@@ -168,7 +168,7 @@ fn reachable(group: &mut Group, up: PortSet, counters: &mut Counters, to: PathSe
 }
 
 #[cold]
-fn lose(group: &mut Group, counters: &mut Counters, path: PathId) {
+pub(crate) fn lose(group: &mut Group, counters: &mut Counters, path: PathId) {
     counters.totals.copies_lost += 1;
     group.cold.exceptions.lost += 1;
     if let Some(counters) = group.cold.paths.get_mut(path.index()) {

@@ -122,6 +122,19 @@ impl Multicast {
         }
     }
 
+    /// The short way of [`handle`](Self::handle) for nearly all of a stream: data of the source with the PSN that comes
+    /// next. Returns the paths that it goes to; `None`, and nothing has changed, where it takes more than that.
+    #[inline]
+    pub fn next_data(&mut self, now: Nanos, psn: Psn) -> Option<PathSet> {
+        let next = self.phase != Phase::Learning && psn == self.newest.next();
+        let to = self.receivers();
+        if !next || !psn.is_after(self.agg_ack) || to.is_empty() {
+            return None;
+        }
+        self.on_new_data(now, psn);
+        Some(to)
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) is to be called, and why.
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let watched = self.is_outstanding() && self.stall_timeout > Nanos::ZERO;
@@ -213,15 +226,20 @@ impl Multicast {
         if !psn.is_after(self.agg_ack) {
             self.on_acknowledged_data(psn, ack_request, out);
         } else if psn.is_after(self.newest) {
-            if !self.is_outstanding() {
-                self.progress(now);
-            }
-            self.newest = psn;
-            // No AckPSN is beyond the newest data, so nobody has this packet and nobody need be asked.
+            self.on_new_data(now, psn);
             replicate(self.receivers(), out);
         } else {
             self.on_retransmission(psn, out);
         }
+    }
+
+    /// No AckPSN is beyond the newest data, so nobody has this packet and nobody need be asked.
+    #[inline]
+    fn on_new_data(&mut self, now: Nanos, psn: Psn) {
+        if !self.is_outstanding() {
+            self.progress(now);
+        }
+        self.newest = psn;
     }
 
     /// Takes the first data of a stream that may have been running for long as a measure.

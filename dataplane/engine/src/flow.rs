@@ -1,0 +1,317 @@
+//! The short way of nearly all data: a plain packet with the PSN that comes next, of a source that was seen before.
+//!
+//! What replicas of one source's packets get written is the same for each packet but for the IPv4 checksum and the ICRC,
+//! and these change by a constant: the checksum by one for a leg, the ICRC by one for a leg and a frame length (the CRC is
+//! linear). So it is all worked out once for a flow and kept in a small cache; a replica then costs its copy, five stores and
+//! an XOR. Whatever is otherwise takes the long way, which does the same in general, and has the flow learned at the end.
+
+use core::net::Ipv4Addr;
+
+use castnet_collective::{PathId, PathSet};
+use castnet_wire::icrc::{HeaderDelta, ShiftCache};
+use castnet_wire::{FrameBuf, Opcode, PortId, Psn, Qpn, RoceHeader, ipv4};
+
+use crate::context::Context;
+use crate::egress::Egress;
+use crate::engine::{Engine, Ports};
+use crate::group::Group;
+use crate::next_hops::NextHops;
+use crate::pipeline::Cx;
+use crate::replicate::{lose, words};
+use crate::trace::Observer;
+
+/// Flows that are kept ready: 2 KiB each, of which a flow touches 32 bytes for each of its legs.
+const FLOWS: usize = 64;
+/// Ethernet, IPv4, UDP and BTH, nothing optional among them.
+const PLAIN: usize = 14 + 20 + 8 + 12;
+const ICRC: usize = 4;
+
+/// Opcodes whose BTH is followed by payload at once: one bit each.
+const PLAIN_DATA: u64 = 1 << Opcode::SendFirst as u64
+    | 1 << Opcode::SendMiddle as u64
+    | 1 << Opcode::SendLast as u64
+    | 1 << Opcode::SendOnly as u64
+    | 1 << Opcode::WriteMiddle as u64
+    | 1 << Opcode::WriteLast as u64;
+
+/// What of a plain packet is looked at.
+struct Plain {
+    addresses: u64,
+    checksum: u16,
+    psn: Psn,
+    payload_len: usize,
+}
+
+impl Plain {
+    /// Reads a frame of `length` bytes; `None` where it is not plain data in every way, or anything about it is wrong.
+    #[inline(always)]
+    fn read(b: &[u8; PLAIN], length: usize) -> Option<Self> {
+        let be16 = |at: usize| usize::from(u16::from_be_bytes([b[at], b[at + 1]]));
+        let be32 = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        // EtherType, version and header length; no fragment, UDP; to RoCE's port.
+        let ip = be32(12) & 0xFFFF_FF00 == 0x0800_4500 && be32(20) & 0x3FFF_00FF == 0x11;
+        let (opcode, flags) = (b[42], b[43]);
+        let bth = be16(36) == 4791
+            && opcode < 64
+            && PLAIN_DATA >> opcode & 1 != 0
+            && flags & 0x0F == 0
+            && be32(46) & 0xFF_FFFF == Qpn::VIRTUAL.value();
+        // The frame ends where IP and UDP say that it does.
+        let (body, pad) = (length.wrapping_sub(PLAIN + ICRC), usize::from(flags >> 4 & 3));
+        let lengths = be16(16) + 14 == length && be16(38) + 34 == length && body % 4 == 0 && pad <= body;
+        if !(ip && bth && lengths && ipv4::checksum_is_right(&b[14..34])) {
+            return None;
+        }
+        Some(Self {
+            addresses: u64::from(be32(26)) << 32 | u64::from(be32(30)),
+            checksum: u16::from_be_bytes([b[24], b[25]]),
+            psn: Psn::from_bytes([b[51], b[52], b[53]]),
+            payload_len: body - pad,
+        })
+    }
+}
+
+/// What a replica at one leg gets.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rewrite {
+    /// Ethernet addresses of the next hop and of the port.
+    macs: [u8; 12],
+    /// IP addresses: the McstID, and the member's; zeros towards a switch, where nothing else is written.
+    addresses: [u8; 8],
+    qpn: [u8; 3],
+    port: PortId,
+    /// What is added to the complement of the IPv4 checksum.
+    sum: u32,
+    /// What is added (XOR) to the ICRC of a frame of the flow's length.
+    icrc: u32,
+}
+
+impl Rewrite {
+    #[inline(always)]
+    fn write(&self, checksum: u16, icrc: u32, copy: &mut impl FrameBuf) {
+        let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
+            return;
+        };
+        head[..12].copy_from_slice(&self.macs);
+        let [.., a, b, c, d] = self.addresses;
+        if [a, b, c, d] == [0; 4] {
+            return;
+        }
+        let sum = u32::from(!checksum) + self.sum;
+        let sum = (sum & 0xFFFF) + (sum >> 16);
+        let sum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
+        head[24..26].copy_from_slice(&sum.to_be_bytes());
+        head[26..34].copy_from_slice(&self.addresses);
+        head[40..42].copy_from_slice(&[0; 2]);
+        head[47..50].copy_from_slice(&self.qpn);
+        copy.set_trailer((icrc ^ self.icrc).to_le_bytes());
+    }
+}
+
+/// A source's packets to its group, by the port that they come in by.
+#[derive(Clone, Debug)]
+struct Flow {
+    /// Source and destination address.
+    addresses: u64,
+    ingress: PortId,
+    /// When it was learned; see [`Flows::stamp`].
+    stamp: u32,
+    place: u32,
+    pmtu: u16,
+    /// The length of frames that [`Rewrite::icrc`] is for, and another one that came last.
+    length: u32,
+    asked: u32,
+    legs: [Rewrite; PortId::COUNT],
+    /// By leg, the ICRC's register at the end of the BTH.
+    registers: [u32; PortId::COUNT],
+}
+
+/// The flows that came last.
+#[derive(Clone, Debug)]
+pub(crate) struct Flows {
+    flows: Box<[Flow]>,
+    /// Flows learned before the last change of groups, next hops and ports are worth nothing.
+    stamp: u32,
+}
+
+fn slot(addresses: u64, ingress: PortId) -> usize {
+    let mixed = (addresses ^ ingress.index() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> (64 - FLOWS.trailing_zeros())) as usize
+}
+
+impl Flows {
+    pub(crate) fn new() -> Self {
+        let none = Flow {
+            addresses: 0,
+            ingress: PortId::default(),
+            stamp: 0,
+            place: 0,
+            pmtu: 0,
+            length: 0,
+            asked: 0,
+            legs: [Rewrite::default(); PortId::COUNT],
+            registers: [0; PortId::COUNT],
+        };
+        Self {
+            flows: vec![none; FLOWS].into_boxed_slice(),
+            stamp: 1,
+        }
+    }
+
+    /// Groups, next hops or ports have changed: all flows are to be learned again.
+    pub(crate) fn forget(&mut self) {
+        match self.stamp.checked_add(1) {
+            Some(next) => self.stamp = next,
+            None => *self = Self::new(),
+        }
+    }
+
+    #[inline(always)]
+    fn find(&mut self, addresses: u64, ingress: PortId) -> Option<&mut Flow> {
+        let flow = self.flows.get_mut(slot(addresses, ingress))?;
+        let known = flow.addresses == addresses && flow.ingress == ingress && flow.stamp == self.stamp;
+        known.then_some(flow)
+    }
+}
+
+/// What [`learn`] looks at, beside the frame.
+pub(crate) struct Lesson<'a> {
+    pub(crate) place: u32,
+    pub(crate) group: &'a Group,
+    pub(crate) ports: &'a Ports,
+    pub(crate) next_hops: &'a NextHops,
+}
+
+/// A packet of the source has gone the long way. Where it was plain, the next ones will take the short way: at once if the
+/// flow is new, at the second time running if only the length is.
+pub(crate) fn learn<const N: usize>(
+    flows: &mut Flows,
+    shifts: &mut ShiftCache<N>,
+    lesson: &Lesson<'_>,
+    (ingress, src): (PortId, Ipv4Addr),
+    header: &RoceHeader,
+    length: usize,
+) {
+    let hot = &lesson.group.hot;
+    let opcode = header.bth.opcode as u8;
+    let plain = header.l3 == 14 && header.frame_len == length && opcode < 64 && PLAIN_DATA >> opcode & 1 != 0;
+    let all_up = hot.ports.and(lesson.ports.up) == hot.ports;
+    if !plain || !all_up || hot.path(ingress) != Some(hot.source) {
+        return;
+    }
+    let mcst_id = hot.mcst_id.0;
+    let addresses = u64::from(src.to_bits()) << 32 | u64::from(mcst_id.to_bits());
+    let stamp = flows.stamp;
+    let Some(flow) = flows.flows.get_mut(slot(addresses, ingress)) else {
+        return;
+    };
+    let same = flow.addresses == addresses && flow.ingress == ingress && flow.stamp == stamp;
+    if same && flow.asked != length as u32 {
+        flow.asked = length as u32;
+        return;
+    }
+    if !same {
+        let from_source = HeaderDelta::src(src, mcst_id);
+        let legs = hot.ports.into_iter().zip(&hot.legs);
+        for ((rewrite, register), (port, leg)) in flow.legs.iter_mut().zip(&mut flow.registers).zip(legs) {
+            let (dst, qpn) = (Ipv4Addr::from(leg.ip), Qpn::from_bytes(leg.qpn));
+            let delta = from_source
+                .and(HeaderDelta::dst(mcst_id, dst))
+                .and(HeaderDelta::dest_qp(Qpn::VIRTUAL, qpn));
+            *register = delta.at_bth();
+            *rewrite = Rewrite {
+                // The McstID takes the source's place and leaves the destination's, so of addresses only the source is
+                // taken out of the sum.
+                sum: 2 * 0xFFFF - words(src) + words(dst),
+                qpn: leg.qpn,
+                port,
+                ..Rewrite::default()
+            };
+            rewrite.macs[..6].copy_from_slice(&lesson.next_hops.get(leg.next_hop()).0);
+            rewrite.macs[6..].copy_from_slice(&lesson.ports.mac(port).0);
+            rewrite.addresses[..4].copy_from_slice(&mcst_id.octets());
+            rewrite.addresses[4..].copy_from_slice(&leg.ip);
+        }
+        flow.addresses = addresses;
+        flow.ingress = ingress;
+        flow.stamp = stamp;
+        flow.place = lesson.place;
+        flow.pmtu = hot.pmtu;
+    }
+    flow.length = length as u32;
+    flow.asked = 0;
+    let operator = shifts.get(header.after_bth());
+    for (rewrite, register) in flow.legs.iter_mut().zip(&flow.registers).take(hot.legs.len()) {
+        rewrite.icrc = operator.apply(*register);
+    }
+}
+
+impl Engine {
+    /// The short way, for a frame that nobody watches. Hands back what has to take the long one; nothing has changed then.
+    #[inline(always)]
+    pub(crate) fn data_again<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        mut frame: E::Buf,
+    ) -> Option<E::Buf> {
+        let length = frame.length();
+        let plain = frame.head().first_chunk().and_then(|head| Plain::read(head, length));
+        let Some(plain) = plain else { return Some(frame) };
+        let Some(flow) = self.flows.find(plain.addresses, cx.ingress) else {
+            return Some(frame);
+        };
+        if flow.length as usize != length || plain.payload_len > usize::from(flow.pmtu) {
+            return Some(frame);
+        }
+        let Some(Context::Multicast(group)) = self.groups.at_mut(flow.place) else {
+            return Some(frame);
+        };
+        let Some(to) = group.hot.machine.next_data(cx.now, plain.psn) else {
+            return Some(frame);
+        };
+        flow.asked = 0;
+        let icrc = u32::from_le_bytes(frame.trailer());
+        let Some(last) = to.bits().checked_ilog2() else {
+            return Some(frame);
+        };
+        let legs = &flow.legs;
+        let mut sent = 1;
+        let mut others = to.bits() & !(1 << last);
+        while others != 0 {
+            let path = others.trailing_zeros();
+            others &= others - 1;
+            let leg = &legs[path as usize % PortId::COUNT];
+            let Some(mut copy) = cx.egress.replicate(leg.port, &frame, PLAIN) else {
+                if let Some(path) = PathId::new(path as u8) {
+                    lose(group, &mut self.counters, path);
+                }
+                continue;
+            };
+            leg.write(plain.checksum, icrc, &mut copy);
+            cx.send(&mut self.counters, leg.port, copy);
+            sent += 1;
+        }
+        let leg = &legs[last as usize % PortId::COUNT];
+        leg.write(plain.checksum, icrc, &mut frame);
+        cx.send(&mut self.counters, leg.port, frame);
+
+        let hot = &mut group.hot.counters;
+        hot.data_in += 1;
+        hot.data_bytes_in += length as u64;
+        hot.data_out += sent;
+        hot.data_bytes_out += sent * length as u64;
+        let totals = &mut self.counters.totals;
+        totals.replicated += 1;
+        totals.copies += sent - 1;
+        let place = flow.place;
+        if !self.wheel.is_armed(place)
+            && let Some((at, _)) = group.hot.machine.poll_timeout()
+        {
+            self.wheel.arm(cx.now, place, at);
+        }
+        None
+    }
+}
+
+/// A path's place in a flow is its number, and its bit in a set.
+const _: () = assert!(PortId::COUNT == 64 && size_of::<PathSet>() == 8 && size_of::<Rewrite>() == 32);
