@@ -12,12 +12,14 @@
 mod ack;
 mod header;
 mod in_place;
+mod neutral;
 mod shift;
 
 use ack::{ACK_LEN, full_ack};
 use in_place::full_in_place;
 
 pub use header::HeaderDelta;
+pub use neutral::Neutral;
 pub use shift::{Shift, ShiftCache, shift};
 
 use crate::frame::FrameBuf;
