@@ -192,7 +192,21 @@ proptest! {
         let mut last_agg = None;
         for event in events {
             let mut out = Effects::new();
+            let before = machine.clone();
             machine.handle(Nanos::ZERO, event, &mut out);
+            // The short way for the next data of the source comes to the same, or changes nothing.
+            if let Event::Data { from, psn, .. } = event
+                && from == before.status().source
+            {
+                let mut short = before.clone();
+                match short.next_data(Nanos::ZERO, psn) {
+                    Some(to) => {
+                        prop_assert_eq!(out.as_slice(), &[Effect::Replicate { to }]);
+                        prop_assert_eq!(&short, &machine);
+                    }
+                    None => prop_assert_eq!(&short, &before),
+                }
+            }
             prop_assert!((1..=2).contains(&out.len()), "{:?}", out);
             prop_assert!(out.len() == 1 || !out.contains(&Effect::Absorb));
             prop_assert!(out.len() == 1 || !out.iter().any(|effect| matches!(effect, Effect::Drop(_))));

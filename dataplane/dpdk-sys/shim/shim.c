@@ -33,6 +33,7 @@ AT(nb_segs, 20, 2);
 AT(ol_flags, 24, 8);
 AT(pkt_len, 36, 4);
 AT(data_len, 40, 2);
+AT(hash.usr, 44, 4);
 AT(buf_len, 54, 2);
 _Static_assert(sizeof(struct rte_mbuf) == 128, "rte_mbuf has another size");
 #ifndef RTE_MBUF_REFCNT_ATOMIC
@@ -106,6 +107,23 @@ void cn_share(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *tai
 	body->next = tail;
 	head->nb_segs = 3;
 	head->pkt_len = length;
+}
+
+/*
+ * Makes `head` and `body`, fresh both, one frame: the first `private_head` bytes are its own, to be filled in by the caller,
+ * and all the rest is that of `original`, a frame of one segment, which lives on as above.
+ */
+void cn_lend(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *original, uint16_t private_head)
+{
+	rte_pktmbuf_attach(body, original);
+	body->data_off = original->data_off + private_head;
+	body->data_len = original->data_len - private_head;
+	body->pkt_len = body->data_len;
+	body->ol_flags &= RTE_MBUF_F_INDIRECT | RTE_MBUF_F_EXTERNAL;
+	head->data_len = private_head;
+	head->next = body;
+	head->nb_segs = 2;
+	head->pkt_len = original->pkt_len;
 }
 
 /* -------------------------------------------------------------------------------------------------------- frames */

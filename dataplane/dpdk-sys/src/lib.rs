@@ -11,7 +11,7 @@
 #![allow(non_camel_case_types)]
 
 use core::ffi::{c_char, c_int, c_uint};
-use core::sync::atomic::AtomicU16;
+use core::sync::atomic::{AtomicU16, AtomicU32};
 
 /// The fields of a buffer's header that are used on this side; all others are reached through the shim.
 #[repr(C, align(64))]
@@ -34,7 +34,9 @@ pub struct rte_mbuf {
     /// Bytes of this segment.
     pub data_len: u16,
     _vlan: u16,
-    _hash: [u32; 2],
+    /// Whoever has the frame may keep a word here; a received one has the device's there, if any.
+    pub usr: AtomicU32,
+    _hash: u32,
     _vlan_outer: u16,
     /// Bytes of its memory.
     pub buf_len: u16,
@@ -115,6 +117,7 @@ unsafe extern "C" {
         private_head: u16,
         private_tail: u16,
     );
+    pub fn cn_lend(head: *mut rte_mbuf, body: *mut rte_mbuf, original: *mut rte_mbuf, private_head: u16);
     pub fn cn_rx_burst(port: u16, queue: u16, mbufs: *mut *mut rte_mbuf, count: u16) -> u16;
     pub fn cn_tx_burst(port: u16, queue: u16, mbufs: *mut *mut rte_mbuf, count: u16) -> u16;
     pub fn cn_rx_waiting(port: u16, queue: u16) -> c_int;

@@ -19,6 +19,8 @@ use crate::runtime::Runtime;
 /// Frames of at least so many bytes are replicated by sharing their body, shorter ones by copying. Three segments cost
 /// three buffers and three descriptors, a copy costs its bytes; docs/dpdk.md has the measurement.
 pub const SHARE_FROM: usize = 2048;
+/// The same for replicas that [borrow](Memory::lend) all behind their heads: two buffers instead of three.
+pub const LEND_FROM: usize = 2048;
 
 /// Where the frames of one thread live. A handle: clones are the same memory.
 #[derive(Clone)]
@@ -31,6 +33,7 @@ struct Shared {
     /// Where frames of ports of other kinds live; made when the first is opened.
     pool: OnceCell<Pool>,
     share_from: Cell<usize>,
+    lend_from: Cell<usize>,
     runtime: Arc<Runtime>,
     // The last field, so that all buffers have gone back through this thread's caches before it is dropped.
     _registered: Registered,
@@ -74,6 +77,7 @@ impl DpdkMemory {
             small: Stash::new(runtime.small()),
             pool: OnceCell::new(),
             share_from: Cell::new(SHARE_FROM),
+            lend_from: Cell::new(LEND_FROM),
             runtime,
             _registered: registered,
         }))
@@ -84,6 +88,11 @@ impl DpdkMemory {
     pub fn share_from(&self, bytes: usize) {
         // A frame that is all head and tail has nothing to share.
         self.0.share_from.set(bytes.max(HEAD + TAIL + 1));
+    }
+
+    /// The same for replicas that borrow all behind their heads: [`LEND_FROM`].
+    pub fn lend_from(&self, bytes: usize) {
+        self.0.lend_from.set(bytes.max(HEAD + TAIL));
     }
 
     /// A frame with these bytes. `None` where no buffer is free, or they are too many.
@@ -143,6 +152,17 @@ impl Memory for DpdkMemory {
         }
         let mut frame = self.0.whole.take()?;
         frame.copy(original).then_some(frame)
+    }
+
+    #[inline]
+    fn lends(&self, length: usize) -> bool {
+        length >= self.0.lend_from.get()
+    }
+
+    #[inline]
+    fn lend(&self, original: &Mbuf) -> Option<Mbuf> {
+        let small = &self.0.small;
+        original.lend(small.take()?, small.take()?)
     }
 
     #[inline]

@@ -3,12 +3,13 @@
 //! What replicas of one source's packets get written is the same for each packet but for the IPv4 checksum and the ICRC,
 //! and these change by a constant: the checksum by one for a leg, the ICRC by one for a leg and a frame length (the CRC is
 //! linear). So it is all worked out once for a flow and kept in a small cache; a replica then costs its copy, five stores and
-//! an XOR. Whatever is otherwise takes the long way, which does the same in general, and has the flow learned at the end.
+//! an XOR. Where replicas borrow what comes behind their header from one another, the ICRC included, they are rewritten so
+//! that it stays what it is ([`Neutral`]). Whatever is otherwise takes the long way, which does the same in general, and has the flow learned at the end.
 
 use core::net::Ipv4Addr;
 
 use castnet_collective::{PathId, PathSet};
-use castnet_wire::icrc::{HeaderDelta, ShiftCache};
+use castnet_wire::icrc::{HeaderDelta, Neutral, ShiftCache};
 use castnet_wire::{FrameBuf, Opcode, PortId, Psn, Qpn, RoceHeader, ipv4};
 
 use crate::context::Context;
@@ -84,27 +85,61 @@ struct Rewrite {
     sum: u32,
     /// What is added (XOR) to the ICRC of a frame of the flow's length.
     icrc: u32,
+    /// What is added (XOR) to other fields instead, so that it stays the same.
+    neutral: Neutral,
 }
 
 impl Rewrite {
     #[inline(always)]
-    fn write(&self, checksum: u16, icrc: u32, copy: &mut impl FrameBuf) {
-        let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
-            return;
-        };
-        head[..12].copy_from_slice(&self.macs);
+    fn is_host(&self) -> bool {
         let [.., a, b, c, d] = self.addresses;
-        if [a, b, c, d] == [0; 4] {
-            return;
-        }
-        let sum = u32::from(!checksum) + self.sum;
+        [a, b, c, d] != [0; 4]
+    }
+
+    /// Writes all but the ICRC. `sum` is added to the checksum beside what a leg adds to it.
+    #[inline(always)]
+    fn head(&self, head: &mut [u8; PLAIN], sum: u32) {
+        let sum = sum + self.sum;
         let sum = (sum & 0xFFFF) + (sum >> 16);
         let sum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
         head[24..26].copy_from_slice(&sum.to_be_bytes());
         head[26..34].copy_from_slice(&self.addresses);
         head[40..42].copy_from_slice(&[0; 2]);
         head[47..50].copy_from_slice(&self.qpn);
-        copy.set_trailer((icrc ^ self.icrc).to_le_bytes());
+    }
+
+    /// Into a frame whose trailer is its own; `icrc` is the original's.
+    #[inline(always)]
+    fn write(&self, checksum: u16, icrc: u32, copy: &mut impl FrameBuf) {
+        let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
+            return;
+        };
+        head[..12].copy_from_slice(&self.macs);
+        if self.is_host() {
+            self.head(head, u32::from(!checksum));
+            copy.set_trailer((icrc ^ self.icrc).to_le_bytes());
+        }
+    }
+
+    /// Into one whose trailer others read.
+    #[inline(always)]
+    fn write_neutral(&self, checksum: u16, copy: &mut impl FrameBuf) {
+        let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
+            return;
+        };
+        head[..12].copy_from_slice(&self.macs);
+        if self.is_host() {
+            let Neutral {
+                ident: [a, b],
+                sport: [c, d],
+            } = self.neutral;
+            let before = u16::from_be_bytes([head[18], head[19]]);
+            let ident = before ^ u16::from_be_bytes([a, b]);
+            self.head(head, u32::from(!checksum) + u32::from(!before) + u32::from(ident));
+            head[18..20].copy_from_slice(&ident.to_be_bytes());
+            head[34] ^= c;
+            head[35] ^= d;
+        }
     }
 }
 
@@ -223,6 +258,7 @@ pub(crate) fn learn<const N: usize>(
                 // The McstID takes the source's place and leaves the destination's, so of addresses only the source is
                 // taken out of the sum.
                 sum: 2 * 0xFFFF - words(src) + words(dst),
+                neutral: Neutral::of(*register),
                 qpn: leg.qpn,
                 port,
                 ..Rewrite::default()
@@ -255,7 +291,10 @@ impl Engine {
         mut frame: E::Buf,
     ) -> Option<E::Buf> {
         let length = frame.length();
-        let plain = frame.head().first_chunk().and_then(|head| Plain::read(head, length));
+        let plain = frame
+            .head()
+            .first_chunk()
+            .and_then(|head| Plain::read(head, length));
         let Some(plain) = plain else { return Some(frame) };
         let Some(flow) = self.flows.find(plain.addresses, cx.ingress) else {
             return Some(frame);
@@ -276,23 +315,35 @@ impl Engine {
         };
         let legs = &flow.legs;
         let mut sent = 1;
+        // One alone has nothing to lend.
+        let lends = to.bits() != 1 << last && cx.egress.lends(group.hot.ports, length);
         let mut others = to.bits() & !(1 << last);
         while others != 0 {
             let path = others.trailing_zeros();
             others &= others - 1;
             let leg = &legs[path as usize % PortId::COUNT];
-            let Some(mut copy) = cx.egress.replicate(leg.port, &frame, PLAIN) else {
+            let copy = match lends {
+                true => cx.egress.lend(&frame),
+                false => cx.egress.replicate(leg.port, &frame, PLAIN),
+            };
+            let Some(mut copy) = copy else {
                 if let Some(path) = PathId::new(path as u8) {
                     lose(group, &mut self.counters, path);
                 }
                 continue;
             };
-            leg.write(plain.checksum, icrc, &mut copy);
+            match lends {
+                true => leg.write_neutral(plain.checksum, &mut copy),
+                false => leg.write(plain.checksum, icrc, &mut copy),
+            }
             cx.send(&mut self.counters, leg.port, copy);
             sent += 1;
         }
         let leg = &legs[last as usize % PortId::COUNT];
-        leg.write(plain.checksum, icrc, &mut frame);
+        match lends {
+            true => leg.write_neutral(plain.checksum, &mut frame),
+            false => leg.write(plain.checksum, icrc, &mut frame),
+        }
         cx.send(&mut self.counters, leg.port, frame);
 
         let hot = &mut group.hot.counters;
@@ -314,4 +365,4 @@ impl Engine {
 }
 
 /// A path's place in a flow is its number, and its bit in a set.
-const _: () = assert!(PortId::COUNT == 64 && size_of::<PathSet>() == 8 && size_of::<Rewrite>() == 32);
+const _: () = assert!(PortId::COUNT == 64 && size_of::<PathSet>() == 8);

@@ -30,7 +30,8 @@ pub trait FrameBuf {
     /// The last four bytes; zeros where the frame has fewer than four.
     fn trailer(&self) -> [u8; 4];
 
-    /// Writes the last four bytes; no other frame sees it. Nothing happens where the frame has fewer than four.
+    /// Writes the last four bytes; no other frame sees it. Nothing happens where the frame has fewer than four, or others
+    /// read them.
     fn set_trailer(&mut self, bytes: [u8; 4]);
 
     /// Head, body and trailer in wire order, without overlap; any may be empty.

@@ -1,6 +1,6 @@
 //! A worker's side of all ports: where it receives, and what it has gathered for sending.
 
-use castnet_engine::Egress;
+use castnet_engine::{Egress, PortSet};
 use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port};
 use castnet_wire::{DropReason, Nanos, PortId};
 
@@ -107,6 +107,16 @@ impl<M: Memory> Egress for Outputs<M> {
     fn replicate(&mut self, port: PortId, original: &M::Buf, header: usize) -> Option<M::Buf> {
         let multi_segment = self.multi_segment >> port.index() & 1 != 0;
         self.memory.replicate(original, header, multi_segment)
+    }
+
+    #[inline]
+    fn lends(&self, ports: PortSet, length: usize) -> bool {
+        self.multi_segment & ports.0 == ports.0 && self.memory.lends(length)
+    }
+
+    #[inline]
+    fn lend(&mut self, original: &M::Buf) -> Option<M::Buf> {
+        self.memory.lend(original)
     }
 
     #[inline]

@@ -1,9 +1,10 @@
 //! A frame in DPDK's buffers.
 //!
-//! It has one of two shapes. *Whole*: one segment, as it was received, copied or made. *Shared*: three segments, a head of
+//! It has one of three shapes. *Whole*: one segment, as it was received, copied or made. *Shared*: three segments, a head of
 //! [`HEAD`] bytes and a tail of [`TAIL`] bytes that are its own, and between them the bytes of a whole frame, which other
-//! frames read as well. While such frames exist, the whole frame gives out only its first `HEAD` and last `TAIL` bytes for
-//! writing, so nobody writes what somebody else reads.
+//! frames read as well. *Borrowed*: two segments, a head of its own, and all the rest of a whole frame, its last bytes too.
+//! While such frames exist, the whole frame gives out only its first `HEAD` bytes for writing, and the last `TAIL` only where
+//! all the others are shared ones; so nobody writes what somebody else reads.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -17,6 +18,9 @@ use castnet_port::FrameBuf;
 pub(crate) const HEAD: usize = 128;
 /// Bytes of a private tail.
 pub(crate) const TAIL: usize = 4;
+/// What a whole frame notes when the first other one begins to read it.
+const LENT_WITHOUT_TAIL: u32 = 1;
+const LENT_WITH_TAIL: u32 = 2;
 
 /// A frame in DPDK's buffers. Dropping it gives them back to their pools.
 #[repr(transparent)]
@@ -24,7 +28,7 @@ pub struct Mbuf(NonNull<sys::rte_mbuf>);
 
 impl Mbuf {
     /// # Safety
-    /// `raw` is a frame of one of the two shapes, and nobody else's.
+    /// `raw` is a frame of one of the three shapes, and nobody else's.
     #[inline]
     pub(crate) unsafe fn from_raw(raw: NonNull<sys::rte_mbuf>) -> Self {
         Self(raw)
@@ -47,6 +51,16 @@ impl Mbuf {
         self.raw().refcnt.load(Ordering::Acquire) != 1
     }
 
+    /// Whether the last bytes are this frame's alone: see the three shapes.
+    #[inline]
+    fn owns_tail(&self) -> bool {
+        match self.raw().nb_segs {
+            1 => !self.is_lent() || self.raw().usr.load(Ordering::Relaxed) != LENT_WITH_TAIL,
+            2 => false,
+            _ => true,
+        }
+    }
+
     /// The first segment.
     #[inline]
     fn first(&self) -> (*mut u8, usize) {
@@ -56,13 +70,13 @@ impl Mbuf {
         (start, usize::from(raw.data_len))
     }
 
-    /// The second or third segment of a shared frame.
+    /// A segment of a shared or borrowed frame that comes after the first.
     #[inline]
     fn later(&self, hops: usize) -> (*mut u8, usize) {
         debug_assert!(!self.is_whole());
         let mut at = self.0.as_ptr();
         for _ in 0..hops {
-            // SAFETY: a shared frame has three segments, and they are ours.
+            // SAFETY: it has as many segments, and they are ours.
             at = unsafe { sys::cn_next(at) };
         }
         // SAFETY: as above, and DPDK keeps `data_off` within the buffer.
@@ -153,6 +167,9 @@ impl Mbuf {
         if length <= HEAD + TAIL || parts.iter().any(|p| p.is_lent() || p.room() < HEAD) {
             return None;
         }
+        if !self.is_lent() {
+            self.raw().usr.store(LENT_WITHOUT_TAIL, Ordering::Relaxed);
+        }
         let own = self.first().0;
         let (tail, _) = self.tail();
         for (part, (from, bytes)) in parts.iter_mut().step_by(2).zip([(own, HEAD), (tail, TAIL)]) {
@@ -173,13 +190,38 @@ impl Mbuf {
         }
     }
 
+    /// Makes two fresh, empty frames one that borrows all of this one but the head. `None` where this one is not whole, has
+    /// nothing to lend, or has lent its body alone: then they are given back.
+    #[inline]
+    pub(crate) fn lend(&self, head: Self, body: Self) -> Option<Self> {
+        let usr = &self.raw().usr;
+        match self.is_lent() {
+            true if usr.load(Ordering::Relaxed) != LENT_WITH_TAIL => return None,
+            true => {}
+            false => usr.store(LENT_WITH_TAIL, Ordering::Relaxed),
+        }
+        if self.length() < HEAD + TAIL || !self.is_whole() || head.is_lent() || head.room() < HEAD {
+            return None;
+        }
+        // SAFETY: this frame is longer than the head, and the fresh one has room for it.
+        unsafe { ptr::copy_nonoverlapping(self.first().0, head.first().0, HEAD) };
+        let (front, rest) = (head.0, body.0);
+        std::mem::forget((head, body));
+        // SAFETY: both are fresh, of one segment, and nobody else's; as in `share`.
+        unsafe {
+            sys::cn_lend(front.as_ptr(), rest.as_ptr(), self.0.as_ptr(), HEAD as u16);
+        }
+        Some(Self(front))
+    }
+
     /// The last [`TAIL`] bytes, of a frame that has as many.
     #[inline]
     fn tail(&self) -> (*mut u8, usize) {
-        if !self.is_whole() {
-            return self.later(2);
-        }
-        let (start, length) = self.first();
+        let (start, length) = match self.raw().nb_segs {
+            1 => self.first(),
+            2 => self.later(1),
+            _ => return self.later(2),
+        };
         // SAFETY: the frame is as long as that, or longer.
         (
             unsafe { start.add(length.saturating_sub(TAIL)) },
@@ -203,7 +245,7 @@ impl Mbuf {
         self.segments().concat()
     }
 
-    /// Segments of the frame: 1, or 3 where it shares its body.
+    /// Segments of the frame: 1, or 3 where it shares its body, or 2 where it borrows all behind its head.
     pub fn segment_count(&self) -> usize {
         usize::from(self.raw().nb_segs)
     }
@@ -262,11 +304,11 @@ impl FrameBuf for Mbuf {
 
     #[inline]
     fn set_trailer(&mut self, bytes: [u8; 4]) {
-        if self.length() < TAIL {
+        if self.length() < TAIL || !self.owns_tail() {
             return;
         }
         let (start, _) = self.tail();
-        // SAFETY: there are four bytes; they are this frame's alone in both shapes, and it is borrowed exclusively.
+        // SAFETY: there are four bytes; they are this frame's alone, and it is borrowed exclusively.
         unsafe { start.cast::<[u8; TAIL]>().write_unaligned(bytes) }
     }
 
@@ -283,7 +325,11 @@ impl FrameBuf for Mbuf {
             unsafe { slice::from_raw_parts(start, length) }
         };
         if !self.is_whole() {
-            return [slice(self.first()), slice(self.later(1)), slice(self.later(2))];
+            let last = match self.raw().nb_segs {
+                2 => &[],
+                _ => slice(self.later(2)),
+            };
+            return [slice(self.first()), slice(self.later(1)), last];
         }
         let whole = slice(self.first());
         if !self.is_lent() {

@@ -135,7 +135,10 @@ mod tests {
     fn nothing_is_taken_back_by_nothing_and_every_register_by_something_else() {
         assert_eq!(Neutral::of(0), Neutral::default());
         for bit in 0..32 {
-            let Neutral { ident: [a, b], sport: [c, d] } = Neutral::of(1 << bit);
+            let Neutral {
+                ident: [a, b],
+                sport: [c, d],
+            } = Neutral::of(1 << bit);
             assert_eq!(forward(u32::from_le_bytes([a, b, c, d])), 1 << bit);
         }
     }
