@@ -7,7 +7,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
 use castnet_wire::{McstId, Nanos, PortId};
 use castnet_worker::engine::EventKind;
-use castnet_worker::{Dataplane, EventStream, Rule, SwitchEvent, SwitchEventKind};
+use castnet_worker::{Dataplane, EventStream, MoveCause, Rule, SwitchEvent, SwitchEventKind};
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::broadcast;
 
@@ -93,6 +93,33 @@ fn message(dataplane: &Dataplane, SwitchEvent { at, kind }: SwitchEvent) -> Opti
             group: name,
             generation: 0,
             removed: true,
+        }),
+        SwitchEventKind::GroupMoved {
+            mcst_id,
+            name,
+            from,
+            to,
+            cause,
+        } => Event::GroupMoved(v1::GroupMoved {
+            mcst_id: mcst_id.to_string(),
+            group: name,
+            from: from as u32,
+            to: to as u32,
+            busy_percent: match cause {
+                MoveCause::Asked => None,
+                MoveCause::Overload { busy_percent } => Some(busy_percent.into()),
+            },
+        }),
+        SwitchEventKind::GroupHot {
+            mcst_id,
+            name,
+            worker,
+            share_percent,
+        } => Event::GroupHot(v1::GroupHot {
+            mcst_id: mcst_id.to_string(),
+            group: name,
+            worker: worker as u32,
+            share_percent: share_percent.into(),
         }),
         _ => return None,
     };

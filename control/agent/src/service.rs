@@ -11,7 +11,7 @@ use castnet_proto::convert::{
 };
 use castnet_proto::v1;
 use castnet_rules::FaultKind;
-use castnet_worker::{RouteError, Rule};
+use castnet_worker::{MoveError, Moved, RouteError, Rule};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -63,6 +63,18 @@ fn route_refused(error: RouteError) -> Status {
         RouteError::Faults(_) | RouteError::NoPort { .. } => refuse(Code::InvalidArgument, "routes", text),
         _ => Status::unavailable(text),
     }
+}
+
+fn move_refused(error: &MoveError) -> Status {
+    let text = error.to_string();
+    let (code, field) = match error {
+        MoveError::NoGroup { .. } => (Code::NotFound, "mcst_id"),
+        MoveError::NoWorker { .. } => (Code::InvalidArgument, "worker"),
+        MoveError::Already { .. } => (Code::FailedPrecondition, "worker"),
+        MoveError::Refused(_) => (Code::ResourceExhausted, "worker"),
+        _ => return Status::unavailable(text),
+    };
+    refuse(code, field, text)
 }
 
 #[tonic::async_trait]
@@ -119,6 +131,20 @@ impl v1::agent_server::Agent for Service {
                 .owners
                 .remove(&shared.dataplane, mcst_id, owner.as_deref(), generation)?;
             Ok(v1::RemoveGroupResponse { removed })
+        })
+        .await
+    }
+
+    async fn move_group(&self, request: Request<v1::MoveGroupRequest>) -> Answer<v1::MoveGroupResponse> {
+        let v1::MoveGroupRequest { mcst_id, worker } = request.into_inner();
+        let mcst_id = mcst_id_from_proto("mcst_id", &mcst_id)?;
+        self.ask(move |shared| {
+            let moved = shared.dataplane.move_group(mcst_id, worker as usize);
+            let Moved { from, to } = moved.map_err(|error| move_refused(&error))?;
+            Ok(v1::MoveGroupResponse {
+                from: from as u32,
+                to: to as u32,
+            })
         })
         .await
     }

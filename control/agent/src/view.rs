@@ -365,6 +365,8 @@ pub(crate) fn worker(report: &WorkerReport) -> v1::WorkerStats {
             all: clocks.all,
         }),
         rings: report.rings.iter().map(ring).collect(),
+        groups_in: stats.groups_in,
+        groups_out: stats.groups_out,
     }
 }
 

@@ -132,6 +132,24 @@ fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
             };
             ("collective-conflict", Some(c.group), None, message)
         }
+        Event::GroupMoved(m) => {
+            let why = m.busy_percent.map_or_else(
+                || "asked for".to_owned(),
+                |busy| format!("that worker was busy {busy} % of the time"),
+            );
+            let message = format!(
+                "{} moved from worker {} to worker {}: {why}",
+                m.group, m.from, m.to
+            );
+            ("group-moved", Some(m.group), None, message)
+        }
+        Event::GroupHot(h) => {
+            let message = format!(
+                "{} takes {} % of worker {}, which is overloaded, and no other could carry it: give it lanes",
+                h.group, h.share_percent, h.worker
+            );
+            ("group-hot", Some(h.group), None, message)
+        }
         Event::FdbFull(f) => (
             "fdb-full",
             None,

@@ -32,6 +32,7 @@ Examples:
   castnet group members g
   castnet group destroy g
   castnet group list --agent unix:/run/castnet/leaf1.sock
+  castnet group move g --worker 1 --agent unix:/run/castnet/leaf1.sock
   castnet group create --agent http://127.0.0.1:7471 --rules rules.toml"
 )]
 pub(crate) struct GroupCommand {
@@ -77,6 +78,21 @@ enum Verb {
     Members {
         /// Its name; at a switch, its name or its McstID
         group: String,
+    },
+    /// Moves a group, with all its state, to another worker of a switch; no frame of it is lost
+    #[command(
+        after_help = "A switch of several workers moves groups off overloaded ones by itself (castnet switch --balance); castnet runtime shows how busy each worker is.
+
+Examples:
+  castnet group list --agent unix:/run/castnet/leaf1.sock     which worker has which group
+  castnet group move g --worker 1 --agent unix:/run/castnet/leaf1.sock"
+    )]
+    Move {
+        /// Its name or its McstID
+        group: String,
+        /// The worker that it goes to, counted from 0
+        #[arg(long, value_name = "N")]
+        worker: u32,
     },
     /// Takes a group off all switches and forgets it
     #[command(visible_alias = "rm")]
@@ -465,6 +481,10 @@ impl GroupCommand {
                     "no members",
                 ))
             }
+            Verb::Move { group, .. } => Err(Failure::usage(format!(
+                "each switch has workers of its own: at which is group {group} to move?"
+            ))
+            .next(format!("castnet group move {group} --worker N --agent URL"))),
             Verb::Destroy { group } => {
                 let request = api::DestroyGroupRequest { group: group.clone() };
                 let answer = controller.destroy_group(request).await;

@@ -1,5 +1,6 @@
 //! `castnet switch`: runs a switch with its agent until it is told to stop.
 
+pub(crate) mod balance;
 pub(crate) mod config;
 pub(crate) mod dpdk;
 
@@ -23,6 +24,7 @@ use crate::output::{Output, Page, Report};
 use crate::rules;
 use crate::service::{Ready, Signals};
 use crate::units::{Size, Span, plural, span};
+use balance::BalanceRule;
 use config::{FaultRule, Idle, NamedPort, SwitchConfig, WorkerPlace};
 use dpdk::Hugepages;
 
@@ -68,6 +70,9 @@ pub(crate) struct SwitchCommand {
     /// What workers do when no frame comes [default: adaptive]
     #[arg(long, value_enum)]
     idle: Option<Idle>,
+    /// How often groups are moved off overloaded workers, or off; where there are several workers [default: 1s]
+    #[arg(long, value_name = "TIME|off")]
+    balance: Option<BalanceRule>,
     /// Faults to inject; may be given again
     #[arg(long = "fault", value_name = "[PORT:]OPTIONS")]
     faults: Vec<FaultRule>,
@@ -111,6 +116,7 @@ impl SwitchCommand {
             tls: Tls::default(),
             workers: self.workers,
             idle: self.idle,
+            balance: self.balance.unwrap_or_default(),
             faults: self.faults,
             no_flood: self.no_flood,
             groups_max: self.groups_max,
@@ -265,6 +271,7 @@ pub(crate) fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig
             idle,
         })
         .collect();
+    out.balance = config.balance.balance();
     out.engine.hash_seed = draw();
     if let Some(most) = config.groups_max {
         out.engine.groups_max = most;

@@ -335,6 +335,8 @@ impl Link {
                 shared.conflict(&self.config.name, &conflict);
                 false
             }
+            // Which worker has a group is the switch's own affair.
+            Some(Told::GroupMoved(_) | Told::GroupHot(_)) => false,
             Some(Told::Hello(_) | Told::BaselineLearned(_) | Told::FdbFull(_)) | None => false,
         }
     }

@@ -214,6 +214,27 @@ impl Report for Shown {
     }
 }
 
+#[derive(Debug, Serialize)]
+struct Moved {
+    group: String,
+    from: u32,
+    to: u32,
+}
+
+/// The switch does not move a group: what to do next.
+fn move_refused(status: tonic::Status, group: &str) -> Failure {
+    let code = status.code();
+    let failure = Failure::from(status);
+    match code {
+        tonic::Code::NotFound => failure.next("castnet group list --agent URL shows the switch's groups"),
+        tonic::Code::InvalidArgument => failure.next("castnet runtime shows the switch's workers"),
+        tonic::Code::FailedPrecondition => {
+            failure.next(format!("castnet group show {group} --agent URL shows its worker"))
+        }
+        _ => failure,
+    }
+}
+
 /// The verbs at one switch.
 pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output) -> Outcome {
     match verb {
@@ -249,6 +270,18 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 output.show(&Rows::new(rows, "no endpoints"))
             }
         },
+        Verb::Move { group, worker } => {
+            let mcst_id = pick::mcst_id(&mut agent, &group).await?;
+            let request = api::MoveGroupRequest { mcst_id, worker };
+            let answer = agent.move_group(request).await;
+            let answer = answer.map_err(|status| move_refused(status, &group))?;
+            let api::MoveGroupResponse { from, to } = answer.into_inner();
+            let sentence = format!("group {group} moved from worker {from} to worker {to}");
+            output.show(&Done {
+                facts: Moved { group, from, to },
+                sentence,
+            })
+        }
         Verb::Destroy { group } => {
             let mcst_id = pick::mcst_id(&mut agent, &group).await?;
             let request = api::RemoveGroupRequest {

@@ -14,6 +14,7 @@ use toml::Spanned;
 use crate::connect::{self, Tls};
 use crate::exit::{Failure, Outcome};
 use crate::settings::File;
+use crate::switch::balance::{BalanceRule, BalanceTable};
 use crate::switch::dpdk::Hugepages;
 use crate::units::{Size, Span};
 
@@ -181,6 +182,7 @@ pub(crate) struct SwitchConfig {
     pub(crate) tls: Tls,
     pub(crate) workers: Vec<WorkerPlace>,
     pub(crate) idle: Option<Idle>,
+    pub(crate) balance: BalanceRule,
     pub(crate) faults: Vec<FaultRule>,
     /// Names of ports that are not flooded to.
     pub(crate) no_flood: Vec<String>,
@@ -204,6 +206,7 @@ impl SwitchConfig {
             tls: self.tls.or(other.tls),
             workers: list(self.workers, other.workers),
             idle: self.idle.or(other.idle),
+            balance: self.balance.or(other.balance),
             faults: list(self.faults, other.faults),
             no_flood: list(self.no_flood, other.no_flood),
             groups_max: self.groups_max.or(other.groups_max),
@@ -300,6 +303,7 @@ impl SwitchConfig {
         };
         let faults = each(&mut file, "faults", &table.faults);
         let tls = table.tls.unwrap_or_default();
+        let balance = table.balance.unwrap_or_default().read(&mut file);
         let path_of = |file: &File, path: Option<PathBuf>| path.map(|p| file.beside(p));
         let config = Self {
             name: table.name,
@@ -321,6 +325,7 @@ impl SwitchConfig {
                 .iter()
                 .map(|w| WorkerPlace { core: w.core })
                 .collect(),
+            balance,
             faults,
             no_flood: table.no_flood,
             groups_max: table.groups_max,
@@ -342,6 +347,7 @@ struct Table {
     tls: Option<TlsTable>,
     #[serde(default)]
     workers: Vec<WorkerTable>,
+    balance: Option<BalanceTable>,
     #[serde(default)]
     faults: Vec<Spanned<String>>,
     #[serde(default)]
@@ -511,7 +517,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(
             file.path(),
-            "listen = \"here\"\nidle = \"lazy\"\nfaults = [\"loss=300%\"]\n[[ports]]\nname = \"h1\"\nspec = \"x:y\"\n",
+            "listen = \"here\"\nidle = \"lazy\"\nfaults = [\"loss=300%\"]\n[[ports]]\nname = \"h1\"\nspec = \"x:y\"\n\
+             [balance]\ninterval = \"1ms\"\nthreshold = 1.5\n",
         )
         .expect("written");
         let failure = SwitchConfig::read(file.path()).expect_err("faults");
@@ -520,6 +527,8 @@ mod tests {
             ":2:8: idle: ",
             ":3:11: faults[0]: ",
             ":6:8: ports[0].spec: ",
+            ":8:12: balance.interval: ",
+            ":9:13: balance.threshold: ",
         ] {
             assert!(failure.what.contains(part), "{part} in {}", failure.what);
         }

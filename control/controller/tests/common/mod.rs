@@ -327,6 +327,13 @@ impl Agent for ToyAgent {
         Err(Status::unimplemented(""))
     }
 
+    async fn move_group(
+        &self,
+        _: Request<v1::MoveGroupRequest>,
+    ) -> Result<Response<v1::MoveGroupResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn get_runtime_stats(
         &self,
         _: Request<v1::GetRuntimeStatsRequest>,
