@@ -218,6 +218,10 @@ impl BenchCommand {
         let bench = if self.outside.ports.is_empty() {
             inside::run(output, &self.scenarios(None)?, time, &self.inside, &mut signals).await?
         } else {
+            if self.outside.rules.is_none() && self.outside.switch.is_none() {
+                return Err(Failure::usage("the switch behind these ports has which groups?")
+                    .next("--switch URL makes groups there, or --group FILE names those that are there"));
+            }
             let scenarios = self.scenarios(Some(self.outside.ports.len()))?;
             outside::run(
                 output,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::bucket::Bucket;
 use crate::class::{ASKED, Class, QUANTUM, Turns};
 use crate::counts::{Counts, FlowCounts};
-use crate::flow::Flow;
+use crate::flow::{Flow, Kind};
 use crate::latency::{Latency, Times};
 use crate::plan::{Plan, PlanError};
 use crate::scenario::{Check, Pattern};
@@ -89,13 +89,17 @@ impl<B: FrameBuf> Host<B> {
         let (mut flows, mut names, mut by_address, mut ranks) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut answering = Class::new(1);
+        let each = plan.share(place, Pattern::Aggregate).each;
         let mut driving: Vec<(Pattern, Class)> = Vec::new();
         for (index, flow) in host.flows.iter().enumerate() {
-            let made = flow.make(&plan.scenario, &mut shifts, &mut gather)?;
+            let mut made = flow.make(&plan.scenario, &mut shifts, &mut gather)?;
             by_address.push(((flow.mcst_id.0.to_bits(), flow.qpn.value()), index));
             names.push((flow.group.clone(), flow.role.name(), flow.pattern));
-            if flow.pattern.is_collective() {
+            if let Kind::Rank(rank) = &mut made.kind {
                 ranks.push(index);
+                if let Some(packets) = each {
+                    rank.limit(packets);
+                }
             }
             if flow.is_silent() {
                 flows.push(made);

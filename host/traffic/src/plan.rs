@@ -212,6 +212,8 @@ pub struct Plan {
 pub(crate) struct HostShare {
     pub(crate) weight: u32,
     pub(crate) frames: Option<u64>,
+    /// Of each flow.
+    pub(crate) each: Option<u64>,
     pub(crate) rate: Option<f64>,
     pub(crate) bits: bool,
 }
@@ -472,10 +474,27 @@ impl Plan {
             .find(|s| s.pattern == pattern)
             .map_or(1, |s| s.weight);
         let part = |all: f64| all * f64::from(weight) / total as f64 / hosts as f64;
-        let frames = self.scenario.frames.map(|frames| {
+        let mut frames = self.scenario.frames.map(|frames| {
             let all = (u128::from(frames) * u128::from(weight) / u128::from(total)) as u64;
             all / hosts + u64::from(before < all % hosts)
         });
+        let mut each = None;
+        if pattern.is_collective() {
+            // All ranks of a group send as many packets: rounded up.
+            let flows = self
+                .hosts
+                .iter()
+                .flat_map(|h| &h.flows)
+                .filter(|f| f.pattern == pattern)
+                .count();
+            let all =
+                |frames: u64| (u128::from(frames) * u128::from(weight)).div_ceil(u128::from(total)) as u64;
+            each = self
+                .scenario
+                .frames
+                .map(|frames| all(frames).div_ceil(flows.max(1) as u64));
+            frames = None;
+        }
         let (rate, bits) = match self.scenario.rate {
             Rate::Flat => (None, false),
             Rate::Frames(rate) => (Some(part(rate)), false),
@@ -484,6 +503,7 @@ impl Plan {
         HostShare {
             weight,
             frames,
+            each,
             rate,
             bits,
         }

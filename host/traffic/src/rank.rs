@@ -24,6 +24,8 @@ pub(crate) struct Rank<B> {
     ack_due: bool,
     nak_due: bool,
     nak_sent: bool,
+    /// Packets that may be sent.
+    limit: u64,
     moved: Nanos,
     /// Times that it went back, and nothing came of it.
     vain: u32,
@@ -53,10 +55,16 @@ impl<B: FrameBuf> Rank<B> {
             ack_due: false,
             nak_due: false,
             nak_sent: false,
+            limit: u64::MAX,
             moved: Nanos::ZERO,
             vain: 0,
             endless: false,
         }
+    }
+
+    /// It sends so many packets: as many as all other ranks, or the last ones would have no result.
+    pub(crate) fn limit(&mut self, packets: u64) {
+        self.limit = packets;
     }
 
     /// Results are not waited for.
@@ -113,7 +121,9 @@ impl<B: FrameBuf> Rank<B> {
             self.sent = self.got;
         }
         let new = self.sent == self.most;
-        if (new && stopped) || (!self.endless && self.sent - self.got >= self.config.window) {
+        if (new && (stopped || self.most >= self.limit))
+            || (!self.endless && self.sent - self.got >= self.config.window)
+        {
             return None;
         }
         let (call, place) = (

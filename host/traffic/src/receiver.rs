@@ -156,7 +156,7 @@ impl<B: FrameBuf> Receiver<B> {
             return;
         }
         // It asks again for what was acknowledged: the answer is the newest.
-        if self.answers == Answers::Acks && self.every > 1 && !self.due.is_before(self.seen.next()) {
+        if self.answers != Answers::Cnps && self.every > 1 && self.due.is_after(self.seen) {
             self.due = self.due.add(-self.every);
         }
     }

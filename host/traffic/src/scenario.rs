@@ -383,7 +383,7 @@ pub struct Scenario {
     pub burst: u32,
     /// How fast.
     pub rate: Rate,
-    /// The end, after so many frames of the pattern, all hosts together.
+    /// The end, after so many frames of the pattern, all hosts together; contributions are rounded up to as many of each rank.
     pub frames: Option<u64>,
     /// What is looked at.
     pub check: Check,

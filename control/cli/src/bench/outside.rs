@@ -179,10 +179,6 @@ pub(super) async fn run(
     signals: &mut Signals,
 ) -> Outcome<BenchReport> {
     let rules = args.rules.as_deref().map(rules::load).transpose()?;
-    if rules.is_none() && args.switch.is_none() {
-        return Err(Failure::usage("the switch behind these ports has which groups?")
-            .next("--switch URL makes groups there, or --group FILE names those that are there"));
-    }
     let mut switch = Switch::connect(args).await?;
     let mut wiring = Vec::new();
     for port in &args.ports {

@@ -1,5 +1,7 @@
 //! What a bench found, for people and machines.
 
+use std::collections::BTreeMap;
+
 use castnet_traffic::drive::Played;
 use castnet_traffic::{Counts, FlowCounts, FlowReport, HostReport, Latency, Rate, Scenario};
 use castnet_wire::DropReason;
@@ -144,8 +146,9 @@ impl RunReport {
             Rate::Flat => Bound::Hosts,
             Rate::Frames(_) | Rate::Bits(_) => Bound::Rate,
         });
-        let flows: Vec<FlowReport> = played.iter().flat_map(|p| p.host.flows.iter().cloned()).collect();
+        let mut flows: Vec<FlowReport> = played.iter().flat_map(|p| p.host.flows.iter().cloned()).collect();
         let (mut total, mut hosts) = (FlowCounts::default(), Counts::default());
+        settle(&mut flows);
         flows.iter().for_each(|f| total.add(&f.counts));
         played.iter().for_each(|p| hosts.add(&p.host.counts));
         let host_drops = DropReason::ALL.iter().map(|reason| DropRow {
@@ -264,6 +267,16 @@ impl RunReport {
             lines.push(format!("cut short after {:.1} s", self.seconds));
         }
         lines
+    }
+}
+
+/// What is missing at a receiver, now that all has come: a gap at the very end shows in what was sent alone.
+fn settle(flows: &mut [FlowReport]) {
+    let sources = flows.iter().filter(|f| f.role == "source");
+    let sent: BTreeMap<String, u64> = sources.map(|f| (f.group.clone(), f.counts.data_sent)).collect();
+    for flow in flows.iter_mut().filter(|f| f.role == "receiver") {
+        let came = flow.counts.data_received.saturating_sub(flow.counts.repeats);
+        flow.counts.missing = sent.get(&flow.group).map_or(0, |sent| sent.saturating_sub(came));
     }
 }
 
