@@ -638,8 +638,9 @@ impl Communicator {
                 task,
             },
             Failure::Aborted => CommError::Aborted,
-            Failure::Channel { peer, status } => CommError::QueuePair {
+            Failure::Channel { peer, lane, status } => CommError::QueuePair {
                 peer: peer.map(|p| self.name(p)),
+                lane,
                 status,
             },
             failure @ Failure::Protocol { .. } => CommError::Protocol { failure },

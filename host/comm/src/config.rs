@@ -81,6 +81,9 @@ pub struct CommConfig {
     pub size: u16,
     /// This host's name, as the controller knows it.
     pub host: String,
+    /// How many lanes the group has, sub-groups of the same ranks that several workers of a switch share: 1 to 16. 0: as
+    /// many as the group has, which one that is not there yet is made with one.
+    pub lanes: u8,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// Packets that a rank may have in flight (EPIC's W times M), 2 to 16384.
@@ -128,6 +131,7 @@ impl CommConfig {
             rank,
             size,
             host: host.into(),
+            lanes: 0,
             pmtu: Pmtu::B1024,
             window_packets: 64,
             message_packets: 16,
@@ -158,6 +162,7 @@ impl CommConfig {
                 0,
                 u64::from(self.size).saturating_sub(1),
             ),
+            ("lanes", self.lanes.into(), 0, castnet_rules::LANES_MAX.into()),
             ("window_packets", self.window_packets.into(), 2, 16384),
             (
                 "message_packets",
@@ -187,8 +192,10 @@ impl CommConfig {
 pub enum CommPath {
     /// Through the switches, which compute.
     InNetwork {
-        /// The group's address.
+        /// The group's address; of several lanes that of the first.
         mcst_id: Ipv4Addr,
+        /// How many lanes it has.
+        lanes: u8,
         /// The generation of its rules.
         generation: u64,
         /// The switches that ranks are at, in the order of their names.
@@ -206,13 +213,16 @@ impl fmt::Display for CommPath {
         match self {
             Self::InNetwork {
                 mcst_id,
+                lanes,
                 generation,
                 switches,
-            } => write!(
-                f,
-                "in the network: group {mcst_id}, generation {generation}, at {}",
-                switches.join(", ")
-            ),
+            } => {
+                write!(f, "in the network: group {mcst_id}, ")?;
+                if *lanes > 1 {
+                    write!(f, "{lanes} lanes, ")?;
+                }
+                write!(f, "generation {generation}, at {}", switches.join(", "))
+            }
             Self::HostBased { reason } => {
                 write!(f, "between hosts (ring, binomial tree, dissemination): {reason}")
             }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use castnet_proto::transport::{Address, Security, connect};
 use castnet_proto::v1 as api;
+use castnet_rules::LANES_MAX;
 use tokio::sync::mpsc;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -54,6 +55,7 @@ enum Command {
     Leave,
     Exchange(Box<api::ExchangeRequest>, Duration, Reply<Vec<Vec<u8>>>),
     Destroy(String, Reply<()>),
+    Lanes(String, Duration, Reply<u8>),
 }
 
 /// An answer that is to come.
@@ -118,6 +120,13 @@ impl Control {
         Answer(answer)
     }
 
+    /// How many lanes a collective group has; one where there is no such group yet.
+    pub(crate) fn lanes(&self, group: String, patience: Duration) -> Answer<u8> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Lanes(group, patience, reply));
+        Answer(answer)
+    }
+
     /// Destroys a group.
     pub(crate) fn destroy(&self, group: String) -> Answer<()> {
         let (reply, answer) = sync_channel(1);
@@ -175,6 +184,12 @@ async fn serve(dial: Dial, mut todo: mpsc::UnboundedReceiver<Command>) {
                 tokio::spawn(async move {
                     // Nobody waits for it any more where the rank has given up.
                     let _ = reply.send(exchange(&dial, *request, patience).await);
+                });
+            }
+            Command::Lanes(group, patience, reply) => {
+                let dial = dial.clone();
+                tokio::spawn(async move {
+                    let _ = reply.send(lanes(&dial, group, patience).await);
                 });
             }
             Command::Destroy(group, reply) => {
@@ -267,6 +282,28 @@ async fn exchange(
         let answer = async { Ok(dial.client().await?.exchange(request.clone()).await?) };
         let error: ControllerError = match answer.await {
             Ok(answer) => return Ok(answer.into_inner().blobs),
+            Err(error) => error,
+        };
+        if !may_pass(&error) || start.elapsed() >= patience {
+            return Err(error);
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn lanes(dial: &Dial, group: String, patience: Duration) -> Result<u8, ControllerError> {
+    let start = Instant::now();
+    loop {
+        let request = api::GetGroupRequest { group: group.clone() };
+        let answer = async { Ok(dial.client().await?.get_group(request).await) };
+        let error: ControllerError = match answer.await {
+            Ok(Ok(answer)) => {
+                let state = answer.into_inner().collective.and_then(|c| c.state);
+                let lanes = state.map_or(1, |s| s.lanes.len().clamp(1, LANES_MAX.into()));
+                return Ok(lanes as u8);
+            }
+            Ok(Err(status)) if status.code() == Code::NotFound => return Ok(1),
+            Ok(Err(status)) => status.into(),
             Err(error) => error,
         };
         if !may_pass(&error) || start.elapsed() >= patience {

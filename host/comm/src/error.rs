@@ -7,7 +7,7 @@ use castnet_proto::transport::TransportError;
 use castnet_rnic::{RnicError, Status, status_text};
 use castnet_wire::control::{Call, DataType, Operation};
 
-use crate::machine::{Collective, Said};
+use crate::machine::{Collective, InLane, Said};
 
 /// A rank and its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,12 +186,15 @@ pub enum CommError {
     Aborted,
     /// A queue pair is dead.
     #[error(
-        "the queue pair towards {} is dead: {}",
-        .peer.as_ref().map_or("the group".to_owned(), ToString::to_string), status_text(*.status)
+        "the queue pair towards {} is dead{}: {}",
+        .peer.as_ref().map_or("the group".to_owned(), ToString::to_string),
+        InLane(*.lane), status_text(*.status)
     )]
     QueuePair {
         /// The rank at its other end; `None`: the group.
         peer: Option<RankName>,
+        /// The lane that it is of, where the group has several.
+        lane: Option<u8>,
         /// What its work request said.
         status: Status,
     },

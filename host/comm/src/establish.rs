@@ -17,7 +17,7 @@ use crate::config::{CommPath, Fallback};
 use crate::control::{Answer, Control, Lease};
 use crate::driver::Driver;
 use crate::error::{CommError, ControllerError, RankName};
-use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, peers};
+use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Laned, Machine, peers};
 
 /// How long a rank sleeps while it waits for the controller: it must answer ARP meanwhile.
 const NAP: Duration = Duration::from_millis(2);
@@ -136,7 +136,7 @@ impl Communicator {
         }
     }
 
-    fn settings(&self) -> api::CollectiveSettings {
+    fn settings(&self, lanes: usize) -> api::CollectiveSettings {
         let loss = match self.config.loss {
             LossPolicy::Repair => api::CollectiveLossPolicy::Repair,
             LossPolicy::Reflect => api::CollectiveLossPolicy::Reflect,
@@ -155,12 +155,24 @@ impl Communicator {
             straggler_policy: straggler.into(),
             ack_timeout_us: timeout_us(self.config.qp_timeout),
             stall_timeout_ms: 0,
-            lanes: 0,
+            lanes: lanes as u32,
         }
     }
 
-    /// Joins the group and connects its queue pair.
+    /// How many lanes the group has or shall have.
+    fn lanes(&mut self) -> Result<usize, CommError> {
+        if self.config.lanes > 0 {
+            return Ok(self.config.lanes.into());
+        }
+        let (job, patience) = (self.config.job.clone(), self.config.timeouts.join);
+        let answer = self.control()?.lanes(job, patience);
+        // The controller's word for why it cannot be had is better than ours.
+        Ok(self.await_answer(&answer, patience + GRACE)?.into())
+    }
+
+    /// Joins the group and connects its queue pairs, one for each lane.
     fn in_network(&mut self) -> Result<(), NoGroup> {
+        let lanes = self.lanes()?;
         // Room for the settings of a group that was created before, where they are not our own.
         let limits = QueueLimits {
             send: 1024,
@@ -170,20 +182,35 @@ impl Communicator {
             limits,
             ..QpOptions::default()
         };
-        let qpn = self.rnic.create_qp(&options).map_err(CommError::from)?;
-        let joined = self.join_with(qpn, limits);
+        let mut qpns = Vec::with_capacity(lanes);
+        let mut joined = Ok(());
+        for _ in 0..lanes {
+            match self.rnic.create_qp(&options) {
+                Ok(qpn) => qpns.push(qpn),
+                Err(error) => joined = Err(NoGroup::Failed(error.into())),
+            }
+        }
+        if joined.is_ok() {
+            joined = self.join_with(&qpns, limits);
+        }
         if joined.is_err() && self.driver.is_none() {
             if let Ok(control) = self.control() {
                 control.leave();
             }
             self.lease = None;
-            let destroyed = self.rnic.destroy_qp(qpn);
-            tracing::debug!(?destroyed, %qpn, "not joined");
+            self.destroy(&qpns, "not joined");
         }
         joined
     }
 
-    fn join_with(&mut self, qpn: Qpn, limits: QueueLimits) -> Result<(), NoGroup> {
+    fn destroy(&mut self, qpns: &[Qpn], why: &str) {
+        for &qpn in qpns {
+            let destroyed = self.rnic.destroy_qp(qpn);
+            tracing::debug!(?destroyed, %qpn, why, "queue pair");
+        }
+    }
+
+    fn join_with(&mut self, qpns: &[Qpn], limits: QueueLimits) -> Result<(), NoGroup> {
         let sq_psn = self.config.first_psn.unwrap_or_else(random_psn);
         let device = self.rnic.attributes();
         let lease_ms = self.config.timeouts.lease.as_millis().min(600_000) as u32;
@@ -195,12 +222,18 @@ impl Communicator {
             connection: Some(api::Connection {
                 ip: device.ip.to_string(),
                 mac: device.mac.to_string(),
-                qpn: qpn.value(),
+                qpn: qpns[0].value(),
                 memory: None,
-                more_lanes: Vec::new(),
+                more_lanes: qpns[1..]
+                    .iter()
+                    .map(|qpn| api::LaneConnection {
+                        qpn: qpn.value(),
+                        memory: None,
+                    })
+                    .collect(),
             }),
             sq_psn: sq_psn.value(),
-            settings: Some(self.settings()),
+            settings: Some(self.settings(qpns.len())),
             lease_ms,
             rejoin_of: self.generation,
             returns_to: None,
@@ -214,19 +247,27 @@ impl Communicator {
         if state.phase() == api::CollectivePhase::Failed {
             self.stillborn = Some(group_failure(&state));
             self.lease = None;
-            let destroyed = self.rnic.destroy_qp(qpn);
-            tracing::debug!(?destroyed, %qpn, reason = state.reason, "failed before it was seen");
+            self.destroy(qpns, &state.reason);
             return Ok(());
         }
         if !state.reason.is_empty() {
             let (job, rank, reason) = (&self.config.job, self.config.rank, &state.reason);
             tracing::warn!(job, rank, reason, "the group is not as it could be");
         }
-        let settings = state.settings.unwrap_or_else(|| self.settings());
-        let mcst_id: Ipv4Addr = state
-            .mcst_id
-            .parse()
-            .map_err(|_| odd(format!("McstID '{}'", state.mcst_id)))?;
+        let settings = state.settings.unwrap_or_else(|| self.settings(qpns.len()));
+        let read = |text: &String| text.parse().map_err(|_| odd(format!("McstID '{text}'")));
+        let mcst_ids: Vec<Ipv4Addr> = match state.lanes.len() {
+            0 => vec![read(&state.mcst_id)?],
+            _ => state
+                .lanes
+                .iter()
+                .map(|l| read(&l.mcst_id))
+                .collect::<Result<_, _>>()?,
+        };
+        if mcst_ids.len() != qpns.len() {
+            let what = format!("{} lanes for {} queue pairs", mcst_ids.len(), qpns.len());
+            return Err(NoGroup::Failed(odd(what)));
+        }
         let pmtu =
             Pmtu::from_bytes(settings.pmtu).ok_or_else(|| odd(format!("path MTU {}", settings.pmtu)))?;
         let mut config = InNetworkConfig {
@@ -245,9 +286,12 @@ impl Communicator {
                 break;
             }
         }
-        let machine: Box<dyn Machine> = Box::new(machine);
-        let mut driver = Driver::new(&mut *self.rnic, machine, vec![qpn]).map_err(CommError::from)?;
-        let remote = QpRemote {
+        let machine: Box<dyn Machine> = match qpns.len() {
+            1 => Box::new(machine),
+            lanes => Box::new(Laned::new(vec![machine; lanes])),
+        };
+        let mut driver = Driver::new(&mut *self.rnic, machine, qpns.to_vec()).map_err(CommError::from)?;
+        let remote = |mcst_id| QpRemote {
             sq_psn,
             rq_psn: Psn::new(state.rq_psn),
             pmtu,
@@ -255,9 +299,13 @@ impl Communicator {
             retry_cnt: self.config.retry_cnt,
             ..QpRemote::new(mcst_id, Qpn::VIRTUAL)
         };
-        let connected = driver
-            .carry_out(&mut *self.rnic, None)
-            .and_then(|_| self.rnic.connect_qp(qpn, &remote, self.config.timeouts.resolve));
+        let connected = driver.carry_out(&mut *self.rnic, None).and_then(|_| {
+            let lanes = qpns.iter().zip(&mcst_ids);
+            lanes.into_iter().try_for_each(|(&qpn, &mcst_id)| {
+                self.rnic
+                    .connect_qp(qpn, &remote(mcst_id), self.config.timeouts.resolve)
+            })
+        });
         self.driver = Some(driver);
         if let Err(error) = connected {
             self.tear_down();
@@ -271,7 +319,8 @@ impl Communicator {
             .filter(|n| !n.is_empty())
             .collect();
         self.path = CommPath::InNetwork {
-            mcst_id,
+            mcst_id: mcst_ids[0],
+            lanes: mcst_ids.len() as u8,
             generation: state.generation,
             switches: switches.into_iter().collect(),
         };

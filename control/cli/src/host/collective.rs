@@ -96,6 +96,10 @@ struct NetworkArgs {
     /// Whether algorithms between hosts may be used: where the group cannot be had in the network, never, or only they
     #[arg(long, value_enum, default_value_t = FallbackArg::Allowed)]
     fallback: FallbackArg,
+    /// Lanes of a group that is not there yet, 1 to 16: several workers of a switch share it [default: as many as the group
+    /// has, 1 where the job makes it]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16))]
+    lanes: Option<u8>,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
     #[arg(long, value_name = "BYTES", value_parser = pmtu, default_value = "1024")]
     pmtu: u32,
@@ -377,6 +381,7 @@ impl RankArgs {
         );
         config.security = how.tls.security()?;
         config.pmtu = Pmtu::from_bytes(network.pmtu).unwrap_or(Pmtu::B1024);
+        config.lanes = network.lanes.unwrap_or(0);
         config.window_packets = network.window;
         config.message_packets = network
             .message_packets

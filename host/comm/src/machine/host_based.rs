@@ -311,7 +311,8 @@ impl HostBased {
     fn channel_failed(&mut self, channel: usize, status: Status) {
         let peer = self.peers.get(channel).copied();
         let culprit = self.running.front().map_or(TaskId(self.tasks), |t| t.id);
-        self.fail(culprit, Failure::Channel { peer, status });
+        let lane = None;
+        self.fail(culprit, Failure::Channel { peer, lane, status });
     }
 }
 

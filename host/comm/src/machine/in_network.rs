@@ -427,7 +427,8 @@ impl InNetwork {
     }
 
     fn channel_failed(&mut self, status: Status) {
-        self.fail(0, Failure::Channel { peer: None, status });
+        let (peer, lane) = (None, None);
+        self.fail(0, Failure::Channel { peer, lane, status });
         self.outstanding.clear();
     }
 }

@@ -17,6 +17,7 @@
 
 mod host_based;
 mod in_network;
+mod laned;
 mod schedule;
 mod task;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use castnet_wire::control::Call;
 
 pub use host_based::{HostBased, HostBasedConfig, peers};
 pub use in_network::{InNetwork, InNetworkConfig};
+pub use laned::{LANE_BYTES_MIN, Laned};
 pub use task::{Collective, Task};
 
 /// Number of a task of a machine: 0, 1, ... in the order of [`Machine::start`].
@@ -236,10 +238,12 @@ pub enum Failure {
     #[error("a collective before this one failed: the group must be joined again")]
     Aborted,
     /// A queue pair is dead.
-    #[error("the queue pair towards {} is dead: {status:?}", Towards(*.peer))]
+    #[error("the queue pair towards {} is dead{}: {status:?}", Towards(*.peer), InLane(*.lane))]
     Channel {
         /// The rank at its other end; `None`: the group.
         peer: Option<u16>,
+        /// The lane that it is of, where the group has several.
+        lane: Option<u8>,
         /// What its work request said.
         status: Status,
     },
@@ -261,7 +265,11 @@ impl fmt::Display for Said<'_> {
         use castnet_wire::control::Primitive;
         let call = self.0;
         match call.primitive {
-            Primitive::AllReduce if call.packets == 0 => return f.write_str("barrier"),
+            Primitive::AllReduce if call.packets == 0 && call.flags.0 == 0 => return f.write_str("barrier"),
+            // A barrier with flags is what goes before a collective over lanes.
+            Primitive::AllReduce if call.packets == 0 => {
+                return f.write_str("one of another size, over lanes");
+            }
             Primitive::AllReduce => write!(f, "allreduce")?,
             Primitive::Reduce => write!(f, "reduce to rank {}", call.root)?,
             Primitive::Broadcast => write!(f, "broadcast from rank {}", call.root)?,
@@ -285,6 +293,15 @@ impl fmt::Display for Towards {
             Some(rank) => write!(f, "rank {rank}"),
             None => f.write_str("the group"),
         }
+    }
+}
+
+/// ` in lane 2`; nothing where there is one.
+pub(crate) struct InLane(pub(crate) Option<u8>);
+
+impl fmt::Display for InLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |lane| write!(f, " in lane {lane}"))
     }
 }
 

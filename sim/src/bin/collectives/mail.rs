@@ -98,7 +98,11 @@ impl Mail {
                 if let Some(running) = running.take() {
                     self.push(Action::Done {
                         task: id(&running),
-                        result: Err(Failure::Channel { peer: None, status }),
+                        result: Err(Failure::Channel {
+                            peer: None,
+                            lane: None,
+                            status,
+                        }),
                     });
                 }
             }

@@ -136,6 +136,7 @@ fn a_dead_connection_ends_everything() {
         [
             Some(Err(Failure::Channel {
                 peer: Some(1),
+                lane: None,
                 status
             })),
             Some(Err(Failure::Aborted))

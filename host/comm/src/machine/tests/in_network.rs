@@ -5,7 +5,7 @@ use castnet_wire::Pmtu;
 use castnet_wire::control::{Call, CallFlags, Control, Primitive, Verdict};
 use proptest::prelude::*;
 
-use super::super::{ChannelId, Collective, Event, Failure, InNetwork, InNetworkConfig, Task, Waiting};
+use super::super::{ChannelId, Collective, Event, Failure, InNetwork, InNetworkConfig, Laned, Task, Waiting};
 use super::rank::Rank;
 use super::{Choices, any_task, expected};
 
@@ -256,8 +256,10 @@ fn run(
     tasks: &[Vec<(Task, bool)>],
     seed: u64,
     late: Option<usize>,
-) -> Switch {
-    let mut switch = Switch::new(config);
+) {
+    // One for each lane: they know nothing of each other.
+    let lanes = ranks[0].wires.len();
+    let mut switches: Vec<Switch> = (0..lanes).map(|_| Switch::new(config)).collect();
     let mut choices = Choices::new(seed);
     let mut idle = 0;
     while idle < 3000 {
@@ -265,6 +267,8 @@ fn run(
         let at = choices.below(ranks.len());
         let may_start = late != Some(at) || idle > 500;
         let rank = &mut ranks[at];
+        let lane = choices.below(lanes);
+        let (channel, switch) = (ChannelId(lane as u16), &mut switches[lane]);
         match choices.below(4) {
             0 if may_start && rank.tasks.len() < tasks[at].len() => {
                 let (task, in_place) = tasks[at][rank.tasks.len()];
@@ -272,20 +276,20 @@ fn run(
                 idle = 0;
             }
             1 => {
-                if let Some(message) = rank.wires[0].sends.pop_front() {
+                if let Some(message) = rank.wires[lane].sends.pop_front() {
                     switch.take(at, message);
                     idle = 0;
                 }
             }
             2 => {
-                if !rank.wires[0].receives.is_empty()
+                if !rank.wires[lane].receives.is_empty()
                     && let Some((bytes, immediate)) = switch.give(at)
                 {
-                    let slot = rank.wires[0].receives.pop_front().expect("a receive");
-                    rank.wires[0].arrived[slot as usize].clone_from(&bytes);
+                    let slot = rank.wires[lane].receives.pop_front().expect("a receive");
+                    rank.wires[lane].arrived[slot as usize].clone_from(&bytes);
                     switch.given(at);
                     rank.machine.handle(Event::Received {
-                        channel: ChannelId(0),
+                        channel,
                         slot,
                         length: bytes.len() as u32,
                         immediate,
@@ -301,18 +305,23 @@ fn run(
                     let many = 1 + choices.below(most);
                     let (wr, _) = switch.unacknowledged[at][many - 1];
                     switch.unacknowledged[at].drain(..many);
-                    rank.wires[0].in_use.retain(|u| u.0 > wr);
-                    rank.machine.handle(Event::Sent {
-                        channel: ChannelId(0),
-                        wr,
-                    });
+                    rank.wires[lane].in_use.retain(|u| u.0 > wr);
+                    rank.machine.handle(Event::Sent { channel, wr });
                     rank.carry_out();
                     idle = 0;
                 }
             }
         }
     }
-    switch
+}
+
+/// Ranks whose group has so many lanes; a part of a collective has at least `least` bytes.
+fn laned(config: InNetworkConfig, lanes: usize, least: u64) -> Vec<Rank> {
+    let machine = |rank| InNetwork::new(InNetworkConfig { rank, ..config });
+    let laned = |rank| Laned::with_least(vec![machine(rank); lanes], least);
+    (0..config.size)
+        .map(|rank| Rank::new(rank, config.size, Box::new(laned(rank))))
+        .collect()
 }
 
 fn ranks(config: InNetworkConfig) -> Vec<Rank> {
@@ -396,6 +405,97 @@ proptest! {
             prop_assert!(rank.machine.has_failed());
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Over several lanes every collective gives, byte for byte, what it gives over one.
+    #[test]
+    fn lanes_change_no_result(
+        (config, tasks, places) in any_config().prop_flat_map(|config| (
+            Just(config),
+            prop::collection::vec(any_task(config.size, 1200), 1..5),
+            prop::collection::vec(any::<bool>(), 5),
+        )),
+        (lanes, least) in (2_usize..6, prop_oneof![Just(1_u64), 1_u64..3000]),
+        seeds: (u64, u64),
+    ) {
+        let program: Vec<_> = tasks.iter().copied().zip(places.iter().copied()).collect();
+        let programs = vec![program; config.size.into()];
+        let (mut one, mut many) = (ranks(config), laned(config, lanes, least));
+        run(&mut one, config, &programs, seeds.0, None);
+        run(&mut many, config, &programs, seeds.1, None);
+        for (rank, other) in many.iter_mut().zip(&mut one) {
+            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.machine.waiting_for());
+            prop_assert!(rank.machine.is_drained() && !rank.machine.has_failed());
+            for (number, task) in tasks.iter().enumerate() {
+                prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
+                prop_assert_eq!(rank.output(number), other.output(number), "rank {} task {:?}", rank.number, task);
+            }
+        }
+    }
+
+    /// Ranks that disagree find out, over whatever lanes each of them took.
+    #[test]
+    fn disagreement_is_found_out_over_lanes(
+        config in any_config(), lanes in 2_usize..5, before in 0_usize..3, odd in 0_u16..7, more in 1_u64..2000, seed: u64,
+    ) {
+        let odd = odd % config.size;
+        let task = |elements| Task { collective: Collective::AllReduce, elements, ..Task::BARRIER };
+        let program = |rank: u16| -> Vec<(Task, bool)> {
+            let mut tasks = vec![task(300); before];
+            tasks.push(if rank == odd { task(300 + more) } else { task(300) });
+            tasks.push(task(300));
+            tasks.into_iter().map(|t| (t, false)).collect()
+        };
+        let mut all = laned(config, lanes, 200);
+        let programs: Vec<_> = (0..config.size).map(program).collect();
+        run(&mut all, config, &programs, seed, None);
+        for rank in &mut all {
+            for number in 0..before {
+                prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
+            }
+            let conflict = matches!(rank.tasks[before].result, Some(Err(Failure::Conflict { .. })));
+            prop_assert!(conflict, "{:?}", rank.tasks[before].result);
+            prop_assert_eq!(rank.tasks[before + 1].result, Some(Err(Failure::Aborted)));
+            prop_assert!(rank.machine.has_failed());
+        }
+    }
+}
+
+#[test]
+fn a_dead_lane_ends_all_by_name() {
+    let mut rank = laned(InNetworkConfig::new(0, 2), 3, 1).remove(0);
+    let task = Task {
+        collective: Collective::AllReduce,
+        elements: 1000,
+        ..Task::BARRIER
+    };
+    rank.start(task, false);
+    rank.start(Task::BARRIER, false);
+    let status = castnet_rnic::Status::RetryExceeded;
+    rank.machine.handle(Event::Failed {
+        channel: ChannelId(2),
+        status,
+    });
+    rank.carry_out();
+    rank.start(task, false);
+    let results: Vec<_> = rank.tasks.iter().map(|t| t.result).collect();
+    let failure = Failure::Channel {
+        peer: None,
+        lane: Some(2),
+        status,
+    };
+    assert_eq!(
+        results,
+        [
+            Some(Err(failure)),
+            Some(Err(Failure::Aborted)),
+            Some(Err(Failure::Aborted))
+        ]
+    );
+    assert!(failure.to_string().contains("lane 2"), "{failure}");
 }
 
 #[test]
