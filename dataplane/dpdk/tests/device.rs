@@ -403,10 +403,13 @@ fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
                     let (frame, twin) = &mut frames[at];
                     match random(8) {
                         0..3 if room => {
-                            let share = random(4) > 0;
-                            let copy = memory.replicate(&frames[at].0, 128, share).unwrap();
-                            let twin = frames[at].1.clone();
-                            frames.push((copy, twin));
+                            let copy = match random(4) {
+                                // None of what is not whole, or has lent less before.
+                                0 => memory.lend(frame),
+                                kind => Some(memory.replicate(frame, 128, kind > 1).unwrap()),
+                            };
+                            let twin = twin.clone();
+                            frames.extend(copy.map(|copy| (copy, twin)));
                         }
                         0..4 => drop(frames.swap_remove(at)),
                         4 => {
@@ -417,7 +420,10 @@ fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
                         5 => {
                             let trailer = (step as u32).to_be_bytes();
                             frame.set_trailer(trailer);
-                            *twin.last_chunk_mut().unwrap() = trailer;
+                            // It stays as it is where others read it; what it is instead, the check below finds.
+                            if frame.trailer() == trailer {
+                                *twin.last_chunk_mut().unwrap() = trailer;
+                            }
                         }
                         _ => {
                             let (frame, twin) = frames.swap_remove(at);

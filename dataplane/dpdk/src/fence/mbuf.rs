@@ -252,12 +252,13 @@ impl Mbuf {
 }
 
 // SAFETY: nothing of a frame belongs to a thread. DPDK's pools take a buffer back from any, registered or not. What two
-// threads can reach at a time is a lent body, by the whole frame in one and a frame that shares it in another:
-// - Nobody writes it. While the reference count is above one, the whole frame gives out head and tail alone, which no other
-//   frame reads; and once its owner has seen one (`is_lent`), it stays one, since only who has the whole frame or a frame
-//   that shares it can make another, and of the latter there are none then.
+// threads can reach at a time is what is lent: by the whole frame in one, and by frames that read it in others.
+// - Nobody writes it. While the reference count is above one, the whole frame gives out what no other frame reads, by its
+//   note in `usr`, which only its own holder looks at; and once that one has seen a count of one (`is_lent`), it stays one,
+//   since only who has the whole frame or a frame that reads it can make another, and of the latter there are none then.
+//   What a frame makes of another's body that it reads itself never reads more than that.
 // - The count is atomic (`RTE_MBUF_REFCNT_ATOMIC`, asserted in the shim); who gives a share up releases what it has read,
-//   and `is_lent` acquires it before it gives out the body for writing. DPDK's own short cut at a count of one is a sole
+//   and `is_lent` acquires it before it gives out the bytes for writing. DPDK's own short cut at a count of one is a sole
 //   holder's, and thus of one thread.
 // - The last holder, whichever thread has it, gives the memory back.
 unsafe impl Send for Mbuf {}
