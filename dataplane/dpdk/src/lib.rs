@@ -20,7 +20,7 @@ mod runtime;
 pub use error::{DpdkError, Reason};
 pub use fence::eal::{Hugepages, version};
 pub use fence::mbuf::Mbuf;
-pub use memory::{DpdkMemory, SHARE_FROM};
+pub use memory::{DpdkMemory, LEND_FROM, SHARE_FROM};
 pub use port::DpdkPort;
 pub use rss::{KEY_LENGTH, destination_key, toeplitz};
 pub use runtime::{Config, Runtime};

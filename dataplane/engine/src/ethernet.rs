@@ -201,7 +201,7 @@ impl Engine {
             Ok(parsed) => parsed,
             Err(error) => return cx.drop(Stage::Route, error.reason(), || error.to_string()),
         };
-        if !ipv4::checksum_is_right(packet) {
+        if !frame.checksum_good() && !ipv4::checksum_is_right(packet) {
             return cx.drop(Stage::Route, DropReason::BadIpChecksum, || {
                 "IPv4 header checksum".into()
             });

@@ -154,7 +154,7 @@ fn admit<E: Egress, O: Observer>(
         )
     });
     let verify = |reason| Err((Stage::Verify, reason));
-    if !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
+    if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
         return verify(DropReason::BadIpChecksum);
     }
     // Ethernet padding after a payload too long for the head: the ICRC would be in the part that replicas share.

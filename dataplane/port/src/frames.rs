@@ -42,17 +42,11 @@ pub trait Memory: Clone + 'static {
     fn replicate(&self, original: &Self::Buf, header: usize, multi_segment: bool) -> Option<Self::Buf>;
 
     /// Whether [`Memory::lend`] is what makes replicas of so long frames at the least cost.
-    fn lends(&self, length: usize) -> bool {
-        let _ = length;
-        false
-    }
+    fn lends(&self, length: usize) -> bool;
 
     /// A replica with a head of its own that borrows all the rest of `original`, the trailer too: while both live, neither's
     /// trailer can be written. For ports that are [`Port::multi_segment`]. `None` where no buffer is free.
-    fn lend(&self, original: &Self::Buf) -> Option<Self::Buf> {
-        let _ = original;
-        None
-    }
+    fn lend(&self, original: &Self::Buf) -> Option<Self::Buf>;
 
     /// A frame of `length` zero bytes. `None` where no buffer is free, or it is too long.
     fn allocate(&self, length: usize) -> Option<Self::Buf>;
@@ -82,6 +76,17 @@ impl Memory for Pool {
             return None;
         }
         original.replicate()
+    }
+
+    /// Never: a replica's own trailer costs nothing here.
+    #[inline]
+    fn lends(&self, _: usize) -> bool {
+        false
+    }
+
+    #[inline]
+    fn lend(&self, _: &PoolBuf) -> Option<PoolBuf> {
+        None
     }
 
     #[inline]

@@ -1,9 +1,11 @@
 //! The same frames through the switch over net_pcap and over its own capture ports: every port sends the same bytes, and
-//! every counter says the same.
+//! every counter says the same. Replicas of long frames borrow from one another over DPDK, so there the fields that make up
+//! for a shared ICRC differ.
 #![cfg(feature = "dpdk")]
 
 use std::path::Path;
 
+use castnet_dpdk::LEND_FROM;
 use castnet_dpdk_tests::frames::{data, group, host_ip, host_mac, mcst, mix, plain};
 use castnet_dpdk_tests::{Switch, config, read_pcap, wait, write_pcap};
 use castnet_port::PortStats;
@@ -49,6 +51,22 @@ fn outcome(
         sent: sent.collect(),
         counters,
     }
+}
+
+/// A frame with the fields left out that the last hop is free to choose, where it may have chosen them; and whether its ICRC
+/// is right.
+fn settled(frame: &[u8]) -> (Vec<u8>, bool) {
+    let mut frame = frame.to_vec();
+    let right = icrc::verify_bytes(&frame, 14, frame.len());
+    let replica =
+        frame.len() >= LEND_FROM && frame[12..14] == [8, 0] && frame[26..29] == mcst(0).0.octets()[..3];
+    if replica {
+        let end = frame.len();
+        for free in [18..20, 24..26, 34..36, end - 4..end] {
+            frame[free].fill(0);
+        }
+    }
+    (frame, right)
 }
 
 fn ports(stats: &Counters) -> Vec<PortStats> {
@@ -101,7 +119,7 @@ fn dpdk_ports_send_what_capture_ports_send() {
         for (n, (dpdk, twin)) in dpdk.sent.iter().zip(&twin.sent).enumerate() {
             assert_eq!(dpdk.len(), twin.len(), "seed {seed} port {n}");
             for (i, (dpdk, twin)) in dpdk.iter().zip(twin).enumerate() {
-                assert_eq!(dpdk, twin, "seed {seed} port {n} frame {i}");
+                assert_eq!(settled(dpdk), settled(twin), "seed {seed} port {n} frame {i}");
             }
         }
         let totals = &dpdk.counters.totals;

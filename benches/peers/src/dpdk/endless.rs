@@ -88,6 +88,14 @@ impl<M: Memory> Memory for Endless<M> {
         self.inner.replicate(original, header, multi_segment)
     }
 
+    fn lends(&self, length: usize) -> bool {
+        self.inner.lends(length)
+    }
+
+    fn lend(&self, original: &M::Buf) -> Option<M::Buf> {
+        self.inner.lend(original)
+    }
+
     fn allocate(&self, length: usize) -> Option<M::Buf> {
         self.inner.allocate(length)
     }

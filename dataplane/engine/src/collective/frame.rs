@@ -275,7 +275,7 @@ fn admit<E: Egress, O: Observer>(
         Step::new(Stage::Classify, decision, why)
     });
     let verify = |reason| Err((Stage::Verify, reason));
-    if !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
+    if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
         return verify(DropReason::BadIpChecksum);
     }
     // Ethernet padding after a payload too long for the head.
