@@ -47,6 +47,7 @@ fn help_names_every_command_and_the_exit_codes() {
         "port",
         "counters",
         "drops",
+        "runtime",
         "fdb",
         "route",
         "neighbours",
@@ -73,6 +74,7 @@ fn every_command_has_help_with_examples() {
         "port",
         "counters",
         "drops",
+        "runtime",
         "fdb",
         "route",
         "neighbours",
@@ -416,6 +418,95 @@ fn collective_rules_are_checked_like_others() {
         output.status.code() == Some(1) && text.contains("collectives[0].endpoints[2].port: "),
         "{text}"
     );
+}
+
+#[test]
+fn doctor_looks_at_a_switchs_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("switch.toml");
+    let examine = |text: &str| {
+        std::fs::write(&file, text).expect("written");
+        let output = castnet()
+            .args(["doctor", "-O", "json", "--for", "demo", "--config"])
+            .arg(&file)
+            .output()
+            .expect("it runs");
+        let json = serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default();
+        (output.status.code(), json["missing"].clone())
+    };
+    let capture = folder.path().join("in.pcap");
+    std::fs::write(&capture, "").expect("written");
+    let good = format!("[[ports]]\nname = \"a\"\nspec = \"pcap:{}\"\n", capture.display());
+    assert_eq!(examine(&good), (Some(0), serde_json::json!([])));
+    let bad = format!(
+        "workers = [{{ core = 4095 }}]\n{good}[[ports]]\nname = \"b\"\nspec = \"af_packet:no-such-if\"\n"
+    );
+    assert_eq!(
+        examine(&bad),
+        (Some(1), serde_json::json!(["worker 0", "port b"]))
+    );
+    // A file that is wrong in itself is a fault of usage.
+    assert_eq!(examine("colour = \"red\"").0, Some(2));
+}
+
+/// The set-up script on files in place of the kernel's.
+#[test]
+fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
+    let root = tempfile::tempdir().expect("a folder");
+    let path = |path: &str| root.path().join(path);
+    let put = |at: &str, text: &str| {
+        std::fs::create_dir_all(path(at).parent().expect("a folder")).expect("folders");
+        std::fs::write(path(at), text).expect("written");
+    };
+    let pages = "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    let nic = "bus/pci/devices/0000:3b:00.0";
+    put(pages, "0");
+    put(
+        "devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages",
+        "0",
+    );
+    put("bus/pci/drivers/vfio-pci/new_id", "");
+    put(&format!("{nic}/driver/unbind"), "");
+    put(&format!("{nic}/net/eth3/operstate"), "up\n");
+    let script = |args: &[&str]| {
+        let output = Process::new("sh")
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dpdk.sh"))
+            .args(args)
+            .env("CASTNET_SYS", root.path())
+            .output()
+            .expect("a shell");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), text)
+    };
+    let read = |at: &str| {
+        std::fs::read_to_string(path(at))
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(script(&["hugepages", "12"]).0, Some(0));
+    assert_eq!(read(pages), "12");
+    assert_eq!(script(&["hugepages", "7", "1"]).0, Some(0));
+    assert!(script(&["hugepages", "7", "2"]).1.contains("no such NUMA node"));
+    let (code, text) = script(&["bind", "0000:3b:00.0"]);
+    assert!(
+        code == Some(1) && text.contains("ip link set eth3 down"),
+        "{text}"
+    );
+    put(&format!("{nic}/net/eth3/operstate"), "down\n");
+    assert_eq!(script(&["bind", "0000:3b:00.0"]).0, Some(0));
+    assert_eq!(read(&format!("{nic}/driver_override")), "vfio-pci");
+    let told = [format!("{nic}/driver/unbind"), "bus/pci/drivers_probe".to_owned()];
+    assert_eq!(told.map(|at| read(&at)), ["0000:3b:00.0"; 2]);
+    assert_eq!(script(&["release", "0000:3b:00.0"]).0, Some(0));
+    assert_eq!(read(&format!("{nic}/driver_override")), "");
+    assert!(
+        script(&["bind", "0000:af:00.0"])
+            .1
+            .contains("no device 0000:af:00.0")
+    );
+    assert_eq!(script(&["bind"]), (Some(0), String::new()));
+    assert_eq!(script(&["juggle"]).0, Some(2));
 }
 
 #[test]
