@@ -115,7 +115,7 @@ impl<B: FrameBuf> Rank<B> {
         // At the end, what others have not contributed to will have no result.
         let gives_up = stopped && self.vain >= VAIN_MAX;
         if !self.endless && self.sent > self.got && now.0 > self.moved.0 + PATIENCE.0 && !gives_up {
-            counts.timeouts += 1;
+            counts.timeouts += u64::from(!stopped);
             self.vain += 1;
             self.moved = now;
             self.sent = self.got;

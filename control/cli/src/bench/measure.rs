@@ -53,6 +53,8 @@ pub(super) struct SwitchNow {
 pub(super) struct WorkerNow {
     pub(super) elapsed_ns: u64,
     pub(super) idle_ns: u64,
+    /// Time that its thread had a core, where the kernel tells.
+    pub(super) cpu_ns: Option<u64>,
     pub(super) clocks: Clocks,
     pub(super) clock_hz: u64,
 }
@@ -82,6 +84,7 @@ impl Watched {
                     worker: counters.workers.first().map(|w| WorkerNow {
                         elapsed_ns: w.elapsed.0,
                         idle_ns: w.idle.0,
+                        cpu_ns: cpu_ns(WORKER),
                         clocks: w.clocks,
                         clock_hz: w.clock_hz,
                     }),
@@ -233,6 +236,25 @@ impl Run<'_> {
             Err(_) => bar,
         }
     }
+}
+
+/// The first worker's thread.
+const WORKER: &str = "castnet-w0";
+
+/// Nanoseconds that the thread of this name has run, as /proc tells.
+fn cpu_ns(name: &str) -> Option<u64> {
+    for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file));
+        if read("comm").is_ok_and(|comm| comm.trim_end() == name) {
+            return read("schedstat")
+                .ok()?
+                .split_ascii_whitespace()
+                .next()?
+                .parse()
+                .ok();
+        }
+    }
+    None
 }
 
 /// Waits; `true` where a signal came before.

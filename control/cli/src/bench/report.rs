@@ -80,6 +80,8 @@ pub(super) struct RunReport {
     parts: Option<Parts>,
     /// The share of time in which the worker found nothing.
     idle: Option<f64>,
+    /// The share of time in which the worker had its core; times per frame are of that share alone.
+    on_core: Option<f64>,
     bound: Option<Bound>,
     /// Whether the switch's counters were read; else frames in and out are what hosts sent and got.
     switch_read: bool,
@@ -126,7 +128,17 @@ impl RunReport {
         let times = worker.map(|(from, to)| {
             let elapsed = to.elapsed_ns.saturating_sub(from.elapsed_ns) as f64;
             let idle = to.idle_ns.saturating_sub(from.idle_ns) as f64;
-            (elapsed - idle, if elapsed > 0.0 { idle / elapsed } else { 0.0 })
+            let share = |part: f64| {
+                if elapsed > 0.0 {
+                    (part / elapsed).min(1.0)
+                } else {
+                    0.0
+                }
+            };
+            let cpu = from.cpu_ns.zip(to.cpu_ns);
+            let on_core = cpu.map(|(from, to)| share(to.saturating_sub(from) as f64));
+            // Whoever else had the core took it from busy rounds and from idle ones alike.
+            ((elapsed - idle) * on_core.unwrap_or(1.0), share(idle), on_core)
         });
         let per = |busy: f64, (from, to): (u64, u64)| (to > from).then(|| busy / (to - from) as f64);
         let parts = worker.and_then(|(from, to)| {
@@ -139,7 +151,7 @@ impl RunReport {
                 send_ns: part(from.clocks.send, to.clocks.send),
             })
         });
-        let idle = times.map(|(_, idle)| idle);
+        let idle = times.map(|(_, idle, _)| idle);
         let bound = idle.map(|idle| match scenario.rate {
             _ if one_core && scenario.rate == Rate::Flat => Bound::Core,
             _ if idle < BUSY => Bound::Switch,
@@ -164,10 +176,11 @@ impl RunReport {
             out_fps: rate(frames_out.0, frames_out.1),
             in_bps: 8.0 * rate(bytes_in.0, bytes_in.1),
             out_bps: 8.0 * rate(bytes_out.0, bytes_out.1),
-            in_ns: times.and_then(|(busy, _)| per(busy, frames_in)),
-            out_ns: times.and_then(|(busy, _)| per(busy, frames_out)),
+            in_ns: times.and_then(|(busy, ..)| per(busy, frames_in)),
+            out_ns: times.and_then(|(busy, ..)| per(busy, frames_out)),
             parts,
             idle,
+            on_core: times.and_then(|(_, _, on_core)| on_core),
             bound,
             switch_read: switch.is_some(),
             drops: whole.map(|(begin, end)| drops(begin, end)).unwrap_or_default(),
@@ -261,6 +274,12 @@ impl RunReport {
                 time(latency.p99_ns),
                 time(latency.p999_ns),
                 time(latency.max_ns)
+            ));
+        }
+        if let Some(share) = self.on_core.filter(|share| *share < 1.0 - BUSY) {
+            lines.push(format!(
+                "others had the worker's core for {:.0} % of the time: rates are lower for it, times per frame are without it",
+                100.0 * (1.0 - share)
             ));
         }
         if self.interrupted {
