@@ -108,24 +108,37 @@ pub fn schedstat(text: &str) -> Result<u64> {
     first.context("no time in schedstat")
 }
 
-/// Nanoseconds that a core has not been idle, from `/proc/stat`, in hundredths of a second.
+/// A tick of the kernel's accounts, in nanoseconds.
+const TICK: u64 = 10_000_000;
+
+/// Nanoseconds that a core has been in the kernel, interrupts included, from `/proc/stat`.
 ///
 /// # Errors
 /// There is no such core.
-pub fn busy(text: &str, core: usize) -> Result<u64> {
+pub fn in_kernel(text: &str, core: usize) -> Result<u64> {
     let name = format!("cpu{core}");
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
     let line = line.with_context(|| format!("no {name} in /proc/stat"))?;
-    // user nice system idle iowait irq softirq steal, and guests, who are in user already.
-    let ticks = line.split_whitespace().take(8).map(|n| n.parse().unwrap_or(0));
-    let busy: u64 = ticks
-        .enumerate()
-        .filter(|(n, _)| ![3, 4].contains(n))
-        .map(|(_, ticks)| ticks)
-        .sum();
-    Ok(busy * 10_000_000)
+    // user nice system idle iowait irq softirq steal, and guests.
+    let ticks: Vec<u64> = line.split_whitespace().map(|n| n.parse().unwrap_or(0)).collect();
+    let of_kernel = [2, 5, 6].map(|n| ticks.get(n).unwrap_or(&0));
+    Ok(of_kernel.into_iter().sum::<u64>() * TICK)
+}
+
+/// Nanoseconds that a process has been outside the kernel, from its `stat`.
+///
+/// # Errors
+/// It is no such text.
+pub fn outside_kernel(text: &str) -> Result<u64> {
+    // The name may hold anything, and ends with the last parenthesis; the state is the third field, and this the fourteenth.
+    let rest = text.rsplit_once(')').context("no name in stat")?.1;
+    let ticks = rest
+        .split_whitespace()
+        .nth(11)
+        .and_then(|n| n.parse::<u64>().ok());
+    Ok(ticks.context("no time in stat")? * TICK)
 }
 
 #[cfg(test)]
@@ -182,7 +195,10 @@ mod tests {
         assert_eq!(schedstat("107661 52157 2\n").expect("a time"), 107_661);
         assert!(schedstat("").is_err());
         let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 1 2 3 400 500 6 7 8 90 0\ncpu10 5 0 0 0 0 0 0 0 0 0\n";
-        assert_eq!(busy(stat, 1).expect("a core"), 27 * 10_000_000);
-        assert!(busy(stat, 2).is_err());
+        assert_eq!(in_kernel(stat, 1).expect("a core"), 16 * TICK);
+        assert!(in_kernel(stat, 2).is_err());
+        let stat = "77 (a b) c) S 1 77 77 0 -1 4194560 9 0 0 0 321 45 0 0 20 0 3 0 100";
+        assert_eq!(outside_kernel(stat).expect("a time"), 321 * TICK);
+        assert!(outside_kernel("77 (x) S 1").is_err());
     }
 }
