@@ -20,7 +20,7 @@ use crate::runtime::Runtime;
 /// three buffers and three descriptors, a copy costs its bytes; docs/dpdk.md has the measurement.
 pub const SHARE_FROM: usize = 2048;
 /// The same for replicas that [borrow](Memory::lend) all behind their heads: two buffers instead of three.
-pub const LEND_FROM: usize = 2048;
+pub const LEND_FROM: usize = 1024;
 
 /// Where the frames of one thread live. A handle: clones are the same memory.
 #[derive(Clone)]

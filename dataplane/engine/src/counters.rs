@@ -362,11 +362,11 @@ impl Counters {
         traffic.rx_bytes += bytes;
     }
 
-    pub(crate) fn sent(&mut self, port: PortId, bytes: usize) {
-        self.totals.sent += 1;
+    pub(crate) fn sent(&mut self, port: PortId, frames: u64, bytes: u64) {
+        self.totals.sent += frames;
         let traffic = &mut self.traffic[port.index()];
-        traffic.tx_frames += 1;
-        traffic.tx_bytes += bytes as u64;
+        traffic.tx_frames += frames;
+        traffic.tx_bytes += bytes;
     }
 
     pub(crate) fn dropped(&mut self, port: PortId, reason: DropReason) {

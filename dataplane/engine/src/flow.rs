@@ -10,7 +10,7 @@ use core::net::Ipv4Addr;
 
 use castnet_collective::{PathId, PathSet};
 use castnet_wire::icrc::{HeaderDelta, Neutral, ShiftCache};
-use castnet_wire::{FrameBuf, Opcode, PortId, Psn, Qpn, RoceHeader, ipv4};
+use castnet_wire::{BATCH, Batch, FrameBuf, Opcode, PortId, Psn, Qpn, RoceHeader, ipv4};
 
 use crate::context::Context;
 use crate::egress::Egress;
@@ -203,10 +203,11 @@ impl Flows {
     }
 
     #[inline(always)]
-    fn find(&mut self, addresses: u64, ingress: PortId) -> Option<&mut Flow> {
-        let flow = self.flows.get_mut(slot(addresses, ingress))?;
+    fn find(&mut self, addresses: u64, ingress: PortId) -> Option<(usize, &mut Flow)> {
+        let slot = slot(addresses, ingress);
+        let flow = self.flows.get_mut(slot)?;
         let known = flow.addresses == addresses && flow.ingress == ingress && flow.stamp == self.stamp;
-        known.then_some(flow)
+        known.then_some((slot, flow))
     }
 }
 
@@ -283,19 +284,47 @@ pub(crate) fn learn<const N: usize>(
     }
 }
 
+/// Packets of one flow that came one after the other and have all been taken in: they leave leg by leg, so that what a leg
+/// needs is looked up once.
+#[derive(Debug)]
+pub(crate) struct Run<B> {
+    frames: Batch<B>,
+    /// IPv4 checksum and ICRC of each as it came in.
+    checks: [(u16, u32); BATCH],
+    flow: usize,
+    to: PathSet,
+}
+
+impl<B> Run<B> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            frames: Batch::new_const(),
+            checks: [(0, 0); BATCH],
+            flow: 0,
+            to: PathSet::EMPTY,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
 impl Engine {
-    /// The short way, for a frame that nobody watches. Hands back what has to take the long one; nothing has changed then.
+    /// The short way, for a frame that nobody watches: takes it in and puts it to the `run`, which is sent before where it is
+    /// another flow's. Hands back what has to take the long way; nothing has changed then.
     #[inline(always)]
     pub(crate) fn data_again<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
-        mut frame: E::Buf,
+        run: &mut Run<E::Buf>,
+        frame: E::Buf,
     ) -> Option<E::Buf> {
         let length = frame.length();
         let read = |head| Plain::read(head, length, frame.checksum_good());
         let plain = frame.head().first_chunk().and_then(read);
         let Some(plain) = plain else { return Some(frame) };
-        let Some(flow) = self.flows.find(plain.addresses, cx.ingress) else {
+        let Some((slot, flow)) = self.flows.find(plain.addresses, cx.ingress) else {
             return Some(frame);
         };
         if flow.length as usize != length || plain.payload_len > usize::from(flow.pmtu) {
@@ -308,58 +337,79 @@ impl Engine {
             return Some(frame);
         };
         flow.asked = 0;
-        let icrc = u32::from_le_bytes(frame.trailer());
-        let Some(last) = to.bits().checked_ilog2() else {
-            return Some(frame);
+        if !run.is_empty() && run.flow != slot {
+            self.send_run(cx, run);
+        }
+        if let Some(check) = run.checks.get_mut(run.frames.len()) {
+            *check = (plain.checksum, u32::from_le_bytes(frame.trailer()));
+        }
+        (run.flow, run.to) = (slot, to);
+        run.frames.push(frame);
+        None
+    }
+
+    /// Sends a run on its way and leaves it empty.
+    pub(crate) fn send_run<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, run: &mut Run<E::Buf>) {
+        let Some(flow) = self.flows.flows.get(run.flow) else { return };
+        let Some(Context::Multicast(group)) = self.groups.at_mut(flow.place) else {
+            return;
         };
-        let legs = &flow.legs;
-        let mut sent = 1;
+        let Some(last) = run.to.bits().checked_ilog2() else { return };
+        let (frames, length) = (run.frames.len() as u64, u64::from(flow.length));
+        let mut others = run.to.bits() & !(1 << last);
         // One alone has nothing to lend.
-        let lends = to.bits() != 1 << last && cx.egress.lends(group.hot.ports, length);
-        let mut others = to.bits() & !(1 << last);
+        let lends = others != 0 && cx.egress.lends(group.hot.ports, length as usize);
+        let mut sent = frames;
         while others != 0 {
             let path = others.trailing_zeros();
             others &= others - 1;
-            let leg = &legs[path as usize % PortId::COUNT];
-            let copy = match lends {
-                true => cx.egress.lend(&frame),
-                false => cx.egress.replicate(leg.port, &frame, PLAIN),
-            };
-            let Some(mut copy) = copy else {
-                if let Some(path) = PathId::new(path as u8) {
-                    lose(group, &mut self.counters, path);
+            let leg = flow.legs[path as usize % PortId::COUNT];
+            let mut copies = 0;
+            for (frame, (checksum, icrc)) in run.frames.iter().zip(run.checks) {
+                let copy = match lends {
+                    true => cx.egress.lend(frame),
+                    false => cx.egress.replicate(leg.port, frame, PLAIN),
+                };
+                let Some(mut copy) = copy else {
+                    if let Some(path) = PathId::new(path as u8) {
+                        lose(group, &mut self.counters, path);
+                    }
+                    continue;
+                };
+                match lends {
+                    true => leg.write_neutral(checksum, &mut copy),
+                    false => leg.write(checksum, icrc, &mut copy),
                 }
-                continue;
-            };
-            match lends {
-                true => leg.write_neutral(plain.checksum, &mut copy),
-                false => leg.write(plain.checksum, icrc, &mut copy),
+                cx.egress.send(leg.port, copy);
+                copies += 1;
             }
-            cx.send(&mut self.counters, leg.port, copy);
-            sent += 1;
+            self.counters.sent(leg.port, copies, copies * length);
+            sent += copies;
         }
-        let leg = &legs[last as usize % PortId::COUNT];
-        match lends {
-            true => leg.write_neutral(plain.checksum, &mut frame),
-            false => leg.write(plain.checksum, icrc, &mut frame),
+        let leg = flow.legs[last as usize % PortId::COUNT];
+        for (mut frame, (checksum, icrc)) in run.frames.drain(..).zip(run.checks) {
+            match lends {
+                true => leg.write_neutral(checksum, &mut frame),
+                false => leg.write(checksum, icrc, &mut frame),
+            }
+            cx.egress.send(leg.port, frame);
         }
-        cx.send(&mut self.counters, leg.port, frame);
+        self.counters.sent(leg.port, frames, frames * length);
 
         let hot = &mut group.hot.counters;
-        hot.data_in += 1;
-        hot.data_bytes_in += length as u64;
+        hot.data_in += frames;
+        hot.data_bytes_in += frames * length;
         hot.data_out += sent;
-        hot.data_bytes_out += sent * length as u64;
+        hot.data_bytes_out += sent * length;
         let totals = &mut self.counters.totals;
-        totals.replicated += 1;
-        totals.copies += sent - 1;
+        totals.replicated += frames;
+        totals.copies += sent - frames;
         let place = flow.place;
         if !self.wheel.is_armed(place)
             && let Some((at, _)) = group.hot.machine.poll_timeout()
         {
             self.wheel.arm(cx.now, place, at);
         }
-        None
     }
 }
 

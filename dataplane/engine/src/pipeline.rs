@@ -9,6 +9,7 @@ use crate::classify;
 use crate::counters::Counters;
 use crate::egress::Egress;
 use crate::engine::Engine;
+use crate::flow::Run;
 use crate::plain::PlainFrame;
 use crate::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
 
@@ -25,7 +26,7 @@ impl<E: Egress, O: Observer> Cx<'_, E, O> {
     #[inline(always)]
     pub(crate) fn send(&mut self, counters: &mut Counters, port: PortId, frame: E::Buf) {
         self.observer.sent(port, &frame);
-        counters.sent(port, frame.length());
+        counters.sent(port, 1, frame.length() as u64);
         self.egress.send(port, frame);
     }
 
@@ -71,19 +72,22 @@ impl Engine {
                 observer: &mut Off,
             };
             let collective = self.is_collective(ingress);
+            let mut run = Run::new();
             for frame in batch.drain(..) {
-                let frame = match collective {
-                    true => match self.collective_again(&mut cx, frame) {
-                        None => continue,
-                        Some(frame) => frame,
-                    },
-                    false => match self.data_again(&mut cx, frame) {
-                        None => continue,
-                        Some(frame) => frame,
-                    },
+                let again = match collective {
+                    true => self.collective_again(&mut cx, frame),
+                    false => self.data_again(&mut cx, &mut run, frame),
                 };
+                let Some(frame) = again else { continue };
+                // What came first leaves first.
+                if !run.is_empty() {
+                    self.send_run(&mut cx, &mut run);
+                }
                 let verdict = self.forward(&mut cx, frame);
                 self.account(ingress, verdict);
+            }
+            if !run.is_empty() {
+                self.send_run(&mut cx, &mut run);
             }
         }
     }
