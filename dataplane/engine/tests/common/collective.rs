@@ -440,6 +440,8 @@ pub struct Net {
     order: u64,
     dice: Dice,
     pub faults: Faults,
+    /// Where given, switches now and then move their groups to another engine, and that many times they have.
+    pub moving: Option<(Dice, u64)>,
     pub now: Nanos,
     /// Frames corrupted on the way.
     pub corrupted: u64,
@@ -460,6 +462,7 @@ impl Net {
             order: 0,
             dice: Dice::new(seed),
             faults: Faults::default(),
+            moving: None,
             now: T0,
             corrupted: 0,
         }
@@ -601,6 +604,12 @@ impl Net {
                     self.leave_rank(rank, out);
                 }
                 End::Port(switch, ingress) => {
+                    if let Some((dice, moves)) = &mut self.moving
+                        && dice.roll(4) == 0
+                    {
+                        *moves += 1;
+                        move_on(&mut self.engines[switch], now);
+                    }
                     let mut egress = PlainEgress::default();
                     let mut batch = Batch::new();
                     batch.push(PlainFrame(frame));

@@ -6,7 +6,7 @@ pub mod collective;
 use core::net::Ipv4Addr;
 
 use castnet_engine::plain::{PlainEgress, PlainFrame};
-use castnet_engine::{Engine, EngineConfig, Group, PortInfo};
+use castnet_engine::{Engine, EngineConfig, Expected, Group, PortInfo};
 use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
 use castnet_wire::build::{emit_ack, emit_arp, emit_cnp};
 use castnet_wire::{
@@ -277,6 +277,27 @@ pub fn feed_into(engine: &mut Engine, now: Nanos, ingress: usize, frame: &[u8], 
     batch.push(PlainFrame::from(frame));
     engine.process(now, port(ingress), &mut batch, egress);
     assert!(batch.is_empty(), "a batch is drained");
+}
+
+/// Puts all groups into a new engine, which goes on in the place of this one.
+pub fn move_on(engine: &mut Engine, now: Nanos) {
+    let mut next = Engine::new(engine.config().clone()).unwrap();
+    let multicast = engine.groups().map(|g| {
+        let macs: Vec<MacAddr> = g.rule().paths.iter().map(|p| p.next_hop.mac()).collect();
+        (g.mcst_id(), g.memory_bytes(), macs)
+    });
+    let collective = engine.collectives().map(|g| {
+        let macs = g.rule().endpoints.iter().map(|e| e.next_hop.mac()).collect();
+        (g.mcst_id(), g.memory_bytes(), macs)
+    });
+    let all: Vec<_> = multicast.chain(collective).collect();
+    for (mcst_id, memory, macs) in all {
+        let mut expected = Expected::new(mcst_id, memory, macs);
+        next.expect(&mut expected).unwrap();
+        let group = engine.remove(mcst_id).unwrap();
+        next.attach(now, group, &expected).unwrap();
+    }
+    *engine = next;
 }
 
 pub fn taken(egress: PlainEgress) -> Vec<(usize, Vec<u8>)> {
