@@ -81,6 +81,31 @@ fn groups_are_spread_and_frames_go_over_to_their_worker() {
     }
 }
 
+/// Lanes of a group are there to be spread: however the workers are loaded, no two share one while another has none.
+#[test]
+fn lanes_of_a_group_are_on_different_workers() {
+    let lab = Lab::new(4, 3);
+    for n in 0..8 {
+        lab.install(&rule(n, &[0, 1]));
+    }
+    // Workers 1 and 2 are left with fewer groups than worker 0.
+    for n in [1, 4, 7, 2] {
+        lab.dataplane.remove_group(mcst(n)).unwrap();
+    }
+    for lane in 0..6 {
+        let mut lane_rule = rule(20 + lane, &[0, 1, 2]);
+        lane_rule.name = format!("hot/{lane}");
+        lab.install(&lane_rule);
+    }
+    let groups = lab.dataplane.groups().unwrap();
+    let mut lanes = [0; 3];
+    for group in groups.iter().filter(|g| g.rule.name.starts_with("hot/")) {
+        lanes[group.worker] += 1;
+    }
+    assert_eq!(lanes, [2; 3]);
+    lab.dataplane.stop().unwrap();
+}
+
 /// Sends numbered frames from host `from` to host 1, at most `window` ahead of what has come out at the other end, and
 /// counts both.
 fn stream(ends: [MemEnd; 2], from: usize, window: u32, stop: &AtomicBool) -> u32 {
