@@ -131,9 +131,11 @@ impl DpdkPort {
             }
             queue.send(batch);
         }
-        self.stats.tx_frames += (frames - batch.len()) as u64;
-        self.stats.tx_bytes += all - bytes(batch);
+        self.stats.tx_frames += frames as u64;
+        self.stats.tx_bytes += all;
         if !batch.is_empty() {
+            self.stats.tx_frames -= batch.len() as u64;
+            self.stats.tx_bytes -= bytes(batch);
             self.give_up(batch);
         }
     }

@@ -16,6 +16,10 @@ use crate::worker::{Round, Worker};
 /// Events, traces and captured frames, of each kind, that leave the engine in one round.
 const TOLD_PER_ROUND: usize = 256;
 
+/// Batches that one port may have taken in a round, while they are full: what a round costs beside its frames is spread over
+/// them, and the others wait some microseconds.
+const BATCHES_PER_TURN: usize = 4;
+
 impl<M: Memory> Worker<M> {
     pub(crate) fn round(&mut self, now: Nanos) -> Round {
         if self.outputs.meter.begin(self.stats.rounds) {
@@ -71,27 +75,42 @@ impl<M: Memory> Worker<M> {
         for place in 0..self.outputs.slots.len() {
             let slot = &mut self.outputs.slots[place];
             slot.port.poll(now);
-            if !slot.receives || !self.receiving || self.moving.is_stuck() || !self.moving.has_room(BATCH) {
+            if !slot.receives || !self.receiving {
                 continue;
             }
-            slot.port.receive(&mut self.batch);
-            if self.batch.is_empty() {
-                continue;
+            for _ in 0..BATCHES_PER_TURN {
+                let frames = self.receive_batch(now, place);
+                received += frames;
+                if frames < BATCH {
+                    break;
+                }
             }
-            let (id, frames) = (slot.id, self.batch.len());
-            received += frames;
-            self.stats.batches[frames] += 1;
-            self.outputs.meter.lap(Part::Receive);
-            if self.outbound.len() > 1 {
-                self.hand_over(now, place, false);
-                self.outputs.meter.lap(Part::HandOver);
-            }
-            self.engine.process(now, id, &mut self.batch, &mut self.outputs);
-            self.outputs.meter.lap(Part::Engine);
         }
         self.outputs.meter.lap(Part::Receive);
         self.stats.frames += received as u64;
         received
+    }
+
+    /// Receives a batch from the port at `place`, and has it go through the engine. Returns how many frames it had.
+    fn receive_batch(&mut self, now: Nanos, place: usize) -> usize {
+        if self.moving.is_stuck() || !self.moving.has_room(BATCH) {
+            return 0;
+        }
+        let slot = &mut self.outputs.slots[place];
+        slot.port.receive(&mut self.batch);
+        let (id, frames) = (slot.id, self.batch.len());
+        if frames == 0 {
+            return 0;
+        }
+        self.stats.batches[frames] += 1;
+        self.outputs.meter.lap(Part::Receive);
+        if self.outbound.len() > 1 {
+            self.hand_over(now, place, false);
+            self.outputs.meter.lap(Part::HandOver);
+        }
+        self.engine.process(now, id, &mut self.batch, &mut self.outputs);
+        self.outputs.meter.lap(Part::Engine);
+        frames
     }
 
     /// Sends what is not this worker's to those whose it is; the rest stays in the batch, in order. Where a ring is full and
