@@ -642,3 +642,75 @@ async fn a_rule_file_is_loaded_whole_or_not_at_all() {
     load(&groups[..1]).await.unwrap().unwrap();
     assert_eq!(lab.dataplane.rules(), [rule(0)]);
 }
+
+#[tokio::test]
+async fn a_group_moves_to_another_worker_and_all_are_told() {
+    let mut lab = Lab::new(|config| {
+        config.workers = vec![Default::default(); 2];
+        config.balance = None;
+    })
+    .await;
+    let mut events = lab
+        .client
+        .watch_events(v1::WatchAgentEventsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(matches!(next(&mut events).await.event, Some(Event::Hello(_))));
+    lab.install(&rule(1), "us").await.unwrap();
+    let mut move_to = async |mcst_id: &str, worker| {
+        let request = v1::MoveGroupRequest {
+            mcst_id: mcst_id.into(),
+            worker,
+        };
+        let answer = lab.client.move_group(request).await;
+        answer.map(|answer| answer.into_inner())
+    };
+    let moved = move_to("10.200.0.1", 1).await.unwrap();
+    assert_eq!((moved.from, moved.to), (0, 1));
+    let told = |event: &Event| match event {
+        Event::GroupMoved(m) => Some((m.group.clone(), m.from, m.to, m.busy_percent)),
+        _ => None,
+    };
+    assert_eq!(until(&mut events, told).await, ("g".to_string(), 0, 1, None));
+    for (mcst_id, worker, code, text) in [
+        (
+            "10.200.0.1",
+            1,
+            Code::FailedPrecondition,
+            "worker: group `g` is at worker 1 already",
+        ),
+        (
+            "10.200.0.1",
+            2,
+            Code::InvalidArgument,
+            "worker: there is no worker 2: this switch has 2, counted from 0",
+        ),
+        (
+            "10.200.0.9",
+            1,
+            Code::NotFound,
+            "mcst_id: there is no group 10.200.0.9",
+        ),
+        ("here", 1, Code::InvalidArgument, "mcst_id"),
+    ] {
+        let status = move_to(mcst_id, worker).await.unwrap_err();
+        assert!(
+            status.code() == code && status.message().starts_with(text),
+            "{status}"
+        );
+    }
+    assert_eq!(lab.groups().await[0].worker, 1);
+    let stats = lab
+        .client
+        .get_runtime_stats(v1::GetRuntimeStatsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let moves: Vec<_> = stats
+        .workers
+        .iter()
+        .map(|w| (w.groups_in, w.groups_out))
+        .collect();
+    assert_eq!(moves, [(0, 1), (1, 0)]);
+}

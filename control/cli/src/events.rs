@@ -225,5 +225,17 @@ mod tests {
             page.text(),
             "1.500000 path-stalled: h2 has acknowledged PSN 7, and no more for 2.00 s\n"
         );
+        let moved = api::GroupMoved {
+            group: "g".to_owned(),
+            from: 0,
+            to: 1,
+            busy_percent: Some(97),
+            ..Default::default()
+        };
+        let line = super::line(event(Event::GroupMoved(moved)), &names).expect("an event");
+        assert_eq!(
+            line.message,
+            "g moved from worker 0 to worker 1: that worker was busy 97 % of the time"
+        );
     }
 }

@@ -99,6 +99,11 @@ impl Process {
         Ok(())
     }
 
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// Waits for its end.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         let start = Instant::now();

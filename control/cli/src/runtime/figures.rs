@@ -56,6 +56,9 @@ pub(super) struct WorkerRow {
     pub(super) bodies_free: u64,
     pub(super) exhausted: u64,
     pub(super) groups: u32,
+    /// Groups that were moved here, and away from here.
+    pub(super) groups_in: u64,
+    pub(super) groups_out: u64,
     pub(super) group_memory_bytes: u64,
     pub(super) generation: u64,
     pub(super) sleeps: u64,
@@ -200,6 +203,8 @@ impl WorkerRow {
                 .exhausted
                 .saturating_sub(before.buffers.map_or(0, |b| b.exhausted)),
             groups: now.groups,
+            groups_in: grown(|w| w.groups_in),
+            groups_out: grown(|w| w.groups_out),
             group_memory_bytes: now.group_memory_bytes,
             generation: now.generation,
             sleeps: grown(|w| w.sleeps),
