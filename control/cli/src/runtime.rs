@@ -204,9 +204,17 @@ fn rest(worker: &WorkerRow) -> Vec<String> {
         count(worker.buffers),
         count(worker.buffers_free),
         count(worker.exhausted),
-        worker.groups.to_string(),
+        groups(worker),
         bytes(worker.group_memory_bytes),
         worker.generation.to_string(),
         count(worker.sleeps),
     ]
+}
+
+/// How many groups it has, and how many of them came and went.
+fn groups(worker: &WorkerRow) -> String {
+    match (worker.groups_in, worker.groups_out) {
+        (0, 0) => worker.groups.to_string(),
+        (came, went) => format!("{} (+{came} -{went})", worker.groups),
+    }
 }

@@ -79,9 +79,10 @@ impl Occupancy {
 /// Measures the rounds of one worker.
 pub(crate) struct Meter {
     clock: Clock,
+    /// What reading the counter takes: it is no part of what is measured.
+    reading: u64,
     /// Whether this round is measured.
     on: bool,
-    start: u64,
     /// When the part before ended.
     at: u64,
     parts: [u64; 5],
@@ -90,10 +91,16 @@ pub(crate) struct Meter {
 
 impl Meter {
     pub(crate) fn new(clock: Clock) -> Self {
+        let reading = || {
+            let before = clock.ticks();
+            clock.ticks().saturating_sub(before)
+        };
+        // The least of many, as any may be interrupted.
+        let reading = (0..64).map(|_| reading()).min().unwrap_or(0);
         Self {
             clock,
+            reading,
             on: false,
-            start: 0,
             at: 0,
             parts: [0; 5],
             clocks: Clocks::default(),
@@ -105,8 +112,7 @@ impl Meter {
     pub(crate) fn begin(&mut self, round: u64) -> bool {
         self.on = round.is_multiple_of(CLOCKS_EVERY);
         if self.on {
-            self.start = self.clock.ticks();
-            self.at = self.start;
+            self.at = self.clock.ticks();
             self.parts = [0; 5];
         }
         round % RINGS_EVERY == 1
@@ -117,7 +123,7 @@ impl Meter {
     pub(crate) fn lap(&mut self, part: Part) {
         if self.on {
             let now = self.clock.ticks();
-            self.parts[part as usize] += now.saturating_sub(self.at);
+            self.parts[part as usize] += now.saturating_sub(self.at).saturating_sub(self.reading);
             self.at = now;
         }
     }
@@ -126,6 +132,7 @@ impl Meter {
     #[inline]
     pub(crate) fn end(&mut self, frames: usize) {
         if self.on {
+            self.lap(Part::Other);
             self.on = false;
             if frames > 0 {
                 let [_, receive, hand_over, engine, send] = self.parts;
@@ -136,7 +143,7 @@ impl Meter {
                 clocks.hand_over += hand_over;
                 clocks.engine += engine;
                 clocks.send += send;
-                clocks.all += self.clock.ticks().saturating_sub(self.start);
+                clocks.all += self.parts.iter().sum::<u64>();
             }
         }
     }

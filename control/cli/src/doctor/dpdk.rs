@@ -248,6 +248,20 @@ pub(crate) fn node_of(machine: &Machine, address: &str) -> Option<u32> {
         .ok()
 }
 
+/// The kernel's interfaces of a device, in brackets.
+fn interfaces(machine: &Machine, address: &str) -> String {
+    let folder = folder(address);
+    let mut names = machine.names(&format!("{folder}/net"));
+    // Of virtio they are one level below.
+    for child in machine.names(&folder).iter().filter(|n| n.starts_with("virtio")) {
+        names.extend(machine.names(&format!("{folder}/{child}/net")));
+    }
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", names.join(", ")),
+    }
+}
+
 /// A machine of many virtual functions has hundreds.
 const NICS_SHOWN_MAX: usize = 16;
 
@@ -265,15 +279,15 @@ fn nics(machine: &Machine) -> Vec<Check> {
         .iter()
         .take(NICS_SHOWN_MAX)
         .map(|address| {
-            let interfaces = machine.names(&format!("{}/net", folder(address))).join(", ");
+            let interfaces = interfaces(machine, address);
             let node = node_of(machine, address).map_or_else(String::new, |n| format!(", NUMA node {n}"));
             let found = match nic(machine, address) {
                 Nic::Taken(driver) => format!("{driver}: ready as dpdk:{address}"),
                 Nic::Shared(driver) => {
-                    format!("{driver} ({interfaces}): ready as dpdk:{address}, the kernel keeps it as well")
+                    format!("{driver}{interfaces}: ready as dpdk:{address}, the kernel keeps it as well")
                 }
                 Nic::Kernels(driver) => format!(
-                    "{driver} ({interfaces}): the kernel's. For DPDK: dpdk-devbind.py -b vfio-pci {address}"
+                    "{driver}{interfaces}: the kernel's. For DPDK: dpdk-devbind.py -b vfio-pci {address}"
                 ),
                 Nic::Unbound | Nic::Absent => {
                     format!("no driver. For DPDK: dpdk-devbind.py -b vfio-pci {address}")

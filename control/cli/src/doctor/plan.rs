@@ -101,23 +101,19 @@ fn port_check(machine: &Machine, name: &str, spec: &PortSpec) -> Check {
     let what = format!("port {name}");
     match spec {
         PortSpec::Faulty(inner, _) => port_check(machine, name, inner),
-        PortSpec::AfPacket(spec) => interface(machine, what, &spec.interface),
+        PortSpec::AfPacket(packet) => interface(machine, what, &packet.interface),
         PortSpec::Dpdk(spec) => device(machine, what, spec),
-        PortSpec::Pcap(spec) => match &spec.input {
-            Some(path) if !machine.has(&path.to_string_lossy()) => Check::missing(
-                Use::File,
-                what,
-                format!("no file {}", path.display()),
-                "give the path from the folder that the switch runs in",
-            ),
-            _ => Check::ok(Use::File, what, spec_text(&PortSpec::Pcap(spec.clone()))),
+        PortSpec::Pcap(files) => match &files.input {
+            Some(path) if !machine.has(&path.to_string_lossy()) => no_file(what, &path.display().to_string()),
+            _ => Check::ok(Use::File, what, spec.to_string()),
         },
-        other => Check::ok(Use::File, what, spec_text(other)),
+        other => Check::ok(Use::File, what, other.to_string()),
     }
 }
 
-fn spec_text(spec: &PortSpec) -> String {
-    spec.to_string()
+fn no_file(what: String, path: &str) -> Check {
+    let advice = "give the path from the folder that the switch runs in";
+    Check::missing(Use::File, what, format!("no file {path}"), advice)
 }
 
 fn interface(machine: &Machine, what: String, name: &str) -> Check {
@@ -176,8 +172,7 @@ fn virtual_device(machine: &Machine, what: String, spec: &DpdkSpec) -> Check {
         return interface(machine, what, name);
     }
     if let Some(path) = argument("rx_pcap").filter(|path| !machine.has(path)) {
-        let advice = "give the path from the folder that the switch runs in";
-        return Check::missing(Use::File, what, format!("no file {path}"), advice);
+        return no_file(what, path);
     }
     Check::ok(Use::File, what, format!("virtual device {}", spec.device))
 }
