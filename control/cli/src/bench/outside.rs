@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use castnet_port::{PoolConfig, PortLink, PortSpec};
+use castnet_port::{PoolConfig, PortSpec};
 use castnet_proto::convert::{collective_to_proto, group_to_proto};
 use castnet_rules::{MulticastGroup, RuleSet};
 use castnet_traffic::drive::{Live, Stage};
@@ -190,16 +190,12 @@ pub(super) async fn run(
     }
     let threads = vec![None; threads.unwrap_or(1) as usize];
     let players = open(&args.ports, &threads, args.hugepages, scenarios)?;
-    let place = |(n, ((name, at), link)): (usize, (&(String, Option<(PortId, MacAddr)>), &PortLink))| {
+    let mut places = Vec::new();
+    for (n, ((name, at), link)) in wiring.iter().zip(players.links()).enumerate() {
         let own = PortId::new(n as u8).unwrap_or_default();
-        Place::at(name, at.map_or(own, |(id, _)| id), link, at.map(|(_, mac)| mac))
-    };
-    let places: Vec<Place> = wiring
-        .iter()
-        .zip(players.links())
-        .enumerate()
-        .map(place)
-        .collect();
+        let (port, gateway) = at.map_or((own, None), |(port, mac)| (port, Some(mac)));
+        places.push(Place::at(name, port, link, gateway));
+    }
     for link in players.links().iter().filter(|link| !link.up) {
         remark(&format!("{} has no link", link.name));
     }

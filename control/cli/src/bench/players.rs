@@ -39,6 +39,9 @@ pub(super) struct Players {
 /// The ports of one thread: their places and what they are.
 type Ports = Vec<(usize, PortSpec)>;
 
+/// The same, opened.
+type Opened<M> = Vec<(usize, MemoryPort<M>)>;
+
 /// What one thread is born with.
 struct Birth {
     ports: Ports,
@@ -172,7 +175,7 @@ fn live<M: Memory>(birth: Birth, make: &dyn Fn() -> Result<M, OpenError>) {
     if let Some(core) = birth.core {
         pin(core);
     }
-    let open = || -> Result<(M, Vec<(usize, MemoryPort<M>)>), OpenError> {
+    let open = || -> Result<(M, Opened<M>), OpenError> {
         let memory = make()?;
         let mut ports = Vec::new();
         for (place, spec) in &birth.ports {
