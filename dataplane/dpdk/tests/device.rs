@@ -496,3 +496,18 @@ fn the_hash_is_of_the_destination_alone_and_spreads() {
     assert_eq!(queues.len(), 4, "all of four queues are used by 64 groups");
     assert_eq!(KEY_LENGTH, 52);
 }
+
+#[test]
+fn a_device_says_what_it_is() {
+    let spec = spec("dpdk:net_null8,no-rx=1,queues=2,rx=256");
+    let memory = runtime(&[spec.dpdk().unwrap()], 3).memory().unwrap();
+    let port = memory.open(&spec, Sides::Both, 0).unwrap();
+    let device = port.info().device;
+    assert_eq!(device.driver, "net_null");
+    assert_eq!((device.rx_queues, device.tx_queues), (2, Some(3)));
+    assert_eq!(device.speed_mbps, Some(10_000));
+    assert!(device.multi_segment && port.multi_segment());
+    assert_eq!(device.steering, port.steering());
+    // This one does not tell how full its ring is; one that does says no more than fits.
+    assert!(port.receive_ring().is_none_or(|ring| ring.used <= ring.size));
+}

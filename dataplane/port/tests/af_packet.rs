@@ -242,6 +242,59 @@ fn a_frame_wakes_the_sleeper() {
     });
 }
 
+/// However far round the ring reading has come, what it tells is what was sent and not yet taken.
+#[test]
+fn a_ring_tells_how_full_it_is_and_a_port_what_drives_it() {
+    in_namespace(|| {
+        veth("v0", "v1", 1500);
+        let pool = pool();
+        let mut near = open("v0", &pool);
+        let mut spec = AfPacketSpec::new("v1");
+        spec.rx_frames = Some(64);
+        let mut far = spec.open(&pool, Sides::Both).unwrap();
+        let size = far.receive_ring().unwrap().size;
+        assert!(size >= 64);
+        let mut waiting = 0;
+        for (round, count) in [1, 0, 31, 32, 7, 0, 0, 64, 3, 0, 40, 17]
+            .into_iter()
+            .cycle()
+            .take(60)
+            .enumerate()
+        {
+            let frames: Vec<_> = (0..count.min(size - waiting))
+                .map(|n| frame(n as u32, 60, None))
+                .collect();
+            send(&mut near, &pool, &frames);
+            waiting += frames.len();
+            let start = Instant::now();
+            while far.receive_ring().unwrap().used != waiting {
+                assert!(
+                    start.elapsed() < PATIENCE,
+                    "round {round}: {waiting} are there, told was {:?}",
+                    far.receive_ring()
+                );
+                thread::yield_now();
+            }
+            let mut batch = Batch::new();
+            far.receive(&mut batch);
+            waiting -= batch.len();
+            batch.clear();
+        }
+        let device = far.info().device;
+        // The kernel says 10 Gb/s of any veth pair.
+        assert_eq!(
+            (device.driver.as_str(), device.speed_mbps),
+            ("veth", Some(10_000))
+        );
+        assert_eq!(
+            (device.rx_queues, device.tx_queues, device.numa_node),
+            (1, None, None)
+        );
+        ip("link delete v0");
+        assert_eq!(far.speed_mbps(), None);
+    });
+}
+
 /// Waits until the port's link is so: the kernel looks at carriers in its own time.
 fn until_link(port: &AfPacketPort, up: bool) {
     let start = Instant::now();

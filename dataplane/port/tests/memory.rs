@@ -248,3 +248,31 @@ fn no_wake_is_lost() {
         "a lost wake costs a time-out of ten seconds"
     );
 }
+
+#[test]
+fn a_link_tells_how_many_frames_wait_also_through_bridges_and_fault_injectors() {
+    use castnet_port::{Bridge, FaultControl, RingUse};
+    let (near, far) = MemLink::pair(&MemLinkConfig::default().capacity(16));
+    let (here, there) = (pool(), pool());
+    let mut near = near.open(&here, Sides::Both);
+    let inner = FaultControl::new(1).wrap(far.open(&there, Sides::Both), 0);
+    let mut far: Bridge<Pool, Pool> = Bridge::new(Box::new(inner), there, here.clone());
+    let told = |port: &Bridge<Pool, Pool>| port.receive_ring();
+    assert_eq!(told(&far), Some(RingUse { used: 0, size: 16 }));
+    let mut batch = Batch::new();
+    batch.extend((0..5).map(|_| here.copy_from(&[0; 60]).unwrap()));
+    near.send(&mut batch);
+    assert_eq!(told(&far), Some(RingUse { used: 5, size: 16 }));
+    far.receive(&mut batch);
+    assert_eq!(
+        (batch.len(), told(&far)),
+        (5, Some(RingUse { used: 0, size: 16 }))
+    );
+    assert_eq!(
+        (far.info().device.driver.as_str(), far.speed_mbps()),
+        ("memory", None)
+    );
+    // One that only sends has no such ring.
+    let (end, _other) = MemLink::pair(&MemLinkConfig::default());
+    assert_eq!(end.open(&here, Sides::Send).receive_ring(), None);
+}
