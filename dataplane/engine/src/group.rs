@@ -197,7 +197,11 @@ impl Cold {
 }
 
 /// A compiled group, ready to be installed.
+///
+/// Control makes groups of all workers one after the other, in one heap: no cache line that one worker writes for each frame
+/// may be part of another's group.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub struct Group {
     pub(crate) hot: Hot,
     pub(crate) cold: Box<Cold>,
