@@ -25,7 +25,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
-    ("traffic", &["port", "reduce", "rules"]),
+    ("traffic", &["port", "rules"]),
     ("sim", &["comm", "engine", "endpoint", "planner"]),
     ("softroce", &[]),
 ];
