@@ -49,10 +49,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                 rnic.connect_qp(qpn, &remote, Duration::from_secs(60))?;
                 println!("connected");
                 start = Instant::now();
-                messages::send(&mut rnic, qpn, transfer, what, 4, &mut |_, _| Flow::Continue)?
+                messages::send(&mut rnic, &[qpn], transfer, what, 4, &mut |_, _| Flow::Continue)?
             } else {
-                let mut receiver = MessageReceiver::new(&mut rnic, qpn, by_write, what, slots)?;
-                let ring = receiver.ring();
+                let mut receiver = MessageReceiver::new(&mut rnic, &[qpn], by_write, what, slots)?;
+                let ring = receiver.rings()[0];
                 println!("{} {} {} {}", qpn.value(), ring.va, ring.rkey, ring.length);
                 rnic.connect_qp(qpn, &remote, Duration::from_secs(60))?;
                 println!("connected");

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::lab::{STAR, TWO_TIERS};
+use castnet_e2e::process::Process;
 use castnet_e2e::{Lab, Transfer, net};
 use serde_json::Value;
 
@@ -126,6 +127,85 @@ fn a_file_goes_by_both_workers_of_three_switches_that_lose() {
     let loss = ["--fault", "loss=0.5%,seed=7"];
     in_lab(TWO_TIERS, &loss, |lab| {
         a_file(lab, "send", &["leaf1", "spine", "leaf2"], &["h2", "h4", "h6"])
+    });
+}
+
+/// Sums of 4 MiB over the two lanes of a group, element by element right at all ranks; lanes that ranks ask for otherwise
+/// are refused by name.
+#[test]
+fn an_allreduce_goes_by_both_workers_of_a_switch() {
+    in_lab(STAR, &[], |lab| {
+        let ranks = [
+            "--collective",
+            "--ranks",
+            "h1,h2,h3",
+            "--pmtu",
+            "4096",
+            "--lanes",
+            "2",
+        ];
+        create(lab, "job", &ranks)?;
+        let run = |iters: &str, more: &[&str]| -> Result<Vec<Process>> {
+            let args = [
+                "--bytes",
+                "4M",
+                "--type",
+                "i32",
+                "--pmtu",
+                "4096",
+                "--fallback",
+                "forbidden",
+            ];
+            let args: Vec<&str> = args
+                .into_iter()
+                .chain(["--iters", iters])
+                .chain(more.iter().copied())
+                .collect();
+            let rank = |rank| lab.start_rank("allreduce", "job", rank, 3, &args);
+            (0..3).map(rank).collect()
+        };
+        let mut ranks = run("25", &[])?;
+        ranks[0].wait_until("both workers computed", |_| {
+            both_carry(lab, "sw", "job", "contributions")
+        })?;
+        let controller = lab.socket("controller");
+        let shown = lab.castnet(&["group", "show", "job", "--controller", &controller])?;
+        ensure!(shown.contains("lane job/1, worker"), "{shown}");
+        ranks.iter_mut().try_for_each(Process::succeed)?;
+        let mut refused = run("1", &["--lanes", "3"])?.remove(0);
+        ensure!(
+            !refused.wait()?.success() && refused.output().contains("lanes"),
+            "{}",
+            refused.output()
+        );
+        lab.castnet(&["group", "destroy", "job", "--controller", &controller])?;
+        let left = lab.castnet(&["group", "list", "--agent", &lab.socket("sw")])?;
+        ensure!(!left.contains("job"), "a lane is left:\n{left}");
+        Ok(())
+    });
+}
+
+/// Ranks that make their group themselves make it of several lanes, and all collectives go over it.
+#[test]
+fn all_six_collectives_go_over_lanes() {
+    in_lab(STAR, &[], |lab| {
+        for verb in [
+            "allreduce",
+            "reduce",
+            "broadcast",
+            "reducescatter",
+            "allgather",
+            "barrier",
+        ] {
+            let mut args = vec!["--fallback", "forbidden", "--iters", "2", "--lanes", "3"];
+            if verb != "barrier" {
+                args.extend(["--bytes", "1M"]);
+            }
+            let rank = |rank| lab.start_rank(verb, verb, rank, 3, &args);
+            let mut ranks = (0..3).map(rank).collect::<Result<Vec<_>>>()?;
+            ranks.iter_mut().try_for_each(Process::succeed)?;
+        }
+        Ok(())
     });
 }
 
