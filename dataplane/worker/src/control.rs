@@ -21,6 +21,7 @@ use crate::events::{Listeners, SwitchEvent, SwitchEventKind};
 use crate::published::Published;
 use crate::rule::Rule;
 use crate::steering::FlowTables;
+use crate::worker::port_infos;
 
 /// One clock for all workers: nanoseconds since the start, and what time of day that was.
 #[derive(Clone, Debug)]
@@ -173,13 +174,13 @@ impl Shared {
     pub(crate) fn new(
         config: Arc<DataplaneConfig>,
         clock: Clock,
-        infos: Vec<PortInfo>,
         links: Vec<PortLink>,
         published: Arc<ArcSwap<Published>>,
         workers: Vec<Handle>,
         flow_tables: FlowTables,
         events_lost: Arc<AtomicU64>,
     ) -> Self {
+        let infos = port_infos(&config, &links);
         let up: PortSet = infos
             .iter()
             .zip(&links)

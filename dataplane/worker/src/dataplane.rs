@@ -29,7 +29,7 @@ use crate::report::{
 use crate::rule::Rule;
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
-use crate::worker::{self, MakeMemory, Setup, port_infos};
+use crate::worker::{self, MakeMemory, Setup};
 
 /// Traces or captured frames that wait for their reader at most.
 const TAP_QUEUE: usize = 4096;
@@ -128,11 +128,9 @@ impl Dataplane {
                 return Err(error);
             }
         };
-        let infos = port_infos(&config, &links);
         let shared = Arc::new(Shared::new(
             config,
             clock,
-            infos,
             links,
             published,
             handles,
