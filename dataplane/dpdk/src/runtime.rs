@@ -215,9 +215,15 @@ impl Runtime {
                 asked: mtu,
             });
         }
+        // The other end of a memif has as many queues as it was told, and what goes to others is lost.
+        let sends_max = if info.memif {
+            spec.queues
+        } else {
+            info.tx_queues_max
+        };
         let set_up = SetUp {
             rx_queues: spec.queues,
-            tx_queues: self.threads.min(info.tx_queues_max),
+            tx_queues: self.threads.min(sends_max),
             threads: self.threads,
             rx_frames: spec.rx_frames,
             tx_frames: spec.tx_frames,

@@ -1,6 +1,7 @@
 //! `castnet switch` with an AF_XDP device and a tap device: two of the kernel's own stacks talk through it.
 #![cfg(feature = "dpdk")]
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -16,12 +17,16 @@ fn two_stacks_of_the_kernel_talk_through_af_xdp_and_tap() {
     if let Some(why) = net::missing() {
         return net::skip(TEST, &why);
     }
-    if let Err(error) = talk() {
-        panic!("{error:#}");
+    // Neither device has a send queue for the second worker.
+    let binary = binary().expect("castnet with the feature dpdk");
+    for workers in [1, 2] {
+        if let Err(error) = talk(&binary, workers) {
+            panic!("{workers} workers: {error:#}");
+        }
     }
 }
 
-fn talk() -> Result<()> {
+fn talk(binary: &Path, workers: usize) -> Result<()> {
     let (sw, host) = (Namespace::new("sw")?, Namespace::new("h1")?);
     net::veth(&sw, "x1", &host, "eth0", 1500)?;
     let folder = tempfile::tempdir()?;
@@ -29,11 +34,12 @@ fn talk() -> Result<()> {
     let ready = folder.join("ready");
     let agent = format!("unix:{}", folder.join("sw.sock").display());
     // `ip netns exec` becomes the program, so it is the switch that is told to stop.
-    let mut command = sw.command(binary()?);
+    let mut command = sw.command(binary);
     command.args(["switch", "--name", "sw", "--listen", &agent, "--lldp", "0s"]);
     command.args(["--hugepages", "no", "--port", "a=dpdk:net_af_xdp0,iface=x1"]);
-    command.args(["--port", "b=dpdk:net_tap0,iface=castnet0", "--ready-file"]);
-    command.arg(&ready);
+    command.args(["--port", "b=dpdk:net_tap0,iface=castnet0"]);
+    command.args(vec!["--worker=any"; workers]);
+    command.arg("--ready-file").arg(&ready);
     let mut switch = Running::start("sw", folder, command)?;
     let said = switch.said();
     if let Err(error) = switch.wait_until(|| ready.exists()) {
