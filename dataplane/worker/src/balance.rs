@@ -28,7 +28,7 @@ impl Default for Balance {
     }
 }
 
-/// What things cost on a worker, in nanoseconds: measured on one machine, meant as proportions.
+/// What things cost on a worker, in nanoseconds: round figures, meant as proportions.
 mod price {
     /// A frame from a port, or to another worker, or from there.
     pub(super) const HANDLED: f64 = 25.0;
