@@ -68,17 +68,20 @@ impl Sample {
     }
 }
 
-/// Nanoseconds that each thread of a process has run.
+/// Nanoseconds that each thread of a process has run whose name begins so.
 ///
 /// # Errors
 /// There is no such process.
-pub fn threads(pid: u32) -> Result<Ran> {
+pub fn threads(pid: u32, named: &str) -> Result<Ran> {
     let folder = fs::read_dir(format!("/proc/{pid}/task")).context("the process is gone")?;
     let mut times = Ran::new();
     for entry in folder {
         let path = entry?.path();
         // A thread may end between one look and the next.
-        if let Ok(text) = fs::read_to_string(path.join("schedstat")) {
+        let name = fs::read_to_string(path.join("comm")).unwrap_or_default();
+        if let Ok(text) = fs::read_to_string(path.join("schedstat"))
+            && name.starts_with(named)
+        {
             times.insert(path.to_string_lossy().into_owned(), schedstat(&text)?);
         }
     }

@@ -16,7 +16,7 @@ struct Here(Part);
 
 impl Running for Here {
     fn ran(&mut self) -> anyhow::Result<Ran> {
-        threads(std::process::id())
+        threads(std::process::id(), "")
     }
 
     fn count(&mut self) -> anyhow::Result<castnet_peers::count::Count> {

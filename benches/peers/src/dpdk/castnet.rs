@@ -336,7 +336,7 @@ struct Remote {
 
 impl Running for Remote {
     fn ran(&mut self) -> Result<Ran> {
-        threads(self.process.pid())
+        threads(self.process.pid(), "")
     }
 
     fn count(&mut self) -> Result<Count> {

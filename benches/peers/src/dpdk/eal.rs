@@ -61,7 +61,7 @@ struct Program {
 
 impl Running for Program {
     fn ran(&mut self) -> Result<Ran> {
-        threads(self.process.pid())
+        threads(self.process.pid(), "")
     }
 
     fn count(&mut self) -> Result<Count> {

@@ -106,7 +106,7 @@ impl Peer for Ovs {
 }
 
 impl Ovs {
-    /// Ports, then the group and the one flow that leads to it.
+    /// The sinks, the group and the one flow that leads to it; then the source, so that no frame comes before there is a way for it.
     fn set_up(&self, setting: Setting, running: &OvsRunning) -> Result<()> {
         let at = At {
             folder: &running.folder,
@@ -123,23 +123,19 @@ impl Ovs {
             "fail_mode=secure",
         ])?;
         let file = self.shared.file(Frames::Group(0), setting.payload);
-        let mut words = port("in", 1, &source(0, &file, NO_CAPTURE));
-        let mut buckets = String::new();
+        let (mut sinks, mut buckets) = (Vec::new(), String::new());
         for n in 1..=setting.fanout {
-            words.extend(port(&format!("out{n}"), n + 1, &sink(n)));
+            sinks.extend(port(&format!("out{n}"), n + 1, &sink(n)));
             buckets.push_str(&format!(
                 ",bucket=set_field:02:aa:00:00:00:{n:02x}->eth_dst,set_field:10.0.0.{}->ip_dst,output:{}",
                 n + 1,
                 n + 1
             ));
         }
-        at.vsctl(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
-        // ovs-vsctl waits until ports are made, but not for those that cannot be.
-        let errors = at.vsctl(&["--bare", "--columns=error", "list", "Interface"])?;
-        ensure!(errors.trim().is_empty(), "{}", errors.trim());
+        at.add_ports(&sinks)?;
         at.ofctl("add-group", &[&format!("group_id=1,type=all{buckets}")])?;
         at.ofctl("add-flow", &["in_port=1,actions=group:1"])?;
-        Ok(())
+        at.add_ports(&port("in", 1, &source(0, &file, NO_CAPTURE)))
     }
 }
 
@@ -198,6 +194,14 @@ impl At<'_> {
         )
     }
 
+    fn add_ports(&self, words: &[String]) -> Result<()> {
+        self.vsctl(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+        // It waits until ports are made, but not for those that cannot be.
+        let errors = self.vsctl(&["--bare", "--columns=error", "list", "Interface"])?;
+        ensure!(errors.trim().is_empty(), "{}", errors.trim());
+        Ok(())
+    }
+
     fn ofctl(&self, verb: &str, words: &[&str]) -> Result<String> {
         let bridge = format!("unix:{}", self.socket("br0.mgmt"));
         let mut command = self.command("ovs-ofctl");
@@ -217,7 +221,8 @@ struct OvsRunning {
 
 impl Running for OvsRunning {
     fn ran(&mut self) -> Result<Ran> {
-        threads(self.switch.pid())
+        // Its main thread has much to do at first.
+        threads(self.switch.pid(), "pmd")
     }
 
     fn count(&mut self) -> Result<Count> {
