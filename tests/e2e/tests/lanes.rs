@@ -218,7 +218,7 @@ fn messages_of_one_size_go_by_all_lanes() {
             &["--source", "h1", "--members", "h2,h3", "--lanes", "3"],
         )?;
         let flags = ["--size", "100000", "--count", "50"];
-        let mut hosts = vec![
+        let mut hosts = [
             lab.start_host("h2", "receive", "m", &flags)?,
             lab.start_host("h3", "receive", "m", &flags)?,
             lab.start_host("h1", "send", "m", &flags)?,
