@@ -8,6 +8,7 @@ use castnet_collective::{Effect, Effects, translated};
 use castnet_wire::icrc::ShiftCache;
 use castnet_wire::{Arp, MacAddr, McstId, Nanos, Parsed, PortId, parse_network};
 
+use crate::ack::Acks;
 use crate::classify;
 use crate::collective::{Collective, CollectiveGroupStatus};
 use crate::config::{ConfigError, EngineConfig, PortInfo};
@@ -88,6 +89,7 @@ pub struct Engine {
     pub(crate) next_hops: NextHops,
     pub(crate) shifts: Shifts,
     pub(crate) flows: Flows,
+    pub(crate) acks: Acks,
     pub(crate) counters: Counters,
     pub(crate) wheel: Wheel,
     pub(crate) effects: Effects,
@@ -124,6 +126,7 @@ impl Engine {
             next_hops: NextHops::new(config.next_hops_max, seed),
             shifts: Shifts::new(),
             flows: Flows::new(),
+            acks: Acks::new(),
             counters: Counters::new(),
             wheel: Wheel::new(config.groups_max, TICK),
             effects: Effects::new(),
@@ -175,6 +178,7 @@ impl Engine {
         group.bind(&mut self.next_hops, self.config.addresses.first().copied())?;
         let (place, replaced) = self.groups.insert(group);
         self.flows.forget();
+        self.acks.forget();
         self.quiet(place);
         if let Some(replaced) = &replaced {
             replaced.unbind(&mut self.next_hops);
@@ -187,6 +191,7 @@ impl Engine {
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (place, group) = self.groups.remove(mcst_id)?;
         self.flows.forget();
+        self.acks.forget();
         self.quiet(place);
         group.unbind(&mut self.next_hops);
         Some(group)
@@ -247,6 +252,7 @@ impl Engine {
     pub fn set_tables(&mut self, now: Nanos, tables: Arc<Tables>) {
         let up = tables.up().and(self.ports.present);
         self.flows.forget();
+        self.acks.forget();
         let gone = PortSet(self.ports.up.0 & !up.0);
         if !gone.is_empty() {
             self.fdb.flush(|port| gone.contains(port));
@@ -485,6 +491,7 @@ impl Engine {
             next_hops: self.next_hops.clone(),
             shifts: Shifts::new(),
             flows: Flows::new(),
+            acks: Acks::new(),
             counters: self.counters.clone(),
             wheel: Wheel::new(addresses.len(), TICK),
             effects: Effects::new(),

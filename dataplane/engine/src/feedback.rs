@@ -56,6 +56,14 @@ impl Link {
         link
     }
 
+    /// No tags; `tos` as it came.
+    pub(crate) const fn plain(tos: u8) -> Self {
+        Self {
+            tos: tos & 0xFC,
+            ..Self::PLAIN
+        }
+    }
+
     /// No tags, and no class of service.
     pub(crate) const PLAIN: Self = {
         let [e0, e1] = ETHERTYPE_IPV4.to_be_bytes();

@@ -350,11 +350,15 @@ impl Engine {
 
     /// Sends a run on its way and leaves it empty.
     pub(crate) fn send_run<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, run: &mut Run<E::Buf>) {
-        let Some(flow) = self.flows.flows.get(run.flow) else { return };
+        let Some(flow) = self.flows.flows.get(run.flow) else {
+            return;
+        };
         let Some(Context::Multicast(group)) = self.groups.at_mut(flow.place) else {
             return;
         };
-        let Some(last) = run.to.bits().checked_ilog2() else { return };
+        let Some(last) = run.to.bits().checked_ilog2() else {
+            return;
+        };
         let (frames, length) = (run.frames.len() as u64, u64::from(flow.length));
         let mut others = run.to.bits() & !(1 << last);
         // One alone has nothing to lend.

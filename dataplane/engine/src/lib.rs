@@ -12,6 +12,7 @@
 //! allocation (contract S2). Each frame ends in exactly one [`Verdict`], and that is counted (S1).
 #![forbid(unsafe_code)]
 
+mod ack;
 mod arp;
 mod classify;
 mod collective;

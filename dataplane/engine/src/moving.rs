@@ -85,6 +85,7 @@ impl Engine {
         }
         let (place, _) = self.groups.insert(group);
         self.flows.forget();
+        self.acks.forget();
         match self.groups.at_mut(place) {
             Some(Context::Multicast(group)) => {
                 if let Some((at, _)) = group.hot.machine.poll_timeout() {

@@ -50,6 +50,13 @@ impl Engine {
             Ok(admitted) => admitted,
             Err((stage, reason)) => return refuse(cx, group, stage, reason, header, src),
         };
+        if let Event::Feedback {
+            syndrome: Syndrome::Ack,
+            ..
+        } = event
+        {
+            self.acks.learn(&frame, cx.ingress, from, place);
+        }
         let before = group.hot.machine.next_psn();
         note_arrival(group, from, &event, frame.length());
         group.hot.machine.handle(cx.now, event, &mut self.effects);
@@ -227,7 +234,7 @@ fn refuse<E: Egress, O: Observer>(
 }
 
 #[inline]
-fn note_arrival(group: &mut Group, from: PathId, event: &Event, length: usize) {
+pub(crate) fn note_arrival(group: &mut Group, from: PathId, event: &Event, length: usize) {
     let source = group.hot.source;
     let (hot, cold) = (&mut group.hot.counters, &mut group.cold);
     match event {
@@ -287,7 +294,7 @@ fn note_repetition(
 }
 
 /// Effects in their order. The incoming frame becomes the last that leaves, where its bytes fit.
-fn carry_out<E: Egress, O: Observer>(
+pub(crate) fn carry_out<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     tools: &mut Tools<'_>,
     group: &mut Group,

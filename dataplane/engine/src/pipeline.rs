@@ -83,6 +83,9 @@ impl Engine {
                 if !run.is_empty() {
                     self.send_run(&mut cx, &mut run);
                 }
+                let Some(frame) = self.ack_again(&mut cx, frame) else {
+                    continue;
+                };
                 let verdict = self.forward(&mut cx, frame);
                 self.account(ingress, verdict);
             }

@@ -1,4 +1,4 @@
-//! The short way of plain data beside the long one, which an engine takes that is watched: the same frames leave, the same
+//! The short ways of plain data and ACKs beside the long one, which an engine takes that is watched: the same frames leave, the same
 //! is counted. And replicas that borrow from one another what comes behind their heads.
 
 mod common;
@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use castnet_engine::plain::PlainFrame;
 use castnet_engine::{CaptureFilter, CountersSnapshot, Egress, Engine, Group, PortSet, Tables};
-use castnet_wire::{Batch, FrameBuf, NakCode, Nanos, Opcode, PortId, Reth, Syndrome};
+use castnet_wire::build::emit_ack;
+use castnet_wire::{
+    Aeth, Batch, FrameBuf, NakCode, Nanos, Network, Opcode, PortId, Psn, Qpn, Reth, Syndrome,
+};
 use common::*;
 use proptest::prelude::*;
 
@@ -33,11 +36,7 @@ enum Draw {
     },
     /// The next data, with bytes behind it that belong to Ethernet.
     Padded,
-    Feedback {
-        from: usize,
-        back: u32,
-        nak: bool,
-    },
+    Feedback(Answer),
     /// By another port than the source's.
     Stray {
         port: usize,
@@ -50,6 +49,82 @@ enum Draw {
         fewer: bool,
     },
     Remove,
+}
+
+/// A member's ACK or NAK, of the newest data or some before.
+#[derive(Clone, Debug)]
+struct Answer {
+    from: usize,
+    back: u32,
+    nak: bool,
+    msn: u32,
+    tos: u8,
+    ttl: u8,
+    ident: u16,
+    sport: u16,
+    wrong: Option<prop::sample::Index>,
+}
+
+impl Answer {
+    fn bytes(&self, newest: u32) -> Vec<u8> {
+        let syndrome = match self.nak {
+            true => Syndrome::Nak(NakCode::PsnSequenceError),
+            false => Syndrome::Ack,
+        };
+        let network = Network::V4 {
+            src: host_ip(self.from),
+            dst: MCST.0,
+            tos: self.tos,
+            ttl: self.ttl,
+            ident: self.ident,
+        };
+        let mut out = vec![0; 128];
+        let psn = Psn::new(newest.saturating_sub(self.back));
+        let aeth = Aeth {
+            syndrome,
+            msn: self.msn,
+        };
+        let n = emit_ack(
+            &mut out,
+            &ethernet(self.from),
+            &network,
+            self.sport,
+            Qpn::VIRTUAL,
+            psn,
+            aeth,
+        )
+        .unwrap();
+        out.truncate(n);
+        if let Some(bit) = self.wrong {
+            let bit = bit.index(n * 8);
+            out[bit / 8] ^= 1 << (bit % 8);
+        }
+        out
+    }
+}
+
+fn answer() -> impl Strategy<Value = Answer> {
+    let usual = (1_usize..5, 0_u32..4, prop::bool::weighted(0.15), any::<u32>());
+    let fields = (
+        prop_oneof![3 => Just(0_u8), 1 => any::<u8>()],
+        prop_oneof![3 => Just(64_u8), 1 => any::<u8>()],
+        prop_oneof![3 => Just(0_u16), 1 => any::<u16>()],
+        prop_oneof![3 => Just(0xC777_u16), 1 => any::<u16>()],
+    );
+    let wrong = prop::option::weighted(0.1, any::<prop::sample::Index>());
+    (usual, fields, wrong).prop_map(
+        |((from, back, nak, msn), (tos, ttl, ident, sport), wrong)| Answer {
+            from,
+            back,
+            nak,
+            msn: msn & 0xFF_FFFF,
+            tos,
+            ttl,
+            ident,
+            sport,
+            wrong,
+        },
+    )
 }
 
 fn draw() -> impl Strategy<Value = Draw> {
@@ -67,8 +142,7 @@ fn draw() -> impl Strategy<Value = Draw> {
         3 => (-4_i32..4, length()).prop_map(|(ahead, length)| Draw::Other { ahead, length }),
         3 => (any::<prop::sample::Index>(), length()).prop_map(|(bit, length)| Draw::Wrong { bit, length }),
         1 => Just(Draw::Padded),
-        4 => (1_usize..5, 0_u32..6, any::<bool>())
-            .prop_map(|(from, back, nak)| Draw::Feedback { from, back, nak }),
+        16 => answer().prop_map(Draw::Feedback),
         1 => (1_usize..6).prop_map(|port| Draw::Stray { port }),
         1 => any::<u64>().prop_map(|up| Draw::Links { up: up | 0x13 }),
         1 => any::<bool>().prop_map(|fewer| Draw::Install { fewer }),
@@ -114,7 +188,7 @@ fn everything(engine: &Engine) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
     fn the_short_way_does_what_the_long_one_does(draws in prop::collection::vec(draw(), 1..60)) {
@@ -151,13 +225,7 @@ proptest! {
                     frames.push((0, frame));
                     psn += 1;
                 }
-                Draw::Feedback { from, back, nak } => {
-                    let syndrome = match nak {
-                        true => Syndrome::Nak(NakCode::PsnSequenceError),
-                        false => Syndrome::Ack,
-                    };
-                    frames.push((from, ack(from, (psn - 1).saturating_sub(back), 1, syndrome)));
-                }
+                Draw::Feedback(answer) => frames.push((answer.from, answer.bytes(psn - 1))),
                 Draw::Stray { port } => frames.push((port, data(Opcode::SendMiddle, psn, 1024).bytes())),
                 Draw::Links { up } => {
                     for engine in [&mut short, &mut long] {
