@@ -47,11 +47,14 @@ mod dpdk {
             return;
         }
         let binary = binary().expect("castnet with the feature dpdk");
-        pair(&binary, "no").expect("a pair in ordinary memory");
+        // A second worker takes from the second port, has a ring to hand frames over by, and sends through the first.
+        for workers in [1, 2] {
+            pair(&binary, "no", workers).expect("a pair in ordinary memory");
+        }
         println!("test a_memif_pair_in_ordinary_memory ... ok");
         match Pages::reserve() {
             Ok(_pages) => {
-                pair(&binary, "yes").expect("a pair in hugepages");
+                pair(&binary, "yes", 2).expect("a pair in hugepages");
                 println!("test a_memif_pair_in_hugepages ... ok");
             }
             Err(why) => skip("memif in hugepages", &format!("{why:#}")),
@@ -110,7 +113,7 @@ mod dpdk {
         rules
     }
 
-    fn pair(binary: &Path, hugepages: &str) -> Result<()> {
+    fn pair(binary: &Path, hugepages: &str, workers: usize) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let folder = folder.path();
         // Another test may build the same file with other features meanwhile.
@@ -122,6 +125,7 @@ mod dpdk {
         let mut command = Command::new(&own);
         command.args(["switch", "--name", "sw", "--listen", &agent, "--lldp", "0s"]);
         command.args(["--hugepages", hugepages]);
+        command.args(vec!["--worker=any"; workers]);
         command.arg("--rules").arg(&file).arg("--ready-file").arg(&ready);
         for (n, name) in HOSTS.iter().enumerate() {
             let socket = folder.join(format!("{name}.sock"));
