@@ -114,18 +114,18 @@ fn workers(runtime: &Value, received: std::ops::RangeInclusive<u64>) -> Result<(
             "mean {mean}: {worker}"
         );
 
-        let part = |name: &str| {
-            worker["parts"][name]
-                .as_f64()
-                .with_context(|| format!("{name} in {worker}"))
-        };
-        let parts = ["receive", "hand_over", "engine", "send", "other"].map(part);
-        let parts: f64 = parts.into_iter().sum::<Result<f64>>()?;
         let (all, idle) = (&worker["clocks_per_frame"], &worker["idle_share"]);
-        ensure!(
-            parts > 0.0 && part("engine")? > 0.0 && all.as_f64() > Some(0.0),
-            "{worker}"
-        );
+        ensure!(all.as_f64() > Some(0.0), "{worker}");
+        // The parts are of one round in 16: a worker of few rounds may have had none of these.
+        if batches > 1000 || !worker["parts"].is_null() {
+            let part = |name: &str| {
+                let clocks = worker["parts"][name].as_f64();
+                clocks.with_context(|| format!("{name} in {worker}"))
+            };
+            let parts = ["receive", "hand_over", "engine", "send", "other"].map(part);
+            let parts: f64 = parts.into_iter().sum::<Result<f64>>()?;
+            ensure!(parts > 0.0, "{worker}");
+        }
         ensure!(
             idle.as_f64().is_some_and(|share| (0.0..=1.0).contains(&share)),
             "{worker}"
