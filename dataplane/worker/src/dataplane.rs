@@ -586,8 +586,13 @@ impl Dataplane {
     }
 
     fn wind_up(&self) -> Result<Counters, Stopped> {
-        // Only when nobody receives any more is a ring that is empty empty for good.
-        for command in [Command::Quiesce, Command::Drain] {
+        // Only when nobody receives any more, and nothing waits for a ring, is a ring that is empty empty for good.
+        let steps: [fn(Sender<()>) -> Command; 3] = [
+            Command::Quiesce,
+            |reply| Command::Settle(false, reply),
+            Command::Drain,
+        ];
+        for command in steps {
             for worker in &self.shared.workers {
                 worker.ask(command)?;
             }
