@@ -225,7 +225,11 @@ impl AfPacketPort {
 /// The NUMA node of a device on the PCI bus.
 fn numa_node(bus: &str) -> Option<u32> {
     // The address is the kernel's own word, but a path is made of it.
-    if bus.is_empty() || !bus.bytes().all(|b| b.is_ascii_hexdigit() || matches!(b, b':' | b'.')) {
+    if bus.is_empty()
+        || !bus
+            .bytes()
+            .all(|b| b.is_ascii_hexdigit() || matches!(b, b':' | b'.'))
+    {
         return None;
     }
     let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{bus}/numa_node")).ok()?;
