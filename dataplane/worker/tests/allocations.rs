@@ -72,9 +72,9 @@ fn a_round_allocates_nothing() {
         (0..50).for_each(|psn| round(&mut h, psn));
         let before = ELSEWHERE.load(Ordering::Relaxed);
         assert!(before > 0, "set-up allocates, and that is counted");
-        for psn in 50..500 {
+        for psn in 50..500_u32 {
             // Groups that move take no memory on the way, and neither does what is held for them.
-            if psn % 10 == 0 && workers > 1 {
+            if psn.is_multiple_of(10) && workers > 1 {
                 for n in 0..2 {
                     lab.dataplane
                         .move_group(mcst(n), (psn as usize / 10 + n) % 2)

@@ -93,7 +93,7 @@ fn headers(from: usize, group: usize) -> (Ethernet, Network) {
 fn contribution(rank: usize, group: usize, psn: u32) -> Vec<u8> {
     let (ethernet, network) = headers(rank, group);
     let mut payload = vec![0; 1024];
-    let imm = (psn % 2 == 0).then_some(Control::IMMEDIATE);
+    let imm = psn.is_multiple_of(2).then_some(Control::IMMEDIATE);
     if imm.is_some() {
         let call = Call {
             primitive: Primitive::AllReduce,
