@@ -14,6 +14,7 @@ use crate::feedback::{self, ACK_LEN, Feedback, Link};
 use crate::multicast::{self, Tools};
 use crate::pipeline::Cx;
 use crate::trace::{Observer, Verdict};
+use crate::words::words;
 
 /// Members whose last ACK is kept: 80 bytes each.
 const MEMBERS: usize = 1024;
@@ -39,18 +40,6 @@ static IDENT_WORD: Shift = Shift::by_bytes(ACK_LEN - 4 - 4);
 static SPORT_WORD: Shift = Shift::by_bytes(ACK_LEN - 4 - 20);
 static PSN_WORD: Shift = Shift::by_bytes(ACK_LEN - 4 - 36);
 static AETH_WORD: Shift = Shift::by_bytes(ACK_LEN - 4 - 40);
-
-#[inline(always)]
-const fn words(bytes: &[u8; ACK_LEN]) -> [u64; ACK_LEN / 8] {
-    let (chunks, _) = bytes.as_chunks::<8>();
-    let mut words = [0; ACK_LEN / 8];
-    let mut i = 0;
-    while i < words.len() {
-        words[i] = u64::from_le_bytes(chunks[i]);
-        i += 1;
-    }
-    words
-}
 
 /// A member's last ACK; its ICRC was right.
 #[derive(Clone, Copy, Debug)]

@@ -18,14 +18,14 @@ use crate::engine::{Engine, Ports};
 use crate::group::Group;
 use crate::next_hops::NextHops;
 use crate::pipeline::Cx;
-use crate::replicate::{lose, words};
+use crate::replicate::{address_sum, lose};
 use crate::trace::Observer;
+use crate::words::words;
 
 /// Flows that are kept ready: 2 KiB each, of which a flow touches 32 bytes for each of its legs.
 const FLOWS: usize = 64;
 /// Ethernet, IPv4, UDP and BTH, nothing optional among them.
 const PLAIN: usize = 14 + 20 + 8 + 12;
-const ICRC: usize = 4;
 
 /// Opcodes whose BTH is followed by payload at once: one bit each.
 const PLAIN_DATA: u64 = 1 << Opcode::SendFirst as u64
@@ -35,42 +35,41 @@ const PLAIN_DATA: u64 = 1 << Opcode::SendFirst as u64
     | 1 << Opcode::WriteMiddle as u64
     | 1 << Opcode::WriteLast as u64;
 
-/// What of a plain packet is looked at.
-struct Plain {
-    addresses: u64,
-    checksum: u16,
-    psn: Psn,
-    payload_len: usize,
+/// The first bytes of a plain frame, in words: all headers and two bytes more, which it has at the least.
+pub(crate) type First = [u64; FIRST / 8];
+const FIRST: usize = 56;
+
+/// Bits in which packets of a flow agree that are of the same length: what says that they are plain, how long they are, whose
+/// and for whom. Those of the opcode are looked at by themselves.
+const SAME: First = {
+    let mut bytes = [0; FIRST];
+    let mut i = 0;
+    let whole = [12, 13, 14, 16, 17, 21, 23, 36, 37, 38, 39, 47, 48, 49];
+    while i < whole.len() {
+        bytes[whole[i]] = 0xFF;
+        i += 1;
+    }
+    let mut address = 26;
+    while address < 34 {
+        bytes[address] = 0xFF;
+        address += 1;
+    }
+    // More fragments, and the upper bits of the offset; padding and transport version.
+    bytes[20] = 0x3F;
+    bytes[43] = 0x3F;
+    words(&bytes)
+};
+
+/// The first bytes of a frame, where it is long enough to be plain.
+#[inline(always)]
+pub(crate) fn first(frame: &impl FrameBuf) -> Option<First> {
+    frame.head().first_chunk::<FIRST>().map(words)
 }
 
-impl Plain {
-    /// Reads a frame of `length` bytes; `None` where it is not plain data in every way, or anything about it is wrong.
-    #[inline(always)]
-    fn read(b: &[u8; PLAIN], length: usize, checksum_good: bool) -> Option<Self> {
-        let be16 = |at: usize| usize::from(u16::from_be_bytes([b[at], b[at + 1]]));
-        let be32 = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
-        // EtherType, version and header length; no fragment, UDP; to RoCE's port.
-        let ip = be32(12) & 0xFFFF_FF00 == 0x0800_4500 && be32(20) & 0x3FFF_00FF == 0x11;
-        let (opcode, flags) = (b[42], b[43]);
-        let bth = be16(36) == 4791
-            && opcode < 64
-            && PLAIN_DATA >> opcode & 1 != 0
-            && flags & 0x0F == 0
-            && be32(46) & 0xFF_FFFF == Qpn::VIRTUAL.value();
-        // The frame ends where IP and UDP say that it does.
-        let (body, pad) = (length.wrapping_sub(PLAIN + ICRC), usize::from(flags >> 4 & 3));
-        let lengths = be16(16) + 14 == length && be16(38) + 34 == length && body % 4 == 0 && pad <= body;
-        let right = || checksum_good || ipv4::checksum_is_right(&b[14..34]);
-        if !(ip && bth && lengths && right()) {
-            return None;
-        }
-        Some(Self {
-            addresses: u64::from(be32(26)) << 32 | u64::from(be32(30)),
-            checksum: u16::from_be_bytes([b[24], b[25]]),
-            psn: Psn::from_bytes([b[51], b[52], b[53]]),
-            payload_len: body - pad,
-        })
-    }
+/// Source and destination address of a plain frame.
+#[inline(always)]
+const fn addresses(first: &First) -> u64 {
+    first[3] >> 16 | first[4] << 48
 }
 
 /// What a replica at one leg gets.
@@ -153,8 +152,9 @@ struct Flow {
     /// When it was learned; see [`Flows::stamp`].
     stamp: u32,
     place: u32,
-    pmtu: u16,
-    /// The length of frames that [`Rewrite::icrc`] is for, and another one that came last.
+    /// The last packet that went the long way.
+    first: First,
+    /// The length of frames that this and [`Rewrite::icrc`] are for, and another one that came last.
     length: u32,
     asked: u32,
     legs: [Rewrite; PortId::COUNT],
@@ -182,7 +182,7 @@ impl Flows {
             ingress: PortId::default(),
             stamp: 0,
             place: 0,
-            pmtu: 0,
+            first: [0; FIRST / 8],
             length: 0,
             asked: 0,
             legs: [Rewrite::default(); PortId::COUNT],
@@ -227,7 +227,7 @@ pub(crate) fn learn<const N: usize>(
     lesson: &Lesson<'_>,
     (ingress, src): (PortId, Ipv4Addr),
     header: &RoceHeader,
-    length: usize,
+    (first, length): (First, usize),
 ) {
     let hot = &lesson.group.hot;
     let opcode = header.bth.opcode as u8;
@@ -237,7 +237,7 @@ pub(crate) fn learn<const N: usize>(
         return;
     }
     let mcst_id = hot.mcst_id.0;
-    let addresses = u64::from(src.to_bits()) << 32 | u64::from(mcst_id.to_bits());
+    let addresses = addresses(&first);
     let stamp = flows.stamp;
     let Some(flow) = flows.flows.get_mut(slot(addresses, ingress)) else {
         return;
@@ -259,7 +259,7 @@ pub(crate) fn learn<const N: usize>(
             *rewrite = Rewrite {
                 // The McstID takes the source's place and leaves the destination's, so of addresses only the source is
                 // taken out of the sum.
-                sum: 2 * 0xFFFF - words(src) + words(dst),
+                sum: 2 * 0xFFFF - address_sum(src) + address_sum(dst),
                 neutral: Neutral::of(*register),
                 qpn: leg.qpn,
                 port,
@@ -274,8 +274,8 @@ pub(crate) fn learn<const N: usize>(
         flow.ingress = ingress;
         flow.stamp = stamp;
         flow.place = lesson.place;
-        flow.pmtu = hot.pmtu;
     }
+    flow.first = first;
     flow.length = length as u32;
     flow.asked = 0;
     let operator = shifts.get(header.after_bth());
@@ -320,20 +320,30 @@ impl Engine {
         run: &mut Run<E::Buf>,
         frame: E::Buf,
     ) -> Option<E::Buf> {
-        let length = frame.length();
-        let read = |head| Plain::read(head, length, frame.checksum_good());
-        let plain = frame.head().first_chunk().and_then(read);
-        let Some(plain) = plain else { return Some(frame) };
-        let Some((slot, flow)) = self.flows.find(plain.addresses, cx.ingress) else {
+        let Some(first) = first(&frame) else {
             return Some(frame);
         };
-        if flow.length as usize != length || plain.payload_len > usize::from(flow.pmtu) {
+        let Some((slot, flow)) = self.flows.find(addresses(&first), cx.ingress) else {
+            return Some(frame);
+        };
+        let mut wrong = u64::from(flow.length) ^ frame.length() as u64;
+        for ((a, b), same) in first.iter().zip(&flow.first).zip(SAME) {
+            wrong |= (a ^ b) & same;
+        }
+        let opcode = first[5] >> 16 & 0xFF;
+        let header = frame.head().get(14..34).unwrap_or_default();
+        let right = wrong == 0
+            && opcode < 64
+            && PLAIN_DATA >> opcode & 1 != 0
+            && (frame.checksum_good() || ipv4::checksum_is_right(header));
+        if !right {
             return Some(frame);
         }
         let Some(Context::Multicast(group)) = self.groups.at_mut(flow.place) else {
             return Some(frame);
         };
-        let Some(to) = group.hot.machine.next_data(cx.now, plain.psn) else {
+        let psn = Psn::new(((first[6] >> 24) as u32 & 0xFF_FFFF).swap_bytes() >> 8);
+        let Some(to) = group.hot.machine.next_data(cx.now, psn) else {
             return Some(frame);
         };
         flow.asked = 0;
@@ -341,7 +351,10 @@ impl Engine {
             self.send_run(cx, run);
         }
         if let Some(check) = run.checks.get_mut(run.frames.len()) {
-            *check = (plain.checksum, u32::from_le_bytes(frame.trailer()));
+            *check = (
+                (first[3] as u16).swap_bytes(),
+                u32::from_le_bytes(frame.trailer()),
+            );
         }
         (run.flow, run.to) = (slot, to);
         run.frames.push(frame);

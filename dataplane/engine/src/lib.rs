@@ -43,6 +43,7 @@ mod tables;
 mod tap;
 mod trace;
 mod wheel;
+mod words;
 
 pub use classify::destination;
 pub use collective::{Collective, CollectiveGroupStatus};

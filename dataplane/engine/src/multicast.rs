@@ -71,12 +71,12 @@ impl Engine {
         let verdict = match (&event, self.effects.as_slice()) {
             // The plain cases first: data that goes on, and feedback that changes nothing for the source.
             (Event::Data { psn, .. }, [Effect::Replicate { to }]) => {
-                let (is_next, length) = (before == Some(*psn), frame.length());
+                let (is_next, length, first) = (before == Some(*psn), frame.length(), flow::first(&frame));
                 if !is_next {
                     note_repetition(group, before, *psn, *to);
                 }
                 let verdict = replicate::replicate(cx, &mut tools, group, header, src, *to, frame);
-                if is_next {
+                if let Some(first) = first.filter(|_| is_next) {
                     let lesson = Lesson {
                         place,
                         group,
@@ -84,7 +84,14 @@ impl Engine {
                         next_hops: &self.next_hops,
                     };
                     let from = (cx.ingress, src);
-                    flow::learn(&mut self.flows, &mut self.shifts, &lesson, from, header, length);
+                    flow::learn(
+                        &mut self.flows,
+                        &mut self.shifts,
+                        &lesson,
+                        from,
+                        header,
+                        (first, length),
+                    );
                 }
                 verdict
             }

@@ -75,7 +75,7 @@ impl Target {
 
 /// The two words of an address.
 #[inline]
-pub(crate) const fn words(ip: Ipv4Addr) -> u32 {
+pub(crate) const fn address_sum(ip: Ipv4Addr) -> u32 {
     let bits = ip.to_bits();
     (bits >> 16) + (bits & 0xFFFF)
 }
@@ -89,7 +89,7 @@ impl<'a> Bridge<'a> {
             .and_then(|b| b.first_chunk::<2>());
         let checksum = checksum.map_or(0, |b| u16::from_be_bytes(*b));
         // The McstID takes the source's place and leaves the destination's, so of addresses only the source is taken out.
-        let sum = u32::from(!checksum) + 2 * 0xFFFF - words(src);
+        let sum = u32::from(!checksum) + 2 * 0xFFFF - address_sum(src);
         Self {
             header,
             mcst_id,
@@ -102,7 +102,7 @@ impl<'a> Bridge<'a> {
     /// The IPv4 checksum with `dst` as destination.
     #[inline]
     fn checksum(&self, dst: Ipv4Addr) -> u16 {
-        let sum = self.sum + words(dst);
+        let sum = self.sum + address_sum(dst);
         let sum = (sum & 0xFFFF) + (sum >> 16);
         !((sum & 0xFFFF) + (sum >> 16)) as u16
     }

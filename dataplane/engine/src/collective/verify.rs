@@ -11,6 +11,7 @@ use castnet_wire::{FrameBuf, Opcode, Psn, RoceHeader};
 
 use super::slots;
 use crate::feedback::{Link, MACS};
+use crate::words::words;
 
 /// IPv4, UDP and BTH.
 pub(super) const FIXED: usize = 40;
@@ -73,14 +74,6 @@ impl Known {
             None => false,
         }
     }
-}
-
-fn words(fixed: &[u8; FIXED]) -> [u64; WORDS] {
-    let mut words = [0; WORDS];
-    for (word, bytes) in words.iter_mut().zip(fixed.as_chunks::<8>().0) {
-        *word = u64::from_le_bytes(*bytes);
-    }
-    words
 }
 
 /// What identification, AckReq and PSN add to the register.
