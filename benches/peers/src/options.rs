@@ -76,7 +76,7 @@ impl Options {
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Name {
-    /// A loop that copies and does nothing else: the bound
+    /// A loop that copies and does nothing else: a yardstick
     Copy,
     /// Castnet with everything
     Castnet,

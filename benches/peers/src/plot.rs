@@ -73,7 +73,7 @@ fn draw<DB: DrawingBackend>(
             if points.is_empty() {
                 continue;
             }
-            // The bound is no switch, and grey.
+            // The yardstick is no switch, and grey.
             let color = match name {
                 Name::Copy => RGBColor(160, 160, 160).to_rgba(),
                 _ => Palette99::pick(index).to_rgba(),

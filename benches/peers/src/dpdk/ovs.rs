@@ -17,6 +17,12 @@ use crate::report::Setting;
 use crate::run::Peer;
 
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+/// It clones frames into memory of malloc's, which as a rule gives that back to the kernel after each batch and takes it anew: up to
+/// six times slower, by chance of where things lie. So malloc is told to keep it.
+const MALLOC: [(&str, &str); 2] = [
+    ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
+    ("MALLOC_TOP_PAD_", "33554432"),
+];
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 
 pub(super) struct Ovs {
@@ -87,6 +93,7 @@ impl Peer for Ovs {
             .collect();
         at.vsctl(&set)?;
         let mut command = at.command(SWITCH);
+        command.envs(MALLOC);
         command
             .arg(format!("unix:{}", at.socket("db.sock")))
             .args(["--no-chdir", "--log-file=/dev/null"]);
