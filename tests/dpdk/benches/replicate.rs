@@ -67,7 +67,10 @@ mod dpdk {
             return;
         }
         println!("\ncopied, shared, lent, 1 to 8, million frames out per second of a core, without a switch");
-        println!("{:>8} {:>10} {:>10} {:>10}", "payload", "copied", "shared", "lent");
+        println!(
+            "{:>8} {:>10} {:>10} {:>10}",
+            "payload", "copied", "shared", "lent"
+        );
         for payload in [512, 1024, 1536, 2048, 3072, 4096, 8192] {
             let file = folder.path().join(format!("{payload}.pcap"));
             let frames: Vec<_> = (0..FRAMES)

@@ -55,7 +55,7 @@ pub(crate) fn bytes(_config: &DataplaneConfig) -> Option<u64> {
 fn needs(config: &DataplaneConfig, hugepages: Hugepages) -> Option<castnet_dpdk::Config> {
     let devices = config.ports.iter().filter_map(|p| p.spec.dpdk().cloned());
     let devices: Vec<_> = devices.collect();
-    (!devices.is_empty()).then(|| castnet_dpdk::Config {
+    (!devices.is_empty()).then_some(castnet_dpdk::Config {
         threads: config.workers.len(),
         pool: config.pool,
         hand_over: config.hand_over,
