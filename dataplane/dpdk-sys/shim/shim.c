@@ -42,6 +42,7 @@ _Static_assert(sizeof(struct rte_mbuf) == 128, "rte_mbuf has another size");
 _Static_assert(RTE_MBUF_F_RX_IP_CKSUM_MASK == (UINT64_C(1) << 4 | UINT64_C(1) << 7) &&
 		       RTE_MBUF_F_RX_IP_CKSUM_GOOD == UINT64_C(1) << 7,
 	       "what a device says of checksums has another place");
+_Static_assert((RTE_MBUF_F_EXTERNAL | RTE_MBUF_F_INDIRECT) == UINT64_C(3) << 61, "whose a buffer is has another place");
 _Static_assert(RTE_PKTMBUF_HEADROOM >= 64, "no room for what a device puts in front of a frame");
 
 /* ------------------------------------------------------------------------------------------------------- process */
@@ -111,15 +112,19 @@ void cn_share(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *tai
 
 /*
  * Makes `head` and `body`, fresh both, one frame: the first `private_head` bytes are its own, to be filled in by the caller,
- * and all the rest is that of `original`, a frame of one segment, which lives on as above.
+ * and all the rest is that of `original`, a frame of one segment in its own buffer, which lives on until the last frame that
+ * shares it has gone: the caller has counted this one in its reference count. So this is rte_pktmbuf_attach without that,
+ * and without what a device said of the original, which is in another cache line.
  */
 void cn_lend(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *original, uint16_t private_head)
 {
-	rte_pktmbuf_attach(body, original);
+	body->ol_flags = RTE_MBUF_F_INDIRECT;
+	rte_mbuf_iova_set(body, rte_mbuf_iova_get(original));
+	body->buf_addr = original->buf_addr;
+	body->buf_len = original->buf_len;
 	body->data_off = original->data_off + private_head;
 	body->data_len = original->data_len - private_head;
 	body->pkt_len = body->data_len;
-	body->ol_flags &= RTE_MBUF_F_INDIRECT | RTE_MBUF_F_EXTERNAL;
 	head->data_len = private_head;
 	head->next = body;
 	head->nb_segs = 2;

@@ -61,6 +61,8 @@ pub struct rte_flow {
 pub const RX_IP_CKSUM_MASK: u64 = 1 << 4 | RX_IP_CKSUM_GOOD;
 /// See [`RX_IP_CKSUM_MASK`].
 pub const RX_IP_CKSUM_GOOD: u64 = 1 << 7;
+/// In [`rte_mbuf::ol_flags`]: its bytes are in another mbuf's buffer, or in one of no mbuf.
+pub const NOT_ITS_OWN: u64 = 3 << 61;
 
 /// What a device is and can do.
 #[repr(C)]

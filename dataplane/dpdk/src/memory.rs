@@ -64,6 +64,16 @@ impl Stash {
         fresh.pop()
     }
 
+    #[inline]
+    fn take_two(&self) -> Option<[Mbuf; 2]> {
+        let mut fresh = self.fresh.borrow_mut();
+        if fresh.len() < 2 && !self.lease.refill(&mut fresh) {
+            self.exhausted.set(self.exhausted.get() + 1);
+            return None;
+        }
+        Some([fresh.pop()?, fresh.pop()?])
+    }
+
     fn has_room(&self) -> bool {
         let mut fresh = self.fresh.borrow_mut();
         !fresh.is_empty() || self.lease.refill(&mut fresh)
@@ -147,7 +157,7 @@ impl Memory for DpdkMemory {
         if header > HEAD {
             return None;
         }
-        if multi_segment && original.length() >= self.0.share_from.get() {
+        if multi_segment && original.length() >= self.0.share_from.get() && original.can_share() {
             return self.share(original);
         }
         let mut frame = self.0.whole.take()?;
@@ -160,9 +170,13 @@ impl Memory for DpdkMemory {
     }
 
     #[inline]
-    fn lend(&self, original: &Mbuf) -> Option<Mbuf> {
-        let small = &self.0.small;
-        original.lend(small.take()?, small.take()?)
+    fn lend(&self, original: &Mbuf, to_come: usize) -> Option<Mbuf> {
+        if !original.can_lend() {
+            // A copy does as well: nobody will write its trailer.
+            let mut frame = self.0.whole.take()?;
+            return frame.copy(original).then_some(frame);
+        }
+        original.lend(self.0.small.take_two(), to_come.try_into().ok()?)
     }
 
     #[inline]

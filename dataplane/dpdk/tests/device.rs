@@ -403,13 +403,16 @@ fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
                     let (frame, twin) = &mut frames[at];
                     match random(8) {
                         0..3 if room => {
-                            let copy = match random(4) {
-                                // None of what is not whole, or has lent less before.
-                                0 => memory.lend(frame),
-                                kind => Some(memory.replicate(frame, 128, kind > 1).unwrap()),
+                            let copies: Vec<_> = match random(4) {
+                                // None of what has lent less before.
+                                0 => (0..=random(3))
+                                    .rev()
+                                    .filter_map(|left| memory.lend(frame, left))
+                                    .collect(),
+                                kind => vec![memory.replicate(frame, 128, kind > 1).unwrap()],
                             };
                             let twin = twin.clone();
-                            frames.extend(copy.map(|copy| (copy, twin)));
+                            frames.extend(copies.into_iter().map(|copy| (copy, twin.clone())));
                         }
                         0..4 => drop(frames.swap_remove(at)),
                         4 => {

@@ -19,10 +19,10 @@ pub trait Egress {
         false
     }
 
-    /// A replica with a private head of at least 64 bytes that borrows all the rest of `original`, the trailer too: while
-    /// both live, neither's trailer can be written. `None` where no buffer is free.
-    fn lend(&mut self, original: &Self::Buf) -> Option<Self::Buf> {
-        let _ = original;
+    /// A replica with a private head of 64 bytes that borrows all the rest of `original`, the trailer too: while both live,
+    /// neither's trailer can be written. `to_come` more replicas of it will be asked for. `None` where no buffer is free.
+    fn lend(&mut self, original: &Self::Buf, to_come: usize) -> Option<Self::Buf> {
+        let _ = (original, to_come);
         None
     }
 

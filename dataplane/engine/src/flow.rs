@@ -384,7 +384,7 @@ impl Engine {
             let mut copies = 0;
             for (frame, (checksum, icrc)) in run.frames.iter().zip(run.checks) {
                 let copy = match lends {
-                    true => cx.egress.lend(frame),
+                    true => cx.egress.lend(frame, others.count_ones() as usize),
                     false => cx.egress.replicate(leg.port, frame, PLAIN),
                 };
                 let Some(mut copy) = copy else {

@@ -308,6 +308,8 @@ impl FrameBuf for Lent {
 struct Lending {
     sent: Vec<(usize, Lent)>,
     lent: usize,
+    /// How many more were promised each time.
+    to_come: Vec<usize>,
     /// Replicas that there is a buffer for.
     buffers: usize,
 }
@@ -320,7 +322,8 @@ impl Egress for Lending {
     fn lends(&self, ports: PortSet, length: usize) -> bool {
         !ports.is_empty() && length >= 1000
     }
-    fn lend(&mut self, original: &Lent) -> Option<Lent> {
+    fn lend(&mut self, original: &Lent, to_come: usize) -> Option<Lent> {
+        self.to_come.push(to_come);
         self.buffers = self.buffers.checked_sub(1)?;
         self.lent += 1;
         Some(original.clone())
@@ -356,6 +359,7 @@ fn replicas_that_borrow_their_body_and_icrc_are_right_all_the_same() {
         lending.process(T0, port(0), &mut batch, &mut egress);
         let plain = feed(&mut copying, T0, 0, &frame);
         assert_eq!(egress.sent.len(), 4);
+        assert!(egress.to_come.is_empty() || egress.to_come == [2, 1, 0]);
         lent += egress.lent;
         for ((at, borrowed), (plain_at, plain)) in egress.sent.iter().zip(&plain) {
             let borrowed = PlainFrame::copy_of(borrowed).0;

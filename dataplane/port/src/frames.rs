@@ -44,9 +44,10 @@ pub trait Memory: Clone + 'static {
     /// Whether [`Memory::lend`] is what makes replicas of so long frames at the least cost.
     fn lends(&self, length: usize) -> bool;
 
-    /// A replica with a head of its own that borrows all the rest of `original`, the trailer too: while both live, neither's
-    /// trailer can be written. For ports that are [`Port::multi_segment`]. `None` where no buffer is free.
-    fn lend(&self, original: &Self::Buf) -> Option<Self::Buf>;
+    /// A replica with a head of 64 bytes of its own that borrows all the rest of `original`, the trailer too: while both live,
+    /// neither's trailer can be written. For ports that are [`Port::multi_segment`]. So many more replicas of this original
+    /// are to come, so that they can be counted at once; if they do not, its buffer is lost. `None` where no buffer is free.
+    fn lend(&self, original: &Self::Buf, to_come: usize) -> Option<Self::Buf>;
 
     /// A frame of `length` zero bytes. `None` where no buffer is free, or it is too long.
     fn allocate(&self, length: usize) -> Option<Self::Buf>;
@@ -85,7 +86,7 @@ impl Memory for Pool {
     }
 
     #[inline]
-    fn lend(&self, _: &PoolBuf) -> Option<PoolBuf> {
+    fn lend(&self, _: &PoolBuf, _: usize) -> Option<PoolBuf> {
         None
     }
 

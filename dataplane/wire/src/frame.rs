@@ -14,7 +14,8 @@ pub type Batch<B> = ArrayVec<B, BATCH>;
 ///
 /// The head holds all headers: it has at least `min(length, HEAD)` bytes.
 pub trait FrameBuf {
-    /// Bytes of head that are always there, unless the frame is shorter: Ethernet, two VLAN tags, IPv6, UDP, BTH and
+    /// Bytes of head that are always there, unless the frame is shorter, or a replica that borrows what comes behind its rewritten
+    /// headers (64 bytes then): Ethernet, two VLAN tags, IPv6, UDP, BTH and
     /// the longest extended headers fit.
     const HEAD: usize = 128;
 

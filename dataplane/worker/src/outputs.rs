@@ -115,8 +115,8 @@ impl<M: Memory> Egress for Outputs<M> {
     }
 
     #[inline]
-    fn lend(&mut self, original: &M::Buf) -> Option<M::Buf> {
-        self.memory.lend(original)
+    fn lend(&mut self, original: &M::Buf, to_come: usize) -> Option<M::Buf> {
+        self.memory.lend(original, to_come)
     }
 
     #[inline]

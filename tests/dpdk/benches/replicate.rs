@@ -136,9 +136,11 @@ mod dpdk {
                 source.receive(&mut batch);
                 for frame in batch.drain(..) {
                     let (last, others) = out.split_last_mut().expect("a sink");
+                    let mut to_come = others.len();
                     for out in others.iter_mut() {
+                        to_come -= 1;
                         let copy = match way {
-                            Way::Lent => memory.lend(&frame),
+                            Way::Lent => memory.lend(&frame, to_come),
                             Way::Copied | Way::Shared => memory.replicate(&frame, 64, true),
                         };
                         let mut copy = copy.expect("a buffer");

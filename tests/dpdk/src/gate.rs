@@ -73,8 +73,8 @@ impl<M: Memory> Memory for Gated<M> {
         self.inner.lends(length)
     }
 
-    fn lend(&self, original: &M::Buf) -> Option<M::Buf> {
-        self.inner.lend(original)
+    fn lend(&self, original: &M::Buf, to_come: usize) -> Option<M::Buf> {
+        self.inner.lend(original, to_come)
     }
 
     fn allocate(&self, length: usize) -> Option<M::Buf> {

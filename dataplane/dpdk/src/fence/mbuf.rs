@@ -2,9 +2,9 @@
 //!
 //! It has one of three shapes. *Whole*: one segment, as it was received, copied or made. *Shared*: three segments, a head of
 //! [`HEAD`] bytes and a tail of [`TAIL`] bytes that are its own, and between them the bytes of a whole frame, which other
-//! frames read as well. *Borrowed*: two segments, a head of its own, and all the rest of a whole frame, its last bytes too.
-//! While such frames exist, the whole frame gives out only its first `HEAD` bytes for writing, and the last `TAIL` only where
-//! all the others are shared ones; so nobody writes what somebody else reads.
+//! frames read as well. *Borrowed*: two segments, a head of its own of [`LENT_HEAD`] bytes, and all the rest of a whole frame, its
+//! last bytes too. While such frames exist, the whole frame gives out only so much of its head and tail for writing as nobody
+//! else reads.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -18,9 +18,14 @@ use castnet_port::FrameBuf;
 pub(crate) const HEAD: usize = 128;
 /// Bytes of a private tail.
 pub(crate) const TAIL: usize = 4;
-/// What a whole frame notes when the first other one begins to read it.
+/// Bytes of the private head of a frame that borrows the rest: a cache line.
+pub(crate) const LENT_HEAD: usize = 64;
+/// What a whole frame notes in its lowest byte when the first other one begins to read it; above that, how many are counted
+/// already that are yet to come.
 const LENT_WITHOUT_TAIL: u32 = 1;
 const LENT_WITH_TAIL: u32 = 2;
+const LENT: u32 = 0xFF;
+const TO_COME: u32 = 1 << 8;
 
 /// A frame in DPDK's buffers. Dropping it gives them back to their pools.
 #[repr(transparent)]
@@ -55,10 +60,28 @@ impl Mbuf {
     #[inline]
     fn owns_tail(&self) -> bool {
         match self.raw().nb_segs {
-            1 => !self.is_lent() || self.raw().usr.load(Ordering::Relaxed) != LENT_WITH_TAIL,
+            1 => !self.is_lent() || !self.is_lent_with_tail(),
             2 => false,
             _ => true,
         }
+    }
+
+    /// How a frame is lent that is.
+    #[inline]
+    fn is_lent_with_tail(&self) -> bool {
+        self.raw().usr.load(Ordering::Relaxed) & LENT == LENT_WITH_TAIL
+    }
+
+    /// Whether other frames can read its bytes: it must be whole, and they its own, so that its reference count tells of them.
+    #[inline]
+    pub(crate) fn can_lend(&self) -> bool {
+        self.is_whole() && self.raw().ol_flags & sys::NOT_ITS_OWN == 0
+    }
+
+    /// Whether other frames can read all but its head and tail: as above, or as one that does so itself.
+    #[inline]
+    pub(crate) fn can_share(&self) -> bool {
+        self.can_lend() || self.raw().nb_segs == 3
     }
 
     /// The first segment.
@@ -164,7 +187,8 @@ impl Mbuf {
     #[inline]
     pub(crate) fn share(&self, mut parts: [Self; 3]) -> Option<Self> {
         let length = self.length();
-        if length <= HEAD + TAIL || parts.iter().any(|p| p.is_lent() || p.room() < HEAD) {
+        let unfit = parts.iter().any(|p| p.is_lent() || p.room() < HEAD);
+        if length <= HEAD + TAIL || unfit || !self.can_share() {
             return None;
         }
         if !self.is_lent() {
@@ -190,26 +214,55 @@ impl Mbuf {
         }
     }
 
-    /// Makes two fresh, empty frames one that borrows all of this one but the head. `None` where this one is not whole, has
-    /// nothing to lend, or has lent its body alone: then they are given back.
+    /// Counts one more frame that borrows this one's bytes, and `to_come` more in the same go, or takes one of those. `false`,
+    /// and nothing is counted, where its body alone is lent.
     #[inline]
-    pub(crate) fn lend(&self, head: Self, body: Self) -> Option<Self> {
-        let usr = &self.raw().usr;
-        match self.is_lent() {
-            true if usr.load(Ordering::Relaxed) != LENT_WITH_TAIL => return None,
-            true => {}
-            false => usr.store(LENT_WITH_TAIL, Ordering::Relaxed),
+    fn count_borrower(&self, to_come: u16) -> bool {
+        let (usr, refcnt) = (&self.raw().usr, &self.raw().refcnt);
+        let promised = TO_COME * u32::from(to_come);
+        if !self.is_lent() {
+            usr.store(LENT_WITH_TAIL | promised, Ordering::Relaxed);
+            // Nobody else can count as yet.
+            refcnt.store(to_come + 2, Ordering::Relaxed);
+            return true;
         }
-        if self.length() < HEAD + TAIL || !self.is_whole() || head.is_lent() || head.room() < HEAD {
+        let note = usr.load(Ordering::Relaxed);
+        if note & LENT != LENT_WITH_TAIL {
+            return false;
+        }
+        if note >= TO_COME {
+            usr.store(note - TO_COME, Ordering::Relaxed);
+        } else {
+            refcnt.fetch_add(to_come + 1, Ordering::Relaxed);
+            usr.store(note + promised, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Makes two fresh, empty frames one that borrows all of this one but the head; `to_come` more will, as many and no fewer.
+    /// `None` where there are none, or this one [cannot](Self::can_lend) lend that: then what there is is given back.
+    #[inline]
+    pub(crate) fn lend(&self, fresh: Option<[Self; 2]>, to_come: u16) -> Option<Self> {
+        if self.length() < HEAD + TAIL || !self.can_lend() || !self.count_borrower(to_come) {
             return None;
         }
+        let fresh = fresh.filter(|[head, body]| {
+            let fresh = |frame: &Self| frame.is_whole() && !frame.is_lent();
+            fresh(head) && fresh(body) && head.room() >= LENT_HEAD
+        });
+        let Some([head, body]) = fresh else {
+            // This one will not come; the whole frame itself is one more.
+            self.raw().refcnt.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        };
         // SAFETY: this frame is longer than the head, and the fresh one has room for it.
-        unsafe { ptr::copy_nonoverlapping(self.first().0, head.first().0, HEAD) };
+        unsafe { ptr::copy_nonoverlapping(self.first().0, head.first().0, LENT_HEAD) };
         let (front, rest) = (head.0, body.0);
         std::mem::forget((head, body));
-        // SAFETY: both are fresh, of one segment, and nobody else's; as in `share`.
+        // SAFETY: both are fresh, of one segment, and nobody else's; this one is in its own buffer and has counted them. As in
+        // `share`, we hold no `&` to what changes.
         unsafe {
-            sys::cn_lend(front.as_ptr(), rest.as_ptr(), self.0.as_ptr(), HEAD as u16);
+            sys::cn_lend(front.as_ptr(), rest.as_ptr(), self.0.as_ptr(), LENT_HEAD as u16);
         }
         Some(Self(front))
     }
@@ -233,10 +286,11 @@ impl Mbuf {
     #[inline]
     fn private(&self) -> (*mut u8, usize) {
         let (start, length) = self.first();
-        if self.is_whole() && !self.is_lent() {
-            (start, length)
-        } else {
-            (start, length.min(HEAD))
+        match self.is_whole() && self.is_lent() {
+            true if self.is_lent_with_tail() => (start, length.min(LENT_HEAD)),
+            true => (start, length.min(HEAD)),
+            // The first segment of others is their own.
+            false => (start, length),
         }
     }
 
