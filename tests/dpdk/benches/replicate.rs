@@ -19,7 +19,8 @@ mod dpdk {
 
     use castnet_dpdk::{Config, DpdkMemory, Hugepages, Mbuf, Runtime};
     use castnet_dpdk_tests::frames::{data, group};
-    use castnet_dpdk_tests::gate::Gated;
+    use castnet_dpdk_tests::gate::Gate;
+    use castnet_dpdk_tests::wrap::Wrapped;
     use castnet_dpdk_tests::{config, write_pcap};
     use castnet_port::{Batch, DpdkSpec, Memory, MemoryPort, PoolConfig, Port, PortSpec, Sides};
     use castnet_worker::{Dataplane, Idle, WorkerConfig};
@@ -195,7 +196,12 @@ mod dpdk {
         let runtime = runtime(devices, config.pool);
         let gate = Arc::new(AtomicBool::new(false));
         let open = gate.clone();
-        let make = move |_| Ok(Gated::new(runtime.memory()?, open.clone()).numbered());
+        let make = move |_| {
+            Ok(Wrapped::new(
+                runtime.memory()?,
+                Gate::new(open.clone()).numbered(),
+            ))
+        };
         let dataplane = Dataplane::start_in(config, make).expect("a dataplane");
         let ports: Vec<_> = (0..=fanout).collect();
         dataplane.install_group(&group(0, &ports)).expect("a group");

@@ -4,6 +4,7 @@
 pub mod frames;
 pub mod gate;
 pub mod program;
+pub mod wrap;
 
 use std::fs::File;
 use std::path::Path;
@@ -16,8 +17,9 @@ use castnet_port::{Pool, PoolConfig, PortSpec};
 use castnet_rules::MulticastGroup;
 use castnet_wire::{MacAddr, PortId};
 use castnet_worker::{Counters, Dataplane, DataplaneConfig, PortConfig, WorkerConfig};
-use gate::Gated;
+use gate::Gate;
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
+use wrap::Wrapped;
 
 /// How long anything may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -86,7 +88,9 @@ impl Switch {
             .collect();
         let (pool, open, hand_over) = (config.pool, gate.clone(), config.hand_over);
         let dataplane = if devices.is_empty() {
-            Dataplane::start_in(config, move |_| Ok(Gated::new(Pool::new(pool), open.clone())))
+            Dataplane::start_in(config, move |_| {
+                Ok(Wrapped::new(Pool::new(pool), Gate::new(open.clone())))
+            })
         } else {
             let runtime = Runtime::start(&Config {
                 threads: config.workers.len(),
@@ -96,7 +100,9 @@ impl Switch {
                 devices,
             });
             let runtime = runtime.expect("DPDK");
-            Dataplane::start_in(config, move |_| Ok(Gated::new(runtime.memory()?, open.clone())))
+            Dataplane::start_in(config, move |_| {
+                Ok(Wrapped::new(runtime.memory()?, Gate::new(open.clone())))
+            })
         };
         let dataplane = dataplane.expect("a dataplane");
         for group in groups {

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use castnet_dpdk::{Config, DpdkMemory, Hugepages, Mbuf, Runtime};
 use castnet_dpdk_tests::config;
 use castnet_dpdk_tests::frames::group;
+use castnet_dpdk_tests::wrap::Wrapped;
 use castnet_port::{Batch, DpdkSpec, FrameBuf, MemoryPort, PoolConfig, PortSpec, Sides};
 use castnet_worker::{Dataplane, Idle, WorkerConfig};
 use serde::{Deserialize, Serialize};
@@ -154,12 +155,7 @@ fn switch(plan: &Plan) -> Result<Dataplane> {
     }
     let roles = Arc::new(roles);
     let open = roles.clone();
-    let make = move |_| {
-        Ok(Endless {
-            inner: runtime.memory()?,
-            roles: roles.clone(),
-        })
-    };
+    let make = move |_| Ok(Wrapped::new(runtime.memory()?, Endless(roles.clone())));
     let dataplane = Dataplane::start_in(config, make)?;
     for at in 0..streams.len() {
         let sinks = streams.len()..devices.len();

@@ -3,24 +3,20 @@
 //! Now and then each receiver acknowledges, as RNICs do that coalesce. What that costs counts as the switch's.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use castnet_dpdk_tests::frames::ack;
-use castnet_port::{
-    Batch, FrameBuf, Memory, MemoryPort, OpenError, PoolStats, Port, PortLink, PortSpec, PortStats, Sides,
-    Sleeper,
-};
+use castnet_dpdk_tests::gate::PSN;
+use castnet_dpdk_tests::wrap::{Wrap, receiving};
+use castnet_port::{Batch, FrameBuf, Memory, MemoryPort, PortSpec, Sides};
 use castnet_wire::icrc::{HeaderDelta, Shift};
-use castnet_wire::{Nanos, Psn, Syndrome};
+use castnet_wire::{Psn, Syndrome};
 
 /// A receiver acknowledges once in so many frames.
 const EVERY: u32 = 4096;
 /// Frames that may be on their way inside the switch: those are not acknowledged yet.
 const LAG: u32 = 1024;
-/// Where the PSN of a RoCEv2 frame over IPv4 is, without a VLAN tag.
-const PSN: std::ops::Range<usize> = 51..54;
 
 /// What a source has sent to its group.
 #[derive(Debug)]
@@ -49,69 +45,37 @@ pub(crate) struct Roles {
     pub(crate) open: AtomicBool,
 }
 
-/// Memory whose ports play these roles.
+/// Ports that play these roles.
 #[derive(Clone)]
-pub(crate) struct Endless<M> {
-    pub(crate) inner: M,
-    pub(crate) roles: Arc<Roles>,
-}
+pub(crate) struct Endless(pub(crate) Arc<Roles>);
 
-impl<M: Memory> Memory for Endless<M> {
-    type Buf = M::Buf;
-    type HandOver = M::HandOver;
-
-    fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
-        let inner = self.inner.open(spec, sides, queue)?;
-        let role = spec.dpdk().and_then(|spec| self.roles.roles.get(&spec.device));
-        Ok(match role.filter(|_| sides.receives()) {
+impl<M: Memory> Wrap<M> for Endless {
+    fn wrap(&self, inner: MemoryPort<M>, memory: &M, spec: &PortSpec, sides: Sides) -> MemoryPort<M> {
+        let role = spec.dpdk().and_then(|spec| self.0.roles.get(&spec.device));
+        match role.filter(|_| sides.receives()) {
             None => inner,
-            Some(Role::Source(stream, payload)) => Box::new(Source::<M> {
-                inner,
-                stream: stream.clone(),
-                roles: self.roles.clone(),
-                change: 0,
-                steps: steps(*payload),
-            }),
-            Some(Role::Receiver(port, streams)) => Box::new(Receiver {
-                inner,
-                memory: self.inner.clone(),
-                port: *port,
-                streams: streams.iter().map(|stream| (stream.clone(), 0)).collect(),
-            }),
-        })
-    }
-
-    fn gather(&self, parts: &[&[u8]]) -> Option<M::Buf> {
-        self.inner.gather(parts)
-    }
-
-    fn replicate(&self, original: &M::Buf, header: usize, multi_segment: bool) -> Option<M::Buf> {
-        self.inner.replicate(original, header, multi_segment)
-    }
-
-    fn lends(&self, length: usize) -> bool {
-        self.inner.lends(length)
-    }
-
-    fn lend(&self, original: &M::Buf, to_come: usize) -> Option<M::Buf> {
-        self.inner.lend(original, to_come)
-    }
-
-    fn allocate(&self, length: usize) -> Option<M::Buf> {
-        self.inner.allocate(length)
-    }
-
-    fn has_room(&self) -> bool {
-        self.inner.has_room()
-    }
-
-    fn stats(&self) -> PoolStats {
-        self.inner.stats()
+            Some(Role::Source(stream, payload)) => {
+                let mut source = Source {
+                    stream: stream.clone(),
+                    roles: self.0.clone(),
+                    change: 0,
+                    steps: steps(*payload),
+                };
+                receiving::<M>(inner, move |inner, batch| source.receive::<M>(inner, batch))
+            }
+            Some(Role::Receiver(port, streams)) => {
+                let mut receiver = Receiver {
+                    memory: memory.clone(),
+                    port: *port,
+                    streams: streams.iter().map(|stream| (stream.clone(), 0)).collect(),
+                };
+                receiving::<M>(inner, move |inner, batch| receiver.receive(inner, batch))
+            }
+        }
     }
 }
 
-struct Source<M: Memory> {
-    inner: MemoryPort<M>,
+struct Source {
     stream: Arc<Stream>,
     roles: Arc<Roles>,
     /// What the next PSN adds (XOR) to the ICRC of a frame with PSN 0.
@@ -129,15 +93,15 @@ fn steps(payload: usize) -> [u32; 24] {
     })
 }
 
-impl<M: Memory> Source<M> {
-    fn receive(&mut self, batch: &mut Batch<M::Buf>) {
+impl Source {
+    fn receive<M: Memory>(&mut self, inner: &mut MemoryPort<M>, batch: &mut Batch<M::Buf>) {
         // Nobody else writes it.
         let mut sent = self.stream.sent.load(Ordering::Relaxed);
         if !self.roles.open.load(Ordering::Relaxed) || self.stream.end.is_some_and(|end| sent >= end) {
             return;
         }
         let before = batch.len();
-        self.inner.receive(batch);
+        inner.receive(batch);
         for frame in &mut batch[before..] {
             let psn = Psn::new(sent & 0xFF_FFFF);
             if let Some(bytes) = frame.head_mut().get_mut(PSN) {
@@ -154,7 +118,6 @@ impl<M: Memory> Source<M> {
 }
 
 struct Receiver<M: Memory> {
-    inner: MemoryPort<M>,
     memory: M,
     port: usize,
     /// With what is acknowledged of each.
@@ -162,8 +125,8 @@ struct Receiver<M: Memory> {
 }
 
 impl<M: Memory> Receiver<M> {
-    fn receive(&mut self, batch: &mut Batch<M::Buf>) {
-        self.inner.receive(batch);
+    fn receive(&mut self, inner: &mut MemoryPort<M>, batch: &mut Batch<M::Buf>) {
+        inner.receive(batch);
         for (stream, acknowledged) in &mut self.streams {
             let sent = stream.sent.load(Ordering::Relaxed);
             if sent.wrapping_sub(*acknowledged) < EVERY + LAG || batch.is_full() {
@@ -183,59 +146,3 @@ impl<M: Memory> Receiver<M> {
         }
     }
 }
-
-/// All but receiving is the port's own.
-macro_rules! port {
-    ($player:ident) => {
-        impl<M: Memory> Port for $player<M> {
-            type Buf = M::Buf;
-
-            fn receive(&mut self, batch: &mut Batch<M::Buf>) {
-                $player::receive(self, batch);
-            }
-
-            fn multi_segment(&self) -> bool {
-                self.inner.multi_segment()
-            }
-
-            fn send(&mut self, batch: &mut Batch<M::Buf>) {
-                self.inner.send(batch);
-            }
-
-            fn info(&self) -> PortLink {
-                self.inner.info()
-            }
-
-            fn is_up(&self) -> bool {
-                self.inner.is_up()
-            }
-
-            fn stats(&self) -> PortStats {
-                self.inner.stats()
-            }
-
-            fn ready(&self) -> bool {
-                self.inner.ready()
-            }
-
-            fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
-                self.inner.attach(sleeper)
-            }
-
-            fn poll(&mut self, now: Nanos) {
-                self.inner.poll(now);
-            }
-
-            fn poll_timeout(&self) -> Option<Nanos> {
-                self.inner.poll_timeout()
-            }
-
-            fn pending(&self) -> usize {
-                self.inner.pending()
-            }
-        }
-    };
-}
-
-port!(Source);
-port!(Receiver);
