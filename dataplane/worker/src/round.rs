@@ -13,7 +13,7 @@ use crate::meter::Part;
 use crate::report::{PortNow, Report};
 use crate::worker::{Round, Worker};
 
-/// Events, traces and captured frames, of each kind, that leave the engine in one round.
+/// Events that leave the engine in one round.
 const TOLD_PER_ROUND: usize = 256;
 
 /// Batches that one port may have taken in a round, while they are full: what a round costs beside its frames is spread over
@@ -81,6 +81,10 @@ impl<M: Memory> Worker<M> {
             for _ in 0..BATCHES_PER_TURN {
                 let frames = self.receive_batch(now, place);
                 received += frames;
+                // What is seen of each batch is carried off before the next one, or the engine's queue runs over.
+                if self.is_watched() {
+                    self.tell_watched();
+                }
                 if frames < BATCH {
                     break;
                 }
@@ -330,9 +334,26 @@ impl<M: Memory> Worker<M> {
                 self.events_lost.fetch_add(1, Ordering::Relaxed);
             }
         }
-        if self.traces.is_none() && self.captures.is_none() {
-            return;
+        if self.is_watched() {
+            self.tell_watched();
         }
+    }
+
+    fn is_watched(&self) -> bool {
+        self.traces.is_some() || self.captures.is_some()
+    }
+
+    /// Carries off what those see who watch, and how much they do not.
+    fn tell_watched(&mut self) {
+        let lost = self.engine.taps_lost();
+        let sinks = [
+            self.traces.as_ref().map(|sink| &sink.lost),
+            self.captures.as_ref().map(|sink| &sink.lost),
+        ];
+        for sink in sinks.into_iter().flatten() {
+            sink.fetch_add(lost - self.taps_lost, Ordering::Relaxed);
+        }
+        self.taps_lost = lost;
         let (traces_left, captures_left) = self.engine.armed();
         pass_on(&mut self.traces, traces_left, || self.engine.pop_trace());
         pass_on(&mut self.captures, captures_left, || self.engine.pop_captured());
@@ -363,7 +384,7 @@ impl<M: Memory> Worker<M> {
 /// Empties one of the engine's queues into its sink; lets the sink go once all that was asked for has gone there.
 fn pass_on<T>(sink: &mut Option<Sink<T>>, left: u64, mut pop: impl FnMut() -> Option<T>) {
     let Some(Sink { to, lost }) = sink else { return };
-    for _ in 0..TOLD_PER_ROUND {
+    loop {
         let Some(item) = pop() else {
             if left == 0 {
                 *sink = None;

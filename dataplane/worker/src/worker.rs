@@ -96,6 +96,8 @@ pub(crate) struct Worker<M: Memory> {
     pub(crate) events_lost: Arc<AtomicU64>,
     pub(crate) traces: Option<Sink<castnet_engine::Trace>>,
     pub(crate) captures: Option<Sink<castnet_engine::Captured>>,
+    /// What those who watch were told that the engine had no place for.
+    pub(crate) taps_lost: u64,
     /// Frames just received, and those of them that stay here.
     pub(crate) batch: Batch<M::Buf>,
     pub(crate) mine: Batch<M::Buf>,
@@ -192,6 +194,7 @@ impl<M: Memory> Worker<M> {
             events_lost,
             traces: None,
             captures: None,
+            taps_lost: 0,
             batch: Batch::new(),
             mine: Batch::new(),
             receiving: true,

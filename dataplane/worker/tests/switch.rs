@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use castnet_port::spec::Backend;
 use castnet_port::{
@@ -281,6 +282,28 @@ fn a_frame_is_traced_and_captured() {
     drop(whole);
     lab.dataplane.stop();
     assert!(lab.dataplane.capture(drops, 1).is_err());
+}
+
+/// A burst makes more to see in a round than the engine keeps: whoever watches gets it, or is told how much he does not.
+#[test]
+fn who_watches_a_burst_sees_it_or_hears_what_was_lost() {
+    const FRAMES: u64 = 600;
+    let lab = Lab::new(9, 1);
+    let mut h = lab.hosts();
+    lab.install(&rule(1, &[0, 1, 2, 3, 4, 5, 6, 7, 8]));
+    let mut capture = lab.dataplane.capture(CaptureFilter::default(), u64::MAX).unwrap();
+    let frames: Vec<_> = (0..FRAMES).map(|psn| data(1, 0, psn as u32, 64)).collect();
+    for frames in frames.chunks(200) {
+        h[0].send(frames);
+    }
+    let (mut seen, start) = (0, Instant::now());
+    while seen + capture.lost() < FRAMES * 9 {
+        assert!(start.elapsed() < PATIENCE, "{seen} seen, {} lost", capture.lost());
+        seen += u64::from(capture.recv_timeout(Duration::from_millis(10)).is_ok());
+    }
+    assert_eq!(seen + capture.lost(), FRAMES * 9);
+    let counters = lab.wait("all are replicated", |c| c.totals.replicated == FRAMES);
+    assert_eq!(counters.totals.copies_lost, 0);
 }
 
 #[test]
