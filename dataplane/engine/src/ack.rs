@@ -212,11 +212,7 @@ impl Engine {
                 _ => Verdict::Absorbed,
             },
         };
-        if !self.wheel.is_armed(known.place)
-            && let Some((at, _)) = group.hot.machine.poll_timeout()
-        {
-            self.wheel.arm(cx.now, known.place, at);
-        }
+        multicast::arm(&mut self.wheel, cx.now, known.place, &group.hot.machine);
         self.account(cx.ingress, verdict);
         None
     }

@@ -177,8 +177,7 @@ impl Engine {
         self.groups.room_for(&group)?;
         group.bind(&mut self.next_hops, self.config.addresses.first().copied())?;
         let (place, replaced) = self.groups.insert(group);
-        self.flows.forget();
-        self.acks.forget();
+        self.forget_short_ways();
         self.quiet(place);
         if let Some(replaced) = &replaced {
             replaced.unbind(&mut self.next_hops);
@@ -190,11 +189,16 @@ impl Engine {
     /// engine.
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (place, group) = self.groups.remove(mcst_id)?;
-        self.flows.forget();
-        self.acks.forget();
+        self.forget_short_ways();
         self.quiet(place);
         group.unbind(&mut self.next_hops);
         Some(group)
+    }
+
+    /// Groups, next hops or ports have changed: frames take the long way first.
+    pub(crate) fn forget_short_ways(&mut self) {
+        self.flows.forget();
+        self.acks.forget();
     }
 
     /// Nothing is due at a place any more.
@@ -251,8 +255,7 @@ impl Engine {
     /// Takes new tables. What was learned on ports that went down is forgotten.
     pub fn set_tables(&mut self, now: Nanos, tables: Arc<Tables>) {
         let up = tables.up().and(self.ports.present);
-        self.flows.forget();
-        self.acks.forget();
+        self.forget_short_ways();
         let gone = PortSet(self.ports.up.0 & !up.0);
         if !gone.is_empty() {
             self.fdb.flush(|port| gone.contains(port));

@@ -16,13 +16,14 @@ use crate::context::Context;
 use crate::egress::Egress;
 use crate::engine::{Engine, Ports};
 use crate::group::Group;
+use crate::multicast;
 use crate::next_hops::NextHops;
 use crate::pipeline::Cx;
 use crate::replicate::{address_sum, lose};
 use crate::trace::Observer;
 use crate::words::words;
 
-/// Flows that are kept ready: 2 KiB each, of which a flow touches 32 bytes for each of its legs.
+/// Flows that are kept ready: 2 KiB each, of which a flow touches 36 bytes for each of its legs.
 const FLOWS: usize = 64;
 /// Ethernet, IPv4, UDP and BTH, nothing optional among them.
 const PLAIN: usize = 14 + 20 + 8 + 12;
@@ -34,6 +35,11 @@ const PLAIN_DATA: u64 = 1 << Opcode::SendFirst as u64
     | 1 << Opcode::SendOnly as u64
     | 1 << Opcode::WriteMiddle as u64
     | 1 << Opcode::WriteLast as u64;
+
+#[inline(always)]
+const fn is_plain_data(opcode: u8) -> bool {
+    opcode < 64 && PLAIN_DATA >> opcode & 1 != 0
+}
 
 /// The first bytes of a plain frame, in words: all headers and two bytes more, which it has at the least.
 pub(crate) type First = [u64; FIRST / 8];
@@ -230,8 +236,7 @@ pub(crate) fn learn<const N: usize>(
     (first, length): (First, usize),
 ) {
     let hot = &lesson.group.hot;
-    let opcode = header.bth.opcode as u8;
-    let plain = header.l3 == 14 && header.frame_len == length && opcode < 64 && PLAIN_DATA >> opcode & 1 != 0;
+    let plain = header.l3 == 14 && header.frame_len == length && is_plain_data(header.bth.opcode as u8);
     let all_up = hot.ports.and(lesson.ports.up) == hot.ports;
     if !plain || !all_up || hot.path(ingress) != Some(hot.source) {
         return;
@@ -330,12 +335,10 @@ impl Engine {
         for ((a, b), same) in first.iter().zip(&flow.first).zip(SAME) {
             wrong |= (a ^ b) & same;
         }
-        let opcode = first[5] >> 16 & 0xFF;
+        let opcode = (first[5] >> 16) as u8;
         let header = frame.head().get(14..34).unwrap_or_default();
-        let right = wrong == 0
-            && opcode < 64
-            && PLAIN_DATA >> opcode & 1 != 0
-            && (frame.checksum_good() || ipv4::checksum_is_right(header));
+        let right =
+            wrong == 0 && is_plain_data(opcode) && (frame.checksum_good() || ipv4::checksum_is_right(header));
         if !right {
             return Some(frame);
         }
@@ -421,12 +424,7 @@ impl Engine {
         let totals = &mut self.counters.totals;
         totals.replicated += frames;
         totals.copies += sent - frames;
-        let place = flow.place;
-        if !self.wheel.is_armed(place)
-            && let Some((at, _)) = group.hot.machine.poll_timeout()
-        {
-            self.wheel.arm(cx.now, place, at);
-        }
+        multicast::arm(&mut self.wheel, cx.now, flow.place, &group.hot.machine);
     }
 }
 

@@ -3,8 +3,8 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_collective::{Effect, Event, PathId, PathSet};
-use castnet_wire::{DropReason, FrameBuf, RoceHeader, Syndrome, icrc, ipv4};
+use castnet_collective::{Effect, Event, Multicast, PathId, PathSet};
+use castnet_wire::{DropReason, FrameBuf, Nanos, RoceHeader, Syndrome, icrc, ipv4};
 
 use crate::classify::{self, Class};
 use crate::context::Context;
@@ -19,6 +19,7 @@ use crate::next_hops::NextHops;
 use crate::pipeline::Cx;
 use crate::replicate;
 use crate::trace::{Observer, Stage, Step, Verdict};
+use crate::wheel::Wheel;
 
 /// What carrying effects out needs beside the group.
 pub(crate) struct Tools<'a> {
@@ -132,12 +133,18 @@ impl Engine {
             }
             _ => {}
         }
-        if !self.wheel.is_armed(place)
-            && let Some((at, _)) = group.hot.machine.poll_timeout()
-        {
-            self.wheel.arm(cx.now, place, at);
-        }
+        arm(&mut self.wheel, cx.now, place, &group.hot.machine);
         verdict
+    }
+}
+
+/// Has a group come up when its machine wants to, where it does not yet.
+#[inline(always)]
+pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, place: u32, machine: &Multicast) {
+    if !wheel.is_armed(place)
+        && let Some((at, _)) = machine.poll_timeout()
+    {
+        wheel.arm(now, place, at);
     }
 }
 
