@@ -24,6 +24,15 @@ pub(crate) struct Class {
 }
 
 impl Class {
+    /// The next flow has its turn.
+    pub(crate) fn turn(&mut self) {
+        self.cursor = if self.cursor + 1 == self.flows.len() {
+            0
+        } else {
+            self.cursor + 1
+        };
+    }
+
     pub(crate) fn new(weight: u32) -> Self {
         Self {
             flows: Vec::new(),

@@ -213,11 +213,7 @@ impl<B: FrameBuf> Host<B> {
                 batch.push(frame);
                 served += 1;
             }
-            class.cursor = if class.cursor + 1 == class.flows.len() {
-                0
-            } else {
-                class.cursor + 1
-            };
+            class.turn();
             if served > 0 {
                 break;
             }
@@ -261,11 +257,7 @@ impl<B: FrameBuf> Host<B> {
                 batch.push(frame);
                 served += 1;
             }
-            class.cursor = if class.cursor + 1 == class.flows.len() {
-                0
-            } else {
-                class.cursor + 1
-            };
+            class.turn();
             if served > 0 {
                 class.served(served);
                 break;
