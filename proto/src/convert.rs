@@ -12,7 +12,7 @@ mod request;
 
 use std::net::Ipv4Addr;
 
-use castnet_rules::{Fault, FaultKind, Ipv4Net};
+use castnet_rules::{Fault, FaultKind, IP_TEXT, Ipv4Net, Limit, MAC_TEXT, PREFIX_TEXT};
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
@@ -22,8 +22,8 @@ pub use collective::{
     collective_from_proto, collective_to_proto, loss_to_proto, rank_to_proto, straggler_to_proto,
 };
 pub use group::{
-    group_from_proto, group_to_proto, host_to_proto, memory_to_proto, prefix_from_proto, route_from_proto,
-    route_to_proto, routes_from_proto,
+    group_from_proto, group_to_proto, host_to_proto, memory_to_proto, of_one_route, prefix_from_proto,
+    route_from_proto, route_to_proto, routes_from_proto,
 };
 pub use job::{
     BLOB_BYTES_MAX, DEFAULT_EXCHANGE_MS, DEFAULT_LEASE_MS, ExchangeCall, GivenSettings, NewCollective,
@@ -35,6 +35,9 @@ pub use request::{
     filter_from_proto, mcst_id_from_proto, name_from_proto, new_group_from_proto, one_end_each,
     port_from_proto, registration_from_proto,
 };
+
+/// Faults that a refusal tells: it travels in headers, of which clients take 16 KiB.
+const FAULTS_TOLD_MAX: usize = 32;
 
 /// A message that was refused: at least one fault, each with the path of its field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,6 +59,26 @@ impl Invalid {
     pub fn one(field: impl Into<String>, kind: FaultKind) -> Self {
         Self(vec![Fault::new(field, kind)])
     }
+
+    /// The refusal, with another code than that of a message that is wrong in itself.
+    pub fn refuse(&self, code: Code) -> Status {
+        let told = self.0.iter().take(FAULTS_TOLD_MAX);
+        let violations = told.map(|f| (f.field.clone(), f.kind.to_string()));
+        let more = self.0.len().saturating_sub(FAULTS_TOLD_MAX);
+        let rest = (more > 0).then(|| (String::new(), format!("and {more} more")));
+        refuse_fields(code, violations.chain(rest))
+    }
+}
+
+/// The faults of a group's rule, below `field` and with the names that fields have in messages.
+pub fn rule_faults(field: &str, faults: &[Fault]) -> Vec<Fault> {
+    let renamed = faults.iter().cloned().map(|mut fault| {
+        if fault.field == "source" {
+            fault.field = "source_port".into();
+        }
+        fault.within(field)
+    });
+    renamed.collect()
 }
 
 /// `Ok(value)` where there is a value and no fault.
@@ -81,8 +104,7 @@ fn join(faults: &[Fault]) -> String {
 
 impl From<Invalid> for Status {
     fn from(invalid: Invalid) -> Self {
-        let violations = invalid.0.iter().map(|f| (f.field.clone(), f.kind.to_string()));
-        refuse_fields(Code::InvalidArgument, violations)
+        invalid.refuse(Code::InvalidArgument)
     }
 }
 
@@ -142,27 +164,24 @@ fn take<T>(faults: &mut Vec<Fault>, field: &str, read: Result<T, FaultKind>) -> 
 }
 
 fn port(value: u32) -> Result<PortId, FaultKind> {
-    let port = u8::try_from(value).ok().and_then(PortId::new);
-    port.ok_or_else(|| FaultKind::OutOfRange {
-        value: value.to_string(),
-        why: "is no port: ports are 0 to 63",
-    })
+    let number = Limit::PORT.admit(value.into(), value)?;
+    PortId::new(number as u8).ok_or_else(|| Limit::PORT.fault(value))
 }
 
 fn ip(text: &str) -> Result<Ipv4Addr, FaultKind> {
-    parse(text, "an IPv4 address, such as 10.0.0.1")
+    parse(text, IP_TEXT)
 }
 
 fn mcst_id(text: &str) -> Result<McstId, FaultKind> {
-    parse(text, "a McstID, an IPv4 address such as 10.200.0.1").map(McstId)
+    ip(text).map(McstId)
 }
 
 fn mac(text: &str) -> Result<MacAddr, FaultKind> {
-    parse(text, "an Ethernet address, such as 02:00:00:00:00:01")
+    parse(text, MAC_TEXT)
 }
 
 fn prefix(text: &str) -> Result<Ipv4Net, FaultKind> {
-    parse(text, "an IPv4 prefix, such as 10.1.0.0/16")
+    parse(text, PREFIX_TEXT)
 }
 
 fn parse<T: std::str::FromStr>(text: &str, expected: &'static str) -> Result<T, FaultKind> {
@@ -187,31 +206,17 @@ fn shorten(text: &str) -> String {
 }
 
 fn qpn(value: u32) -> Result<Qpn, FaultKind> {
-    if value >> 24 != 0 {
-        return Err(FaultKind::OutOfRange {
-            value: format!("{value:#x}"),
-            why: "is over the 24 bits of a QPN",
-        });
-    }
-    Ok(Qpn::new(value))
+    let number = Limit::QPN.admit(value.into(), format_args!("{value:#x}"))?;
+    Ok(Qpn::new(number as u32))
 }
 
 fn psn(value: u32) -> Result<Psn, FaultKind> {
-    if value >= Psn::MODULUS {
-        return Err(FaultKind::OutOfRange {
-            value: format!("{value:#x}"),
-            why: "is over the 24 bits of a PSN",
-        });
-    }
-    Ok(Psn::new(value))
+    let number = Limit::PSN.admit(value.into(), value)?;
+    Ok(Psn::new(number as u32))
 }
 
 fn pmtu(value: u32) -> Result<Pmtu, FaultKind> {
-    let why = "is no RoCE path MTU: 256, 512, 1024, 2048 or 4096";
-    Pmtu::from_bytes(value).ok_or_else(|| FaultKind::OutOfRange {
-        value: value.to_string(),
-        why,
-    })
+    Pmtu::from_bytes(value).ok_or_else(|| Limit::PMTU.fault(value))
 }
 
 #[cfg(test)]

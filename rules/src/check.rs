@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use core::net::Ipv4Addr;
 
-use castnet_wire::{MacAddr, McstId, PortId, Qpn};
+use castnet_wire::{MacAddr, PortId, Qpn};
 
-use crate::collective_draft::{CollectiveDraft, CollectiveHopDraft};
+use crate::collective_draft::CollectiveDraft;
 use crate::draft::{GroupDraft, HopDraft, MemberDraft, RouteDraft};
 use crate::fault::{Fault, FaultKind};
+use crate::index::{Claims, GroupIndex};
 
 const NAME_LENGTH_MAX: usize = 64;
 
@@ -130,122 +131,33 @@ impl GroupDraft {
     }
 }
 
-/// What of one group others may clash with.
-struct Claims<'a> {
-    /// Its field.
-    field: String,
-    name: Option<&'a str>,
-    mcst_id: Option<McstId>,
-    /// The field of each member with its address and QP.
-    members: Vec<(String, Ipv4Addr, Option<Qpn>)>,
-}
-
-impl<'a> Claims<'a> {
-    fn multicast(i: usize, group: &'a GroupDraft) -> Self {
-        let members = group.paths.iter().flatten().enumerate().filter_map(|(j, path)| {
-            let Some(HopDraft::Host(member)) = &path.next_hop else {
-                return None;
-            };
-            Some((format!("paths[{j}].host"), member.ip?, member.qpn))
-        });
-        Self {
-            field: format!("groups[{i}]"),
-            name: group.name.as_deref(),
-            mcst_id: group.mcst_id,
-            members: members.collect(),
-        }
-    }
-
-    fn collective(i: usize, group: &'a CollectiveDraft) -> Self {
-        let members = group
-            .endpoints
-            .iter()
-            .flatten()
-            .enumerate()
-            .filter_map(|(j, end)| {
-                let Some(CollectiveHopDraft::Rank(rank)) = &end.next_hop else {
-                    return None;
-                };
-                Some((format!("endpoints[{j}].rank"), rank.ip?, rank.qpn))
-            });
-        Self {
-            field: format!("collectives[{i}]"),
-            name: group.name.as_deref(),
-            mcst_id: group.mcst_id,
-            members: members.collect(),
-        }
-    }
-}
-
-/// The rules between the groups of one switch, of either kind; fields start with `groups[i]` or `collectives[i]`.
-pub(crate) fn between_groups(
+/// Every rule that the groups and routes of one switch break, alone and between them. Fields start with `groups[i]`,
+/// `collectives[i]` or `routes[i]`.
+pub(crate) fn switch(
     groups: &[GroupDraft],
     collectives: &[CollectiveDraft],
-    faults: &mut Vec<Fault>,
-) {
-    let claims: Vec<Claims<'_>> = groups
-        .iter()
-        .enumerate()
-        .map(|(i, group)| Claims::multicast(i, group))
-        .chain(
-            collectives
-                .iter()
-                .enumerate()
-                .map(|(i, group)| Claims::collective(i, group)),
-        )
-        .collect();
-    let mut name_of: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut mcst_of: BTreeMap<Ipv4Addr, usize> = BTreeMap::new();
-    for (i, group) in claims.iter().enumerate() {
-        if let Some(name) = group.name {
-            if let Some(first) = name_of.get(name) {
-                let first = claims[*first].field.clone();
-                let name = name.into();
-                let kind = FaultKind::DuplicateName { name, first };
-                faults.push(Fault::new(format!("{}.name", group.field), kind));
-            } else {
-                name_of.insert(name, i);
-            }
-        }
-        if let Some(mcst_id) = group.mcst_id {
-            if let Some(first) = mcst_of.get(&mcst_id.0) {
-                let first = claims[*first].field.clone();
-                let kind = FaultKind::DuplicateMcstId { mcst_id, first };
-                faults.push(Fault::new(format!("{}.mcst_id", group.field), kind));
-            } else {
-                mcst_of.insert(mcst_id.0, i);
-            }
-        }
+    routes: &[RouteDraft],
+    ports: usize,
+) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let mut index = GroupIndex::default();
+    let mut add = |field: String, own: Vec<Fault>, claims: Claims<'_>| {
+        let all = own.into_iter().chain(index.check(&claims, None));
+        faults.extend(all.map(|fault| fault.within(&field)));
+        index.insert(&claims);
+    };
+    for (i, group) in groups.iter().enumerate() {
+        add(format!("groups[{i}]"), group.check(ports), group.into());
     }
-    let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), (usize, &str)> = BTreeMap::new();
-    for (i, group) in claims.iter().enumerate() {
-        for (field, ip, qpn) in &group.members {
-            let (ip, member) = (*ip, format!("{}.{field}", group.field));
-            if let Some(other) = mcst_of.get(&ip).filter(|other| **other != i) {
-                let group = claims[*other].field.clone();
-                let kind = FaultKind::MemberIsMcstId { ip, group };
-                faults.push(Fault::new(format!("{member}.ip"), kind));
-            }
-            let Some(qpn) = *qpn else { continue };
-            match qp_of.get(&(ip, qpn)) {
-                // Within one group the address alone is twice already.
-                Some((first, _)) if *first == i => {}
-                Some((first, path)) => {
-                    let path = path.rsplit_once('.').map_or(*path, |(endpoint, _)| endpoint);
-                    let first = format!("{}.{path}", claims[*first].field);
-                    let kind = FaultKind::DuplicateQp { ip, qpn, first };
-                    faults.push(Fault::new(format!("{member}.qpn"), kind));
-                }
-                None => {
-                    qp_of.insert((ip, qpn), (i, field));
-                }
-            }
-        }
+    for (i, group) in collectives.iter().enumerate() {
+        add(format!("collectives[{i}]"), group.check(ports), group.into());
     }
+    self::routes(routes, ports, &mut faults);
+    faults
 }
 
 /// The rules of routes, alone and between them; fields start with `routes[i]`.
-pub(crate) fn routes(routes: &[RouteDraft], ports: usize, faults: &mut Vec<Fault>) {
+fn routes(routes: &[RouteDraft], ports: usize, faults: &mut Vec<Fault>) {
     let mut first_of = BTreeMap::new();
     for (i, route) in routes.iter().enumerate() {
         if let Some(prefix) = route.prefix {

@@ -11,6 +11,7 @@ use crate::collective::{
     CollectiveEndpoint, CollectiveGroup, CollectiveHop, LossPolicy, RANKS_MAX, RankEndpoint, StragglerPolicy,
 };
 use crate::fault::{Fault, FaultKind};
+use crate::limit::Limit;
 
 /// Fewest slots of a group.
 const SLOTS_MIN: u16 = 2;
@@ -267,9 +268,7 @@ fn check_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
         for rank in ranks {
             if rank >= RANKS_MAX {
                 all_known = false;
-                let value = rank.to_string();
-                let why = "is no rank: 0 to 1023";
-                faults.push(Fault::new(field.clone(), FaultKind::OutOfRange { value, why }));
+                faults.push(Fault::new(field.clone(), Limit::RANK.fault(rank)));
             } else if let Some(first) = endpoint_of.get(&rank) {
                 let first = format!("endpoints[{first}]");
                 faults.push(Fault::new(

@@ -8,31 +8,20 @@ use crate::collective::{
 };
 use crate::collective_draft::{CollectiveDraft, CollectiveHopDraft, EndpointDraft, RankDraft};
 use crate::fault::FaultKind;
-use crate::file::{
-    IP, LIMIT_PSN, LIMIT_QPN, LIMIT_U16, LIMIT_U32, LIMIT_U64, PORT, line, optional, quoted, read_mac,
-    read_name, read_pmtu, read_port,
-};
+use crate::file::{PORT, line, optional, quoted, read_mac, read_name, read_pmtu, read_port};
 use crate::group::DEFAULT_STALL_TIMEOUT_MS;
-use crate::reader::{Fields, Limit, Reader, Value};
+use crate::limit::{IP_TEXT, Limit};
+use crate::reader::{Fields, Reader, Value};
 
 const ENDPOINTS: &str = "a list of endpoints: [[collectives.endpoints]]";
-const LIMIT_RANK: Limit = Limit {
-    most: 1023,
-    over: "is no rank: 0 to 1023",
-};
-const LIMIT_SLOTS: Limit = Limit {
-    most: 32_768,
-    over: "is more than a group can have: a power of two, 2 to 32768",
-};
-
 pub(crate) fn read_collective<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<CollectiveDraft> {
     let mut f = r.table(value, "a collective group: [[collectives]]")?;
     let group = CollectiveDraft {
         name: read_name(r, &mut f),
-        generation: optional(r, &mut f, "generation", 0, |r, v| r.number(v, &LIMIT_U64)),
+        generation: optional(r, &mut f, "generation", 0, |r, v| r.number(v, &Limit::U64)),
         mcst_id: f
-            .need(r, "mcst_id", IP)
-            .and_then(|v| r.parsed(&v, IP))
+            .need(r, "mcst_id", IP_TEXT)
+            .and_then(|v| r.parsed(&v, IP_TEXT))
             .map(McstId),
         pmtu: f
             .need(r, "pmtu", "256, 512, 1024, 2048 or 4096")
@@ -40,10 +29,10 @@ pub(crate) fn read_collective<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> 
         psn_start: optional(r, &mut f, "psn_start", Psn::new(0), read_psn),
         slots: f
             .need(r, "slots", "a power of two, 2 to 32768")
-            .and_then(|v| r.number(&v, &LIMIT_SLOTS))
+            .and_then(|v| r.number(&v, &Limit::SLOTS))
             .map(|n| n as u16),
         message_packets: optional(r, &mut f, "message_packets", DEFAULT_MESSAGE_PACKETS, |r, v| {
-            r.number(v, &LIMIT_U16).map(|n| n as u16)
+            r.number(v, &Limit::U16).map(|n| n as u16)
         }),
         reproducible: optional(r, &mut f, "reproducible", false, |r, v| r.truth(v)),
         loss_policy: optional(r, &mut f, "loss_policy", LossPolicy::default(), |r, v| {
@@ -96,13 +85,13 @@ fn read_rank<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<RankDraft>
     let rank = RankDraft {
         rank: f
             .need(r, "rank", "a rank, 0 to 1023")
-            .and_then(|v| r.number(&v, &LIMIT_RANK))
+            .and_then(|v| r.number(&v, &Limit::RANK))
             .map(|n| n as u16),
         name: read_name(r, &mut f),
-        ip: f.need(r, "ip", IP).and_then(|v| r.parsed(&v, IP)),
+        ip: f.need(r, "ip", IP_TEXT).and_then(|v| r.parsed(&v, IP_TEXT)),
         qpn: f
             .need(r, "qpn", "the host's QPN, 0x2 to 0xfffffe")
-            .and_then(|v| r.number(&v, &LIMIT_QPN))
+            .and_then(|v| r.number(&v, &Limit::QPN))
             .map(|n| Qpn::new(n as u32)),
         mac: read_mac(r, &mut f),
         sq_psn: needed_psn(r, &mut f, "sq_psn"),
@@ -121,7 +110,7 @@ fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Collecti
         ranks: f.need(r, "ranks", RANKS).and_then(|v| {
             let values = r.array(&v, RANKS)?;
             // Each is read, so that each fault is told.
-            let ranks: Vec<_> = values.iter().map(|v| r.number(v, &LIMIT_RANK)).collect();
+            let ranks: Vec<_> = values.iter().map(|v| r.number(v, &Limit::RANK)).collect();
             ranks.into_iter().map(|n| n.map(|n| n as u16)).collect()
         }),
     };
@@ -130,7 +119,7 @@ fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Collecti
 }
 
 fn read_psn<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Psn> {
-    r.number(value, &LIMIT_PSN).map(|n| Psn::new(n as u32))
+    r.number(value, &Limit::PSN).map(|n| Psn::new(n as u32))
 }
 
 fn needed_psn<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>, name: &'static str) -> Option<Psn> {
@@ -139,7 +128,7 @@ fn needed_psn<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>, name: &'static str
 }
 
 fn read_u32<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<u32> {
-    r.number(value, &LIMIT_U32).map(|n| n as u32)
+    r.number(value, &Limit::U32).map(|n| n as u32)
 }
 
 pub(crate) fn write_collective(out: &mut String, group: &CollectiveGroup) {

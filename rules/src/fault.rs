@@ -120,7 +120,7 @@ pub enum FaultKind {
     DuplicateName {
         /// The name.
         name: String,
-        /// The field that has it first.
+        /// The field or group that has it first.
         first: String,
     },
     /// The same McstID for two groups.
@@ -140,21 +140,29 @@ pub enum FaultKind {
         first: String,
     },
     /// A QP in two groups: it has one remote address only.
-    #[error("the QP {qpn} of {ip} belongs to {first} already: a QP is a member of one group")]
+    #[error("the QP {qpn} of {ip} belongs to {group} already: a QP is a member of one group")]
     DuplicateQp {
         /// The host's address.
         ip: Ipv4Addr,
         /// Its QP.
         qpn: Qpn,
-        /// The member that has it first.
-        first: String,
+        /// The group that has it first.
+        group: String,
     },
     /// The address of a member is a McstID.
     #[error("{ip} is the McstID of {group}: no host has that address")]
     MemberIsMcstId {
         /// The address.
         ip: Ipv4Addr,
-        /// The group's field.
+        /// The group.
+        group: String,
+    },
+    /// A McstID is the address of another group's member.
+    #[error("{mcst_id} is the address of a member of {group}: no host has the address of a group")]
+    McstIdIsMember {
+        /// The McstID.
+        mcst_id: McstId,
+        /// The member's group.
         group: String,
     },
     /// An address that no host and no group can have.

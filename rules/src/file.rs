@@ -10,40 +10,13 @@ use crate::collective_file::{read_collective, write_collective};
 use crate::draft::{GroupDraft, HopDraft, MemberDraft, PathDraft, RouteDraft};
 use crate::fault::{FaultKind, Faults};
 use crate::group::{DEFAULT_STALL_TIMEOUT_MS, HostEndpoint, MulticastGroup, NextHop, RemoteMemory};
-use crate::reader::{self, Fields, Limit, Reader, Value};
+use crate::limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};
+use crate::reader::{self, Fields, Reader, Value};
 use crate::route::Route;
 use crate::set::RuleSet;
 
-pub(crate) const IP: &str = "an IPv4 address, such as \"10.0.0.1\"";
-const MAC: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
-const PREFIX: &str = "an IPv4 prefix, such as \"10.0.1.0/24\"";
 const NAME: &str = "a name in quotes";
 pub(crate) const PORT: &str = "a port, 0 to 63";
-const LIMIT_PORT: Limit = Limit {
-    most: 63,
-    over: "is no port: 0 to 63",
-};
-pub(crate) const LIMIT_QPN: Limit = Limit {
-    most: 0xFF_FFFF,
-    over: "is over the 24 bits of a QPN",
-};
-pub(crate) const LIMIT_PSN: Limit = Limit {
-    most: 0xFF_FFFF,
-    over: "is over the 24 bits of a PSN",
-};
-pub(crate) const LIMIT_U16: Limit = Limit {
-    most: u16::MAX as u64,
-    over: "is over 16 bits",
-};
-pub(crate) const LIMIT_U32: Limit = Limit {
-    most: u32::MAX as u64,
-    over: "is over 32 bits",
-};
-pub(crate) const LIMIT_U64: Limit = Limit {
-    most: u64::MAX,
-    over: "is over 64 bits",
-};
-const PMTU_WHY: &str = "is no path MTU: 256, 512, 1024, 2048 or 4096";
 
 impl RuleSet {
     /// Reads a rule file, and says all that is wrong with it at once: every fault with its line, column and field.
@@ -102,18 +75,7 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
         }
     }
     fields.finish(r);
-    for (i, group) in groups.iter().enumerate() {
-        let faults = group.check(PortId::COUNT);
-        r.place(faults.into_iter().map(|f| f.within(&format!("groups[{i}]"))));
-    }
-    for (i, group) in collectives.iter().enumerate() {
-        let faults = group.check(PortId::COUNT);
-        r.place(faults.into_iter().map(|f| f.within(&format!("collectives[{i}]"))));
-    }
-    let mut faults = Vec::new();
-    check::between_groups(&groups, &collectives, &mut faults);
-    check::routes(&routes, PortId::COUNT, &mut faults);
-    r.place(faults);
+    r.place(check::switch(&groups, &collectives, &routes, PortId::COUNT));
     Some(RuleSet {
         groups: groups
             .into_iter()
@@ -134,21 +96,21 @@ fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<GroupDraf
     let mut f = r.table(value, "a group: [[groups]]")?;
     let group = GroupDraft {
         name: read_name(r, &mut f),
-        generation: optional(r, &mut f, "generation", 0, |r, v| r.number(v, &LIMIT_U64)),
+        generation: optional(r, &mut f, "generation", 0, |r, v| r.number(v, &Limit::U64)),
         mcst_id: f
-            .need(r, "mcst_id", IP)
-            .and_then(|v| r.parsed(&v, IP))
+            .need(r, "mcst_id", IP_TEXT)
+            .and_then(|v| r.parsed(&v, IP_TEXT))
             .map(McstId),
         pmtu: f
             .need(r, "pmtu", "256, 512, 1024, 2048 or 4096")
             .and_then(|v| read_pmtu(r, &v)),
         start_psn: optional(r, &mut f, "start_psn", None, |r, v| {
-            r.number(v, &LIMIT_PSN).map(|n| Some(Psn::new(n as u32)))
+            r.number(v, &Limit::PSN).map(|n| Some(Psn::new(n as u32)))
         }),
-        va_base: optional(r, &mut f, "va_base", 0, |r, v| r.number(v, &LIMIT_U64)),
+        va_base: optional(r, &mut f, "va_base", 0, |r, v| r.number(v, &Limit::U64)),
         source: f.need(r, "source", PORT).and_then(|v| read_port(r, &v)),
         stall_timeout_ms: optional(r, &mut f, "stall_timeout_ms", DEFAULT_STALL_TIMEOUT_MS, |r, v| {
-            r.number(v, &LIMIT_U32).map(|n| n as u32)
+            r.number(v, &Limit::U32).map(|n| n as u32)
         }),
         paths: f
             .need(r, "paths", "a list of paths: [[groups.paths]]")
@@ -188,10 +150,10 @@ fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<MemberDraf
     let mut f = r.table(value, "a host: { name, ip, qpn, mac }")?;
     let member = MemberDraft {
         name: read_name(r, &mut f),
-        ip: f.need(r, "ip", IP).and_then(|v| r.parsed(&v, IP)),
+        ip: f.need(r, "ip", IP_TEXT).and_then(|v| r.parsed(&v, IP_TEXT)),
         qpn: f
             .need(r, "qpn", "the host's QPN, 0x2 to 0xfffffe")
-            .and_then(|v| r.number(&v, &LIMIT_QPN))
+            .and_then(|v| r.number(&v, &Limit::QPN))
             .map(|n| Qpn::new(n as u32)),
         mac: read_mac(r, &mut f),
         memory: optional(r, &mut f, "memory", None, |r, v| read_memory(r, v).map(Some)),
@@ -204,13 +166,13 @@ fn read_memory<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<RemoteMe
     let mut f = r.table(value, "memory: { va, rkey, length }")?;
     let va = f
         .need(r, "va", "a virtual address")
-        .and_then(|v| r.number(&v, &LIMIT_U64));
+        .and_then(|v| r.number(&v, &Limit::U64));
     let rkey = f
         .need(r, "rkey", "a remote key")
-        .and_then(|v| r.number(&v, &LIMIT_U32));
+        .and_then(|v| r.number(&v, &Limit::U32));
     let length = f
         .need(r, "length", "a length in bytes")
-        .and_then(|v| r.number(&v, &LIMIT_U64));
+        .and_then(|v| r.number(&v, &Limit::U64));
     f.finish(r);
     Some(RemoteMemory {
         va: va?,
@@ -231,7 +193,9 @@ fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<HopDraft
 
 fn read_route<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<RouteDraft> {
     let mut f = r.table(value, "a route: [[routes]]")?;
-    let prefix = f.need(r, "prefix", PREFIX).and_then(|v| r.parsed(&v, PREFIX));
+    let prefix = f
+        .need(r, "prefix", PREFIX_TEXT)
+        .and_then(|v| r.parsed(&v, PREFIX_TEXT));
     let next_hops = f.need(r, "next_hops", "a list of { port, mac }").and_then(|v| {
         let values = r.array(&v, "a list of { port, mac }")?;
         Some(
@@ -276,30 +240,20 @@ pub(crate) fn read_name<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> 
 }
 
 pub(crate) fn read_mac<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
-    fields.need(r, "mac", MAC).and_then(|v| r.parsed(&v, MAC))
+    fields
+        .need(r, "mac", MAC_TEXT)
+        .and_then(|v| r.parsed(&v, MAC_TEXT))
 }
 
 pub(crate) fn read_port<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PortId> {
-    r.number(value, &LIMIT_PORT).and_then(|n| PortId::new(n as u8))
+    r.number(value, &Limit::PORT).and_then(|n| PortId::new(n as u8))
 }
 
 pub(crate) fn read_pmtu<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Pmtu> {
-    let bytes = r.number(
-        value,
-        &Limit {
-            most: 4096,
-            over: PMTU_WHY,
-        },
-    )?;
+    let bytes = r.number(value, &Limit::PMTU)?;
     let pmtu = Pmtu::from_bytes(bytes as u32);
     if pmtu.is_none() {
-        r.fault(
-            value,
-            FaultKind::OutOfRange {
-                value: bytes.to_string(),
-                why: PMTU_WHY,
-            },
-        );
+        r.fault(value, Limit::PMTU.fault(bytes));
     }
     pmtu
 }

@@ -6,8 +6,8 @@
 //! IncTree, EPIC 3.3) or a [`Route`] (a static IPv4 route with equal-cost next hops).
 //!
 //! The types hold what cannot be confused ([`castnet_wire::Qpn`], [`castnet_wire::PortId`] ...); what types cannot say
-//! is said once, in [`MulticastGroup::check`], [`CollectiveGroup::check`] and [`RuleSet::check`], for files, messages and installs alike. A
-//! [`Fault`] names the field and, where the rules came from a file, its line and column.
+//! is said once, in [`MulticastGroup::check`], [`CollectiveGroup::check`] and, between groups, [`GroupIndex::check`], for files,
+//! messages and installs alike. A [`Fault`] names the field and, where the rules came from a file, its line and column.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -19,7 +19,9 @@ mod fault;
 mod file;
 mod generate;
 mod group;
+mod index;
 mod lane;
+mod limit;
 mod reader;
 mod route;
 mod set;
@@ -34,7 +36,9 @@ pub use draft::{GroupDraft, HopDraft, MemberDraft, PathDraft, RouteDraft};
 pub use fault::{Fault, FaultKind, Faults, Position};
 pub use generate::{COLLECTIVE_EXAMPLE, TWO_TIER_EXAMPLE};
 pub use group::{DEFAULT_STALL_TIMEOUT_MS, HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
+pub use index::{Claims, GroupIndex};
 pub use ipnet::Ipv4Net;
 pub use lane::{LANES_MAX, lane_name, lane_of};
+pub use limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};
 pub use route::{Route, RouteHop};
 pub use set::RuleSet;

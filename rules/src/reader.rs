@@ -7,6 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::fault::{Fault, FaultKind, Faults, Position, join};
+use crate::limit::Limit;
 
 /// A value, as the parser gives it, with its field's path.
 #[derive(Clone)]
@@ -29,12 +30,6 @@ pub(crate) struct Reader<'t> {
     text: &'t str,
     faults: Vec<(usize, Fault)>,
     places: BTreeMap<String, usize>,
-}
-
-/// An integer's upper bound, and what to say beyond it.
-pub(crate) struct Limit {
-    pub(crate) most: u64,
-    pub(crate) over: &'static str,
 }
 
 /// Parses `text` and hands the document to `read`; its result counts where there were no faults.
@@ -148,18 +143,18 @@ impl<'t> Reader<'t> {
         let DeValue::Integer(integer) = value.value else {
             return self.wrong_type(value, "a whole number");
         };
-        let why = match u64::from_str_radix(integer.as_str(), integer.radix()) {
-            Ok(number) if number <= limit.most => return Some(number),
-            Err(_) if integer.as_str().starts_with('-') => "is negative: give 0 or more",
-            _ => limit.over,
-        };
-        self.fault(
-            value,
-            FaultKind::OutOfRange {
-                value: integer.to_string(),
-                why,
+        let kind = match u64::from_str_radix(integer.as_str(), integer.radix()) {
+            Ok(number) => match limit.admit(number, integer) {
+                Ok(number) => return Some(number),
+                Err(kind) => kind,
             },
-        );
+            Err(_) if integer.as_str().starts_with('-') => FaultKind::OutOfRange {
+                value: integer.to_string(),
+                why: "is negative: give 0 or more",
+            },
+            Err(_) => limit.fault(integer),
+        };
+        self.fault(value, kind);
         None
     }
 
@@ -266,23 +261,10 @@ impl<'a, 't> Fields<'a, 't> {
 /// The known name that is a slip of the finger away, if any.
 pub(crate) fn suggest(name: &str, known: &[&'static str]) -> Option<&'static str> {
     let slips_max = (name.chars().count() / 3).max(1);
-    let best = known.iter().map(|k| (slips(name, k), *k)).min()?;
+    let name = name.to_lowercase();
+    let slips = |known: &&'static str| (strsim::levenshtein(&name, &known.to_lowercase()), *known);
+    let best = known.iter().map(slips).min()?;
     (best.0 <= slips_max).then_some(best.1)
-}
-
-/// Letters to insert, take away or change, to make one text of the other.
-fn slips(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.to_lowercase().chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.to_lowercase().chars().enumerate() {
-        let mut diagonal = core::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let change = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 fn position(text: &str, at: usize) -> Position {

@@ -30,23 +30,8 @@ impl RuleSet {
     /// between them. Empty where it may be installed.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         let groups: Vec<GroupDraft> = self.groups.iter().map(GroupDraft::from).collect();
-        let mut faults = Vec::new();
-        for (i, group) in groups.iter().enumerate() {
-            faults.extend(
-                group
-                    .check(ports)
-                    .into_iter()
-                    .map(|f| f.within(&format!("groups[{i}]"))),
-            );
-        }
         let collectives: Vec<CollectiveDraft> = self.collectives.iter().map(CollectiveDraft::from).collect();
-        for (i, group) in collectives.iter().enumerate() {
-            let told = group.check(ports).into_iter();
-            faults.extend(told.map(|f| f.within(&format!("collectives[{i}]"))));
-        }
-        check::between_groups(&groups, &collectives, &mut faults);
         let routes: Vec<RouteDraft> = self.routes.iter().map(RouteDraft::from).collect();
-        check::routes(&routes, ports, &mut faults);
-        faults
+        check::switch(&groups, &collectives, &routes, ports)
     }
 }

@@ -98,6 +98,7 @@ impl<W: Watch> Simulation<W> {
                 size,
                 pmtu: request.pmtu,
                 message_packets: request.message_packets.into(),
+                reproducible: request.reproducible,
                 ..machine
             });
             self.add_rank(

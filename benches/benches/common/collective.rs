@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use castnet_engine::Collective;
 use castnet_port::{Pool, PoolBuf, PoolConfig};
+use castnet_reduce::Kernel;
 use castnet_rules::{CollectiveGroup, RankEndpoint};
 use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Verdict};
 
@@ -20,11 +21,14 @@ const SLOTS: u16 = 64;
 pub struct Sums {
     engine: Engine,
     sink: Sink,
-    group: Box<Collective>,
+    rule: CollectiveGroup,
     payload: usize,
     controls: Vec<PoolBuf>,
     /// By rank.
     data: Vec<Vec<PoolBuf>>,
+    /// Payloads and slots of the baseline: as many as [`Sums::contributions`] measures, and adds to.
+    payloads: Vec<Vec<u8>>,
+    slots: Vec<[u8; 64]>,
 }
 
 fn frame(rank: usize, opcode: Opcode, psn: u32, imm: Option<u32>, payload: &[u8]) -> Vec<u8> {
@@ -58,7 +62,6 @@ impl Sums {
             ..rule.expect("a right rule")
         };
         let engine = engine(RANKS);
-        let group = Collective::compile(&rule, &engine.config().ports).expect("a right rule");
         let mut sink = Sink::new();
         sink.pool = Pool::new(PoolConfig {
             buffers: 8192,
@@ -86,11 +89,17 @@ impl Sums {
             frame(rank, Opcode::SendOnlyImm, 0, Some(Control::IMMEDIATE), &bytes)
         };
         let floats: Vec<u8> = (0..payload / 4).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        // Whole messages, the control message before them.
+        let position = |psn: u32| match psn % u32::from(rule.message_packets) {
+            1 => Opcode::SendFirst,
+            0 => Opcode::SendLast,
+            _ => Opcode::SendMiddle,
+        };
         let pool = sink.pool.clone();
         let load = |bytes: Vec<u8>| pool.copy_from(&bytes).expect("a buffer");
         let data = |rank| {
             (1..=PACKETS)
-                .map(|psn| load(frame(rank, Opcode::SendMiddle, psn, None, &floats)))
+                .map(|psn| load(frame(rank, position(psn), psn, None, &floats)))
                 .collect()
         };
         Self {
@@ -98,8 +107,10 @@ impl Sums {
             data: (0..RANKS).map(data).collect(),
             engine,
             sink,
-            group,
+            rule,
             payload,
+            payloads: vec![floats; PACKETS as usize * (RANKS - 2)],
+            slots: vec![[0; 64]; PACKETS as usize * payload / 64],
         }
     }
 
@@ -117,7 +128,8 @@ impl Sums {
     /// A fresh group.
     pub fn install(&mut self) {
         self.engine.remove(MCST);
-        self.engine.install(self.group.clone()).expect("room");
+        let group = Collective::compile(&self.rule, &self.engine.config().ports).expect("a right rule");
+        self.engine.install(group).expect("room");
     }
 
     /// A fresh group that has the control messages of all ranks and the data of the first `ranks`.
@@ -156,6 +168,26 @@ impl Sums {
             );
         }
         (total, rounds * u64::from(PACKETS) * (RANKS as u64 - 2))
+    }
+
+    /// What no switch is spared, and nothing else: the CRC of each of these payloads, in one piece, and its sum with a slot.
+    pub fn crc_and_add(&mut self, crc: &dyn Fn(&[u8]) -> u32, rounds: u64) -> (Duration, u64) {
+        let kernel = Kernel::select(Operation::Sum, DataType::F32, CallFlags::default());
+        let mut total = Duration::ZERO;
+        for _ in 0..rounds {
+            self.slots.fill([0; 64]);
+            let start = Instant::now();
+            for payloads in self.payloads.chunks(PACKETS as usize) {
+                let slots = self.slots.as_flattened_mut().chunks_exact_mut(self.payload);
+                for (payload, slot) in payloads.iter().zip(slots) {
+                    if black_box(crc(black_box(payload))) != 0 {
+                        kernel.apply(slot, payload);
+                    }
+                }
+            }
+            total += start.elapsed();
+        }
+        (total, rounds * self.payloads.len() as u64)
     }
 
     /// The last contributions: each is added and sends its result to all ranks.

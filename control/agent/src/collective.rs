@@ -3,9 +3,9 @@
 use castnet_proto::convert::{collective_to_proto, disagreement_to_proto};
 use castnet_proto::v1;
 use castnet_rules::{CollectiveEndpoint, CollectiveGroup};
-use castnet_wire::{Control, McstId, Nanos, Psn};
+use castnet_wire::{Call, Control, McstId, Nanos, Pmtu, PortId, Psn, Verdict};
 use castnet_worker::engine::{
-    CollectiveCounters, CollectiveGroupStatus, EndpointCounters, EndpointSnapshot, PortSet,
+    CollectiveCounters, CollectiveGroupStatus, EndpointCounters, EndpointSnapshot, PortSet, Refusal,
 };
 use castnet_worker::{CollectiveReport, Dataplane, InstalledCollective};
 
@@ -77,6 +77,7 @@ fn group_status(status: &CollectiveGroupStatus) -> v1::CollectiveStatus {
         endpoints: endpoints.collect(),
         // Those in flight are numbered, and come last.
         finished: oldest.map_or(machine.next_sequence, |c| c.sequence).into(),
+        conflict: machine.conflict.as_ref().and_then(disagreement_to_proto),
     }
 }
 
@@ -203,13 +204,66 @@ pub(crate) fn conflict(
     (mcst_id, generation): (McstId, u64),
     control: &Control,
 ) -> v1::CollectiveConflict {
+    let rule = rule(dataplane, mcst_id, generation);
     v1::CollectiveConflict {
         mcst_id: mcst_id.to_string(),
-        group: rule(dataplane, mcst_id, generation)
-            .map(|r| r.name)
-            .unwrap_or_default(),
         generation,
         disagreement: disagreement_to_proto(control),
+        miscounting_ranks: rule
+            .as_ref()
+            .map(|r| miscounting(control, r.pmtu))
+            .unwrap_or_default(),
+        group: rule.map(|r| r.name).unwrap_or_default(),
+    }
+}
+
+/// Of the ranks that a conflict names, those whose count of packets does not follow from the path MTU.
+fn miscounting(control: &Control, pmtu: Pmtu) -> Vec<u32> {
+    let other = match control.verdict {
+        Verdict::Conflict { rank, call } => Some((rank, call)),
+        Verdict::Agreed => None,
+    };
+    let counts = |call: &Call| u64::from(call.packets) == call.bytes().div_ceil(pmtu.bytes() as u64);
+    std::iter::once((control.rank, control.call))
+        .chain(other)
+        .filter(|(_, call)| !counts(call))
+        .map(|(rank, _)| rank.into())
+        .collect()
+}
+
+pub(crate) fn refused(
+    dataplane: &Dataplane,
+    (mcst_id, generation): (McstId, u64),
+    port: PortId,
+    sequence: u32,
+    why: Refusal,
+) -> v1::RankRefused {
+    let rule = rule(dataplane, mcst_id, generation);
+    let endpoint = rule.as_ref().and_then(|r| r.endpoint(port));
+    v1::RankRefused {
+        mcst_id: mcst_id.to_string(),
+        generation,
+        port: port_number(port),
+        next_hop: endpoint
+            .map(|e| e.next_hop.name().to_string())
+            .unwrap_or_default(),
+        rank: endpoint.and_then(|e| ranks(e).first().copied()),
+        sequence,
+        rule: Some(match why {
+            Refusal::NotReproducible => v1::rank_refused::Rule::NotReproducible(true),
+            Refusal::Cut {
+                packet,
+                found,
+                expected,
+            } => v1::rank_refused::Rule::Cut(v1::MiscutPacket {
+                packet,
+                opcode: found.opcode.to_string(),
+                payload_bytes: found.payload.into(),
+                expected_opcode: expected.opcode.to_string(),
+                expected_payload_bytes: expected.payload.into(),
+            }),
+        }),
+        group: rule.as_ref().map(|r| r.name.clone()).unwrap_or_default(),
     }
 }
 
@@ -217,4 +271,41 @@ pub(crate) fn conflict(
 fn rule(dataplane: &Dataplane, mcst_id: McstId, generation: u64) -> Option<CollectiveGroup> {
     let rule = dataplane.rule(mcst_id)?.collective().cloned();
     rule.filter(|r| r.generation == generation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use castnet_wire::{CallFlags, DataType, Operation, Primitive};
+
+    /// Whichever of the two names comes first in the message.
+    #[test]
+    fn who_counts_packets_otherwise_than_the_path_mtu_is_named() {
+        let call = |elements, packets| Call {
+            primitive: Primitive::AllReduce,
+            root: 0,
+            operation: Operation::Sum,
+            data_type: DataType::F32,
+            flags: CallFlags::NONE,
+            elements,
+            packets,
+        };
+        let (right, wrong) = (call(1000, 4), call(1000, 8));
+        for (first, second, named) in [
+            (right, wrong, vec![5]),
+            (wrong, right, vec![2]),
+            (right, call(900, 4), vec![]),
+        ] {
+            let control = Control {
+                sequence: 0,
+                rank: 2,
+                call: first,
+                verdict: Verdict::Conflict {
+                    rank: 5,
+                    call: second,
+                },
+            };
+            assert_eq!(miscounting(&control, Pmtu::B1024), named);
+        }
+    }
 }

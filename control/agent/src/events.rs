@@ -73,10 +73,11 @@ fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<broadcast::
 fn message(dataplane: &Dataplane, SwitchEvent { at, kind }: SwitchEvent) -> Option<v1::AgentEvent> {
     let event = match kind {
         SwitchEventKind::Engine(kind) => engine_event(dataplane, at, kind),
-        SwitchEventKind::Port { port, name, up } => Event::Port(v1::PortChanged {
+        SwitchEventKind::Port { port, name, up, mtu } => Event::Port(v1::PortChanged {
             port: view::port_number(port),
             name,
             up,
+            mtu: mtu as u32,
         }),
         SwitchEventKind::GroupInstalled {
             mcst_id,
@@ -180,6 +181,16 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             let stalled = collective::stalled(dataplane, of, waiting_for, psn, at.since(since));
             Event::CollectiveStalled(stalled)
         }
+        EventKind::RankRefused {
+            mcst_id,
+            generation,
+            port,
+            sequence,
+            why,
+        } => {
+            let of = (mcst_id, generation);
+            Event::RankRefused(collective::refused(dataplane, of, port, sequence, why))
+        }
         EventKind::CollectiveConflict {
             mcst_id,
             generation,
@@ -187,9 +198,18 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
         } => Event::CollectiveConflict(collective::conflict(dataplane, (mcst_id, generation), &control)),
         EventKind::NeighbourAppeared(n) | EventKind::NeighbourChanged(n) => neighbour(n, false),
         EventKind::NeighbourGone(n) => neighbour(n, true),
-        EventKind::FdbFull { entries } => Event::FdbFull(v1::FdbFull {
-            entries: entries as u64,
-        }),
+        EventKind::NeighboursUnreported { port, changes } => {
+            let port = view::port_number(port);
+            Event::NeighboursUnreported(v1::NeighboursUnreported { port, changes })
+        }
+        EventKind::NeighboursFull { entries, port } => {
+            let (entries, port) = (entries as u64, view::port_number(port));
+            Event::NeighboursFull(v1::NeighboursFull { entries, port })
+        }
+        EventKind::FdbFull { entries, port } => {
+            let (entries, port) = (entries as u64, view::port_number(port));
+            Event::FdbFull(v1::FdbFull { entries, port })
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use castnet_proto::convert::{Invalid, refuse};
+use castnet_proto::convert::{Invalid, refuse, rule_faults};
 use castnet_proto::v1::InstallOutcome;
 use castnet_rules::{Fault, MulticastGroup};
 use castnet_wire::McstId;
@@ -41,7 +41,7 @@ impl Owners {
                 let reason = format!("{mcst_id} is the address of group {name:?} of {who}");
                 return Err(refuse(Code::AlreadyExists, fields.path("mcst_id"), reason));
             }
-            if running.generation() == rule.generation() {
+            if running.name() == rule.name() && running.generation() == rule.generation() {
                 return unchanged(&running, rule, fields);
             }
         }
@@ -161,7 +161,7 @@ impl Fields {
         let text = error.to_string();
         let (code, field) = match error {
             InstallError::Refused(refused) => match refused {
-                Refused::Faults(faults) => return self.faults(faults),
+                Refused::Faults(faults) => return self.faults(faults, Code::InvalidArgument),
                 Refused::NoPort { path, .. } => (
                     Code::InvalidArgument,
                     self.path(&format!("{}[{path}].port", self.ports)),
@@ -176,25 +176,18 @@ impl Fields {
                     (Code::ResourceExhausted, self.rule.into())
                 }
             },
-            InstallError::McstIdTaken { .. } => (Code::AlreadyExists, self.path("mcst_id")),
-            InstallError::NameTaken { .. } => (Code::AlreadyExists, self.path("name")),
+            InstallError::Clash(faults) => return self.faults(faults, Code::AlreadyExists),
             InstallError::Older { .. } => (Code::FailedPrecondition, self.path("generation")),
             _ => return Status::unavailable(text),
         };
         refuse(code, field, text)
     }
 
-    /// The engine's own check, with the switch's real ports; fields as the message has them.
-    fn faults(self, faults: &[Fault]) -> Status {
-        let renamed = faults.iter().cloned().map(|mut fault| {
-            if fault.field == "source" {
-                fault.field = "source_port".into();
-            }
-            fault.within(self.rule)
-        });
-        match Invalid::all(renamed.collect()) {
-            Some(invalid) => invalid.into(),
-            None => Status::invalid_argument(format!("{}: refused", self.rule)),
+    /// What the checker found, with the switch's real ports and groups.
+    fn faults(self, faults: &[Fault], code: Code) -> Status {
+        match Invalid::all(rule_faults(self.rule, faults)) {
+            Some(invalid) => invalid.refuse(code),
+            None => Status::new(code, format!("{}: refused", self.rule)),
         }
     }
 }

@@ -8,6 +8,8 @@
 mod collective;
 mod events;
 mod install;
+#[cfg(test)]
+mod one_checker;
 mod service;
 mod taps;
 mod view;
@@ -18,7 +20,7 @@ use std::sync::Arc;
 use castnet_proto::transport::{Address, Security, Server, TransportError, serve};
 use castnet_proto::v1::agent_server::AgentServer;
 use castnet_rules::{Fault, RuleSet};
-use castnet_worker::{Dataplane, RouteError, Rule};
+use castnet_worker::{Dataplane, InstallError, Installed, RouteError, Rule};
 use tonic::service::Routes;
 
 use crate::events::Events;
@@ -96,7 +98,7 @@ pub enum LoadError {
         /// The group.
         name: String,
         /// Why.
-        error: castnet_worker::InstallError,
+        error: InstallError,
     },
     /// The dataplane refuses the routes.
     #[error("routes: {0}")]
@@ -120,22 +122,33 @@ pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadErro
     let groups: Vec<Rule> = multicast
         .chain(rules.collectives.iter().cloned().map(Rule::Collective))
         .collect();
-    for (i, group) in groups.iter().enumerate() {
-        if let Err(error) = dataplane.install(group) {
-            let done = groups.get(..i).unwrap_or_default();
-            take_back(dataplane, done, routes);
-            return Err(LoadError::Group {
-                name: group.name().into(),
-                error,
-            });
+    let mut done = Vec::new();
+    for group in &groups {
+        let before = dataplane.rule(group.mcst_id());
+        match dataplane.install(group) {
+            Ok(Installed::Unchanged) => {}
+            Ok(_) => done.push((group, before)),
+            Err(error) => {
+                take_back(dataplane, done, routes);
+                return Err(LoadError::Group {
+                    name: group.name().into(),
+                    error,
+                });
+            }
         }
     }
     Ok(())
 }
 
-fn take_back(dataplane: &Dataplane, groups: &[Rule], routes: Vec<castnet_rules::Route>) {
-    for group in groups.iter().rev() {
-        if let Err(error) = dataplane.remove_group(group.mcst_id()) {
+/// Removes groups again, and puts those back that they replaced.
+fn take_back(dataplane: &Dataplane, groups: Vec<(&Rule, Option<Rule>)>, routes: Vec<castnet_rules::Route>) {
+    for (group, before) in groups.into_iter().rev() {
+        let removed = dataplane
+            .remove_group(group.mcst_id())
+            .map_err(InstallError::from);
+        let undone =
+            removed.and_then(|_| before.map_or(Ok(()), |before| dataplane.install(&before).map(drop)));
+        if let Err(error) = undone {
             tracing::error!(group = group.name(), %error, "cannot be taken back");
         }
     }

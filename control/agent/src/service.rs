@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
-    Invalid, collective_from_proto, filter_from_proto, group_from_proto, mcst_id_from_proto, port_from_proto,
-    prefix_from_proto, refuse, route_from_proto, route_to_proto, routes_from_proto,
+    Invalid, collective_from_proto, filter_from_proto, group_from_proto, mcst_id_from_proto, of_one_route,
+    port_from_proto, prefix_from_proto, refuse, route_from_proto, route_to_proto, routes_from_proto,
 };
 use castnet_proto::v1;
 use castnet_rules::FaultKind;
@@ -57,10 +57,14 @@ fn missing(field: &str, expected: &'static str) -> Status {
     Invalid::one(field, FaultKind::Missing { expected }).into()
 }
 
-fn route_refused(error: RouteError) -> Status {
+fn route_refused(error: RouteError, name: fn(Invalid) -> Invalid) -> Status {
     let text = error.to_string();
     match error {
-        RouteError::Faults(_) | RouteError::NoPort { .. } => refuse(Code::InvalidArgument, "routes", text),
+        RouteError::Faults(faults) => {
+            let invalid = Invalid::all(faults).map(name);
+            invalid.map_or_else(|| Status::invalid_argument(text), Status::from)
+        }
+        RouteError::NoPort { .. } => refuse(Code::InvalidArgument, "routes", text),
         _ => Status::unavailable(text),
     }
 }
@@ -189,7 +193,8 @@ impl v1::agent_server::Agent for Service {
     async fn set_routes(&self, request: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
         let routes = routes_from_proto(&request.get_ref().routes)?;
         self.ask(move |shared| {
-            shared.dataplane.set_routes(routes).map_err(route_refused)?;
+            let done = shared.dataplane.set_routes(routes);
+            done.map_err(|error| route_refused(error, |routes| routes))?;
             Ok(v1::SetRoutesResponse {})
         })
         .await
@@ -198,7 +203,8 @@ impl v1::agent_server::Agent for Service {
     async fn add_route(&self, request: Request<v1::AddRouteRequest>) -> Answer<v1::AddRouteResponse> {
         let route = route_from_proto(request.get_ref().route.as_ref())?;
         self.ask(move |shared| {
-            let replaced = shared.dataplane.add_route(route).map_err(route_refused)?;
+            let done = shared.dataplane.add_route(route);
+            let replaced = done.map_err(|error| route_refused(error, of_one_route))?;
             Ok(v1::AddRouteResponse { replaced })
         })
         .await
@@ -324,7 +330,7 @@ impl v1::agent_server::Agent for Service {
                         .dataplane
                         .trace(port, &bytes)
                         .map_err(|e| taps::refused(e, "frame.port"))?;
-                    Ok(view::trace(&trace))
+                    Ok(view::trace(&trace, 0))
                 });
                 let trace = dry_run.await?.into_inner();
                 Ok(Response::new(Box::pin(tokio_stream::once(Ok(trace)))))

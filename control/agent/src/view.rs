@@ -278,7 +278,7 @@ pub(crate) fn fdb_entry(entry: &FdbEntry, now: Nanos) -> v1::FdbEntry {
     }
 }
 
-pub(crate) fn trace(trace: &Trace) -> v1::FrameTrace {
+pub(crate) fn trace(trace: &Trace, lost: u64) -> v1::FrameTrace {
     let line = |bytes: &[u8]| describe(bytes, bytes.len()).to_string();
     let step = |step: &Step| v1::TraceStep {
         stage: step.stage.name().into(),
@@ -304,6 +304,7 @@ pub(crate) fn trace(trace: &Trace) -> v1::FrameTrace {
             Verdict::Dropped(reason) => Some(reason.name().into()),
             _ => None,
         },
+        lost,
     }
 }
 

@@ -36,8 +36,9 @@ Without --port, a switch with one worker runs inside this program, and hosts are
 a worker's round are told apart. With --port, each port plays the host at the other end of a real switch's port.
 
 Columns: frames into and out of the switch, in millions per second and in Gb/s (whole frames without FCS); nanoseconds of the worker's
-busy time for each; engine ns: of those per frame in, what parsing, deciding and rewriting took; what bounded the rate (the switch, if its
-worker was idle for less than 5 %); drops: frames that ended in the switch; missing: data that never reached a receiver.
+busy time for each; engine ns: of those per frame in, what parsing, deciding and rewriting took; ports ns: what the ports took, which over core are
+the hosts; what bounded the rate (the switch, if its worker was idle for less than 5 %); drops: frames that ended in the switch; missing:
+data that never reached a receiver.
 docs/bench.md says what each pattern does and how to read it.
 
 Examples:
@@ -45,7 +46,7 @@ Examples:
   castnet bench ack --receivers 16 --over core          ACKs per second of one core
   castnet bench multicast --size 64 --size 4096 --groups 100
   castnet bench multicast --size 64:7,1024:4,4096:1 --rate 2M --time 10s
-  castnet bench mix:multicast=4,aggregate=1 -O json
+  castnet bench mix:multicast=4,aggregate=1 -O json     one object a line, for each run
   castnet bench --port h1=eth1 --port h2=eth2 --switch http://10.0.0.9:7471 --insecure multicast
                                          h1 and h2: the switch's ports; groups are made there and removed in the end
   castnet bench --port h1=eth1 --port h2=eth2 --group rules.toml multicast     h1 and h2: members of the file's groups
@@ -89,6 +90,9 @@ pub(crate) struct BenchCommand {
     /// Of which frames that come back the ICRC is looked at, and of which results the sum: none, sample (one in 64) or all
     #[arg(long, default_value = "sample")]
     check: Check,
+    /// Says of each member of each group too what it sent, got and missed
+    #[arg(long, conflicts_with = "write")]
+    flows: bool,
     #[command(flatten)]
     inside: InsideArgs,
     #[command(flatten)]
@@ -215,7 +219,7 @@ impl BenchCommand {
                 Failure::usage("a run of no time measures nothing").next("say --time 1s, or --frames N")
             );
         }
-        let bench = if self.outside.ports.is_empty() {
+        let mut bench = if self.outside.ports.is_empty() {
             inside::run(output, &self.scenarios(None)?, time, &self.inside, &mut signals).await?
         } else {
             if self.outside.rules.is_none() && self.outside.switch.is_none() {
@@ -233,7 +237,10 @@ impl BenchCommand {
             )
             .await?
         };
-        output.show(&bench)?;
+        if !self.flows {
+            bench.runs.iter_mut().for_each(|run| run.flows.clear());
+        }
+        bench.show(output)?;
         bench.verdict()
     }
 }

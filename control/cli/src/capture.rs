@@ -21,7 +21,7 @@ use crate::units::{Span, bytes, count};
 /// Copies frames of a port, of a group or only dropped ones into a pcapng file
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Ends after --count frames, after --seconds, or with Ctrl-C; the file is whole in each case. Dropped frames carry the reason as a packet comment.
+    after_help = "Ends after --count frames, after --seconds, or with Ctrl-C; the file is whole in each case. Dropped frames carry the reason as a packet comment. A switch takes 8 live traces and captures at once, and ends one whose reader takes nothing for 5 s; what was lost is counted.
 
 Examples:
   castnet capture --port h1 -o h1.pcapng --seconds 10s

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use castnet_proto::convert::disagreement_from_proto;
+use castnet_proto::convert::{call_from_proto, disagreement_from_proto};
 use castnet_wire::Verdict;
 use clap::Args;
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-use crate::api::{self, agent_event::Event};
+use crate::api::{self, agent_event::Event, rank_refused::Rule as BrokenRule};
 use crate::connect::AgentArgs;
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, Page, Report};
@@ -41,6 +42,9 @@ struct EventLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     port: Option<String>,
     message: String,
+    /// What the message says, in fields: which ones depends on the kind.
+    #[serde(flatten)]
+    facts: Map<String, Value>,
 }
 
 impl Report for EventLine {
@@ -60,10 +64,13 @@ impl Report for EventLine {
 
 /// `None` for what only opens the stream.
 fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
-    let (kind, group, port, message) = match event.event? {
+    let told = event.event?;
+    let facts = facts(&told);
+    let (kind, group, port, message) = match told {
         Event::Hello(_) => return None,
         Event::Port(p) => {
-            let message = format!("{} is {}", p.name, if p.up { "up" } else { "down" });
+            let state = if p.up { "up" } else { "down" };
+            let message = format!("{} is {state}, MTU {}", p.name, p.mtu);
             ("port", None, Some(p.name), message)
         }
         Event::Neighbour(change) => {
@@ -123,14 +130,38 @@ fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
         }
         Event::CollectiveConflict(c) => {
             let said = disagreement_from_proto("disagreement", &c.disagreement.unwrap_or_default());
-            let message = match said.map(|c| (c, c.verdict)) {
+            let mut message = match said.map(|c| (c, c.verdict)) {
                 Ok((c, Verdict::Conflict { rank, call })) => format!(
                     "collective {}: rank {} says {}, rank {rank} says {call}",
                     c.sequence, c.rank, c.call
                 ),
                 _ => "ranks disagree".to_owned(),
             };
+            for rank in &c.miscounting_ranks {
+                message += &format!("; rank {rank} counts its packets otherwise than the path MTU demands");
+            }
             ("collective-conflict", Some(c.group), None, message)
+        }
+        Event::RankRefused(r) => {
+            let rank = r.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
+            let who = format!("{rank}({})", r.next_hop);
+            let message = match r.rule {
+                Some(BrokenRule::Cut(cut)) => format!(
+                    "{who} does not cut its data as the group does: packet {} of collective {} is {} of {} bytes and must be {} of {} bytes",
+                    cut.packet,
+                    r.sequence,
+                    cut.opcode,
+                    cut.payload_bytes,
+                    cut.expected_opcode,
+                    cut.expected_payload_bytes
+                ),
+                Some(BrokenRule::NotReproducible(_)) => format!(
+                    "{who} asks for rank order in collective {}, and the group is not reproducible: create it so, and join it so at all ranks",
+                    r.sequence
+                ),
+                None => format!("{who} breaks a rule of the group in collective {}", r.sequence),
+            };
+            ("rank-refused", Some(r.group), Some(names.name(r.port)), message)
         }
         Event::GroupMoved(m) => {
             let why = m.busy_percent.map_or_else(
@@ -150,12 +181,24 @@ fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
             );
             ("group-hot", Some(h.group), None, message)
         }
-        Event::FdbFull(f) => (
-            "fdb-full",
-            None,
-            None,
-            format!("{} addresses are learnt, and no place for more", f.entries),
-        ),
+        Event::NeighboursUnreported(n) => {
+            let port = names.name(n.port);
+            let message = format!(
+                "{} more neighbours came, changed or went at {port}, too fast to report each",
+                n.changes
+            );
+            ("neighbours-unreported", None, Some(port), message)
+        }
+        Event::NeighboursFull(f) => {
+            let port = names.name(f.port);
+            let message = full("neighbours", f.entries, &port);
+            ("neighbours-full", None, Some(port), message)
+        }
+        Event::FdbFull(f) => {
+            let port = names.name(f.port);
+            let message = full("Ethernet addresses", f.entries, &port);
+            ("fdb-full", None, Some(port), message)
+        }
         Event::Lagged(l) => (
             "lagged",
             None,
@@ -169,7 +212,86 @@ fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
         group,
         port,
         message,
+        facts,
     })
+}
+
+/// What an event says beside group and port, for programs. Quantities have their unit in their name.
+fn facts(event: &Event) -> Map<String, Value> {
+    let facts = match event {
+        Event::Hello(_) => json!({}),
+        Event::Port(p) => json!({ "up": p.up }),
+        Event::Neighbour(n) => json!({ "gone": n.gone }),
+        Event::PathStalled(s) => {
+            json!({ "next_hop": s.next_hop, "ack_psn": s.ack_psn, "waited_ns": s.for_ns })
+        }
+        Event::Group(g) => json!({ "mcst_id": g.mcst_id, "generation": g.generation, "removed": g.removed }),
+        Event::BaselineLearned(b) => json!({ "psn": b.psn }),
+        Event::MemberFailed(m) => {
+            json!({ "generation": m.generation, "next_hop": m.next_hop, "syndrome": m.syndrome })
+        }
+        Event::CollectiveStalled(s) => json!({
+            "generation": s.generation,
+            "ranks": s.ranks,
+            "next_hops": s.next_hops,
+            "psn": s.psn,
+            "waited_ns": s.for_ns,
+        }),
+        Event::CollectiveConflict(c) => {
+            let d = c.disagreement.unwrap_or_default();
+            let said = |rank: u32, call: Option<api::CollectiveCall>| {
+                let call = call.and_then(|call| call_from_proto("call", &call).ok());
+                json!({ "rank": rank, "call": call.map(|call| call.to_string()) })
+            };
+            json!({
+                "generation": c.generation,
+                "collective": d.sequence,
+                "ranks": [d.rank, d.other_rank],
+                "said": [said(d.rank, d.call), said(d.other_rank, d.other_call)],
+                "miscounting_ranks": c.miscounting_ranks,
+            })
+        }
+        Event::RankRefused(r) => {
+            let rule = match &r.rule {
+                Some(BrokenRule::Cut(cut)) => json!({ "cut": {
+                    "packet": cut.packet,
+                    "opcode": cut.opcode,
+                    "payload_bytes": cut.payload_bytes,
+                    "expected_opcode": cut.expected_opcode,
+                    "expected_payload_bytes": cut.expected_payload_bytes,
+                } }),
+                Some(BrokenRule::NotReproducible(_)) => json!("not-reproducible"),
+                None => Value::Null,
+            };
+            let ranks: Vec<u32> = r.rank.into_iter().collect();
+            json!({
+                "generation": r.generation,
+                "collective": r.sequence,
+                "ranks": ranks,
+                "next_hop": r.next_hop,
+                "rule": rule,
+            })
+        }
+        Event::GroupMoved(m) => {
+            json!({ "from_worker": m.from, "to_worker": m.to, "busy_percent": m.busy_percent })
+        }
+        Event::GroupHot(h) => json!({ "worker": h.worker, "share_percent": h.share_percent }),
+        Event::NeighboursUnreported(n) => json!({ "changes": n.changes }),
+        Event::NeighboursFull(f) => json!({ "neighbours": f.entries }),
+        Event::FdbFull(f) => json!({ "addresses": f.entries }),
+        Event::Lagged(l) => json!({ "events": l.events }),
+    };
+    match facts {
+        Value::Object(facts) => facts,
+        _ => Map::new(),
+    }
+}
+
+/// What happens when a table is full.
+fn full(what: &str, entries: u64, port: &str) -> String {
+    format!(
+        "the table of {what} is full with {entries}: most are at {port}, whose oldest give way to new ones"
+    )
 }
 
 impl EventsCommand {
@@ -204,6 +326,55 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranks_are_fields_and_quantities_have_units() {
+        let names = PortNames::of(&["h1"]);
+        let json = |event| {
+            let event = api::AgentEvent {
+                at_ns: 1,
+                event: Some(event),
+            };
+            serde_json::to_value(line(event, &names).expect("an event")).expect("JSON")
+        };
+        let stalled = json(Event::CollectiveStalled(api::CollectiveStalled {
+            ranks: vec![2, 5],
+            psn: 9,
+            for_ns: 2_000_000_000,
+            ..Default::default()
+        }));
+        assert_eq!((&stalled["ranks"], &stalled["psn"]), (&json!([2, 5]), &json!(9)));
+        assert_eq!(stalled["waited_ns"], json!(2_000_000_000_u64));
+        let call = |elements, packets| {
+            Some(api::CollectiveCall {
+                primitive: api::CollectivePrimitive::AllReduce.into(),
+                operation: api::CollectiveOperation::Sum.into(),
+                data_type: api::CollectiveDataType::F32.into(),
+                elements,
+                packets,
+                ..Default::default()
+            })
+        };
+        let conflict = json(Event::CollectiveConflict(api::CollectiveConflict {
+            disagreement: Some(api::Disagreement {
+                sequence: 3,
+                rank: 0,
+                call: call(512, 2),
+                other_rank: 4,
+                other_call: call(512, 4),
+            }),
+            miscounting_ranks: vec![4],
+            ..Default::default()
+        }));
+        assert_eq!(conflict["ranks"], json!([0, 4]));
+        assert_eq!(
+            conflict["said"][1],
+            json!({ "rank": 4, "call": "allreduce of 512 f32 by sum in 4 packets" })
+        );
+        assert_eq!(conflict["miscounting_ranks"], json!([4]));
+        let message = conflict["message"].as_str().expect("a message");
+        assert!(message.ends_with("rank 4 counts its packets otherwise than the path MTU demands"));
+    }
+
+    #[test]
     fn events_are_sentences_and_the_opening_is_not_told() {
         let names = PortNames::of(&["h1"]);
         let event = |event| api::AgentEvent {
@@ -225,6 +396,29 @@ mod tests {
             page.text(),
             "1.500000 path-stalled: h2 has acknowledged PSN 7, and no more for 2.00 s\n"
         );
+        let refused = api::RankRefused {
+            group: "g".to_owned(),
+            next_hop: "h2".to_owned(),
+            rank: Some(1),
+            sequence: 7,
+            rule: Some(BrokenRule::Cut(api::MiscutPacket {
+                packet: 3,
+                opcode: "SEND_ONLY".to_owned(),
+                payload_bytes: 512,
+                expected_opcode: "SEND_FIRST".to_owned(),
+                expected_payload_bytes: 1024,
+            })),
+            ..Default::default()
+        };
+        let line = super::line(event(Event::RankRefused(refused)), &names).expect("an event");
+        assert_eq!(
+            line.message,
+            "rank 1 (h2) does not cut its data as the group does: packet 3 of collective 7 is SEND_ONLY of 512 bytes and must be \
+             SEND_FIRST of 1024 bytes"
+        );
+        let json = serde_json::to_value(&line).expect("JSON");
+        assert_eq!((&json["ranks"], &json["collective"]), (&json!([1]), &json!(7)));
+        assert_eq!(json["rule"]["cut"]["expected_payload_bytes"], json!(1024));
         let moved = api::GroupMoved {
             group: "g".to_owned(),
             from: 0,
@@ -236,6 +430,18 @@ mod tests {
         assert_eq!(
             line.message,
             "g moved from worker 0 to worker 1: that worker was busy 97 % of the time"
+        );
+        let full = api::NeighboursFull {
+            entries: 1024,
+            port: 0,
+        };
+        let line = super::line(event(Event::NeighboursFull(full)), &names).expect("an event");
+        assert_eq!(
+            (line.port.as_deref(), line.message.as_str()),
+            (
+                Some("h1"),
+                "the table of neighbours is full with 1024: most are at h1, whose oldest give way to new ones"
+            )
         );
     }
 }

@@ -5,6 +5,8 @@ pub(crate) mod collective;
 mod create;
 mod lanes;
 pub(crate) mod show;
+#[cfg(test)]
+mod tests;
 
 use castnet_proto::transport::Address;
 use clap::{Args, Subcommand};

@@ -14,7 +14,7 @@ pub(crate) enum Format {
     /// Tables and sentences for people.
     #[default]
     Table,
-    /// JSON for machines: one object or array; for what goes on (`--watch`, live traces) one object a line.
+    /// JSON for machines: one object or array; for what goes on (`--watch`, live traces, runs of a bench) one object a line.
     Json,
 }
 

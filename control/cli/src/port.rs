@@ -12,7 +12,8 @@ use crate::units::{bit_rate, bytes, count};
 /// Ports of a switch: link, device and counters
 #[derive(Debug, Args)]
 #[command(
-    after_help = "missed: frames that the device or the kernel lost before the switch took them (castnet runtime says whether its workers keep up).
+    after_help = "mtu: follows the interface's while the switch runs, up to what it was at the start; for more, restart the switch.
+missed: frames that the device or the kernel lost before the switch took them (castnet runtime says whether its workers keep up).
 steering: how frames get to one of several receive queues: flow rules or rss keep a group on its worker, none leaves it to hand-over.
 segments: a device that sends frames of several lets replicas share their payload.
 

@@ -7,12 +7,15 @@ pub(crate) mod dpdk;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use castnet_agent::LoadError;
 use castnet_proto::transport::Address;
 use castnet_rules::RuleSet;
 use castnet_wire::{Nanos, PortId};
-use castnet_worker::{Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig, StartError, WorkerConfig};
+use castnet_worker::{
+    Counters, Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig, StartError, WorkerConfig,
+};
 use clap::Args;
 use serde::Serialize;
 
@@ -163,13 +166,7 @@ impl SwitchCommand {
                 "a worker had died before: its last counters are lost",
             ));
         };
-        output.show_next(&Summary {
-            name,
-            seconds: started.elapsed().as_secs_f64(),
-            totals: totals(&counters.totals),
-            groups: counters.groups.len(),
-            drops: drops(&counters),
-        })
+        output.show_next(&Summary::new(name, started.elapsed(), &counters))
     }
 }
 
@@ -179,13 +176,26 @@ struct Summary {
     name: String,
     seconds: f64,
     totals: Totals,
+    /// Of either kind.
     groups: usize,
     drops: Vec<DropRow>,
 }
 
+impl Summary {
+    fn new(name: String, ran: Duration, counters: &Counters) -> Self {
+        Self {
+            name,
+            seconds: ran.as_secs_f64(),
+            totals: totals(&counters.totals),
+            groups: counters.groups.len() + counters.collectives.len(),
+            drops: drops(counters),
+        }
+    }
+}
+
 impl Report for Summary {
     fn page(&self, page: &mut Page) {
-        let time = span(std::time::Duration::from_secs_f64(self.seconds));
+        let time = span(Duration::from_secs_f64(self.seconds));
         page.line(format!(
             "{}: stopped after {time} with {}: {}",
             self.name,
@@ -215,7 +225,7 @@ fn totals(t: &castnet_worker::engine::Totals) -> Totals {
 }
 
 /// Drops that happened, by reason.
-pub(crate) fn drops(counters: &castnet_worker::Counters) -> Vec<DropRow> {
+pub(crate) fn drops(counters: &Counters) -> Vec<DropRow> {
     let all = castnet_wire::DropReason::ALL.iter();
     all.map(|reason| DropRow {
         reason: reason.name().to_owned(),
@@ -369,6 +379,34 @@ mod tests {
         assert_eq!(
             dataplane.ports.iter().map(|p| p.flood).collect::<Vec<_>>(),
             [true, false]
+        );
+    }
+
+    #[test]
+    fn groups_of_either_kind_are_counted_in_the_end() {
+        let sums = castnet_worker::CollectiveReport {
+            name: "sums".to_owned(),
+            mcst_id: castnet_wire::McstId([10, 200, 0, 1].into()),
+            generation: 1,
+            worker: 0,
+            counters: Default::default(),
+            endpoints: Vec::new(),
+        };
+        let counters = Counters {
+            at: Nanos::ZERO,
+            totals: Default::default(),
+            drops: [0; castnet_wire::DropReason::COUNT],
+            ports: Vec::new(),
+            groups: Vec::new(),
+            collectives: vec![sums],
+            workers: Vec::new(),
+        };
+        let mut page = Page::default();
+        Summary::new("leaf1".to_owned(), Duration::from_secs(2), &counters).page(&mut page);
+        let text = page.text();
+        assert!(
+            text.starts_with("leaf1: stopped after 2.00 s with 1 group: "),
+            "{text}"
         );
     }
 

@@ -1,5 +1,6 @@
 //! `castnet trace`: what each stage of a switch decides about a frame, and why.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -12,7 +13,7 @@ use crate::output::{Output, Page, Report, remark};
 use crate::packets;
 use crate::pick::{self, FilterArgs};
 use crate::port::PortNames;
-use crate::units::{self, Span};
+use crate::units::{self, Span, count};
 
 /// Tells, stage by stage, what a switch does with a frame and why
 #[derive(Debug, Args)]
@@ -47,6 +48,9 @@ pub(crate) struct TraceCommand {
     agent: AgentArgs,
 }
 
+/// Steps of one stage, and frames sent, that are printed before the rest is only counted. JSON has all.
+const LIKE_MAX: usize = 4;
+
 #[derive(Debug, Serialize)]
 struct TraceReport {
     at_ns: u64,
@@ -56,6 +60,7 @@ struct TraceReport {
     steps: Vec<Step>,
     outputs: Vec<Out>,
     drop_reason: Option<String>,
+    lost: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -94,6 +99,7 @@ impl TraceReport {
             steps: trace.steps.into_iter().map(step).collect(),
             outputs: trace.outputs.into_iter().map(out).collect(),
             drop_reason: trace.drop_reason,
+            lost: trace.lost,
         }
     }
 }
@@ -107,7 +113,13 @@ impl Report for TraceReport {
             .map(|s| s.stage.chars().count())
             .max()
             .unwrap_or(0);
+        let mut of_stage: BTreeMap<&str, usize> = BTreeMap::new();
         for step in &self.steps {
+            let seen = of_stage.entry(&step.stage).or_default();
+            *seen += 1;
+            if *seen > LIKE_MAX {
+                continue;
+            }
             let why = if step.reason.is_empty() {
                 String::new()
             } else {
@@ -115,11 +127,25 @@ impl Report for TraceReport {
             };
             page.line(format!("  {:width$}  {}{why}", step.stage, step.decision));
         }
-        for out in &self.outputs {
+        for (stage, seen) in of_stage {
+            if let more @ 1.. = seen.saturating_sub(LIKE_MAX) {
+                page.line(format!("  {stage:width$}  {more} more like these"));
+            }
+        }
+        for out in self.outputs.iter().take(LIKE_MAX) {
             page.line(format!("  => out at {}: {}", out.port_name, out.summary));
             if !out.rewrite.is_empty() {
                 page.line(format!("       {}", out.rewrite));
             }
+        }
+        let others = self.outputs.iter().skip(LIKE_MAX);
+        let ports: Vec<&str> = others.map(|out| out.port_name.as_str()).collect();
+        if !ports.is_empty() {
+            page.line(format!(
+                "  => {} more like these, out at {}",
+                ports.len(),
+                ports.join(", ")
+            ));
         }
         match &self.drop_reason {
             Some(reason) => page.line(format!("  => dropped: {reason}")),
@@ -158,7 +184,7 @@ impl TraceCommand {
         };
         let mut traces = agent.trace(request).await?.into_inner();
         let mut deadline = pick::Deadline::new(self.wait)?;
-        let mut seen = 0;
+        let (mut seen, mut lost) = (0, 0);
         while seen < wanted {
             let Some(trace) = deadline.next(&mut traces).await? else {
                 break;
@@ -166,8 +192,12 @@ impl TraceCommand {
             if seen > 0 && !output.is_json() {
                 crate::output::write_stdout("\n")?;
             }
+            lost = trace.lost;
             output.show_next(&TraceReport::new(trace, &names))?;
             seen += 1;
+        }
+        if lost > 0 {
+            remark(&format!("{} more passed too fast to be followed", count(lost)));
         }
         if seen < wanted {
             remark(&format!("{seen} of {wanted} frames seen"));
@@ -208,6 +238,7 @@ mod tests {
             steps: vec![step],
             outputs,
             drop_reason: drop.map(str::to_owned),
+            lost: 0,
         };
         let mut page = Page::default();
         TraceReport::new(trace, &PortNames::of(&["h1", "h2"])).page(&mut page);
@@ -228,5 +259,37 @@ mod tests {
             text,
             "in at h1: RC SEND_ONLY psn 5\n  classify  group g, data: dst 239.1.1.1\n  => out at h2: RC SEND_ONLY\n       dst ip\n"
         );
+    }
+
+    /// A frame that makes as many leave as a switch has ports is told in a screen of lines.
+    #[test]
+    fn a_trace_with_many_steps_alike_stays_short() {
+        let steps = (0..128).map(|n| api::TraceStep {
+            stage: if n % 2 == 0 { "translate" } else { "send" }.to_owned(),
+            decision: format!("endpoint {}", n / 2),
+            reason: String::new(),
+        });
+        let outputs = (0..64).map(|n| api::TraceOutput {
+            port: n,
+            ..Default::default()
+        });
+        let trace = api::FrameTrace {
+            steps: steps.collect(),
+            outputs: outputs.collect(),
+            ..Default::default()
+        };
+        let names: Vec<String> = (0..64).map(|n| format!("h{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let report = TraceReport::new(trace, &PortNames::of(&names));
+        let mut page = Page::default();
+        report.page(&mut page);
+        let text = page.text();
+        assert!(text.lines().count() < 24, "{text}");
+        assert!(text.contains("\n  translate  60 more like these\n"), "{text}");
+        assert!(
+            text.contains("\n  => 60 more like these, out at h4, h5, "),
+            "{text}"
+        );
+        assert_eq!((report.steps.len(), report.outputs.len()), (128, 64));
     }
 }

@@ -301,7 +301,9 @@ impl Link {
     /// Whether the switch is to be looked at again.
     fn handle(&self, shared: &Arc<Shared>, event: v1::AgentEvent) -> bool {
         match event.event {
-            Some(Told::Port(_) | Told::Neighbour(_) | Told::Lagged(_)) => true,
+            Some(Told::Port(_) | Told::Neighbour(_) | Told::NeighboursUnreported(_) | Told::Lagged(_)) => {
+                true
+            }
             Some(Told::Group(changed)) => changed.removed && self.misses(shared, &changed.mcst_id),
             Some(Told::PathStalled(stalled)) => {
                 let v1::PathStalled {
@@ -335,9 +337,31 @@ impl Link {
                 shared.conflict(&self.config.name, &conflict);
                 false
             }
+            Some(Told::RankRefused(refused)) => {
+                let v1::RankRefused {
+                    group,
+                    next_hop,
+                    rank,
+                    sequence,
+                    rule,
+                    ..
+                } = refused;
+                let switch = &self.config.name;
+                tracing::warn!(
+                    switch,
+                    group,
+                    next_hop,
+                    rank,
+                    sequence,
+                    ?rule,
+                    "a rank breaks a rule of its group"
+                );
+                false
+            }
             // Which worker has a group is the switch's own affair.
             Some(Told::GroupMoved(_) | Told::GroupHot(_)) => false,
-            Some(Told::Hello(_) | Told::BaselineLearned(_) | Told::FdbFull(_)) | None => false,
+            Some(Told::Hello(_) | Told::BaselineLearned(_) | Told::FdbFull(_) | Told::NeighboursFull(_))
+            | None => false,
         }
     }
 

@@ -62,6 +62,7 @@ pub(crate) fn group_state(core: &Core, entry: &Entry, member: Option<&str>) -> v
         role: member.map_or(v1::Role::Unspecified, |host| role(record, host)) as i32,
         generation: record.generation,
         lanes: lanes(&record.name, record.mcst_ids().collect()),
+        stall_timeout_ms: record.stall_timeout_ms,
     }
 }
 

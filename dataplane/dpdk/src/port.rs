@@ -247,6 +247,10 @@ impl Port for DpdkPort {
         }
     }
 
+    fn mtu(&self) -> usize {
+        self.mtu
+    }
+
     fn is_up(&self) -> bool {
         self.device.link().0
     }

@@ -74,7 +74,8 @@ impl Engine {
         if !is_host || mac != ethernet.src || mac.is_multicast() || self.config.addresses.contains(&ip) {
             return;
         }
-        self.neighbours.arp(cx.now, cx.ingress, ip, mac, &mut self.events);
+        let at = (cx.now, cx.ingress);
+        self.neighbours.arp(at, ip, mac, &self.tables, &mut self.events);
         self.start_ageing(cx.now);
     }
 }

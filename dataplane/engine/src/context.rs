@@ -9,7 +9,7 @@ use crate::group::{Group, InstallError};
 use crate::next_hops::NextHops;
 
 /// One group on a switch: endpoints, state and counters (EPIC 4.1). What differs is how it is realized.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Context {
     /// One source, many receivers (Cepheus).
     Multicast(Box<Group>),
@@ -76,6 +76,15 @@ impl Context {
             (Self::Multicast(a), Self::Multicast(b)) => a.rule() == b.rule(),
             (Self::Collective(a), Self::Collective(b)) => a.rule() == b.rule(),
             _ => false,
+        }
+    }
+
+    /// As [`Collective::copy_state`].
+    pub(crate) fn copy_state(&mut self, of: &Self) {
+        match (self, of) {
+            (Self::Multicast(group), Self::Multicast(of)) => group.hot.machine.copy_state(&of.hot.machine),
+            (Self::Collective(group), Self::Collective(of)) => group.copy_state(of),
+            _ => debug_assert!(false, "both run one rule"),
         }
     }
 

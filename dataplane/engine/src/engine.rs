@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use castnet_collective::{Effect, Effects, translated};
 use castnet_wire::icrc::ShiftCache;
-use castnet_wire::{Arp, MacAddr, McstId, Nanos, Parsed, PortId, parse_network};
+use castnet_wire::{MacAddr, McstId, Nanos, PortId};
 
 use crate::ack::Acks;
-use crate::classify;
 use crate::collective::{Collective, CollectiveGroupStatus};
 use crate::config::{ConfigError, EngineConfig, PortInfo};
 use crate::context::Context;
@@ -20,14 +19,15 @@ use crate::fdb::{Fdb, FdbEntry};
 use crate::flow::Flows;
 use crate::group::{Group, GroupStatus, InstallError};
 use crate::groups::Groups;
+use crate::limit::Limit;
+use crate::lldp::ANSWERS;
 use crate::neighbours::{Neighbour, Neighbours};
 use crate::next_hops::NextHops;
 use crate::pipeline::Cx;
-use crate::plain::{PlainEgress, PlainFrame};
 use crate::port_set::PortSet;
 use crate::tables::Tables;
-use crate::tap::{CaptureFilter, Captured, Taps};
-use crate::trace::{Off, Recorder, Trace, TraceFilter};
+use crate::tap::{Captured, FrameFilter, TapId, Taps};
+use crate::trace::{Off, Recorder, Trace};
 use crate::wheel::{FINE_TICK, TICK, Wheel};
 
 /// Frame lengths whose ICRC operators are kept ready: 4 KiB each.
@@ -64,9 +64,13 @@ impl Ports {
         };
         for port in ports {
             table.macs[port.id.index()] = port.mac;
-            table.mtus[port.id.index()] = u32::try_from(port.mtu).unwrap_or(u32::MAX);
+            table.set_mtu(port.id, port.mtu);
         }
         table
+    }
+
+    fn set_mtu(&mut self, port: PortId, mtu: usize) {
+        self.mtus[port.index()] = u32::try_from(mtu).unwrap_or(u32::MAX);
     }
 
     #[inline]
@@ -108,6 +112,7 @@ pub struct Engine {
     pub(crate) fdb_full_told: bool,
     taps: Taps,
     pub(crate) lldp_at: Option<Nanos>,
+    pub(crate) lldp_answers: Limit,
     pub(crate) ageing_at: Option<Nanos>,
 }
 
@@ -118,8 +123,13 @@ impl Engine {
     /// The configuration contradicts itself or is too large.
     pub fn new(config: EngineConfig) -> Result<Self, ConfigError> {
         config.check()?;
+        Ok(Self::build(config))
+    }
+
+    /// The same with a configuration that has been checked.
+    pub(crate) fn build(config: EngineConfig) -> Self {
         let seed = config.hash_seed;
-        Ok(Self {
+        Self {
             ports: Ports::new(&config.ports),
             tables: Arc::default(),
             groups: Groups::new(config.groups_max, config.memory_max_bytes, seed),
@@ -141,9 +151,10 @@ impl Engine {
             fdb_full_told: false,
             taps: Taps::default(),
             lldp_at: config.lldp_interval.map(|_| Nanos::ZERO),
+            lldp_answers: ANSWERS,
             ageing_at: None,
             config: Arc::new(config),
-        })
+        }
     }
 
     /// What it was started with.
@@ -267,6 +278,9 @@ impl Engine {
             self.lldp_at = Some(now);
         }
         self.ports.up = up;
+        for (port, mtu) in &tables.mtus {
+            self.ports.set_mtu(*port, *mtu);
+        }
         self.tables = tables;
     }
 
@@ -350,6 +364,7 @@ impl Engine {
     fn age(&mut self, now: Nanos) {
         self.fdb.age(now);
         self.neighbours.age(now, &mut self.events);
+        self.events.report_unreported(now);
         if self.fdb.len() < self.config.fdb_capacity {
             self.fdb_full_told = false;
         }
@@ -460,92 +475,44 @@ impl Engine {
 
     // ----------------------------------------------------------------------------------------------- watching
 
-    /// Says what would happen to a frame, stage by stage, and changes nothing: the stages run on a copy of what they
-    /// would touch. Takes as long as copying the forwarding database does.
-    pub fn trace(&self, now: Nanos, ingress: PortId, frame: &[u8]) -> Trace {
-        let mut dry = self.copy_for(frame);
-        let mut recorder = Recorder::new(now, ingress, frame.to_vec());
-        let mut egress = PlainEgress::default();
-        let mut cx = Cx {
-            now,
-            ingress,
-            egress: &mut egress,
-            observer: &mut recorder,
-        };
-        let verdict = dry.forward(&mut cx, PlainFrame::from(frame));
-        recorder.finish(verdict)
+    /// Records for a subscriber the way of the next `count` frames that `filter` wants; they wait for
+    /// [`Engine::pop_trace`]. Takes the place of what the subscriber had.
+    pub fn arm_trace(&mut self, id: TapId, filter: FrameFilter, count: u64) {
+        self.taps.arm_trace(id, filter, count);
     }
 
-    /// A copy with everything that this frame can touch.
-    fn copy_for(&self, frame: &[u8]) -> Self {
-        let mut addresses: [Option<Ipv4Addr>; 3] =
-            [classify::destination(frame), classify::source(frame), None];
-        if let Ok(Parsed::Arp(Arp {
-            sender_ip, target_ip, ..
-        })) = parse_network(frame, frame.len())
-        {
-            addresses = [None, Some(sender_ip), Some(target_ip)];
-        }
-        Self {
-            config: Arc::clone(&self.config),
-            ports: self.ports.clone(),
-            tables: Arc::clone(&self.tables),
-            groups: self.groups.only(addresses.into_iter().flatten()),
-            next_hops: self.next_hops.clone(),
-            shifts: Shifts::new(),
-            flows: Flows::new(),
-            acks: Acks::new(),
-            counters: self.counters.clone(),
-            wheel: Wheel::new(addresses.len(), TICK),
-            effects: Effects::new(),
-            fine_wheel: Wheel::new(addresses.len(), FINE_TICK),
-            collective_effects: translated::Effects::new(),
-            scratch: Box::new([0; PAYLOAD_MAX]),
-            recent: NO_PLACES,
-            emitting: VecDeque::with_capacity(addresses.len()),
-            fdb: self.fdb.clone(),
-            neighbours: self.neighbours.clone(),
-            events: Events::new(0),
-            fdb_full_told: self.fdb_full_told,
-            taps: Taps::default(),
-            lldp_at: self.lldp_at,
-            ageing_at: self.ageing_at,
-        }
+    /// Copies for a subscriber up to `length_max` bytes of each of the next `count` frames that `filter` wants; they wait
+    /// for [`Engine::pop_captured`]. Takes the place of what the subscriber had.
+    pub fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
+        self.taps.arm_capture(id, filter, length_max, count);
     }
 
-    /// Records the way of the next `count` frames that `filter` wants; they wait for [`Engine::pop_trace`]. Takes the
-    /// place of an earlier filter; a count of 0 ends it.
-    pub fn arm_trace(&mut self, filter: TraceFilter, count: u64) {
-        self.taps.arm_trace(filter, count);
+    /// How many frames a subscriber still wants; 0 where there is none.
+    pub fn tap_left(&self, id: TapId) -> u64 {
+        self.taps.left(id)
     }
 
-    /// Copies the next `count` frames that `filter` wants; they wait for [`Engine::pop_captured`]. Takes the place of an
-    /// earlier filter; a count of 0 ends it.
-    pub fn arm_capture(&mut self, filter: CaptureFilter, count: u64) {
-        self.taps.arm_capture(filter, count);
+    /// Ends a subscriber, with what waits for it.
+    pub fn disarm(&mut self, id: TapId) {
+        self.taps.disarm(id);
     }
 
-    /// How many frames a live trace and a capture still want; zeros where none is armed.
-    pub fn armed(&self) -> (u64, u64) {
-        self.taps.left()
+    /// The oldest live trace that waits for a subscriber.
+    pub fn pop_trace(&mut self, id: TapId) -> Option<Trace> {
+        self.taps.pop_trace(id)
     }
 
-    /// Ends live trace and capture. What waits can still be taken.
-    pub fn disarm(&mut self) {
-        self.taps.disarm();
+    /// The oldest captured frame that waits for a subscriber.
+    pub fn pop_captured(&mut self, id: TapId) -> Option<Captured> {
+        self.taps.pop_captured(id)
     }
 
-    /// The oldest live trace that waits.
-    pub fn pop_trace(&mut self) -> Option<Trace> {
-        self.taps.pop_trace()
+    /// Wanted frames that found a subscriber's queue full, since this was asked last.
+    pub fn take_tap_lost(&mut self, id: TapId) -> u64 {
+        self.taps.take_lost(id)
     }
 
-    /// The oldest captured frame that waits.
-    pub fn pop_captured(&mut self) -> Option<Captured> {
-        self.taps.pop_captured()
-    }
-
-    /// Traces and captured frames that found their queue full.
+    /// What [`Engine::take_tap_lost`] has returned, of all subscribers.
     pub fn taps_lost(&self) -> u64 {
         self.taps.lost()
     }

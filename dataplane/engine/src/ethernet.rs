@@ -3,7 +3,7 @@
 
 use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use castnet_wire::ipv4::{self, PROTOCOL_UDP};
-use castnet_wire::{DropReason, Ethernet, FrameBuf, Ipv4, MacAddr, PortId};
+use castnet_wire::{DropReason, Ethernet, FrameBuf, Ipv4, MacAddr, Nanos, PortId};
 
 use crate::classify;
 use crate::egress::Egress;
@@ -83,34 +83,36 @@ impl Engine {
         match learned {
             Learned::Known | Learned::NotStation => {}
             Learned::New | Learned::Moved { .. } => self.start_ageing(cx.now),
-            Learned::Full if !self.fdb_full_told => {
-                self.fdb_full_told = true;
-                self.events.push(
-                    cx.now,
-                    EventKind::FdbFull {
-                        entries: self.fdb.len(),
-                    },
-                );
-            }
-            Learned::Full => {}
+            Learned::Displaced { at } => self.fdb_is_full(cx.now, at),
+            Learned::Full => self.fdb_is_full(cx.now, cx.ingress),
         }
         let ingress = cx.ingress;
         cx.observer.step(|| {
             let mac = ethernet.src;
             let decision = match learned {
                 Learned::New => format!("{mac} is at port {ingress}"),
+                Learned::Displaced { at } => {
+                    format!("{mac} is at port {ingress}, in place of the oldest of port {at}")
+                }
                 Learned::Moved { from } => format!("{mac} moved from port {from} to {ingress}"),
                 Learned::Known => format!("{mac} stays at port {ingress}"),
                 Learned::Full => format!("{mac} is not learned"),
                 Learned::NotStation => format!("{mac} is no station"),
             };
-            let why = if learned == Learned::Full {
-                "the table is full"
-            } else {
-                "source address"
+            let why = match learned {
+                Learned::Displaced { .. } | Learned::Full => "the table is full",
+                _ => "source address",
             };
             Step::new(Stage::Learn, decision, format!("{why}, VLAN {}", vlan(ethernet)))
         });
+    }
+
+    /// Reports it once until there is room again. `port` has most addresses.
+    fn fdb_is_full(&mut self, now: Nanos, port: PortId) {
+        if !std::mem::replace(&mut self.fdb_full_told, true) {
+            let entries = self.fdb.len();
+            self.events.push(now, EventKind::FdbFull { entries, port });
+        }
     }
 
     fn unicast<E: Egress, O: Observer>(

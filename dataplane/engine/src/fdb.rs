@@ -1,12 +1,9 @@
 //! The forwarding database: which port an Ethernet address was last seen on, per VLAN. Bounded; never allocates after
-//! the start; ages by a sweep of bounded pieces.
+//! the start. Where it is full, the port with most addresses gives way ([`PortTable`]).
 
 use castnet_wire::{MacAddr, Nanos, PortId};
 
-use crate::fixed_map::FixedMap;
-
-/// Places that one sweep looks at.
-const SWEEP_PLACES: usize = 256;
+use crate::port_table::PortTable;
 
 /// An address that the switch has learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,17 +18,17 @@ pub struct FdbEntry {
     pub seen: Nanos,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Place {
-    seen: Nanos,
-    port: PortId,
-}
-
 /// What learning did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Learned {
     New,
-    Moved { from: PortId },
+    /// New, and the oldest address of this port gave way to it.
+    Displaced {
+        at: PortId,
+    },
+    Moved {
+        from: PortId,
+    },
     Known,
     Full,
     NotStation,
@@ -40,7 +37,7 @@ pub(crate) enum Learned {
 /// The table.
 #[derive(Clone, Debug)]
 pub(crate) struct Fdb {
-    map: FixedMap<Place>,
+    table: PortTable<()>,
     ageing: Nanos,
 }
 
@@ -52,76 +49,77 @@ fn key(vlan: u16, mac: MacAddr) -> u64 {
 impl Fdb {
     pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
         Self {
-            map: FixedMap::new(capacity, seed),
+            table: PortTable::new(capacity, ageing, seed),
             ageing,
         }
     }
 
-    /// Notes that `mac` was seen on `port`. A known address costs a write only where it moved or its time is stale.
+    /// Becomes the same as another table, without taking memory where both were made alike.
+    pub(crate) fn copy_from(&mut self, of: &Self) {
+        let Self { table, ageing } = of;
+        self.table.copy_from(table);
+        self.ageing = *ageing;
+    }
+
+    /// Notes that `mac` was seen on `port`. A known address costs a write only the second time, and where it moved or its
+    /// time is stale.
     pub(crate) fn learn(&mut self, now: Nanos, vlan: u16, mac: MacAddr, port: PortId) -> Learned {
         if mac.is_multicast() || mac == MacAddr::default() {
             return Learned::NotStation;
         }
-        let (ageing, key) = (self.ageing, key(vlan, mac));
-        if let Some(place) = self.map.get_mut(key) {
-            let (from, age) = (place.port, now.since(place.seen));
-            if from != port || age.0 >= ageing.0 / 16 {
-                *place = Place { seen: now, port };
-            }
-            return match age < ageing {
-                true if from != port => Learned::Moved { from },
-                true => Learned::Known,
-                false => Learned::New,
-            };
+        let key = key(vlan, mac);
+        let before = self.table.get(now, key).copied();
+        if let Some(entry) = before
+            && entry.port == port
+            && entry.is_seen_again()
+            && now.since(entry.seen).0 < self.ageing.0 / 16
+        {
+            return Learned::Known;
         }
-        match self.map.insert(key, Place { seen: now, port }) {
-            Ok(()) => Learned::New,
-            Err(_) => Learned::Full,
+        match (self.table.see(now, key, (), port, |_, _| false), before) {
+            (Err(_), _) => Learned::Full,
+            (Ok(Some((_, displaced))), _) => Learned::Displaced { at: displaced.port },
+            (Ok(None), Some(entry)) if entry.port != port => Learned::Moved { from: entry.port },
+            (Ok(None), Some(_)) => Learned::Known,
+            (Ok(None), None) => Learned::New,
         }
     }
 
     /// The port of `mac`, where it was seen within the ageing time.
     pub(crate) fn lookup(&self, now: Nanos, vlan: u16, mac: MacAddr) -> Option<PortId> {
-        let place = self.map.get(key(vlan, mac))?;
-        (now.since(place.seen) < self.ageing).then_some(place.port)
+        self.table.get(now, key(vlan, mac)).map(|entry| entry.port)
     }
 
-    /// Looks at a bounded piece of the table and forgets what is too old there.
+    /// Forgets a bounded number of addresses that are too old.
     pub(crate) fn age(&mut self, now: Nanos) {
-        let ageing = self.ageing;
-        self.map
-            .sweep(SWEEP_PLACES, |_, place| now.since(place.seen) < ageing);
+        self.table.age(now, |_, _| {});
     }
 
-    /// How long after one sweep the next is due, so that all of the table is seen four times in an ageing time.
+    /// How long after one ageing the next is due.
     pub(crate) fn sweep_interval(&self) -> Nanos {
-        let sweeps = self.map.places().div_ceil(SWEEP_PLACES) as u64;
-        Nanos((self.ageing.0 / (4 * sweeps)).max(1_000_000))
+        self.table.sweep_interval()
     }
 
-    /// Forgets all that was seen on the ports for which `gone` says so.
-    pub(crate) fn flush(&mut self, gone: impl Fn(PortId) -> bool) {
-        self.map.retain(|_, place| !gone(place.port));
+    /// Forgets all that was seen on the ports for which `is_gone` says so.
+    pub(crate) fn flush(&mut self, is_gone: impl Fn(PortId) -> bool) {
+        self.table.flush(is_gone, |_, _| {});
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.map.len()
+        self.table.len()
     }
 
     /// What is known at `now`, in no particular order.
     pub(crate) fn entries(&self, now: Nanos) -> impl Iterator<Item = FdbEntry> {
-        self.map
-            .iter()
-            .filter(move |(_, place)| now.since(place.seen) < self.ageing)
-            .map(|(key, place)| {
-                let [v0, v1, a, b, c, d, e, f] = key.to_be_bytes();
-                FdbEntry {
-                    vlan: u16::from_be_bytes([v0, v1]),
-                    mac: MacAddr([a, b, c, d, e, f]),
-                    port: place.port,
-                    seen: place.seen,
-                }
-            })
+        self.table.iter(now).map(|(key, entry)| {
+            let [v0, v1, a, b, c, d, e, f] = key.to_be_bytes();
+            FdbEntry {
+                vlan: u16::from_be_bytes([v0, v1]),
+                mac: MacAddr([a, b, c, d, e, f]),
+                port: entry.port,
+                seen: entry.seen,
+            }
+        })
     }
 }
 
@@ -159,43 +157,45 @@ mod tests {
     }
 
     proptest! {
-        /// The model: a map from address to port and time, read with the age compared, written with the same sixteenth.
+        /// The model: a map from address to port and time, read with the age compared, written with the same sixteenth; and
+        /// whether it was seen there before.
         #[test]
-        fn it_remembers_what_a_plain_map_remembers(
-            ops in prop::collection::vec(op(), 1..300), capacity in 1usize..40, seed: u64,
-        ) {
+        fn it_remembers_what_a_plain_map_remembers(ops in prop::collection::vec(op(), 1..300), seed: u64) {
             const AGEING: Nanos = Nanos(1600);
-            let (mut fdb, mut model) = (Fdb::new(capacity, AGEING, seed), BTreeMap::new());
+            let (mut fdb, mut model) = (Fdb::new(36, AGEING, seed), BTreeMap::new());
             let mut now = Nanos(1_000_000);
             for op in ops {
                 match op {
                     Op::Learn { vlan, mac: m, port: p } => {
-                        let occupied = fdb.len();
                         let learned = fdb.learn(now, vlan, mac(m), port(p));
-                        if learned == Learned::Full {
-                            prop_assert_eq!(occupied, capacity);
-                            prop_assert_eq!(fdb.lookup(now, vlan, mac(m)), None);
-                            model.remove(&(vlan, m));
-                            continue;
-                        }
-                        let entry = model.entry((vlan, m)).or_insert((p, now));
-                        if entry.0 != p || now.since(entry.1).0 >= AGEING.0 / 16 {
-                            *entry = (p, now);
+                        let live = |(_, seen, _): &(u8, Nanos, bool)| now.since(*seen) < AGEING;
+                        let before = model.get(&(vlan, m)).copied().filter(live);
+                        let expected = match before {
+                            None => Learned::New,
+                            Some((from, ..)) if from != p => Learned::Moved { from: port(from) },
+                            Some(_) => Learned::Known,
+                        };
+                        prop_assert_eq!(learned, expected);
+                        match before {
+                            Some((at, seen, true)) if at == p && now.since(seen).0 < AGEING.0 / 16 => {}
+                            before => {
+                                let again = before.is_some_and(|(at, ..)| at == p);
+                                model.insert((vlan, m), (p, now, again));
+                            }
                         }
                     }
                     Op::Lookup { vlan, mac: m } => {
-                        let expected = model.get(&(vlan, m)).filter(|(_, seen)| now.since(*seen) < AGEING);
-                        prop_assert_eq!(fdb.lookup(now, vlan, mac(m)), expected.map(|(p, _)| port(*p)));
+                        let expected = model.get(&(vlan, m)).filter(|(_, seen, _)| now.since(*seen) < AGEING);
+                        prop_assert_eq!(fdb.lookup(now, vlan, mac(m)), expected.map(|(p, ..)| port(*p)));
                     }
                     Op::Wait { nanos } => now += Nanos(nanos),
                     Op::Age => fdb.age(now),
                     Op::Flush { port: p } => {
                         fdb.flush(|q| q == port(p));
-                        model.retain(|_, (q, _)| *q != p);
+                        model.retain(|_, (q, ..)| *q != p);
                     }
                 }
-                prop_assert!(fdb.len() <= capacity);
-                let live = model.values().filter(|(_, seen)| now.since(*seen) < AGEING).count();
+                let live = model.values().filter(|(_, seen, _)| now.since(*seen) < AGEING).count();
                 prop_assert_eq!(fdb.entries(now).count(), live);
             }
         }

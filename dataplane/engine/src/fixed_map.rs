@@ -1,5 +1,5 @@
 //! A hash table that never grows: open addressing with linear probing, at most half full, entries shifted back on
-//! removal. Keys are 64-bit numbers that are never all ones. A sweep visits a bounded piece of it per call.
+//! removal. Keys are 64-bit numbers that are never all ones.
 
 use core::hash::BuildHasher;
 
@@ -20,7 +20,6 @@ pub(crate) struct FixedMap<V> {
     capacity: usize,
     len: usize,
     hash: FixedState,
-    sweep_at: usize,
 }
 
 /// The table has no place left.
@@ -39,12 +38,26 @@ impl<V: Copy + Default> FixedMap<V> {
             capacity,
             len: 0,
             hash: FixedState::with_seed(seed),
-            sweep_at: 0,
         }
+    }
+
+    /// Becomes the same as another map. Takes no memory where both were made with the same capacity.
+    pub(crate) fn copy_from(&mut self, of: &Self) {
+        self.entries.clone_from(&of.entries);
+        *self = Self {
+            entries: core::mem::take(&mut self.entries),
+            hash: of.hash.clone(),
+            ..*of
+        };
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether there is no place for a further key.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len >= self.capacity
     }
 
     #[inline]
@@ -83,7 +96,7 @@ impl<V: Copy + Default> FixedMap<V> {
     pub(crate) fn insert(&mut self, key: u64, value: V) -> Result<(), Full> {
         match self.probe(key) {
             Ok(at) => self.entries[at].value = value,
-            Err(_) if self.len >= self.capacity || key == FREE => return Err(Full),
+            Err(_) if self.is_full() || key == FREE => return Err(Full),
             Err(at) => {
                 self.entries[at] = Entry { key, value };
                 self.len += 1;
@@ -116,41 +129,6 @@ impl<V: Copy + Default> FixedMap<V> {
         self.len -= 1;
     }
 
-    /// Looks at `places` further places, wrapping round, and removes the entries that `keep` refuses. Each pass over the
-    /// whole table visits every entry that stayed in it at least once.
-    pub(crate) fn sweep(&mut self, places: usize, mut keep: impl FnMut(u64, &V) -> bool) {
-        for _ in 0..places.min(self.entries.len()) {
-            let entry = self.entries[self.sweep_at];
-            if entry.key != FREE && !keep(entry.key, &entry.value) {
-                // Another may have been shifted here: look at this place again next.
-                self.remove_at(self.sweep_at);
-            } else {
-                self.sweep_at = (self.sweep_at + 1) & self.mask();
-            }
-        }
-    }
-
-    /// How many calls of [`FixedMap::sweep`] with `places` make a whole pass.
-    pub(crate) fn places(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Removes all entries that `keep` refuses, in one go.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64, &V) -> bool) {
-        // A removal may shift an entry from the end of the table over its start: two passes see all.
-        for _ in 0..2 {
-            let mut at = 0;
-            while at < self.entries.len() {
-                let entry = self.entries[at];
-                if entry.key != FREE && !keep(entry.key, &entry.value) {
-                    self.remove_at(at);
-                } else {
-                    at += 1;
-                }
-            }
-        }
-    }
-
     /// All entries, in the order of their places.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &V)> {
         self.entries
@@ -171,8 +149,6 @@ mod tests {
         Insert(u64, u32),
         Remove(u64),
         Get(u64),
-        RetainBelow(u32),
-        SweepBelow(usize, u32),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -181,8 +157,6 @@ mod tests {
             4 => (key.clone(), any::<u32>()).prop_map(|(k, v)| Op::Insert(k, v)),
             2 => key.clone().prop_map(Op::Remove),
             2 => key.prop_map(Op::Get),
-            1 => any::<u32>().prop_map(Op::RetainBelow),
-            1 => (0usize..80, any::<u32>()).prop_map(|(n, v)| Op::SweepBelow(n, v)),
         ]
     }
 
@@ -203,16 +177,6 @@ mod tests {
                     }
                     Op::Remove(k) => prop_assert_eq!(map.remove(k), model.remove(&k)),
                     Op::Get(k) => prop_assert_eq!(map.get(k), model.get(&k)),
-                    Op::RetainBelow(limit) => {
-                        map.retain(|_, v| *v < limit);
-                        model.retain(|_, v| *v < limit);
-                    }
-                    Op::SweepBelow(places, limit) => {
-                        let before = map.len();
-                        map.sweep(places, |_, v| *v < limit);
-                        prop_assert!(before - map.len() <= places);
-                        model.retain(|k, v| map.get(*k).is_some() || *v < limit);
-                    }
                 }
                 prop_assert_eq!(map.len(), model.len());
                 let mut all: Vec<(u64, u32)> = map.iter().map(|(k, v)| (k, *v)).collect();

@@ -24,7 +24,7 @@ pub enum InstallError {
     /// The rule breaks rules of its own.
     #[error("the rule has {} fault(s); the first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
     Faults(Vec<Fault>),
-    /// A path leaves by a port that the switch does not have.
+    /// A path leaves by a port that the switch does not have, though it has one of a higher number.
     #[error("path {path} leaves by port {port}, which this switch does not have")]
     NoPort {
         /// The path's place in the rule.
@@ -69,6 +69,11 @@ pub enum InstallError {
         /// The address.
         mcst_id: McstId,
     },
+}
+
+/// Ports of a switch as rules count them: one more than the highest number.
+pub fn port_count(ports: &[PortInfo]) -> usize {
+    ports.iter().map(|port| port.id.index() + 1).max().unwrap_or(0)
 }
 
 /// How frames to one path are rewritten: nine bytes. Its port is not among them: the group's set of ports tells it.
@@ -214,7 +219,7 @@ impl Group {
     /// # Errors
     /// [`InstallError::Faults`], [`InstallError::NoPort`] or [`InstallError::MtuTooSmall`].
     pub fn compile(rule: &MulticastGroup, ports: &[PortInfo]) -> Result<Box<Self>, InstallError> {
-        let faults = rule.check(PortId::COUNT);
+        let faults = rule.check(port_count(ports));
         if !faults.is_empty() {
             return Err(InstallError::Faults(faults));
         }

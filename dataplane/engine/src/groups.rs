@@ -15,11 +15,8 @@ fn key(address: Ipv4Addr) -> u64 {
 /// No key.
 const NONE: (u64, u32) = (u64::MAX, 0);
 
-/// Groups that a dry run may need.
-const DRY_GROUPS: usize = 4;
-
 /// The table. A group keeps its place, a small number, while it is installed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Groups {
     index: FixedMap<u32>,
     /// The key that was found last, and its place: frames of one group come in runs. No address has all bits set in its
@@ -43,17 +40,6 @@ impl Groups {
             memory_max,
             memory_used: 0,
         }
-    }
-
-    /// A table with copies of the groups of these addresses alone: for dry runs.
-    pub(crate) fn only(&self, addresses: impl Iterator<Item = Ipv4Addr>) -> Self {
-        let mut only = Self::new(DRY_GROUPS, self.memory_max, 0);
-        for address in addresses {
-            if let Some(group) = self.get(McstId(address)) {
-                only.insert(group.clone());
-            }
-        }
-        only
     }
 
     pub(crate) fn find(&self, address: Ipv4Addr) -> Option<u32> {

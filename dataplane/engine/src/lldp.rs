@@ -1,14 +1,14 @@
 //! LLDP: says on each port who we are, and remembers who is at the other end. Never forwarded.
 
-use core::fmt::Write as _;
-
 use castnet_wire::build::emit_lldp;
+use castnet_wire::lldp::Printable;
 use castnet_wire::{DropReason, Ethernet, FrameBuf, Lldp, LldpId, Nanos};
 
 use crate::egress::Egress;
 use crate::engine::Engine;
 use crate::ethernet::is_reserved;
-use crate::neighbours::{Name, Neighbour, Said, name};
+use crate::limit::Limit;
+use crate::neighbours::{Neighbour, Said, name};
 use crate::pipeline::Cx;
 use crate::trace::{Observer, Stage, Step, Verdict};
 
@@ -20,6 +20,9 @@ const FRAME_MAX: usize = 14 + 9 + (3 + PORT_MAX) + 4 + (2 + SYSTEM_MAX) + 2;
 
 /// How many intervals a neighbour may miss before it is forgotten (802.1AB 9.2.5.6: msgTxHold).
 const HOLD: u64 = 4;
+
+/// How many answers new neighbours get at once, and how often one more (802.1AB: txCreditMax, and one txCredit a second).
+pub(crate) const ANSWERS: Limit = Limit::new(5, Nanos::from_secs(1));
 
 impl Engine {
     /// Sends an LLDP frame by every port that is up.
@@ -70,9 +73,9 @@ impl Engine {
             Err(error) => return cx.drop(Stage::Lldp, DropReason::Malformed, || error.to_string()),
         };
         let said = Said::Lldp {
-            chassis: id_name(&lldp.chassis),
-            remote_port: id_name(&lldp.port),
-            system: name(lldp.system_name),
+            chassis: name(lldp.chassis),
+            remote_port: name(lldp.port),
+            system: name(Printable(lldp.system_name)),
             ttl: Nanos::from_secs(lldp.ttl_secs.into()),
         };
         let news = self.neighbours.lldp(
@@ -84,15 +87,15 @@ impl Engine {
             &mut self.events,
         );
         // Who has just come does not know us: it need not wait for the interval (802.1AB: txFast).
-        if news && self.lldp_at.is_some() {
-            self.lldp_at = Some(cx.now);
+        let answer = self.lldp_answers.next(cx.now);
+        if news && self.lldp_at.is_some_and(|due| due > answer) {
+            self.lldp_answers.take(cx.now);
+            self.lldp_at = Some(answer);
         }
         self.start_ageing(cx.now);
         cx.observer.step(|| {
-            let decision = format!(
-                "{} port {} is at port {}",
-                lldp.system_name, lldp.port, cx.ingress
-            );
+            let system = Printable(lldp.system_name);
+            let decision = format!("{system} port {} is at port {}", lldp.port, cx.ingress);
             Step::new(
                 Stage::Lldp,
                 decision,
@@ -117,14 +120,4 @@ fn write(frame: &mut impl FrameBuf, bytes: &[u8]) -> bool {
         }
         None => false,
     }
-}
-
-fn id_name(id: &LldpId<'_>) -> Name {
-    if let LldpId::Text(text) = id {
-        return name(text);
-    }
-    let mut out = Name::new();
-    // What does not fit is cut.
-    let _ = write!(out, "{id}");
-    out
 }

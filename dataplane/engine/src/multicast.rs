@@ -40,6 +40,16 @@ impl Engine {
         src: Ipv4Addr,
         frame: E::Buf,
     ) -> Verdict {
+        let frame = match without_rest(cx, header, frame) {
+            Ok(frame) => frame,
+            Err(verdict) => {
+                if let Some(group) = self.groups.at_mut(place) {
+                    cx.observer.group(group.mcst_id());
+                    group.note_dropped();
+                }
+                return verdict;
+            }
+        };
         let group = match self.groups.at_mut(place) {
             Some(Context::Multicast(group)) => group,
             Some(Context::Collective(_)) => return self.collective_frame(cx, place, header, src, frame),
@@ -138,6 +148,41 @@ impl Engine {
     }
 }
 
+/// The frame without the bytes behind its packet, where the packet is longer than a head: its ICRC would lie in the part
+/// that replicas share, and only a trailer can be written for each. What a port pads is shorter.
+#[inline(always)]
+fn without_rest<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    header: &RoceHeader,
+    frame: E::Buf,
+) -> Result<E::Buf, Verdict> {
+    if header.frame_len == frame.length() || header.frame_len <= E::Buf::HEAD {
+        return Ok(frame);
+    }
+    cut(cx, header.frame_len, &frame)
+}
+
+/// A copy of the first `length` bytes; or its end, where no buffer is free.
+#[cold]
+fn cut<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    length: usize,
+    frame: &E::Buf,
+) -> Result<E::Buf, Verdict> {
+    let mut left = length;
+    let parts = frame.segments().map(|segment| {
+        let part = segment.get(..left).unwrap_or(segment);
+        left -= part.len();
+        part
+    });
+    let copy = cx.egress.gather(cx.ingress, &parts);
+    copy.ok_or_else(|| {
+        cx.drop(Stage::Verify, DropReason::TxFull, || {
+            "no buffer for its packet without the bytes behind it".into()
+        })
+    })
+}
+
 /// Has a group come up when its machine wants to, where it does not yet.
 #[inline(always)]
 pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, place: u32, machine: &Multicast) {
@@ -177,10 +222,6 @@ fn admit<E: Egress, O: Observer>(
     let verify = |reason| Err((Stage::Verify, reason));
     if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
         return verify(DropReason::BadIpChecksum);
-    }
-    // Ethernet padding after a payload too long for the head: the ICRC would be in the part that replicas share.
-    if header.frame_len != frame.length() && header.frame_len > frame.head().len() {
-        return verify(DropReason::Malformed);
     }
     if header.payload_len > usize::from(hot.pmtu) {
         return verify(DropReason::OverPmtu);
@@ -242,7 +283,6 @@ fn refuse<E: Egress, O: Observer>(
         DropReason::NotMember | DropReason::NotMulticastable => classify::explain(hot, ingress, src, header),
         DropReason::OverPmtu => format!("payload of {} bytes, path MTU {}", header.payload_len, hot.pmtu),
         DropReason::BadIcrc => "the ICRC is wrong, and the frame could have changed state".into(),
-        DropReason::Malformed => "Ethernet padding behind a long payload".into(),
         other => other.to_string(),
     })
 }

@@ -1,29 +1,26 @@
 //! Who is on the links: switches and hosts that speak LLDP (one per port), and hosts that ARP shows.
 
+use core::fmt::{Display, Write as _};
 use core::net::Ipv4Addr;
 
 use arrayvec::ArrayString;
 use castnet_wire::{MacAddr, Nanos, PortId};
 
 use crate::events::{EventKind, Events};
-use crate::fixed_map::FixedMap;
+use crate::port_table::{Entry, PortTable};
+use crate::tables::Tables;
 
 /// Bytes of a name that are kept.
 pub const NAME_MAX: usize = 64;
 
-/// Places that one sweep over the ARP sightings looks at.
-const SWEEP_PLACES: usize = 64;
-
-/// A short name, cut at [`NAME_MAX`] bytes.
+/// A short name, escaped ([`castnet_wire::lldp::Printable`]) and cut at [`NAME_MAX`] bytes.
 pub type Name = ArrayString<NAME_MAX>;
 
-/// Cuts `text` to a [`Name`].
-pub(crate) fn name(text: &str) -> Name {
-    let mut end = text.len().min(NAME_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    Name::from(text.get(..end).unwrap_or_default()).unwrap_or_default()
+/// What `text` displays, cut to a [`Name`] between two of the pieces that it is written in.
+pub(crate) fn name(text: impl Display) -> Name {
+    let mut name = Name::new();
+    let _ = write!(name, "{text}");
+    name
 }
 
 /// Somebody at the other end of a link.
@@ -64,20 +61,22 @@ pub enum Said {
     },
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Sighting {
-    mac: MacAddr,
-    port: PortId,
-    seen: Nanos,
+/// A host, by its address, that was seen by ARP with this Ethernet address.
+type Sighting = Entry<MacAddr>;
+
+fn key(ip: Ipv4Addr) -> u64 {
+    u32::from(ip).into()
 }
 
-impl Sighting {
-    fn neighbour(self, ip: Ipv4Addr) -> Neighbour {
-        Neighbour {
-            port: self.port,
-            said: Said::Arp { ip, mac: self.mac },
-            seen: self.seen,
-        }
+fn host(key: u64, sighting: &Sighting) -> Neighbour {
+    let ip = Ipv4Addr::from(key as u32);
+    Neighbour {
+        port: sighting.port,
+        said: Said::Arp {
+            ip,
+            mac: sighting.value,
+        },
+        seen: sighting.seen,
     }
 }
 
@@ -85,17 +84,34 @@ impl Sighting {
 #[derive(Clone, Debug)]
 pub(crate) struct Neighbours {
     lldp: Box<[Option<Neighbour>; PortId::COUNT]>,
-    arp: FixedMap<Sighting>,
-    ageing: Nanos,
+    arp: PortTable<MacAddr>,
+    capacity: usize,
+    /// Whether it was reported that the table is full.
+    full_reported: bool,
 }
 
 impl Neighbours {
     pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
         Self {
             lldp: Box::new([None; PortId::COUNT]),
-            arp: FixedMap::new(capacity, seed),
-            ageing,
+            arp: PortTable::new(capacity, ageing, seed),
+            capacity,
+            full_reported: false,
         }
+    }
+
+    /// Becomes the same as another table, without taking memory where both were made alike.
+    pub(crate) fn copy_from(&mut self, of: &Self) {
+        let Self {
+            lldp,
+            arp,
+            capacity,
+            full_reported,
+        } = of;
+        self.lldp.clone_from(lldp);
+        self.arp.copy_from(arp);
+        self.capacity = *capacity;
+        self.full_reported = *full_reported;
     }
 
     /// An LLDP frame came in. A time to live of zero says goodbye. Whether it is from somebody new.
@@ -113,79 +129,90 @@ impl Neighbours {
             Some(_) => EventKind::NeighbourChanged(heard),
             None => EventKind::NeighbourAppeared(heard),
         };
-        events.push(heard.seen, kind);
+        events.neighbour(heard.seen, heard.port, kind);
         !leaves
     }
 
-    /// An ARP packet showed who has `ip`. Where there is no place for another, it is forgotten.
-    pub(crate) fn arp(&mut self, now: Nanos, port: PortId, ip: Ipv4Addr, mac: MacAddr, events: &mut Events) {
-        let new = Sighting { mac, port, seen: now };
-        let key = u64::from(u32::from(ip));
-        let old = self
-            .arp
-            .get(key)
-            .copied()
-            .filter(|s| now.since(s.seen) < self.ageing);
-        if self.arp.insert(key, new).is_err() {
+    /// An ARP packet showed who has `ip`. Where the table is full, a neighbour of the port with most of them gives way; never
+    /// one that is a member of an installed group.
+    pub(crate) fn arp(
+        &mut self,
+        (now, port): (Nanos, PortId),
+        ip: Ipv4Addr,
+        mac: MacAddr,
+        tables: &Tables,
+        events: &mut Events,
+    ) {
+        let before = self.arp.get(now, key(ip)).copied();
+        // A member stays where its group has it, until it ages or its port goes down, whoever else claims its address.
+        let is_elsewhere = |old: Sighting| old.port != port && tables.is_member(old.port, ip);
+        if before.is_some_and(is_elsewhere) && !tables.is_member(port, ip) {
             return;
         }
-        match old {
-            None => events.push(now, EventKind::NeighbourAppeared(new.neighbour(ip))),
-            Some(old) if (old.mac, old.port) != (mac, port) => {
-                events.push(now, EventKind::NeighbourChanged(new.neighbour(ip)));
+        let is_held = |key: u64, port| tables.is_member(port, Ipv4Addr::from(key as u32));
+        let noted = self.arp.see(now, key(ip), mac, port, is_held);
+        let displaced = noted.as_ref().ok().and_then(Option::as_ref);
+        if !self.full_reported && (displaced.is_some() || noted.is_err()) {
+            self.full_reported = true;
+            let (entries, port) = (self.arp.len(), displaced.map_or(port, |(_, entry)| entry.port));
+            events.push(now, EventKind::NeighboursFull { entries, port });
+        }
+        if let Some((key, entry)) = displaced {
+            let gone = EventKind::NeighbourGone(host(*key, entry));
+            events.neighbour(now, entry.port, gone);
+        }
+        if noted.is_err() {
+            return;
+        }
+        let new = Neighbour {
+            port,
+            said: Said::Arp { ip, mac },
+            seen: now,
+        };
+        match before {
+            None => events.neighbour(now, port, EventKind::NeighbourAppeared(new)),
+            Some(old) if (old.value, old.port) != (mac, port) => {
+                events.neighbour(now, port, EventKind::NeighbourChanged(new));
             }
             Some(_) => {}
         }
     }
 
-    /// Forgets who has not been heard for too long: all LLDP neighbours, and a bounded piece of the ARP sightings.
+    /// Forgets who has not been heard for too long: all LLDP neighbours, and a bounded number of those seen by ARP.
     pub(crate) fn age(&mut self, now: Nanos, events: &mut Events) {
         for place in self.lldp.iter_mut() {
             let gone =
                 place.take_if(|n| matches!(n.said, Said::Lldp { ttl, .. } if now.since(n.seen) >= ttl));
             if let Some(neighbour) = gone {
-                events.push(now, EventKind::NeighbourGone(neighbour));
+                events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
             }
         }
-        let ageing = self.ageing;
-        self.arp.sweep(SWEEP_PLACES, |ip, sighting| {
-            let stays = now.since(sighting.seen) < ageing;
-            if !stays {
-                events.push(
-                    now,
-                    EventKind::NeighbourGone(sighting.neighbour(Ipv4Addr::from(ip as u32))),
-                );
-            }
-            stays
+        self.arp.age(now, |key, sighting| {
+            let gone = EventKind::NeighbourGone(host(key, sighting));
+            events.neighbour(now, sighting.port, gone);
         });
+        if self.arp.len() < self.capacity {
+            self.full_reported = false;
+        }
     }
 
-    /// Forgets at once who was on the ports for which `gone` says so.
-    pub(crate) fn flush(&mut self, now: Nanos, gone: impl Fn(PortId) -> bool, events: &mut Events) {
+    /// Forgets at once who was on the ports for which `is_gone` says so.
+    pub(crate) fn flush(&mut self, now: Nanos, is_gone: impl Fn(PortId) -> bool, events: &mut Events) {
         for place in self.lldp.iter_mut() {
-            if let Some(neighbour) = place.take_if(|n| gone(n.port)) {
-                events.push(now, EventKind::NeighbourGone(neighbour));
+            if let Some(neighbour) = place.take_if(|n| is_gone(n.port)) {
+                events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
             }
         }
-        self.arp.retain(|ip, sighting| {
-            if gone(sighting.port) {
-                events.push(
-                    now,
-                    EventKind::NeighbourGone(sighting.neighbour(Ipv4Addr::from(ip as u32))),
-                );
-            }
-            !gone(sighting.port)
+        self.arp.flush(is_gone, |key, sighting| {
+            let gone = EventKind::NeighbourGone(host(key, sighting));
+            events.neighbour(now, sighting.port, gone);
         });
     }
 
     /// All that are known at `now`: by LLDP in order of ports, then by ARP in no particular order.
     pub(crate) fn iter(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
-        let arp = self
-            .arp
-            .iter()
-            .filter(move |(_, s)| now.since(s.seen) < self.ageing);
-        let lldp = self.lldp.iter().flatten().copied();
-        lldp.chain(arp.map(|(ip, sighting)| sighting.neighbour(Ipv4Addr::from(ip as u32))))
+        let arp = self.arp.iter(now).map(|(key, sighting)| host(key, sighting));
+        self.lldp.iter().flatten().copied().chain(arp)
     }
 
     /// Whether nobody is remembered.
@@ -195,14 +222,14 @@ impl Neighbours {
 
     /// How long after one ageing the next is due.
     pub(crate) fn sweep_interval(&self) -> Nanos {
-        let sweeps = self.arp.places().div_ceil(SWEEP_PLACES) as u64;
-        Nanos((self.ageing.0 / (4 * sweeps)).clamp(1_000_000, 1_000_000_000))
+        self.arp.sweep_interval()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use castnet_wire::lldp::Printable;
 
     const AGEING: Nanos = Nanos::from_secs(300);
 
@@ -259,9 +286,10 @@ mod tests {
         let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
         let (ip, mac) = (Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 1]));
         let [p0, p1] = [0, 1].map(|n| PortId::new(n).unwrap_or_default());
-        neighbours.arp(Nanos::from_secs(1), p0, ip, mac, &mut events);
-        neighbours.arp(Nanos::from_secs(2), p0, ip, mac, &mut events);
-        neighbours.arp(Nanos::from_secs(3), p1, ip, mac, &mut events);
+        let tables = Tables::default();
+        for (second, port) in [(1, p0), (2, p0), (3, p1)] {
+            neighbours.arp((Nanos::from_secs(second), port), ip, mac, &tables, &mut events);
+        }
         let moved = Neighbour {
             port: p1,
             said: Said::Arp { ip, mac },
@@ -282,8 +310,8 @@ mod tests {
     #[test]
     fn names_are_cut_between_characters() {
         let long = "é".repeat(40);
-        assert_eq!(name(&long).len(), NAME_MAX);
+        assert_eq!(name(Printable(&long)).len(), NAME_MAX);
         let odd = format!("x{long}");
-        assert_eq!(name(&odd).len(), NAME_MAX - 1);
+        assert_eq!(name(Printable(&odd)).len(), NAME_MAX - 1);
     }
 }

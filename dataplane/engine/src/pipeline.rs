@@ -73,15 +73,22 @@ impl Engine {
             };
             let collective = self.is_collective(ingress);
             let mut run = Run::new();
-            for frame in batch.drain(..) {
-                let again = match collective {
-                    true => self.collective_again(&mut cx, frame),
-                    false => self.data_again(&mut cx, &mut run, frame),
+            let mut frames = batch.drain(..);
+            loop {
+                let next = match collective {
+                    true => self.contributions(&mut cx, &mut frames),
+                    false => frames.next(),
                 };
-                let Some(frame) = again else { continue };
-                // What came first leaves first.
-                if !run.is_empty() {
-                    self.send_run(&mut cx, &mut run);
+                let Some(mut frame) = next else { break };
+                if !collective {
+                    frame = match self.data_again(&mut cx, &mut run, frame) {
+                        Some(frame) => frame,
+                        None => continue,
+                    };
+                    // What came first leaves first.
+                    if !run.is_empty() {
+                        self.send_run(&mut cx, &mut run);
+                    }
                 }
                 let Some(frame) = self.ack_again(&mut cx, frame) else {
                     continue;

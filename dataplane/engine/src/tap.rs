@@ -1,38 +1,86 @@
-//! What an engine hands to whoever watches: live traces and captured frames, in bounded queues that the worker drains.
-//! Off, it costs a branch per batch. On, it may allocate.
+//! What an engine hands to subscribers: live traces and captured frames, in bounded queues that the worker drains. While
+//! no subscriber wants frames, it costs a branch per batch. Else it may allocate.
 
+use core::net::Ipv4Addr;
 use std::collections::VecDeque;
 
+use castnet_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 
-use crate::trace::{Trace, TraceFilter, Verdict};
+use crate::trace::{Trace, Verdict};
 
-/// Traces and captured frames that wait for the worker, of each kind.
+/// Traces or captured frames that wait for the worker, of each subscriber.
 const QUEUE_MAX: usize = 1024;
 
-/// Which frames a capture wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CaptureFilter {
-    /// That came in or left here; `None` for anywhere.
+/// Subscribers that an engine takes at once, live traces and captures together.
+pub const TAPS_MAX: usize = 8;
+
+/// A subscriber's number, below [`TAPS_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TapId(u8);
+
+impl TapId {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..TAPS_MAX as u8).map(Self)
+    }
+
+    /// Its number.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Which frames are wanted. It sees them whole, however little of them is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameFilter {
+    /// That came in here or, in a capture, left here; `None` for anywhere.
     pub port: Option<PortId>,
     /// That belong to this group; `None` for any frame.
     pub group: Option<McstId>,
+    /// From this address; `None` for any. Of a malformed frame, as far as it has one.
+    pub src: Option<Ipv4Addr>,
+    /// To this address; `None` for any, likewise.
+    pub dst: Option<Ipv4Addr>,
     /// Only those that were dropped.
     pub drops: bool,
-    /// Bytes of each frame that are kept.
-    pub length_max: usize,
+    /// Only those that were dropped for this reason.
+    pub reason: Option<DropReason>,
 }
 
-impl Default for CaptureFilter {
-    /// Every frame, whole.
-    fn default() -> Self {
-        Self {
-            port: None,
-            group: None,
-            drops: false,
-            length_max: usize::MAX,
-        }
+impl FrameFilter {
+    fn wants(&self, port: PortId, group: Option<McstId>, dropped: Option<DropReason>, frame: &[u8]) -> bool {
+        let by_address = || {
+            let (src, dst) = addresses(frame);
+            (self.src.is_none() || self.src == src) && (self.dst.is_none() || self.dst == dst)
+        };
+        self.port.is_none_or(|p| p == port)
+            && (self.group.is_none() || self.group == group)
+            && (!self.drops || dropped.is_some())
+            && (self.reason.is_none() || self.reason == dropped)
+            && ((self.src.is_none() && self.dst.is_none()) || by_address())
     }
+}
+
+/// Source and destination of the outermost IPv4 or ARP header, as far as they are there: nothing else need be right.
+fn addresses(frame: &[u8]) -> (Option<Ipv4Addr>, Option<Ipv4Addr>) {
+    const TAGS: [u16; 3] = [0x8100, 0x88A8, 0x9100];
+    let bytes = |at: usize| frame.get(at..)?.first_chunk::<2>().copied();
+    let ethertype = |at: usize| bytes(at).map(u16::from_be_bytes);
+    let mut at = 12;
+    while ethertype(at).is_some_and(|kind| TAGS.contains(&kind)) {
+        at += 4;
+    }
+    let (src, dst) = match ethertype(at) {
+        Some(ETHERTYPE_IPV4) => (12, 16),
+        Some(ETHERTYPE_ARP) => (14, 24),
+        _ => return (None, None),
+    };
+    let address = |offset: usize| {
+        let octets = frame.get(at + 2 + offset..)?.first_chunk::<4>()?;
+        Some(Ipv4Addr::from(*octets))
+    };
+    (address(src), address(dst))
 }
 
 /// Where a captured frame was seen.
@@ -44,6 +92,16 @@ pub enum Seen {
     Dropped(DropReason),
     /// It left.
     Out,
+}
+
+impl Seen {
+    /// Why it was dropped, where it was.
+    pub fn dropped(self) -> Option<DropReason> {
+        match self {
+            Self::Dropped(reason) => Some(reason),
+            Self::In | Self::Out => None,
+        }
+    }
 }
 
 /// A captured frame.
@@ -63,55 +121,119 @@ pub struct Captured {
     pub bytes: Vec<u8>,
 }
 
-#[derive(Clone, Debug)]
-struct Armed<F> {
-    filter: F,
+/// What one subscriber wants, and how much of it there was.
+#[derive(Debug)]
+struct Wish {
+    filter: FrameFilter,
+    /// Frames that it still wants.
     left: u64,
+    /// Those that found its queue full, since this was read last.
+    lost: u64,
 }
 
-/// Filters and queues.
-#[derive(Clone, Debug, Default)]
+impl Wish {
+    fn wants(&self, port: PortId, group: Option<McstId>, seen: Seen, frame: &[u8]) -> bool {
+        self.left > 0 && self.filter.wants(port, group, seen.dropped(), frame)
+    }
+
+    fn put<T>(&mut self, waiting: &mut VecDeque<T>, item: impl FnOnce() -> T) {
+        self.left -= 1;
+        if waiting.len() < QUEUE_MAX {
+            waiting.push_back(item());
+        } else {
+            self.lost += 1;
+        }
+    }
+}
+
+/// What waits for a subscriber.
+#[derive(Debug)]
+enum Queue {
+    Traces(VecDeque<Trace>),
+    /// With the bytes of each frame that are kept.
+    Captured(VecDeque<Captured>, usize),
+}
+
+/// One subscriber.
+#[derive(Debug)]
+struct Tap {
+    id: TapId,
+    wish: Wish,
+    queue: Queue,
+}
+
+/// The subscribers with their filters and queues.
+#[derive(Debug, Default)]
 pub(crate) struct Taps {
-    trace: Option<Armed<TraceFilter>>,
-    capture: Option<Armed<CaptureFilter>>,
-    traces: VecDeque<Trace>,
-    captured: VecDeque<Captured>,
+    /// At most [`TAPS_MAX`].
+    all: Vec<Tap>,
+    /// Whether one of them still wants frames.
+    wanting: bool,
     lost: u64,
 }
 
 impl Taps {
     /// Whether frames must be recorded.
     pub(crate) fn armed(&self) -> bool {
-        self.trace.is_some() || self.capture.is_some()
+        self.wanting
     }
 
-    pub(crate) fn arm_trace(&mut self, filter: TraceFilter, count: u64) {
-        self.trace = (count > 0).then_some(Armed { filter, left: count });
+    pub(crate) fn arm_trace(&mut self, id: TapId, filter: FrameFilter, count: u64) {
+        self.arm(id, filter, count, Queue::Traces(VecDeque::new()));
     }
 
-    pub(crate) fn arm_capture(&mut self, filter: CaptureFilter, count: u64) {
-        self.capture = (count > 0).then_some(Armed { filter, left: count });
+    pub(crate) fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
+        self.arm(id, filter, count, Queue::Captured(VecDeque::new(), length_max));
     }
 
-    /// Whether a live trace or a capture still wants frames.
-    pub(crate) fn left(&self) -> (u64, u64) {
-        (
-            self.trace.as_ref().map_or(0, |a| a.left),
-            self.capture.as_ref().map_or(0, |a| a.left),
-        )
+    fn arm(&mut self, id: TapId, filter: FrameFilter, left: u64, queue: Queue) {
+        self.disarm(id);
+        let wish = Wish {
+            filter,
+            left,
+            lost: 0,
+        };
+        self.all.push(Tap { id, wish, queue });
+        self.update_wanting();
     }
 
-    pub(crate) fn disarm(&mut self) {
-        self.trace = None;
-        self.capture = None;
+    pub(crate) fn disarm(&mut self, id: TapId) {
+        self.all.retain(|tap| tap.id != id);
+        self.update_wanting();
     }
 
-    pub(crate) fn pop_trace(&mut self) -> Option<Trace> {
-        self.traces.pop_front()
+    fn update_wanting(&mut self) {
+        self.wanting = self.all.iter().any(|tap| tap.wish.left > 0);
     }
 
-    pub(crate) fn pop_captured(&mut self) -> Option<Captured> {
-        self.captured.pop_front()
+    fn find(&mut self, id: TapId) -> Option<&mut Tap> {
+        self.all.iter_mut().find(|tap| tap.id == id)
+    }
+
+    pub(crate) fn left(&self, id: TapId) -> u64 {
+        let tap = self.all.iter().find(|tap| tap.id == id);
+        tap.map_or(0, |tap| tap.wish.left)
+    }
+
+    pub(crate) fn pop_trace(&mut self, id: TapId) -> Option<Trace> {
+        match &mut self.find(id)?.queue {
+            Queue::Traces(waiting) => waiting.pop_front(),
+            Queue::Captured(..) => None,
+        }
+    }
+
+    pub(crate) fn pop_captured(&mut self, id: TapId) -> Option<Captured> {
+        match &mut self.find(id)?.queue {
+            Queue::Captured(waiting, _) => waiting.pop_front(),
+            Queue::Traces(_) => None,
+        }
+    }
+
+    /// What a subscriber lost since this was asked last.
+    pub(crate) fn take_lost(&mut self, id: TapId) -> u64 {
+        let lost = self.find(id).map_or(0, |tap| std::mem::take(&mut tap.wish.lost));
+        self.lost += lost;
+        lost
     }
 
     pub(crate) fn lost(&self) -> u64 {
@@ -126,59 +248,46 @@ impl Taps {
         };
         self.capture(trace.at, trace.ingress, seen, trace.group, &trace.frame);
         self.take_sent(&trace);
-        if self
-            .trace
-            .as_ref()
-            .is_some_and(|armed| armed.filter.wants(&trace))
-        {
-            if self.traces.len() < QUEUE_MAX {
-                self.traces.push_back(trace);
-            } else {
-                self.lost += 1;
+        let mut takers = self.all.iter_mut().filter_map(|tap| match &mut tap.queue {
+            Queue::Traces(waiting) if tap.wish.wants(trace.ingress, trace.group, seen, &trace.frame) => {
+                Some((&mut tap.wish, waiting))
             }
-            count_down(&mut self.trace);
+            _ => None,
+        });
+        let mut next = takers.next();
+        while let Some((wish, waiting)) = next {
+            next = takers.next();
+            if next.is_none() {
+                wish.put(waiting, || trace);
+                break;
+            }
+            wish.put(waiting, || trace.clone());
         }
+        self.update_wanting();
     }
 
     /// Takes the frames that were recorded as sent, of a frame or of a timer.
     pub(crate) fn take_sent(&mut self, trace: &Trace) {
         for sent in &trace.sent {
-            self.capture(trace.at, sent.port, Seen::Out, trace.group, &sent.bytes);
+            self.capture(trace.at, sent.port, Seen::Out, sent.group, &sent.bytes);
         }
+        self.update_wanting();
     }
 
     fn capture(&mut self, at: Nanos, port: PortId, seen: Seen, group: Option<McstId>, bytes: &[u8]) {
-        let Some(Armed { filter, .. }) = &self.capture else {
-            return;
-        };
-        let wanted = filter.port.is_none_or(|p| p == port)
-            && filter.group.is_none_or(|g| Some(g) == group)
-            && (!filter.drops || matches!(seen, Seen::Dropped(_)));
-        if !wanted {
-            return;
-        }
-        if self.captured.len() < QUEUE_MAX {
-            let kept = bytes.get(..filter.length_max).unwrap_or(bytes);
-            self.captured.push_back(Captured {
-                at,
-                port,
-                seen,
-                group,
-                length: bytes.len(),
-                bytes: kept.to_vec(),
-            });
-        } else {
-            self.lost += 1;
-        }
-        count_down(&mut self.capture);
-    }
-}
-
-fn count_down<F>(armed: &mut Option<Armed<F>>) {
-    if let Some(a) = armed {
-        a.left -= 1;
-        if a.left == 0 {
-            *armed = None;
+        for Tap { wish, queue, .. } in &mut self.all {
+            if let Queue::Captured(waiting, length_max) = queue
+                && wish.wants(port, group, seen, bytes)
+            {
+                wish.put(waiting, || Captured {
+                    at,
+                    port,
+                    seen,
+                    group,
+                    length: bytes.len(),
+                    bytes: bytes.get(..*length_max).unwrap_or(bytes).to_vec(),
+                });
+            }
         }
     }
 }

@@ -127,12 +127,14 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A frame that a traced one made leave.
+/// A frame that a traced one, or a timer, made leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentFrame {
     /// By which port.
     pub port: PortId,
-    /// Its bytes, all of them.
+    /// The group that sent it; one timer call may send for many.
+    pub group: Option<McstId>,
+    /// Its bytes, all of them. In a [dry run](crate::DryRun) zeros stand for payload from a group's slots.
     pub bytes: Vec<u8>,
 }
 
@@ -174,31 +176,12 @@ impl fmt::Display for Trace {
     }
 }
 
-/// Which frames a live trace wants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TraceFilter {
-    /// That came in here; `None` for anywhere.
-    pub port: Option<PortId>,
-    /// That were taken for this group; `None` for any frame.
-    pub group: Option<McstId>,
-    /// Only those that were dropped.
-    pub drops: bool,
-}
-
-impl TraceFilter {
-    pub(crate) fn wants(&self, trace: &Trace) -> bool {
-        self.port.is_none_or(|p| p == trace.ingress)
-            && self.group.is_none_or(|g| Some(g) == trace.group)
-            && (!self.drops || matches!(trace.verdict, Verdict::Dropped(_)))
-    }
-}
-
 /// What the stages report to. Off, it compiles to nothing.
 pub(crate) trait Observer {
     /// Notes a step; the closure is only called when somebody watches.
     fn step(&mut self, step: impl FnOnce() -> Step);
 
-    /// The frame belongs to this group.
+    /// What follows belongs to this group.
     fn group(&mut self, mcst_id: McstId);
 
     /// A frame leaves.
@@ -263,6 +246,7 @@ impl Observer for Recorder {
         self.trace
             .steps
             .push(Step::new(Stage::Send, format!("to port {port}"), text));
-        self.trace.sent.push(SentFrame { port, bytes });
+        let group = self.trace.group;
+        self.trace.sent.push(SentFrame { port, group, bytes });
     }
 }

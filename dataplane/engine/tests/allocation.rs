@@ -1,6 +1,7 @@
 //! Contract S2: no allocation on the path of a frame, counted by the allocator itself.
 #![allow(unsafe_code)]
 
+#[path = "engine/common/mod.rs"]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,6 +16,8 @@ struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<usize> = const { Cell::new(0) };
+    static FREED: Cell<u64> = const { Cell::new(0) };
 }
 
 // SAFETY: every call goes on to the system's allocator unchanged; counting touches a plain thread-local number that
@@ -22,17 +25,20 @@ thread_local! {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+        let _ = BYTES.try_with(|n| n.set(n.get() + layout.size()));
         // SAFETY: the caller's promises are those of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        let _ = FREED.try_with(|n| n.set(n.get() + 1));
         // SAFETY: `memory` came from `alloc` with this layout, so from the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+        let _ = BYTES.try_with(|n| n.set(n.get() + size));
         // SAFETY: as above.
         unsafe { System.realloc(memory, layout, size) }
     }
@@ -261,4 +267,69 @@ fn a_contribution_costs_no_allocation() {
         );
         assert_eq!(allocations, 0);
     }
+}
+
+/// A dry run of a group with as many slots as may be: payload is not copied, and where the group is, no memory is taken or
+/// given back. Nothing changes.
+#[test]
+fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
+    use castnet_engine::{Collective, DryRun, Verdict};
+    use castnet_rules::CollectiveGroup;
+    use castnet_wire::{DataType, Pmtu, Primitive};
+    use common::collective::*;
+    const RANKS: usize = 4;
+    let job = Job {
+        primitive: Primitive::AllReduce,
+        root: 0,
+        data_type: DataType::F32,
+        elements: 64 * 500,
+        data: vec![vec![0x40; 256 * 500]; RANKS],
+    };
+    let ranks: Vec<Rank> = (0..RANKS)
+        .map(|r| Rank::new(r, T0, std::slice::from_ref(&job)))
+        .collect();
+    let rule = CollectiveGroup {
+        slots: 1 << 15,
+        pmtu: Pmtu::B1024,
+        ..collective_star(RANKS)
+    };
+    let mut engine = engine(RANKS + 1);
+    install_collective(&mut engine, &rule);
+    for i in 0..400 {
+        for rank in ranks.iter().filter(|r| r.rank > 0 || i == 0) {
+            feed(&mut engine, T0, rank.rank, &rank.frame(i));
+        }
+    }
+    let status = engine.collective_status(GROUP).unwrap();
+    let totals = engine.totals();
+    let frame = ranks[0].frame(1);
+    let payload = rule.slot_bytes() as usize;
+
+    let before = BYTES.get();
+    let trace = engine.trace(T0, port(0), &frame);
+    assert_eq!((trace.verdict, trace.sent.len()), (Verdict::Absorbed, RANKS));
+    let taken = BYTES.get() - before;
+    assert!(taken < payload / 4, "{taken} bytes for slots of {payload}");
+
+    for (ingress, frame) in [
+        (0, frame),
+        (2, arp_request(2, GROUP.0)),
+        (2, plain_frame(peer_mac(1), peer_mac(2), None, 60)),
+    ] {
+        let compile = |address| {
+            let rule = (address == GROUP.0).then_some(&rule)?;
+            Some(
+                Collective::compile_dry(rule, &engine.config().ports)
+                    .unwrap()
+                    .into(),
+            )
+        };
+        let mut dry = DryRun::new(engine.config(), port(ingress), frame, compile);
+        let before = (ALLOCATIONS.get(), FREED.get());
+        engine.copy_into(T0, &mut dry);
+        assert_eq!((ALLOCATIONS.get(), FREED.get()), before);
+        assert!(!dry.run().sent.is_empty());
+    }
+    assert_eq!(engine.collective_status(GROUP).unwrap(), status);
+    assert_eq!(engine.totals(), totals);
 }

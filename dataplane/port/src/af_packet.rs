@@ -11,6 +11,8 @@
 //! - RoCE frames that arrive end here: the kernel's IP stack would route each of them for nothing, and does not see them
 //!   while the port is open, from Linux 6.6 on and with CAP_NET_ADMIN.
 //! - One thread receives; each thread that sends has its own socket and ring.
+//! - The interface's MTU is followed while the port is open, up to what it was when the port was opened: the rings hold no
+//!   longer frames.
 
 mod stack;
 mod sys;
@@ -36,6 +38,9 @@ const TX_FRAMES: usize = 128;
 
 /// Frames that are received or sent at one go.
 const BATCH: usize = 32;
+
+/// How often the interface's MTU is looked at. One that was lowered is seen at once, by the first frame that is lost.
+const MTU_INTERVAL: Nanos = Nanos::from_millis(50);
 
 /// A real interface, and how to use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +154,8 @@ impl AfPacketSpec {
             control,
             mac,
             mtu,
+            mtu_max: mtu,
+            mtu_at: Nanos::ZERO,
             rx,
             tx,
             unseen,
@@ -168,6 +175,10 @@ pub struct AfPacketPort {
     control: OwnedFd,
     mac: MacAddr,
     mtu: usize,
+    /// The MTU that the rings are made for.
+    mtu_max: usize,
+    /// When the interface's MTU is looked at next.
+    mtu_at: Nanos,
     rx: Option<RxRing>,
     tx: TxRing,
     unseen: Option<Unseen>,
@@ -198,14 +209,37 @@ impl AfPacketPort {
 
     /// Has the kernel send what is committed. Returns whether the interface is up as far as that shows.
     fn kick(&mut self) -> bool {
-        match self.tx.kick() {
-            Ok(()) => self.unkicked = false,
-            Err(error) => {
-                self.unkicked = true;
-                return error.raw_os_error() != Some(libc::ENETDOWN);
-            }
+        let result = self.tx.kick();
+        self.unkicked = self.tx.is_unsettled();
+        if result.is_err_and(|error| error.raw_os_error() == Some(libc::ENETDOWN)) {
+            return false;
+        }
+        if self.unkicked {
+            self.settle();
         }
         true
+    }
+
+    /// The kernel did not take all that it was given. It drops what is longer than its MTU, and stops where it has no memory.
+    #[cold]
+    fn settle(&mut self) {
+        self.follow_mtu();
+        let (mtu, stats) = (self.mtu, &mut self.stats);
+        self.tx.settle(|head, length| {
+            if let Err(reason) = check_length(head, length, mtu) {
+                stats.tx_frames -= 1;
+                stats.tx_bytes -= length as u64;
+                stats.count_drop(reason);
+            }
+        });
+        self.unkicked = self.tx.is_unsettled();
+    }
+
+    /// Goes by the interface's MTU as it is now, as far as the rings allow.
+    fn follow_mtu(&mut self) {
+        if let Ok(mtu) = sys::mtu(&self.control, &self.interface) {
+            self.mtu = mtu.min(self.mtu_max);
+        }
     }
 
     fn send_one(&mut self, frame: &PoolBuf) -> Result<(), DropReason> {
@@ -242,7 +276,9 @@ fn check_length(head: &[u8], length: usize, mtu: usize) -> Result<(), DropReason
     if length < frame_max(0) - 4 {
         return Err(DropReason::Malformed);
     }
-    if !fits_from(head, length, mtu) {
+    // On top of the MTU the kernel allows the tag of 802.1Q, and no other.
+    let other_tag = || matches!(head.get(12..14), Some([0x88, 0xA8]));
+    if !fits_from(head, length, mtu) || (length > frame_max(mtu) - 4 && other_tag()) {
         return Err(DropReason::TooLong);
     }
     Ok(())
@@ -394,6 +430,10 @@ impl Port for AfPacketPort {
         }
     }
 
+    fn mtu(&self) -> usize {
+        self.mtu
+    }
+
     fn is_up(&self) -> bool {
         sys::is_up(&self.control, &self.interface).unwrap_or(false)
     }
@@ -426,9 +466,13 @@ impl Port for AfPacketPort {
         }
     }
 
-    fn poll(&mut self, _now: Nanos) {
+    fn poll(&mut self, now: Nanos) {
         if self.unkicked {
             self.kick();
+        }
+        if now >= self.mtu_at {
+            self.mtu_at = now + MTU_INTERVAL;
+            self.follow_mtu();
         }
     }
 }

@@ -3,8 +3,9 @@
 //! The sender has put the sum of the pseudo header into the checksum field (RFC 1071; Linux calls it a partial
 //! checksum), so the sum over the whole segment with that field in it, inverted, is the checksum.
 
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_IPV6: u16 = 0x86DD;
+use castnet_wire::Ethernet;
+use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -41,14 +42,9 @@ fn sum(bytes: &[u8]) -> u16 {
 
 /// The layer 4 protocol and its bytes, without what pads the frame.
 fn segment(frame: &mut [u8]) -> Option<(u8, &mut [u8])> {
-    let mut at = 12;
-    let mut ethertype = word(frame, at)?;
-    while matches!(ethertype, 0x8100 | 0x88A8) {
-        at += 4;
-        ethertype = word(frame, at)?;
-    }
-    let ip = frame.get_mut(at + 2..)?;
-    match ethertype {
+    let (ethernet, l3) = Ethernet::parse(frame).ok()?;
+    let ip = frame.get_mut(l3..)?;
+    match ethernet.ethertype {
         ETHERTYPE_IPV4 => {
             let header = usize::from(ip.first()? & 0x0F) * 4;
             let total = usize::from(word(ip, 2)?);

@@ -501,6 +501,10 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
         self.inner.info()
     }
 
+    fn mtu(&self) -> usize {
+        self.inner.mtu()
+    }
+
     fn is_up(&self) -> bool {
         self.inner.is_up()
     }

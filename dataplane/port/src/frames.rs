@@ -172,6 +172,10 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
         self.port.info()
     }
 
+    fn mtu(&self) -> usize {
+        self.port.mtu()
+    }
+
     fn is_up(&self) -> bool {
         self.port.is_up()
     }

@@ -4,7 +4,7 @@
 //! A frame is copied into a slot and out of it, so that buffers never change threads.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr};
@@ -85,7 +85,8 @@ impl MemLink {
             peer: Arc::downgrade(&lives[other]),
             name: config.names[mine].clone(),
             mac: config.macs[mine],
-            mtu: config.mtu,
+            mtu: Arc::new(AtomicUsize::new(config.mtu)),
+            mtu_max: config.mtu,
         };
         (end(0, 1), end(1, 0))
     }
@@ -101,7 +102,8 @@ pub struct MemEnd {
     peer: Weak<()>,
     name: String,
     mac: MacAddr,
-    mtu: usize,
+    mtu: Arc<AtomicUsize>,
+    mtu_max: usize,
 }
 
 impl MemEnd {
@@ -118,6 +120,11 @@ impl MemEnd {
     /// Pulls the cable (`false`) or plugs it in again, for both ends. What is under way arrives.
     pub fn set_up(&self, up: bool) {
         self.plugged.store(up, Ordering::Relaxed);
+    }
+
+    /// Changes how long packets may be that leave here, in bytes: up to what the link was made for.
+    pub fn set_mtu(&self, mtu: usize) {
+        self.mtu.store(mtu.min(self.mtu_max), Ordering::Relaxed);
     }
 
     /// Whether the cable is plugged in and the other end still exists.
@@ -137,7 +144,7 @@ impl MemEnd {
 
     /// The largest packet at layer 3, in bytes.
     pub fn mtu(&self) -> usize {
-        self.mtu
+        self.mtu.load(Ordering::Relaxed)
     }
 
     /// Frames that this end has not yet received.
@@ -157,7 +164,7 @@ pub struct MemPort {
 
 impl MemPort {
     fn send_one(&mut self, frame: &PoolBuf) -> Result<(), DropReason> {
-        if !fits(frame, self.end.mtu) {
+        if !fits(frame, self.end.mtu()) {
             return Err(DropReason::TooLong);
         }
         self.end.tx.push((), frame)
@@ -207,10 +214,14 @@ impl Port for MemPort {
         PortLink {
             name: self.end.name.clone(),
             mac: self.end.mac,
-            mtu: self.end.mtu,
+            mtu: self.end.mtu(),
             up: self.end.is_up(),
             device: PortDevice::new("memory"),
         }
+    }
+
+    fn mtu(&self) -> usize {
+        self.end.mtu()
     }
 
     fn is_up(&self) -> bool {

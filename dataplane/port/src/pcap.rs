@@ -388,6 +388,10 @@ impl Port for PcapPort {
         self.link.clone()
     }
 
+    fn mtu(&self) -> usize {
+        self.link.mtu
+    }
+
     fn is_up(&self) -> bool {
         self.link.up
     }

@@ -63,6 +63,11 @@ pub trait Port {
     /// What the port is, as far as it is known now. Not for the path of a frame: it may ask the kernel.
     fn info(&self) -> PortLink;
 
+    /// [`PortLink::mtu`] alone, as last seen; without allocation where it can change.
+    fn mtu(&self) -> usize {
+        self.info().mtu
+    }
+
     /// [`PortLink::up`] alone, without allocation.
     fn is_up(&self) -> bool;
 
@@ -142,6 +147,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn info(&self) -> PortLink {
         (**self).info()
+    }
+    fn mtu(&self) -> usize {
+        (**self).mtu()
     }
     fn is_up(&self) -> bool {
         (**self).is_up()

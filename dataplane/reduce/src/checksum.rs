@@ -60,7 +60,7 @@ fn plain(register: u32, first: &[u8], second: &[u8]) -> u32 {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(crate) mod x86 {
     use super::BLOCK;
     use core::arch::x86_64::*;
 
@@ -119,16 +119,16 @@ mod x86 {
     }
 
     /// What is left of both pieces.
-    struct Left<'a> {
-        now: &'a [u8],
-        later: &'a [u8],
+    pub(crate) struct Left<'a> {
+        pub(crate) now: &'a [u8],
+        pub(crate) later: &'a [u8],
     }
 
     impl Left<'_> {
         /// The next block, also where it lies in both.
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
-        fn next(&mut self) -> Option<__m512i> {
+        pub(crate) fn next(&mut self) -> Option<__m512i> {
             if let Some((block, rest)) = self.now.split_first_chunk() {
                 self.now = rest;
                 return Some(load(block));
@@ -157,7 +157,7 @@ mod x86 {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn load(block: &Block) -> __m512i {
+    pub(crate) fn load(block: &Block) -> __m512i {
         // SAFETY: a reference to as many bytes as are read, and reading asks for no alignment.
         unsafe { _mm512_loadu_si512(block.as_ptr().cast()) }
     }

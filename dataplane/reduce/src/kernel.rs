@@ -31,8 +31,16 @@ impl Kernel {
     /// `acc[i] = acc[i] op contribution[i]` for the whole elements of the shorter of the two.
     #[inline]
     pub fn apply(&self, acc: &mut [u8], contribution: &[u8]) {
-        let length = acc.len().min(contribution.len()) & self.whole;
-        self.run.call(&mut acc[..length], &contribution[..length]);
+        self.apply_pieces(acc, contribution, &[]);
+    }
+
+    /// The same with a contribution that lies in two pieces, whose border may cut an element in two.
+    #[inline]
+    pub fn apply_pieces(&self, acc: &mut [u8], first: &[u8], second: &[u8]) {
+        let length = acc.len().min(first.len() + second.len()) & self.whole;
+        let first = &first[..first.len().min(length)];
+        let second = &second[..length - first.len()];
+        self.run.call(&mut acc[..length], first, second);
     }
 
     /// The first contribution is copied to `out`, then the others are reduced into it in their order. What `out` had is
@@ -90,7 +98,7 @@ fn choose(level: Level, op: Operation, ty: DataType, saturate: bool) -> Run {
         };
     }
     match ty {
-        DataType::F32 => floats!(f32),
+        DataType::F32 => floats!(f32, Run::f32_sum(level), Run::pick::<f32, ops::Prod>(level)),
         DataType::F64 => floats!(f64),
         DataType::Bf16 => floats!(Bf16),
         // Converted by instructions of their own, which no compiler finds in plain code.

@@ -49,11 +49,14 @@ impl Level {
     }
 }
 
-/// A function that reduces whole elements of two slices of one length.
+/// Bytes of a block: a multiple of all elements, and of what vectors hold.
+const BLOCK: usize = 64;
+
+/// A function that reduces whole elements: of what there is already, and of a contribution in two pieces that is as long.
 ///
 /// Invariant: this processor has the instructions that the function was compiled for.
 #[derive(Clone, Copy)]
-pub(crate) struct Run(unsafe fn(&mut [u8], &[u8]));
+pub(crate) struct Run(unsafe fn(&mut [u8], &[u8], &[u8]));
 
 impl fmt::Debug for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -75,6 +78,15 @@ impl Run {
             Level::Avx512 => Self(x86::avx512::<T, O>),
             #[cfg(not(target_arch = "x86_64"))]
             _ => Self(plain::<T, O>),
+        }
+    }
+
+    /// Sums of f32. `level` as for [`Run::pick`].
+    pub(crate) fn f32_sum(level: Level) -> Self {
+        match level.min(Level::best()) {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => Self(x86::f32_sum_avx512),
+            level => Self::pick::<f32, Sum>(level),
         }
     }
 
@@ -105,34 +117,117 @@ impl Run {
     }
 
     #[inline]
-    pub(crate) fn call(&self, acc: &mut [u8], contribution: &[u8]) {
+    pub(crate) fn call(&self, acc: &mut [u8], first: &[u8], second: &[u8]) {
         // SAFETY: by the invariant of `Run`: each constructor asked the processor first. Nothing else is asked of who
         // calls these functions: they take slices, and hold themselves to them.
-        unsafe { (self.0)(acc, contribution) }
+        unsafe { (self.0)(acc, first, second) }
     }
 }
 
-fn nothing(_: &mut [u8], _: &[u8]) {}
+fn nothing(_: &mut [u8], _: &[u8], _: &[u8]) {}
 
-fn plain<T: Element, O: Combine<T>>(acc: &mut [u8], contribution: &[u8]) {
-    T::zip(acc, contribution, O::combine);
+#[inline(never)]
+fn plain<T: Element, O: Combine<T>>(acc: &mut [u8], first: &[u8], second: &[u8]) {
+    in_blocks(acc, first, second, |acc, piece| T::zip(acc, piece, O::combine));
+}
+
+/// Gives `each` the whole blocks of `first`, the block that lies in both pieces, and the rest of `second`, each with what it
+/// is added to: so no element lies in two of them.
+#[inline(always)]
+fn in_blocks(acc: &mut [u8], first: &[u8], second: &[u8], each: impl Fn(&mut [u8], &[u8])) {
+    let torn = if second.is_empty() { 0 } else { first.len() % BLOCK };
+    let (whole, tail) = first.split_at(first.len() - torn);
+    let mut both = [0; 2 * BLOCK];
+    let (middle, rest) = if torn == 0 {
+        (&[][..], second)
+    } else {
+        let (head, rest) = second.split_at(second.len().min(BLOCK - torn));
+        if let (Some(before), Some(after)) = (first.last_chunk::<BLOCK>(), second.first_chunk::<BLOCK>()) {
+            // Two copies of a length that the compiler knows.
+            both[..BLOCK].copy_from_slice(before);
+            both[BLOCK..].copy_from_slice(after);
+        } else {
+            both[BLOCK - torn..BLOCK].copy_from_slice(tail);
+            both[BLOCK..BLOCK + head.len()].copy_from_slice(head);
+        }
+        (&both[BLOCK - torn..BLOCK + head.len()], rest)
+    };
+    let mut left = acc;
+    for piece in [whole, middle, rest] {
+        let Some((now, later)) = left.split_at_mut_checked(piece.len()) else {
+            return;
+        };
+        each(now, piece);
+        left = later;
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::plain;
+    use super::{BLOCK, in_blocks, plain};
+    use crate::checksum::x86::{Left, load};
     use crate::element::{Element, F16, NAN_F32};
     use crate::operation::{Combine, Prod, Sum};
     use core::arch::x86_64::*;
 
     #[target_feature(enable = "avx,avx2,f16c")]
-    pub(super) fn avx2<T: Element, O: Combine<T>>(acc: &mut [u8], contribution: &[u8]) {
-        T::zip(acc, contribution, O::combine);
+    pub(super) fn avx2<T: Element, O: Combine<T>>(acc: &mut [u8], first: &[u8], second: &[u8]) {
+        in_blocks(acc, first, second, |acc, piece| T::zip(acc, piece, O::combine));
     }
 
     #[target_feature(enable = "avx,avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(super) fn avx512<T: Element, O: Combine<T>>(acc: &mut [u8], contribution: &[u8]) {
-        T::zip(acc, contribution, O::combine);
+    pub(super) fn avx512<T: Element, O: Combine<T>>(acc: &mut [u8], first: &[u8], second: &[u8]) {
+        in_blocks(acc, first, second, |acc, piece| T::zip(acc, piece, O::combine));
+    }
+
+    /// Sums of f32, which most contributions are: block by block, since the compiler's loop is slow over pieces as short as
+    /// the first. What is left at the end plainly.
+    #[target_feature(enable = "avx,avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn f32_sum_avx512(acc: &mut [u8], first: &[u8], second: &[u8]) {
+        let mut left = Left {
+            now: first,
+            later: second,
+        };
+        let sum = |block: &mut [u8; BLOCK], contribution: __m512i| {
+            let sum = _mm512_add_ps(
+                _mm512_castsi512_ps(load(block)),
+                _mm512_castsi512_ps(contribution),
+            );
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sum, sum);
+            let sum = _mm512_mask_blend_ps(is_nan, sum, _mm512_set1_ps(f32::from_bits(NAN_F32)));
+            // SAFETY: a reference to as many bytes as are written, and writing asks for no alignment.
+            unsafe { _mm512_storeu_ps(block.as_mut_ptr().cast(), sum) };
+        };
+        let (blocks, rest) = acc.as_chunks_mut::<BLOCK>();
+        // Up to the border of the pieces, one by one.
+        let border = if second.is_empty() {
+            0
+        } else {
+            first.len() / BLOCK + 1
+        };
+        let (near, far) = blocks.split_at_mut(border.min(blocks.len()));
+        let (fours, few) = far.as_chunks_mut::<4>();
+        for block in near {
+            let Some(contribution) = left.next() else { return };
+            sum(block, contribution);
+        }
+        for four in fours {
+            let Some((from, later)) = left.now.split_first_chunk::<{ 4 * BLOCK }>() else {
+                return;
+            };
+            let (from, _) = from.as_chunks();
+            four.iter_mut()
+                .zip(from)
+                .for_each(|(block, from)| sum(block, load(from)));
+            left.now = later;
+        }
+        for block in few {
+            let Some(contribution) = left.next() else { return };
+            sum(block, contribution);
+        }
+        if !rest.is_empty() {
+            plain::<f32, Sum>(rest, left.now, left.later);
+        }
     }
 
     /// A function for f16 in f32: widen, one instruction, NaN to the one NaN, narrow; what is left at the end plainly.
@@ -140,19 +235,21 @@ mod x86 {
         ($name:ident, $op:ident, $features:literal, $bytes:literal, $half:ty,
             $load:ident, $store:ident, $widen:ident, $narrow:ident, $instruction:ident, |$r:ident| $nan:expr) => {
             #[target_feature(enable = $features)]
-            pub(super) fn $name(acc: &mut [u8], contribution: &[u8]) {
-                let (acc, acc_rest) = acc.as_chunks_mut::<$bytes>();
-                let (contribution, rest) = contribution.as_chunks::<$bytes>();
-                for (a, b) in acc.iter_mut().zip(contribution) {
-                    let a_at = a.as_mut_ptr().cast::<$half>();
-                    // SAFETY: both are references to as many bytes as are read, and reading asks for no alignment.
-                    let (wide_a, wide_b) = unsafe { ($load(a_at), $load(b.as_ptr().cast())) };
-                    let $r = $instruction($widen(wide_a), $widen(wide_b));
-                    let narrow = $narrow::<_MM_FROUND_TO_NEAREST_INT>($nan);
-                    // SAFETY: a reference to as many bytes as are written, and writing asks for no alignment.
-                    unsafe { $store(a_at, narrow) };
-                }
-                plain::<F16, $op>(acc_rest, rest);
+            pub(super) fn $name(acc: &mut [u8], first: &[u8], second: &[u8]) {
+                in_blocks(acc, first, second, |acc, piece| {
+                    let (acc, acc_rest) = acc.as_chunks_mut::<$bytes>();
+                    let (piece, rest) = piece.as_chunks::<$bytes>();
+                    for (a, b) in acc.iter_mut().zip(piece) {
+                        let a_at = a.as_mut_ptr().cast::<$half>();
+                        // SAFETY: both are references to as many bytes as are read, and reading asks for no alignment.
+                        let (wide_a, wide_b) = unsafe { ($load(a_at), $load(b.as_ptr().cast())) };
+                        let $r = $instruction($widen(wide_a), $widen(wide_b));
+                        let narrow = $narrow::<_MM_FROUND_TO_NEAREST_INT>($nan);
+                        // SAFETY: a reference to as many bytes as are written, and writing asks for no alignment.
+                        unsafe { $store(a_at, narrow) };
+                    }
+                    F16::zip(acc_rest, rest, $op::combine);
+                });
             }
         };
     }

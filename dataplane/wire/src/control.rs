@@ -209,6 +209,18 @@ impl Call {
     /// Most data packets of one collective: PSNs of one are told apart over less than half their circle of 2^24.
     pub const PACKETS_MAX: u32 = (1 << 23) - 2;
 
+    /// Bytes of the whole collective's elements.
+    pub const fn bytes(&self) -> u64 {
+        self.elements.saturating_mul(self.data_type.size() as u64)
+    }
+
+    /// Whether it asks for contributions to be reduced in rank order, and has some.
+    pub const fn is_in_rank_order(&self) -> bool {
+        self.flags.contains(CallFlags::REPRODUCIBLE)
+            && self.packets > 0
+            && !matches!(self.primitive, Primitive::Broadcast)
+    }
+
     /// Whether it makes sense by itself: what [`Control::parse`] asks of each call that it reads.
     ///
     /// # Errors

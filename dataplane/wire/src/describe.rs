@@ -23,8 +23,9 @@ pub struct Describe<'a> {
 
 impl fmt::Display for Describe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ok((ethernet, at)) = Ethernet::parse(self.head) else {
-            return write!(f, "{} bytes, too short for Ethernet", self.frame_len);
+        let (ethernet, at) = match Ethernet::parse(self.head) {
+            Ok(parsed) => parsed,
+            Err(error) => return write!(f, "malformed: {error}, {} bytes", self.frame_len),
         };
         write!(f, "{} > {}", ethernet.src, ethernet.dst)?;
         if let Some(tag) = ethernet.vlan {

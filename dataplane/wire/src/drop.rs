@@ -30,7 +30,7 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// Shorter than its headers say, or a header that breaks its own rules.
+    /// Shorter than its headers say, a header that breaks its own rules, or more VLAN tags than are read.
     Malformed = "malformed",
     /// The IPv4 header checksum is wrong.
     BadIpChecksum = "bad-ip-checksum",
@@ -74,10 +74,12 @@ drop_reasons! {
     EarlyContribution = "early-contribution",
     /// The group's ranks disagreed: nothing after that collective is served.
     GroupFailed = "group-failed",
-    /// A contribution that does not fit those that are there: another length or opcode, or none was due.
+    /// A contribution that is not cut as the group's path MTU and message length prescribe, or that was not due.
     ContributionMismatch = "contribution-mismatch",
     /// A result or a contribution of a time that is over.
     Stale = "stale",
+    /// A call that asks for contributions to be reduced in rank order, to a group that is not reproducible.
+    NotReproducible = "not-reproducible",
 }
 
 impl fmt::Display for DropReason {

@@ -1,4 +1,4 @@
-//! Ethernet II with 802.1Q tags: two addresses, up to two tags, EtherType. No FCS: network cards keep it.
+//! Ethernet II with 802.1Q tags: two addresses, up to [`TAGS_MAX`] tags, EtherType. No FCS: network cards keep it.
 
 use crate::error::{EmitError, Header, ParseError, chunk, put};
 use crate::ids::MacAddr;
@@ -18,13 +18,16 @@ pub const ETHERTYPE_SERVICE_VLAN: u16 = 0x88A8;
 /// EtherType of LLDP.
 pub const ETHERTYPE_LLDP: u16 = 0x88CC;
 
+/// The most tags that a frame may have: one of a provider and one of its customer (802.1ad).
+pub const TAGS_MAX: usize = 2;
+
 /// The shortest frame on a wire, without its FCS: shorter ones are padded with zeros.
 pub const FRAME_MIN: usize = 60;
 
 /// An 802.1Q or 802.1ad tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VlanTag {
-    /// Which kind of tag: [`ETHERTYPE_VLAN`] or [`ETHERTYPE_SERVICE_VLAN`].
+    /// Which kind of tag: an EtherType of which [`is_tag`] is true.
     pub tpid: u16,
     /// Priority, 0 to 7.
     pub priority: u8,
@@ -75,19 +78,25 @@ pub struct Ethernet {
     pub ethertype: u16,
 }
 
-const fn is_tag(ethertype: u16) -> bool {
-    matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN)
+/// Whether this EtherType begins a VLAN tag: whatever a kernel or a network card may strip. 0x9100, 0x9200 and 0x9300
+/// are service tags from before 802.1ad.
+#[inline]
+pub const fn is_tag(ethertype: u16) -> bool {
+    matches!(
+        ethertype,
+        ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN | 0x9100 | 0x9200 | 0x9300
+    )
 }
 
 impl Ethernet {
     /// Bytes without a tag.
     pub const LEN: usize = 14;
 
-    /// Reads it from the start of a frame; returns it with its length in bytes: 14, 18 or, with two tags, 22. A third
-    /// tag is left to stand as the EtherType.
+    /// Reads it from the start of a frame; returns it with its length in bytes: 14, 18 or, with two tags, 22.
     ///
     /// # Errors
-    /// Too few bytes.
+    /// Too few bytes, or more than [`TAGS_MAX`] tags. Linux strips any number of priority tags (VID 0), so a further tag
+    /// would hide from every check what a receiver reads.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
         let b: &[u8; Self::LEN] = chunk(bytes, Header::Ethernet)?;
@@ -98,7 +107,13 @@ impl Ethernet {
             ethertype: u16::from_be_bytes([b[12], b[13]]),
         };
         let mut length = Self::LEN;
-        while is_tag(ethernet.ethertype) && length < Self::LEN + 2 * VlanTag::LEN {
+        while is_tag(ethernet.ethertype) {
+            if length == Self::LEN + TAGS_MAX * VlanTag::LEN {
+                return Err(ParseError::Rule {
+                    header: Header::Vlan,
+                    rule: "more than two tags",
+                });
+            }
             let [c0, c1, t0, t1] = *chunk(bytes.get(length..).unwrap_or_default(), Header::Vlan)?;
             let tag = VlanTag::from_words(ethernet.ethertype, u16::from_be_bytes([c0, c1]));
             ethernet.vlan = ethernet.vlan.or(Some(tag));

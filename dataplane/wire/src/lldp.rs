@@ -2,7 +2,7 @@
 
 use crate::error::{EmitError, Header, ParseError};
 use crate::ids::MacAddr;
-use core::fmt;
+use core::fmt::{self, Write as _};
 use core::str;
 
 /// Where LLDP frames go: to the nearest bridge, which never forwards them.
@@ -24,11 +24,26 @@ pub enum LldpId<'a> {
     },
 }
 
+/// A text of a sender whom nobody knows, as it can be shown: control characters, with which a terminal can be driven, and
+/// whatever else has no shape of its own are escaped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Printable<'a>(pub &'a str);
+
+impl fmt::Display for Printable<'_> {
+    /// Character by character, each in one piece.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '\'' | '"' | '\\' => f.write_char(c),
+            _ => c.escape_debug().fmt(f),
+        })
+    }
+}
+
 impl fmt::Display for LldpId<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mac(mac) => mac.fmt(f),
-            Self::Text(text) => f.pad(text),
+            Self::Text(text) => Printable(text).fmt(f),
             Self::Other { subtype, bytes } => {
                 write!(f, "{subtype}:")?;
                 bytes.iter().try_for_each(|b| write!(f, "{b:02x}"))

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use castnet_engine::{
-    CaptureFilter, Captured, CollectiveGroupStatus, Context, Expected, FdbEntry, GroupStatus, InstallError,
-    Neighbour, Trace, TraceFilter,
+    Captured, CollectiveGroupStatus, Context, DryRun, Expected, FdbEntry, FrameFilter, GroupStatus,
+    InstallError, Neighbour, TapId, Trace,
 };
-use castnet_wire::{McstId, PortId};
+use castnet_wire::McstId;
 use crossbeam::channel::Sender;
 
 use crate::report::Report;
@@ -18,11 +18,19 @@ pub(crate) const PER_ROUND: usize = 8;
 /// Commands that wait for one worker at most.
 pub(crate) const QUEUE: usize = 64;
 
-/// Where a worker puts what it watches.
-pub(crate) struct Sink<T> {
-    pub(crate) to: Sender<T>,
-    /// What found no place.
+/// A subscriber of live traces or captured frames.
+pub(crate) struct Subscriber {
+    pub(crate) id: TapId,
+    pub(crate) to: Sink,
+    /// What found no place on its way.
     pub(crate) lost: Arc<AtomicU64>,
+}
+
+/// Where a worker puts what a subscriber wants.
+pub(crate) enum Sink {
+    Traces(Sender<Trace>),
+    /// With the bytes that are kept of each frame.
+    Captured(Sender<Captured>, usize),
 }
 
 /// What came of an attempt to have a group, with what was kept for it, which control frees.
@@ -40,12 +48,11 @@ pub(crate) enum Command {
     Report(Box<Report>, Sender<Box<Report>>),
     Fdb(Vec<FdbEntry>, Sender<Vec<FdbEntry>>),
     Neighbours(Vec<Neighbour>, Sender<Vec<Neighbour>>),
-    /// A dry run.
-    Trace(PortId, Vec<u8>, Sender<(Trace, Vec<u8>)>),
-    ArmTrace(TraceFilter, u64, Sink<Trace>),
-    ArmCapture(CaptureFilter, u64, Sink<Captured>),
-    DisarmTrace,
-    DisarmCapture,
+    /// Fills in what a dry run needs to know.
+    DryRun(Box<DryRun>, Sender<Box<DryRun>>),
+    /// A subscriber to so many frames.
+    Arm(Subscriber, FrameFilter, u64),
+    Disarm(TapId),
     /// A group will come: from now on its frames are held.
     Expect(Box<Expected>, Sender<Attached<InstallError>>),
     /// It will not come, and what is kept for it, if anything is, is given back.

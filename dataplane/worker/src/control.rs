@@ -1,14 +1,14 @@
 //! The control side of a dataplane: what is installed, who has it, and how that reaches the workers.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use castnet_engine::{InstallError as Refused, PortInfo, PortSet, Tables};
+use castnet_engine::{InstallError as Refused, PortInfo, PortSet, Tables, port_count};
 use castnet_port::{PortLink, Waker};
-use castnet_rules::{Ipv4Net, Route, RuleSet, lane_of};
+use castnet_rules::{GroupIndex, Ipv4Net, Route, RuleSet, lane_of};
 use castnet_wire::{McstId, Nanos, PortId};
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::{Mutex, RwLock};
@@ -18,6 +18,7 @@ use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::error::{InstallError, RouteError, Stopped};
 use crate::events::{Listeners, SwitchEvent, SwitchEventKind};
+use crate::members::Members;
 use crate::published::Published;
 use crate::rule::Rule;
 use crate::steering::FlowTables;
@@ -40,6 +41,19 @@ impl Clock {
             origin,
             started: SystemTime::now(),
         }
+    }
+
+    /// One that goes on when the test says so, a nanosecond a tick.
+    #[cfg(test)]
+    pub(crate) fn mock() -> (Self, Arc<quanta::Mock>) {
+        let (clock, hand) = quanta::Clock::mock();
+        let (origin, started) = (clock.now(), SystemTime::UNIX_EPOCH);
+        let clock = Self {
+            clock,
+            origin,
+            started,
+        };
+        (clock, hand)
     }
 
     #[inline]
@@ -123,7 +137,8 @@ pub(crate) struct Registered {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) groups: BTreeMap<McstId, Registered>,
-    names: BTreeMap<String, McstId>,
+    index: GroupIndex,
+    members: Members,
     routes: BTreeMap<Ipv4Net, Route>,
     generation: u64,
     /// Whether a group moves, so that no frame may be lost between workers.
@@ -158,6 +173,8 @@ pub(crate) struct Shared {
     pub(crate) infos: Vec<PortInfo>,
     pub(crate) links: Vec<PortLink>,
     up: AtomicU64,
+    /// In the order of `infos`, whose own are those of the start.
+    mtus: Vec<AtomicUsize>,
     published: Arc<ArcSwap<Published>>,
     pub(crate) state: Mutex<State>,
     /// Held while a group moves, and while somebody reads what must not be read then. Taken before `state`.
@@ -166,8 +183,8 @@ pub(crate) struct Shared {
     pub(crate) flow_tables: FlowTables,
     pub(crate) listeners: Listeners,
     pub(crate) events_lost: Arc<AtomicU64>,
-    pub(crate) trace_place: Arc<AtomicBool>,
-    pub(crate) capture_place: Arc<AtomicBool>,
+    /// The numbers of subscribers that are taken: bit n for [`TapId`](castnet_engine::TapId) n.
+    pub(crate) taps: AtomicU64,
 }
 
 impl Shared {
@@ -190,9 +207,10 @@ impl Shared {
         let shared = Self {
             config,
             clock,
-            infos,
             links,
             up: AtomicU64::new(up.0),
+            mtus: infos.iter().map(|i| AtomicUsize::new(i.mtu)).collect(),
+            infos,
             published,
             state: Mutex::default(),
             moves: RwLock::default(),
@@ -200,8 +218,7 @@ impl Shared {
             flow_tables,
             listeners: Listeners::default(),
             events_lost,
-            trace_place: Arc::default(),
-            capture_place: Arc::default(),
+            taps: AtomicU64::default(),
         };
         shared.publish(&mut shared.state.lock());
         shared
@@ -219,9 +236,21 @@ impl Shared {
             .unwrap_or_default()
     }
 
-    /// A port's link came or went.
-    pub(crate) fn set_link(&self, port: PortId, up: bool) {
+    /// The ports as they are now.
+    pub(crate) fn infos_now(&self) -> Vec<PortInfo> {
+        let mut infos = self.infos.clone();
+        for (info, mtu) in infos.iter_mut().zip(&self.mtus) {
+            info.mtu = mtu.load(Ordering::Relaxed);
+        }
+        infos
+    }
+
+    /// A port's link came or went, or its MTU changed.
+    pub(crate) fn set_link(&self, port: PortId, up: bool, mtu: usize) {
         let mut state = self.state.lock();
+        if let Some(place) = self.infos.iter().position(|i| i.id == port) {
+            self.mtus[place].store(mtu, Ordering::Relaxed);
+        }
         let bit = 1 << port.index();
         match up {
             true => self.up.fetch_or(bit, Ordering::Relaxed),
@@ -235,7 +264,9 @@ impl Shared {
         state.generation += 1;
         let up = PortSet(self.up.load(Ordering::Relaxed));
         let routes: Vec<Route> = state.routes.values().cloned().collect();
-        let tables = Tables::new(state.generation, state.groups.keys().copied(), &routes, up);
+        let tables = Tables::new(state.generation, state.groups.keys().copied(), &routes, up)
+            .with_members(state.members.iter())
+            .with_mtus(self.infos_now().into_iter().map(|i| (i.id, i.mtu)));
         let owners = state
             .groups
             .iter()
@@ -292,7 +323,8 @@ impl Shared {
     }
 
     pub(crate) fn install(&self, rule: &Rule) -> Result<Installed, InstallError> {
-        let memory = rule.memory_bytes(&self.infos)?;
+        let infos = self.infos_now();
+        let memory = rule.memory_bytes(&infos)?;
         let (mcst_id, name, generation) = (rule.mcst_id(), rule.name().to_string(), rule.generation());
         let mut state = self.state.lock();
         let before = state.check(rule)?;
@@ -306,7 +338,7 @@ impl Shared {
         };
         let handle = self.workers.get(worker).ok_or(Stopped)?;
         // Only now, as slots can be large.
-        let group = rule.compile(&self.infos)?;
+        let group = rule.compile(&infos)?;
         // What comes back is the group that ran before, or the new one where both do the same: freed here.
         drop(handle.ask(|reply| Command::Install(group, reply))??);
         state.groups.insert(
@@ -320,7 +352,14 @@ impl Shared {
         if let (None, Some((_, since))) = (&before, state.loads.get_mut(worker)) {
             *since += 1;
         }
-        state.names.insert(name.clone(), mcst_id);
+        if let Some((_, running)) = &before {
+            state.index.remove(&running.claims());
+        }
+        state.index.insert(&rule.claims());
+        state.members.add(rule);
+        if let Some((_, running)) = &before {
+            state.members.remove(running);
+        }
         self.publish_and_wait(&mut state)?;
         drop(state);
         self.tell(SwitchEventKind::GroupInstalled {
@@ -358,7 +397,8 @@ impl Shared {
         let Some(group) = state.groups.remove(&mcst_id) else {
             return Ok(None);
         };
-        state.names.remove(group.rule.name());
+        state.index.remove(&group.rule.claims());
+        state.members.remove(&group.rule);
         // First nobody hands frames over any more, then the group goes.
         self.publish_and_wait(&mut state)?;
         let handle = self.workers.get(group.worker).ok_or(Stopped)?;
@@ -404,7 +444,7 @@ impl Shared {
             routes: routes.to_vec(),
             ..RuleSet::default()
         };
-        let faults = set.check(PortId::COUNT);
+        let faults = set.check(port_count(&self.infos));
         if !faults.is_empty() {
             return Err(RouteError::Faults(faults));
         }
@@ -439,20 +479,16 @@ impl Shared {
 impl State {
     /// Whether the rule goes with what is installed; and the worker and rule of the version that runs.
     fn check(&self, rule: &Rule) -> Result<Option<(usize, Rule)>, InstallError> {
-        let (mcst_id, name) = (rule.mcst_id(), rule.name());
-        if let Some(other) = self.names.get(name).filter(|m| **m != mcst_id) {
-            return Err(InstallError::NameTaken {
-                name: name.into(),
-                mcst_id: *other,
-            });
+        let name = rule.name();
+        // A group of this address and another name is no older version of it: a clash.
+        let running = self.groups.get(&rule.mcst_id()).filter(|g| g.rule.name() == name);
+        let faults = self.index.check(&rule.claims(), running.map(|g| g.rule.name()));
+        if !faults.is_empty() {
+            return Err(InstallError::Clash(faults));
         }
-        let Some(running) = self.groups.get(&mcst_id) else {
+        let Some(running) = running else {
             return Ok(None);
         };
-        if running.rule.name() != name {
-            let name = running.rule.name().into();
-            return Err(InstallError::McstIdTaken { mcst_id, name });
-        }
         if running.rule.generation() > rule.generation() {
             return Err(InstallError::Older {
                 name: name.into(),

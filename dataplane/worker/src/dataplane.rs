@@ -6,14 +6,16 @@ use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
-use castnet_engine::{CaptureFilter, Captured, FdbEntry, Neighbour, Tables, Trace, TraceFilter, destination};
+use castnet_engine::{
+    Captured, DryRun, FdbEntry, FrameFilter, Neighbour, TAPS_MAX, Tables, Trace, destination,
+};
 use castnet_port::{Memory, OpenError, Pool, Steered};
 use castnet_rules::{CollectiveGroup, Ipv4Net, MulticastGroup, Route};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 use crossbeam::channel::{Sender, bounded};
 use parking_lot::Mutex;
 
-use crate::command::{self, Command, Sink};
+use crate::command::{self, Command, Sink, Subscriber};
 use crate::config::DataplaneConfig;
 use crate::control::{Clock, Handle, Installed, Shared};
 use crate::error::{InstallError, MoveError, RouteError, StartError, Stopped, TapError};
@@ -489,59 +491,61 @@ impl Dataplane {
     /// No such port, or the dataplane has stopped.
     pub fn trace(&self, port: PortId, frame: &[u8]) -> Result<Trace, TapError> {
         self.known(port)?;
-        let owner = {
-            let state = self.shared.state.lock();
-            destination(frame)
-                .and_then(|dst| state.groups.get(&McstId(dst)))
-                .map_or(0, |group| group.worker)
-        };
+        let state = self.shared.state.lock();
+        let group_of = |address| state.groups.get(&McstId(address));
+        let config = worker::engine_config(&self.shared.config, &self.shared.links);
+        let mut dry = Box::new(DryRun::new(&config, port, frame.to_vec(), |address| {
+            group_of(address)?.rule.compile_dry(&self.shared.infos).ok()
+        }));
+        let owner = destination(frame)
+            .and_then(group_of)
+            .map_or(0, |group| group.worker);
         let worker = self.shared.workers.get(owner).ok_or(Stopped)?;
-        let bytes = frame.to_vec();
-        let (trace, _) = worker.ask(|reply| Command::Trace(port, bytes, reply))?;
-        Ok(trace)
+        dry = worker.ask(|reply| Command::DryRun(dry, reply))?;
+        drop(state);
+        Ok(dry.run())
     }
 
     /// The ways of the next `count` frames that `filter` wants. Frames that ended between workers or in a port are not
     /// among them.
     ///
     /// # Errors
-    /// Another live trace runs, no such port, or the dataplane has stopped.
-    pub fn trace_live(&self, filter: TraceFilter, count: u64) -> Result<TapStream<Trace>, TapError> {
-        filter.port.map_or(Ok(()), |port| self.known(port))?;
-        let guard = TapGuard::take(&self.shared, &self.shared.trace_place, || Command::DisarmTrace);
-        self.tap(guard.ok_or(TapError::Busy)?, count, |sink| {
-            Command::ArmTrace(filter, count, sink)
-        })
+    /// As many live traces and captures run as may, no such port, or the dataplane has stopped.
+    pub fn trace_live(&self, filter: FrameFilter, count: u64) -> Result<TapStream<Trace>, TapError> {
+        self.tap(filter, count, Sink::Traces)
     }
 
-    /// Copies of the next `count` frames that `filter` wants. Frames that ended between workers or in a port are not
-    /// among them.
+    /// Copies of up to `length_max` bytes of the next `count` frames that `filter` wants. Frames that ended between
+    /// workers or in a port are not among them.
     ///
     /// # Errors
-    /// Another capture runs, no such port, or the dataplane has stopped.
-    pub fn capture(&self, filter: CaptureFilter, count: u64) -> Result<TapStream<Captured>, TapError> {
-        filter.port.map_or(Ok(()), |port| self.known(port))?;
-        let guard = TapGuard::take(&self.shared, &self.shared.capture_place, || {
-            Command::DisarmCapture
-        });
-        self.tap(guard.ok_or(TapError::Busy)?, count, |sink| {
-            Command::ArmCapture(filter, count, sink)
-        })
+    /// As for [`Dataplane::trace_live`].
+    pub fn capture(
+        &self,
+        filter: FrameFilter,
+        length_max: usize,
+        count: u64,
+    ) -> Result<TapStream<Captured>, TapError> {
+        self.tap(filter, count, |to| Sink::Captured(to, length_max))
     }
 
     fn tap<T>(
         &self,
-        guard: TapGuard,
+        filter: FrameFilter,
         count: u64,
-        arm: impl Fn(Sink<T>) -> Command,
+        sink: impl Fn(Sender<T>) -> Sink,
     ) -> Result<TapStream<T>, TapError> {
+        filter.port.map_or(Ok(()), |port| self.known(port))?;
+        let guard = TapGuard::take(&self.shared).ok_or(TapError::Full { max: TAPS_MAX })?;
         let (to, from) = bounded(TAP_QUEUE);
         let lost = Arc::new(AtomicU64::new(0));
         for worker in &self.shared.workers {
-            worker.send(arm(Sink {
-                to: to.clone(),
+            let subscriber = Subscriber {
+                id: guard.id,
+                to: sink(to.clone()),
                 lost: lost.clone(),
-            }))?;
+            };
+            worker.send(Command::Arm(subscriber, filter, count))?;
         }
         for worker in &self.shared.workers {
             worker.ask(Command::Sync)?;

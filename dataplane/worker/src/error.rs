@@ -74,22 +74,9 @@ pub enum InstallError {
     /// The rule is wrong, or a limit is reached.
     #[error(transparent)]
     Refused(#[from] castnet_engine::InstallError),
-    /// Another group has this address.
-    #[error("{mcst_id} is the address of group `{name}`")]
-    McstIdTaken {
-        /// The address.
-        mcst_id: McstId,
-        /// Who has it.
-        name: String,
-    },
-    /// Another group has this name.
-    #[error("group `{name}` has the address {mcst_id}")]
-    NameTaken {
-        /// The name.
-        name: String,
-        /// The address of who has it.
-        mcst_id: McstId,
-    },
+    /// Another group has what is this one's alone: its name, its McstID, an address or a QP of its members.
+    #[error("{}", first_of(.0))]
+    Clash(Vec<Fault>),
     /// A newer version of the group runs.
     #[error("group `{name}` runs generation {running}, this is generation {given}")]
     Older {
@@ -103,6 +90,11 @@ pub enum InstallError {
     /// See [`Stopped`].
     #[error(transparent)]
     Stopped(#[from] Stopped),
+}
+
+fn first_of(faults: &[Fault]) -> String {
+    let first = faults.first().map(ToString::to_string).unwrap_or_default();
+    format!("{} fault(s); the first: {first}", faults.len())
 }
 
 /// Why a group is not moved. Nothing has changed then.
@@ -144,9 +136,9 @@ pub enum MoveError {
 #[non_exhaustive]
 pub enum RouteError {
     /// The routes break rules of their own.
-    #[error("{} fault(s); the first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
+    #[error("{}", first_of(.0))]
     Faults(Vec<Fault>),
-    /// A next hop is behind a port that the switch does not have.
+    /// A next hop is behind a port that the switch does not have, though it has one of a higher number.
     #[error("route {prefix} leaves by port {port}, which this switch does not have")]
     NoPort {
         /// The route's prefix.
@@ -163,9 +155,14 @@ pub enum RouteError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TapError {
-    /// There is one already; each engine has room for one.
-    #[error("another live trace or capture of this kind is running: end it first")]
-    Busy,
+    /// As many run as may, live traces and captures together.
+    #[error(
+        "{max} live traces and captures are running, as many as this switch takes at once: end one first"
+    )]
+    Full {
+        /// How many there may be.
+        max: usize,
+    },
     /// The switch has no such port.
     #[error("this switch has no port {0}")]
     NoPort(PortId),

@@ -26,7 +26,7 @@ pub struct SwitchEvent {
 pub enum SwitchEventKind {
     /// An engine saw it: stalls, baselines, neighbours.
     Engine(EventKind),
-    /// A port's link came or went.
+    /// A port's link came or went, or its MTU changed.
     Port {
         /// The port.
         port: PortId,
@@ -34,6 +34,8 @@ pub enum SwitchEventKind {
         name: String,
         /// Whether it has a link now.
         up: bool,
+        /// Its MTU now, in bytes.
+        mtu: usize,
     },
     /// A group was installed, or took the place of an older version.
     GroupInstalled {
@@ -179,7 +181,10 @@ mod tests {
     use super::*;
 
     fn event(n: u64) -> SwitchEvent {
-        let kind = SwitchEventKind::Engine(EventKind::FdbFull { entries: n as usize });
+        let kind = SwitchEventKind::Engine(EventKind::FdbFull {
+            entries: n as usize,
+            port: PortId::default(),
+        });
         SwitchEvent { at: Nanos(n), kind }
     }
 

@@ -21,12 +21,13 @@ pub(crate) enum Note {
         at: Nanos,
         port: PortId,
         up: bool,
+        mtu: usize,
     },
     /// The workers have ended.
     End,
 }
 
-/// Passes events on, publishes tables anew where a link came or went, and balances the workers, until these end.
+/// Passes events on, publishes tables anew where a link came, went or changed, and balances the workers, until these end.
 pub(crate) fn keep(shared: &Arc<Shared>, notes: &Receiver<Note>) {
     let mut balancer = Balancer::new(shared);
     loop {
@@ -49,12 +50,12 @@ pub(crate) fn keep(shared: &Arc<Shared>, notes: &Receiver<Note>) {
                     kind: SwitchEventKind::Engine(event.kind),
                 });
             }
-            Note::Link { at, port, up } => {
-                shared.set_link(port, up);
+            Note::Link { at, port, up, mtu } => {
+                shared.set_link(port, up, mtu);
                 let name = shared.port_name(port);
                 shared.listeners.tell(&SwitchEvent {
                     at,
-                    kind: SwitchEventKind::Port { port, name, up },
+                    kind: SwitchEventKind::Port { port, name, up, mtu },
                 });
             }
             Note::End => break,

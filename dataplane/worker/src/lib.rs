@@ -26,6 +26,7 @@ mod error;
 mod events;
 mod hold;
 mod keeper;
+mod members;
 mod meter;
 mod moves;
 mod nursery;

@@ -3,6 +3,11 @@
 //! Both are samples, so that they cost next to nothing: of sixteen rounds one is measured in parts, with one reading of the
 //! processor's counter where a part ends, never per frame; and of 64 rounds one looks at the rings. Sums only grow, so who
 //! reads them twice has the figures of the time between, and any number may read.
+//!
+//! The counter goes on while somebody else has the core. A round in which that shows is left out: a batch takes
+//! microseconds, and whoever is given a core keeps it for milliseconds.
+
+use std::time::Duration;
 
 use castnet_port::RingUse;
 
@@ -12,8 +17,10 @@ use crate::control::Clock;
 const CLOCKS_EVERY: u64 = 16;
 /// ... and one of so many looks at the rings: another one, so that neither measures the other.
 const RINGS_EVERY: u64 = 64;
+/// A part of a round that takes longer has not had the core to itself.
+const PART_MAX: Duration = Duration::from_micros(500);
 
-/// Clocks of the rounds that were measured and had frames, by what they went to. A clock is a tick of the processor's
+/// Clocks of the rounds that were measured and had frames and the core, by what they went to. A clock is a tick of the processor's
 /// counter (TSC), or a nanosecond on machines that have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clocks {
@@ -81,6 +88,8 @@ pub(crate) struct Meter {
     clock: Clock,
     /// What reading the counter takes: it is no part of what is measured.
     reading: u64,
+    /// [`PART_MAX`] in ticks.
+    part_max: u64,
     /// Whether this round is measured.
     on: bool,
     /// When the part before ended.
@@ -97,9 +106,11 @@ impl Meter {
         };
         // The least of many, as any may be interrupted.
         let reading = (0..64).map(|_| reading()).min().unwrap_or(0);
+        let part_max = u128::from(clock.ticks_per_second()) * PART_MAX.as_nanos() / 1_000_000_000;
         Self {
             clock,
             reading,
+            part_max: part_max as u64,
             on: false,
             at: 0,
             parts: [0; 5],
@@ -123,8 +134,10 @@ impl Meter {
     pub(crate) fn lap(&mut self, part: Part) {
         if self.on {
             let now = self.clock.ticks();
-            self.parts[part as usize] += now.saturating_sub(self.at).saturating_sub(self.reading);
+            let took = now.saturating_sub(self.at);
+            self.parts[part as usize] += took.saturating_sub(self.reading);
             self.at = now;
+            self.on = took <= self.part_max;
         }
     }
 
@@ -197,5 +210,65 @@ mod tests {
         assert_eq!((clocks.rounds, clocks.frames, looks), (4, 128, 2));
         assert_eq!(clocks.hand_over, 0);
         assert!(clocks.receive + clocks.engine + clocks.send <= clocks.all);
+    }
+
+    /// A round with these parts, on a clock that nothing else moves.
+    fn round(meter: &mut Meter, hand: &quanta::Mock, number: u64, parts: &[(Part, u64)]) {
+        meter.begin(number);
+        for (part, nanos) in parts {
+            hand.increment(*nanos);
+            meter.lap(*part);
+        }
+        hand.increment(10_u64);
+        meter.end(32);
+    }
+
+    /// As a worker with a port that sends while the engine works.
+    const PARTS: [(Part, u64); 7] = [
+        (Part::Other, 70),
+        (Part::Receive, 300),
+        (Part::HandOver, 20),
+        (Part::Engine, 4_000),
+        (Part::Send, 900),
+        (Part::Engine, 5_000),
+        (Part::Send, 100),
+    ];
+
+    #[test]
+    fn what_a_part_takes_is_counted_as_its_own_and_the_parts_are_the_whole() {
+        let (clock, hand) = Clock::mock();
+        let mut meter = Meter::new(clock);
+        round(&mut meter, &hand, 0, &PARTS);
+        let expected = Clocks {
+            rounds: 1,
+            frames: 32,
+            receive: 300,
+            hand_over: 20,
+            engine: 9_000,
+            send: 1_000,
+            all: 70 + 300 + 20 + 9_000 + 1_000 + 10,
+        };
+        assert_eq!(meter.clocks(), expected);
+    }
+
+    /// `castnet bench` on a busy core reported twice what the engine takes: the time slices of others were in it.
+    #[test]
+    fn a_round_in_which_others_had_the_core_is_left_out() {
+        let (clock, hand) = Clock::mock();
+        let mut meter = Meter::new(clock);
+        round(&mut meter, &hand, 0, &PARTS);
+        let alone = meter.clocks();
+        for at in 0..PARTS.len() {
+            let mut parts = PARTS;
+            parts[at].1 += 3_000_000;
+            round(&mut meter, &hand, 16, &parts);
+            assert_eq!(meter.clocks(), alone, "in {:?}", PARTS[at].0);
+        }
+        round(&mut meter, &hand, 32, &PARTS);
+        let twice = meter.clocks();
+        assert_eq!(
+            (twice.rounds, twice.engine, twice.all),
+            (2, 2 * alone.engine, 2 * alone.all)
+        );
     }
 }

@@ -14,8 +14,8 @@ pub(crate) struct Slot<M: Memory> {
     pub(crate) receives: bool,
     /// Whether this worker tells control about its link.
     pub(crate) watched: bool,
-    /// What control was last told about its link.
-    pub(crate) told_up: bool,
+    /// What control was last told about its link: whether there is one, and the MTU.
+    pub(crate) told: (bool, usize),
     /// Its link's speed, as last seen.
     pub(crate) speed_mbps: Option<u32>,
     /// Frames that ended between this port and an engine, by [`DropReason::index`].
@@ -55,13 +55,13 @@ impl<M: Memory> Outputs<M> {
     pub(crate) fn add(&mut self, id: PortId, port: MemoryPort<M>, receives: bool, watched: bool) {
         self.places[id.index()] = self.slots.len() as u8;
         self.multi_segment |= u64::from(port.multi_segment()) << id.index();
-        let (told_up, speed_mbps) = (port.is_up(), port.speed_mbps());
+        let (told, speed_mbps) = ((port.is_up(), port.mtu()), port.speed_mbps());
         self.slots.push(Slot {
             id,
             port,
             receives,
             watched,
-            told_up,
+            told,
             speed_mbps,
             drops: [0; DropReason::COUNT],
             out: Batch::new(),

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use castnet_engine::destination;
 use castnet_port::{BATCH, FrameBuf, HandOver, Memory, Port, RingUse};
 use castnet_wire::{DropReason, Nanos, PortId};
-use crossbeam::channel::{TryRecvError, TrySendError};
+use crossbeam::channel::{Sender, TryRecvError, TrySendError};
 
-use crate::command::{Command, PER_ROUND, Sink};
+use crate::command::{Command, PER_ROUND, Sink, Subscriber};
 use crate::keeper::Note;
 use crate::meter::Part;
 use crate::report::{PortNow, Report};
@@ -232,25 +232,22 @@ impl<M: Memory> Worker<M> {
                 into.extend(self.engine.neighbours(now).take(room));
                 let _ = reply.send(into);
             }
-            Command::Trace(port, bytes, reply) => {
-                let trace = self.engine.trace(now, port, &bytes);
-                let _ = reply.send((trace, bytes));
+            Command::DryRun(mut dry, reply) => {
+                self.engine.copy_into(now, &mut dry);
+                let _ = reply.send(dry);
             }
-            Command::ArmTrace(filter, count, sink) => {
-                self.engine.arm_trace(filter, count);
-                self.traces = Some(sink);
+            Command::Arm(subscriber, filter, count) => {
+                match &subscriber.to {
+                    Sink::Traces(_) => self.engine.arm_trace(subscriber.id, filter, count),
+                    Sink::Captured(_, length_max) => {
+                        self.engine.arm_capture(subscriber.id, filter, *length_max, count);
+                    }
+                }
+                self.subscribers.push(subscriber);
             }
-            Command::ArmCapture(filter, count, sink) => {
-                self.engine.arm_capture(filter, count);
-                self.captures = Some(sink);
-            }
-            Command::DisarmTrace => {
-                self.engine.arm_trace(Default::default(), 0);
-                self.traces = None;
-            }
-            Command::DisarmCapture => {
-                self.engine.arm_capture(Default::default(), 0);
-                self.captures = None;
+            Command::Disarm(id) => {
+                self.engine.disarm(id);
+                self.subscribers.retain(|subscriber| subscriber.id != id);
             }
             Command::Expect(mut group, reply) => {
                 let answer = self.expect(&mut group);
@@ -340,59 +337,54 @@ impl<M: Memory> Worker<M> {
     }
 
     fn is_watched(&self) -> bool {
-        self.traces.is_some() || self.captures.is_some()
+        !self.subscribers.is_empty()
     }
 
-    /// Carries off what those see who watch, and how much they do not.
+    /// Carries off what waits for subscribers, and how much they lost. Lets those go who have all that they asked for.
     fn tell_watched(&mut self) {
-        let lost = self.engine.taps_lost();
-        let sinks = [
-            self.traces.as_ref().map(|sink| &sink.lost),
-            self.captures.as_ref().map(|sink| &sink.lost),
-        ];
-        for sink in sinks.into_iter().flatten() {
-            sink.fetch_add(lost - self.taps_lost, Ordering::Relaxed);
-        }
-        self.taps_lost = lost;
-        let (traces_left, captures_left) = self.engine.armed();
-        pass_on(&mut self.traces, traces_left, || self.engine.pop_trace());
-        pass_on(&mut self.captures, captures_left, || self.engine.pop_captured());
+        let engine = &mut self.engine;
+        self.subscribers.retain(|Subscriber { id, to, lost }| {
+            let full = match to {
+                Sink::Traces(to) => pass_on(to, || engine.pop_trace(*id)),
+                Sink::Captured(to, _) => pass_on(to, || engine.pop_captured(*id)),
+            };
+            lost.fetch_add(full + engine.take_tap_lost(*id), Ordering::Relaxed);
+            let stays = engine.tap_left(*id) > 0;
+            if !stays {
+                engine.disarm(*id);
+            }
+            stays
+        });
     }
 
     fn look_after_links(&mut self, now: Nanos) {
         self.links_at = now + crate::worker::LINK_INTERVAL;
         for slot in self.outputs.slots.iter_mut().filter(|slot| slot.watched) {
-            let up = slot.port.is_up();
+            let link @ (up, mtu) = (slot.port.is_up(), slot.port.mtu());
             // Where the keeper has no place for it, we tell it the next time.
-            if up != slot.told_up
+            if link != slot.told
                 && self
                     .notes
                     .try_send(Note::Link {
                         at: now,
                         port: slot.id,
                         up,
+                        mtu,
                     })
                     .is_ok()
             {
-                slot.told_up = up;
+                slot.told = link;
                 slot.speed_mbps = slot.port.speed_mbps();
             }
         }
     }
 }
 
-/// Empties one of the engine's queues into its sink; lets the sink go once all that was asked for has gone there.
-fn pass_on<T>(sink: &mut Option<Sink<T>>, left: u64, mut pop: impl FnMut() -> Option<T>) {
-    let Some(Sink { to, lost }) = sink else { return };
-    loop {
-        let Some(item) = pop() else {
-            if left == 0 {
-                *sink = None;
-            }
-            return;
-        };
-        if let Err(TrySendError::Full(_)) = to.try_send(item) {
-            lost.fetch_add(1, Ordering::Relaxed);
-        }
+/// Empties one of the engine's queues into `to`. Returns how many found no place there.
+fn pass_on<T>(to: &Sender<T>, mut pop: impl FnMut() -> Option<T>) -> u64 {
+    let mut full = 0;
+    while let Some(item) = pop() {
+        full += u64::from(matches!(to.try_send(item), Err(TrySendError::Full(_))));
     }
+    full
 }

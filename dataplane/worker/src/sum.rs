@@ -15,9 +15,11 @@ pub(crate) struct Sum<'a> {
 
 impl<'a> Sum<'a> {
     pub(crate) fn new(shared: &'a Shared) -> Self {
-        let ports = shared.infos.iter().zip(&shared.links).map(|(info, link)| {
+        let infos = shared.infos_now();
+        let ports = infos.into_iter().zip(&shared.links).map(|(info, link)| {
             let mut link = link.clone();
             link.up = shared.is_up(info.id);
+            link.mtu = info.mtu;
             let engine = PortCounters {
                 port: info.id,
                 rx_frames: 0,
@@ -28,7 +30,7 @@ impl<'a> Sum<'a> {
             };
             PortReport {
                 id: info.id,
-                name: info.name.clone(),
+                name: info.name,
                 link,
                 stats: PortStats::default(),
                 engine,

@@ -1,9 +1,10 @@
 //! Watching frames as they pass: live traces and captures.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use castnet_engine::TapId;
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 
 use crate::command::Command;
@@ -33,9 +34,14 @@ impl<T> TapStream<T> {
         Ok(item)
     }
 
-    /// How many were lost because too many waited here.
+    /// How many were lost because too many waited here or at a worker.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// How many wait here.
+    pub fn waiting(&self) -> usize {
+        self.from.len()
     }
 }
 
@@ -47,37 +53,32 @@ impl<T> std::fmt::Debug for TapStream<T> {
     }
 }
 
-/// Holds the one place for a kind of watching, and gives it back.
+/// Holds a subscriber's number, and gives it back.
 pub(crate) struct TapGuard {
     shared: Arc<Shared>,
-    place: Arc<AtomicBool>,
-    disarm: fn() -> Command,
+    pub(crate) id: TapId,
 }
 
 impl TapGuard {
-    /// Takes the place, where it is free.
-    pub(crate) fn take(
-        shared: &Arc<Shared>,
-        place: &Arc<AtomicBool>,
-        disarm: fn() -> Command,
-    ) -> Option<Self> {
-        let free = place
-            .compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok();
-        free.then(|| Self {
-            shared: shared.clone(),
-            place: place.clone(),
-            disarm,
-        })
+    /// Takes a number, where one is free.
+    pub(crate) fn take(shared: &Arc<Shared>) -> Option<Self> {
+        let id = TapId::all().find(|id| {
+            let bit = 1 << id.index();
+            shared.taps.fetch_or(bit, Ordering::AcqRel) & bit == 0
+        })?;
+        let shared = shared.clone();
+        Some(Self { shared, id })
     }
 }
 
 impl Drop for TapGuard {
     fn drop(&mut self) {
         for worker in &self.shared.workers {
-            // A worker that has ended has disarmed itself.
-            let _ = worker.send((self.disarm)());
+            // A worker that has ended has no subscribers.
+            let _ = worker.send(Command::Disarm(self.id));
         }
-        self.place.store(false, Ordering::Release);
+        self.shared
+            .taps
+            .fetch_and(!(1 << self.id.index()), Ordering::AcqRel);
     }
 }

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
-use castnet_engine::{Engine, PortInfo};
+use castnet_engine::{Engine, EngineConfig, PortInfo, TAPS_MAX};
 use castnet_port::{Batch, FlowTable, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
 use castnet_wire::{DropReason, MacAddr, Nanos};
 use crossbeam::channel::{Receiver, Sender};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::command::{Command, Sink};
+use crate::command::{Command, Subscriber};
 use crate::config::{DataplaneConfig, Idle};
 use crate::control::Clock;
 use crate::error::StartError;
@@ -94,10 +94,8 @@ pub(crate) struct Worker<M: Memory> {
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
     pub(crate) events_lost: Arc<AtomicU64>,
-    pub(crate) traces: Option<Sink<castnet_engine::Trace>>,
-    pub(crate) captures: Option<Sink<castnet_engine::Captured>>,
-    /// What those who watch were told that the engine had no place for.
-    pub(crate) taps_lost: u64,
+    /// Those who want live traces or captured frames.
+    pub(crate) subscribers: Vec<Subscriber>,
     /// Frames just received, and those of them that stay here.
     pub(crate) batch: Batch<M::Buf>,
     pub(crate) mine: Batch<M::Buf>,
@@ -192,9 +190,7 @@ impl<M: Memory> Worker<M> {
             commands,
             notes,
             events_lost,
-            traces: None,
-            captures: None,
-            taps_lost: 0,
+            subscribers: Vec::with_capacity(TAPS_MAX),
             batch: Batch::new(),
             mine: Batch::new(),
             receiving: true,
@@ -332,13 +328,19 @@ pub(crate) fn rank(worker: usize, place: usize, workers: usize) -> usize {
     (worker + workers - place % workers) % workers
 }
 
-/// The engine of one worker. Only worker 0 speaks LLDP, as only it hears it.
-fn engine(config: &DataplaneConfig, index: usize, links: &[PortLink]) -> Result<Engine, StartError> {
+/// What all engines run with.
+pub(crate) fn engine_config(config: &DataplaneConfig, links: &[PortLink]) -> EngineConfig {
     let mut own = config.engine.clone();
     own.ports = port_infos(config, links);
     if own.mac == MacAddr::default() {
         own.mac = own.ports.first().map(|p| p.mac).unwrap_or_default();
     }
+    own
+}
+
+/// The engine of one worker. Only worker 0 speaks LLDP, as only it hears it.
+fn engine(config: &DataplaneConfig, index: usize, links: &[PortLink]) -> Result<Engine, StartError> {
+    let mut own = engine_config(config, links);
     if index != 0 {
         own.lldp_interval = None;
     }

@@ -2,6 +2,7 @@
 //! not for commands that only read.
 #![allow(unsafe_code)]
 
+#[path = "worker/common/mod.rs"]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

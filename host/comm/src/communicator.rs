@@ -622,6 +622,13 @@ impl Communicator {
         }
     }
 
+    /// Reproducible sums were asked for, and the group does not give them.
+    pub(crate) fn not_reproducible(&self) -> CommError {
+        CommError::NotReproducible {
+            group: self.config.job.clone(),
+        }
+    }
+
     fn explain(&self, failure: Failure) -> CommError {
         match failure {
             Failure::Conflict {
@@ -637,6 +644,7 @@ impl Communicator {
                 rank: self.name(peer),
                 task,
             },
+            Failure::NotReproducible => self.not_reproducible(),
             Failure::Aborted => CommError::Aborted,
             Failure::Channel { peer, lane, status } => CommError::QueuePair {
                 peer: peer.map(|p| self.name(p)),

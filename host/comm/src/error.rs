@@ -173,6 +173,14 @@ pub enum CommError {
         /// Another rank and its call.
         second: Box<(RankName, Call)>,
     },
+    /// Reproducible sums were asked for, and the group does not give them.
+    #[error(
+        "group {group:?} is not reproducible: its sums depend on the order of arrival; create it as reproducible, and let all ranks join it so"
+    )]
+    NotReproducible {
+        /// Its name, the job's.
+        group: String,
+    },
     /// Between hosts: a rank made another call.
     #[error("{rank} made another call than this rank in collective {task}")]
     Mismatch {

@@ -255,6 +255,10 @@ impl Communicator {
             tracing::warn!(job, rank, reason, "the group is not as it could be");
         }
         let settings = state.settings.unwrap_or_else(|| self.settings(qpns.len()));
+        let reproducible = settings.reproducible();
+        if self.config.reproducible && !reproducible {
+            return Err(NoGroup::Failed(self.not_reproducible()));
+        }
         let read = |text: &String| text.parse().map_err(|_| odd(format!("McstID '{text}'")));
         let mcst_ids: Vec<Ipv4Addr> = match state.lanes.len() {
             0 => vec![read(&state.mcst_id)?],
@@ -274,6 +278,7 @@ impl Communicator {
             pmtu,
             window_packets: settings.window_packets,
             message_packets: settings.message_packets,
+            reproducible,
             ..InNetworkConfig::new(self.config.rank, self.config.size)
         };
         let mut machine = InNetwork::new(config);

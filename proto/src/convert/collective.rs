@@ -2,12 +2,12 @@
 
 use castnet_rules::{
     CollectiveDraft, CollectiveEndpoint, CollectiveGroup, CollectiveHop, CollectiveHopDraft, EndpointDraft,
-    Fault, FaultKind, LossPolicy, RankDraft, RankEndpoint, StragglerPolicy,
+    Fault, FaultKind, Limit, LossPolicy, RankDraft, RankEndpoint, StragglerPolicy,
 };
 use castnet_wire::PortId;
 
 use super::group::port_to_proto;
-use super::{Invalid, finish, ip, mac, mcst_id, pmtu, port, psn, qpn, take};
+use super::{Invalid, finish, ip, mac, mcst_id, pmtu, port, psn, qpn, rule_faults, take};
 use crate::v1;
 
 /// A collective group's rule, checked as it would be for a switch with all ports; the agent checks again for its own.
@@ -28,11 +28,11 @@ pub fn collective_from_proto(field: &str, message: &v1::CollectiveGroup) -> Resu
         mcst_id: take(&mut faults, "mcst_id", mcst_id(&message.mcst_id)),
         pmtu: take(&mut faults, "pmtu", pmtu(message.pmtu)),
         psn_start: take(&mut faults, "psn_start", psn(message.psn_start)),
-        slots: take(&mut faults, "slots", short(message.slots, "is over 32768 slots")),
+        slots: take(&mut faults, "slots", short(message.slots, &Limit::SLOTS)),
         message_packets: take(
             &mut faults,
             "message_packets",
-            short(message.message_packets, "is over 65535 packets"),
+            short(message.message_packets, &Limit::U16),
         ),
         reproducible: Some(message.reproducible),
         loss_policy: take(&mut faults, "loss_policy", loss(message.loss_policy))
@@ -49,8 +49,7 @@ pub fn collective_from_proto(field: &str, message: &v1::CollectiveGroup) -> Resu
         endpoints: Some(endpoints.map(|(i, e)| endpoint(i, e, &mut faults)).collect()),
     };
     faults.extend(draft.check(PortId::COUNT));
-    let faults = faults.into_iter().map(|f| f.within(field)).collect();
-    finish(draft.finish(), faults)
+    finish(draft.finish(), rule_faults(field, &faults))
 }
 
 fn endpoint(index: usize, message: &v1::CollectiveEndpoint, faults: &mut Vec<Fault>) -> EndpointDraft {
@@ -95,15 +94,12 @@ fn endpoint(index: usize, message: &v1::CollectiveEndpoint, faults: &mut Vec<Fau
     }
 }
 
-fn short(value: u32, why: &'static str) -> Result<u16, FaultKind> {
-    u16::try_from(value).map_err(|_| FaultKind::OutOfRange {
-        value: value.to_string(),
-        why,
-    })
+fn short(value: u32, limit: &Limit) -> Result<u16, FaultKind> {
+    limit.admit(value.into(), value).map(|number| number as u16)
 }
 
 fn rank(value: u32) -> Result<u16, FaultKind> {
-    short(value, "is no rank: 0 to 1023")
+    short(value, &Limit::RANK)
 }
 
 fn policy<T>(value: i32, known: Option<T>) -> Result<T, FaultKind> {

@@ -6,7 +6,7 @@ use castnet_rules::{
 };
 use castnet_wire::PortId;
 
-use super::{Invalid, finish, ip, mac, mcst_id, pmtu, port, prefix, psn, qpn, take};
+use super::{Invalid, finish, ip, mac, mcst_id, pmtu, port, prefix, psn, qpn, rule_faults, take};
 use crate::v1;
 
 /// A group's rule, checked as it would be for a switch with all ports; the agent checks again for its own.
@@ -37,14 +37,8 @@ pub fn group_from_proto(field: &str, message: &v1::MulticastGroup) -> Result<Mul
         ),
         stall_timeout_ms: Some(message.stall_timeout_ms),
     };
-    faults.extend(draft.check(PortId::COUNT).into_iter().map(|mut fault| {
-        if fault.field == "source" {
-            fault.field = "source_port".into();
-        }
-        fault
-    }));
-    let faults = faults.into_iter().map(|f| f.within(field)).collect();
-    finish(draft.finish(), faults)
+    faults.extend(draft.check(PortId::COUNT));
+    finish(draft.finish(), rule_faults(field, &faults))
 }
 
 fn path(index: usize, message: &v1::Path, faults: &mut Vec<Fault>) -> PathDraft {
@@ -162,15 +156,17 @@ pub fn route_from_proto(message: Option<&v1::Route>) -> Result<Route, Invalid> {
             },
         ));
     };
-    let renamed = |Invalid(faults): Invalid| {
-        let rename = |mut f: Fault| {
-            f.field = f.field.replacen("routes[0]", "route", 1);
-            f
-        };
-        Invalid(faults.into_iter().map(rename).collect())
-    };
-    let mut routes = routes_from_proto(std::slice::from_ref(message)).map_err(renamed)?;
+    let mut routes = routes_from_proto(std::slice::from_ref(message)).map_err(of_one_route)?;
     finish(routes.pop(), Vec::new())
+}
+
+/// A refusal of routes, with fields as the message of a single one has them.
+pub fn of_one_route(Invalid(faults): Invalid) -> Invalid {
+    let rename = |mut fault: Fault| {
+        fault.field = fault.field.replacen("routes[0]", "route", 1);
+        fault
+    };
+    Invalid(faults.into_iter().map(rename).collect())
 }
 
 /// A route's prefix.

@@ -169,7 +169,8 @@ proptest! {
                 let status = Status::from(invalid.clone());
                 prop_assert_eq!(status.code(), Code::InvalidArgument);
                 let fields: Vec<String> = violations(&status).into_iter().map(|v| v.field).collect();
-                prop_assert_eq!(&fields, &invalid.faults().iter().map(|f| f.field.clone()).collect::<Vec<_>>());
+                let told = invalid.faults().iter().take(FAULTS_TOLD_MAX).map(|f| f.field.clone());
+                prop_assert_eq!(&fields[..fields.len().min(FAULTS_TOLD_MAX)], &told.collect::<Vec<_>>());
                 prop_assert!(status.message().starts_with(&fields[0]));
             }
         }
@@ -343,6 +344,26 @@ fn all_faults_come_at_once() {
 fn long_texts_are_not_echoed_whole() {
     let invalid = mcst_id_from_proto("mcst_id", &"9".repeat(100_000)).unwrap_err();
     assert!(invalid.to_string().len() < 300, "{invalid}");
+}
+
+#[test]
+fn a_refusal_tells_as_many_faults_as_its_headers_hold() {
+    let fault = |n: u32| {
+        Fault::new(
+            format!("group.paths[{n}].host.qpn"),
+            FaultKind::ReservedQpn { qpn: Qpn::new(1) },
+        )
+    };
+    let status = Invalid::all((0..64).map(fault).collect())
+        .unwrap()
+        .refuse(Code::AlreadyExists);
+    assert!(status.message().len() + status.details().len() < 12_000);
+    assert!(
+        status.message().ends_with("; and 32 more"),
+        "{}",
+        status.message()
+    );
+    assert_eq!(violations(&status).len(), FAULTS_TOLD_MAX + 1);
 }
 
 #[test]

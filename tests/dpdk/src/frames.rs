@@ -33,7 +33,8 @@ pub fn group(n: usize, ports: &[usize]) -> MulticastGroup {
     let host = |p: usize| HostEndpoint {
         name: format!("h{p}"),
         ip: host_ip(p),
-        qpn: Qpn::new(0x100 + p as u32),
+        // Of each group another.
+        qpn: Qpn::new(0x100 * (n as u32 + 1) + p as u32),
         mac: host_mac(p),
         memory: (p % 2 == 1).then_some(RemoteMemory {
             va: 0x10_0000,

@@ -99,6 +99,10 @@ impl<M: Memory, R: FnMut(&mut MemoryPort<M>, &mut Batch<M::Buf>)> Port for Front
         self.inner.info()
     }
 
+    fn mtu(&self) -> usize {
+        self.inner.mtu()
+    }
+
     fn is_up(&self) -> bool {
         self.inner.is_up()
     }

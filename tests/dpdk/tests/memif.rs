@@ -5,6 +5,11 @@
 fn main() {
     #[cfg(feature = "dpdk")]
     dpdk::main();
+    #[cfg(not(feature = "dpdk"))]
+    castnet_wrap_up::skip(
+        "DPDK devices",
+        "built without the feature dpdk, which needs libdpdk-dev",
+    );
 }
 
 #[cfg(feature = "dpdk")]

@@ -23,11 +23,7 @@ pub fn missing() -> Option<String> {
         .map(|e| format!("cannot make a network namespace here: {e:#}"))
 }
 
-/// Says in one line that a test cannot run here, past the test runner, which hides what passing tests print.
-pub fn skip(test: &str, why: &str) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
-}
+pub use castnet_wrap_up::skip;
 
 /// Runs `ip` with the words of `line`.
 pub fn ip(line: &str) -> Result<Output> {

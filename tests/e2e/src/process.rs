@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -20,14 +20,50 @@ pub fn use_binary(path: PathBuf) {
     let _ = BINARY.set(path);
 }
 
-/// The binary under test: what CASTNET_BINARY names, or else built once from this workspace.
+/// The binary under test: what CASTNET_BINARY names, or else what this run of `cargo test` has built, or else built now.
 pub fn castnet() -> &'static Path {
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("CASTNET_BINARY") {
             return path.into();
         }
-        build(&["--quiet"]).expect("the binary under test")
+        up_to_date().unwrap_or_else(|| build(&["--quiet"]).expect("the binary under test"))
     })
+}
+
+/// `castnet` beside this test program, where it is newer than all that it may have been built from. `cargo test --workspace`
+/// builds it; building it here once more, without the features that other members ask for, would cost minutes.
+fn up_to_date() -> Option<PathBuf> {
+    // target/debug/deps/program: cargo puts binaries two folders above.
+    let program = std::env::current_exe().ok()?;
+    let binary = program.parent()?.parent()?.join("castnet");
+    let built = fs::metadata(&binary).ok()?.modified().ok()?;
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let rooms = [
+        "control",
+        "dataplane",
+        "host",
+        "proto",
+        "rules",
+        "Cargo.lock",
+        "Cargo.toml",
+    ];
+    let older = |room: &&str| changed(&workspace.join(room)).is_some_and(|changed| changed <= built);
+    rooms.iter().all(older).then_some(binary)
+}
+
+/// When the youngest file below `path` was written, but for tests and benches. `None` if that cannot be read.
+fn changed(path: &Path) -> Option<SystemTime> {
+    if path.is_file() {
+        return fs::metadata(path).ok()?.modified().ok();
+    }
+    let mut youngest = SystemTime::UNIX_EPOCH;
+    for entry in fs::read_dir(path).ok()? {
+        let path = entry.ok()?.path();
+        if !path.ends_with("tests") && !path.ends_with("benches") {
+            youngest = youngest.max(changed(&path)?);
+        }
+    }
+    Some(youngest)
 }
 
 /// Builds `castnet` of this workspace with further `arguments` of `cargo build`, whose words go to standard error, and tells

@@ -1,5 +1,6 @@
 //! The RC endpoint: frames, work requests and time in any order.
 
+use crate::driver::reached;
 use castnet_endpoint::{
     Access, CompletionOp, Endpoint, EndpointConfig, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, SendOp,
     SendWr,
@@ -169,6 +170,12 @@ impl World {
             assert!(count[1] <= count[0], "none that was not posted");
         }
         let status = self.endpoint.qp_status(QPN).expect("the QP");
+        reached((
+            status.state,
+            frames.min(3),
+            status.sends.min(3),
+            status.receives.min(3),
+        ));
         assert!(status.psn_next.diff(status.psn_unacked) >= 0);
         assert!(status.state != QpState::Error || status.sends + status.receives == 0);
         assert!(
@@ -195,7 +202,7 @@ impl World {
 }
 
 /// The frame with its IPv4 checksum and ICRC put right, so that the checks behind them see it.
-fn repaired(frame: &[u8]) -> Vec<u8> {
+pub(crate) fn repaired(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     if let Ok(Parsed::Roce(h)) = parse_frame(&frame, frame.len()) {
         let end = h.icrc_at();

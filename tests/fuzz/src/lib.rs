@@ -1,17 +1,85 @@
 //! Fuzz targets: one function per target, that takes any bytes and panics where a rule is broken.
 //!
-//! The same functions run under libFuzzer (`cargo-fuzz/`) and, over the committed corpus, in the ordinary tests
-//! (`tests/replay.rs`). A target's corpus is the folder of its name in `corpus/`; a file there is either a seed or a
-//! finding with its story in README.md. A new target is a function here, a line in [`TARGETS`], a folder, and a file in
-//! `cargo-fuzz/fuzz_targets`.
+//! The same functions run under our own driver ([`driver`], which needs no nightly toolchain: `cargo run -p castnet-fuzz`),
+//! under libFuzzer (`cargo-fuzz/`) and, over the committed corpus, in the ordinary tests (`tests/replay.rs`). A target's
+//! corpus is the folder of its name in `corpus/`; a file there is either a seed or a finding with its story in README.md.
+//! A new target is a function here, an entry of [`TARGETS`], a folder, and a file in `cargo-fuzz/fuzz_targets`.
 
+pub mod driver;
 pub mod endpoint;
+pub mod engine;
+pub mod multicast;
+pub mod translated;
 mod wire;
 
 pub use wire::wire;
 
-/// A target: any bytes in, nothing out, a panic where a rule is broken.
-pub type Target = fn(&[u8]);
+use std::fs;
+use std::path::PathBuf;
 
-/// All targets by name, which is that of their corpus folder too.
-pub const TARGETS: &[(&str, Target)] = &[("endpoint", endpoint::endpoint), ("wire", wire)];
+/// A target.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, which is that of its corpus folder too.
+    pub name: &'static str,
+    /// Any bytes in, nothing out, a panic where a rule is broken.
+    pub run: fn(&[u8]),
+    /// Bytes of a record of its input; 1 where it has no records of one length.
+    pub record: usize,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "endpoint",
+        run: endpoint::endpoint,
+        record: 1,
+    },
+    Target {
+        name: "engine",
+        run: engine::engine,
+        record: engine::RECORD,
+    },
+    Target {
+        name: "multicast",
+        run: multicast::multicast,
+        record: multicast::RECORD,
+    },
+    Target {
+        name: "translated",
+        run: translated::translated,
+        record: translated::RECORD,
+    },
+    Target {
+        name: "wire",
+        run: wire,
+        record: 1,
+    },
+];
+
+impl Target {
+    /// The folder of its corpus.
+    pub fn folder(&self) -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("corpus")
+            .join(self.name)
+    }
+
+    /// The files of its corpus: name and bytes, sorted.
+    ///
+    /// # Panics
+    /// The folder or a file in it cannot be read.
+    pub fn corpus(&self) -> Vec<(String, Vec<u8>)> {
+        let folder = self.folder();
+        let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut files: Vec<_> = entries
+            .map(|entry| {
+                let entry = entry.expect("an entry of the folder");
+                let bytes = fs::read(entry.path()).expect("a file of the corpus");
+                (entry.file_name().to_string_lossy().into_owned(), bytes)
+            })
+            .collect();
+        files.sort();
+        files
+    }
+}

@@ -1,5 +1,6 @@
 //! Frames: parsing, writing again, rewriting, ICRC.
 
+use crate::driver::reached;
 use castnet_wire::ethernet::{ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN};
 use castnet_wire::icrc::{self, HeaderDelta, shift};
 use castnet_wire::ipv4::ChecksumDelta;
@@ -7,6 +8,7 @@ use castnet_wire::{
     Arp, Bth, Control, Ethernet, ExtHeaders, FrameBuf, Header, IpAddrs, Ipv4, Ipv6, Lldp, Network, Parsed,
     Psn, Qpn, Reth, RoceHeader, RoceV4Mut, Udp, describe, emit_roce, ipv4, parse_frame, parse_network,
 };
+use std::mem::discriminant;
 
 /// Takes `data` for a frame, for each header by itself, and for what a frame's headers may point at.
 pub fn wire(data: &[u8]) {
@@ -19,9 +21,21 @@ pub fn wire(data: &[u8]) {
     assert!(!text.is_empty());
 
     match whole {
-        Ok(Parsed::Roce(header)) => roce(data, &header),
-        Ok(other) => assert_eq!(parse_network(data, data.len()), Ok(other)),
+        Ok(Parsed::Roce(header)) => {
+            reached((
+                header.bth.opcode,
+                header.l3,
+                header.ip.v4().is_some(),
+                header.bth.pad,
+            ));
+            roce(data, &header);
+        }
+        Ok(other) => {
+            reached(discriminant(&other));
+            assert_eq!(parse_network(data, data.len()), Ok(other));
+        }
         Err(error) => {
+            reached((discriminant(&error), format!("{:?}", error.header())));
             // Whatever is wrong above IP: who forwards by address must not mind.
             let above = matches!(
                 error.header(),

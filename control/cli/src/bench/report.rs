@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::measure::{Course, SwitchNow};
 use crate::drops::DropRow;
 use crate::exit::{Failure, Outcome};
-use crate::output::{Page, Report};
+use crate::output::{Done, Output, Page, Report};
 use crate::units::{count, span};
 
 /// A worker that was idle for less than this share of the time is what bounded the rate.
@@ -96,7 +96,9 @@ pub(super) struct RunReport {
     hosts: Counts,
     /// Over all of the run, all flows together.
     total: FlowCounts,
-    flows: Vec<FlowReport>,
+    /// Each by itself; empty where nobody asked for them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) flows: Vec<FlowReport>,
     /// A signal cut it short.
     pub(super) interrupted: bool,
 }
@@ -217,6 +219,7 @@ impl RunReport {
             ns(self.in_ns),
             ns(self.out_ns),
             ns(self.parts.map(|p| p.engine_ns)),
+            ns(self.parts.map(|p| p.receive_ns + p.send_ns)),
             self.bound.map_or("-", Bound::name).to_owned(),
             count(self.dropped()),
             count(self.total.missing),
@@ -314,7 +317,7 @@ fn drops(begin: &SwitchNow, end: &SwitchNow) -> Vec<DropRow> {
     rows.filter(|row| row.frames > 0).collect()
 }
 
-const COLUMNS: [&str; 13] = [
+const COLUMNS: [&str; 14] = [
     "pattern",
     "payload",
     "groups",
@@ -325,10 +328,36 @@ const COLUMNS: [&str; 13] = [
     "ns in",
     "ns out",
     "engine ns",
+    "ports ns",
     "bound by",
     "drops",
     "missing",
 ];
+
+const FLOW_COLUMNS: [&str; 8] = [
+    "host",
+    "group",
+    "role",
+    "data sent",
+    "repeated",
+    "data received",
+    "repeats",
+    "missing",
+];
+
+fn flow_cells(flow: &FlowReport) -> Vec<String> {
+    let FlowCounts {
+        data_sent,
+        repeated,
+        data_received,
+        repeats,
+        missing,
+        ..
+    } = flow.counts;
+    let names = [flow.host.as_str(), &flow.group, flow.role].map(str::to_owned);
+    let counts = [data_sent, repeated, data_received, repeats, missing].map(count);
+    names.into_iter().chain(counts).collect()
+}
 
 impl BenchReport {
     pub(super) fn new(setting: String) -> Self {
@@ -336,6 +365,26 @@ impl BenchReport {
             setting,
             runs: Vec::new(),
         }
+    }
+
+    /// Prints a table of all runs; in JSON an object for each, on a line of its own.
+    pub(super) fn show(&self, output: Output) -> Outcome {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            setting: &'a str,
+            #[serde(flatten)]
+            run: &'a RunReport,
+        }
+        if !output.is_json() {
+            return output.show(self);
+        }
+        self.runs.iter().try_for_each(|run| {
+            let setting = &self.setting;
+            output.show_next(&Done {
+                facts: Line { setting, run },
+                sentence: String::new(),
+            })
+        })
     }
 
     /// Whether it measured anything at all.
@@ -367,6 +416,13 @@ impl Report for BenchReport {
             if !remarks.is_empty() {
                 page.title(format!("{} {}", run.scenario.workload, run.scenario.sizes));
                 remarks.iter().for_each(|line| page.line(format!("  {line}")));
+            }
+            if !run.flows.is_empty() {
+                page.title(format!(
+                    "{} {}, by flow",
+                    run.scenario.workload, run.scenario.sizes
+                ));
+                page.table(&FLOW_COLUMNS, run.flows.iter().map(flow_cells).collect());
             }
         }
     }

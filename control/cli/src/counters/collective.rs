@@ -82,6 +82,8 @@ impl Row for CollectiveRow {
         "bytes in",
         "results",
         "bytes out",
+        "controls in",
+        "controls out",
         "repeats",
         "acks in",
         "acks out",
@@ -109,6 +111,8 @@ impl Row for CollectiveRow {
             bytes(self.contribution_bytes),
             count(self.results),
             bytes(self.result_bytes),
+            count(self.controls_in),
+            count(self.controls_out),
             count(self.repeats),
             count(self.acks_in),
             count(self.acks_out),
@@ -303,6 +307,20 @@ mod tests {
             ..Default::default()
         }
         .into()
+    }
+
+    #[test]
+    fn control_messages_stand_in_the_table() {
+        let row = CollectiveRow {
+            controls_in: 21,
+            controls_out: 34,
+            ..row(5, 0)
+        };
+        let cell = |column| {
+            let at = CollectiveRow::COLUMNS.iter().position(|c| *c == column);
+            row.cells()[at.expect("a column")].clone()
+        };
+        assert_eq!([cell("controls in"), cell("controls out")], ["21", "34"]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Groups at one switch, without the controller.
 
+use castnet_wire::McstId;
 use serde::Serialize;
 
 use super::{Destroyed, Verb, collective, show};
 use crate::api;
 use crate::exit::{Failure, Outcome};
-use crate::output::{Done, Output, Page, Report, Row, Rows};
+use crate::output::{Done, Output, Page, Report, Row, Rows, remark};
 use crate::{pick, rules};
 
 #[derive(Debug, Serialize)]
@@ -133,39 +134,57 @@ async fn one(agent: &mut api::AgentClient, group: &str) -> Outcome<One> {
 
 /// A collective group as one switch has it.
 #[derive(Debug, Serialize)]
-struct SwitchCollectiveReport {
+pub(super) struct SwitchCollectiveReport {
     switch: String,
     group: String,
     kind: &'static str,
     mcst_id: String,
     owner: String,
     generation: u64,
-    pmtu: u32,
+    psn_start: u32,
+    #[serde(flatten)]
+    policies: collective::Policies,
     parent_port: Option<u32>,
     worker: u32,
+    /// Of a group that failed for it.
+    conflict: Option<collective::Conflict>,
     progress: Option<collective::Progress>,
     endpoints: Vec<collective::EndpointRow>,
 }
 
 impl SwitchCollectiveReport {
-    fn new(switch: String, installed: api::InstalledCollective) -> Self {
+    pub(super) fn new(switch: String, installed: api::InstalledCollective) -> Self {
         let progress = collective::progress(&installed);
         let endpoints = collective::endpoint_rows(&installed);
         let rule = installed.group.unwrap_or_default();
+        let said = installed.status.and_then(|status| status.conflict);
         Self {
+            policies: collective::Policies::from(&rule),
+            conflict: said.map(|said| collective::Conflict::new(&said, |rank| host_of(&rule, rank))),
+            psn_start: rule.psn_start,
             switch,
             group: rule.name,
             kind: "collective",
             mcst_id: rule.mcst_id,
             owner: installed.owner,
             generation: rule.generation,
-            pmtu: rule.pmtu,
             parent_port: rule.parent,
             worker: installed.worker,
             progress,
             endpoints,
         }
     }
+}
+
+/// The host of a rank next to the switch.
+fn host_of(rule: &api::CollectiveGroup, rank: u32) -> Option<String> {
+    use api::collective_endpoint::NextHop;
+    rule.endpoints
+        .iter()
+        .find_map(|endpoint| match &endpoint.next_hop {
+            Some(NextHop::Rank(host)) if host.rank == rank => Some(host.name.clone()),
+            _ => None,
+        })
 }
 
 impl Report for SwitchCollectiveReport {
@@ -184,14 +203,29 @@ impl Report for SwitchCollectiveReport {
             .parent_port
             .map_or_else(|| "none: the tree's root".to_owned(), |p| p.to_string());
         let memory = self.progress.as_ref().map_or(0, |p| p.memory_bytes);
-        page.facts(&[
+        let facts = [
             ("McstID", self.mcst_id.clone()),
             ("owner", owner.to_owned()),
-            ("PMTU", self.pmtu.to_string()),
+            ("generation", self.generation.to_string()),
+            ("first PSN", self.psn_start.to_string()),
+            ("PMTU", self.policies.pmtu.to_string()),
+            ("message", format!("{} packets", self.policies.message_packets)),
+        ];
+        let place = [
             ("parent port", parent),
             ("memory", crate::units::bytes(memory)),
             ("worker", self.worker.to_string()),
-        ]);
+        ];
+        page.facts(
+            &facts
+                .into_iter()
+                .chain(self.policies.facts())
+                .chain(place)
+                .collect::<Vec<_>>(),
+        );
+        if let Some(conflict) = &self.conflict {
+            conflict.page(page);
+        }
         page.title("Endpoints");
         page.rows(&self.endpoints, "none");
     }
@@ -232,6 +266,23 @@ fn move_refused(status: tonic::Status, group: &str) -> Failure {
             failure.next(format!("castnet group show {group} --agent URL shows its worker"))
         }
         _ => failure,
+    }
+}
+
+/// Removes the groups that a file has brought, as not all of it can be had. What ran before stays.
+async fn take_back(agent: &mut api::AgentClient, groups: &[McstId]) {
+    for mcst_id in groups {
+        let request = api::RemoveGroupRequest {
+            mcst_id: mcst_id.to_string(),
+            owner: Some(String::new()),
+            generation: None,
+        };
+        if let Err(status) = agent.remove_group(request).await {
+            remark(&format!(
+                "group {mcst_id} is not taken back: {}",
+                status.message()
+            ));
+        }
     }
 }
 
@@ -315,24 +366,31 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             use api::install_group_request::Rule;
             use castnet_proto::convert::{collective_to_proto, group_to_proto};
             let multicast = rules.groups.iter().filter(|g| wanted(&g.name));
-            let multicast = multicast.map(|g| (g.name.clone(), Rule::Group(group_to_proto(g))));
+            let multicast = multicast.map(|g| (&g.name, g.mcst_id, Rule::Group(group_to_proto(g))));
             let collectives = rules.collectives.iter().filter(|g| wanted(&g.name));
-            let collectives = collectives.map(|g| (g.name.clone(), Rule::Collective(collective_to_proto(g))));
-            let groups: Vec<(String, Rule)> = multicast.chain(collectives).collect();
+            let collectives =
+                collectives.map(|g| (&g.name, g.mcst_id, Rule::Collective(collective_to_proto(g))));
+            let groups: Vec<_> = multicast.chain(collectives).collect();
             if groups.is_empty() {
                 return Err(Failure::usage(format!("{} holds no such group", file.display())));
             }
-            let mut names = Vec::new();
-            for (name, rule) in groups {
+            let (mut names, mut new) = (Vec::new(), Vec::new());
+            for (name, mcst_id, rule) in groups {
                 let request = api::InstallGroupRequest {
                     rule: Some(rule),
                     owner: String::new(),
                 };
-                agent
-                    .install_group(request)
-                    .await
-                    .map_err(|s| Failure::from(s).while_doing(format!("group {name}")))?;
-                names.push(name);
+                match agent.install_group(request).await {
+                    Ok(answer) if answer.get_ref().outcome() == api::InstallOutcome::Installed => {
+                        new.push(mcst_id);
+                    }
+                    Ok(_) => {}
+                    Err(status) => {
+                        take_back(&mut agent, &new).await;
+                        return Err(Failure::from(status).while_doing(format!("group {name}")));
+                    }
+                }
+                names.push(name.clone());
             }
             #[derive(Serialize)]
             struct Installed {

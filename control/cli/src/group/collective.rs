@@ -1,10 +1,11 @@
 //! Collective groups: created, listed and shown, at the controller.
 
 mod args;
+mod conflict;
 mod endpoints;
+mod policies;
 
 use castnet_proto::transport::Security;
-use castnet_rules::{LossPolicy, StragglerPolicy};
 use serde::Serialize;
 
 use super::GroupLine;
@@ -14,7 +15,9 @@ use crate::output::{Page, Report, Row};
 use crate::tree::Node;
 use crate::units::{bytes, plural};
 pub(crate) use args::CollectiveArgs;
+pub(crate) use conflict::Conflict;
 pub(crate) use endpoints::{EndpointRow, Progress, endpoint_rows, progress, progress_text};
+pub(crate) use policies::{Policies, millis};
 
 /// The phase's name as people read it.
 pub(crate) fn phase_name(phase: api::CollectivePhase) -> &'static str {
@@ -164,13 +167,11 @@ pub(crate) struct CollectiveReport {
     generation: u64,
     psn_start: u32,
     slots: u32,
-    pmtu: u32,
     window_packets: u32,
-    message_packets: u32,
-    reproducible: bool,
-    loss_policy: &'static str,
-    straggler_policy: &'static str,
-    ack_timeout_us: u32,
+    #[serde(flatten)]
+    policies: Policies,
+    /// Of a group that failed for it.
+    conflict: Option<Conflict>,
     memory_bytes: u64,
     tree: Option<Node>,
     ranks: Vec<RankLine>,
@@ -223,20 +224,12 @@ impl CollectiveReport {
             tree: draw(&group.tree, &|switch, port| how_far(&parts, switch, port)),
             ranks: rank_lines(&state),
             memory_bytes: group.tree.iter().map(|node| node.memory_bytes).sum(),
-            pmtu: settings.pmtu,
             window_packets: settings.window_packets,
-            message_packets: settings.message_packets,
-            reproducible: settings.reproducible(),
-            loss_policy: match settings.loss_policy() {
-                api::CollectiveLossPolicy::Reflect => LossPolicy::Reflect.name(),
-                _ => LossPolicy::Repair.name(),
-            },
-            straggler_policy: match settings.straggler_policy() {
-                api::CollectiveStragglerPolicy::Rnr => StragglerPolicy::Rnr.name(),
-                api::CollectiveStragglerPolicy::None => StragglerPolicy::None.name(),
-                _ => StragglerPolicy::KeepAlive.name(),
-            },
-            ack_timeout_us: settings.ack_timeout_us,
+            policies: Policies::from(&settings),
+            conflict: state.conflict.as_ref().map(|said| {
+                let member = |rank| state.members.iter().find(|m| m.rank == rank);
+                Conflict::new(said, |rank| member(rank).map(|m| m.host.clone()))
+            }),
             group: state.name,
             mcst_id: state.mcst_id,
             reason: state.reason,
@@ -346,33 +339,37 @@ impl Report for CollectiveReport {
             reason => format!(": {reason}"),
         };
         page.title(format!("Collective group {}, {}{reason}", self.group, self.phase));
-        let order = match self.reproducible {
-            true => "in rank order (reproducible)",
-            false => "as they come",
+        let Policies {
+            pmtu,
+            message_packets,
+            ..
+        } = &self.policies;
+        let memory = match self.memory_bytes {
+            0 => "none set aside yet".to_owned(),
+            memory => format!("{} on all switches", bytes(memory)),
         };
-        page.facts(&[
+        let (window, slots) = (self.window_packets, self.slots);
+        let facts = [
             ("McstID", self.mcst_id.clone()),
             ("generation", self.generation.to_string()),
             ("first PSN", self.psn_start.to_string()),
-            ("PMTU", self.pmtu.to_string()),
+            ("PMTU", pmtu.to_string()),
             (
                 "window",
-                format!(
-                    "{} packets in messages of {}; {} slots per switch",
-                    self.window_packets, self.message_packets, self.slots
-                ),
+                format!("{window} packets in messages of {message_packets}; {slots} slots per switch"),
             ),
-            ("contributions", order.to_owned()),
-            ("losses", self.loss_policy.to_owned()),
-            ("stragglers", self.straggler_policy.to_owned()),
-            (
-                "memory",
-                match self.memory_bytes {
-                    0 => "none set aside yet".to_owned(),
-                    memory => format!("{} on all switches", bytes(memory)),
-                },
-            ),
-        ]);
+        ];
+        let memory = [("memory", memory)];
+        page.facts(
+            &facts
+                .into_iter()
+                .chain(self.policies.facts())
+                .chain(memory)
+                .collect::<Vec<_>>(),
+        );
+        if let Some(conflict) = &self.conflict {
+            conflict.page(page);
+        }
         page.title("Tree");
         match &self.tree {
             Some(tree) => page.line(tree.draw()),

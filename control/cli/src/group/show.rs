@@ -3,6 +3,7 @@
 use castnet_proto::transport::{Address, Security};
 use serde::Serialize;
 
+use super::collective::millis;
 use super::lanes::{self, LaneLine};
 use super::phase_name;
 use crate::api;
@@ -22,6 +23,8 @@ pub(crate) struct GroupReport {
     pub(crate) source: String,
     pub(crate) pmtu: u32,
     pub(crate) start_psn: u32,
+    pub(crate) va_base: u64,
+    pub(crate) stall_timeout_ms: u32,
     pub(crate) generation: u64,
     pub(crate) tree: Option<Node>,
     pub(crate) switches: Vec<SwitchPart>,
@@ -124,6 +127,8 @@ impl GroupReport {
             source: state.source,
             pmtu: state.pmtu,
             start_psn: state.start_psn,
+            va_base: state.va_base,
+            stall_timeout_ms: state.stall_timeout_ms,
             generation: state.generation,
             switches: parts,
         }
@@ -277,9 +282,12 @@ impl Report for GroupReport {
         page.title(format!("Group {}, {}{reason}", self.group, self.phase));
         page.facts(&[
             ("McstID", self.mcst_id.clone()),
+            ("generation", self.generation.to_string()),
             ("source", self.source.clone()),
             ("PMTU", self.pmtu.to_string()),
             ("start PSN", self.start_psn.to_string()),
+            ("address base", format!("{:#x}", self.va_base)),
+            ("stall time-out", millis(self.stall_timeout_ms)),
         ]);
         page.title("Tree");
         match &self.tree {
@@ -327,6 +335,10 @@ pub(crate) struct SwitchGroupReport {
     pub(crate) owner: String,
     pub(crate) generation: u64,
     pub(crate) pmtu: u32,
+    /// `None` where it is learned from the first data.
+    pub(crate) start_psn: Option<u32>,
+    pub(crate) va_base: u64,
+    pub(crate) stall_timeout_ms: u32,
     pub(crate) source_port: u32,
     pub(crate) worker: u32,
     pub(crate) progress: Option<Progress>,
@@ -346,6 +358,9 @@ impl SwitchGroupReport {
             owner: installed.owner,
             generation: rule.generation,
             pmtu: rule.pmtu,
+            start_psn: rule.start_psn,
+            va_base: rule.va_base,
+            stall_timeout_ms: rule.stall_timeout_ms,
             source_port: rule.source_port,
             worker: installed.worker,
             progress,
@@ -363,6 +378,9 @@ impl Report for SwitchGroupReport {
             self.switch,
             progress_text(self.progress.as_ref())
         ));
+        let start_psn = self
+            .start_psn
+            .map_or_else(|| "learned from the first data".to_owned(), |p| p.to_string());
         let mut facts = vec![
             ("McstID", self.mcst_id.clone()),
             (
@@ -373,7 +391,11 @@ impl Report for SwitchGroupReport {
                     self.owner.clone()
                 },
             ),
+            ("generation", self.generation.to_string()),
             ("PMTU", self.pmtu.to_string()),
+            ("start PSN", start_psn),
+            ("address base", format!("{:#x}", self.va_base)),
+            ("stall time-out", millis(self.stall_timeout_ms)),
             ("source port", self.source_port.to_string()),
             ("worker", self.worker.to_string()),
         ];

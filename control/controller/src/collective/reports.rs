@@ -64,7 +64,7 @@ impl Shared {
                     return Ending::failed(record, None, None, reason);
                 }
             };
-            // Each switch says what it has seen: together it is what the tree's root tells the ranks.
+            // Each switch says what the tree's root tells the ranks; of two that differ, what both say together counts.
             let before = record
                 .ended
                 .as_ref()

@@ -94,6 +94,15 @@ impl Multicast {
         }
     }
 
+    /// Takes on the state of `of`, a machine of the same configuration. Takes no memory.
+    pub fn copy_state(&mut self, of: &Self) {
+        self.table.clone_from(&of.table);
+        *self = Self {
+            table: core::mem::take(&mut self.table),
+            ..*of
+        };
+    }
+
     /// Takes a frame in. `out` is emptied first, then holds at least one effect and at most two.
     pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Effects) {
         out.clear();

@@ -6,7 +6,7 @@
 use super::{EndpointId, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
-use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Verdict};
+use castnet_wire::{Call, CallFlags, Control, DataType, Opcode, Operation, Primitive, Verdict};
 
 /// What stands in a place of the ring that is not in use.
 const NO_CALL: Call = Call {
@@ -103,20 +103,49 @@ impl Collective {
             return 1;
         }
         let packets = u64::from(self.call.packets);
-        let per_message = match message_packets {
-            0 => packets.max(1),
-            m => u64::from(m),
-        };
+        let per_message = u64::from(self.per_message(message_packets));
         let complete = |g: u64| match g - self.start - 1 {
             all if all == packets => all.div_ceil(per_message),
             some => some / per_message,
         };
         (complete(to) - complete(from)) as u32
     }
+
+    fn per_message(&self, message_packets: u16) -> u32 {
+        match message_packets {
+            0 => self.call.packets.max(1),
+            m => m.into(),
+        }
+    }
+
+    /// How the data packet at `g` must be cut (docs/control-message.md): of the call's bytes, `pmtu` to a packet and
+    /// `message_packets` to a message, but for the last of each.
+    pub(super) fn cut(&self, g: u64, pmtu: u16, message_packets: u16) -> PacketShape {
+        // Below the number of packets, which has 32 bits.
+        let index = (g - self.start - 1) as u32;
+        let left = self
+            .call
+            .bytes()
+            .saturating_sub(u64::from(index) * u64::from(pmtu));
+        let payload = left.min(pmtu.into()) as u16;
+        let per_message = self.per_message(message_packets);
+        let place = index % per_message;
+        let is_last = place + 1 == per_message || index + 1 == self.call.packets;
+        PacketShape {
+            opcode: match (place == 0, is_last) {
+                (true, true) => Opcode::SendOnly,
+                (true, false) => Opcode::SendFirst,
+                (false, false) => Opcode::SendMiddle,
+                (false, true) => Opcode::SendLast,
+            },
+            payload,
+            pad: (payload.wrapping_neg() % 4) as u8,
+        }
+    }
 }
 
 /// The ring of collectives in flight, oldest first.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Calls {
     ring: Box<[Collective]>,
     /// The number of the oldest.
@@ -135,6 +164,14 @@ impl Calls {
             count: 0,
             end: 0,
         }
+    }
+
+    /// Takes on the collectives of another ring of this size, this one being as it was made.
+    pub(super) fn copy_state(&mut self, of: &Self) {
+        for index in (0..of.count).map(|nth| of.index(nth)) {
+            self.ring[index] = of.ring[index].clone();
+        }
+        (self.first, self.count, self.end) = (of.first, of.count, of.end);
     }
 
     /// The position of the next collective's control message.
@@ -183,7 +220,7 @@ impl Calls {
     }
 
     /// The place in the ring of the collective that `g` belongs to.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, g: u64) -> Option<usize> {
         let oldest = self.index(0);
         if self.count == 0 || g < self.ring[oldest].start || g >= self.end {
@@ -275,7 +312,7 @@ impl Calls {
 
 /// The shape of a control message's packet is its own: nothing is compared.
 pub(super) const NO_SHAPE: PacketShape = PacketShape {
-    opcode: castnet_wire::Opcode::SendOnlyImm,
+    opcode: Opcode::SendOnlyImm,
     payload: 0,
     pad: 0,
 };

@@ -19,6 +19,11 @@ pub struct TranslatedConfig {
     pub slots: u16,
     /// Packets of a full message, the paper's `M`; 0 where a collective's data is one message.
     pub message_packets: u16,
+    /// Bytes of payload of a full packet. With `message_packets` it prescribes how data is cut; 0: contributions to one packet need
+    /// only be alike.
+    pub pmtu: u16,
+    /// Contributions are kept and reduced in rank order: a call may ask for it only then.
+    pub reproducible: bool,
     /// Collectives that can be in flight. Each takes a slot at least, so with as many as there are slots none is ever refused
     /// for want of them. Taken up to a power of two from 2 to 32768.
     pub collectives_max: u16,

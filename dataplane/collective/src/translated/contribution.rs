@@ -3,66 +3,101 @@
 use super::bridge::{Location, wire};
 use super::calls::{Flow, NO_SHAPE, Role};
 use super::emission::Readiness;
+use super::endpoint::Receiving;
 use super::machine::{Translated, emit};
-use super::slot::Phase;
-use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, LossPolicy, PacketShape};
-use castnet_wire::{Control, DropReason, Nanos, Primitive, Psn, Verdict};
+use super::slot::{Phase, Slots};
+use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape, Refusal};
+use castnet_wire::{Call, Control, DropReason, NakCode, Nanos, Primitive, Psn, Syndrome, Verdict};
 
-impl Translated {
-    /// [`on_data`](Self::on_data) for the packet that a host sends next, into a slot that has contributions and still lacks
-    /// others. `None` and nothing changed for all else.
-    #[inline]
-    pub(super) fn on_next(
-        &mut self,
-        from: EndpointId,
-        psn: Psn,
-        shape: PacketShape,
-        ack_request: bool,
-    ) -> Option<Effect> {
-        let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
-            return None;
-        };
-        let (window_end, children) = (self.window_end(), self.cold().children);
-        let receiving = &mut self.endpoints.get_mut(from.index())?.receiving;
-        let g = receiving.expected;
-        if psn != wire(sq_psn, receiving.expected_u)
-            || g >= receiving.known.min(window_end)
-            || receiving.seen > g
-        {
-            return None;
-        }
-        let index = self.calls.find(g)?;
-        let call = self.calls.get(index);
-        // Of the data only the last packet ends it, and it goes the long way.
-        if g == call.start
-            || g + 1 >= call.end()
-            || call.call.primitive != Primitive::AllReduce
-            || !children.contains(from)
-        {
+/// Contributions of one host, in order: see [`Translated::nexts`].
+#[derive(Debug)]
+pub struct Nexts<'a> {
+    slots: &'a mut Slots,
+    receiving: &'a mut Receiving,
+    only: EndpointSet,
+    children: EndpointSet,
+    repairing: bool,
+    sq_psn: Psn,
+    /// One past the last.
+    end: u64,
+    call: &'a Call,
+}
+
+impl Nexts<'_> {
+    /// The collective that they are of: its operation and type hold.
+    pub fn call(&self) -> &Call {
+        self.call
+    }
+
+    /// Takes the next packet in, if this is it: the slot that its payload is to be reduced into. This is all that comes of it:
+    /// [`Translated::handle`] has [`Effect::Aggregate`] alone, and not as the first. `None` and nothing changed for any other.
+    #[inline(always)]
+    pub fn take(&mut self, psn: Psn, shape: PacketShape, ack_request: bool) -> Option<u16> {
+        let Receiving {
+            expected: g,
+            expected_u,
+            ..
+        } = *self.receiving;
+        if psn != wire(self.sq_psn, expected_u) || g >= self.end {
             return None;
         }
         let number = self.slots.number(g);
         let slot = self.slots.at_mut(g);
-        let contributed = EndpointSet::from_bits(slot.contributed.bits() | EndpointSet::only(from).bits());
+        let contributed = EndpointSet::from_bits(slot.contributed.bits() | self.only.bits());
         if slot.contributed.is_empty()
             || contributed == slot.contributed
             || slot.shape != shape
-            || contributed.bits() & children.bits() == children.bits()
+            || contributed.bits() & self.children.bits() == self.children.bits()
         {
             return None;
         }
         slot.contributed = contributed;
         slot.ack_request |= ack_request;
-        receiving.seen = g + 1;
-        receiving.expected = g + 1;
-        receiving.expected_u += 1;
-        receiving.moved = true;
-        receiving.nak_sent &= self.cold.0.loss != LossPolicy::Repair;
-        Some(Effect::Aggregate {
-            slot: number,
-            from,
-            first: false,
-            kernel: CallId(index as u16),
+        self.receiving.seen = g + 1;
+        self.receiving.expected = g + 1;
+        self.receiving.expected_u = expected_u + 1;
+        self.receiving.moved = true;
+        self.receiving.nak_sent &= !self.repairing;
+        Some(number)
+    }
+}
+
+impl Translated {
+    /// What most data is: the packets that a host sends next, into slots that have contributions and still lack others.
+    /// `None` where no such comes next, or something waits to be sent.
+    #[inline]
+    pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_>> {
+        let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
+            return None;
+        };
+        let (window_end, children) = (self.window_end(), self.cold().children);
+        let Receiving {
+            expected: g,
+            seen,
+            known,
+            ..
+        } = self.endpoints.get(from.index())?.receiving;
+        let index = self.calls.find(g)?;
+        let call = self.calls.get(index);
+        // Of the data only the last packet ends it, and that takes the slow path.
+        let end = known.min(window_end).min(call.end() - 1);
+        if g == call.start
+            || seen > g
+            || call.call.primitive != Primitive::AllReduce
+            || !children.contains(from)
+            || self.has_more()
+        {
+            return None;
+        }
+        Some(Nexts {
+            repairing: self.is_repairing(),
+            receiving: &mut self.endpoints.get_mut(from.index())?.receiving,
+            slots: &mut self.slots,
+            only: EndpointSet::only(from),
+            children,
+            sq_psn,
+            end,
+            call: &call.call,
         })
     }
 
@@ -94,9 +129,22 @@ impl Translated {
         let (flow, part_end) = (call.flow(g), call.part_end(g));
         let kernel = CallId(index as u16);
         let slot = self.slots.at(g);
-        let empty = slot.contributed.is_empty();
-        if !empty && slot.shape != shape {
-            return emit(out, Effect::Drop(DropReason::ContributionMismatch));
+        // What is in the slot was held to the rule when it came.
+        if slot.contributed.is_empty() || slot.shape != shape {
+            let cold = self.cold();
+            let expected = match cold.pmtu {
+                0 if slot.contributed.is_empty() => shape,
+                0 => slot.shape,
+                pmtu => call.cut(g, pmtu, cold.message_packets),
+            };
+            if shape != expected {
+                let why = Refusal::Cut {
+                    packet: (g - call.start - 1) as u32,
+                    found: shape,
+                    expected,
+                };
+                return self.refuse(from, g, (call.control.sequence, why), out);
+            }
         }
         let number = self.slots.number(g);
         if flow == Flow::UpDown && self.is_parent(from) {
@@ -147,6 +195,9 @@ impl Translated {
         if let Err(reason) = self.check_control(from, g, control) {
             return emit(out, Effect::Drop(reason));
         }
+        if self.is_rank(from) && control.call.is_in_rank_order() && !self.cold().reproducible {
+            return self.refuse(from, g, (control.sequence, Refusal::NotReproducible), out);
+        }
         let index = match self.calls.find(g) {
             Some(index) => index,
             None if self.calls.is_full() => return self.refuse_early(from, g, out),
@@ -162,9 +213,11 @@ impl Translated {
             if self.slots.at(g).phase != Phase::Partial {
                 return emit(out, Effect::Drop(DropReason::Stale));
             }
+            emit(out, Effect::Merged);
             self.calls.get_mut(index).control = *control;
             self.take_result(g, from);
         } else {
+            emit(out, Effect::Merged);
             self.slots.at_mut(g).shape = NO_SHAPE;
             self.calls.get_mut(index).control.merge(control);
             let aggregated = self.slots.aggregate_data(g, from, self.inputs(Flow::UpDown));
@@ -177,9 +230,14 @@ impl Translated {
             }
         }
         let control = self.calls.get(index).control;
-        if control.verdict != Verdict::Agreed && self.limit > g + 1 {
-            self.fail(g + 1);
-            emit(out, Effect::Conflict { control });
+        if control.verdict != Verdict::Agreed {
+            if self.limit > g + 1 {
+                self.fail(g + 1);
+            }
+            // Before all have spoken, who disagrees depends on who came first.
+            if self.slots.at(g).phase == Phase::Result {
+                emit(out, Effect::Conflict { control });
+            }
         }
         self.taken(from, g, g + 1, ack_request);
     }
@@ -240,6 +298,29 @@ impl Translated {
             self.tick_at = now + self.cold().tick;
         }
         Ok(self.calls.push(control, root))
+    }
+
+    /// What has come breaks a rule of the group, and would again. A rank is named for it, and its queue pair is ended as soon as all
+    /// before is acknowledged to it. A switch passes on what its ranks agree upon, which may be another call than is known here.
+    #[cold]
+    fn refuse(&mut self, from: EndpointId, g: u64, (sequence, why): (u32, Refusal), out: &mut Effects) {
+        emit(
+            out,
+            Effect::Drop(match why {
+                Refusal::NotReproducible => DropReason::NotReproducible,
+                Refusal::Cut { .. } => DropReason::ContributionMismatch,
+            }),
+        );
+        if !self.is_rank(from) {
+            return;
+        }
+        if !self.blamed.contains(from) {
+            self.blamed.insert(from);
+            emit(out, Effect::Refused { from, sequence, why });
+        }
+        if self.endpoint(from).receiving.confirmed == g {
+            self.acknowledge(from, Syndrome::Nak(NakCode::InvalidRequest), out);
+        }
     }
 
     /// The ranks disagree: nothing from `limit` on is served.

@@ -2,7 +2,6 @@
 
 use super::bridge::wire;
 use super::calls::{Flow, Role};
-use super::emission::Readiness;
 use super::machine::{Translated, emit};
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointKind};
@@ -113,13 +112,19 @@ impl Translated {
                 self.endpoint_mut(from).sending.refusal = Some(syndrome);
                 self.reflect();
             }
-        } else if self.lacks(from, g) && self.readiness(from, g) == Readiness::Ready {
-            if self.calls.find(g).is_some_and(|i| self.calls.get(i).start == g) {
+        } else if self.lacks(from, g)
+            && let Some(index) = self.calls.find(g)
+        {
+            let call = self.calls.get(index);
+            if call.start == g {
                 // Without it, all behind it was refused.
                 self.endpoint_mut(from).sending.next = g;
                 self.refresh(from);
-            } else {
+            } else if call.involves(from, Role::Receives, g) {
                 self.emit_again(g, only(from), false, out);
+            } else {
+                // It was never sent to this switch, which sends it itself.
+                emit(out, Effect::Drop(DropReason::AckAhead));
             }
         }
     }

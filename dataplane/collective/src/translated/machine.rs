@@ -14,6 +14,8 @@ use alloc::sync::Arc;
 use alloc::vec;
 use castnet_wire::{Call, DropReason, Nanos, Psn};
 use core::hash::{Hash, Hasher};
+use core::mem::take;
+use core::ops::Range;
 
 /// The context of one collective group at one switch: endpoints, routing, transmission and computation states but for the
 /// payloads.
@@ -41,6 +43,8 @@ pub struct Translated {
     pub(super) nak_due: EndpointSet,
     /// Those from which something came that there was no room for.
     pub(super) refused: EndpointSet,
+    /// Those of which it has been told that they break a rule.
+    pub(super) blamed: EndpointSet,
     /// Those that had no receive posted.
     pub(super) rnr_waiting: EndpointSet,
     /// When the next tick is, while something is in flight.
@@ -60,6 +64,8 @@ pub(super) struct Cold {
     pub(super) parent: Option<EndpointId>,
     pub(super) psn_start: Psn,
     pub(super) message_packets: u16,
+    pub(super) pmtu: u16,
+    pub(super) reproducible: bool,
     pub(super) loss: LossPolicy,
     pub(super) straggler: StragglerPolicy,
     pub(super) tick: Nanos,
@@ -94,6 +100,7 @@ impl Translated {
             ack_due: EndpointSet::EMPTY,
             nak_due: EndpointSet::EMPTY,
             refused: EndpointSet::EMPTY,
+            blamed: EndpointSet::EMPTY,
             rnr_waiting: EndpointSet::EMPTY,
             tick_at: Nanos::ZERO,
             tick_next: 0,
@@ -106,12 +113,45 @@ impl Translated {
                 parent,
                 psn_start: config.psn_start,
                 message_packets: config.message_packets,
+                pmtu: config.pmtu,
+                reproducible: config.reproducible,
                 loss: config.loss,
                 straggler: config.straggler,
                 tick: config.tick,
                 stall_timeout: config.stall_timeout,
             })),
         }
+    }
+
+    /// Takes on the state of `of`, a machine of the same configuration; this one must be as it was made. Takes no memory, and
+    /// time in proportion to what is in flight.
+    pub fn copy_state(&mut self, of: &Self) {
+        for g in of.in_flight() {
+            *self.slots.at_mut(g) = of.slots.at(g).clone();
+        }
+        self.calls.copy_state(&of.calls);
+        self.endpoints.clone_from(&of.endpoints);
+        self.congestion.clone_from(&of.congestion);
+        *self = Self {
+            cold: self.cold.clone(),
+            endpoints: take(&mut self.endpoints),
+            congestion: take(&mut self.congestion),
+            slots: take(&mut self.slots),
+            calls: take(&mut self.calls),
+            ..*of
+        };
+    }
+
+    /// The positions of which something has come: what no endpoint has sent leaves no trace in its slot.
+    fn in_flight(&self) -> Range<u64> {
+        let seen = self.endpoints.iter().map(|e| e.receiving.seen).max();
+        let (base, end) = (self.base, self.base + self.slots.len());
+        base..seen.unwrap_or(0).clamp(base, end)
+    }
+
+    /// Their slots.
+    pub fn slots_in_flight(&self) -> impl Iterator<Item = u16> {
+        self.in_flight().map(|g| self.slots.number(g))
     }
 
     /// Takes a frame in. `out` is emptied first, then holds at least one effect.
@@ -142,31 +182,6 @@ impl Translated {
             Event::Cnp { .. } => self.receive_cnp(now, from, out),
             Event::Marked { .. } => self.mark_seen(now, from, out),
         }
-        self.conclude(out);
-    }
-
-    /// [`handle`](Self::handle) for [`Event::Data`], with a short way for what most frames are. The outcome is the same.
-    #[inline]
-    pub fn handle_data(
-        &mut self,
-        from: EndpointId,
-        psn: Psn,
-        shape: PacketShape,
-        ack_request: bool,
-        out: &mut Effects,
-    ) {
-        out.clear();
-        if let Some(effect) = self.on_next(from, psn, shape, ack_request) {
-            emit(out, effect);
-            if self.has_more() {
-                self.conclude(out);
-            }
-            return;
-        }
-        if from.index() >= self.endpoints.len() {
-            return emit(out, Effect::Drop(DropReason::NotMember));
-        }
-        self.on_data(from, psn, shape, ack_request, out);
         self.conclude(out);
     }
 

@@ -38,6 +38,7 @@ use castnet_wire::{Control, DropReason, Nanos, Opcode, Psn, Syndrome};
 pub use bridge::Header;
 pub use config::{EndpointConfig, EndpointKind, LossPolicy, RankSet, StragglerPolicy, TranslatedConfig};
 pub use congestion::{CNP_INTERVAL, CNP_WINDOW};
+pub use contribution::Nexts;
 pub use machine::Translated;
 pub use status::{CollectiveStatus, EndpointStatus, TranslatedStatus};
 
@@ -140,6 +141,8 @@ pub enum Effect {
         /// Where to.
         slot: u16,
     },
+    /// The control message at hand has not come before: it was merged with the others or is, from the parent, their result.
+    Merged,
     /// All contributions of a reduction are in. Where they are kept apart, they are added now, in the order of endpoints.
     Complete {
         /// Where they are.
@@ -196,10 +199,20 @@ pub enum Effect {
         /// When the last progress was.
         since: Nanos,
     },
-    /// Tell the operator: ranks called different collectives. The group serves nothing after this one.
+    /// Tell the operator: ranks called different collectives. The group serves nothing after this one. Told once, when all ranks have
+    /// spoken: at every switch of the tree alike, whoever came first.
     Conflict {
         /// Who said what.
         control: Control,
+    },
+    /// Tell the operator: what a rank sends breaks a rule of the group, and is dropped. Told once of each rank.
+    Refused {
+        /// Its endpoint.
+        from: EndpointId,
+        /// Number of the collective in the group.
+        sequence: u32,
+        /// The rule.
+        why: Refusal,
     },
     /// Tell the operator: an endpoint's connection has ended itself.
     MemberFailed {
@@ -207,6 +220,22 @@ pub enum Effect {
         from: EndpointId,
         /// What it said.
         syndrome: Syndrome,
+    },
+}
+
+/// Which rule of the group a rank breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// The call asks for contributions to be reduced in rank order, and the group is not reproducible.
+    NotReproducible,
+    /// The data is cut otherwise than the group prescribes.
+    Cut {
+        /// Which data packet of the collective, from 0.
+        packet: u32,
+        /// What it looks like.
+        found: PacketShape,
+        /// What it must look like.
+        expected: PacketShape,
     },
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Slot {
 }
 
 /// All slots of a group.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Slots(Box<[Slot]>);
 
 /// What a contribution did.

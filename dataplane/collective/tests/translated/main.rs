@@ -6,13 +6,15 @@ mod congestion;
 mod edges;
 mod host;
 mod net;
+mod paths;
 mod policies;
 mod program;
 mod properties;
+mod refusals;
 mod rules;
 mod single;
 mod tree;
 
-#[path = "../common/seed.rs"]
+#[path = "../multicast/common/seed.rs"]
 #[allow(unreachable_pub)]
 mod seed;

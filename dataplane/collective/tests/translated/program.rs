@@ -45,7 +45,8 @@ pub(crate) fn call(primitive: Primitive, root: u16, packets: u32) -> Call {
         operation: Operation::Sum,
         data_type: DataType::F32,
         flags: CallFlags::default(),
-        elements: u64::from(packets) * 64,
+        // The last packet has 100 bytes.
+        elements: (u64::from(packets) * 64).saturating_sub(39),
         packets,
     }
 }

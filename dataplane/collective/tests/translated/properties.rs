@@ -1,11 +1,12 @@
 //! Random trees, programs, numbers and networks: what each collective must give, on each event (`check`), and that all ends.
 
 use crate::net::{Net, Setting};
-use crate::program::call;
+use crate::program::{call, control};
 use crate::seed;
 use crate::tree::Tree;
 use castnet_collective::LossPolicy;
-use castnet_wire::{Call, Nanos, Primitive, Psn};
+use castnet_collective::translated::Refusal;
+use castnet_wire::{Call, CallFlags, Nanos, Primitive, Psn};
 use proptest::prelude::*;
 
 /// Trees of one to four levels, a rank at each of the lowest switches.
@@ -119,6 +120,72 @@ proptest! {
     ) {
         setting.starts = straggler.map(|(rank, at)| (rank, Nanos::from_millis(at))).into_iter().collect();
         Net::new(setting).finish();
+    }
+}
+
+proptest! {
+    #![proptest_config(seed::config(80))]
+
+    /// Whoever breaks a rule of the group is named, and nobody else; its queue pair ends, and no other does.
+    #[test]
+    fn who_breaks_a_rule_is_named(
+        mut setting in settings(60, 0u64..=100), odd in 0u16..12, cut in proptest::option::of(1u16..=24),
+    ) {
+        let odd = odd % setting.tree.ranks;
+        // One that it surely breaks.
+        setting.calls.push(call(Primitive::AllReduce, 0, u32::from(setting.message_packets) + 1));
+        let (m, last) = (setting.message_packets, setting.calls.len() - 1);
+        match cut {
+            Some(cut) if cut != m => {
+                let cut = cut.min(setting.window as u16 - 1);
+                prop_assume!(cut != m);
+                setting.odd_cuts = [(odd, cut)].into();
+            }
+            _ => {
+                let mut calls = setting.calls.clone();
+                calls[last].flags = CallFlags::REPRODUCIBLE;
+                setting.odd = [(odd, calls)].into();
+            }
+        }
+        let mut net = Net::new(setting);
+        while !net.hosts[usize::from(odd)].dead && net.now < Nanos::from_secs(250) && net.step() {}
+        prop_assert!(net.hosts[usize::from(odd)].dead, "{}", net.story());
+        prop_assert_eq!(net.hosts.iter().filter(|h| h.dead).count(), 1);
+        let cuts = !net.setting.odd_cuts.is_empty();
+        let [(rank, why)] = net.refused[..] else {
+            panic!("{:?}", net.refused);
+        };
+        prop_assert_eq!((rank, matches!(why, Refusal::Cut { .. })), (odd, cuts));
+    }
+
+    /// All switches tell the same two ranks, whoever came first and whatever was lost on the way.
+    #[test]
+    fn who_disagrees_is_told_alike_everywhere(
+        mut setting in settings(30, 0u64..=50),
+        others in proptest::collection::btree_map(0u16..12, 1u32..4, 1..4),
+        starts in proptest::collection::btree_map(0u16..12, 0u64..50, 0..6),
+    ) {
+        let ranks = setting.tree.ranks;
+        setting.calls.push(call(Primitive::AllReduce, 0, 5));
+        let last = setting.calls.len() - 1;
+        for (rank, more) in others {
+            let mut calls = setting.calls.clone();
+            calls[last] = call(Primitive::AllReduce, 0, 5 + more);
+            setting.odd.insert(rank % ranks, calls);
+        }
+        prop_assume!((0..ranks).any(|rank| setting.odd.get(&rank) != setting.odd.get(&0)));
+        setting.starts = starts.into_iter().map(|(rank, at)| (rank, Nanos::from_millis(at))).collect();
+        let said = |rank: u16| {
+            control(last, rank, setting.odd.get(&rank).unwrap_or(&setting.calls)[last])
+        };
+        let mut expected = said(0);
+        (1..ranks).for_each(|rank| expected.merge(&said(rank)));
+        let switches = setting.tree.parent.len();
+        let mut net = Net::new(setting);
+        while net.conflicts.len() < switches && net.now < Nanos::from_secs(250) && net.step() {}
+        net.conflicts.sort_by_key(|c| c.0);
+        let everywhere: Vec<_> = (0..switches).map(|switch| (switch, expected)).collect();
+        prop_assert_eq!(net.conflicts, everywhere);
     }
 }
 

@@ -1,18 +1,18 @@
 //! The group: compiled from its rule, with all memory that it will ever need.
 
 use castnet_collective::translated::{
-    CallId, EndpointConfig, EndpointKind, LossPolicy, StragglerPolicy, TranslatedConfig, TranslatedStatus,
+    EndpointConfig, EndpointKind, LossPolicy, StragglerPolicy, TranslatedConfig, TranslatedStatus,
 };
 use castnet_collective::{EndpointId, Translated};
 use castnet_reduce::{Checksum, Kernel};
 use castnet_rules::{CollectiveGroup, CollectiveHop};
-use castnet_wire::{CallFlags, DataType, McstId, Nanos, Operation, PortId};
+use castnet_wire::{Call, CallFlags, DataType, McstId, Nanos, Operation, PortId};
 
 use super::slots::Slots;
 use super::translate::{Outlet, Own};
 use crate::config::PortInfo;
 use crate::counters::{CollectiveCounters, CongestionCounters, EndpointCounters, EndpointSnapshot};
-use crate::group::InstallError;
+use crate::group::{InstallError, port_count};
 use crate::next_hops::NextHops;
 
 /// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
@@ -23,7 +23,7 @@ const TICKS: u64 = 4;
 const NONE: u8 = u8::MAX;
 
 /// A compiled collective group, ready to be installed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Collective {
     pub(super) machine: Translated,
     pub(super) slots: Slots,
@@ -33,8 +33,7 @@ pub struct Collective {
     pub(super) mcst_id: McstId,
     pub(super) pmtu: usize,
     pub(super) own: Own,
-    /// What the last collective asked for.
-    kernel: Option<((Operation, DataType, CallFlags), Kernel)>,
+    pub(super) kernels: Kernels,
     pub(super) checksum: Checksum,
     pub(super) counters: CollectiveCounters,
     pub(super) congestion: CongestionCounters,
@@ -54,6 +53,22 @@ impl Collective {
     /// # Errors
     /// [`InstallError::Faults`], [`InstallError::NoPort`] or [`InstallError::MtuTooSmall`].
     pub fn compile(rule: &CollectiveGroup, ports: &[PortInfo]) -> Result<Box<Self>, InstallError> {
+        Self::build(rule, ports, Slots::new)
+    }
+
+    /// The same without payload, for a [dry run](crate::DryRun).
+    ///
+    /// # Errors
+    /// As above.
+    pub fn compile_dry(rule: &CollectiveGroup, ports: &[PortInfo]) -> Result<Box<Self>, InstallError> {
+        Self::build(rule, ports, Slots::without_payload)
+    }
+
+    fn build(
+        rule: &CollectiveGroup,
+        ports: &[PortInfo],
+        slots: fn(&CollectiveGroup) -> Slots,
+    ) -> Result<Box<Self>, InstallError> {
         Self::check(rule, ports)?;
         let mut rule = rule.clone();
         rule.endpoints
@@ -78,6 +93,8 @@ impl Collective {
             psn_start: rule.psn_start,
             slots: rule.slots,
             message_packets: rule.message_packets,
+            pmtu: rule.pmtu.bytes() as u16,
+            reproducible: rule.reproducible,
             // Barriers take one packet each, so there may be as many as slots.
             collectives_max: rule.slots,
             loss: match rule.loss_policy {
@@ -94,7 +111,7 @@ impl Collective {
         });
         Ok(Box::new(Self {
             machine,
-            slots: Slots::new(&rule),
+            slots: slots(&rule),
             outlets: rule
                 .endpoints
                 .iter()
@@ -104,7 +121,7 @@ impl Collective {
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes(),
             own: Own::new(rule.mcst_id),
-            kernel: None,
+            kernels: Kernels::default(),
             checksum: Checksum::select(),
             counters: CollectiveCounters::default(),
             congestion: CongestionCounters::default(),
@@ -120,7 +137,7 @@ impl Collective {
     /// # Errors
     /// As for [`Collective::compile`].
     pub fn check(rule: &CollectiveGroup, ports: &[PortInfo]) -> Result<(), InstallError> {
-        let faults = rule.check(PortId::COUNT);
+        let faults = rule.check(port_count(ports));
         if !faults.is_empty() {
             return Err(InstallError::Faults(faults));
         }
@@ -142,6 +159,19 @@ impl Collective {
             }
         }
         Ok(())
+    }
+
+    /// Takes on what the way of a frame depends on, but for payload, from the group that runs the same rule. Takes no memory.
+    pub(crate) fn copy_state(&mut self, of: &Self) {
+        self.machine.copy_state(&of.machine);
+        for slot in of.machine.slots_in_flight() {
+            if let Some(note) = self.slots.note_mut(slot) {
+                note.imm = of.slots.note(slot).imm;
+            }
+        }
+        for (outlet, of) in self.outlets.iter_mut().zip(&of.outlets) {
+            (outlet.link, outlet.ect) = (of.link, of.ect);
+        }
     }
 
     /// Its address.
@@ -219,21 +249,6 @@ impl Collective {
         EndpointId::new(self.by_port[port.index()])
     }
 
-    /// How the contributions of a collective become one.
-    #[inline]
-    pub(super) fn kernel(&mut self, call: CallId) -> Kernel {
-        let call = self.machine.call(call);
-        let key = (call.operation, call.data_type, call.flags);
-        match self.kernel {
-            Some((selected, kernel)) if selected == key => kernel,
-            _ => {
-                let kernel = Kernel::select(call.operation, call.data_type, call.flags);
-                self.kernel = Some((key, kernel));
-                kernel
-            }
-        }
-    }
-
     /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit.
     pub(crate) fn bind(&mut self, next_hops: &mut NextHops) -> Result<(), InstallError> {
         for i in 0..self.outlets.len() {
@@ -261,6 +276,26 @@ impl Collective {
     /// Counts a frame that ended here.
     pub(crate) fn note_dropped(&mut self) {
         self.counters.dropped += 1;
+    }
+}
+
+/// How contributions become one, as the last collective asked for it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kernels(Option<((Operation, DataType, CallFlags), Kernel)>);
+
+impl Kernels {
+    /// How those of this call do.
+    #[inline]
+    pub(super) fn select(&mut self, call: &Call) -> Kernel {
+        let key = (call.operation, call.data_type, call.flags);
+        match self.0 {
+            Some((selected, kernel)) if selected == key => kernel,
+            _ => {
+                let kernel = Kernel::select(call.operation, call.data_type, call.flags);
+                self.0 = Some((key, kernel));
+                kernel
+            }
+        }
     }
 }
 

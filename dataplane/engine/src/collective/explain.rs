@@ -6,6 +6,7 @@ use castnet_rules::CollectiveGroup;
 use castnet_wire::Call;
 
 use super::context::Collective;
+use super::frame::sender;
 use crate::trace::{Stage, Step};
 
 /// An endpoint: its port and who is behind it.
@@ -22,13 +23,17 @@ pub(super) fn name(rule: &CollectiveGroup, endpoint: EndpointId) -> String {
     }
 }
 
+/// Endpoints that are named before the rest is only counted.
+const NAMED_MAX: usize = 4;
+
 fn names(rule: &CollectiveGroup, set: EndpointSet) -> String {
-    let names: Vec<String> = set.iter().map(|e| name(rule, e)).collect();
-    if names.is_empty() {
-        "nobody".into()
-    } else {
-        names.join(", ")
+    let mut names: Vec<String> = set.iter().take(NAMED_MAX).map(|e| name(rule, e)).collect();
+    match set.len().saturating_sub(NAMED_MAX) {
+        0 if names.is_empty() => return "nobody".into(),
+        0 => {}
+        more => names.push(format!("{more} more")),
     }
+    names.join(", ")
 }
 
 /// A call in words.
@@ -65,7 +70,8 @@ pub(super) fn decision(group: &Collective, event: &Event, effects: &[Effect]) ->
         status.base,
         names(&group.rule, status.waiting_for)
     )];
-    for e in &status.endpoints {
+    // Only of who sent it: a group can have as many endpoints as there are ports.
+    if let Some(e) = status.endpoints.get(sender(event).index()) {
         facts.push(format!(
             "{}: expects {}, unconfirmed {}, next out {}, unacknowledged {}",
             name(&group.rule, e.endpoint),
@@ -89,6 +95,7 @@ pub(super) fn all(group: &Collective, effects: &[Effect]) -> String {
             } => format!("first contribution into slot {slot}"),
             Effect::Aggregate { slot, .. } => format!("add to slot {slot}"),
             Effect::Store { slot } => format!("result into slot {slot}"),
+            Effect::Merged => "take the control message in".into(),
             Effect::Complete { slot, .. } => format!("slot {slot} is complete"),
             Effect::Emit { slot, g, to, .. } => format!("send slot {slot}, PSN {g}, to {}", names(rule, to)),
             Effect::EmitControl { g, to, .. } => {
@@ -108,6 +115,7 @@ pub(super) fn all(group: &Collective, effects: &[Effect]) -> String {
             Effect::Conflict { control } => {
                 format!("the ranks disagree about collective {}", control.sequence)
             }
+            Effect::Refused { from, .. } => format!("{} breaks a rule of the group", name(rule, from)),
             Effect::MemberFailed { from, .. } => format!("{} has failed", name(rule, from)),
         })
         .collect();

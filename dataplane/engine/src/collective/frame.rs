@@ -5,26 +5,26 @@ use core::net::Ipv4Addr;
 use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
 use castnet_collective::{EndpointId, EndpointSet};
 use castnet_wire::{
-    Aeth, Control, DropReason, FrameBuf, Headers, Nanos, Opcode, PortId, Psn, RoceHeader, Syndrome, icrc,
-    ipv4,
+    Aeth, Control, DropReason, FrameBuf, Headers, Nanos, Opcode, Psn, RoceHeader, Syndrome, icrc, ipv4,
 };
 
 use super::context::Collective;
 use super::explain;
 use super::feedback::{acknowledge, notify};
 use super::lookup::{self, Class};
-use super::slots::{self, Row};
+use super::slots::{self, Pieces};
 use super::translate::{self, Packet, Way};
 use super::verify::ECN;
 use crate::context::Context;
+use crate::counters::{CollectiveCounters, EndpointCounters};
 use crate::egress::Egress;
-use crate::engine::{Engine, NO_PLACE};
+use crate::engine::Engine;
 use crate::events::{EventKind, Events};
 use crate::feedback::Link;
 use crate::multicast::Tools;
 use crate::pipeline::Cx;
 use crate::port_set::PortSet;
-use crate::trace::{Observer, Off, Stage, Step, Verdict};
+use crate::trace::{Observer, Stage, Step, Verdict};
 
 /// What a group may send in one turn beyond what a frame itself brings about.
 const EMISSIONS_PER_TURN: usize = 32;
@@ -34,7 +34,7 @@ const TIMERS_PER_TURN: usize = 64;
 /// What carrying effects out needs beside the group.
 pub(super) struct Hands<'a, 'b> {
     pub(super) tools: Tools<'b>,
-    events: &'a mut Events,
+    pub(super) events: &'a mut Events,
     /// Whether time asks, and no frame.
     pub(super) timed: bool,
 }
@@ -55,16 +55,18 @@ macro_rules! hands {
     };
 }
 
+pub(super) use hands;
+
 /// The frame at hand.
-struct AtHand<'a> {
-    payload: Row<'a>,
-    imm: Option<u32>,
-    length: usize,
+pub(super) struct AtHand<'a> {
+    pub(super) payload: Pieces<'a>,
+    pub(super) imm: Option<u32>,
+    pub(super) length: usize,
 }
 
 impl Engine {
     /// One frame whose destination is the collective group at `place`.
-    // Apart: most contributions go the short way, and multicast must not pay for it.
+    // Apart: most contributions take the fast path, and multicast must not pay for it.
     #[inline(never)]
     pub(crate) fn collective_frame<E: Egress, O: Observer>(
         &mut self,
@@ -78,7 +80,7 @@ impl Engine {
             return Verdict::Dropped(DropReason::NotMember);
         };
         cx.observer.group(group.mcst_id);
-        let payload = slots::row(
+        let payload = slots::payload(
             &frame,
             header.payload_at,
             header.payload_len,
@@ -116,79 +118,6 @@ impl Engine {
         verdict
     }
 
-    /// Whether a collective group was spoken to here last.
-    pub(crate) fn is_collective(&self, ingress: PortId) -> bool {
-        self.recent[ingress.index()] != NO_PLACE
-    }
-
-    /// A frame of which nothing is known but where it came in. One whose header is that of an earlier contribution is taken
-    /// for another, with the same checks and the same effects as by the long way, but for what is known; any other is handed
-    /// back.
-    // Apart from the loop over a batch it would cost more.
-    #[inline(always)]
-    pub(crate) fn collective_again<E: Egress>(
-        &mut self,
-        cx: &mut Cx<'_, E, Off>,
-        frame: E::Buf,
-    ) -> Option<E::Buf> {
-        let place = self.recent[cx.ingress.index()];
-        let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
-            return Some(frame);
-        };
-        let Some(from) = group.endpoint_at(cx.ingress) else {
-            return Some(frame);
-        };
-        let known = group
-            .outlets
-            .get(from.index())
-            .and_then(|outlet| outlet.headers.known(&outlet.link, outlet.ect, &frame));
-        let Some(known) = known else {
-            return Some(frame);
-        };
-        let length = usize::from(known.shape.payload);
-        if !known.is_sound(&group.checksum, &frame) {
-            return Some(frame);
-        }
-        let payload = slots::row(&frame, known.payload_at, length, &mut self.scratch[..]);
-        let effects = &mut self.collective_effects;
-        let machine = &mut group.machine;
-        machine.handle_data(from, known.psn, known.shape, known.ack_request, effects);
-        note_data(group, from, effects, length);
-        let (verdict, more);
-        if let [
-            Effect::Aggregate {
-                slot,
-                first: false,
-                kernel,
-                ..
-            },
-        ] = effects[..]
-        {
-            let kernel = group.kernel(kernel);
-            group.slots.aggregate(slot, from, false, &kernel, payload);
-            drop(frame);
-            if !group.machine.has_more() {
-                // Data never makes a timer due earlier.
-                self.account(cx.ingress, Verdict::Absorbed);
-                return None;
-            }
-            (verdict, more) = (Verdict::Absorbed, true);
-        } else {
-            let mut hands = hands!(self, timed: false);
-            let at_hand = AtHand {
-                payload,
-                imm: None,
-                length,
-            };
-            verdict = carry_out(cx, &mut hands, group, effects, Some(&at_hand));
-            drop(frame);
-            more = emit_due(cx, &mut hands, group, effects);
-        }
-        self.mind(cx.now, place, more);
-        self.account(cx.ingress, verdict);
-        None
-    }
-
     /// A group's time has come.
     pub(crate) fn collective_timeout<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, place: u32) {
         let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
@@ -220,6 +149,7 @@ impl Engine {
                 continue;
             };
             group.emitting = false;
+            cx.observer.group(group.mcst_id);
             let mut hands = hands!(self, timed: false);
             let more = emit_due(cx, &mut hands, group, &mut self.collective_effects);
             self.mind(cx.now, place, more);
@@ -236,7 +166,7 @@ impl Engine {
 
     /// Sees to it that a group comes up again when it wants to.
     #[inline]
-    fn mind(&mut self, now: Nanos, place: u32, more: bool) {
+    pub(super) fn mind(&mut self, now: Nanos, place: u32, more: bool) {
         let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
             return;
         };
@@ -264,7 +194,7 @@ fn admit<E: Egress, O: Observer>(
     header: &RoceHeader,
     src: Ipv4Addr,
     frame: &E::Buf,
-    payload: Row<'_>,
+    payload: Pieces<'_>,
 ) -> Result<Event, (Stage, DropReason)> {
     let (from, class) =
         lookup::lookup(group, cx.ingress, src, header).map_err(|reason| (Stage::Classify, reason))?;
@@ -277,10 +207,6 @@ fn admit<E: Egress, O: Observer>(
     let verify = |reason| Err((Stage::Verify, reason));
     if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
         return verify(DropReason::BadIpChecksum);
-    }
-    // Ethernet padding after a payload too long for the head.
-    if header.frame_len != frame.length() && header.frame_len > frame.head().len() {
-        return verify(DropReason::Malformed);
     }
     if header.payload_len > group.pmtu {
         return verify(DropReason::OverPmtu);
@@ -320,16 +246,19 @@ fn admit<E: Egress, O: Observer>(
             },
             ack_request,
         }),
-        // As short as a block, so it is in one piece.
-        Class::Control => match Control::parse(one_piece(payload)) {
-            Ok(control) => Ok(Event::Control {
-                from,
-                psn,
-                control,
-                ack_request,
-            }),
-            Err(_) => verify(DropReason::Malformed),
-        },
+        Class::Control => {
+            let mut bytes = [0; Control::LEN];
+            slots::copy(&mut bytes, payload);
+            match Control::parse(&bytes[..Control::LEN.min(header.payload_len)]) {
+                Ok(control) => Ok(Event::Control {
+                    from,
+                    psn,
+                    control,
+                    ack_request,
+                }),
+                Err(_) => verify(DropReason::Malformed),
+            }
+        }
         Class::Feedback(Aeth { syndrome, msn }) => Ok(Event::Feedback {
             from,
             psn,
@@ -338,13 +267,6 @@ fn admit<E: Egress, O: Observer>(
         }),
         Class::Cnp => Ok(Event::Cnp { from }),
     }
-}
-
-/// What is in a row of only one piece.
-fn one_piece(row: Row<'_>) -> &[u8] {
-    row.into_iter()
-        .find(|piece| !piece.is_empty())
-        .unwrap_or_default()
 }
 
 #[cold]
@@ -367,7 +289,7 @@ fn refuse<E: Egress, O: Observer>(
 }
 
 /// The endpoint that an event is of.
-fn sender(event: &Event) -> EndpointId {
+pub(super) fn sender(event: &Event) -> EndpointId {
     let (Event::Data { from, .. }
     | Event::Control { from, .. }
     | Event::Feedback { from, .. }
@@ -387,12 +309,13 @@ fn note_arrival(group: &mut Collective, event: &Event, effects: &[Effect], paylo
         Event::Data { .. } => note_data(group, from, effects, payload),
         Event::Cnp { .. } => group.congestion.cnps_in += 1,
         Event::Marked { .. } => {}
-        Event::Control { .. } => {
-            if !effects.iter().any(|e| matches!(e, Effect::Drop(_))) {
+        Event::Control { .. } => match effects.first() {
+            Some(Effect::Merged) => {
                 all.controls_in += 1;
                 endpoint.contributions += 1;
             }
-        }
+            _ => note_repeat(all, endpoint, effects),
+        },
         Event::Feedback { syndrome, .. } => match syndrome {
             Syndrome::Ack => {
                 all.acks_in += 1;
@@ -411,7 +334,7 @@ fn note_arrival(group: &mut Collective, event: &Event, effects: &[Effect], paylo
 }
 
 #[inline]
-fn note_data(group: &mut Collective, from: EndpointId, effects: &[Effect], payload: usize) {
+pub(super) fn note_data(group: &mut Collective, from: EndpointId, effects: &[Effect], payload: usize) {
     let Some(endpoint) = group.per_endpoint.get_mut(from.index()) else {
         return;
     };
@@ -423,17 +346,21 @@ fn note_data(group: &mut Collective, from: EndpointId, effects: &[Effect], paylo
             all.contribution_bytes += payload as u64;
             endpoint.contributions += 1;
         }
-        _ if effects.iter().any(|e| matches!(e, Effect::Drop(_))) => {}
-        _ => {
-            all.repeats += 1;
-            endpoint.repeats += 1;
-        }
+        _ => note_repeat(all, endpoint, effects),
+    }
+}
+
+/// What was neither taken in nor dropped had come before.
+fn note_repeat(all: &mut CollectiveCounters, endpoint: &mut EndpointCounters, effects: &[Effect]) {
+    if !effects.iter().any(|e| matches!(e, Effect::Drop(_))) {
+        all.repeats += 1;
+        endpoint.repeats += 1;
     }
 }
 
 /// Effects in their order.
 #[inline(never)]
-fn carry_out<E: Egress, O: Observer>(
+pub(super) fn carry_out<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     hands: &mut Hands<'_, '_>,
     group: &mut Collective,
@@ -450,7 +377,7 @@ fn carry_out<E: Egress, O: Observer>(
                 kernel,
             } => {
                 let Some(at_hand) = at_hand else { continue };
-                let run = group.kernel(kernel);
+                let run = group.kernels.select(group.machine.call(kernel));
                 group.slots.aggregate(slot, from, first, &run, at_hand.payload);
                 if first {
                     note_imm(group, slot, at_hand);
@@ -475,7 +402,7 @@ fn carry_out<E: Egress, O: Observer>(
                 });
             }
             Effect::Complete { slot, kernel } => {
-                let kernel = group.kernel(kernel);
+                let kernel = group.kernels.select(group.machine.call(kernel));
                 let length = usize::from(group.machine.shape(slot).payload);
                 group.slots.complete(slot, &kernel, length);
             }
@@ -497,7 +424,7 @@ fn carry_out<E: Egress, O: Observer>(
                     notify(cx, hands, group, endpoint);
                 }
             }
-            Effect::Absorb => {}
+            Effect::Merged | Effect::Absorb => {}
             Effect::Drop(reason) => {
                 group.note_dropped();
                 verdict = cx.drop(Stage::Machine, reason, || "the group's machine refused it".into());
@@ -531,6 +458,20 @@ fn carry_out<E: Egress, O: Observer>(
                 };
                 hands.events.push(cx.now, kind);
             }
+            Effect::Refused { from, sequence, why } => {
+                let kind = EventKind::RankRefused {
+                    mcst_id: group.mcst_id,
+                    generation: group.rule.generation,
+                    port: group
+                        .outlets
+                        .get(from.index())
+                        .map(|o| o.port)
+                        .unwrap_or_default(),
+                    sequence,
+                    why,
+                };
+                hands.events.push(cx.now, kind);
+            }
             Effect::MemberFailed { from, syndrome } => {
                 let kind = EventKind::MemberFailed {
                     mcst_id: group.mcst_id,
@@ -559,7 +500,7 @@ fn note_imm(group: &mut Collective, slot: u16, at_hand: &AtHand<'_>) {
 
 /// What the group has to send by itself, as much as one turn may. Whether there is more.
 #[inline]
-fn emit_due<E: Egress, O: Observer>(
+pub(super) fn emit_due<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     hands: &mut Hands<'_, '_>,
     group: &mut Collective,

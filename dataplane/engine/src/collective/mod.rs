@@ -6,6 +6,7 @@
 
 mod context;
 mod explain;
+mod fast;
 mod feedback;
 mod frame;
 mod lookup;

@@ -1,7 +1,7 @@
 //! The payloads of a group's slots, and the arithmetic on them (EPIC 4.1: AggregateData).
 //!
-//! All memory is taken when the group is compiled. A contribution lies in its frame in pieces, whose borders may cut an
-//! element in two; here they are in a row of whole blocks ([`row`]), so that nothing need be put together twice.
+//! All memory is taken when the group is compiled. A contribution lies in its frame in two pieces, whose border may cut an
+//! element in two.
 
 use castnet_collective::EndpointId;
 use castnet_collective::EndpointSet;
@@ -9,12 +9,8 @@ use castnet_reduce::Kernel;
 use castnet_rules::{CollectiveGroup, SLOT_ALIGN};
 use castnet_wire::FrameBuf;
 
-/// Bytes of a block: a multiple of all elements, and of what vectors hold.
-const BLOCK: usize = 64;
-
-/// A packet's payload in pieces, of which all but the last are of whole blocks of [`BLOCK`] bytes: no element lies in two
-/// of them.
-pub(crate) type Row<'a> = [&'a [u8]; 3];
+/// A packet's payload, as it lies in its frame.
+pub(crate) type Pieces<'a> = (&'a [u8], &'a [u8]);
 
 /// What belongs to a slot beside its payload.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,27 +30,9 @@ pub(crate) struct Slots {
     /// Where the first slot begins: at a multiple of [`SLOT_ALIGN`].
     start: usize,
     stride: usize,
-    /// Packets per slot: the result, then, where contributions are kept, one of each endpoint.
+    /// Packets per slot: the result, then, where contributions are kept, one of each endpoint. 0 where there is no payload.
     packets: usize,
     notes: Box<[Note]>,
-}
-
-impl Clone for Slots {
-    fn clone(&self) -> Self {
-        let mut slots = Self {
-            bytes: self.bytes.clone(),
-            start: 0,
-            notes: self.notes.clone(),
-            ..*self
-        };
-        slots.start = start(&slots.bytes);
-        let used = self.bytes.len() - SLOT_ALIGN;
-        let from = self.bytes.get(self.start..self.start + used).unwrap_or_default();
-        if let Some(to) = slots.bytes.get_mut(slots.start..slots.start + used) {
-            to.copy_from_slice(from);
-        }
-        slots
-    }
 }
 
 fn start(bytes: &[u8]) -> usize {
@@ -70,6 +48,18 @@ impl Slots {
             bytes,
             stride: rule.slot_stride(),
             packets: rule.packets_per_slot(),
+            notes: vec![Note::default(); rule.slots.into()].into_boxed_slice(),
+        }
+    }
+
+    /// Slots with notes and no payload: contributions are left out, and each result is zeros.
+    pub(crate) fn without_payload(rule: &CollectiveGroup) -> Self {
+        let bytes = vec![0; rule.slot_stride()].into_boxed_slice();
+        Self {
+            start: 0,
+            bytes,
+            stride: rule.slot_stride(),
+            packets: 0,
             notes: vec![Note::default(); rule.slots.into()].into_boxed_slice(),
         }
     }
@@ -107,8 +97,8 @@ impl Slots {
     }
 
     /// The payload is the result.
-    pub(crate) fn store(&mut self, slot: u16, row: Row<'_>) {
-        copy(self.slot(slot), row);
+    pub(crate) fn store(&mut self, slot: u16, payload: Pieces<'_>) {
+        copy(self.slot(slot), payload);
         if let Some(note) = self.note_mut(slot) {
             note.icrc = None;
         }
@@ -122,7 +112,7 @@ impl Slots {
         from: EndpointId,
         first: bool,
         kernel: &Kernel,
-        row: Row<'_>,
+        payload: Pieces<'_>,
     ) {
         let (keeps, stride) = (self.keeps(), self.stride);
         if let Some(note) = self.note_mut(slot) {
@@ -137,11 +127,11 @@ impl Slots {
         let packets = self.slot(slot);
         if keeps {
             let at = (1 + from.index()) * stride;
-            copy(packets.get_mut(at..).unwrap_or_default(), row);
+            copy(packets.get_mut(at..).unwrap_or_default(), payload);
         } else if first {
-            copy(packets, row);
+            copy(packets, payload);
         } else {
-            add(packets, kernel, row);
+            kernel.apply_pieces(packets, payload.0, payload.1);
         }
     }
 
@@ -178,7 +168,7 @@ impl Slots {
 /// The payload of a frame, `length` bytes from `at` on, as it lies there. `None` where it reaches into the trailer, which is
 /// the place of the ICRC.
 #[inline]
-pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<(&[u8], &[u8])> {
+pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<Pieces<'_>> {
     let (end, [head, body, _]) = (at + length, frame.segments());
     match head.get(at..end) {
         Some(all) => Some((all, &[])),
@@ -186,34 +176,20 @@ pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<
     }
 }
 
-/// The payload of a frame, `length` bytes from `at` on, in a row. `room` is for what lies in two of the frame's pieces, or
-/// for all of it: as much as a payload can have.
+/// The same for any frame; `room` is for one that has its payload elsewhere, as much as a payload can have.
 #[inline]
-pub(crate) fn row<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> Row<'f> {
-    if let Some((first, second)) = pieces(frame, at, length) {
-        let torn = first.len() % BLOCK;
-        if torn == 0 || second.is_empty() {
-            return [first, second, &[]];
-        }
-        // The block that lies in both, out of two copies of a length that the compiler knows.
-        if let (Some(before), Some((after, _)), Some((left, right))) = (
-            frame.head().last_chunk::<BLOCK>(),
-            second.split_first_chunk::<BLOCK>(),
-            room.split_at_mut_checked(BLOCK),
-        ) && let (Some(left), Some(right)) = (left.first_chunk_mut(), right.first_chunk_mut())
-        {
-            (*left, *right) = (*before, *after);
-            let first = first.get(..first.len() - torn).unwrap_or_default();
-            let middle = room.get(BLOCK - torn..2 * BLOCK - torn).unwrap_or_default();
-            return [first, middle, second.get(BLOCK - torn..).unwrap_or_default()];
-        }
-    }
-    gathered(frame, at, length, room)
+pub(crate) fn payload<'f>(
+    frame: &'f impl FrameBuf,
+    at: usize,
+    length: usize,
+    room: &'f mut [u8],
+) -> Pieces<'f> {
+    pieces(frame, at, length).unwrap_or_else(|| (gathered(frame, at, length, room), &[]))
 }
 
-/// The same for any frame: all of it copied to `room`.
+/// All of it, copied to `room`.
 #[cold]
-fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> Row<'f> {
+fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> &'f [u8] {
     let length = length.min(room.len());
     let (mut skip, mut to) = (at, &mut room[..length]);
     for segment in frame.segments() {
@@ -224,30 +200,17 @@ fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mu
         now.copy_from_slice(&segment[from..from + n]);
         to = rest;
     }
-    [&room[..length], &[], &[]]
+    &room[..length]
 }
 
-/// Copies the row, as far as there is room.
+/// Copies the payload, as far as there is room.
 #[inline]
-fn copy(mut to: &mut [u8], row: Row<'_>) {
-    for piece in row {
+pub(crate) fn copy(mut to: &mut [u8], (first, second): Pieces<'_>) {
+    for piece in [first, second] {
         let n = piece.len().min(to.len());
         let (now, rest) = to.split_at_mut(n);
         now.copy_from_slice(&piece[..n]);
         to = rest;
-    }
-}
-
-/// Adds the row, as far as there is room.
-#[inline]
-fn add(mut sum: &mut [u8], kernel: &Kernel, row: Row<'_>) {
-    for piece in row {
-        if !piece.is_empty() {
-            let n = piece.len().min(sum.len());
-            let (now, rest) = sum.split_at_mut(n);
-            kernel.apply(now, piece);
-            sum = rest;
-        }
     }
 }
 
@@ -285,31 +248,29 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever a frame is cut, the row is the payload, in whole blocks but for the last piece.
+        /// Wherever a frame is cut, what is found is its payload.
         #[test]
-        fn a_row_is_the_payload_in_whole_blocks(
+        fn a_payload_is_found_in_any_pieces(
             bytes in proptest::collection::vec(any::<u8>(), 0..700),
             cuts in any::<(prop::sample::Index, prop::sample::Index)>(),
-            payload in any::<(prop::sample::Index, prop::sample::Index)>(),
+            place in any::<(prop::sample::Index, prop::sample::Index)>(),
             as_ports_do: bool,
         ) {
             let pick = |(a, b): (prop::sample::Index, prop::sample::Index)| {
                 let (a, b) = (a.index(bytes.len() + 1), b.index(bytes.len() + 1));
                 (a.min(b), a.max(b))
             };
-            let (mut cut, (at, end)) = (pick(cuts), pick(payload));
+            let (mut cut, (at, end)) = (pick(cuts), pick(place));
             if as_ports_do {
                 cut = (128.min(bytes.len()), bytes.len());
             }
             let frame = Cut(bytes[..cut.0].into(), bytes[cut.0..cut.1].into(), bytes[cut.1..].into());
             let mut room = [0; 4096];
-            let row = row(&frame, at, end - at, &mut room);
-            prop_assert_eq!(row.concat(), &bytes[at..end]);
-            if let Some((first, second)) = pieces(&frame, at, end - at) {
-                prop_assert_eq!([first, second].concat(), &bytes[at..end]);
-            }
-            let last = row.iter().rposition(|piece| !piece.is_empty()).unwrap_or(0);
-            prop_assert!(row[..last].iter().all(|piece| piece.len() % BLOCK == 0));
+            let (first, second) = payload(&frame, at, end - at, &mut room);
+            prop_assert_eq!([first, second].concat(), &bytes[at..end]);
+            let mut copied = vec![0; end - at];
+            copy(&mut copied, (first, second));
+            prop_assert_eq!(copied, &bytes[at..end]);
         }
     }
 }

@@ -9,7 +9,7 @@ use castnet_reduce::Checksum;
 use castnet_wire::icrc::{self, Shift};
 use castnet_wire::{FrameBuf, Opcode, Psn, RoceHeader};
 
-use super::slots;
+use super::slots::{self, Pieces};
 use crate::feedback::{Link, MACS};
 use crate::words::words;
 
@@ -64,20 +64,17 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Whether the ICRC of the frame is right.
-    #[inline]
-    pub(super) fn is_sound(&self, checksum: &Checksum, frame: &impl FrameBuf) -> bool {
-        match slots::pieces(frame, self.payload_at, self.shape.payload.into()) {
-            Some((first, second)) => {
-                checksum.update(self.register, first, second) == u32::from_le_bytes(frame.trailer())
-            }
-            None => false,
-        }
+    /// The payload, if the ICRC of the frame is right.
+    #[inline(always)]
+    pub(super) fn payload<'f>(&self, checksum: &Checksum, frame: &'f impl FrameBuf) -> Option<Pieces<'f>> {
+        let (first, second) = slots::pieces(frame, self.payload_at, self.shape.payload.into())?;
+        let right = checksum.update(self.register, first, second) == u32::from_le_bytes(frame.trailer());
+        right.then_some((first, second))
     }
 }
 
 /// What identification, AckReq and PSN add to the register.
-#[inline]
+#[inline(always)]
 fn change(words: &[u64; WORDS]) -> u32 {
     let psn = PSN.apply((words[4] >> 32) as u32);
     // Many senders leave it zero.
@@ -89,7 +86,7 @@ fn change(words: &[u64; WORDS]) -> u32 {
 
 /// Whether the checksum of the IPv4 header in these words is right: the order of bytes and of words does not matter to a sum
 /// with end-around carry.
-#[inline]
+#[inline(always)]
 fn ip_checksum_is_right(words: &[u64; WORDS]) -> bool {
     let (low, carry) = words[0].overflowing_add(words[1]);
     let sum = (low & 0xFFFF_FFFF) + (low >> 32) + (words[2] & 0xFFFF_FFFF) + u64::from(carry);
@@ -160,7 +157,7 @@ impl Headers {
     /// What a frame is of which nothing has been looked at yet, if it is like one that was taken: then all that was checked
     /// there need not be checked again, but for the checksum of its header, which this does, and its ICRC. `ect`: whether the
     /// last one may have been marked on its way. One that was is not known.
-    #[inline]
+    #[inline(always)]
     pub(super) fn known(&self, link: &Link, ect: bool, frame: &impl FrameBuf) -> Option<Known> {
         let head = frame.head();
         let (ethernet, packet) = head.split_first_chunk::<UNTAGGED>()?;
@@ -192,7 +189,7 @@ impl Headers {
 }
 
 /// Whether two headers differ in what must be the same. Word by word: a call to compare so few bytes takes longer.
-#[inline]
+#[inline(always)]
 fn differs(kept: &[u64; WORDS], words: &[u64; WORDS]) -> bool {
     let pairs = kept.iter().zip(words).zip(MASKS);
     pairs.fold(0, |d, ((kept, word), mask)| d | ((kept ^ word) & mask)) != 0
@@ -280,7 +277,7 @@ mod tests {
                 let right = icrc::verify(&bytes, header.l3, header.frame_len);
                 let link = Link::of(Some(&bytes), &header);
                 if let Some(known) = headers.known(&link, header.tos & ECN != 0, &bytes) {
-                    prop_assert_eq!(known.is_sound(&checksum, &bytes), right);
+                    prop_assert_eq!(known.payload(&checksum, &bytes).is_some(), right);
                     prop_assert!(ipv4::checksum_is_right(&bytes[header.l3..]));
                     let shape = PacketShape {
                         opcode: header.bth.opcode,

@@ -266,6 +266,9 @@ impl Drop for Received<'_> {
 pub(super) struct TxRing {
     map: Map,
     next: usize,
+    /// The oldest slot that was committed and not settled, and the bytes of the frames from there to `next`.
+    oldest: usize,
+    unsettled: usize,
     fd: OwnedFd,
 }
 
@@ -274,7 +277,13 @@ impl TxRing {
         // A frame that the kernel finds malformed shall not block those behind it.
         set_option(&fd, libc::PACKET_LOSS, &1)?;
         let map = Map::new(&fd, libc::PACKET_TX_RING, Layout::new(frames, frame_max))?;
-        Ok(Self { map, next: 0, fd })
+        Ok(Self {
+            map,
+            next: 0,
+            oldest: 0,
+            unsettled: 0,
+            fd,
+        })
     }
 
     /// Ties it to an interface.
@@ -308,12 +317,38 @@ impl TxRing {
             .status(self.next)
             .store(libc::TP_STATUS_SEND_REQUEST, Ordering::Release);
         self.next = (self.next + 1) % self.map.layout.slots();
+        self.unsettled += length;
     }
 
-    /// Has the kernel send what was committed.
-    pub(super) fn kick(&self) -> io::Result<()> {
-        send(self.fd.as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT)?;
+    /// Has the kernel send what was committed. It says how many bytes it took: if all, all frames are settled.
+    pub(super) fn kick(&mut self) -> io::Result<()> {
+        let sent = send(self.fd.as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT)?;
+        if sent == self.unsettled {
+            self.oldest = self.next;
+            self.unsettled = 0;
+        }
         Ok(())
+    }
+
+    /// Whether frames were committed that are not settled.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.unsettled > 0
+    }
+
+    /// Settles the frames that the kernel is done with, sent or not: calls `done` with the start and the length of each.
+    pub(super) fn settle(&mut self, mut done: impl FnMut(&[u8], usize)) {
+        while self.unsettled > 0
+            && self.map.status(self.oldest).load(Ordering::Acquire) != libc::TP_STATUS_SEND_REQUEST
+        {
+            let header = self.map.header(self.oldest).as_ptr();
+            // SAFETY: the field lies inside the slot, and nobody but `commit` writes it.
+            let length = unsafe { (&raw const (*header).tp_len).read() } as usize;
+            // SAFETY: the slot was not reserved again since it was committed, so no other slice of it exists; the kernel
+            // at most reads it, and so do we.
+            done(unsafe { self.map.bytes(self.oldest, TX_DATA, length) }, length);
+            self.unsettled -= length;
+            self.oldest = (self.oldest + 1) % self.map.layout.slots();
+        }
     }
 }
 

@@ -263,7 +263,7 @@ fn options_and_later_fragments() {
 }
 
 #[test]
-fn two_tags_are_stepped_over_and_a_third_is_not() {
+fn two_tags_are_stepped_over_and_a_third_is_malformed() {
     let plain = good();
     let mut frame = plain.clone();
     frame.splice(12..12, [0x88, 0xA8, 0x60, 0x05, 0x81, 0x00, 0x10, 0x07]);
@@ -280,8 +280,28 @@ fn two_tags_are_stepped_over_and_a_third_is_not() {
         (ethernet.vlan, ethernet.ethertype, length),
         (Some(outer), 0x0800, 22)
     );
-    frame.splice(12..12, [0x81, 0x00, 0, 1]);
-    assert!(matches!(parse_frame(&frame, frame.len()), Ok(Parsed::Other(e)) if e.ethertype == 0x8100));
+    // Whatever kind the third is, and whether or not it has a body.
+    for tpid in [0x8100_u16, 0x88A8, 0x9100, 0x9200, 0x9300] {
+        let [a, b] = tpid.to_be_bytes();
+        let mut tagged = plain.clone();
+        tagged.splice(12..12, [a, b, 0, 0]);
+        assert_eq!(roce(&tagged).l3, 18, "{tpid:#x}");
+        let mut third = frame.clone();
+        third.splice(20..20, [a, b, 0, 0]);
+        for bytes in [&third[..], &third[..22]] {
+            let error = ParseError::Rule {
+                header: Header::Vlan,
+                rule: "more than two tags",
+            };
+            assert_eq!(parse_frame(bytes, bytes.len()), Err(error));
+            assert_eq!(parse_network(bytes, bytes.len()), Err(error));
+            let text = castnet_wire::describe(bytes, bytes.len()).to_string();
+            assert!(
+                text.starts_with("malformed: 802.1Q: more than two tags"),
+                "{text}"
+            );
+        }
+    }
 }
 
 #[test]

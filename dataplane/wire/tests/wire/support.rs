@@ -160,14 +160,14 @@ pub(crate) fn mac() -> impl Strategy<Value = MacAddr> {
 }
 
 pub(crate) fn ethernet() -> impl Strategy<Value = Ethernet> {
-    let tag = (any::<bool>(), 0u8..8, any::<bool>(), 0u16..4096).prop_map(
-        |(service, priority, drop_eligible, vid)| VlanTag {
-            tpid: if service { 0x88A8 } else { 0x8100 },
+    let tpid = proptest::sample::select(&[0x8100, 0x88A8, 0x9100][..]);
+    let tag =
+        (tpid, 0u8..8, any::<bool>(), 0u16..4096).prop_map(|(tpid, priority, drop_eligible, vid)| VlanTag {
+            tpid,
             priority,
             drop_eligible,
             vid,
-        },
-    );
+        });
     (mac(), mac(), option::of(tag)).prop_map(|(dst, src, vlan)| Ethernet {
         dst,
         src,

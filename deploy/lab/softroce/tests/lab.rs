@@ -1,20 +1,21 @@
 //! Labs on a plain bridge, from nothing to nothing: by the library, and by the command.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use castnet_softroce::{Lab, LabConfig, LabError, MANAGEMENT_IP};
+use castnet_wrap_up::skip;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Says why a test cannot run here, past the test runner, which hides what passing tests print.
+/// Whether a test cannot run here; then it is reported as skipped.
 fn skipped(test: &str) -> bool {
     match castnet_softroce::available() {
         Ok(()) => false,
         Err(why) => {
-            let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
+            skip(test, &why.to_string());
             true
         }
     }

@@ -27,6 +27,9 @@
 //! n at most W by its control result, with n above W by its data. For the first case control messages keep the one number
 //! of distance; a window of 1 has no room for that, and is the only one that can ask too much of a switch (which drops then, and is
 //! asked again).
+//!
+//! Those numbers are the group's only as long as all ranks make the same calls: behind a call that is longer at another rank, a switch
+//! counts further than this one. So what follows a call whose control result is not here yet stays half a window below the bound.
 
 use std::collections::VecDeque;
 
@@ -52,6 +55,8 @@ pub struct InNetworkConfig {
     pub message_packets: u32,
     /// Calls in flight; at least 1. Switches follow twice as many.
     pub calls_max: u32,
+    /// Whether switches keep contributions and reduce them in rank order: else no task may ask for it.
+    pub reproducible: bool,
 }
 
 impl InNetworkConfig {
@@ -67,6 +72,7 @@ impl InNetworkConfig {
             window_packets: 64,
             message_packets: 16,
             calls_max: Self::CALLS_MAX,
+            reproducible: false,
         }
     }
 
@@ -213,6 +219,17 @@ impl InNetwork {
         }
     }
 
+    /// Why a task is not begun.
+    pub(super) fn check(&self, task: &Task) -> Result<(), Failure> {
+        if self.has_failed {
+            Err(Failure::Aborted)
+        } else if task.is_in_rank_order() && !self.config.reproducible {
+            Err(Failure::NotReproducible)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Number of the next call to start.
     pub fn next_sequence(&self) -> u64 {
         self.sequence + self.parts.len() as u64
@@ -244,7 +261,11 @@ impl InNetwork {
     fn post_one(&mut self) -> bool {
         let config = self.config;
         let window = u64::from(config.window_packets);
-        let (own, known) = (self.lowest_unfinished() + window, self.known + window);
+        let own = self.lowest_unfinished() + window;
+        // Control results come in order: with that of the call before, those of all before it are here.
+        let before = self.sending.checked_sub(1).and_then(|at| self.parts.get(at));
+        let is_agreed = before.is_none_or(|part| part.control_received);
+        let known = self.known + if is_agreed { window } else { window / 2 };
         if self.sending >= config.calls_max as usize
             || self.outstanding.len() >= self.shape().send_slots as usize
         {
@@ -463,10 +484,10 @@ impl Machine for InNetwork {
     fn start(&mut self, task: Task) -> TaskId {
         let id = TaskId(self.tasks);
         self.tasks += 1;
-        if self.has_failed {
+        if let Err(failure) = self.check(&task) {
             self.actions.push_back(Action::Done {
                 task: id,
-                result: Err(Failure::Aborted),
+                result: Err(failure),
             });
             return id;
         }

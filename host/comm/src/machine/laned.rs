@@ -259,10 +259,14 @@ impl Machine for Laned {
     fn start(&mut self, task: Task) -> TaskId {
         let id = TaskId(self.tasks);
         self.tasks += 1;
-        if self.has_failed {
+        let checked = match self.has_failed {
+            true => Err(Failure::Aborted),
+            false => self.lanes[0].machine.check(&task),
+        };
+        if let Err(failure) = checked {
             self.actions.push_back(Action::Done {
                 task: id,
-                result: Err(Failure::Aborted),
+                result: Err(failure),
             });
             return id;
         }

@@ -226,6 +226,11 @@ pub enum Failure {
         /// Another rank and its call.
         second: (u16, Call),
     },
+    /// The task asks for contributions to be reduced in rank order. Nothing of it has been sent.
+    #[error(
+        "contributions are reduced in rank order only in a group that is reproducible, and this one is not"
+    )]
+    NotReproducible,
     /// Another rank's message belongs to another call than ours.
     #[error("rank {peer} made another call than this rank (collective {task})")]
     Mismatch {

@@ -66,6 +66,16 @@ impl Task {
         elements: 0,
     };
 
+    /// Whether contributions must be reduced in rank order, where there are any.
+    pub const fn is_in_rank_order(&self) -> bool {
+        self.flags.contains(CallFlags::REPRODUCIBLE)
+            && self.elements > 0
+            && matches!(
+                self.collective,
+                Collective::AllReduce | Collective::Reduce { .. } | Collective::ReduceScatter
+            )
+    }
+
     /// Bytes of `elements`.
     pub const fn bytes(&self) -> u64 {
         self.elements * self.data_type.size() as u64

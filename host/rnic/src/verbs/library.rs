@@ -133,7 +133,10 @@ mod tests {
         // SAFETY: as in `Api::load`.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
-            eprintln!("SKIPPED: libibverbs.so.1 is not installed (apt install libibverbs1)");
+            castnet_wrap_up::skip(
+                "symbols of libibverbs",
+                "libibverbs.so.1 is not installed (apt install libibverbs1)",
+            );
             return;
         }
         for symbol in Api::SYMBOLS {

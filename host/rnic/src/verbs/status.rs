@@ -102,7 +102,10 @@ mod tests {
     #[test]
     fn the_library_says_what_its_numbers_mean() {
         let Ok(api) = Api::load("libibverbs.so.1") else {
-            eprintln!("SKIPPED: libibverbs.so.1 is not installed (apt install libibverbs1)");
+            castnet_wrap_up::skip(
+                "the words of libibverbs",
+                "libibverbs.so.1 is not installed (apt install libibverbs1)",
+            );
             return;
         };
         let status = status(sys::WC_LOC_QP_OP_ERR, |code| api.status_text(code));

@@ -103,6 +103,8 @@ impl Nodes {
                 psn_start: START,
                 slots: SLOTS as u16,
                 message_packets: 0,
+                pmtu: 0,
+                reproducible: false,
                 collectives_max: 2,
                 loss: config.loss,
                 straggler: config.straggler,
@@ -314,10 +316,12 @@ impl Nodes {
                 }
                 Effect::Conflict { .. } => seen.conflict = true,
                 Effect::Complete { .. }
+                | Effect::Merged
                 | Effect::Cnp { .. }
                 | Effect::Absorb
                 | Effect::Drop(_)
                 | Effect::Stalled { .. }
+                | Effect::Refused { .. }
                 | Effect::MemberFailed { .. } => {}
             }
         }

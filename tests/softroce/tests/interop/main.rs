@@ -10,9 +10,10 @@ mod files;
 mod habits;
 mod mixed;
 mod multicast;
+mod own_rank;
 mod report;
 mod scene;
-#[path = "../../../../host/endpoint/tests/common/script.rs"]
+#[path = "../../../../host/endpoint/tests/endpoint/common/script.rs"]
 mod script;
 mod unchanged;
 
@@ -74,6 +75,7 @@ fn scenarios(mtu: u32) -> Vec<(String, Scenario)> {
         add("habits".into(), Box::new(habits::habits));
         mixed::scenarios(&mut add);
         collectives::scenarios(&mut add);
+        add("own-rank".into(), Box::new(own_rank::own_rank));
         files::scenarios(&mut add);
         // One after the other where the same frames are lost, as each other way needs a switch of its own.
         mixed::lossy_scenarios(&mut add);

@@ -69,6 +69,8 @@ pub(crate) fn failure(error: CommError, job: &str) -> Failure {
         error @ (CommError::Conflict { .. } | CommError::Mismatch { .. }) => {
             Failure::failed(error).next("all ranks need the same command with the same flags")
         }
+        error @ CommError::NotReproducible { .. } => Failure::refused(error)
+            .next("castnet group create --collective --reproducible makes it so; or call without --reproducible"),
         CommError::RankFailed { rank, reason } => Failure::failed(format!("{rank} is gone: {reason}"))
             .next("see why it ended, and start all ranks again: the group's memory is free"),
         error @ CommError::GroupFailed { .. } => {
@@ -169,6 +171,12 @@ mod tests {
                 "castnet controller",
             ),
             (CommError::Aborted, 1, "before this one failed", "again"),
+            (
+                CommError::NotReproducible { group: "job".into() },
+                3,
+                "group \"job\" is not reproducible",
+                "--reproducible",
+            ),
             (
                 CommError::NoSuchRank { rank: 9, size: 4 },
                 2,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::{ChannelId, Event, Failure, HostBased, HostBasedConfig, Task, peers};
 use super::rank::Rank;
-use super::{Choices, any_task, expected};
+use super::{Choices, any_task, cases, expected};
 
 /// Runs the tasks at all ranks to their end, or until nothing moves any more.
 fn run(ranks: &mut [Rank], tasks: &[Vec<(Task, bool)>], seed: u64) {
@@ -73,7 +73,7 @@ fn ranks(size: u16, message_bytes: u32, depth: u32) -> Vec<Rank> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(160))]
+    #![proptest_config(cases(160))]
 
     #[test]
     fn every_collective_gives_what_it_must(

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::super::{ChannelId, Collective, Event, Failure, InNetwork, InNetworkConfig, Laned, Task, Waiting};
 use super::rank::Rank;
-use super::{Choices, any_task, expected};
+use super::{Choices, any_task, cases, expected};
 
 /// A call as the switch has it.
 struct CallState {
@@ -344,7 +344,7 @@ fn any_config() -> impl Strategy<Value = InNetworkConfig> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(cases(600))]
 
     #[test]
     fn every_collective_gives_what_it_must(
@@ -408,7 +408,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(cases(400))]
 
     /// Over several lanes every collective gives, byte for byte, what it gives over one.
     #[test]
@@ -441,25 +441,88 @@ proptest! {
     fn disagreement_is_found_out_over_lanes(
         config in any_config(), lanes in 2_usize..5, before in 0_usize..3, odd in 0_u16..7, more in 1_u64..2000, seed: u64,
     ) {
-        let odd = odd % config.size;
-        let task = |elements| Task { collective: Collective::AllReduce, elements, ..Task::BARRIER };
-        let program = |rank: u16| -> Vec<(Task, bool)> {
-            let mut tasks = vec![task(300); before];
-            tasks.push(if rank == odd { task(300 + more) } else { task(300) });
-            tasks.push(task(300));
-            tasks.into_iter().map(|t| (t, false)).collect()
-        };
-        let mut all = laned(config, lanes, 200);
-        let programs: Vec<_> = (0..config.size).map(program).collect();
-        run(&mut all, config, &programs, seed, None);
-        for rank in &mut all {
-            for number in 0..before {
-                prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
+        disagree_over_lanes(config, lanes, before, (odd % config.size, more), seed)?;
+    }
+}
+
+/// After `before` calls alike, rank `odd.0` makes one that has `odd.1` elements more.
+fn disagree_over_lanes(
+    config: InNetworkConfig,
+    lanes: usize,
+    before: usize,
+    odd: (u16, u64),
+    seed: u64,
+) -> Result<(), TestCaseError> {
+    let task = |elements| Task {
+        collective: Collective::AllReduce,
+        elements,
+        ..Task::BARRIER
+    };
+    let program = |rank: u16| -> Vec<(Task, bool)> {
+        let mut tasks = vec![task(300); before];
+        tasks.push(task(if rank == odd.0 { 300 + odd.1 } else { 300 }));
+        tasks.push(task(300));
+        tasks.into_iter().map(|t| (t, false)).collect()
+    };
+    let mut all = laned(config, lanes, 200);
+    let programs: Vec<_> = (0..config.size).map(program).collect();
+    run(&mut all, config, &programs, seed, None);
+    for rank in &mut all {
+        for number in 0..before {
+            prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
+        }
+        let conflict = matches!(rank.tasks[before].result, Some(Err(Failure::Conflict { .. })));
+        prop_assert!(conflict, "{:?}", rank.tasks[before].result);
+        prop_assert_eq!(rank.tasks[before + 1].result, Some(Err(Failure::Aborted)));
+        prop_assert!(rank.machine.has_failed());
+    }
+    Ok(())
+}
+
+/// Rank 1 goes over both lanes and so begins with an empty call in the first; the call that rank 0 made in its place has two
+/// packets. By the switch's count rank 1 was then more than two windows ahead of rank 2, which had not finished a call yet.
+#[test]
+fn a_call_that_is_longer_elsewhere_leaves_a_rank_within_two_windows() {
+    let config = InNetworkConfig {
+        pmtu: Pmtu::B256,
+        window_packets: 5,
+        message_packets: 1,
+        calls_max: 2,
+        ..InNetworkConfig::new(0, 3)
+    };
+    disagree_over_lanes(config, 2, 2, (1, 213), 16_443_945_553_686_430_635).expect("found out");
+}
+
+/// It went out, and the sum was in the order of arrival.
+#[test]
+fn rank_order_is_refused_where_the_group_does_not_keep_it() {
+    let config = InNetworkConfig::new(0, 2);
+    let task = |collective, elements| Task {
+        collective,
+        elements,
+        flags: CallFlags::REPRODUCIBLE,
+        ..Task::BARRIER
+    };
+    let reproducible = InNetworkConfig {
+        reproducible: true,
+        ..config
+    };
+    for (config, refused) in [(config, true), (reproducible, false)] {
+        for mut rank in [ranks(config).remove(0), laned(config, 2, 1).remove(0)] {
+            for collective in [
+                Collective::AllReduce,
+                Collective::Reduce { root: 1 },
+                Collective::ReduceScatter,
+            ] {
+                rank.start(task(collective, 9), false);
+                let result = rank.tasks.last().expect("a task").result;
+                assert_eq!(result == Some(Err(Failure::NotReproducible)), refused);
             }
-            let conflict = matches!(rank.tasks[before].result, Some(Err(Failure::Conflict { .. })));
-            prop_assert!(conflict, "{:?}", rank.tasks[before].result);
-            prop_assert_eq!(rank.tasks[before + 1].result, Some(Err(Failure::Aborted)));
-            prop_assert!(rank.machine.has_failed());
+            let sent = rank.wires.iter().any(|wire| !wire.sends.is_empty());
+            assert_eq!((sent, rank.machine.has_failed()), (!refused, false));
+            // Nothing is reduced: any order will do.
+            rank.start(task(Collective::AllGather, 9), false);
+            assert_eq!(rank.tasks.last().expect("a task").result, None);
         }
     }
 }

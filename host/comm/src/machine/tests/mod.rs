@@ -11,6 +11,15 @@ use proptest::prelude::*;
 
 use super::{Collective, Task};
 
+/// So many cases of a property; `PROPTEST_CASES` in the environment says otherwise.
+pub(super) fn cases(cases: u32) -> ProptestConfig {
+    let config = ProptestConfig::default();
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => config,
+        None => ProptestConfig { cases, ..config },
+    }
+}
+
 /// A generator of choices: xorshift64*.
 pub(super) struct Choices(u64);
 

@@ -26,7 +26,10 @@ fn program(all: &[(String, u64)]) -> String {
 fn shapes_and_numbers_are_those_of_the_header() {
     let header = Path::new("/usr/include/infiniband/verbs.h");
     if !header.is_file() {
-        eprintln!("SKIPPED: no {} (apt install libibverbs-dev)", header.display());
+        castnet_wrap_up::skip(
+            "the layout of libibverbs",
+            &format!("no {} (apt install libibverbs-dev)", header.display()),
+        );
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -37,7 +40,10 @@ fn shapes_and_numbers_are_those_of_the_header() {
     let compiled = match Command::new("cc").arg("-o").arg(&binary).arg(&source).output() {
         Ok(compiled) => compiled,
         Err(error) => {
-            eprintln!("SKIPPED: no C compiler: cc: {error} (apt install gcc libc6-dev)");
+            castnet_wrap_up::skip(
+                "the layout of libibverbs",
+                &format!("no C compiler: cc: {error} (apt install gcc libc6-dev)"),
+            );
             return;
         }
     };

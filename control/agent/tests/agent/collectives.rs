@@ -1,0 +1,232 @@
+//! Collective groups at the agent: installed, refused with the field, listed, counted, and what happens to them told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_agent::{Agent, load_rules};
+use castnet_port::{MemEnd, MemLink, MemLinkConfig};
+use castnet_proto::convert::{collective_to_proto, violations};
+use castnet_proto::transport::{Security, connect};
+use castnet_proto::v1;
+use castnet_proto::v1::agent_client::AgentClient;
+use castnet_proto::v1::agent_event::Event;
+use castnet_proto::v1::install_group_request::Rule;
+use castnet_rules::{COLLECTIVE_EXAMPLE, CollectiveGroup, CollectiveHop, RuleSet};
+use castnet_wire::{PortId, Qpn};
+use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Lab {
+    dataplane: Arc<Dataplane>,
+    _agent: Agent,
+    client: AgentClient<Channel>,
+    _ends: Vec<MemEnd>,
+}
+
+impl Lab {
+    async fn new(memory: usize) -> Self {
+        let links = (0..3)
+            .map(|n| MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}")).mtu(1500)));
+        let (ours, ends): (Vec<MemEnd>, Vec<MemEnd>) = links.unzip();
+        let ports = ours
+            .into_iter()
+            .enumerate()
+            .map(|(n, end)| PortConfig::new(PortId::new(n as u8).unwrap_or_default(), format!("p{n}"), end));
+        let mut config = DataplaneConfig::new("leaf", ports.collect());
+        config.engine.memory_max_bytes = memory;
+        let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
+        let dataplane = Arc::new(start.await.unwrap().unwrap());
+        let listen = "http://127.0.0.1:0".parse().unwrap();
+        let agent = Agent::start(dataplane.clone(), &listen, &Security::default())
+            .await
+            .unwrap();
+        let client = AgentClient::new(connect(agent.address(), &Security::default()).await.unwrap());
+        Self {
+            dataplane,
+            _agent: agent,
+            client,
+            _ends: ends,
+        }
+    }
+
+    async fn install(&mut self, rule: &CollectiveGroup, owner: &str) -> Result<v1::InstallOutcome, Status> {
+        let request = v1::InstallGroupRequest {
+            rule: Some(Rule::Collective(collective_to_proto(rule))),
+            owner: owner.into(),
+        };
+        Ok(self.client.install_group(request).await?.into_inner().outcome())
+    }
+
+    async fn free(&mut self) -> u64 {
+        let said = self.client.get_capabilities(v1::GetCapabilitiesRequest {}).await;
+        said.unwrap().into_inner().memory_bytes_free
+    }
+}
+
+fn example() -> CollectiveGroup {
+    RuleSet::from_toml(COLLECTIVE_EXAMPLE)
+        .expect("the example")
+        .collectives
+        .remove(0)
+}
+
+#[tokio::test]
+async fn a_collective_group_is_installed_listed_and_removed() {
+    let rule = example();
+    let need = rule.memory_bytes();
+    let mut lab = Lab::new(need as usize + 1000).await;
+    let mut events = lab
+        .client
+        .watch_events(v1::WatchAgentEventsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        lab.install(&rule, "us").await.unwrap(),
+        v1::InstallOutcome::Installed
+    );
+    assert_eq!(
+        lab.install(&rule, "us").await.unwrap(),
+        v1::InstallOutcome::Unchanged
+    );
+    assert_eq!(lab.free().await, 1000);
+
+    let list = lab
+        .client
+        .list_groups(v1::ListGroupsRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!((list.groups.len(), list.collectives.len()), (0, 1));
+    let group = &list.collectives[0];
+    assert_eq!(
+        (group.owner.as_str(), group.group.as_ref()),
+        ("us", Some(&collective_to_proto(&rule)))
+    );
+    let status = group.status.as_ref().expect("a status");
+    assert_eq!(
+        (
+            status.slots,
+            status.slots_used,
+            status.memory_bytes,
+            status.failed
+        ),
+        (256, 0, need, false)
+    );
+    let names: Vec<&str> = status.endpoints.iter().map(|e| e.next_hop.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(status.endpoints[2].ranks, [2]);
+    assert_eq!(status.endpoints[2].next_psn, Some(0));
+    let counters = lab
+        .client
+        .get_counters(v1::GetCountersRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(counters.collectives.len(), 1);
+    assert_eq!(
+        counters.collectives[0].status.as_ref().map(|s| s.endpoints.len()),
+        Some(3)
+    );
+
+    // Refusals: another owner, an older generation, a second group without room, faults by their field.
+    let field = |refused: Result<v1::InstallOutcome, Status>| {
+        let status = refused.expect_err("a refusal");
+        let field = violations(&status)
+            .first()
+            .map(|v| v.field.clone())
+            .unwrap_or_default();
+        (status.code(), field)
+    };
+    let newer = CollectiveGroup {
+        generation: 2,
+        ..rule.clone()
+    };
+    assert_eq!(
+        field(lab.install(&newer, "them").await),
+        (Code::AlreadyExists, "collective.mcst_id".into())
+    );
+    let mut second = CollectiveGroup {
+        name: "other".into(),
+        ..rule.clone()
+    };
+    second.mcst_id.0 = [10, 255, 1, 2].into();
+    for endpoint in &mut second.endpoints {
+        if let CollectiveHop::Rank(rank) = &mut endpoint.next_hop {
+            rank.qpn = Qpn::new(rank.qpn.value() + 0x10);
+        }
+    }
+    let refused = lab.install(&second, "us").await;
+    assert!(
+        refused.as_ref().is_err_and(|s| s.message().contains("1000 of")),
+        "{refused:?}"
+    );
+    // It is slots that memory goes to: a controller can ask for fewer.
+    assert_eq!(
+        field(refused),
+        (Code::ResourceExhausted, "collective.slots".into())
+    );
+    let faulty = CollectiveGroup {
+        slots: 3,
+        ..rule.clone()
+    };
+    assert_eq!(
+        field(lab.install(&faulty, "us").await),
+        (Code::InvalidArgument, "collective.slots".into())
+    );
+    let mut beyond = CollectiveGroup {
+        generation: 3,
+        ..rule.clone()
+    };
+    beyond.endpoints[1].port = PortId::new(9).expect("a port");
+    assert_eq!(
+        field(lab.install(&beyond, "us").await),
+        (Code::InvalidArgument, "collective.endpoints[1].port".into())
+    );
+    assert_eq!(
+        lab.install(&newer, "us").await.unwrap(),
+        v1::InstallOutcome::Replaced
+    );
+
+    let request = v1::RemoveGroupRequest {
+        mcst_id: rule.mcst_id.to_string(),
+        owner: Some("us".into()),
+        generation: Some(2),
+    };
+    assert!(
+        lab.client
+            .remove_group(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .removed
+    );
+    assert_eq!(lab.free().await, need + 1000);
+    let mut told = Vec::new();
+    while told.last() != Some(&true) {
+        let event = tokio::time::timeout(PATIENCE, events.message())
+            .await
+            .unwrap()
+            .unwrap();
+        if let Some(Event::Group(change)) = event.and_then(|e| e.event) {
+            assert_eq!(change.group, "gradients");
+            told.push(change.removed);
+        }
+    }
+    assert_eq!(told, [false, false, true]);
+}
+
+#[tokio::test]
+async fn a_rule_file_with_collective_groups_is_loaded() {
+    let lab = Lab::new(1 << 20).await;
+    let rules = RuleSet::from_toml(COLLECTIVE_EXAMPLE).expect("the example");
+    let dataplane = lab.dataplane.clone();
+    let loaded = tokio::task::spawn_blocking(move || load_rules(&dataplane, &rules))
+        .await
+        .unwrap();
+    assert!(loaded.is_ok(), "{loaded:?}");
+    assert_eq!(lab.dataplane.collective_rules(), [example()]);
+}

@@ -1,0 +1,4 @@
+//! All of this crate's tests are one program, so that what they share is compiled once.
+
+mod agent;
+mod collectives;

@@ -1,0 +1,190 @@
+//! What `group show` says of a group: its generation, how it works, and who conflicts; for people and for machines.
+
+use castnet_proto::convert::collective_to_proto;
+use castnet_proto::transport::Security;
+use castnet_rules::{COLLECTIVE_EXAMPLE, RuleSet};
+use serde_json::{Value, json};
+
+use super::at_switch::SwitchCollectiveReport;
+use super::collective::CollectiveReport;
+use super::show::{GroupReport, SwitchGroupReport};
+use crate::api;
+use crate::output::{Page, Report};
+
+/// The report as JSON and as text, blanks taken together.
+fn both(report: &impl Report) -> (Value, String) {
+    let mut page = Page::default();
+    report.page(&mut page);
+    let lines = page.text().lines();
+    let lines = lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let text = lines.collect::<Vec<_>>().join("\n");
+    (serde_json::to_value(report).expect("JSON"), text)
+}
+
+#[track_caller]
+fn says(report: &impl Report, fields: &Value, lines: &[&str]) {
+    let (json, text) = both(report);
+    for (field, value) in fields.as_object().expect("fields") {
+        assert_eq!(&json[field], value, "{field}");
+    }
+    for line in lines {
+        assert!(text.lines().any(|l| l == *line), "{line:?} in\n{text}");
+    }
+}
+
+/// Ranks 0 and 2 called different operations.
+fn disagreement() -> api::Disagreement {
+    let call = |operation: api::CollectiveOperation| api::CollectiveCall {
+        primitive: api::CollectivePrimitive::AllReduce as i32,
+        operation: operation as i32,
+        data_type: api::CollectiveDataType::F32 as i32,
+        elements: 1024,
+        packets: 4,
+        ..Default::default()
+    };
+    api::Disagreement {
+        sequence: 7,
+        rank: 0,
+        call: Some(call(api::CollectiveOperation::Sum)),
+        other_rank: 2,
+        other_call: Some(call(api::CollectiveOperation::Max)),
+    }
+}
+
+fn policies() -> Value {
+    json!({
+        "reproducible": true, "loss_policy": "reflect", "straggler_policy": "rnr", "ack_timeout_us": 67108,
+        "stall_timeout_ms": 1500, "pmtu": 4096, "message_packets": 32,
+    })
+}
+
+const POLICIES: [&str; 5] = [
+    "contributions in rank order (reproducible)",
+    "losses reflect",
+    "stragglers rnr",
+    "ACK time-out 67 108 us",
+    "stall time-out 1.50 s",
+];
+
+fn conflict() -> Value {
+    let [sum, max] =
+        ["sum", "max"].map(|operation| format!("allreduce of 1024 f32 by {operation} in 4 packets"));
+    json!({ "sequence": 7, "callers": [
+        { "rank": 0, "host": "a", "call": sum }, { "rank": 2, "host": "c", "call": max },
+    ] })
+}
+
+#[tokio::test]
+async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
+    let member = |(rank, host): (u32, &str)| api::RankState {
+        rank,
+        host: host.to_owned(),
+        ..Default::default()
+    };
+    let settings = api::CollectiveSettings {
+        pmtu: 4096,
+        window_packets: 64,
+        message_packets: 32,
+        reproducible: Some(true),
+        loss_policy: api::CollectiveLossPolicy::Reflect as i32,
+        straggler_policy: api::CollectiveStragglerPolicy::Rnr as i32,
+        ack_timeout_us: 67_108,
+        stall_timeout_ms: 1500,
+        lanes: 1,
+    };
+    let state = api::CollectiveState {
+        name: "job".to_owned(),
+        phase: api::CollectivePhase::Failed as i32,
+        generation: 3,
+        settings: Some(settings),
+        members: [(0, "a"), (1, "b"), (2, "c")].map(member).to_vec(),
+        conflict: Some(disagreement()),
+        ..Default::default()
+    };
+    let group = api::Collective {
+        state: Some(state),
+        tree: Vec::new(),
+    };
+    let report = CollectiveReport::gather(group, &[], &Security::default()).await;
+    let fields = json!({ "generation": 3, "conflict": conflict(), "window_packets": 64 });
+    says(
+        &report,
+        &fields,
+        &["generation 3", "The ranks disagree about collective 7"],
+    );
+    says(&report, &policies(), &POLICIES);
+    let (_, text) = both(&report);
+    assert!(
+        text.contains("2 c allreduce of 1024 f32 by max in 4 packets"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_switch_shows_the_same_of_its_part() {
+    let mut rule = RuleSet::from_toml(COLLECTIVE_EXAMPLE)
+        .expect("the example")
+        .collectives
+        .remove(0);
+    rule.generation = 3;
+    rule.reproducible = true;
+    rule.loss_policy = castnet_rules::LossPolicy::Reflect;
+    rule.straggler_policy = castnet_rules::StragglerPolicy::Rnr;
+    rule.stall_timeout_ms = 1500;
+    rule.pmtu = castnet_wire::Pmtu::B4096;
+    rule.message_packets = 32;
+    let installed = api::InstalledCollective {
+        group: Some(collective_to_proto(&rule)),
+        status: Some(api::CollectiveStatus {
+            failed: true,
+            conflict: Some(disagreement()),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let report = SwitchCollectiveReport::new("leaf1".to_owned(), installed);
+    let fields = json!({ "generation": 3, "conflict": conflict() });
+    says(
+        &report,
+        &fields,
+        &["generation 3", "The ranks disagree about collective 7"],
+    );
+    says(&report, &policies(), &POLICIES);
+}
+
+#[tokio::test]
+async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
+    let state = api::GroupState {
+        name: "g".to_owned(),
+        generation: 5,
+        va_base: 0x1000,
+        stall_timeout_ms: 1500,
+        ..Default::default()
+    };
+    let group = api::Group {
+        state: Some(state),
+        ..Default::default()
+    };
+    let report = GroupReport::gather(group, &[], &Security::default()).await;
+    let fields = json!({ "generation": 5, "va_base": 0x1000, "stall_timeout_ms": 1500 });
+    let lines = ["generation 5", "address base 0x1000", "stall time-out 1.50 s"];
+    says(&report, &fields, &lines);
+
+    let rule = api::MulticastGroup {
+        generation: 5,
+        va_base: 0x1000,
+        stall_timeout_ms: 1500,
+        ..Default::default()
+    };
+    let installed = api::InstalledGroup {
+        group: Some(rule),
+        ..Default::default()
+    };
+    let report = SwitchGroupReport::new("leaf1".to_owned(), installed);
+    says(&report, &fields, &lines);
+    says(
+        &report,
+        &json!({ "start_psn": null }),
+        &["start PSN learned from the first data"],
+    );
+}

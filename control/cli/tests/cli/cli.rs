@@ -1,0 +1,702 @@
+//! The binary as its users meet it: help, wrong flags, exit codes, output, broken pipes.
+
+use std::io::Read;
+use std::process::{Command as Process, Stdio};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn castnet() -> Command {
+    let mut command = Command::cargo_bin("castnet").expect("the binary");
+    // What a developer has set must not decide what is tested.
+    for name in [
+        "CASTNET_AGENT",
+        "CASTNET_CONTROLLER",
+        "CASTNET_TLS_CA",
+        "CASTNET_TLS_CERT",
+        "CASTNET_TLS_KEY",
+        "RUST_LOG",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn stdout(command: &mut Command) -> String {
+    String::from_utf8(command.assert().success().get_output().stdout.clone()).expect("UTF-8")
+}
+
+/// Exit code and stderr.
+fn failure(args: &[&str]) -> (i32, String) {
+    let output = castnet().args(args).output().expect("it runs");
+    (
+        output.status.code().unwrap_or(-1),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
+}
+
+#[test]
+fn help_names_every_command_and_the_exit_codes() {
+    let help = stdout(castnet().arg("--help"));
+    for word in [
+        "demo",
+        "switch",
+        "controller",
+        "host",
+        "group",
+        "port",
+        "counters",
+        "drops",
+        "runtime",
+        "fdb",
+        "route",
+        "neighbours",
+        "trace",
+        "capture",
+        "rules",
+        "doctor",
+        "Exit codes",
+        "refused",
+        "unreachable",
+    ] {
+        assert!(help.contains(word), "no {word} in --help");
+    }
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    for command in [
+        "demo",
+        "switch",
+        "controller",
+        "host",
+        "group",
+        "port",
+        "counters",
+        "drops",
+        "runtime",
+        "fdb",
+        "route",
+        "neighbours",
+        "trace",
+        "capture",
+        "rules",
+        "doctor",
+        "completions",
+        "topology",
+        "events",
+    ] {
+        let help = stdout(castnet().args([command, "--help"]));
+        assert!(
+            help.contains("Examples:"),
+            "castnet {command} --help has no examples"
+        );
+    }
+}
+
+#[test]
+fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
+    for (args, word) in [
+        (&["fly"][..], "unrecognized subcommand"),
+        (&["port", "--colour"], "unexpected argument"),
+        (&["demo", "--loss", "150%"], "outside"),
+        (&["demo", "--size", "12 parsecs"], "no size"),
+        (&["port", "--agent", "localhost:7471"], "http://127.0.0.1:PORT"),
+        (&["group", "create", "g"], "--source"),
+        (
+            &[
+                "group",
+                "create",
+                "g",
+                "--source",
+                "h1",
+                "--members",
+                "h2",
+                "--pmtu",
+                "1500",
+            ],
+            "path MTU",
+        ),
+        (&["trace", "--hex", "00"], "--port"),
+        (&["trace", "--drops=gremlins"], "there is no reason"),
+        (&["switch"], "needs ports"),
+        (&["switch", "--port", "h1=carrier:pigeon"], "unknown kind"),
+        (
+            &["switch", "--port", "h1=eth0", "--fault", "loss=2"],
+            "probability",
+        ),
+        (&["switch", "--config", "/nonexistent/switch.toml"], "cannot read"),
+        (&["controller"], "needs switches"),
+        (&["rules", "check", "/nonexistent/rules.toml"], "cannot read"),
+    ] {
+        let (code, text) = failure(args);
+        assert_eq!(code, 2, "{args:?}: {text}");
+        assert!(text.contains(word), "{args:?}: no '{word}' in: {text}");
+    }
+}
+
+/// An address at which nobody listens: a socket file that does not exist.
+const NOBODY: &str = "unix:/nonexistent/castnet.sock";
+
+#[test]
+fn nobody_there_ends_with_4_and_says_what_to_do() {
+    for args in [
+        &["port", "--agent", NOBODY][..],
+        &["counters", "--agent", NOBODY],
+        &["group", "list", "--controller", NOBODY],
+        &["group", "list", "--agent", NOBODY],
+        &["topology", "--controller", NOBODY],
+        &["trace", "--drops", "--agent", NOBODY],
+    ] {
+        let (code, text) = failure(args);
+        assert_eq!(code, 4, "{args:?}: {text}");
+        assert!(text.contains(" next: start the "), "{args:?}: {text}");
+    }
+    let (code, text) = failure(&["port", "--agent", NOBODY, "--output", "json"]);
+    let error: Value = serde_json::from_str(&text).expect("JSON on stderr");
+    assert_eq!(
+        (code, &error["exit_code"], &error["kind"]),
+        (4, &Value::from(4), &Value::from("unreachable"))
+    );
+}
+
+/// `castnet host VERB` as rank 0 of `size`, on a link that leads nowhere.
+fn rank(verb: &str, size: &str, args: &[&str]) -> Command {
+    let mut command = castnet();
+    let this = [
+        "host",
+        verb,
+        "--interface",
+        "memory:nowhere",
+        "--ip",
+        "10.0.0.1/24",
+        "--name",
+        "h1",
+        "--job",
+        "j",
+        "--rank",
+        "0",
+        "--size",
+        size,
+        "--controller",
+        NOBODY,
+    ];
+    command.args(this).args(args);
+    command
+}
+
+#[test]
+fn collectives_explain_their_flags_and_their_table() {
+    for verb in [
+        "allreduce",
+        "reduce",
+        "broadcast",
+        "barrier",
+        "reducescatter",
+        "allgather",
+    ] {
+        let help = stdout(castnet().args(["host", verb, "--help"]));
+        for word in [
+            "Examples:",
+            "This rank:",
+            "How it is measured (the same at all ranks):",
+            "busbw",
+            "--iters <N>",
+            "Exit code 0",
+        ] {
+            assert!(
+                help.contains(word),
+                "castnet host {verb} --help: no '{word}' in\n{help}"
+            );
+        }
+        let short = stdout(castnet().args(["host", verb, "-h"]));
+        assert!(
+            short.contains("Examples:") && !short.contains("Exit code 0"),
+            "{short}"
+        );
+        for (flag, verbs) in [
+            ("--root <RANK>", &["reduce", "broadcast"][..]),
+            ("--op <OP>", &["allreduce", "reduce", "reducescatter"]),
+            (
+                "--in-place",
+                &["allreduce", "reduce", "broadcast", "reducescatter", "allgather"],
+            ),
+        ] {
+            assert_eq!(help.contains(flag), verbs.contains(&verb), "{flag} of {verb}");
+        }
+    }
+}
+
+#[test]
+fn what_no_rank_could_do_is_refused_before_anything_is_tried() {
+    for (verb, size, args, what, next) in [
+        (
+            "reduce",
+            "4",
+            &["--root", "4"][..],
+            "no rank 4 among 4",
+            "--root 3",
+        ),
+        (
+            "allreduce",
+            "4",
+            &["--op", "bitand"],
+            "bitand is not for f32",
+            "i32",
+        ),
+        (
+            "allreduce",
+            "4",
+            &["--window", "8", "--message-packets", "9"],
+            "does not fit",
+            "1 to 8",
+        ),
+        ("allreduce", "4", &["--type", "f31"], "not a data type", "--help"),
+        ("allreduce", "4", &["--bytes", "4M..4K"], "upwards", "--help"),
+        ("allreduce", "4", &["--iters", "0"], "0 is not in", "--help"),
+        ("barrier", "4", &["--root", "1"], "unexpected argument", "--help"),
+        ("allreduce", "2000", &[], "2000 is not in 1..=1024", "--help"),
+    ] {
+        let output = rank(verb, size, args).output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{verb} {args:?}: {text}");
+        assert!(
+            text.contains(what) && text.contains(next),
+            "{verb} {args:?}: {text}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_without_a_controller_says_so() {
+    let output = rank("allreduce", "2", &["--wait", "100ms"])
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{text}");
+    assert!(text.contains(" next: start the controller"), "{text}");
+}
+
+#[test]
+fn a_job_of_one_rank_has_its_table_for_people_and_for_machines() {
+    let sizes = ["--bytes", "4K..16K", "--iters", "2"];
+    let text = stdout(&mut rank("allreduce", "1", &sizes));
+    let lines: Vec<_> = text.lines().collect();
+    assert!(
+        lines[0].starts_with("# allreduce: 2 calls") && lines[1].starts_with("# between hosts"),
+        "{text}"
+    );
+    let heading: Vec<_> = lines[2].split_whitespace().collect();
+    assert_eq!(heading[..5], ["SIZE", "COUNT", "TYPE", "OP", "ROOT"], "{text}");
+    let row: Vec<_> = lines[3].split_whitespace().collect();
+    assert_eq!(row[..5], ["4096", "1024", "f32", "sum", "-"], "{text}");
+    assert_eq!(row.last(), Some(&"0"), "nothing is wrong: {text}");
+    assert!(
+        lines.last().is_some_and(|l| l.ends_with("wrong elements: 0")),
+        "{text}"
+    );
+
+    let json = stdout(rank("reduce", "1", &sizes).args(["--no-verify", "--output", "json"]));
+    let rows: Vec<Value> = json
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("one object a line"))
+        .collect();
+    let sizes: Vec<_> = rows.iter().map(|row| number(row, &["bytes"])).collect();
+    assert_eq!(sizes, [4096, 16384]);
+    for row in rows {
+        assert_eq!(
+            (&row["path"], &row["ranks"], &row["root"], &row["wrong"]),
+            (&"between-hosts".into(), &1.into(), &0.into(), &Value::Null),
+            "{row}"
+        );
+    }
+    let barrier = stdout(&mut rank("barrier", "1", &["--iters", "2"]));
+    assert_eq!(barrier.lines().count(), 4, "no sum of bandwidths: {barrier}");
+}
+
+#[test]
+fn plaintext_beyond_this_machine_is_refused_before_it_is_tried() {
+    let (code, text) = failure(&["port", "--agent", "http://192.0.2.1:1"]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("--insecure"), "{text}");
+}
+
+#[test]
+fn the_rules_example_is_right_and_each_fault_has_its_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (good, bad) = (folder.path().join("good.toml"), folder.path().join("bad.toml"));
+    let example = stdout(castnet().args(["rules", "example"]));
+    std::fs::write(&good, &example).expect("written");
+    stdout(castnet().args(["rules", "check"]).arg(&good));
+
+    std::fs::write(
+        &bad,
+        example
+            .replace("pmtu = 1024", "pmtu = 1500")
+            .replace("0x11", "0x1000000"),
+    )
+    .expect("written");
+    let output = castnet()
+        .args(["rules", "check", "--output", "json"])
+        .arg(&good)
+        .arg(&bad)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["files"][0]["faults"], Value::Array(vec![]));
+    let faults = report["files"][1]["faults"].as_array().expect("faults");
+    let fields: Vec<_> = faults
+        .iter()
+        .map(|f| f["field"].as_str().unwrap_or_default())
+        .collect();
+    assert_eq!(fields, ["groups[0].pmtu", "groups[0].paths[0].host.qpn"]);
+    assert!(
+        faults
+            .iter()
+            .all(|f| f["line"].as_u64().is_some_and(|line| line > 1))
+    );
+
+    let output = castnet()
+        .args(["rules", "check"])
+        .arg(&bad)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("bad.toml:10:8: groups[0].pmtu: "), "{text}");
+}
+
+#[test]
+fn collective_rules_are_checked_like_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (good, bad) = (folder.path().join("good.toml"), folder.path().join("bad.toml"));
+    let example = stdout(castnet().args(["rules", "example", "--collective"]));
+    std::fs::write(&good, &example).expect("written");
+    let text = stdout(castnet().args(["rules", "check", "--ports", "3"]).arg(&good));
+    assert!(
+        text.contains("good: 0 multicast groups, 1 collective group, 0 routes"),
+        "{text}"
+    );
+
+    let faulty = example
+        .replace("slots = 256", "slots = 100")
+        .replace("qpn = 0x22", "qpn = 1")
+        .replace("rank = 2,", "rank = 1,");
+    std::fs::write(&bad, &faulty).expect("written");
+    let output = castnet()
+        .args(["rules", "check", "--output", "json"])
+        .arg(&bad)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let faults = report["files"][0]["faults"].as_array().expect("faults");
+    let line_of = |text: &str| faulty.lines().position(|l| l.contains(text)).expect("a line") + 1;
+    let told: Vec<_> = faults
+        .iter()
+        .map(|f| {
+            (
+                f["field"].as_str().unwrap_or_default(),
+                f["line"].as_u64().unwrap_or(0) as usize,
+            )
+        })
+        .collect();
+    let expected = [
+        ("collectives[0].slots", line_of("slots = 100")),
+        ("collectives[0].endpoints[1].rank.qpn", line_of("qpn = 1,")),
+        ("collectives[0].endpoints[2].rank.rank", line_of("name = \"c\"")),
+    ];
+    assert_eq!(told, expected, "{report}");
+
+    let output = castnet()
+        .args(["rules", "check", "--ports", "2"])
+        .arg(&good)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.code() == Some(1) && text.contains("collectives[0].endpoints[2].port: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn doctor_looks_at_a_switchs_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("switch.toml");
+    let examine = |text: &str| {
+        std::fs::write(&file, text).expect("written");
+        let output = castnet()
+            .args(["doctor", "-O", "json", "--for", "demo", "--config"])
+            .arg(&file)
+            .output()
+            .expect("it runs");
+        let json = serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default();
+        (output.status.code(), json["missing"].clone())
+    };
+    let capture = folder.path().join("in.pcap");
+    std::fs::write(&capture, "").expect("written");
+    let good = format!("[[ports]]\nname = \"a\"\nspec = \"pcap:{}\"\n", capture.display());
+    assert_eq!(examine(&good), (Some(0), serde_json::json!([])));
+    let bad = format!(
+        "workers = [{{ core = 4095 }}]\n{good}[[ports]]\nname = \"b\"\nspec = \"af_packet:no-such-if\"\n"
+    );
+    assert_eq!(
+        examine(&bad),
+        (Some(1), serde_json::json!(["worker 0", "port b"]))
+    );
+    // A file that is wrong in itself is a fault of usage.
+    assert_eq!(examine("colour = \"red\"").0, Some(2));
+}
+
+/// The set-up script on files in place of the kernel's.
+#[test]
+fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
+    let root = tempfile::tempdir().expect("a folder");
+    let path = |path: &str| root.path().join(path);
+    let put = |at: &str, text: &str| {
+        std::fs::create_dir_all(path(at).parent().expect("a folder")).expect("folders");
+        std::fs::write(path(at), text).expect("written");
+    };
+    let pages = "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    let nic = "bus/pci/devices/0000:3b:00.0";
+    put(pages, "0");
+    put(
+        "devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages",
+        "0",
+    );
+    put("bus/pci/drivers/vfio-pci/new_id", "");
+    put(&format!("{nic}/driver/unbind"), "");
+    put(&format!("{nic}/net/eth3/operstate"), "up\n");
+    let script = |args: &[&str]| {
+        let output = Process::new("sh")
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dpdk.sh"))
+            .args(args)
+            .env("CASTNET_SYS", root.path())
+            .output()
+            .expect("a shell");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), text)
+    };
+    let read = |at: &str| {
+        std::fs::read_to_string(path(at))
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(script(&["hugepages", "12"]).0, Some(0));
+    assert_eq!(read(pages), "12");
+    assert_eq!(script(&["hugepages", "7", "1"]).0, Some(0));
+    assert!(script(&["hugepages", "7", "2"]).1.contains("no such NUMA node"));
+    let (code, text) = script(&["bind", "0000:3b:00.0"]);
+    assert!(
+        code == Some(1) && text.contains("ip link set eth3 down"),
+        "{text}"
+    );
+    put(&format!("{nic}/net/eth3/operstate"), "down\n");
+    assert_eq!(script(&["bind", "0000:3b:00.0"]).0, Some(0));
+    assert_eq!(read(&format!("{nic}/driver_override")), "vfio-pci");
+    let told = [format!("{nic}/driver/unbind"), "bus/pci/drivers_probe".to_owned()];
+    assert_eq!(told.map(|at| read(&at)), ["0000:3b:00.0"; 2]);
+    assert_eq!(script(&["release", "0000:3b:00.0"]).0, Some(0));
+    assert_eq!(read(&format!("{nic}/driver_override")), "");
+    assert!(
+        script(&["bind", "0000:af:00.0"])
+            .1
+            .contains("no device 0000:af:00.0")
+    );
+    assert_eq!(script(&["bind"]), (Some(0), String::new()));
+    assert_eq!(script(&["juggle"]).0, Some(2));
+}
+
+#[test]
+fn doctor_tells_the_same_to_people_and_machines() {
+    let text = stdout(castnet().arg("doctor"));
+    let json: Value = serde_json::from_str(&stdout(castnet().args(["doctor", "-O", "json"]))).expect("JSON");
+    let checks = json["checks"].as_array().expect("checks");
+    assert!(checks.len() > 10);
+    for check in checks {
+        let what = check["what"].as_str().expect("a name");
+        assert!(text.contains(what), "{what} is not in the table");
+        assert!(
+            ["OK", "WARN", "MISSING"].contains(&check["level"].as_str().unwrap_or_default()),
+            "{check}"
+        );
+    }
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let text = stdout(castnet().args(["completions", shell]));
+        assert!(text.contains("neighbours") && text.contains("doctor"), "{shell}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_fault() {
+    let binary = castnet().get_program().to_owned();
+    let mut child = Process::new(binary)
+        .args(["completions", "zsh"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    // Closed before anything can have been read.
+    drop(child.stdout.take());
+    let mut text = String::new();
+    child
+        .stderr
+        .take()
+        .expect("stderr")
+        .read_to_string(&mut text)
+        .expect("UTF-8");
+    assert!(child.wait().expect("it ends").success());
+    assert_eq!(text, "");
+}
+
+/// Runs the demo and checks what any visitor would; returns its figures.
+fn demo(args: &[&str]) -> Value {
+    let report: Value =
+        serde_json::from_str(&stdout(castnet().args(["demo", "--output", "json"]).args(args))).expect("JSON");
+    assert_eq!(report["ok"], true);
+    for act in report["collectives"].as_array().expect("acts of collectives") {
+        assert_eq!(act["ok"], true, "{act}");
+        let ranks = act["ranks"].as_array().expect("ranks");
+        assert_eq!(ranks.len(), 5);
+        for rank in ranks {
+            assert_eq!((&rank["wrong"], &rank["elements"]), (&0.into(), &act["elements"]));
+        }
+        assert_eq!(act["links"].as_array().map(Vec::len), Some(7));
+        assert_eq!(act["switches"].as_array().map(Vec::len), Some(3), "{act}");
+    }
+    let sent = report["sha256"].as_str().expect("a digest");
+    assert_eq!(sent.len(), 64);
+    let acts = report["acts"].as_array().expect("acts");
+    assert_eq!(acts.len(), 2);
+    for act in acts {
+        let receivers = act["receivers"].as_array().expect("receivers");
+        assert_eq!(receivers.len(), 4);
+        for receiver in receivers {
+            assert_eq!(receiver["sha256"], sent, "{receiver}");
+            assert_eq!(receiver["bytes"], report["size"], "{receiver}");
+        }
+        assert_eq!(act["switches"].as_array().map(Vec::len), Some(3));
+    }
+    report
+}
+
+fn number(value: &Value, path: &[&str]) -> u64 {
+    let found = path.iter().fold(value, |v, key| &v[key]);
+    found
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number at {path:?} in {value}"))
+}
+
+#[test]
+fn the_demo_reaches_every_receiver_without_and_with_losses() {
+    let report = demo(&[
+        "--size",
+        "1MiB",
+        "--loss",
+        "2%",
+        "--seed",
+        "7",
+        "--allreduce",
+        "1MiB",
+    ]);
+    let [clean, lossy] = [0, 1].map(|i| &report["acts"][i]);
+    assert_eq!(
+        clean["drops"],
+        Value::Array(vec![]),
+        "nothing is dropped where nothing is injected"
+    );
+    assert!(number(lossy, &["source", "retransmissions"]) > 0);
+    assert_eq!(lossy["drops"][0]["reason"], "injected");
+    // What a single stream is for: the source sent one copy, and four arrived.
+    assert!(number(clean, &["bytes_received"]) > 3 * number(clean, &["source", "bytes_sent"]));
+    let leaf = clean["switches"]
+        .as_array()
+        .expect("switches")
+        .iter()
+        .find(|s| s["switch"] == "leaf1")
+        .expect("leaf1");
+    assert!(
+        number(leaf, &["acks_in"]) > 2 * number(leaf, &["acks_out"]),
+        "ACKs are aggregated: {leaf}"
+    );
+
+    // What sums in the switches are for: each link carries each byte once in each direction, and in a ring 1.6 times.
+    let [clean, lossy] = [0, 1].map(|i| &report["collectives"][i]);
+    assert_eq!(number(clean, &["bytes"]), 1 << 20);
+    assert_eq!(clean["drops"], Value::Array(vec![]));
+    for link in clean["links"].as_array().expect("links") {
+        let [times, ring] = ["times", "ring_times"].map(|key| link[key].as_f64().expect("a figure"));
+        assert!((1.0..1.1).contains(&times), "headers and little else: {link}");
+        assert!((1.6..1.8).contains(&ring), "2 (n - 1) / n, and headers: {link}");
+    }
+    let spine = &clean["switches"][0];
+    assert_eq!(spine["switch"], "spine");
+    assert_eq!(number(spine, &["contributions"]), number(spine, &["results"]));
+    // Where a control message is lost, data behind it is dropped, too.
+    let reasons: Vec<_> = lossy["drops"]
+        .as_array()
+        .expect("drops")
+        .iter()
+        .map(|d| &d["reason"])
+        .collect();
+    assert!(reasons.contains(&&Value::from("injected")), "{reasons:?}");
+    let repeats = lossy["switches"].as_array().expect("switches").iter();
+    assert!(
+        repeats.map(|s| number(s, &["repeats"])).sum::<u64>() > 0,
+        "{lossy}"
+    );
+    assert_eq!(
+        report["collective_tree"]["children"].as_array().map(Vec::len),
+        Some(2)
+    );
+}
+
+#[test]
+fn the_demo_sends_files_of_any_length_with_any_path_mtu() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("odd.bin");
+    for (length, pmtu) in [(0usize, "4096"), (100_001, "256")] {
+        let bytes: Vec<u8> = (0..length).map(|i| (i * 7 % 251) as u8).collect();
+        std::fs::write(&file, bytes).expect("written");
+        let report = demo(&[
+            "--file",
+            &file.display().to_string(),
+            "--pmtu",
+            pmtu,
+            "--loss",
+            "0",
+            "--allreduce",
+            // Whole elements are given, and the last packet is not full.
+            &(length / 10).to_string(),
+        ]);
+        assert_eq!(number(&report, &["size"]), length as u64);
+        let acts = report["collectives"].as_array().expect("acts of collectives");
+        assert_eq!(acts.len(), if length == 0 { 0 } else { 2 });
+        assert!(acts.iter().all(|act| number(act, &["elements"]) == 2500));
+    }
+}
+
+#[test]
+fn the_demo_draws_its_tree_for_people() {
+    let text = stdout(castnet().args(["demo", "--size", "64KiB", "--allreduce", "64KiB"]));
+    for part in [
+        "└─ [leaf1]",
+        "[spine]",
+        "h5 (10.0.0.5)",
+        "Act 2: 1% loss",
+        "│  ├─ rank 0: h1 (10.0.0.1)",
+        "Act 3: AllReduce, no loss (group demo-sums-1, ",
+        "RING TIMES",
+        "Act 4: AllReduce, 1% loss",
+        "Every receiver has every byte, 2 times out of 2.",
+        "Every rank has every sum, bit for bit, 2 times out of 2.",
+    ] {
+        assert!(text.contains(part), "no '{part}' in:\n{text}");
+    }
+}

@@ -1,0 +1,6 @@
+//! All of this crate's tests are one program, so that what they share is compiled once.
+
+mod bench;
+mod cli;
+mod collective;
+mod live;

@@ -1,0 +1,315 @@
+//! What becomes of collective groups when ranks disagree, die or hang, and when switches restart or report late.
+
+use crate::common::ranks::{Rank, all, all_again, becomes, shown, vanishes};
+use crate::common::{Events, Lab, next};
+use castnet_proto::v1;
+use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
+use tonic::Code;
+
+/// Rank `first` calls an AllReduce where rank `second` calls a barrier.
+fn disagreement(first: u32, second: u32) -> v1::Disagreement {
+    let barrier = v1::CollectiveCall {
+        primitive: v1::CollectivePrimitive::AllReduce.into(),
+        operation: v1::CollectiveOperation::Sum.into(),
+        data_type: v1::CollectiveDataType::F32.into(),
+        ..Default::default()
+    };
+    v1::Disagreement {
+        sequence: 5,
+        rank: first,
+        call: Some(v1::CollectiveCall {
+            elements: 8,
+            packets: 1,
+            ..barrier
+        }),
+        other_rank: second,
+        other_call: Some(barrier),
+    }
+}
+
+fn conflict(mcst_id: &str, generation: u64, said: v1::Disagreement) -> v1::agent_event::Event {
+    v1::agent_event::Event::CollectiveConflict(v1::CollectiveConflict {
+        mcst_id: mcst_id.into(),
+        group: "job".into(),
+        generation,
+        disagreement: Some(said),
+        miscounting_ranks: Vec::new(),
+    })
+}
+
+/// A rank that was stopped for longer than its lease comes to hear of it, and does not get between those that join again.
+#[tokio::test]
+async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let mut request = lab.rank("job", rank, 4, 17);
+        request.lease_ms = if rank == 2 { 1 } else { 600_000 };
+        ranks.push(Rank::join(&client, request).await);
+    }
+    all(&mut ranks, Active).await;
+    let late = ranks.remove(2);
+    let request = late.request.clone();
+    drop(late.stream);
+    all(&mut ranks, Failed).await;
+    let mut back = Rank::join(
+        &client,
+        v1::InitGroupRequest {
+            returns_to: Some(1),
+            ..request.clone()
+        },
+    )
+    .await;
+    let state = back.until(Failed).await;
+    assert_eq!((state.failed_rank, state.generation), (Some(2), 1));
+    back.ends().await;
+    let group = shown(&client, "job").await.unwrap().state.unwrap();
+    assert!(
+        group.members.iter().all(|m| m.phase() == v1::RankPhase::Expected),
+        "{group:?}"
+    );
+
+    // Of a group that nobody knows, or of a generation that is not over and that it is not in, it hears so.
+    let nowhere = v1::InitGroupRequest {
+        job: "other".into(),
+        returns_to: Some(1),
+        ..request.clone()
+    };
+    assert_eq!(
+        client.clone().init_group(nowhere).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    let other = v1::InitGroupRequest {
+        returns_to: Some(7),
+        ..request
+    };
+    let refused = client.clone().init_group(other).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(
+        refused.message().starts_with("returns_to: "),
+        "{}",
+        refused.message()
+    );
+}
+
+#[tokio::test]
+async fn ranks_that_disagree_are_told_who_said_what_and_get_a_new_generation() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
+    let said = disagreement(0, 3);
+    lab.switch("leaf1").report(conflict(&mcst_id, 1, said));
+    for state in all(&mut ranks, Failed).await {
+        assert_eq!(
+            state.reason,
+            "the ranks disagree about collective 5: rank 0 (host h0) called allreduce of 8 f32 by sum in 1 packet, \
+             rank 3 (host h3) called barrier"
+        );
+        assert_eq!((state.failed_rank, state.conflict), (None, Some(said)));
+    }
+    // Another switch saw other ranks: together, the lowest rank and the lowest that differs from it.
+    lab.switch("spine0")
+        .report(conflict(&mcst_id, 1, disagreement(0, 2)));
+    let group = becomes(&client, "job", |g| {
+        let state = g.state.as_ref().unwrap();
+        state.conflict.is_some_and(|c| c.other_rank == 2)
+    })
+    .await;
+    assert!(
+        group
+            .state
+            .unwrap()
+            .reason
+            .ends_with("rank 2 (host h2) called barrier")
+    );
+    // The switches still have to tell the ranks themselves: the rules stay until all have joined again.
+    assert_eq!(lab.placed(), ["leaf0 job.1", "leaf1 job.1", "spine0 job.1"]);
+    let last = ranks.pop().unwrap();
+    let mut some = Vec::new();
+    for rank in ranks {
+        let mut rank = rank.again(&client, 1).await;
+        let first = next(&mut rank.stream).await;
+        assert_eq!(first.phase(), Waiting);
+        some.push(rank);
+    }
+    assert_eq!(lab.placed().len(), 3);
+    some.push(last.again(&client, 1).await);
+    for state in all(&mut some, Active).await {
+        assert_eq!(state.generation, 2);
+    }
+    assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine0 job.2"]);
+}
+
+/// Where nobody joins again, the memory is free when the longest lease is over, and the group is forgotten.
+#[tokio::test]
+async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.timeouts.linger = std::time::Duration::from_millis(1);
+    let (_controller, client) = lab.start().await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let request = v1::InitGroupRequest {
+            lease_ms: 1,
+            ..lab.rank("job", rank, 4, 17)
+        };
+        ranks.push(Rank::join(&client, request).await);
+    }
+    let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
+    let mut events = Events::of(&client).await;
+    lab.switch("leaf1")
+        .report(v1::agent_event::Event::MemberFailed(v1::MemberFailed {
+            mcst_id,
+            group: "job".into(),
+            port: 1,
+            next_hop: "h3".into(),
+            syndrome: 0x62,
+            generation: 1,
+        }));
+    for state in all(&mut ranks, Failed).await {
+        assert_eq!(state.failed_rank, Some(3));
+        assert_eq!(
+            state.reason,
+            "rank 3 (host h3) has ended its connection, with NAK syndrome 0x62"
+        );
+    }
+    let told = events.until(|event| match event {
+        v1::controller_event::Event::FailedMember(m) => Some(m.clone()),
+        _ => None,
+    });
+    let told = told.await;
+    assert_eq!(
+        (told.host.as_str(), told.rank, told.switch_name.as_str()),
+        ("h3", Some(3), "leaf1")
+    );
+    vanishes(&client, "job").await;
+    assert!(lab.placed().is_empty());
+}
+
+#[tokio::test]
+async fn a_switch_that_restarts_fails_the_group_by_name() {
+    let mut lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    all(&mut ranks, Active).await;
+    lab.switches.get_mut("leaf1").unwrap().restart().await;
+    for state in all(&mut ranks, Failed).await {
+        assert_eq!(state.failed_switch, "leaf1");
+        assert_eq!(state.reason, "switch leaf1 has lost its part: it was restarted");
+    }
+    let again = all_again(ranks, &client, 1).await;
+    assert_eq!(again.len(), 4);
+    assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine0 job.2"]);
+}
+
+/// A switch that is only out of reach may well go on: the group stays active, and the ranks hear of it.
+#[tokio::test]
+async fn a_switch_out_of_reach_fails_nothing() {
+    let mut lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    all(&mut ranks, Active).await;
+    lab.switches.get_mut("spine0").unwrap().stop().await;
+    loop {
+        let state = ranks[0].until(Active).await;
+        if state.reason.starts_with("switch spine0: ") {
+            break;
+        }
+    }
+    lab.switches.get_mut("spine0").unwrap().start().await;
+    let group = becomes(&client, "job", |g| g.state.as_ref().unwrap().reason.is_empty()).await;
+    assert!(group.tree.iter().all(|n| n.installed));
+    assert_eq!(lab.switch("spine0").changes(), ["+job.1"]);
+}
+
+#[tokio::test]
+async fn stalls_reach_ranks_and_operators_by_name() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let mut request = lab.rank("job", rank, 4, 17);
+        request.settings = Some(v1::CollectiveSettings {
+            stall_timeout_ms: 50,
+            ..Default::default()
+        });
+        ranks.push(Rank::join(&client, request).await);
+    }
+    let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
+    let mut events = Events::of(&client).await;
+    let stalled = |ranks: &[u32]| {
+        v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
+            mcst_id: mcst_id.clone(),
+            group: "job".into(),
+            ranks: ranks.to_vec(),
+            for_ns: 2_000_000_000,
+            generation: 1,
+            ..Default::default()
+        })
+    };
+    lab.switch("spine0").report(stalled(&[2, 3]));
+    let told = events.until(|event| match event {
+        v1::controller_event::Event::StalledCollective(s) => Some(s.clone()),
+        _ => None,
+    });
+    let told = told.await;
+    assert_eq!(
+        (told.ranks, told.hosts),
+        (vec![2, 3], vec!["h2".to_owned(), "h3".to_owned()])
+    );
+    let state = ranks[0].until(Active).await;
+    assert_eq!(state.waiting_for, [2, 3]);
+    assert_eq!(
+        state.reason,
+        "a collective waits for rank 2 (host h2), rank 3 (host h3)"
+    );
+    // The ranks' own switch knows better than one that only knows who is behind a port.
+    lab.switch("leaf1").report(stalled(&[3]));
+    assert_eq!(ranks[0].until(Active).await.waiting_for, [3]);
+    // A switch that says no more waits no more.
+    while !ranks[0].until(Active).await.waiting_for.is_empty() {}
+    let group = shown(&client, "job").await.unwrap().state.unwrap();
+    assert_eq!((group.phase(), group.reason.as_str()), (Active, ""));
+}
+
+/// What a switch says of a generation that is over says nothing about the one that runs.
+#[tokio::test]
+async fn late_reports_of_an_old_generation_change_nothing() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
+    lab.switch("leaf0")
+        .report(conflict(&mcst_id, 1, disagreement(0, 1)));
+    all(&mut ranks, Failed).await;
+    let mut ranks = all_again(ranks, &client, 1).await;
+
+    let spine = lab.switch("spine0");
+    let stalled = |generation, ranks: &[u32]| {
+        v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
+            mcst_id: mcst_id.clone(),
+            group: "job".into(),
+            generation,
+            ranks: ranks.to_vec(),
+            ..Default::default()
+        })
+    };
+    spine.report(conflict(&mcst_id, 1, disagreement(1, 2)));
+    spine.report(v1::agent_event::Event::MemberFailed(v1::MemberFailed {
+        mcst_id: mcst_id.clone(),
+        group: "job".into(),
+        next_hop: "h3".into(),
+        syndrome: 0x62,
+        generation: 1,
+        ..Default::default()
+    }));
+    spine.report(stalled(1, &[1]));
+    // They are taken in order: when this is known, those before it were seen.
+    spine.report(stalled(2, &[3]));
+    let state = ranks[0].until(Active).await;
+    assert_eq!((state.generation, state.waiting_for), (2, vec![3]));
+    let group = shown(&client, "job").await.unwrap().state.unwrap();
+    assert_eq!((group.phase(), group.conflict), (Active, None));
+    assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine0 job.2"]);
+}

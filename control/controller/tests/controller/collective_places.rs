@@ -1,0 +1,324 @@
+//! Where collective groups go: by the room that switches say they have and by what they have in truth, and when links go down.
+
+use std::time::Duration;
+
+use crate::common::ranks::{all, all_again, becomes, destroy, shown};
+use crate::common::{Events, Lab, Switch, memory};
+use castnet_proto::convert::refuse;
+use castnet_proto::v1;
+use castnet_proto::v1::CollectivePhase::{Active, Failed, Refused};
+use castnet_topology::Topology;
+use tonic::{Code, Status};
+
+/// Two leaves with two hosts each, two spines.
+async fn two_spines() -> Lab {
+    Lab::new(Topology::leaf_spine(2, 2, 2).unwrap()).await
+}
+
+/// The spine that has a part of a group.
+fn spine(lab: &Lab) -> &'static str {
+    let placed = lab.placed().join(" ");
+    match (placed.contains("spine0"), placed.contains("spine1")) {
+        (true, false) => "spine0",
+        (false, true) => "spine1",
+        _ => panic!("{placed}"),
+    }
+}
+
+fn full() -> Status {
+    refuse(
+        Code::ResourceExhausted,
+        "collective",
+        "2 groups are installed: no place for another",
+    )
+}
+
+#[tokio::test]
+async fn a_switch_that_refuses_for_lack_of_room_is_passed_by_aloud() {
+    let lab = two_spines().await;
+    lab.switch("spine0").with(|t| t.refuse = Some(full()));
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    // Nobody is told of a failure: they wait a little longer, for the next generation.
+    for state in all(&mut ranks, Active).await {
+        assert_eq!(state.generation, 2);
+        assert_eq!(
+            state.reason,
+            "placed again, as switch spine0 refuses: collective: 2 groups are installed: no place for another"
+        );
+    }
+    assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine1 job.2"]);
+    // Those that had confirmed were cleaned before.
+    assert_eq!(lab.switch("leaf1").changes(), ["+job.1", "-job.1", "+job.2"]);
+    assert!(lab.switch("spine0").changes().is_empty());
+
+    // What it said then is not held against it later.
+    lab.switch("spine0").with(|t| t.refuse = None);
+    lab.switch("spine1").with(|t| t.refuse = Some(full()));
+    let _ranks = all_again(ranks, &client, 2).await;
+    assert_eq!(spine(&lab), "spine0");
+}
+
+#[tokio::test]
+async fn where_there_is_no_other_place_all_refusals_are_told() {
+    let lab = two_spines().await;
+    for spine in ["spine0", "spine1"] {
+        lab.switch(spine).with(|t| t.refuse = Some(full()));
+    }
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    for state in all(&mut ranks, Refused).await {
+        let says = "refuses: collective: 2 groups are installed: no place for another";
+        assert_eq!(
+            state.reason,
+            format!("switch spine0 {says}; switch spine1 {says}")
+        );
+        assert_eq!(state.failed_switch, "spine1");
+    }
+    becomes(&client, "job", |g| g.tree.is_empty()).await;
+    assert!(lab.placed().is_empty());
+}
+
+/// The switch has less memory than it said: half of the slots fit, and need no other place.
+#[tokio::test]
+async fn a_switch_short_of_memory_gets_fewer_slots() {
+    let lab = Lab::two_tiers().await;
+    lab.switch("spine0").with(|t| t.slots_max = Some(128));
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    for state in all(&mut ranks, Active).await {
+        assert_eq!((state.generation, state.slots), (2, 128));
+        let says = "placed again, as switch spine0 refuses: collective.slots: 256 are too many";
+        assert_eq!(state.reason, says);
+    }
+    lab.switch("spine0").with(|t| t.slots_max = Some(64));
+    let mut ranks = lab.ranks(&client, "other", 4, 18).await;
+    for state in all(&mut ranks, Refused).await {
+        let says = "switch spine0 refuses: collective.slots: 128 are too many";
+        assert_eq!(
+            (state.reason.as_str(), state.failed_switch.as_str()),
+            (says, "spine0")
+        );
+    }
+}
+
+fn set_link(switch: &Switch, port: u32, up: bool) {
+    switch.with(|t| t.ports.iter_mut().find(|p| p.port == port).unwrap().up = up);
+    switch.tell();
+}
+
+#[tokio::test]
+async fn a_link_of_the_tree_that_stays_down_fails_the_group_by_name_and_another_tree_is_found() {
+    let mut lab = two_spines().await;
+    lab.config.timeouts.link = Duration::from_millis(30);
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    all(&mut ranks, Active).await;
+    let before = spine(&lab);
+    let number: u32 = before.trim_start_matches("spine").parse().unwrap();
+    // Port 2 and 3 of a leaf lead to the spines.
+    set_link(lab.switch("leaf1"), 2 + number, false);
+    for state in all(&mut ranks, Failed).await {
+        let says = format!(
+            "link leaf1:{p} - {before}:1 has been down for 30ms: port leaf1-p{p} of switch leaf1 has no link",
+            p = 2 + number
+        );
+        assert_eq!(
+            (state.reason, state.failed_switch, state.failed_rank),
+            (says, "leaf1".into(), None)
+        );
+    }
+    let _ranks = all_again(ranks, &client, 1).await;
+    assert_ne!(spine(&lab), before);
+}
+
+/// Within the grace time it is only said.
+#[tokio::test]
+async fn a_link_that_comes_back_fails_nothing() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.timeouts.link = Duration::from_secs(600);
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    all(&mut ranks, Active).await;
+    set_link(lab.switch("spine0"), 1, false);
+    set_link(lab.switch("leaf0"), 1, false);
+    let reason = |g: &v1::Collective| g.state.as_ref().unwrap().reason.clone();
+    let group = becomes(&client, "job", |g| reason(g).matches("is down").count() == 2).await;
+    assert_eq!(
+        reason(&group),
+        "link leaf0:1 - h1 is down: port leaf0-p1 of switch leaf0 has no link; \
+         link leaf1:2 - spine0:1 is down: port spine0-p1 of switch spine0 has no link"
+    );
+    set_link(lab.switch("spine0"), 1, true);
+    set_link(lab.switch("leaf0"), 1, true);
+    becomes(&client, "job", |g| reason(g).is_empty()).await;
+    assert_eq!(lab.placed(), ["leaf0 job.1", "leaf1 job.1", "spine0 job.1"]);
+}
+
+#[tokio::test]
+async fn a_rank_whose_link_stays_down_is_named() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.timeouts.link = Duration::from_millis(30);
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    all(&mut ranks, Active).await;
+    set_link(lab.switch("leaf1"), 1, false);
+    for state in all(&mut ranks, Failed).await {
+        assert_eq!(state.failed_rank, Some(3));
+        assert!(
+            state.reason.starts_with("link leaf1:1 - h3 has been down"),
+            "{}",
+            state.reason
+        );
+    }
+    // It cannot be had in the network: the ranks hear why, and may do without.
+    let mut again = Vec::new();
+    for rank in ranks {
+        again.push(rank.again(&client, 1).await);
+    }
+    for state in all(&mut again, Refused).await {
+        assert!(state.reason.contains("h3"), "{}", state.reason);
+    }
+    assert!(shown(&client, "job").await.is_some() && lab.placed().is_empty());
+}
+
+#[tokio::test]
+async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
+    let lab = Lab::new(Topology::leaf_spine(2, 2, 2).unwrap()).await;
+    let (needed, fewest) = leaf_memory(&lab).await;
+    for leaf in ["leaf0", "leaf1"] {
+        lab.switch(leaf).set_memory(2 * needed + needed / 2);
+    }
+    let (_controller, client) = lab.start().await;
+    let mut first = lab.ranks(&client, "a", 4, 17).await;
+    all(&mut first, Active).await;
+    let mut second = lab.ranks(&client, "b", 4, 18).await;
+    all(&mut second, Active).await;
+    // One group at each spine.
+    assert_eq!(lab.switch("spine0").groups().len(), 1);
+    assert_eq!(lab.switch("spine1").groups().len(), 1);
+    let mut third = lab.ranks(&client, "c", 4, 19).await;
+    for state in all(&mut third, Refused).await {
+        // Half of the slots would do, but they are more than half of it all.
+        let says = format!("needs {fewest} bytes for it, {} are free", needed / 2);
+        assert!(state.reason.contains(&says), "{}", state.reason);
+        assert!(
+            state
+                .reason
+                .starts_with(&format!("switch {} ", state.failed_switch)),
+            "{}",
+            state.reason
+        );
+    }
+    let group = shown(&client, "c").await.unwrap();
+    assert_eq!((group.state.unwrap().phase(), group.tree.len()), (Refused, 0));
+    // What is freed can be had.
+    client.clone().destroy_group(destroy("a")).await.unwrap();
+    let third = all_again(third, &client, 1).await;
+    assert_eq!(third.len(), 4);
+}
+
+/// Where memory is short a group gets the fewest slots that it can do with, and all are told how many that is.
+#[tokio::test]
+async fn a_group_has_fewer_slots_where_memory_is_short() {
+    let lab = Lab::two_tiers().await;
+    let (needed, fewest) = leaf_memory(&lab).await;
+    lab.switch("leaf0").set_memory(needed + fewest);
+    let (_controller, client) = lab.start().await;
+    for (job, slots) in [("a", 256), ("b", 128)] {
+        let mut ranks = lab.ranks(&client, job, 4, 17 + slots).await;
+        for state in all(&mut ranks, Active).await {
+            assert_eq!(state.slots, slots);
+        }
+        let group = shown(&client, job).await.unwrap();
+        let rules = group.tree.iter().map(|n| n.rule.as_ref().unwrap().slots);
+        assert_eq!(rules.collect::<Vec<_>>(), [slots; 3]);
+    }
+}
+
+/// What a leaf of the two-tier fabric sets aside for four ranks with the default settings, and with the fewest slots.
+async fn leaf_memory(lab: &Lab) -> (u64, u64) {
+    let mut config = lab.config.clone();
+    config.store = None;
+    let (_controller, client) = crate::common::start(config).await;
+    let mut ranks = lab.ranks(&client, "probe", 4, 20).await;
+    all(&mut ranks, Active).await;
+    let mut rule = lab
+        .switch("leaf0")
+        .with(|t| t.collectives.values().next().unwrap().0.clone());
+    let needed = memory(&rule);
+    rule.slots /= 2;
+    let fewest = memory(&rule);
+    client.clone().destroy_group(destroy("probe")).await.unwrap();
+    (needed, fewest)
+}
+
+#[tokio::test]
+async fn a_switch_has_the_last_word() {
+    let lab = Lab::two_tiers().await;
+    lab.switch("leaf0")
+        .with(|t| t.refuse = Some(Status::resource_exhausted("memory: 5 bytes needed, 3 left")));
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    for state in all(&mut ranks, Refused).await {
+        assert_eq!(
+            state.reason,
+            "switch leaf0 refuses: memory: 5 bytes needed, 3 left"
+        );
+        assert_eq!(state.failed_switch, "leaf0");
+    }
+    becomes(&client, "job", |g| g.tree.is_empty()).await;
+    assert!(lab.placed().is_empty(), "all switches or none");
+}
+
+#[tokio::test]
+async fn what_cannot_be_placed_is_refused_at_creation() {
+    let lab = Lab::two_tiers().await;
+    lab.switch("spine0").set_memory(1000);
+    let (_controller, mut client) = lab.start().await;
+    Events::of(&client).await;
+    let request = |ranks: &[&str]| v1::CreateCollectiveRequest {
+        name: "g".into(),
+        ranks: ranks.iter().map(|r| (*r).to_owned()).collect(),
+        ..Default::default()
+    };
+    for (ranks, field) in [
+        (&["h0"][..], "ranks"),
+        (&["h0", "h0"], "ranks[1]"),
+        (&["h0", "x"], "ranks[1]"),
+    ] {
+        let status = client.create_collective(request(ranks)).await.unwrap_err();
+        assert!(
+            status.message().starts_with(&format!("{field}: ")),
+            "{}",
+            status.message()
+        );
+    }
+    // What the switch has left is known when it has reported.
+    let mut events = Events::of(&client).await;
+    let switches = client
+        .list_switches(v1::ListSwitchesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .switches;
+    if switches.iter().any(|s| s.name == "spine0" && !s.reachable) {
+        events.switch("spine0", true).await;
+    }
+    let status = client
+        .create_collective(request(&["h0", "h2"]))
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(
+        status
+            .message()
+            .starts_with("switches.spine0: switch spine0 needs "),
+        "{}",
+        status.message()
+    );
+    assert!(
+        client.create_collective(request(&["h0", "h1"])).await.is_ok(),
+        "one leaf has room"
+    );
+}

@@ -1,0 +1,133 @@
+//! Controllers that are killed while ranks are in: what is stored says who was in, and their leases run from then on.
+
+use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
+use crate::common::{Lab, start};
+use castnet_controller::{Checkpoint, Checkpoints};
+use castnet_proto::v1;
+use castnet_proto::v1::CollectivePhase::{Active, Waiting};
+use tokio::sync::mpsc;
+
+/// Traffic goes on without a controller: ranks that come back are at their places, and no switch is told anything.
+#[tokio::test]
+async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
+    let lab = Lab::two_tiers().await;
+    let (controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    let before = all(&mut ranks, Active).await;
+    controller.stop().await;
+    let requests: Vec<v1::InitGroupRequest> = ranks.into_iter().map(|r| r.request).collect();
+
+    let (_controller, client) = lab.start().await;
+    let group = shown(&client, "job").await.unwrap().state.unwrap();
+    assert_eq!(group.phase(), Active);
+    assert!(group.members.iter().all(|m| m.phase() == v1::RankPhase::Away));
+    let mut back = Vec::new();
+    for request in requests {
+        back.push(Rank::join(&client, request).await);
+    }
+    for (before, after) in before.iter().zip(all(&mut back, Active).await) {
+        assert_eq!(
+            (after.generation, after.psn_start, after.rq_psn),
+            (1, before.psn_start, before.rq_psn)
+        );
+    }
+    becomes(&client, "job", |g| g.tree.iter().all(|n| n.installed)).await;
+    for name in ["leaf0", "leaf1", "spine0"] {
+        assert_eq!(lab.switch(name).changes(), ["+job.1"]);
+    }
+}
+
+/// Where they do not come back, the group is taken off the switches.
+#[tokio::test]
+async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.timeouts.linger = std::time::Duration::from_millis(1);
+    let (controller, client) = lab.start().await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        // Longer than the first controller lives; the new one counts from its start.
+        let request = v1::InitGroupRequest {
+            lease_ms: 50,
+            ..lab.rank("job", rank, 4, 17)
+        };
+        ranks.push(Rank::join(&client, request).await);
+    }
+    all(&mut ranks, Active).await;
+    controller.stop().await;
+    drop(ranks);
+    assert_eq!(lab.placed().len(), 3);
+    let (_controller, client) = lab.start().await;
+    vanishes(&client, "job").await;
+    assert!(lab.placed().is_empty());
+}
+
+/// Killed at each point of an installation: the next controller finishes it when the ranks are back, and each switch was
+/// told once.
+#[tokio::test]
+async fn killed_at_any_point_of_an_installation_it_finishes() {
+    let installed = ["leaf1", "spine0", "leaf0"].map(|s| Checkpoint::Installed(s.into()));
+    let points = [Checkpoint::Joined, Checkpoint::Planned, Checkpoint::AllInstalled];
+    for point in points.into_iter().chain(installed) {
+        let lab = Lab::two_tiers().await;
+        let (tell, mut reached) = mpsc::unbounded_channel();
+        let mut config = lab.config.clone();
+        let at = point.clone();
+        config.checkpoints = Checkpoints::new(move |here| {
+            let still = *here == at;
+            if still {
+                let _ = tell.send(());
+            }
+            still
+        });
+        let (controller, client) = start(config).await;
+        let ranks = lab.ranks(&client, "job", 4, 17).await;
+        reached.recv().await.unwrap();
+        controller.stop().await;
+        let requests: Vec<v1::InitGroupRequest> = ranks.into_iter().map(|r| r.request).collect();
+
+        let (_controller, client) = lab.start().await;
+        let mut back = Vec::new();
+        for request in requests {
+            back.push(Rank::join(&client, request).await);
+        }
+        let seen = all(&mut back, Active).await;
+        assert_eq!(seen[3].generation, 1, "{point:?}");
+        for name in ["leaf0", "leaf1", "spine0"] {
+            assert_eq!(lab.switch(name).changes(), ["+job.1"], "{point:?} {name}");
+        }
+    }
+}
+
+/// Killed while it gathers: those that were in need not be waited for if they come back.
+#[tokio::test]
+async fn a_group_that_gathers_gathers_on() {
+    let lab = Lab::two_tiers().await;
+    let (controller, client) = lab.start().await;
+    let mut first = Rank::join(&client, lab.rank("job", 0, 2, 17)).await;
+    first.until(Waiting).await;
+    controller.stop().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = vec![
+        Rank::join(&client, lab.rank("job", 1, 2, 17)).await,
+        Rank::join(&client, first.request).await,
+    ];
+    assert_eq!(all(&mut ranks, Active).await[0].generation, 1);
+}
+
+/// A switch loses its part while the controller is away: found out when both are back.
+#[tokio::test]
+async fn a_part_that_was_lost_meanwhile_is_found_out() {
+    let mut lab = Lab::two_tiers().await;
+    let (controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    all(&mut ranks, Active).await;
+    controller.stop().await;
+    lab.switches.get_mut("spine0").unwrap().restart().await;
+    let (_controller, client) = lab.start().await;
+    let failed = becomes(&client, "job", |g| {
+        g.state.as_ref().unwrap().failed_switch == "spine0" && g.tree.is_empty()
+    })
+    .await;
+    assert_eq!(failed.state.unwrap().phase(), v1::CollectivePhase::Failed);
+    assert!(lab.placed().is_empty());
+}

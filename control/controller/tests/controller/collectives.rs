@@ -1,0 +1,433 @@
+//! The life of collective groups: ranks that come, go and come again, and what they ask for.
+
+use std::collections::BTreeSet;
+
+use crate::common::ranks::{Rank, all, becomes, destroy, shown, vanishes};
+use crate::common::{Lab, next};
+use castnet_proto::v1;
+use castnet_proto::v1::CollectivePhase::{Active, Failed, Refused, Removing, Waiting};
+use tonic::Code;
+
+#[tokio::test]
+async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let mut joined = Rank::join(&client, lab.rank("job", rank, 4, 17)).await;
+        if rank < 3 {
+            let first = next(&mut joined.stream).await;
+            assert_eq!((first.phase(), first.rank), (Waiting, Some(rank)));
+            assert!(first.reason.ends_with("rank 3"), "{}", first.reason);
+        }
+        ranks.push(joined);
+    }
+    let seen = all(&mut ranks, Active).await;
+    // Leaves first.
+    assert_eq!(
+        *lab.journal.lock(),
+        ["leaf1 +job.1", "leaf0 +job.1", "spine0 +job.1"]
+    );
+    for (rank, state) in seen.iter().enumerate() {
+        assert_eq!(
+            (state.generation, state.slots, state.reason.as_str()),
+            (1, 256, "")
+        );
+        assert_eq!(state.mcst_id, "10.200.0.1");
+        assert_eq!(state.psn_start, seen[0].psn_start);
+        let member = &state.members[rank];
+        assert_eq!(state.rq_psn, member.rq_psn);
+        assert_eq!(
+            (member.sq_psn, member.host.as_str()),
+            (1000 * (rank as u32 + 1), &*format!("h{rank}"))
+        );
+        assert_eq!(member.phase(), v1::RankPhase::Joined);
+        let settings = state.settings.unwrap();
+        assert_eq!(
+            (settings.pmtu, settings.window_packets, settings.message_packets),
+            (1024, 64, 16)
+        );
+        assert_eq!(settings.loss_policy(), v1::CollectiveLossPolicy::Repair);
+        assert_eq!(
+            (settings.ack_timeout_us, settings.reproducible),
+            (67_108, Some(false))
+        );
+    }
+    let group = shown(&client, "job").await.unwrap();
+    let tree: Vec<_> = group
+        .tree
+        .iter()
+        .map(|n| {
+            (
+                n.switch_name.as_str(),
+                n.parent.as_str(),
+                n.installed,
+                n.memory_bytes > 0,
+            )
+        })
+        .collect();
+    assert_eq!(
+        tree,
+        [
+            ("spine0", "", true, true),
+            ("leaf0", "spine0", true, true),
+            ("leaf1", "spine0", true, true)
+        ]
+    );
+    let rule = group.tree[2].rule.clone().unwrap();
+    assert_eq!(
+        (rule.parent, rule.endpoints.len(), rule.psn_start),
+        (Some(2), 3, seen[0].psn_start)
+    );
+    let Some(v1::collective_endpoint::NextHop::Rank(rank)) = &rule.endpoints[1].next_hop else {
+        panic!("{rule:?}");
+    };
+    assert_eq!((rank.rank, rank.sq_psn, rank.rq_psn), (2, 3000, seen[2].rq_psn));
+
+    let done = client.destroy_group(destroy("job")).await.unwrap().into_inner();
+    assert!(done.complete && lab.placed().is_empty());
+    for mut rank in ranks {
+        let last = loop {
+            let state = next(&mut rank.stream).await;
+            if state.phase() != Active {
+                break state;
+            }
+        };
+        assert_eq!(last.phase(), Removing);
+        rank.ends().await;
+    }
+    assert!(shown(&client, "job").await.is_none());
+}
+
+#[tokio::test]
+async fn a_rank_whose_lease_runs_out_fails_the_group_by_name_and_frees_its_memory() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let mut request = lab.rank("job", rank, 4, 17);
+        request.lease_ms = if rank == 2 { 1 } else { 600_000 };
+        ranks.push(Rank::join(&client, request).await);
+    }
+    let before = all(&mut ranks, Active).await;
+    let dead = ranks.remove(2);
+    drop(dead.stream);
+    for state in all(&mut ranks, Failed).await {
+        assert_eq!((state.failed_rank, state.generation), (Some(2), 1));
+        let says =
+            "rank 2 (host h2) is gone: its call to the controller ended, and it did not come back within 1ms";
+        assert_eq!(state.reason, says);
+    }
+    becomes(&client, "job", |g| g.tree.is_empty()).await;
+    assert!(lab.placed().is_empty());
+
+    // Its successor and the others join again, in any order.
+    let requests: Vec<_> = (0..4).rev().map(|rank| lab.rank("job", rank, 4, 18)).collect();
+    drop(ranks);
+    let mut again = Vec::new();
+    for mut request in requests {
+        request.rejoin_of = Some(1);
+        again.push(Rank::join(&client, request).await);
+    }
+    let after = all(&mut again, Active).await;
+    assert_eq!(
+        (after[0].generation, after[0].mcst_id.as_str()),
+        (2, before[0].mcst_id.as_str())
+    );
+    let psns = |seen: &[v1::CollectiveState]| {
+        seen.iter()
+            .map(|s| s.rq_psn)
+            .chain([seen[0].psn_start])
+            .collect::<BTreeSet<u32>>()
+    };
+    assert!(psns(&before).is_disjoint(&psns(&after)), "drawn anew");
+    assert_eq!(lab.switch("spine0").changes(), ["+job.1", "-job.1", "+job.2"]);
+}
+
+#[tokio::test]
+async fn a_rank_that_comes_back_within_its_lease_is_at_its_place() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    let before = all(&mut ranks, Active).await;
+    let one = ranks.remove(1);
+    drop(one.stream);
+    becomes(&client, "job", |g| {
+        g.state.as_ref().unwrap().members[1].phase() == v1::RankPhase::Away
+    })
+    .await;
+    let mut back = Rank::join(
+        &client,
+        v1::InitGroupRequest {
+            returns_to: Some(1),
+            ..one.request
+        },
+    )
+    .await;
+    let state = back.until(Active).await;
+    assert_eq!((state.generation, state.rq_psn), (1, before[1].rq_psn));
+    becomes(&client, "job", |g| {
+        g.state.as_ref().unwrap().members[1].phase() == v1::RankPhase::Joined
+    })
+    .await;
+    assert_eq!(lab.switch("leaf0").changes(), ["+job.1"]);
+}
+
+/// A rank goes while switches are being told: the others wait for the next generation, without a failure.
+#[tokio::test]
+async fn a_rank_that_goes_before_the_group_is_active_is_waited_for() {
+    let lab = Lab::two_tiers().await;
+    let (gate, mut told) = lab.switch("leaf0").hold();
+    let (_controller, client) = lab.start().await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let lease_ms = if rank == 3 { 1 } else { 600_000 };
+        let request = v1::InitGroupRequest {
+            lease_ms,
+            ..lab.rank("job", rank, 4, 17)
+        };
+        ranks.push(Rank::join(&client, request).await);
+    }
+    told.recv().await.unwrap();
+    let gone = ranks.pop().unwrap();
+    drop(gone.stream);
+    becomes(&client, "job", |g| {
+        let state = g.state.as_ref().unwrap();
+        state.generation == 1 && state.members[3].phase() == v1::RankPhase::Expected
+    })
+    .await;
+    gate.add_permits(8);
+    ranks.push(Rank::join(&client, lab.rank("job", 3, 4, 18)).await);
+    for state in all(&mut ranks, Active).await {
+        assert_eq!(state.generation, 2);
+    }
+    assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine0 job.2"]);
+}
+
+#[tokio::test]
+async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    let settings = v1::CollectiveSettings {
+        pmtu: 4096,
+        window_packets: 100,
+        reproducible: Some(true),
+        ..Default::default()
+    };
+    let request = v1::CreateCollectiveRequest {
+        name: "g".into(),
+        ranks: vec!["h2".into(), "h0".into()],
+        settings: Some(settings),
+        mcst_id: Some("10.200.7.7".into()),
+    };
+    let created = client
+        .create_collective(request.clone())
+        .await
+        .unwrap()
+        .into_inner()
+        .group
+        .unwrap();
+    assert_eq!(
+        (created.phase(), created.slots, created.mcst_id.as_str()),
+        (Waiting, 256, "10.200.7.7")
+    );
+    assert_eq!(created.reason, "waits for rank 0 (host h2), rank 1 (host h0)");
+    let twice = client.create_collective(request).await.unwrap_err();
+    assert_eq!(twice.code(), Code::AlreadyExists);
+
+    let at = |rank: u32, host: &str, qpn: u32| v1::InitGroupRequest {
+        host: host.into(),
+        connection: Some(lab.connection(host, qpn)),
+        ..lab.rank("g", rank, 2, qpn)
+    };
+    let other_host = client.init_group(at(0, "h0", 17)).await.unwrap_err();
+    assert_eq!(
+        other_host.message(),
+        "host: rank 0 of group \"g\" is host \"h2\", not \"h0\""
+    );
+    let other_size = v1::InitGroupRequest {
+        size: 3,
+        ..at(0, "h2", 17)
+    };
+    assert!(
+        client
+            .init_group(other_size)
+            .await
+            .unwrap_err()
+            .message()
+            .starts_with("size: ")
+    );
+    let mut other = at(0, "h2", 17);
+    other.settings = Some(v1::CollectiveSettings {
+        window_packets: 64,
+        ..Default::default()
+    });
+    let refused = client.init_group(other).await.unwrap_err();
+    assert_eq!(
+        refused.message(),
+        "settings.window_packets: group \"g\" has 100, not 64: all ranks must ask for the same, or leave it open"
+    );
+
+    let mut ranks = vec![
+        Rank::join(&client, at(0, "h2", 17)).await,
+        Rank::join(&client, at(1, "h0", 17)).await,
+    ];
+    let seen = all(&mut ranks, Active).await;
+    assert_eq!(seen[0].settings.unwrap().pmtu, 4096);
+    let taken = client.init_group(at(0, "h2", 99)).await.unwrap_err();
+    assert_eq!(
+        (taken.code(), taken.message().starts_with("rank: ")),
+        (Code::AlreadyExists, true)
+    );
+    for rank in [0, 1] {
+        let leave = v1::LeaveGroupRequest {
+            group: "g".into(),
+            host: String::new(),
+            rank: Some(rank),
+        };
+        assert!(client.leave_group(leave.clone()).await.unwrap().into_inner().left);
+        assert!(
+            !client.leave_group(leave).await.unwrap().into_inner().left,
+            "already gone"
+        );
+    }
+    let group = becomes(&client, "g", |g| g.tree.is_empty()).await.state.unwrap();
+    assert_eq!((group.phase(), group.generation), (Waiting, 1));
+    assert!(lab.placed().is_empty());
+    // It takes ranks again.
+    let mut ranks = vec![
+        Rank::join(&client, at(0, "h2", 18)).await,
+        Rank::join(&client, at(1, "h0", 18)).await,
+    ];
+    assert_eq!(all(&mut ranks, Active).await[1].generation, 2);
+}
+
+/// A group that ranks made is forgotten when the last has left; it never failed.
+#[tokio::test]
+async fn ranks_that_leave_end_the_group_without_a_failure() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 3, 17).await;
+    all(&mut ranks, Active).await;
+    for (i, mut rank) in ranks.into_iter().enumerate() {
+        let leave = v1::LeaveGroupRequest {
+            group: "job".into(),
+            host: String::new(),
+            rank: Some(i as u32),
+        };
+        assert!(client.leave_group(leave).await.unwrap().into_inner().left);
+        while let Some(state) = rank.stream.message().await.unwrap() {
+            assert!(matches!(state.phase(), Active | Removing), "{state:?}");
+        }
+    }
+    vanishes(&client, "job").await;
+    assert!(lab.placed().is_empty());
+}
+
+#[tokio::test]
+async fn bad_requests_are_refused_whole() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("m", &["h0", "h2"], 40))
+        .await
+        .unwrap();
+    type Spoil = fn(&mut v1::InitGroupRequest);
+    let cases: [(Code, &str, Spoil); 11] = [
+        (Code::InvalidArgument, "job", |r| r.job.clear()),
+        (Code::AlreadyExists, "name", |r| r.job = "m".into()),
+        (Code::InvalidArgument, "rank", |r| r.rank = 4),
+        (Code::InvalidArgument, "size", |r| r.size = 1),
+        (Code::InvalidArgument, "size", |r| r.size = 1025),
+        (Code::NotFound, "host", |r| r.host = "h9".into()),
+        (Code::AlreadyExists, "host", |r| r.host = "leaf0".into()),
+        (Code::InvalidArgument, "connection.qpn", |r| {
+            r.connection.as_mut().unwrap().qpn = 1
+        }),
+        (Code::AlreadyExists, "connection.qpn", |r| {
+            r.connection.as_mut().unwrap().qpn = 40
+        }),
+        (Code::InvalidArgument, "sq_psn", |r| r.sq_psn = 1 << 24),
+        (Code::InvalidArgument, "settings.message_packets", |r| {
+            r.settings = Some(v1::CollectiveSettings {
+                window_packets: 4,
+                message_packets: 5,
+                ..Default::default()
+            });
+        }),
+    ];
+    for (code, field, spoil) in cases {
+        let mut request = lab.rank("job", 0, 4, 17);
+        spoil(&mut request);
+        let status = client.init_group(request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{field}: {}", status.message());
+        assert!(
+            status.message().starts_with(&format!("{field}: ")),
+            "{}",
+            status.message()
+        );
+    }
+    assert!(shown(&client, "job").await.is_none(), "nothing stays");
+    // Two ranks at one host cannot be told apart by a switch.
+    let mut ranks = vec![Rank::join(&client, lab.rank("job", 0, 2, 17)).await];
+    let both = v1::InitGroupRequest {
+        host: "h0".into(),
+        connection: Some(lab.connection("h0", 18)),
+        ..lab.rank("job", 1, 2, 18)
+    };
+    ranks.push(Rank::join(&client, both).await);
+    for state in all(&mut ranks, Refused).await {
+        assert!(
+            state.reason.contains("host \"h0\" is rank 0 already"),
+            "{}",
+            state.reason
+        );
+        assert_eq!(state.failed_rank, Some(1));
+    }
+}
+
+#[tokio::test]
+async fn blobs_are_exchanged_between_the_ranks_of_a_job() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let call = |rank: u32, round: u64| v1::ExchangeRequest {
+        job: "job".into(),
+        rank,
+        size: 3,
+        round,
+        blob: vec![rank as u8; 5],
+        timeout_ms: 0,
+    };
+    for round in 0..2 {
+        let calls = (0..3).map(|rank| {
+            let (mut client, request) = (client.clone(), call(rank, round));
+            tokio::spawn(async move { client.exchange(request).await.unwrap().into_inner().blobs })
+        });
+        for answer in calls.collect::<Vec<_>>() {
+            assert_eq!(answer.await.unwrap(), [vec![0; 5], vec![1; 5], vec![2; 5]]);
+        }
+    }
+    let mut client = client;
+    let alone = v1::ExchangeRequest {
+        timeout_ms: 1,
+        ..call(1, 9)
+    };
+    let status = client.exchange(alone).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    assert_eq!(
+        status.message(),
+        "round: round 9 of job \"job\" is without rank 0, 2 after 1ms"
+    );
+    let large = v1::ExchangeRequest {
+        blob: vec![0; 65_537],
+        ..call(0, 0)
+    };
+    assert!(
+        client
+            .exchange(large)
+            .await
+            .unwrap_err()
+            .message()
+            .starts_with("blob: ")
+    );
+}

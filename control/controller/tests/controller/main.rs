@@ -1,0 +1,12 @@
+//! All of this crate's tests are one program, so that what they share is compiled once.
+
+mod collective_failures;
+mod collective_places;
+mod collective_restarts;
+mod collectives;
+mod common;
+mod groups;
+mod lanes;
+mod refusals;
+mod restarts;
+mod store;

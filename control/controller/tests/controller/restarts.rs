@@ -1,0 +1,319 @@
+//! Controllers that are killed, switches that restart or go away: what is wanted comes about all the same.
+
+use crate::common::{Events, Lab, PATIENCE, creation, reaches, start};
+use castnet_controller::{Checkpoint, Checkpoints, Config};
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::{Active, Degraded, Failed, Registered};
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
+
+/// The controller is killed at each point of an installation and started again: the group becomes active, each switch
+/// was told once, and nothing is installed twice.
+#[tokio::test]
+async fn killed_at_any_point_of_an_installation_it_finishes() {
+    let installed = ["leaf1", "spine0", "leaf0"].map(|s| Checkpoint::Installed(s.into()));
+    let points = [Checkpoint::Joined, Checkpoint::Planned, Checkpoint::AllInstalled];
+    for point in points.into_iter().chain(installed) {
+        let lab = Lab::two_tiers().await;
+        let (config, mut reached) = stands_still_at(&lab.config, point.clone());
+        let (controller, mut client) = start(config).await;
+        let request = lab.given("g", &["h0", "h2", "h3"], 17);
+        let create = tokio::spawn(async move { client.create_group(request).await });
+        reached.recv().await.unwrap();
+        controller.stop().await;
+        create.await.unwrap().unwrap_err();
+
+        let (_controller, client) = lab.start().await;
+        let group = reaches(&client, "g", Active).await;
+        assert_eq!(group.state.unwrap().generation, 1, "{point:?}");
+        for name in ["leaf0", "leaf1", "spine0"] {
+            assert_eq!(lab.switch(name).changes(), ["+g.1"], "{point:?} {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn killed_at_any_point_of_a_removal_it_finishes() {
+    let removed = ["leaf0", "spine0", "leaf1"].map(|s| Checkpoint::Removed(s.into()));
+    for point in removed.into_iter().chain([Checkpoint::Removing]) {
+        let lab = Lab::two_tiers().await;
+        let (config, mut reached) = stands_still_at(&lab.config, point.clone());
+        let (controller, mut client) = start(config).await;
+        client
+            .create_group(lab.given("g", &["h0", "h2"], 17))
+            .await
+            .unwrap();
+        let request = v1::DestroyGroupRequest { group: "g".into() };
+        let destroy = tokio::spawn(async move { client.destroy_group(request).await });
+        reached.recv().await.unwrap();
+        controller.stop().await;
+        destroy.await.unwrap().unwrap_err();
+
+        let (_controller, mut client) = lab.start().await;
+        // Already being destroyed: that is no error, and it answers when it is done.
+        let request = v1::DestroyGroupRequest { group: "g".into() };
+        match client.destroy_group(request).await {
+            Ok(answer) => assert!(answer.into_inner().complete, "{point:?}"),
+            Err(status) => assert_eq!(status.code(), Code::NotFound, "{point:?}"),
+        }
+        assert!(lab.placed().is_empty(), "{point:?}");
+        assert!(
+            client
+                .get_group(v1::GetGroupRequest { group: "g".into() })
+                .await
+                .is_err()
+        );
+    }
+}
+
+/// Half installed, killed, and when it comes back the rest refuses: what was installed is taken back.
+#[tokio::test]
+async fn killed_half_way_it_rolls_back_where_the_rest_refuses() {
+    let lab = Lab::two_tiers().await;
+    let (config, mut reached) = stands_still_at(&lab.config, Checkpoint::Installed("leaf1".into()));
+    let (controller, mut client) = start(config).await;
+    let request = lab.given("g", &["h0", "h2"], 17);
+    tokio::spawn(async move { client.create_group(request).await });
+    reached.recv().await.unwrap();
+    controller.stop().await;
+    assert_eq!(lab.placed(), ["leaf1 g.1"]);
+    lab.switch("spine0")
+        .with(|t| t.refuse = Some(Status::resource_exhausted("full")));
+    let (_controller, client) = lab.start().await;
+    reaches(&client, "g", Failed).await;
+    assert!(lab.placed().is_empty());
+}
+
+fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
+    let (tell, reached) = mpsc::unbounded_channel();
+    let checkpoints = Checkpoints::new(move |at| {
+        let here = *at == point;
+        if here {
+            let _ = tell.send(());
+        }
+        here
+    });
+    (
+        Config {
+            checkpoints,
+            ..config.clone()
+        },
+        reached,
+    )
+}
+
+/// Contract S3, seen from the switches: a controller that comes and goes changes nothing.
+#[tokio::test]
+async fn a_restart_of_the_controller_touches_no_switch() {
+    let lab = Lab::two_tiers().await;
+    let (controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    client
+        .create_group(creation("waiting", &["h1", "h3"]))
+        .await
+        .unwrap();
+    let owner = controller.owner().to_string();
+    let before = lab.journal.lock().clone();
+    controller.stop().await;
+
+    let (controller, mut client) = lab.start().await;
+    let mut events = Events::of(&client).await;
+    let switches = client
+        .list_switches(v1::ListSwitchesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .switches;
+    for switch in switches.into_iter().filter(|s| !s.reachable) {
+        events.switch(&switch.name, true).await;
+    }
+    reaches(&client, "g", Active).await;
+    assert_eq!(controller.owner(), owner);
+    assert_eq!(*lab.journal.lock(), before);
+    let groups = client
+        .list_groups(v1::ListControllerGroupsRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .groups;
+    let names: Vec<_> = groups
+        .into_iter()
+        .map(|g| g.state.unwrap())
+        .map(|s| (s.name.clone(), s.phase()))
+        .collect();
+    assert_eq!(
+        names,
+        [("g".to_string(), Active), ("waiting".to_string(), Registered)]
+    );
+    // McstIDs that are in use are not given out again.
+    let next = client
+        .create_group(creation("next", &["h1", "h3"]))
+        .await
+        .unwrap()
+        .into_inner()
+        .group
+        .unwrap();
+    assert_eq!(next.mcst_id, "10.200.0.3");
+}
+
+/// A restarted switch gets its groups again; as the source has long been sending, it learns the PSN from the stream.
+#[tokio::test]
+async fn a_restarted_switch_gets_its_groups_again() {
+    let mut lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let mut events = Events::of(&client).await;
+    lab.switches.get_mut("spine0").unwrap().restart().await;
+    let state = events.group("g", Degraded).await;
+    assert!(state.reason.starts_with("spine0: "), "{}", state.reason);
+    events.group("g", Active).await;
+    assert_eq!(lab.switch("spine0").changes(), ["+g.1", "+g.1"]);
+    let psn = |name: &str| {
+        lab.switch(name)
+            .with(|t| t.groups.values().next().unwrap().0.start_psn)
+    };
+    assert_eq!((psn("spine0"), psn("leaf0")), (None, Some(100)));
+    assert_eq!(lab.switch("leaf0").changes(), ["+g.1"]);
+}
+
+#[tokio::test]
+async fn strangers_rules_stay_and_orphans_of_ours_go() {
+    let lab = Lab::two_tiers().await;
+    let (controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let owner = controller.owner().to_string();
+    controller.stop().await;
+    let put = |mcst_id: &str, name: &str, owner: &str| {
+        let group = v1::MulticastGroup {
+            mcst_id: mcst_id.into(),
+            name: name.into(),
+            generation: 1,
+            ..Default::default()
+        };
+        lab.switch("leaf0")
+            .with(|t| t.groups.insert(mcst_id.into(), (group, owner.into())));
+    };
+    put("10.9.0.1", "from-a-file", "");
+    put("10.9.0.2", "of-another", "controller-0");
+    put("10.9.0.3", "orphan", &owner);
+    // And one of ours is missing.
+    lab.switch("leaf1").with(|t| t.groups.clear());
+
+    let (_controller, client) = lab.start().await;
+    // Both were settled before any of this was confirmed.
+    let installed = |group: &v1::Group| group.tree.iter().all(|n| n.installed);
+    let mut events = Events::of(&client).await;
+    while !installed(&reaches(&client, "g", Active).await) {
+        events.group("g", Active).await;
+    }
+    assert_eq!(
+        lab.switch("leaf0").groups(),
+        ["g.1", "from-a-file.1", "of-another.1"]
+    );
+    assert_eq!(lab.switch("leaf1").groups(), ["g.1"]);
+}
+
+/// Somebody removes a rule of ours by hand: it comes back.
+#[tokio::test]
+async fn what_is_removed_behind_its_back_comes_back() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let address = lab
+        .config
+        .switches
+        .iter()
+        .find(|s| s.name == "leaf1")
+        .unwrap()
+        .agent
+        .clone();
+    let channel = castnet_proto::transport::connect(&address, &Default::default())
+        .await
+        .unwrap();
+    let mut agent = v1::agent_client::AgentClient::new(channel);
+    let request = v1::RemoveGroupRequest {
+        mcst_id: "10.200.0.1".into(),
+        owner: None,
+        generation: None,
+    };
+    assert!(agent.remove_group(request).await.unwrap().into_inner().removed);
+    let back = async {
+        while lab.switch("leaf1").changes().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, back).await.expect("it comes back");
+    assert_eq!(lab.switch("leaf1").changes(), ["+g.1", "-g.1", "+g.1"]);
+}
+
+#[tokio::test]
+async fn destruction_waits_for_a_switch_that_cannot_be_reached() {
+    let mut lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let mut events = Events::of(&client).await;
+    lab.switches.get_mut("leaf1").unwrap().stop().await;
+    events.switch("leaf1", false).await;
+    let answer = client
+        .destroy_group(v1::DestroyGroupRequest { group: "g".into() })
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(!answer.complete);
+    assert_eq!(answer.pending_switches, ["leaf1"]);
+    assert_eq!(lab.placed(), ["leaf1 g.1"]);
+    let again = client
+        .create_group(creation("g", &["h0", "h2"]))
+        .await
+        .unwrap_err();
+    assert_eq!(again.code(), Code::AlreadyExists);
+    lab.switches.get_mut("leaf1").unwrap().start().await;
+    events.gone("g").await;
+    assert!(lab.placed().is_empty());
+}
+
+#[tokio::test]
+async fn a_switch_that_cannot_be_reached_fails_the_group() {
+    let mut lab = Lab::two_tiers().await;
+    lab.switches.get_mut("leaf1").unwrap().stop().await;
+    let (_controller, mut client) = lab.start().await;
+    let mut events = Events::of(&client).await;
+    let switches = client
+        .list_switches(v1::ListSwitchesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .switches;
+    if switches.iter().find(|s| s.name == "leaf1").unwrap().reason == "not tried yet" {
+        events.switch("leaf1", false).await;
+    }
+    let refused = client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(
+        refused.message().starts_with("members[1].host: ")
+            && refused.message().contains("switch leaf1 is down")
+    );
+    // Those that do not need it are not concerned.
+    client
+        .create_group(lab.given("g", &["h0", "h1"], 17))
+        .await
+        .unwrap();
+}

@@ -1,0 +1,121 @@
+//! Topology files: there and back, and every fault with its place.
+
+use castnet_topology::{End, Topology};
+
+fn same(a: &Topology, b: &Topology) -> bool {
+    a.to_toml() == b.to_toml()
+        && a.switches().eq(b.switches())
+        && a.hosts().eq(b.hosts())
+        && a.links().map(|(_, l)| l).eq(b.links().map(|(_, l)| l))
+}
+
+#[test]
+fn files_go_there_and_back() {
+    let mut down = Topology::fat_tree(4).unwrap();
+    down.set_switch_up("core1", false);
+    let link = down.link_at(&End::host("h3")).unwrap();
+    down.set_link_up(link, false);
+    down.set_host_addresses("h5", None, None);
+    let mut holes = Topology::new();
+    holes.add_switch("odd", [(3, [2; 6]), (61, [4; 6])]).unwrap();
+    for t in [
+        Topology::new(),
+        Topology::star(3).unwrap(),
+        Topology::leaf_spine(2, 2, 2).unwrap(),
+        down,
+        holes,
+    ] {
+        let text = t.to_toml();
+        let back = Topology::from_toml(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        assert!(same(&t, &back), "{text}");
+    }
+}
+
+#[test]
+fn ports_may_be_a_number() {
+    let t = Topology::from_toml("[[switches]]\nname = \"a\"\nports = 0x2\n").unwrap();
+    assert_eq!(t.switch("a").unwrap().ports.len(), 2);
+}
+
+#[test]
+fn the_example_reads() {
+    let t = Topology::from_toml(include_str!("../../examples/two-tier.toml")).unwrap();
+    assert_eq!(
+        (t.switches().count(), t.hosts().count(), t.links().count()),
+        (3, 6, 8)
+    );
+    assert!(t.connected("h1", "h6"));
+}
+
+#[test]
+fn every_fault_is_told_with_its_place() {
+    let text = r#"
+hosst = 3
+[[switches]]
+name = "a"
+ports = 70
+[[switches]]
+name = "b"
+ports = ["02:00:00:00:00:01", "nonsense"]
+[[switches]]
+name = "c"
+ports = 2
+colour = "red"
+[[hosts]]
+name = "x"
+ip = "10.0.0.256"
+mac = 7
+[[hosts]]
+ip = "10.0.0.1"
+[[links]]
+a = "c:0"
+b = "x"
+mtu = 99
+[[links]]
+a = "c:9"
+b = "x"
+[[links]]
+a = "c:one"
+b = "nobody"
+[[links]]
+a = "c:0"
+b = "nobody"
+up = "yes"
+[[links]]
+a = "a:0"
+b = "x"
+"#;
+    let faults = Topology::from_toml(text).unwrap_err().in_file("fabric.toml");
+    let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links
+fabric.toml:5:9: switches[0].ports: 70 is out of range: ports of a switch, 1 to 64
+fabric.toml:8:31: switches[1].ports[1]: "nonsense" is not an Ethernet address, such as "02:00:00:00:00:01"
+fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, ports, up
+fabric.toml:15:6: hosts[0].ip: "10.0.0.256" is not an IPv4 address, such as "10.0.0.1"
+fabric.toml:16:7: hosts[0].mac: an Ethernet address, such as "02:00:00:00:00:01" belongs here
+fabric.toml:17:1: hosts[1].name: missing: a name in quotes
+fabric.toml:22:7: links[0].mtu: 99 is out of range: an MTU in bytes, 576 to 65535
+fabric.toml:24:5: links[1].a: switch "c" has no port 9
+fabric.toml:27:5: links[2].a: "one" is no port: 0 to 63, as in "c":0
+fabric.toml:32:6: links[3].up: true or false belongs here"#;
+    assert_eq!(faults.to_string(), expected);
+}
+
+#[test]
+fn a_text_that_is_not_toml_tells_where() {
+    let faults = Topology::from_toml("[[switches]]\nname = \n").unwrap_err();
+    assert_eq!((faults.faults[0].line, faults.faults[0].field.as_str()), (2, ""));
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in "[\\[\\]a-z0-9=\"{}:. \n,_-]{0,200}") {
+        let _ = Topology::from_toml(&text);
+    }
+
+    #[test]
+    fn a_damaged_file_is_read_or_refused(cut in 0usize..700, with in "[\\[\\]a-z0-9=\"{}:. \n,_-]{0,12}") {
+        let text = include_str!("../../examples/two-tier.toml");
+        let cut = text.floor_char_boundary(cut);
+        let _ = Topology::from_toml(&format!("{}{with}{}", &text[..cut], &text[cut..]));
+    }
+}

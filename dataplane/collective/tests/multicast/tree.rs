@@ -1,0 +1,98 @@
+//! Trees of machines of any depth in an unfair network: M1, M2 and M3 on the way, delivery in the end.
+
+use crate::common::seed;
+use crate::common::tree::{Chance, Shape, Tree};
+use castnet_wire::Psn;
+use proptest::prelude::*;
+
+/// A switch with one to four things below it, three tiers at most.
+fn shape() -> impl Strategy<Value = Shape> {
+    let leaf = prop::collection::vec(Just(Shape::Host), 1..5).prop_map(Shape::Switch);
+    let inner = leaf.prop_recursive(3, 12, 4, |below| {
+        prop::collection::vec(prop_oneof![1 => Just(Shape::Host), 2 => below], 1..4).prop_map(Shape::Switch)
+    });
+    inner.boxed()
+}
+
+fn chance(restarts: bool) -> impl Strategy<Value = Chance> {
+    prop_oneof![
+        8 => Just(Chance::Send),
+        // Mostly in order: a network that only shuffles never gets anywhere.
+        20 => prop_oneof![4 => Just(0usize), 1 => 0usize..64].prop_map(|pick| Chance::Deliver { pick }),
+        2 => (0usize..64).prop_map(|pick| Chance::Lose { pick }),
+        2 => (0usize..64).prop_map(|pick| Chance::Duplicate { pick }),
+        1 => Just(Chance::TimeOut),
+        u32::from(restarts) => (0usize..8).prop_map(|pick| Chance::Restart { pick }),
+    ]
+}
+
+fn start() -> impl Strategy<Value = Psn> {
+    prop_oneof![Just(0u32), Psn::MODULUS - 30..Psn::MODULUS, any::<u32>()].prop_map(Psn::new)
+}
+
+fn run(mut tree: Tree, not_ready: Vec<(usize, i64)>, chances: Vec<Chance>) -> Result<Tree, TestCaseError> {
+    let hosts = tree.receivers.len();
+    for (host, at) in not_ready {
+        tree.receivers[host % hosts].not_ready.insert(at);
+    }
+    for chance in chances {
+        tree.step(chance).map_err(TestCaseError::fail)?;
+    }
+    tree.finish().map_err(TestCaseError::fail)?;
+    Ok(tree)
+}
+
+proptest! {
+    #![proptest_config(seed::config(3000))]
+
+    #[test]
+    fn m1_m2_m3_hold_and_all_is_delivered(
+        shape in shape(),
+        start in start(),
+        total in 1i64..40,
+        ack_every in 1i64..9,
+        not_ready in prop::collection::vec((0usize..16, 0i64..40), 0..3),
+        chances in prop::collection::vec(chance(false), 0..500),
+    ) {
+        let tree = run(Tree::new(&shape, start, total, ack_every), not_ready, chances)?;
+        prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
+        // After the chaos one time-out goes back to the oldest loss; each RNR NAK can cost one more.
+        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+    }
+
+    #[test]
+    fn switches_may_restart_in_mid_stream(
+        shape in shape(),
+        start in start(),
+        total in 1i64..40,
+        ack_every in 1i64..9,
+        chances in prop::collection::vec(chance(true), 0..500),
+    ) {
+        let tree = run(Tree::new(&shape, start, total, ack_every), Vec::new(), chances)?;
+        prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
+        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+    }
+}
+
+/// One loss on the way to one host of many: one NAK reaches the source, the packet is delivered without a time-out.
+#[test]
+fn one_loss_is_one_nak_and_no_time_out() {
+    let leaf = || Shape::Switch(vec![Shape::Host; 3]);
+    let shape = Shape::Switch(vec![Shape::Switch(vec![leaf(), leaf()]), Shape::Host]);
+    // The n-th delivery is a loss, over all links and both directions.
+    for lost in 0..200 {
+        let mut tree = Tree::new(&shape, Psn::new(Psn::MODULUS - 4), 8, 1);
+        for _ in 0..8 {
+            tree.step(Chance::Send).expect("nothing delivered");
+        }
+        for _ in 0..lost {
+            tree.step(Chance::Deliver { pick: 0 }).expect("contract");
+        }
+        tree.step(Chance::Lose { pick: 0 }).expect("nothing delivered");
+        tree.finish().expect("contract");
+        assert!(
+            tree.is_done() && tree.naks_to_source <= 1 && tree.time_outs <= 1,
+            "loss {lost}"
+        );
+    }
+}

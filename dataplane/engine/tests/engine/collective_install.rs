@@ -1,0 +1,111 @@
+//! What a collective group takes at its installation, and what cannot be installed.
+
+use crate::common::collective::*;
+use crate::common::*;
+use castnet_engine::{Collective, Engine, InstallError, PortInfo};
+use castnet_rules::{CollectiveGroup, LossPolicy, MulticastGroup, StragglerPolicy};
+use castnet_wire::{DataType, Nanos, Pmtu, Primitive, Psn, Qpn};
+
+#[test]
+fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
+    for (ranks, slots, pmtu, reproducible) in [
+        (2, 2, Pmtu::B256, false),
+        (8, 512, Pmtu::B1024, false),
+        (8, 512, Pmtu::B1024, true),
+        (64, 4096, Pmtu::B256, false),
+        (2, 32768, Pmtu::B256, false),
+        (64, 64, Pmtu::B4096, true),
+    ] {
+        let rule = CollectiveGroup {
+            slots,
+            pmtu,
+            reproducible,
+            message_packets: 1,
+            ..collective_star(ranks)
+        };
+        let group = Collective::compile(&rule, &ports(64)).unwrap();
+        let (said, takes) = (rule.memory_bytes() as usize, group.footprint());
+        println!(
+            "{ranks} ranks, {slots} slots of {} B: {said} bytes said, {takes} taken, {} of them slots",
+            pmtu.bytes(),
+            rule.slot_bytes()
+        );
+        assert_eq!(group.memory_bytes(), said);
+        assert!(
+            takes <= said && takes as u64 >= rule.slot_bytes(),
+            "{takes} of {said}"
+        );
+        let room = castnet_engine::EngineConfig {
+            memory_max_bytes: said,
+            ..config(64)
+        };
+        let mut engine = Engine::new(room.clone()).unwrap();
+        install_collective(&mut engine, &rule);
+        assert_eq!(engine.group_memory_bytes(), said);
+        assert_eq!(engine.remove(GROUP).map(|g| g.memory_bytes()), Some(said));
+        assert_eq!(engine.group_memory_bytes(), 0);
+        let mut engine = Engine::new(castnet_engine::EngineConfig {
+            memory_max_bytes: said - 1,
+            ..room
+        })
+        .unwrap();
+        let refused = engine.install(group).map(|_| ()).unwrap_err();
+        assert_eq!(
+            refused,
+            InstallError::NoMemory {
+                need: said,
+                left: said - 1,
+                max: said - 1
+            }
+        );
+    }
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_its_reason() {
+    let rule = collective_star(3);
+    let refused = |rule: &CollectiveGroup, ports: &[PortInfo]| {
+        Collective::compile(rule, ports).map(|_| ()).unwrap_err()
+    };
+    assert!(matches!(
+        refused(&rule, &ports(2)),
+        InstallError::Faults(f) if f[0].field == "endpoints[2].port"
+    ));
+    let narrow: Vec<PortInfo> = ports(3).into_iter().map(|p| PortInfo { mtu: 303, ..p }).collect();
+    assert!(matches!(
+        refused(&rule, &narrow),
+        InstallError::MtuTooSmall {
+            need: 304,
+            mtu: 303,
+            ..
+        }
+    ));
+    let faulty = CollectiveGroup {
+        slots: 3,
+        ..rule.clone()
+    };
+    assert!(
+        matches!(refused(&faulty, &ports(3)), InstallError::Faults(faults) if faults[0].field == "slots")
+    );
+
+    // A group takes the place of one of the other kind, and gives its own up.
+    let mut engine = engine(4);
+    install(
+        &mut engine,
+        &MulticastGroup {
+            mcst_id: GROUP,
+            ..star(2)
+        },
+    );
+    let group = Collective::compile(&rule, &engine.config().ports).unwrap();
+    let replaced = engine
+        .install(group.clone())
+        .unwrap()
+        .expect("the multicast group");
+    assert!(replaced.multicast().is_some() && engine.group(GROUP).is_none());
+    assert!(
+        engine.install(group).unwrap().is_some(),
+        "the same rule again: what runs stays"
+    );
+    assert_eq!((engine.group_count(), engine.collectives().count()), (1, 1));
+}

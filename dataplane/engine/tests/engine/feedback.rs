@@ -1,0 +1,323 @@
+//! What reaches the source, and what the switch above: valid frames that say what the machine decided.
+
+use crate::common::*;
+use castnet_engine::EventKind;
+use castnet_engine::plain::PlainEgress;
+use castnet_rules::MulticastGroup;
+use castnet_wire::{
+    DropReason, Ethernet, IpAddrs, Ipv4, NakCode, Nanos, Opcode, Psn, Qpn, RnrTimer, Syndrome, VlanTag, icrc,
+};
+use proptest::prelude::*;
+
+const GAP: Syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
+
+fn said(frame: &[u8]) -> (u32, Syndrome, u32) {
+    let header = roce(frame);
+    assert!(is_sound(frame));
+    let aeth = header.aeth.expect("an acknowledge packet");
+    (header.bth.psn.value(), aeth.syndrome, aeth.msn)
+}
+
+#[test]
+fn an_ack_reaches_the_source_when_the_last_receiver_has_sent_it() {
+    let mut engine = star_switch(3);
+    feed(&mut engine, T0, 0, &send(100, &[1; 64]));
+    assert_eq!(feed(&mut engine, T0, 1, &ack(1, 100, 1, Syndrome::Ack)), []);
+    assert_eq!(feed(&mut engine, T0, 3, &ack(3, 100, 1, Syndrome::Ack)), []);
+    let sent = feed(&mut engine, T0, 2, &ack(2, 100, 1, Syndrome::Ack));
+    let [(port, frame)] = &sent[..] else {
+        panic!("{sent:?}")
+    };
+    assert_eq!((*port, said(frame)), (0, (100, Syndrome::Ack, 1)));
+    let header = roce(frame);
+    assert_eq!(
+        header.ip,
+        IpAddrs::V4 {
+            src: MCST.0,
+            dst: host_ip(0)
+        }
+    );
+    assert_eq!(
+        (header.bth.dest_qp, header.bth.opcode, header.bth.pkey),
+        (host_qpn(0), Opcode::Ack, 0xFFFF)
+    );
+    let (ethernet, l3) = Ethernet::parse(frame).unwrap();
+    assert_eq!(
+        (ethernet.dst, ethernet.src, ethernet.vlan),
+        (peer_mac(0), port_mac(0), None)
+    );
+    let (ip, _) = Ipv4::parse(&frame[l3..]).unwrap();
+    assert_eq!(
+        (ip.ttl, ip.ident, ip.flags_frag, frame.len()),
+        (64, 0, 0x4000, 62)
+    );
+    assert!(header.sport >= 0xC000);
+    assert_eq!(frame[l3 + 40], 0x1F, "no end-to-end credits");
+    let c = engine.group_status(MCST).unwrap().counters;
+    assert_eq!((c.acks_in, c.acks_out), (3, 1));
+    assert_conserved(&engine);
+}
+
+#[test]
+fn a_gap_is_told_with_all_before_it_acknowledged_first() {
+    let mut engine = star_switch(2);
+    for psn in 100..104 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    // The receiver at port 1 has all; the other lacks 102.
+    assert_eq!(feed(&mut engine, T0, 1, &ack(1, 103, 4, Syndrome::Ack)), []);
+    let sent = feed(&mut engine, T0, 2, &ack(2, 102, 2, GAP));
+    let said: Vec<_> = sent.iter().map(|(port, frame)| (*port, said(frame))).collect();
+    assert_eq!(said, [(0, (101, Syndrome::Ack, 2)), (0, (102, GAP, 2))]);
+    let c = engine.group_status(MCST).unwrap().counters;
+    assert_eq!((c.more.naks_in, c.more.naks_out, c.acks_out), (1, 1, 1));
+    assert_conserved(&engine);
+}
+
+#[test]
+fn where_no_buffer_is_free_the_nak_takes_the_frame_it_came_in() {
+    let mut engine = star_switch(2);
+    for psn in 100..104 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    feed(&mut engine, T0, 1, &ack(1, 103, 4, Syndrome::Ack));
+    let mut egress = PlainEgress {
+        buffers: Some(0),
+        ..PlainEgress::default()
+    };
+    feed_into(&mut engine, T0, 2, &ack(2, 102, 2, GAP), &mut egress);
+    let sent = taken(egress);
+    assert_eq!(
+        sent.iter().map(|(_, frame)| said(frame)).collect::<Vec<_>>(),
+        [(102, GAP, 2)]
+    );
+    assert_eq!(engine.group_status(MCST).unwrap().counters.more.lost, 1);
+    assert_conserved(&engine);
+}
+
+#[test]
+fn to_the_switch_above_feedback_keeps_the_groups_address() {
+    let mut engine = engine(4);
+    install(&mut engine, &rule(vec![switch(0), host(1), host(2)]));
+    let mut data = DataFrame::new(Opcode::SendOnly, 100, &[1; 64]);
+    data.src = [10, 7, 7, 7].into();
+    feed(&mut engine, T0, 0, &data.bytes());
+    feed(&mut engine, T0, 1, &ack(1, 100, 1, Syndrome::Ack));
+    let sent = feed(&mut engine, T0, 2, &ack(2, 100, 1, Syndrome::Ack));
+    let header = roce(&sent[0].1);
+    assert_eq!(
+        header.ip,
+        IpAddrs::V4 {
+            src: MCST.0,
+            dst: MCST.0
+        }
+    );
+    assert_eq!(
+        (header.bth.dest_qp, sent[0].0, said(&sent[0].1).0),
+        (Qpn::VIRTUAL, 0, 100)
+    );
+    // And the switch above takes it: there this one is the path at its port 1.
+    let mut above = engine_above();
+    feed(&mut above, T0, 0, &send(100, &[1; 64]));
+    let up = feed(&mut above, T0, 1, &sent[0].1);
+    assert_eq!(said(&up[0].1), (100, Syndrome::Ack, 1));
+    assert_eq!(
+        roce(&up[0].1).ip,
+        IpAddrs::V4 {
+            src: MCST.0,
+            dst: host_ip(0)
+        }
+    );
+}
+
+fn engine_above() -> castnet_engine::Engine {
+    let mut above = engine(2);
+    install(&mut above, &rule(vec![host(0), switch(1)]));
+    above
+}
+
+#[test]
+fn a_cnp_reaches_the_source() {
+    let mut engine = star_switch(2);
+    let sent = feed(&mut engine, T0, 2, &cnp(2));
+    let header = roce(&sent[0].1);
+    assert!(is_sound(&sent[0].1));
+    assert_eq!(
+        (header.bth.opcode, header.bth.becn, header.bth.dest_qp),
+        (Opcode::Cnp, true, host_qpn(0))
+    );
+    assert_eq!((sent[0].0, sent[0].1.len()), (0, 74));
+    let status = engine.group_status(MCST).unwrap();
+    assert_eq!(
+        (
+            status.counters.more.cnps_in,
+            status.counters.more.cnps_out,
+            status.paths[2].counters.cnps_in
+        ),
+        (1, 1, 1)
+    );
+}
+
+#[test]
+fn feedback_with_a_wrong_icrc_changes_nothing() {
+    let mut engine = star_switch(1);
+    feed(&mut engine, T0, 0, &send(100, &[1; 64]));
+    let before = engine.group_status(MCST).unwrap().machine;
+    for at in 14 + 28 + 8..14 + 48 {
+        let mut bad = ack(1, 100, 1, Syndrome::Ack);
+        bad[at] ^= 0x01;
+        assert_eq!(feed(&mut engine, T0, 1, &bad), [], "byte {at}");
+    }
+    assert_eq!(engine.group_status(MCST).unwrap().machine, before);
+    let mut snapshot = castnet_engine::CountersSnapshot::with_capacity(1, 8);
+    engine.snapshot(&mut snapshot);
+    assert_eq!(
+        snapshot.drops_for(DropReason::BadIcrc) + snapshot.drops_for(DropReason::Malformed),
+        12
+    );
+    assert_eq!(feed(&mut engine, T0, 1, &ack(1, 100, 1, Syndrome::Ack)).len(), 1);
+}
+
+#[test]
+fn a_source_that_missed_its_ack_gets_it_again() {
+    let mut engine = star_switch(1);
+    feed(&mut engine, T0, 0, &send(100, &[1; 64]));
+    feed(&mut engine, T0, 1, &ack(1, 100, 1, Syndrome::Ack));
+    let mut again = DataFrame::new(Opcode::SendOnly, 100, &[1; 64]).vlan(7);
+    again.ack_request = true;
+    let sent = feed(&mut engine, T0, 0, &again.bytes());
+    let [(0, frame)] = &sent[..] else {
+        panic!("{sent:?}")
+    };
+    assert_eq!(said(frame), (100, Syndrome::Ack, 1));
+    assert_eq!(Ethernet::parse(frame).unwrap().0.vlan, Some(VlanTag::new(7)));
+    let totals = engine.totals();
+    assert_eq!((totals.absorbed, totals.originated), (2, 2));
+    assert_conserved(&engine);
+}
+
+#[test]
+fn a_member_that_fails_and_a_first_psn_that_was_learned_are_told() {
+    let mut engine = engine(4);
+    install(
+        &mut engine,
+        &MulticastGroup {
+            start_psn: None,
+            ..star(2)
+        },
+    );
+    feed(&mut engine, T0, 0, &send(5000, &[1; 64]));
+    let fatal = Syndrome::Nak(NakCode::RemoteAccessError);
+    feed(&mut engine, T0, 2, &ack(2, 5000, 0, fatal));
+    let events: Vec<EventKind> = core::iter::from_fn(|| engine.pop_event())
+        .map(|e| e.kind)
+        .collect();
+    assert_eq!(
+        events,
+        [
+            EventKind::BaselineLearned {
+                mcst_id: MCST,
+                psn: Psn::new(5000)
+            },
+            EventKind::MemberFailed {
+                mcst_id: MCST,
+                generation: star(2).generation,
+                port: port(2),
+                syndrome: 0x62
+            },
+        ]
+    );
+}
+
+#[test]
+fn a_path_that_owes_acknowledgements_is_reported_in_time() {
+    let mut engine = star_switch(2);
+    feed(&mut engine, T0, 0, &send(100, &[1; 64]));
+    feed(&mut engine, T0, 1, &ack(1, 100, 1, Syndrome::Ack));
+    let mut egress = PlainEgress::default();
+    let mut reported = None;
+    while let Some(at) = engine.poll_timeout().filter(|at| *at < T0 + Nanos::from_secs(4)) {
+        engine.handle_timeout(at, &mut egress);
+        if let Some(event) = engine.pop_event() {
+            reported = Some(event);
+            break;
+        }
+    }
+    let event = reported.expect("a report");
+    assert_eq!(
+        event.kind,
+        EventKind::PathStalled {
+            mcst_id: MCST,
+            port: port(2),
+            since: T0
+        }
+    );
+    let late = event.at.since(T0 + Nanos::from_secs(2));
+    assert!(
+        event.at >= T0 + Nanos::from_secs(2) && late < Nanos::from_millis(10),
+        "{late}"
+    );
+    // With everything acknowledged the timer ends.
+    feed(&mut engine, event.at, 2, &ack(2, 100, 1, Syndrome::Ack));
+    for _ in 0..4 {
+        if let Some(at) = engine.poll_timeout() {
+            engine.handle_timeout(at, &mut egress);
+        }
+    }
+    assert_eq!(engine.poll_timeout(), None);
+    assert!(egress.sent.is_empty());
+}
+
+fn any_syndrome() -> impl Strategy<Value = Syndrome> {
+    prop_oneof![
+        6 => Just(Syndrome::Ack),
+        3 => Just(GAP),
+        1 => (0u8..32).prop_map(|t| Syndrome::RnrNak(RnrTimer::new(t))),
+    ]
+}
+
+proptest! {
+    /// Any feedback: what goes to the source is valid, and acknowledges nothing that a receiver has not (M1, M2).
+    #[test]
+    fn the_source_hears_only_valid_frames_and_never_too_much(
+        steps in prop::collection::vec((1usize..4, 95u32..115, 0u32..50, any_syndrome(), any::<bool>()), 1..60),
+    ) {
+        let mut engine = star_switch(3);
+        for psn in 100..110 {
+            feed(&mut engine, T0, 0, &send(psn, &[1; 16]));
+        }
+        let mut has = [0, 99, 99, 99];
+        for (n, psn, msn, syndrome, tagged) in steps {
+            let mut frame = ack(n, psn, msn, syndrome);
+            if tagged {
+                frame.splice(12..12, [0x81, 0, 0, 7]);
+            }
+            let told = if syndrome == Syndrome::Ack { psn } else { psn - 1 };
+            if told < 110 {
+                has[n] = has[n].max(told);
+            }
+            let floor = has[1..].iter().min().copied().unwrap();
+            for (port, frame) in feed(&mut engine, T0, n, &frame) {
+                prop_assert_eq!(port, 0);
+                prop_assert_eq!(Ethernet::parse(&frame).unwrap().0.vlan.is_some(), tagged);
+                let (psn, syndrome, _) = said(&frame);
+                let acknowledged = if syndrome == Syndrome::Ack { psn } else { psn - 1 };
+                prop_assert!(acknowledged <= floor, "{syndrome} of {psn}, receivers have {has:?}");
+            }
+        }
+        assert_conserved(&engine);
+    }
+}
+
+#[test]
+fn padding_behind_feedback_does_no_harm() {
+    let mut engine = star_switch(1);
+    feed(&mut engine, T0, 0, &send(100, &[1; 64]));
+    let mut padded = ack(1, 100, 1, Syndrome::Ack);
+    padded.extend([0xEE; 6]);
+    let sent = feed(&mut engine, T0, 1, &padded);
+    assert_eq!(said(&sent[0].1), (100, Syndrome::Ack, 1));
+    assert_eq!(sent[0].1.len(), 62);
+    let header = roce(&sent[0].1);
+    assert!(icrc::verify_bytes(&sent[0].1, header.l3, header.frame_len));
+}

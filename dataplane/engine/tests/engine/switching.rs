@@ -1,0 +1,413 @@
+//! What belongs to no group: learning, flooding, ageing, ARP, LLDP, routes.
+
+use core::net::Ipv4Addr;
+use std::sync::Arc;
+
+use crate::common::*;
+use castnet_engine::plain::PlainEgress;
+use castnet_engine::{CountersSnapshot, Engine, EngineConfig, EventKind, Said, Tables};
+use castnet_rules::{Route, RouteHop};
+use castnet_wire::build::{emit_arp, emit_lldp};
+use castnet_wire::{
+    Arp, ArpOp, DropReason, Ethernet, Ipv4, Lldp, LldpId, MacAddr, Nanos, Opcode, Parsed, VlanTag, ipv4,
+    parse_frame,
+};
+
+fn drops(engine: &Engine, reason: DropReason) -> u64 {
+    let mut snapshot = CountersSnapshot::with_capacity(0, 0);
+    engine.snapshot(&mut snapshot);
+    snapshot.drops_for(reason)
+}
+
+fn to(sent: &[(usize, Vec<u8>)]) -> Vec<usize> {
+    sent.iter().map(|(port, _)| *port).collect()
+}
+
+#[test]
+fn unknown_is_flooded_known_is_switched_and_the_same_port_is_no_way() {
+    let mut e = engine(4);
+    let (a, b) = (peer_mac(0), peer_mac(1));
+    let there = plain_frame(b, a, None, 60);
+    let sent = feed(&mut e, T0, 0, &there);
+    assert_eq!(to(&sent), [1, 2, 3]);
+    assert!(sent.iter().all(|(_, frame)| *frame == there));
+    assert_eq!(to(&feed(&mut e, T0, 1, &plain_frame(a, b, None, 60))), [0]);
+    assert_eq!(to(&feed(&mut e, T0, 0, &there)), [1]);
+    assert_eq!(feed(&mut e, T0, 1, &there), []);
+    assert_eq!(drops(&e, DropReason::SamePort), 1);
+    // The last frame moved `a` to port 1. In another VLAN nobody is known.
+    assert_eq!(
+        to(&feed(&mut e, T0, 2, &plain_frame(a, peer_mac(2), None, 60))),
+        [1]
+    );
+    assert_eq!(
+        to(&feed(&mut e, T0, 2, &plain_frame(a, peer_mac(2), Some(5), 60))),
+        [0, 1, 3]
+    );
+    assert_eq!(
+        to(&feed(
+            &mut e,
+            T0,
+            2,
+            &plain_frame(MacAddr::BROADCAST, peer_mac(2), None, 60)
+        )),
+        [0, 1, 3]
+    );
+    assert_conserved(&e);
+}
+
+#[test]
+fn what_was_learned_ages_and_goes_with_its_port() {
+    let mut e = engine(3);
+    let (a, b) = (peer_mac(0), peer_mac(1));
+    feed(&mut e, T0, 0, &plain_frame(b, a, None, 60));
+    feed(&mut e, T0, 1, &plain_frame(a, b, None, 60));
+    let late = T0 + Nanos::from_secs(300);
+    assert_eq!(
+        to(&feed(&mut e, late, 2, &plain_frame(a, peer_mac(2), None, 60))),
+        [0, 1]
+    );
+    assert_eq!(e.fdb(late).count(), 1);
+    let mut egress = PlainEgress::default();
+    let mut rounds = 0;
+    while let Some(at) = e.poll_timeout() {
+        e.handle_timeout(at, &mut egress);
+        rounds += 1;
+        assert!(rounds < 10_000, "ageing ends when nothing is left");
+    }
+    assert_eq!(e.fdb(Nanos::ZERO).count(), 0);
+
+    feed(&mut e, late, 0, &plain_frame(b, a, None, 60));
+    e.set_tables(late, Arc::new(Tables::new(1, [], &[], [port(1), port(2)])));
+    assert_eq!(e.fdb(late).count(), 0);
+    assert_eq!(
+        to(&feed(&mut e, late, 2, &plain_frame(a, peer_mac(2), None, 60))),
+        [1]
+    );
+    e.set_tables(late, Arc::new(Tables::new(2, [], &[], [port(2)])));
+    assert_eq!(feed(&mut e, late, 2, &plain_frame(a, peer_mac(2), None, 60)), []);
+    assert_eq!(drops(&e, DropReason::NoPort), 1);
+    assert_conserved(&e);
+}
+
+#[test]
+fn a_full_table_forgets_the_oldest_and_says_so_once() {
+    let mut e = Engine::new(EngineConfig {
+        fdb_capacity: 2,
+        ..config(2)
+    })
+    .unwrap();
+    for n in 0..10 {
+        feed(
+            &mut e,
+            T0,
+            0,
+            &plain_frame(MacAddr::BROADCAST, peer_mac(n), None, 60),
+        );
+    }
+    let events: Vec<EventKind> = core::iter::from_fn(|| e.pop_event()).map(|e| e.kind).collect();
+    let full = EventKind::FdbFull {
+        entries: 2,
+        port: port(0),
+    };
+    assert_eq!(events, [full]);
+    let mut kept: Vec<MacAddr> = e.fdb(T0).map(|entry| entry.mac).collect();
+    kept.sort_unstable();
+    assert_eq!(kept, [8, 9].map(peer_mac));
+}
+
+#[test]
+fn frames_that_no_bridge_forwards_or_no_station_sends_are_dropped() {
+    let mut e = engine(2);
+    let pause = MacAddr([0x01, 0x80, 0xC2, 0, 0, 0x01]);
+    assert_eq!(
+        feed(&mut e, T0, 0, &plain_frame(pause, peer_mac(0), None, 60)),
+        []
+    );
+    assert_eq!(
+        feed(
+            &mut e,
+            T0,
+            0,
+            &plain_frame(peer_mac(1), MacAddr::BROADCAST, None, 60)
+        ),
+        []
+    );
+    assert_eq!(
+        feed(&mut e, T0, 0, &plain_frame(port_mac(0), peer_mac(0), None, 60)),
+        []
+    );
+    assert_eq!(feed(&mut e, T0, 0, &[1, 2, 3]), []);
+    assert_eq!(feed(&mut e, T0, 0, &[]), []);
+    assert_eq!(
+        (drops(&e, DropReason::Reserved), drops(&e, DropReason::Malformed)),
+        (2, 3)
+    );
+    // A port that the switch does not have.
+    assert_eq!(
+        feed(&mut e, T0, 9, &plain_frame(peer_mac(1), peer_mac(0), None, 60)),
+        []
+    );
+    assert_conserved(&e);
+}
+
+#[test]
+fn ports_that_carry_less_are_left_out() {
+    let mut infos = ports(3);
+    infos[1].mtu = 1500;
+    infos[2].flood = false;
+    let mut e = Engine::new(EngineConfig {
+        lldp_interval: None,
+        ..EngineConfig::new("s1", infos)
+    })
+    .unwrap();
+    assert_eq!(
+        to(&feed(
+            &mut e,
+            T0,
+            0,
+            &plain_frame(peer_mac(1), peer_mac(0), None, 1514)
+        )),
+        [1]
+    );
+    assert_eq!(
+        feed(&mut e, T0, 0, &plain_frame(peer_mac(1), peer_mac(0), None, 1515)),
+        []
+    );
+    assert_eq!(
+        to(&feed(
+            &mut e,
+            T0,
+            0,
+            &plain_frame(peer_mac(1), peer_mac(0), Some(3), 1518)
+        )),
+        [1]
+    );
+    feed(
+        &mut e,
+        T0,
+        1,
+        &plain_frame(MacAddr::BROADCAST, peer_mac(1), None, 60),
+    );
+    assert_eq!(
+        feed(&mut e, T0, 0, &plain_frame(peer_mac(1), peer_mac(0), None, 1515)),
+        []
+    );
+    assert_eq!(drops(&e, DropReason::TooLong), 2);
+}
+
+#[test]
+fn arp_for_a_group_is_answered_with_the_address_of_the_port() {
+    let mut e = engine(3);
+    install(&mut e, &star(1));
+    let elsewhere = Ipv4Addr::new(10, 9, 0, 2);
+    e.set_tables(
+        T0,
+        Arc::new(Tables::new(
+            1,
+            [castnet_wire::McstId(elsewhere)],
+            &[],
+            (0..3).map(port),
+        )),
+    );
+    for target in [MCST.0, elsewhere] {
+        for n in 0..2 {
+            let sent = feed(&mut e, T0, n, &arp_request(n, target));
+            let [(out, frame)] = &sent[..] else {
+                panic!("{sent:?}")
+            };
+            let (ethernet, at) = Ethernet::parse(frame).unwrap();
+            assert_eq!((*out, ethernet.dst, ethernet.src), (n, peer_mac(n), port_mac(n)));
+            let reply = Arp::parse(&frame[at..]).unwrap();
+            assert_eq!(
+                (reply.op, reply.sender_ip, reply.sender_mac),
+                (ArpOp::Reply, target, port_mac(n))
+            );
+            assert_eq!((reply.target_ip, reply.target_mac), (host_ip(n), peer_mac(n)));
+        }
+    }
+    // For a host it is flooded, and its answer goes back.
+    assert_eq!(to(&feed(&mut e, T0, 0, &arp_request(0, host_ip(1)))), [1, 2]);
+    let neighbours: Vec<Said> = e.neighbours(T0).map(|n| n.said).collect();
+    assert_eq!(neighbours.len(), 2);
+    assert!(neighbours.contains(&Said::Arp {
+        ip: host_ip(0),
+        mac: peer_mac(0)
+    }));
+    // Nobody may claim a group's address.
+    let mut claim = vec![0; 64];
+    let arp = Arp::request(peer_mac(2), MCST.0, host_ip(0));
+    let n = emit_arp(&mut claim, MacAddr::BROADCAST, &arp).unwrap();
+    assert_eq!(feed(&mut e, T0, 2, &claim[..n]), []);
+    assert_eq!(drops(&e, DropReason::NotMember), 1);
+    assert_conserved(&e);
+}
+
+#[test]
+fn arp_for_the_switch_itself_is_answered_in_its_vlan() {
+    let own = Ipv4Addr::new(10, 0, 0, 254);
+    let mut e = Engine::new(EngineConfig {
+        addresses: vec![own],
+        ..config(2)
+    })
+    .unwrap();
+    let mut request = arp_request(0, own);
+    request.splice(12..12, [0x81, 0, 0, 9]);
+    let sent = feed(&mut e, T0, 0, &request);
+    let (ethernet, at) = Ethernet::parse(&sent[0].1).unwrap();
+    assert_eq!((sent[0].0, ethernet.vlan), (0, Some(VlanTag::new(9))));
+    assert_eq!(Arp::parse(&sent[0].1[at..]).unwrap().sender_mac, port_mac(0));
+    assert_eq!(e.totals().absorbed, 1);
+}
+
+#[test]
+fn lldp_is_sent_by_every_port_and_what_comes_in_is_remembered_not_forwarded() {
+    let config = EngineConfig {
+        lldp_interval: Some(Nanos::from_secs(30)),
+        ..config(2)
+    };
+    let mut e = Engine::new(config).unwrap();
+    let mut egress = PlainEgress::default();
+    assert_eq!(e.poll_timeout(), Some(Nanos::ZERO));
+    e.handle_timeout(T0, &mut egress);
+    assert_eq!(e.poll_timeout(), Some(T0 + Nanos::from_secs(30)));
+    let sent = taken(egress);
+    assert_eq!(to(&sent), [0, 1]);
+    for (n, frame) in &sent {
+        let (ethernet, at) = Ethernet::parse(frame).unwrap();
+        assert_eq!(ethernet.src, port_mac(*n));
+        let lldp = Lldp::parse(&frame[at..]).unwrap();
+        assert_eq!(
+            (lldp.chassis, lldp.port),
+            (LldpId::Mac(port_mac(0)), LldpId::Text(&format!("p{n}")))
+        );
+        assert_eq!((lldp.system_name, lldp.ttl_secs), ("s1", 120));
+    }
+    let mut theirs = vec![0; 256];
+    let lldp = Lldp {
+        chassis: LldpId::Mac(peer_mac(1)),
+        port: LldpId::Text("p7"),
+        ttl_secs: 120,
+        system_name: "s2",
+    };
+    let n = emit_lldp(&mut theirs, peer_mac(1), &lldp).unwrap();
+    assert_eq!(feed(&mut e, T0, 1, &theirs[..n]), []);
+    // Somebody new does not wait for the interval; somebody known does.
+    assert_eq!(e.poll_timeout(), Some(T0));
+    let mut egress = PlainEgress::default();
+    e.handle_timeout(T0, &mut egress);
+    assert_eq!(to(&taken(egress)), [0, 1]);
+    assert_eq!(feed(&mut e, T0, 1, &theirs[..n]), []);
+    assert!(e.poll_timeout() > Some(T0));
+    let neighbour = e.neighbours(T0).next().unwrap();
+    assert_eq!(neighbour.port, port(1));
+    let Said::Lldp {
+        chassis,
+        remote_port,
+        system,
+        ttl,
+    } = neighbour.said
+    else {
+        panic!()
+    };
+    assert_eq!(
+        (chassis.as_str(), remote_port.as_str(), system.as_str()),
+        ("02:aa:00:00:00:01", "p7", "s2")
+    );
+    assert_eq!(ttl, Nanos::from_secs(120));
+    assert_conserved(&e);
+}
+
+fn routed(e: &mut Engine, frame: &DataFrame) -> Vec<(usize, Vec<u8>)> {
+    feed(e, T0, 0, &frame.bytes())
+}
+
+#[test]
+fn a_route_leads_on_with_one_hop_less_and_a_right_checksum() {
+    let mut e = engine(4);
+    let hop = |n: usize| RouteHop {
+        port: port(n),
+        mac: peer_mac(n),
+    };
+    let routes = [
+        Route {
+            prefix: "10.1.0.0/16".parse().unwrap(),
+            next_hops: vec![hop(1), hop(2)],
+        },
+        Route {
+            prefix: "10.1.2.0/24".parse().unwrap(),
+            next_hops: vec![hop(3)],
+        },
+    ];
+    e.set_tables(T0, Arc::new(Tables::new(1, [], &routes, (0..4).map(port))));
+    let mut frame = DataFrame::new(Opcode::SendOnly, 1, &[7; 64]);
+    frame.dst = Ipv4Addr::new(10, 1, 2, 3);
+    let sent = routed(&mut e, &frame);
+    let [(3, copy)] = &sent[..] else {
+        panic!("{sent:?}")
+    };
+    let (ethernet, l3) = Ethernet::parse(copy).unwrap();
+    assert_eq!((ethernet.dst, ethernet.src), (peer_mac(3), port_mac(3)));
+    let (ip, _) = Ipv4::parse(&copy[l3..]).unwrap();
+    assert_eq!(ip.ttl, 63);
+    assert!(ipv4::checksum_is_right(&copy[l3..]) && is_sound(copy));
+
+    frame.dst = Ipv4Addr::new(10, 1, 3, 3);
+    let mut ways = [0; 4];
+    for sport in 0xC000..0xC040 {
+        frame.sport = sport;
+        let first = routed(&mut e, &frame);
+        assert_eq!(to(&first), to(&routed(&mut e, &frame)), "a flow keeps its way");
+        ways[first[0].0] += 1;
+    }
+    assert!(ways[1] > 10 && ways[2] > 10, "{ways:?}");
+    e.set_tables(T0, Arc::new(Tables::new(2, [], &routes, [port(0), port(2)])));
+    assert_eq!(to(&routed(&mut e, &frame)), [2]);
+    e.set_tables(T0, Arc::new(Tables::new(3, [], &routes, [port(0)])));
+    assert_eq!(routed(&mut e, &frame), []);
+    frame.ttl = 1;
+    e.set_tables(T0, Arc::new(Tables::new(4, [], &routes, (0..4).map(port))));
+    assert_eq!(routed(&mut e, &frame), []);
+    frame.dst = Ipv4Addr::new(10, 2, 0, 1);
+    assert_eq!(routed(&mut e, &frame), []);
+    let mut bad = DataFrame {
+        dst: Ipv4Addr::new(10, 1, 2, 3),
+        ttl: 9,
+        ..frame.clone()
+    }
+    .bytes();
+    bad[14 + 10] ^= 0x10;
+    assert_eq!(feed(&mut e, T0, 0, &bad), []);
+    for reason in [
+        DropReason::PortDown,
+        DropReason::TtlExpired,
+        DropReason::NoRoute,
+        DropReason::BadIpChecksum,
+    ] {
+        assert_eq!(drops(&e, reason), 1, "{reason}");
+    }
+    // To another Ethernet address it is switched, whatever its IP address.
+    frame.ethernet.dst = peer_mac(2);
+    assert_eq!(to(&routed(&mut e, &frame)), [1, 2, 3]);
+    assert_conserved(&e);
+}
+
+#[test]
+fn rdma_between_hosts_that_is_no_groups_is_switched_untouched_even_where_it_is_odd() {
+    let mut e = star_switch(1);
+    let mut frame = DataFrame::new(Opcode::ReadRequest, 1, &[]);
+    (frame.dst, frame.dest_qp, frame.ethernet.dst) = (host_ip(1), host_qpn(1), peer_mac(1));
+    frame.ext.reth = Some(castnet_wire::Reth {
+        va: 1,
+        rkey: 2,
+        dma_len: 3,
+    });
+    let mut bytes = frame.bytes();
+    assert_eq!(feed(&mut e, T0, 0, &bytes)[0].1, bytes);
+    bytes[14 + 28] = 0xEE;
+    assert!(parse_frame(&bytes, bytes.len()).is_err());
+    assert_eq!(feed(&mut e, T0, 0, &bytes)[0].1, bytes);
+    assert!(!matches!(parse_frame(&bytes, bytes.len()), Ok(Parsed::Roce(_))));
+    assert_eq!(e.totals().dropped, 0);
+    assert_conserved(&e);
+}

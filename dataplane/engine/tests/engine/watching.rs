@@ -1,0 +1,238 @@
+//! What is seen of frames: dry runs, live traces, captures.
+
+mod common;
+
+use core::net::Ipv4Addr;
+
+use castnet_engine::plain::PlainEgress;
+use castnet_engine::{Engine, FrameFilter, Seen, Stage, TapId, Verdict};
+use castnet_rules::CollectiveGroup;
+use castnet_wire::{DataType, DropReason, McstId, Opcode, Primitive, Syndrome};
+use common::collective::*;
+use common::*;
+
+/// An AllReduce of so many zeros.
+fn sum(elements: usize, ranks: usize) -> Job {
+    Job {
+        primitive: Primitive::AllReduce,
+        root: 0,
+        data_type: DataType::F32,
+        elements,
+        data: vec![vec![0; 4 * elements]; ranks],
+    }
+}
+
+#[test]
+fn a_trace_names_the_path_that_was_left_out_and_why() {
+    let mut engine = star_switch(3);
+    for psn in 100..121 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    feed(&mut engine, T0, 3, &ack(3, 120, 1, Syndrome::Ack));
+    let trace = engine.trace(T0, port(0), &send(118, &[1; 64]));
+    assert_eq!((trace.verdict, trace.group), (Verdict::Replicated, Some(MCST)));
+    let text = trace.to_string();
+    for fact in [
+        "path 3 (port 3, host h3) skipped: AckPSN 120, packet 118",
+        "PSN 118 came before",
+        "replicate to 2 path(s)",
+        "verify    ICRC is right",
+        "dst 10.0.0.2, qpn 0x101",
+        "end       replicated",
+    ] {
+        assert!(text.contains(fact), "no {fact:?} in\n{text}");
+    }
+    let stranger = engine.trace(T0, port(4), &send(121, &[1; 64]));
+    assert!(
+        stranger.to_string().contains("the group has no path at port 4"),
+        "{stranger}"
+    );
+}
+
+#[test]
+fn live_traces_and_captures_take_what_their_filters_want_and_end() {
+    let mut engine = star_switch(2);
+    let [follow, copy, drops] = core::array::from_fn(|n| TapId::all().nth(n).unwrap());
+    let of_group = FrameFilter {
+        port: Some(port(0)),
+        group: Some(MCST),
+        ..FrameFilter::default()
+    };
+    engine.arm_trace(follow, of_group, 2);
+    engine.arm_capture(copy, FrameFilter::default(), 60, 4);
+    let only_drops = FrameFilter {
+        drops: true,
+        ..FrameFilter::default()
+    };
+    engine.arm_capture(drops, only_drops, usize::MAX, 1);
+    feed(
+        &mut engine,
+        T0,
+        3,
+        &plain_frame(peer_mac(1), peer_mac(3), None, 60),
+    );
+    for psn in 100..104 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    assert_eq!([follow, copy, drops].map(|id| engine.tap_left(id)), [0, 0, 1]);
+    feed(&mut engine, T0, 3, &send(104, &[1; 64]));
+    assert_eq!(engine.tap_left(drops), 0);
+    feed(&mut engine, T0, 3, &send(104, &[1; 64]));
+
+    let traces: Vec<_> = core::iter::from_fn(|| engine.pop_trace(follow)).collect();
+    assert_eq!(traces.len(), 2);
+    assert!(
+        traces
+            .iter()
+            .all(|t| t.verdict == Verdict::Replicated && t.sent.len() == 2)
+    );
+    assert_eq!(traces[0].steps[0].stage, Stage::Classify);
+    let seen: Vec<_> = core::iter::from_fn(|| engine.pop_captured(copy)).collect();
+    assert_eq!(
+        seen.iter().map(|c| (c.seen, c.port.index())).collect::<Vec<_>>(),
+        [(Seen::In, 3), (Seen::Out, 0), (Seen::Out, 1), (Seen::Out, 2),]
+    );
+    assert!(seen.iter().all(|c| c.bytes.len() == 60));
+    let dropped = engine.pop_captured(drops).unwrap();
+    assert_eq!(
+        (dropped.seen, dropped.group),
+        (Seen::Dropped(DropReason::NotMember), Some(MCST))
+    );
+    assert_eq!(engine.pop_captured(drops), None);
+
+    // One that nobody drains loses what it has no place for; another one beside it loses nothing.
+    engine.arm_trace(follow, FrameFilter::default(), u64::MAX);
+    engine.arm_trace(copy, FrameFilter::default(), u64::MAX);
+    let mut followed = 0;
+    for _ in 0..1500 {
+        feed(&mut engine, T0, 3, &send(104, &[1; 64]));
+        followed += u64::from(engine.pop_trace(copy).is_some());
+    }
+    let waiting = core::iter::from_fn(|| engine.pop_trace(follow)).count() as u64;
+    assert_eq!(followed, 1500);
+    assert_eq!(engine.take_tap_lost(follow), 1500 - waiting);
+    assert_eq!((engine.take_tap_lost(follow), engine.take_tap_lost(copy)), (0, 0));
+    assert_eq!(engine.taps_lost(), 1500 - waiting);
+    engine.disarm(follow);
+    engine.disarm(copy);
+    feed(&mut engine, T0, 3, &send(104, &[1; 64]));
+    assert_eq!(engine.pop_trace(copy), None);
+}
+
+/// The filter sees a frame whole though less of it is kept, and of a malformed one the addresses that can be read.
+#[test]
+fn a_filter_by_address_sees_frames_that_are_cut_or_malformed() {
+    let mut engine = star_switch(2);
+    let from_source = FrameFilter {
+        src: Some(host_ip(0)),
+        dst: Some(MCST.0),
+        ..FrameFilter::default()
+    };
+    let tap = TapId::all().next().unwrap();
+    let mut captured = |bytes: &[u8], filter: FrameFilter| {
+        engine.arm_capture(tap, filter, 14, u64::MAX);
+        feed(&mut engine, T0, 0, bytes);
+        let seen: Vec<_> = core::iter::from_fn(|| engine.pop_captured(tap)).collect();
+        assert!(seen.iter().all(|c| c.bytes.len() == 14));
+        seen.iter().map(|c| c.seen).collect::<Vec<_>>()
+    };
+    assert_eq!(captured(&send(100, &[1; 64]), from_source), [Seen::In]);
+    let malformed = Seen::Dropped(DropReason::Malformed);
+    for cut in [14 + 20, 14 + 30] {
+        assert_eq!(captured(&send(101, &[1; 64])[..cut], from_source), [malformed]);
+    }
+    let tagged = DataFrame::new(Opcode::SendOnly, 101, &[1; 64]).vlan(7).bytes();
+    assert_eq!(captured(&tagged[..18 + 20], from_source), [malformed]);
+    let by_reason = FrameFilter {
+        reason: Some(DropReason::Malformed),
+        ..from_source
+    };
+    assert_eq!(captured(&send(101, &[1; 64])[..40], by_reason), [malformed]);
+    assert_eq!(captured(&send(101, &[1; 64]), by_reason), []);
+    let from_other = FrameFilter {
+        src: Some(host_ip(1)),
+        ..FrameFilter::default()
+    };
+    assert_eq!(captured(&send(102, &[1; 64])[..40], from_other), []);
+}
+
+/// What a trace says of a group does not grow with the group, but for what is sent.
+#[test]
+fn a_trace_of_a_large_group_names_only_a_few_endpoints() {
+    const RANKS: usize = 60;
+    let jobs = [sum(64, RANKS)];
+    let mut engine = engine(RANKS);
+    install_collective(&mut engine, &collective_star(RANKS));
+    let frame = |rank: usize| Rank::new(rank, T0, &jobs).frame(0);
+    let machine = |engine: &Engine, rank: usize| {
+        let trace = engine.trace(T0, port(rank), &frame(rank));
+        let step = trace.steps.iter().find(|s| s.stage == Stage::Machine).unwrap();
+        (step.to_owned(), trace.sent.len())
+    };
+    let (first, _) = machine(&engine, 0);
+    let waits = "waiting for endpoint 1 (port 1, rank 1 on h1), endpoint 2 (port 2, rank 2 on h2), endpoint 3 (port 3, rank 3 \
+                 on h3), endpoint 4 (port 4, rank 4 on h4), 55 more";
+    assert!(first.facts[0].ends_with(waits), "{first:?}");
+    (1..RANKS).for_each(|rank| drop(feed(&mut engine, T0, rank, &frame(rank))));
+    let (last, sent) = machine(&engine, 0);
+    assert_eq!((last.facts.len(), sent), (2, RANKS));
+    assert!(last.facts[1].starts_with("endpoint 0 (port 0, rank 0 on h0): expects"));
+    assert!(last.decision.contains("56 more"), "{}", last.decision);
+}
+
+/// What timers send belongs to the group that sends it, though many groups are due at once; and so does what a group
+/// sends in later polls because one would have been too much.
+#[test]
+fn what_timers_and_later_polls_send_is_captured_for_its_own_group() {
+    const OTHER_GROUP: McstId = McstId(Ipv4Addr::new(10, 9, 1, 2));
+    let jobs = [sum(64 * 40, 2)];
+    let ranks = [Rank::new(0, T0, &jobs), Rank::new(1, T0, &jobs)];
+    let mut engine = engine(3);
+    for (name, mcst_id) in [("sum", GROUP), ("other", OTHER_GROUP)] {
+        let rule = CollectiveGroup {
+            name: name.into(),
+            mcst_id,
+            slots: 64,
+            ..collective_star(2)
+        };
+        install_collective(&mut engine, &rule);
+    }
+    let frame = |rank: usize, i: usize, mcst_id: McstId| {
+        let sent = &ranks[rank].packets[i];
+        let mut frame = DataFrame::new(sent.opcode, sq_psn(rank).add(i as i32).value(), &sent.payload);
+        (frame.src, frame.dst, frame.ethernet) = (host_ip(rank), mcst_id.0, ethernet(rank));
+        frame.ext.imm = sent.imm;
+        frame.bytes()
+    };
+    let tap = TapId::all().next().unwrap();
+    engine.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
+    let mut egress = PlainEgress::default();
+    for mcst_id in [GROUP, OTHER_GROUP] {
+        feed_into(&mut engine, T0, 0, &frame(0, 0, mcst_id), &mut egress);
+    }
+    // Both wait for rank 1, so both keep rank 0 alive.
+    let due = T0 + TIMEOUT;
+    engine.handle_timeout(due, &mut egress);
+    // All that rank 0 sends but its first packet, then that: more is complete at once than one poll may send.
+    feed_into(&mut engine, due, 1, &frame(1, 0, GROUP), &mut egress);
+    for i in 1..=40 {
+        feed_into(&mut engine, due, 1, &frame(1, i, GROUP), &mut egress);
+    }
+    for i in (2..=40).chain([1]) {
+        feed_into(&mut engine, due, 0, &frame(0, i, GROUP), &mut egress);
+    }
+    let before = egress.sent.len();
+    while engine.poll_timeout().is_some_and(|at| at <= due) {
+        engine.handle_timeout(due, &mut egress);
+    }
+    assert!(egress.sent.len() > before, "nothing was left for later polls");
+
+    let seen = core::iter::from_fn(|| engine.pop_captured(tap));
+    let out: Vec<_> = seen.filter(|c| c.seen == Seen::Out).collect();
+    assert_eq!(out.len(), egress.sent.len());
+    for captured in &out {
+        let (from, _) = roce(&captured.bytes).ip.v4().unwrap();
+        assert_eq!(captured.group, Some(McstId(from)));
+    }
+    assert!(out.iter().any(|c| c.group == Some(OTHER_GROUP)));
+}

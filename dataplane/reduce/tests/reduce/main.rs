@@ -1,0 +1,6 @@
+//! All of this crate's tests are one program, so that what they share is compiled once.
+
+mod checksum;
+mod common;
+mod meaning;
+mod twin;

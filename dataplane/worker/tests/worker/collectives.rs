@@ -1,0 +1,210 @@
+//! A collective group on a real dataplane over memory links: contributions in, sums out, and what control sees of it.
+
+use crate::common::*;
+use castnet_rules::{CollectiveGroup, RankEndpoint};
+use castnet_wire::{
+    Bth, Call, CallFlags, Control, DataType, Ethernet, ExtHeaders, Network, Opcode, Operation, Pmtu,
+    Primitive, Psn, Qpn, Verdict, emit_roce, icrc,
+};
+use castnet_worker::engine::{EventKind, InstallError as Refused};
+use castnet_worker::{InstallError, Installed, Rule, SwitchEventKind};
+
+const RANKS: usize = 3;
+
+fn sums(n: usize) -> CollectiveGroup {
+    let member = |r: usize| RankEndpoint {
+        rank: r as u16,
+        name: format!("h{r}"),
+        ip: host_ip(r),
+        qpn: qpn(n, r),
+        mac: host_mac(r),
+        sq_psn: Psn::new(10 * r as u32),
+        rq_psn: Psn::new(0xFF_FFFF),
+    };
+    CollectiveGroup::star(
+        &format!("c{n}"),
+        mcst(n),
+        Pmtu::B1024,
+        64,
+        (0..RANKS).map(member).collect(),
+    )
+    .unwrap()
+}
+
+fn frame(rank: usize, group: usize, offset: u32, imm: Option<u32>, payload: &[u8]) -> Vec<u8> {
+    let ethernet = Ethernet {
+        dst: host_mac(99),
+        src: host_mac(rank),
+        vlan: None,
+        ethertype: 0x0800,
+    };
+    let opcode = if imm.is_some() {
+        Opcode::SendOnlyImm
+    } else {
+        Opcode::SendOnly
+    };
+    let bth = Bth {
+        ack_request: true,
+        ..Bth::new(opcode, Qpn::VIRTUAL, Psn::new(10 * rank as u32 + offset))
+    };
+    let (network, ext) = (
+        Network::v4(host_ip(rank), mcst(group).0),
+        ExtHeaders {
+            imm,
+            ..ExtHeaders::NONE
+        },
+    );
+    let mut out = vec![0; payload.len() + 128];
+    let n = emit_roce(&mut out, &ethernet, &network, 0xC000, &bth, &ext, payload).unwrap();
+    out.truncate(n);
+    out
+}
+
+fn control(rank: usize, group: usize, elements: u64) -> Vec<u8> {
+    let call = Call {
+        primitive: Primitive::AllReduce,
+        root: 0,
+        operation: Operation::Sum,
+        data_type: DataType::F32,
+        flags: CallFlags::default(),
+        elements,
+        packets: 1,
+    };
+    let mut bytes = [0; Control::LEN];
+    Control {
+        sequence: 0,
+        rank: rank as u16,
+        call,
+        verdict: Verdict::Agreed,
+    }
+    .emit(&mut bytes);
+    frame(rank, group, 0, Some(Control::IMMEDIATE), &bytes)
+}
+
+/// On either worker; frames come in on the ports of both.
+#[test]
+fn contributions_of_all_ranks_come_back_as_their_sum() {
+    for workers in [1, 2] {
+        let lab = Lab::with(RANKS, workers, |config| config.engine.lldp_interval = None);
+        // The first group goes to worker 0, the second to the next.
+        for n in 1..=workers {
+            let installed = lab.dataplane.install_collective(&sums(n)).unwrap();
+            assert_eq!(installed, Installed::New { worker: n - 1 });
+        }
+        assert_eq!(
+            lab.dataplane.install_collective(&sums(1)).unwrap(),
+            Installed::Unchanged
+        );
+        let mut hosts: Vec<Host> = lab.ends.iter().map(Host::new).collect();
+        for n in 1..=workers {
+            for (rank, host) in hosts.iter_mut().enumerate() {
+                let floats: Vec<u8> = (0..256)
+                    .flat_map(|i| ((i * (rank + 1)) as f32).to_le_bytes())
+                    .collect();
+                host.send(&[control(rank, n, 256), frame(rank, n, 1, None, &floats)]);
+            }
+            for (rank, host) in hosts.iter_mut().enumerate() {
+                let results = host.receive(2);
+                let header = roce(&results[0]);
+                assert_eq!(header.imm, Some(Control::IMMEDIATE));
+                let (bytes, header) = (&results[1], roce(&results[1]));
+                assert!(icrc::verify_bytes(bytes, header.l3, header.frame_len));
+                assert_eq!(header.bth.dest_qp, qpn(n, rank));
+                assert_eq!(header.bth.psn, Psn::new(0));
+                let sum: Vec<f32> = bytes[header.payload_at..header.payload_at + 1024]
+                    .as_chunks::<4>()
+                    .0
+                    .iter()
+                    .map(|b| f32::from_le_bytes(*b))
+                    .collect();
+                assert!(
+                    sum.iter().enumerate().all(|(i, v)| *v == (6 * i) as f32),
+                    "{sum:?}"
+                );
+            }
+            let group = lab.dataplane.collective(mcst(n)).unwrap().unwrap();
+            assert_eq!((group.worker, &group.rule), (n - 1, &sums(n)));
+            assert_eq!(group.status.counters.contributions, 3);
+            assert!(group.status.counters.results >= 3);
+        }
+        let counters = lab.dataplane.counters().unwrap();
+        assert_eq!((counters.groups.len(), counters.collectives.len()), (0, workers));
+        assert_eq!(counters.collectives[0].name, "c1");
+        assert_eq!(counters.collectives[0].endpoints.len(), RANKS);
+        assert_eq!(lab.dataplane.rule(mcst(1)), Some(Rule::Collective(sums(1))));
+        assert_eq!(
+            (lab.dataplane.groups().unwrap().len(), lab.dataplane.rules().len()),
+            (0, 0)
+        );
+        assert_eq!(lab.dataplane.collectives().unwrap().len(), workers);
+        assert_eq!(
+            lab.dataplane.remove_group(mcst(1)).unwrap(),
+            Some(Rule::Collective(sums(1)))
+        );
+        assert_eq!(lab.dataplane.collective(mcst(1)).unwrap(), None);
+        assert!(lab.dataplane.stop().is_some());
+    }
+}
+
+#[test]
+fn slots_are_counted_refused_and_given_back() {
+    let need = sums(1).memory_bytes() as usize;
+    let lab = Lab::with(RANKS, 1, |config| config.engine.memory_max_bytes = 2 * need);
+    lab.dataplane.install_collective(&sums(1)).unwrap();
+    lab.dataplane.install_collective(&sums(2)).unwrap();
+    let used = |lab: &Lab| lab.dataplane.runtime().unwrap()[0].group_memory_bytes;
+    assert_eq!(used(&lab), 2 * need);
+    assert_eq!(
+        lab.dataplane.install_collective(&sums(3)),
+        Err(InstallError::Refused(Refused::NoMemory {
+            need,
+            left: 0,
+            max: 2 * need
+        }))
+    );
+    lab.dataplane.remove_group(mcst(2)).unwrap();
+    assert_eq!(used(&lab), need);
+    let newer = CollectiveGroup {
+        generation: 2,
+        ..sums(1)
+    };
+    assert_eq!(
+        lab.dataplane.install_collective(&newer).unwrap(),
+        Installed::Replaced { before: 1 }
+    );
+    assert!(matches!(
+        lab.dataplane.install_collective(&sums(1)),
+        Err(InstallError::Older {
+            running: 2,
+            given: 1,
+            ..
+        })
+    ));
+    lab.dataplane.install_collective(&sums(3)).unwrap();
+    assert_eq!(used(&lab), 2 * need);
+}
+
+#[test]
+fn ranks_that_disagree_are_told_of() {
+    let lab = Lab::with(RANKS, 1, |config| config.engine.lldp_interval = None);
+    lab.dataplane.install_collective(&sums(1)).unwrap();
+    let events = lab.dataplane.events();
+    let mut hosts: Vec<Host> = lab.ends.iter().map(Host::new).collect();
+    for (rank, host) in hosts.iter_mut().enumerate() {
+        host.send_one(control(rank, 1, 256 - rank as u64 / 2));
+    }
+    let told = loop {
+        let event = events.recv_timeout(PATIENCE).expect("an event");
+        if let SwitchEventKind::Engine(EventKind::CollectiveConflict {
+            mcst_id,
+            generation,
+            control,
+        }) = event.kind
+        {
+            assert_eq!(generation, sums(1).generation);
+            break (mcst_id, control.verdict);
+        }
+    };
+    assert_eq!(told.0, mcst(1));
+    assert!(matches!(told.1, Verdict::Conflict { .. }));
+}

@@ -1,0 +1,7 @@
+//! All of this crate's tests are one program, so that what they share is compiled once.
+
+mod collectives;
+mod common;
+mod moving;
+mod switch;
+mod workers;

@@ -1,0 +1,642 @@
+//! Groups that change workers while their frames flow: none is lost, none comes twice, each connection's stay in order,
+//! and what comes out is, byte for byte, what comes out of a switch where nothing moves.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use castnet_port::Port;
+use castnet_rules::{CollectiveGroup, MulticastGroup, RankEndpoint};
+use castnet_wire::{
+    Aeth, Bth, Call, CallFlags, Control, DataType, Ethernet, ExtHeaders, MacAddr, Network, Opcode, Operation,
+    Pmtu, Primitive, Psn, Qpn, Syndrome, Verdict, build::emit_ack, emit_roce,
+};
+use castnet_worker::engine::{EventKind, InstallError as Refused};
+use castnet_worker::{
+    Balance, Counters, Idle, Installed, MoveCause, MoveError, Moved, Rule, SwitchEventKind, WorkerConfig,
+};
+
+/// A number generator whose seed is printed where a test fails.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % below
+    }
+}
+
+/// What came to one host for one group, in order: of data, and of feedback.
+type Seen = BTreeMap<(usize, usize, bool), Vec<u64>>;
+
+fn note(seen: &mut Seen, host: usize, group: usize, feedback: bool, frame: &[u8]) {
+    let mut hasher = DefaultHasher::new();
+    frame.hash(&mut hasher);
+    seen.entry((host, group, feedback))
+        .or_default()
+        .push(hasher.finish());
+}
+
+const HOSTS: usize = 4;
+/// Multicast groups 0 to 3, of which host `n` is the source of group `n`.
+const CASTS: usize = 4;
+/// Collective groups 10 and 11, of hosts 0 to 2.
+const SUMS: std::ops::Range<usize> = 10..12;
+const RANKS: usize = 3;
+
+fn cast(n: usize) -> MulticastGroup {
+    rule(n, &(0..HOSTS).map(|i| (n + i) % HOSTS).collect::<Vec<_>>())
+}
+
+fn sums(n: usize) -> CollectiveGroup {
+    let member = |r: usize| RankEndpoint {
+        rank: r as u16,
+        name: format!("h{r}"),
+        ip: host_ip(r),
+        qpn: qpn(n, r),
+        mac: host_mac(r),
+        sq_psn: Psn::new(0),
+        rq_psn: Psn::new(0),
+    };
+    let mut group = CollectiveGroup::star(
+        &format!("c{n}"),
+        mcst(n),
+        Pmtu::B1024,
+        64,
+        (0..RANKS).map(member).collect(),
+    )
+    .unwrap();
+    // Nothing is repeated because a test was not given the processor.
+    group.ack_timeout_us = 30_000_000;
+    group
+}
+
+fn headers(from: usize, group: usize) -> (Ethernet, Network) {
+    let ethernet = Ethernet {
+        dst: MacAddr([2; 6]),
+        src: host_mac(from),
+        vlan: None,
+        ethertype: 0x0800,
+    };
+    (ethernet, Network::v4(host_ip(from), mcst(group).0))
+}
+
+/// Packet `psn` of a rank: every other one says which collective comes, and the next is its only data.
+fn contribution(rank: usize, group: usize, psn: u32) -> Vec<u8> {
+    let (ethernet, network) = headers(rank, group);
+    let mut payload = vec![0; 1024];
+    let imm = psn.is_multiple_of(2).then_some(Control::IMMEDIATE);
+    if imm.is_some() {
+        let call = Call {
+            primitive: Primitive::AllReduce,
+            root: 0,
+            operation: Operation::Sum,
+            data_type: DataType::I32,
+            flags: CallFlags::default(),
+            elements: 256,
+            packets: 1,
+        };
+        let mut bytes = [0; Control::LEN];
+        Control {
+            sequence: psn / 2,
+            rank: rank as u16,
+            call,
+            verdict: Verdict::Agreed,
+        }
+        .emit(&mut bytes);
+        payload = bytes.to_vec();
+    } else {
+        for (i, word) in payload.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *word = (i as u32 * 7 + psn + rank as u32).to_le_bytes();
+        }
+    }
+    let opcode = if imm.is_some() {
+        Opcode::SendOnlyImm
+    } else {
+        Opcode::SendOnly
+    };
+    let bth = Bth {
+        ack_request: true,
+        ..Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn))
+    };
+    let ext = ExtHeaders {
+        imm,
+        ..ExtHeaders::NONE
+    };
+    let mut out = vec![0; payload.len() + 128];
+    let n = emit_roce(&mut out, &ethernet, &network, 0xC000, &bth, &ext, &payload).unwrap();
+    out.truncate(n);
+    out
+}
+
+fn acknowledge(rank: usize, group: usize, psn: Psn) -> Vec<u8> {
+    let (ethernet, network) = headers(rank, group);
+    let aeth = Aeth {
+        syndrome: Syndrome::Ack,
+        msn: psn.value() + 1,
+    };
+    let mut out = vec![0; 128];
+    let n = emit_ack(&mut out, &ethernet, &network, 0xC000, Qpn::VIRTUAL, psn, aeth).unwrap();
+    out.truncate(n);
+    out
+}
+
+/// How far a group is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    sent: [u32; HOSTS],
+    /// Acknowledged to the source; or, by rank, results that came.
+    done: [u32; HOSTS],
+}
+
+/// The hosts at work: every source sends its groups' data, at most `window` ahead of what was acknowledged, every receiver
+/// acknowledges each packet; every rank contributes, at most `window` ahead of its results.
+struct Traffic {
+    hosts: Vec<Host>,
+    window: u32,
+    casts: [Progress; CASTS],
+    sums: Vec<Progress>,
+    seen: Seen,
+}
+
+impl Traffic {
+    fn new(lab: &Lab, window: u32) -> Self {
+        for n in 0..CASTS {
+            lab.install(&cast(n));
+        }
+        for n in SUMS {
+            lab.dataplane.install_collective(&sums(n)).unwrap();
+        }
+        Self {
+            hosts: lab.hosts(),
+            window,
+            casts: Default::default(),
+            sums: vec![Progress::default(); SUMS.len()],
+            seen: Seen::new(),
+        }
+    }
+
+    /// One turn of all hosts. `more` says up to which packet the n-th group goes: casts first, then sums. Whether all that
+    /// was sent has come to its end.
+    fn turn(&mut self, more: impl Fn(usize) -> u32) -> bool {
+        let mut all_done = true;
+        for n in 0..CASTS {
+            let progress = &mut self.casts[n];
+            let up_to = more(n).min(progress.done[0] + self.window);
+            let frames: Vec<_> = (progress.sent[0]..up_to)
+                .map(|psn| data(n, n, psn, 40 + 90 * (psn as usize % 11)))
+                .collect();
+            self.hosts[n].send(&frames);
+            progress.sent[0] = progress.sent[0].max(up_to);
+            all_done &= progress.done[0] == progress.sent[0];
+        }
+        for (i, progress) in self.sums.iter_mut().enumerate() {
+            for rank in 0..RANKS {
+                // What is sent has a slot.
+                let up_to = more(CASTS + i).min(progress.done[rank] + self.window.min(32));
+                let frames: Vec<_> = (progress.sent[rank]..up_to)
+                    .map(|psn| contribution(rank, SUMS.start + i, psn))
+                    .collect();
+                self.hosts[rank].send(&frames);
+                progress.sent[rank] = progress.sent[rank].max(up_to);
+                all_done &= progress.done[rank] == progress.sent[rank];
+            }
+        }
+        for me in 0..HOSTS {
+            let mut answers = Vec::new();
+            for frame in self.hosts[me].poll() {
+                let header = roce(&frame);
+                let castnet_wire::IpAddrs::V4 { src, .. } = header.ip else {
+                    panic!("not of a group: {header:?}")
+                };
+                let group = usize::from(src.octets()[3]);
+                let feedback = header.aeth.is_some();
+                if group < CASTS {
+                    note(&mut self.seen, me, group, feedback, &frame);
+                    match header.aeth {
+                        Some(aeth) => {
+                            assert_eq!(
+                                aeth.syndrome,
+                                Syndrome::Ack,
+                                "nothing was lost, so nothing is missed"
+                            );
+                            self.casts[group].done[0] = header.bth.psn.value() + 1;
+                        }
+                        None => answers.push(ack(group, me, header.bth.psn.value())),
+                    }
+                } else if !feedback {
+                    // When a rank's own packets are acknowledged depends on who was first.
+                    note(&mut self.seen, me, group, false, &frame);
+                    self.sums[group - SUMS.start].done[me] += 1;
+                    answers.push(acknowledge(me, group, header.bth.psn));
+                }
+            }
+            self.hosts[me].send(&answers);
+        }
+        all_done
+    }
+
+    fn sent(&self, group: usize) -> u32 {
+        match group.checked_sub(CASTS) {
+            None => self.casts[group].sent[0],
+            Some(i) => self.sums[i].sent.iter().copied().max().unwrap_or(0),
+        }
+    }
+
+    /// Frames that all hosts have sent.
+    fn frames(&self) -> u64 {
+        self.hosts.iter().map(|h| h.port.stats().tx_frames).sum()
+    }
+
+    /// Goes on until all ranks have sent as much and all that was sent has come to its end.
+    fn finish(&mut self, lab: &Lab) {
+        let upto: Vec<u32> = (0..CASTS + SUMS.len()).map(|n| self.sent(n)).collect();
+        // A collective is of two packets.
+        let upto = |n: usize| {
+            if n < CASTS {
+                upto[n]
+            } else {
+                upto[n].next_multiple_of(2)
+            }
+        };
+        let start = Instant::now();
+        while !self.turn(upto) || (0..CASTS + SUMS.len()).any(|n| self.sent(n) < upto(n)) {
+            if start.elapsed() > PATIENCE {
+                panic!(
+                    "it stands still: {:?}",
+                    (&self.casts, &self.sums, lab.dataplane.counters().unwrap())
+                );
+            }
+        }
+        lab.wait("the last acknowledgements", |c| {
+            c.totals.received == self.frames()
+        });
+    }
+}
+
+fn all_groups() -> Vec<usize> {
+    (0..CASTS).chain(SUMS).collect()
+}
+
+/// The same traffic through a switch with one worker, where nothing moves.
+fn still(traffic: &Traffic) -> (Seen, Counters) {
+    let lab = Lab::new(HOSTS, 1);
+    let mut same = Traffic::new(&lab, 32);
+    let start = Instant::now();
+    while !same.turn(|n| traffic.sent(n)) || (0..CASTS + SUMS.len()).any(|n| same.sent(n) < traffic.sent(n)) {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "the switch where nothing moves stands still"
+        );
+    }
+    lab.wait("the last acknowledgements", |c| {
+        c.totals.received == same.frames()
+    });
+    (same.seen, lab.dataplane.stop().unwrap())
+}
+
+struct Case {
+    workers: usize,
+    hand_over: usize,
+    hold: usize,
+    window: u32,
+    idle: Idle,
+    moves: u64,
+}
+
+fn moves_are_not_seen(seed: u64, case: &Case) {
+    let lab = Lab::with(HOSTS, case.workers, |config| {
+        config.hand_over = case.hand_over;
+        config.hold = case.hold;
+        config.workers = vec![
+            WorkerConfig {
+                core: None,
+                idle: case.idle
+            };
+            case.workers
+        ];
+        // So that rings and holds can be smaller than what is under way, moves or not.
+        config.patient = true;
+    });
+    let mut traffic = Traffic::new(&lab, case.window);
+    let (done, moves) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            let mut numbers = Numbers(seed);
+            let groups = all_groups();
+            while moves.load(Ordering::Relaxed) < case.moves {
+                let group = groups[numbers.next(groups.len())];
+                let to = numbers.next(case.workers);
+                match lab.dataplane.move_group(mcst(group), to) {
+                    Ok(moved) => {
+                        assert_eq!(moved.to, to);
+                        moves.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(MoveError::Already { worker, .. }) => assert_eq!(worker, to),
+                    Err(error) => panic!("seed {seed}: {error}"),
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) && !mover.is_finished() {
+            traffic.turn(|_| u32::MAX);
+        }
+        mover.join().unwrap();
+    });
+    traffic.finish(&lab);
+    let last = lab.dataplane.stop().unwrap();
+    assert_conserved(&last);
+    assert_eq!(last.totals.dropped, 0, "seed {seed}");
+    let moved: u64 = last.workers.iter().map(|w| w.groups_in).sum();
+    assert_eq!(moved, case.moves);
+    assert_eq!(moved, last.workers.iter().map(|w| w.groups_out).sum::<u64>());
+
+    let (expected, one) = still(&traffic);
+    assert_eq!(
+        expected.keys().collect::<Vec<_>>(),
+        traffic.seen.keys().collect::<Vec<_>>(),
+        "seed {seed}"
+    );
+    for (key, frames) in &expected {
+        let got = &traffic.seen[key];
+        let same = got.iter().zip(frames).take_while(|(a, b)| a == b).count();
+        assert!(
+            same == frames.len() && got.len() == frames.len(),
+            "seed {seed}: (host, group, feedback) {key:?}: frame {same} differs; {} came, {} should",
+            got.len(),
+            frames.len()
+        );
+    }
+    for n in 0..CASTS {
+        let (moved, still) = (last.group(mcst(n)).unwrap(), one.group(mcst(n)).unwrap());
+        assert_eq!(
+            (&moved.counters, &moved.paths),
+            (&still.counters, &still.paths),
+            "seed {seed}"
+        );
+    }
+    for (moved, still) in last.collectives.iter().zip(&one.collectives) {
+        let of = |c: &castnet_worker::CollectiveReport| {
+            let c = &c.counters;
+            (
+                c.contributions,
+                c.contribution_bytes,
+                c.results,
+                c.result_bytes,
+                c.repeats,
+                c.acks_in,
+                c.lost,
+            )
+        };
+        assert_eq!(of(moved), of(still), "seed {seed}");
+    }
+}
+
+/// Longer with `CASTNET_MOVES`, which says how many times as many moves.
+#[test]
+fn moves_under_load_are_not_seen() {
+    let adaptive = Idle::default();
+    let cases = [
+        // What is under way fits everywhere.
+        Case {
+            workers: 2,
+            hand_over: 1024,
+            hold: 1024,
+            window: 32,
+            idle: adaptive,
+            moves: 300,
+        },
+        // It fills the hold, so that rings and ports have to wait.
+        Case {
+            workers: 2,
+            hand_over: 128,
+            hold: 1,
+            window: 120,
+            idle: adaptive,
+            moves: 100,
+        },
+        // And the rings.
+        Case {
+            workers: 3,
+            hand_over: 4,
+            hold: 1,
+            window: 60,
+            idle: adaptive,
+            moves: 100,
+        },
+    ];
+    let more: u64 = std::env::var("CASTNET_MOVES").map_or(1, |times| times.parse().unwrap());
+    for (i, mut case) in cases.into_iter().enumerate() {
+        case.moves *= more;
+        moves_are_not_seen(0xCA57 + i as u64, &case);
+    }
+}
+
+#[test]
+fn a_move_that_cannot_be_is_refused_and_changes_nothing() {
+    let lab = Lab::with(3, 2, |config| config.engine.next_hops_max = 3);
+    let move_to = |n, worker| lab.dataplane.move_group(mcst(n), worker);
+    lab.install(&rule(1, &[0, 1]));
+    let other = |n: usize, ports: &[usize]| {
+        let mut rule = rule(n, ports);
+        for path in &mut rule.paths {
+            if let castnet_rules::NextHop::Host(host) = &mut path.next_hop {
+                host.mac = MacAddr([0x02, 0xBB, 0, 0, 0, host.mac.0[5]]);
+            }
+        }
+        rule
+    };
+    // The other worker knows two next hops, so it has place for one more.
+    lab.install(&other(2, &[0, 1]));
+    assert_eq!(
+        move_to(1, 1),
+        Err(MoveError::Refused(Refused::NextHopsFull)),
+        "one of two fits, and neither is kept"
+    );
+    assert_eq!(move_to(7, 1), Err(MoveError::NoGroup { mcst_id: mcst(7) }));
+    assert_eq!(
+        move_to(1, 2),
+        Err(MoveError::NoWorker {
+            worker: 2,
+            workers: 2
+        })
+    );
+    let already = MoveError::Already {
+        name: "g1".into(),
+        worker: 0,
+    };
+    assert_eq!(move_to(1, 0), Err(already));
+    let events = lab.dataplane.events();
+    let mut h = lab.hosts();
+    h[0].send_one(data(1, 0, 0, 100));
+    assert_eq!(h[1].receive(1).len(), 1);
+    assert!(lab.dataplane.remove_group(mcst(2)).unwrap().is_some());
+    assert_eq!(move_to(1, 1), Ok(Moved { from: 0, to: 1 }));
+    h[0].send_one(data(1, 0, 1, 100));
+    assert_eq!(roce(&h[1].receive(1)[0]).bth.psn, Psn::new(1));
+    let group = lab.dataplane.group(mcst(1)).unwrap().unwrap();
+    assert_eq!((group.worker, group.status.counters.data_in), (1, 2));
+    let told = std::iter::from_fn(|| events.recv_timeout(PATIENCE).ok()).find_map(|event| match event.kind {
+        SwitchEventKind::GroupMoved {
+            name,
+            from,
+            to,
+            cause,
+            ..
+        } => Some((name, from, to, cause)),
+        _ => None,
+    });
+    assert_eq!(told, Some(("g1".into(), 0, 1, MoveCause::Asked)));
+    lab.dataplane.stop();
+    assert!(matches!(move_to(1, 0), Err(MoveError::Stopped(_))));
+}
+
+/// What a group waits for comes at its new worker.
+#[test]
+fn timers_go_along() {
+    let lab = Lab::new(3, 2);
+    let mut stalling = rule(1, &[0, 1]);
+    stalling.stall_timeout_ms = 200;
+    lab.install(&stalling);
+    let mut waiting = sums(10);
+    waiting.ack_timeout_us = 100_000;
+    assert_eq!(
+        lab.dataplane.install_collective(&waiting).unwrap(),
+        Installed::New { worker: 1 }
+    );
+    let events = lab.dataplane.events();
+    let mut h = lab.hosts();
+    h[0].send_one(data(1, 0, 0, 100));
+    assert_eq!(h[1].receive(1).len(), 1);
+    // An early rank, which is kept waiting.
+    h[2].send(&[contribution(2, 10, 0), contribution(2, 10, 1)]);
+    lab.wait("the contribution is there", |c| {
+        c.collectives[0].counters.contributions == 1
+    });
+    lab.dataplane.move_group(mcst(1), 1).unwrap();
+    lab.dataplane.move_group(mcst(10), 0).unwrap();
+    let kept = lab
+        .dataplane
+        .collective(mcst(10))
+        .unwrap()
+        .unwrap()
+        .status
+        .counters
+        .keep_alives;
+    let stalled = |kind: &SwitchEventKind| matches!(kind, SwitchEventKind::Engine(EventKind::PathStalled { mcst_id, .. }) if *mcst_id == mcst(1));
+    while !stalled(&events.recv_timeout(PATIENCE).expect("a stall is told of").kind) {}
+    lab.wait("the early rank is kept waiting", |c| {
+        c.collectives[0].counters.keep_alives > kept + 2
+    });
+    let group = lab.dataplane.collective(mcst(10)).unwrap().unwrap();
+    assert_eq!(group.worker, 0);
+}
+
+/// Groups come, go and are replaced while they and others move; those that stay are not disturbed.
+#[test]
+fn removing_and_replacing_go_with_moving() {
+    const SEED: u64 = 0x5EED;
+    let lab = Lab::with(HOSTS, 2, |config| config.patient = true);
+    let mut traffic = Traffic::new(&lab, 32);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let changer = scope.spawn(|| {
+            for i in 0..300 {
+                let mut rule = rule(50 + i % 3, &[0, 1, 2]);
+                rule.generation = i as u64 + 1;
+                lab.install(&rule);
+                if i % 7 == 0 {
+                    let gone = lab.dataplane.remove_group(rule.mcst_id).unwrap();
+                    assert_eq!(gone, Some(Rule::Multicast(rule)));
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mover = scope.spawn(|| {
+            let mut numbers = Numbers(SEED);
+            let groups: Vec<usize> = all_groups().into_iter().chain(50..53).collect();
+            let mut moved = 0;
+            while !done.load(Ordering::Relaxed) || moved < 100 {
+                match lab
+                    .dataplane
+                    .move_group(mcst(groups[numbers.next(groups.len())]), numbers.next(2))
+                {
+                    Ok(_) => moved += 1,
+                    Err(MoveError::Already { .. } | MoveError::NoGroup { .. }) => {}
+                    Err(error) => panic!("seed {SEED}: {error}"),
+                }
+            }
+        });
+        while !(changer.is_finished() && mover.is_finished()) {
+            traffic.turn(|_| u32::MAX);
+        }
+        changer.join().unwrap();
+        mover.join().unwrap();
+    });
+    traffic.finish(&lab);
+    // What control believes is so.
+    let counters = lab.dataplane.counters().unwrap();
+    for group in lab.dataplane.groups().unwrap() {
+        assert_eq!(counters.group(group.rule.mcst_id).unwrap().worker, group.worker);
+        assert_eq!(group.status.rule.generation, group.rule.generation);
+    }
+    let last = lab.dataplane.stop().unwrap();
+    assert_conserved(&last);
+    assert_eq!(last.totals.dropped, 0);
+    let (expected, _) = still(&traffic);
+    assert!(expected == traffic.seen, "seed {SEED}");
+}
+
+/// Two groups share a worker, and are made hotter until that is too much for it: then one goes.
+#[test]
+fn an_overloaded_worker_gives_a_group_away() {
+    let lab = Lab::with(3, 2, |config| {
+        config.balance = Some(Balance {
+            interval: Duration::from_millis(50),
+            threshold: 0.2,
+        });
+    });
+    lab.install(&rule(1, &[0, 1, 2]));
+    lab.install(&rule(2, &[0, 1, 2]));
+    let workers = || [1, 2].map(|n| lab.dataplane.group(mcst(n)).unwrap().unwrap().worker);
+    if workers() == [0, 1] {
+        lab.dataplane.move_group(mcst(2), 0).unwrap();
+    }
+    let events = lab.dataplane.events();
+    let (mut h, start) = (lab.hosts(), Instant::now());
+    let (mut psn, mut burst, mut told) = (0, 1, None);
+    while told.is_none() {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "nothing moves: {:?}",
+            lab.dataplane.runtime()
+        );
+        for _ in 0..burst {
+            h[0].send(&[data(1, 0, psn, 1000), data(2, 0, psn, 1000)]);
+            for receiver in [1, 2] {
+                let got = h[receiver].receive(2);
+                assert_eq!(got.len(), 2);
+            }
+            psn += 1;
+        }
+        // A pause that gets smaller beside the bursts: the load goes up slowly, to all that there is.
+        burst += 1;
+        thread::yield_now();
+        while let Ok(event) = events.try_recv() {
+            if let SwitchEventKind::GroupMoved { from, to, cause, .. } = event.kind {
+                told = Some((from, to, cause));
+            }
+        }
+    }
+    assert!(
+        matches!(told, Some((0, 1, MoveCause::Overload { busy_percent: 20.. }))),
+        "{told:?}"
+    );
+    assert_eq!(lab.dataplane.runtime().unwrap()[1].groups_in, 1);
+}

@@ -1,0 +1,639 @@
+//! One switch, one worker: unicast, groups, what control reads, limits, the end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use castnet_port::spec::Backend;
+use castnet_port::{
+    AfPacketSpec, Batch, BoxPort, FaultControl, Faults, MemLink, MemLinkConfig, OpenError, Pool, PoolBuf,
+    Port, PortLink, PortSpec, PortStats, Sides, Sleeper,
+};
+use castnet_wire::{DropReason, MacAddr, Nanos, Psn};
+use castnet_worker::engine::{
+    EventKind, FrameFilter, InstallError as Refused, Said, Seen, TAPS_MAX, Verdict,
+};
+use castnet_worker::rules::{MulticastGroup, Route, RouteHop};
+use castnet_worker::{
+    Dataplane, DataplaneConfig, Idle, InstallError, Installed, PortConfig, RouteError, StartError, Stopped,
+    SwitchEventKind, TapError, WorkerConfig,
+};
+
+#[test]
+fn addresses_are_learned_and_unicast_goes_one_way() {
+    let lab = Lab::new(3, 1);
+    let mut h = lab.hosts();
+    h[0].send_one(plain(host_mac(0), host_mac(1), 1, 64));
+    assert_eq!(h[1].receive(1), h[2].receive(1), "unknown: flooded");
+    h[1].send_one(plain(host_mac(1), host_mac(0), 2, 1500));
+    assert_eq!(h[0].receive(1), [plain(host_mac(1), host_mac(0), 2, 1500)]);
+    h[0].send_one(plain(host_mac(0), host_mac(1), 3, 4000));
+    assert_eq!(number(&h[1].receive(1)[0]), 3);
+    let fdb = lab.dataplane.fdb().unwrap();
+    assert_eq!(
+        fdb.iter().map(|e| (e.mac, e.port)).collect::<Vec<_>>(),
+        [(host_mac(0), port(0)), (host_mac(1), port(1))]
+    );
+    let last = lab.dataplane.stop().unwrap();
+    assert_eq!((last.totals.flooded, last.totals.switched), (1, 2));
+    assert!(h[2].poll().is_empty());
+    assert_conserved(&last);
+}
+
+#[test]
+fn a_group_replicates_and_gathers() {
+    let lab = Lab::new(4, 1);
+    let mut h = lab.hosts();
+    assert_eq!(
+        lab.dataplane.install_group(&rule(1, &[0, 1, 2, 3])),
+        Ok(Installed::New { worker: 0 })
+    );
+
+    h[0].send_one(arp_request(0, mcst(1).0));
+    assert_eq!(h[0].receive(1).len(), 1, "the switch answers for the McstID");
+
+    for psn in 0..100 {
+        h[0].send_one(data(1, 0, psn, 1024));
+        for (n, host) in h.iter_mut().enumerate().skip(1) {
+            let got = roce(&host.receive(1)[0]);
+            assert_eq!((got.bth.psn, got.bth.dest_qp), (Psn::new(psn), qpn(1, n)));
+        }
+        for (n, host) in h.iter_mut().enumerate().skip(1) {
+            host.send_one(ack(1, n, psn));
+        }
+        let ack = roce(&h[0].receive(1)[0]);
+        assert_eq!((ack.bth.psn, ack.bth.dest_qp), (Psn::new(psn), qpn(1, 0)));
+    }
+
+    let group = lab.dataplane.group(mcst(1)).unwrap().unwrap();
+    assert_eq!((group.worker, &group.rule), (0, &rule(1, &[0, 1, 2, 3])));
+    assert_eq!(
+        (group.status.counters.data_in, group.status.counters.acks_out),
+        (100, 100)
+    );
+    assert_eq!(lab.dataplane.groups().unwrap().len(), 1);
+    let counters = lab.dataplane.counters().unwrap();
+    let report = counters.group(mcst(1)).unwrap();
+    assert_eq!(
+        (report.name.as_str(), report.counters.data_out, report.paths.len()),
+        ("g1", 300, 4)
+    );
+
+    assert_eq!(
+        lab.dataplane.remove_group(mcst(1)).unwrap(),
+        Some(castnet_worker::Rule::Multicast(rule(1, &[0, 1, 2, 3])))
+    );
+    assert_eq!(lab.dataplane.remove_group(mcst(1)).unwrap(), None);
+    assert_eq!(lab.dataplane.group(mcst(1)).unwrap(), None);
+    assert_conserved(&lab.dataplane.stop().unwrap());
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_changes_nothing() {
+    let lab = Lab::with(3, 1, |config| {
+        config.engine.groups_max = 3;
+        config.engine.memory_max_bytes = 4000;
+    });
+    let install = |rule| lab.dataplane.install_group(&rule);
+    install(rule(1, &[0, 1])).unwrap();
+    assert_eq!(install(rule(1, &[0, 1])), Ok(Installed::Unchanged));
+
+    let clashes = |rule: MulticastGroup| match install(rule) {
+        Err(InstallError::Clash(faults)) => faults.into_iter().map(|f| f.to_string()).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    let mut renamed = rule(1, &[0, 1]);
+    renamed.name = "other".into();
+    assert_eq!(
+        clashes(renamed),
+        [
+            "mcst_id: 10.200.0.1 is the McstID of group \"g1\" too",
+            "paths[0].host.qpn: the QP 0x200 of 10.0.0.1 belongs to group \"g1\" already: a QP is a member of one group",
+            "paths[1].host.qpn: the QP 0x201 of 10.0.0.2 belongs to group \"g1\" already: a QP is a member of one group",
+        ]
+    );
+    let mut moved = rule(2, &[0, 1]);
+    moved.name = "g1".into();
+    assert_eq!(
+        clashes(moved),
+        ["name: \"g1\" is the name of group 10.200.0.1 too"]
+    );
+    let mut on_a_member = rule(2, &[1, 2]);
+    on_a_member.mcst_id.0 = host_ip(0);
+    assert_eq!(
+        clashes(on_a_member),
+        ["mcst_id: 10.0.0.1 is the address of a member of group \"g1\": no host has the address of a group"]
+    );
+    let mut older = rule(1, &[0, 2]);
+    older.generation = 0;
+    assert_eq!(
+        install(older),
+        Err(InstallError::Older {
+            name: "g1".into(),
+            running: 1,
+            given: 0
+        })
+    );
+    assert!(matches!(
+        install(rule(2, &[0, 7])),
+        Err(InstallError::Refused(Refused::Faults(f))) if f[0].field == "paths[1].port"
+    ));
+    assert!(matches!(
+        install(rule(2, &[0])),
+        Err(InstallError::Refused(Refused::Faults(_)))
+    ));
+    let mut large = rule(2, &[0, 1]);
+    large.pmtu = castnet_wire::Pmtu::B4096;
+    assert!(install(large.clone()).is_ok(), "4096 fits an MTU of 4200");
+    lab.dataplane.remove_group(mcst(2)).unwrap();
+
+    let mut newer = rule(1, &[0, 1, 2]);
+    newer.generation = 5;
+    assert_eq!(install(newer), Ok(Installed::Replaced { before: 1 }));
+    install(rule(2, &[0, 1])).unwrap();
+    install(rule(3, &[0, 1])).unwrap();
+    assert_eq!(
+        install(rule(4, &[0, 1])),
+        Err(InstallError::Refused(Refused::GroupsFull { max: 3 }))
+    );
+    assert_eq!(
+        lab.dataplane
+            .rules()
+            .iter()
+            .map(|r| r.name.as_str())
+            .collect::<Vec<_>>(),
+        ["g1", "g2", "g3"]
+    );
+
+    let small = Lab::with(3, 1, |config| config.engine.memory_max_bytes = 700);
+    assert!(matches!(
+        small.dataplane.install_group(&rule(1, &[0, 1, 2])),
+        Err(InstallError::Refused(Refused::NoMemory { max: 700, .. }))
+    ));
+    let narrow = Dataplane::start(DataplaneConfig::new(
+        "s",
+        vec![
+            PortConfig::new(port(0), "a", named_link("narrow-a", 1500)),
+            PortConfig::new(port(1), "b", named_link("narrow-b", 1500)),
+        ],
+    ))
+    .unwrap();
+    assert!(matches!(
+        narrow.install_group(&large),
+        Err(InstallError::Refused(Refused::MtuTooSmall { mtu: 1500, .. }))
+    ));
+}
+
+#[test]
+fn an_mtu_that_changes_is_told_and_both_frames_and_rules_go_by_it() {
+    let mut ours = None;
+    let lab = Lab::with(3, 1, |config| {
+        if let PortSpec::Memory(end) = &config.ports[1].spec {
+            ours = Some(end.clone());
+        }
+    });
+    let (ours, events) = (ours.unwrap(), lab.dataplane.events());
+    let mut h = lab.hosts();
+    h[1].send_one(plain(host_mac(1), MacAddr::BROADCAST, 0, 60));
+    h[0].receive(1);
+    let mut rule = rule(1, &[0, 1]);
+    rule.pmtu = castnet_wire::Pmtu::B4096;
+    // Beyond what the port was opened for it does not go.
+    for (set, mtu) in [(1500, 1500), (9000, 4200)] {
+        ours.set_mtu(set);
+        assert_eq!(
+            events.recv_timeout(PATIENCE).unwrap().kind,
+            SwitchEventKind::Port {
+                port: port(1),
+                name: "p1".into(),
+                up: true,
+                mtu
+            }
+        );
+        assert_eq!(lab.dataplane.ports().unwrap()[1].link.mtu, mtu);
+        h[0].send_one(plain(host_mac(0), host_mac(1), 1, 1515));
+        match mtu {
+            1500 => {
+                let counters = lab.wait("it is too long", |c| c.dropped(DropReason::TooLong) == 1);
+                // The engine's own word, and not the port's.
+                assert_eq!(counters.ports[0].engine.drops[DropReason::TooLong.index()], 1);
+                assert!(matches!(
+                    lab.dataplane.install_group(&rule),
+                    Err(InstallError::Refused(Refused::MtuTooSmall { mtu: 1500, .. }))
+                ));
+            }
+            _ => {
+                assert_eq!(h[1].receive(1).len(), 1);
+                lab.dataplane.install_group(&rule).unwrap();
+            }
+        }
+    }
+}
+
+fn named_link(name: &str, mtu: usize) -> castnet_port::MemEnd {
+    let config = castnet_port::MemLinkConfig::between(name, "far").mtu(mtu);
+    castnet_port::MemLink::pair(&config).0
+}
+
+#[test]
+fn routes_are_checked_used_and_listed() {
+    let lab = Lab::new(3, 1);
+    let route = |prefix: &str, p: usize| Route {
+        prefix: prefix.parse().unwrap(),
+        next_hops: vec![RouteHop {
+            port: port(p),
+            mac: host_mac(p),
+        }],
+    };
+    let generation = lab.dataplane.generation();
+    assert!(matches!(
+        lab.dataplane.add_route(route("10.7.0.0/16", 9)),
+        Err(RouteError::Faults(f)) if f[0].field == "routes[0].next_hops[0].port"
+    ));
+    let empty = Route {
+        prefix: "10.7.0.0/16".parse().unwrap(),
+        next_hops: Vec::new(),
+    };
+    assert!(matches!(lab.dataplane.set_routes(vec![empty]), Err(RouteError::Faults(f)) if f.len() == 1));
+    assert_eq!(lab.dataplane.generation(), generation, "nothing was published");
+    assert_eq!(lab.dataplane.add_route(route("10.7.0.0/16", 1)), Ok(false));
+    assert_eq!(lab.dataplane.add_route(route("10.7.0.0/16", 2)), Ok(true));
+    lab.dataplane.add_route(route("10.8.0.0/16", 2)).unwrap();
+    assert_eq!(
+        lab.dataplane.routes(),
+        [route("10.7.0.0/16", 2), route("10.8.0.0/16", 2)]
+    );
+    assert_eq!(
+        lab.dataplane.remove_route("10.8.0.0/16".parse().unwrap()),
+        Ok(true)
+    );
+    assert_eq!(
+        lab.dataplane.remove_route("10.8.0.0/16".parse().unwrap()),
+        Ok(false)
+    );
+}
+
+#[test]
+fn a_frame_is_traced_and_captured() {
+    let lab = Lab::new(4, 2);
+    let mut h = lab.hosts();
+    lab.install(&rule(1, &[0, 1, 2]));
+    lab.install(&rule(2, &[3, 1, 2]));
+    let dry = lab.dataplane.trace(port(0), &data(1, 0, 0, 64)).unwrap();
+    assert_eq!(
+        (dry.verdict, dry.sent.len(), dry.group),
+        (Verdict::Replicated, 2, Some(mcst(1)))
+    );
+    assert_eq!(
+        lab.dataplane.trace(port(3), &data(2, 3, 0, 64)).unwrap().verdict,
+        Verdict::Replicated
+    );
+    assert_eq!(lab.dataplane.trace(port(9), &[]), Err(TapError::NoPort(port(9))));
+    assert_eq!(
+        lab.dataplane.counters().unwrap().totals.received,
+        0,
+        "nothing really came"
+    );
+
+    let drops = FrameFilter {
+        drops: true,
+        ..FrameFilter::default()
+    };
+    let mut capture = lab.dataplane.capture(drops, usize::MAX, 2).unwrap();
+    let others: Vec<_> = (1..TAPS_MAX)
+        .map(|_| lab.dataplane.capture(drops, usize::MAX, u64::MAX).unwrap())
+        .collect();
+    let full = lab.dataplane.trace_live(drops, 1).err();
+    assert_eq!(full, Some(TapError::Full { max: TAPS_MAX }));
+    drop(others);
+    let filter = FrameFilter {
+        group: Some(mcst(2)),
+        ..FrameFilter::default()
+    };
+    let mut trace = lab.dataplane.trace_live(filter, 10).unwrap();
+
+    h[0].send(&[data(1, 0, 0, 64), data(1, 3, 1, 64), data(1, 0, 1, 64)]);
+    let dropped = capture.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(
+        (dropped.port, dropped.seen),
+        (port(0), Seen::Dropped(DropReason::NotMember))
+    );
+    assert_eq!(dropped.bytes, data(1, 3, 1, 64));
+    assert!(lab.dataplane.time_of_day(dropped.at) <= std::time::SystemTime::now());
+    h[3].send_one(data(2, 3, 0, 64));
+    let seen = trace.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(
+        (seen.ingress, seen.verdict, seen.sent.len()),
+        (port(3), Verdict::Replicated, 2)
+    );
+    drop((capture, trace));
+
+    let mut whole = lab
+        .dataplane
+        .capture(FrameFilter::default(), usize::MAX, 3)
+        .unwrap();
+    h[0].send_one(data(1, 0, 2, 64));
+    let three: Vec<_> = (0..3)
+        .map(|_| whole.recv_timeout(PATIENCE).unwrap().seen)
+        .collect();
+    assert_eq!(three, [Seen::In, Seen::Out, Seen::Out]);
+    assert!(whole.recv_timeout(PATIENCE).is_err(), "that was all");
+    drop(whole);
+    lab.dataplane.stop();
+    assert!(lab.dataplane.capture(drops, usize::MAX, 1).is_err());
+}
+
+/// A burst makes more to see in a round than the engine keeps: whoever watches gets it, or is told how much he does not.
+#[test]
+fn who_watches_a_burst_sees_it_or_hears_what_was_lost() {
+    const FRAMES: u64 = 600;
+    let lab = Lab::new(9, 1);
+    let mut h = lab.hosts();
+    lab.install(&rule(1, &[0, 1, 2, 3, 4, 5, 6, 7, 8]));
+    let mut capture = lab
+        .dataplane
+        .capture(FrameFilter::default(), usize::MAX, u64::MAX)
+        .unwrap();
+    let frames: Vec<_> = (0..FRAMES).map(|psn| data(1, 0, psn as u32, 64)).collect();
+    for frames in frames.chunks(200) {
+        h[0].send(frames);
+    }
+    let (mut seen, start) = (0, Instant::now());
+    while seen + capture.lost() < FRAMES * 9 {
+        assert!(start.elapsed() < PATIENCE, "{seen} seen, {} lost", capture.lost());
+        seen += u64::from(capture.recv_timeout(Duration::from_millis(10)).is_ok());
+    }
+    assert_eq!(seen + capture.lost(), FRAMES * 9);
+    let counters = lab.wait("all are replicated", |c| c.totals.replicated == FRAMES);
+    assert_eq!(counters.totals.copies_lost, 0);
+}
+
+/// Who is a member of a group, whichever worker has it, is found however many others claim to be at his port.
+#[test]
+fn members_stay_neighbours_whatever_else_comes() {
+    let lab = Lab::with(4, 2, |config| config.engine.neighbours_max = 8);
+    lab.install(&rule(1, &[2, 3]));
+    lab.install(&rule(2, &[0, 1]));
+    let mut h = lab.hosts();
+    h[0].send_one(arp_request(0, host_ip(9)));
+    h[1].send_one(arp_request(1, host_ip(9)));
+    for n in 0..100 {
+        let mut claim = arp_request(1, host_ip(9));
+        // Ethernet source, and ARP's sender.
+        for at in [6, 22] {
+            claim[at..at + 6].copy_from_slice(&[2, 0xEE, 0, 0, 0, n]);
+        }
+        claim[28..32].copy_from_slice(&[172, 16, 0, n]);
+        h[1].send_one(claim);
+    }
+    lab.wait("all were taken in", |c| c.totals.received == 102);
+    let neighbours = lab.dataplane.neighbours().unwrap();
+    assert_eq!(neighbours.len(), 8);
+    for n in 0..2 {
+        let is_it = |said: &Said| matches!(said, Said::Arp { ip, .. } if *ip == host_ip(n));
+        assert!(
+            neighbours.iter().any(|neighbour| is_it(&neighbour.said)),
+            "host {n}"
+        );
+    }
+}
+
+#[test]
+fn what_happens_is_told() {
+    let lab = Lab::new(2, 1);
+    let events = lab.dataplane.events();
+    let next = || events.recv_timeout(PATIENCE).unwrap().kind;
+    lab.install(&rule(1, &[0, 1]));
+    assert_eq!(
+        next(),
+        SwitchEventKind::GroupInstalled {
+            mcst_id: mcst(1),
+            name: "g1".into(),
+            generation: 1
+        }
+    );
+    let mut h = lab.hosts();
+    h[0].send_one(arp_request(0, host_ip(1)));
+    assert!(matches!(next(), SwitchEventKind::Engine(EventKind::NeighbourAppeared(n)) if n.port == port(0)));
+    assert_eq!(lab.dataplane.neighbours().unwrap().len(), 1);
+    lab.dataplane.remove_group(mcst(1)).unwrap();
+    assert_eq!(
+        next(),
+        SwitchEventKind::GroupRemoved {
+            mcst_id: mcst(1),
+            name: "g1".into()
+        }
+    );
+
+    lab.ends[1].set_up(false);
+    assert_eq!(
+        next(),
+        SwitchEventKind::Port {
+            port: port(1),
+            name: "p1".into(),
+            up: false,
+            mtu: 4200
+        }
+    );
+    assert!(!lab.dataplane.ports().unwrap()[1].link.up);
+    lab.ends[1].set_up(true);
+    assert_eq!(
+        next(),
+        SwitchEventKind::Port {
+            port: port(1),
+            name: "p1".into(),
+            up: true,
+            mtu: 4200
+        }
+    );
+    assert!(lab.dataplane.ports().unwrap()[1].link.up);
+    assert_eq!(events.lost(), 0);
+    lab.dataplane.stop();
+    assert!(
+        events.recv_timeout(PATIENCE).is_err(),
+        "the stream ends with the dataplane"
+    );
+}
+
+#[test]
+fn stopping_sends_what_was_received_and_ends_everything() {
+    for workers in [1, 2, 3] {
+        let lab = Lab::new(3, workers);
+        let mut h = lab.hosts();
+        h[1].send_one(plain(host_mac(1), MacAddr::BROADCAST, 0, 60));
+        h[0].receive(1);
+        // Port 2 may be another worker's: its frames go over to worker 0.
+        for n in [0, 2] {
+            h[n].send(
+                &(0..500)
+                    .map(|i| plain(host_mac(n), host_mac(1), i, 300))
+                    .collect::<Vec<_>>(),
+            );
+        }
+        let last = lab.dataplane.stop().unwrap();
+        let left: usize = 1001 - last.totals.received as usize;
+        assert_eq!(
+            last.totals.switched as usize,
+            h[1].poll().len(),
+            "{workers} workers: {left} were not taken"
+        );
+        assert_conserved(&last);
+        assert_eq!(lab.dataplane.stop(), None);
+        assert_eq!(lab.dataplane.counters(), Err(Stopped));
+        assert_eq!(
+            lab.dataplane.install_group(&rule(1, &[0, 1])),
+            Err(InstallError::Stopped(Stopped))
+        );
+    }
+}
+
+#[test]
+fn what_a_port_holds_back_is_sent_before_the_end() {
+    let faults = FaultControl::new(1).with(
+        Faults::NONE,
+        Faults {
+            delay: Nanos::from_millis(30),
+            ..Faults::NONE
+        },
+    );
+    let lab = Lab::with(2, 1, |config| {
+        let spec = config.ports[1].spec.clone();
+        config.ports[1].spec = spec.with_faults(faults);
+    });
+    let mut h = lab.hosts();
+    h[0].send(
+        &(0..20)
+            .map(|i| plain(host_mac(0), MacAddr::BROADCAST, i, 60))
+            .collect::<Vec<_>>(),
+    );
+    lab.wait("all received", |c| c.totals.received == 20);
+    lab.dataplane.stop().unwrap();
+    assert_eq!(h[1].poll().len(), 20);
+}
+
+#[test]
+fn what_cannot_start_says_why() {
+    let start = |config: DataplaneConfig| Dataplane::start(config).err().unwrap();
+    let good = || PortConfig::new(port(0), "a", named_link("start-a", 1500));
+    let mut none = DataplaneConfig::new("s", vec![good()]);
+    none.workers.clear();
+    assert!(matches!(start(none), StartError::NoWorkers));
+    let mut many = DataplaneConfig::new("s", vec![good()]);
+    many.workers = vec![WorkerConfig::default(); 65];
+    assert!(matches!(
+        start(many),
+        StartError::TooManyWorkers { given: 65, max: 64 }
+    ));
+    let missing: PortSpec = AfPacketSpec::new("nothere").into();
+    let mut bad = DataplaneConfig::new("s", vec![good(), PortConfig::new(port(1), "b", missing)]);
+    bad.workers = vec![WorkerConfig::default(); 2];
+    let error = start(bad).to_string();
+    assert!(
+        error.contains("port 1 (`b`)") && error.contains("nothere"),
+        "{error}"
+    );
+    assert!(matches!(
+        start(DataplaneConfig::new("s", vec![good(), good()])),
+        StartError::Config(_)
+    ));
+    let mut pinned = DataplaneConfig::new("s", vec![good()]);
+    pinned.workers[0].core = Some(1023);
+    assert!(matches!(
+        start(pinned),
+        StartError::Pin {
+            worker: 0,
+            core: 1023,
+            ..
+        }
+    ));
+}
+
+/// A port that panics at the first frame it is to send.
+#[derive(Debug)]
+struct Trap(castnet_port::MemEnd);
+
+struct TrapPort(castnet_port::BoxPort);
+
+impl Backend for Trap {
+    fn open(&self, pool: &Pool, sides: Sides) -> Result<BoxPort, OpenError> {
+        Ok(Box::new(TrapPort(Box::new(self.0.open(pool, sides)))))
+    }
+    fn text(&self) -> String {
+        "trap".into()
+    }
+}
+
+impl Port for TrapPort {
+    type Buf = PoolBuf;
+    fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
+        self.0.receive(batch);
+    }
+    fn send(&mut self, _: &mut Batch<PoolBuf>) {
+        panic!("the trap");
+    }
+    fn info(&self) -> PortLink {
+        self.0.info()
+    }
+    fn is_up(&self) -> bool {
+        self.0.is_up()
+    }
+    fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+    fn ready(&self) -> bool {
+        self.0.ready()
+    }
+    fn attach(&mut self, sleeper: &mut Sleeper) -> std::io::Result<()> {
+        self.0.attach(sleeper)
+    }
+}
+
+#[test]
+fn a_worker_that_dies_is_noticed_and_the_rest_still_ends() {
+    let (trap, _far) = MemLink::pair(&MemLinkConfig::between("trap", "far"));
+    let lab = Lab::with(2, 2, |config| {
+        config.ports[1].spec = PortSpec::Custom(Arc::new(Trap(trap)));
+    });
+    let mut h0 = Host::new(&lab.ends[0]);
+    h0.send_one(plain(host_mac(0), MacAddr::BROADCAST, 1, 60));
+    let start = std::time::Instant::now();
+    while lab.dataplane.counters().is_ok() {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    assert_eq!(
+        lab.dataplane.install_group(&rule(1, &[0, 1])),
+        Err(InstallError::Stopped(Stopped))
+    );
+    assert_eq!(lab.dataplane.stop(), None);
+}
+
+#[test]
+fn a_pinned_and_busy_worker_works_and_tells_how_it_fares() {
+    let lab = Lab::with(2, 1, |config| {
+        config.workers = vec![WorkerConfig {
+            core: Some(0),
+            idle: Idle::Busy,
+        }]
+    });
+    let mut h = lab.hosts();
+    h[0].send(
+        &(0..100)
+            .map(|i| plain(host_mac(0), host_mac(1), i, 60))
+            .collect::<Vec<_>>(),
+    );
+    h[1].receive(100);
+    let stats = lab.dataplane.runtime().unwrap()[0];
+    assert_eq!((stats.core, stats.frames, stats.sleeps), (Some(0), 100, 0));
+    assert_eq!(
+        stats
+            .batches
+            .iter()
+            .zip(0..)
+            .map(|(n, size)| n * size)
+            .sum::<u64>(),
+        100
+    );
+    assert!(stats.batch_mean() >= 1.0 && (0.0..=1.0).contains(&stats.idle_share()));
+    assert!(stats.rounds > stats.rounds_empty && stats.pool.buffers_free == stats.pool.buffers);
+}

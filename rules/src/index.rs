@@ -1,0 +1,183 @@
+//! What no two groups of a switch may share, and who has it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use core::net::Ipv4Addr;
+
+use castnet_wire::{McstId, Qpn};
+
+use crate::collective::{CollectiveGroup, RankEndpoint};
+use crate::collective_draft::{CollectiveDraft, CollectiveHopDraft, EndpointDraft};
+use crate::draft::{GroupDraft, HopDraft, PathDraft};
+use crate::fault::{Fault, FaultKind};
+use crate::group::{HostEndpoint, MulticastGroup};
+
+/// The groups of one switch, by what others may not have too: names, McstIDs, and the addresses and QPs of members.
+///
+/// Rule files are checked group by group against the groups before them, and installs against what is installed. A check
+/// costs a few look-ups per member, however many groups there are.
+#[derive(Clone, Debug, Default)]
+pub struct GroupIndex {
+    names: BTreeMap<Arc<str>, Option<McstId>>,
+    mcst_ids: BTreeMap<McstId, Arc<str>>,
+    qps: BTreeMap<(Ipv4Addr, Qpn), Arc<str>>,
+}
+
+/// What of one group others may clash with; `None` where it could not be read.
+#[derive(Clone, Debug)]
+pub struct Claims<'a> {
+    name: Option<&'a str>,
+    mcst_id: Option<McstId>,
+    /// Position in the list of endpoints, address and QP of each member next to the switch.
+    members: Vec<(usize, Ipv4Addr, Option<Qpn>)>,
+    /// What the list, and a member in it, are called.
+    fields: (&'static str, &'static str),
+}
+
+const MULTICAST: (&str, &str) = ("paths", "host");
+const COLLECTIVE: (&str, &str) = ("endpoints", "rank");
+
+impl GroupIndex {
+    /// What clashes with groups that are in; fields are relative to the group. A group does not clash with the one of
+    /// the name `instead_of`, whose place it is to take.
+    pub fn check(&self, group: &Claims<'_>, instead_of: Option<&str>) -> Vec<Fault> {
+        let other = |name: &Arc<str>| Some(&**name) != instead_of;
+        let mut faults = Vec::new();
+        if let Some((name, first)) = group.name.and_then(|name| self.names.get_key_value(name))
+            && other(name)
+        {
+            let first = first.map_or_else(|| "another group".into(), |m| format!("group {m}"));
+            let name = name.to_string();
+            faults.push(Fault::new("name", FaultKind::DuplicateName { name, first }));
+        }
+        if let Some(mcst_id) = group.mcst_id {
+            if let Some(first) = self.mcst_ids.get(&mcst_id).filter(|name| other(name)) {
+                let first = shown(first);
+                let kind = FaultKind::DuplicateMcstId { mcst_id, first };
+                faults.push(Fault::new("mcst_id", kind));
+            }
+            let members = self
+                .qps
+                .range((mcst_id.0, Qpn::new(0))..=(mcst_id.0, Qpn::new(0xFF_FFFF)));
+            if let Some((_, name)) = { members }.find(|(_, name)| other(name)) {
+                let group = shown(name);
+                let kind = FaultKind::McstIdIsMember { mcst_id, group };
+                faults.push(Fault::new("mcst_id", kind));
+            }
+        }
+        for (i, ip, qpn) in &group.members {
+            let (list, member) = group.fields;
+            let fault = |field, kind| Fault::new(format!("{list}[{i}].{member}.{field}"), kind);
+            if let Some(name) = self.mcst_ids.get(&McstId(*ip)).filter(|name| other(name)) {
+                let (ip, group) = (*ip, shown(name));
+                faults.push(fault("ip", FaultKind::MemberIsMcstId { ip, group }));
+            }
+            let Some(qpn) = *qpn else { continue };
+            if let Some(name) = self.qps.get(&(*ip, qpn)).filter(|name| other(name)) {
+                let (ip, group) = (*ip, shown(name));
+                faults.push(fault("qpn", FaultKind::DuplicateQp { ip, qpn, group }));
+            }
+        }
+        faults
+    }
+
+    /// Takes a group in. Whatever another group has already stays that one's.
+    pub fn insert(&mut self, group: &Claims<'_>) {
+        let name: Arc<str> = group.name.unwrap_or_default().into();
+        if group.name.is_some() {
+            self.names.entry(name.clone()).or_insert(group.mcst_id);
+        }
+        if let Some(mcst_id) = group.mcst_id {
+            self.mcst_ids.entry(mcst_id).or_insert_with(|| name.clone());
+        }
+        for qp in group.qps() {
+            self.qps.entry(qp).or_insert_with(|| name.clone());
+        }
+    }
+
+    /// Forgets a group: what it has is free again.
+    pub fn remove(&mut self, group: &Claims<'_>) {
+        let name = group.name.unwrap_or_default();
+        self.names.remove(name);
+        if let Some(mcst_id) = group.mcst_id {
+            self.mcst_ids.remove(&mcst_id);
+        }
+        for qp in group.qps() {
+            self.qps.remove(&qp);
+        }
+    }
+}
+
+impl Claims<'_> {
+    fn qps(&self) -> impl Iterator<Item = (Ipv4Addr, Qpn)> {
+        self.members
+            .iter()
+            .filter_map(|(_, ip, qpn)| Some((*ip, (*qpn)?)))
+    }
+}
+
+impl<'a> From<&'a MulticastGroup> for Claims<'a> {
+    fn from(group: &'a MulticastGroup) -> Self {
+        let hosts = group.paths.iter().map(|path| path.next_hop.host());
+        let member = |(i, host): (usize, Option<&HostEndpoint>)| host.map(|h| (i, h.ip, Some(h.qpn)));
+        Self {
+            name: Some(&group.name),
+            mcst_id: Some(group.mcst_id),
+            members: hosts.enumerate().filter_map(member).collect(),
+            fields: MULTICAST,
+        }
+    }
+}
+
+impl<'a> From<&'a CollectiveGroup> for Claims<'a> {
+    fn from(group: &'a CollectiveGroup) -> Self {
+        let ranks = group.endpoints.iter().map(|endpoint| endpoint.next_hop.rank());
+        let member = |(i, rank): (usize, Option<&RankEndpoint>)| rank.map(|r| (i, r.ip, Some(r.qpn)));
+        Self {
+            name: Some(&group.name),
+            mcst_id: Some(group.mcst_id),
+            members: ranks.enumerate().filter_map(member).collect(),
+            fields: COLLECTIVE,
+        }
+    }
+}
+
+impl<'a> From<&'a GroupDraft> for Claims<'a> {
+    fn from(group: &'a GroupDraft) -> Self {
+        let paths = group.paths.iter().flatten().enumerate();
+        let member = |(i, path): (usize, &PathDraft)| match &path.next_hop {
+            Some(HopDraft::Host(host)) => Some((i, host.ip?, host.qpn)),
+            _ => None,
+        };
+        Self {
+            name: group.name.as_deref(),
+            mcst_id: group.mcst_id,
+            members: paths.filter_map(member).collect(),
+            fields: MULTICAST,
+        }
+    }
+}
+
+impl<'a> From<&'a CollectiveDraft> for Claims<'a> {
+    fn from(group: &'a CollectiveDraft) -> Self {
+        let endpoints = group.endpoints.iter().flatten().enumerate();
+        let member = |(i, endpoint): (usize, &EndpointDraft)| match &endpoint.next_hop {
+            Some(CollectiveHopDraft::Rank(rank)) => Some((i, rank.ip?, rank.qpn)),
+            _ => None,
+        };
+        Self {
+            name: group.name.as_deref(),
+            mcst_id: group.mcst_id,
+            members: endpoints.filter_map(member).collect(),
+            fields: COLLECTIVE,
+        }
+    }
+}
+
+fn shown(name: &str) -> String {
+    match name {
+        "" => "another group".into(),
+        name => format!("group {name:?}"),
+    }
+}

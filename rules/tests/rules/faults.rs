@@ -1,0 +1,405 @@
+//! Every fault of a rule file, with its line, column and field.
+
+use castnet_rules::{Faults, RuleSet};
+
+fn faults(text: &str) -> Faults {
+    RuleSet::from_toml(text)
+        .expect_err("the text has faults")
+        .in_file("rules.toml")
+}
+
+/// A good group, of which each test spoils one line.
+const GOOD: &str = r#"[[groups]]
+name = "g"
+mcst_id = "10.255.0.1"
+pmtu = 1024
+start_psn = 7
+source = 0
+
+[[groups.paths]]
+port = 0
+host = { name = "a", ip = "10.0.0.1", qpn = 0x11, mac = "02:00:00:00:00:01" }
+
+[[groups.paths]]
+port = 1
+host = { name = "b", ip = "10.0.0.2", qpn = 0x12, mac = "02:00:00:00:00:02", memory = { va = 0x1000, rkey = 1, length = 64 } }
+
+[[groups.paths]]
+port = 2
+switch = { name = "s", mac = "06:00:00:00:00:01" }
+
+[[routes]]
+prefix = "10.1.0.0/16"
+next_hops = [{ port = 4, mac = "06:00:00:00:00:02" }]
+"#;
+
+#[track_caller]
+fn spoiled(from: &str, to: &str, expected: &str) {
+    assert!(GOOD.contains(from), "{from}");
+    assert_eq!(
+        faults(&GOOD.replacen(from, to, 1)).to_string(),
+        expected,
+        "{from} -> {to}"
+    );
+}
+
+#[test]
+fn the_unspoiled_file_is_good() {
+    assert_eq!(
+        RuleSet::from_toml(GOOD).map(|s| (s.groups.len(), s.routes.len())),
+        Ok((1, 1))
+    );
+    assert_eq!(RuleSet::from_toml(""), Ok(RuleSet::default()));
+}
+
+#[test]
+fn unknown_fields_with_what_was_perhaps_meant() {
+    spoiled(
+        "pmtu = 1024",
+        "pmtu = 1024\nstart_pns = 3",
+        "rules.toml:5:1: groups[0].start_pns: unknown field, did you mean \"start_psn\"?; allowed: name, generation, \
+         mcst_id, pmtu, start_psn, va_base, source, stall_timeout_ms, paths",
+    );
+    spoiled(
+        "[[routes]]",
+        "[[route]]",
+        "rules.toml:20:3: route: unknown field, did you mean \"routes\"?; allowed: groups, collectives, routes",
+    );
+    spoiled(
+        "rkey = 1",
+        "rkey = 1, colour = 2",
+        "rules.toml:14:112: groups[0].paths[1].host.memory.colour: unknown field; allowed: va, rkey, length",
+    );
+}
+
+#[test]
+fn values_of_another_type_or_beyond_their_range() {
+    for (from, to, expected) in [
+        (
+            "0x12",
+            "0x1000000",
+            "14:45: groups[0].paths[1].host.qpn: 0x1000000 is over the 24 bits of a QPN",
+        ),
+        (
+            "0x12",
+            "-3",
+            "14:45: groups[0].paths[1].host.qpn: -3 is negative: give 0 or more",
+        ),
+        (
+            "0x12",
+            "1",
+            "14:45: groups[0].paths[1].host.qpn: 0x1 is reserved (0 and 1: management, 0xffffff: multicast); RC QPs \
+             are 0x2 to 0xfffffe",
+        ),
+        (
+            "0x12",
+            "\"18\"",
+            "14:45: groups[0].paths[1].host.qpn: a text where a whole number belongs",
+        ),
+        (
+            "start_psn = 7",
+            "start_psn = 16777216",
+            "5:13: groups[0].start_psn: 16777216 is over the 24 bits of a PSN",
+        ),
+        (
+            "pmtu = 1024",
+            "pmtu = 1500",
+            "4:8: groups[0].pmtu: 1500 is no path MTU: 256, 512, 1024, 2048 or 4096",
+        ),
+        (
+            "pmtu = 1024",
+            "pmtu = 99999999999999999999999",
+            "4:8: groups[0].pmtu: 99999999999999999999999 is no path MTU: 256, 512, 1024, 2048 or 4096",
+        ),
+        (
+            "port = 2",
+            "port = 64",
+            "17:8: groups[0].paths[2].port: 64 is no port: 0 to 63",
+        ),
+        (
+            "rkey = 1",
+            "rkey = 0x100000000",
+            "14:109: groups[0].paths[1].host.memory.rkey: 0x100000000 is over 32 bits",
+        ),
+        (
+            "name = \"g\"",
+            "name = 3",
+            "2:8: groups[0].name: a whole number where a text in quotes belongs",
+        ),
+        (
+            "\"10.255.0.1\"",
+            "\"10.255.0\"",
+            "3:11: groups[0].mcst_id: \"10.255.0\" is not an IPv4 address, such as \"10.0.0.1\"",
+        ),
+        (
+            "\"02:00:00:00:00:02\"",
+            "\"02-00-00-00-00-02\"",
+            "14:57: groups[0].paths[1].host.mac: \"02-00-00-00-00-02\" is not an Ethernet address, such as \
+             \"02:00:00:00:00:01\"",
+        ),
+        (
+            "\"10.1.0.0/16\"",
+            "\"10.1.0.0/33\"",
+            "21:10: routes[0].prefix: \"10.1.0.0/33\" is not an IPv4 prefix, such as \
+             \"10.0.1.0/24\"",
+        ),
+        (
+            "[{ port = 4, mac = \"06:00:00:00:00:02\" }]",
+            "4",
+            "22:13: routes[0].next_hops: a whole number where a list \
+             of { port, mac } belongs",
+        ),
+    ] {
+        spoiled(from, to, &format!("rules.toml:{expected}"));
+    }
+}
+
+#[test]
+fn what_is_missing() {
+    for (from, to, expected) in [
+        (
+            "mcst_id = \"10.255.0.1\"\n",
+            "",
+            "1:1: groups[0].mcst_id: missing: an IPv4 address, such as \"10.0.0.1\"",
+        ),
+        (
+            ", mac = \"02:00:00:00:00:02\"",
+            "",
+            "14:8: groups[0].paths[1].host.mac: missing: an Ethernet address, such as \"02:00:00:00:00:01\"",
+        ),
+        (
+            "switch = { name = \"s\", mac = \"06:00:00:00:00:01\" }",
+            "",
+            "16:1: groups[0].paths[2]: has no next hop: give \
+             it host = { ... } or switch = { ... }",
+        ),
+        (
+            "next_hops = [{ port = 4, mac = \"06:00:00:00:00:02\" }]",
+            "",
+            "20:1: routes[0].next_hops: missing: a list of \
+             { port, mac }",
+        ),
+    ] {
+        spoiled(from, to, &format!("rules.toml:{expected}"));
+    }
+}
+
+#[test]
+fn what_types_cannot_say() {
+    for (from, to, expected) in [
+        (
+            "name = \"g\"",
+            "name = \"a b\"",
+            "2:8: groups[0].name: \"a b\" is no name: 1 to 64 printable characters \
+             without blanks",
+        ),
+        (
+            "10.255.0.1",
+            "224.0.0.1",
+            "3:11: groups[0].mcst_id: 224.0.0.1 is an IP multicast address: give a unicast \
+             address",
+        ),
+        (
+            "10.255.0.1",
+            "255.255.255.255",
+            "3:11: groups[0].mcst_id: 255.255.255.255 is a broadcast or reserved \
+             address: give a unicast address",
+        ),
+        (
+            "10.255.0.1",
+            "0.0.0.0",
+            "3:11: groups[0].mcst_id: 0.0.0.0 is not an address of a host (0.0.0.0/8): give a \
+             unicast address",
+        ),
+        (
+            "10.255.0.1",
+            "127.0.0.1",
+            "3:11: groups[0].mcst_id: 127.0.0.1 is a loopback address: give a unicast address",
+        ),
+        (
+            "10.255.0.1",
+            "10.0.0.2",
+            "14:27: groups[0].paths[1].host.ip: 10.0.0.2 is the McstID of this group: no host \
+             has that address",
+        ),
+        (
+            "source = 0",
+            "source = 9",
+            "6:10: groups[0].source: port 9 has no path in this group; its ports: 0, 1, 2",
+        ),
+        (
+            "port = 1",
+            "port = 0",
+            "13:8: groups[0].paths[1].port: port 0 is taken by paths[0]: one path per port",
+        ),
+        (
+            "10.0.0.2",
+            "10.0.0.1",
+            "14:27: groups[0].paths[1].host.ip: 10.0.0.1 is the address of paths[0].host too",
+        ),
+        (
+            "name = \"b\"",
+            "name = \"a\"",
+            "14:17: groups[0].paths[1].host.name: \"a\" is the name of paths[0].host too",
+        ),
+        (
+            "\"02:00:00:00:00:02\"",
+            "\"03:00:00:00:00:02\"",
+            "14:57: groups[0].paths[1].host.mac: 03:00:00:00:00:02 is a \
+             multicast address: give the address of a station",
+        ),
+        (
+            "\"06:00:00:00:00:01\"",
+            "\"00:00:00:00:00:00\"",
+            "18:30: groups[0].paths[2].switch.mac: 00:00:00:00:00:00 is \
+             no address: give the address of a station",
+        ),
+        (
+            "length = 64",
+            "length = 0",
+            "14:121: groups[0].paths[1].host.memory.length: is 0: leave memory out where a \
+             member takes no WRITEs",
+        ),
+        (
+            "va = 0x1000",
+            "va = 0xffffffffffffffff",
+            "14:133: groups[0].paths[1].host.memory.length: 64 bytes from \
+             0xffffffffffffffff on run over the end of the 64-bit address space",
+        ),
+        (
+            "source = 0",
+            "source = 0\nstall_timeout_ms = 0",
+            "7:20: groups[0].stall_timeout_ms: is 0: give at least 1 \
+             millisecond",
+        ),
+        (
+            "10.1.0.0/16",
+            "10.1.0.1/16",
+            "21:10: routes[0].prefix: 10.1.0.1/16 has bits set beyond its length: \
+             10.1.0.0/16 is the network",
+        ),
+        (
+            "[{ port = 4, mac = \"06:00:00:00:00:02\" }]",
+            "[]",
+            "22:13: routes[0].next_hops: is empty: a route needs at \
+             least one next hop",
+        ),
+        (
+            "[{ port = 4,",
+            "[{ port = 4, mac = \"06:00:00:00:00:02\" }, { port = 4,",
+            "22:55: routes[0].next_hops[1]: is \
+             next_hops[0] again: list each next hop once",
+        ),
+        (
+            "switch = {",
+            "host = { name = \"c\", ip = \"10.0.0.3\", qpn = 5, mac = \"02:00:00:00:00:03\" }\nswitch = {",
+            "16:1: groups[0].paths[2]: has two next hops: give it host or switch, not both",
+        ),
+    ] {
+        spoiled(from, to, &format!("rules.toml:{expected}"));
+    }
+}
+
+#[test]
+fn a_group_needs_somebody_to_send_to() {
+    let text = "[[groups]]\nname = \"g\"\nmcst_id = \"10.255.0.1\"\npmtu = 256\nsource = 0\npaths = []\n";
+    assert_eq!(
+        faults(text).to_string(),
+        "rules.toml:5:10: groups[0].source: port 0 has no path in this group; its ports: none\n\
+         rules.toml:6:9: groups[0].paths: has 0 path(s): a group needs the source's and at least one other"
+    );
+}
+
+#[test]
+fn what_is_wrong_between_groups_and_routes() {
+    let text = format!("{GOOD}{GOOD}");
+    let told = faults(&text).to_string();
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "rules.toml:24:8: groups[1].name: \"g\" is the name of group 10.255.0.1 too",
+            "rules.toml:25:11: groups[1].mcst_id: 10.255.0.1 is the McstID of group \"g\" too",
+            "rules.toml:32:45: groups[1].paths[0].host.qpn: the QP 0x11 of 10.0.0.1 belongs to group \"g\" already: a QP \
+             is a member of one group",
+            "rules.toml:36:45: groups[1].paths[1].host.qpn: the QP 0x12 of 10.0.0.2 belongs to group \"g\" already: a QP \
+             is a member of one group",
+            "rules.toml:43:10: routes[1].prefix: 10.1.0.0/16 is routed by routes[0] already: list all its next hops \
+             there",
+        ]
+    );
+    let other = GOOD
+        .replace("\"g\"", "\"h\"")
+        .replace("10.255.0.1", "10.0.0.2")
+        .replace("qpn = 0x1", "qpn = 0x2");
+    let other = other
+        .replace("10.0.0.2\", qpn", "10.0.0.9\", qpn")
+        .split("[[routes]]")
+        .next()
+        .unwrap_or("")
+        .to_string();
+    assert_eq!(
+        faults(&format!("{GOOD}{other}")).to_string(),
+        "rules.toml:25:11: groups[1].mcst_id: 10.0.0.2 is the address of a member of group \"g\": no host has the address of \
+         a group"
+    );
+}
+
+#[test]
+fn all_faults_come_in_one_pass_and_in_order() {
+    let text = GOOD
+        .replace("start_psn = 7", "start_psn = -1")
+        .replace("source = 0", "source = 5")
+        .replace("0x12", "0x1000000")
+        .replace("port = 2", "prot = 2")
+        .replace("length = 64", "length = 0")
+        .replace("10.1.0.0/16", "10.1.0.0/99")
+        .replace("port = 4", "port = true");
+    let told: Vec<String> = faults(&text).iter().map(|f| f.field.clone()).collect();
+    assert_eq!(
+        told,
+        [
+            "groups[0].start_psn",
+            // Nothing about `source`: the port that could not be read may be 5.
+            "groups[0].paths[1].host.qpn",
+            "groups[0].paths[1].host.memory.length",
+            "groups[0].paths[2].port",
+            "groups[0].paths[2].prot",
+            "routes[0].prefix",
+            "routes[0].next_hops[0].port",
+        ]
+    );
+}
+
+#[test]
+fn a_text_that_is_not_toml_tells_where() {
+    let told = faults(&GOOD.replace("pmtu = 1024", "pmtu = "));
+    assert_eq!(told[0].at.map(|at| at.line), Some(4), "{told}");
+    assert_eq!(told[0].field, "");
+    let told = faults(&GOOD.replace("pmtu = 1024", "pmtu = 1024\npmtu = 512"));
+    assert_eq!(told[0].at.map(|at| at.line), Some(5), "{told}");
+}
+
+#[test]
+fn columns_count_characters() {
+    let told = faults(&GOOD.replace("name = \"a\", ip = \"10.0.0.1\"", "name = \"ä\", ip = \"10.0.0\""));
+    assert_eq!(
+        told[0].at.map(|at| (at.line, at.column)),
+        Some((10, 27)),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_switch_checks_with_its_own_number_of_ports() {
+    let set = RuleSet::from_toml(GOOD).expect("good");
+    assert_eq!(set.check(5), []);
+    let told: Vec<String> = set.check(2).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "groups[0].paths[2].port: port 2 is beyond this switch's 2 ports (0 to 1)",
+            "routes[0].next_hops[0].port: port 4 is beyond this switch's 2 ports (0 to 1)",
+        ]
+    );
+}

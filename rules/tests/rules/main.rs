@@ -1,0 +1,5 @@
+//! All of this crate's tests are one program, so that what they share is compiled once.
+
+mod collective_faults;
+mod faults;
+mod round_trip;

@@ -1,0 +1,593 @@
+//! Collectives through `castnet switch` over AF_PACKET: six primitives of any size with and without losses, late ranks, ranks that
+//! disagree or die, switches without room, switches and controllers that are killed. The fabric is processes in network
+//! namespaces; ranks are threads of this process inside the hosts' namespaces, or `castnet host` where they shall end badly.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation};
+use castnet_e2e::lab::{Plan, STAR, TWO_TIERS};
+use castnet_e2e::process::{PATIENCE, Process};
+use castnet_e2e::{Lab, net};
+use castnet_port::{Pool, PoolConfig, PortSpec, Sides};
+use castnet_rnic::{SoftRnic, SoftRnicConfig};
+use castnet_wire::{Pmtu, Qpn};
+
+/// Labs run one after the other: each has busy threads enough.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Runs `test` in a lab of `plan`, or says why it cannot.
+fn in_lab(plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(why) = net::missing() {
+        net::skip("collectives over AF_PACKET", &why);
+        return;
+    }
+    let mut lab = Lab::start(plan, extra).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
+    if let Err(error) = test(&mut lab) {
+        panic!("{error:#}\n{}", lab.logs());
+    }
+}
+
+/// A rank on a thread inside its host's namespace.
+struct Rank {
+    comm: Communicator,
+    here: Sender<u16>,
+    go: Receiver<()>,
+}
+
+impl Rank {
+    fn connect(config: CommConfig, here: Sender<u16>, go: Receiver<()>) -> Result<Self> {
+        let pool = Pool::new(PoolConfig::default());
+        let port = "af_packet:eth0"
+            .parse::<PortSpec>()
+            .map_err(|e| anyhow!("{e}"))?
+            .open(&pool, Sides::Both)?;
+        let rnic = SoftRnic::new(
+            port,
+            pool,
+            SoftRnicConfig {
+                first_qpn: Qpn::new(0x100 + 16 * u32::from(config.rank)),
+                ..SoftRnicConfig::new([10, 0, 0, config.rank as u8 + 1].into())
+            },
+        )?;
+        Ok(Self {
+            comm: Communicator::connect(config, Box::new(rnic))?,
+            here,
+            go,
+        })
+    }
+
+    /// Waits until the test has seen all ranks here and lets them go on. Nobody looks after the RNIC meanwhile.
+    fn pause(&self) -> Result<()> {
+        self.here.send(self.comm.rank()).context("the test has ended")?;
+        self.go.recv_timeout(PATIENCE).context("the test did not go on")
+    }
+
+    /// Does nothing at all for so long, as a rank that computes.
+    fn compute(&self, time: Duration) {
+        let start = Instant::now();
+        while start.elapsed() < time {
+            nix::poll::poll(&mut [], 10_u8).ok();
+        }
+    }
+}
+
+/// All ranks of a job.
+struct Job {
+    threads: Vec<JoinHandle<Result<()>>>,
+    here: Receiver<u16>,
+    go: Vec<Sender<()>>,
+}
+
+impl Job {
+    /// Starts ranks 0 to `size - 1` at h1 and so on.
+    fn start(
+        lab: &Lab,
+        name: &str,
+        size: u16,
+        change: impl Fn(&mut CommConfig),
+        part: impl Fn(&mut Rank) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let (part, (here, arrivals)) = (Arc::new(part), channel());
+        let mut job = Self {
+            threads: Vec::new(),
+            here: arrivals,
+            go: Vec::new(),
+        };
+        for rank in 0..size {
+            let host = format!("h{}", rank + 1);
+            let controller = lab.socket("controller").parse().map_err(|e| anyhow!("{e}"))?;
+            let mut config = CommConfig::new(controller, name, rank, size, &host);
+            config.fallback = Fallback::Forbidden;
+            config.pmtu = Pmtu::B4096;
+            change(&mut config);
+            let (here, part, (go, gone)) = (here.clone(), part.clone(), channel());
+            job.go.push(go);
+            let run = move || {
+                let mut rank = Rank::connect(config, here, gone)?;
+                part(&mut rank)?;
+                rank.comm.close()?;
+                Ok(())
+            };
+            job.threads.push(lab.host(&host)?.thread(run)?);
+        }
+        Ok(job)
+    }
+
+    /// Waits until all ranks pause.
+    fn paused(&self) -> Result<()> {
+        for _ in &self.threads {
+            let patience = Instant::now();
+            while self.here.recv_timeout(Duration::from_millis(100)).is_err() {
+                if patience.elapsed() > PATIENCE || self.threads.iter().any(JoinHandle::is_finished) {
+                    bail!("not all ranks came to the pause");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets all ranks go on.
+    fn go_on(&self) {
+        for go in &self.go {
+            // One that has ended says why at its end.
+            let _ = go.send(());
+        }
+    }
+
+    /// Pauses, does `then`, and goes on.
+    fn when_paused(&self, then: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.paused()?;
+        then()?;
+        self.go_on();
+        Ok(())
+    }
+
+    /// Waits for all ranks' ends; the errors of all that failed.
+    fn finish(self) -> Result<()> {
+        let mut failed = Vec::new();
+        for (rank, thread) in self.threads.into_iter().enumerate() {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => failed.push(format!("rank {rank}: {error:#}")),
+                Err(_) => failed.push(format!("rank {rank} panicked")),
+            }
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("\n"));
+        Ok(())
+    }
+}
+
+/// What a rank contributes as element `index`: small whole numbers, exact in all types here.
+fn value(rank: u16, index: usize) -> i32 {
+    ((index * 7 + usize::from(rank) * 3) % 11) as i32
+}
+
+fn sum(size: u16, index: usize) -> i32 {
+    (0..size).map(|rank| value(rank, index)).sum()
+}
+
+fn same<T: Element>(got: &[T], what: &str, must: impl Fn(usize) -> T) -> Result<()> {
+    for (index, got) in got.iter().enumerate() {
+        let must = must(index);
+        ensure!(
+            *got == must,
+            "{what}: element {index} is {got:?}, must be {must:?}"
+        );
+    }
+    Ok(())
+}
+
+/// All six collectives of vectors of `bytes`, checked.
+fn everything<T: Element>(comm: &mut Communicator, bytes: usize, of: fn(i32) -> T) -> Result<()> {
+    let (rank, size, n) = (comm.rank(), comm.size(), bytes / size_of::<T>());
+    let what = |which: &str| format!("{which} of {bytes} bytes of {:?} at rank {rank}", T::DATA_TYPE);
+    let vector =
+        |length: usize, at: &dyn Fn(usize) -> i32| (0..length).map(|i| of(at(i))).collect::<Vec<T>>();
+    let mine = || vector(n, &|i| value(rank, i));
+    // Another root each time.
+    let root = (bytes / 4 % usize::from(size)) as u16;
+
+    let mut data = mine();
+    comm.allreduce(&mut data, Operation::Sum)?;
+    same(&data, &what("allreduce"), |i| of(sum(size, i)))?;
+
+    let (from, mut to) = (mine(), vector(n, &|_| 77));
+    comm.reduce((&from, &mut to), Operation::Sum, root)?;
+    same(&to, &what("reduce"), |i| {
+        if rank == root { of(sum(size, i)) } else { of(77) }
+    })?;
+
+    let mut data = if rank == root { mine() } else { vector(n, &|_| 77) };
+    comm.broadcast(&mut data, root)?;
+    same(&data, &what("broadcast"), |i| of(value(root, i)))?;
+
+    comm.barrier()?;
+
+    let block = n / usize::from(size);
+    let own = usize::from(rank) * block;
+    let (from, mut to) = (
+        vector(block * usize::from(size), &|i| value(rank, i)),
+        vector(block, &|_| 77),
+    );
+    comm.reduce_scatter((&from, &mut to), Operation::Sum)?;
+    same(&to, &what("reduce_scatter"), |i| of(sum(size, own + i)))?;
+
+    let (from, mut to) = (
+        vector(block, &|i| value(rank, i)),
+        vector(block * usize::from(size), &|_| 77),
+    );
+    comm.allgather((&from, &mut to))?;
+    same(&to, &what("allgather"), |i| {
+        of(value((i / block) as u16, i % block))
+    })
+}
+
+/// Nothing, one element, a packet and a bit, many packets, many windows.
+const SIZES: [usize; 5] = [0, 4, 1028, 204_796, 2_000_000];
+
+fn all_sizes(rank: &mut Rank) -> Result<()> {
+    ensure!(
+        matches!(rank.comm.path(), CommPath::InNetwork { .. }),
+        "{}",
+        rank.comm.path()
+    );
+    for bytes in SIZES {
+        everything::<f32>(&mut rank.comm, bytes, |v| v as f32)?;
+        everything::<i32>(&mut rank.comm, bytes, |v| v)?;
+    }
+    Ok(())
+}
+
+const LOSS: [&str; 2] = ["--fault", "loss=1%,seed=42"];
+
+/// All sizes over ports that lose frames, which they must have done.
+fn all_sizes_with_losses(lab: &Lab, size: u16, switches: &[&str]) -> Result<()> {
+    println!("{}", LOSS[1]);
+    Job::start(lab, "lossy", size, |_| (), all_sizes)?.finish()?;
+    for switch in switches {
+        let drops = lab.castnet(&["drops", "--agent", &lab.socket(switch)])?;
+        ensure!(drops.contains("injected"), "{switch} lost nothing:\n{drops}");
+    }
+    Ok(())
+}
+
+#[test]
+fn six_collectives_at_one_switch() {
+    in_lab(STAR, &[], |lab| {
+        Job::start(lab, "star", 4, |_| {}, all_sizes)?.finish()
+    });
+}
+
+#[test]
+fn six_collectives_at_one_switch_one_percent_loss() {
+    in_lab(STAR, &LOSS, |lab| all_sizes_with_losses(lab, 4, &["sw"]));
+}
+
+#[test]
+fn six_collectives_over_two_tiers() {
+    in_lab(TWO_TIERS, &[], |lab| {
+        Job::start(lab, "tiers", 6, |_| {}, all_sizes)?.finish()
+    });
+}
+
+#[test]
+fn six_collectives_over_two_tiers_one_percent_loss() {
+    in_lab(TWO_TIERS, &LOSS, |lab| {
+        all_sizes_with_losses(lab, 6, &["spine", "leaf1", "leaf2"])
+    });
+}
+
+/// Queue pairs of three retries and 17 ms would be dead forty times over.
+#[test]
+fn a_late_rank_is_waited_for() {
+    in_lab(TWO_TIERS, &[], |lab| {
+        let patient = |config: &mut CommConfig| (config.qp_timeout, config.retry_cnt) = (17, 3);
+        let part = |rank: &mut Rank| {
+            // To join, to an AllReduce, and to a Broadcast whose source it is.
+            for root in [4, 1] {
+                if rank.comm.rank() == root {
+                    // 537 ms and three retries are over in this.
+                    rank.compute(Duration::from_secs(3));
+                }
+                everything::<f32>(&mut rank.comm, 40_000, |v| v as f32)?;
+            }
+            let mut data = vec![i32::from(rank.comm.rank()); 3000];
+            if rank.comm.rank() == 2 {
+                rank.compute(Duration::from_secs(1));
+            }
+            rank.comm.broadcast(&mut data, 2)?;
+            same(&data, "broadcast of a late rank", |_| 2)
+        };
+        Job::start(lab, "late", 6, patient, part)?.finish()
+    });
+}
+
+/// The last rank's process starts when the group has long been waiting for it, and the controller says so.
+#[test]
+fn a_rank_that_starts_late_is_named_and_waited_for() {
+    in_lab(STAR, &[], |lab| {
+        let args = [
+            "--bytes",
+            "4K",
+            "--verify",
+            "--fallback",
+            "forbidden",
+            "--iters",
+            "2",
+        ];
+        let mut ranks = (0..3)
+            .map(|rank| lab.start_rank("allreduce", "tardy", rank, 4, &args))
+            .collect::<Result<Vec<_>>>()?;
+        let controller = lab.socket("controller");
+        ranks[0].wait_until("the missing rank was named", |_| {
+            lab.castnet(&["group", "show", "tardy", "--controller", &controller])
+                .is_ok_and(|shown| shown.contains("waiting: waits for rank 3"))
+        })?;
+        ranks.push(lab.start_rank("allreduce", "tardy", 3, 4, &args)?);
+        ranks.iter_mut().try_for_each(Process::succeed)
+    });
+}
+
+/// Who said what is told to all; the group that an operator made is there for those that come again.
+#[test]
+fn ranks_that_disagree_are_both_named_and_the_group_stays_usable() {
+    in_lab(TWO_TIERS, &[], |lab| {
+        let controller = lab.socket("controller");
+        let hosts = "h1,h2,h3,h4,h5,h6";
+        let create = [
+            "group",
+            "create",
+            "odd",
+            "--collective",
+            "--ranks",
+            hosts,
+            "--controller",
+            &controller,
+        ];
+        lab.castnet(&create)?;
+        let run = |odd: &'static str| {
+            let rank = |rank| {
+                let data_type = if rank == 4 { odd } else { "f32" };
+                let args = [
+                    "--bytes",
+                    "100K",
+                    "--verify",
+                    "--fallback",
+                    "forbidden",
+                    "--type",
+                    data_type,
+                ];
+                lab.start_rank("allreduce", "odd", rank, 6, &args)
+            };
+            (0..6).map(rank).collect::<Result<Vec<_>>>()
+        };
+        for (number, mut rank) in run("i32")?.into_iter().enumerate() {
+            ensure!(
+                !rank.wait()?.success(),
+                "rank {number} knows nothing of a conflict"
+            );
+            let said = rank.output();
+            for part in ["rank 4", "h5", "i32", "f32"] {
+                ensure!(said.contains(part), "rank {number} does not say {part}:\n{said}");
+            }
+        }
+        run("f32")?.iter_mut().try_for_each(Process::succeed)
+    });
+}
+
+/// Its host has hung, or a debugger has it: its sockets stay open. When it goes on it must not come between those that have gone on
+/// without it.
+#[test]
+fn a_rank_that_is_stopped_is_named_and_hears_of_it_when_it_goes_on() {
+    in_lab(STAR, &[], |lab| {
+        let args = ["--bytes", "4K", "--fallback", "forbidden", "--iters", "100000000"];
+        let mut ranks = (0..4)
+            .map(|rank| lab.start_rank("allreduce", "stopped", rank, 4, &args))
+            .collect::<Result<Vec<_>>>()?;
+        let agent = lab.socket("sw");
+        ranks[0].wait_until("sums were made", |_| {
+            lab.castnet_json(&["group", "show", "stopped", "--agent", &agent])
+                .is_ok_and(|group| group["progress"]["finished"].as_u64() > Some(20))
+        })?;
+        ranks[2].stop()?;
+        for rank in [0, 1, 3, 2] {
+            if rank == 2 {
+                let left = at_switch(lab, "sw")?;
+                ensure!(left.is_empty(), "{left:?}");
+                ranks[2].go_on()?;
+            }
+            ensure!(!ranks[rank].wait()?.success(), "rank {rank} ended well");
+            let said = ranks[rank].output();
+            ensure!(
+                said.contains("rank 2 (h3) is gone"),
+                "rank {rank} does not say who is gone:\n{said}"
+            );
+        }
+        Ok(())
+    });
+}
+
+/// No rank is at fault, and no switch: the link is named, and ranks that come when it is back find all as before.
+#[test]
+fn a_link_that_goes_down_is_named_and_is_used_again_when_it_is_back() {
+    in_lab(TWO_TIERS, &[], |lab| {
+        let start = |iters| {
+            let args = ["--bytes", "4K", "--fallback", "forbidden", "--iters", iters];
+            (0..6)
+                .map(|rank| lab.start_rank("allreduce", "cut", rank, 6, &args))
+                .collect::<Result<Vec<_>>>()
+        };
+        let mut ranks = start("100000000")?;
+        let agent = lab.socket("spine");
+        ranks[0].wait_until("sums were made", |_| {
+            lab.castnet_json(&["group", "show", "cut", "--agent", &agent])
+                .is_ok_and(|group| group["progress"]["finished"].as_u64() > Some(20))
+        })?;
+        lab.set_link("leaf2", "spine", false)?;
+        for (number, mut rank) in ranks.into_iter().enumerate() {
+            ensure!(!rank.wait()?.success(), "rank {number} summed without a link");
+            let said = rank.output();
+            ensure!(
+                said.contains("link leaf2:3 - spine:1 has been down"),
+                "rank {number} says:\n{said}"
+            );
+        }
+        lab.set_link("leaf2", "spine", true)?;
+        start("2")?.iter_mut().try_for_each(Process::succeed)
+    });
+}
+
+/// Groups that a switch has, and the bytes that they take there.
+fn at_switch(lab: &Lab, switch: &str) -> Result<Vec<(String, u64)>> {
+    let listed = lab.castnet_json(&["group", "list", "--agent", &lab.socket(switch)])?;
+    let line = |line: &serde_json::Value| {
+        let name = line["group"].as_str().context("a name")?;
+        Ok((name.to_owned(), line["memory_bytes"].as_u64().unwrap_or(0)))
+    };
+    listed.as_array().context("a list")?.iter().map(line).collect()
+}
+
+#[test]
+fn a_rank_that_dies_is_named_and_the_memory_is_free_again() {
+    // Room for one group of this window alone.
+    in_lab(STAR, &["--memory", "1MiB"], |lab| {
+        let args = |iters| {
+            [
+                "--bytes",
+                "4K",
+                "--window",
+                "64",
+                "--pmtu",
+                "4096",
+                "--fallback",
+                "forbidden",
+                "--iters",
+                iters,
+            ]
+        };
+        let start = |job: &str, iters| {
+            (0..4)
+                .map(|rank| lab.start_rank("allreduce", job, rank, 4, &args(iters)))
+                .collect::<Result<Vec<_>>>()
+        };
+        let mut ranks = start("dying", "100000000")?;
+        let agent = lab.socket("sw");
+        ranks[0].wait_until("sums were made", |_| {
+            lab.castnet_json(&["group", "show", "dying", "--agent", &agent])
+                .is_ok_and(|group| group["progress"]["finished"].as_u64() > Some(20))
+        })?;
+        let groups = at_switch(lab, "sw")?;
+        ensure!(groups.len() == 1 && groups[0].1 > 512 << 10, "{groups:?}");
+        ranks[2].kill();
+        for rank in [0, 1, 3] {
+            ensure!(!ranks[rank].wait()?.success());
+            let said = ranks[rank].output();
+            ensure!(said.contains("rank 2 (h3) is gone"), "rank {rank}:\n{said}");
+        }
+        let left = at_switch(lab, "sw")?;
+        ensure!(left.is_empty(), "{left:?}");
+        start("next", "5")?.iter_mut().try_for_each(Process::succeed)
+    });
+}
+
+/// The leaf's memory is short: `forbidden` refuses, `allowed` says aloud why it takes another way, and is right.
+#[test]
+fn a_group_without_room_at_a_switch_is_made_between_hosts_aloud() {
+    in_lab(STAR, &["--memory", "1MiB"], |lab| {
+        let run = |job: &str, fallback: &'static str| {
+            let args = [
+                "--bytes",
+                "0,4,200K",
+                "--verify",
+                "--window",
+                "1024",
+                "--iters",
+                "2",
+                "--fallback",
+                fallback,
+            ];
+            (0..4)
+                .map(|rank| lab.start_rank("allreduce", job, rank, 4, &args))
+                .collect::<Result<Vec<_>>>()
+        };
+        for mut rank in run("no", "forbidden")? {
+            ensure!(!rank.wait()?.success());
+            let said = rank.output();
+            ensure!(said.contains("sw") && said.contains(" bytes"), "{said}");
+        }
+        let mut ranks = run("ring", "allowed")?;
+        ranks.iter_mut().try_for_each(Process::succeed)?;
+        for rank in &ranks {
+            let said = rank.output();
+            ensure!(
+                said.contains("between hosts (ring") && said.contains(" bytes"),
+                "{said}"
+            );
+        }
+        let right = ranks[0].output().matches("\"wrong\":0").count();
+        ensure!(right == 3, "{}", ranks[0].output());
+        ensure!(at_switch(lab, "sw")?.is_empty());
+        Ok(())
+    });
+}
+
+/// Calls AllReduce until it does what it must: a group whose switch was restarted fails first, and is joined again.
+fn sum_again(rank: &mut Rank, failures_max: u32) -> Result<u32> {
+    for failures in 0..=failures_max {
+        let mut data: Vec<i32> = (0..5000).map(|i| value(rank.comm.rank(), i)).collect();
+        match rank.comm.allreduce(&mut data, Operation::Sum) {
+            Ok(()) => {
+                let size = rank.comm.size();
+                same(&data, "allreduce", |i| sum(size, i))?;
+                return Ok(failures);
+            }
+            Err(CommError::GroupFailed { .. } | CommError::Aborted) if failures < failures_max => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bail!("more than {failures_max} failures")
+}
+
+#[test]
+fn the_tree_is_shown_and_switches_and_controller_are_killed_between_collectives() {
+    in_lab(TWO_TIERS, &[], |lab| {
+        let part = |rank: &mut Rank| {
+            sum_again(rank, 0)?;
+            rank.pause()?; // to show the tree, and to kill the controller
+            sum_again(rank, 0)?;
+            rank.pause()?; // to restart the spine
+            sum_again(rank, 2)?;
+            rank.pause()?; // to restart a leaf
+            sum_again(rank, 2)?;
+            Ok(())
+        };
+        let job = Job::start(lab, "lasting", 6, |_| {}, part)?;
+        let controller = lab.socket("controller");
+        let show = |lab: &Lab| lab.castnet(&["group", "show", "lasting", "--controller", &controller]);
+        job.paused()?;
+        let shown = show(lab)?;
+        for line in [
+            "Collective group lasting, active",
+            "[spine] ",
+            "├─ [leaf1] ",
+            "│  ├─ rank 0: h1 (10.0.0.1)",
+            "│  └─ rank 2: h3 (10.0.0.3)",
+            "   └─ rank 5: h6 (10.0.0.6)",
+            "Switch leaf2: 1 finished",
+        ] {
+            ensure!(shown.contains(line), "{line} is not in\n{shown}");
+        }
+        lab.kill_controller();
+        lab.start_controller()?;
+        job.go_on();
+        job.when_paused(|| lab.restart_switch("spine"))?;
+        job.when_paused(|| lab.restart_switch("leaf2"))?;
+        job.finish()?;
+        Ok(())
+    });
+}

@@ -1,0 +1,17 @@
+//! All of this crate's tests are one program, so that what they share is compiled once.
+
+mod bench;
+mod collective_lab;
+mod collectives;
+mod control;
+mod fabric;
+mod lanes;
+mod members;
+mod moving;
+mod multicast;
+mod programs;
+mod ranks;
+mod restart;
+mod runtime;
+mod static_rules;
+mod switching;

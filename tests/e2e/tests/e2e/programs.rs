@@ -1,0 +1,224 @@
+//! Programs of collectives drawn from a seed, over groups of drawn windows, policies and losses, in the network and between hosts.
+//! `CASTNET_SEED` runs one seed again, `CASTNET_SOAK_RUNS` more of them.
+
+use std::sync::Arc;
+
+use crate::fabric::{Fabric, STAR, TWO_TIERS};
+use castnet_comm::{CommConfig, Communicator, Fallback, LossPolicy, Operation, Request};
+use castnet_wire::Pmtu;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// One step of a program, the same at all ranks.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    AllReduce,
+    Reduce(u16),
+    Broadcast(u16),
+    ReduceScatter,
+    AllGather,
+    Barrier,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    step: Step,
+    operation: Operation,
+    length: usize,
+    in_place: bool,
+    blocking: bool,
+}
+
+fn program(random: &mut ChaCha8Rng, size: u16) -> Vec<Line> {
+    let operations = [
+        Operation::Sum,
+        Operation::Min,
+        Operation::Max,
+        Operation::BitXor,
+        Operation::BitOr,
+    ];
+    (0..random.random_range(3..14))
+        .map(|_| Line {
+            step: match random.random_range(0..6) {
+                0 => Step::AllReduce,
+                1 => Step::Reduce(random.random_range(0..size)),
+                2 => Step::Broadcast(random.random_range(0..size)),
+                3 => Step::ReduceScatter,
+                4 => Step::AllGather,
+                _ => Step::Barrier,
+            },
+            operation: operations[random.random_range(0..operations.len())],
+            length: match random.random_range(0..4) {
+                0 => random.random_range(0..4),
+                1 => 256,
+                2 => random.random_range(0..2000),
+                _ => random.random_range(2000..12_000),
+            },
+            in_place: random.random(),
+            blocking: random.random(),
+        })
+        .collect()
+}
+
+/// Drawn from rank, place in the program and index.
+fn value(rank: u16, line: usize, index: usize) -> i32 {
+    (index as u32)
+        .wrapping_mul(0x9E37_79B9)
+        .wrapping_add(u32::from(rank) << 16)
+        .wrapping_add(line as u32)
+        .wrapping_mul(0x85EB_CA6B) as i32
+}
+
+fn fold(operation: Operation, a: i32, b: i32) -> i32 {
+    match operation {
+        Operation::Min => a.min(b),
+        Operation::Max => a.max(b),
+        Operation::BitXor => a ^ b,
+        Operation::BitOr => a | b,
+        _ => a.wrapping_add(b),
+    }
+}
+
+/// Starts a line, and gives what it must come to at this rank; `None` where nothing is promised.
+fn start(comm: &mut Communicator, number: usize, line: Line) -> (Request<i32>, Option<Vec<i32>>) {
+    let (rank, size, n) = (comm.rank(), comm.size(), line.length);
+    let ranks = usize::from(size);
+    let own = usize::from(rank) * n;
+    let mine = |length: usize| (0..length).map(|i| value(rank, number, i)).collect::<Vec<_>>();
+    let reduced = |index: usize| {
+        let values = (0..size).map(|r| value(r, number, index));
+        values
+            .reduce(|a, b| fold(line.operation, a, b))
+            .unwrap_or_default()
+    };
+    let all = || (0..n).map(reduced).collect::<Vec<_>>();
+    let op = line.operation;
+    let (request, must) = match line.step {
+        Step::AllReduce if line.in_place => (comm.iallreduce(mine(n), op), Some(all())),
+        Step::AllReduce => (comm.iallreduce((mine(n), vec![7; n]), op), Some(all())),
+        Step::Reduce(root) => {
+            let request = if line.in_place {
+                comm.ireduce(mine(n), op, root)
+            } else {
+                comm.ireduce((mine(n), vec![7; n]), op, root)
+            };
+            (request, (rank == root).then(all))
+        }
+        Step::Broadcast(root) => {
+            let buffer = if rank == root { mine(n) } else { vec![7; n] };
+            let must = (0..n).map(|i| value(root, number, i)).collect();
+            (comm.ibroadcast(buffer, root), Some(must))
+        }
+        Step::ReduceScatter if line.in_place => {
+            let blocks = mine(n * ranks);
+            let mut must = blocks.clone();
+            (0..n).for_each(|i| must[own + i] = reduced(own + i));
+            (comm.ireduce_scatter(blocks, op), Some(must))
+        }
+        Step::ReduceScatter => {
+            let must = (0..n).map(|i| reduced(own + i)).collect();
+            (
+                comm.ireduce_scatter((mine(n * ranks), vec![7; n]), op),
+                Some(must),
+            )
+        }
+        Step::AllGather => {
+            let must = (0..size).flat_map(|r| (0..n).map(move |i| value(r, number, i)));
+            let request = if line.in_place {
+                let mut blocks = vec![7; n * ranks];
+                blocks[own..own + n].copy_from_slice(&mine(n));
+                comm.iallgather(blocks)
+            } else {
+                comm.iallgather((mine(n), vec![7; n * ranks]))
+            };
+            (request, Some(must.collect()))
+        }
+        Step::Barrier => {
+            comm.barrier().expect("barrier");
+            (comm.iallreduce(Vec::new(), Operation::Sum), Some(Vec::new()))
+        }
+    };
+    (request.expect("started"), must)
+}
+
+fn run(seed: u64) {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let (plan, size) = if random.random() {
+        (STAR, 3_u16)
+    } else {
+        (TWO_TIERS, 5)
+    };
+    let lines = Arc::new(program(&mut random, size));
+    let pmtu = [Pmtu::B256, Pmtu::B1024, Pmtu::B4096][random.random_range(0..3)];
+    let window = random.random_range(2..100);
+    let message = random.random_range(1..=window);
+    let loss = [0.0, 0.005, 0.02][random.random_range(0..3)];
+    let policy = if random.random() {
+        LossPolicy::Repair
+    } else {
+        LossPolicy::Reflect
+    };
+    let (reproducible, hosts_only) = (random.random(), random.random_range(0..4) == 0);
+    println!(
+        "seed {seed}: {size} ranks, {pmtu:?}, window {window}, messages of {message}, loss {loss}, {policy:?}, reproducible {reproducible}, between hosts {hosts_only}"
+    );
+    let fabric = Fabric::start(plan, seed);
+    let threads: Vec<_> = (0..size)
+        .map(|rank| {
+            let host = fabric.hosts[usize::from(rank)].clone();
+            let mut config = CommConfig::new(fabric.controller(), "program", rank, size, host.name.clone());
+            config.pmtu = pmtu;
+            config.window_packets = window;
+            config.message_packets = message;
+            config.loss = policy;
+            config.reproducible = reproducible;
+            config.qp_timeout = 14;
+            config.fallback = if hosts_only {
+                Fallback::Only
+            } else {
+                Fallback::Forbidden
+            };
+            let lines = lines.clone();
+            std::thread::spawn(move || {
+                let mut comm = Communicator::connect(config, host.rnic()).expect("connected");
+                let mut open = Vec::new();
+                for (number, &line) in lines.iter().enumerate() {
+                    let (request, must) = start(&mut comm, number, line);
+                    open.push((number, line, request, must));
+                    if line.blocking {
+                        check(&mut comm, &mut open);
+                    }
+                }
+                check(&mut comm, &mut open);
+                comm.close().expect("closed");
+            })
+        })
+        .collect();
+    fabric.lose(loss);
+    let ended: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
+    assert!(ended.iter().all(Result::is_ok), "seed {seed}: {lines:?}");
+    fabric.stop();
+}
+
+type Open = (usize, Line, Request<i32>, Option<Vec<i32>>);
+
+fn check(comm: &mut Communicator, open: &mut Vec<Open>) {
+    let rank = comm.rank();
+    for (number, line, request, must) in open.drain(..) {
+        let got = comm
+            .wait(request)
+            .unwrap_or_else(|e| panic!("rank {rank}, {number}: {line:?}: {e}"));
+        if let Some(must) = must {
+            assert!(got == must, "rank {rank}, {number}: {line:?} is wrong");
+        }
+    }
+}
+
+#[test]
+fn drawn_programs_give_what_they_must() {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    match variable("CASTNET_SEED") {
+        Some(seed) => run(seed),
+        None => (0..variable("CASTNET_SOAK_RUNS").unwrap_or(20)).for_each(run),
+    }
+}

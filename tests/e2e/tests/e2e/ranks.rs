@@ -1,0 +1,103 @@
+//! `castnet host allreduce` and its five brothers as processes in network namespaces: four ranks at one switch, and six at two tiers.
+
+use anyhow::{Context, Result, ensure};
+use castnet_e2e::lab::{Plan, STAR, TWO_TIERS};
+use castnet_e2e::{Lab, net};
+use serde_json::Value;
+
+fn in_lab(plan: Plan<'_>, test: impl FnOnce(&Lab) -> Result<()>) {
+    if let Some(why) = net::missing() {
+        net::skip("ranks", &why);
+        return;
+    }
+    let lab = Lab::start(plan, &[]).expect("the lab starts");
+    if let Err(error) = test(&lab) {
+        panic!("{error:#}\n{}", lab.logs());
+    }
+}
+
+/// Runs a collective at hosts h1 to h`size`, and gives what rank 0 printed: a line for each size.
+fn run(lab: &Lab, size: usize, verb: &str, job: &str, rest: &[&str]) -> Result<Vec<Value>> {
+    let mut ranks = (0..size)
+        .map(|rank| {
+            let rest = [&["--iters", "3", "--warmup", "1"], rest].concat();
+            lab.start_rank(verb, job, rank, size, &rest)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    for rank in &mut ranks {
+        rank.succeed()?;
+    }
+    let said = ranks[0].output();
+    println!("{said}");
+    said.lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str(line).context("a line of JSON"))
+        .collect()
+}
+
+/// Of each size's line: its bytes, and that nothing is wrong.
+fn all_right(lines: &[Value]) -> Result<Vec<u64>> {
+    lines
+        .iter()
+        .map(|line| {
+            ensure!(line["wrong"] == 0, "{line}");
+            ensure!(line["time_avg_us"].as_f64().is_some_and(|t| t > 0.0), "{line}");
+            line["bytes"].as_u64().context("bytes")
+        })
+        .collect()
+}
+
+#[test]
+fn six_collectives_at_one_switch() {
+    in_lab(STAR, |lab| {
+        let network = ["--verify", "--fallback", "forbidden", "--bytes", "0,4,1028,100K"];
+        let sizes = vec![0, 4, 1028, 100 << 10];
+        let with = |rest: &[&'static str]| [&network[..], rest].concat();
+        let lines = run(lab, 4, "allreduce", "ar", &with(&[]))?;
+        ensure!(all_right(&lines)? == sizes);
+        let lines = run(
+            lab,
+            4,
+            "allreduce",
+            "ar2",
+            &with(&["--type", "u8", "--op", "bitxor", "--in-place"]),
+        )?;
+        ensure!(all_right(&lines)? == sizes);
+        let lines = run(
+            lab,
+            4,
+            "reduce",
+            "r",
+            &with(&["--type", "i32", "--op", "max", "--root", "2"]),
+        )?;
+        ensure!(all_right(&lines)? == sizes);
+        let lines = run(lab, 4, "broadcast", "b", &with(&["--root", "3"]))?;
+        ensure!(all_right(&lines)? == sizes);
+        // A block each: what does not divide by four ranks of four bytes is left out.
+        let blocks = vec![0, 0, 1024, 100 << 10];
+        let lines = run(lab, 4, "reducescatter", "rs", &with(&[]))?;
+        ensure!(all_right(&lines)? == blocks);
+        let lines = run(lab, 4, "allgather", "ag", &with(&["--in-place"]))?;
+        ensure!(all_right(&lines)? == blocks);
+        let lines = run(lab, 4, "barrier", "bar", &["--fallback", "forbidden"])?;
+        ensure!(lines.len() == 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn two_tiers_in_the_network_and_between_hosts() {
+    in_lab(TWO_TIERS, |lab| {
+        let rest = [
+            "--verify", "--bytes", "4K..256K", "--factor", "8", "--type", "bf16",
+        ];
+        let sizes = vec![4 << 10, 32 << 10, 256 << 10];
+        let network = [&rest[..], &["--fallback", "forbidden"]].concat();
+        let lines = run(lab, 6, "allreduce", "net", &network)?;
+        ensure!(all_right(&lines)? == sizes);
+        let hosts = [&rest[..], &["--fallback", "only"]].concat();
+        let lines = run(lab, 6, "allreduce", "ring", &hosts)?;
+        ensure!(all_right(&lines)? == sizes);
+        Ok(())
+    });
+}

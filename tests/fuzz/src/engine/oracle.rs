@@ -1,0 +1,183 @@
+//! What is known of groups from their rules and from the frames alone.
+
+use super::{Frame, Member, Rule};
+use crate::driver::tell;
+use castnet_engine::Engine;
+use castnet_rules::{CollectiveHop, NextHop};
+use castnet_wire::{
+    Control, DataType, Kind, Opcode, Operation, Parsed, PortId, Psn, Qpn, RoceHeader, Syndrome, describe,
+    icrc, ipv4, parse_frame,
+};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+fn parsed(frame: &[u8]) -> Option<(RoceHeader, Ipv4Addr, Ipv4Addr)> {
+    let Ok(Parsed::Roce(header)) = parse_frame(frame, frame.len()) else {
+        return None;
+    };
+    let (src, dst) = header.ip.v4()?;
+    Some((header, src, dst))
+}
+
+/// Whether a member of the group has sent this to it, and soundly where that is asked: of all but a multicast group's data.
+pub(super) fn is_for(rule: &Rule, ingress: PortId, frame: &[u8]) -> bool {
+    let Some((header, src, dst)) = parsed(frame) else {
+        return false;
+    };
+    let speaks = match rule {
+        Rule::Multicast(rule) => {
+            let path = rule.paths.iter().find(|p| p.port == ingress);
+            path.is_some_and(|path| match &path.next_hop {
+                NextHop::Host(host) => host.ip == src,
+                NextHop::Switch { .. } => true,
+            })
+        }
+        Rule::Collective(rule) => {
+            let endpoint = rule.endpoints.iter().find(|e| e.port == ingress);
+            endpoint.is_some_and(|endpoint| match &endpoint.next_hop {
+                CollectiveHop::Rank(rank) => rank.ip == src,
+                CollectiveHop::Switch { .. } => rule.mcst_id.0 == src,
+            })
+        }
+    };
+    let data = matches!(rule, Rule::Multicast(_))
+        && matches!(header.bth.opcode.info().kind, Kind::Send | Kind::Write);
+    speaks
+        && dst == rule.mcst_id().0
+        && header.bth.dest_qp == Qpn::VIRTUAL
+        && ipv4::checksum_is_right(&frame[header.l3..])
+        && (data || icrc::verify_bytes(frame, header.l3, header.frame_len))
+}
+
+/// The group in whose name a frame is, going to it or coming from it, however many tags it has: hosts strip them all.
+pub(super) fn group_of(groups: &[Option<Member>], frame: &[u8]) -> Option<usize> {
+    let mut rest = frame.get(12..)?;
+    while let [0x81, 0x00, _, _, after @ ..] | [0x88, 0xA8, _, _, after @ ..] = rest {
+        rest = after;
+    }
+    let [0x08, 0x00, ip @ ..] = rest else {
+        return None;
+    };
+    let ip = ip.first_chunk::<20>()?;
+    let address = |at: usize| Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]);
+    [address(16), address(12)].into_iter().find_map(|address| {
+        let is = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.rule.mcst_id().0 == address);
+        groups.iter().position(is)
+    })
+}
+
+/// What members have said to a group.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Heard {
+    /// By port, all PSNs that a receiver of multicast has acknowledged.
+    acknowledged: BTreeMap<PortId, Vec<Psn>>,
+}
+
+impl Heard {
+    /// A member has sent this, `engine` being about to get it.
+    pub(super) fn note(&mut self, rule: &Rule, engine: &Engine, ingress: PortId, frame: &[u8]) {
+        let Rule::Multicast(rule) = rule else { return };
+        let Some((header, ..)) = parsed(frame) else { return };
+        let newest = engine
+            .group_status(rule.mcst_id)
+            .and_then(|s| s.machine.newest_psn);
+        // What lies ahead of all that was sent must not be believed.
+        if let (Some(aeth), Some(newest), Kind::Ack) = (header.aeth, newest, header.bth.opcode.info().kind)
+            && !header.bth.psn.is_after(newest)
+        {
+            let psn = match aeth.syndrome {
+                Syndrome::Ack => header.bth.psn,
+                _ => header.bth.psn.prev(),
+            };
+            self.acknowledged.entry(ingress).or_default().push(psn);
+        }
+    }
+
+    /// M1, M2: the source is told of nothing that some receiver has not acknowledged.
+    pub(super) fn check(&self, rule: &Rule, sent: &[Frame]) {
+        let Rule::Multicast(rule) = rule else { return };
+        for (port, frame) in sent.iter().filter(|(port, _)| *port == rule.source) {
+            let Some((header, ..)) = parsed(frame) else {
+                panic!("to the source goes feedback: {}", describe(frame, frame.len()));
+            };
+            let Some(aeth) = header.aeth else { continue };
+            let psn = match aeth.syndrome {
+                Syndrome::Ack => header.bth.psn,
+                _ => header.bth.psn.prev(),
+            };
+            // Where counting begins nothing was acknowledged; a NAK may name what comes right after.
+            if aeth.syndrome != Syndrome::Ack && rule.start_psn.is_none_or(|start| psn == start.prev()) {
+                continue;
+            }
+            for path in rule.paths.iter().filter(|p| p.port != *port) {
+                let all = self.acknowledged.get(&path.port);
+                let has = all.is_some_and(|all| all.iter().any(|q| !q.is_before(psn)));
+                assert!(
+                    has,
+                    "M1: the receiver at {} has not acknowledged {psn}",
+                    path.port
+                );
+            }
+        }
+    }
+}
+
+/// C1 by digits: each member's payload is full of a word with a 1 in the member's own digit, so in what is added no digit may
+/// be more than 1.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Digits {
+    /// Something was added of which that is not known.
+    spoiled: bool,
+}
+
+impl Digits {
+    /// A member has sent this to the group.
+    pub(super) fn note(&mut self, rule: &Rule, ingress: PortId, frame: &[u8]) {
+        let (Rule::Collective(_), Some((header, ..))) = (rule, parsed(frame)) else {
+            return;
+        };
+        let payload = &frame[header.payload_at..][..header.payload_len];
+        if header.bth.opcode == Opcode::SendOnlyImm && header.imm == Some(Control::IMMEDIATE) {
+            let plain = |c: Control| c.call.operation == Operation::Sum && c.call.data_type == DataType::U32;
+            self.spoiled |= !Control::parse(payload).is_ok_and(plain);
+        } else if header.bth.opcode.info().kind == Kind::Send {
+            let own = (1u32 << (4 * ingress.index())).to_le_bytes();
+            self.spoiled |= payload.chunks(4).any(|word| word != &own[..word.len()]);
+        }
+    }
+
+    pub(super) fn check(&self, rule: &Rule, sent: &[Frame]) {
+        if self.spoiled || matches!(rule, Rule::Multicast(_)) {
+            return;
+        }
+        for (port, frame) in sent {
+            let Some((header, ..)) = parsed(frame) else {
+                panic!("not RoCEv2: {}", describe(frame, frame.len()));
+            };
+            let data = header.bth.opcode.info().kind == Kind::Send && header.imm != Some(Control::IMMEDIATE);
+            if !data {
+                continue;
+            }
+            let (words, _) = frame[header.payload_at..][..header.payload_len].as_chunks::<4>();
+            for word in words {
+                let word = u32::from_le_bytes(*word);
+                assert_eq!(word & !0x11_1111, 0, "C1: added twice, to {port}");
+                assert_eq!(Some(word), words.first().map(|w| u32::from_le_bytes(*w)));
+            }
+        }
+    }
+}
+
+/// Tells how two rows of frames differ.
+pub(super) fn explain(sent: &[Frame], expected: &[Frame]) {
+    for (who, frames) in [("the group", sent), ("by itself", expected)] {
+        for (port, frame) in frames {
+            tell(|| {
+                format!(
+                    "{who} sends by {port}: {:#}\n    {frame:02x?}",
+                    describe(frame, frame.len())
+                )
+            });
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Fuzzes targets for some time, or replays one input with its steps printed.
+
+use castnet_fuzz::driver::{Fuzzer, replay};
+use castnet_fuzz::{TARGETS, Target};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+const USAGE: &str = "usage: castnet-fuzz [TARGET...] [--seconds N] [--seed N]   fuzz these targets (all, where none is named), each on a thread
+       castnet-fuzz TARGET FILE                           replay one input, with its steps printed";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let named = |name: &String| TARGETS.iter().find(|t| t.name == name);
+    if let [target, file] = &arguments[..]
+        && let (Some(target), None, false) = (named(target), named(file), file.starts_with("--"))
+    {
+        match std::fs::read(file) {
+            Ok(input) => replay(target, &input),
+            Err(error) => return wrong(&format!("{file}: {error}")),
+        }
+        return ExitCode::SUCCESS;
+    }
+    let (mut targets, mut seconds, mut seed) = (Vec::new(), 60, 0x00CA_57E7);
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let mut number = || rest.next().and_then(|n| n.parse::<u64>().ok());
+        match (argument.as_str(), named(argument)) {
+            (_, Some(target)) => targets.push(target),
+            ("--seconds", _) => match number() {
+                Some(n) => seconds = n,
+                None => return wrong("--seconds takes a number"),
+            },
+            ("--seed", _) => match number() {
+                Some(n) => seed = n,
+                None => return wrong("--seed takes a number"),
+            },
+            _ => return wrong(&format!("{argument}: no target of that name")),
+        }
+    }
+    if targets.is_empty() {
+        targets.extend(TARGETS);
+    }
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let passed = std::thread::scope(|scope| {
+        let threads: Vec<_> = targets
+            .iter()
+            .map(|target| scope.spawn(move || fuzz(target, seed, until)))
+            .collect();
+        let passed: Vec<bool> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or(false))
+            .collect();
+        passed.into_iter().all(|passed| passed)
+    });
+    if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn wrong(what: &str) -> ExitCode {
+    let names: Vec<_> = TARGETS.iter().map(|t| t.name).collect();
+    eprintln!("{what}\n{USAGE}\ntargets: {}", names.join(", "));
+    ExitCode::FAILURE
+}
+
+/// Whether nothing was found.
+fn fuzz(target: &Target, seed: u64, until: Instant) -> bool {
+    let name = target.name;
+    let mut fuzzer = Fuzzer::new(target, seed);
+    while Instant::now() < until {
+        let Err(failure) = fuzzer.step() else { continue };
+        let file = target.folder().join(format!("found-{seed}-{}", failure.run));
+        let hex: String = failure.input.iter().map(|b| format!("{b:02x}")).collect();
+        eprintln!(
+            "{name}: seed {seed}, run {} breaks a rule; as small as it gets: {hex}",
+            failure.run
+        );
+        match std::fs::write(&file, &failure.input) {
+            Ok(()) => eprintln!("see: cargo run -p castnet-fuzz -- {name} {}", file.display()),
+            Err(error) => eprintln!("{}: {error}", file.display()),
+        }
+        return false;
+    }
+    let (inputs, behaviours) = fuzzer.found();
+    println!(
+        "{name}: seed {seed}, {} runs, {inputs} inputs reach {behaviours} behaviours",
+        fuzzer.runs()
+    );
+    true
+}

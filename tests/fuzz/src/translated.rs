@@ -1,0 +1,516 @@
+//! The Mode-II machine: any events from any endpoint, in any order, held against what was sent, and by whom.
+//!
+//! The oracle keeps, of each slot, which packet it holds and whose contributions (contract C1); of each endpoint, what was
+//! sent to it and what it has acknowledged (M1, M2, in both directions). Where a packet of a rank belongs it works out anew
+//! from the collectives since the group began, and not as the machine does from the last that was acknowledged.
+
+mod events;
+#[path = "../../../dataplane/collective/tests/translated/paths.rs"]
+mod paths;
+
+use crate::driver::{reached, tell};
+use castnet_collective::translated::{Effect, Effects, Event};
+use castnet_collective::{
+    EndpointId, EndpointKind, EndpointSet, Translated, TranslatedConfig, TranslatedStatus,
+};
+use castnet_wire::{Call, Nanos, Primitive, Psn, Syndrome};
+use events::config;
+use std::mem::discriminant;
+
+/// Bytes of a record: the first is the group, each other one an event or some time.
+pub const RECORD: usize = 8;
+
+/// Ranks of each group.
+const RANKS: u16 = 5;
+/// What one call may have to send at most: more is a storm.
+const EMISSIONS_MAX: usize = 4096;
+
+/// Takes `data` for a group and what happens to it.
+pub fn translated(data: &[u8]) {
+    let (records, _) = data.as_chunks::<RECORD>();
+    let Some((setting, steps)) = records.split_first() else {
+        return;
+    };
+    let mut world = World::new(setting);
+    for step in steps {
+        world.step(step);
+    }
+}
+
+/// A collective since the group began.
+#[derive(Clone, Copy, Debug)]
+struct Past {
+    start: u64,
+    call: Call,
+}
+
+impl Past {
+    fn data_end(&self) -> u64 {
+        self.start + 1 + u64::from(self.call.packets)
+    }
+}
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    g: u64,
+    from: EndpointSet,
+    stored: bool,
+}
+
+/// What is known of an endpoint, in its own count of packets: those of a rank, positions of a switch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    sent_to: u64,
+    acknowledged: u64,
+}
+
+struct World {
+    machine: Translated,
+    config: TranslatedConfig,
+    now: Nanos,
+    past: Vec<Past>,
+    slots: Vec<Option<Held>>,
+    known: Vec<Known>,
+    finished: u64,
+}
+
+fn endpoint(index: usize) -> EndpointId {
+    EndpointId::new(index as u8).expect("below 64")
+}
+
+/// `psn` in a count of which `near` is known to be `wire`.
+fn unwrapped(psn: Psn, near: u64, wire: Psn) -> Option<u64> {
+    near.checked_add_signed(psn.diff(wire).into())
+}
+
+impl World {
+    fn new(setting: &[u8; RECORD]) -> Self {
+        let config = config(setting);
+        tell(|| format!("{config:#?}"));
+        let machine = Translated::new(config.clone());
+        Self {
+            now: Nanos::from_secs(1),
+            past: Vec::new(),
+            slots: vec![None; machine.slots().into()],
+            known: vec![Known::default(); config.endpoints.len()],
+            finished: 0,
+            machine,
+            config,
+        }
+    }
+
+    fn step(&mut self, record: &[u8; RECORD]) {
+        match record[0] % 16 {
+            14 => self.time(self.machine.poll_timeout().map_or(Nanos::ZERO, |(at, _)| at)),
+            15 => self.time(self.now + Nanos::from_micros(20 * u64::from(record[2]))),
+            _ => self.event(record),
+        }
+    }
+
+    fn time(&mut self, to: Nanos) {
+        self.now = self.now.max(to);
+        tell(|| format!("time {}", self.now));
+        let mut calls = 0;
+        while let Some((_, reason)) = self.machine.poll_timeout().filter(|(at, _)| *at <= self.now) {
+            let mut effects = Effects::new();
+            self.machine.handle_timeout(self.now, &mut effects);
+            reached((
+                "time",
+                reason,
+                effects.iter().map(discriminant).collect::<Vec<_>>(),
+            ));
+            self.carry_out(&effects, None);
+            self.drain();
+            calls += 1;
+            assert!(calls < 100, "a timer that is always due: {reason:?}");
+        }
+    }
+
+    fn event(&mut self, record: &[u8; RECORD]) {
+        let status = self.machine.status();
+        let event = self.decode(record, &status);
+        tell(|| format!("{event:?}"));
+        // Where the oracle sees the packet, before the machine has taken it.
+        let at = self.position(&event, &status);
+        self.note_feedback(&event, &status);
+        let mut effects = Effects::new();
+        paths::handle(&mut self.machine, self.now, event, &mut effects);
+        tell(|| format!("    {effects:?}"));
+        assert!(!effects.is_empty());
+        assert!(effects.len() == 1 || !effects.contains(&Effect::Absorb));
+        self.note_calls();
+        self.carry_out(&effects, Some((event, at)));
+        self.drain();
+        self.report(&event, &effects);
+    }
+
+    fn drain(&mut self) {
+        let mut effects = Effects::new();
+        for _ in 0..EMISSIONS_MAX {
+            if !self.machine.poll_emit(self.now, &mut effects) {
+                return self.check_state();
+            }
+            tell(|| format!("    then {effects:?}"));
+            self.carry_out(&effects.clone(), None);
+        }
+        panic!("it never stops sending");
+    }
+
+    fn check_state(&mut self) {
+        let status = self.machine.status();
+        assert!(status.finished >= self.finished, "what is finished stays so");
+        self.finished = status.finished;
+        assert!(
+            self.machine.poll_timeout().is_none()
+                || !status.collectives.is_empty()
+                || status.endpoints.iter().any(|e| e.rnr_until.is_some()),
+            "a timer of nothing"
+        );
+        for (e, known) in status.endpoints.iter().zip(&self.known) {
+            let in_order = |a: Psn, b: Psn| a.diff(b) <= 0;
+            assert!(in_order(e.unconfirmed, e.expected), "{e:?}");
+            assert!(in_order(e.unacknowledged, e.next), "{e:?}");
+            assert!(in_order(status.base, e.unacknowledged), "{e:?}");
+            let acked = known.acknowledged.min(known.sent_to);
+            assert!(
+                e.packets.1 <= acked || !is_rank(e.kind),
+                "it has not said that: {e:?} {known:?}"
+            );
+        }
+    }
+
+    fn note_calls(&mut self) {
+        for collective in self.machine.status().collectives {
+            if collective.sequence as usize == self.past.len() {
+                let start = self.past.last().map_or(0, Past::data_end);
+                self.past.push(Past {
+                    start,
+                    call: collective.call,
+                });
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------- what goes where
+
+    fn past_of(&self, g: u64) -> Option<&Past> {
+        let index = self.past.partition_point(|p| p.start <= g).checked_sub(1)?;
+        Some(&self.past[index]).filter(|p| g < p.data_end())
+    }
+
+    fn root(&self, call: &Call) -> Option<EndpointId> {
+        let root = self
+            .config
+            .endpoints
+            .iter()
+            .position(|e| e.ranks.contains(call.root));
+        root.filter(|_| call.primitive != Primitive::AllReduce)
+            .map(endpoint)
+    }
+
+    /// Who sends the data of `call`, where only some do.
+    fn senders(&self, call: &Call) -> EndpointSet {
+        let all = EndpointSet::first(self.config.endpoints.len());
+        match (call.primitive, self.root(call)) {
+            (Primitive::Reduce, Some(root)) => all.without(root),
+            (Primitive::Broadcast, Some(root)) => EndpointSet::only(root),
+            _ => all,
+        }
+    }
+
+    fn receivers(&self, call: &Call) -> EndpointSet {
+        let all = EndpointSet::first(self.config.endpoints.len());
+        match (call.primitive, self.root(call)) {
+            (Primitive::Reduce, Some(root)) => EndpointSet::only(root),
+            (Primitive::Broadcast, Some(root)) => all.without(root),
+            _ => all,
+        }
+    }
+
+    /// How many packets below `g` go from `e` (or, for `sends: false`, to it).
+    fn count(&self, e: EndpointId, sends: bool, g: u64) -> u64 {
+        let mut count = 0;
+        for past in self.past.iter().take_while(|p| p.start < g) {
+            let goes = match sends {
+                true => self.senders(&past.call),
+                false => self.receivers(&past.call),
+            };
+            count += 1;
+            if goes.contains(e) {
+                count += past.data_end().min(g) - past.start - 1;
+            }
+        }
+        count
+    }
+
+    /// The position of the packet `index` that `e` sends.
+    fn sent_at(&self, e: EndpointId, mut index: u64) -> Option<u64> {
+        for past in &self.past {
+            let packets = match self.senders(&past.call).contains(e) {
+                true => 1 + u64::from(past.call.packets),
+                false => 1,
+            };
+            if index < packets {
+                return Some(past.start + index);
+            }
+            index -= packets;
+        }
+        // The control message of the collective that nobody has opened yet.
+        (index == 0).then(|| self.past.last().map_or(0, Past::data_end))
+    }
+
+    /// Where a packet belongs.
+    fn position(&self, event: &Event, status: &TranslatedStatus) -> Option<u64> {
+        let (Event::Data { from, psn, .. } | Event::Control { from, psn, .. }) = *event else {
+            return None;
+        };
+        match self.config.endpoints.get(from.index())?.kind {
+            EndpointKind::Rank { sq_psn, .. } => {
+                let confirmed = status.endpoints[from.index()].packets.0;
+                self.sent_at(from, unwrapped(psn, confirmed, sq_psn.add(confirmed as i32))?)
+            }
+            EndpointKind::Switch => unwrapped(psn, status.finished, status.base),
+        }
+    }
+
+    // --------------------------------------------------------------------------------------------------- effects
+
+    fn carry_out(&mut self, effects: &[Effect], cause: Option<(Event, Option<u64>)>) {
+        for effect in effects {
+            match *effect {
+                Effect::Aggregate {
+                    slot, from, first, ..
+                } => self.aggregate(slot, from, first, cause),
+                Effect::Store { slot } => {
+                    let (Some((Event::Data { from, .. }, Some(g))), at) = (cause, usize::from(slot)) else {
+                        panic!("nothing to store");
+                    };
+                    assert_eq!(g % self.slots.len() as u64, u64::from(slot));
+                    let from = EndpointSet::only(from);
+                    self.slots[at] = Some(Held {
+                        g,
+                        from,
+                        stored: true,
+                    });
+                }
+                Effect::Emit { slot, g, to, .. } => {
+                    let position = self.emitted(g, to);
+                    let held = self.slots[usize::from(slot)].expect("a payload");
+                    assert_eq!(held.g, position, "C1: another packet's payload");
+                    self.check_whole(&held, to);
+                }
+                Effect::EmitControl { g, to, control } => {
+                    let position = self.emitted(g, to);
+                    let past = self.past_of(position).expect("a collective");
+                    assert_eq!(past.start, position);
+                    assert_eq!(
+                        control.sequence as usize,
+                        self.past.partition_point(|p| p.start < position)
+                    );
+                }
+                Effect::Acknowledge {
+                    to, psn, syndrome, ..
+                } => self.acknowledge(to, psn, syndrome),
+                Effect::Stalled { waiting_for, .. } => assert!(!waiting_for.is_empty()),
+                Effect::Cnp { to } => assert!(!to.is_empty()),
+                Effect::Complete { .. }
+                | Effect::Merged
+                | Effect::Absorb
+                | Effect::Drop(_)
+                | Effect::Conflict { .. }
+                | Effect::Refused { .. }
+                | Effect::MemberFailed { .. } => {}
+            }
+        }
+    }
+
+    fn aggregate(&mut self, slot: u16, from: EndpointId, first: bool, cause: Option<(Event, Option<u64>)>) {
+        let Some((Event::Data { from: sender, .. }, Some(g))) = cause else {
+            panic!("nothing to add");
+        };
+        assert_eq!((sender, g % self.slots.len() as u64), (from, slot.into()));
+        let slot = &mut self.slots[usize::from(slot)];
+        if first {
+            assert!(
+                slot.is_none_or(|held| held.g < g),
+                "C1: contributions are forgotten"
+            );
+            *slot = Some(Held {
+                g,
+                from: EndpointSet::only(from),
+                stored: false,
+            });
+            return;
+        }
+        let held = slot.as_mut().expect("something to add to");
+        assert_eq!(held.g, g, "C1: added to another packet");
+        assert!(!held.from.contains(from), "C1: a contribution is added twice");
+        held.from.insert(from);
+    }
+
+    /// A packet is sent to all of `to`, with the numbers that it must have; its position.
+    fn emitted(&mut self, g: Psn, to: EndpointSet) -> u64 {
+        let status = self.machine.status();
+        let position = unwrapped(g, status.finished, status.base).expect("not before the group began");
+        let past = *self.past_of(position).expect("a collective that was opened");
+        assert!(!to.is_empty());
+        for e in to {
+            assert!(position == past.start || self.receivers(&past.call).contains(e));
+            let psn = self.machine.towards(e, g);
+            let number = match self.config.endpoints[e.index()].kind {
+                EndpointKind::Rank { rq_psn, .. } => {
+                    let d = self.count(e, false, position);
+                    assert_eq!(psn, rq_psn.add(d as i32), "bridged to another number");
+                    d
+                }
+                EndpointKind::Switch => {
+                    assert_eq!(psn, g);
+                    position
+                }
+            };
+            let known = &mut self.known[e.index()];
+            known.sent_to = known.sent_to.max(number + 1);
+        }
+        position
+    }
+
+    /// What leaves is what it must be: all contributions, or the one result.
+    fn check_whole(&self, held: &Held, to: EndpointSet) {
+        let call = self.past_of(held.g).expect("a collective").call;
+        let all = EndpointSet::first(self.config.endpoints.len());
+        let up = |set: EndpointSet| self.config.parent.map_or(set, |parent| set.without(parent));
+        let from = match (call.primitive, self.root(&call), self.config.parent) {
+            (Primitive::Reduce, Some(root), _) => (all.without(root), false),
+            (Primitive::Broadcast, Some(root), _) => (EndpointSet::only(root), true),
+            (_, _, Some(parent)) if !to.contains(parent) => (EndpointSet::only(parent), true),
+            _ => (up(all), false),
+        };
+        assert_eq!((held.from, held.stored), from, "C1: {call:?} to {to:?}");
+    }
+
+    /// M1, M2: whatever is acknowledged to `to` has been acknowledged by all that decide it.
+    fn acknowledge(&self, to: EndpointId, psn: Psn, syndrome: Syndrome) {
+        let status = self.machine.status();
+        let nak = syndrome != Syndrome::Ack;
+        let (sends, below) = match self.config.endpoints[to.index()].kind {
+            EndpointKind::Rank { sq_psn, .. } => {
+                let confirmed = status.endpoints[to.index()].packets.0;
+                let next = if nak { psn } else { psn.next() };
+                let index =
+                    unwrapped(next, confirmed, sq_psn.add(confirmed as i32)).expect("a packet that it sent");
+                (index, self.sent_at(to, index).expect("a packet that it sent"))
+            }
+            // Between switches a NAK asks for a packet and, where they repair, acknowledges nothing.
+            EndpointKind::Switch if nak => return,
+            EndpointKind::Switch => {
+                let g = unwrapped(psn.next(), status.finished, status.base).expect("a packet of the group");
+                (1, g)
+            }
+        };
+        if sends == 0 {
+            return;
+        }
+        for past in self.past.iter().take_while(|p| p.start < below) {
+            self.check_acknowledged(to, past, past.start);
+            let last = past.data_end().min(below) - 1;
+            if last > past.start && self.senders(&past.call).contains(to) {
+                self.check_acknowledged(to, past, last);
+            }
+        }
+    }
+
+    fn check_acknowledged(&self, sender: EndpointId, past: &Past, g: u64) {
+        let parent = self.config.parent;
+        let up_down = g == past.start || past.call.primitive == Primitive::AllReduce;
+        let deciders = match up_down {
+            true if parent != Some(sender) => EndpointSet::only(sender),
+            true => EndpointSet::first(self.config.endpoints.len()).without(sender),
+            false => self.receivers(&past.call),
+        };
+        for e in deciders {
+            let number = match self.config.endpoints[e.index()].kind {
+                EndpointKind::Rank { .. } => self.count(e, false, g),
+                EndpointKind::Switch => g,
+            };
+            assert!(
+                number < self.known[e.index()].acknowledged,
+                "M1: {g} is acknowledged to {sender}, and {e} has not acknowledged it: {:?}",
+                self.known
+            );
+        }
+    }
+
+    /// What an endpoint says that it has.
+    fn note_feedback(&mut self, event: &Event, status: &TranslatedStatus) {
+        let Event::Feedback {
+            from, psn, syndrome, ..
+        } = *event
+        else {
+            return;
+        };
+        let Some(state) = status.endpoints.get(from.index()) else {
+            return;
+        };
+        let all_of_it = u64::from(syndrome == Syndrome::Ack);
+        let known = &mut self.known[from.index()];
+        let upto = match state.kind {
+            EndpointKind::Rank { rq_psn, .. } => {
+                let acked = state.packets.1;
+                unwrapped(psn, acked, rq_psn.add(acked as i32)).map(|d| d + all_of_it)
+            }
+            EndpointKind::Switch if all_of_it == 0 => None,
+            EndpointKind::Switch => unwrapped(psn, status.finished, status.base).map(|g| g + 1),
+        };
+        // What lies beyond all that was sent must not be believed; positions that are passed over are no packets.
+        let beyond = |upto: u64| is_rank(state.kind) && upto > known.sent_to;
+        if let Some(upto) = upto.filter(|&upto| !beyond(upto)) {
+            known.acknowledged = known.acknowledged.max(upto);
+        }
+    }
+
+    fn report(&self, event: &Event, effects: &Effects) {
+        let status = self.machine.status();
+        let kinds: Vec<_> = effects.iter().map(discriminant).collect();
+        let drop = effects.iter().find_map(|e| match e {
+            Effect::Drop(reason) => Some(*reason),
+            _ => None,
+        });
+        let primitive = status.collectives.first().map(|c| c.call.primitive);
+        reached((
+            discriminant(event),
+            drop,
+            primitive,
+            self.config.loss,
+            self.config.parent,
+        ));
+        reached((discriminant(event), kinds, self.config.loss));
+        let flight = status.collectives.len().min(3);
+        reached((
+            flight,
+            status.conflict.is_some(),
+            status.waiting_for,
+            self.config.endpoints.len(),
+        ));
+        for e in &status.endpoints {
+            let (ahead, behind) = (
+                e.expected.diff(e.unconfirmed).min(3),
+                e.next.diff(e.unacknowledged).min(3),
+            );
+            reached((
+                is_rank(e.kind),
+                e.is_parent,
+                ahead,
+                behind,
+                e.nak_sent,
+                e.rnr_until.is_some(),
+                self.config.loss,
+                primitive,
+            ));
+        }
+    }
+}
+
+fn is_rank(kind: EndpointKind) -> bool {
+    matches!(kind, EndpointKind::Rank { .. })
+}
