@@ -275,7 +275,7 @@ fn a_contribution_costs_no_allocation() {
 fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
     use castnet_engine::{Collective, DryRun, Verdict};
     use castnet_rules::CollectiveGroup;
-    use castnet_wire::{DataType, Pmtu, Primitive};
+    use castnet_wire::{DataType, Primitive};
     use common::collective::*;
     const RANKS: usize = 4;
     let job = Job {
@@ -290,7 +290,7 @@ fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
         .collect();
     let rule = CollectiveGroup {
         slots: 1 << 15,
-        pmtu: Pmtu::B1024,
+        reproducible: true,
         ..collective_star(RANKS)
     };
     let mut engine = engine(RANKS + 1);
