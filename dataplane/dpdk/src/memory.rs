@@ -15,12 +15,7 @@ use crate::fence::mbuf::{HEAD, Mbuf, TAIL};
 use crate::fence::pool::Lease;
 use crate::port::DpdkPort;
 use crate::runtime::Runtime;
-
-/// Frames of at least so many bytes are replicated by sharing their body, shorter ones by copying. Three segments cost
-/// three buffers and three descriptors, a copy costs its bytes; docs/dpdk.md has the measurement.
-pub const SHARE_FROM: usize = 2048;
-/// The same for replicas that [borrow](Memory::lend) all behind their heads: two buffers instead of three.
-pub const LEND_FROM: usize = 1024;
+use crate::sharing::Thresholds;
 
 /// Where the frames of one thread live. A handle: clones are the same memory.
 #[derive(Clone)]
@@ -32,8 +27,7 @@ struct Shared {
     small: Stash,
     /// Where frames of ports of other kinds live; made when the first is opened.
     pool: OnceCell<Pool>,
-    share_from: Cell<usize>,
-    lend_from: Cell<usize>,
+    thresholds: Cell<Thresholds>,
     runtime: Arc<Runtime>,
     // The last field, so that all buffers have gone back through this thread's caches before it is dropped.
     _registered: Registered,
@@ -82,27 +76,36 @@ impl Stash {
 
 impl DpdkMemory {
     pub(crate) fn new(runtime: Arc<Runtime>, registered: Registered) -> Self {
-        Self(Rc::new(Shared {
+        let memory = Self(Rc::new(Shared {
             whole: Stash::new(runtime.whole()),
             small: Stash::new(runtime.small()),
             pool: OnceCell::new(),
-            share_from: Cell::new(SHARE_FROM),
-            lend_from: Cell::new(LEND_FROM),
+            thresholds: Cell::new(Thresholds { lend: 0, share: 0 }),
             runtime,
             _registered: registered,
-        }))
+        }));
+        let measured = memory.0.runtime.thresholds();
+        memory.set_thresholds(*measured.get_or_init(|| Thresholds::measure(&memory)));
+        memory
     }
 
-    /// Replicas of frames of at least `bytes` share their body from now on, where the device can send such:
-    /// [`SHARE_FROM`], as measured, if nobody says otherwise.
-    pub fn share_from(&self, bytes: usize) {
-        // A frame that is all head and tail has nothing to share.
-        self.0.share_from.set(bytes.max(HEAD + TAIL + 1));
+    /// From which lengths on replicas share their body, where the device can send such: as measured when the first thread's
+    /// memory was made, if nobody said otherwise.
+    pub fn thresholds(&self) -> Thresholds {
+        self.0.thresholds.get()
     }
 
-    /// The same for replicas that borrow all behind their heads: [`LEND_FROM`].
-    pub fn lend_from(&self, bytes: usize) {
-        self.0.lend_from.set(bytes.max(HEAD + TAIL));
+    /// Says so for this thread from now on. A frame that is all head and tail has nothing to share.
+    pub fn set_thresholds(&self, thresholds: Thresholds) {
+        self.0.thresholds.set(Thresholds {
+            lend: thresholds.lend.max(HEAD + TAIL),
+            share: thresholds.share.max(HEAD + TAIL + 1),
+        });
+    }
+
+    /// Bytes that a buffer holds.
+    pub(crate) fn room(&self) -> usize {
+        self.0.whole.lease.room()
     }
 
     /// A frame with these bytes. `None` where no buffer is free, or they are too many.
@@ -110,7 +113,14 @@ impl DpdkMemory {
         self.gather(&[bytes])
     }
 
-    fn share(&self, original: &Mbuf) -> Option<Mbuf> {
+    #[inline]
+    pub(crate) fn copy(&self, original: &Mbuf) -> Option<Mbuf> {
+        let mut frame = self.0.whole.take()?;
+        frame.copy(original).then_some(frame)
+    }
+
+    #[inline]
+    pub(crate) fn share(&self, original: &Mbuf) -> Option<Mbuf> {
         let small = &self.0.small;
         let parts = [small.take()?, small.take()?, small.take()?];
         original.share(parts)
@@ -157,24 +167,22 @@ impl Memory for DpdkMemory {
         if header > HEAD {
             return None;
         }
-        if multi_segment && original.length() >= self.0.share_from.get() && original.can_share() {
+        if multi_segment && original.length() >= self.thresholds().share && original.can_share() {
             return self.share(original);
         }
-        let mut frame = self.0.whole.take()?;
-        frame.copy(original).then_some(frame)
+        self.copy(original)
     }
 
     #[inline]
     fn lends(&self, length: usize) -> bool {
-        length >= self.0.lend_from.get()
+        length >= self.thresholds().lend
     }
 
     #[inline]
     fn lend(&self, original: &Mbuf, to_come: usize) -> Option<Mbuf> {
         if !original.can_lend() {
             // A copy does as well: nobody will write its trailer.
-            let mut frame = self.0.whole.take()?;
-            return frame.copy(original).then_some(frame);
+            return self.copy(original);
         }
         original.lend(self.0.small.take_two(), to_come.try_into().ok()?)
     }

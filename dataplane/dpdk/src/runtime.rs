@@ -1,7 +1,7 @@
 //! DPDK for one dataplane: its buffers and its devices.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use castnet_port::{BATCH, DpdkSpec, PoolConfig, frame_max};
 
@@ -11,6 +11,7 @@ use crate::fence::eal::{Eal, EalConfig, Hugepages, Registered};
 use crate::fence::mbuf::HEAD;
 use crate::fence::pool::{CACHE, Lease};
 use crate::memory::DpdkMemory;
+use crate::sharing::Thresholds;
 
 /// The MTU of a device that takes as much: RoCE's largest packets and those of jumbo Ethernet.
 const MTU: usize = 9000;
@@ -100,6 +101,8 @@ pub struct Runtime {
     /// Those that AF_XDP receives into, where there is such a device.
     xdp: Option<Arc<Lease>>,
     devices: Mutex<BTreeMap<String, Weak<Device>>>,
+    /// Measured by the first thread that has memory.
+    thresholds: OnceLock<Thresholds>,
 }
 
 impl Runtime {
@@ -130,6 +133,7 @@ impl Runtime {
                 count => Some(Arc::new(Lease::new(eal, count, XDP_ROOM)?)),
             },
             devices: Mutex::default(),
+            thresholds: OnceLock::new(),
         }))
     }
 
@@ -145,6 +149,10 @@ impl Runtime {
     pub fn memory(self: &Arc<Self>) -> Result<DpdkMemory, DpdkError> {
         let registered = Registered::new(self.eal)?;
         Ok(DpdkMemory::new(self.clone(), registered))
+    }
+
+    pub(crate) fn thresholds(&self) -> &OnceLock<Thresholds> {
+        &self.thresholds
     }
 
     pub(crate) fn threads(&self) -> usize {

@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 
-use castnet_dpdk::{Config, DpdkMemory, Hugepages, KEY_LENGTH, Mbuf, Runtime, destination_key, toeplitz};
+use castnet_dpdk::{Config, DpdkMemory, Hugepages, KEY_LENGTH, Mbuf, Runtime, Thresholds, destination_key, toeplitz};
 use castnet_port::{
     Batch, DpdkSpec, FrameBuf, HandOver, Memory, MemoryPort, MoveRing, PoolConfig, Port, PortSpec, Sides,
     Steered, Steering,
@@ -41,8 +41,16 @@ fn spec(text: &str) -> PortSpec {
 fn open(text: &str) -> (DpdkMemory, MemoryPort<DpdkMemory>) {
     let spec = spec(text);
     let memory = runtime(&[spec.dpdk().unwrap()], 1).memory().unwrap();
+    share_from(&memory, 2048);
     let port = memory.open(&spec, Sides::Both, 0).unwrap();
     (memory, port)
+}
+
+fn share_from(memory: &DpdkMemory, bytes: usize) {
+    memory.set_thresholds(Thresholds {
+        share: bytes,
+        ..memory.thresholds()
+    });
 }
 
 fn refusal(text: &str) -> String {
@@ -129,6 +137,22 @@ fn frames_go_in_and_out_as_they_are() {
     // The device writes its file out when it is closed.
     drop(port);
     assert_eq!(read(&output), [frames.clone(), frames].concat());
+}
+
+#[test]
+fn all_threads_share_from_the_lengths_that_were_measured_once() {
+    let device = spec("dpdk:net_null8,no-rx=1");
+    let runtime = runtime(&[device.dpdk().unwrap()], 2);
+    let memory = runtime.memory().unwrap();
+    let free = memory.stats();
+    let measured = memory.thresholds();
+    for bytes in [measured.lend, measured.share] {
+        assert!((512..=8192).contains(&bytes) || bytes == usize::MAX, "{measured}");
+    }
+    share_from(&memory, 0);
+    let others = std::thread::spawn(move || runtime.memory().unwrap().thresholds());
+    assert_eq!(others.join().unwrap(), measured, "what one thread was told is its own");
+    assert_eq!(memory.stats(), free, "no buffer was lost");
 }
 
 #[test]
@@ -267,7 +291,7 @@ fn frames_that_share_are_what_their_copies_would_be() {
     let strategy = (lengths, 0..4000_usize, proptest::collection::vec(step(), 0..40));
     runner
         .run(&strategy, |(length, threshold, steps)| {
-            memory.share_from(threshold);
+            share_from(&memory, threshold);
             let twin = bytes(length, 3);
             let mut frames = vec![(memory.copy_from(&twin).unwrap(), twin)];
             for step in steps {
@@ -379,7 +403,7 @@ fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
             let (runtime, rings) = (&runtime, &rings);
             scope.spawn(move || {
                 let memory = runtime.memory().unwrap();
-                memory.share_from(0);
+                share_from(&memory, 0);
                 // xorshift: good enough to choose steps.
                 let mut state = (seed << 8 | own as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
                 let mut random = |below: usize| {

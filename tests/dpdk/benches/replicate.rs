@@ -17,7 +17,7 @@ mod dpdk {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use castnet_dpdk::{Config, DpdkMemory, Hugepages, Mbuf, Runtime};
+    use castnet_dpdk::{Config, DpdkMemory, Hugepages, Mbuf, Runtime, Thresholds};
     use castnet_dpdk_tests::frames::{data, group};
     use castnet_dpdk_tests::gate::Gate;
     use castnet_dpdk_tests::wrap::Wrapped;
@@ -120,9 +120,12 @@ mod dpdk {
             .collect();
         let devices = specs.iter().filter_map(|s| s.dpdk().cloned()).collect();
         let memory = runtime(devices, config(&[], 1, 1).pool).memory().expect("memory");
-        memory.share_from(match way {
-            Way::Shared => 0,
-            Way::Copied | Way::Lent => usize::MAX,
+        memory.set_thresholds(Thresholds {
+            lend: 0,
+            share: match way {
+                Way::Shared => 0,
+                Way::Copied | Way::Lent => usize::MAX,
+            },
         });
         let mut ports: Vec<MemoryPort<DpdkMemory>> = specs
             .iter()

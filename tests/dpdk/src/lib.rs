@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use castnet_dpdk::{Config, Hugepages, Runtime};
+use castnet_dpdk::{Config, Hugepages, Runtime, Thresholds};
 use castnet_port::{Pool, PoolConfig, PortSpec};
 use castnet_rules::MulticastGroup;
 use castnet_wire::{MacAddr, PortId};
@@ -23,6 +23,12 @@ use wrap::Wrapped;
 
 /// How long anything may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// From which lengths on replicas of a [`Switch`] share their body, whatever is cheapest on this machine.
+pub const THRESHOLDS: Thresholds = Thresholds {
+    lend: 1024,
+    share: 2048,
+};
 
 /// Port `n` of the switch.
 pub fn port(n: usize) -> PortId {
@@ -101,7 +107,9 @@ impl Switch {
             });
             let runtime = runtime.expect("DPDK");
             Dataplane::start_in(config, move |_| {
-                Ok(Wrapped::new(runtime.memory()?, Gate::new(open.clone())))
+                let memory = runtime.memory()?;
+                memory.set_thresholds(THRESHOLDS);
+                Ok(Wrapped::new(memory, Gate::new(open.clone())))
             })
         };
         let dataplane = dataplane.expect("a dataplane");

@@ -5,9 +5,8 @@
 
 use std::path::Path;
 
-use castnet_dpdk::LEND_FROM;
 use castnet_dpdk_tests::frames::{data, group, host_ip, host_mac, mcst, mix, plain};
-use castnet_dpdk_tests::{Switch, config, read_pcap, wait, write_pcap};
+use castnet_dpdk_tests::{Switch, THRESHOLDS, config, read_pcap, wait, write_pcap};
 use castnet_port::PortStats;
 use castnet_rules::MulticastGroup;
 use castnet_wire::{DropReason, MacAddr, icrc};
@@ -59,7 +58,7 @@ fn settled(frame: &[u8]) -> (Vec<u8>, bool) {
     let mut frame = frame.to_vec();
     let right = icrc::verify_bytes(&frame, 14, frame.len());
     let replica =
-        frame.len() >= LEND_FROM && frame[12..14] == [8, 0] && frame[26..29] == mcst(0).0.octets()[..3];
+        frame.len() >= THRESHOLDS.lend && frame[12..14] == [8, 0] && frame[26..29] == mcst(0).0.octets()[..3];
     if replica {
         let end = frame.len();
         for free in [18..20, 24..26, 34..36, end - 4..end] {

@@ -78,7 +78,13 @@ pub(crate) fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dat
         worker: 0,
         source: e.into(),
     })?;
-    Dataplane::start_in(config, move |_| Ok(runtime.memory()?))
+    Dataplane::start_in(config, move |worker| {
+        let memory = runtime.memory()?;
+        if worker == 0 {
+            tracing::info!("replicas: {}, as measured on this CPU", memory.thresholds());
+        }
+        Ok(memory)
+    })
 }
 
 /// Starts a dataplane. A port that is a DPDK device says how to build DPDK in.
