@@ -104,7 +104,7 @@ fn carry<T: Send + 'static, M: Send + 'static>(
     Ok(from)
 }
 
-/// What a client is told whom nobody waits for any longer. With the frame at hand.
+/// The end of a client that took nothing for too long. The frame at hand is lost too.
 fn too_slow<T>(stream: &TapStream<T>) -> Status {
     let lost = stream.lost() + stream.waiting() as u64 + 1;
     Status::resource_exhausted(format!(

@@ -90,12 +90,12 @@ impl DpdkMemory {
     }
 
     /// From which lengths on replicas share their body, where the device can send such: as measured when the first thread's
-    /// memory was made, if nobody said otherwise.
+    /// memory was made, unless [set](Self::set_thresholds).
     pub fn thresholds(&self) -> Thresholds {
         self.0.thresholds.get()
     }
 
-    /// Says so for this thread from now on. A frame that is all head and tail has nothing to share.
+    /// Sets them for this thread. A frame that is all head and tail has nothing to share.
     pub fn set_thresholds(&self, thresholds: Thresholds) {
         self.0.thresholds.set(Thresholds {
             lend: thresholds.lend.max(HEAD + TAIL),

@@ -56,9 +56,12 @@ impl fmt::Display for Thresholds {
     }
 }
 
+/// Makes a replica of a frame, with so many more to come.
+type Way = fn(&DpdkMemory, &Mbuf, usize) -> Option<Mbuf>;
+
 /// The least time of a round with copies, borrowers and sharers of a frame of these bytes.
 fn best(memory: &DpdkMemory, bytes: &[u8]) -> [Duration; 3] {
-    let ways: [fn(&DpdkMemory, &Mbuf, usize) -> Option<Mbuf>; 3] = [
+    let ways: [Way; 3] = [
         |memory, frame, _| memory.copy(frame),
         |memory, frame, to_come| memory.lend(frame, to_come),
         |memory, frame, _| memory.share(frame),
@@ -71,7 +74,11 @@ fn best(memory: &DpdkMemory, bytes: &[u8]) -> [Duration; 3] {
             let frames: Vec<Mbuf> = (0..ORIGINALS).filter_map(|_| memory.copy_from(bytes)).collect();
             let start = Instant::now();
             for frame in &frames {
-                replicas.extend((0..REPLICAS).rev().filter_map(|to_come| way(memory, frame, to_come)));
+                replicas.extend(
+                    (0..REPLICAS)
+                        .rev()
+                        .filter_map(|to_come| way(memory, frame, to_come)),
+                );
             }
             let made = replicas.len();
             replicas.clear();
@@ -100,7 +107,9 @@ mod tests {
             let copied = [10, 20, 30, 40].map(Duration::from_nanos);
             let shared = shared.map(Duration::from_nanos);
             let lengths = [512, 1024, 2048, 4096];
-            threshold(&std::array::from_fn::<_, 4, _>(|i| (lengths[i], copied[i], shared[i])))
+            threshold(&std::array::from_fn::<_, 4, _>(|i| {
+                (lengths[i], copied[i], shared[i])
+            }))
         };
         assert_eq!(chosen([25; 4]), 2048);
         assert_eq!(chosen([20; 4]), 1024);

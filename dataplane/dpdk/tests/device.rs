@@ -8,7 +8,9 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 
-use castnet_dpdk::{Config, DpdkMemory, Hugepages, KEY_LENGTH, Mbuf, Runtime, Thresholds, destination_key, toeplitz};
+use castnet_dpdk::{
+    Config, DpdkMemory, Hugepages, KEY_LENGTH, Mbuf, Runtime, Thresholds, destination_key, toeplitz,
+};
 use castnet_port::{
     Batch, DpdkSpec, FrameBuf, HandOver, Memory, MemoryPort, MoveRing, PoolConfig, Port, PortSpec, Sides,
     Steered, Steering,
@@ -151,7 +153,11 @@ fn all_threads_share_from_the_lengths_that_were_measured_once() {
     }
     share_from(&memory, 0);
     let others = std::thread::spawn(move || runtime.memory().unwrap().thresholds());
-    assert_eq!(others.join().unwrap(), measured, "what one thread was told is its own");
+    assert_eq!(
+        others.join().unwrap(),
+        measured,
+        "what one thread was told is its own"
+    );
     assert_eq!(memory.stats(), free, "no buffer was lost");
 }
 

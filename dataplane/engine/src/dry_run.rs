@@ -1,7 +1,7 @@
 //! Dry runs: what would happen to a frame, found out on a copy.
 //!
-//! A worker must not stand still for it. So whoever asks takes all memory beforehand ([`DryRun::new`]), the worker copies
-//! into it what the way of that frame depends on ([`Engine::copy_into`]), and the stages run where time does not matter
+//! A worker must not stand still for it. So the thread that asks allocates all memory beforehand ([`DryRun::new`]), the worker
+//! copies into it the state that decides on that frame ([`Engine::copy_into`]), and the stages run on the thread that asked
 //! ([`DryRun::run`]). The copy is bounded by what is in flight in the frame's groups, or for a frame of no group by the
 //! capacities of the tables of addresses; payload in the slots of collective groups is never copied.
 

@@ -36,9 +36,9 @@ pub(crate) type Shifts = ShiftCache<16>;
 /// Bytes of the largest path MTU.
 const PAYLOAD_MAX: usize = 4096;
 
-/// No place is that high.
-pub(crate) const NO_PLACE: u32 = u32::MAX;
-const NO_PLACES: [u32; PortId::COUNT] = [NO_PLACE; PortId::COUNT];
+/// No group: no place is that high.
+pub(crate) const NO_GROUP: u32 = u32::MAX;
+const NO_GROUPS: [u32; PortId::COUNT] = [NO_GROUP; PortId::COUNT];
 
 /// What frames need to know of the ports.
 #[derive(Clone, Debug)]
@@ -143,7 +143,7 @@ impl Engine {
             fine_wheel: Wheel::new(config.groups_max, FINE_TICK),
             collective_effects: translated::Effects::new(),
             scratch: Box::new([0; PAYLOAD_MAX]),
-            recent: NO_PLACES,
+            recent: NO_GROUPS,
             emitting: VecDeque::with_capacity(config.groups_max),
             fdb: Fdb::new(config.fdb_capacity, config.fdb_ageing, seed),
             neighbours: Neighbours::new(config.neighbours_max, config.fdb_ageing, seed),
@@ -220,7 +220,7 @@ impl Engine {
         self.recent
             .iter_mut()
             .filter(|p| **p == place)
-            .for_each(|p| *p = NO_PLACE);
+            .for_each(|p| *p = NO_GROUP);
     }
 
     /// The multicast group of this address.

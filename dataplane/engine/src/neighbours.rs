@@ -144,7 +144,7 @@ impl Neighbours {
         events: &mut Events,
     ) {
         let before = self.arp.get(now, key(ip)).copied();
-        // A member stays where its group has it, until it ages or its port goes down, whoever else claims its address.
+        // A member stays where its group has it, until it ages or its port goes down, even if another host claims its address.
         let is_elsewhere = |old: Sighting| old.port != port && tables.is_member(old.port, ip);
         if before.is_some_and(is_elsewhere) && !tables.is_member(port, ip) {
             return;

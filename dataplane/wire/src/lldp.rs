@@ -24,8 +24,8 @@ pub enum LldpId<'a> {
     },
 }
 
-/// A text of a sender whom nobody knows, as it can be shown: control characters, with which a terminal can be driven, and
-/// whatever else has no shape of its own are escaped.
+/// A text of an unknown sender, as it can be printed: control characters, which can drive a terminal, and characters without
+/// a shape of their own are escaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Printable<'a>(pub &'a str);
 

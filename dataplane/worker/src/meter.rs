@@ -4,8 +4,8 @@
 //! processor's counter where a part ends, never per frame; and of 64 rounds one looks at the rings. Sums only grow, so who
 //! reads them twice has the figures of the time between, and any number may read.
 //!
-//! The counter goes on while somebody else has the core. A round in which that shows is left out: a batch takes
-//! microseconds, and whoever is given a core keeps it for milliseconds.
+//! The counter goes on while another thread has the core. A round in which that shows is left out: a batch takes
+//! microseconds, and a thread that is given a core keeps it for milliseconds.
 
 use std::time::Duration;
 

@@ -96,7 +96,7 @@ pub(super) struct RunReport {
     hosts: Counts,
     /// Over all of the run, all flows together.
     total: FlowCounts,
-    /// Each by itself; empty where nobody asked for them.
+    /// Each by itself; empty without `--flows`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) flows: Vec<FlowReport>,
     /// A signal cut it short.

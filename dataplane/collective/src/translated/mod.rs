@@ -199,8 +199,8 @@ pub enum Effect {
         /// When the last progress was.
         since: Nanos,
     },
-    /// Tell the operator: ranks called different collectives. The group serves nothing after this one. Told once, when all ranks have
-    /// spoken: at every switch of the tree alike, whoever came first.
+    /// Tell the operator: ranks called different collectives. The group serves nothing after this one. Reported once, when the
+    /// control messages of all ranks are there: every switch of the tree names the same two ranks, in whatever order they came.
     Conflict {
         /// Who said what.
         control: Control,

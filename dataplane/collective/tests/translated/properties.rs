@@ -126,7 +126,7 @@ proptest! {
 proptest! {
     #![proptest_config(seed::config(80))]
 
-    /// Whoever breaks a rule of the group is named, and nobody else; its queue pair ends, and no other does.
+    /// A rank that breaks a rule of the group is named, and no other; its queue pair ends, and no other does.
     #[test]
     fn who_breaks_a_rule_is_named(
         mut setting in settings(60, 0u64..=100), odd in 0u16..12, cut in proptest::option::of(1u16..=24),
@@ -158,7 +158,7 @@ proptest! {
         prop_assert_eq!((rank, matches!(why, Refusal::Cut { .. })), (odd, cuts));
     }
 
-    /// All switches tell the same two ranks, whoever came first and whatever was lost on the way.
+    /// All switches name the same two ranks, in whatever order they came and whatever was lost on the way.
     #[test]
     fn who_disagrees_is_told_alike_everywhere(
         mut setting in settings(30, 0u64..=50),

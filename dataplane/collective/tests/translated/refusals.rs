@@ -10,7 +10,7 @@ use castnet_wire::{Call, CallFlags, DropReason, NakCode, Opcode, Syndrome, Verdi
 
 /// The first to come does not make the rule: then all others were dropped, and named for being waited for.
 #[test]
-fn who_cuts_otherwise_is_named_whoever_comes_first() {
+fn a_rank_that_cuts_otherwise_is_named_in_any_order_of_arrival() {
     let expected = PacketShape {
         opcode: Opcode::SendFirst,
         ..shape()
@@ -129,7 +129,7 @@ fn who_is_refused_is_not_told_that_others_have_what_they_lack() {
 
 /// Told as soon as two differed, it named those two: another pair for each order of arrival.
 #[test]
-fn who_said_what_is_told_once_and_alike_whoever_came_first() {
+fn a_conflict_is_reported_once_and_alike_in_any_order_of_arrival() {
     let (one, other) = (call(AllReduce, 0, 3), call(AllReduce, 0, 4));
     for order in [[0, 2, 1], [0, 1, 2], [1, 2, 0], [2, 1, 0]] {
         let mut b = Bench::new(config(3, 0, false));

@@ -10,7 +10,7 @@ use super::slots;
 use super::verify::Known;
 use crate::context::Context;
 use crate::egress::Egress;
-use crate::engine::{Engine, NO_PLACE};
+use crate::engine::{Engine, NO_GROUP};
 use crate::multicast::Tools;
 use crate::pipeline::Cx;
 use crate::trace::Off;
@@ -28,7 +28,7 @@ enum End<B> {
 impl Engine {
     /// Whether a collective group was spoken to here last.
     pub(crate) fn is_collective(&self, ingress: PortId) -> bool {
-        self.recent[ingress.index()] != NO_PLACE
+        self.recent[ingress.index()] != NO_GROUP
     }
 
     /// Takes contributions whose header is that of an earlier one, with the same checks and the same effects as on the slow
@@ -90,7 +90,7 @@ impl Engine {
         // Its buffer may be needed for what goes on.
         drop(frame);
         let more = emit_due(cx, &mut hands, group, effects);
-        self.mind(cx.now, place, more);
+        self.schedule(cx.now, place, more);
         self.account(cx.ingress, verdict);
     }
 }

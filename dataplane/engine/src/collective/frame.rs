@@ -114,7 +114,7 @@ impl Engine {
         if matches!(event, Event::Data { .. } | Event::Control { .. }) {
             self.recent[cx.ingress.index()] = place;
         }
-        self.mind(cx.now, place, more);
+        self.schedule(cx.now, place, more);
         verdict
     }
 
@@ -136,7 +136,7 @@ impl Engine {
             carry_out(cx, &mut hands, group, effects, None);
         }
         let more = emit_due(cx, &mut hands, group, effects);
-        self.mind(cx.now, place, more);
+        self.schedule(cx.now, place, more);
     }
 
     /// Lets each group that has more to send have another turn.
@@ -152,7 +152,7 @@ impl Engine {
             cx.observer.group(group.mcst_id);
             let mut hands = hands!(self, timed: false);
             let more = emit_due(cx, &mut hands, group, &mut self.collective_effects);
-            self.mind(cx.now, place, more);
+            self.schedule(cx.now, place, more);
         }
     }
 
@@ -160,13 +160,13 @@ impl Engine {
     pub(crate) fn resume_collective(&mut self, now: Nanos, place: u32) {
         if let Some(Context::Collective(group)) = self.groups.at_mut(place) {
             let more = std::mem::take(&mut group.emitting);
-            self.mind(now, place, more);
+            self.schedule(now, place, more);
         }
     }
 
-    /// Sees to it that a group comes up again when it wants to.
+    /// Queues a group that has more to send, and arms its timer.
     #[inline]
-    pub(super) fn mind(&mut self, now: Nanos, place: u32, more: bool) {
+    pub(super) fn schedule(&mut self, now: Nanos, place: u32, more: bool) {
         let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
             return;
         };

@@ -57,7 +57,7 @@ proptest! {
             }
             let sent = feed_batch(fast, rank, &frames);
             prop_assert_eq!(&sent, &feed_batch(slow, rank, &frames));
-            // Whoever got something acknowledges all of it.
+            // Each rank that got something acknowledges all of it.
             let newest = sent.iter().filter(|(_, frame)| roce(frame).bth.opcode != Opcode::Ack);
             for (port, psn) in newest.map(|(port, frame)| (*port, roce(frame).bth.psn)).collect::<BTreeMap<_, _>>() {
                 let ack = [ranks[port].ack(psn, Syndrome::Ack)];

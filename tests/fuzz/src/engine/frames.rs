@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// The control message that is due from whoever is at port `n`; by default of the collective that others opened.
+    /// The control message that is due from the rank at port `n`; by default of the collective that others opened.
     fn control(&self, rule: &Rule, n: usize, record: &[u8; RECORD]) -> common::collective::Sent {
         let [kind, packets, root, wrong] = [record[9], record[10], record[11], record[12]];
         let Some(Status::Collective(status)) = rule.status(&self.engine) else {
