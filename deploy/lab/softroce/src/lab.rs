@@ -15,6 +15,7 @@ use crate::image::{self, Image};
 use crate::machine::{Machine, console_tail};
 use crate::network::{self, MANAGEMENT_IP};
 use crate::process::{Process, inside};
+use crate::rootfs;
 use crate::state::{LabState, TAKE_DOWN, make_labs_folder, sweep, take_down_parts};
 use crate::watch::Watch;
 
@@ -243,8 +244,9 @@ impl Lab {
             machines: Vec::new(),
             reaper: Some(reaper),
         };
-        let bin = parts.directory.join("share/bin");
-        fs::create_dir_all(&bin).map_err(LabError::io(format!("making {}", bin.display())))?;
+        for folder in ["share/bin", "share/lib"].map(|name| parts.directory.join(name)) {
+            fs::create_dir_all(&folder).map_err(LabError::io(format!("making {}", folder.display())))?;
+        }
         Ok(parts)
     }
 
@@ -273,23 +275,32 @@ impl Lab {
     }
 
     /// Copies a program, or any file, to where all machines have it, and returns its path there, which is also in their
-    /// PATH. A program must be for the C library of this machine, or static.
+    /// PATH. The libraries that it links come along. A program must be for the C library of this machine, or static.
     ///
     /// # Errors
     ///
-    /// Where it cannot be copied.
+    /// Where it cannot be copied, or a library that it links is missing here.
     pub fn share(&self, program: &Path) -> Result<String, LabError> {
         let fault = |e| LabError::io(format!("sharing {}", program.display()))(e);
         let name = program
             .file_name()
             .ok_or_else(|| LabError::Config(format!("{} is no file", program.display())))?
             .to_string_lossy();
-        let bin = self.parts.directory.join("share/bin");
-        // By rename, so that a machine that runs an earlier one is not disturbed.
-        let new = bin.join(format!(".{name}.new"));
-        fs::copy(program, &new).map_err(fault)?;
-        fs::rename(&new, bin.join(&*name)).map_err(fault)?;
+        for library in rootfs::libraries_beside(program)? {
+            let name = library.file_name().unwrap_or_default().to_string_lossy();
+            self.copy(&library, "lib", &name).map_err(fault)?;
+        }
+        self.copy(program, "bin", &name).map_err(fault)?;
         Ok(format!("/share/bin/{name}"))
+    }
+
+    /// Copies a file to `name` in this folder of what the machines share. By rename, so that a machine that runs an earlier
+    /// one is not disturbed.
+    fn copy(&self, file: &Path, folder: &str, name: &str) -> std::io::Result<()> {
+        let folder = self.parts.directory.join("share").join(folder);
+        let new = folder.join(format!(".{name}.new"));
+        fs::copy(file, &new)?;
+        fs::rename(&new, folder.join(name))
     }
 
     /// The address at which machines reach what runs in the lab's namespace, past the switch under test.

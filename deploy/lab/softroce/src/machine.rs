@@ -63,7 +63,8 @@ impl Machine<'_> {
         words(&["-accel", &format!("tcg,thread=multi,tb-size={TRANSLATED_MIB}")]);
         words(&[
             "-cpu",
-            "qemu64,+rdrand",
+            // As x86-64-v2, which programs with DPDK are built for.
+            "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt",
             "-smp",
             "1",
             "-m",

@@ -107,6 +107,16 @@ fn rxe_provider(folder: &Path) -> Result<PathBuf, LabError> {
         .ok_or_else(|| LabError::missing("the verbs provider of rxe", "apt-get install ibverbs-providers"))
 }
 
+/// The libraries that a program, or any file, links and that no guest has.
+pub(crate) fn libraries_beside(program: &Path) -> Result<Vec<PathBuf>, LabError> {
+    let linked = libraries_of(&[program.to_owned()])?;
+    let (image, _) = host_files()?;
+    let beside = linked
+        .into_iter()
+        .filter(|file| !image.contains_key(&guest_path(file)));
+    Ok(beside.collect())
+}
+
 /// All libraries that the dynamic linker would load for `files`.
 fn libraries_of(files: &[PathBuf]) -> Result<BTreeSet<PathBuf>, LabError> {
     // ldd fails where one of the files is static, and has told of the others all the same.
@@ -116,8 +126,12 @@ fn libraries_of(files: &[PathBuf]) -> Result<BTreeSet<PathBuf>, LabError> {
         .output()
         .map_err(LabError::io("running ldd"))?;
     let text = String::from_utf8_lossy(&out.stdout);
-    parse_ldd(&text)
-        .map_err(|library| LabError::missing(format!("library {library}"), "a program of the image links it"))
+    parse_ldd(&text).map_err(|library| {
+        LabError::missing(
+            format!("library {library}"),
+            "a program that the guests are to have links it",
+        )
+    })
 }
 
 fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>, String> {

@@ -217,6 +217,14 @@ fn scripts_are_killed(lab: &Lab) {
 fn programs_and_the_host_are_reached(lab: &Lab) {
     let program = lab.share(Path::new("/bin/true")).expect("shared");
     assert_eq!(lab.host(2).run(&program, SOON).expect("run").code, 0);
+    // One that links a library which no guest has.
+    let program = lab.share(Path::new("/usr/bin/perl")).expect("shared");
+    assert!(lab.directory().join("share/lib/libcrypt.so.1").exists());
+    let out = lab
+        .host(2)
+        .run(&format!("{program} -e 'exit 7'"), SOON)
+        .expect("run");
+    assert_eq!(out.code, 7, "{out}");
     assert_eq!(lab.management_ip(), MANAGEMENT_IP);
     let out = lab.host(1).run(
         "ping -c 1 -w 20 192.168.100.254 && ping -c 1 -w 20 192.168.100.2",
