@@ -338,7 +338,7 @@ fn sums(table: &mut Table) {
             ns(last),
             format!("{} port moves them", ns(moved_last)),
             format!("+{} per child", ns(per_child)),
-            goal.then(|| at_most(1.5, over_port)),
+            goal.then(|| at_most(2.0, over_port)),
         );
         let with_ports = (last - moved - cost) / collective::RANKS as f64;
         table.row(

@@ -4,15 +4,14 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use castnet_port::Memory;
+use castnet_port::{BATCH, Batch, Memory};
 
 use crate::fence::mbuf::Mbuf;
 use crate::memory::DpdkMemory;
 
 /// Bytes of the frames that are tried.
 const LENGTHS: [usize; 7] = [512, 1024, 1536, 2048, 3072, 4096, 8192];
-/// Frames of a round, and replicas of each: no more buffers than a thread always has.
-const ORIGINALS: usize = 8;
+/// Replicas of each frame.
 const REPLICAS: usize = 7;
 /// Rounds of each length: the best counts, since whatever else runs on the core takes time from the others.
 const ROUNDS: usize = 32;
@@ -32,9 +31,10 @@ impl Thresholds {
         let (mut lend, mut share) = (Vec::new(), Vec::new());
         for length in LENGTHS.into_iter().filter(|&l| l <= memory.room()) {
             let bytes = vec![0x5A; length];
-            let [copied, lent, shared] = best(memory, &bytes);
-            lend.push((length, copied, lent));
-            share.push((length, copied, shared));
+            let [by_leg, lent] = best(memory, &bytes, leg_by_leg, [copied, lent]);
+            lend.push((length, by_leg, lent));
+            let [by_frame, shared] = best(memory, &bytes, frame_by_frame, [copied, shared]);
+            share.push((length, by_frame, shared));
         }
         Self {
             lend: threshold(&lend),
@@ -59,32 +59,61 @@ impl fmt::Display for Thresholds {
 /// Makes a replica of a frame, with so many more to come.
 type Way = fn(&DpdkMemory, &Mbuf, usize) -> Option<Mbuf>;
 
-/// The least time of a round with copies, borrowers and sharers of a frame of these bytes.
-fn best(memory: &DpdkMemory, bytes: &[u8]) -> [Duration; 3] {
-    let ways: [Way; 3] = [
-        |memory, frame, _| memory.copy(frame),
-        |memory, frame, to_come| memory.lend(frame, to_come),
-        |memory, frame, _| memory.share(frame),
-    ];
-    let mut best = [Duration::MAX; 3];
-    let mut replicas = Vec::with_capacity(ORIGINALS * REPLICAS);
-    for _ in 0..ROUNDS {
-        for (way, best) in ways.iter().zip(&mut best) {
-            // How a frame lends its bytes is settled by the first replica, so each round has frames of its own.
-            let frames: Vec<Mbuf> = (0..ORIGINALS).filter_map(|_| memory.copy_from(bytes)).collect();
-            let start = Instant::now();
-            for frame in &frames {
-                replicas.extend(
-                    (0..REPLICAS)
-                        .rev()
-                        .filter_map(|to_come| way(memory, frame, to_come)),
-                );
+fn copied(memory: &DpdkMemory, frame: &Mbuf, _: usize) -> Option<Mbuf> {
+    memory.copy(frame)
+}
+
+fn lent(memory: &DpdkMemory, frame: &Mbuf, to_come: usize) -> Option<Mbuf> {
+    memory.lend(frame, to_come)
+}
+
+fn shared(memory: &DpdkMemory, frame: &Mbuf, _: usize) -> Option<Mbuf> {
+    memory.share(frame)
+}
+
+/// Makes all replicas of these frames, and gives them away batch by batch. `None` where one could not be made.
+type Order = fn(&DpdkMemory, &[Mbuf], Way) -> Option<()>;
+
+/// As plain data of one flow leaves: by the time that a frame's next replica is made, the frame may have left the
+/// first-level cache.
+fn leg_by_leg(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> Option<()> {
+    let mut sent = Batch::<Mbuf>::new();
+    for to_come in (0..REPLICAS).rev() {
+        for frame in frames {
+            sent.push(way(memory, frame, to_come)?);
+        }
+        sent.clear();
+    }
+    Some(())
+}
+
+/// As all others leave.
+fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> Option<()> {
+    let mut sent = Batch::<Mbuf>::new();
+    for frame in frames {
+        for to_come in (0..REPLICAS).rev() {
+            if sent.is_full() {
+                sent.clear();
             }
-            let made = replicas.len();
-            replicas.clear();
+            sent.push(way(memory, frame, to_come)?);
+        }
+    }
+    Some(())
+}
+
+/// The least time of a round of frames of these bytes in each of two ways.
+fn best(memory: &DpdkMemory, bytes: &[u8], order: Order, ways: [Way; 2]) -> [Duration; 2] {
+    let mut best = [Duration::MAX; 2];
+    for _ in 0..ROUNDS {
+        for (way, best) in ways.into_iter().zip(&mut best) {
+            // How a frame lends its bytes is settled by the first replica, so each round has frames of its own.
+            let frames: Vec<Mbuf> = (0..BATCH).filter_map(|_| memory.copy_from(bytes)).collect();
+            let start = Instant::now();
+            let made = order(memory, &frames, way);
+            let elapsed = start.elapsed();
             // Replicas that could not be made cost nothing.
-            if made == ORIGINALS * REPLICAS {
-                *best = start.elapsed().min(*best);
+            if made.is_some() {
+                *best = elapsed.min(*best);
             }
         }
     }

@@ -68,18 +68,23 @@ impl Fdb {
             return Learned::NotStation;
         }
         let key = key(vlan, mac);
-        let before = self.table.get(now, key).copied();
-        if let Some(entry) = before
+        if let Some(entry) = self.table.get(now, key)
             && entry.port == port
             && entry.is_seen_again()
             && now.since(entry.seen).0 < self.ageing.0 / 16
         {
             return Learned::Known;
         }
+        self.note(now, key, port)
+    }
+
+    #[inline(never)]
+    fn note(&mut self, now: Nanos, key: u64, port: PortId) -> Learned {
+        let before = self.table.get(now, key).map(|entry| entry.port);
         match (self.table.see(now, key, (), port, |_, _| false), before) {
             (Err(_), _) => Learned::Full,
             (Ok(Some((_, displaced))), _) => Learned::Displaced { at: displaced.port },
-            (Ok(None), Some(entry)) if entry.port != port => Learned::Moved { from: entry.port },
+            (Ok(None), Some(from)) if from != port => Learned::Moved { from },
             (Ok(None), Some(_)) => Learned::Known,
             (Ok(None), None) => Learned::New,
         }

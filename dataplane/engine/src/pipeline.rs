@@ -71,34 +71,32 @@ impl Engine {
                 egress,
                 observer: &mut Off,
             };
-            let collective = self.is_collective(ingress);
+            if self.is_collective(ingress) {
+                return self.collective_batch(&mut cx, batch);
+            }
             let mut run = Run::new();
-            let mut frames = batch.drain(..);
-            loop {
-                let next = match collective {
-                    true => self.contributions(&mut cx, &mut frames),
-                    false => frames.next(),
-                };
-                let Some(mut frame) = next else { break };
-                if !collective {
-                    frame = match self.data_again(&mut cx, &mut run, frame) {
-                        Some(frame) => frame,
-                        None => continue,
-                    };
-                    // What came first leaves first.
-                    if !run.is_empty() {
-                        self.send_run(&mut cx, &mut run);
-                    }
-                }
-                let Some(frame) = self.ack_again(&mut cx, frame) else {
+            for frame in batch.drain(..) {
+                let Some(frame) = self.data_again(&mut cx, &mut run, frame) else {
                     continue;
                 };
-                let verdict = self.forward(&mut cx, frame);
-                self.account(ingress, verdict);
+                // What came first leaves first.
+                if !run.is_empty() {
+                    self.send_run(&mut cx, &mut run);
+                }
+                self.other_than_data(&mut cx, frame);
             }
             if !run.is_empty() {
                 self.send_run(&mut cx, &mut run);
             }
+        }
+    }
+
+    /// A frame for which there is no fast path, or that of ACKs alone.
+    #[inline(always)]
+    pub(crate) fn other_than_data<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
+        if let Some(frame) = self.ack_again(cx, frame) {
+            let verdict = self.forward(cx, frame);
+            self.account(cx.ingress, verdict);
         }
     }
 

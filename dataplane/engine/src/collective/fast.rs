@@ -2,7 +2,7 @@
 
 use castnet_collective::EndpointId;
 use castnet_collective::translated::Event;
-use castnet_wire::{FrameBuf, PortId};
+use castnet_wire::{Batch, FrameBuf, PortId};
 
 use super::context::Collective;
 use super::frame::{AtHand, Hands, carry_out, emit_due, hands, note_data};
@@ -31,11 +31,24 @@ impl Engine {
         self.recent[ingress.index()] != NO_GROUP
     }
 
-    /// Takes contributions whose header is that of an earlier one, with the same checks and the same effects as on the slow
-    /// path, but for what is known. Returns the first frame that is something else, with nothing looked at.
+    /// Takes a batch in at such a port.
     // Apart: one call a batch, and multicast must not pay for it.
     #[inline(never)]
-    pub(crate) fn contributions<E: Egress>(
+    pub(crate) fn collective_batch<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, batch: &mut Batch<E::Buf>) {
+        let mut frames = batch.drain(..);
+        while let Some(frame) = self.contributions(cx, &mut frames) {
+            self.no_contribution(cx, frame);
+        }
+    }
+
+    #[inline(never)]
+    fn no_contribution<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
+        self.other_than_data(cx, frame);
+    }
+
+    /// Takes contributions whose header is that of an earlier one, with the same checks and the same effects as on the slow
+    /// path, but for what is known. Returns the first frame that is something else, with nothing looked at.
+    fn contributions<E: Egress>(
         &mut self,
         cx: &mut Cx<'_, E, Off>,
         frames: &mut impl Iterator<Item = E::Buf>,
