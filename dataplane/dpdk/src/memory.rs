@@ -113,7 +113,7 @@ impl DpdkMemory {
         self.gather(&[bytes])
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn copy(&self, original: &Mbuf) -> Option<Mbuf> {
         let mut frame = self.0.whole.take()?;
         frame.copy(original).then_some(frame)
