@@ -31,8 +31,16 @@ pub struct Sums {
     slots: Vec<[u8; 64]>,
 }
 
-fn frame(rank: usize, opcode: Opcode, psn: u32, imm: Option<u32>, payload: &[u8]) -> Vec<u8> {
-    let (network, ethernet) = (Network::v4(ip(rank), MCST.0), ethernet(rank));
+/// A packet of a rank to this group.
+pub fn frame(
+    group: McstId,
+    rank: usize,
+    opcode: Opcode,
+    psn: u32,
+    imm: Option<u32>,
+    payload: &[u8],
+) -> Vec<u8> {
+    let (network, ethernet) = (Network::v4(ip(rank), group.0), ethernet(rank));
     let bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn));
     let ext = ExtHeaders {
         imm,
@@ -43,23 +51,69 @@ fn frame(rank: usize, opcode: Opcode, psn: u32, imm: Option<u32>, payload: &[u8]
     out
 }
 
+/// The rule of a group of ranks at ports 0 to 7, for packets of `payload` bytes.
+pub fn rule(group: McstId, slots: u16, payload: usize) -> CollectiveGroup {
+    let rank = |n: usize| RankEndpoint {
+        rank: n as u16,
+        name: format!("h{n}"),
+        ip: ip(n),
+        qpn: Qpn::new(0x100 + n as u32),
+        mac: mac(0xAA, n),
+        sq_psn: Psn::new(0),
+        rq_psn: Psn::new(0),
+    };
+    let ranks = (0..RANKS).map(rank).collect();
+    let rule = CollectiveGroup::star("sum", group, Pmtu::B4096, slots, ranks);
+    CollectiveGroup {
+        pmtu: Pmtu::from_bytes(payload as u32).unwrap_or(Pmtu::B4096),
+        ..rule.expect("a right rule")
+    }
+}
+
+/// A rank's control message of an AllReduce of so many packets.
+pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<u8> {
+    let mut bytes = [0; Control::LEN];
+    Control {
+        sequence: 0,
+        rank: rank as u16,
+        call: Call {
+            primitive: Primitive::AllReduce,
+            root: 0,
+            operation: Operation::Sum,
+            data_type: DataType::F32,
+            flags: CallFlags::default(),
+            elements: u64::from(packets) * payload as u64 / 4,
+            packets,
+        },
+        verdict: Verdict::Agreed,
+    }
+    .emit(&mut bytes);
+    frame(
+        group,
+        rank,
+        Opcode::SendOnlyImm,
+        0,
+        Some(Control::IMMEDIATE),
+        &bytes,
+    )
+}
+
+/// Packet `psn` of a rank's data: the control message has PSN 0.
+pub fn contribution(rule: &CollectiveGroup, rank: usize, psn: u32, payload: &[u8]) -> Vec<u8> {
+    let opcode = match psn % u32::from(rule.message_packets) {
+        1 => Opcode::SendFirst,
+        0 => Opcode::SendLast,
+        _ => Opcode::SendMiddle,
+    };
+    frame(rule.mcst_id, rank, opcode, psn, None, payload)
+}
+
 impl Sums {
     /// Contributions of `payload` bytes of f32.
     pub fn new(payload: usize, reproducible: bool) -> Self {
-        let rank = |n: usize| RankEndpoint {
-            rank: n as u16,
-            name: format!("h{n}"),
-            ip: ip(n),
-            qpn: Qpn::new(0x100 + n as u32),
-            mac: mac(0xAA, n),
-            sq_psn: Psn::new(0),
-            rq_psn: Psn::new(0),
-        };
-        let rule = CollectiveGroup::star("sum", MCST, Pmtu::B4096, SLOTS, (0..RANKS).map(rank).collect());
         let rule = CollectiveGroup {
             reproducible,
-            pmtu: Pmtu::from_bytes(payload as u32).unwrap_or(Pmtu::B4096),
-            ..rule.expect("a right rule")
+            ..rule(MCST, SLOTS, payload)
         };
         let engine = engine(RANKS);
         let mut sink = Sink::new();
@@ -68,42 +122,18 @@ impl Sums {
             bodies: 1024,
             frame_max: 4400,
         });
-        let call = Call {
-            primitive: Primitive::AllReduce,
-            root: 0,
-            operation: Operation::Sum,
-            data_type: DataType::F32,
-            flags: CallFlags::default(),
-            elements: u64::from(PACKETS) * payload as u64 / 4,
-            packets: PACKETS,
-        };
-        let control = |rank: usize| {
-            let mut bytes = [0; Control::LEN];
-            Control {
-                sequence: 0,
-                rank: rank as u16,
-                call,
-                verdict: Verdict::Agreed,
-            }
-            .emit(&mut bytes);
-            frame(rank, Opcode::SendOnlyImm, 0, Some(Control::IMMEDIATE), &bytes)
-        };
         let floats: Vec<u8> = (0..payload / 4).flat_map(|i| (i as f32).to_le_bytes()).collect();
-        // Whole messages, the control message before them.
-        let position = |psn: u32| match psn % u32::from(rule.message_packets) {
-            1 => Opcode::SendFirst,
-            0 => Opcode::SendLast,
-            _ => Opcode::SendMiddle,
-        };
         let pool = sink.pool.clone();
         let load = |bytes: Vec<u8>| pool.copy_from(&bytes).expect("a buffer");
         let data = |rank| {
             (1..=PACKETS)
-                .map(|psn| load(frame(rank, position(psn), psn, None, &floats)))
+                .map(|psn| load(contribution(&rule, rank, psn, &floats)))
                 .collect()
         };
         Self {
-            controls: (0..RANKS).map(|r| load(control(r))).collect(),
+            controls: (0..RANKS)
+                .map(|rank| load(control(MCST, rank, PACKETS, payload)))
+                .collect(),
             data: (0..RANKS).map(data).collect(),
             engine,
             sink,

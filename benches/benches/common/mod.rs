@@ -105,6 +105,11 @@ pub fn star(receivers: usize) -> MulticastGroup {
 }
 
 pub fn engine(ports: usize) -> Engine {
+    engine_with(ports, |_| ())
+}
+
+/// The same with another configuration.
+pub fn engine_with(ports: usize, change: impl FnOnce(&mut EngineConfig)) -> Engine {
     let info = |n| PortInfo {
         id: port(n),
         name: format!("p{n}"),
@@ -112,10 +117,11 @@ pub fn engine(ports: usize) -> Engine {
         mtu: 4200,
         flood: true,
     };
-    let config = EngineConfig {
+    let mut config = EngineConfig {
         lldp_interval: None,
         ..EngineConfig::new("s1", (0..ports).map(info).collect())
     };
+    change(&mut config);
     Engine::new(config).expect("a right configuration")
 }
 
@@ -130,8 +136,13 @@ fn ethernet(n: usize) -> Ethernet {
 
 /// A SEND_MIDDLE of the source with `payload` bytes.
 pub fn data(payload: usize) -> Vec<u8> {
-    let network = Network::v4(ip(0), MCST.0);
-    let bth = Bth::new(Opcode::SendMiddle, Qpn::VIRTUAL, Psn::new(0));
+    data_to(MCST, 0, payload)
+}
+
+/// The same to this group, with this PSN.
+pub fn data_to(group: McstId, psn: u32, payload: usize) -> Vec<u8> {
+    let network = Network::v4(ip(0), group.0);
+    let bth = Bth::new(Opcode::SendMiddle, Qpn::VIRTUAL, Psn::new(psn));
     let ethernet = ethernet(0);
     let mut out = vec![0; roce_len(&ethernet, &network, bth.opcode, payload)];
     let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
@@ -149,6 +160,11 @@ pub fn data(payload: usize) -> Vec<u8> {
 }
 
 pub fn ack(n: usize, psn: u32) -> Vec<u8> {
+    ack_to(MCST, n, psn)
+}
+
+/// Of a receiver to this group.
+pub fn ack_to(group: McstId, n: usize, psn: u32) -> Vec<u8> {
     let mut out = vec![0; 62];
     let aeth = Aeth {
         syndrome: Syndrome::Ack,
@@ -157,7 +173,7 @@ pub fn ack(n: usize, psn: u32) -> Vec<u8> {
     emit_ack(
         &mut out,
         &ethernet(n),
-        &Network::v4(ip(n), MCST.0),
+        &Network::v4(ip(n), group.0),
         0xC777,
         Qpn::VIRTUAL,
         Psn::new(psn),
