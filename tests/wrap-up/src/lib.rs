@@ -52,6 +52,8 @@ fn summary(skipped: &str) -> String {
 /// A run of `cargo test`: the nearest process above this one that is cargo.
 struct Run {
     cargo: u32,
+    /// When it was started, in ticks since boot: numbers of processes come again.
+    started: u64,
 }
 
 impl Run {
@@ -59,9 +61,12 @@ impl Run {
         let mut process = std::process::id();
         while process > 1 {
             let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-            let (name, parent) = name_and_parent(&stat)?;
+            let (name, parent, started) = read_stat(&stat)?;
             if name == "cargo" {
-                return Some(Self { cargo: process });
+                return Some(Self {
+                    cargo: process,
+                    started,
+                });
             }
             process = parent;
         }
@@ -69,7 +74,7 @@ impl Run {
     }
 
     fn list(&self) -> PathBuf {
-        std::env::temp_dir().join(format!("castnet-skipped-{}", self.cargo))
+        std::env::temp_dir().join(format!("castnet-skipped-{}-{}", self.cargo, self.started))
     }
 
     fn stderr(&self) -> std::io::Result<File> {
@@ -80,12 +85,14 @@ impl Run {
     }
 }
 
-/// A process's name and its parent, from its line in /proc/PID/stat: `pid (name) state parent ...`; the name may hold
-/// spaces and parentheses.
-fn name_and_parent(stat: &str) -> Option<(&str, u32)> {
+/// A process's name, its parent and when it was started, from its line in /proc/PID/stat: `pid (name) state parent ...`, the
+/// start in field 22; the name may hold spaces and parentheses.
+fn read_stat(stat: &str) -> Option<(&str, u32, u64)> {
     let (before, after) = stat.rsplit_once(')')?;
     let (_, name) = before.split_once('(')?;
-    Some((name, after.split_whitespace().nth(1)?.parse().ok()?))
+    let mut fields = after.split_whitespace().skip(1);
+    let parent = fields.next()?.parse().ok()?;
+    Some((name, parent, fields.nth(17)?.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -93,10 +100,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_name_and_parent() {
-        assert_eq!(name_and_parent("12 (cargo) S 7 12 7 0"), Some(("cargo", 7)));
-        assert_eq!(name_and_parent("12 (a (b) c) S 7 12"), Some(("a (b) c", 7)));
-        assert_eq!(name_and_parent("12 cargo"), None);
+    fn a_process_is_known_by_name_parent_and_start() {
+        let rest = "12 7 0 -1 4 5 6 7 8 9 10 11 12 20 0 1 0 4711 99 1";
+        let read =
+            |name: &str| read_stat(&format!("12 ({name}) S 7 {rest}")).map(|(n, p, s)| (n.to_owned(), p, s));
+        assert_eq!(read("cargo"), Some(("cargo".into(), 7, 4711)));
+        assert_eq!(read("a (b) c"), Some(("a (b) c".into(), 7, 4711)));
+        assert_eq!(read_stat("12 cargo"), None);
+        let own = fs::read_to_string("/proc/self/stat").expect("Linux");
+        let (_, parent, started) = read_stat(&own).expect("what the kernel writes");
+        assert!(parent > 0 && started > 0);
     }
 
     #[test]
