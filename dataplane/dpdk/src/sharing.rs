@@ -71,34 +71,37 @@ fn shared(memory: &DpdkMemory, frame: &Mbuf, _: usize) -> Option<Mbuf> {
     memory.share(frame)
 }
 
-/// Makes all replicas of these frames, and gives them away batch by batch. `None` where one could not be made.
-type Order = fn(&DpdkMemory, &[Mbuf], Way) -> Option<()>;
+/// Makes all replicas of these frames, and gives them away batch by batch; whether each could be made. All are asked for in any
+/// case: a frame that was promised more borrowers than come is lost ([`Memory::lend`]).
+type Order = fn(&DpdkMemory, &[Mbuf], Way) -> bool;
 
 /// As plain data of one flow leaves: by the time that a frame's next replica is made, the frame may have left the
 /// first-level cache.
-fn leg_by_leg(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> Option<()> {
-    let mut sent = Batch::<Mbuf>::new();
+fn leg_by_leg(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> bool {
+    let mut made = 0;
     for to_come in (0..REPLICAS).rev() {
-        for frame in frames {
-            sent.push(way(memory, frame, to_come)?);
-        }
-        sent.clear();
+        let mut sent = Batch::<Mbuf>::new();
+        sent.extend(frames.iter().filter_map(|frame| way(memory, frame, to_come)));
+        made += sent.len();
     }
-    Some(())
+    made == REPLICAS * frames.len()
 }
 
 /// As all others leave.
-fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> Option<()> {
-    let mut sent = Batch::<Mbuf>::new();
-    for frame in frames {
-        for to_come in (0..REPLICAS).rev() {
-            if sent.is_full() {
-                sent.clear();
-            }
-            sent.push(way(memory, frame, to_come)?);
+fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> bool {
+    let mut made = 0;
+    for frames in frames.chunks(BATCH / REPLICAS) {
+        let mut sent = Batch::<Mbuf>::new();
+        for frame in frames {
+            sent.extend(
+                (0..REPLICAS)
+                    .rev()
+                    .filter_map(|to_come| way(memory, frame, to_come)),
+            );
         }
+        made += sent.len();
     }
-    Some(())
+    made == REPLICAS * frames.len()
 }
 
 /// The least time of a round of frames of these bytes in each of two ways.
@@ -111,8 +114,8 @@ fn best(memory: &DpdkMemory, bytes: &[u8], order: Order, ways: [Way; 2]) -> [Dur
             let start = Instant::now();
             let made = order(memory, &frames, way);
             let elapsed = start.elapsed();
-            // Replicas that could not be made cost nothing.
-            if made.is_some() {
+            // What could not be made costs nothing.
+            if made && frames.len() == BATCH {
                 *best = elapsed.min(*best);
             }
         }
@@ -120,9 +123,13 @@ fn best(memory: &DpdkMemory, bytes: &[u8], order: Order, ways: [Way; 2]) -> [Dur
     best
 }
 
-/// The shortest length from which on sharing costs no more than a copy, of (length, cost of a copy, cost of sharing).
+/// The shortest length from which on sharing costs no more than a copy, of (length, cost of a copy, cost of sharing). A cost that
+/// could not be measured is [`Duration::MAX`].
 fn threshold(costs: &[(usize, Duration, Duration)]) -> usize {
-    let cheaper = costs.iter().rev().take_while(|(_, copy, share)| share <= copy);
+    let cheaper = costs
+        .iter()
+        .rev()
+        .take_while(|(_, copy, share)| share <= copy && *share < Duration::MAX);
     cheaper.last().map_or(usize::MAX, |&(length, ..)| length)
 }
 
@@ -146,6 +153,7 @@ mod tests {
         assert_eq!(chosen([5; 4]), 512);
         assert_eq!(chosen([5, 5, 5, 50]), usize::MAX);
         assert_eq!(threshold(&[]), usize::MAX);
+        assert_eq!(threshold(&[(512, Duration::MAX, Duration::MAX)]), usize::MAX);
     }
 
     #[test]
