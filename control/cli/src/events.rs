@@ -220,7 +220,7 @@ fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
 fn facts(event: &Event) -> Map<String, Value> {
     let facts = match event {
         Event::Hello(_) => json!({}),
-        Event::Port(p) => json!({ "up": p.up }),
+        Event::Port(p) => json!({ "up": p.up, "mtu": p.mtu }),
         Event::Neighbour(n) => json!({ "gone": n.gone }),
         Event::PathStalled(s) => {
             json!({ "next_hop": s.next_hop, "ack_psn": s.ack_psn, "waited_ns": s.for_ns })
@@ -335,6 +335,12 @@ mod tests {
             };
             serde_json::to_value(line(event, &names).expect("an event")).expect("JSON")
         };
+        let port = json(Event::Port(api::PortChanged {
+            up: true,
+            mtu: 1500,
+            ..Default::default()
+        }));
+        assert_eq!((&port["up"], &port["mtu"]), (&json!(true), &json!(1500)));
         let stalled = json(Event::CollectiveStalled(api::CollectiveStalled {
             ranks: vec![2, 5],
             psn: 9,
