@@ -249,6 +249,12 @@ impl Collective {
         EndpointId::new(self.by_port[port.index()])
     }
 
+    /// The port that an endpoint is behind.
+    pub(super) fn port_of(&self, endpoint: EndpointId) -> PortId {
+        let outlet = self.outlets.get(endpoint.index());
+        outlet.map(|outlet| outlet.port).unwrap_or_default()
+    }
+
     /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit.
     pub(crate) fn bind(&mut self, next_hops: &mut NextHops) -> Result<(), InstallError> {
         for i in 0..self.outlets.len() {

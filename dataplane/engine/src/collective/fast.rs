@@ -41,6 +41,8 @@ impl Engine {
         }
     }
 
+    /// A frame that is none.
+    // Apart, so that the general path stays inlined in the loop over multicast's frames: here it is rare.
     #[inline(never)]
     fn no_contribution<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
         self.other_than_data(cx, frame);

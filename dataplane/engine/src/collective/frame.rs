@@ -462,11 +462,7 @@ pub(super) fn carry_out<E: Egress, O: Observer>(
                 let kind = EventKind::RankRefused {
                     mcst_id: group.mcst_id,
                     generation: group.rule.generation,
-                    port: group
-                        .outlets
-                        .get(from.index())
-                        .map(|o| o.port)
-                        .unwrap_or_default(),
+                    port: group.port_of(from),
                     sequence,
                     why,
                 };
@@ -476,11 +472,7 @@ pub(super) fn carry_out<E: Egress, O: Observer>(
                 let kind = EventKind::MemberFailed {
                     mcst_id: group.mcst_id,
                     generation: group.rule.generation,
-                    port: group
-                        .outlets
-                        .get(from.index())
-                        .map(|o| o.port)
-                        .unwrap_or_default(),
+                    port: group.port_of(from),
                     syndrome: syndrome.byte(),
                 };
                 hands.events.push(cx.now, kind);
