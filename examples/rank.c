@@ -243,7 +243,7 @@ static void create_qp(struct rank *r)
 /* Prints what the rule must say of this rank, and waits until somebody has installed it. */
 static void wait_for_rule(const struct rank *r)
 {
-    printf("rank = { rank = %u, name = \"rank%u\", ip = \"%s\", qpn = 0x%x, mac = \"%s\", sq_psn = 0x%x, "
+    printf("host = { rank = %u, name = \"rank%u\", ip = \"%s\", qpn = 0x%x, mac = \"%s\", sq_psn = 0x%x, "
            "rq_psn = 0x%x }\n", r->number, r->number, r->address, r->qp->qp_num, r->mac, r->sq_psn, r->rq_psn);
     fflush(stdout);
     fputs("put this line into the rule file, install the rule at the switch, then press Enter here\n", stderr);

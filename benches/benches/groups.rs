@@ -1,5 +1,6 @@
 //! What a frame costs over the number of groups that are active at once, on the same ports: data, ACKs and contributions of
-//! groups that come in drawn order. The baseline in the same run is one group.
+//! groups that come in drawn order, and all three among each other. The baseline in the same run is one group. And what it costs
+//! while a trace of another group is armed.
 //!
 //! `cargo bench -p castnet-benches --bench groups [-- GROUPS_MAX]`: with a number, only up to so many groups.
 
@@ -8,14 +9,14 @@ mod common;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use castnet_engine::{Collective, Engine, Group};
+use castnet_engine::{Context, Engine, FrameFilter, TapId};
 use castnet_port::{Pool, PoolBuf, PoolConfig};
-use castnet_rules::{CollectiveGroup, MulticastGroup};
+use castnet_rules::GroupRule;
 use castnet_wire::{BATCH, Batch, McstId};
 use common::collective::{RANKS, contribution, control, rule};
-use common::{NOW, Sink, ack_to, data_to, engine_with, port, star};
+use common::{MCST, NOW, Sink, ack_to, data_from, engine_with, port, star};
 
-const COUNTS: [usize; 6] = [1, 16, 256, 4096, 16_384, 100_000];
+const COUNTS: [usize; 7] = [1, 16, 256, 1024, 4096, 16_384, 100_000];
 /// Receivers of a multicast group.
 const RECEIVERS: usize = 8;
 /// Frames of a take, or more where there are more groups.
@@ -28,28 +29,45 @@ const TAKES: usize = 7;
 const DATA: usize = 64;
 const SUM: usize = 1024;
 
+/// Groups of the second table.
+const TRACED: usize = 256;
+/// The last column is of a third as many groups of each kind, or one.
+const COLUMNS: [&str; 4] = [
+    "data, 64 B, 1 to 8",
+    "ACK, nothing goes on",
+    "contribution, 1 KiB",
+    "all three mixed",
+];
+
 fn main() {
     let most = std::env::args().skip(1).find_map(|a| a.parse().ok());
     let counts = COUNTS.into_iter().filter(|&n| most.is_none_or(|most| n <= most));
     println!(
         "Nanoseconds per frame of the engine alone, lowest of {TAKES} takes; groups in drawn order, the same ports.\n"
     );
-    println!(
-        "{:>8} {:>24} {:>24} {:>24}",
-        "groups", "data, 64 B, 1 to 8", "ACK, nothing goes on", "contribution, 1 KiB"
-    );
-    let mut one = None;
-    for count in counts {
-        let [data, ack] = multicast(count);
-        let row = [data, ack, contributions(count)];
-        let one = *one.get_or_insert(row);
+    let [data, ack, sum, mixed] = COLUMNS;
+    println!("{:>8} {data:>22} {ack:>22} {sum:>22} {mixed:>22}", "groups");
+    let measured = |count: usize, traced: bool| {
+        let [data, ack] = multicast(count, traced);
+        [data, ack, contributions(count, traced), all_mixed(count, traced)]
+    };
+    let print = |title: &str, row: [f64; 4], one: [f64; 4]| {
         let cells: Vec<String> = row
             .iter()
             .zip(one)
-            .map(|(ns, one)| format!("{ns:.1} ({:.2} x)", ns / one))
+            .map(|(ns, one)| format!("{:>22}", format!("{ns:.1} ({:.2} x)", ns / one)))
             .collect();
-        println!("{count:>8} {:>24} {:>24} {:>24}", cells[0], cells[1], cells[2]);
+        println!("{title:>8} {}", cells.join(" "));
+    };
+    let mut one = None;
+    for count in counts {
+        let row = measured(count, false);
+        print(&count.to_string(), row, *one.get_or_insert(row));
     }
+    println!("\n{TRACED} groups, and a trace of another one's frames by the same port.\n");
+    let row = measured(TRACED, false);
+    print("none", row, row);
+    print("armed", measured(TRACED, true), row);
 }
 
 /// The address of group `n`.
@@ -85,11 +103,19 @@ struct Switch {
 }
 
 impl Switch {
-    fn new(groups: usize, ports: usize) -> Self {
-        let engine = engine_with(ports, |config| {
+    fn new(groups: usize, ports: usize, traced: bool) -> Self {
+        let mut engine = engine_with(ports, |config| {
             config.groups_max = groups.max(config.groups_max);
             config.memory_max_bytes = 8 << 30;
         });
+        for tap in TapId::all().take(traced.into()) {
+            let filter = FrameFilter {
+                port: Some(port(1)),
+                group: Some(MCST),
+                ..FrameFilter::default()
+            };
+            engine.arm_trace(tap, filter, u64::MAX);
+        }
         let frames = Pool::new(PoolConfig {
             buffers: 2 * RING,
             bodies: RING,
@@ -99,6 +125,31 @@ impl Switch {
             engine,
             sink: Sink::new(),
             frames,
+        }
+    }
+
+    /// Puts a multicast group in.
+    fn multicast(&mut self, mcst_id: McstId, source: usize) {
+        let rule = GroupRule {
+            mcst_id,
+            ..star(RECEIVERS).with_multicast(|rule| rule.source = port(source))
+        };
+        let group = Context::compile(&rule, &self.engine.config().ports).expect("a right rule");
+        self.engine.install(group).expect("room");
+    }
+
+    /// Puts fresh collective groups in, and what they hear before data.
+    fn collectives(&mut self, rules: &[GroupRule], packets: u32) {
+        for rule in rules {
+            self.engine.remove(rule.mcst_id);
+            let group = Context::compile(rule, &self.engine.config().ports).expect("a right rule");
+            self.engine.install(group).expect("room");
+        }
+        for rank in 0..RANKS {
+            self.feed(
+                rank,
+                rules.iter().map(|rule| control(rule.mcst_id, rank, packets, SUM)),
+            );
         }
     }
 
@@ -136,22 +187,15 @@ impl Switch {
 }
 
 /// Data, and ACKs of one receiver.
-fn multicast(count: usize) -> [f64; 2] {
-    let mut switch = Switch::new(count, RECEIVERS + 1);
-    for n in 0..count {
-        let rule = MulticastGroup {
-            mcst_id: group(n),
-            ..star(RECEIVERS)
-        };
-        let group = Group::compile(&rule, &switch.engine.config().ports).expect("a right rule");
-        switch.engine.install(group).expect("room");
-    }
+fn multicast(count: usize, traced: bool) -> [f64; 2] {
+    let mut switch = Switch::new(count, RECEIVERS + 1, traced);
+    (0..count).for_each(|n| switch.multicast(group(n), 1));
     let order = drawn(count, FRAMES.div_ceil(count));
     let mut next = vec![0; count];
     let mut lowest = [f64::MAX; 2];
     for _ in 0..TAKES {
         let frames: Vec<_> = order.iter().map(|&n| (group(n), psn_of(n, &mut next))).collect();
-        let data = switch.feed(0, frames.iter().map(|&(to, psn)| data_to(to, psn, DATA)));
+        let data = switch.feed(1, frames.iter().map(|&(to, psn)| data_from(1, to, psn, DATA)));
         let ack = switch.feed(
             RECEIVERS,
             frames.iter().map(|&(to, psn)| ack_to(to, RECEIVERS, psn)),
@@ -168,34 +212,30 @@ fn multicast(count: usize) -> [f64; 2] {
     lowest
 }
 
+/// The rules of collective groups whose ranks send so many packets. The last one would end the collective and take the slow
+/// path, so it is told of one more.
+fn rules(groups: impl Iterator<Item = McstId>, packets: u32) -> Vec<GroupRule> {
+    let slots = (2 * (packets as u16 + 2)).next_power_of_two();
+    let rule = |group| rule(group, slots, SUM).with_translated(|rule| rule.message_packets = slots / 2);
+    groups.map(rule).collect()
+}
+
+fn floats() -> Vec<u8> {
+    (0..SUM / 4).flat_map(|i| (i as f32).to_le_bytes()).collect()
+}
+
 /// Contributions that are added to what is there, and complete nothing.
-fn contributions(count: usize) -> f64 {
-    let mut switch = Switch::new(count, RANKS);
-    // A batch at the least. The last packet would end the collective and take the slow path.
-    let times = (BATCH / count).max(2);
-    let packets = times as u32 + 1;
-    let slots = (2 * (packets as u16 + 1)).next_power_of_two();
-    let rules: Vec<CollectiveGroup> = (0..count)
-        .map(|n| CollectiveGroup {
-            message_packets: slots / 2,
-            ..rule(group(n), slots, SUM)
-        })
-        .collect();
-    let floats: Vec<u8> = (0..SUM / 4).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    let order = drawn(count, times);
+fn contributions(count: usize, traced: bool) -> f64 {
+    let mut switch = Switch::new(count, RANKS, traced);
+    // As many frames in buffers as with many groups.
+    let times = (RING / count).max(2);
+    let rules = rules((0..count).map(group), times as u32);
+    let (order, floats) = (drawn(count, times), floats());
     let mut lowest = f64::MAX;
     for _ in 0..TAKES {
         let (mut total, mut frames) = (0.0, 0);
         while frames < FRAMES {
-            for rule in &rules {
-                switch.engine.remove(rule.mcst_id);
-                let group = Collective::compile(rule, &switch.engine.config().ports).expect("a right rule");
-                switch.engine.install(group).expect("room");
-            }
-            for rank in 0..RANKS {
-                let of = |n| control(group(n), rank, packets, SUM);
-                switch.feed(rank, (0..count).map(of));
-            }
+            switch.collectives(&rules, times as u32 + 1);
             for rank in 0..RANKS - 1 {
                 let mut next = vec![1; count];
                 let of = |&n: &usize| contribution(&rules[n], rank, psn_of(n, &mut next), &floats);
@@ -216,5 +256,51 @@ fn contributions(count: usize) -> f64 {
         Some((expected, 0)),
         "the right case"
     );
+    lowest
+}
+
+/// By one port, in drawn order: data of groups whose source is there, ACKs to groups that have it elsewhere, and contributions.
+fn all_mixed(count: usize, traced: bool) -> f64 {
+    let each = count.div_ceil(3);
+    let mut switch = Switch::new(3 * each, RECEIVERS + 1, traced);
+    let times = (RING / 3 / each).max(2);
+    let rules = rules((0..each).map(|n| group(3 * n)), times as u32);
+    for n in 0..each {
+        switch.multicast(group(3 * n + 1), 1);
+        switch.multicast(group(3 * n + 2), 0);
+    }
+    let (order, floats) = (drawn(3 * each, times), floats());
+    let mut psns = vec![0; 3 * each];
+    let mut lowest = f64::MAX;
+    for _ in 0..TAKES {
+        let (mut total, mut frames) = (0.0, 0);
+        while frames < FRAMES {
+            switch.collectives(&rules, times as u32 + 1);
+            // A collective's data begins behind its control message.
+            psns.iter_mut().step_by(3).for_each(|psn| *psn = 1);
+            let before = psns.clone();
+            let first = |n: &&usize| *n % 3 != 1;
+            let of = |&n: &usize| match n % 3 {
+                0 => contribution(&rules[n / 3], 0, psn_of(n, &mut psns), &floats),
+                _ => data_from(0, group(n), psn_of(n, &mut psns), DATA),
+            };
+            switch.feed(0, order.iter().filter(first).map(of));
+            let mut again = before;
+            let of = |&n: &usize| {
+                let psn = psn_of(n, &mut again);
+                match n % 3 {
+                    0 => contribution(&rules[n / 3], 1, psn, &floats),
+                    1 => data_from(1, group(n), psn, DATA),
+                    _ => ack_to(group(n), 1, psn),
+                }
+            };
+            total += switch.feed(1, order.iter().map(of)) * order.len() as f64;
+            psns = again;
+            frames += order.len();
+        }
+        lowest = lowest.min(total / frames as f64);
+    }
+    let dropped = switch.engine.totals().dropped;
+    assert_eq!(dropped, 0, "the right case");
     lowest
 }

@@ -5,10 +5,10 @@
 //! the first field and whose details carry a `google.rpc.BadRequest` with all of them; [`violations`] reads it back.
 
 mod call;
-mod collective;
-mod group;
 mod job;
 mod request;
+mod route;
+mod rule;
 
 use std::net::Ipv4Addr;
 
@@ -18,13 +18,6 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 
 pub use call::{call_from_proto, call_to_proto, disagreement_from_proto, disagreement_to_proto};
-pub use collective::{
-    collective_from_proto, collective_to_proto, loss_to_proto, rank_to_proto, straggler_to_proto,
-};
-pub use group::{
-    group_from_proto, group_to_proto, host_to_proto, memory_to_proto, of_one_route, prefix_from_proto,
-    route_from_proto, route_to_proto, routes_from_proto,
-};
 pub use job::{
     BLOB_BYTES_MAX, DEFAULT_EXCHANGE_MS, DEFAULT_LEASE_MS, ExchangeCall, GivenSettings, NewCollective,
     RankJoin, WAIT_MS_MAX, WINDOW_PACKETS_MAX, exchange_from_proto, new_collective_from_proto,
@@ -34,6 +27,11 @@ pub use request::{
     FrameFilter, GivenHost, NewGroup, NewMember, connection_from_proto, connection_to_proto,
     filter_from_proto, mcst_id_from_proto, name_from_proto, new_group_from_proto, one_end_each,
     port_from_proto, registration_from_proto,
+};
+pub use route::{of_one_route, prefix_from_proto, route_from_proto, route_to_proto, routes_from_proto};
+pub use rule::{
+    host_to_proto, loss_to_proto, memory_to_proto, rule_faults, rule_from_proto, rule_to_proto,
+    straggler_to_proto,
 };
 
 /// Faults that a refusal tells: it travels in headers, of which clients take 16 KiB.
@@ -68,17 +66,6 @@ impl Invalid {
         let rest = (more > 0).then(|| (String::new(), format!("and {more} more")));
         refuse_fields(code, violations.chain(rest))
     }
-}
-
-/// The faults of a group's rule, below `field` and with the names that fields have in messages.
-pub fn rule_faults(field: &str, faults: &[Fault]) -> Vec<Fault> {
-    let renamed = faults.iter().cloned().map(|mut fault| {
-        if fault.field == "source" {
-            fault.field = "source_port".into();
-        }
-        fault.within(field)
-    });
-    renamed.collect()
 }
 
 /// `Ok(value)` where there is a value and no fault.
@@ -161,6 +148,10 @@ pub fn violations(status: &Status) -> Vec<Violation> {
 /// Notes a fault under `field` and goes on.
 fn take<T>(faults: &mut Vec<Fault>, field: &str, read: Result<T, FaultKind>) -> Option<T> {
     read.map_err(|kind| faults.push(Fault::new(field, kind))).ok()
+}
+
+fn port_to_proto(port: PortId) -> u32 {
+    port.index() as u32
 }
 
 fn port(value: u32) -> Result<PortId, FaultKind> {

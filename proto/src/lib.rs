@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod convert;
+mod parts;
 pub mod transport;
 
 /// The generated messages, clients and servers of package `castnet.v1`.

@@ -6,10 +6,9 @@ use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, PortId, Qpn};
 
-use crate::collective_draft::CollectiveDraft;
-use crate::draft::{GroupDraft, HopDraft, MemberDraft, RouteDraft};
+use crate::draft::{EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RouteDraft};
 use crate::fault::{Fault, FaultKind};
-use crate::index::{Claims, GroupIndex};
+use crate::index::GroupIndex;
 
 const NAME_LENGTH_MAX: usize = 64;
 
@@ -28,46 +27,42 @@ impl GroupDraft {
         if self.stall_timeout_ms == Some(0) {
             fault("stall_timeout_ms", FaultKind::ZeroStallTimeout);
         }
-        let Some(paths) = &self.paths else {
-            return faults;
-        };
-        if let Some(source_port) = self.source {
-            // A port that could not be read may be the source's: silence until it is known.
-            let known: Option<Vec<PortId>> = paths.iter().map(|p| p.port).collect();
-            if let Some(ports) = known.filter(|ports| !ports.contains(&source_port)) {
-                fault("source", FaultKind::SourceNotAPath { source_port, ports });
+        if let Some(kind) = &self.kind {
+            kind.check(self.endpoints.as_deref(), &mut faults);
+        }
+        if let Some(endpoints) = &self.endpoints {
+            if endpoints.len() < 2 {
+                let endpoints = endpoints.len();
+                faults.push(Fault::new("endpoints", FaultKind::TooFewEndpoints { endpoints }));
             }
+            self.check_endpoints(endpoints, ports, &mut faults);
         }
-        if paths.len() < 2 {
-            fault("paths", FaultKind::TooFewPaths { paths: paths.len() });
-        }
-        self.check_paths(ports, &mut faults);
         faults
     }
 
-    fn check_paths(&self, ports: usize, faults: &mut Vec<Fault>) {
+    fn check_endpoints(&self, endpoints: &[EndpointDraft], ports: usize, faults: &mut Vec<Fault>) {
         let mut port_of: BTreeMap<PortId, usize> = BTreeMap::new();
         let mut name_of: BTreeMap<&str, String> = BTreeMap::new();
         let mut ip_of: BTreeMap<Ipv4Addr, usize> = BTreeMap::new();
-        for (i, path) in self.paths.iter().flatten().enumerate() {
-            if let Some(port) = path.port {
-                let field = format!("paths[{i}].port");
+        for (i, endpoint) in endpoints.iter().enumerate() {
+            if let Some(port) = endpoint.port {
+                let field = format!("endpoints[{i}].port");
                 if port.index() >= ports {
                     faults.push(Fault::new(field.clone(), FaultKind::NoSuchPort { port, ports }));
                 }
                 if let Some(first) = port_of.get(&port) {
-                    let first = format!("paths[{first}]");
+                    let first = format!("endpoints[{first}]");
                     faults.push(Fault::new(field, FaultKind::DuplicatePort { port, first }));
                 } else {
                     port_of.insert(port, i);
                 }
             }
-            let (kind, name, mac) = match &path.next_hop {
-                Some(HopDraft::Host(member)) => ("host", &member.name, member.mac),
-                Some(HopDraft::Switch { name, mac }) => ("switch", name, *mac),
+            let (kind, name, mac) = match &endpoint.next_hop {
+                Some(HopDraft::Host(host)) => ("host", &host.name, host.mac),
+                Some(HopDraft::Switch(switch)) => ("switch", &switch.name, switch.mac),
                 None => continue,
             };
-            let hop = format!("paths[{i}].{kind}");
+            let hop = format!("endpoints[{i}].{kind}");
             if let Some(name) = name.as_deref() {
                 if let Some(kind) = bad_name(name) {
                     faults.push(Fault::new(format!("{hop}.name"), kind));
@@ -84,25 +79,26 @@ impl GroupDraft {
             if let Some(kind) = mac.and_then(bad_mac) {
                 faults.push(Fault::new(format!("{hop}.mac"), kind));
             }
-            if let Some(HopDraft::Host(member)) = &path.next_hop {
-                self.check_member(member, &hop, faults);
-                if let Some(ip) = member.ip {
-                    if let Some(first) = ip_of.get(&ip) {
-                        let kind = FaultKind::DuplicateMemberIp {
-                            ip,
-                            first: format!("paths[{first}].host"),
-                        };
-                        faults.push(Fault::new(format!("{hop}.ip"), kind));
-                    } else {
-                        ip_of.insert(ip, i);
-                    }
+            let Some(HopDraft::Host(host)) = &endpoint.next_hop else {
+                continue;
+            };
+            self.check_host(host, &hop, faults);
+            if let Some(ip) = host.ip {
+                if let Some(first) = ip_of.get(&ip) {
+                    let kind = FaultKind::DuplicateMemberIp {
+                        ip,
+                        first: format!("endpoints[{first}].host"),
+                    };
+                    faults.push(Fault::new(format!("{hop}.ip"), kind));
+                } else {
+                    ip_of.insert(ip, i);
                 }
             }
         }
     }
 
-    fn check_member(&self, member: &MemberDraft, hop: &str, faults: &mut Vec<Fault>) {
-        if let Some(ip) = member.ip {
+    fn check_host(&self, host: &HostDraft, hop: &str, faults: &mut Vec<Fault>) {
+        if let Some(ip) = host.ip {
             if let Some(kind) = bad_ip(ip) {
                 faults.push(Fault::new(format!("{hop}.ip"), kind));
             } else if self.mcst_id.is_some_and(|m| m.0 == ip) {
@@ -113,10 +109,10 @@ impl GroupDraft {
                 faults.push(Fault::new(format!("{hop}.ip"), kind));
             }
         }
-        if let Some(qpn) = member.qpn.filter(|q| reserved(*q)) {
+        if let Some(qpn) = host.qpn.filter(|q| reserved(*q)) {
             faults.push(Fault::new(format!("{hop}.qpn"), FaultKind::ReservedQpn { qpn }));
         }
-        if let Some(Some(memory)) = member.memory {
+        if let Some(PartDraft::Memory(memory)) = host.part {
             let field = format!("{hop}.memory.length");
             if memory.length == 0 {
                 faults.push(Fault::new(field, FaultKind::EmptyMemory));
@@ -131,33 +127,33 @@ impl GroupDraft {
     }
 }
 
-/// Every rule that the groups and routes of one switch break, alone and between them. Fields start with `groups[i]`,
-/// `collectives[i]` or `routes[i]`.
-pub(crate) fn switch(
-    groups: &[GroupDraft],
-    collectives: &[CollectiveDraft],
-    routes: &[RouteDraft],
+/// Checks the groups of one switch, alone and each against those before it.
+pub(crate) struct Groups {
+    index: GroupIndex,
     ports: usize,
-) -> Vec<Fault> {
-    let mut faults = Vec::new();
-    let mut index = GroupIndex::default();
-    let mut add = |field: String, own: Vec<Fault>, claims: Claims<'_>| {
-        let all = own.into_iter().chain(index.check(&claims, None));
-        faults.extend(all.map(|fault| fault.within(&field)));
-        index.insert(&claims);
-    };
-    for (i, group) in groups.iter().enumerate() {
-        add(format!("groups[{i}]"), group.check(ports), group.into());
-    }
-    for (i, group) in collectives.iter().enumerate() {
-        add(format!("collectives[{i}]"), group.check(ports), group.into());
-    }
-    self::routes(routes, ports, &mut faults);
-    faults
 }
 
-/// The rules of routes, alone and between them; fields start with `routes[i]`.
-fn routes(routes: &[RouteDraft], ports: usize, faults: &mut Vec<Fault>) {
+impl Groups {
+    /// Of a switch with so many ports.
+    pub(crate) fn new(ports: usize) -> Self {
+        let index = GroupIndex::default();
+        Self { index, ports }
+    }
+
+    /// Every rule that the next group breaks; `field` is its path, such as `groups[3]`.
+    pub(crate) fn check(&mut self, field: &str, group: &GroupDraft) -> Vec<Fault> {
+        let claims = group.into();
+        let own = group.check(self.ports).into_iter();
+        let all = own.chain(self.index.check(&claims, None));
+        let faults = all.map(|fault| fault.within(field)).collect();
+        self.index.insert(&claims);
+        faults
+    }
+}
+
+/// Every rule that the routes of one switch break, alone and between them; fields start with `routes[i]`.
+pub(crate) fn routes(routes: &[RouteDraft], ports: usize) -> Vec<Fault> {
+    let mut faults = Vec::new();
     let mut first_of = BTreeMap::new();
     for (i, route) in routes.iter().enumerate() {
         if let Some(prefix) = route.prefix {
@@ -178,10 +174,11 @@ fn routes(routes: &[RouteDraft], ports: usize, faults: &mut Vec<Fault>) {
         let field = format!("routes[{i}].next_hops");
         match &route.next_hops {
             Some(hops) if hops.is_empty() => faults.push(Fault::new(field, FaultKind::NoNextHops)),
-            Some(hops) => next_hops(hops, &field, ports, faults),
+            Some(hops) => next_hops(hops, &field, ports, &mut faults),
             None => {}
         }
     }
+    faults
 }
 
 fn next_hops(hops: &[(Option<PortId>, Option<MacAddr>)], field: &str, ports: usize, faults: &mut Vec<Fault>) {

@@ -1,45 +1,41 @@
-//! Groups that may lack fields, so that one bad field does not hide the faults of its neighbours.
+//! Groups and routes that may lack fields, so that one bad field does not hide the faults of its neighbours.
 
 use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
-
 use ipnet::Ipv4Net;
 
-use crate::group::{HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
+use crate::group::{Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory};
+use crate::kinds::KindDraft;
 use crate::route::{Route, RouteHop};
 
-/// A [`MulticastGroup`] of which some fields could not be read: `None` there, and the checker is silent about them.
+/// A [`GroupRule`] of which some fields could not be read: `None` there, and the checker is silent about them.
 /// Who reads groups from elsewhere fills a draft, [checks](Self::check) it and [finishes](Self::finish) it, and so
 /// reports all faults at once.
 #[derive(Clone, Debug, Default)]
 pub struct GroupDraft {
-    /// See [`MulticastGroup::name`].
+    /// See [`GroupRule::name`].
     pub name: Option<String>,
-    /// See [`MulticastGroup::generation`].
+    /// See [`GroupRule::generation`].
     pub generation: Option<u64>,
-    /// See [`MulticastGroup::mcst_id`].
+    /// See [`GroupRule::mcst_id`].
     pub mcst_id: Option<McstId>,
-    /// See [`MulticastGroup::pmtu`].
+    /// See [`GroupRule::pmtu`].
     pub pmtu: Option<Pmtu>,
-    /// See [`MulticastGroup::start_psn`]; the inner `None` is the group's.
-    pub start_psn: Option<Option<Psn>>,
-    /// See [`MulticastGroup::va_base`].
-    pub va_base: Option<u64>,
-    /// See [`MulticastGroup::source`].
-    pub source: Option<PortId>,
-    /// See [`MulticastGroup::paths`]; `None` where the list itself could not be read.
-    pub paths: Option<Vec<PathDraft>>,
-    /// See [`MulticastGroup::stall_timeout_ms`].
+    /// See [`GroupRule::stall_timeout_ms`].
     pub stall_timeout_ms: Option<u32>,
+    /// See [`GroupRule::endpoints`]; `None` where the list itself could not be read.
+    pub endpoints: Option<Vec<EndpointDraft>>,
+    /// See [`GroupRule::kind`].
+    pub kind: Option<KindDraft>,
 }
 
-/// A [`Path`] of which some fields could not be read.
+/// An [`Endpoint`] of which some fields could not be read.
 #[derive(Clone, Debug, Default)]
-pub struct PathDraft {
-    /// See [`Path::port`].
+pub struct EndpointDraft {
+    /// See [`Endpoint::port`].
     pub port: Option<PortId>,
-    /// See [`Path::next_hop`].
+    /// See [`Endpoint::next_hop`].
     pub next_hop: Option<HopDraft>,
 }
 
@@ -47,19 +43,14 @@ pub struct PathDraft {
 #[derive(Clone, Debug)]
 pub enum HopDraft {
     /// See [`NextHop::Host`].
-    Host(MemberDraft),
+    Host(HostDraft),
     /// See [`NextHop::Switch`].
-    Switch {
-        /// Its name.
-        name: Option<String>,
-        /// Its address.
-        mac: Option<MacAddr>,
-    },
+    Switch(SwitchDraft),
 }
 
 /// A [`HostEndpoint`] of which some fields could not be read.
 #[derive(Clone, Debug, Default)]
-pub struct MemberDraft {
+pub struct HostDraft {
     /// See [`HostEndpoint::name`].
     pub name: Option<String>,
     /// See [`HostEndpoint::ip`].
@@ -68,87 +59,143 @@ pub struct MemberDraft {
     pub qpn: Option<Qpn>,
     /// See [`HostEndpoint::mac`].
     pub mac: Option<MacAddr>,
-    /// See [`HostEndpoint::memory`]; the inner `None` is a member without memory.
-    pub memory: Option<Option<RemoteMemory>>,
+    /// See [`HostEndpoint::part`].
+    pub part: Option<PartDraft>,
+}
+
+/// A [`HostPart`] of which some fields could not be read.
+#[derive(Clone, Copy, Debug)]
+pub enum PartDraft {
+    /// See [`HostPart::Plain`].
+    Plain,
+    /// See [`HostPart::Memory`].
+    Memory(RemoteMemory),
+    /// See [`HostPart::Rank`].
+    Rank(RankDraft),
+}
+
+/// A [`RankPart`] of which some fields could not be read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RankDraft {
+    /// See [`RankPart::rank`].
+    pub rank: Option<u16>,
+    /// See [`RankPart::sq_psn`].
+    pub sq_psn: Option<Psn>,
+    /// See [`RankPart::rq_psn`].
+    pub rq_psn: Option<Psn>,
+}
+
+/// A switch of the tree of which some fields could not be read.
+#[derive(Clone, Debug, Default)]
+pub struct SwitchDraft {
+    /// Its name.
+    pub name: Option<String>,
+    /// Its address.
+    pub mac: Option<MacAddr>,
+    /// The ranks behind it.
+    pub ranks: Option<Vec<u16>>,
 }
 
 impl GroupDraft {
     /// The group, where no field is lacking.
-    pub fn finish(self) -> Option<MulticastGroup> {
-        Some(MulticastGroup {
+    pub fn finish(self) -> Option<GroupRule> {
+        let endpoints = self.endpoints?.into_iter().map(EndpointDraft::finish);
+        Some(GroupRule {
             name: self.name?,
             generation: self.generation?,
             mcst_id: self.mcst_id?,
             pmtu: self.pmtu?,
-            start_psn: self.start_psn?,
-            va_base: self.va_base?,
-            source: self.source?,
-            paths: self
-                .paths?
-                .into_iter()
-                .map(PathDraft::finish)
-                .collect::<Option<_>>()?,
             stall_timeout_ms: self.stall_timeout_ms?,
+            endpoints: endpoints.collect::<Option<_>>()?,
+            kind: self.kind?.finish()?,
         })
     }
 }
 
-impl PathDraft {
-    fn finish(self) -> Option<Path> {
+impl EndpointDraft {
+    fn finish(self) -> Option<Endpoint> {
         let next_hop = match self.next_hop? {
-            HopDraft::Host(member) => NextHop::Host(HostEndpoint {
-                name: member.name?,
-                ip: member.ip?,
-                qpn: member.qpn?,
-                mac: member.mac?,
-                memory: member.memory?,
-            }),
-            HopDraft::Switch { name, mac } => NextHop::Switch {
+            HopDraft::Host(host) => NextHop::Host(host.finish()?),
+            HopDraft::Switch(SwitchDraft { name, mac, ranks }) => NextHop::Switch {
                 name: name?,
                 mac: mac?,
+                ranks: ranks?,
             },
         };
-        Some(Path {
-            port: self.port?,
-            next_hop,
+        let port = self.port?;
+        Some(Endpoint { port, next_hop })
+    }
+}
+
+impl HostDraft {
+    /// The host, where no field is lacking.
+    pub fn finish(self) -> Option<HostEndpoint> {
+        Some(HostEndpoint {
+            name: self.name?,
+            ip: self.ip?,
+            qpn: self.qpn?,
+            mac: self.mac?,
+            part: match self.part? {
+                PartDraft::Plain => HostPart::Plain,
+                PartDraft::Memory(memory) => HostPart::Memory(memory),
+                PartDraft::Rank(RankDraft { rank, sq_psn, rq_psn }) => HostPart::Rank(RankPart {
+                    rank: rank?,
+                    sq_psn: sq_psn?,
+                    rq_psn: rq_psn?,
+                }),
+            },
         })
     }
 }
 
-impl From<&MulticastGroup> for GroupDraft {
-    fn from(group: &MulticastGroup) -> Self {
+impl From<&GroupRule> for GroupDraft {
+    fn from(group: &GroupRule) -> Self {
         Self {
             name: Some(group.name.clone()),
             generation: Some(group.generation),
             mcst_id: Some(group.mcst_id),
             pmtu: Some(group.pmtu),
-            start_psn: Some(group.start_psn),
-            va_base: Some(group.va_base),
-            source: Some(group.source),
-            paths: Some(group.paths.iter().map(PathDraft::from).collect()),
             stall_timeout_ms: Some(group.stall_timeout_ms),
+            endpoints: Some(group.endpoints.iter().map(EndpointDraft::from).collect()),
+            kind: Some((&group.kind).into()),
         }
     }
 }
 
-impl From<&Path> for PathDraft {
-    fn from(path: &Path) -> Self {
-        let next_hop = match &path.next_hop {
-            NextHop::Host(host) => HopDraft::Host(MemberDraft {
-                name: Some(host.name.clone()),
-                ip: Some(host.ip),
-                qpn: Some(host.qpn),
-                mac: Some(host.mac),
-                memory: Some(host.memory),
-            }),
-            NextHop::Switch { name, mac } => HopDraft::Switch {
+impl From<&Endpoint> for EndpointDraft {
+    fn from(endpoint: &Endpoint) -> Self {
+        let next_hop = match &endpoint.next_hop {
+            NextHop::Host(host) => HopDraft::Host(host.into()),
+            NextHop::Switch { name, mac, ranks } => HopDraft::Switch(SwitchDraft {
                 name: Some(name.clone()),
                 mac: Some(*mac),
-            },
+                ranks: Some(ranks.clone()),
+            }),
         };
         Self {
-            port: Some(path.port),
+            port: Some(endpoint.port),
             next_hop: Some(next_hop),
+        }
+    }
+}
+
+impl From<&HostEndpoint> for HostDraft {
+    fn from(host: &HostEndpoint) -> Self {
+        let part = match host.part {
+            HostPart::Plain => PartDraft::Plain,
+            HostPart::Memory(memory) => PartDraft::Memory(memory),
+            HostPart::Rank(RankPart { rank, sq_psn, rq_psn }) => PartDraft::Rank(RankDraft {
+                rank: Some(rank),
+                sq_psn: Some(sq_psn),
+                rq_psn: Some(rq_psn),
+            }),
+        };
+        Self {
+            name: Some(host.name.clone()),
+            ip: Some(host.ip),
+            qpn: Some(host.qpn),
+            mac: Some(host.mac),
+            part: Some(part),
         }
     }
 }

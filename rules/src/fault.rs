@@ -73,10 +73,10 @@ pub enum FaultKind {
         /// What it should be, with an example.
         expected: &'static str,
     },
-    /// A path without `host` or `switch`.
+    /// An endpoint without `host` or `switch`.
     #[error("has no next hop: give it host = {{ ... }} or switch = {{ ... }}")]
     NoNextHop,
-    /// A path with both `host` and `switch`.
+    /// An endpoint with both `host` and `switch`.
     #[error("has two next hops: give it host or switch, not both")]
     TwoNextHops,
     /// A name that tables cannot show.
@@ -85,15 +85,15 @@ pub enum FaultKind {
         /// The name.
         name: String,
     },
-    /// A group needs its source and somebody to send to.
-    #[error("has {paths} path(s): a group needs the source's and at least one other")]
-    TooFewPaths {
+    /// A group needs somebody on both sides.
+    #[error("has {endpoints} endpoint(s): a group needs at least two")]
+    TooFewEndpoints {
         /// How many there are.
-        paths: usize,
+        endpoints: usize,
     },
-    /// The source's port has no path.
-    #[error("port {source_port} has no path in this group; its ports: {}", ports_list(.ports))]
-    SourceNotAPath {
+    /// The source's port has no endpoint.
+    #[error("port {source_port} has no endpoint in this group; its ports: {}", ports_list(.ports))]
+    SourceNotAnEndpoint {
         /// The source's port.
         source_port: PortId,
         /// The ports that have one.
@@ -107,8 +107,8 @@ pub enum FaultKind {
         /// How many ports there are.
         ports: usize,
     },
-    /// Two paths by one port.
-    #[error("port {port} is taken by {first}: one path per port")]
+    /// Two endpoints by one port.
+    #[error("port {port} is taken by {first}: one endpoint per port")]
     DuplicatePort {
         /// The port.
         port: PortId,
@@ -201,18 +201,20 @@ pub enum FaultKind {
     /// A stall time of nothing.
     #[error("is 0: give at least 1 millisecond")]
     ZeroStallTimeout,
-    /// An endpoint without `rank` or `switch`.
-    #[error("has no next hop: give it rank = {{ ... }} or switch = {{ ... }}")]
-    NoCollectiveHop,
-    /// An endpoint with both `rank` and `switch`.
-    #[error("has two next hops: give it rank or switch, not both")]
-    TwoCollectiveHops,
-    /// A collective group needs somebody on both sides.
-    #[error("has {endpoints} endpoint(s): a collective group needs at least two")]
-    TooFewEndpoints {
-        /// How many there are.
-        endpoints: usize,
+    /// A kind of group that is not known.
+    #[error("{name:?} is no kind of group; kinds: {}", .known.join(", "))]
+    UnknownKind {
+        /// What was given.
+        name: String,
+        /// Those that exist.
+        known: &'static [&'static str],
     },
+    /// A rank in a group that has none.
+    #[error("is given in a group that does not compute: leave it out")]
+    RankOfNoCollective,
+    /// A host in a group of ranks that is none.
+    #[error("has no rank: each host of a group that computes is a rank")]
+    HostWithoutRank,
     /// The parent's port has no endpoint.
     #[error("port {parent} has no endpoint in this group; its ports: {}", ports_list(.ports))]
     ParentNotAnEndpoint {

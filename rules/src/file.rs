@@ -2,21 +2,25 @@
 
 use core::fmt::Write;
 
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn};
 
 use crate::check;
-use crate::collective_draft::CollectiveDraft;
-use crate::collective_file::{read_collective, write_collective};
-use crate::draft::{GroupDraft, HopDraft, MemberDraft, PathDraft, RouteDraft};
+use crate::draft::{
+    EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RankDraft, RouteDraft, SwitchDraft,
+};
 use crate::fault::{FaultKind, Faults};
-use crate::group::{DEFAULT_STALL_TIMEOUT_MS, HostEndpoint, MulticastGroup, NextHop, RemoteMemory};
+use crate::group::{
+    DEFAULT_STALL_TIMEOUT_MS, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory,
+};
+use crate::kinds::KindDraft;
 use crate::limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};
-use crate::reader::{self, Fields, Reader, Value};
+use crate::reader::{self, Fields, Reader, Value, needed_psn, optional, read_port, read_u32};
 use crate::route::Route;
 use crate::set::RuleSet;
 
 const NAME: &str = "a name in quotes";
 pub(crate) const PORT: &str = "a port, 0 to 63";
+const ENDPOINTS: &str = "a list of endpoints: [[groups.endpoints]]";
 
 impl RuleSet {
     /// Reads a rule file, and says all that is wrong with it at once: every fault with its line, column and field.
@@ -33,9 +37,6 @@ impl RuleSet {
         for group in &self.groups {
             write_group(&mut out, group);
         }
-        for group in &self.collectives {
-            write_collective(&mut out, group);
-        }
         for route in &self.routes {
             write_route(&mut out, route);
         }
@@ -44,24 +45,28 @@ impl RuleSet {
 }
 
 fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSet> {
-    let mut groups = Vec::new();
-    if let Some(value) = fields.take(r, "groups") {
-        for value in r
-            .array(&value, "a list of groups: [[groups]]")
-            .into_iter()
-            .flatten()
-        {
-            groups.push(read_group(r, &value).unwrap_or_default());
-        }
-    }
-    let mut collectives = Vec::new();
-    if let Some(value) = fields.take(r, "collectives") {
-        for value in r
-            .array(&value, "a list of collective groups: [[collectives]]")
-            .into_iter()
-            .flatten()
-        {
-            collectives.push(read_collective(r, &value).unwrap_or_default());
+    // `None` where a group lacks something: the file has faults then.
+    let (mut groups, mut checked) = (Some(Vec::new()), check::Groups::new(PortId::COUNT));
+    let lists = [
+        ("groups", "a list of groups: [[groups]]", GroupKind::NAMES[0]),
+        // What groups that compute were called before there was one list.
+        ("collectives", "a list of groups: [[groups]]", GroupKind::NAMES[1]),
+    ];
+    for (name, expected, kind) in lists {
+        let list = match name {
+            "collectives" => fields.take_old(r, name),
+            _ => fields.take(r, name),
+        };
+        let values = list.and_then(|value| r.array(&value, expected));
+        for (i, value) in values.into_iter().flatten().enumerate() {
+            let group = read_group(r, &value, kind).unwrap_or_default();
+            r.place(checked.check(&format!("{name}[{i}]"), &group));
+            // A file can have very many groups: what was noted of this one is not needed any more.
+            r.forget_places();
+            groups = groups.zip(group.finish()).map(|(mut groups, group)| {
+                groups.push(group);
+                groups
+            });
         }
     }
     let mut routes = Vec::new();
@@ -75,16 +80,9 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
         }
     }
     fields.finish(r);
-    r.place(check::switch(&groups, &collectives, &routes, PortId::COUNT));
+    r.place(check::routes(&routes, PortId::COUNT));
     Some(RuleSet {
-        groups: groups
-            .into_iter()
-            .map(GroupDraft::finish)
-            .collect::<Option<_>>()?,
-        collectives: collectives
-            .into_iter()
-            .map(CollectiveDraft::finish)
-            .collect::<Option<_>>()?,
+        groups: groups?,
         routes: routes
             .into_iter()
             .map(RouteDraft::finish)
@@ -92,8 +90,23 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
     })
 }
 
-fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<GroupDraft> {
+/// A group, of the kind `kind` where it does not say.
+fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &'static str) -> Option<GroupDraft> {
     let mut f = r.table(value, "a group: [[groups]]")?;
+    let (given, known) = (f.take(r, "kind"), &GroupKind::NAMES);
+    let kind = match &given {
+        None => kind,
+        Some(value) => {
+            let name = r.text(value)?;
+            let Some(kind) = known.iter().find(|k| **k == name) else {
+                // Which fields belong there is not known either.
+                let name = name.to_string();
+                r.fault(value, FaultKind::UnknownKind { name, known });
+                return None;
+            };
+            kind
+        }
+    };
     let group = GroupDraft {
         name: read_name(r, &mut f),
         generation: optional(r, &mut f, "generation", 0, |r, v| r.number(v, &Limit::U64)),
@@ -104,32 +117,20 @@ fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<GroupDraf
         pmtu: f
             .need(r, "pmtu", "256, 512, 1024, 2048 or 4096")
             .and_then(|v| read_pmtu(r, &v)),
-        start_psn: optional(r, &mut f, "start_psn", None, |r, v| {
-            r.number(v, &Limit::PSN).map(|n| Some(Psn::new(n as u32)))
+        stall_timeout_ms: optional(r, &mut f, "stall_timeout_ms", DEFAULT_STALL_TIMEOUT_MS, read_u32),
+        kind: KindDraft::read(kind, r, &mut f),
+        endpoints: f.need(r, "endpoints", ENDPOINTS).and_then(|v| {
+            let values = r.array(&v, ENDPOINTS)?;
+            let read = |v| read_endpoint(r, v, kind).unwrap_or_default();
+            Some(values.iter().map(read).collect())
         }),
-        va_base: optional(r, &mut f, "va_base", 0, |r, v| r.number(v, &Limit::U64)),
-        source: f.need(r, "source", PORT).and_then(|v| read_port(r, &v)),
-        stall_timeout_ms: optional(r, &mut f, "stall_timeout_ms", DEFAULT_STALL_TIMEOUT_MS, |r, v| {
-            r.number(v, &Limit::U32).map(|n| n as u32)
-        }),
-        paths: f
-            .need(r, "paths", "a list of paths: [[groups.paths]]")
-            .and_then(|v| {
-                let values = r.array(&v, "a list of paths: [[groups.paths]]")?;
-                Some(
-                    values
-                        .iter()
-                        .map(|v| read_path(r, v).unwrap_or_default())
-                        .collect(),
-                )
-            }),
     };
     f.finish(r);
     Some(group)
 }
 
-fn read_path<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PathDraft> {
-    let mut f = r.table(value, "a path: [[groups.paths]]")?;
+fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Option<EndpointDraft> {
+    let mut f = r.table(value, "an endpoint: [[groups.endpoints]]")?;
     let port = f.need(r, "port", PORT).and_then(|v| read_port(r, &v));
     let (host, switch) = (f.take(r, "host"), f.take(r, "switch"));
     match (&host, &switch) {
@@ -137,18 +138,34 @@ fn read_path<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PathDraft>
         (Some(_), Some(_)) => f.fault(r, FaultKind::TwoNextHops),
         _ => {}
     }
-    let host = host.and_then(|v| read_host(r, &v)).map(HopDraft::Host);
-    let switch = switch.and_then(|v| read_switch(r, &v));
+    let host = host.and_then(|v| read_host(r, &v, kind)).map(HopDraft::Host);
+    let switch = switch
+        .and_then(|v| read_switch(r, &v, kind))
+        .map(HopDraft::Switch);
     f.finish(r);
-    Some(PathDraft {
+    Some(EndpointDraft {
         port,
         next_hop: host.or(switch),
     })
 }
 
-fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<MemberDraft> {
-    let mut f = r.table(value, "a host: { name, ip, qpn, mac }")?;
-    let member = MemberDraft {
+/// Whether the members of a kind of group have ranks.
+fn has_ranks(kind: &str) -> bool {
+    kind != GroupKind::NAMES[0]
+}
+
+fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Option<HostDraft> {
+    let expected = match has_ranks(kind) {
+        true => "a host: { rank, name, ip, qpn, mac, sq_psn, rq_psn }",
+        false => "a host: { name, ip, qpn, mac }",
+    };
+    let mut f = r.table(value, expected)?;
+    let rank = has_ranks(kind).then(|| {
+        f.need(r, "rank", "a rank, 0 to 1023")
+            .and_then(|v| r.number(&v, &Limit::RANK))
+            .map(|n| n as u16)
+    });
+    let host = HostDraft {
         name: read_name(r, &mut f),
         ip: f.need(r, "ip", IP_TEXT).and_then(|v| r.parsed(&v, IP_TEXT)),
         qpn: f
@@ -156,10 +173,19 @@ fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<MemberDraf
             .and_then(|v| r.number(&v, &Limit::QPN))
             .map(|n| Qpn::new(n as u32)),
         mac: read_mac(r, &mut f),
-        memory: optional(r, &mut f, "memory", None, |r, v| read_memory(r, v).map(Some)),
+        part: match rank {
+            Some(rank) => Some(PartDraft::Rank(RankDraft {
+                rank,
+                sq_psn: needed_psn(r, &mut f, "sq_psn"),
+                rq_psn: needed_psn(r, &mut f, "rq_psn"),
+            })),
+            None => optional(r, &mut f, "memory", PartDraft::Plain, |r, v| {
+                read_memory(r, v).map(PartDraft::Memory)
+            }),
+        },
     };
     f.finish(r);
-    Some(member)
+    Some(host)
 }
 
 fn read_memory<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<RemoteMemory> {
@@ -181,11 +207,25 @@ fn read_memory<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<RemoteMe
     })
 }
 
-fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<HopDraft> {
-    let mut f = r.table(value, "a switch: { name, mac }")?;
-    let hop = HopDraft::Switch {
+fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Option<SwitchDraft> {
+    const RANKS: &str = "the ranks behind it: [0, 1]";
+    let expected = match has_ranks(kind) {
+        true => "a switch: { name, mac, ranks }",
+        false => "a switch: { name, mac }",
+    };
+    let mut f = r.table(value, expected)?;
+    let hop = SwitchDraft {
         name: read_name(r, &mut f),
         mac: read_mac(r, &mut f),
+        ranks: match has_ranks(kind) {
+            false => Some(Vec::new()),
+            true => f.need(r, "ranks", RANKS).and_then(|v| {
+                let values = r.array(&v, RANKS)?;
+                // Each is read, so that each fault is told.
+                let ranks: Vec<_> = values.iter().map(|v| r.number(v, &Limit::RANK)).collect();
+                ranks.into_iter().map(|n| n.map(|n| n as u16)).collect()
+            }),
+        },
     };
     f.finish(r);
     Some(hop)
@@ -220,36 +260,19 @@ fn read_route_hop<'t>(
     Some((port, mac))
 }
 
-pub(crate) fn optional<'t, T>(
-    r: &mut Reader<'t>,
-    fields: &mut Fields<'_, 't>,
-    name: &'static str,
-    absent: T,
-    read: impl FnOnce(&mut Reader<'t>, &Value<'_, 't>) -> Option<T>,
-) -> Option<T> {
-    match fields.take(r, name) {
-        Some(value) => read(r, &value),
-        None => Some(absent),
-    }
-}
-
-pub(crate) fn read_name<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<String> {
+fn read_name<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<String> {
     fields
         .need(r, "name", NAME)
         .and_then(|v| r.text(&v).map(str::to_string))
 }
 
-pub(crate) fn read_mac<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
+fn read_mac<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
     fields
         .need(r, "mac", MAC_TEXT)
         .and_then(|v| r.parsed(&v, MAC_TEXT))
 }
 
-pub(crate) fn read_port<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PortId> {
-    r.number(value, &Limit::PORT).and_then(|n| PortId::new(n as u8))
-}
-
-pub(crate) fn read_pmtu<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Pmtu> {
+fn read_pmtu<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Pmtu> {
     let bytes = r.number(value, &Limit::PMTU)?;
     let pmtu = Pmtu::from_bytes(bytes as u32);
     if pmtu.is_none() {
@@ -258,45 +281,42 @@ pub(crate) fn read_pmtu<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option
     pmtu
 }
 
-fn write_group(out: &mut String, group: &MulticastGroup) {
-    let MulticastGroup {
+fn write_group(out: &mut String, group: &GroupRule) {
+    let GroupRule {
         name,
         generation,
         mcst_id,
         pmtu,
-        start_psn,
-        va_base,
-        source,
-        paths,
         stall_timeout_ms,
+        endpoints,
+        kind,
     } = group;
     let (name, pmtu) = (quoted(name), pmtu.bytes());
     line(
         out,
-        format_args!("[[groups]]\nname = {name}\ngeneration = {generation}\nmcst_id = \"{mcst_id}\""),
+        format_args!(
+            "[[groups]]\nkind = \"{}\"\nname = {name}\ngeneration = {generation}\nmcst_id = \"{mcst_id}\"\npmtu = \
+             {pmtu}\nstall_timeout_ms = {stall_timeout_ms}",
+            kind.name()
+        ),
     );
-    line(out, format_args!("pmtu = {pmtu}"));
-    if let Some(psn) = start_psn {
-        line(out, format_args!("start_psn = {psn}"));
+    kind.write(out);
+    if endpoints.is_empty() {
+        line(out, format_args!("endpoints = []"));
     }
-    line(
-        out,
-        format_args!("va_base = {va_base:#x}\nsource = {source}\nstall_timeout_ms = {stall_timeout_ms}"),
-    );
-    if paths.is_empty() {
-        line(out, format_args!("paths = []"));
-    }
-    for path in paths {
-        let hop = match &path.next_hop {
+    for endpoint in endpoints {
+        let hop = match &endpoint.next_hop {
             NextHop::Host(host) => host_text(host),
-            NextHop::Switch { name, mac } => {
-                format!("switch = {{ name = {}, mac = \"{mac}\" }}", quoted(name))
+            NextHop::Switch { name, mac, ranks } => {
+                let ranks = match &ranks[..] {
+                    [] if !has_ranks(kind.name()) => String::new(),
+                    ranks => format!(", ranks = {ranks:?}"),
+                };
+                format!("switch = {{ name = {}, mac = \"{mac}\"{ranks} }}", quoted(name))
             }
         };
-        line(
-            out,
-            format_args!("\n[[groups.paths]]\nport = {}\n{hop}", path.port),
-        );
+        let port = endpoint.port;
+        line(out, format_args!("\n[[groups.endpoints]]\nport = {port}\n{hop}"));
     }
     out.push('\n');
 }
@@ -307,16 +327,19 @@ fn host_text(host: &HostEndpoint) -> String {
         ip,
         qpn,
         mac,
-        memory,
+        part,
     } = host;
-    let memory = match memory {
-        None => String::new(),
-        Some(RemoteMemory { va, rkey, length }) => {
+    let part = match part {
+        HostPart::Plain => String::new(),
+        HostPart::Memory(RemoteMemory { va, rkey, length }) => {
             format!(", memory = {{ va = {va:#x}, rkey = {rkey:#x}, length = {length} }}")
+        }
+        HostPart::Rank(RankPart { rank, sq_psn, rq_psn }) => {
+            format!(", rank = {rank}, sq_psn = {sq_psn}, rq_psn = {rq_psn}")
         }
     };
     format!(
-        "host = {{ name = {}, ip = \"{ip}\", qpn = {qpn}, mac = \"{mac}\"{memory} }}",
+        "host = {{ name = {}, ip = \"{ip}\", qpn = {qpn}, mac = \"{mac}\"{part} }}",
         quoted(name)
     )
 }
@@ -342,6 +365,6 @@ pub(crate) fn line(out: &mut String, text: core::fmt::Arguments<'_>) {
     let _ = writeln!(out, "{text}");
 }
 
-pub(crate) fn quoted(text: &str) -> String {
+fn quoted(text: &str) -> String {
     toml::Value::String(text.into()).to_string()
 }

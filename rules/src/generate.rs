@@ -1,13 +1,9 @@
 //! Generators of static rules, and the examples that ship.
 
-use castnet_wire::{McstId, Pmtu, PortId, Psn};
+use castnet_wire::{McstId, Pmtu, PortId};
 
-use crate::collective::{
-    CollectiveEndpoint, CollectiveGroup, CollectiveHop, DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS,
-    LossPolicy, RankEndpoint, StragglerPolicy,
-};
 use crate::fault::{Fault, FaultKind};
-use crate::group::{DEFAULT_STALL_TIMEOUT_MS, HostEndpoint, MulticastGroup, NextHop, Path};
+use crate::group::{DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupKind, GroupRule, HostEndpoint, NextHop};
 use crate::set::RuleSet;
 
 /// The rule files of two tiers, by the name of their switch.
@@ -27,20 +23,22 @@ impl RuleSet {
     }
 }
 
-impl MulticastGroup {
-    /// A group on one switch: the first member is the source, member `i` is at port `i`, the PSN is learned.
+impl GroupRule {
+    /// A group on one switch, the only one of its tree: member `i` is at port `i`. A multicast group's source is where
+    /// `kind` says, by default the first.
     ///
-    /// Refuses what [`MulticastGroup::check`] refuses, and more members than ports.
+    /// Refuses what [`GroupRule::check`] refuses, and more members than ports.
     pub fn star(
         name: &str,
         mcst_id: McstId,
         pmtu: Pmtu,
+        kind: impl Into<GroupKind>,
         members: Vec<HostEndpoint>,
     ) -> Result<Self, Vec<Fault>> {
         let count = members.len();
-        let paths = members.into_iter().enumerate().map_while(|(i, member)| {
+        let endpoints = members.into_iter().enumerate().map_while(|(i, member)| {
             let port = u8::try_from(i).ok().and_then(PortId::new)?;
-            Some(Path {
+            Some(Endpoint {
                 port,
                 next_hop: NextHop::Host(member),
             })
@@ -50,51 +48,9 @@ impl MulticastGroup {
             generation: 1,
             mcst_id,
             pmtu,
-            start_psn: None,
-            va_base: 0,
-            source: PortId::default(),
-            paths: paths.collect(),
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
-        };
-        refuse_crowd(group.check(PortId::COUNT), count).map_or(Ok(group), Err)
-    }
-}
-
-impl CollectiveGroup {
-    /// A group on one switch, the root and only switch of its tree: the `i`-th member is at port `i` and has the rank that it
-    /// says.
-    ///
-    /// Refuses what [`CollectiveGroup::check`] refuses, and more members than ports.
-    pub fn star(
-        name: &str,
-        mcst_id: McstId,
-        pmtu: Pmtu,
-        slots: u16,
-        members: Vec<RankEndpoint>,
-    ) -> Result<Self, Vec<Fault>> {
-        let count = members.len();
-        let endpoints = members.into_iter().enumerate().map_while(|(i, member)| {
-            let port = u8::try_from(i).ok().and_then(PortId::new)?;
-            Some(CollectiveEndpoint {
-                port,
-                next_hop: CollectiveHop::Rank(member),
-            })
-        });
-        let group = Self {
-            name: name.into(),
-            generation: 1,
-            mcst_id,
-            pmtu,
-            psn_start: Psn::new(0),
-            slots,
-            message_packets: DEFAULT_MESSAGE_PACKETS.min(slots / 2).max(1),
-            reproducible: false,
-            loss_policy: LossPolicy::default(),
-            straggler_policy: StragglerPolicy::default(),
-            ack_timeout_us: DEFAULT_ACK_TIMEOUT_US,
-            stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
-            parent: None,
             endpoints: endpoints.collect(),
+            kind: kind.into(),
         };
         refuse_crowd(group.check(PortId::COUNT), count).map_or(Ok(group), Err)
     }

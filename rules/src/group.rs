@@ -1,4 +1,4 @@
-//! A multicast group as one switch sees it.
+//! A group as one switch sees it: what groups of all kinds have in common.
 
 use core::net::Ipv4Addr;
 
@@ -7,23 +7,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::draft::GroupDraft;
 use crate::fault::Fault;
+use crate::kinds::{MulticastRule, TranslatedRule};
 use crate::text;
 
-/// How long a path may owe acknowledgements before the operator hears of it, where nothing else is said.
+/// How long, in milliseconds, an endpoint may owe what the group waits for before the operator hears of it, where nothing
+/// else is said.
 pub const DEFAULT_STALL_TIMEOUT_MS: u32 = 2_000;
 
-/// One switch's part of a multicast group: the Path Index and Path Table of an MFT (Cepheus III.B, Fig. 3), with what
-/// connection bridging needs at a leaf (Cepheus III.C).
+/// One switch's part of a group: its address, its endpoints on this switch, and what its kind adds (EPIC 3.1, 4.1; for
+/// multicast the Path Index and Path Table of an MFT, Cepheus III.B, Fig. 3).
 ///
 /// A member's QP is connected to `<mcst_id, QPN 1>`; the switch next to a member translates between that and the
 /// member's own address and QPN. Between switches frames keep the McstID as their destination.
 /// All members are in one VLAN, or in none: copies keep the tags of the source's frames.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MulticastGroup {
+pub struct GroupRule {
     /// For people and for the controller: unique on a switch; 1 to 64 printable characters without blanks.
     pub name: String,
-    /// Counts versions of one group's rule, so that what is installed can be told from what is wanted.
+    /// Counts versions of one group's rule, so that what is installed can be told from what is wanted. Members that
+    /// connect anew need a new generation.
     #[serde(default)]
     pub generation: u64,
     /// The group's address: a unicast IPv4 address that no host has (Cepheus III.A).
@@ -32,36 +35,59 @@ pub struct MulticastGroup {
     /// Payload bytes of a full packet, one value for the whole group.
     #[serde(with = "text::pmtu")]
     pub pmtu: Pmtu,
-    /// The PSN of the source's first packet; where it is `None` the switch learns it from the first data frame.
-    ///
-    /// Where it is given it must be true of the next data that comes. A switch that starts anew in mid-stream has none to
-    /// be given: a source more than 2^23 packets further looks like one that goes back, and is not heard. And a rule is
-    /// for one connection: where the members connect anew, install it anew under a newer generation, or the switch takes
-    /// the new packets for repetitions of old ones and acknowledges them.
-    #[serde(with = "text::psn", default, skip_serializing_if = "Option::is_none")]
-    pub start_psn: Option<Psn>,
-    /// The virtual address, in the source's WRITEs, that means the start of each member's memory: a member receives
-    /// `memory.va + (va - va_base)`.
-    #[serde(default)]
-    pub va_base: u64,
-    /// The port towards the source. Data is taken from there alone; feedback leaves there (AckOutPort).
-    #[serde(with = "text::port")]
-    pub source: PortId,
-    /// The Path Table: every port of the group's tree at this switch with what is behind it, the source's included.
-    pub paths: Vec<Path>,
-    /// How long, in milliseconds, a path may owe acknowledgements before a stall event names it; at least 1.
+    /// How long, in milliseconds, an endpoint may owe what the group waits for before a stall event names it; at least 1.
     #[serde(default = "default_stall_timeout")]
     pub stall_timeout_ms: u32,
+    /// Every endpoint of the group's tree at this switch, the ones towards its source or root included. In a group with
+    /// ranks they stand in the order of the lowest ranks behind them.
+    pub endpoints: Vec<Endpoint>,
+    /// How the group is realized.
+    pub kind: GroupKind,
 }
 
-const fn default_stall_timeout() -> u32 {
+pub(crate) const fn default_stall_timeout() -> u32 {
     DEFAULT_STALL_TIMEOUT_MS
 }
 
-/// One entry of the Path Table: a port, and the one host or switch of the group behind it.
+/// How a group is realized: what its kind needs beside what all groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Path {
-    /// The port; one path per port.
+#[serde(rename_all = "lowercase")]
+pub enum GroupKind {
+    /// One source, many receivers (Cepheus).
+    Multicast(MulticastRule),
+    /// Collectives over translated connections (EPIC's Mode-II).
+    Translated(TranslatedRule),
+}
+
+impl GroupKind {
+    /// The names of all kinds in files and tables.
+    pub const NAMES: [&'static str; 2] = ["multicast", "translated"];
+
+    /// Its name in files and tables.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Multicast(_) => Self::NAMES[0],
+            Self::Translated(_) => Self::NAMES[1],
+        }
+    }
+}
+
+impl From<MulticastRule> for GroupKind {
+    fn from(rule: MulticastRule) -> Self {
+        Self::Multicast(rule)
+    }
+}
+
+impl From<TranslatedRule> for GroupKind {
+    fn from(rule: TranslatedRule) -> Self {
+        Self::Translated(rule)
+    }
+}
+
+/// A neighbour of the group on this switch: a port, and the one host or switch of the group behind it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// The port; one endpoint per port.
     #[serde(with = "text::port")]
     pub port: PortId,
     /// What is behind it.
@@ -75,7 +101,7 @@ pub struct Path {
 pub enum NextHop {
     /// A member: connections are bridged here.
     Host(HostEndpoint),
-    /// Another switch of the tree: frames pass with their Ethernet addresses rewritten only.
+    /// Another switch of the tree: frames keep the McstID, and pass with their Ethernet addresses rewritten.
     #[serde(rename_all = "snake_case")]
     Switch {
         /// Its name.
@@ -83,26 +109,39 @@ pub enum NextHop {
         /// The address of its port at the other end of the link.
         #[serde(with = "text::display")]
         mac: MacAddr,
+        /// In a group with ranks, all that are behind it; behind the parent those that are behind no other endpoint here.
+        /// Else empty.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ranks: Vec<u16>,
     },
 }
 
 /// A member of a group: a host's QP.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "text::Host", into = "text::Host")]
 pub struct HostEndpoint {
     /// The host's name.
     pub name: String,
     /// Its address.
     pub ip: Ipv4Addr,
     /// Its QP: not 0 or 1, which are management's, and not 0xffffff, which is InfiniBand multicast's.
-    #[serde(with = "text::qpn")]
     pub qpn: Qpn,
     /// Its Ethernet address.
-    #[serde(with = "text::display")]
     pub mac: MacAddr,
-    /// Where WRITEs to the group land; without it a WRITE does not pass to this member.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<RemoteMemory>,
+    /// What it is to its kind of group.
+    pub part: HostPart,
+}
+
+/// What a host is to its kind of group, beside its address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum HostPart {
+    /// A member that is sent no WRITEs.
+    #[default]
+    Plain,
+    /// Where WRITEs to a multicast group land; without it a WRITE does not pass to this member.
+    Memory(RemoteMemory),
+    /// One of the ranks of a group that computes.
+    Rank(RankPart),
 }
 
 /// A member's registered memory: the target of the group's WRITEs.
@@ -117,22 +156,79 @@ pub struct RemoteMemory {
     pub length: u64,
 }
 
-impl MulticastGroup {
-    /// The path towards the source, where there is one.
-    pub fn source_path(&self) -> Option<&Path> {
-        self.paths.iter().find(|p| p.port == self.source)
+/// A member's rank, and where the PSNs of its QP begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankPart {
+    /// Its rank: 0 to one less than the group has, below [`crate::RANKS_MAX`].
+    pub rank: u16,
+    /// The PSN of the first packet that its QP sends.
+    #[serde(with = "text::psn_value")]
+    pub sq_psn: Psn,
+    /// The PSN of the first packet that its QP expects.
+    #[serde(with = "text::psn_value")]
+    pub rq_psn: Psn,
+}
+
+impl GroupRule {
+    /// What its kind adds, where it multicasts.
+    pub const fn multicast(&self) -> Option<&MulticastRule> {
+        match &self.kind {
+            GroupKind::Multicast(rule) => Some(rule),
+            GroupKind::Translated(_) => None,
+        }
     }
 
-    /// The paths away from the source.
-    pub fn receiver_paths(&self) -> impl Iterator<Item = &Path> {
-        self.paths.iter().filter(|p| p.port != self.source)
+    /// What its kind adds, where it computes over translated connections.
+    pub const fn translated(&self) -> Option<&TranslatedRule> {
+        match &self.kind {
+            GroupKind::Translated(rule) => Some(rule),
+            GroupKind::Multicast(_) => None,
+        }
     }
 
-    /// The members directly behind this switch, the source included where it is one of them.
-    pub fn members(&self) -> impl Iterator<Item = (PortId, &HostEndpoint)> {
-        self.paths
+    /// The same rule with another part of its kind, where it multicasts.
+    #[must_use]
+    pub fn with_multicast(mut self, change: impl FnOnce(&mut MulticastRule)) -> Self {
+        if let GroupKind::Multicast(rule) = &mut self.kind {
+            change(rule);
+        }
+        self
+    }
+
+    /// The same rule with another part of its kind, where it computes over translated connections.
+    #[must_use]
+    pub fn with_translated(mut self, change: impl FnOnce(&mut TranslatedRule)) -> Self {
+        if let GroupKind::Translated(rule) = &mut self.kind {
+            change(rule);
+        }
+        self
+    }
+
+    /// The endpoint of `port`, where there is one.
+    pub fn endpoint(&self, port: PortId) -> Option<&Endpoint> {
+        self.endpoints.iter().find(|e| e.port == port)
+    }
+
+    /// The members directly behind this switch, each with its port.
+    pub fn hosts(&self) -> impl Iterator<Item = (PortId, &HostEndpoint)> {
+        self.endpoints
             .iter()
-            .filter_map(|p| p.next_hop.host().map(|h| (p.port, h)))
+            .filter_map(|e| e.next_hop.host().map(|h| (e.port, h)))
+    }
+
+    /// How many ranks the whole group has; 0 in a group without.
+    pub fn size(&self) -> usize {
+        self.endpoints.iter().map(|e| e.next_hop.ranks().len()).sum()
+    }
+
+    /// Bytes that a switch reserves for it when it is installed: the slots and state of a group that computes. 0 for one that
+    /// multicasts, which takes little and only what its endpoints need.
+    pub fn reserved_bytes(&self) -> u64 {
+        match &self.kind {
+            GroupKind::Multicast(_) => 0,
+            GroupKind::Translated(rule) => rule.memory_bytes(self.pmtu, self.endpoints.len()),
+        }
     }
 
     /// Every rule that this group breaks on a switch with `ports` ports, fields relative to the group. Empty where it
@@ -143,11 +239,30 @@ impl MulticastGroup {
 }
 
 impl NextHop {
+    /// A switch of a tree without ranks.
+    pub const fn switch(name: String, mac: MacAddr) -> Self {
+        let ranks = Vec::new();
+        Self::Switch { name, mac, ranks }
+    }
+
     /// The member, where the next hop is one.
     pub fn host(&self) -> Option<&HostEndpoint> {
         match self {
             Self::Host(host) => Some(host),
             Self::Switch { .. } => None,
+        }
+    }
+
+    /// The rank that is behind it directly, where one is.
+    pub fn rank(&self) -> Option<&RankPart> {
+        self.host()?.rank()
+    }
+
+    /// All ranks behind it.
+    pub fn ranks(&self) -> &[u16] {
+        match self {
+            Self::Host(host) => host.rank().map(|r| &r.rank).map_or(&[], core::slice::from_ref),
+            Self::Switch { ranks, .. } => ranks,
         }
     }
 
@@ -165,6 +280,36 @@ impl NextHop {
             Self::Host(host) => host.mac,
             Self::Switch { mac, .. } => *mac,
         }
+    }
+}
+
+impl HostEndpoint {
+    /// Where WRITEs to it land.
+    pub const fn memory(&self) -> Option<&RemoteMemory> {
+        match &self.part {
+            HostPart::Memory(memory) => Some(memory),
+            _ => None,
+        }
+    }
+
+    /// Its rank.
+    pub const fn rank(&self) -> Option<&RankPart> {
+        match &self.part {
+            HostPart::Rank(rank) => Some(rank),
+            _ => None,
+        }
+    }
+}
+
+impl From<RankPart> for HostPart {
+    fn from(rank: RankPart) -> Self {
+        Self::Rank(rank)
+    }
+}
+
+impl From<Option<RemoteMemory>> for HostPart {
+    fn from(memory: Option<RemoteMemory>) -> Self {
+        memory.map_or(Self::Plain, Self::Memory)
     }
 }
 

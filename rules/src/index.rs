@@ -7,11 +7,9 @@ use core::net::Ipv4Addr;
 
 use castnet_wire::{McstId, Qpn};
 
-use crate::collective::{CollectiveGroup, RankEndpoint};
-use crate::collective_draft::{CollectiveDraft, CollectiveHopDraft, EndpointDraft};
-use crate::draft::{GroupDraft, HopDraft, PathDraft};
+use crate::draft::{EndpointDraft, GroupDraft, HopDraft};
 use crate::fault::{Fault, FaultKind};
-use crate::group::{HostEndpoint, MulticastGroup};
+use crate::group::{GroupRule, HostEndpoint};
 
 /// The groups of one switch, by what others may not have too: names, McstIDs, and the addresses and QPs of members.
 ///
@@ -31,12 +29,7 @@ pub struct Claims<'a> {
     mcst_id: Option<McstId>,
     /// Position in the list of endpoints, address and QP of each member next to the switch.
     members: Vec<(usize, Ipv4Addr, Option<Qpn>)>,
-    /// What the list, and a member in it, are called.
-    fields: (&'static str, &'static str),
 }
-
-const MULTICAST: (&str, &str) = ("paths", "host");
-const COLLECTIVE: (&str, &str) = ("endpoints", "rank");
 
 impl GroupIndex {
     /// What clashes with groups that are in; fields are relative to the group. A group does not clash with the one of
@@ -67,8 +60,7 @@ impl GroupIndex {
             }
         }
         for (i, ip, qpn) in &group.members {
-            let (list, member) = group.fields;
-            let fault = |field, kind| Fault::new(format!("{list}[{i}].{member}.{field}"), kind);
+            let fault = |field, kind| Fault::new(format!("endpoints[{i}].host.{field}"), kind);
             if let Some(name) = self.mcst_ids.get(&McstId(*ip)).filter(|name| other(name)) {
                 let (ip, group) = (*ip, shown(name));
                 faults.push(fault("ip", FaultKind::MemberIsMcstId { ip, group }));
@@ -117,60 +109,29 @@ impl Claims<'_> {
     }
 }
 
-impl<'a> From<&'a MulticastGroup> for Claims<'a> {
-    fn from(group: &'a MulticastGroup) -> Self {
-        let hosts = group.paths.iter().map(|path| path.next_hop.host());
+impl<'a> From<&'a GroupRule> for Claims<'a> {
+    fn from(group: &'a GroupRule) -> Self {
+        let hosts = group.endpoints.iter().map(|endpoint| endpoint.next_hop.host());
         let member = |(i, host): (usize, Option<&HostEndpoint>)| host.map(|h| (i, h.ip, Some(h.qpn)));
         Self {
             name: Some(&group.name),
             mcst_id: Some(group.mcst_id),
             members: hosts.enumerate().filter_map(member).collect(),
-            fields: MULTICAST,
-        }
-    }
-}
-
-impl<'a> From<&'a CollectiveGroup> for Claims<'a> {
-    fn from(group: &'a CollectiveGroup) -> Self {
-        let ranks = group.endpoints.iter().map(|endpoint| endpoint.next_hop.rank());
-        let member = |(i, rank): (usize, Option<&RankEndpoint>)| rank.map(|r| (i, r.ip, Some(r.qpn)));
-        Self {
-            name: Some(&group.name),
-            mcst_id: Some(group.mcst_id),
-            members: ranks.enumerate().filter_map(member).collect(),
-            fields: COLLECTIVE,
         }
     }
 }
 
 impl<'a> From<&'a GroupDraft> for Claims<'a> {
     fn from(group: &'a GroupDraft) -> Self {
-        let paths = group.paths.iter().flatten().enumerate();
-        let member = |(i, path): (usize, &PathDraft)| match &path.next_hop {
+        let endpoints = group.endpoints.iter().flatten().enumerate();
+        let member = |(i, endpoint): (usize, &EndpointDraft)| match &endpoint.next_hop {
             Some(HopDraft::Host(host)) => Some((i, host.ip?, host.qpn)),
             _ => None,
         };
         Self {
             name: group.name.as_deref(),
             mcst_id: group.mcst_id,
-            members: paths.filter_map(member).collect(),
-            fields: MULTICAST,
-        }
-    }
-}
-
-impl<'a> From<&'a CollectiveDraft> for Claims<'a> {
-    fn from(group: &'a CollectiveDraft) -> Self {
-        let endpoints = group.endpoints.iter().flatten().enumerate();
-        let member = |(i, endpoint): (usize, &EndpointDraft)| match &endpoint.next_hop {
-            Some(CollectiveHopDraft::Rank(rank)) => Some((i, rank.ip?, rank.qpn)),
-            _ => None,
-        };
-        Self {
-            name: group.name.as_deref(),
-            mcst_id: group.mcst_id,
             members: endpoints.filter_map(member).collect(),
-            fields: COLLECTIVE,
         }
     }
 }

@@ -3,6 +3,7 @@
 use core::str::FromStr;
 use std::collections::BTreeMap;
 
+use castnet_wire::{PortId, Psn};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -23,7 +24,16 @@ pub(crate) struct Fields<'a, 't> {
     at: usize,
     table: &'a DeTable<'t>,
     known: Vec<&'static str>,
+    /// Names that fields had in earlier versions and that are still read.
+    old: Vec<&'static str>,
 }
+
+/// Fields whose name has changed: files that have the old one are still read.
+const RENAMED: [(&str, &str); 3] = [
+    ("endpoints", "paths"),
+    ("start_psn", "psn_start"),
+    ("host", "rank"),
+];
 
 /// Collects faults, and remembers where each field is.
 pub(crate) struct Reader<'t> {
@@ -59,6 +69,7 @@ pub(crate) fn read<'t, T>(
         at: 0,
         table: document.get_ref(),
         known: Vec::new(),
+        old: Vec::new(),
     };
     match read(&mut reader, fields) {
         Some(value) if reader.faults.is_empty() => Ok(value),
@@ -87,11 +98,16 @@ impl<'t> Reader<'t> {
         }
     }
 
+    /// Forgets where the fields are that were read so far.
+    pub(crate) fn forget_places(&mut self) {
+        self.places.clear();
+    }
+
     fn finish(mut self) -> Faults {
         self.faults.sort_by_key(|(at, _)| *at);
-        let text = self.text;
+        let mut cursor = Cursor::new(self.text);
         let faults = self.faults.into_iter().map(|(at, fault)| Fault {
-            at: Some(position(text, at)),
+            at: Some(cursor.position(at)),
             ..fault
         });
         Faults {
@@ -112,6 +128,7 @@ impl<'t> Reader<'t> {
                 at: value.at,
                 table,
                 known: Vec::new(),
+                old: Vec::new(),
             }),
             _ => self.wrong_type(value, expected),
         }
@@ -208,10 +225,25 @@ impl<'t> Reader<'t> {
 }
 
 impl<'a, 't> Fields<'a, 't> {
-    /// The field, where it is there.
+    /// The field, where it is there, also under an earlier name. Faults below it have the present one.
     pub(crate) fn take(&mut self, reader: &mut Reader<'t>, name: &'static str) -> Option<Value<'a, 't>> {
         self.known.push(name);
-        let value = self.table.get(name)?;
+        let old = RENAMED.iter().find(|(new, _)| *new == name).map(|(_, old)| *old);
+        if let Some(old) = old.filter(|old| !self.table.contains_key(name) && self.table.contains_key(*old)) {
+            self.old.push(old);
+            return self.value(reader, old, name);
+        }
+        self.value(reader, name, name)
+    }
+
+    /// A field that only earlier versions had.
+    pub(crate) fn take_old(&mut self, reader: &mut Reader<'t>, name: &'static str) -> Option<Value<'a, 't>> {
+        self.old.push(name);
+        self.value(reader, name, name)
+    }
+
+    fn value(&self, reader: &mut Reader<'t>, key: &str, name: &str) -> Option<Value<'a, 't>> {
+        let value = self.table.get(key)?;
         let path = join(&self.path, name);
         reader.places.insert(path.clone(), value.span().start);
         Some(Value {
@@ -245,7 +277,8 @@ impl<'a, 't> Fields<'a, 't> {
     pub(crate) fn finish(self, reader: &mut Reader<'t>) {
         for (key, _) in self.table {
             let name: &Spanned<_> = key;
-            if !self.known.contains(&name.get_ref().as_ref()) {
+            let known = |list: &[&'static str]| list.contains(&name.get_ref().as_ref());
+            if !known(&self.known) && !known(&self.old) {
                 let suggestion = suggest(name.get_ref(), &self.known).map(str::to_string);
                 let kind = FaultKind::UnknownField {
                     suggestion,
@@ -258,6 +291,41 @@ impl<'a, 't> Fields<'a, 't> {
     }
 }
 
+/// A field that may be left out, and what it is then.
+pub(crate) fn optional<'t, T>(
+    r: &mut Reader<'t>,
+    fields: &mut Fields<'_, 't>,
+    name: &'static str,
+    absent: T,
+    read: impl FnOnce(&mut Reader<'t>, &Value<'_, 't>) -> Option<T>,
+) -> Option<T> {
+    match fields.take(r, name) {
+        Some(value) => read(r, &value),
+        None => Some(absent),
+    }
+}
+
+/// A port's number.
+pub(crate) fn read_port<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PortId> {
+    r.number(value, &Limit::PORT).and_then(|n| PortId::new(n as u8))
+}
+
+/// A PSN.
+pub(crate) fn read_psn<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Psn> {
+    r.number(value, &Limit::PSN).map(|n| Psn::new(n as u32))
+}
+
+/// A PSN that must be given.
+pub(crate) fn needed_psn<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>, name: &'static str) -> Option<Psn> {
+    f.need(r, name, "a PSN, 0 to 0xffffff")
+        .and_then(|v| read_psn(r, &v))
+}
+
+/// A number of 32 bits.
+pub(crate) fn read_u32<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<u32> {
+    r.number(value, &Limit::U32).map(|n| n as u32)
+}
+
 /// The known name that is a slip of the finger away, if any.
 pub(crate) fn suggest(name: &str, known: &[&'static str]) -> Option<&'static str> {
     let slips_max = (name.chars().count() / 3).max(1);
@@ -267,11 +335,32 @@ pub(crate) fn suggest(name: &str, known: &[&'static str]) -> Option<&'static str
     (best.0 <= slips_max).then_some(best.1)
 }
 
-fn position(text: &str, at: usize) -> Position {
-    let before = text.get(..at).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |n| n + 1);
-    Position {
-        line: before.matches('\n').count() + 1,
-        column: before[line_start..].chars().count() + 1,
+/// Counts lines and columns of a text from its beginning to its end: each is looked at once, however many faults there are.
+struct Cursor<'t> {
+    text: &'t str,
+    at: usize,
+    position: Position,
+}
+
+impl<'t> Cursor<'t> {
+    const fn new(text: &'t str) -> Self {
+        Self {
+            text,
+            at: 0,
+            position: Position { line: 1, column: 1 },
+        }
+    }
+
+    /// Of a byte's index, which is not before that of the call before.
+    fn position(&mut self, at: usize) -> Position {
+        let passed = self.text.get(self.at..at).unwrap_or_default();
+        if let Some(end) = passed.rfind('\n') {
+            self.position.line += passed.matches('\n').count();
+            self.position.column = 1 + passed[end + 1..].chars().count();
+        } else {
+            self.position.column += passed.chars().count();
+        }
+        self.at += passed.len();
+        self.position
     }
 }

@@ -1,5 +1,54 @@
 //! How the small types look in serde's formats: addresses as text, numbers as numbers.
 
+use core::net::Ipv4Addr;
+
+use castnet_wire::{MacAddr, Qpn};
+use serde::{Deserialize, Serialize};
+
+use crate::group::{HostEndpoint, HostPart, RankPart, RemoteMemory};
+
+/// A host, with its part as a field of its own.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Host {
+    name: String,
+    ip: Ipv4Addr,
+    #[serde(with = "qpn")]
+    qpn: Qpn,
+    #[serde(with = "display")]
+    mac: MacAddr,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    memory: Option<RemoteMemory>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rank: Option<RankPart>,
+}
+
+impl From<Host> for HostEndpoint {
+    fn from(host: Host) -> Self {
+        let memory = HostPart::from(host.memory);
+        Self {
+            name: host.name,
+            ip: host.ip,
+            qpn: host.qpn,
+            mac: host.mac,
+            part: host.rank.map_or(memory, HostPart::Rank),
+        }
+    }
+}
+
+impl From<HostEndpoint> for Host {
+    fn from(host: HostEndpoint) -> Self {
+        Self {
+            memory: host.memory().copied(),
+            rank: host.rank().copied(),
+            name: host.name,
+            ip: host.ip,
+            qpn: host.qpn,
+            mac: host.mac,
+        }
+    }
+}
+
 /// Through `Display` and `FromStr`.
 pub(crate) mod display {
     use core::fmt::Display;

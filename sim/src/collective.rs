@@ -4,9 +4,7 @@ use castnet_comm::machine::{
     HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId, peers,
 };
 use castnet_endpoint::{QpConfig, QueueLimits};
-use castnet_engine::Collective;
 use castnet_planner::{CollectivePlan, CollectiveRequest, LinkLoad, Rooms, place};
-use castnet_rules::CollectiveGroup;
 use castnet_topology::Topology;
 use castnet_wire::{Pmtu, Qpn};
 
@@ -54,21 +52,10 @@ fn qpn_of(channel: u16) -> Qpn {
 }
 
 impl<W: Watch> Simulation<W> {
-    /// Installs a switch's part of a collective group.
-    ///
-    /// # Errors
-    /// [`SimError::NoSwitch`], [`SimError::Install`].
-    pub fn install_collective(&mut self, switch: &str, rule: &CollectiveGroup) -> Result<(), SimError> {
-        self.install_at(switch, |engine| {
-            let group = Collective::compile(rule, &engine.config().ports)?;
-            engine.install(group).map(drop)
-        })
-    }
-
     /// Places a group, installs its rules, and puts its ranks on their hosts. `machine` is what all ranks have in common.
     ///
     /// # Errors
-    /// [`SimError::Place`]; as [`Simulation::install_collective`]; [`SimError::Rank`].
+    /// [`SimError::Place`]; as [`Simulation::install`]; [`SimError::Rank`].
     pub fn join_group(
         &mut self,
         topology: &Topology,
@@ -81,7 +68,7 @@ impl<W: Watch> Simulation<W> {
                 reason: e.to_string(),
             })?;
         for (switch, rule) in &plan.rules {
-            self.install_collective(switch, rule)?;
+            self.install(switch, rule)?;
         }
         let size = request.ranks.len() as u16;
         for (rank, member) in (0..).zip(&request.ranks) {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use castnet_endpoint::{Completion, Endpoint, EndpointConfig};
 use castnet_engine::plain::PlainEgress;
-use castnet_engine::{Engine, EngineConfig, Group, InstallError, PortInfo};
+use castnet_engine::{Context, Engine, EngineConfig, InstallError, PortInfo};
 use castnet_planner::Plan;
-use castnet_rules::MulticastGroup;
+use castnet_rules::GroupRule;
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
 use castnet_wire::{MacAddr, Nanos, PortId};
 use rand::SeedableRng;
@@ -335,9 +335,9 @@ impl<W: Watch> Simulation<W> {
     ///
     /// # Errors
     /// [`SimError::NoSwitch`], [`SimError::Install`].
-    pub fn install(&mut self, switch: &str, group: &MulticastGroup) -> Result<(), SimError> {
+    pub fn install(&mut self, switch: &str, group: &GroupRule) -> Result<(), SimError> {
         self.install_at(switch, |engine| {
-            let group = Group::compile(group, &engine.config().ports)?;
+            let group = Context::compile(group, &engine.config().ports)?;
             engine.install(group).map(drop)
         })
     }

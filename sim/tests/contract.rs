@@ -123,11 +123,11 @@ fn a_switch_that_forgets_a_receiver_breaks_m1() {
     let (mut sim, mut plan, _) = group();
     let rule = plan.rules.get_mut("leaf1").expect("a rule");
     let forgotten = rule
-        .paths
+        .endpoints
         .iter()
         .position(|p| p.next_hop.name() == "h3")
         .expect("a path");
-    rule.paths.remove(forgotten);
+    rule.endpoints.remove(forgotten);
     sim.install_plan(&plan).expect("installed");
     for host in ["h1", "h2"] {
         sim.with_endpoint(host, |e, _| {

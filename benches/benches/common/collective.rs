@@ -3,10 +3,10 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use castnet_engine::Collective;
+use castnet_engine::Context;
 use castnet_port::{Pool, PoolBuf, PoolConfig};
 use castnet_reduce::Kernel;
-use castnet_rules::{CollectiveGroup, RankEndpoint};
+use castnet_rules::{GroupRule, HostEndpoint, RankPart, TranslatedRule};
 use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Verdict};
 
 use super::*;
@@ -21,7 +21,7 @@ const SLOTS: u16 = 64;
 pub struct Sums {
     engine: Engine,
     sink: Sink,
-    rule: CollectiveGroup,
+    rule: GroupRule,
     payload: usize,
     controls: Vec<PoolBuf>,
     /// By rank.
@@ -52,19 +52,22 @@ pub fn frame(
 }
 
 /// The rule of a group of ranks at ports 0 to 7, for packets of `payload` bytes.
-pub fn rule(group: McstId, slots: u16, payload: usize) -> CollectiveGroup {
-    let rank = |n: usize| RankEndpoint {
-        rank: n as u16,
+pub fn rule(group: McstId, slots: u16, payload: usize) -> GroupRule {
+    let rank = |n: usize| HostEndpoint {
         name: format!("h{n}"),
         ip: ip(n),
         qpn: Qpn::new(0x100 + n as u32),
         mac: mac(0xAA, n),
-        sq_psn: Psn::new(0),
-        rq_psn: Psn::new(0),
+        part: RankPart {
+            rank: n as u16,
+            sq_psn: Psn::new(0),
+            rq_psn: Psn::new(0),
+        }
+        .into(),
     };
     let ranks = (0..RANKS).map(rank).collect();
-    let rule = CollectiveGroup::star("sum", group, Pmtu::B4096, slots, ranks);
-    CollectiveGroup {
+    let rule = GroupRule::star("sum", group, Pmtu::B4096, TranslatedRule::root(slots), ranks);
+    GroupRule {
         pmtu: Pmtu::from_bytes(payload as u32).unwrap_or(Pmtu::B4096),
         ..rule.expect("a right rule")
     }
@@ -99,8 +102,9 @@ pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<
 }
 
 /// Packet `psn` of a rank's data: the control message has PSN 0.
-pub fn contribution(rule: &CollectiveGroup, rank: usize, psn: u32, payload: &[u8]) -> Vec<u8> {
-    let opcode = match psn % u32::from(rule.message_packets) {
+pub fn contribution(rule: &GroupRule, rank: usize, psn: u32, payload: &[u8]) -> Vec<u8> {
+    let message_packets = rule.translated().map_or(1, |kind| kind.message_packets);
+    let opcode = match psn % u32::from(message_packets) {
         1 => Opcode::SendFirst,
         0 => Opcode::SendLast,
         _ => Opcode::SendMiddle,
@@ -111,10 +115,7 @@ pub fn contribution(rule: &CollectiveGroup, rank: usize, psn: u32, payload: &[u8
 impl Sums {
     /// Contributions of `payload` bytes of f32.
     pub fn new(payload: usize, reproducible: bool) -> Self {
-        let rule = CollectiveGroup {
-            reproducible,
-            ..rule(MCST, SLOTS, payload)
-        };
+        let rule = rule(MCST, SLOTS, payload).with_translated(|r| r.reproducible = reproducible);
         let engine = engine(RANKS);
         let mut sink = Sink::new();
         sink.pool = Pool::new(PoolConfig {
@@ -158,7 +159,7 @@ impl Sums {
     /// A fresh group.
     pub fn install(&mut self) {
         self.engine.remove(MCST);
-        let group = Collective::compile(&self.rule, &self.engine.config().ports).expect("a right rule");
+        let group = Context::compile(&self.rule, &self.engine.config().ports).expect("a right rule");
         self.engine.install(group).expect("room");
     }
 

@@ -7,9 +7,9 @@ use core::net::Ipv4Addr;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use castnet_engine::{Egress, Engine, EngineConfig, Group, PortInfo};
+use castnet_engine::{Context, Egress, Engine, EngineConfig, PortInfo};
 use castnet_port::{Pool, PoolBuf, PoolConfig};
-use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path};
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 use castnet_wire::build::{emit_ack, roce_len};
 use castnet_wire::{
     Aeth, BATCH, Batch, Bth, Ethernet, ExtHeaders, FrameBuf, MacAddr, McstId, Nanos, Network, Opcode, Pmtu,
@@ -78,29 +78,32 @@ impl Egress for Sink {
 }
 
 /// Source host at port 0, receivers at ports 1 to `receivers`.
-pub fn star(receivers: usize) -> MulticastGroup {
+pub fn star(receivers: usize) -> GroupRule {
     let host = |n: usize| HostEndpoint {
         name: format!("h{n}"),
         ip: ip(n),
         qpn: Qpn::new(0x100 + n as u32),
         mac: mac(0xAA, n),
-        memory: None,
+        part: HostPart::Plain,
     };
-    MulticastGroup {
+    GroupRule {
         name: "g".into(),
         generation: 1,
         mcst_id: MCST,
         pmtu: Pmtu::B4096,
-        start_psn: Some(Psn::new(0)),
-        va_base: 0,
-        source: port(0),
-        paths: (0..=receivers)
-            .map(|n| Path {
+        stall_timeout_ms: 2000,
+        endpoints: (0..=receivers)
+            .map(|n| Endpoint {
                 port: port(n),
                 next_hop: NextHop::Host(host(n)),
             })
             .collect(),
-        stall_timeout_ms: 2000,
+        kind: MulticastRule {
+            start_psn: Some(Psn::new(0)),
+            va_base: 0,
+            source: port(0),
+        }
+        .into(),
     }
 }
 
@@ -136,14 +139,14 @@ fn ethernet(n: usize) -> Ethernet {
 
 /// A SEND_MIDDLE of the source with `payload` bytes.
 pub fn data(payload: usize) -> Vec<u8> {
-    data_to(MCST, 0, payload)
+    data_from(0, MCST, 0, payload)
 }
 
-/// The same to this group, with this PSN.
-pub fn data_to(group: McstId, psn: u32, payload: usize) -> Vec<u8> {
-    let network = Network::v4(ip(0), group.0);
+/// The same of the source at this port to this group, with this PSN.
+pub fn data_from(source: usize, group: McstId, psn: u32, payload: usize) -> Vec<u8> {
+    let network = Network::v4(ip(source), group.0);
     let bth = Bth::new(Opcode::SendMiddle, Qpn::VIRTUAL, Psn::new(psn));
-    let ethernet = ethernet(0);
+    let ethernet = ethernet(source);
     let mut out = vec![0; roce_len(&ethernet, &network, bth.opcode, payload)];
     let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
     emit_roce(
@@ -187,7 +190,6 @@ pub fn ack_to(group: McstId, n: usize, psn: u32) -> Vec<u8> {
 pub struct Bench {
     pub engine: Engine,
     pub sink: Sink,
-    group: Box<Group>,
     templates: Vec<PoolBuf>,
     receivers: usize,
 }
@@ -195,11 +197,9 @@ pub struct Bench {
 impl Bench {
     pub fn new(receivers: usize) -> Self {
         let engine = engine(receivers + 1);
-        let group = Group::compile(&star(receivers), &engine.config().ports).expect("a right rule");
         Self {
             engine,
             sink: Sink::new(),
-            group,
             templates: Vec::new(),
             receivers,
         }
@@ -208,7 +208,9 @@ impl Bench {
     /// A fresh group, outside of any measured time.
     pub fn reset(&mut self) {
         self.engine.remove(MCST);
-        self.engine.install(self.group.clone()).expect("room");
+        let rule = star(self.receivers);
+        let group = Context::compile(&rule, &self.engine.config().ports).expect("a right rule");
+        self.engine.install(group).expect("room");
     }
 
     fn load(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) {
@@ -293,7 +295,11 @@ impl Bench {
             total += start.elapsed();
         }
         if engine {
-            let counters = self.engine.group(MCST).map(Group::counters).unwrap_or_default();
+            let counters = self
+                .engine
+                .group(MCST)
+                .map(|group| group.counters())
+                .unwrap_or_default();
             let expected = if triggers { u64::from(ACKS) } else { 0 };
             assert_eq!(counters.acks_out, expected, "the right case is measured");
         }

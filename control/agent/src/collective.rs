@@ -1,60 +1,46 @@
 //! What the dataplane says of collective groups, as messages.
 
-use castnet_proto::convert::{collective_to_proto, disagreement_to_proto};
+use castnet_proto::convert::disagreement_to_proto;
 use castnet_proto::v1;
-use castnet_rules::{CollectiveEndpoint, CollectiveGroup};
+use castnet_rules::{Endpoint, GroupRule};
 use castnet_wire::{Call, Control, McstId, Nanos, Pmtu, PortId, Psn, Verdict};
+use castnet_worker::Dataplane;
 use castnet_worker::engine::{
     CollectiveCounters, CollectiveGroupStatus, EndpointCounters, EndpointSnapshot, PortSet, Refusal,
 };
-use castnet_worker::{CollectiveReport, Dataplane, InstalledCollective};
 
 use crate::view::port_number;
 
-pub(crate) fn installed(installed: &InstalledCollective, owner: String) -> v1::InstalledCollective {
-    let InstalledCollective { worker, rule, status } = installed;
-    v1::InstalledCollective {
-        group: Some(collective_to_proto(rule)),
-        owner,
-        status: Some(group_status(status)),
+pub(crate) fn state(status: &CollectiveGroupStatus) -> v1::TranslatedState {
+    v1::TranslatedState {
+        status: Some(live(status)),
         counters: Some(group_counters(&status.counters)),
-        worker: *worker as u32,
     }
 }
 
-/// A group with its counters alone.
-pub(crate) fn counted(
-    report: &CollectiveReport,
-    rule: Option<&CollectiveGroup>,
-    owner: String,
-) -> v1::InstalledCollective {
-    let nameless = || v1::CollectiveGroup {
-        name: report.name.clone(),
-        mcst_id: report.mcst_id.to_string(),
-        generation: report.generation,
-        ..Default::default()
-    };
-    let endpoints = report.endpoints.iter().map(|snapshot| {
-        let endpoint = rule.and_then(|r| r.endpoint(snapshot.port));
-        endpoint_status(snapshot, endpoint, false)
-    });
-    v1::InstalledCollective {
-        group: Some(rule.map_or_else(nameless, collective_to_proto)),
-        owner,
-        status: Some(v1::CollectiveStatus {
+/// Counters alone; `endpoint` is who is behind a port.
+pub(crate) fn counted<'r>(
+    counters: &CollectiveCounters,
+    endpoints: &[EndpointSnapshot],
+    endpoint: impl Fn(PortId) -> Option<&'r Endpoint>,
+) -> v1::TranslatedState {
+    let endpoints = endpoints
+        .iter()
+        .map(|e| endpoint_status(e, endpoint(e.port), false));
+    v1::TranslatedState {
+        status: Some(v1::TranslatedStatus {
             endpoints: endpoints.collect(),
             ..Default::default()
         }),
-        counters: Some(group_counters(&report.counters)),
-        worker: report.worker as u32,
+        counters: Some(group_counters(counters)),
     }
 }
 
-fn group_status(status: &CollectiveGroupStatus) -> v1::CollectiveStatus {
-    let machine = &status.machine;
+fn live(status: &CollectiveGroupStatus) -> v1::TranslatedStatus {
+    let (machine, kind) = (&status.machine, status.rule.translated());
     let endpoints = status.endpoints.iter().enumerate().map(|(i, snapshot)| {
         let rule = status.rule.endpoints.get(i);
-        let is_parent = status.rule.parent == Some(snapshot.port);
+        let is_parent = kind.is_some_and(|kind| kind.parent == Some(snapshot.port));
         let mut message = endpoint_status(snapshot, rule, is_parent);
         if let Some(live) = machine.endpoints.iter().find(|e| e.endpoint.index() == i) {
             let number = |psn: Psn| Some(psn.value());
@@ -66,12 +52,12 @@ fn group_status(status: &CollectiveGroupStatus) -> v1::CollectiveStatus {
         message
     });
     let oldest = machine.collectives.first();
-    v1::CollectiveStatus {
+    v1::TranslatedStatus {
         base_psn: machine.base.value(),
         sequence: oldest.map(|c| c.sequence),
         call: oldest.map(|c| c.call.to_string()).unwrap_or_default(),
         slots_used: status.slots_used as u32,
-        slots: status.rule.slots.into(),
+        slots: kind.map_or(0, |kind| kind.slots.into()),
         failed: machine.conflict.is_some(),
         memory_bytes: status.memory_bytes as u64,
         endpoints: endpoints.collect(),
@@ -83,7 +69,7 @@ fn group_status(status: &CollectiveGroupStatus) -> v1::CollectiveStatus {
 
 fn endpoint_status(
     snapshot: &EndpointSnapshot,
-    endpoint: Option<&CollectiveEndpoint>,
+    endpoint: Option<&Endpoint>,
     parent: bool,
 ) -> v1::EndpointStatus {
     v1::EndpointStatus {
@@ -98,7 +84,7 @@ fn endpoint_status(
     }
 }
 
-fn ranks(endpoint: &CollectiveEndpoint) -> Vec<u32> {
+fn ranks(endpoint: &Endpoint) -> Vec<u32> {
     endpoint.next_hop.ranks().iter().map(|r| u32::from(*r)).collect()
 }
 
@@ -131,7 +117,7 @@ fn endpoint_counters(counters: &EndpointCounters) -> v1::EndpointCounters {
     }
 }
 
-fn group_counters(counters: &CollectiveCounters) -> v1::CollectiveCounters {
+fn group_counters(counters: &CollectiveCounters) -> v1::TranslatedCounters {
     let CollectiveCounters {
         contributions,
         contribution_bytes,
@@ -152,7 +138,7 @@ fn group_counters(counters: &CollectiveCounters) -> v1::CollectiveCounters {
         stalls,
         conflicts,
     } = *counters;
-    v1::CollectiveCounters {
+    v1::TranslatedCounters {
         contributions,
         contribution_bytes,
         results,
@@ -182,7 +168,7 @@ pub(crate) fn stalled(
     patience: Nanos,
 ) -> v1::CollectiveStalled {
     let rule = rule(dataplane, mcst_id, generation);
-    let waited: Vec<&CollectiveEndpoint> = rule
+    let waited: Vec<&Endpoint> = rule
         .iter()
         .flat_map(|r| &r.endpoints)
         .filter(|e| waiting_for.contains(e.port))
@@ -268,9 +254,8 @@ pub(crate) fn refused(
 }
 
 /// The rule that the switch has, if it is still the one that is spoken of.
-fn rule(dataplane: &Dataplane, mcst_id: McstId, generation: u64) -> Option<CollectiveGroup> {
-    let rule = dataplane.rule(mcst_id)?.collective().cloned();
-    rule.filter(|r| r.generation == generation)
+fn rule(dataplane: &Dataplane, mcst_id: McstId, generation: u64) -> Option<GroupRule> {
+    dataplane.rule(mcst_id).filter(|r| r.generation == generation)
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
 use castnet_wire::{McstId, Nanos, PortId};
-use castnet_worker::engine::EventKind;
-use castnet_worker::{Dataplane, EventStream, MoveCause, Rule, SwitchEvent, SwitchEventKind};
+use castnet_worker::engine::{ContextStatus, EventKind};
+use castnet_worker::{Dataplane, EventStream, MoveCause, SwitchEvent, SwitchEventKind};
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::broadcast;
 
@@ -216,22 +216,18 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
 /// The names of a group and of who is behind its port; empty for a group, or for that version of its rule, that is gone by now.
 fn names(dataplane: &Dataplane, mcst_id: McstId, generation: Option<u64>, port: PortId) -> (String, String) {
     let rule = dataplane.rule(mcst_id);
-    let Some(rule) = rule.filter(|r| generation.is_none_or(|g| g == r.generation())) else {
+    let Some(rule) = rule.filter(|r| generation.is_none_or(|g| g == r.generation)) else {
         return Default::default();
     };
-    let hop = match &rule {
-        Rule::Multicast(rule) => {
-            let path = rule.paths.iter().find(|p| p.port == port);
-            path.map(|p| p.next_hop.name())
-        }
-        Rule::Collective(rule) => rule.endpoint(port).map(|e| e.next_hop.name()),
-    };
-    (rule.name().into(), hop.unwrap_or_default().into())
+    let hop = rule.endpoint(port).map(|e| e.next_hop.name().to_string());
+    (rule.name, hop.unwrap_or_default())
 }
 
 fn ack_psn(dataplane: &Dataplane, mcst_id: McstId, port: PortId) -> Option<u32> {
-    let status = dataplane.group(mcst_id).ok()??.status;
-    let at = status.rule.paths.iter().position(|p| p.port == port)?;
+    let ContextStatus::Multicast(status) = dataplane.group(mcst_id).ok()??.status else {
+        return None;
+    };
+    let at = status.rule.endpoints.iter().position(|p| p.port == port)?;
     let path = status.machine.paths.iter().find(|p| p.path.index() == at)?;
     path.ack_psn.map(|psn| psn.value())
 }

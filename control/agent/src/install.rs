@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use castnet_proto::convert::{Invalid, refuse, rule_faults};
 use castnet_proto::v1::InstallOutcome;
-use castnet_rules::{Fault, MulticastGroup};
+use castnet_rules::{Fault, GroupKind, GroupRule};
 use castnet_wire::McstId;
 use castnet_worker::engine::InstallError as Refused;
-use castnet_worker::{Dataplane, InstallError, Installed, Rule, Stopped};
+use castnet_worker::{Dataplane, InstallError, Installed, Stopped};
 use parking_lot::Mutex;
 use tonic::{Code, Status};
 
@@ -29,23 +29,23 @@ impl Owners {
     pub(crate) fn install(
         &self,
         dataplane: &Dataplane,
-        rule: &Rule,
+        rule: &GroupRule,
         owner: &str,
     ) -> Result<InstallOutcome, Status> {
-        let (mcst_id, fields) = (rule.mcst_id(), Fields::of(rule));
+        let mcst_id = rule.mcst_id;
         let mut owners = self.0.lock();
         if let Some(running) = dataplane.rule(mcst_id) {
             let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
             if has != owner {
-                let (name, who) = (running.name(), who(has));
+                let (name, who) = (&running.name, who(has));
                 let reason = format!("{mcst_id} is the address of group {name:?} of {who}");
-                return Err(refuse(Code::AlreadyExists, fields.path("mcst_id"), reason));
+                return Err(refuse(Code::AlreadyExists, "rule.mcst_id", reason));
             }
-            if running.name() == rule.name() && running.generation() == rule.generation() {
-                return unchanged(&running, rule, fields);
+            if running.name == rule.name && running.generation == rule.generation {
+                return unchanged(&running, rule);
             }
         }
-        let installed = dataplane.install(rule).map_err(|error| fields.refusal(&error))?;
+        let installed = dataplane.install(rule).map_err(|error| refusal(rule, &error))?;
         owners.insert(mcst_id, owner.into());
         Ok(match installed {
             Installed::New { .. } => InstallOutcome::Installed,
@@ -70,17 +70,16 @@ impl Owners {
         if let Some(owner) = owner.filter(|owner| *owner != has) {
             let reason = format!(
                 "group {:?} is of {}, not of {}",
-                running.name(),
+                running.name,
                 who(has),
                 who(owner)
             );
             return Err(refuse(Code::FailedPrecondition, "owner", reason));
         }
-        if let Some(generation) = generation.filter(|g| *g != running.generation()) {
+        if let Some(generation) = generation.filter(|g| *g != running.generation) {
             let reason = format!(
                 "group {:?} runs generation {}, not {generation}",
-                running.name(),
-                running.generation()
+                running.name, running.generation
             );
             return Err(refuse(Code::FailedPrecondition, "generation", reason));
         }
@@ -92,30 +91,19 @@ impl Owners {
 
 /// The same generation must be the same rule. A multicast group's start PSN may differ: who installs a rule again while
 /// the source has long been sending has none to give, and a rule that runs needs none.
-fn unchanged(running: &Rule, rule: &Rule, fields: Fields) -> Result<InstallOutcome, Status> {
-    let same = match (running, rule) {
-        (Rule::Multicast(running), Rule::Multicast(rule)) => {
-            let rule = MulticastGroup {
-                start_psn: running.start_psn,
-                ..rule.clone()
-            };
-            rule == *running
-        }
-        (running, rule) => running == rule,
-    };
-    if same {
+fn unchanged(running: &GroupRule, rule: &GroupRule) -> Result<InstallOutcome, Status> {
+    let mut rule = rule.clone();
+    if let (GroupKind::Multicast(running), GroupKind::Multicast(rule)) = (&running.kind, &mut rule.kind) {
+        rule.start_psn = running.start_psn;
+    }
+    if rule == *running {
         return Ok(InstallOutcome::Unchanged);
     }
     let reason = format!(
         "group {:?} runs another rule under generation {}: give a newer one",
-        running.name(),
-        rule.generation()
+        running.name, rule.generation
     );
-    Err(refuse(
-        Code::FailedPrecondition,
-        fields.path("generation"),
-        reason,
-    ))
+    Err(refuse(Code::FailedPrecondition, "rule.generation", reason))
 }
 
 fn who(owner: &str) -> String {
@@ -131,63 +119,33 @@ pub(crate) fn stopped(stopped: Stopped) -> Status {
     Status::unavailable(stopped.to_string())
 }
 
-/// What the fields of a rule are called in the request.
-#[derive(Clone, Copy)]
-struct Fields {
-    rule: &'static str,
-    /// The list of its ports.
-    ports: &'static str,
-}
-
-impl Fields {
-    fn of(rule: &Rule) -> Self {
-        match rule {
-            Rule::Multicast(_) => Self {
-                rule: "group",
-                ports: "paths",
-            },
-            Rule::Collective(_) => Self {
-                rule: "collective",
-                ports: "endpoints",
-            },
-        }
-    }
-
-    fn path(self, field: &str) -> String {
-        format!("{}.{field}", self.rule)
-    }
-
-    fn refusal(self, error: &InstallError) -> Status {
-        let text = error.to_string();
-        let (code, field) = match error {
-            InstallError::Refused(refused) => match refused {
-                Refused::Faults(faults) => return self.faults(faults, Code::InvalidArgument),
-                Refused::NoPort { path, .. } => (
-                    Code::InvalidArgument,
-                    self.path(&format!("{}[{path}].port", self.ports)),
-                ),
-                Refused::MtuTooSmall { .. } => (Code::InvalidArgument, self.path("pmtu")),
-                Refused::OwnAddress { .. } => (Code::InvalidArgument, self.path("mcst_id")),
-                // It is the slots that take memory, and fewer that may fit.
-                Refused::NoMemory { .. } if self.ports == "endpoints" => {
-                    (Code::ResourceExhausted, self.path("slots"))
-                }
-                Refused::GroupsFull { .. } | Refused::NoMemory { .. } | Refused::NextHopsFull => {
-                    (Code::ResourceExhausted, self.rule.into())
-                }
-            },
-            InstallError::Clash(faults) => return self.faults(faults, Code::AlreadyExists),
-            InstallError::Older { .. } => (Code::FailedPrecondition, self.path("generation")),
-            _ => return Status::unavailable(text),
-        };
-        refuse(code, field, text)
-    }
-
-    /// What the checker found, with the switch's real ports and groups.
-    fn faults(self, faults: &[Fault], code: Code) -> Status {
-        match Invalid::all(rule_faults(self.rule, faults)) {
-            Some(invalid) => invalid.refuse(code),
-            None => Status::new(code, format!("{}: refused", self.rule)),
-        }
-    }
+/// The answer to a rule that is refused, with the field as the request has it.
+fn refusal(rule: &GroupRule, error: &InstallError) -> Status {
+    let kind = rule.kind.name();
+    // What the checker found, with the switch's real ports and groups.
+    let faults = |faults: &[Fault], code| match Invalid::all(rule_faults("rule", kind, faults)) {
+        Some(invalid) => invalid.refuse(code),
+        None => Status::new(code, "rule: refused"),
+    };
+    let (code, field) = match error {
+        InstallError::Refused(refused) => match refused {
+            Refused::Faults(found) => return faults(found, Code::InvalidArgument),
+            Refused::NoPort { endpoint, .. } => {
+                (Code::InvalidArgument, format!("rule.endpoints[{endpoint}].port"))
+            }
+            Refused::MtuTooSmall { .. } => (Code::InvalidArgument, "rule.pmtu".into()),
+            Refused::OwnAddress { .. } => (Code::InvalidArgument, "rule.mcst_id".into()),
+            // It is the slots that take memory, and fewer that may fit.
+            Refused::NoMemory { .. } if rule.translated().is_some() => {
+                (Code::ResourceExhausted, format!("rule.{kind}.slots"))
+            }
+            Refused::GroupsFull { .. } | Refused::NoMemory { .. } | Refused::NextHopsFull => {
+                (Code::ResourceExhausted, "rule".into())
+            }
+        },
+        InstallError::Clash(found) => return faults(found, Code::AlreadyExists),
+        InstallError::Older { .. } => (Code::FailedPrecondition, "rule.generation".into()),
+        _ => return Status::unavailable(error.to_string()),
+    };
+    refuse(code, field, error.to_string())
 }

@@ -8,6 +8,7 @@
 mod collective;
 mod events;
 mod install;
+mod multicast;
 #[cfg(test)]
 mod one_checker;
 mod service;
@@ -19,8 +20,8 @@ use std::sync::Arc;
 
 use castnet_proto::transport::{Address, Security, Server, TransportError, serve};
 use castnet_proto::v1::agent_server::AgentServer;
-use castnet_rules::{Fault, RuleSet};
-use castnet_worker::{Dataplane, InstallError, Installed, RouteError, Rule};
+use castnet_rules::{Fault, GroupRule, RuleSet};
+use castnet_worker::{Dataplane, InstallError, RouteError};
 use tonic::service::Routes;
 
 use crate::events::Events;
@@ -105,6 +106,9 @@ pub enum LoadError {
     Routes(#[from] RouteError),
 }
 
+/// Groups of a rule file that are published together.
+const GROUPS_TOGETHER: usize = 256;
+
 /// Installs all groups and routes of a rule file, or none. They are an operator's: no controller touches them. Waits for
 /// the workers: not for async code without `spawn_blocking`.
 ///
@@ -118,38 +122,40 @@ pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadErro
     }
     let routes = dataplane.routes();
     dataplane.set_routes(rules.routes.clone())?;
-    let multicast = rules.groups.iter().cloned().map(Rule::Multicast);
-    let groups: Vec<Rule> = multicast
-        .chain(rules.collectives.iter().cloned().map(Rule::Collective))
-        .collect();
     let mut done = Vec::new();
-    for group in &groups {
-        let before = dataplane.rule(group.mcst_id());
-        match dataplane.install(group) {
-            Ok(Installed::Unchanged) => {}
-            Ok(_) => done.push((group, before)),
-            Err(error) => {
-                take_back(dataplane, done, routes);
-                return Err(LoadError::Group {
-                    name: group.name().into(),
-                    error,
-                });
-            }
+    for groups in rules.groups.chunks(GROUPS_TOGETHER) {
+        let before: Vec<_> = groups.iter().map(|g| dataplane.rule(g.mcst_id)).collect();
+        let came = dataplane.install_all(groups);
+        let (installed, refused) = match came {
+            Ok(installed) => (installed.len(), None),
+            Err((index, error)) => (index, Some(error)),
+        };
+        // One that was there already is as it was, whether it is put back or not.
+        let changed = groups.iter().zip(before).take(installed);
+        done.extend(changed.filter(|(group, before)| before.as_ref() != Some(*group)));
+        if let Some(error) = refused {
+            take_back(dataplane, done, routes);
+            return Err(LoadError::Group {
+                name: groups[installed].name.clone(),
+                error,
+            });
         }
     }
     Ok(())
 }
 
 /// Removes groups again, and puts those back that they replaced.
-fn take_back(dataplane: &Dataplane, groups: Vec<(&Rule, Option<Rule>)>, routes: Vec<castnet_rules::Route>) {
+fn take_back(
+    dataplane: &Dataplane,
+    groups: Vec<(&GroupRule, Option<GroupRule>)>,
+    routes: Vec<castnet_rules::Route>,
+) {
     for (group, before) in groups.into_iter().rev() {
-        let removed = dataplane
-            .remove_group(group.mcst_id())
-            .map_err(InstallError::from);
+        let removed = dataplane.remove_group(group.mcst_id).map_err(InstallError::from);
         let undone =
             removed.and_then(|_| before.map_or(Ok(()), |before| dataplane.install(&before).map(drop)));
         if let Err(error) = undone {
-            tracing::error!(group = group.name(), %error, "cannot be taken back");
+            tracing::error!(group = group.name, %error, "cannot be taken back");
         }
     }
     if let Err(error) = dataplane.set_routes(routes) {

@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
-use castnet_proto::convert::{collective_to_proto, group_to_proto, route_to_proto, violations};
+use castnet_proto::convert::{route_to_proto, rule_to_proto, violations};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::Agent as _;
-use castnet_proto::v1::install_group_request::Rule;
 use castnet_rules::{
-    CollectiveGroup, CollectiveHop, Fault, HostEndpoint, MulticastGroup, NextHop, RankEndpoint, RemoteMemory,
-    Route, RuleSet,
+    Fault, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory, Route, RuleSet,
+    TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 use castnet_worker::port::{MemLink, MemLinkConfig};
@@ -99,22 +98,12 @@ async fn switch() -> (Arc<Dataplane>, Service) {
     });
     let service = Service { shared };
     let rules = rules();
-    install(&service, multicast(&rules.groups[0])).await.unwrap();
-    install(&service, collective(&rules.collectives[0]))
-        .await
-        .unwrap();
+    install(&service, rule_to_proto(&rules.groups[0])).await.unwrap();
+    install(&service, rule_to_proto(&rules.groups[2])).await.unwrap();
     (dataplane, service)
 }
 
-fn multicast(group: &MulticastGroup) -> Rule {
-    Rule::Group(group_to_proto(group))
-}
-
-fn collective(group: &CollectiveGroup) -> Rule {
-    Rule::Collective(collective_to_proto(group))
-}
-
-async fn install(service: &Service, rule: Rule) -> Result<(), Status> {
+async fn install(service: &Service, rule: v1::GroupRule) -> Result<(), Status> {
     let (rule, owner) = (Some(rule), "us".into());
     let request = v1::InstallGroupRequest { rule, owner };
     service.install_group(Request::new(request)).await.map(|_| ())
@@ -143,7 +132,11 @@ fn of_request(refused: Result<(), Status>, message: &str, file: &str) -> Faults 
     let expected = [Code::InvalidArgument, Code::AlreadyExists];
     assert!(expected.contains(&status.code()), "{status}");
     let renamed = violations(&status).into_iter().map(|violation| {
-        let field = violation.field.replace("source_port", "source");
+        // Messages have what a kind adds below its name.
+        let field = violation
+            .field
+            .replace("multicast.", "")
+            .replace("translated.", "");
         let field = field.strip_prefix(message).map(|rest| format!("{file}{rest}"));
         (field.unwrap_or(violation.field), violation.reason)
     });
@@ -156,36 +149,50 @@ fn port(n: usize) -> PortId {
     PortId::new(n as u8).unwrap()
 }
 
-fn host(group: &mut MulticastGroup, path: usize) -> &mut HostEndpoint {
-    match &mut group.paths[path].next_hop {
+fn host(group: &mut GroupRule, endpoint: usize) -> &mut HostEndpoint {
+    match &mut group.endpoints[endpoint].next_hop {
         NextHop::Host(host) => host,
         NextHop::Switch { .. } => panic!("a switch"),
     }
 }
 
-fn rank(group: &mut CollectiveGroup, endpoint: usize) -> &mut RankEndpoint {
-    match &mut group.endpoints[endpoint].next_hop {
-        CollectiveHop::Rank(rank) => rank,
-        CollectiveHop::Switch { .. } => panic!("a switch"),
+fn rank(group: &mut GroupRule, endpoint: usize) -> &mut RankPart {
+    match &mut host(group, endpoint).part {
+        HostPart::Rank(rank) => rank,
+        other => panic!("{other:?}"),
     }
 }
 
-fn ranks(group: &mut CollectiveGroup, behind: &[u16]) {
-    if let CollectiveHop::Switch { ranks, .. } = &mut group.endpoints[2].next_hop {
+fn ranks(group: &mut GroupRule, behind: &[u16]) {
+    if let NextHop::Switch { ranks, .. } = &mut group.endpoints[2].next_hop {
         *ranks = behind.to_vec();
     }
 }
 
-fn memory(va: u64, length: u64) -> Option<RemoteMemory> {
-    Some(RemoteMemory { va, rkey: 1, length })
+fn source(group: &mut GroupRule) -> &mut PortId {
+    match &mut group.kind {
+        GroupKind::Multicast(rule) => &mut rule.source,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn sums(group: &mut GroupRule) -> &mut TranslatedRule {
+    match &mut group.kind {
+        GroupKind::Translated(rule) => rule,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn memory(va: u64, length: u64) -> HostPart {
+    HostPart::Memory(RemoteMemory { va, rkey: 1, length })
 }
 
 /// What a fault is, and what makes it.
 type Case<T> = (&'static str, fn(&mut T));
 /// A line of a file, what takes its place there, and what does the same to a message.
-type Broken = (&'static str, &'static str, fn(&mut v1::MulticastGroup));
+type Broken = (&'static str, &'static str, fn(&mut v1::GroupRule));
 
-const GROUPS: [Case<MulticastGroup>; 19] = [
+const GROUPS: [Case<GroupRule>; 19] = [
     ("is no name", |g| g.name = "a b".into()),
     ("is the name of group 10.200.0.1", |g| g.name = "held".into()),
     ("an IP multicast address", |g| g.mcst_id.0 = [224, 0, 0, 1].into()),
@@ -205,25 +212,29 @@ const GROUPS: [Case<MulticastGroup>; 19] = [
     }),
     ("is reserved", |g| host(g, 1).qpn = Qpn::new(1)),
     ("a loopback address", |g| host(g, 1).ip = [127, 0, 0, 1].into()),
-    ("is the address of paths[0].host", |g| {
+    ("is the address of endpoints[0].host", |g| {
         host(g, 1).ip = [10, 0, 0, 1].into();
         host(g, 1).qpn = Qpn::new(0x15);
     }),
-    ("is the name of paths[0].host", |g| host(g, 1).name = "a".into()),
+    ("is the name of endpoints[0].host", |g| {
+        host(g, 1).name = "a".into()
+    }),
     ("a multicast address", |g| {
         host(g, 1).mac = MacAddr([3, 0, 0, 0, 0, 2])
     }),
-    ("leave memory out", |g| host(g, 1).memory = memory(0, 0)),
-    ("run over the end", |g| host(g, 1).memory = memory(u64::MAX, 2)),
+    ("leave memory out", |g| host(g, 1).part = memory(0, 0)),
+    ("run over the end", |g| host(g, 1).part = memory(u64::MAX, 2)),
     ("give at least 1 millisecond", |g| g.stall_timeout_ms = 0),
-    ("has no path in this group", |g| g.source = port(2)),
-    ("is taken by paths[0]", |g| g.paths[1].port = port(0)),
-    ("is beyond this switch's 3 ports", |g| g.paths[1].port = port(7)),
+    ("has no endpoint in this group", |g| *source(g) = port(2)),
+    ("is taken by endpoints[0]", |g| g.endpoints[1].port = port(0)),
+    ("is beyond this switch's 3 ports", |g| {
+        g.endpoints[1].port = port(7)
+    }),
 ];
 
 /// Clashes with the collective group that is installed. In a file that group comes after all multicast groups, and is the
 /// one at fault.
-const GROUPS_BESIDE_SUMS: [Case<MulticastGroup>; 4] = [
+const GROUPS_BESIDE_SUMS: [Case<GroupRule>; 4] = [
     ("is the name of group 10.200.0.2", |g| g.name = "held-sums".into()),
     ("is the McstID of group \"held-sums\"", |g| {
         g.mcst_id.0 = [10, 200, 0, 2].into()
@@ -236,36 +247,38 @@ const GROUPS_BESIDE_SUMS: [Case<MulticastGroup>; 4] = [
     }),
 ];
 
-const SUMS: [Case<CollectiveGroup>; 20] = [
+const SUMS: [Case<GroupRule>; 20] = [
     ("is the name of group 10.200.0.1", |g| g.name = "held".into()),
     ("is the McstID of group \"held-sums\"", |g| {
         g.mcst_id.0 = [10, 200, 0, 2].into()
     }),
     ("is the address of a member of group \"held\"", |g| {
-        rank(g, 1).ip = [10, 0, 0, 9].into();
+        host(g, 1).ip = [10, 0, 0, 9].into();
         g.mcst_id = McstId([10, 0, 0, 2].into());
     }),
     ("is the McstID of group \"held\"", |g| {
-        rank(g, 1).ip = [10, 200, 0, 1].into()
+        host(g, 1).ip = [10, 200, 0, 1].into()
     }),
     ("belongs to group \"held\" already", |g| {
-        rank(g, 1).qpn = Qpn::new(0x11)
+        host(g, 1).qpn = Qpn::new(0x11)
     }),
     ("belongs to group \"held-sums\" already", |g| {
-        rank(g, 1).qpn = Qpn::new(0x12)
+        host(g, 1).qpn = Qpn::new(0x12)
     }),
-    ("is reserved", |g| rank(g, 1).qpn = Qpn::new(0xFF_FFFF)),
-    ("is the address of endpoints[0].rank", |g| {
-        rank(g, 1).ip = [10, 0, 0, 1].into();
-        rank(g, 1).qpn = Qpn::new(0x15);
+    ("is reserved", |g| host(g, 1).qpn = Qpn::new(0xFF_FFFF)),
+    ("is the address of endpoints[0].host", |g| {
+        host(g, 1).ip = [10, 0, 0, 1].into();
+        host(g, 1).qpn = Qpn::new(0x15);
     }),
-    ("is no power of two", |g| g.slots = 48),
-    ("fewer than two windows", |g| g.slots = 16),
-    ("a message has at least 1 packet", |g| g.message_packets = 0),
-    ("give at least 4 microseconds", |g| g.ack_timeout_us = 3),
+    ("is no power of two", |g| sums(g).slots = 48),
+    ("fewer than two windows", |g| sums(g).slots = 16),
+    ("a message has at least 1 packet", |g| sums(g).message_packets = 0),
+    ("give at least 4 microseconds", |g| sums(g).ack_timeout_us = 3),
     ("give at least 1 millisecond", |g| g.stall_timeout_ms = 0),
-    ("a rank is behind port 1", |g| g.parent = Some(port(1))),
-    ("has no endpoint in this group", |g| g.parent = Some(port(9))),
+    ("a rank is behind port 1", |g| sums(g).parent = Some(port(1))),
+    ("has no endpoint in this group", |g| {
+        sums(g).parent = Some(port(9))
+    }),
     ("is taken by endpoints[0]", |g| g.endpoints[1].port = port(0)),
     ("is beyond this switch's 3 ports", |g| {
         g.endpoints[1].port = port(7)
@@ -304,23 +317,23 @@ async fn each_fault_is_refused_both_ways_with_the_same_words() {
         let mut rules = rules();
         spoil(&mut rules.groups[1]);
         // In a file they come after, and would clash with what is spoiled here.
-        rules.collectives.clear();
-        let refused = install(&service, multicast(&rules.groups[1])).await;
-        let request = of_request(refused, "group.", "groups[1].");
+        rules.groups.truncate(2);
+        let refused = install(&service, rule_to_proto(&rules.groups[1])).await;
+        let request = of_request(refused, "rule.", "groups[1].");
         same(of_file(&rules.to_toml()), request, says);
     }
     for (says, spoil) in GROUPS_BESIDE_SUMS {
         let mut group = rules().groups.remove(1);
         spoil(&mut group);
-        let refused = install(&service, multicast(&group)).await;
+        let refused = install(&service, rule_to_proto(&group)).await;
         let request = of_request(refused, "", "");
         assert!(request[0].1.contains(says), "{request:?}");
     }
     for (says, spoil) in SUMS {
         let mut rules = rules();
-        spoil(&mut rules.collectives[1]);
-        let refused = install(&service, collective(&rules.collectives[1])).await;
-        let request = of_request(refused, "collective.", "collectives[1].");
+        spoil(&mut rules.groups[3]);
+        let refused = install(&service, rule_to_proto(&rules.groups[3])).await;
+        let request = of_request(refused, "rule.", "groups[3].");
         same(of_file(&rules.to_toml()), request, says);
     }
     for (says, spoil) in ROUTES {
@@ -340,9 +353,9 @@ const VALUES: [Broken; 7] = [
         g.mcst_id = "10.200.0".into()
     }),
     ("pmtu = 1024", "pmtu = 1500", |g| g.pmtu = 1500),
-    ("source = 0", "source = 64", |g| g.source_port = 64),
+    ("source = 0", "source = 64", |g| message_kind(g).source = 64),
     ("source = 0", "source = 0\nstart_psn = 16777216", |g| {
-        g.start_psn = Some(1 << 24)
+        message_kind(g).start_psn = Some(1 << 24)
     }),
     ("qpn = 0x13", "qpn = 0x1000000", |g| message_host(g).qpn = 1 << 24),
     ("ip = \"10.0.0.1\"", "ip = \"here\"", |g| {
@@ -353,10 +366,17 @@ const VALUES: [Broken; 7] = [
     }),
 ];
 
-fn message_host(group: &mut v1::MulticastGroup) -> &mut v1::HostEndpoint {
-    match &mut group.paths[0].next_hop {
-        Some(v1::path::NextHop::Host(host)) => host,
+fn message_host(group: &mut v1::GroupRule) -> &mut v1::HostEndpoint {
+    match &mut group.endpoints[0].next_hop {
+        Some(v1::endpoint::NextHop::Host(host)) => host,
         _ => panic!("no host"),
+    }
+}
+
+fn message_kind(group: &mut v1::GroupRule) -> &mut v1::MulticastRule {
+    match &mut group.kind {
+        Some(v1::group_rule::Kind::Multicast(rule)) => rule,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -366,10 +386,10 @@ async fn what_no_type_can_hold_is_refused_both_ways_with_the_same_words() {
     let text = RULES.split("[[collectives]]").next().unwrap();
     let (held, mine) = text.split_at(text.rfind("[[groups]]").unwrap());
     for (from, to, spoil) in VALUES {
-        let mut message = group_to_proto(&rules().groups[1]);
+        let mut message = rule_to_proto(&rules().groups[1]);
         spoil(&mut message);
-        let refused = install(&service, Rule::Group(message)).await;
-        let request = of_request(refused, "group.", "groups[1].");
+        let refused = install(&service, message).await;
+        let request = of_request(refused, "rule.", "groups[1].");
         let file = of_file(&format!("{held}{}", mine.replacen(from, to, 1)));
         assert!(file.len() == 1 && file == request, "{to}: {file:?} {request:?}");
     }
@@ -383,38 +403,36 @@ async fn a_group_does_not_clash_with_itself_nor_with_what_is_gone() {
     let mut held = rules().groups.remove(0);
     held.generation += 1;
     host(&mut held, 1).qpn = Qpn::new(0x15);
-    install(&service, multicast(&held)).await.unwrap();
+    install(&service, rule_to_proto(&held)).await.unwrap();
     let mut other = rules().groups.remove(1);
     host(&mut other, 1).qpn = Qpn::new(0x15);
-    assert!(install(&service, multicast(&other)).await.is_err());
+    assert!(install(&service, rule_to_proto(&other)).await.is_err());
     // The first version's QP is nobody's any more.
     host(&mut other, 1).qpn = Qpn::new(0x11);
-    install(&service, multicast(&other)).await.unwrap();
+    install(&service, rule_to_proto(&other)).await.unwrap();
     let request = v1::RemoveGroupRequest {
         mcst_id: held.mcst_id.to_string(),
         owner: None,
         generation: None,
     };
     service.remove_group(Request::new(request)).await.unwrap();
-    let mut heir = rules().collectives.remove(1);
+    let mut heir = rules().groups.remove(3);
     (heir.name, heir.mcst_id) = ("held".into(), held.mcst_id);
-    rank(&mut heir, 1).qpn = Qpn::new(0x15);
-    install(&service, collective(&heir)).await.unwrap();
-    assert_eq!(
-        (dataplane.rules().len(), dataplane.collective_rules().len()),
-        (1, 2)
-    );
+    host(&mut heir, 1).qpn = Qpn::new(0x15);
+    install(&service, rule_to_proto(&heir)).await.unwrap();
+    let kinds: Vec<&str> = dataplane.rules().iter().map(|rule| rule.kind.name()).collect();
+    assert_eq!(kinds, ["translated", "translated", "multicast"]);
 }
 
 /// Of a file that clashes with what runs, nothing is installed, and what ran before runs on.
 #[tokio::test]
 async fn a_file_that_clashes_with_what_runs_changes_nothing() {
     let (dataplane, _service) = switch().await;
-    let before = (dataplane.rules(), dataplane.collective_rules());
+    let before = dataplane.rules();
     let mut rules = rules();
     rules.groups[0].generation += 1;
-    rules.collectives.remove(0);
-    rank(&mut rules.collectives[0], 1).qpn = Qpn::new(0x12);
+    rules.groups.remove(2);
+    host(&mut rules.groups[2], 1).qpn = Qpn::new(0x12);
     let loaded = {
         let dataplane = dataplane.clone();
         tokio::task::spawn_blocking(move || load_rules(&dataplane, &rules))
@@ -424,6 +442,6 @@ async fn a_file_that_clashes_with_what_runs_changes_nothing() {
         matches!(&refused, Err(LoadError::Group { name, .. }) if name == "c"),
         "{refused:?}"
     );
-    assert_eq!((dataplane.rules(), dataplane.collective_rules()), before);
+    assert_eq!(dataplane.rules(), before);
     assert!(dataplane.routes().is_empty());
 }

@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
-    Invalid, collective_from_proto, filter_from_proto, group_from_proto, mcst_id_from_proto, of_one_route,
-    port_from_proto, prefix_from_proto, refuse, route_from_proto, route_to_proto, routes_from_proto,
+    Invalid, filter_from_proto, mcst_id_from_proto, of_one_route, port_from_proto, prefix_from_proto, refuse,
+    route_from_proto, route_to_proto, routes_from_proto, rule_from_proto,
 };
 use castnet_proto::v1;
 use castnet_rules::FaultKind;
-use castnet_worker::{MoveError, Moved, RouteError, Rule};
+use castnet_worker::{MoveError, Moved, RouteError};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use crate::install::stopped;
-use crate::{Shared, collective, taps, view};
+use crate::{Shared, taps, view};
 
 /// Events that wait for a slow client.
 const STREAM_DEPTH: usize = 64;
@@ -100,17 +100,10 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::InstallGroupRequest>,
     ) -> Answer<v1::InstallGroupResponse> {
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
-        let rule = match rule.ok_or_else(|| missing("group", "the rule"))? {
-            v1::install_group_request::Rule::Group(group) => {
-                Rule::Multicast(group_from_proto("group", &group)?)
-            }
-            v1::install_group_request::Rule::Collective(group) => {
-                Rule::Collective(collective_from_proto("collective", &group)?)
-            }
-        };
+        let rule = rule_from_proto("rule", rule.as_ref())?;
         self.ask(move |shared| {
             let outcome = shared.owners.install(&shared.dataplane, &rule, &owner)?;
-            let (generation, boot_id) = (rule.generation(), shared.boot_id);
+            let (generation, boot_id) = (rule.generation, shared.boot_id);
             Ok(v1::InstallGroupResponse {
                 outcome: outcome as i32,
                 generation,
@@ -161,30 +154,16 @@ impl v1::agent_server::Agent for Service {
             .transpose()?;
         self.ask(move |shared| {
             let dataplane = &shared.dataplane;
-            let (groups, collectives) = match only {
-                Some(mcst_id) => (
-                    dataplane.group(mcst_id).map_err(stopped)?.into_iter().collect(),
-                    dataplane
-                        .collective(mcst_id)
-                        .map_err(stopped)?
-                        .into_iter()
-                        .collect(),
-                ),
-                None => (
-                    dataplane.groups().map_err(stopped)?,
-                    dataplane.collectives().map_err(stopped)?,
-                ),
+            let groups = match only {
+                Some(mcst_id) => dataplane.group(mcst_id).map_err(stopped)?.into_iter().collect(),
+                None => dataplane.groups().map_err(stopped)?,
             };
             let now = dataplane.now();
             let owner = |mcst_id| shared.owners.of(mcst_id);
             let groups = groups.iter().map(|g| view::group(g, owner(g.rule.mcst_id), now));
-            let collectives = collectives
-                .iter()
-                .map(|g| collective::installed(g, owner(g.rule.mcst_id)));
             Ok(v1::ListGroupsResponse {
                 groups: groups.collect(),
                 boot_id: shared.boot_id,
-                collectives: collectives.collect(),
             })
         })
         .await
@@ -274,17 +253,7 @@ impl v1::agent_server::Agent for Service {
                 .collect();
             let group = |g| view::counted_group(g, rules.get(&g.mcst_id), shared.owners.of(g.mcst_id));
             let groups = counters.groups.iter().map(group).collect();
-            let collective_rules: BTreeMap<_, _> = shared
-                .dataplane
-                .collective_rules()
-                .into_iter()
-                .map(|r| (r.mcst_id, r))
-                .collect();
-            let collective =
-                |g| collective::counted(g, collective_rules.get(&g.mcst_id), shared.owners.of(g.mcst_id));
-            let collectives = counters.collectives.iter().map(collective).collect();
             Ok(v1::Counters {
-                collectives,
                 ..view::counters(&counters, groups)
             })
         })

@@ -1,16 +1,19 @@
 //! What the dataplane says, as messages.
 
-use castnet_proto::convert::group_to_proto;
+use castnet_proto::convert::rule_to_proto;
 use castnet_proto::v1;
-use castnet_rules::MulticastGroup;
+use castnet_proto::v1::installed_group::State;
+use castnet_rules::GroupRule;
 use castnet_wire::{DropReason, Nanos, Pmtu, PortId, describe};
 use castnet_worker::engine::{
-    Captured, FdbEntry, GroupCounters, GroupStatus, Neighbour, PathSnapshot, Said, Seen, Step, Totals, Trace,
-    Verdict,
+    Captured, ContextStatus, FdbEntry, Neighbour, Said, Seen, Step, Totals, Trace, Verdict,
 };
 use castnet_worker::{
-    Counters, Dataplane, GroupReport, InstalledGroup, PortReport, Ring, RingReport, WorkerReport, WorkerStats,
+    Counters, Dataplane, GroupReport, InstalledGroup, KindReport, PortReport, Ring, RingReport, WorkerReport,
+    WorkerStats,
 };
+
+use crate::{collective, multicast};
 
 /// What a link's MTU must have beyond the path MTU: headers of RoCEv2 over IPv4, the longest of them, and some spare.
 /// A controller plans with the same.
@@ -50,114 +53,41 @@ pub(crate) fn pmtus(ports: &[PortReport]) -> Vec<u32> {
 pub(crate) fn group(installed: &InstalledGroup, owner: String, now: Nanos) -> v1::InstalledGroup {
     let InstalledGroup { worker, rule, status } = installed;
     v1::InstalledGroup {
-        group: Some(group_to_proto(rule)),
+        rule: Some(rule_to_proto(rule)),
         owner,
-        status: Some(group_status(status, now)),
-        counters: Some(group_counters(&status.counters)),
         worker: *worker as u32,
+        state: Some(match status {
+            ContextStatus::Multicast(status) => State::Multicast(multicast::state(status, now)),
+            ContextStatus::Collective(status) => State::Translated(collective::state(status)),
+        }),
     }
 }
 
 /// A group with its counters alone.
 pub(crate) fn counted_group(
     report: &GroupReport,
-    rule: Option<&MulticastGroup>,
+    rule: Option<&GroupRule>,
     owner: String,
 ) -> v1::InstalledGroup {
-    let nameless = || v1::MulticastGroup {
+    let nameless = || v1::GroupRule {
         name: report.name.clone(),
         mcst_id: report.mcst_id.to_string(),
         generation: report.generation,
         ..Default::default()
     };
-    let hop = |port: PortId| {
-        rule.and_then(|r| r.paths.iter().find(|p| p.port == port))
-            .map(|p| p.next_hop.name())
-    };
-    let paths = report
-        .paths
-        .iter()
-        .map(|p| path(p, hop(p.port).unwrap_or_default(), None, false));
+    let endpoint = |port: PortId| rule.and_then(|r| r.endpoint(port));
     v1::InstalledGroup {
-        group: Some(rule.map_or_else(nameless, group_to_proto)),
+        rule: Some(rule.map_or_else(nameless, rule_to_proto)),
         owner,
-        status: Some(v1::GroupStatus {
-            paths: paths.collect(),
-            ..Default::default()
-        }),
-        counters: Some(group_counters(&report.counters)),
         worker: report.worker as u32,
-    }
-}
-
-fn group_status(status: &GroupStatus, now: Nanos) -> v1::GroupStatus {
-    let machine = &status.machine;
-    let patience = Nanos::from_millis(status.rule.stall_timeout_ms.into());
-    let stalls = machine.since.is_some_and(|since| now.since(since) > patience);
-    let paths = status.paths.iter().enumerate().map(|(i, snapshot)| {
-        let known = machine.paths.iter().find(|p| p.path.index() == i);
-        let waited_for = machine.waiting_for.is_some_and(|p| p.index() == i);
-        let hop = status
-            .rule
-            .paths
-            .iter()
-            .find(|p| p.port == snapshot.port)
-            .map(|p| p.next_hop.name());
-        let ack_psn = known.and_then(|p| p.ack_psn).map(|psn| psn.value());
-        path(snapshot, hop.unwrap_or_default(), ack_psn, waited_for && stalls)
-    });
-    v1::GroupStatus {
-        agg_ack_psn: machine.agg_ack_psn.map(|p| p.value()),
-        me_psn: machine.me_psn.map(|p| p.value()),
-        newest_psn: machine.newest_psn.map(|p| p.value()),
-        paths: paths.collect(),
-        hot_bytes: status.hot_bytes as u64,
-        cold_bytes: status.cold_bytes as u64,
-    }
-}
-
-fn path(snapshot: &PathSnapshot, next_hop: &str, ack_psn: Option<u32>, stalled: bool) -> v1::PathStatus {
-    let counters = &snapshot.counters;
-    v1::PathStatus {
-        port: port_number(snapshot.port),
-        next_hop: next_hop.into(),
-        source: snapshot.source,
-        ack_psn,
-        stalled,
-        counters: Some(v1::PathCounters {
-            filtered: counters.filtered,
-            acks_in: counters.acks_in,
-            naks_in: counters.naks_in,
-            rnr_naks_in: counters.rnr_naks_in,
-            cnps_in: counters.cnps_in,
-            data_out: snapshot.data_out,
-            out_of_range: counters.out_of_range,
-            lost: counters.lost,
+        state: Some(match &report.counters {
+            KindReport::Multicast { counters, paths } => {
+                State::Multicast(multicast::counted(counters, paths, endpoint))
+            }
+            KindReport::Translated { counters, endpoints } => {
+                State::Translated(collective::counted(counters, endpoints, endpoint))
+            }
         }),
-    }
-}
-
-fn group_counters(counters: &GroupCounters) -> v1::GroupCounters {
-    let more = &counters.more;
-    v1::GroupCounters {
-        data_in: counters.data_in,
-        data_bytes_in: counters.data_bytes_in,
-        copies_out: counters.data_out,
-        copy_bytes_out: counters.data_bytes_out,
-        retransmitted_in: more.retransmitted,
-        filtered: more.filtered,
-        acks_in: counters.acks_in,
-        acks_out: counters.acks_out,
-        naks_in: more.naks_in,
-        naks_out: more.naks_out,
-        rnr_naks_in: more.rnr_naks_in,
-        rnr_naks_out: more.rnr_naks_out,
-        cnps_in: more.cnps_in,
-        cnps_out: more.cnps_out,
-        dropped: more.dropped,
-        out_of_range: more.out_of_range,
-        lost: more.lost,
-        stalls: more.stalls,
     }
 }
 
@@ -212,7 +142,6 @@ pub(crate) fn counters(counters: &Counters, groups: Vec<v1::InstalledGroup>) -> 
         drops: drop_counts(&counters.drops, false),
         at_ns: counters.at.0,
         totals: Some(totals(&counters.totals)),
-        collectives: Vec::new(),
     }
 }
 

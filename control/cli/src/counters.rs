@@ -126,9 +126,10 @@ pub(crate) struct GroupRow {
 
 impl From<&api::InstalledGroup> for GroupRow {
     fn from(installed: &api::InstalledGroup) -> Self {
-        let counters = installed.counters.unwrap_or_default();
+        let counters = installed.multicast().and_then(|state| state.counters);
+        let counters = counters.unwrap_or_default();
         let (group, mcst_id) = installed
-            .group
+            .rule
             .as_ref()
             .map(|g| (g.name.clone(), g.mcst_id.clone()))
             .unwrap_or_default();
@@ -194,16 +195,14 @@ impl Row for GroupRow {
 
 impl From<api::Counters> for Snapshot {
     fn from(counters: api::Counters) -> Self {
+        let groups = counters.groups.into_iter();
+        let (computing, multicast): (Vec<_>, Vec<_>) = groups.partition(|g| g.translated().is_some());
         Self {
             at_ns: counters.at_ns,
             totals: counters.totals.unwrap_or_default().into(),
             ports: counters.ports.into_iter().map(PortRow::from).collect(),
-            groups: counters.groups.iter().map(GroupRow::from).collect(),
-            collectives: counters
-                .collectives
-                .into_iter()
-                .map(CollectiveRow::from)
-                .collect(),
+            groups: multicast.iter().map(GroupRow::from).collect(),
+            collectives: computing.into_iter().map(CollectiveRow::from).collect(),
             drops: counters.drops.into_iter().map(DropRow::from).collect(),
         }
     }
@@ -425,14 +424,17 @@ mod tests {
             ..Default::default()
         };
         let group = api::InstalledGroup {
-            group: Some(api::MulticastGroup {
+            rule: Some(api::GroupRule {
                 mcst_id: "10.200.0.1".to_owned(),
                 ..Default::default()
             }),
-            counters: Some(api::GroupCounters {
-                acks_in,
+            state: Some(api::installed_group::State::Multicast(api::MulticastState {
+                counters: Some(api::MulticastCounters {
+                    acks_in,
+                    ..Default::default()
+                }),
                 ..Default::default()
-            }),
+            })),
             ..Default::default()
         };
         api::Counters {

@@ -78,11 +78,8 @@ pub(crate) async fn mcst_id(agent: &mut api::AgentClient, text: &str) -> Outcome
         .list_groups(api::ListGroupsRequest { mcst_id: None })
         .await?
         .into_inner();
-    let multicast = listed.groups.into_iter().filter_map(|g| g.group);
-    let multicast = multicast.map(|g| (g.name, g.mcst_id));
-    let collectives = listed.collectives.into_iter().filter_map(|g| g.group);
-    let collectives = collectives.map(|g| (g.name, g.mcst_id));
-    let groups: Vec<(String, String)> = multicast.chain(collectives).collect();
+    let rules = listed.groups.into_iter().filter_map(|g| g.rule);
+    let groups: Vec<(String, String)> = rules.map(|rule| (rule.name, rule.mcst_id)).collect();
     match groups.iter().find(|(name, _)| name == text) {
         Some((_, mcst_id)) => Ok(mcst_id.clone()),
         None => {

@@ -91,8 +91,8 @@ impl FileReport {
         let faults = faults.iter().map(FaultReport::from).collect();
         Ok(Self {
             file: path.display().to_string(),
-            groups: rules.groups.len(),
-            collectives: rules.collectives.len(),
+            groups: rules.groups.iter().filter(|g| g.multicast().is_some()).count(),
+            collectives: rules.groups.iter().filter(|g| g.translated().is_some()).count(),
             routes: rules.routes.len(),
             faults,
         })

@@ -187,7 +187,7 @@ impl Summary {
             name,
             seconds: ran.as_secs_f64(),
             totals: totals(&counters.totals),
-            groups: counters.groups.len() + counters.collectives.len(),
+            groups: counters.groups.len(),
             drops: drops(counters),
         }
     }
@@ -384,21 +384,22 @@ mod tests {
 
     #[test]
     fn groups_of_either_kind_are_counted_in_the_end() {
-        let sums = castnet_worker::CollectiveReport {
+        let sums = castnet_worker::GroupReport {
             name: "sums".to_owned(),
             mcst_id: castnet_wire::McstId([10, 200, 0, 1].into()),
             generation: 1,
             worker: 0,
-            counters: Default::default(),
-            endpoints: Vec::new(),
+            counters: castnet_worker::KindReport::Translated {
+                counters: Default::default(),
+                endpoints: Vec::new(),
+            },
         };
         let counters = Counters {
             at: Nanos::ZERO,
             totals: Default::default(),
             drops: [0; castnet_wire::DropReason::COUNT],
             ports: Vec::new(),
-            groups: Vec::new(),
-            collectives: vec![sums],
+            groups: vec![sums],
             workers: Vec::new(),
         };
         let mut page = Page::default();

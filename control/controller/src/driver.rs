@@ -10,11 +10,12 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Checkpoint;
 use crate::core::{Core, Shared};
+use crate::error::Refusal;
 use crate::fabric::Reach;
 use crate::lifecycle::{After, Cause, Event, Failure, Phase};
 use crate::link::SwitchError;
-use crate::planning::{NoPlan, plan_group};
-use crate::record::{GroupRecord, PlanRecord};
+use crate::planning::NoPlan;
+use crate::record::{Ending, Plan, Record};
 
 /// How often a switch of a tree is told in one installation, at most.
 const CALLS_PER_SWITCH_MAX: usize = 4;
@@ -22,16 +23,22 @@ const CALLS_PER_SWITCH_MAX: usize = 4;
 /// Works on a group until it rests.
 pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
     loop {
+        // What calls for work is on disk first; where it was taken back, there may be nothing to do.
+        match shared.durable().await {
+            Ok(()) => {}
+            Err(Refusal::Stopping) => return,
+            Err(_) => tokio::time::sleep(shared.config.timeouts.backoff.1).await,
+        }
         let record = {
             let mut core = shared.lock();
             let Some(entry) = core.groups.get_mut(&name) else {
                 return;
             };
-            if !entry.record.phase.needs_driver() {
+            if !entry.record().phase.needs_driver() {
                 entry.driven = false;
                 return;
             }
-            entry.record.clone()
+            entry.record().clone()
         };
         match record.phase {
             Phase::Removing(_) => {
@@ -50,7 +57,7 @@ pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
 }
 
 /// From Installing to Active, or to Removing where anything goes wrong. All switches or none.
-async fn install(shared: &Arc<Shared>, record: GroupRecord) {
+async fn install(shared: &Arc<Shared>, record: Record) {
     let (name, generation) = (record.name.as_str(), record.generation);
     let mcst_ids: Vec<McstId> = record.mcst_ids().collect();
     let pass = |checkpoint| shared.config.checkpoints.pass(checkpoint);
@@ -62,6 +69,10 @@ async fn install(shared: &Arc<Shared>, record: GroupRecord) {
             None => return,
         },
     };
+    // The plan may have been taken back: then it is tried again after a pause.
+    if shared.durable().await.is_err() {
+        return tokio::time::sleep(shared.config.timeouts.backoff.1).await;
+    }
     pass(Checkpoint::Planned).await;
     // A switch that restarts meanwhile has to be told again; one that does so again and again is no switch to rely on.
     let mut calls_left = CALLS_PER_SWITCH_MAX * plan.rules.len();
@@ -74,28 +85,31 @@ async fn install(shared: &Arc<Shared>, record: GroupRecord) {
         calls_left = calls_left.saturating_sub(1);
         match done {
             Ok(()) => confirm(shared, name, generation, &switch),
-            Err(error) => return refuse(shared, name, generation, error.failure(&switch)),
+            Err(error) => return turned_down(shared, name, generation, &plan, (&switch, &error)),
         }
         pass(Checkpoint::Installed(switch)).await;
     }
     pass(Checkpoint::AllInstalled).await;
     let mut core = shared.lock();
     // Where a switch was lost since, the next round tells it again.
-    let complete = core.groups.get(name).is_some_and(|e| e.unconfirmed().is_empty());
+    let complete = core
+        .groups
+        .get(name)
+        .is_some_and(crate::table::Entry::is_confirmed);
     if complete && is_installing(&core, name, generation) {
-        shared.try_step(&mut core, name, Event::Confirmed);
+        shared.try_step(&mut core, name, Event::Confirmed, None);
     }
 }
 
-/// The next switch to be told, receivers' side first; `None` where all have confirmed, or the installation is off.
-fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &PlanRecord) -> Option<String> {
+/// The next switch to be told; `None` where all have confirmed, or the installation is off.
+fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &Plan) -> Option<String> {
     let core = shared.lock();
     let confirmed = &core
         .groups
         .get(name)
         .filter(|_| is_installing(&core, name, generation))?
         .confirmed;
-    plan.downstream_first()
+    plan.leaves_first()
         .find(|s| !confirmed.contains(*s))
         .map(String::from)
 }
@@ -103,7 +117,7 @@ fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &PlanRecord) 
 fn is_installing(core: &Core, name: &str, generation: u64) -> bool {
     core.groups
         .get(name)
-        .is_some_and(|e| e.record.generation == generation && e.record.phase == Phase::Installing)
+        .is_some_and(|e| e.record().generation == generation && e.record().phase == Phase::Installing)
 }
 
 fn confirm(shared: &Shared, name: &str, generation: u64, switch: &str) {
@@ -113,25 +127,62 @@ fn confirm(shared: &Shared, name: &str, generation: u64, switch: &str) {
     {
         entry.problems.remove(switch);
         entry.confirmed.insert(switch.into());
-        shared.told(&core, name);
+        shared.told(&mut core, name);
+    }
+}
+
+/// A switch has not taken its part: the group is placed again, or refused where there is no other place for it.
+fn turned_down(
+    shared: &Arc<Shared>,
+    name: &str,
+    generation: u64,
+    plan: &Plan,
+    (switch, error): (&str, &SwitchError),
+) {
+    let failure = error.failure(switch);
+    let mut core = shared.lock();
+    if !is_installing(&core, name, generation) {
+        return;
+    }
+    let Some(entry) = core.groups.get_mut(name) else {
+        return;
+    };
+    let record = entry.record().clone();
+    let kind = record.kind.behaviour();
+    let noted = kind.tries_elsewhere()
+        && plan
+            .rules
+            .get(switch)
+            .is_some_and(|rule| entry.detours.note(switch, rule, error.is_of_memory(), &failure));
+    let elsewhere = match noted {
+        true => kind.plan(&core, &record).map_err(NoPlan::into_failure),
+        false => Err(failure.clone()),
+    };
+    match elsewhere {
+        Ok(_) => {
+            let reason = failure.reason;
+            tracing::warn!(group = name, switch, reason, "placing the group again");
+            shared.try_step(&mut core, name, Event::Elsewhere, None);
+        }
+        Err(failure) => {
+            drop(core);
+            refuse(shared, name, generation, failure);
+        }
     }
 }
 
 fn refuse(shared: &Arc<Shared>, name: &str, generation: u64, failure: Failure) {
     let mut core = shared.lock();
     if is_installing(&core, name, generation) {
-        tracing::warn!(
-            group = name,
-            field = failure.field,
-            reason = failure.reason,
-            "installation refused"
-        );
-        shared.try_step(&mut core, name, Event::Refused(failure));
+        let ending = Ending::refused(generation, failure);
+        let (field, reason) = (&ending.field, &ending.reason);
+        tracing::warn!(group = name, field, reason, "installation refused");
+        shared.try_step(&mut core, name, Event::Refused, Some(ending));
     }
 }
 
-/// Plans the group and stores the plan, waiting for reports where they are lacking. `None`: there is nothing to install.
-async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<PlanRecord> {
+/// Places the group and stores that, waiting for reports where they are lacking. `None`: there is nothing to install.
+async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Plan> {
     let deadline = Instant::now() + shared.config.timeouts.host;
     let mut changes = shared.fabric_changes();
     loop {
@@ -141,7 +192,7 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Pl
             if !is_installing(&core, name, generation) {
                 return None;
             }
-            let record = core.groups.get(name)?.record.clone();
+            let record = core.groups.get(name)?.record().clone();
             match try_lay_out(shared, &mut core, &record) {
                 Ok(plan) => return Some(plan),
                 Err(NoPlan::Never(failure)) => {
@@ -164,20 +215,18 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Pl
     }
 }
 
-fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &GroupRecord) -> Result<PlanRecord, NoPlan> {
-    let plan = plan_group(core, record)?;
-    // The addresses of its ports are in the rules of its neighbours: without its report they would be guesses.
+fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &Record) -> Result<Plan, NoPlan> {
+    let plan = record.kind.behaviour().plan(core, record)?;
+    // The addresses of its ports and what it has left are in its report: without it they would be guesses.
     let silent = plan
         .tree
         .iter()
         .find(|s| !matches!(core.facts.switches.get(&s.name), Some((Reach::Up, _))));
     if let Some(switch) = silent {
-        let reason = "has not reported yet".into();
-        let field = format!("switches.{}", switch.name);
         return Err(NoPlan::NotYet(Failure {
             cause: Cause::Unreachable,
-            field,
-            reason,
+            field: format!("switches.{}", switch.name),
+            reason: "has not reported yet".into(),
         }));
     }
     shared.try_change(core, &record.name, |r| {
@@ -187,8 +236,8 @@ fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &GroupRecord) -> R
     Ok(plan)
 }
 
-/// Takes the group off its switches, the source's first: from then on nothing flows. Whether there is more to do.
-async fn remove(shared: &Arc<Shared>, record: GroupRecord) -> bool {
+/// Takes the group off its switches, the first of its tree first: from then on nothing flows. Whether there is more to do.
+async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     let name = record.name.as_str();
     let mcst_ids: Vec<McstId> = record.mcst_ids().collect();
     shared.config.checkpoints.pass(Checkpoint::Removing).await;
@@ -207,11 +256,8 @@ async fn remove(shared: &Arc<Shared>, record: GroupRecord) -> bool {
                 }
             }
         }
-        shared
-            .config
-            .checkpoints
-            .pass(Checkpoint::Removed(switch.clone()))
-            .await;
+        let checkpoint = Checkpoint::Removed(switch.clone());
+        shared.config.checkpoints.pass(checkpoint).await;
     }
     let mut core = shared.lock();
     shared.try_change(&mut core, name, |r| r.placed.retain(|s| !cleared.contains(&s)));
@@ -220,22 +266,17 @@ async fn remove(shared: &Arc<Shared>, record: GroupRecord) -> bool {
     };
     // A name and a McstID are free again only when no switch knows them any more. Otherwise the group goes on, and
     // those that cannot be reached are cleaned when they can: the next generation takes the place of this one.
-    let must_wait = entry.record.phase == Phase::Removing(After::Gone) && !entry.record.placed.is_empty();
+    let must_wait = entry.record().phase == Phase::Removing(After::Gone) && !entry.record().placed.is_empty();
     if must_wait {
-        shared.told(&core, name);
+        shared.told(&mut core, name);
     } else {
-        shared.try_step(&mut core, name, Event::Cleared);
+        shared.try_step(&mut core, name, Event::Cleared, None);
     }
     !must_wait
 }
 
 /// Takes all lanes of a group off a switch.
-pub(crate) async fn off(
-    shared: &Shared,
-    name: &str,
-    mcst_ids: &[McstId],
-    switch: &str,
-) -> Result<(), String> {
+async fn off(shared: &Shared, name: &str, mcst_ids: &[McstId], switch: &str) -> Result<(), String> {
     match shared.links.get(switch) {
         Some(link) => link.sync(shared, name, mcst_ids).await.map_err(|e| e.to_string()),
         // Taken out of the configuration: nobody can say what it has.

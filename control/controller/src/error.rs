@@ -1,6 +1,7 @@
 //! Why a request is refused, and why a controller does not start.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::transport::TransportError;
@@ -204,9 +205,9 @@ pub enum Refusal {
     /// The group does not go with the fabric or its switches.
     #[error("{}", .0.reason)]
     Failed(Failure),
-    /// The store.
+    /// The store: nothing was changed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] Arc<StoreError>),
     /// The controller is being stopped.
     #[error("the controller is stopping")]
     Stopping,

@@ -93,7 +93,9 @@ pub struct Facts {
     /// Every switch that is configured.
     pub switches: BTreeMap<String, (Reach, SwitchReport)>,
     /// Every host that made itself known.
-    pub hosts: BTreeMap<String, HostRecord>,
+    pub(crate) hosts: BTreeMap<String, HostRecord>,
+    /// Their names by address.
+    pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
 }
 
 /// Where a host is.
@@ -113,6 +115,29 @@ pub enum Place {
 }
 
 impl Facts {
+    /// What is known at the start: a file, switches that have not reported, and hosts.
+    pub(crate) fn new(
+        file: Option<Topology>,
+        switches: impl IntoIterator<Item = String>,
+        hosts: impl IntoIterator<Item = HostRecord>,
+    ) -> Self {
+        let mut facts = Self {
+            file,
+            switches: switches
+                .into_iter()
+                .map(|name| (name, Default::default()))
+                .collect(),
+            ..Self::default()
+        };
+        hosts.into_iter().for_each(|host| facts.know(host));
+        facts
+    }
+
+    /// What a host said of itself.
+    pub fn host(&self, name: &str) -> Option<&HostRecord> {
+        self.hosts.get(name)
+    }
+
     /// The fabric: what the file says, corrected by what is reported of ports and links; switches that cannot be
     /// reached are down. Without a file: switches as reported, links where LLDP says so, hosts where they were seen.
     pub fn topology(&self) -> Topology {
@@ -196,6 +221,39 @@ impl Facts {
     /// Whether there is a switch of that name.
     pub fn knows_switch(&self, name: &str) -> bool {
         self.switches.contains_key(name) || self.file.as_ref().is_some_and(|f| f.switch(name).is_some())
+    }
+
+    /// Takes in what a host says of itself.
+    pub(crate) fn know(&mut self, host: HostRecord) {
+        if let Some(before) = self.hosts.get(&host.name) {
+            self.names.remove(&(before.ip, host.name.clone()));
+        }
+        self.names.insert((host.ip, host.name.clone()));
+        self.hosts.insert(host.name.clone(), host);
+    }
+
+    /// A host is as it was.
+    pub(crate) fn take_back(&mut self, name: &str, before: Option<HostRecord>) {
+        if let Some(host) = self.hosts.remove(name) {
+            self.names.remove(&(host.ip, host.name));
+        }
+        if let Some(host) = before {
+            self.know(host);
+        }
+    }
+
+    /// The host that has an address, other than `but`.
+    pub(crate) fn host_of(&self, ip: Ipv4Addr, but: Option<&str>) -> Option<&str> {
+        let said = self
+            .names
+            .range((ip, String::new())..)
+            .take_while(|(theirs, _)| *theirs == ip);
+        let said = said.map(|(_, name)| name.as_str());
+        // What a host said of itself counts more than the file.
+        let filed = self.file.iter().flat_map(Topology::hosts);
+        let filed = filed.filter(|h| h.ip == Some(ip) && !self.hosts.contains_key(&h.name));
+        let mut all = said.chain(filed.map(|h| h.name.as_str()));
+        all.find(|name| Some(*name) != but)
     }
 
     /// All hosts with their addresses, by name; what a host said of itself counts more than the file.
@@ -348,15 +406,12 @@ mod tests {
         NeighbourReport { port, age_ns, who }
     }
 
-    fn host(name: &str, last: u8) -> (String, HostRecord) {
-        (
-            name.into(),
-            HostRecord {
-                name: name.into(),
-                ip: [10, 0, 0, last].into(),
-                mac: [2, 0, 0, 0, 0, last],
-            },
-        )
+    fn host(name: &str, last: u8) -> HostRecord {
+        HostRecord {
+            name: name.into(),
+            ip: [10, 0, 0, last].into(),
+            mac: [2, 0, 0, 0, 0, last],
+        }
     }
 
     /// Two switches a:1 - b:1, host h1 at a:0, h2 at b:0; every ARP is flooded over the link.
@@ -374,9 +429,8 @@ mod tests {
             ("b".to_string(), (Reach::Up, b)),
         ];
         Facts {
-            file: None,
             switches: switches.into(),
-            hosts: [host("h1", 1), host("h2", 2)].into(),
+            ..Facts::new(None, [], [host("h1", 1), host("h2", 2)])
         }
     }
 

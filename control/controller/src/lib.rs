@@ -1,44 +1,57 @@
 //! The controller: knows switches and hosts, takes "a group of these members", plans its tree, programs the switches
 //! all or nothing, and keeps it so.
 //!
-//! What is wanted is in a [`store`] on disk before a switch hears of it. A task per switch compares that with what the
+//! What is wanted is in a [`store`] on disk before a switch or a client hears of it; it is written outside the lock that
+//! holds what is in memory, many changes at once. A task per switch compares that with what the
 //! switch reports ([`reconcile`]) whenever either may have changed: at connection, after events, now and then. So a
 //! controller that was killed half-way through anything finishes or takes back what it had begun, a switch that was
 //! restarted gets its groups again, and traffic does not notice (contract S3). The life of a group is one table
-//! ([`lifecycle`]).
+//! ([`lifecycle`]), whatever its kind; what differs from kind to kind is in [`kinds`].
 #![forbid(unsafe_code)]
 
-pub mod collective;
 mod config;
 mod core;
+mod detour;
 mod driver;
 mod error;
 pub mod fabric;
+mod journal;
+pub mod kinds;
 pub mod lifecycle;
 mod link;
 mod planning;
+mod pool;
 pub mod reconcile;
 pub mod record;
 mod requests;
+pub mod rule;
 mod service;
+mod state;
 pub mod store;
+mod table;
 mod view;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use castnet_proto::transport::{Address, Server, serve};
 use castnet_proto::v1::controller_server::ControllerServer;
+use tokio::sync::Notify;
 use tonic::service::Routes;
 
-use crate::collective::state::CollectiveEntry;
 pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
-use crate::core::{Core, Entry, Shared, after_restart};
+use crate::core::{Core, Shared};
 pub use crate::error::{Refusal, StartError};
 use crate::fabric::Facts;
-use crate::store::Store;
+use crate::journal::Journal;
+use crate::kinds::collective::links;
+use crate::store::memory::MemoryStore;
+use crate::store::redb::RedbStore;
+use crate::store::{Store, Stored};
+use crate::table::Groups;
 
 /// A running controller. Dropped, it ends where it stands, as if killed; [`Controller::stop`] waits until it has.
 pub struct Controller {
@@ -54,38 +67,38 @@ impl Controller {
     /// The configuration contradicts itself, the store does not open, or the address cannot be listened at.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.check()?;
-        let owner = format!("controller-{:016x}", requests::draw());
-        let store = match &config.store {
-            Some(path) => Store::open(path, &owner)?,
-            None => Store::in_memory(&owner)?,
+        let store: Arc<dyn Store> = match &config.store {
+            Some(path) => Arc::new(RedbStore::open(path)?),
+            None => Arc::new(MemoryStore::default()),
         };
-        let stored = store.load()?;
-        let groups = stored.groups.into_iter().map(after_restart);
-        let collectives = stored
-            .collectives
-            .into_iter()
-            .map(collective::record::after_restart);
+        Self::start_with(config, store).await
+    }
+
+    /// As [`Controller::start`], with this store and not the one of the configuration.
+    ///
+    /// # Errors
+    /// As [`Controller::start`].
+    pub async fn start_with(config: Config, store: Arc<dyn Store>) -> Result<Self, StartError> {
+        config.check()?;
+        let owner = format!("controller-{:016x}", requests::draw());
+        let stored = Stored::load(&*store, &owner).await?;
+        let staged = Arc::new(Notify::new());
+        let mut groups = Groups::default();
+        for record in stored.groups {
+            groups.put(record.after_restart());
+        }
+        let switches = config.switches.iter().map(|s| s.name.clone());
         let core = Core {
-            facts: Facts {
-                file: config.topology.clone(),
-                switches: config
-                    .switches
-                    .iter()
-                    .map(|s| (s.name.clone(), Default::default()))
-                    .collect(),
-                hosts: stored.hosts.into_iter().map(|h| (h.name.clone(), h)).collect(),
-            },
+            facts: Facts::new(config.topology.clone(), switches, stored.hosts),
             capabilities: BTreeMap::new(),
-            groups: groups.map(|g| (g.name.clone(), Entry::new(g))).collect(),
-            collectives: collectives
-                .map(|g| (g.name.clone(), CollectiveEntry::new(g)))
-                .collect(),
+            groups,
             foreign: BTreeMap::new(),
             calls: 0,
             last_mcst_id: None,
+            journal: Journal::new(stored.versions, staged.clone()),
         };
         let (listen, security) = (config.listen.clone(), config.security.clone());
-        let shared = Arc::new(Shared::new(config, store, core));
+        let shared = Arc::new(Shared::new(config, stored.owner, core, staged));
         let service = service::Service {
             shared: shared.clone(),
         };
@@ -93,19 +106,17 @@ impl Controller {
         let server = serve(&listen, &security, routes)
             .await
             .inspect_err(|_| shared.stop_now())?;
+        shared.spawn_to_end(writer::write(shared.clone(), store));
         tracing::info!(address = %server.address(), owner = shared.owner, "controller serves");
         for link in shared.links.values() {
             shared.spawn(link.clone().run(shared.clone()));
         }
-        shared.spawn(collective::links::watch(shared.clone()));
+        shared.spawn(links::watch(shared.clone()));
         {
             let mut core = shared.lock();
-            for name in core.groups.keys().cloned().collect::<Vec<_>>() {
+            for name in core.groups.names() {
+                shared.lease_absent(&mut core, &name);
                 shared.drive(&mut core, &name);
-            }
-            for name in core.collectives.keys().cloned().collect::<Vec<_>>() {
-                shared.lease_all(&mut core, &name);
-                shared.drive_collective(&mut core, &name);
             }
         }
         Ok(Self {

@@ -1,22 +1,27 @@
-//! The life of a group, as one table.
+//! The life of a group of any kind: one table, and nothing that acts.
 //!
 //! ```text
 //!              all joined             all switches confirm            a switch is lost
 //! Registered ------------> Installing --------------------> Active <------------------> Degraded
-//!   ^    ^                     |                              |      all are back          |
-//!   |    |   refused, withdrawn|                 source or last receiver leaves            |
-//!   |    |                     v                              |                            |
-//!   |    +----- cleared --- Removing <------------------------+----------------------------+
-//!   | join                  |      |         (from everywhere: destroy)
-//! Failed <---- cleared -----+      +---- cleared ----> gone
+//!   ^ ^  ^                    | |                            |  |      all are back         |
+//!   | |  |          withdrawn,| | refused      lost, or over |  | broke                     |
+//!   | |  |         or tried   | |                            |  v                           |
+//!   | |  |         elsewhere  | |                            | Broken                       |
+//!   | |  |                    v v                            v  v                           |
+//!   | |  +---- cleared ----- Removing <----------------------------------------- over ------+
+//!   | |                       | | |       (from everywhere: destroy)
+//!   | +-- joined -- Refused <-+ | +--- cleared ---> gone
+//!   +---- joined -- Failed <----+
 //! ```
 //!
-//! EPIC 3.3.1 has the same turn of things: initialization, connection and routing, teardown.
+//! Which events happen to a group depends on its kind: a multicast group outlives a switch that is lost (Degraded), a
+//! collective group does not (Broken, Failed). EPIC 3.3.1 has the same phases: initialization, connection and routing,
+//! teardown; it leaves failures to groups that are made anew (3.4).
 
 use serde::{Deserialize, Serialize};
 
 /// Where in its life a group is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// Waits for its members to join.
     Registered,
@@ -26,19 +31,25 @@ pub enum Phase {
     Active,
     /// Was active, and a switch of its tree cannot be reached. Its traffic may well still flow.
     Degraded,
+    /// It has failed, but its rules stay for a moment: switches still have to report the reason to members.
+    Broken,
     /// Is taken off the switches; then comes what is named.
     Removing(After),
-    /// Could not be installed, and is taken back everywhere.
-    Failed(Failure),
+    /// It could not be installed, and is taken back everywhere. Waits for members that try again.
+    Refused,
+    /// It was active and has failed; its rules are removed. Waits for members that join again.
+    Failed,
 }
 
 /// What follows on [`Phase::Removing`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum After {
     /// It waits for its members again.
     Registered,
+    /// It was refused.
+    Refused,
     /// It has failed.
-    Failed(Failure),
+    Failed,
     /// It is forgotten.
     Gone,
 }
@@ -70,23 +81,31 @@ pub enum Cause {
 }
 
 /// What happens to a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A member joined a group that had failed.
+    /// A member joined a group that had failed or was refused.
     Joined,
     /// The last member that was waited for joined.
     AllJoined,
     /// A member that had joined is gone before the group is active.
     Withdrawn,
+    /// A switch did not take its part, and there is another way to place the group.
+    Elsewhere,
     /// Every switch has confirmed.
     Confirmed,
     /// It cannot be planned, or a switch refused it.
-    Refused(Failure),
+    Refused,
     /// A switch of its tree cannot be reached.
     SwitchLost,
     /// All switches of its tree can be reached and have their part.
     SwitchesBack,
-    /// The source or the last receiver has left.
+    /// The members disagree, a queue pair ended, or a member joins again: this generation is over.
+    Broke,
+    /// The time in which the others were to hear of it is up.
+    TimeUp,
+    /// A member's lease ran out, a switch lost its part for good, or a link of the tree is down.
+    Lost,
+    /// Those have left without whom the group has nothing to do.
     Ended,
     /// Somebody wants it gone.
     Destroy,
@@ -95,7 +114,7 @@ pub enum Event {
 }
 
 /// An event that does not go with the phase.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{event:?} does not go with {phase:?}")]
 pub struct NotNow {
     /// The phase.
@@ -105,7 +124,7 @@ pub struct NotNow {
 }
 
 /// What a step leads to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// This phase.
     Phase(Phase),
@@ -121,21 +140,27 @@ impl Phase {
     pub fn step(self, event: Event) -> Result<Next, NotNow> {
         use {After as A, Event as E, Phase as P};
         let next = match (self, event) {
-            (P::Failed(_), E::Joined) => P::Registered,
+            (P::Failed | P::Refused, E::Joined) => P::Registered,
             (P::Registered, E::AllJoined) => P::Installing,
 
             (P::Installing, E::Confirmed) => P::Active,
-            (P::Installing, E::Refused(failure)) => P::Removing(A::Failed(failure)),
-            (P::Installing, E::Withdrawn) => P::Removing(A::Registered),
+            (P::Installing, E::Refused) => P::Removing(A::Refused),
+            (P::Installing, E::Withdrawn | E::Elsewhere) => P::Removing(A::Registered),
 
             (P::Active, E::SwitchLost) => P::Degraded,
             (P::Degraded, E::SwitchesBack) => P::Active,
-            (P::Active | P::Degraded, E::Ended) => P::Removing(A::Registered),
+            (P::Active, E::Broke) => P::Broken,
+            (P::Active | P::Broken, E::Lost) => P::Removing(A::Failed),
+            (P::Broken, E::TimeUp) => P::Removing(A::Failed),
+            // All have joined again: nobody is left who waits for the reason.
+            (P::Broken, E::AllJoined) => P::Removing(A::Registered),
+            (P::Active | P::Degraded | P::Broken, E::Ended) => P::Removing(A::Registered),
 
             (_, E::Destroy) => P::Removing(A::Gone),
 
             (P::Removing(A::Registered), E::Cleared) => P::Registered,
-            (P::Removing(A::Failed(failure)), E::Cleared) => P::Failed(failure),
+            (P::Removing(A::Refused), E::Cleared) => P::Refused,
+            (P::Removing(A::Failed), E::Cleared) => P::Failed,
             (P::Removing(A::Gone), E::Cleared) => return Ok(Next::Gone),
 
             (phase, event) => return Err(NotNow { phase, event }),
@@ -144,18 +169,35 @@ impl Phase {
     }
 
     /// Whether the group's rules belong on its switches.
-    pub fn wants_rules(&self) -> bool {
-        matches!(self, Self::Installing | Self::Active | Self::Degraded)
+    pub fn wants_rules(self) -> bool {
+        matches!(
+            self,
+            Self::Installing | Self::Active | Self::Degraded | Self::Broken
+        )
     }
 
-    /// Whether its source may have sent already: a rule that is installed anew must then learn the PSN.
-    pub fn has_run(&self) -> bool {
-        matches!(self, Self::Active | Self::Degraded)
+    /// Whether its members may have sent already.
+    pub fn has_run(self) -> bool {
+        matches!(self, Self::Active | Self::Degraded | Self::Broken)
     }
 
     /// Whether there is work to do on the switches.
-    pub fn needs_driver(&self) -> bool {
+    pub fn needs_driver(self) -> bool {
         matches!(self, Self::Installing | Self::Removing(_))
+    }
+
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Registered => "registered",
+            Self::Installing => "installing",
+            Self::Active => "active",
+            Self::Degraded => "degraded",
+            Self::Broken => "broken",
+            Self::Removing(_) => "removing",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+        }
     }
 }
 
@@ -163,47 +205,42 @@ impl Phase {
 mod tests {
     use super::*;
 
-    fn failure() -> Failure {
-        Failure {
-            cause: Cause::NoRoom,
-            field: "switches.leaf".into(),
-            reason: "full".into(),
-        }
-    }
-
-    fn phases() -> Vec<Phase> {
-        let afters = [After::Registered, After::Failed(failure()), After::Gone];
-        let simple = [
-            Phase::Registered,
-            Phase::Installing,
-            Phase::Active,
-            Phase::Degraded,
-            Phase::Failed(failure()),
-        ];
-        simple.into_iter().chain(afters.map(Phase::Removing)).collect()
-    }
-
-    fn events() -> [Event; 10] {
-        [
-            Event::Joined,
-            Event::AllJoined,
-            Event::Withdrawn,
-            Event::Confirmed,
-            Event::Refused(failure()),
-            Event::SwitchLost,
-            Event::SwitchesBack,
-            Event::Ended,
-            Event::Destroy,
-            Event::Cleared,
-        ]
-    }
+    const PHASES: [Phase; 11] = [
+        Phase::Registered,
+        Phase::Installing,
+        Phase::Active,
+        Phase::Degraded,
+        Phase::Broken,
+        Phase::Refused,
+        Phase::Failed,
+        Phase::Removing(After::Registered),
+        Phase::Removing(After::Refused),
+        Phase::Removing(After::Failed),
+        Phase::Removing(After::Gone),
+    ];
+    const EVENTS: [Event; 14] = [
+        Event::Joined,
+        Event::AllJoined,
+        Event::Withdrawn,
+        Event::Elsewhere,
+        Event::Confirmed,
+        Event::Refused,
+        Event::SwitchLost,
+        Event::SwitchesBack,
+        Event::Broke,
+        Event::TimeUp,
+        Event::Lost,
+        Event::Ended,
+        Event::Destroy,
+        Event::Cleared,
+    ];
 
     /// Rules come onto switches by way of Installing and leave them by way of Removing, whatever happens.
     #[test]
     fn rules_come_and_go_by_the_two_doors() {
-        for phase in phases() {
-            for event in events() {
-                let Ok(Next::Phase(next)) = phase.clone().step(event.clone()) else {
+        for phase in PHASES {
+            for event in EVENTS {
+                let Ok(Next::Phase(next)) = phase.step(event) else {
                     continue;
                 };
                 if !phase.wants_rules() && next.wants_rules() {
@@ -218,9 +255,9 @@ mod tests {
 
     #[test]
     fn every_phase_can_be_destroyed_and_every_removal_ends() {
-        for phase in phases() {
+        for phase in PHASES {
             assert_eq!(
-                phase.clone().step(Event::Destroy),
+                phase.step(Event::Destroy),
                 Ok(Next::Phase(Phase::Removing(After::Gone)))
             );
             if matches!(phase, Phase::Removing(_)) {
@@ -230,16 +267,28 @@ mod tests {
         }
     }
 
-    /// Once active, only leaving and destroying stop it: no report about a switch takes rules off.
+    /// Reports that a switch cannot be reached take no rules off: the frames of an active group may well flow.
     #[test]
-    fn an_active_group_outlives_lost_switches() {
+    fn an_active_group_outlives_switches_that_cannot_be_reached() {
         let degraded = Phase::Active.step(Event::SwitchLost).unwrap();
         assert_eq!(degraded, Next::Phase(Phase::Degraded));
         assert_eq!(
             Phase::Degraded.step(Event::SwitchesBack),
             Ok(Next::Phase(Phase::Active))
         );
-        assert!(Phase::Active.step(Event::Refused(failure())).is_err());
-        assert!(Phase::Active.step(Event::Withdrawn).is_err());
+        for phase in [Phase::Active, Phase::Degraded] {
+            assert!(phase.step(Event::Refused).is_err());
+            assert!(phase.step(Event::Withdrawn).is_err());
+        }
+    }
+
+    /// A generation that has broken never runs again: its rules are removed before others are installed.
+    #[test]
+    fn a_broken_group_never_becomes_active_by_itself() {
+        for event in EVENTS {
+            if let Ok(Next::Phase(next)) = Phase::Broken.step(event) {
+                assert!(matches!(next, Phase::Removing(_)), "{event:?}");
+            }
+        }
     }
 }

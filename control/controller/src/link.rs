@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::convert::{collective_to_proto, group_to_proto, mcst_id_from_proto, violations};
+use castnet_proto::convert::{mcst_id_from_proto, rule_to_proto, violations};
 use castnet_proto::transport::connect;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
@@ -16,10 +16,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status, Streaming};
 
 use crate::config::SwitchConfig;
-use crate::core::Shared;
+use crate::core::{Core, Shared};
 use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 use crate::lifecycle::{Cause, Failure};
-use crate::reconcile::{Action, Found, Rule, Wanted, diff};
+use crate::reconcile::{Action, Found, Wanted, diff};
 
 /// Events come in bursts; a switch is asked once for all that come within this time.
 const BURST: Duration = Duration::from_millis(20);
@@ -139,7 +139,8 @@ impl Link {
         let within = shared.config.timeouts.switch;
         let _turn = self.turn.lock().await;
         let mut client = self.client(within).await?;
-        let wanted = shared.lock().wanted_on(group, &self.config.name);
+        let wanted = shared.read(|core| core.wanted_on(group, &self.config.name)).await;
+        let wanted = wanted.map_err(|e| SwitchError::Unreachable(e.to_string()))?;
         for wanted in &wanted {
             self.install(&mut client, shared, wanted).await?;
         }
@@ -155,14 +156,8 @@ impl Link {
         shared: &Shared,
         wanted: &Wanted,
     ) -> Result<(), SwitchError> {
-        let rule = match wanted.to_install() {
-            Rule::Multicast(group) => v1::install_group_request::Rule::Group(group_to_proto(&group)),
-            Rule::Collective(group) => {
-                v1::install_group_request::Rule::Collective(collective_to_proto(&group))
-            }
-        };
         let request = v1::InstallGroupRequest {
-            rule: Some(rule),
+            rule: Some(rule_to_proto(&wanted.to_install())),
             owner: shared.owner.clone(),
         };
         call(shared.config.timeouts.switch, client.install_group(request))
@@ -222,13 +217,13 @@ impl Link {
         }
         self.connection.send_replace(Connection::Down(reason.clone()));
         shared.unsettled(&mut core, name, None, &reason);
-        self.tell(shared, &core);
+        self.tell(shared, &mut core);
         shared.fabric_changed();
     }
 
-    fn tell(&self, shared: &Shared, core: &crate::core::Core) {
+    fn tell(&self, shared: &Shared, core: &mut Core) {
         let state = crate::view::switch(core, &self.config.name, self.endpoint());
-        shared.publish(v1::controller_event::Event::Switch(state));
+        shared.publish(core, v1::controller_event::Event::Switch(state));
     }
 
     /// From one connection to its loss.
@@ -239,7 +234,7 @@ impl Link {
             .await
             .map_err(|e| unreachable(&e))?;
         let mut client = AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-        let before = shared.lock().own(&self.config.name, None);
+        let before = shared.lock().groups.own(&self.config.name, None);
         let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
         if capabilities.switch_name != self.config.name {
             let (found, wanted) = (&capabilities.switch_name, &self.config.name);
@@ -257,7 +252,7 @@ impl Link {
             let mut core = shared.lock();
             core.learn(&self.config.name, capabilities, before);
             self.connection.send_replace(Connection::Up(client.clone()));
-            self.tell(shared, &core);
+            self.tell(shared, &mut core);
         }
         self.reconcile(shared, &mut client).await?;
         tracing::info!(switch = self.config.name, "switch connected");
@@ -277,7 +272,7 @@ impl Link {
                 () = sleep_until(look_at) => {
                     self.report(shared, &mut client).await?;
                     self.reconcile(shared, &mut client).await?;
-                    let before = shared.lock().own(&self.config.name, None);
+                    let before = shared.lock().groups.own(&self.config.name, None);
                     let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
                     shared.lock().learn(&self.config.name, capabilities, before);
                     look_at = Instant::now() + period;
@@ -322,7 +317,10 @@ impl Link {
                     next_hop,
                     for_ns,
                 };
-                shared.publish(v1::controller_event::Event::StalledPath(stalled));
+                shared.publish(
+                    &mut shared.lock(),
+                    v1::controller_event::Event::StalledPath(stalled),
+                );
                 false
             }
             Some(Told::MemberFailed(failed)) => {
@@ -368,9 +366,9 @@ impl Link {
     /// Whether that group is wanted on this switch.
     fn misses(&self, shared: &Shared, mcst_id: &str) -> bool {
         let core = shared.lock();
-        core.mcst_ids().any(|(name, id)| {
-            id.to_string() == mcst_id && !core.wanted_on(name, &self.config.name).is_empty()
-        })
+        let group = mcst_id_from_proto("mcst_id", mcst_id).ok();
+        let entry = group.and_then(|id| core.groups.by_mcst_id(id));
+        entry.is_some_and(|e| e.record().wanted_rule(&self.config.name).is_some())
     }
 
     /// Takes in what the switch says of ports and neighbours.
@@ -405,22 +403,23 @@ impl Link {
         )
         .await?;
         let found: Vec<Found> = found(listed);
-        let wanted = self.wanted(shared);
+        let wanted = shared.read(|core| self.wanted(core)).await;
+        let wanted = wanted.map_err(|e| SwitchError::Unreachable(e.to_string()))?;
         let lanes = || {
             wanted
                 .iter()
                 .flat_map(|(name, lanes)| lanes.iter().map(move |w| (name, w)))
         };
-        let by_mcst_id = lanes().map(|(_, w)| (w.rule.mcst_id(), w.clone())).collect();
+        let by_mcst_id = lanes().map(|(_, w)| (w.rule.mcst_id, w.clone())).collect();
         let has = |w: &Wanted| {
-            let (mcst_id, generation) = (w.rule.mcst_id(), w.rule.generation());
+            let (mcst_id, generation) = (w.rule.mcst_id, w.rule.generation);
             found
                 .iter()
                 .any(|f| (f.mcst_id, f.generation, f.owner.as_str()) == (mcst_id, generation, &shared.owner))
         };
         // The generation that all lanes of each have when this is through; none for those that are still to be installed.
         let whole = |lanes: &Vec<Wanted>| {
-            let generation = lanes.first().map(|w| w.rule.generation());
+            let generation = lanes.first().map(|w| w.rule.generation);
             generation.filter(|_| lanes.iter().all(|w| w.has_run || has(w)))
         };
         let mut settled: BTreeMap<String, Option<u64>> = wanted
@@ -435,8 +434,7 @@ impl Link {
                     (None, self.remove(client, shared, mcst_id, Some(generation)).await)
                 }
                 Action::Install(rule) => {
-                    let Some((name, wanted)) = lanes().find(|(_, w)| w.rule.mcst_id() == rule.mcst_id())
-                    else {
+                    let Some((name, wanted)) = lanes().find(|(_, w)| w.rule.mcst_id == rule.mcst_id) else {
                         continue;
                     };
                     (Some(name.clone()), self.install(client, shared, wanted).await)
@@ -463,11 +461,13 @@ impl Link {
     }
 
     /// What is wanted on the switch, by group: a rule for each lane.
-    fn wanted(&self, shared: &Shared) -> BTreeMap<String, Vec<Wanted>> {
-        let core = shared.lock();
-        let wanted = core
-            .names()
-            .map(|name| (name.clone(), core.wanted_on(name, &self.config.name)));
+    fn wanted(&self, core: &Core) -> BTreeMap<String, Vec<Wanted>> {
+        let switch = &self.config.name;
+        let names = core.groups.on_switch(switch).into_iter();
+        let wanted = names.map(|name| {
+            let lanes = core.wanted_on(&name, switch);
+            (name, lanes)
+        });
         wanted.filter(|(_, lanes)| !lanes.is_empty()).collect()
     }
 }
@@ -507,24 +507,15 @@ fn neighbour_report(neighbour: v1::Neighbour) -> Option<NeighbourReport> {
     })
 }
 
-/// The rules of both kinds that a switch has.
+/// The rules that a switch has.
 fn found(listed: v1::ListGroupsResponse) -> Vec<Found> {
-    let multicast = listed
-        .groups
-        .into_iter()
-        .filter_map(|g| Some((g.owner, g.group?)))
-        .map(|(owner, rule)| (owner, rule.mcst_id, rule.generation));
-    let collective = listed
-        .collectives
-        .into_iter()
-        .filter_map(|g| Some((g.owner, g.group?)))
-        .map(|(owner, rule)| (owner, rule.mcst_id, rule.generation));
-    let read = |(owner, mcst_id, generation): (String, String, u64)| {
+    let read = |group: v1::InstalledGroup| {
+        let rule = group.rule?;
         Some(Found {
-            mcst_id: mcst_id_from_proto("mcst_id", &mcst_id).ok()?,
-            generation,
-            owner,
+            mcst_id: mcst_id_from_proto("mcst_id", &rule.mcst_id).ok()?,
+            generation: rule.generation,
+            owner: group.owner,
         })
     };
-    multicast.chain(collective).filter_map(read).collect()
+    listed.groups.into_iter().filter_map(read).collect()
 }

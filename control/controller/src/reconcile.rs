@@ -2,49 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use castnet_rules::{CollectiveGroup, MulticastGroup};
 use castnet_wire::McstId;
 
-/// A rule of either kind of group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// Of a multicast group.
-    Multicast(MulticastGroup),
-    /// Of a collective group.
-    Collective(CollectiveGroup),
-}
-
-impl Rule {
-    /// The group's name.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Multicast(rule) => &rule.name,
-            Self::Collective(rule) => &rule.name,
-        }
-    }
-
-    /// The group's address.
-    pub fn mcst_id(&self) -> McstId {
-        match self {
-            Self::Multicast(rule) => rule.mcst_id,
-            Self::Collective(rule) => rule.mcst_id,
-        }
-    }
-
-    /// The rule's version.
-    pub fn generation(&self) -> u64 {
-        match self {
-            Self::Multicast(rule) => rule.generation,
-            Self::Collective(rule) => rule.generation,
-        }
-    }
-}
+use castnet_rules::GroupRule;
 
 /// A rule that a switch shall have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// As planned.
-    pub rule: Rule,
+    pub rule: GroupRule,
     /// The source may have sent already: a switch that lacks the rule must learn the PSN from the stream, as the
     /// planned one is long past. Never so for a collective group: what a switch has lost of it cannot be had again.
     pub has_run: bool,
@@ -65,7 +31,7 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Install this rule, or replace an older version by it.
-    Install(Rule),
+    Install(GroupRule),
     /// Remove this version of this group.
     Remove {
         /// Which group.
@@ -77,14 +43,11 @@ pub enum Action {
 
 impl Wanted {
     /// The rule as it is to be installed where it is lacking.
-    pub fn to_install(&self) -> Rule {
-        let mut rule = self.rule.clone();
-        if let Rule::Multicast(group) = &mut rule
-            && self.has_run
-        {
-            group.start_psn = None;
+    pub fn to_install(&self) -> GroupRule {
+        match self.has_run {
+            true => crate::rule::learning(self.rule.clone()),
+            false => self.rule.clone(),
         }
-        rule
     }
 }
 
@@ -105,7 +68,7 @@ pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Wanted>, found: &[Found]) -> 
     let stays = |mcst_id: &McstId, generation: u64| {
         wanted
             .get(mcst_id)
-            .is_some_and(|wanted| generation <= wanted.rule.generation())
+            .is_some_and(|wanted| generation <= wanted.rule.generation)
     };
     let removals = ours
         .iter()
@@ -116,14 +79,14 @@ pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Wanted>, found: &[Found]) -> 
         });
     let installs = wanted
         .iter()
-        .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.rule.generation()))
+        .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.rule.generation))
         .map(|(_, wanted)| Action::Install(wanted.to_install()));
     removals.chain(installs).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use castnet_rules::{NextHop, Path};
+    use castnet_rules::{Endpoint, MulticastRule, NextHop};
     use castnet_wire::{MacAddr, Pmtu, PortId, Psn};
     use proptest::prelude::*;
 
@@ -133,24 +96,24 @@ mod tests {
         McstId([10, 200, 0, n].into())
     }
 
-    fn rule(n: u8, generation: u64) -> MulticastGroup {
-        let hop = |port: u8| Path {
+    fn rule(n: u8, generation: u64) -> GroupRule {
+        let hop = |port: u8| Endpoint {
             port: PortId::new(port).unwrap(),
-            next_hop: NextHop::Switch {
-                name: format!("s{port}"),
-                mac: MacAddr([2, 0, 0, 0, 0, port]),
-            },
+            next_hop: NextHop::switch(format!("s{port}"), MacAddr([2, 0, 0, 0, 0, port])),
         };
-        MulticastGroup {
+        GroupRule {
             name: format!("g{n}"),
             generation,
             mcst_id: id(n),
             pmtu: Pmtu::B1024,
-            start_psn: Some(Psn::new(7)),
-            va_base: 0,
-            source: PortId::new(0).unwrap(),
-            paths: vec![hop(0), hop(1)],
             stall_timeout_ms: 1,
+            endpoints: vec![hop(0), hop(1)],
+            kind: MulticastRule {
+                start_psn: Some(Psn::new(7)),
+                va_base: 0,
+                source: PortId::new(0).unwrap(),
+            }
+            .into(),
         }
     }
 
@@ -166,16 +129,16 @@ mod tests {
                     assert_eq!(found.len(), before - 1, "removes what is there");
                 }
                 Action::Install(rule) => {
-                    if let Some(old) = found.iter().position(|f| f.mcst_id == rule.mcst_id()) {
+                    if let Some(old) = found.iter().position(|f| f.mcst_id == rule.mcst_id) {
                         let old = found.remove(old);
                         assert!(
-                            old.owner == owner && old.generation < rule.generation(),
+                            old.owner == owner && old.generation < rule.generation,
                             "replaces an older own one"
                         );
                     }
                     found.push(Found {
-                        mcst_id: rule.mcst_id(),
-                        generation: rule.generation(),
+                        mcst_id: rule.mcst_id,
+                        generation: rule.generation,
                         owner: owner.into(),
                     });
                 }
@@ -194,7 +157,7 @@ mod tests {
             let stranger = |n: u8, ours: bool| !ours || n >= 8;
             let wanted: BTreeMap<McstId, Wanted> = wanted
                 .into_iter()
-                .map(|(n, (generation, has_run))| (id(n), Wanted { rule: Rule::Multicast(rule(n, generation)), has_run }))
+                .map(|(n, (generation, has_run))| (id(n), Wanted { rule: rule(n, generation), has_run }))
                 .collect();
             let mut found: Vec<Found> = found
                 .into_iter()
@@ -207,8 +170,8 @@ mod tests {
             let actions = diff("us", &wanted, &found);
             for action in &actions {
                 if let Action::Install(rule) = action {
-                    let Rule::Multicast(group) = rule else { unreachable!() };
-                    prop_assert!(group.start_psn.is_none() && wanted[&group.mcst_id].has_run);
+                    let start_psn = rule.multicast().and_then(|kind| kind.start_psn);
+                    prop_assert!(start_psn.is_none() && wanted[&rule.mcst_id].has_run);
                 }
             }
             let was_there: Vec<(McstId, u64)> =
@@ -220,7 +183,7 @@ mod tests {
             // Of those that are being installed: what was there and is not too new.
             let stays = |m: &McstId, w: &Wanted| {
                 let there = was_there.iter().find(|(id, _)| id == m).map(|(_, generation)| *generation);
-                if w.has_run { Some(w.rule.generation()) } else { there.filter(|g| *g <= w.rule.generation()) }
+                if w.has_run { Some(w.rule.generation) } else { there.filter(|g| *g <= w.rule.generation) }
             };
             let expected: BTreeMap<McstId, u64> =
                 wanted.iter().filter_map(|(m, w)| Some((*m, stays(m, w)?))).collect();
@@ -234,7 +197,7 @@ mod tests {
         let wanted = BTreeMap::from([(
             id(1),
             Wanted {
-                rule: Rule::Multicast(rule(1, 3)),
+                rule: rule(1, 3),
                 has_run: true,
             },
         )]);

@@ -1,17 +1,21 @@
-//! What the controller knows of a group, as it is stored.
+//! What the controller knows of a group, as it is stored: what all groups have in common, and a section for its kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_proto::convert::NewGroup;
-use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, lane_name};
-use castnet_wire::{McstId, Pmtu, Psn};
+use castnet_rules::lane_name;
+use castnet_wire::{Control, McstId};
 use serde::{Deserialize, Serialize};
 
-use crate::lifecycle::Phase;
+use crate::kinds::Kind;
+use crate::kinds::collective::record::Collective;
+use crate::kinds::multicast::record::Multicast;
+use crate::lifecycle::{Cause, Failure, Phase};
+use crate::reconcile::Wanted;
+use castnet_rules::GroupRule;
 
 /// A group: what was asked for, who has joined, how it is planned and where its rules may be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GroupRecord {
+pub struct Record {
     /// Its name.
     pub name: String,
     /// Of the rules of the present or last plan; 0 before the first.
@@ -22,80 +26,48 @@ pub struct GroupRecord {
     /// The addresses of its lanes after the first: sub-groups of the same members.
     #[serde(default, with = "text::mcst_ids")]
     pub more_lanes: Vec<McstId>,
-    /// Payload bytes of a full packet.
-    #[serde(with = "text::pmtu")]
-    pub pmtu: Pmtu,
-    /// The source's first PSN.
-    #[serde(with = "text::psn")]
-    pub start_psn: Psn,
-    /// What the source's virtual addresses are relative to.
-    pub va_base: u64,
-    /// When a stalled path is reported, in milliseconds.
-    pub stall_timeout_ms: u32,
-    /// The host that sends.
-    pub source: String,
-    /// All members, the source included, in the order they were given.
-    pub members: Vec<MemberRecord>,
     /// Where in its life it is.
     pub phase: Phase,
+    /// How the last generation that ended did so.
+    pub ended: Option<Ending>,
     /// How it is laid out, while it is installed or being so.
-    pub plan: Option<PlanRecord>,
+    pub plan: Option<Plan>,
     /// The switches that may have a rule of it. Written before the first is told, cleared as each confirms to have
     /// none.
     pub placed: BTreeSet<String>,
+    /// What only groups of its kind have.
+    pub kind: Kind,
 }
 
-/// A member.
+/// How a generation ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemberRecord {
-    /// The host's name.
-    pub host: String,
-    /// How far it is.
-    pub state: MemberState,
-}
-
-/// How far a member is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MemberState {
-    /// Has not joined.
-    Expected,
-    /// Is in.
-    Joined {
-        /// Its end of the connection.
-        endpoint: HostEndpoint,
-        /// The same of the lanes after the first.
-        #[serde(default)]
-        more: Vec<HostEndpoint>,
-        /// How it came in.
-        by: JoinedBy,
-    },
-    /// Was in and has left; the rules still name it.
-    Left {
-        /// Its end of the connection.
-        endpoint: HostEndpoint,
-        /// The same of the lanes after the first.
-        #[serde(default)]
-        more: Vec<HostEndpoint>,
-    },
-}
-
-/// How a member came in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JoinedBy {
-    /// Its connection was given when the group was created.
-    Creation,
-    /// By the call of this number, which stands until the group is active. Numbers start from 1 with each start of the
-    /// controller; 0 is a call of an earlier one.
-    Call(u64),
+pub struct Ending {
+    /// Which.
+    pub generation: u64,
+    /// Whether it never began.
+    pub refused: bool,
+    /// What kind of thing went wrong, where it was refused.
+    pub cause: Cause,
+    /// What is at fault: a field of the request, or `switches.NAME`; may be empty.
+    pub field: String,
+    /// The rank at fault, where one is.
+    pub rank: Option<u16>,
+    /// The switch at fault, where one is.
+    pub switch: Option<String>,
+    /// The facts, for people.
+    pub reason: String,
+    /// Who said what, where the ranks disagreed.
+    #[serde(default, with = "text::control")]
+    pub conflict: Option<Control>,
 }
 
 /// How a group is laid out over the switches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlanRecord {
-    /// The switches of the tree, parents before children.
+pub struct Plan {
+    /// The switches of the tree, parents before children; the first is the source's or the root.
     pub tree: Vec<TreeSwitch>,
     /// Each switch's part, for the first lane.
-    pub rules: BTreeMap<String, MulticastGroup>,
+    pub rules: BTreeMap<String, GroupRule>,
 }
 
 /// A switch of a tree.
@@ -103,34 +75,39 @@ pub struct PlanRecord {
 pub struct TreeSwitch {
     /// Its name.
     pub name: String,
-    /// The switch that data comes from; `None` where the source is at this switch.
+    /// The switch above it; `None` for the first.
     pub parent: Option<String>,
 }
 
-impl GroupRecord {
-    /// A group as it begins, with the address of each of its lanes; the first has `mcst_id`.
-    pub fn new(group: NewGroup, mcst_id: McstId, more_lanes: Vec<McstId>, start_psn: Psn) -> Self {
-        let member = |m: castnet_proto::convert::NewMember| {
-            let joined = MemberState::joined(m.ends, JoinedBy::Creation);
-            MemberRecord {
-                host: m.host,
-                state: joined.unwrap_or(MemberState::Expected),
-            }
-        };
+impl Record {
+    /// A group as it begins, with the address of its first lane and those of the others.
+    pub fn new(name: String, (mcst_id, more_lanes): (McstId, Vec<McstId>), kind: Kind) -> Self {
         Self {
-            name: group.name,
+            name,
             generation: 0,
             mcst_id,
             more_lanes,
-            pmtu: group.pmtu,
-            start_psn,
-            va_base: group.va_base,
-            stall_timeout_ms: group.stall_timeout_ms,
-            source: group.source,
-            members: group.members.into_iter().map(member).collect(),
             phase: Phase::Registered,
+            ended: None,
             plan: None,
             placed: BTreeSet::new(),
+            kind,
+        }
+    }
+
+    /// What only a multicast group has.
+    pub fn multicast(&self) -> Option<&Multicast> {
+        match &self.kind {
+            Kind::Multicast(kind) => Some(kind),
+            Kind::Collective(_) => None,
+        }
+    }
+
+    /// What only a collective group has.
+    pub fn collective(&self) -> Option<&Collective> {
+        match &self.kind {
+            Kind::Collective(kind) => Some(kind),
+            Kind::Multicast(_) => None,
         }
     }
 
@@ -144,124 +121,111 @@ impl GroupRecord {
         1 + self.more_lanes.len() as u8
     }
 
-    /// A lane's part of what was planned for the first: its own name, address and queue pairs.
-    fn lane_rule(&self, rule: &MulticastGroup, lane: u8, mcst_id: McstId) -> MulticastGroup {
-        let mut rule = MulticastGroup {
-            name: lane_name(&self.name, lane, self.lanes()),
-            mcst_id,
-            ..rule.clone()
-        };
-        for path in &mut rule.paths {
-            if let NextHop::Host(host) = &mut path.next_hop
-                && let Some((_, member)) = self.member(&host.name)
-                && let Some(end) = member.state.ends().nth(lane.into())
-            {
-                *host = end.clone();
-            }
-        }
-        rule
-    }
-
-    /// The member of that host, and its place.
-    pub fn member(&self, host: &str) -> Option<(usize, &MemberRecord)> {
-        self.members.iter().enumerate().find(|(_, m)| m.host == host)
-    }
-
-    /// Sets a member's state; whether there is such a member.
-    pub fn set_member(&mut self, host: &str, state: MemberState) -> bool {
-        let member = self.members.iter_mut().find(|m| m.host == host);
-        member.map(|m| m.state = state).is_some()
-    }
-
-    /// Whether every member is in.
-    pub fn all_joined(&self) -> bool {
-        self.members
-            .iter()
-            .all(|m| matches!(m.state, MemberState::Joined { .. }))
-    }
-
-    /// Whether its traffic is over: the source has left, or no receiver is left.
-    pub fn is_over(&self) -> bool {
-        let left = |m: &MemberRecord| matches!(m.state, MemberState::Left { .. });
-        let source_left = self.members.iter().any(|m| m.host == self.source && left(m));
-        source_left || self.members.iter().filter(|m| m.host != self.source).all(left)
-    }
-
-    /// Who is still waited for.
-    pub fn expected(&self) -> Vec<&str> {
-        let waits = self.members.iter().filter(|m| m.state == MemberState::Expected);
-        waits.map(|m| m.host.as_str()).collect()
-    }
-
-    /// All members must join again: connections of one group start and end together, as they share one PSN space.
-    pub fn forget_connections(&mut self) {
-        for member in &mut self.members {
-            member.state = MemberState::Expected;
-        }
-    }
-
-    /// Joins that stood on a call are over: the calls ended with the failure, or with the controller.
-    pub fn forget_calls(&mut self) {
-        for member in &mut self.members {
-            if matches!(
-                member.state,
-                MemberState::Joined {
-                    by: JoinedBy::Call(_),
-                    ..
-                }
-            ) {
-                member.state = MemberState::Expected;
-            }
-        }
+    /// The switch's part of the first lane, where the group's rules belong on its switches and this is one of them.
+    pub fn wanted_rule(&self, switch: &str) -> Option<&GroupRule> {
+        let rule = self.plan.as_ref()?.rules.get(switch);
+        rule.filter(|_| self.phase.wants_rules())
     }
 
     /// The switch's part of each lane, where the group's rules belong on its switches and this is one of them; else
     /// nothing.
-    pub fn wanted_on(&self, switch: &str) -> Vec<crate::reconcile::Wanted> {
-        let rule = self.plan.as_ref().and_then(|p| p.rules.get(switch));
-        let Some(rule) = rule.filter(|_| self.phase.wants_rules()) else {
+    pub fn wanted_on(&self, switch: &str) -> Vec<Wanted> {
+        let Some(rule) = self.wanted_rule(switch) else {
             return Vec::new();
         };
-        let wanted = |(lane, mcst_id)| crate::reconcile::Wanted {
-            rule: crate::reconcile::Rule::Multicast(self.lane_rule(rule, lane, mcst_id)),
-            has_run: self.phase.has_run(),
+        let kind = self.kind.behaviour();
+        let wanted = |(lane, mcst_id)| {
+            let mut rule = rule.clone();
+            rule.name = lane_name(&self.name, lane, self.lanes());
+            rule.mcst_id = mcst_id;
+            kind.address_lane(&mut rule, lane);
+            let has_run = self.phase.has_run() && kind.outlives_switches();
+            Wanted { rule, has_run }
         };
         (0..).zip(self.mcst_ids()).map(wanted).collect()
     }
+
+    /// What the group has set aside on that switch, in bytes, for as long as it may have its part there.
+    pub fn reserved_on(&self, switch: &str) -> u64 {
+        let rule = self.plan.as_ref().and_then(|p| p.rules.get(switch));
+        let bytes = rule
+            .filter(|_| self.placed.contains(switch))
+            .map(GroupRule::reserved_bytes);
+        u64::from(self.lanes()) * bytes.unwrap_or(0)
+    }
+
+    /// As it is after a restart of the controller.
+    pub(crate) fn after_restart(mut self) -> Self {
+        self.kind.behaviour_mut().after_restart(self.phase);
+        self.phase = match self.phase {
+            // Which switches can be reached is found out anew.
+            Phase::Degraded => Phase::Active,
+            // Members that were to hear of it hear of it by calling again.
+            Phase::Broken => Phase::Removing(crate::lifecycle::After::Failed),
+            phase => phase,
+        };
+        self
+    }
 }
 
-impl MemberState {
-    /// In, with these ends of its connections; `None` where there is none.
-    pub fn joined(ends: Vec<HostEndpoint>, by: JoinedBy) -> Option<Self> {
-        let mut ends = ends.into_iter();
-        ends.next().map(|endpoint| Self::Joined {
-            endpoint,
-            more: ends.collect(),
-            by,
-        })
+impl Ending {
+    /// Of an installation.
+    pub(crate) fn refused(generation: u64, failure: Failure) -> Self {
+        let Failure { cause, field, reason } = failure;
+        let rank = field
+            .strip_prefix("ranks[")
+            .and_then(|f| f.split_once(']'))
+            .and_then(|(rank, _)| rank.parse().ok());
+        Self {
+            generation,
+            refused: true,
+            cause,
+            rank,
+            switch: field.strip_prefix("switches.").map(String::from),
+            field,
+            reason,
+            conflict: None,
+        }
     }
 
-    /// Its ends of the connections, one for each lane, once it has joined.
-    pub fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
-        let more: &[HostEndpoint] = match self {
-            Self::Expected => &[],
-            Self::Joined { more, .. } | Self::Left { more, .. } => more,
-        };
-        self.endpoint().into_iter().chain(more)
+    /// Of a generation that ran.
+    pub(crate) fn failed(generation: u64, rank: Option<u16>, switch: Option<&str>, reason: String) -> Self {
+        Self {
+            generation,
+            refused: false,
+            cause: Cause::Refused,
+            field: String::new(),
+            rank,
+            switch: switch.map(String::from),
+            reason,
+            conflict: None,
+        }
     }
 
-    /// Its end of the first lane's connection, once it has joined.
-    pub fn endpoint(&self) -> Option<&HostEndpoint> {
-        match self {
-            Self::Expected => None,
-            Self::Joined { endpoint, .. } | Self::Left { endpoint, .. } => Some(endpoint),
+    /// As the failure of an installation.
+    pub(crate) fn failure(&self) -> Failure {
+        Failure {
+            cause: self.cause,
+            field: self.field.clone(),
+            reason: self.reason.clone(),
+        }
+    }
+
+    /// The facts, with the switch that is at fault.
+    pub(crate) fn words(&self) -> String {
+        match &self.switch {
+            // The planner's words name the switch already.
+            Some(name) if self.refused && !self.reason.starts_with("switch ") => {
+                format!("switch {name} {}", self.reason)
+            }
+            _ => self.reason.clone(),
         }
     }
 }
 
-impl PlanRecord {
-    /// The switches from the receivers to the source: whoever gets its rule has only switches below it that are ready.
-    pub fn downstream_first(&self) -> impl Iterator<Item = &str> {
+impl Plan {
+    /// The switches from the leaves to the first: a switch that gets its rule has only switches below it that are ready.
+    pub fn leaves_first(&self) -> impl Iterator<Item = &str> {
         self.tree.iter().rev().map(|s| s.name.as_str())
     }
 }

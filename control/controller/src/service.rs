@@ -15,11 +15,13 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::collective;
-use crate::collective::requests::{Attendance, Seen};
-use crate::core::Shared;
+use crate::core::{Core, Shared};
 use crate::error::Refusal;
-use crate::requests::{Join, missing};
+use crate::kinds::collective::requests::{Attendance, Seen};
+use crate::kinds::multicast::requests::Join;
+use crate::kinds::multicast::view as multicast;
+use crate::requests::missing;
+use crate::table::Entry;
 use crate::view;
 
 /// Messages that wait for a slow client.
@@ -35,19 +37,26 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    fn state(&self, group: &str) -> Result<v1::GroupState, Refusal> {
-        let core = self.shared.lock();
-        Ok(view::group_state(&core, core.group(group)?, None))
-    }
-
-    fn switches(&self) -> Vec<v1::SwitchState> {
-        let core = self.shared.lock();
-        self.shared
-            .links
-            .iter()
-            .map(|(name, link)| view::switch(&core, name, link.endpoint()))
+    fn switches(&self, core: &Core) -> Vec<v1::SwitchState> {
+        let each = self.shared.links.iter();
+        each.map(|(name, link)| view::switch(core, name, link.endpoint()))
             .collect()
     }
+
+    /// An answer that was found in what is on disk.
+    async fn read<T>(&self, read: impl FnMut(&Core) -> Result<T, Refusal>) -> Answer<T> {
+        Ok(Response::new(self.shared.read(read).await??))
+    }
+
+    /// What a change came to, once it is on disk; a refusal too may be for what is not there yet.
+    async fn stored<T>(&self, changed: Result<T, Refusal>) -> Result<T, Refusal> {
+        self.shared.durable().await?;
+        changed
+    }
+}
+
+fn shown(core: &Core, entry: &Entry) -> v1::Group {
+    entry.record().kind.behaviour().view(core, entry)
 }
 
 /// Tells a joining member each change until the group is active or has failed. When the client goes first, the join is
@@ -56,7 +65,8 @@ async fn tell(mut join: Join, to: mpsc::Sender<Result<v1::GroupState, Status>>) 
     let mut told = None;
     loop {
         join.changed.mark_unchanged();
-        let Some((state, last)) = join.state() else {
+        let Ok(seen) = join.state().await else { return };
+        let Some((state, last)) = seen else {
             let reason = format!(
                 "host {:?} is not in group {:?} by this call any more",
                 join.host, join.group
@@ -87,7 +97,8 @@ async fn attend(mut attendance: Attendance, to: mpsc::Sender<Result<v1::Collecti
     let mut told = None;
     loop {
         attendance.changed.mark_unchanged();
-        let (state, last) = match attendance.look() {
+        let Ok(seen) = attendance.look().await else { return };
+        let (state, last) = match seen {
             Seen::State(state) => (state, false),
             Seen::Last(state) => (state, true),
             Seen::Nothing => return,
@@ -123,16 +134,20 @@ impl Controller for Service {
     ) -> Answer<v1::CreateGroupResponse> {
         let group = new_group_from_proto(request.get_ref())?;
         let name = group.name.clone();
-        if self.shared.create(group)?
-            && let Err(failure) = self.shared.installed(&name).await
+        if self.stored(self.shared.create(group)).await?
+            && let Some(failure) = self.shared.installed(&name).await?
         {
             // Everything was given, and it cannot be: refused whole, and nothing stays.
-            let changed = self.shared.destroy(&name)?;
-            self.shared.gone(&name, changed).await;
+            let changed = self.stored(self.shared.destroy(&name)).await?;
+            self.shared.gone(&name, changed).await?;
             return Err(Refusal::Failed(failure).into());
         }
-        let group = self.state(&name)?;
-        Ok(Response::new(v1::CreateGroupResponse { group: Some(group) }))
+        self.read(|core| {
+            let (entry, kind) = core.multicast(&name)?;
+            let group = Some(multicast::state(kind, core, entry, None));
+            Ok(v1::CreateGroupResponse { group })
+        })
+        .await
     }
 
     type JoinGroupStream = BoxStream<v1::GroupState>;
@@ -145,7 +160,7 @@ impl Controller for Service {
         } = request.into_inner();
         let host = name_from_proto("host", &host)?;
         let ends = connection_from_proto("connection", &host, connection.as_ref())?;
-        let join = self.shared.join(&group, host, ends)?;
+        let join = self.stored(self.shared.join(&group, host, ends)).await?;
         let (to, from) = mpsc::channel(STREAM_DEPTH);
         self.shared.spawn(tell(join, to));
         Ok(Response::new(Box::pin(ReceiverStream::new(from))))
@@ -154,9 +169,10 @@ impl Controller for Service {
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
         let v1::LeaveGroupRequest { group, host, rank } = request.into_inner();
         let left = match rank {
-            Some(rank) => self.shared.leave_collective(&group, rank)?,
-            None => self.shared.leave(&group, &host)?,
+            Some(rank) => self.shared.leave_collective(&group, rank),
+            None => self.shared.leave(&group, &host),
         };
+        let left = self.stored(left).await?;
         Ok(Response::new(v1::LeaveGroupResponse { left }))
     }
 
@@ -165,12 +181,8 @@ impl Controller for Service {
         request: Request<v1::DestroyGroupRequest>,
     ) -> Answer<v1::DestroyGroupResponse> {
         let v1::DestroyGroupRequest { group } = request.into_inner();
-        let collective = self.shared.lock().collectives.contains_key(&group);
-        let changed = match collective {
-            true => self.shared.destroy_collective(&group)?,
-            false => self.shared.destroy(&group)?,
-        };
-        let pending_switches = self.shared.gone(&group, changed).await;
+        let changed = self.stored(self.shared.destroy(&group)).await?;
+        let pending_switches = self.shared.gone(&group, changed).await?;
         Ok(Response::new(v1::DestroyGroupResponse {
             complete: pending_switches.is_empty(),
             pending_switches,
@@ -178,44 +190,38 @@ impl Controller for Service {
     }
 
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
-        let core = self.shared.lock();
         let name = &request.get_ref().group;
-        if let Ok(entry) = core.collective(name) {
-            return Ok(Response::new(v1::Group {
-                collective: Some(collective::view::group(&core, entry)),
-                ..Default::default()
-            }));
-        }
-        let entry = core.group(name)?;
-        Ok(Response::new(view::group(&core, entry)))
+        self.read(|core| Ok(shown(core, core.group(name)?))).await
     }
 
     async fn list_groups(
         &self,
         _: Request<v1::ListControllerGroupsRequest>,
     ) -> Answer<v1::ListControllerGroupsResponse> {
-        let core = self.shared.lock();
-        let groups = core.groups.values().map(|e| view::group(&core, e)).collect();
-        Ok(Response::new(v1::ListControllerGroupsResponse {
-            groups,
-            collectives: core
-                .collectives
-                .values()
-                .map(|e| collective::view::group(&core, e))
-                .collect(),
-        }))
+        self.read(|core| {
+            let mut listed = v1::ListControllerGroupsResponse::default();
+            for group in core.groups.values().map(|e| shown(core, e)) {
+                match group.collective {
+                    Some(collective) => listed.collectives.push(collective),
+                    None => listed.groups.push(group),
+                }
+            }
+            Ok(listed)
+        })
+        .await
     }
 
     async fn list_switches(&self, _: Request<v1::ListSwitchesRequest>) -> Answer<v1::ListSwitchesResponse> {
-        Ok(Response::new(v1::ListSwitchesResponse {
-            switches: self.switches(),
-        }))
+        let switches = self.switches(&self.shared.lock());
+        Ok(Response::new(v1::ListSwitchesResponse { switches }))
     }
 
     async fn list_hosts(&self, _: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
-        Ok(Response::new(v1::ListHostsResponse {
-            hosts: view::hosts(&self.shared.lock()),
-        }))
+        self.read(|core| {
+            let hosts = view::hosts(core);
+            Ok(v1::ListHostsResponse { hosts })
+        })
+        .await
     }
 
     async fn register_host(
@@ -223,24 +229,25 @@ impl Controller for Service {
         request: Request<v1::RegisterHostRequest>,
     ) -> Answer<v1::RegisterHostResponse> {
         let host = registration_from_proto(request.get_ref())?;
-        self.shared.register(&host)?;
-        let known = view::hosts(&self.shared.lock())
-            .into_iter()
-            .find(|h| h.name == host.name);
-        let host = known.ok_or_else(|| missing("name", "a host"))?;
-        Ok(Response::new(v1::RegisterHostResponse { host: Some(host) }))
+        self.stored(self.shared.register(&host)).await?;
+        self.read(|core| {
+            let known = view::hosts(core).into_iter().find(|h| h.name == host.name);
+            let host = Some(known.ok_or_else(|| missing("name", "a host"))?);
+            Ok(v1::RegisterHostResponse { host })
+        })
+        .await
     }
 
     async fn get_topology(&self, _: Request<v1::GetTopologyRequest>) -> Answer<v1::Topology> {
-        let switches = self.switches();
-        let core = self.shared.lock();
-        let (hosts, links) = (view::hosts(&core), view::links(&core));
-        Ok(Response::new(v1::Topology {
-            switches,
-            hosts,
-            links,
-            from_file: core.facts.file.is_some(),
-        }))
+        self.read(|core| {
+            Ok(v1::Topology {
+                switches: self.switches(core),
+                hosts: view::hosts(core),
+                links: view::links(core),
+                from_file: core.facts.file.is_some(),
+            })
+        })
+        .await
     }
 
     async fn create_collective(
@@ -248,14 +255,15 @@ impl Controller for Service {
         request: Request<v1::CreateCollectiveRequest>,
     ) -> Answer<v1::CreateCollectiveResponse> {
         let new = new_collective_from_proto(request.get_ref())?;
-        let group = self.shared.create_collective(new)?;
+        let group = self.stored(self.shared.create_collective(new)).await?;
         Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
     }
 
     type InitGroupStream = BoxStream<v1::CollectiveState>;
 
     async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
-        let attendance = self.shared.init(rank_join_from_proto(request.get_ref())?)?;
+        let join = rank_join_from_proto(request.get_ref())?;
+        let attendance = self.stored(self.shared.init(join)).await?;
         let (to, from) = mpsc::channel(STREAM_DEPTH);
         self.shared.spawn(attend(attendance, to));
         Ok(Response::new(Box::pin(ReceiverStream::new(from))))

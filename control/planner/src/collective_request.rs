@@ -18,7 +18,7 @@ pub struct CollectiveRequest {
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// The group's first PSN.
-    pub psn_start: Psn,
+    pub start_psn: Psn,
     /// Packets that a rank may have in flight; slots follow from it and from the messages' length ([`slots`]).
     pub window_packets: u16,
     /// Packets of a full message.
@@ -78,7 +78,7 @@ impl CollectiveRequest {
             generation: 1,
             mcst_id,
             pmtu,
-            psn_start: Psn::new(0),
+            start_psn: Psn::new(0),
             window_packets: window,
             message_packets: castnet_rules::DEFAULT_MESSAGE_PACKETS.min(window.max(1)),
             reproducible: false,

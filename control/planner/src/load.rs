@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::{CollectiveGroup, MulticastGroup};
+use castnet_rules::GroupRule;
 use castnet_topology::{End, LinkId, Topology};
 use castnet_wire::{McstId, PortId};
 
@@ -25,39 +25,38 @@ impl LinkLoad {
     /// link, though both ends have a rule for it; links that the fabric does not have do not count.
     pub fn from_rules<'a>(
         topology: &Topology,
-        rules: impl IntoIterator<Item = (&'a str, &'a MulticastGroup)>,
+        rules: impl IntoIterator<Item = (&'a str, &'a GroupRule)>,
     ) -> Self {
-        let ports = rules.into_iter().flat_map(|(switch, group)| {
-            let each = group.paths.iter();
-            each.map(move |path| (switch, group.mcst_id, path.port))
-        });
         let mut load = Self::new();
-        load.count(topology, ports);
+        let mut pairs: BTreeSet<(LinkId, McstId)> = BTreeSet::new();
+        for (switch, group) in rules {
+            let ends = group
+                .endpoints
+                .iter()
+                .map(|e| End::port(switch, e.port.index() as u8));
+            let links = ends.filter_map(|end| topology.link_at(&end));
+            pairs.extend(links.map(|link| (link, group.mcst_id)));
+        }
+        for (link, _) in pairs {
+            *load.groups.entry(link).or_default() += 1;
+        }
         load
     }
 
-    /// Counts collective groups too, as [`LinkLoad::from_rules`] does multicast groups.
-    pub fn add_collectives<'a>(
-        &mut self,
+    /// Counted from the ports that groups use, each with the name of its switch and the number of its groups. Where the two
+    /// ends of a link say different things, the larger number counts.
+    pub fn from_ports<'a>(
         topology: &Topology,
-        rules: impl IntoIterator<Item = (&'a str, &'a CollectiveGroup)>,
-    ) {
-        let ports = rules.into_iter().flat_map(|(switch, group)| {
-            let each = group.endpoints.iter();
-            each.map(move |endpoint| (switch, group.mcst_id, endpoint.port))
-        });
-        self.count(topology, ports);
-    }
-
-    fn count<'a>(&mut self, topology: &Topology, ports: impl Iterator<Item = (&'a str, McstId, PortId)>) {
-        let mut pairs: BTreeSet<(LinkId, McstId)> = BTreeSet::new();
-        for (switch, mcst_id, port) in ports {
-            let end = End::port(switch, port.index() as u8);
-            pairs.extend(topology.link_at(&end).map(|link| (link, mcst_id)));
+        ports: impl IntoIterator<Item = (&'a str, PortId, u32)>,
+    ) -> Self {
+        let mut load = Self::new();
+        for (switch, port, groups) in ports {
+            if let Some(link) = topology.link_at(&End::port(switch, port.index() as u8)) {
+                let most = load.groups.entry(link).or_default();
+                *most = groups.max(*most);
+            }
         }
-        for (link, _) in pairs {
-            *self.groups.entry(link).or_default() += 1;
-        }
+        load
     }
 
     /// Groups on that link.

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::{CollectiveEndpoint, CollectiveGroup, CollectiveHop, Fault, RankEndpoint};
+use castnet_rules::{Endpoint, Fault, GroupRule, HostEndpoint, NextHop, RankPart, TranslatedRule};
 use castnet_topology::{Cut, Distances, Topology};
 use castnet_wire::{MacAddr, PortId};
 
@@ -31,14 +31,14 @@ pub struct CollectivePlan {
     /// The IncTree: switches with ranks as leaves.
     pub tree: Tree,
     /// Each switch's part, by its name.
-    pub rules: BTreeMap<String, CollectiveGroup>,
+    pub rules: BTreeMap<String, GroupRule>,
 }
 
 impl CollectivePlan {
     /// What each switch must set aside, in bytes.
     pub fn memory(&self) -> BTreeMap<&str, u64> {
         let each = self.rules.iter();
-        each.map(|(switch, rule)| (switch.as_str(), rule.memory_bytes()))
+        each.map(|(switch, rule)| (switch.as_str(), rule.reserved_bytes()))
             .collect()
     }
 }
@@ -74,7 +74,7 @@ fn fit(
     load: &LinkLoad,
     rooms: &Rooms,
     wanted: (&CollectiveRequest, u16),
-    ranks: &[RankEndpoint],
+    ranks: &[HostEndpoint],
 ) -> Result<Result<CollectivePlan, Vec<Shortage>>, PlaceError> {
     let mut usable = usable.clone();
     let mut shortages: Vec<Shortage> = Vec::new();
@@ -97,7 +97,7 @@ fn fit(
 }
 
 /// The ranks with their addresses; everything that can be refused without looking for paths.
-fn resolve(topology: &Topology, request: &CollectiveRequest) -> Result<Vec<RankEndpoint>, PlaceError> {
+fn resolve(topology: &Topology, request: &CollectiveRequest) -> Result<Vec<HostEndpoint>, PlaceError> {
     let ranks = request.ranks.len();
     if !(2..=usize::from(castnet_rules::RANKS_MAX)).contains(&ranks) {
         return Err(PlaceError::BadSize { ranks });
@@ -122,8 +122,12 @@ fn resolve(topology: &Topology, request: &CollectiveRequest) -> Result<Vec<RankE
             host: member.host.clone(),
             address,
         };
-        resolved.push(RankEndpoint {
+        let part = RankPart {
             rank: rank as u16,
+            sq_psn: member.sq_psn,
+            rq_psn: member.rq_psn,
+        };
+        resolved.push(HostEndpoint {
             ip: member.ip.or(host.ip).ok_or_else(|| lacking("IP address"))?,
             mac: member
                 .mac
@@ -131,8 +135,7 @@ fn resolve(topology: &Topology, request: &CollectiveRequest) -> Result<Vec<RankE
                 .ok_or_else(|| lacking("Ethernet address"))?,
             name,
             qpn: member.qpn,
-            sq_psn: member.sq_psn,
-            rq_psn: member.rq_psn,
+            part: part.into(),
         });
     }
     match topology.hosts().find(|h| h.ip == Some(request.mcst_id.0)) {
@@ -172,7 +175,7 @@ fn lowest(
     usable: &Topology,
     load: &LinkLoad,
     (request, slots): (&CollectiveRequest, u16),
-    ranks: &[RankEndpoint],
+    ranks: &[HostEndpoint],
 ) -> Result<Option<CollectivePlan>, PlaceError> {
     let hosts: Vec<&str> = request.ranks.iter().map(|r| r.host.as_str()).collect();
     let mut roots = roots(usable, load, &hosts);
@@ -185,7 +188,7 @@ fn lowest(
     let Some((_, _, root, parents)) = grown.min_by(|x, y| (x.0, x.1, &x.2).cmp(&(y.0, y.1, &y.2))) else {
         return Ok(None);
     };
-    let by_host: BTreeMap<&str, &RankEndpoint> = ranks.iter().map(|r| (r.name.as_str(), r)).collect();
+    let by_host: BTreeMap<&str, &HostEndpoint> = ranks.iter().map(|r| (r.name.as_str(), r)).collect();
     let tree = Tree {
         root: node(&root, None, &by_host, &children(usable, &parents)),
     };
@@ -241,14 +244,15 @@ fn grow(usable: &Topology, load: &LinkLoad, root: &str, distances: &Distances, h
 fn node(
     name: &str,
     up: Option<TreeLink>,
-    ranks: &BTreeMap<&str, &RankEndpoint>,
+    ranks: &BTreeMap<&str, &HostEndpoint>,
     children: &Children,
 ) -> TreeNode {
-    let role = match ranks.get(name) {
-        Some(r) => Role::Rank {
-            rank: r.rank,
-            ip: r.ip,
-            qpn: r.qpn,
+    let rank = ranks.get(name).and_then(|host| Some((host, host.rank()?)));
+    let role = match rank {
+        Some((host, part)) => Role::Rank {
+            rank: part.rank,
+            ip: host.ip,
+            qpn: host.qpn,
         },
         None => Role::Switch,
     };
@@ -275,10 +279,10 @@ fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
 fn write_rules(
     topology: &Topology,
     (request, slots): (&CollectiveRequest, u16),
-    by_host: &BTreeMap<&str, &RankEndpoint>,
+    by_host: &BTreeMap<&str, &HostEndpoint>,
     node: &TreeNode,
     parent: Option<&TreeNode>,
-    rules: &mut BTreeMap<String, CollectiveGroup>,
+    rules: &mut BTreeMap<String, GroupRule>,
 ) -> Result<(), PlaceError> {
     if node.role != Role::Switch {
         return Ok(());
@@ -298,35 +302,38 @@ fn write_rules(
             continue;
         };
         let next_hop = match (by_host.get(child.name.as_str()), own_port) {
-            (Some(rank), _) => CollectiveHop::Rank((*rank).clone()),
+            (Some(rank), _) => NextHop::Host((*rank).clone()),
             (None, Some(own_port)) => switch_hop(topology, &child.name, own_port, below),
             (None, None) => continue,
         };
-        endpoints.push(CollectiveEndpoint { port, next_hop });
+        endpoints.push(Endpoint { port, next_hop });
     }
     let up = node.up.and_then(|up| up.own_port.zip(up.parent_port)).zip(parent);
     if let Some(((port, far), parent)) = up {
-        endpoints.push(CollectiveEndpoint {
+        endpoints.push(Endpoint {
             port,
             next_hop: switch_hop(topology, &parent.name, far, elsewhere),
         });
     }
     endpoints.sort_by_key(|e| e.next_hop.ranks().first().copied());
-    let rule = CollectiveGroup {
+    let rule = GroupRule {
         name: request.name.clone(),
         generation: request.generation,
         mcst_id: request.mcst_id,
         pmtu: request.pmtu,
-        psn_start: request.psn_start,
-        slots,
-        message_packets: request.message_packets,
-        reproducible: request.reproducible,
-        loss_policy: request.loss_policy,
-        straggler_policy: request.straggler_policy,
-        ack_timeout_us: request.ack_timeout_us,
         stall_timeout_ms: request.stall_timeout_ms,
-        parent: up.map(|((port, _), _)| port),
         endpoints,
+        kind: TranslatedRule {
+            start_psn: request.start_psn,
+            slots,
+            message_packets: request.message_packets,
+            reproducible: request.reproducible,
+            loss_policy: request.loss_policy,
+            straggler_policy: request.straggler_policy,
+            ack_timeout_us: request.ack_timeout_us,
+            parent: up.map(|((port, _), _)| port),
+        }
+        .into(),
     };
     let faults = rule.check(PortId::COUNT);
     if !faults.is_empty() {
@@ -338,12 +345,12 @@ fn write_rules(
         .try_for_each(|child| write_rules(topology, (request, slots), by_host, child, Some(node), rules))
 }
 
-fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: BTreeSet<u16>) -> CollectiveHop {
+fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: BTreeSet<u16>) -> NextHop {
     let mac = topology
         .switch(name)
         .and_then(|s| s.ports.get(&(port.index() as u8)).copied())
         .unwrap_or_default();
-    CollectiveHop::Switch {
+    NextHop::Switch {
         name: name.into(),
         mac: MacAddr(mac),
         ranks: ranks.into_iter().collect(),
@@ -351,13 +358,13 @@ fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: BTreeSet<u16
 }
 
 /// What the checker says of a rule: of the request's values where it can be said of them.
-fn bad_rule(switch: &str, rule: &CollectiveGroup, faults: Vec<Fault>) -> PlaceError {
+fn bad_rule(switch: &str, rule: &GroupRule, faults: Vec<Fault>) -> PlaceError {
     let in_request = |fault: &Fault| {
         let mut fault = fault.clone();
         if let Some((index, rest)) = fault
             .field
             .strip_prefix("endpoints[")
-            .and_then(|f| f.split_once("].rank."))
+            .and_then(|f| f.split_once("].host."))
         {
             let rank = rule
                 .endpoints
@@ -418,8 +425,9 @@ impl Shortage {
     }
 
     /// What the switch lacks for the rule, if anything.
-    fn of(switch: &str, room: &Room, rule: &CollectiveGroup) -> Option<Self> {
-        let (needed, endpoints) = (rule.memory_bytes(), rule.endpoints.len() as u64);
+    fn of(switch: &str, room: &Room, rule: &GroupRule) -> Option<Self> {
+        let endpoints = rule.endpoints.len() as u64;
+        let needed = rule.reserved_bytes();
         let lack = if room.groups_free == 0 {
             Lack::Groups
         } else if !room.pmtus.is_empty() && !room.pmtus.contains(&rule.pmtu) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{
-    Fault, GroupDraft, HopDraft, HostEndpoint, MemberDraft, MulticastGroup, NextHop, Path, PathDraft,
+    Endpoint, EndpointDraft, Fault, GroupDraft, GroupRule, HopDraft, HostEndpoint, MulticastRule, NextHop,
 };
 use castnet_topology::{Cut, Distances, End, Link, LinkId, Topology};
 use castnet_wire::{MacAddr, PortId};
@@ -23,7 +23,7 @@ pub struct Plan {
     /// The tree.
     pub tree: Tree,
     /// Each switch's part, by its name.
-    pub rules: BTreeMap<String, MulticastGroup>,
+    pub rules: BTreeMap<String, GroupRule>,
 }
 
 /// Plans a group. `load` says how many groups each link carries already.
@@ -72,9 +72,9 @@ fn resolve<'r>(
             None => {}
         }
         let endpoint = resolve_member(topology, &field, member)?;
-        drafts.push(PathDraft {
+        drafts.push(EndpointDraft {
             port: None,
-            next_hop: Some(HopDraft::Host(draft(&endpoint))),
+            next_hop: Some(HopDraft::Host((&endpoint).into())),
         });
         members.insert(&member.host, endpoint);
         field_of.insert(&member.host, field);
@@ -83,7 +83,7 @@ fn resolve<'r>(
         name: Some(request.name.clone()),
         mcst_id: Some(request.mcst_id),
         stall_timeout_ms: Some(request.stall_timeout_ms),
-        paths: Some(drafts),
+        endpoints: Some(drafts),
         ..GroupDraft::default()
     };
     let faults: Vec<Fault> = group.check(PortId::COUNT).into_iter().map(in_request).collect();
@@ -118,25 +118,15 @@ fn resolve_member(topology: &Topology, field: &str, member: &Member) -> Result<H
             .or(host.mac.map(MacAddr))
             .ok_or_else(|| lacking("Ethernet address"))?,
         qpn: member.qpn,
-        memory: member.memory,
+        part: member.memory.into(),
     })
 }
 
-fn draft(endpoint: &HostEndpoint) -> MemberDraft {
-    MemberDraft {
-        name: Some(endpoint.name.clone()),
-        ip: Some(endpoint.ip),
-        qpn: Some(endpoint.qpn),
-        mac: Some(endpoint.mac),
-        memory: Some(endpoint.memory),
-    }
-}
-
-/// The checker saw the members as paths, the source first: its fields become the request's.
+/// The checker saw the members as endpoints, the source first: its fields become the request's.
 fn in_request(mut fault: Fault) -> Fault {
     if let Some((index, rest)) = fault
         .field
-        .strip_prefix("paths[")
+        .strip_prefix("endpoints[")
         .and_then(|f| f.split_once("].host."))
         && let Ok(index) = index.parse::<usize>()
     {
@@ -328,7 +318,7 @@ fn write_rules(
     request: &Request,
     members: &BTreeMap<&str, HostEndpoint>,
     node: &TreeNode,
-    rules: &mut BTreeMap<String, MulticastGroup>,
+    rules: &mut BTreeMap<String, GroupRule>,
 ) -> Result<(), PlanError> {
     if node.role == Role::Switch
         && let Some(source) = node.up.and_then(|up| up.own_port)
@@ -337,26 +327,29 @@ fn write_rules(
             .children
             .iter()
             .filter_map(|c| c.up.and_then(|up| up.parent_port));
-        let mut paths: Vec<Path> = core::iter::once(source)
+        let mut endpoints: Vec<Endpoint> = core::iter::once(source)
             .chain(ports)
             .filter_map(|port| {
-                Some(Path {
+                Some(Endpoint {
                     port,
                     next_hop: next_hop(topology, members, &node.name, port)?,
                 })
             })
             .collect();
-        paths.sort_by_key(|p| p.port);
-        let rule = MulticastGroup {
+        endpoints.sort_by_key(|e| e.port);
+        let rule = GroupRule {
             name: request.name.clone(),
             generation: request.generation,
             mcst_id: request.mcst_id,
             pmtu: request.pmtu,
-            start_psn: request.start_psn,
-            va_base: request.va_base,
-            source,
-            paths,
             stall_timeout_ms: request.stall_timeout_ms,
+            endpoints,
+            kind: MulticastRule {
+                start_psn: request.start_psn,
+                va_base: request.va_base,
+                source,
+            }
+            .into(),
         };
         let faults = rule.check(PortId::COUNT);
         if !faults.is_empty() {
@@ -384,10 +377,7 @@ fn next_hop(
         End::Host(name) => members.get(name.as_str()).cloned().map(NextHop::Host),
         End::Switch { switch, port } => {
             let mac = topology.switch(switch)?.ports.get(port).copied()?;
-            Some(NextHop::Switch {
-                name: switch.clone(),
-                mac: MacAddr(mac),
-            })
+            Some(NextHop::switch(switch.clone(), MacAddr(mac)))
         }
     }
 }

@@ -14,12 +14,14 @@ extern crate std;
 
 pub mod multicast;
 pub mod path;
+mod prefetch;
 pub mod translated;
 
 pub use multicast::{
     Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathStatus, TimerReason,
 };
 pub use path::{PathId, PathSet};
+pub use prefetch::Prefetch;
 pub use translated::{
     CallId, EndpointConfig, EndpointId, EndpointKind, EndpointSet, EndpointStatus, LossPolicy, PacketShape,
     RankSet, StragglerPolicy, Translated, TranslatedConfig, TranslatedStatus,

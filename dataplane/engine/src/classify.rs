@@ -20,6 +20,16 @@ pub(crate) enum Class {
     Cnp,
 }
 
+/// The path that a frame of the group came by: of the fast path and the slow one alike.
+#[inline(always)]
+pub(crate) fn sender(hot: &Hot, ingress: PortId, src: Ipv4Addr, dest_qp: Qpn) -> Option<PathId> {
+    let path = hot.path(ingress)?;
+    let leg = hot.leg(path)?;
+    // Behind a switch are members that only the switches next to them know.
+    let known = dest_qp == Qpn::VIRTUAL && (!leg.is_host() || leg.ip == src.octets());
+    known.then_some(path)
+}
+
 /// The path that a frame came by and its class, or why it ends.
 #[inline]
 pub(crate) fn classify(
@@ -28,12 +38,7 @@ pub(crate) fn classify(
     src: Ipv4Addr,
     header: &RoceHeader,
 ) -> Result<(PathId, Class), DropReason> {
-    let path = hot.path(ingress).ok_or(DropReason::NotMember)?;
-    let leg = hot.leg(path).ok_or(DropReason::NotMember)?;
-    // Behind a switch are members that only the switches next to them know.
-    if header.bth.dest_qp != Qpn::VIRTUAL || (leg.is_host() && leg.ip != src.octets()) {
-        return Err(DropReason::NotMember);
-    }
+    let path = sender(hot, ingress, src, header.bth.dest_qp).ok_or(DropReason::NotMember)?;
     class(header)
         .map(|class| (path, class))
         .ok_or(DropReason::NotMulticastable)

@@ -2,11 +2,25 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_wire::McstId;
+use castnet_collective::Prefetch;
+use castnet_reduce::prefetch;
+use castnet_rules::{GroupKind, GroupRule};
+use castnet_wire::{McstId, PortId};
 
-use crate::collective::Collective;
-use crate::group::{Group, InstallError};
+use crate::collective::{self, Collective, CollectiveGroupStatus};
+use crate::config::PortInfo;
+use crate::group::{self, Group, GroupStatus, InstallError, port_count};
 use crate::next_hops::NextHops;
+
+/// What lets machines ask for memory.
+pub(crate) struct Ahead;
+
+impl Prefetch for Ahead {
+    #[inline(always)]
+    fn prefetch<T: ?Sized>(&self, value: &T) {
+        prefetch(value);
+    }
+}
 
 /// One group on a switch: endpoints, state and counters (EPIC 4.1). What differs is how it is realized.
 #[derive(Debug)]
@@ -15,6 +29,41 @@ pub enum Context {
     Multicast(Box<Group>),
     /// Contributions meet here (EPIC).
     Collective(Box<Collective>),
+}
+
+/// A group, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContextStatus {
+    /// Of one that multicasts.
+    Multicast(GroupStatus),
+    /// Of one that computes.
+    Collective(CollectiveGroupStatus),
+}
+
+impl ContextStatus {
+    /// The rule that runs, endpoints in the group's own order.
+    pub const fn rule(&self) -> &GroupRule {
+        match self {
+            Self::Multicast(status) => &status.rule,
+            Self::Collective(status) => &status.rule,
+        }
+    }
+
+    /// Of a group that multicasts.
+    pub const fn multicast(&self) -> Option<&GroupStatus> {
+        match self {
+            Self::Multicast(status) => Some(status),
+            Self::Collective(_) => None,
+        }
+    }
+
+    /// Of a group that computes.
+    pub const fn collective(&self) -> Option<&CollectiveGroupStatus> {
+        match self {
+            Self::Collective(status) => Some(status),
+            Self::Multicast(_) => None,
+        }
+    }
 }
 
 impl From<Box<Group>> for Context {
@@ -30,6 +79,56 @@ impl From<Box<Collective>> for Context {
 }
 
 impl Context {
+    /// Checks `rule` against a switch with these ports and builds the group. All its memory is taken here, so call it
+    /// where time does not matter and hand the result to the engine.
+    ///
+    /// # Errors
+    /// [`InstallError::Faults`], [`InstallError::NoPort`] or [`InstallError::MtuTooSmall`].
+    pub fn compile(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
+        check(rule, ports)?;
+        Ok(match &rule.kind {
+            GroupKind::Multicast(kind) => Group::new(rule, kind).into(),
+            GroupKind::Translated(kind) => Collective::new(rule, kind).into(),
+        })
+    }
+
+    /// The same without memory for payload, for a [dry run](crate::DryRun).
+    ///
+    /// # Errors
+    /// As [`Context::compile`].
+    pub fn compile_dry(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
+        match &rule.kind {
+            GroupKind::Translated(kind) => {
+                check(rule, ports)?;
+                Ok(Collective::without_payload(rule, kind).into())
+            }
+            GroupKind::Multicast(_) => Self::compile(rule, ports),
+        }
+    }
+
+    /// Bytes that the group of a rule will take of the memory for groups, where its kind reserves memory for slots: then
+    /// it is known without taking any. `None` where it is known of the compiled group alone.
+    ///
+    /// # Errors
+    /// As [`Context::compile`].
+    pub fn reserved(rule: &GroupRule, ports: &[PortInfo]) -> Result<Option<usize>, InstallError> {
+        match &rule.kind {
+            GroupKind::Translated(_) => {
+                check(rule, ports)?;
+                Ok(Some(rule.reserved_bytes() as usize))
+            }
+            GroupKind::Multicast(_) => Ok(None),
+        }
+    }
+
+    /// The rule that it runs, endpoints in its own order: that of ports, or of the lowest ranks behind them.
+    pub fn rule(&self) -> &GroupRule {
+        match self {
+            Self::Multicast(group) => group.rule(),
+            Self::Collective(group) => group.rule(),
+        }
+    }
+
     /// Its address.
     pub fn mcst_id(&self) -> McstId {
         match self {
@@ -40,9 +139,19 @@ impl Context {
 
     /// Its name.
     pub fn name(&self) -> &str {
-        match self {
-            Self::Multicast(group) => &group.rule().name,
-            Self::Collective(group) => &group.rule().name,
+        &self.rule().name
+    }
+
+    /// Asks for the memory that plain frames touch, in three steps: each needs what the one before it asked for.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, step: usize, ingress: PortId) {
+        match (self, step) {
+            (Self::Multicast(group), 0) => prefetch(&**group),
+            (Self::Multicast(group), 1) => group.prefetch(ingress),
+            (Self::Multicast(_), _) => {}
+            (Self::Collective(group), 0) => group.prefetch_self(ingress),
+            (Self::Collective(group), 1) => group.prefetch(ingress),
+            (Self::Collective(group), _) => group.prefetch_next(ingress),
         }
     }
 
@@ -72,11 +181,7 @@ impl Context {
 
     /// Whether both run the very same rule.
     pub(crate) fn same_rule(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Multicast(a), Self::Multicast(b)) => a.rule() == b.rule(),
-            (Self::Collective(a), Self::Collective(b)) => a.rule() == b.rule(),
-            _ => false,
-        }
+        self.rule() == other.rule()
     }
 
     /// As [`Collective::copy_state`].
@@ -108,6 +213,14 @@ impl Context {
         }
     }
 
+    /// Everything about it, for people. Allocates.
+    pub fn status(&self) -> ContextStatus {
+        match self {
+            Self::Multicast(group) => ContextStatus::Multicast(group.status()),
+            Self::Collective(group) => ContextStatus::Collective(group.status()),
+        }
+    }
+
     /// Counts a frame that ended before it was anybody's.
     pub(crate) fn note_dropped(&mut self) {
         match self {
@@ -115,4 +228,34 @@ impl Context {
             Self::Collective(group) => group.note_dropped(),
         }
     }
+}
+
+/// What can be refused of a rule on a switch with these ports before any memory is taken.
+fn check(rule: &GroupRule, ports: &[PortInfo]) -> Result<(), InstallError> {
+    let faults = rule.check(port_count(ports));
+    if !faults.is_empty() {
+        return Err(InstallError::Faults(faults));
+    }
+    let overhead = match &rule.kind {
+        GroupKind::Multicast(_) => group::OVERHEAD,
+        GroupKind::Translated(_) => collective::OVERHEAD,
+    };
+    let (pmtu, need) = (rule.pmtu.bytes(), rule.pmtu.bytes() + overhead);
+    for (i, endpoint) in rule.endpoints.iter().enumerate() {
+        let Some(port) = ports.iter().find(|p| p.id == endpoint.port) else {
+            return Err(InstallError::NoPort {
+                endpoint: i,
+                port: endpoint.port,
+            });
+        };
+        if port.mtu < need {
+            return Err(InstallError::MtuTooSmall {
+                port: port.id,
+                pmtu,
+                need,
+                mtu: port.mtu,
+            });
+        }
+    }
+    Ok(())
 }

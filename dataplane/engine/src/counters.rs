@@ -295,7 +295,9 @@ impl CountersSnapshot {
             list.len() + more <= list.capacity()
         }
         match context {
-            Context::Multicast(group) => room(&self.groups, 1) && room(&self.paths, group.rule().paths.len()),
+            Context::Multicast(group) => {
+                room(&self.groups, 1) && room(&self.paths, group.rule().endpoints.len())
+            }
             Context::Collective(group) => {
                 room(&self.collectives, 1) && room(&self.endpoints, group.rule().endpoints.len())
             }

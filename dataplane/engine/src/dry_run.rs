@@ -11,11 +11,10 @@ use std::sync::Arc;
 use castnet_wire::{Arp, McstId, Nanos, Parsed, PortId, parse_frame, parse_network};
 
 use crate::classify;
-use crate::collective::Collective;
 use crate::config::EngineConfig;
 use crate::context::Context;
 use crate::engine::Engine;
-use crate::group::{Group, InstallError};
+use crate::group::InstallError;
 use crate::pipeline::Cx;
 use crate::plain::{PlainEgress, PlainFrame};
 use crate::tables::Tables;
@@ -40,7 +39,7 @@ pub struct DryRun {
 
 impl DryRun {
     /// Takes all memory for a dry run of a frame on an engine that runs with this configuration. `compile` makes the group
-    /// of an address, where there is one, by [`Group::compile`] or [`Collective::compile_dry`] from the rule that runs.
+    /// of an address, where there is one, by [`Context::compile_dry`] from the rule that runs.
     pub fn new(
         config: &EngineConfig,
         ingress: PortId,
@@ -101,11 +100,9 @@ impl Engine {
     /// Says what would happen to a frame, stage by stage, and changes nothing. See [`DryRun`], whose parts this is all of.
     pub fn trace(&self, now: Nanos, ingress: PortId, frame: &[u8]) -> Trace {
         let ports = &self.config.ports;
-        let compile = |address| match self.groups.get(McstId(address))? {
-            Context::Multicast(group) => Group::compile(group.rule(), ports).map(Context::from).ok(),
-            Context::Collective(group) => Collective::compile_dry(group.rule(), ports)
-                .map(Context::from)
-                .ok(),
+        let compile = |address| {
+            let group = self.groups.get(McstId(address))?;
+            Context::compile_dry(group.rule(), ports).ok()
         };
         let mut dry = DryRun::new(&self.config, ingress, frame.to_vec(), compile);
         self.copy_into(now, &mut dry);

@@ -8,15 +8,13 @@ use castnet_collective::{Effect, Effects, translated};
 use castnet_wire::icrc::ShiftCache;
 use castnet_wire::{MacAddr, McstId, Nanos, PortId};
 
-use crate::ack::Acks;
 use crate::collective::{Collective, CollectiveGroupStatus};
 use crate::config::{ConfigError, EngineConfig, PortInfo};
-use crate::context::Context;
+use crate::context::{Context, ContextStatus};
 use crate::counters::{CollectiveSnapshot, Counters, CountersSnapshot, GroupSnapshot, Totals};
 use crate::egress::Egress;
 use crate::events::{EngineEvent, EventKind, Events};
 use crate::fdb::{Fdb, FdbEntry};
-use crate::flow::Flows;
 use crate::group::{Group, GroupStatus, InstallError};
 use crate::groups::Groups;
 use crate::limit::Limit;
@@ -36,9 +34,8 @@ pub(crate) type Shifts = ShiftCache<16>;
 /// Bytes of the largest path MTU.
 const PAYLOAD_MAX: usize = 4096;
 
-/// No group: no place is that high.
+/// No group: no slot of the table of groups has that number.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
-const NO_GROUPS: [u32; PortId::COUNT] = [NO_GROUP; PortId::COUNT];
 
 /// What frames need to know of the ports.
 #[derive(Clone, Debug)]
@@ -92,8 +89,6 @@ pub struct Engine {
     pub(crate) groups: Groups,
     pub(crate) next_hops: NextHops,
     pub(crate) shifts: Shifts,
-    pub(crate) flows: Flows,
-    pub(crate) acks: Acks,
     pub(crate) counters: Counters,
     pub(crate) wheel: Wheel,
     pub(crate) effects: Effects,
@@ -102,15 +97,13 @@ pub struct Engine {
     pub(crate) collective_effects: translated::Effects,
     /// Where a payload is put together.
     pub(crate) scratch: Box<[u8; PAYLOAD_MAX]>,
-    /// By port, the place of the collective group to which data or a control message came in last; or what is no place.
-    pub(crate) recent: [u32; PortId::COUNT],
     /// Places of collective groups that have more to send than one turn lets them.
     pub(crate) emitting: VecDeque<u32>,
     pub(crate) fdb: Fdb,
     pub(crate) neighbours: Neighbours,
     pub(crate) events: Events,
     pub(crate) fdb_full_told: bool,
-    taps: Taps,
+    pub(crate) taps: Taps,
     pub(crate) lldp_at: Option<Nanos>,
     pub(crate) lldp_answers: Limit,
     pub(crate) ageing_at: Option<Nanos>,
@@ -135,15 +128,12 @@ impl Engine {
             groups: Groups::new(config.groups_max, config.memory_max_bytes, seed),
             next_hops: NextHops::new(config.next_hops_max, seed),
             shifts: Shifts::new(),
-            flows: Flows::new(),
-            acks: Acks::new(),
             counters: Counters::new(),
             wheel: Wheel::new(config.groups_max, TICK),
             effects: Effects::new(),
             fine_wheel: Wheel::new(config.groups_max, FINE_TICK),
             collective_effects: translated::Effects::new(),
             scratch: Box::new([0; PAYLOAD_MAX]),
-            recent: NO_GROUPS,
             emitting: VecDeque::with_capacity(config.groups_max),
             fdb: Fdb::new(config.fdb_capacity, config.fdb_ageing, seed),
             neighbours: Neighbours::new(config.neighbours_max, config.fdb_ageing, seed),
@@ -188,7 +178,6 @@ impl Engine {
         self.groups.room_for(&group)?;
         group.bind(&mut self.next_hops, self.config.addresses.first().copied())?;
         let (place, replaced) = self.groups.insert(group);
-        self.forget_short_ways();
         self.quiet(place);
         if let Some(replaced) = &replaced {
             replaced.unbind(&mut self.next_hops);
@@ -200,16 +189,9 @@ impl Engine {
     /// engine.
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (place, group) = self.groups.remove(mcst_id)?;
-        self.forget_short_ways();
         self.quiet(place);
         group.unbind(&mut self.next_hops);
         Some(group)
-    }
-
-    /// Groups, next hops or ports have changed: frames take the long way first.
-    pub(crate) fn forget_short_ways(&mut self) {
-        self.flows.forget();
-        self.acks.forget();
     }
 
     /// Nothing is due at a place any more.
@@ -217,10 +199,6 @@ impl Engine {
         self.wheel.disarm(place);
         self.fine_wheel.disarm(place);
         self.emitting.retain(|other| *other != place);
-        self.recent
-            .iter_mut()
-            .filter(|p| **p == place)
-            .for_each(|p| *p = NO_GROUP);
     }
 
     /// The multicast group of this address.
@@ -253,6 +231,11 @@ impl Engine {
         self.groups.memory_used()
     }
 
+    /// The state of a group, for people. Allocates.
+    pub fn status(&self, mcst_id: McstId) -> Option<ContextStatus> {
+        self.groups.get(mcst_id).map(Context::status)
+    }
+
     /// The state of a multicast group, for people. Allocates.
     pub fn group_status(&self, mcst_id: McstId) -> Option<GroupStatus> {
         self.group(mcst_id).map(Group::status)
@@ -266,7 +249,6 @@ impl Engine {
     /// Takes new tables. What was learned on ports that went down is forgotten.
     pub fn set_tables(&mut self, now: Nanos, tables: Arc<Tables>) {
         let up = tables.up().and(self.ports.present);
-        self.forget_short_ways();
         let gone = PortSet(self.ports.up.0 & !up.0);
         if !gone.is_empty() {
             self.fdb.flush(|port| gone.contains(port));
@@ -428,7 +410,7 @@ impl Engine {
         into.collectives.clear();
         into.endpoints.clear();
         for place in into.next_group..self.groups.places() {
-            let Some(context) = self.groups.at(place) else {
+            let Some(context) = self.groups.at(place as u32) else {
                 continue;
             };
             if !into.fits(context) {
@@ -444,7 +426,7 @@ impl Engine {
                         generation: group.rule().generation,
                         counters: group.counters(),
                         first_path: into.paths.len(),
-                        paths: group.rule().paths.len(),
+                        paths: group.rule().endpoints.len(),
                     });
                     into.paths.extend(group.paths());
                 }
@@ -515,14 +497,6 @@ impl Engine {
     /// What [`Engine::take_tap_lost`] has returned, of all subscribers.
     pub fn taps_lost(&self) -> u64 {
         self.taps.lost()
-    }
-
-    pub(crate) fn taps(&mut self) -> &mut Taps {
-        &mut self.taps
-    }
-
-    pub(crate) fn is_watched(&self) -> bool {
-        self.taps.armed()
     }
 
     /// Whether `address` is a group's or the switch's own: ARP for it is answered.

@@ -82,10 +82,10 @@ impl Link {
             && (self.length == Self::PLAIN.length || self.bytes == other.bytes)
     }
 
-    /// Whether it has no tags, this EtherType and this class of service.
+    /// Whether it has no tags, and this class of service.
     #[inline]
-    pub(crate) fn is_plain(&self, tos: u8, ethertype: [u8; 2]) -> bool {
-        self.length == 2 && [self.bytes[0], self.bytes[1]] == ethertype && self.tos == tos & 0xFC
+    pub(crate) fn is_plain(&self, tos: u8) -> bool {
+        self.length == Self::PLAIN.length && self.tos == tos & 0xFC
     }
 
     pub(crate) fn tos(&self) -> u8 {

@@ -73,7 +73,12 @@ impl<V: Copy + Default> FixedMap<V> {
     /// Where `key` is, or the free place that ends its probe sequence. Ends because half of the places are free.
     #[inline]
     fn probe(&self, key: u64) -> Result<usize, usize> {
-        let mut at = self.home(key);
+        self.probe_from(self.home(key), key)
+    }
+
+    #[inline]
+    fn probe_from(&self, home: usize, key: u64) -> Result<usize, usize> {
+        let mut at = home;
         loop {
             match self.entries[at].key {
                 k if k == key => return Ok(at),
@@ -86,6 +91,23 @@ impl<V: Copy + Default> FixedMap<V> {
     #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<&V> {
         self.probe(key).ok().map(|at| &self.entries[at].value)
+    }
+
+    /// Asks for the memory where the search for `key` begins, and returns where that is.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: u64) -> usize {
+        let home = self.home(key);
+        if let Some(entry) = self.entries.get(home) {
+            castnet_reduce::prefetch(entry);
+        }
+        home
+    }
+
+    /// As [`FixedMap::get`], from what [`FixedMap::prefetch`] returned.
+    #[inline]
+    pub(crate) fn get_from(&self, home: usize, key: u64) -> Option<&V> {
+        let at = self.probe_from(home & self.mask(), key).ok()?;
+        Some(&self.entries[at].value)
     }
 
     pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut V> {

@@ -4,11 +4,13 @@
 //! Contract M6: hot state is at most 16 bytes per path in use. Seven are the machine's, nine are the leg's.
 
 use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
-use castnet_rules::{Fault, MulticastGroup, NextHop, Path, RemoteMemory};
+use castnet_reduce::prefetch;
+use castnet_rules::{Endpoint, Fault, GroupRule, MulticastRule, NextHop, RemoteMemory};
 use castnet_wire::{McstId, Nanos, PortId, Qpn};
 use core::net::Ipv4Addr;
 
 use crate::config::PortInfo;
+use crate::context::Ahead;
 use crate::counters::{GroupCounters, GroupExceptions, PathCounters, PathSnapshot};
 use crate::feedback::{AckTemplate, Address};
 use crate::next_hops::NextHops;
@@ -16,7 +18,7 @@ use crate::port_set::PortSet;
 
 /// Bytes of IP header to ICRC around the payload of the largest packet that a group carries: IPv4, UDP, BTH, RETH, ImmDt
 /// and ICRC.
-const OVERHEAD: usize = 20 + 8 + 12 + 16 + 4 + 4;
+pub(crate) const OVERHEAD: usize = 20 + 8 + 12 + 16 + 4 + 4;
 
 /// Why a group cannot be installed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,11 +26,11 @@ pub enum InstallError {
     /// The rule breaks rules of its own.
     #[error("the rule has {} fault(s); the first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
     Faults(Vec<Fault>),
-    /// A path leaves by a port that the switch does not have, though it has one of a higher number.
-    #[error("path {path} leaves by port {port}, which this switch does not have")]
+    /// An endpoint is at a port that the switch does not have, though it has one of a higher number.
+    #[error("endpoint {endpoint} is at port {port}, which this switch does not have")]
     NoPort {
-        /// The path's place in the rule.
-        path: usize,
+        /// The endpoint's index in the rule.
+        endpoint: usize,
         /// The port.
         port: PortId,
     },
@@ -86,8 +88,8 @@ pub(crate) struct Leg {
 }
 
 impl Leg {
-    fn new(path: &Path) -> Self {
-        match &path.next_hop {
+    fn new(endpoint: &Endpoint) -> Self {
+        match &endpoint.next_hop {
             NextHop::Host(host) => Self {
                 ip: host.ip.octets(),
                 qpn: host.qpn.to_bytes(),
@@ -165,29 +167,24 @@ impl Hot {
 #[derive(Clone, Debug)]
 pub(crate) struct Cold {
     /// Its paths in order of their ports, so that a path's place here is its [`PathId`].
-    pub(crate) rule: MulticastGroup,
+    pub(crate) rule: GroupRule,
+    /// See [`MulticastRule::va_base`].
+    pub(crate) va_base: u64,
     /// Where feedback goes, and an acknowledge packet to there.
     pub(crate) feedback: Address,
     pub(crate) ack: AckTemplate,
     pub(crate) exceptions: GroupExceptions,
-    pub(crate) paths: Box<[PathCounters]>,
 }
 
 impl Cold {
     /// Where WRITEs to the member behind `path` land.
     pub(crate) fn memory(&self, path: PathId) -> Option<&RemoteMemory> {
-        self.rule
-            .paths
-            .get(path.index())?
-            .next_hop
-            .host()?
-            .memory
-            .as_ref()
+        self.rule.endpoints.get(path.index())?.next_hop.host()?.memory()
     }
 
     /// For people: the port and who is behind it.
     pub(crate) fn describe(&self, path: PathId) -> String {
-        match self.rule.paths.get(path.index()) {
+        match self.rule.endpoints.get(path.index()) {
             Some(p) => {
                 let kind = if p.next_hop.host().is_some() {
                     "host"
@@ -209,69 +206,58 @@ impl Cold {
 #[repr(align(64))]
 pub struct Group {
     pub(crate) hot: Hot,
+    /// By path. Here, and not among what is cold, since ACKs count.
+    pub(crate) paths: Box<[PathCounters]>,
     pub(crate) cold: Box<Cold>,
 }
 
 impl Group {
-    /// Checks `rule` against a switch with these ports and builds the group. All its memory is taken here, so call it
-    /// where time does not matter and hand the result to the engine.
-    ///
-    /// # Errors
-    /// [`InstallError::Faults`], [`InstallError::NoPort`] or [`InstallError::MtuTooSmall`].
-    pub fn compile(rule: &MulticastGroup, ports: &[PortInfo]) -> Result<Box<Self>, InstallError> {
-        let faults = rule.check(port_count(ports));
-        if !faults.is_empty() {
-            return Err(InstallError::Faults(faults));
-        }
-        for (i, path) in rule.paths.iter().enumerate() {
-            let Some(port) = ports.iter().find(|p| p.id == path.port) else {
-                return Err(InstallError::NoPort {
-                    path: i,
-                    port: path.port,
-                });
-            };
-            let (pmtu, need) = (rule.pmtu.bytes(), rule.pmtu.bytes() + OVERHEAD);
-            if port.mtu < need {
-                return Err(InstallError::MtuTooSmall {
-                    port: port.id,
-                    pmtu,
-                    need,
-                    mtu: port.mtu,
-                });
-            }
-        }
+    /// The group of a rule that has been checked.
+    pub(crate) fn new(rule: &GroupRule, kind: &MulticastRule) -> Box<Self> {
         let mut rule = rule.clone();
-        rule.paths.sort_unstable_by_key(|p| p.port);
-        let ports: PortSet = rule.paths.iter().map(|p| p.port).collect();
-        let source = PathId::new(ports.rank(rule.source) as u8).unwrap_or_default();
+        rule.endpoints.sort_unstable_by_key(|e| e.port);
+        let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
+        let source = PathId::new(ports.rank(kind.source) as u8).unwrap_or_default();
         let machine = Multicast::new(MulticastConfig {
-            paths: rule.paths.len() as u8,
+            paths: rule.endpoints.len() as u8,
             source,
-            start_psn: rule.start_psn,
+            start_psn: kind.start_psn,
             stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
         });
         let hot = Hot {
             ports,
             machine,
-            legs: rule.paths.iter().map(Leg::new).collect(),
+            legs: rule.endpoints.iter().map(Leg::new).collect(),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes() as u16,
-            source_port: rule.source,
+            source_port: kind.source,
             source,
             counters: HotCounters::default(),
         };
-        let paths = vec![PathCounters::default(); rule.paths.len()].into_boxed_slice();
-        let feedback = feedback_address(&rule, None);
+        let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
+        let feedback = feedback_address(&rule, kind.source, None);
         let ack = AckTemplate::new(&feedback);
         let exceptions = GroupExceptions::default();
         let cold = Box::new(Cold {
             rule,
+            va_base: kind.va_base,
             feedback,
             ack,
             exceptions,
-            paths,
         });
-        Ok(Box::new(Self { hot, cold }))
+        Box::new(Self { hot, paths, cold })
+    }
+
+    /// Asks for the memory that frames from `ingress` touch beside the group itself.
+    #[inline]
+    pub(crate) fn prefetch(&self, ingress: PortId) {
+        prefetch(&*self.hot.legs);
+        if let Some(path) = self.hot.path(ingress).filter(|path| *path != self.hot.source) {
+            self.hot.machine.prefetch(path, &Ahead);
+            if let Some(counters) = self.paths.get(path.index()) {
+                prefetch(&counters.acks_in);
+            }
+        }
     }
 
     /// Its address.
@@ -280,7 +266,7 @@ impl Group {
     }
 
     /// The rule that it runs, paths in order of their ports.
-    pub fn rule(&self) -> &MulticastGroup {
+    pub fn rule(&self) -> &GroupRule {
         &self.cold.rule
     }
 
@@ -296,7 +282,7 @@ impl Group {
         let names = self
             .cold
             .rule
-            .paths
+            .endpoints
             .iter()
             .map(|p| p.next_hop.name().len())
             .sum::<usize>();
@@ -304,8 +290,8 @@ impl Group {
             + size_of::<Cold>()
             + self.cold.rule.name.len()
             + names
-            + size_of_val(&*self.cold.rule.paths)
-            + size_of_val(&*self.cold.paths)
+            + size_of_val(&*self.cold.rule.endpoints)
+            + size_of_val(&*self.paths)
             + self.hot.machine.cold_bytes()
     }
 
@@ -341,11 +327,11 @@ impl Group {
         let data_in = self.hot.counters.data_in;
         self.cold
             .rule
-            .paths
+            .endpoints
             .iter()
-            .zip(&self.cold.paths)
+            .zip(&self.paths)
             .map(move |(path, counters)| {
-                let source = path.port == self.cold.rule.source;
+                let source = path.port == self.hot.source_port;
                 let not_sent = if source {
                     data_in
                 } else {
@@ -380,7 +366,7 @@ impl Group {
         own: Option<Ipv4Addr>,
     ) -> Result<(), InstallError> {
         for i in 0..self.hot.legs.len() {
-            let mac = self.cold.rule.paths[i].next_hop.mac();
+            let mac = self.cold.rule.endpoints[i].next_hop.mac();
             match next_hops.acquire(mac) {
                 Some(place) => self.hot.legs[i].next_hop = place.to_be_bytes(),
                 None => {
@@ -391,7 +377,7 @@ impl Group {
                 }
             }
         }
-        self.cold.feedback = feedback_address(&self.cold.rule, own);
+        self.cold.feedback = feedback_address(&self.cold.rule, self.hot.source_port, own);
         self.cold.ack = AckTemplate::new(&self.cold.feedback);
         Ok(())
     }
@@ -416,7 +402,7 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
     /// Its rule, paths in order of their ports; a path's place is its number in `machine`.
-    pub rule: MulticastGroup,
+    pub rule: GroupRule,
     /// The protocol state: AckPSN per path, AggAckPSN, MePSN.
     pub machine: MulticastStatus,
     /// Counters of the group.
@@ -430,9 +416,9 @@ pub struct GroupStatus {
 }
 
 /// To the source itself the switch speaks as the group; to the switch on the way there as a member would.
-fn feedback_address(rule: &MulticastGroup, own: Option<Ipv4Addr>) -> Address {
+fn feedback_address(rule: &GroupRule, source: PortId, own: Option<Ipv4Addr>) -> Address {
     let (group, sport) = (rule.mcst_id.0, feedback_sport(rule.mcst_id));
-    match rule.source_path().and_then(|path| path.next_hop.host()) {
+    match rule.endpoint(source).and_then(|e| e.next_hop.host()) {
         Some(host) => Address {
             src: group,
             dst: host.ip,

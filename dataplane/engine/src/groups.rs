@@ -2,6 +2,7 @@
 
 use core::net::Ipv4Addr;
 
+use castnet_reduce::prefetch;
 use castnet_wire::McstId;
 
 use crate::context::Context;
@@ -19,8 +20,7 @@ const NONE: (u64, u32) = (u64::MAX, 0);
 #[derive(Debug)]
 pub(crate) struct Groups {
     index: FixedMap<u32>,
-    /// The key that was found last, and its place: frames of one group come in runs. No address has all bits set in its
-    /// upper half, so that stands for none.
+    /// The key that was found last, and its slot. No address has all bits set in its upper half, so that stands for none.
     last: (u64, u32),
     places: Vec<Option<Context>>,
     free: Vec<u32>,
@@ -42,11 +42,12 @@ impl Groups {
         }
     }
 
+    #[inline]
     pub(crate) fn find(&self, address: Ipv4Addr) -> Option<u32> {
         self.index.get(key(address)).copied()
     }
 
-    /// The same for frames.
+    /// The same for frames, which often come several of one group after the other.
     #[inline]
     pub(crate) fn find_next(&mut self, address: Ipv4Addr) -> Option<u32> {
         let key = key(address);
@@ -54,6 +55,26 @@ impl Groups {
             self.last = (key, *self.index.get(key)?);
         }
         Some(self.last.1)
+    }
+
+    /// Asks for the memory where the index has `address`, and returns where that is.
+    #[inline]
+    pub(crate) fn prefetch_index(&self, address: Ipv4Addr) -> usize {
+        self.index.prefetch(key(address))
+    }
+
+    /// As [`Groups::find`], from what [`Groups::prefetch_index`] returned.
+    #[inline]
+    pub(crate) fn find_from(&self, home: usize, address: Ipv4Addr) -> Option<u32> {
+        self.index.get_from(home, key(address)).copied()
+    }
+
+    /// Asks for the memory of a slot.
+    #[inline]
+    pub(crate) fn prefetch_slot(&self, slot: u32) {
+        if let Some(slot) = self.places.get(slot as usize) {
+            prefetch(slot);
+        }
     }
 
     #[inline]
@@ -65,11 +86,12 @@ impl Groups {
         self.places.get(self.find(mcst_id.0)? as usize)?.as_ref()
     }
 
-    /// The group at a place, and the number of places that were ever used.
-    pub(crate) fn at(&self, place: usize) -> Option<&Context> {
-        self.places.get(place)?.as_ref()
+    #[inline]
+    pub(crate) fn at(&self, place: u32) -> Option<&Context> {
+        self.places.get(place as usize)?.as_ref()
     }
 
+    /// How many places were ever used.
     pub(crate) fn places(&self) -> usize {
         self.places.len()
     }

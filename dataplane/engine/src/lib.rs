@@ -12,7 +12,6 @@
 //! allocation (contract S2). Each frame ends in exactly one [`Verdict`], and that is counted (S1).
 #![forbid(unsafe_code)]
 
-mod ack;
 mod arp;
 mod classify;
 mod collective;
@@ -24,10 +23,10 @@ mod egress;
 mod engine;
 mod ethernet;
 mod events;
+mod fast;
 mod fdb;
 mod feedback;
 mod fixed_map;
-mod flow;
 mod group;
 mod groups;
 mod limit;
@@ -46,13 +45,12 @@ mod tables;
 mod tap;
 mod trace;
 mod wheel;
-mod words;
 
 pub use castnet_collective::translated::Refusal;
 pub use classify::destination;
 pub use collective::{Collective, CollectiveGroupStatus};
 pub use config::{ConfigError, EngineConfig, PortInfo};
-pub use context::Context;
+pub use context::{Context, ContextStatus};
 pub use counters::{
     CollectiveCounters, CollectiveSnapshot, CongestionCounters, CountersSnapshot, EndpointCounters,
     EndpointSnapshot, GroupCounters, GroupExceptions, GroupSnapshot, PathCounters, PathSnapshot,
@@ -68,6 +66,6 @@ pub use moving::Expected;
 pub use neighbours::{NAME_MAX, Name, Neighbour, Said};
 pub use port_set::PortSet;
 pub use route::{Flow, Hop};
-pub use tables::Tables;
+pub use tables::{Members, Owners, Tables};
 pub use tap::{Captured, FrameFilter, Seen, TAPS_MAX, TapId};
 pub use trace::{SentFrame, Stage, Step, Trace, Verdict};

@@ -84,7 +84,6 @@ impl Engine {
             return Err((error, group));
         }
         let (place, _) = self.groups.insert(group);
-        self.forget_short_ways();
         match self.groups.at_mut(place) {
             Some(Context::Multicast(group)) => {
                 if let Some((at, _)) = group.hot.machine.poll_timeout() {

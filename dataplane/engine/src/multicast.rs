@@ -13,7 +13,6 @@ use crate::egress::Egress;
 use crate::engine::{Engine, Ports, Shifts};
 use crate::events::EventKind;
 use crate::feedback::{self, Feedback};
-use crate::flow::{self, Lesson};
 use crate::group::Group;
 use crate::next_hops::NextHops;
 use crate::pipeline::Cx;
@@ -61,13 +60,6 @@ impl Engine {
             Ok(admitted) => admitted,
             Err((stage, reason)) => return refuse(cx, group, stage, reason, header, src),
         };
-        if let Event::Feedback {
-            syndrome: Syndrome::Ack,
-            ..
-        } = event
-        {
-            self.acks.learn(&frame, cx.ingress, from, place);
-        }
         let before = group.hot.machine.next_psn();
         note_arrival(group, from, &event, frame.length());
         group.hot.machine.handle(cx.now, event, &mut self.effects);
@@ -82,29 +74,10 @@ impl Engine {
         let verdict = match (&event, self.effects.as_slice()) {
             // The plain cases first: data that goes on, and feedback that changes nothing for the source.
             (Event::Data { psn, .. }, [Effect::Replicate { to }]) => {
-                let (is_next, length, first) = (before == Some(*psn), frame.length(), flow::first(&frame));
-                if !is_next {
+                if before != Some(*psn) {
                     note_repetition(group, before, *psn, *to);
                 }
-                let verdict = replicate::replicate(cx, &mut tools, group, header, src, *to, frame);
-                if let Some(first) = first.filter(|_| is_next) {
-                    let lesson = Lesson {
-                        place,
-                        group,
-                        ports: &self.ports,
-                        next_hops: &self.next_hops,
-                    };
-                    let from = (cx.ingress, src);
-                    flow::learn(
-                        &mut self.flows,
-                        &mut self.shifts,
-                        &lesson,
-                        from,
-                        header,
-                        (first, length),
-                    );
-                }
-                verdict
+                replicate::replicate(cx, &mut tools, group, header, src, *to, frame)
             }
             (_, [Effect::Absorb]) if !matches!(event, Event::Data { .. }) => Verdict::Absorbed,
             (_, effects) => {
@@ -290,7 +263,8 @@ fn refuse<E: Egress, O: Observer>(
 #[inline]
 pub(crate) fn note_arrival(group: &mut Group, from: PathId, event: &Event, length: usize) {
     let source = group.hot.source;
-    let (hot, cold) = (&mut group.hot.counters, &mut group.cold);
+    let Group { hot, paths, cold } = group;
+    let hot = &mut hot.counters;
     match event {
         // From others it ends at the machine, and no path counts on it.
         Event::Data { .. } if from == source => {
@@ -299,7 +273,7 @@ pub(crate) fn note_arrival(group: &mut Group, from: PathId, event: &Event, lengt
         }
         Event::Data { .. } => {}
         Event::Feedback { syndrome, .. } => {
-            let Some(path) = cold.paths.get_mut(from.index()) else {
+            let Some(path) = paths.get_mut(from.index()) else {
                 return;
             };
             match syndrome {
@@ -319,7 +293,7 @@ pub(crate) fn note_arrival(group: &mut Group, from: PathId, event: &Event, lengt
         }
         Event::Cnp { .. } => {
             cold.exceptions.cnps_in += 1;
-            if let Some(path) = cold.paths.get_mut(from.index()) {
+            if let Some(path) = paths.get_mut(from.index()) {
                 path.cnps_in += 1;
             }
         }
@@ -337,8 +311,8 @@ fn note_repetition(
     if expected.is_some_and(|e| psn.is_before(e)) {
         group.cold.exceptions.retransmitted += 1;
     }
-    let Group { hot, cold } = group;
-    for (i, path) in cold.paths.iter_mut().enumerate() {
+    let Group { hot, paths, cold } = group;
+    for (i, path) in paths.iter_mut().enumerate() {
         let skipped = PathId::new(i as u8).is_some_and(|id| id != hot.source && !to.contains(id));
         if skipped {
             path.filtered += 1;

@@ -9,7 +9,6 @@ use crate::classify;
 use crate::counters::Counters;
 use crate::egress::Egress;
 use crate::engine::Engine;
-use crate::flow::Run;
 use crate::plain::PlainFrame;
 use crate::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
 
@@ -51,53 +50,41 @@ impl Engine {
     ) {
         let bytes: usize = batch.iter().map(FrameBuf::length).sum();
         self.counters.received(ingress, batch.len() as u64, bytes as u64);
-        if self.is_watched() {
-            for frame in batch.drain(..) {
-                let mut recorder = Recorder::new(now, ingress, PlainFrame::copy_of(&frame).0);
-                let mut cx = Cx {
-                    now,
-                    ingress,
-                    egress: &mut *egress,
-                    observer: &mut recorder,
-                };
-                let verdict = self.forward(&mut cx, frame);
-                self.account(ingress, verdict);
-                self.taps().take(recorder.finish(verdict));
-            }
-        } else {
-            let mut cx = Cx {
-                now,
-                ingress,
-                egress,
-                observer: &mut Off,
-            };
-            if self.is_collective(ingress) {
-                return self.collective_batch(&mut cx, batch);
-            }
-            let mut run = Run::new();
-            for frame in batch.drain(..) {
-                let Some(frame) = self.data_again(&mut cx, &mut run, frame) else {
-                    continue;
-                };
-                // What came first leaves first.
-                if !run.is_empty() {
-                    self.send_run(&mut cx, &mut run);
-                }
-                self.other_than_data(&mut cx, frame);
-            }
-            if !run.is_empty() {
-                self.send_run(&mut cx, &mut run);
-            }
+        let mut cx = Cx {
+            now,
+            ingress,
+            egress,
+            observer: &mut Off,
+        };
+        if self.taps.want_none(ingress, batch) {
+            return self.fast_batch(&mut cx, batch);
         }
+        // What came first leaves first: the others go before the next one that is recorded.
+        let mut others = Batch::new();
+        for frame in batch.drain(..) {
+            if !self.taps.may_want(ingress, &frame) {
+                others.push(frame);
+                continue;
+            }
+            self.fast_batch(&mut cx, &mut others);
+            self.recorded(&mut cx, frame);
+        }
+        self.fast_batch(&mut cx, &mut others);
     }
 
-    /// A frame for which there is no fast path, or that of ACKs alone.
-    #[inline(always)]
-    pub(crate) fn other_than_data<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
-        if let Some(frame) = self.ack_again(cx, frame) {
-            let verdict = self.forward(cx, frame);
-            self.account(cx.ingress, verdict);
-        }
+    /// One frame that a tap may want, or what leaves because of it.
+    #[inline(never)]
+    fn recorded<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
+        let mut recorder = Recorder::new(cx.now, cx.ingress, PlainFrame::copy_of(&frame).0);
+        let mut cx = Cx {
+            now: cx.now,
+            ingress: cx.ingress,
+            egress: &mut *cx.egress,
+            observer: &mut recorder,
+        };
+        let verdict = self.forward(&mut cx, frame);
+        self.account(cx.ingress, verdict);
+        self.taps.take(recorder.finish(verdict));
     }
 
     #[inline]

@@ -44,7 +44,12 @@ impl PortSet {
 
     /// How many of its ports have a smaller number than `port`.
     pub const fn rank(self, port: PortId) -> usize {
-        (self.0 & ((1 << port.index()) - 1)).count_ones() as usize
+        let smaller = (1 << port.index()) - 1;
+        // Often all of them: to count bits takes x86-64 a dozen instructions, where nothing beyond its first version is asked for.
+        match self.0 & smaller {
+            all if all == smaller => port.index(),
+            some => some.count_ones() as usize,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use castnet_rules::RemoteMemory;
 use castnet_wire::icrc::{self, HeaderDelta, Shift};
 use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, Qpn, Reth, RoceHeader};
 
-use crate::counters::Counters;
+use crate::counters::{Counters, PathCounters};
 use crate::egress::Egress;
 use crate::engine::Ports;
 use crate::group::{Cold, Group, Leg};
@@ -49,9 +49,8 @@ impl Target {
     /// a key and an address that no memory has, so that the receiver itself refuses it (NAK, remote access error) and the
     /// source's connection hears of it; were it dropped here, the source would repeat it until its retries are used up.
     fn of(cold: &Cold, path: PathId, reth: &Reth) -> Self {
-        let offset = reth.va.wrapping_sub(cold.rule.va_base);
-        let fits =
-            |m: &&RemoteMemory| reth.va >= cold.rule.va_base && m.contains(offset, reth.dma_len.into());
+        let offset = reth.va.wrapping_sub(cold.va_base);
+        let fits = |m: &&RemoteMemory| reth.va >= cold.va_base && m.contains(offset, reth.dma_len.into());
         match cold.memory(path).filter(fits) {
             Some(memory) => Self {
                 va: memory.va.wrapping_add(offset),
@@ -171,7 +170,7 @@ fn reachable(group: &mut Group, up: PortSet, counters: &mut Counters, to: PathSe
 pub(crate) fn lose(group: &mut Group, counters: &mut Counters, path: PathId) {
     counters.totals.copies_lost += 1;
     group.cold.exceptions.lost += 1;
-    if let Some(counters) = group.cold.paths.get_mut(path.index()) {
+    if let Some(counters) = group.paths.get_mut(path.index()) {
         counters.lost += 1;
     }
 }
@@ -277,7 +276,7 @@ impl Way<'_> {
         );
         if leg.is_host() {
             let reth = self.bridge.header.reth.as_ref();
-            let target = reth.and_then(|reth| aim(&mut group.cold, path, reth));
+            let target = reth.and_then(|reth| aim(&mut group.cold, &mut group.paths, path, reth));
             self.bridge.write(leg, target, self.operator, &mut copy);
             cx.observer
                 .step(|| explain(group, leg, path, target, &self.bridge));
@@ -295,11 +294,11 @@ impl Way<'_> {
 }
 
 /// Where a WRITE lands at the member behind `path`; counts it where that is nowhere.
-fn aim(cold: &mut Cold, path: u32, reth: &Reth) -> Option<Target> {
+fn aim(cold: &mut Cold, paths: &mut [PathCounters], path: u32, reth: &Reth) -> Option<Target> {
     let target = Target::of(cold, PathId::new(path as u8)?, reth);
     if !target.in_range {
         cold.exceptions.out_of_range += 1;
-        if let Some(counters) = cold.paths.get_mut(path as usize) {
+        if let Some(counters) = paths.get_mut(path as usize) {
             counters.out_of_range += 1;
         }
     }

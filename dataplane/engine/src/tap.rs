@@ -1,12 +1,14 @@
 //! What an engine hands to subscribers: live traces and captured frames, in bounded queues that the worker drains. While
-//! no subscriber wants frames, it costs a branch per batch. Else it may allocate.
+//! no subscriber wants frames, it costs a branch per batch. Else frames that one may want take the slow path, are recorded and
+//! may allocate; for all others it costs a look at their port and destination.
 
 use core::net::Ipv4Addr;
 use std::collections::VecDeque;
 
 use castnet_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4};
-use castnet_wire::{DropReason, McstId, Nanos, PortId};
+use castnet_wire::{DropReason, FrameBuf, McstId, Nanos, PortId};
 
+use crate::port_set::PortSet;
 use crate::trace::{Trace, Verdict};
 
 /// Traces or captured frames that wait for the worker, of each subscriber.
@@ -49,6 +51,13 @@ pub struct FrameFilter {
 }
 
 impl FrameFilter {
+    /// The destination that a frame must have to be wanted, or to make one leave that is. `incoming`: only frames that come in
+    /// are. A frame of a group is for its address.
+    fn destination(&self, incoming: bool) -> Option<Ipv4Addr> {
+        let group = self.group.map(|group| group.0);
+        group.or(self.dst.filter(|_| incoming))
+    }
+
     fn wants(&self, port: PortId, group: Option<McstId>, dropped: Option<DropReason>, frame: &[u8]) -> bool {
         let by_address = || {
             let (src, dst) = addresses(frame);
@@ -59,6 +68,32 @@ impl FrameFilter {
             && (!self.drops || dropped.is_some())
             && (self.reason.is_none() || self.reason == dropped)
             && ((self.src.is_none() && self.dst.is_none()) || by_address())
+    }
+}
+
+/// Which incoming frames have to be recorded, as far as can be told before anything is done with them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gate {
+    /// Frames that came in here may be wanted.
+    ports: PortSet,
+    /// To these addresses, `count` of them; where there is no count, to any.
+    addresses: [[u8; 4]; TAPS_MAX],
+    count: Option<u8>,
+}
+
+impl Gate {
+    /// Whether a frame must be looked at further: only plain IPv4 to other addresses need not.
+    #[inline(always)]
+    fn passes(&self, head: &[u8]) -> bool {
+        let (Some(count), Some(first)) = (self.count, head.first_chunk::<34>()) else {
+            return true;
+        };
+        let [.., a, b, c, d] = *first;
+        let mut wanted = first[12..14] != ETHERTYPE_IPV4.to_be_bytes();
+        for address in self.addresses.iter().take(count.into()) {
+            wanted |= [a, b, c, d] == *address;
+        }
+        wanted
     }
 }
 
@@ -162,6 +197,25 @@ struct Tap {
     queue: Queue,
 }
 
+impl Tap {
+    /// Whether it wants only frames that come in: what leaves is captured, and was not dropped.
+    fn is_incoming(&self) -> bool {
+        let filter = &self.wish.filter;
+        matches!(self.queue, Queue::Traces(_)) || filter.drops || filter.reason.is_some()
+    }
+
+    /// Whether it may want this frame, or one that leaves because of it.
+    fn may_want(&self, ingress: PortId, (src, dst): (Option<Ipv4Addr>, Option<Ipv4Addr>)) -> bool {
+        let (filter, incoming) = (&self.wish.filter, self.is_incoming());
+        self.wish.left > 0
+            && filter.group.is_none_or(|group| dst == Some(group.0))
+            && (!incoming
+                || filter.port.is_none_or(|port| port == ingress)
+                    && (filter.src.is_none() || filter.src == src)
+                    && (filter.dst.is_none() || filter.dst == dst))
+    }
+}
+
 /// The subscribers with their filters and queues.
 #[derive(Debug, Default)]
 pub(crate) struct Taps {
@@ -169,6 +223,7 @@ pub(crate) struct Taps {
     all: Vec<Tap>,
     /// Whether one of them still wants frames.
     wanting: bool,
+    gate: Gate,
     lost: u64,
 }
 
@@ -203,7 +258,46 @@ impl Taps {
     }
 
     fn update_wanting(&mut self) {
-        self.wanting = self.all.iter().any(|tap| tap.wish.left > 0);
+        let mut gate = Gate {
+            count: Some(0),
+            ..Gate::default()
+        };
+        self.wanting = false;
+        for tap in self.all.iter().filter(|tap| tap.wish.left > 0) {
+            self.wanting = true;
+            let (filter, incoming) = (&tap.wish.filter, tap.is_incoming());
+            match filter.port.filter(|_| incoming) {
+                Some(port) => gate.ports.insert(port),
+                None => gate.ports = PortSet::ALL,
+            }
+            gate.count = gate
+                .count
+                .zip(filter.destination(incoming))
+                .map(|(count, address)| {
+                    if let Some(entry) = gate.addresses.get_mut(usize::from(count)) {
+                        *entry = address.octets();
+                    }
+                    count + 1
+                });
+        }
+        self.gate = gate;
+    }
+
+    /// Whether no frame of a batch need be recorded.
+    #[inline]
+    pub(crate) fn want_none<B: FrameBuf>(&self, ingress: PortId, batch: &[B]) -> bool {
+        !self.wanting
+            || !self.gate.ports.contains(ingress)
+            || !batch.iter().any(|frame| self.gate.passes(frame.head()))
+    }
+
+    /// Whether this frame must be recorded: it may be wanted, or one that leaves because of it.
+    pub(crate) fn may_want(&self, ingress: PortId, frame: &impl FrameBuf) -> bool {
+        let head = frame.head();
+        let found = addresses(head);
+        // Behind more tags than a head has room for.
+        let hidden = found == (None, None) && head.len() < frame.length();
+        hidden || self.all.iter().any(|tap| tap.may_want(ingress, found))
     }
 
     fn find(&mut self, id: TapId) -> Option<&mut Tap> {

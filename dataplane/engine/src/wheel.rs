@@ -62,6 +62,14 @@ impl Wheel {
         self.links.get(place as usize).is_some_and(|l| l.spoke != IDLE)
     }
 
+    /// Asks for the memory that [`Wheel::is_armed`] looks at.
+    #[inline]
+    pub(crate) fn prefetch(&self, place: u32) {
+        if let Some(link) = self.links.get(place as usize) {
+            castnet_reduce::prefetch(link);
+        }
+    }
+
     /// Lets `place` come up at `deadline`, at most two ticks late, or earlier where that is far away.
     pub(crate) fn arm(&mut self, now: Nanos, place: u32, deadline: Nanos) {
         if self.is_armed(place) || place as usize >= self.links.len() {

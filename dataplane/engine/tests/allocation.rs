@@ -186,7 +186,6 @@ fn a_frame_costs_no_allocation() {
 /// The same for collectives: contributions added and kept, results, feedback both ways, repeats, and what time asks for.
 #[test]
 fn a_contribution_costs_no_allocation() {
-    use castnet_rules::CollectiveGroup;
     use castnet_wire::{DataType, Primitive};
     use common::collective::*;
     const RANKS: usize = 8;
@@ -201,10 +200,7 @@ fn a_contribution_costs_no_allocation() {
                 data: vec![vec![0x40; 1024]; RANKS],
             })
             .collect();
-        let rule = CollectiveGroup {
-            reproducible,
-            ..collective_star(RANKS)
-        };
+        let rule = collective_star(RANKS).with_translated(|r| r.reproducible = reproducible);
         let mut engine = engine(RANKS + 1);
         install_collective(&mut engine, &rule);
         let ranks: Vec<Rank> = (0..RANKS).map(|r| Rank::new(r, T0, &jobs)).collect();
@@ -273,8 +269,7 @@ fn a_contribution_costs_no_allocation() {
 /// given back. Nothing changes.
 #[test]
 fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
-    use castnet_engine::{Collective, DryRun, Verdict};
-    use castnet_rules::CollectiveGroup;
+    use castnet_engine::{Context, DryRun, Verdict};
     use castnet_wire::{DataType, Primitive};
     use common::collective::*;
     const RANKS: usize = 4;
@@ -288,11 +283,9 @@ fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
     let ranks: Vec<Rank> = (0..RANKS)
         .map(|r| Rank::new(r, T0, std::slice::from_ref(&job)))
         .collect();
-    let rule = CollectiveGroup {
-        slots: 1 << 15,
-        reproducible: true,
-        ..collective_star(RANKS)
-    };
+    let rule = collective_star(RANKS).with_translated(|rule| {
+        (rule.slots, rule.reproducible) = (1 << 15, true);
+    });
     let mut engine = engine(RANKS + 1);
     install_collective(&mut engine, &rule);
     for i in 0..400 {
@@ -303,7 +296,7 @@ fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
     let status = engine.collective_status(GROUP).unwrap();
     let totals = engine.totals();
     let frame = ranks[0].frame(1);
-    let payload = rule.slot_bytes() as usize;
+    let payload = rule.translated().unwrap().slot_bytes(PMTU, RANKS) as usize;
 
     let before = BYTES.get();
     let trace = engine.trace(T0, port(0), &frame);
@@ -318,11 +311,7 @@ fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
     ] {
         let compile = |address| {
             let rule = (address == GROUP.0).then_some(&rule)?;
-            Some(
-                Collective::compile_dry(rule, &engine.config().ports)
-                    .unwrap()
-                    .into(),
-            )
+            Some(Context::compile_dry(rule, &engine.config().ports).unwrap())
         };
         let mut dry = DryRun::new(engine.config(), port(ingress), frame, compile);
         let before = (ALLOCATIONS.get(), FREED.get());

@@ -177,40 +177,56 @@ pub(crate) mod x86 {
         _mm512_ternarylogic_epi64(low, high, onto, 0x96)
     }
 
+    /// The bytes of a message that are no whole block, or a block, behind zeros, and the register before them: zeros that come first
+    /// leave a CRC as it is, and what follows is whole blocks.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn lead(register: u32, bytes: &[u8]) -> __m512i {
+        let zeros = BLOCK - bytes.len().min(BLOCK);
+        let start = bytes.as_ptr().wrapping_sub(zeros);
+        // SAFETY: only the block's bytes from `zeros` on are read, which are the first of `bytes`, as many as are there. What is
+        // masked out is not touched.
+        let block = unsafe { _mm512_maskz_loadu_epi8(u64::MAX.unbounded_shl(zeros as u32), start.cast()) };
+        // The complement is the form of messages.
+        let register = _mm512_maskz_set1_epi32(1_u16.unbounded_shl(zeros as u32 / 4), !register as i32);
+        _mm512_xor_si512(block, register)
+    }
+
     #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq,sse4.1")]
     pub(super) fn folded(register: u32, first: &[u8], second: &[u8]) -> u32 {
-        let mut left = Left {
-            now: first,
-            later: second,
+        let odd = match (first.len() + second.len()) % BLOCK {
+            0 => BLOCK,
+            odd => odd,
         };
-        let (Some(v0), Some(mut v1), Some(mut v2), Some(mut v3)) =
-            (left.next(), left.next(), left.next(), left.next())
-        else {
+        // RoCE's packets are whole words of four bytes.
+        let Some((odd, rest)) = first.split_at_checked(odd).filter(|_| odd % 4 == 0) else {
             return super::plain(register, first, second);
         };
-        // The complement is the form of messages; the register stands before the first bytes.
-        let mut v0 = _mm512_xor_si512(v0, _mm512_zextsi128_si512(_mm_cvtsi32_si128(!register as i32)));
-        let by_4 = both(BY_4);
-        while let Some((four, rest)) = left.now.split_first_chunk::<{ 4 * BLOCK }>() {
-            if let [b0, b1, b2, b3] = four.as_chunks().0 {
-                v0 = fold(v0, by_4, load(b0));
-                v1 = fold(v1, by_4, load(b1));
-                v2 = fold(v2, by_4, load(b2));
-                v3 = fold(v3, by_4, load(b3));
+        let mut left = Left {
+            now: rest,
+            later: second,
+        };
+        let mut x = lead(register, odd);
+        if rest.len() + second.len() >= 3 * BLOCK
+            && let (Some(mut v1), Some(mut v2), Some(mut v3)) = (left.next(), left.next(), left.next())
+        {
+            let by_4 = both(BY_4);
+            while let Some((four, rest)) = left.now.split_first_chunk::<{ 4 * BLOCK }>() {
+                if let [b0, b1, b2, b3] = four.as_chunks().0 {
+                    x = fold(x, by_4, load(b0));
+                    v1 = fold(v1, by_4, load(b1));
+                    v2 = fold(v2, by_4, load(b2));
+                    v3 = fold(v3, by_4, load(b3));
+                }
+                left.now = rest;
             }
-            left.now = rest;
+            let far = fold(x, both(BY_3), fold(v1, both(BY_2), v3));
+            x = fold(v2, both(BY_1), far);
         }
-        let far = fold(v0, both(BY_3), fold(v1, both(BY_2), v3));
-        let mut x = fold(v2, both(BY_1), far);
         while let Some(block) = left.next() {
             x = fold(x, both(BY_1), block);
         }
-        let crc = finish(x);
-        if left.now.is_empty() && left.later.is_empty() {
-            crc
-        } else {
-            super::plain(crc, left.now, left.later)
-        }
+        finish(x)
     }
 
     /// The CRC whose last block this is.

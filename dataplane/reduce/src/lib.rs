@@ -29,12 +29,14 @@ mod checksum;
 mod element;
 mod kernel;
 mod operation;
+mod prefetch;
 pub mod scalar;
 mod simd;
 
 pub use castnet_wire::{CallFlags, DataType, Operation};
 pub use checksum::Checksum;
 pub use kernel::Kernel;
+pub use prefetch::prefetch;
 pub use simd::Level;
 
 /// `acc[i] = acc[i] op contribution[i]` for whole elements.

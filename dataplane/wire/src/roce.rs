@@ -175,7 +175,7 @@ impl RoceHeader {
 #[inline]
 pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
     // Nearly every RoCEv2 frame: no tag, IPv4 without options, not in fragments. All offsets are known, so one look at the
-    // length does for all. Whatever is otherwise or wrong goes the long way, which also says what is wrong.
+    // length does for all. Whatever is otherwise or wrong takes the slow path, which also says what is wrong.
     let Some(b) = head.first_chunk::<PLAIN>().filter(|b| is_plain_roce(b)) else {
         return parse_any(head, frame_len);
     };
@@ -249,7 +249,7 @@ fn is_plain_roce(b: &[u8; PLAIN]) -> bool {
         && dport == ROCE_PORT
 }
 
-/// [`parse_frame`] without a short way.
+/// [`parse_frame`] without the fast path.
 #[inline(never)]
 fn parse_any(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
     parse(head, frame_len, true)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use castnet_engine::{
-    Captured, CollectiveGroupStatus, Context, DryRun, Expected, FdbEntry, FrameFilter, GroupStatus,
-    InstallError, Neighbour, TapId, Trace,
+    Captured, Context, ContextStatus, DryRun, Expected, FdbEntry, FrameFilter, InstallError, Neighbour,
+    TapId, Trace,
 };
 use castnet_wire::McstId;
 use crossbeam::channel::Sender;
@@ -42,8 +42,7 @@ pub(crate) enum Command {
     Go,
     Install(Context, Sender<Result<Option<Context>, InstallError>>),
     Remove(McstId, Sender<Option<Context>>),
-    Status(McstId, Sender<Option<GroupStatus>>),
-    CollectiveStatus(McstId, Sender<Option<CollectiveGroupStatus>>),
+    Status(McstId, Sender<Option<ContextStatus>>),
     /// Fills the report; groups go on from where it stands.
     Report(Box<Report>, Sender<Box<Report>>),
     Fdb(Vec<FdbEntry>, Sender<Vec<FdbEntry>>),

@@ -6,21 +6,21 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use castnet_engine::{InstallError as Refused, PortInfo, PortSet, Tables, port_count};
+use castnet_engine::{
+    Context, InstallError as Refused, Members, Owners, PortInfo, PortSet, Tables, port_count,
+};
 use castnet_port::{PortLink, Waker};
-use castnet_rules::{GroupIndex, Ipv4Net, Route, RuleSet, lane_of};
+use castnet_rules::{GroupIndex, GroupRule, Ipv4Net, Route, RuleSet, lane_of};
 use castnet_wire::{McstId, Nanos, PortId};
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::balance::expected;
 use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::error::{InstallError, RouteError, Stopped};
 use crate::events::{Listeners, SwitchEvent, SwitchEventKind};
-use crate::members::Members;
 use crate::published::Published;
-use crate::rule::Rule;
 use crate::steering::FlowTables;
 use crate::worker::port_infos;
 
@@ -128,7 +128,7 @@ impl Handle {
 
 /// A group as control remembers it.
 pub(crate) struct Registered {
-    pub(crate) rule: Rule,
+    pub(crate) rule: GroupRule,
     pub(crate) worker: usize,
     pub(crate) memory: usize,
 }
@@ -138,8 +138,17 @@ pub(crate) struct Registered {
 pub(crate) struct State {
     pub(crate) groups: BTreeMap<McstId, Registered>,
     index: GroupIndex,
+    /// What is published of the groups.
+    owners: Owners,
     members: Members,
     routes: BTreeMap<Ipv4Net, Route>,
+    /// What was published last.
+    tables: Tables,
+    /// Bytes that all groups take, and how many groups each worker has.
+    memory_used: usize,
+    groups_of: Vec<usize>,
+    /// By name of a group with lanes, how many of them each worker has.
+    lanes_of: BTreeMap<String, Vec<usize>>,
     generation: u64,
     /// Whether a group moves, so that no frame may be lost between workers.
     pub(crate) patient: bool,
@@ -263,17 +272,17 @@ impl Shared {
     pub(crate) fn publish(&self, state: &mut State) {
         state.generation += 1;
         let up = PortSet(self.up.load(Ordering::Relaxed));
-        let routes: Vec<Route> = state.routes.values().cloned().collect();
-        let tables = Tables::new(state.generation, state.groups.keys().copied(), &routes, up)
-            .with_members(state.members.iter())
-            .with_mtus(self.infos_now().into_iter().map(|i| (i.id, i.mtu)));
-        let owners = state
-            .groups
-            .iter()
-            .map(|(mcst_id, group)| (*mcst_id, group.worker));
-        let before = self.published.swap(Arc::new(
-            Published::new(tables, owners).patient(state.patient || self.config.patient),
-        ));
+        let mtus = self.infos.iter().zip(&self.mtus);
+        let mtus = mtus.map(|(info, mtu)| (info.id, mtu.load(Ordering::Relaxed)));
+        // What did not change shares its memory with what was published before.
+        state.tables = state
+            .tables
+            .next(state.generation, up)
+            .with_owners(state.owners.clone())
+            .with_members(state.members.clone())
+            .with_mtus(mtus);
+        let published = Published::new(state.tables.clone()).patient(state.patient || self.config.patient);
+        let before = self.published.swap(Arc::new(published));
         state.retired.push(before);
         let oldest = self
             .workers
@@ -322,57 +331,94 @@ impl Shared {
         Ok(())
     }
 
-    pub(crate) fn install(&self, rule: &Rule) -> Result<Installed, InstallError> {
-        let infos = self.infos_now();
-        let memory = rule.memory_bytes(&infos)?;
-        let (mcst_id, name, generation) = (rule.mcst_id(), rule.name().to_string(), rule.generation());
+    pub(crate) fn install(&self, rule: &GroupRule) -> Result<Installed, InstallError> {
         let mut state = self.state.lock();
+        let installed = self.put(&mut state, rule)?;
+        self.serve(state, &[(rule, installed)])?;
+        Ok(installed)
+    }
+
+    /// Several groups, published together; where one is refused, the number of those before it, which are served.
+    pub(crate) fn install_all(&self, rules: &[GroupRule]) -> Result<Vec<Installed>, (usize, InstallError)> {
+        let mut state = self.state.lock();
+        let (mut done, mut refused) = (Vec::with_capacity(rules.len()), None);
+        for rule in rules {
+            match self.put(&mut state, rule) {
+                Ok(installed) => done.push((rule, installed)),
+                Err(error) => {
+                    refused = Some((done.len(), error));
+                    break;
+                }
+            }
+        }
+        self.serve(state, &done).map_err(|stopped| (0, stopped.into()))?;
+        match refused {
+            Some(refused) => Err(refused),
+            None => Ok(done.into_iter().map(|(_, installed)| installed).collect()),
+        }
+    }
+
+    /// Puts a group into its worker's engine. It is served once the tables are published.
+    fn put(&self, state: &mut State, rule: &GroupRule) -> Result<Installed, InstallError> {
+        let infos = self.infos_now();
+        // Slots can be large: a group that reserves memory is made only when there is a place for it.
+        let mut made = None;
+        let memory = match Context::reserved(rule, &infos)? {
+            Some(bytes) => bytes,
+            None => made.insert(Context::compile(rule, &infos)?).memory_bytes(),
+        };
         let before = state.check(rule)?;
         if before.as_ref().is_some_and(|(_, running)| running == rule) {
             return Ok(Installed::Unchanged);
         }
-        self.room_for(&state, mcst_id, memory)?;
+        self.room_for(state, rule.mcst_id, memory)?;
         let worker = match &before {
             Some((worker, _)) => *worker,
-            None => state.place(&name, self.workers.len()),
+            None => state.place(&rule.name, self.workers.len()),
+        };
+        let group = match made {
+            Some(group) => group,
+            None => Context::compile(rule, &infos)?,
         };
         let handle = self.workers.get(worker).ok_or(Stopped)?;
-        // Only now, as slots can be large.
-        let group = rule.compile(&infos)?;
         // What comes back is the group that ran before, or the new one where both do the same: freed here.
         drop(handle.ask(|reply| Command::Install(group, reply))??);
-        state.groups.insert(
-            mcst_id,
-            Registered {
-                rule: rule.clone(),
-                worker,
-                memory,
-            },
-        );
         if let (None, Some((_, since))) = (&before, state.loads.get_mut(worker)) {
             *since += 1;
         }
-        if let Some((_, running)) = &before {
-            state.index.remove(&running.claims());
-        }
-        state.index.insert(&rule.claims());
-        state.members.add(rule);
-        if let Some((_, running)) = &before {
-            state.members.remove(running);
-        }
-        self.publish_and_wait(&mut state)?;
-        drop(state);
-        self.tell(SwitchEventKind::GroupInstalled {
-            mcst_id,
-            name,
-            generation,
+        state.forget(rule.mcst_id);
+        state.register(Registered {
+            rule: rule.clone(),
+            worker,
+            memory,
         });
         Ok(match before {
             None => Installed::New { worker },
             Some((_, running)) => Installed::Replaced {
-                before: running.generation(),
+                before: running.generation,
             },
         })
+    }
+
+    /// Publishes groups that were put into their engines, and tells of those that are new.
+    fn serve(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        installed: &[(&GroupRule, Installed)],
+    ) -> Result<(), Stopped> {
+        let changed = || installed.iter().filter(|(_, came)| *came != Installed::Unchanged);
+        if changed().next().is_some() {
+            self.publish_and_wait(&mut state)?;
+        }
+        drop(state);
+        for (rule, _) in changed() {
+            self.tell(SwitchEventKind::GroupInstalled {
+                mcst_id: rule.mcst_id,
+                name: rule.name.clone(),
+                generation: rule.generation,
+            });
+        }
+        Ok(())
     }
 
     /// The limits of the whole switch; each worker's engine alone would allow as much.
@@ -383,7 +429,7 @@ impl Shared {
             return Err(Refused::GroupsFull { max });
         }
         let max = self.config.engine.memory_max_bytes;
-        let used = state.memory_used();
+        let used = state.memory_used;
         let left = (max + replaced.unwrap_or(0)).saturating_sub(used);
         if need > left {
             Err(Refused::NoMemory { need, left, max })
@@ -392,13 +438,11 @@ impl Shared {
         }
     }
 
-    pub(crate) fn remove(&self, mcst_id: McstId) -> Result<Option<Rule>, Stopped> {
+    pub(crate) fn remove(&self, mcst_id: McstId) -> Result<Option<GroupRule>, Stopped> {
         let mut state = self.state.lock();
-        let Some(group) = state.groups.remove(&mcst_id) else {
+        let Some(group) = state.forget(mcst_id) else {
             return Ok(None);
         };
-        state.index.remove(&group.rule.claims());
-        state.members.remove(&group.rule);
         // First nobody hands frames over any more, then the group goes.
         self.publish_and_wait(&mut state)?;
         let handle = self.workers.get(group.worker).ok_or(Stopped)?;
@@ -406,7 +450,7 @@ impl Shared {
         drop(state);
         self.tell(SwitchEventKind::GroupRemoved {
             mcst_id,
-            name: group.rule.name().into(),
+            name: group.rule.name.clone(),
         });
         Ok(Some(group.rule))
     }
@@ -415,6 +459,7 @@ impl Shared {
         self.check_routes(&routes)?;
         let mut state = self.state.lock();
         state.routes = routes.into_iter().map(|r| (r.prefix, r)).collect();
+        state.compile_routes();
         Ok(self.publish_and_wait(&mut state)?)
     }
 
@@ -422,6 +467,7 @@ impl Shared {
         self.check_routes(std::slice::from_ref(&route))?;
         let mut state = self.state.lock();
         let replaced = state.routes.insert(route.prefix, route).is_some();
+        state.compile_routes();
         self.publish_and_wait(&mut state)?;
         Ok(replaced)
     }
@@ -430,6 +476,7 @@ impl Shared {
         let mut state = self.state.lock();
         let removed = state.routes.remove(&prefix).is_some();
         if removed {
+            state.compile_routes();
             self.publish_and_wait(&mut state)?;
         }
         Ok(removed)
@@ -465,7 +512,7 @@ impl Shared {
 
     pub(crate) fn name_of(&self, mcst_id: McstId) -> Option<String> {
         let state = self.state.lock();
-        state.groups.get(&mcst_id).map(|g| g.rule.name().to_string())
+        state.groups.get(&mcst_id).map(|g| g.rule.name.clone())
     }
 
     pub(crate) fn tell(&self, kind: SwitchEventKind) {
@@ -478,22 +525,24 @@ impl Shared {
 
 impl State {
     /// Whether the rule goes with what is installed; and the worker and rule of the version that runs.
-    fn check(&self, rule: &Rule) -> Result<Option<(usize, Rule)>, InstallError> {
-        let name = rule.name();
+    fn check(&self, rule: &GroupRule) -> Result<Option<(usize, GroupRule)>, InstallError> {
+        let name = rule.name.as_str();
         // A group of this address and another name is no older version of it: a clash.
-        let running = self.groups.get(&rule.mcst_id()).filter(|g| g.rule.name() == name);
-        let faults = self.index.check(&rule.claims(), running.map(|g| g.rule.name()));
+        let running = self.groups.get(&rule.mcst_id).filter(|g| g.rule.name == name);
+        let faults = self
+            .index
+            .check(&rule.into(), running.map(|g| g.rule.name.as_str()));
         if !faults.is_empty() {
             return Err(InstallError::Clash(faults));
         }
         let Some(running) = running else {
             return Ok(None);
         };
-        if running.rule.generation() > rule.generation() {
+        if running.rule.generation > rule.generation {
             return Err(InstallError::Older {
                 name: name.into(),
-                running: running.rule.generation(),
-                given: rule.generation(),
+                running: running.rule.generation,
+                given: rule.generation,
             });
         }
         Ok(Some((running.worker, running.rule.clone())))
@@ -505,22 +554,72 @@ impl State {
         self.loads.extend(busy.iter().map(|busy| (*busy, 0)));
     }
 
-    fn memory_used(&self) -> usize {
-        self.groups.values().map(|g| g.memory).sum()
+    /// Takes a group in.
+    fn register(&mut self, group: Registered) {
+        self.index.insert(&(&group.rule).into());
+        self.members.add(&group.rule);
+        self.memory_used += group.memory;
+        self.count(&group, group.worker, 1);
+        self.owners.insert(group.rule.mcst_id, group.worker);
+        self.groups.insert(group.rule.mcst_id, group);
+    }
+
+    /// Lets a group go.
+    fn forget(&mut self, mcst_id: McstId) -> Option<Registered> {
+        let group = self.groups.remove(&mcst_id)?;
+        self.index.remove(&(&group.rule).into());
+        self.members.remove(&group.rule);
+        self.memory_used -= group.memory;
+        self.count(&group, group.worker, -1);
+        self.owners.remove(mcst_id);
+        Some(group)
+    }
+
+    /// The group is another worker's from now on.
+    pub(crate) fn give(&mut self, mcst_id: McstId, worker: usize) {
+        if let Some(mut group) = self.forget(mcst_id) {
+            group.worker = worker;
+            self.register(group);
+        }
+    }
+
+    /// The routes have changed.
+    fn compile_routes(&mut self) {
+        let routes: Vec<Route> = self.routes.values().cloned().collect();
+        self.tables = std::mem::take(&mut self.tables).with_routes(&routes);
+    }
+
+    /// Counts a group more or less of a worker's.
+    fn count(&mut self, group: &Registered, worker: usize, more: isize) {
+        let add = |counts: &mut Vec<usize>| {
+            counts.resize(counts.len().max(worker + 1), 0);
+            counts[worker] = counts[worker].saturating_add_signed(more);
+        };
+        add(&mut self.groups_of);
+        if let Some((of, _)) = lane_of(&group.rule.name) {
+            let lanes = self.lanes_of.entry(of.to_owned()).or_default();
+            add(lanes);
+            if lanes.iter().all(|n| *n == 0) {
+                self.lanes_of.remove(of);
+            }
+        }
     }
 
     /// The worker for a new group: the least busy one, as far as that is known; of several the one with the fewest groups, of
     /// several the first. Lanes of one group go where the fewest others of them are: they are there to be spread.
     fn place(&self, name: &str, workers: usize) -> usize {
-        let of = lane_of(name).map(|(group, _)| group);
+        let of = lane_of(name).and_then(|(group, _)| self.lanes_of.get(group));
+        let count = |counts: &Vec<usize>, worker: usize| counts.get(worker).copied().unwrap_or(0);
         // Other lanes of the same group, how busy the worker will be, and groups.
-        let mut load = vec![(0_usize, 0_u32, 0_usize); workers];
-        for group in self.groups.values() {
-            let (lanes, _, groups) = &mut load[group.worker];
-            let other = lane_of(group.rule.name()).map(|(group, _)| group);
-            *lanes += usize::from(of.is_some() && of == other);
-            *groups += 1;
-        }
+        let mut load: Vec<(usize, u32, usize)> = (0..workers)
+            .map(|w| {
+                (
+                    of.map_or(0, |lanes| count(lanes, w)),
+                    0,
+                    count(&self.groups_of, w),
+                )
+            })
+            .collect();
         for ((_, busy, groups), (was, since)) in load.iter_mut().zip(&self.loads) {
             *busy = expected(*was, *since, *groups);
         }

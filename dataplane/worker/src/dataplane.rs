@@ -7,10 +7,10 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use castnet_engine::{
-    Captured, DryRun, FdbEntry, FrameFilter, Neighbour, TAPS_MAX, Tables, Trace, destination,
+    Captured, Context, DryRun, FdbEntry, FrameFilter, Neighbour, TAPS_MAX, Tables, Trace, destination,
 };
 use castnet_port::{Memory, OpenError, Pool, Steered};
-use castnet_rules::{CollectiveGroup, Ipv4Net, MulticastGroup, Route};
+use castnet_rules::{GroupRule, Ipv4Net, Route};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 use crossbeam::channel::{Sender, bounded};
 use parking_lot::Mutex;
@@ -25,10 +25,8 @@ use crate::moves::Moved;
 use crate::nursery::{Nursery, join, rings};
 use crate::published::Published;
 use crate::report::{
-    Counters, InstalledCollective, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX,
-    WorkerReport, WorkerStats,
+    Counters, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX, WorkerReport, WorkerStats,
 };
-use crate::rule::Rule;
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, Setup};
@@ -82,7 +80,7 @@ impl Dataplane {
         }
         let config = Arc::new(config);
         let clock = Clock::start();
-        let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default(), [])));
+        let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default())));
         let (notes, noted) = bounded(keeper::QUEUE);
         let events_lost = Arc::new(AtomicU64::new(0));
         let rings = rings::<M>(&config);
@@ -187,40 +185,33 @@ impl Dataplane {
 
     // ------------------------------------------------------------------------------------------------- groups
 
-    /// Installs a group, or a new version of one. When this returns, frames of the group are multicast, and its McstID
-    /// is answered in ARP. Traffic of others is not disturbed.
+    /// Installs a group, or a new version of one. When this returns, frames of the group are served, and its McstID
+    /// is answered in ARP. Traffic of others is not disturbed. Slots are taken of the memory for groups here.
     ///
     /// # Errors
-    /// See [`InstallError`]: a faulty rule, a port or MTU that does not fit, limits, addresses and names that are taken.
-    pub fn install_group(&self, rule: &MulticastGroup) -> Result<Installed, InstallError> {
-        self.install(&Rule::Multicast(rule.clone()))
-    }
-
-    /// The same for a group that computes collectives. Its slots are taken of the memory for groups here.
-    ///
-    /// # Errors
-    /// As for multicast groups; [`castnet_engine::InstallError::NoMemory`] says how much is left.
-    pub fn install_collective(&self, rule: &CollectiveGroup) -> Result<Installed, InstallError> {
-        self.install(&Rule::Collective(rule.clone()))
-    }
-
-    /// The same for a group of either kind.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn install(&self, rule: &Rule) -> Result<Installed, InstallError> {
+    /// See [`InstallError`]: a faulty rule, a port or MTU that does not fit, limits, addresses and names that are taken;
+    /// [`castnet_engine::InstallError::NoMemory`] says how much is left.
+    pub fn install(&self, rule: &GroupRule) -> Result<Installed, InstallError> {
         self.shared.install(rule)
     }
 
-    /// Removes a group of either kind and returns its rule; `None` where there is none.
+    /// Installs groups one after the other, as [`Dataplane::install`] does, and publishes them together: for many at once.
+    ///
+    /// # Errors
+    /// Of the first that is refused, with its index; those before it are installed.
+    pub fn install_all(&self, rules: &[GroupRule]) -> Result<Vec<Installed>, (usize, InstallError)> {
+        self.shared.install_all(rules)
+    }
+
+    /// Removes a group and returns its rule; `None` where there is none.
     ///
     /// # Errors
     /// The dataplane has stopped.
-    pub fn remove_group(&self, mcst_id: McstId) -> Result<Option<Rule>, Stopped> {
+    pub fn remove_group(&self, mcst_id: McstId) -> Result<Option<GroupRule>, Stopped> {
         self.shared.remove(mcst_id)
     }
 
-    /// Moves a group of either kind, with all its state, to another worker. When this returns, that worker has it. No frame
+    /// Moves a group, with all its state, to another worker. When this returns, that worker has it. No frame
     /// is lost, none is sent twice, and those of one connection stay in order.
     ///
     /// # Errors
@@ -229,60 +220,19 @@ impl Dataplane {
         self.shared.move_group(mcst_id, worker, MoveCause::Asked)
     }
 
-    /// The rules of all multicast groups, in the order of their addresses.
-    pub fn rules(&self) -> Vec<MulticastGroup> {
+    /// The rules of all groups, in the order of their addresses.
+    pub fn rules(&self) -> Vec<GroupRule> {
         let state = self.shared.state.lock();
-        let multicast = state.groups.values().filter_map(|g| g.rule.multicast());
-        multicast.cloned().collect()
+        state.groups.values().map(|g| g.rule.clone()).collect()
     }
 
-    /// The rules of all collective groups, in the order of their addresses.
-    pub fn collective_rules(&self) -> Vec<CollectiveGroup> {
-        let state = self.shared.state.lock();
-        let collective = state.groups.values().filter_map(|g| g.rule.collective());
-        collective.cloned().collect()
-    }
-
-    /// The rule of a group of either kind; `None` where there is none.
-    pub fn rule(&self, mcst_id: McstId) -> Option<Rule> {
+    /// The rule of a group; `None` where there is none.
+    pub fn rule(&self, mcst_id: McstId) -> Option<GroupRule> {
         let state = self.shared.state.lock();
         state.groups.get(&mcst_id).map(|g| g.rule.clone())
     }
 
-    /// One collective group with everything about it; `None` where there is none.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
-    pub fn collective(&self, mcst_id: McstId) -> Result<Option<InstalledCollective>, Stopped> {
-        let state = self.shared.state.lock();
-        let Some(group) = state.groups.get(&mcst_id) else {
-            return Ok(None);
-        };
-        let Some(rule) = group.rule.collective() else {
-            return Ok(None);
-        };
-        let handle = self.shared.workers.get(group.worker).ok_or(Stopped)?;
-        let status = handle.ask(|reply| Command::CollectiveStatus(mcst_id, reply))?;
-        Ok(status.map(|status| InstalledCollective {
-            worker: group.worker,
-            rule: rule.clone(),
-            status,
-        }))
-    }
-
-    /// All collective groups with everything about them, in the order of their addresses.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
-    pub fn collectives(&self) -> Result<Vec<InstalledCollective>, Stopped> {
-        let mut groups = Vec::new();
-        for rule in self.collective_rules() {
-            groups.extend(self.collective(rule.mcst_id)?);
-        }
-        Ok(groups)
-    }
-
-    /// One multicast group with everything about it; `None` where there is none.
+    /// One group with everything about it; `None` where there is none.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -291,19 +241,16 @@ impl Dataplane {
         let Some(group) = state.groups.get(&mcst_id) else {
             return Ok(None);
         };
-        let Some(rule) = group.rule.multicast() else {
-            return Ok(None);
-        };
         let handle = self.shared.workers.get(group.worker).ok_or(Stopped)?;
         let status = handle.ask(|reply| Command::Status(mcst_id, reply))?;
         Ok(status.map(|status| InstalledGroup {
             worker: group.worker,
-            rule: rule.clone(),
+            rule: group.rule.clone(),
             status,
         }))
     }
 
-    /// All multicast groups with everything about them, in the order of their addresses.
+    /// All groups with everything about them, in the order of their addresses.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -495,7 +442,7 @@ impl Dataplane {
         let group_of = |address| state.groups.get(&McstId(address));
         let config = worker::engine_config(&self.shared.config, &self.shared.links);
         let mut dry = Box::new(DryRun::new(&config, port, frame.to_vec(), |address| {
-            group_of(address)?.rule.compile_dry(&self.shared.infos).ok()
+            Context::compile_dry(&group_of(address)?.rule, &self.shared.infos).ok()
         }));
         let owner = destination(frame)
             .and_then(group_of)

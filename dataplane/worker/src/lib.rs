@@ -26,7 +26,6 @@ mod error;
 mod events;
 mod hold;
 mod keeper;
-mod members;
 mod meter;
 mod moves;
 mod nursery;
@@ -34,7 +33,6 @@ mod outputs;
 mod published;
 mod report;
 mod round;
-mod rule;
 mod steering;
 mod sum;
 mod tap;
@@ -49,10 +47,9 @@ pub use events::{EventStream, MoveCause, SwitchEvent, SwitchEventKind};
 pub use meter::{Clocks, Occupancy};
 pub use moves::Moved;
 pub use report::{
-    CollectiveReport, Counters, GroupReport, InstalledCollective, InstalledGroup, PortReport, Ring,
-    RingReport, WorkerReport, WorkerStats,
+    Counters, GroupReport, InstalledGroup, KindReport, PortReport, Ring, RingReport, WorkerReport,
+    WorkerStats,
 };
-pub use rule::Rule;
 pub use tap::TapStream;
 
 pub use castnet_engine as engine;

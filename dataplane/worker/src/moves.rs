@@ -29,7 +29,7 @@ impl Shared {
         let moves = self.moves.write();
         let mut state = self.state.lock();
         let group = state.groups.get(&mcst_id).ok_or(MoveError::NoGroup { mcst_id })?;
-        let (from, name) = (group.worker, group.rule.name().to_string());
+        let (from, name) = (group.worker, group.rule.name.clone());
         let workers = self.workers.len();
         let target = self
             .workers
@@ -39,7 +39,8 @@ impl Shared {
             return Err(MoveError::Already { name, worker: to });
         }
         let source = self.workers.get(from).ok_or(Stopped)?;
-        let expected = Box::new(Expected::new(mcst_id, group.memory, group.rule.next_hops()));
+        let next_hops: Vec<_> = group.rule.endpoints.iter().map(|e| e.next_hop.mac()).collect();
+        let expected = Box::new(Expected::new(mcst_id, group.memory, next_hops));
         // Nothing can be refused once the group is under way.
         let (answer, expected) = target.ask(|reply| Command::Expect(expected, reply))?;
         answer.map_err(MoveError::Refused)?;
@@ -79,11 +80,7 @@ impl Shared {
         (from, to): (usize, usize),
     ) -> Result<Moved, MoveError> {
         let mcst_id = expected.mcst_id();
-        let own = |state: &mut State, worker| {
-            if let Some(group) = state.groups.get_mut(&mcst_id) {
-                group.worker = worker;
-            }
-        };
+        let own = |state: &mut State, worker| state.give(mcst_id, worker);
         // From here on new frames are the target's, which holds them.
         own(state, to);
         self.publish_and_wait(state)?;

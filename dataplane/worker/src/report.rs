@@ -1,11 +1,11 @@
 //! What a dataplane tells about itself.
 
 use castnet_engine::{
-    CollectiveCounters, CollectiveGroupStatus, CountersSnapshot, EndpointSnapshot, GroupCounters,
-    GroupSnapshot, GroupStatus, PathSnapshot, PortCounters, Totals,
+    CollectiveCounters, ContextStatus, CountersSnapshot, EndpointSnapshot, GroupCounters, PathSnapshot,
+    PortCounters, Totals,
 };
 use castnet_port::{BATCH, PoolStats, PortLink, PortStats, Steering};
-use castnet_rules::{CollectiveGroup, MulticastGroup};
+use castnet_rules::GroupRule;
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 
 use crate::meter::{Clocks, Occupancy};
@@ -217,62 +217,56 @@ pub struct GroupReport {
     pub generation: u64,
     /// The worker that has it.
     pub worker: usize,
-    /// Its counters.
-    pub counters: GroupCounters,
-    /// Its paths, in order of their ports.
-    pub paths: Vec<PathSnapshot>,
+    /// What it has done.
+    pub counters: KindReport,
 }
 
-impl GroupReport {
-    pub(crate) fn new(name: String, worker: usize, group: &GroupSnapshot, paths: &[PathSnapshot]) -> Self {
-        Self {
-            name,
-            mcst_id: group.mcst_id,
-            generation: group.generation,
-            worker,
-            counters: group.counters,
-            paths: paths.to_vec(),
+/// What a group of one kind has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KindReport {
+    /// It multicasts.
+    Multicast {
+        /// Its counters.
+        counters: GroupCounters,
+        /// Its paths, in order of their ports.
+        paths: Vec<PathSnapshot>,
+    },
+    /// It computes.
+    Translated {
+        /// Its counters.
+        counters: CollectiveCounters,
+        /// Its endpoints, in the order of the lowest ranks behind them.
+        endpoints: Vec<EndpointSnapshot>,
+    },
+}
+
+impl KindReport {
+    /// Of a group that multicasts: its counters and its paths.
+    pub fn multicast(&self) -> Option<(&GroupCounters, &[PathSnapshot])> {
+        match self {
+            Self::Multicast { counters, paths } => Some((counters, paths)),
+            Self::Translated { .. } => None,
+        }
+    }
+
+    /// Of a group that computes: its counters and its endpoints.
+    pub fn translated(&self) -> Option<(&CollectiveCounters, &[EndpointSnapshot])> {
+        match self {
+            Self::Translated { counters, endpoints } => Some((counters, endpoints)),
+            Self::Multicast { .. } => None,
         }
     }
 }
 
-/// A collective group's counters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CollectiveReport {
-    /// Its name.
-    pub name: String,
-    /// Its address.
-    pub mcst_id: McstId,
-    /// Which version of its rule runs.
-    pub generation: u64,
-    /// The worker that has it.
-    pub worker: usize,
-    /// Its counters.
-    pub counters: CollectiveCounters,
-    /// Its endpoints, in the order of the lowest ranks behind them.
-    pub endpoints: Vec<EndpointSnapshot>,
-}
-
-/// A collective group with everything about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InstalledCollective {
-    /// The worker that has it.
-    pub worker: usize,
-    /// Its rule as it was installed.
-    pub rule: CollectiveGroup,
-    /// How it fares. Its own rule has the endpoints in the order of the lowest ranks behind them.
-    pub status: CollectiveGroupStatus,
-}
-
-/// A multicast group with everything about it.
+/// A group with everything about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledGroup {
     /// The worker that has it.
     pub worker: usize,
     /// Its rule as it was installed.
-    pub rule: MulticastGroup,
-    /// How it fares. Its own rule has the paths in order of their ports.
-    pub status: GroupStatus,
+    pub rule: GroupRule,
+    /// How it fares. Its own rule has the endpoints in the order of their ports, or of the lowest ranks behind them.
+    pub status: ContextStatus,
 }
 
 /// All counters.
@@ -290,10 +284,8 @@ pub struct Counters {
     pub drops: [u64; DropReason::COUNT],
     /// The ports, in the order of the configuration.
     pub ports: Vec<PortReport>,
-    /// The multicast groups, in the order of their addresses.
+    /// The groups, in the order of their addresses.
     pub groups: Vec<GroupReport>,
-    /// The collective groups, in the order of their addresses.
-    pub collectives: Vec<CollectiveReport>,
     /// The workers.
     pub workers: Vec<WorkerStats>,
 }

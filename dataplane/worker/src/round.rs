@@ -214,10 +214,7 @@ impl<M: Memory> Worker<M> {
             Command::Go => {}
             Command::Install(group, reply) => drop(reply.send(self.engine.install(group))),
             Command::Remove(mcst_id, reply) => drop(reply.send(self.engine.remove(mcst_id))),
-            Command::Status(mcst_id, reply) => drop(reply.send(self.engine.group_status(mcst_id))),
-            Command::CollectiveStatus(mcst_id, reply) => {
-                let _ = reply.send(self.engine.collective_status(mcst_id));
-            }
+            Command::Status(mcst_id, reply) => drop(reply.send(self.engine.status(mcst_id))),
             Command::Report(mut into, reply) => {
                 self.report(now, &mut into);
                 let _ = reply.send(into);

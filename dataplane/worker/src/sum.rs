@@ -2,10 +2,10 @@
 
 use castnet_engine::{PortCounters, Totals};
 use castnet_port::PortStats;
-use castnet_wire::{DropReason, Nanos};
+use castnet_wire::{DropReason, McstId, Nanos};
 
 use crate::control::Shared;
-use crate::report::{CollectiveReport, Counters, GroupReport, PortReport, Report, add_totals};
+use crate::report::{Counters, GroupReport, KindReport, PortReport, Report, add_totals};
 
 /// Adds up what the workers report.
 pub(crate) struct Sum<'a> {
@@ -42,7 +42,6 @@ impl<'a> Sum<'a> {
             drops: [0; DropReason::COUNT],
             ports: ports.collect(),
             groups: Vec::new(),
-            collectives: Vec::new(),
             workers: Vec::new(),
         };
         Self { shared, counters }
@@ -83,33 +82,34 @@ impl<'a> Sum<'a> {
 
     pub(crate) fn groups(&mut self, report: &Report, worker: usize) {
         let state = self.shared.state.lock();
+        let mut add = |mcst_id: McstId, generation, counters| {
+            let group = state.groups.get(&mcst_id);
+            self.counters.groups.push(GroupReport {
+                name: group.map(|g| g.rule.name.clone()).unwrap_or_default(),
+                mcst_id,
+                generation,
+                worker,
+                counters,
+            });
+        };
         for group in &report.counters.groups {
-            let name = state
-                .groups
-                .get(&group.mcst_id)
-                .map(|g| g.rule.name().to_string())
-                .unwrap_or_default();
-            let paths = report.counters.paths_of(group);
-            self.counters
-                .groups
-                .push(GroupReport::new(name, worker, group, paths));
+            let counters = KindReport::Multicast {
+                counters: group.counters,
+                paths: report.counters.paths_of(group).to_vec(),
+            };
+            add(group.mcst_id, group.generation, counters);
         }
         for group in &report.counters.collectives {
-            let rule = state.groups.get(&group.mcst_id);
-            self.counters.collectives.push(CollectiveReport {
-                name: rule.map(|g| g.rule.name().to_string()).unwrap_or_default(),
-                mcst_id: group.mcst_id,
-                generation: group.generation,
-                worker,
+            let counters = KindReport::Translated {
                 counters: group.counters,
                 endpoints: report.counters.endpoints_of(group).to_vec(),
-            });
+            };
+            add(group.mcst_id, group.generation, counters);
         }
     }
 
     pub(crate) fn finish(mut self) -> Counters {
         self.counters.groups.sort_by_key(|g| g.mcst_id);
-        self.counters.collectives.sort_by_key(|g| g.mcst_id);
         self.counters
     }
 }

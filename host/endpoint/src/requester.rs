@@ -60,7 +60,7 @@ pub(crate) enum Response {
 
 #[derive(Debug)]
 pub(crate) struct Requester {
-    psn_start: Psn,
+    start_psn: Psn,
     pmtu: u64,
     window: u64,
     ask_after: u32,
@@ -96,7 +96,7 @@ pub(crate) struct Requester {
 impl Requester {
     pub(crate) fn new(config: &QpConfig) -> Self {
         Self {
-            psn_start: config.sq_psn,
+            start_psn: config.sq_psn,
             pmtu: config.pmtu.bytes() as u64,
             window: config.window as u64,
             // A window too small for rxe's habit would stall without ever asking.
@@ -150,7 +150,7 @@ impl Requester {
     }
 
     fn psn(&self, sequence: u64) -> Psn {
-        self.psn_start.add((sequence % Psn::MODULUS as u64) as i32)
+        self.start_psn.add((sequence % Psn::MODULUS as u64) as i32)
     }
 
     /// PSN of the next new packet.

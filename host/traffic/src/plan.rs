@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use castnet_port::PortLink;
 use castnet_rules::{
-    CollectiveEndpoint, CollectiveGroup, CollectiveHop, Fault, HostEndpoint, MulticastGroup, NextHop, Path,
-    RankEndpoint,
+    Endpoint, Fault, GroupKind, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RankPart,
+    TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 
@@ -202,10 +202,8 @@ pub struct Plan {
     pub scenario: Scenario,
     /// By place.
     pub hosts: Vec<HostPlan>,
-    /// Multicast groups.
-    pub groups: Vec<MulticastGroup>,
-    /// Collective groups.
-    pub collectives: Vec<CollectiveGroup>,
+    /// Its groups.
+    pub groups: Vec<GroupRule>,
 }
 
 /// What of a pattern is one host's.
@@ -263,45 +261,34 @@ impl Plan {
             });
         }
         let places = &places[..need];
-        let (mut groups, mut collectives, mut patterns) = (Vec::new(), Vec::new(), Vec::new());
+        let mut groups = Vec::new();
         let mut number = 0;
         for share in scenario.workload.shares() {
             for n in 0..scenario.groups {
                 let name = format!("bench-{}-{n}", share.pattern);
                 let qpn = Qpn::new(0x1000 + number as u32);
-                if share.pattern.is_collective() {
+                let group = if share.pattern.is_collective() {
                     let first = need - scenario.receivers;
-                    collectives.push(collective(
-                        scenario,
-                        &name,
-                        group_ip(number),
-                        qpn,
-                        &places[first..],
-                        first,
-                    ));
+                    let places = &places[first..];
+                    collective(scenario, &name, group_ip(number), qpn, places, first)
                 } else {
-                    groups.push(multicast(scenario, &name, group_ip(number), qpn, places));
-                    patterns.push(share.pattern);
-                }
+                    multicast(scenario, &name, group_ip(number), qpn, places)
+                };
+                groups.push((group, share.pattern));
                 number += 1;
             }
         }
         let faults: Vec<Fault> = groups
             .iter()
-            .flat_map(|g| g.check(PortId::COUNT))
-            .chain(collectives.iter().flat_map(|g| g.check(PortId::COUNT)))
+            .flat_map(|(group, _)| group.check(PortId::COUNT))
             .collect();
         if !faults.is_empty() {
             return Err(PlanError::Rules(faults));
         }
         let mut plan = Self::empty(scenario, places);
-        for (group, pattern) in groups.iter().zip(patterns) {
-            plan.add_multicast(group, pattern, places, Psn::new(0))?;
+        for (group, pattern) in groups {
+            plan.add(group, pattern, places, Psn::new(0))?;
         }
-        for group in &collectives {
-            plan.add_collective(group, places)?;
-        }
-        (plan.groups, plan.collectives) = (groups, collectives);
         Ok(plan)
     }
 
@@ -313,9 +300,8 @@ impl Plan {
     pub fn on_groups(
         scenario: &Scenario,
         places: &[Place],
-        groups: &[MulticastGroup],
-        collectives: &[CollectiveGroup],
-        start: impl Fn(&MulticastGroup) -> Psn,
+        groups: &[GroupRule],
+        start: impl Fn(&GroupRule) -> Psn,
     ) -> Result<Self, PlanError> {
         let mut plan = Self::empty(scenario, places);
         let multicast: Vec<Pattern> = scenario
@@ -325,29 +311,28 @@ impl Plan {
             .map(|s| s.pattern)
             .filter(|p| !p.is_collective())
             .collect();
-        if let Some(pattern) = multicast.get(groups.len()) {
+        let (casts, sums): (Vec<_>, Vec<_>) = groups.iter().partition(|g| g.multicast().is_some());
+        if let Some(pattern) = multicast.get(casts.len()) {
             return Err(PlanError::NoGroup {
                 kind: "multicast",
                 pattern: *pattern,
             });
         }
         if !multicast.is_empty() {
-            for (group, pattern) in groups.iter().zip(multicast.iter().cycle()) {
-                plan.add_multicast(group, *pattern, places, start(group))?;
+            for (group, pattern) in casts.into_iter().zip(multicast.iter().cycle()) {
+                plan.add(group.clone(), *pattern, places, start(group))?;
             }
-            plan.groups = groups.to_vec();
         }
         if scenario.workload.has_collectives() {
-            if collectives.is_empty() {
+            if sums.is_empty() {
                 return Err(PlanError::NoGroup {
                     kind: "collective",
                     pattern: Pattern::Aggregate,
                 });
             }
-            for group in collectives {
-                plan.add_collective(group, places)?;
+            for group in sums {
+                plan.add(group.clone(), Pattern::Aggregate, places, start(group))?;
             }
-            plan.collectives = collectives.to_vec();
         }
         Ok(plan)
     }
@@ -361,7 +346,6 @@ impl Plan {
             scenario: scenario.clone(),
             hosts: places.iter().map(host).collect(),
             groups: Vec::new(),
-            collectives: Vec::new(),
         }
     }
 
@@ -375,9 +359,25 @@ impl Plan {
             })
     }
 
+    /// Takes a group in, with the flows of its members.
+    fn add(
+        &mut self,
+        group: GroupRule,
+        pattern: Pattern,
+        places: &[Place],
+        start: Psn,
+    ) -> Result<(), PlanError> {
+        match &group.kind {
+            GroupKind::Multicast(kind) => self.add_multicast((&group, kind), pattern, places, start)?,
+            GroupKind::Translated(kind) => self.add_collective((&group, kind), places)?,
+        }
+        self.groups.push(group);
+        Ok(())
+    }
+
     fn add_multicast(
         &mut self,
-        group: &MulticastGroup,
+        (group, kind): (&GroupRule, &MulticastRule),
         pattern: Pattern,
         places: &[Place],
         start: Psn,
@@ -390,9 +390,9 @@ impl Plan {
                 payload,
             });
         }
-        let of = group.receiver_paths().count();
+        let of = group.endpoints.iter().filter(|e| e.port != kind.source).count();
         let mut number = 0;
-        for path in &group.paths {
+        for path in &group.endpoints {
             let NextHop::Host(host) = &path.next_hop else {
                 return Err(PlanError::BehindSwitch {
                     group: group.name.clone(),
@@ -400,7 +400,7 @@ impl Plan {
                 });
             };
             let place = Self::find(places, &group.name, &host.name)?;
-            let role = if path.port == group.source {
+            let role = if path.port == kind.source {
                 Role::Source { start }
             } else {
                 number += 1;
@@ -423,19 +423,23 @@ impl Plan {
         Ok(())
     }
 
-    fn add_collective(&mut self, group: &CollectiveGroup, places: &[Place]) -> Result<(), PlanError> {
+    fn add_collective(
+        &mut self,
+        (group, kind): (&GroupRule, &TranslatedRule),
+        places: &[Place],
+    ) -> Result<(), PlanError> {
         let of = u16::try_from(group.size()).unwrap_or(u16::MAX);
-        let message = u32::from(group.message_packets);
+        let message = u32::from(kind.message_packets);
         // Two windows and two messages of slots never refuse anything.
-        let window = (u32::from(group.slots) / 2).saturating_sub(message).max(message);
+        let window = (u32::from(kind.slots) / 2).saturating_sub(message).max(message);
         for endpoint in &group.endpoints {
-            let CollectiveHop::Rank(rank) = &endpoint.next_hop else {
+            let (Some(host), Some(rank)) = (endpoint.next_hop.host(), endpoint.next_hop.rank()) else {
                 return Err(PlanError::BehindSwitch {
                     group: group.name.clone(),
                     switch: endpoint.next_hop.name().to_owned(),
                 });
             };
-            let place = Self::find(places, &group.name, &rank.name)?;
+            let place = Self::find(places, &group.name, &host.name)?;
             self.hosts[place].flows.push(FlowPlan {
                 group: group.name.clone(),
                 mcst_id: group.mcst_id,
@@ -448,8 +452,8 @@ impl Plan {
                     window,
                     message,
                 },
-                qpn: rank.qpn,
-                ends: ends(&places[place], rank.mac, rank.ip, rank.qpn, group.mcst_id),
+                qpn: host.qpn,
+                ends: ends(&places[place], host.mac, host.ip, host.qpn, group.mcst_id),
                 pmtu: group.pmtu,
             });
         }
@@ -521,27 +525,30 @@ fn ends(place: &Place, mac: MacAddr, ip: Ipv4Addr, qpn: Qpn, mcst_id: McstId) ->
     }
 }
 
-fn multicast(scenario: &Scenario, name: &str, mcst_id: McstId, qpn: Qpn, places: &[Place]) -> MulticastGroup {
-    let path = |(n, place): (usize, &Place)| Path {
+fn multicast(scenario: &Scenario, name: &str, mcst_id: McstId, qpn: Qpn, places: &[Place]) -> GroupRule {
+    let path = |(n, place): (usize, &Place)| Endpoint {
         port: place.port,
         next_hop: NextHop::Host(HostEndpoint {
             name: place.name.clone(),
             ip: host_ip(n),
             qpn,
             mac: place.mac,
-            memory: None,
+            part: HostPart::Plain,
         }),
     };
-    MulticastGroup {
+    GroupRule {
         name: name.to_owned(),
         generation: 1,
         mcst_id,
         pmtu: scenario.sizes.pmtu(),
-        start_psn: Some(Psn::new(0)),
-        va_base: 0,
-        source: places.first().map(|p| p.port).unwrap_or_default(),
-        paths: places.iter().enumerate().map(path).collect(),
         stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
+        endpoints: places.iter().enumerate().map(path).collect(),
+        kind: MulticastRule {
+            start_psn: Some(Psn::new(0)),
+            va_base: 0,
+            source: places.first().map(|p| p.port).unwrap_or_default(),
+        }
+        .into(),
     }
 }
 
@@ -552,34 +559,35 @@ fn collective(
     qpn: Qpn,
     places: &[Place],
     first: usize,
-) -> CollectiveGroup {
+) -> GroupRule {
     let (window, message) = scenario.rank_window();
-    let endpoint = |(n, place): (usize, &Place)| CollectiveEndpoint {
+    let endpoint = |(n, place): (usize, &Place)| Endpoint {
         port: place.port,
-        next_hop: CollectiveHop::Rank(RankEndpoint {
-            rank: n as u16,
+        next_hop: NextHop::Host(HostEndpoint {
             name: place.name.clone(),
             ip: host_ip(first + n),
             qpn,
             mac: place.mac,
-            sq_psn: Psn::new(0),
-            rq_psn: Psn::new(0),
+            part: RankPart {
+                rank: n as u16,
+                sq_psn: Psn::new(0),
+                rq_psn: Psn::new(0),
+            }
+            .into(),
         }),
     };
-    CollectiveGroup {
+    GroupRule {
         name: name.to_owned(),
         generation: 1,
         mcst_id,
         pmtu: scenario.sizes.pmtu(),
-        psn_start: Psn::new(0),
-        slots: (2 * (window + message)).next_power_of_two() as u16,
-        message_packets: message as u16,
-        reproducible: false,
-        loss_policy: Default::default(),
-        straggler_policy: Default::default(),
-        ack_timeout_us: ACK_TIMEOUT_US,
         stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
-        parent: None,
         endpoints: places.iter().enumerate().map(endpoint).collect(),
+        kind: TranslatedRule {
+            message_packets: message as u16,
+            ack_timeout_us: ACK_TIMEOUT_US,
+            ..TranslatedRule::root((2 * (window + message)).next_power_of_two() as u16)
+        }
+        .into(),
     }
 }

@@ -1,7 +1,7 @@
 //! Messages of collective groups: there and back, and refused with the field named.
 
 use castnet_rules::{
-    CollectiveEndpoint, CollectiveGroup, CollectiveHop, LossPolicy, RankEndpoint, StragglerPolicy,
+    Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy, TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
@@ -17,33 +17,37 @@ fn port_id(n: u8) -> PortId {
 prop_compose! {
     fn group()(
         ranks in 1u8..8, others in proptest::option::of(1u16..8), generation in any::<u64>(),
-        (psn_start, sq_psn, rq_psn) in (0..1u32 << 24, 0..1u32 << 24, 0..1u32 << 24),
+        (start_psn, sq_psn, rq_psn) in (0..1u32 << 24, 0..1u32 << 24, 0..1u32 << 24),
         power in 4u32..16, reproducible in any::<bool>(), reflect in any::<bool>(),
         straggler in 0usize..3, is_child in any::<bool>(), (ack_timeout_us, stall_timeout_ms) in (4u32.., 1u32..),
-    ) -> CollectiveGroup {
+    ) -> GroupRule {
         let mac = |n| MacAddr([2, 0, 0, 0, 0, n]);
         // At least two endpoints: another rank where there is no switch.
         let ranks = if others.is_none() { ranks.max(2) } else { ranks };
-        let mut endpoints: Vec<CollectiveEndpoint> = (0..ranks).map(|n| CollectiveEndpoint {
+        let (sq_psn, rq_psn) = (Psn::new(sq_psn), Psn::new(rq_psn));
+        let mut endpoints: Vec<Endpoint> = (0..ranks).map(|n| Endpoint {
             port: port_id(n),
-            next_hop: CollectiveHop::Rank(RankEndpoint {
-                rank: n.into(), name: format!("h{n}"), ip: [10, 0, 0, n + 1].into(), qpn: Qpn::new(17), mac: mac(n),
-                sq_psn: Psn::new(sq_psn), rq_psn: Psn::new(rq_psn),
+            next_hop: NextHop::Host(HostEndpoint {
+                name: format!("h{n}"), ip: [10, 0, 0, n + 1].into(), qpn: Qpn::new(17), mac: mac(n),
+                part: RankPart { rank: n.into(), sq_psn, rq_psn }.into(),
             }),
         }).collect();
-        let switch = others.map(|others| CollectiveEndpoint {
+        let switch = others.map(|others| Endpoint {
             port: port_id(63),
-            next_hop: CollectiveHop::Switch {
+            next_hop: NextHop::Switch {
                 name: "up".into(), mac: mac(99), ranks: (0..others).map(|r| u16::from(ranks) + r).collect(),
             },
         });
         let parent = switch.as_ref().map(|s| s.port).filter(|_| is_child);
         endpoints.extend(switch);
-        CollectiveGroup {
-            name: "job".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu: Pmtu::B2048,
-            psn_start: Psn::new(psn_start), slots: 1 << power, message_packets: 8, reproducible,
+        let kind = TranslatedRule {
+            start_psn: Psn::new(start_psn), slots: 1 << power, message_packets: 8, reproducible,
             loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
-            straggler_policy: StragglerPolicy::ALL[straggler], ack_timeout_us, stall_timeout_ms, parent, endpoints,
+            straggler_policy: StragglerPolicy::ALL[straggler], ack_timeout_us, parent,
+        };
+        GroupRule {
+            name: "job".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu: Pmtu::B2048,
+            stall_timeout_ms, endpoints, kind: kind.into(),
         }
     }
 }
@@ -51,25 +55,26 @@ prop_compose! {
 proptest! {
     #[test]
     fn rules_go_there_and_back(group in group()) {
-        prop_assert_eq!(collective_from_proto("rule", &collective_to_proto(&group)), Ok(group));
+        prop_assert_eq!(rule_from_proto("rule", Some(&rule_to_proto(&group))), Ok(group));
     }
 
     /// Whatever a number is set to, a rule is accepted as the checker accepts it, or refused below its field.
     #[test]
     fn no_rule_panics(group in group(), which in 0usize..9, value in any::<u32>()) {
-        let mut message = collective_to_proto(&group);
+        let mut message = rule_to_proto(&group);
+        let Some(v1::group_rule::Kind::Translated(kind)) = &mut message.kind else { panic!("it computes") };
         match which {
             0 => message.pmtu = value,
-            1 => message.psn_start = value,
-            2 => message.slots = value,
-            3 => message.message_packets = value,
-            4 => message.loss_policy = value as i32,
-            5 => message.straggler_policy = value as i32,
-            6 => message.parent = Some(value),
+            1 => kind.start_psn = value,
+            2 => kind.slots = value,
+            3 => kind.message_packets = value,
+            4 => kind.loss_policy = value as i32,
+            5 => kind.straggler_policy = value as i32,
+            6 => kind.parent = Some(value),
             7 => message.endpoints[0].port = value,
             _ => message.endpoints[0].next_hop = None,
         }
-        match collective_from_proto("rule", &message) {
+        match rule_from_proto("rule", Some(&message)) {
             Ok(group) => prop_assert_eq!(group.check(64), vec![]),
             Err(invalid) => {
                 prop_assert!(invalid.faults().iter().all(|f| f.field.starts_with("rule.")), "{invalid}");

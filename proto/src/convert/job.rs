@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use castnet_rules::{Fault, FaultKind, HostEndpoint, LossPolicy, RANKS_MAX, StragglerPolicy};
+use castnet_rules::{Fault, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX, StragglerPolicy};
 use castnet_wire::{McstId, Pmtu, Psn};
 
-use super::collective::{loss, straggler};
 use super::request::{laned_name, lanes, name, unicast_mcst_id};
+use super::rule::{loss, straggler};
 use super::{Invalid, connection_from_proto, finish, pmtu, psn, take};
 use crate::v1;
 
@@ -155,7 +155,10 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
         .map_err(|Invalid(more)| faults.extend(more))
         .unwrap_or_default()
         .into_iter()
-        .map(|end| HostEndpoint { memory: None, ..end });
+        .map(|end| HostEndpoint {
+            part: HostPart::Plain,
+            ..end
+        });
     let (endpoint, more): (_, Vec<_>) = (ends.next(), ends.collect());
     let sq_psn = take(&mut faults, "sq_psn", psn(message.sq_psn));
     let settings = settings(message.settings.as_ref(), &mut faults);

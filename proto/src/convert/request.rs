@@ -6,8 +6,10 @@ use std::net::Ipv4Addr;
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, Fault, FaultKind, HostEndpoint, LANES_MAX};
 use castnet_wire::{DropReason, MacAddr, McstId, Pmtu, PortId, Psn};
 
-use super::{Invalid, finish, group, ip, mcst_id, parse, pmtu, port, psn, shorten, take};
+use super::rule::{self, memory_to_proto};
+use super::{Invalid, finish, ip, mcst_id, parse, pmtu, port, psn, shorten, take};
 use crate::v1;
+use crate::v1::host_endpoint::Part;
 
 const NAME_LENGTH_MAX: usize = 63;
 /// With `/15` behind it, as much as a switch takes for a name.
@@ -245,14 +247,14 @@ pub fn connection_from_proto(
             },
         ));
     };
-    let first = group::host(
+    let first = rule::host(
         field,
         &v1::HostEndpoint {
             name: host.into(),
             ip,
             mac,
             qpn,
-            memory,
+            part: memory.map(Part::Memory),
         },
     )?;
     let mut ends: Vec<HostEndpoint> = vec![first];
@@ -267,10 +269,10 @@ pub fn connection_from_proto(
         let field = format!("{field}.more_lanes[{i}]");
         let message = v1::HostEndpoint {
             qpn,
-            memory,
-            ..group::host_to_proto(&ends[0])
+            part: memory.map(Part::Memory),
+            ..rule::host_to_proto(&ends[0])
         };
-        let end = group::host(&field, &message)?;
+        let end = rule::host(&field, &message)?;
         if ends.iter().any(|e| e.qpn == end.qpn) {
             let kind = FaultKind::OutOfRange {
                 value: qpn.to_string(),
@@ -285,19 +287,21 @@ pub fn connection_from_proto(
 
 /// A member's ends of its connections, the first lane's first, as a message.
 pub fn connection_to_proto<'e>(ends: impl IntoIterator<Item = &'e HostEndpoint>) -> v1::Connection {
-    let mut ends = ends.into_iter().map(group::host_to_proto);
-    let v1::HostEndpoint {
-        ip, mac, qpn, memory, ..
-    } = ends.next().unwrap_or_default();
+    let mut ends = ends
+        .into_iter()
+        .map(|end| (end, end.memory().map(memory_to_proto)));
+    let Some((first, memory)) = ends.next() else {
+        return v1::Connection::default();
+    };
     v1::Connection {
-        ip,
-        mac,
-        qpn,
+        ip: first.ip.to_string(),
+        mac: first.mac.to_string(),
+        qpn: first.qpn.value(),
         memory,
         more_lanes: ends
-            .map(|end| v1::LaneConnection {
-                qpn: end.qpn,
-                memory: end.memory,
+            .map(|(end, memory)| v1::LaneConnection {
+                qpn: end.qpn.value(),
+                memory,
             })
             .collect(),
     }
@@ -311,14 +315,14 @@ pub fn registration_from_proto(message: &v1::RegisterHostRequest) -> Result<Give
     // By the rules of a member; any QPN will do.
     let v1::RegisterHostRequest { name, ip, mac } = message.clone();
     let name = name_from_proto("name", &name)?;
-    let host = group::host(
+    let host = rule::host(
         "",
         &v1::HostEndpoint {
             name,
             ip,
             mac,
             qpn: 2,
-            memory: None,
+            part: None,
         },
     )?;
     Ok(GivenHost {

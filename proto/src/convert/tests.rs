@@ -1,6 +1,8 @@
 //! Round trips, refusals by field, and messages of any content.
 
-use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory, Route, RouteHop};
+use castnet_rules::{
+    Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory, Route, RouteHop,
+};
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
 use tonic::{Code, Status};
@@ -24,24 +26,22 @@ prop_compose! {
     fn endpoint(name: String, last: u8)(
         qpn in 2u32..0xFF_FFFF, mac in host_mac(), memory in proptest::option::of(memory())
     ) -> HostEndpoint {
-        HostEndpoint { name: name.clone(), ip: [10, 0, 0, last].into(), qpn: Qpn::new(qpn), mac, memory }
+        let (ip, part) = ([10, 0, 0, last].into(), memory.into());
+        HostEndpoint { name: name.clone(), ip, qpn: Qpn::new(qpn), mac, part }
     }
 }
 
-fn path(index: u8) -> impl Strategy<Value = Path> {
+fn at_port(index: u8) -> impl Strategy<Value = Endpoint> {
     let port = PortId::new(index).unwrap();
     prop_oneof![
         endpoint(format!("h{index}"), index + 1).prop_map(NextHop::Host),
-        host_mac().prop_map(move |mac| NextHop::Switch {
-            name: format!("s{index}"),
-            mac
-        }),
+        host_mac().prop_map(move |mac| NextHop::switch(format!("s{index}"), mac)),
     ]
-    .prop_map(move |next_hop| Path { port, next_hop })
+    .prop_map(move |next_hop| Endpoint { port, next_hop })
 }
 
 prop_compose! {
-    fn group()(paths in (2..=64usize).prop_flat_map(|n| (0..n as u8).map(path).collect::<Vec<_>>()))(
+    fn group()(paths in (2..=64usize).prop_flat_map(|n| (0..n as u8).map(at_port).collect::<Vec<_>>()))(
         source in 0..paths.len(),
         paths in Just(paths),
         generation in any::<u64>(),
@@ -49,10 +49,11 @@ prop_compose! {
         pmtu in proptest::sample::select(Pmtu::ALL.to_vec()),
         va_base in any::<u64>(),
         stall_timeout_ms in 1..u32::MAX,
-    ) -> MulticastGroup {
-        MulticastGroup {
-            name: "g".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu,
-            start_psn: start_psn.map(Psn::new), va_base, source: paths[source].port, paths, stall_timeout_ms,
+    ) -> GroupRule {
+        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, source: paths[source].port };
+        GroupRule {
+            name: "g".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu, stall_timeout_ms,
+            endpoints: paths, kind: kind.into(),
         }
     }
 }
@@ -86,7 +87,7 @@ prop_compose! {
     }
 }
 
-fn any_path() -> impl Strategy<Value = v1::Path> {
+fn any_endpoint() -> impl Strategy<Value = v1::Endpoint> {
     let host = (any_text(), any_connection()).prop_map(
         |(
             name,
@@ -94,32 +95,37 @@ fn any_path() -> impl Strategy<Value = v1::Path> {
                 ip, mac, qpn, memory, ..
             },
         )| {
-            v1::path::NextHop::Host(v1::HostEndpoint {
+            v1::endpoint::NextHop::Host(v1::HostEndpoint {
                 name,
                 ip,
                 mac,
                 qpn,
-                memory,
+                part: memory.map(v1::host_endpoint::Part::Memory),
             })
         },
     );
-    let switch = (any_text(), any_text())
-        .prop_map(|(name, mac)| v1::path::NextHop::Switch(v1::SwitchEndpoint { name, mac }));
+    let ranks = proptest::collection::vec(any::<u32>(), 0..3);
+    let switch = (any_text(), any_text(), ranks).prop_map(|(name, mac, ranks)| {
+        v1::endpoint::NextHop::Switch(v1::SwitchEndpoint { name, mac, ranks })
+    });
     (
         prop_oneof![0u32..70, any::<u32>()],
         proptest::option::of(prop_oneof![host, switch]),
     )
-        .prop_map(|(port, next_hop)| v1::Path { port, next_hop })
+        .prop_map(|(port, next_hop)| v1::Endpoint { port, next_hop })
 }
 
 prop_compose! {
     fn any_group()(
         name in any_text(), mcst_id in any_text(), (generation, va_base) in any::<(u64, u64)>(),
         pmtu in prop_oneof![Just(1024u32), any::<u32>()], start_psn in any::<Option<u32>>(),
-        source_port in prop_oneof![0u32..70, any::<u32>()], paths in proptest::collection::vec(any_path(), 0..6),
-        stall_timeout_ms in any::<u32>(),
-    ) -> v1::MulticastGroup {
-        v1::MulticastGroup { name, generation, mcst_id, pmtu, start_psn, va_base, source_port, paths, stall_timeout_ms }
+        source in prop_oneof![0u32..70, any::<u32>()],
+        endpoints in proptest::collection::vec(any_endpoint(), 0..6),
+        stall_timeout_ms in any::<u32>(), has_kind in proptest::bool::weighted(0.9),
+    ) -> v1::GroupRule {
+        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source });
+        let kind = has_kind.then_some(kind);
+        v1::GroupRule { name, generation, mcst_id, pmtu, stall_timeout_ms, endpoints, kind }
     }
 }
 
@@ -139,7 +145,7 @@ prop_compose! {
 proptest! {
     #[test]
     fn groups_go_there_and_back(group in group()) {
-        prop_assert_eq!(group_from_proto("group", &group_to_proto(&group)), Ok(group));
+        prop_assert_eq!(rule_from_proto("group", Some(&rule_to_proto(&group))), Ok(group));
     }
 
     #[test]
@@ -153,7 +159,7 @@ proptest! {
         for qpn in 0..more {
             // Each lane has a queue pair of its own.
             let qpn = Qpn::new((ends[0].qpn.value() + qpn) % 1000 + 1000);
-            ends.extend((qpn != ends[0].qpn).then(|| HostEndpoint { qpn, memory: None, ..ends[0].clone() }));
+            ends.extend((qpn != ends[0].qpn).then(|| HostEndpoint { qpn, part: HostPart::Plain, ..ends[0].clone() }));
         }
         prop_assert_eq!(connection_from_proto("c", "h", Some(&connection_to_proto(&ends))), Ok(ends));
     }
@@ -161,7 +167,7 @@ proptest! {
     /// What is accepted is what the checker accepts; what is refused names a field below the one given.
     #[test]
     fn no_group_panics(message in any_group()) {
-        match group_from_proto("group", &message) {
+        match rule_from_proto("group", Some(&message)) {
             Ok(group) => prop_assert_eq!(group.check(64), vec![]),
             Err(invalid) => {
                 prop_assert!(!invalid.faults().is_empty());
@@ -350,7 +356,7 @@ fn long_texts_are_not_echoed_whole() {
 fn a_refusal_tells_as_many_faults_as_its_headers_hold() {
     let fault = |n: u32| {
         Fault::new(
-            format!("group.paths[{n}].host.qpn"),
+            format!("rule.endpoints[{n}].host.qpn"),
             FaultKind::ReservedQpn { qpn: Qpn::new(1) },
         )
     };
@@ -369,38 +375,45 @@ fn a_refusal_tells_as_many_faults_as_its_headers_hold() {
 #[test]
 fn a_collective_group_travels_and_is_checked() {
     let set = castnet_rules::RuleSet::from_toml(castnet_rules::COLLECTIVE_EXAMPLE).expect("the example");
-    let mut group = set.collectives[0].clone();
-    let message = collective_to_proto(&group);
-    assert_eq!(collective_from_proto("collective", &message), Ok(group.clone()));
-    group.loss_policy = castnet_rules::LossPolicy::Reflect;
-    group.straggler_policy = castnet_rules::StragglerPolicy::Rnr;
-    group.endpoints[2].next_hop = castnet_rules::CollectiveHop::Switch {
+    let mut group = set.groups[0].clone();
+    let there_and_back = |group: &GroupRule| rule_from_proto("rule", Some(&rule_to_proto(group)));
+    assert_eq!(there_and_back(&group), Ok(group.clone()));
+    group.endpoints[2].next_hop = NextHop::Switch {
         name: "s".into(),
         mac: MacAddr([6, 0, 0, 0, 0, 1]),
         ranks: vec![2, 3],
     };
-    group.parent = Some(group.endpoints[2].port);
-    assert_eq!(
-        collective_from_proto("collective", &collective_to_proto(&group)),
-        Ok(group.clone())
-    );
+    let port = group.endpoints[2].port;
+    let group = group.with_translated(|rule| {
+        rule.loss_policy = castnet_rules::LossPolicy::Reflect;
+        rule.straggler_policy = castnet_rules::StragglerPolicy::Rnr;
+        rule.parent = Some(port);
+    });
+    assert_eq!(there_and_back(&group), Ok(group.clone()));
 
-    let mut bad = collective_to_proto(&group);
-    (bad.slots, bad.loss_policy, bad.parent) = (1 << 20, 9, Some(64));
+    let mut bad = rule_to_proto(&group);
+    if let Some(v1::group_rule::Kind::Translated(rule)) = &mut bad.kind {
+        (rule.slots, rule.loss_policy, rule.parent) = (1 << 20, 9, Some(64));
+    }
     bad.endpoints[0].next_hop = None;
-    if let Some(v1::collective_endpoint::NextHop::Switch(switch)) = &mut bad.endpoints[2].next_hop {
+    if let Some(v1::endpoint::NextHop::Switch(switch)) = &mut bad.endpoints[2].next_hop {
         switch.ranks[1] = 70_000;
     }
-    let invalid = collective_from_proto("collective", &bad).expect_err("faults");
-    let fields: Vec<&str> = invalid.faults().iter().map(|f| f.field.as_str()).collect();
+    let fields = |message: Option<&v1::GroupRule>| -> Vec<String> {
+        let invalid = rule_from_proto("rule", message).expect_err("faults");
+        invalid.faults().iter().map(|f| f.field.clone()).collect()
+    };
     assert_eq!(
-        fields,
+        fields(Some(&bad)),
         [
-            "collective.parent",
-            "collective.slots",
-            "collective.loss_policy",
-            "collective.endpoints[0]",
-            "collective.endpoints[2].switch.ranks[1]",
+            "rule.translated.slots",
+            "rule.translated.loss_policy",
+            "rule.translated.parent",
+            "rule.endpoints[0]",
+            "rule.endpoints[2].switch.ranks[1]",
         ]
     );
+    bad.kind = None;
+    assert_eq!(fields(Some(&bad))[0], "rule.kind");
+    assert_eq!(fields(None), ["rule"]);
 }

@@ -1,24 +1,25 @@
-//! Every fault of a collective group in a rule file, with its line, column and field.
+//! Every fault of a group that computes in a rule file, with its line, column and field.
 
 use castnet_rules::RuleSet;
 
 /// A good leaf switch, of which each test spoils one line.
-const GOOD: &str = r#"[[collectives]]
+const GOOD: &str = r#"[[groups]]
+kind = "translated"
 name = "g"
 mcst_id = "10.255.1.1"
 pmtu = 1024
 slots = 64
 parent = 2
 
-[[collectives.endpoints]]
+[[groups.endpoints]]
 port = 0
-rank = { rank = 0, name = "a", ip = "10.0.0.1", qpn = 0x11, mac = "02:00:00:00:00:01", sq_psn = 1, rq_psn = 2 }
+host = { rank = 0, name = "a", ip = "10.0.0.1", qpn = 0x11, mac = "02:00:00:00:00:01", sq_psn = 1, rq_psn = 2 }
 
-[[collectives.endpoints]]
+[[groups.endpoints]]
 port = 1
-rank = { rank = 1, name = "b", ip = "10.0.0.2", qpn = 0x12, mac = "02:00:00:00:00:02", sq_psn = 1, rq_psn = 2 }
+host = { rank = 1, name = "b", ip = "10.0.0.2", qpn = 0x12, mac = "02:00:00:00:00:02", sq_psn = 1, rq_psn = 2 }
 
-[[collectives.endpoints]]
+[[groups.endpoints]]
 port = 2
 switch = { name = "s", mac = "06:00:00:00:00:01", ranks = [2, 3] }
 "#;
@@ -38,15 +39,16 @@ fn spoiled(from: &str, to: &str, expected: &str) {
 #[test]
 fn the_unspoiled_file_is_good() {
     let set = RuleSet::from_toml(GOOD).unwrap_or_else(|e| panic!("{e}"));
-    let group = &set.collectives[0];
+    let group = &set.groups[0];
+    let rule = group.translated().expect("it computes");
     assert_eq!(
-        (group.size(), group.message_packets, group.reproducible),
+        (group.size(), rule.message_packets, rule.reproducible),
         (4, 16, false)
     );
     assert_eq!(set.check(3), []);
     assert_eq!(
         set.check(2).iter().map(ToString::to_string).collect::<Vec<_>>(),
-        ["collectives[0].endpoints[2].port: port 2 is beyond this switch's 2 ports (0 to 1)"]
+        ["groups[0].endpoints[2].port: port 2 is beyond this switch's 2 ports (0 to 1)"]
     );
 }
 
@@ -56,128 +58,128 @@ fn each_fault_has_its_place() {
         (
             "name = \"g\"",
             "name = \"a b\"",
-            "2:8: collectives[0].name: \"a b\" is no name: 1 to 64 printable characters without blanks",
+            "3:8: groups[0].name: \"a b\" is no name: 1 to 64 printable characters without blanks",
         ),
         (
             "10.255.1.1",
             "224.0.0.1",
-            "3:11: collectives[0].mcst_id: 224.0.0.1 is an IP multicast address: give a unicast address",
+            "4:11: groups[0].mcst_id: 224.0.0.1 is an IP multicast address: give a unicast address",
         ),
         (
             "1024",
             "1000",
-            "4:8: collectives[0].pmtu: 1000 is no path MTU: 256, 512, 1024, 2048 or 4096",
+            "5:8: groups[0].pmtu: 1000 is no path MTU: 256, 512, 1024, 2048 or 4096",
         ),
         (
             "slots = 64",
             "slots = 48",
-            "5:9: collectives[0].slots: 48 is no power of two from 2 to 32768",
+            "6:9: groups[0].slots: 48 is no power of two from 2 to 32768",
         ),
         (
             "slots = 64",
             "slots = 65536",
-            "5:9: collectives[0].slots: 65536 is more than a group can have: a power of two, 2 to 32768",
+            "6:9: groups[0].slots: 65536 is more than a group can have: a power of two, 2 to 32768",
         ),
         (
             "slots = 64",
             "slots = 16",
-            "5:9: collectives[0].slots: 16 slots are fewer than two windows: messages of 16 packets need 32 or more",
+            "6:9: groups[0].slots: 16 slots are fewer than two windows: messages of 16 packets need 32 or more",
         ),
         (
             "slots = 64",
             "slots = 64\nmessage_packets = 0",
-            "6:19: collectives[0].message_packets: is 0: a message has at least 1 packet",
+            "7:19: groups[0].message_packets: is 0: a message has at least 1 packet",
         ),
         (
             "slots = 64",
             "slots = 64\nreproducible = 1",
-            "6:16: collectives[0].reproducible: a whole number where true or false belongs",
+            "7:16: groups[0].reproducible: a whole number where true or false belongs",
         ),
         (
             "slots = 64",
             "slots = 64\nloss_policy = \"hope\"",
-            "6:15: collectives[0].loss_policy: \"hope\" is not a policy: \"repair\" or \"reflect\"",
+            "7:15: groups[0].loss_policy: \"hope\" is not a policy: \"repair\" or \"reflect\"",
         ),
         (
             "slots = 64",
             "slots = 64\nack_timeout_us = 3",
-            "6:18: collectives[0].ack_timeout_us: is 3: give at least 4 microseconds",
+            "7:18: groups[0].ack_timeout_us: is 3: give at least 4 microseconds",
         ),
         (
             "slots = 64",
             "slots = 64\nstall_timeout_ms = 0",
-            "6:20: collectives[0].stall_timeout_ms: is 0: give at least 1 millisecond",
+            "7:20: groups[0].stall_timeout_ms: is 0: give at least 1 millisecond",
         ),
         (
             "parent = 2",
             "parent = 9",
-            "6:10: collectives[0].parent: port 9 has no endpoint in this group; its ports: 0, 1, 2",
+            "7:10: groups[0].parent: port 9 has no endpoint in this group; its ports: 0, 1, 2",
         ),
         (
             "parent = 2",
             "parent = 1",
-            "6:10: collectives[0].parent: a rank is behind port 1: the parent is a switch, and the root of the tree has none",
+            "7:10: groups[0].parent: a rank is behind port 1: the parent is a switch, and the root of the tree has none",
         ),
         (
             "port = 1",
             "port = 0",
-            "13:8: collectives[0].endpoints[1].port: port 0 is taken by endpoints[0]: one path per port",
+            "14:8: groups[0].endpoints[1].port: port 0 is taken by endpoints[0]: one endpoint per port",
         ),
         (
             "{ rank = 1",
             "{ rank = 0",
-            "8:1: collectives[0].endpoints: there is no endpoint for rank 1: each rank from 0 to 3 must be behind one\n\
-             14:17: collectives[0].endpoints[1].rank.rank: rank 0 is behind endpoints[0] too",
+            "9:1: groups[0].endpoints: there is no endpoint for rank 1: each rank from 0 to 3 must be behind one\n\
+             15:17: groups[0].endpoints[1].host.rank: rank 0 is behind endpoints[0] too",
         ),
         (
             "{ rank = 1",
             "{ rank = 1024",
-            "14:17: collectives[0].endpoints[1].rank.rank: 1024 is no rank: 0 to 1023",
+            "15:17: groups[0].endpoints[1].host.rank: 1024 is no rank: 0 to 1023",
         ),
         (
             "[2, 3]",
             "[3]",
-            "8:1: collectives[0].endpoints: there is no endpoint for rank 2: each rank from 0 to 3 must be behind one",
+            "9:1: groups[0].endpoints: there is no endpoint for rank 2: each rank from 0 to 3 must be behind one",
         ),
         (
             "[2, 3]",
             "[2, 3, 2]",
-            "18:59: collectives[0].endpoints[2].switch.ranks: rank 2 is behind endpoints[2] too",
+            "19:59: groups[0].endpoints[2].switch.ranks: rank 2 is behind endpoints[2] too",
         ),
         (
             "[2, 3]",
             "[]",
-            "18:59: collectives[0].endpoints[2].switch.ranks: is empty: name the ranks behind this switch",
+            "19:59: groups[0].endpoints[2].switch.ranks: is empty: name the ranks behind this switch",
         ),
         (
             "name = \"b\"",
             "name = \"a\"",
-            "14:27: collectives[0].endpoints[1].rank.name: \"a\" is the name of endpoints[0].rank too",
+            "15:27: groups[0].endpoints[1].host.name: \"a\" is the name of endpoints[0].host too",
         ),
         (
             "10.0.0.2",
             "10.0.0.1",
-            "14:37: collectives[0].endpoints[1].rank.ip: 10.0.0.1 is the address of endpoints[0].rank too",
+            "15:37: groups[0].endpoints[1].host.ip: 10.0.0.1 is the address of endpoints[0].host too",
         ),
         (
             "10.0.0.2",
             "10.255.1.1",
-            "14:37: collectives[0].endpoints[1].rank.ip: 10.255.1.1 is the McstID of this group: no host has that address",
+            "15:37: groups[0].endpoints[1].host.ip: 10.255.1.1 is the McstID of this group: no host has that address",
         ),
         (
             "0x12",
             "1",
-            "14:55: collectives[0].endpoints[1].rank.qpn: 0x1 is reserved (0 and 1: management, 0xffffff: multicast); RC QPs are 0x2 to 0xfffffe",
+            "15:55: groups[0].endpoints[1].host.qpn: 0x1 is reserved (0 and 1: management, 0xffffff: multicast); RC QPs are 0x2 to 0xfffffe",
         ),
         (
-            "rank = { rank = 0",
-            "rnk = { rank = 0",
-            "8:1: collectives[0].endpoints[0]: has no next hop: give it rank = { ... } or switch = { ... }\n10:1: collectives[0].endpoints[0].rnk: unknown field, did you mean \"rank\"?; allowed: port, rank, switch",
+            "host = { rank = 0",
+            "hst = { rank = 0",
+            "9:1: groups[0].endpoints[0]: has no next hop: give it host = { ... } or switch = { ... }\n11:1: groups[0].endpoints[0].hst: unknown field, did you mean \"host\"?; allowed: port, host, switch",
         ),
         (
             ", rq_psn = 2 }",
             " }",
-            "10:8: collectives[0].endpoints[0].rank.rq_psn: missing: a PSN, 0 to 0xffffff",
+            "11:8: groups[0].endpoints[0].host.rq_psn: missing: a PSN, 0 to 0xffffff",
         ),
     ] {
         spoiled(from, to, expected);
@@ -203,9 +205,9 @@ host = { name = "b", ip = "10.0.0.2", qpn = 0x12, mac = "02:00:00:00:00:02" }
 "#;
     assert_eq!(
         faults(&format!("{GOOD}{multicast}")),
-        "2:8: collectives[0].name: \"g\" is the name of group 10.255.1.1 too\n\
-         3:11: collectives[0].mcst_id: 10.255.1.1 is the McstID of group \"g\" too\n\
-         14:55: collectives[0].endpoints[1].rank.qpn: the QP 0x12 of 10.0.0.2 belongs to group \"g\" already: a QP is a \
+        "22:8: groups[1].name: \"g\" is the name of group 10.255.1.1 too\n\
+         23:11: groups[1].mcst_id: 10.255.1.1 is the McstID of group \"g\" too\n\
+         33:45: groups[1].endpoints[1].host.qpn: the QP 0x12 of 10.0.0.2 belongs to group \"g\" already: a QP is a \
          member of one group"
     );
 }

@@ -16,15 +16,15 @@ pmtu = 1024
 start_psn = 7
 source = 0
 
-[[groups.paths]]
+[[groups.endpoints]]
 port = 0
 host = { name = "a", ip = "10.0.0.1", qpn = 0x11, mac = "02:00:00:00:00:01" }
 
-[[groups.paths]]
+[[groups.endpoints]]
 port = 1
 host = { name = "b", ip = "10.0.0.2", qpn = 0x12, mac = "02:00:00:00:00:02", memory = { va = 0x1000, rkey = 1, length = 64 } }
 
-[[groups.paths]]
+[[groups.endpoints]]
 port = 2
 switch = { name = "s", mac = "06:00:00:00:00:01" }
 
@@ -57,18 +57,18 @@ fn unknown_fields_with_what_was_perhaps_meant() {
     spoiled(
         "pmtu = 1024",
         "pmtu = 1024\nstart_pns = 3",
-        "rules.toml:5:1: groups[0].start_pns: unknown field, did you mean \"start_psn\"?; allowed: name, generation, \
-         mcst_id, pmtu, start_psn, va_base, source, stall_timeout_ms, paths",
+        "rules.toml:5:1: groups[0].start_pns: unknown field, did you mean \"start_psn\"?; allowed: kind, name, \
+         generation, mcst_id, pmtu, stall_timeout_ms, start_psn, va_base, source, endpoints",
     );
     spoiled(
         "[[routes]]",
         "[[route]]",
-        "rules.toml:20:3: route: unknown field, did you mean \"routes\"?; allowed: groups, collectives, routes",
+        "rules.toml:20:3: route: unknown field, did you mean \"routes\"?; allowed: groups, routes",
     );
     spoiled(
         "rkey = 1",
         "rkey = 1, colour = 2",
-        "rules.toml:14:112: groups[0].paths[1].host.memory.colour: unknown field; allowed: va, rkey, length",
+        "rules.toml:14:112: groups[0].endpoints[1].host.memory.colour: unknown field; allowed: va, rkey, length",
     );
 }
 
@@ -78,23 +78,23 @@ fn values_of_another_type_or_beyond_their_range() {
         (
             "0x12",
             "0x1000000",
-            "14:45: groups[0].paths[1].host.qpn: 0x1000000 is over the 24 bits of a QPN",
+            "14:45: groups[0].endpoints[1].host.qpn: 0x1000000 is over the 24 bits of a QPN",
         ),
         (
             "0x12",
             "-3",
-            "14:45: groups[0].paths[1].host.qpn: -3 is negative: give 0 or more",
+            "14:45: groups[0].endpoints[1].host.qpn: -3 is negative: give 0 or more",
         ),
         (
             "0x12",
             "1",
-            "14:45: groups[0].paths[1].host.qpn: 0x1 is reserved (0 and 1: management, 0xffffff: multicast); RC QPs \
+            "14:45: groups[0].endpoints[1].host.qpn: 0x1 is reserved (0 and 1: management, 0xffffff: multicast); RC QPs \
              are 0x2 to 0xfffffe",
         ),
         (
             "0x12",
             "\"18\"",
-            "14:45: groups[0].paths[1].host.qpn: a text where a whole number belongs",
+            "14:45: groups[0].endpoints[1].host.qpn: a text where a whole number belongs",
         ),
         (
             "start_psn = 7",
@@ -114,12 +114,12 @@ fn values_of_another_type_or_beyond_their_range() {
         (
             "port = 2",
             "port = 64",
-            "17:8: groups[0].paths[2].port: 64 is no port: 0 to 63",
+            "17:8: groups[0].endpoints[2].port: 64 is no port: 0 to 63",
         ),
         (
             "rkey = 1",
             "rkey = 0x100000000",
-            "14:109: groups[0].paths[1].host.memory.rkey: 0x100000000 is over 32 bits",
+            "14:109: groups[0].endpoints[1].host.memory.rkey: 0x100000000 is over 32 bits",
         ),
         (
             "name = \"g\"",
@@ -134,7 +134,7 @@ fn values_of_another_type_or_beyond_their_range() {
         (
             "\"02:00:00:00:00:02\"",
             "\"02-00-00-00-00-02\"",
-            "14:57: groups[0].paths[1].host.mac: \"02-00-00-00-00-02\" is not an Ethernet address, such as \
+            "14:57: groups[0].endpoints[1].host.mac: \"02-00-00-00-00-02\" is not an Ethernet address, such as \
              \"02:00:00:00:00:01\"",
         ),
         (
@@ -165,12 +165,12 @@ fn what_is_missing() {
         (
             ", mac = \"02:00:00:00:00:02\"",
             "",
-            "14:8: groups[0].paths[1].host.mac: missing: an Ethernet address, such as \"02:00:00:00:00:01\"",
+            "14:8: groups[0].endpoints[1].host.mac: missing: an Ethernet address, such as \"02:00:00:00:00:01\"",
         ),
         (
             "switch = { name = \"s\", mac = \"06:00:00:00:00:01\" }",
             "",
-            "16:1: groups[0].paths[2]: has no next hop: give \
+            "16:1: groups[0].endpoints[2]: has no next hop: give \
              it host = { ... } or switch = { ... }",
         ),
         (
@@ -219,51 +219,51 @@ fn what_types_cannot_say() {
         (
             "10.255.0.1",
             "10.0.0.2",
-            "14:27: groups[0].paths[1].host.ip: 10.0.0.2 is the McstID of this group: no host \
+            "14:27: groups[0].endpoints[1].host.ip: 10.0.0.2 is the McstID of this group: no host \
              has that address",
         ),
         (
             "source = 0",
             "source = 9",
-            "6:10: groups[0].source: port 9 has no path in this group; its ports: 0, 1, 2",
+            "6:10: groups[0].source: port 9 has no endpoint in this group; its ports: 0, 1, 2",
         ),
         (
             "port = 1",
             "port = 0",
-            "13:8: groups[0].paths[1].port: port 0 is taken by paths[0]: one path per port",
+            "13:8: groups[0].endpoints[1].port: port 0 is taken by endpoints[0]: one endpoint per port",
         ),
         (
             "10.0.0.2",
             "10.0.0.1",
-            "14:27: groups[0].paths[1].host.ip: 10.0.0.1 is the address of paths[0].host too",
+            "14:27: groups[0].endpoints[1].host.ip: 10.0.0.1 is the address of endpoints[0].host too",
         ),
         (
             "name = \"b\"",
             "name = \"a\"",
-            "14:17: groups[0].paths[1].host.name: \"a\" is the name of paths[0].host too",
+            "14:17: groups[0].endpoints[1].host.name: \"a\" is the name of endpoints[0].host too",
         ),
         (
             "\"02:00:00:00:00:02\"",
             "\"03:00:00:00:00:02\"",
-            "14:57: groups[0].paths[1].host.mac: 03:00:00:00:00:02 is a \
+            "14:57: groups[0].endpoints[1].host.mac: 03:00:00:00:00:02 is a \
              multicast address: give the address of a station",
         ),
         (
             "\"06:00:00:00:00:01\"",
             "\"00:00:00:00:00:00\"",
-            "18:30: groups[0].paths[2].switch.mac: 00:00:00:00:00:00 is \
+            "18:30: groups[0].endpoints[2].switch.mac: 00:00:00:00:00:00 is \
              no address: give the address of a station",
         ),
         (
             "length = 64",
             "length = 0",
-            "14:121: groups[0].paths[1].host.memory.length: is 0: leave memory out where a \
+            "14:121: groups[0].endpoints[1].host.memory.length: is 0: leave memory out where a \
              member takes no WRITEs",
         ),
         (
             "va = 0x1000",
             "va = 0xffffffffffffffff",
-            "14:133: groups[0].paths[1].host.memory.length: 64 bytes from \
+            "14:133: groups[0].endpoints[1].host.memory.length: 64 bytes from \
              0xffffffffffffffff on run over the end of the 64-bit address space",
         ),
         (
@@ -293,7 +293,7 @@ fn what_types_cannot_say() {
         (
             "switch = {",
             "host = { name = \"c\", ip = \"10.0.0.3\", qpn = 5, mac = \"02:00:00:00:00:03\" }\nswitch = {",
-            "16:1: groups[0].paths[2]: has two next hops: give it host or switch, not both",
+            "16:1: groups[0].endpoints[2]: has two next hops: give it host or switch, not both",
         ),
     ] {
         spoiled(from, to, &format!("rules.toml:{expected}"));
@@ -301,12 +301,21 @@ fn what_types_cannot_say() {
 }
 
 #[test]
+fn a_kind_that_is_not_known_ends_the_reading_of_its_group() {
+    spoiled(
+        "pmtu = 1024",
+        "pmtu = 1024\nkind = \"broadcast\"\ncolour = 3",
+        "rules.toml:5:8: groups[0].kind: \"broadcast\" is no kind of group; kinds: multicast, translated",
+    );
+}
+
+#[test]
 fn a_group_needs_somebody_to_send_to() {
-    let text = "[[groups]]\nname = \"g\"\nmcst_id = \"10.255.0.1\"\npmtu = 256\nsource = 0\npaths = []\n";
+    let text = "[[groups]]\nname = \"g\"\nmcst_id = \"10.255.0.1\"\npmtu = 256\nsource = 0\nendpoints = []\n";
     assert_eq!(
         faults(text).to_string(),
-        "rules.toml:5:10: groups[0].source: port 0 has no path in this group; its ports: none\n\
-         rules.toml:6:9: groups[0].paths: has 0 path(s): a group needs the source's and at least one other"
+        "rules.toml:5:10: groups[0].source: port 0 has no endpoint in this group; its ports: none\n\
+         rules.toml:6:13: groups[0].endpoints: has 0 endpoint(s): a group needs at least two"
     );
 }
 
@@ -320,9 +329,9 @@ fn what_is_wrong_between_groups_and_routes() {
         [
             "rules.toml:24:8: groups[1].name: \"g\" is the name of group 10.255.0.1 too",
             "rules.toml:25:11: groups[1].mcst_id: 10.255.0.1 is the McstID of group \"g\" too",
-            "rules.toml:32:45: groups[1].paths[0].host.qpn: the QP 0x11 of 10.0.0.1 belongs to group \"g\" already: a QP \
+            "rules.toml:32:45: groups[1].endpoints[0].host.qpn: the QP 0x11 of 10.0.0.1 belongs to group \"g\" already: a QP \
              is a member of one group",
-            "rules.toml:36:45: groups[1].paths[1].host.qpn: the QP 0x12 of 10.0.0.2 belongs to group \"g\" already: a QP \
+            "rules.toml:36:45: groups[1].endpoints[1].host.qpn: the QP 0x12 of 10.0.0.2 belongs to group \"g\" already: a QP \
              is a member of one group",
             "rules.toml:43:10: routes[1].prefix: 10.1.0.0/16 is routed by routes[0] already: list all its next hops \
              there",
@@ -361,10 +370,10 @@ fn all_faults_come_in_one_pass_and_in_order() {
         [
             "groups[0].start_psn",
             // Nothing about `source`: the port that could not be read may be 5.
-            "groups[0].paths[1].host.qpn",
-            "groups[0].paths[1].host.memory.length",
-            "groups[0].paths[2].port",
-            "groups[0].paths[2].prot",
+            "groups[0].endpoints[1].host.qpn",
+            "groups[0].endpoints[1].host.memory.length",
+            "groups[0].endpoints[2].port",
+            "groups[0].endpoints[2].prot",
             "routes[0].prefix",
             "routes[0].next_hops[0].port",
         ]
@@ -398,7 +407,7 @@ fn a_switch_checks_with_its_own_number_of_ports() {
     assert_eq!(
         told,
         [
-            "groups[0].paths[2].port: port 2 is beyond this switch's 2 ports (0 to 1)",
+            "groups[0].endpoints[2].port: port 2 is beyond this switch's 2 ports (0 to 1)",
             "routes[0].next_hops[0].port: port 4 is beyond this switch's 2 ports (0 to 1)",
         ]
     );

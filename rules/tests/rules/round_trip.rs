@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use castnet_rules::{
-    COLLECTIVE_EXAMPLE, CollectiveEndpoint, CollectiveGroup, CollectiveHop, HostEndpoint, Ipv4Net,
-    LossPolicy, MulticastGroup, NextHop, Path, RankEndpoint, RemoteMemory, Route, RouteHop, RuleSet,
-    StragglerPolicy, TWO_TIER_EXAMPLE,
+    COLLECTIVE_EXAMPLE, Endpoint, GroupRule, HostEndpoint, HostPart, Ipv4Net, LossPolicy, MulticastRule,
+    NextHop, RankPart, RemoteMemory, Route, RouteHop, RuleSet, StragglerPolicy, TWO_TIER_EXAMPLE,
+    TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn memory() -> impl Strategy<Value = RemoteMemory> {
 }
 
 /// Group number `g` of a set; its members' addresses are `10.g.0.port`.
-fn group(g: u8) -> impl Strategy<Value = MulticastGroup> {
+fn group(g: u8) -> impl Strategy<Value = GroupRule> {
     let head = (
         name(),
         any::<u64>(),
@@ -67,29 +67,32 @@ fn group(g: u8) -> impl Strategy<Value = MulticastGroup> {
                             ip,
                             qpn: Qpn::new(qpn),
                             mac,
-                            memory,
+                            part: memory.into(),
                         }),
-                        false => NextHop::Switch { name, mac },
+                        false => NextHop::switch(name, mac),
                     };
-                    Path { port, next_hop }
+                    Endpoint { port, next_hop }
                 });
-            MulticastGroup {
+            let kind = MulticastRule {
+                start_psn: psn.map(Psn::new),
+                va_base,
+                source,
+            };
+            GroupRule {
                 name: format!("{name}{g}"),
                 generation,
                 mcst_id: McstId(Ipv4Addr::new(10, 255, 0, g)),
                 pmtu,
-                start_psn: psn.map(Psn::new),
-                va_base,
-                source,
-                paths: paths.collect(),
                 stall_timeout_ms: stall,
+                endpoints: paths.collect(),
+                kind: kind.into(),
             }
         },
     )
 }
 
 /// Collective group number `g` of a set: ranks at some ports, on others switches with the next few ranks behind them.
-fn collective(g: u8) -> impl Strategy<Value = CollectiveGroup> {
+fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
     let head = (
         name(),
         any::<u64>(),
@@ -113,47 +116,53 @@ fn collective(g: u8) -> impl Strategy<Value = CollectiveGroup> {
     (head, ends).prop_map(move |(head, (ports, hops, parent))| {
         let (name, generation, pmtu, psn, (slots, message), (reproducible, reflect), straggler_policy, times) = head;
         let mut rank = 0;
-        let endpoints: Vec<CollectiveEndpoint> = ports
+        let endpoints: Vec<Endpoint> = ports
             .into_iter()
             .zip(hops)
             .map(|(port, (name, qpn, mac, psns, behind))| {
                 let (first, name) = (rank, format!("{name}{port}"));
                 let next_hop = if behind == 0 {
                     rank += 1;
-                    CollectiveHop::Rank(RankEndpoint {
+                    let part = RankPart {
                         rank: first,
+                        sq_psn: Psn::new(psns.0),
+                        rq_psn: Psn::new(psns.1),
+                    };
+                    NextHop::Host(HostEndpoint {
                         name,
                         ip: Ipv4Addr::new(10, 100 + g, 0, port.index() as u8),
                         qpn: Qpn::new(qpn),
                         mac,
-                        sq_psn: Psn::new(psns.0),
-                        rq_psn: Psn::new(psns.1),
+                        part: part.into(),
                     })
                 } else {
                     rank += behind;
                     let ranks = (first..rank).collect();
-                    CollectiveHop::Switch { name, mac, ranks }
+                    NextHop::Switch { name, mac, ranks }
                 };
-                CollectiveEndpoint { port, next_hop }
+                Endpoint { port, next_hop }
             })
             .collect();
         let parent = parent.get(&endpoints);
         let slots = 1u16 << slots;
-        CollectiveGroup {
-            name: format!("{name}c{g}"),
-            generation,
-            mcst_id: McstId(Ipv4Addr::new(10, 255, 1, g)),
-            pmtu,
-            psn_start: Psn::new(psn),
+        let kind = TranslatedRule {
+            start_psn: Psn::new(psn),
             slots,
             message_packets: 1 + message % (slots / 2),
             reproducible,
             loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
             straggler_policy,
             ack_timeout_us: times.0,
-            stall_timeout_ms: times.1,
             parent: parent.next_hop.rank().is_none().then_some(parent.port),
+        };
+        GroupRule {
+            name: format!("{name}c{g}"),
+            generation,
+            mcst_id: McstId(Ipv4Addr::new(10, 255, 1, g)),
+            pmtu,
+            stall_timeout_ms: times.1,
             endpoints,
+            kind: kind.into(),
         }
     })
 }
@@ -173,10 +182,9 @@ fn set() -> impl Strategy<Value = RuleSet> {
         let groups: Vec<_> = (0..groups).map(group).collect();
         let collectives: Vec<_> = (0..collectives).map(collective).collect();
         let routes: Vec<_> = (0..routes).map(route).collect();
-        (groups, collectives, routes).prop_map(|(groups, collectives, routes)| RuleSet {
-            groups,
-            collectives,
-            routes,
+        (groups, collectives, routes).prop_map(|(mut groups, collectives, routes)| {
+            groups.extend(collectives);
+            RuleSet { groups, routes }
         })
     })
 }
@@ -203,10 +211,12 @@ proptest! {
 
     #[test]
     fn memory_is_slots_and_some_state(group in collective(0)) {
-        let payload = u64::from(group.slots) * group.pmtu.bytes() as u64;
-        let kept = if group.reproducible { group.endpoints.len() as u64 + 1 } else { 1 };
-        prop_assert_eq!(group.slot_bytes(), payload * kept);
-        prop_assert!(group.memory_bytes() > group.slot_bytes());
+        let (pmtu, endpoints) = (group.pmtu, group.endpoints.len());
+        let rule = group.translated().expect("it computes");
+        let payload = u64::from(rule.slots) * pmtu.bytes() as u64;
+        let kept = if rule.reproducible { endpoints as u64 + 1 } else { 1 };
+        prop_assert_eq!(rule.slot_bytes(pmtu, endpoints), payload * kept);
+        prop_assert!(rule.memory_bytes(pmtu, endpoints) > rule.slot_bytes(pmtu, endpoints));
     }
 
     #[test]
@@ -221,7 +231,7 @@ proptest! {
 fn the_star_example_is_good_and_survives() {
     let set = RuleSet::from_toml(RuleSet::schema_example()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(
-        (set.groups.len(), set.groups[0].paths.len(), set.routes.len()),
+        (set.groups.len(), set.groups[0].endpoints.len(), set.routes.len()),
         (1, 4, 1)
     );
     assert_eq!(RuleSet::from_toml(&set.to_toml()), Ok(set));
@@ -230,10 +240,15 @@ fn the_star_example_is_good_and_survives() {
 #[test]
 fn the_collective_example_is_good_and_survives() {
     let set = RuleSet::from_toml(COLLECTIVE_EXAMPLE).unwrap_or_else(|e| panic!("{e}"));
-    let group = &set.collectives[0];
-    assert_eq!((group.size(), group.ranks().count(), group.parent), (3, 3, None));
+    let group = &set.groups[0];
+    let rule = group.translated().expect("it computes");
+    assert_eq!((group.size(), group.hosts().count(), rule.parent), (3, 3, None));
     assert_eq!(
-        (group.slot_stride(), group.packets_per_slot(), group.slot_bytes()),
+        (
+            TranslatedRule::slot_stride(group.pmtu),
+            rule.packets_per_slot(3),
+            rule.slot_bytes(group.pmtu, 3)
+        ),
         (1024, 1, 256 * 1024)
     );
     let both = format!("{}{COLLECTIVE_EXAMPLE}", RuleSet::schema_example());
@@ -242,35 +257,32 @@ fn the_collective_example_is_good_and_survives() {
 }
 
 #[test]
-fn a_collective_star_is_generated_or_refused_with_its_faults() {
-    let member = |i: u8| RankEndpoint {
-        rank: i.into(),
-        name: format!("h{i}"),
-        ip: Ipv4Addr::new(10, 0, 0, i + 1),
-        qpn: Qpn::new(u32::from(i) + 0x11),
-        mac: MacAddr([2, 0, 0, 0, 0, i]),
-        sq_psn: Psn::new(0),
-        rq_psn: Psn::new(0),
+fn files_with_the_names_of_earlier_versions_are_still_read() {
+    let earlier = |text: &str| {
+        text.replace("[[groups]]\nkind = \"translated\"", "[[collectives]]")
+            .replace("[[groups.endpoints]]", "[[collectives.endpoints]]")
+            .replace("start_psn", "psn_start")
+            .replace("\nhost = ", "\nrank = ")
     };
-    let id = McstId(Ipv4Addr::new(10, 255, 0, 1));
-    let star = |count: u8, slots| {
-        CollectiveGroup::star("g", id, Pmtu::B1024, slots, (0..count).map(member).collect())
-    };
-    assert_eq!(star(64, 2).map(|g| (g.size(), g.message_packets)), Ok((64, 1)));
+    let text = earlier(COLLECTIVE_EXAMPLE);
+    assert!(text.contains("[[collectives]]") && text.contains("psn_start = ") && text.contains("\nrank = {"));
+    assert_eq!(RuleSet::from_toml(&text), RuleSet::from_toml(COLLECTIVE_EXAMPLE));
+    let star = RuleSet::schema_example();
+    let text = star
+        .replace("kind = ", "# kind = ")
+        .replace("[[groups.endpoints]]", "[[groups.paths]]");
+    assert!(text.contains("[[groups.paths]]") && text.contains("\n# kind = \"multicast\""));
+    assert_eq!(RuleSet::from_toml(&text), RuleSet::from_toml(star));
+    let fault = RuleSet::from_toml(&earlier(COLLECTIVE_EXAMPLE).replace("slots = 256", "slots = 3"));
     assert_eq!(
-        star(65, 64).map_err(|f| f[0].field.clone()),
-        Err("members".into())
+        fault.map_err(|f| f.to_string()),
+        Err("12:9: collectives[0].slots: 3 is no power of two from 2 to 32768".into())
     );
-    assert_eq!(
-        star(1, 64).map_err(|f| f[0].field.clone()),
-        Err("endpoints".into())
-    );
-    assert_eq!(star(3, 48).map_err(|f| f[0].field.clone()), Err("slots".into()));
 }
 
 #[test]
 fn the_two_tier_example_agrees_from_switch_to_switch() {
-    let groups: BTreeMap<&str, MulticastGroup> = TWO_TIER_EXAMPLE
+    let groups: BTreeMap<&str, GroupRule> = TWO_TIER_EXAMPLE
         .into_iter()
         .map(|(switch, text)| {
             let mut set = RuleSet::from_toml(text).unwrap_or_else(|e| panic!("{}", e.in_file(switch)));
@@ -284,11 +296,15 @@ fn the_two_tier_example_agrees_from_switch_to_switch() {
             (groups["spine"].mcst_id, groups["spine"].pmtu),
             "{switch}"
         );
-        members.extend(group.members().map(|(_, m)| m.ip));
-        for path in &group.paths {
+        members.extend(group.hosts().map(|(_, m)| m.ip));
+        for path in &group.endpoints {
             if let NextHop::Switch { name, .. } = &path.next_hop {
                 let peer = &groups[name.as_str()];
-                let back = peer.paths.iter().filter(|p| p.next_hop.name() == *switch).count();
+                let back = peer
+                    .endpoints
+                    .iter()
+                    .filter(|p| p.next_hop.name() == *switch)
+                    .count();
                 assert_eq!(
                     back, 1,
                     "{switch} has {name} as a next hop, and the other way round"
@@ -301,23 +317,91 @@ fn the_two_tier_example_agrees_from_switch_to_switch() {
 
 #[test]
 fn a_star_is_generated_or_refused_with_its_faults() {
-    let member = |i: u8| HostEndpoint {
+    let id = McstId(Ipv4Addr::new(10, 255, 0, 1));
+    let member = |i: u8, part| HostEndpoint {
         name: format!("h{i}"),
         ip: Ipv4Addr::new(10, 0, 0, i + 1),
         qpn: Qpn::new(u32::from(i) + 0x11),
         mac: MacAddr([2, 0, 0, 0, 0, i]),
-        memory: None,
+        part,
     };
-    let id = McstId(Ipv4Addr::new(10, 255, 0, 1));
-    let star = |count: u8| MulticastGroup::star("g", id, Pmtu::B1024, (0..count).map(member).collect());
+    let star = |count: u8| {
+        let members = (0..count).map(|i| member(i, HostPart::Plain)).collect();
+        GroupRule::star("g", id, Pmtu::B1024, MulticastRule::default(), members)
+    };
     let group = star(64).expect("64 members fit");
-    assert_eq!(
-        (group.paths.len(), group.source_path().map(|p| p.next_hop.name())),
-        (64, Some("h0"))
-    );
-    assert_eq!(group.receiver_paths().count(), 63);
+    let source = group
+        .multicast()
+        .and_then(|rule| rule.source_of(&group))
+        .map(|e| e.next_hop.name());
+    assert_eq!((group.endpoints.len(), source), (64, Some("h0")));
     assert_eq!(star(65).map_err(|f| f[0].field.clone()), Err("members".into()));
-    assert_eq!(star(1).map_err(|f| f[0].field.clone()), Err("paths".into()));
+    assert_eq!(star(1).map_err(|f| f[0].field.clone()), Err("endpoints".into()));
+
+    let rank = |i: u8| {
+        let (sq_psn, rq_psn) = (Psn::new(0), Psn::new(0));
+        let rank = i.into();
+        member(i, RankPart { rank, sq_psn, rq_psn }.into())
+    };
+    let star = |count: u8, slots| {
+        let members = (0..count).map(rank).collect();
+        GroupRule::star("g", id, Pmtu::B1024, TranslatedRule::root(slots), members)
+    };
+    let of_two = star(64, 2).map(|g| (g.size(), g.translated().map(|t| t.message_packets)));
+    assert_eq!(of_two, Ok((64, Some(1))));
+    assert_eq!(
+        star(65, 64).map_err(|f| f[0].field.clone()),
+        Err("members".into())
+    );
+    assert_eq!(
+        star(1, 64).map_err(|f| f[0].field.clone()),
+        Err("endpoints".into())
+    );
+    assert_eq!(star(3, 48).map_err(|f| f[0].field.clone()), Err("slots".into()));
+}
+
+#[test]
+fn hosts_are_what_their_kind_of_group_needs() {
+    let mut group = RuleSet::from_toml(COLLECTIVE_EXAMPLE)
+        .expect("good")
+        .groups
+        .remove(0);
+    let NextHop::Host(host) = &mut group.endpoints[1].next_hop else {
+        panic!("a host");
+    };
+    host.part = HostPart::Plain;
+    let told: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        ["endpoints[1].host: has no rank: each host of a group that computes is a rank"]
+    );
+    let mut group = RuleSet::from_toml(RuleSet::schema_example())
+        .expect("good")
+        .groups
+        .remove(0);
+    let part = RankPart {
+        rank: 0,
+        sq_psn: Psn::new(0),
+        rq_psn: Psn::new(0),
+    };
+    let NextHop::Host(host) = &mut group.endpoints[1].next_hop else {
+        panic!("a host");
+    };
+    host.part = part.into();
+    let (name, mac) = ("s".into(), MacAddr([2, 0, 0, 0, 0, 99]));
+    group.endpoints[2].next_hop = NextHop::Switch {
+        name,
+        mac,
+        ranks: vec![1],
+    };
+    let told: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "endpoints[1].host.rank: is given in a group that does not compute: leave it out",
+            "endpoints[2].switch.ranks: is given in a group that does not compute: leave it out",
+        ]
+    );
 }
 
 #[test]

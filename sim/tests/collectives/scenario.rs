@@ -128,7 +128,7 @@ impl Group {
         let ranks = ranks.collect();
         let mcst_id = McstId(Ipv4Addr::new(10, number, rng.random(), 1));
         let request = CollectiveRequest {
-            psn_start: psn(rng),
+            start_psn: psn(rng),
             message_packets: message as u16,
             reproducible,
             loss_policy: pick(rng, LossPolicy::ALL),
@@ -187,7 +187,7 @@ impl Group {
             request.loss_policy,
             request.straggler_policy,
             request.reproducible,
-            request.psn_start,
+            request.start_psn,
             self.qp,
             calls.join("\n  ")
         )

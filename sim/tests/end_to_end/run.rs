@@ -157,8 +157,8 @@ impl Run<'_> {
             let Some((switch, rule)) = plan.rules.iter().nth(index) else {
                 return Err("no switch".into());
             };
-            let (stopped, started, mut rule) = (switch.clone(), switch.clone(), rule.clone());
-            rule.start_psn = None;
+            let (stopped, started) = (switch.clone(), switch.clone());
+            let rule = rule.clone().with_multicast(|rule| rule.start_psn = None);
             sim.at(restart.at, move |sim| sim.stop_switch(&stopped));
             sim.at(restart.at + restart.outage, move |sim| {
                 let started = sim

@@ -207,7 +207,7 @@ mod dpdk {
         };
         let dataplane = Dataplane::start_in(config, make).expect("a dataplane");
         let ports: Vec<_> = (0..=fanout).collect();
-        dataplane.install_group(&group(0, &ports)).expect("a group");
+        dataplane.install(&group(0, &ports)).expect("a group");
         gate.store(true, Ordering::Relaxed);
         let sent = || {
             let totals = dataplane.counters().expect("counters").totals;

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, MulticastRule, NextHop, RemoteMemory};
 use castnet_wire::build::{emit_ack, emit_arp};
 use castnet_wire::{
     Aeth, Arp, Bth, Ethernet, ExtHeaders, MacAddr, McstId, NakCode, Network, Opcode, Pmtu, Psn, Qpn, Reth,
@@ -29,33 +29,38 @@ pub fn mcst(n: usize) -> McstId {
 }
 
 /// Group `n` with packets of up to 4096 bytes, the host at the first of these ports as its source.
-pub fn group(n: usize, ports: &[usize]) -> MulticastGroup {
+pub fn group(n: usize, ports: &[usize]) -> GroupRule {
     let host = |p: usize| HostEndpoint {
         name: format!("h{p}"),
         ip: host_ip(p),
         // Of each group another.
         qpn: Qpn::new(0x100 * (n as u32 + 1) + p as u32),
         mac: host_mac(p),
-        memory: (p % 2 == 1).then_some(RemoteMemory {
-            va: 0x10_0000,
-            rkey: 0x77,
-            length: 1 << 30,
-        }),
+        part: (p % 2 == 1)
+            .then_some(RemoteMemory {
+                va: 0x10_0000,
+                rkey: 0x77,
+                length: 1 << 30,
+            })
+            .into(),
     };
-    let path = |&p: &usize| Path {
+    let path = |&p: &usize| Endpoint {
         port: port(p),
         next_hop: NextHop::Host(host(p)),
     };
-    MulticastGroup {
+    GroupRule {
         name: format!("g{n}"),
         generation: 1,
         mcst_id: mcst(n),
         pmtu: Pmtu::B4096,
-        start_psn: Some(Psn::new(0)),
-        va_base: 0,
-        source: port(ports[0]),
-        paths: ports.iter().map(path).collect(),
         stall_timeout_ms: 60_000,
+        endpoints: ports.iter().map(path).collect(),
+        kind: MulticastRule {
+            start_psn: Some(Psn::new(0)),
+            va_base: 0,
+            source: port(ports[0]),
+        }
+        .into(),
     }
 }
 

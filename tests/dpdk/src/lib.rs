@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use castnet_dpdk::{Config, Hugepages, Runtime, Thresholds};
 use castnet_port::{Pool, PoolConfig, PortSpec};
-use castnet_rules::MulticastGroup;
+use castnet_rules::GroupRule;
 use castnet_wire::{MacAddr, PortId};
 use castnet_worker::{Counters, Dataplane, DataplaneConfig, PortConfig, WorkerConfig};
 use gate::Gate;
@@ -85,7 +85,7 @@ pub struct Switch {
 
 impl Switch {
     /// Starts it with these groups, over DPDK's buffers where a port is a DPDK device.
-    pub fn start(config: DataplaneConfig, groups: &[MulticastGroup]) -> Self {
+    pub fn start(config: DataplaneConfig, groups: &[GroupRule]) -> Self {
         let gate = Arc::new(AtomicBool::new(false));
         let devices: Vec<_> = config
             .ports
@@ -114,7 +114,7 @@ impl Switch {
         };
         let dataplane = dataplane.expect("a dataplane");
         for group in groups {
-            dataplane.install_group(group).expect("a group");
+            dataplane.install(group).expect("a group");
         }
         Self { dataplane, gate }
     }

@@ -112,7 +112,7 @@ mod dpdk {
         for (n, name) in HOSTS.iter().enumerate() {
             let (ip, mac, qpn) = (host_ip(n), host_mac(n), 0x100 + n);
             rules += &format!(
-                "[[groups.paths]]\nport = {n}\nhost = {{ name = \"{name}\", ip = \"{ip}\", qpn = {qpn}, mac = \"{mac}\" }}\n"
+                "[[groups.endpoints]]\nport = {n}\nhost = {{ name = \"{name}\", ip = \"{ip}\", qpn = {qpn}, mac = \"{mac}\" }}\n"
             );
         }
         rules

@@ -8,7 +8,7 @@ use std::path::Path;
 use castnet_dpdk_tests::frames::{data, group, host_ip, host_mac, mcst, mix, plain};
 use castnet_dpdk_tests::{Switch, THRESHOLDS, config, read_pcap, wait, write_pcap};
 use castnet_port::PortStats;
-use castnet_rules::MulticastGroup;
+use castnet_rules::GroupRule;
 use castnet_wire::{DropReason, MacAddr, icrc};
 use castnet_worker::Counters;
 use rand::SeedableRng;
@@ -20,13 +20,7 @@ struct Outcome {
     counters: Counters,
 }
 
-fn outcome(
-    folder: &Path,
-    specs: &[String],
-    workers: usize,
-    groups: &[MulticastGroup],
-    frames: usize,
-) -> Outcome {
+fn outcome(folder: &Path, specs: &[String], workers: usize, groups: &[GroupRule], frames: usize) -> Outcome {
     let switch = Switch::start(config(specs, workers, 512), groups);
     let macs = switch.macs();
     switch.open();

@@ -15,10 +15,8 @@ use crate::driver::{reached, tell};
 mod common;
 
 use castnet_engine::plain::{PlainEgress, PlainFrame};
-use castnet_engine::{
-    Collective, CollectiveGroupStatus, Context, Engine, EngineConfig, Group, GroupStatus, Tables,
-};
-use castnet_rules::{CollectiveGroup, LossPolicy, MulticastGroup, NextHop, StragglerPolicy};
+use castnet_engine::{Context, ContextStatus, Engine, EngineConfig, Tables};
+use castnet_rules::{GroupRule, LossPolicy, NextHop, StragglerPolicy};
 use castnet_wire::{Batch, McstId, Nanos, PortId, Qpn};
 use common::collective::{collective_rule, collective_star, rank_at, switch_at};
 use common::{host, port, rule, star, switch};
@@ -49,116 +47,69 @@ pub fn engine(data: &[u8]) {
     (0..GROUPS).for_each(|index| world.check_state(index));
 }
 
-/// The rule of a group.
-#[derive(Clone, Debug)]
-enum Rule {
-    Multicast(MulticastGroup),
-    Collective(CollectiveGroup),
-}
-
-/// All about a group, for people.
-#[derive(Clone, Debug, PartialEq)]
-enum Status {
-    Multicast(GroupStatus),
-    Collective(CollectiveGroupStatus),
-}
-
-impl Rule {
-    fn new(index: usize, generation: u64) -> Self {
-        let address = |a, b| McstId(Ipv4Addr::new(10, 9, a, b));
-        let multicast = |b, rule| {
-            Self::Multicast(MulticastGroup {
-                mcst_id: address(0, b),
-                generation,
-                ..rule
-            })
-        };
-        let collective = |b, rule| {
-            Self::Collective(CollectiveGroup {
-                mcst_id: address(1, b),
-                generation,
-                ..rule
-            })
-        };
-        match index {
-            0 => multicast(1, star(3)),
-            1 => {
-                let mut other = star(3);
-                other.source = port(1);
-                for path in &mut other.paths {
-                    if let NextHop::Host(host) = &mut path.next_hop {
-                        host.qpn = Qpn::new(host.qpn.value() + 0x1000);
-                    }
+/// The rule of group number `index`.
+fn rule_of(index: usize, generation: u64) -> GroupRule {
+    let multicast = |b, rule| (Ipv4Addr::new(10, 9, 0, b), rule);
+    let collective = |b, rule| (Ipv4Addr::new(10, 9, 1, b), rule);
+    let (address, rule) = match index {
+        0 => multicast(1, star(3)),
+        1 => {
+            let mut other = star(3).with_multicast(|rule| rule.source = port(1));
+            for endpoint in &mut other.endpoints {
+                if let NextHop::Host(host) = &mut endpoint.next_hop {
+                    host.qpn = Qpn::new(host.qpn.value() + 0x1000);
                 }
-                multicast(2, other)
             }
-            // Switches at two of them, behind which anybody may be, and a stream that may have begun long ago.
-            2 => multicast(
-                4,
-                MulticastGroup {
-                    start_psn: None,
-                    ..rule(vec![switch(0), switch(2), host(3)])
-                },
-            ),
-            3 => collective(1, collective_star(3)),
-            4 => {
-                let below = vec![rank_at(0, 0), rank_at(1, 1), switch_at(2, &[2, 3])];
-                let parent = switch_at(5, &[4, 5]);
-                collective(2, collective_rule([below, vec![parent]].concat(), Some(5)))
-            }
-            _ => collective(
-                3,
-                CollectiveGroup {
-                    reproducible: true,
-                    loss_policy: LossPolicy::Reflect,
-                    straggler_policy: StragglerPolicy::Rnr,
-                    slots: 16,
-                    ..collective_star(4)
-                },
-            ),
+            multicast(2, other)
         }
-    }
-
-    fn mcst_id(&self) -> McstId {
-        match self {
-            Self::Multicast(rule) => rule.mcst_id,
-            Self::Collective(rule) => rule.mcst_id,
+        // Switches at two of them, behind which anybody may be, and a stream that may have begun long ago.
+        2 => {
+            let rule = rule(vec![switch(0), switch(2), host(3)]);
+            multicast(4, rule.with_multicast(|rule| rule.start_psn = None))
         }
-    }
-
-    fn compile(&self, engine: &Engine) -> Context {
-        let ports = &engine.config().ports;
-        match self {
-            Self::Multicast(rule) => Group::compile(rule, ports).expect("a right rule").into(),
-            Self::Collective(rule) => Collective::compile(rule, ports).expect("a right rule").into(),
+        3 => collective(1, collective_star(3)),
+        4 => {
+            let below = vec![rank_at(0, 0), rank_at(1, 1), switch_at(2, &[2, 3])];
+            let parent = switch_at(5, &[4, 5]);
+            collective(2, collective_rule([below, vec![parent]].concat(), Some(5)))
         }
-    }
-
-    fn install(&self, engine: &mut Engine) {
-        let group = self.compile(engine);
-        engine.install(group).expect("room");
-    }
-
-    /// Its state, but for the count of what was not for it.
-    fn status(&self, engine: &Engine) -> Option<Status> {
-        match self {
-            Self::Multicast(rule) => engine.group_status(rule.mcst_id).map(|mut status| {
-                status.counters.more.dropped = 0;
-                Status::Multicast(status)
+        _ => collective(
+            3,
+            collective_star(4).with_translated(|rule| {
+                rule.reproducible = true;
+                rule.loss_policy = LossPolicy::Reflect;
+                rule.straggler_policy = StragglerPolicy::Rnr;
+                rule.slots = 16;
             }),
-            Self::Collective(rule) => engine.collective_status(rule.mcst_id).map(|mut status| {
-                status.counters.dropped = 0;
-                Status::Collective(status)
-            }),
-        }
+        ),
+    };
+    GroupRule {
+        mcst_id: McstId(address),
+        generation,
+        ..rule
     }
+}
+
+fn install(rule: &GroupRule, engine: &mut Engine) {
+    let group = Context::compile(rule, &engine.config().ports).expect("a right rule");
+    engine.install(group).expect("room");
+}
+
+/// The state of a group, but for the count of what was not for it.
+fn status(rule: &GroupRule, engine: &Engine) -> Option<ContextStatus> {
+    let mut status = engine.status(rule.mcst_id)?;
+    match &mut status {
+        ContextStatus::Multicast(status) => status.counters.more.dropped = 0,
+        ContextStatus::Collective(status) => status.counters.dropped = 0,
+    }
+    Some(status)
 }
 
 /// A group in service.
 struct Member {
-    rule: Rule,
+    rule: GroupRule,
     /// Its state when it was installed.
-    fresh: Option<Status>,
+    fresh: Option<ContextStatus>,
     /// From the first frame that is for it: an engine takes longer to make than a frame.
     twin: Option<Engine>,
     /// What the twin sends.
@@ -211,10 +162,10 @@ impl World {
     }
 
     fn install(&mut self, index: usize) {
-        let rule = Rule::new(index, self.generation);
-        rule.install(&mut self.engine);
+        let rule = rule_of(index, self.generation);
+        install(&rule, &mut self.engine);
         self.groups[index] = Some(Member {
-            fresh: rule.status(&self.engine),
+            fresh: status(&rule, &self.engine),
             rule,
             twin: None,
             sent: PlainEgress::default(),
@@ -242,7 +193,7 @@ impl World {
             13 if what < 64 => {
                 if let Some(member) = self.groups[index].take() {
                     tell(|| format!("remove group {index}"));
-                    assert!(self.engine.remove(member.rule.mcst_id()).is_some());
+                    assert!(self.engine.remove(member.rule.mcst_id).is_some());
                 }
             }
             13 if what < 128 => {
@@ -298,7 +249,7 @@ impl World {
                 }
                 let twin = member.twin.get_or_insert_with(|| {
                     let mut twin = new_engine();
-                    member.rule.install(&mut twin);
+                    install(&member.rule, &mut twin);
                     twin
                 });
                 member.heard.note(&member.rule, twin, ingress, frame);
@@ -367,9 +318,9 @@ impl World {
     /// A group is as it would be by itself.
     fn check_state(&self, index: usize) {
         let Some(member) = &self.groups[index] else { return };
-        let status = member.rule.status(&self.engine);
+        let status = status(&member.rule, &self.engine);
         let twin = match &member.twin {
-            Some(twin) => &member.rule.status(twin),
+            Some(twin) => &self::status(&member.rule, twin),
             None => &member.fresh,
         };
         assert_eq!(status, *twin, "C4: group {index} is not as it is by itself");
@@ -377,9 +328,9 @@ impl World {
     }
 }
 
-fn report(index: usize, status: Option<&Status>) {
+fn report(index: usize, status: Option<&ContextStatus>) {
     match status {
-        Some(Status::Multicast(status)) => {
+        Some(ContextStatus::Multicast(status)) => {
             let m = &status.machine;
             let ahead = m.newest_psn.zip(m.agg_ack_psn).map(|(n, a)| n.diff(a).min(3));
             reached((index, ahead, m.me_psn.is_some(), m.nak_sent, m.waiting_for));
@@ -391,7 +342,7 @@ fn report(index: usize, status: Option<&Status>) {
                 more.cnps_out.min(1),
             ));
         }
-        Some(Status::Collective(status)) => {
+        Some(ContextStatus::Collective(status)) => {
             let m = &status.machine;
             let primitive = m.collectives.first().map(|c| c.call.primitive);
             reached((

@@ -160,7 +160,7 @@ fn switch(plan: &Plan) -> Result<Dataplane> {
     for at in 0..streams.len() {
         let sinks = streams.len()..devices.len();
         let ports: Vec<_> = std::iter::once(at).chain(sinks).collect();
-        dataplane.install_group(&group(at, &ports))?;
+        dataplane.install(&group(at, &ports))?;
     }
     open.open.store(true, Ordering::Relaxed);
     Ok(dataplane)

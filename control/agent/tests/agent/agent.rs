@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use castnet_agent::{Agent, LoadError, load_rules};
 use castnet_port::{Batch, MemEnd, MemLink, MemLinkConfig, MemPort, Pool, PoolConfig, Port, Sides};
-use castnet_proto::convert::{group_to_proto, violations};
+use castnet_proto::convert::{rule_to_proto, violations};
 use castnet_proto::transport::{Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_proto::v1::agent_event::Event;
-use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path, RuleSet};
+use castnet_proto::v1::installed_group::State;
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RuleSet};
 use castnet_wire::build::emit_arp;
 use castnet_wire::{Arp, MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use castnet_worker::engine::TAPS_MAX;
@@ -58,9 +59,9 @@ impl Lab {
         }
     }
 
-    async fn install(&mut self, rule: &MulticastGroup, owner: &str) -> Result<v1::InstallOutcome, Status> {
+    async fn install(&mut self, rule: &GroupRule, owner: &str) -> Result<v1::InstallOutcome, Status> {
         let request = v1::InstallGroupRequest {
-            rule: Some(v1::install_group_request::Rule::Group(group_to_proto(rule))),
+            rule: Some(rule_to_proto(rule)),
             owner: owner.into(),
         };
         Ok(self.client.install_group(request).await?.into_inner().outcome())
@@ -138,38 +139,38 @@ fn mac(n: usize) -> MacAddr {
 }
 
 /// From the host at port 0 to the one at port 1 and a switch at port 2.
-fn rule(generation: u64) -> MulticastGroup {
-    let host = |n: usize| Path {
+fn rule(generation: u64) -> GroupRule {
+    let host = |n: usize| Endpoint {
         port: port(n),
         next_hop: NextHop::Host(HostEndpoint {
             name: format!("h{n}"),
             ip: Ipv4Addr::new(10, 0, 0, n as u8 + 1),
             qpn: Qpn::new(17),
             mac: mac(n),
-            memory: None,
+            part: HostPart::Plain,
         }),
     };
-    let switch = NextHop::Switch {
-        name: "spine".into(),
-        mac: mac(99),
-    };
-    MulticastGroup {
+    let switch = NextHop::switch("spine".into(), mac(99));
+    GroupRule {
         name: "g".into(),
         generation,
         mcst_id: McstId([10, 200, 0, 1].into()),
         pmtu: Pmtu::B1024,
-        start_psn: Some(Psn::new(100)),
-        va_base: 0,
-        source: port(0),
-        paths: vec![
+        stall_timeout_ms: 1000,
+        endpoints: vec![
             host(0),
             host(1),
-            Path {
+            Endpoint {
                 port: port(2),
                 next_hop: switch,
             },
         ],
-        stall_timeout_ms: 1000,
+        kind: MulticastRule {
+            start_psn: Some(Psn::new(100)),
+            va_base: 0,
+            source: port(0),
+        }
+        .into(),
     }
 }
 
@@ -212,55 +213,52 @@ async fn the_same_rule_again_is_no_change_and_others_rules_are_safe() {
     let tables = lab.dataplane.generation();
     assert_eq!(lab.install(&rule(2), "us").await.unwrap(), Unchanged);
     // After a restart of the controller the start PSN is not known any more: the running one stays.
-    let learning = MulticastGroup {
-        start_psn: None,
-        ..rule(2)
-    };
+    let learning = rule(2).with_multicast(|rule| rule.start_psn = None);
     assert_eq!(lab.install(&learning, "us").await.unwrap(), Unchanged);
-    let other = MulticastGroup {
-        va_base: 1,
-        ..rule(2)
-    };
+    let other = rule(2).with_multicast(|rule| rule.va_base = 1);
     assert_refused(
         lab.install(&other, "us").await,
         Code::FailedPrecondition,
-        "group.generation",
+        "rule.generation",
         "another rule",
     );
     assert_refused(
         lab.install(&rule(1), "us").await,
         Code::FailedPrecondition,
-        "group.generation",
+        "rule.generation",
         "2",
     );
     assert_refused(
         lab.install(&rule(3), "them").await,
         Code::AlreadyExists,
-        "group.mcst_id",
+        "rule.mcst_id",
         "\"us\"",
     );
     assert_refused(
         lab.install(&rule(3), "").await,
         Code::AlreadyExists,
-        "group.mcst_id",
+        "rule.mcst_id",
         "\"us\"",
     );
-    let named = MulticastGroup {
+    let named = GroupRule {
         mcst_id: McstId([10, 200, 0, 2].into()),
         ..rule(1)
     };
     assert_refused(
         lab.install(&named, "us").await,
         Code::AlreadyExists,
-        "group.name",
+        "rule.name",
         "10.200.0.1",
     );
     assert_eq!(lab.dataplane.generation(), tables, "nothing was touched");
 
     let groups = lab.groups().await;
     assert_eq!((groups.len(), groups[0].owner.as_str()), (1, "us"));
-    assert_eq!(groups[0].group, Some(group_to_proto(&rule(2))));
-    let status = groups[0].status.clone().unwrap();
+    assert_eq!(groups[0].rule, Some(rule_to_proto(&rule(2))));
+    let Some(State::Multicast(state)) = &groups[0].state else {
+        panic!("{groups:?}");
+    };
+    let status = state.status.clone().unwrap();
     let paths: Vec<_> = status
         .paths
         .iter()
@@ -302,17 +300,21 @@ async fn the_same_rule_again_is_no_change_and_others_rules_are_safe() {
 #[tokio::test]
 async fn what_does_not_fit_names_the_field() {
     let mut lab = Lab::new(|config| config.engine.groups_max = 1).await;
-    let with = |change: fn(&mut MulticastGroup)| {
+    let with = |change: fn(&mut GroupRule)| {
         let mut rule = rule(1);
         change(&mut rule);
         rule
     };
-    type Change = fn(&mut MulticastGroup);
+    type Change = fn(&mut GroupRule);
     let cases: [(Change, &str, &str); 4] = [
-        (|r| r.paths[2].port = port(7), "group.paths[2].port", "7"),
-        (|r| r.pmtu = Pmtu::B4096, "group.pmtu", "1500"),
-        (|r| r.source = port(9), "group.source_port", "9"),
-        (|r| r.paths.truncate(1), "group.paths", "1"),
+        (|r| r.endpoints[2].port = port(7), "rule.endpoints[2].port", "7"),
+        (|r| r.pmtu = Pmtu::B4096, "rule.pmtu", "1500"),
+        (
+            |r| *r = r.clone().with_multicast(|rule| rule.source = port(9)),
+            "rule.multicast.source",
+            "9",
+        ),
+        (|r| r.endpoints.truncate(1), "rule.endpoints", "1"),
     ];
     for (change, field, says) in cases {
         assert_refused(
@@ -323,12 +325,12 @@ async fn what_does_not_fit_names_the_field() {
         );
     }
     let answer = lab.client.install_group(v1::InstallGroupRequest::default()).await;
-    assert_refused(answer, Code::InvalidArgument, "group", "missing");
+    assert_refused(answer, Code::InvalidArgument, "rule", "missing");
     lab.install(&rule(1), "us").await.unwrap();
     let second = with(|r| {
         r.name = "h".into();
         r.mcst_id = McstId([10, 200, 0, 2].into());
-        for path in &mut r.paths {
+        for path in &mut r.endpoints {
             if let NextHop::Host(host) = &mut path.next_hop {
                 host.qpn = Qpn::new(18);
             }
@@ -337,7 +339,7 @@ async fn what_does_not_fit_names_the_field() {
     assert_refused(
         lab.install(&second, "us").await,
         Code::ResourceExhausted,
-        "group",
+        "rule",
         "1 groups",
     );
     assert_eq!(lab.groups().await.len(), 1);
@@ -576,7 +578,7 @@ async fn a_frame_shows_wherever_one_looks() {
     let totals = counters.totals.unwrap();
     assert_eq!((totals.received, totals.absorbed, totals.originated), (2, 2, 2));
     assert_eq!(counters.ports[1].counters.as_ref().unwrap().rx_frames, 1);
-    assert_eq!(counters.groups[0].group.as_ref().unwrap().name, "g");
+    assert_eq!(counters.groups[0].rule.as_ref().unwrap().name, "g");
 
     let dry_run = |bytes, port| {
         let what = Some(v1::trace_request::What::Frame(v1::GivenFrame { port, bytes }));
@@ -667,14 +669,14 @@ async fn a_rule_file_is_loaded_whole_or_not_at_all() {
         let mut second = rule(0);
         second.name = "h".into();
         second.mcst_id = McstId([10, 200, 0, 2].into());
-        for path in &mut second.paths {
+        for path in &mut second.endpoints {
             if let NextHop::Host(host) = &mut path.next_hop {
                 host.qpn = Qpn::new(18);
             }
         }
         second
     }];
-    let load = |groups: &[MulticastGroup]| {
+    let load = |groups: &[GroupRule]| {
         let (dataplane, rules) = (
             lab.dataplane.clone(),
             RuleSet {
@@ -691,7 +693,7 @@ async fn a_rule_file_is_loaded_whole_or_not_at_all() {
     );
     assert!(lab.dataplane.rules().is_empty());
     let mut beyond = rule(0);
-    beyond.paths[2].port = port(3);
+    beyond.endpoints[2].port = port(3);
     assert!(matches!(
         load(&[beyond]).await.unwrap(),
         Err(LoadError::Faults { ports: 3, .. })

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use castnet_agent::{Agent, load_rules};
 use castnet_port::{MemEnd, MemLink, MemLinkConfig};
-use castnet_proto::convert::{collective_to_proto, violations};
+use castnet_proto::convert::{rule_to_proto, violations};
 use castnet_proto::transport::{Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_proto::v1::agent_event::Event;
-use castnet_proto::v1::install_group_request::Rule;
-use castnet_rules::{COLLECTIVE_EXAMPLE, CollectiveGroup, CollectiveHop, RuleSet};
+use castnet_proto::v1::installed_group::State;
+use castnet_rules::{COLLECTIVE_EXAMPLE, GroupRule, NextHop, RuleSet};
 use castnet_wire::{PortId, Qpn};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
 use tonic::transport::Channel;
@@ -52,9 +52,9 @@ impl Lab {
         }
     }
 
-    async fn install(&mut self, rule: &CollectiveGroup, owner: &str) -> Result<v1::InstallOutcome, Status> {
+    async fn install(&mut self, rule: &GroupRule, owner: &str) -> Result<v1::InstallOutcome, Status> {
         let request = v1::InstallGroupRequest {
-            rule: Some(Rule::Collective(collective_to_proto(rule))),
+            rule: Some(rule_to_proto(rule)),
             owner: owner.into(),
         };
         Ok(self.client.install_group(request).await?.into_inner().outcome())
@@ -66,17 +66,17 @@ impl Lab {
     }
 }
 
-fn example() -> CollectiveGroup {
+fn example() -> GroupRule {
     RuleSet::from_toml(COLLECTIVE_EXAMPLE)
         .expect("the example")
-        .collectives
+        .groups
         .remove(0)
 }
 
 #[tokio::test]
 async fn a_collective_group_is_installed_listed_and_removed() {
     let rule = example();
-    let need = rule.memory_bytes();
+    let need = rule.reserved_bytes();
     let mut lab = Lab::new(need as usize + 1000).await;
     let mut events = lab
         .client
@@ -100,13 +100,17 @@ async fn a_collective_group_is_installed_listed_and_removed() {
         .await
         .unwrap()
         .into_inner();
-    assert_eq!((list.groups.len(), list.collectives.len()), (0, 1));
-    let group = &list.collectives[0];
+    assert_eq!(list.groups.len(), 1);
+    let group = &list.groups[0];
     assert_eq!(
-        (group.owner.as_str(), group.group.as_ref()),
-        ("us", Some(&collective_to_proto(&rule)))
+        (group.owner.as_str(), group.rule.as_ref()),
+        ("us", Some(&rule_to_proto(&rule)))
     );
-    let status = group.status.as_ref().expect("a status");
+    let status_of = |group: &v1::InstalledGroup| match &group.state {
+        Some(State::Translated(state)) => state.status.clone().expect("a status"),
+        other => panic!("{other:?}"),
+    };
+    let status = status_of(group);
     assert_eq!(
         (
             status.slots,
@@ -126,11 +130,8 @@ async fn a_collective_group_is_installed_listed_and_removed() {
         .await
         .unwrap()
         .into_inner();
-    assert_eq!(counters.collectives.len(), 1);
-    assert_eq!(
-        counters.collectives[0].status.as_ref().map(|s| s.endpoints.len()),
-        Some(3)
-    );
+    assert_eq!(counters.groups.len(), 1);
+    assert_eq!(status_of(&counters.groups[0]).endpoints.len(), 3);
 
     // Refusals: another owner, an older generation, a second group without room, faults by their field.
     let field = |refused: Result<v1::InstallOutcome, Status>| {
@@ -141,21 +142,21 @@ async fn a_collective_group_is_installed_listed_and_removed() {
             .unwrap_or_default();
         (status.code(), field)
     };
-    let newer = CollectiveGroup {
+    let newer = GroupRule {
         generation: 2,
         ..rule.clone()
     };
     assert_eq!(
         field(lab.install(&newer, "them").await),
-        (Code::AlreadyExists, "collective.mcst_id".into())
+        (Code::AlreadyExists, "rule.mcst_id".into())
     );
-    let mut second = CollectiveGroup {
+    let mut second = GroupRule {
         name: "other".into(),
         ..rule.clone()
     };
     second.mcst_id.0 = [10, 255, 1, 2].into();
     for endpoint in &mut second.endpoints {
-        if let CollectiveHop::Rank(rank) = &mut endpoint.next_hop {
+        if let NextHop::Host(rank) = &mut endpoint.next_hop {
             rank.qpn = Qpn::new(rank.qpn.value() + 0x10);
         }
     }
@@ -167,24 +168,21 @@ async fn a_collective_group_is_installed_listed_and_removed() {
     // It is slots that memory goes to: a controller can ask for fewer.
     assert_eq!(
         field(refused),
-        (Code::ResourceExhausted, "collective.slots".into())
+        (Code::ResourceExhausted, "rule.translated.slots".into())
     );
-    let faulty = CollectiveGroup {
-        slots: 3,
-        ..rule.clone()
-    };
+    let faulty = rule.clone().with_translated(|rule| rule.slots = 3);
     assert_eq!(
         field(lab.install(&faulty, "us").await),
-        (Code::InvalidArgument, "collective.slots".into())
+        (Code::InvalidArgument, "rule.translated.slots".into())
     );
-    let mut beyond = CollectiveGroup {
+    let mut beyond = GroupRule {
         generation: 3,
         ..rule.clone()
     };
     beyond.endpoints[1].port = PortId::new(9).expect("a port");
     assert_eq!(
         field(lab.install(&beyond, "us").await),
-        (Code::InvalidArgument, "collective.endpoints[1].port".into())
+        (Code::InvalidArgument, "rule.endpoints[1].port".into())
     );
     assert_eq!(
         lab.install(&newer, "us").await.unwrap(),
@@ -228,5 +226,5 @@ async fn a_rule_file_with_collective_groups_is_loaded() {
         .await
         .unwrap();
     assert!(loaded.is_ok(), "{loaded:?}");
-    assert_eq!(lab.dataplane.collective_rules(), [example()]);
+    assert_eq!(lab.dataplane.rules(), [example()]);
 }

@@ -8,7 +8,7 @@ use castnet_port::PoolConfig;
 use castnet_traffic::drive::{InCore, Lane, Live, Stage};
 use castnet_traffic::{Place, Plan, Scenario};
 use castnet_wire::{MacAddr, PortId};
-use castnet_worker::{DataplaneConfig, Idle, PortConfig, Rule, WorkerConfig};
+use castnet_worker::{DataplaneConfig, Idle, PortConfig, WorkerConfig};
 
 use super::measure::{Run, Watched};
 use super::players::{Part, Players, cores};
@@ -106,7 +106,7 @@ fn config(plan: &Plan, place: &Where, ports: Vec<PortConfig>, frame_max: usize) 
     config.engine.lldp_interval = None;
     config.engine.hash_seed = crate::switch::draw();
     config.engine.mac = MacAddr([0x02, 0xCA, 0x57, 0, 0, 1]);
-    config.engine.groups_max = plan.groups.len() + plan.collectives.len();
+    config.engine.groups_max = plan.groups.len();
     config.engine.memory_max_bytes = usize::MAX / 2;
     config.workers = vec![WorkerConfig {
         core: place.core,
@@ -174,12 +174,7 @@ async fn one(
     };
     let dataplane = crate::switch::start(config(&plan, place, ports, frame_max)).await?;
     for rule in &plan.groups {
-        let rule = Rule::Multicast(rule.clone());
-        dataplane.install(&rule).map_err(Failure::failed)?;
-    }
-    for rule in &plan.collectives {
-        let rule = Rule::Collective(rule.clone());
-        dataplane.install(&rule).map_err(Failure::failed)?;
+        dataplane.install(rule).map_err(Failure::failed)?;
     }
     if let Some(players) = &players {
         players.begin(&part)?;

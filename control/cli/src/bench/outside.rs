@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use castnet_port::{PoolConfig, PortSpec};
-use castnet_proto::convert::{collective_to_proto, group_to_proto};
-use castnet_rules::{MulticastGroup, RuleSet};
+use castnet_proto::convert::rule_to_proto;
+use castnet_rules::{GroupKind, GroupRule, RuleSet};
 use castnet_traffic::drive::{Live, Stage};
 use castnet_traffic::{Place, Plan, Scenario};
 use castnet_wire::{MacAddr, PortId, Psn};
@@ -15,7 +15,7 @@ use super::players::{Part, Players};
 use super::report::{BenchReport, RunReport};
 use super::{OutsideArgs, no_plan};
 use crate::api;
-use crate::api::install_group_request::Rule;
+use crate::api::installed_group::State;
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, remark};
 use crate::service::Signals;
@@ -71,21 +71,14 @@ impl Switch {
         let generation = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(1, |d| d.as_secs());
-        let multicast = plan.groups.iter().map(|group| {
-            let group = MulticastGroup {
+        for group in &plan.groups {
+            let name = group.name.clone();
+            let rule = GroupRule {
                 generation,
                 ..group.clone()
             };
-            (group.name.clone(), Rule::Group(group_to_proto(&group)))
-        });
-        let collectives = plan.collectives.iter().map(|group| {
-            let mut group = group.clone();
-            group.generation = generation;
-            (group.name.clone(), Rule::Collective(collective_to_proto(&group)))
-        });
-        for (name, rule) in multicast.chain(collectives) {
             let request = api::InstallGroupRequest {
-                rule: Some(rule),
+                rule: Some(rule_to_proto(&rule)),
                 owner: OWNER.to_owned(),
             };
             self.agent
@@ -98,9 +91,8 @@ impl Switch {
 
     /// Takes them away again; what is not there is no fault.
     async fn remove(&mut self, plan: &Plan) -> Outcome {
-        let addresses = plan.groups.iter().map(|g| g.mcst_id);
         let mut failed = Ok(());
-        for mcst_id in addresses.chain(plan.collectives.iter().map(|g| g.mcst_id)) {
+        for mcst_id in plan.groups.iter().map(|g| g.mcst_id) {
             let request = api::RemoveGroupRequest {
                 mcst_id: mcst_id.to_string(),
                 owner: Some(OWNER.to_owned()),
@@ -135,35 +127,34 @@ impl Switch {
                 .next("castnet group create --agent URL --rules FILE installs them")
         };
         let mut starts = Vec::new();
-        for group in rules.groups.iter().filter(|_| scenario.workload.has_multicast()) {
+        let workload = &scenario.workload;
+        for group in &rules.groups {
+            let is_used = match &group.kind {
+                GroupKind::Multicast(_) => workload.has_multicast(),
+                GroupKind::Translated(_) => workload.has_collectives(),
+            };
+            if !is_used {
+                continue;
+            }
             let address = group.mcst_id.to_string();
             let found = listed
                 .groups
                 .iter()
-                .find(|g| g.group.as_ref().is_some_and(|r| r.mcst_id == address));
-            let found = found.ok_or_else(|| not_there(&group.name))?;
-            let newest = found.status.as_ref().and_then(|s| s.newest_psn);
-            starts.extend(newest.map(|psn| (group.mcst_id, Psn::new(psn).next())));
-        }
-        for group in rules
-            .collectives
-            .iter()
-            .filter(|_| scenario.workload.has_collectives())
-        {
-            let address = group.mcst_id.to_string();
-            let found = listed
-                .collectives
-                .iter()
-                .find(|g| g.group.as_ref().is_some_and(|r| r.mcst_id == address));
-            let found = found.ok_or_else(|| not_there(&group.name))?;
-            if found
-                .status
-                .as_ref()
-                .is_some_and(|s| s.base_psn != group.psn_start.value())
-            {
-                return Err(Failure::usage(format!("ranks have used the group '{}' already", group.name)).next(
-                    "install it anew under a higher generation: castnet group create --agent URL --rules FILE",
-                ));
+                .find(|g| g.rule.as_ref().is_some_and(|r| r.mcst_id == address));
+            match (&group.kind, found.and_then(|g| g.state.as_ref())) {
+                (GroupKind::Multicast(_), Some(State::Multicast(state))) => {
+                    let newest = state.status.as_ref().and_then(|s| s.newest_psn);
+                    starts.extend(newest.map(|psn| (group.mcst_id, Psn::new(psn).next())));
+                }
+                (GroupKind::Translated(rule), Some(State::Translated(state))) => {
+                    let base = state.status.as_ref().map(|s| s.base_psn);
+                    if base.is_some_and(|base| base != rule.start_psn.value()) {
+                        return Err(Failure::usage(format!("ranks have used the group '{}' already", group.name)).next(
+                            "install it anew under a higher generation: castnet group create --agent URL --rules FILE",
+                        ));
+                    }
+                }
+                _ => return Err(not_there(&group.name)),
             }
         }
         Ok(starts)
@@ -213,14 +204,14 @@ pub(super) async fn run(
                     Some(switch) => switch.starts(rules, scenario).await?,
                     None => Vec::new(),
                 };
-                let start = |group: &MulticastGroup| {
+                let start = |group: &GroupRule| {
                     let running = starts.iter().find(|(mcst_id, _)| *mcst_id == group.mcst_id);
                     running
                         .map(|(_, psn)| *psn)
-                        .or(group.start_psn)
+                        .or(group.multicast().and_then(|kind| kind.start_psn))
                         .unwrap_or_default()
                 };
-                Plan::on_groups(scenario, &places, &rules.groups, &rules.collectives, start)
+                Plan::on_groups(scenario, &places, &rules.groups, start)
             }
         };
         let plan = Arc::new(plan.map_err(|e| no_plan(&e))?);

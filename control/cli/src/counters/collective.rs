@@ -40,11 +40,12 @@ pub(crate) struct CollectiveRow {
     pub(crate) endpoints: Vec<EndpointRow>,
 }
 
-impl From<api::InstalledCollective> for CollectiveRow {
-    fn from(installed: api::InstalledCollective) -> Self {
-        let counters = installed.counters.unwrap_or_default();
-        let rule = installed.group.unwrap_or_default();
-        let endpoints = installed.status.unwrap_or_default().endpoints;
+impl From<api::InstalledGroup> for CollectiveRow {
+    fn from(installed: api::InstalledGroup) -> Self {
+        let state = installed.translated().cloned().unwrap_or_default();
+        let counters = state.counters.unwrap_or_default();
+        let rule = installed.rule.unwrap_or_default();
+        let endpoints = state.status.unwrap_or_default().endpoints;
         Self {
             contributions: counters.contributions,
             contribution_bytes: counters.contribution_bytes,
@@ -289,21 +290,24 @@ mod tests {
             }),
             ..Default::default()
         };
-        api::InstalledCollective {
-            group: Some(api::CollectiveGroup {
-                name: "job".to_owned(),
-                ..Default::default()
-            }),
-            status: Some(api::CollectiveStatus {
+        let state = api::TranslatedState {
+            status: Some(api::TranslatedStatus {
                 endpoints: vec![endpoint],
                 ..Default::default()
             }),
-            counters: Some(api::CollectiveCounters {
+            counters: Some(api::TranslatedCounters {
                 contributions,
                 contribution_bytes: 1000 * contributions,
                 stalls,
                 ..Default::default()
             }),
+        };
+        api::InstalledGroup {
+            rule: Some(api::GroupRule {
+                name: "job".to_owned(),
+                ..Default::default()
+            }),
+            state: Some(api::installed_group::State::Translated(state)),
             ..Default::default()
         }
         .into()

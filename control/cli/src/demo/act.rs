@@ -471,7 +471,7 @@ pub(super) async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, cast
 async fn switches(fabric: &Fabric, mcst_id: &str) -> Outcome<Vec<SwitchReport>> {
     let mcst_id = McstId(mcst_id.parse().map_err(Failure::failed)?);
     let report = |(name, counters): (&str, castnet_worker::Counters)| {
-        let group = counters.group(mcst_id)?.counters;
+        let (group, _) = counters.group(mcst_id)?.counters.multicast()?;
         Some(SwitchReport {
             switch: name.to_owned(),
             data_in: group.data_in,

@@ -378,8 +378,7 @@ async fn links(fabric: &Fabric) -> Outcome<Vec<Bytes>> {
 async fn switches(fabric: &Fabric, mcst_id: &str) -> Outcome<Vec<SwitchReport>> {
     let mcst_id = McstId(mcst_id.parse().map_err(Failure::failed)?);
     let report = |(name, counters): (&str, castnet_worker::Counters)| {
-        let group = counters.collectives.iter().find(|g| g.mcst_id == mcst_id)?;
-        let counters = group.counters;
+        let (counters, _) = counters.group(mcst_id)?.counters.translated()?;
         Some(SwitchReport {
             switch: name.to_owned(),
             contributions: counters.contributions,

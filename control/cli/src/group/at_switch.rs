@@ -1,10 +1,12 @@
 //! Groups at one switch, without the controller.
 
+use castnet_proto::convert::rule_to_proto;
 use castnet_wire::McstId;
 use serde::Serialize;
 
 use super::{Destroyed, Verb, collective, show};
 use crate::api;
+use crate::api::installed_group::State;
 use crate::exit::{Failure, Outcome};
 use crate::output::{Done, Output, Page, Report, Row, Rows, remark};
 use crate::{pick, rules};
@@ -71,64 +73,68 @@ impl Row for SwitchGroupLine {
 }
 
 fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
-    let counters = installed.counters.unwrap_or_default();
-    let rule = installed.group.unwrap_or_default();
-    let status = installed.status.unwrap_or_default();
-    SwitchGroupLine {
-        kind: "multicast",
-        memory_bytes: status.hot_bytes + status.cold_bytes,
-        group: rule.name,
-        mcst_id: rule.mcst_id,
-        owner: installed.owner,
+    let rule = installed.rule.clone().unwrap_or_default();
+    let line = SwitchGroupLine {
+        group: rule.name.clone(),
+        kind: kind_name(&installed),
+        mcst_id: rule.mcst_id.clone(),
+        owner: installed.owner.clone(),
         generation: rule.generation,
-        source_port: Some(rule.source_port),
-        paths: rule.paths.len(),
-        pmtu: rule.pmtu,
-        worker: installed.worker,
-        data_in: counters.data_in,
-        copies_out: counters.copies_out,
-        acks_in: counters.acks_in,
-        acks_out: counters.acks_out,
-    }
-}
-
-fn collective_line(installed: api::InstalledCollective) -> SwitchGroupLine {
-    let counters = installed.counters.unwrap_or_default();
-    let rule = installed.group.unwrap_or_default();
-    SwitchGroupLine {
-        kind: "collective",
-        memory_bytes: installed.status.unwrap_or_default().memory_bytes,
-        group: rule.name,
-        mcst_id: rule.mcst_id,
-        owner: installed.owner,
-        generation: rule.generation,
-        source_port: None,
+        source_port: rule.multicast().map(|kind| kind.source),
         paths: rule.endpoints.len(),
         pmtu: rule.pmtu,
+        memory_bytes: 0,
         worker: installed.worker,
-        data_in: counters.contributions,
-        copies_out: counters.results,
-        acks_in: counters.acks_in,
-        acks_out: counters.acks_out,
+        data_in: 0,
+        copies_out: 0,
+        acks_in: 0,
+        acks_out: 0,
+    };
+    match installed.state {
+        Some(State::Multicast(api::MulticastState { status, counters })) => {
+            let (status, counters) = (status.unwrap_or_default(), counters.unwrap_or_default());
+            SwitchGroupLine {
+                memory_bytes: status.hot_bytes + status.cold_bytes,
+                data_in: counters.data_in,
+                copies_out: counters.copies_out,
+                acks_in: counters.acks_in,
+                acks_out: counters.acks_out,
+                ..line
+            }
+        }
+        Some(State::Translated(api::TranslatedState { status, counters })) => {
+            let counters = counters.unwrap_or_default();
+            SwitchGroupLine {
+                memory_bytes: status.unwrap_or_default().memory_bytes,
+                data_in: counters.contributions,
+                copies_out: counters.results,
+                acks_in: counters.acks_in,
+                acks_out: counters.acks_out,
+                ..line
+            }
+        }
+        None => line,
     }
 }
 
-/// A group at a switch.
-enum One {
-    Multicast(Box<api::InstalledGroup>),
-    Collective(Box<api::InstalledCollective>),
+/// What people call the kind of a group.
+fn kind_name(installed: &api::InstalledGroup) -> &'static str {
+    match &installed.state {
+        Some(State::Multicast(_)) => "multicast",
+        Some(State::Translated(_)) => "collective",
+        None => "unknown",
+    }
 }
 
-async fn one(agent: &mut api::AgentClient, group: &str) -> Outcome<One> {
+async fn one(agent: &mut api::AgentClient, group: &str) -> Outcome<api::InstalledGroup> {
     let mcst_id = pick::mcst_id(agent, group).await?;
     let request = api::ListGroupsRequest {
         mcst_id: Some(mcst_id),
     };
     let mut listed = agent.list_groups(request).await?.into_inner();
-    let multicast = listed.groups.pop().map(|g| One::Multicast(Box::new(g)));
-    let collective = listed.collectives.pop().map(|g| One::Collective(Box::new(g)));
-    multicast
-        .or(collective)
+    listed
+        .groups
+        .pop()
         .ok_or_else(|| Failure::refused(format!("the switch has no group '{group}'")))
 }
 
@@ -141,7 +147,7 @@ pub(super) struct SwitchCollectiveReport {
     mcst_id: String,
     owner: String,
     generation: u64,
-    psn_start: u32,
+    start_psn: u32,
     #[serde(flatten)]
     policies: collective::Policies,
     parent_port: Option<u32>,
@@ -153,22 +159,24 @@ pub(super) struct SwitchCollectiveReport {
 }
 
 impl SwitchCollectiveReport {
-    pub(super) fn new(switch: String, installed: api::InstalledCollective) -> Self {
+    pub(super) fn new(switch: String, installed: api::InstalledGroup) -> Self {
         let progress = collective::progress(&installed);
         let endpoints = collective::endpoint_rows(&installed);
-        let rule = installed.group.unwrap_or_default();
-        let said = installed.status.and_then(|status| status.conflict);
+        let status = installed.translated().and_then(|state| state.status.clone());
+        let said = status.and_then(|status| status.conflict);
+        let rule = installed.rule.unwrap_or_default();
+        let kind = rule.translated().copied().unwrap_or_default();
         Self {
             policies: collective::Policies::from(&rule),
             conflict: said.map(|said| collective::Conflict::new(&said, |rank| host_of(&rule, rank))),
-            psn_start: rule.psn_start,
+            start_psn: kind.start_psn,
             switch,
             group: rule.name,
             kind: "collective",
             mcst_id: rule.mcst_id,
             owner: installed.owner,
             generation: rule.generation,
-            parent_port: rule.parent,
+            parent_port: kind.parent,
             worker: installed.worker,
             progress,
             endpoints,
@@ -177,12 +185,14 @@ impl SwitchCollectiveReport {
 }
 
 /// The host of a rank next to the switch.
-fn host_of(rule: &api::CollectiveGroup, rank: u32) -> Option<String> {
-    use api::collective_endpoint::NextHop;
+fn host_of(rule: &api::GroupRule, rank: u32) -> Option<String> {
+    use api::endpoint::NextHop;
     rule.endpoints
         .iter()
         .find_map(|endpoint| match &endpoint.next_hop {
-            Some(NextHop::Rank(host)) if host.rank == rank => Some(host.name.clone()),
+            Some(NextHop::Host(host)) if host.rank().is_some_and(|part| part.rank == rank) => {
+                Some(host.name.clone())
+            }
             _ => None,
         })
 }
@@ -207,7 +217,7 @@ impl Report for SwitchCollectiveReport {
             ("McstID", self.mcst_id.clone()),
             ("owner", owner.to_owned()),
             ("generation", self.generation.to_string()),
-            ("first PSN", self.psn_start.to_string()),
+            ("first PSN", self.start_psn.to_string()),
             ("PMTU", self.policies.pmtu.to_string()),
             ("message", format!("{} packets", self.policies.message_packets)),
         ];
@@ -231,7 +241,7 @@ impl Report for SwitchCollectiveReport {
     }
 }
 
-/// A group of either kind.
+/// A group of any kind.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Shown {
@@ -294,9 +304,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 .list_groups(api::ListGroupsRequest { mcst_id: None })
                 .await?
                 .into_inner();
-            let multicast = listed.groups.into_iter().map(switch_group_line);
-            let collectives = listed.collectives.into_iter().map(collective_line);
-            let rows = multicast.chain(collectives).collect();
+            let rows = listed.groups.into_iter().map(switch_group_line).collect();
             output.show(&Rows::new(rows, "the switch has no groups"))
         }
         Verb::Show { group, watch } => {
@@ -304,23 +312,23 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             let capabilities = agent.get_capabilities(request).await?.into_inner();
             let look = async || {
                 let switch = capabilities.switch_name.clone();
-                Ok(match one(&mut agent, &group).await? {
-                    One::Multicast(group) => Shown::Multicast(show::SwitchGroupReport::new(switch, *group)),
-                    One::Collective(group) => Shown::Collective(SwitchCollectiveReport::new(switch, *group)),
+                let group = one(&mut agent, &group).await?;
+                Ok(match group.translated() {
+                    None => Shown::Multicast(show::SwitchGroupReport::new(switch, group)),
+                    Some(_) => Shown::Collective(SwitchCollectiveReport::new(switch, group)),
                 })
             };
             watch.show(output, look).await
         }
-        Verb::Members { group } => match one(&mut agent, &group).await? {
-            One::Multicast(group) => {
-                let report = show::SwitchGroupReport::new(String::new(), *group);
-                output.show(&Rows::new(report.paths, "no paths"))
-            }
-            One::Collective(group) => {
+        Verb::Members { group } => {
+            let group = one(&mut agent, &group).await?;
+            if group.translated().is_some() {
                 let rows = collective::endpoint_rows(&group);
-                output.show(&Rows::new(rows, "no endpoints"))
+                return output.show(&Rows::new(rows, "no endpoints"));
             }
-        },
+            let report = show::SwitchGroupReport::new(String::new(), group);
+            output.show(&Rows::new(report.paths, "no paths"))
+        }
         Verb::Move { group, worker } => {
             let mcst_id = pick::mcst_id(&mut agent, &group).await?;
             let request = api::MoveGroupRequest { mcst_id, worker };
@@ -363,34 +371,27 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             };
             let rules = rules::load(file)?;
             let wanted = |name: &str| create.name.as_deref().is_none_or(|only| only == name);
-            use api::install_group_request::Rule;
-            use castnet_proto::convert::{collective_to_proto, group_to_proto};
-            let multicast = rules.groups.iter().filter(|g| wanted(&g.name));
-            let multicast = multicast.map(|g| (&g.name, g.mcst_id, Rule::Group(group_to_proto(g))));
-            let collectives = rules.collectives.iter().filter(|g| wanted(&g.name));
-            let collectives =
-                collectives.map(|g| (&g.name, g.mcst_id, Rule::Collective(collective_to_proto(g))));
-            let groups: Vec<_> = multicast.chain(collectives).collect();
+            let groups: Vec<_> = rules.groups.iter().filter(|g| wanted(&g.name)).collect();
             if groups.is_empty() {
                 return Err(Failure::usage(format!("{} holds no such group", file.display())));
             }
             let (mut names, mut new) = (Vec::new(), Vec::new());
-            for (name, mcst_id, rule) in groups {
+            for rule in groups {
                 let request = api::InstallGroupRequest {
-                    rule: Some(rule),
+                    rule: Some(rule_to_proto(rule)),
                     owner: String::new(),
                 };
                 match agent.install_group(request).await {
                     Ok(answer) if answer.get_ref().outcome() == api::InstallOutcome::Installed => {
-                        new.push(mcst_id);
+                        new.push(rule.mcst_id);
                     }
                     Ok(_) => {}
                     Err(status) => {
                         take_back(&mut agent, &new).await;
-                        return Err(Failure::from(status).while_doing(format!("group {name}")));
+                        return Err(Failure::from(status).while_doing(format!("group {}", rule.name)));
                     }
                 }
-                names.push(name.clone());
+                names.push(rule.name.clone());
             }
             #[derive(Serialize)]
             struct Installed {

@@ -165,7 +165,7 @@ pub(crate) struct CollectiveReport {
     phase: &'static str,
     reason: String,
     generation: u64,
-    psn_start: u32,
+    start_psn: u32,
     slots: u32,
     window_packets: u32,
     #[serde(flatten)]
@@ -234,7 +234,7 @@ impl CollectiveReport {
             mcst_id: state.mcst_id,
             reason: state.reason,
             generation: state.generation,
-            psn_start: state.psn_start,
+            start_psn: state.start_psn,
             slots: state.slots,
             switches: parts,
         }
@@ -248,11 +248,7 @@ impl SwitchPart {
         (lane, memory_bytes): (&api::Lane, u64),
         security: &Security,
     ) -> Self {
-        let listed = super::show::listed(endpoint, &lane.mcst_id, security).await;
-        let found = listed.and_then(|mut listed| {
-            let group = listed.collectives.pop();
-            group.ok_or_else(|| "it has no such group".to_owned())
-        });
+        let found = super::show::installed(endpoint, &lane.mcst_id, security).await;
         let (answer, reason) = match found {
             Ok(answer) => (Some(answer), node.reason.clone()),
             Err(why) if node.reason.is_empty() => (None, why),
@@ -301,7 +297,7 @@ fn draw_switch(
     remark: Remark<'_>,
     depth_left: usize,
 ) -> Node {
-    use api::collective_endpoint::NextHop;
+    use api::endpoint::NextHop;
     let missing = match (node.installed, node.reason.as_str()) {
         (true, _) => String::new(),
         (false, "") => "  (not installed)".to_owned(),
@@ -310,11 +306,13 @@ fn draw_switch(
     let memory = bytes(node.memory_bytes);
     let mut out = Node::new(format!("[{}] {memory}{missing}", node.switch_name));
     let Some(rule) = &node.rule else { return out };
-    for endpoint in rule.endpoints.iter().filter(|e| Some(e.port) != rule.parent) {
+    let parent = rule.translated().and_then(|kind| kind.parent);
+    for endpoint in rule.endpoints.iter().filter(|e| Some(e.port) != parent) {
         match &endpoint.next_hop {
-            Some(NextHop::Rank(rank)) => {
+            Some(NextHop::Host(host)) => {
                 let far = remark(&node.switch_name, endpoint.port);
-                let label = format!("rank {}: {} ({}){far}", rank.rank, rank.name, rank.ip);
+                let rank = host.rank().map_or(0, |part| part.rank);
+                let label = format!("rank {rank}: {} ({}){far}", host.name, host.ip);
                 out.children.push(Node::new(label));
             }
             Some(NextHop::Switch(switch)) => {
@@ -352,7 +350,7 @@ impl Report for CollectiveReport {
         let facts = [
             ("McstID", self.mcst_id.clone()),
             ("generation", self.generation.to_string()),
-            ("first PSN", self.psn_start.to_string()),
+            ("first PSN", self.start_psn.to_string()),
             ("PMTU", pmtu.to_string()),
             (
                 "window",
@@ -402,43 +400,46 @@ impl Report for CollectiveReport {
 mod tests {
     use super::*;
 
-    fn rank(port: u32, rank: u32) -> api::CollectiveEndpoint {
-        let rank = api::RankEndpoint {
+    fn rank(port: u32, rank: u32) -> api::Endpoint {
+        let part = api::RankPart {
             rank,
-            name: format!("h{rank}"),
-            ip: format!("10.0.0.{rank}"),
             ..Default::default()
         };
-        api::CollectiveEndpoint {
+        let host = api::HostEndpoint {
+            name: format!("h{rank}"),
+            ip: format!("10.0.0.{rank}"),
+            part: Some(api::host_endpoint::Part::Rank(part)),
+            ..Default::default()
+        };
+        api::Endpoint {
             port,
-            next_hop: Some(api::collective_endpoint::NextHop::Rank(rank)),
+            next_hop: Some(api::endpoint::NextHop::Host(host)),
         }
     }
 
-    fn switch(port: u32, name: &str) -> api::CollectiveEndpoint {
-        let switch = api::CollectiveSwitch {
+    fn switch(port: u32, name: &str) -> api::Endpoint {
+        let switch = api::SwitchEndpoint {
             name: name.to_owned(),
             ..Default::default()
         };
-        api::CollectiveEndpoint {
+        api::Endpoint {
             port,
-            next_hop: Some(api::collective_endpoint::NextHop::Switch(switch)),
+            next_hop: Some(api::endpoint::NextHop::Switch(switch)),
         }
     }
 
-    fn node(
-        name: &str,
-        parent: Option<(&str, u32)>,
-        endpoints: Vec<api::CollectiveEndpoint>,
-    ) -> api::CollectiveNode {
+    fn node(name: &str, parent: Option<(&str, u32)>, endpoints: Vec<api::Endpoint>) -> api::CollectiveNode {
         api::CollectiveNode {
             switch_name: name.to_owned(),
             parent: parent.map(|p| p.0.to_owned()).unwrap_or_default(),
             installed: true,
             memory_bytes: 4096,
-            rule: Some(api::CollectiveGroup {
-                parent: parent.map(|p| p.1),
+            rule: Some(api::GroupRule {
                 endpoints,
+                kind: Some(api::group_rule::Kind::Translated(api::TranslatedRule {
+                    parent: parent.map(|p| p.1),
+                    ..Default::default()
+                })),
                 ..Default::default()
             }),
             ..Default::default()
@@ -487,11 +488,15 @@ mod tests {
             expected_psn: Some(expected_psn),
             ..Default::default()
         };
-        let installed = api::InstalledCollective {
-            status: Some(api::CollectiveStatus {
+        let state = api::TranslatedState {
+            status: Some(api::TranslatedStatus {
                 endpoints: vec![endpoint(0, 0), endpoint(1, 20)],
                 ..Default::default()
             }),
+            ..Default::default()
+        };
+        let installed = api::InstalledGroup {
+            state: Some(api::installed_group::State::Translated(state)),
             ..Default::default()
         };
         let part = SwitchPart {

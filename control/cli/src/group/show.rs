@@ -168,24 +168,11 @@ impl SwitchPart {
 }
 
 /// The group as its switch has it, or why it cannot be told.
-async fn installed(
+pub(super) async fn installed(
     endpoint: Option<&str>,
     mcst_id: &str,
     security: &Security,
 ) -> Result<api::InstalledGroup, String> {
-    let mut listed = listed(endpoint, mcst_id, security).await?;
-    listed
-        .groups
-        .pop()
-        .ok_or_else(|| "it has no such group".to_owned())
-}
-
-/// What the switch has of that McstID, or why it cannot be told.
-pub(super) async fn listed(
-    endpoint: Option<&str>,
-    mcst_id: &str,
-    security: &Security,
-) -> Result<api::ListGroupsResponse, String> {
     let endpoint = endpoint.ok_or("the controller does not know where it is")?;
     let address: Address = endpoint
         .parse()
@@ -198,11 +185,12 @@ pub(super) async fn listed(
         .list_groups(request)
         .await
         .map_err(|s| s.message().to_owned())?;
-    Ok(answer.into_inner())
+    let group = answer.into_inner().groups.pop();
+    group.ok_or_else(|| "it has no such group".to_owned())
 }
 
 fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
-    installed.status.as_ref().map(|status| Progress {
+    installed.multicast()?.status.as_ref().map(|status| Progress {
         newest_psn: status.newest_psn,
         agg_ack_psn: status.agg_ack_psn,
         me_psn: status.me_psn,
@@ -212,7 +200,8 @@ fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
 }
 
 fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
-    let status = installed.status.clone().unwrap_or_default();
+    let status = installed.multicast().and_then(|state| state.status.clone());
+    let status = status.unwrap_or_default();
     let newest = status.newest_psn;
     let row = |path: api::PathStatus| {
         let counters = path.counters.unwrap_or_default();
@@ -253,13 +242,14 @@ fn draw_switch(node: &api::TreeNode, tree: &[api::TreeNode], depth_left: usize) 
     };
     let mut out = Node::new(format!("[{}]{remark}", node.switch_name));
     let Some(rule) = &node.rule else { return out };
-    for path in rule.paths.iter().filter(|p| p.port != rule.source_port) {
-        match &path.next_hop {
-            Some(api::path::NextHop::Host(host)) => {
+    let source = rule.multicast().map(|kind| kind.source);
+    for endpoint in rule.endpoints.iter().filter(|e| Some(e.port) != source) {
+        match &endpoint.next_hop {
+            Some(api::endpoint::NextHop::Host(host)) => {
                 out.children
                     .push(Node::new(format!("{} ({})", host.name, host.ip)));
             }
-            Some(api::path::NextHop::Switch(switch)) => {
+            Some(api::endpoint::NextHop::Switch(switch)) => {
                 let next = tree.iter().find(|n| n.switch_name == switch.name);
                 out.children.push(match next {
                     Some(next) if depth_left > 0 => draw_switch(next, tree, depth_left - 1),
@@ -350,7 +340,8 @@ impl SwitchGroupReport {
     pub(crate) fn new(switch: String, installed: api::InstalledGroup) -> Self {
         let (progress, paths) = (progress(&installed), path_rows(&installed));
         let counters = crate::counters::GroupRow::from(&installed);
-        let rule = installed.group.unwrap_or_default();
+        let rule = installed.rule.unwrap_or_default();
+        let kind = rule.multicast().copied().unwrap_or_default();
         Self {
             switch,
             group: rule.name,
@@ -358,10 +349,10 @@ impl SwitchGroupReport {
             owner: installed.owner,
             generation: rule.generation,
             pmtu: rule.pmtu,
-            start_psn: rule.start_psn,
-            va_base: rule.va_base,
+            start_psn: kind.start_psn,
+            va_base: kind.va_base,
             stall_timeout_ms: rule.stall_timeout_ms,
-            source_port: rule.source_port,
+            source_port: kind.source,
             worker: installed.worker,
             progress,
             counters,
@@ -420,38 +411,41 @@ impl Report for SwitchGroupReport {
 mod tests {
     use super::*;
 
-    fn host(port: u32, name: &str) -> api::Path {
+    fn host(port: u32, name: &str) -> api::Endpoint {
         let host = api::HostEndpoint {
             name: name.to_owned(),
             ip: format!("10.0.0.{port}"),
             ..Default::default()
         };
-        api::Path {
+        api::Endpoint {
             port,
-            next_hop: Some(api::path::NextHop::Host(host)),
+            next_hop: Some(api::endpoint::NextHop::Host(host)),
         }
     }
 
-    fn switch(port: u32, name: &str) -> api::Path {
+    fn switch(port: u32, name: &str) -> api::Endpoint {
         let switch = api::SwitchEndpoint {
             name: name.to_owned(),
             ..Default::default()
         };
-        api::Path {
+        api::Endpoint {
             port,
-            next_hop: Some(api::path::NextHop::Switch(switch)),
+            next_hop: Some(api::endpoint::NextHop::Switch(switch)),
         }
     }
 
-    fn node(name: &str, parent: &str, source_port: u32, paths: Vec<api::Path>) -> api::TreeNode {
+    fn node(name: &str, parent: &str, source: u32, endpoints: Vec<api::Endpoint>) -> api::TreeNode {
         api::TreeNode {
             switch_name: name.to_owned(),
             parent: parent.to_owned(),
             installed: true,
             reason: String::new(),
-            rule: Some(api::MulticastGroup {
-                source_port,
-                paths,
+            rule: Some(api::GroupRule {
+                endpoints,
+                kind: Some(api::group_rule::Kind::Multicast(api::MulticastRule {
+                    source,
+                    ..Default::default()
+                })),
                 ..Default::default()
             }),
         }
@@ -491,8 +485,8 @@ mod tests {
             source,
             ..Default::default()
         };
-        let installed = api::InstalledGroup {
-            status: Some(api::GroupStatus {
+        let state = api::MulticastState {
+            status: Some(api::MulticastStatus {
                 newest_psn: Some(4),
                 paths: vec![
                     path(Some(0xFF_FFFE), false),
@@ -501,6 +495,10 @@ mod tests {
                 ],
                 ..Default::default()
             }),
+            ..Default::default()
+        };
+        let installed = api::InstalledGroup {
+            state: Some(api::installed_group::State::Multicast(state)),
             ..Default::default()
         };
         let behind: Vec<_> = path_rows(&installed).iter().map(|p| p.behind).collect();

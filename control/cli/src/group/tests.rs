@@ -1,6 +1,6 @@
 //! What `group show` says of a group: its generation, how it works, and who conflicts; for people and for machines.
 
-use castnet_proto::convert::collective_to_proto;
+use castnet_proto::convert::rule_to_proto;
 use castnet_proto::transport::Security;
 use castnet_rules::{COLLECTIVE_EXAMPLE, RuleSet};
 use serde_json::{Value, json};
@@ -124,22 +124,28 @@ async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
 fn a_switch_shows_the_same_of_its_part() {
     let mut rule = RuleSet::from_toml(COLLECTIVE_EXAMPLE)
         .expect("the example")
-        .collectives
-        .remove(0);
+        .groups
+        .remove(0)
+        .with_translated(|kind| {
+            kind.reproducible = true;
+            kind.loss_policy = castnet_rules::LossPolicy::Reflect;
+            kind.straggler_policy = castnet_rules::StragglerPolicy::Rnr;
+            kind.message_packets = 32;
+        });
     rule.generation = 3;
-    rule.reproducible = true;
-    rule.loss_policy = castnet_rules::LossPolicy::Reflect;
-    rule.straggler_policy = castnet_rules::StragglerPolicy::Rnr;
     rule.stall_timeout_ms = 1500;
     rule.pmtu = castnet_wire::Pmtu::B4096;
-    rule.message_packets = 32;
-    let installed = api::InstalledCollective {
-        group: Some(collective_to_proto(&rule)),
-        status: Some(api::CollectiveStatus {
+    let state = api::TranslatedState {
+        status: Some(api::TranslatedStatus {
             failed: true,
             conflict: Some(disagreement()),
             ..Default::default()
         }),
+        ..Default::default()
+    };
+    let installed = api::InstalledGroup {
+        rule: Some(rule_to_proto(&rule)),
+        state: Some(api::installed_group::State::Translated(state)),
         ..Default::default()
     };
     let report = SwitchCollectiveReport::new("leaf1".to_owned(), installed);
@@ -170,14 +176,18 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     let lines = ["generation 5", "address base 0x1000", "stall time-out 1.50 s"];
     says(&report, &fields, &lines);
 
-    let rule = api::MulticastGroup {
-        generation: 5,
+    let kind = api::MulticastRule {
         va_base: 0x1000,
+        ..Default::default()
+    };
+    let rule = api::GroupRule {
+        generation: 5,
         stall_timeout_ms: 1500,
+        kind: Some(api::group_rule::Kind::Multicast(kind)),
         ..Default::default()
     };
     let installed = api::InstalledGroup {
-        group: Some(rule),
+        rule: Some(rule),
         ..Default::default()
     };
     let report = SwitchGroupReport::new("leaf1".to_owned(), installed);

@@ -402,9 +402,9 @@ fn collective_rules_are_checked_like_others() {
         })
         .collect();
     let expected = [
-        ("collectives[0].slots", line_of("slots = 100")),
-        ("collectives[0].endpoints[1].rank.qpn", line_of("qpn = 1,")),
-        ("collectives[0].endpoints[2].rank.rank", line_of("name = \"c\"")),
+        ("groups[0].slots", line_of("slots = 100")),
+        ("groups[0].endpoints[1].host.qpn", line_of("qpn = 1,")),
+        ("groups[0].endpoints[2].host.rank", line_of("name = \"c\"")),
     ];
     assert_eq!(told, expected, "{report}");
 
@@ -415,7 +415,7 @@ fn collective_rules_are_checked_like_others() {
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.code() == Some(1) && text.contains("collectives[0].endpoints[2].port: "),
+        output.status.code() == Some(1) && text.contains("groups[0].endpoints[2].port: "),
         "{text}"
     );
 }

@@ -186,17 +186,15 @@ async fn a_switch_short_of_memory_has_the_last_word_and_gets_fewer_slots() {
         until(rank, CollectivePhase::Active).await;
     }
     let leaf = fabric.switches[0].1.clone();
-    let rule = leaf.collective_rules().remove(0);
+    let rule = leaf.rules().remove(0);
     fabric.run(vec!["group", "destroy", "probe"]).await;
 
     let bytes = |slots: u16| {
-        let rule = castnet_rules::CollectiveGroup {
-            slots,
-            ..rule.clone()
-        };
-        rule.memory_bytes()
+        let rule = rule.clone().with_translated(|kind| kind.slots = slots);
+        rule.reserved_bytes()
     };
-    let (wanted, fewest) = (bytes(rule.slots), bytes(rule.slots / 2));
+    let slots = rule.translated().expect("it computes").slots;
+    let (wanted, fewest) = (bytes(slots), bytes(slots / 2));
     let max = DataplaneConfig::new(String::new(), Vec::new())
         .engine
         .memory_max_bytes as u64;
@@ -206,20 +204,20 @@ async fn a_switch_short_of_memory_has_the_last_word_and_gets_fewer_slots() {
         let Some(slots) = fits.into_iter().find(|slots| bytes(*slots) + fewest <= left) else {
             break;
         };
-        let mut filler = castnet_rules::CollectiveGroup {
+        let mut filler = castnet_rules::GroupRule {
             name: format!("filler{n}"),
             mcst_id: castnet_wire::McstId([10, 99, 0, n].into()),
-            slots,
-            message_packets: 1,
-            ..rule.clone()
+            ..rule
+                .clone()
+                .with_translated(|kind| (kind.slots, kind.message_packets) = (slots, 1))
         };
         // A queue pair is in one group only.
         for endpoint in &mut filler.endpoints {
-            if let castnet_rules::CollectiveHop::Rank(rank) = &mut endpoint.next_hop {
-                rank.qpn = castnet_wire::Qpn::new(0x1000 + u32::from(n));
+            if let castnet_rules::NextHop::Host(host) = &mut endpoint.next_hop {
+                host.qpn = castnet_wire::Qpn::new(0x1000 + u32::from(n));
             }
         }
-        leaf.install_collective(&filler).expect("room");
+        leaf.install(&filler).expect("room");
         left -= bytes(slots);
     }
     assert!((fewest..wanted).contains(&left), "{fewest} {left} {wanted}");
@@ -229,7 +227,7 @@ async fn a_switch_short_of_memory_has_the_last_word_and_gets_fewer_slots() {
         let state = until(rank, CollectivePhase::Active).await;
         assert_eq!((state.slots, state.generation), (128, 2));
         let says = format!(
-            "placed again, as switch leaf0 refuses: collective.slots: the group needs {wanted} bytes, {left} of {max} are left"
+            "placed again, as switch leaf0 refuses: rule.translated.slots: the group needs {wanted} bytes, {left} of {max} are left"
         );
         assert_eq!(state.reason, says);
     }

@@ -88,13 +88,13 @@ async fn a_switch_short_of_memory_gets_fewer_slots() {
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     for state in all(&mut ranks, Active).await {
         assert_eq!((state.generation, state.slots), (2, 128));
-        let says = "placed again, as switch spine0 refuses: collective.slots: 256 are too many";
+        let says = "placed again, as switch spine0 refuses: rule.translated.slots: 256 are too many";
         assert_eq!(state.reason, says);
     }
     lab.switch("spine0").with(|t| t.slots_max = Some(64));
     let mut ranks = lab.ranks(&client, "other", 4, 18).await;
     for state in all(&mut ranks, Refused).await {
-        let says = "switch spine0 refuses: collective.slots: 128 are too many";
+        let says = "switch spine0 refuses: rule.translated.slots: 128 are too many";
         assert_eq!(
             (state.reason.as_str(), state.failed_switch.as_str()),
             (says, "spine0")
@@ -231,7 +231,10 @@ async fn a_group_has_fewer_slots_where_memory_is_short() {
             assert_eq!(state.slots, slots);
         }
         let group = shown(&client, job).await.unwrap();
-        let rules = group.tree.iter().map(|n| n.rule.as_ref().unwrap().slots);
+        let rules = group
+            .tree
+            .iter()
+            .map(|n| n.rule.as_ref().unwrap().translated().unwrap().slots);
         assert_eq!(rules.collect::<Vec<_>>(), [slots; 3]);
     }
 }
@@ -245,9 +248,11 @@ async fn leaf_memory(lab: &Lab) -> (u64, u64) {
     all(&mut ranks, Active).await;
     let mut rule = lab
         .switch("leaf0")
-        .with(|t| t.collectives.values().next().unwrap().0.clone());
+        .with(|t| t.groups.values().next().unwrap().0.clone());
     let needed = memory(&rule);
-    rule.slots /= 2;
+    if let Some(v1::group_rule::Kind::Translated(kind)) = &mut rule.kind {
+        kind.slots /= 2;
+    }
     let fewest = memory(&rule);
     client.clone().destroy_group(destroy("probe")).await.unwrap();
     (needed, fewest)

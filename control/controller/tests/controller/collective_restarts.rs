@@ -27,8 +27,8 @@ async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
     }
     for (before, after) in before.iter().zip(all(&mut back, Active).await) {
         assert_eq!(
-            (after.generation, after.psn_start, after.rq_psn),
-            (1, before.psn_start, before.rq_psn)
+            (after.generation, after.start_psn, after.rq_psn),
+            (1, before.start_psn, before.rq_psn)
         );
     }
     becomes(&client, "job", |g| g.tree.iter().all(|n| n.installed)).await;

@@ -34,7 +34,7 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
             (1, 256, "")
         );
         assert_eq!(state.mcst_id, "10.200.0.1");
-        assert_eq!(state.psn_start, seen[0].psn_start);
+        assert_eq!(state.start_psn, seen[0].start_psn);
         let member = &state.members[rank];
         assert_eq!(state.rq_psn, member.rq_psn);
         assert_eq!(
@@ -75,11 +75,15 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
         ]
     );
     let rule = group.tree[2].rule.clone().unwrap();
+    let kind = rule.translated().unwrap();
     assert_eq!(
-        (rule.parent, rule.endpoints.len(), rule.psn_start),
-        (Some(2), 3, seen[0].psn_start)
+        (kind.parent, rule.endpoints.len(), kind.start_psn),
+        (Some(2), 3, seen[0].start_psn)
     );
-    let Some(v1::collective_endpoint::NextHop::Rank(rank)) = &rule.endpoints[1].next_hop else {
+    let Some(v1::endpoint::NextHop::Host(host)) = &rule.endpoints[1].next_hop else {
+        panic!("{rule:?}");
+    };
+    let Some(v1::host_endpoint::Part::Rank(rank)) = &host.part else {
         panic!("{rule:?}");
     };
     assert_eq!((rank.rank, rank.sq_psn, rank.rq_psn), (2, 3000, seen[2].rq_psn));
@@ -137,7 +141,7 @@ async fn a_rank_whose_lease_runs_out_fails_the_group_by_name_and_frees_its_memor
     let psns = |seen: &[v1::CollectiveState]| {
         seen.iter()
             .map(|s| s.rq_psn)
-            .chain([seen[0].psn_start])
+            .chain([seen[0].start_psn])
             .collect::<BTreeSet<u32>>()
     };
     assert!(psns(&before).is_disjoint(&psns(&after)), "drawn anew");

@@ -69,8 +69,9 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
         ]
     );
     let rule = group.tree[2].rule.clone().unwrap();
+    let kind = rule.multicast().unwrap();
     assert_eq!(
-        (rule.paths.len(), rule.start_psn, rule.source_port),
+        (rule.endpoints.len(), kind.start_psn, kind.source),
         (3, Some(100), 2)
     );
 

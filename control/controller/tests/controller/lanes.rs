@@ -67,18 +67,21 @@ async fn every_switch_gets_every_lane_and_destruction_leaves_none() {
     assert_eq!(*lab.journal.lock(), order);
     // Each lane has its own queue pairs and address, and nothing else of its own.
     lab.switch("leaf1").with(|toy| {
-        let rules: Vec<&v1::MulticastGroup> = toy.groups.values().map(|(rule, _)| rule).collect();
+        let rules: Vec<&v1::GroupRule> = toy.groups.values().map(|(rule, _)| rule).collect();
         for (lane, rule) in rules.iter().enumerate() {
             let hosts: Vec<u32> = rule
-                .paths
+                .endpoints
                 .iter()
-                .filter_map(|path| match path.next_hop.as_ref()? {
-                    v1::path::NextHop::Host(host) => Some(host.qpn),
-                    v1::path::NextHop::Switch(_) => None,
+                .filter_map(|endpoint| match endpoint.next_hop.as_ref()? {
+                    v1::endpoint::NextHop::Host(host) => Some(host.qpn),
+                    v1::endpoint::NextHop::Switch(_) => None,
                 })
                 .collect();
             assert_eq!(hosts, [17 + lane as u32; 2]);
-            assert_eq!((rule.start_psn, rule.pmtu), (Some(100), 1024));
+            assert_eq!(
+                (rule.multicast().unwrap().start_psn, rule.pmtu),
+                (Some(100), 1024)
+            );
         }
     });
     // The next group's addresses come after all of these.
@@ -274,20 +277,23 @@ async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_
     let group = shown(&client, "job").await.unwrap();
     assert_eq!(memory(&group), alone.iter().map(|m| 2 * m).collect::<Vec<_>>());
     lab.switch("leaf0").with(|toy| {
-        let rules = toy.collectives.values().map(|(rule, _)| rule);
+        let rules = toy.groups.values().map(|(rule, _)| rule);
         let rules: Vec<_> = rules.filter(|r| r.name.starts_with("job/")).collect();
         assert_eq!(rules.len(), 2);
         for (lane, rule) in rules.iter().enumerate() {
             for endpoint in &rule.endpoints {
-                if let Some(v1::collective_endpoint::NextHop::Rank(rank)) = &endpoint.next_hop {
+                if let Some(v1::endpoint::NextHop::Host(host)) = &endpoint.next_hop {
+                    let Some(v1::host_endpoint::Part::Rank(part)) = &host.part else {
+                        panic!("{host:?}");
+                    };
                     assert_eq!(
-                        (rank.qpn, rank.sq_psn),
-                        (17 + lane as u32, 1000 * (rank.rank + 1))
+                        (host.qpn, part.sq_psn),
+                        (17 + lane as u32, 1000 * (part.rank + 1))
                     );
                 }
             }
         }
-        assert_eq!(rules[0].psn_start, rules[1].psn_start);
+        assert_eq!(rules[0].translated().unwrap(), rules[1].translated().unwrap());
     });
     // Whoever brings another number of lanes is told which the group has.
     let mut other = rank_of(&lab, 0, 3);

@@ -176,7 +176,7 @@ async fn a_restarted_switch_gets_its_groups_again() {
     assert_eq!(lab.switch("spine0").changes(), ["+g.1", "+g.1"]);
     let psn = |name: &str| {
         lab.switch(name)
-            .with(|t| t.groups.values().next().unwrap().0.start_psn)
+            .with(|t| t.groups.values().next().unwrap().0.multicast().unwrap().start_psn)
     };
     assert_eq!((psn("spine0"), psn("leaf0")), (None, Some(100)));
     assert_eq!(lab.switch("leaf0").changes(), ["+g.1"]);
@@ -193,7 +193,7 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
     let owner = controller.owner().to_string();
     controller.stop().await;
     let put = |mcst_id: &str, name: &str, owner: &str| {
-        let group = v1::MulticastGroup {
+        let group = v1::GroupRule {
             mcst_id: mcst_id.into(),
             name: name.into(),
             generation: 1,

@@ -1,12 +1,16 @@
 //! What is on the disk.
 
-use castnet_controller::record::{GroupRecord, JoinedBy, MemberState};
-use castnet_controller::store::{STORE_VERSION, Store, StoreError};
+use castnet_controller::kinds::Kind;
+use castnet_controller::kinds::multicast::record::{JoinedBy, MemberState, Multicast};
+use castnet_controller::record::Record;
+use castnet_controller::store::memory::MemoryStore;
+use castnet_controller::store::redb::RedbStore;
+use castnet_controller::store::{Entry, Key, STORE_VERSION, Store, StoreError, Stored, Table, Write};
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
 use castnet_wire::{McstId, Psn};
 
-fn record(name: &str) -> GroupRecord {
+fn record(name: &str) -> Record {
     let connection = |last: u8| v1::Connection {
         ip: format!("10.0.0.{last}"),
         mac: format!("02:00:00:00:00:0{last}"),
@@ -35,41 +39,101 @@ fn record(name: &str) -> GroupRecord {
     };
     let group = new_group_from_proto(&request).unwrap();
     let lane = |n| McstId([10, 200, 0, n].into());
-    GroupRecord::new(group, lane(1), vec![lane(2)], Psn::new(0xFF_FFFF))
+    let kind = Kind::Multicast(Multicast::new(group, Psn::new(0xFF_FFFF)));
+    Record::new(name.into(), (lane(1), vec![lane(2)]), kind)
 }
 
-#[test]
-fn what_is_written_is_read_after_reopening() {
+fn key(name: &str) -> Key {
+    Key {
+        table: Table::Groups,
+        name: name.into(),
+    }
+}
+
+/// Writes a group in place of version `was`.
+fn put(was: u64, record: &Record) -> (Key, Write) {
+    let entry = Entry {
+        version: was + 1,
+        value: serde_json::to_vec(record).unwrap(),
+    };
+    let entry = Some(entry);
+    (key(&record.name), Write { was, entry })
+}
+
+#[tokio::test]
+async fn what_is_written_is_read_after_reopening() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.redb");
-    let store = Store::open(&path, "first").unwrap();
+    let store = RedbStore::open(&path).unwrap();
+    assert_eq!(Stored::load(&store, "first").await.unwrap().owner, "first");
     let (a, b) = (record("a"), record("b"));
-    store.put_group(&a).unwrap();
-    store.put_group(&b).unwrap();
-    assert!(
-        matches!(Store::open(&path, "second"), Err(StoreError::Database { .. })),
-        "in use"
-    );
+    store.commit([put(0, &a), put(0, &b)].into()).await.unwrap();
+    match RedbStore::open(&path) {
+        Err(StoreError::Failed { store, .. }) => assert!(store.ends_with("c.redb"), "in use: {store}"),
+        other => panic!("{other:?}"),
+    }
+    store.close().await.unwrap();
+    assert!(matches!(store.load().await, Err(StoreError::Closed { .. })));
+    let store = RedbStore::open(&path).unwrap();
+    let stored = Stored::load(&store, "second").await.unwrap();
+    assert_eq!(stored.owner, "first", "who it is to the switches outlives it");
+    assert_eq!(stored.groups, [a.clone(), b]);
+    assert_eq!(stored.versions[&key("b")], 1);
+    let remove = Write { was: 1, entry: None };
+    store.commit([(key("b"), remove)].into()).await.unwrap();
     drop(store);
-    let store = Store::open(&path, "second").unwrap();
-    assert_eq!(store.owner(), "first", "who it is to the switches outlives it");
-    assert_eq!(store.load().unwrap().groups, [a.clone(), b]);
-    store.remove_group("b").unwrap();
-    drop(store);
-    let stored = Store::open(&path, "third").unwrap().load().unwrap();
+    let stored = Stored::load(&RedbStore::open(&path).unwrap(), "third")
+        .await
+        .unwrap();
     assert_eq!(stored.groups.as_slice(), std::slice::from_ref(&a));
-    let MemberState::Joined { endpoint, more, by } = &stored.groups[0].members[1].state else {
+    let MemberState::Joined { endpoint, more, by } = &stored.groups[0].multicast().unwrap().members[1].state
+    else {
         panic!()
     };
     assert_eq!((endpoint.qpn.value(), *by), (17, JoinedBy::Creation));
     assert_eq!((more[0].qpn.value(), stored.groups[0].lanes()), (18, 2));
 }
 
+/// Two who write to one store: the second to write is refused, by the name of the entry, and nothing of its batch stays.
+#[tokio::test]
+async fn a_batch_is_written_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let redb = RedbStore::open(&folder.path().join("c.redb")).unwrap();
+    let stores: [&dyn Store; 2] = [&redb, &MemoryStore::default()];
+    for store in stores {
+        store.commit([put(0, &record("a"))].into()).await.unwrap();
+        let before = store.load().await.unwrap();
+        for was in [0, 2] {
+            let batch = [put(0, &record("b")), put(was, &record("a")), put(0, &record("c"))];
+            match store.commit(batch.into()).await {
+                Err(StoreError::Conflict {
+                    entry,
+                    expected,
+                    found,
+                    ..
+                }) => {
+                    assert_eq!(
+                        (entry.to_string().as_str(), expected, found),
+                        ("groups/a", was, 1)
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(store.load().await.unwrap(), before);
+        }
+        store
+            .commit([put(1, &record("a")), put(0, &record("b"))].into())
+            .await
+            .unwrap();
+        assert_eq!(store.load().await.unwrap()[&key("a")].version, 2);
+    }
+}
+
 #[test]
 fn a_newer_layout_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.redb");
-    drop(Store::open(&path, "us").unwrap());
+    drop(RedbStore::open(&path).unwrap());
     let newer = (STORE_VERSION + 1).to_string();
     let database = redb::Database::open(&path).unwrap();
     let transaction = database.begin_write().unwrap();
@@ -81,8 +145,8 @@ fn a_newer_layout_is_refused() {
         .unwrap();
     transaction.commit().unwrap();
     drop(database);
-    match Store::open(&path, "us") {
-        Err(StoreError::Version { found, .. }) => assert_eq!(found, newer),
+    match RedbStore::open(&path) {
+        Err(StoreError::Layout { found, .. }) => assert_eq!(found, newer),
         other => panic!("{other:?}"),
     }
 }

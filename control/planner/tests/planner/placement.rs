@@ -6,7 +6,7 @@ use castnet_planner::{
     CollectivePlan, CollectiveRequest, Lack, LinkLoad, PlaceError, RankMember, Role, Room, Rooms, TreeNode,
     place,
 };
-use castnet_rules::CollectiveHop;
+use castnet_rules::{GroupRule, NextHop, TranslatedRule};
 use castnet_topology::{Cut, Down, End, Topology};
 use castnet_wire::{McstId, Pmtu, PortId, Qpn};
 use proptest::prelude::*;
@@ -52,9 +52,9 @@ spine0
     assert_eq!(plan.tree.to_string(), expected);
     let spine = &plan.rules["spine0"];
     let behind: Vec<&[u16]> = spine.endpoints.iter().map(|e| e.next_hop.ranks()).collect();
-    assert_eq!((spine.parent, behind), (None, vec![&[0, 2][..], &[1][..]]));
+    assert_eq!((parent(spine), behind), (None, vec![&[0, 2][..], &[1][..]]));
     let leaf = &plan.rules["leaf2"];
-    assert_eq!(leaf.parent, PortId::new(2));
+    assert_eq!(parent(leaf), PortId::new(2));
     let behind: Vec<&[u16]> = leaf.endpoints.iter().map(|e| e.next_hop.ranks()).collect();
     assert_eq!(
         behind,
@@ -127,13 +127,20 @@ fn groups_spread_over_the_roots_of_one_level() {
     assert_eq!(roots.into_values().collect::<Vec<_>>(), [8; 4]);
 }
 
+fn kind(rule: &GroupRule) -> &TranslatedRule {
+    rule.translated().expect("it computes")
+}
+
+fn parent(rule: &GroupRule) -> Option<PortId> {
+    kind(rule).parent
+}
+
 /// What a group of h0 and h1 takes there with the slots that it wants, and with the fewest.
 fn memory_of(t: &Topology, switch: &str) -> (u64, u64) {
-    let mut rule = placed(t, &["h0", "h1"]).rules[switch].clone();
-    assert_eq!(rule.slots, 256);
-    let wanted = rule.memory_bytes();
-    rule.slots = 128;
-    (wanted, rule.memory_bytes())
+    let rule = placed(t, &["h0", "h1"]).rules[switch].clone();
+    assert_eq!(kind(&rule).slots, 256);
+    let fewer = rule.clone().with_translated(|rule| rule.slots = 128);
+    (rule.reserved_bytes(), fewer.reserved_bytes())
 }
 
 /// Two windows and two messages where memory allows; two windows, at all switches alike, where one has no more.
@@ -144,7 +151,7 @@ fn slots_are_fewer_where_memory_is_short_and_never_too_few() {
     let slots = |leaf0: u64| {
         let rooms = Rooms::from([("leaf0".to_owned(), free(leaf0))]);
         let plan = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"]));
-        plan.map(|p| p.rules.values().map(|r| r.slots).collect::<Vec<_>>())
+        plan.map(|p| p.rules.values().map(|r| kind(r).slots).collect::<Vec<_>>())
     };
     assert_eq!(slots(wanted), Ok(vec![256; 3]));
     assert_eq!(slots(wanted - 1), Ok(vec![128; 3]));
@@ -228,7 +235,7 @@ fn each_thing_that_can_be_short_is_named() {
     // Kept contributions take more.
     let rooms = Rooms::from([(
         "s0".to_owned(),
-        free(placed(&t, &["h0", "h1"]).rules["s0"].memory_bytes()),
+        free(placed(&t, &["h0", "h1"]).rules["s0"].reserved_bytes()),
     )]);
     let mut keeping = request(&["h0", "h1"]);
     keeping.reproducible = true;
@@ -379,7 +386,7 @@ fn check(t: &Topology, request: &CollectiveRequest, plan: &CollectivePlan) -> Re
         plan.tree.root.children.len() > 1,
         "a root with one child is not the lowest"
     );
-    prop_assert_eq!(plan.rules.values().filter(|r| r.parent.is_none()).count(), 1);
+    prop_assert_eq!(plan.rules.values().filter(|r| parent(r).is_none()).count(), 1);
     for (switch, rule) in &plan.rules {
         prop_assert_eq!(rule.check(PortId::COUNT), vec![]);
         let mut all: Vec<u16> = rule
@@ -403,8 +410,8 @@ fn check(t: &Topology, request: &CollectiveRequest, plan: &CollectivePlan) -> Re
                 .and_then(|l| t.link(l))
                 .map(|l| l.far(switch).clone());
             match (&endpoint.next_hop, far) {
-                (CollectiveHop::Rank(rank), Some(End::Host(name))) => prop_assert_eq!(&rank.name, &name),
-                (CollectiveHop::Switch { name, mac, ranks }, Some(End::Switch { switch: peer, port })) => {
+                (NextHop::Host(rank), Some(End::Host(name))) => prop_assert_eq!(&rank.name, &name),
+                (NextHop::Switch { name, mac, ranks }, Some(End::Switch { switch: peer, port })) => {
                     prop_assert_eq!(name, &peer);
                     prop_assert_eq!(t.switch(&peer).map(|s| s.ports[&port]), Some(mac.0));
                     // Both ends of a link part the ranks between them, and one of them is the other's parent.
@@ -417,10 +424,8 @@ fn check(t: &Topology, request: &CollectiveRequest, plan: &CollectivePlan) -> Re
                     prop_assert_eq!(both.len(), ranks.len() + back.len());
                     prop_assert_eq!(both.len(), usize::from(size));
                     let ups = [
-                        rule.parent == Some(endpoint.port),
-                        plan.rules[&peer]
-                            .parent
-                            .is_some_and(|p| p.index() == usize::from(port)),
+                        parent(rule) == Some(endpoint.port),
+                        parent(&plan.rules[&peer]).is_some_and(|p| p.index() == usize::from(port)),
                     ];
                     prop_assert_eq!(ups.iter().filter(|up| **up).count(), 1);
                 }
@@ -488,8 +493,7 @@ proptest! {
         };
         let again = place(&case.topology, &LinkLoad::new(), &Rooms::new(), &request);
         prop_assert_eq!(Ok(&first), again.as_ref());
-        let mut load = LinkLoad::new();
-        load.add_collectives(&case.topology, first.rules.iter().map(|(s, r)| (s.as_str(), r)));
+        let load = LinkLoad::from_rules(&case.topology, first.rules.iter().map(|(s, r)| (s.as_str(), r)));
         for link in first.tree.links() {
             prop_assert_eq!(load.get(link), 1, "each link of the tree counts once");
         }

@@ -27,8 +27,12 @@ h0 10.0.0.1 QP 0x11, source
     assert_eq!((p.tree.tiers(), p.tree.links().len(), p.rules.len()), (3, 8, 4));
     let spine = &p.rules["spine0"];
     assert_eq!(
-        (spine.source.index(), spine.paths.len(), spine.members().count()),
-        (0, 3, 0)
+        (
+            spine.multicast().map(|m| m.source.index()),
+            spine.endpoints.len(),
+            spine.hosts().count()
+        ),
+        (Some(0), 3, 0)
     );
 }
 
@@ -83,10 +87,10 @@ fn what_members_say_outweighs_the_fabric() {
     wanted.receivers[0].mac = Some(MacAddr([2, 9, 9, 9, 9, 9]));
     wanted.receivers[0].memory = memory;
     let p = plan(&t, &LinkLoad::new(), &wanted).unwrap();
-    let (_, member) = p.rules["s0"].members().find(|(_, m)| m.name == "h1").unwrap();
+    let (_, member) = p.rules["s0"].hosts().find(|(_, m)| m.name == "h1").unwrap();
     assert_eq!(
-        (member.ip.octets()[0], member.mac.0[1], member.memory),
-        (192, 9, memory)
+        (member.ip.octets()[0], member.mac.0[1], member.memory()),
+        (192, 9, memory.as_ref())
     );
 }
 

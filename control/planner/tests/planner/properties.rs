@@ -3,12 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_planner::{LinkLoad, Plan, PlanError, Role, TreeNode, plan};
-use castnet_rules::NextHop;
+use castnet_rules::{GroupRule, NextHop};
 use castnet_topology::{End, Topology};
 use castnet_wire::PortId;
 use proptest::prelude::*;
 
 use crate::common::{Case, case};
+
+fn source_port(rule: &GroupRule) -> PortId {
+    rule.multicast().expect("it multicasts").source
+}
 
 /// Every node with its distance from the root.
 fn depths<'t>(node: &'t TreeNode, depth: u32, all: &mut Vec<(&'t TreeNode, u32)>) {
@@ -83,7 +87,7 @@ fn check_rules(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     prop_assert_eq!(tree_switches, rule_switches);
     for (switch, rule) in &plan.rules {
         prop_assert_eq!(rule.check(PortId::COUNT), vec![]);
-        for path in &rule.paths {
+        for path in &rule.endpoints {
             let link = case.topology.link_at(&End::port(switch, path.port.index() as u8));
             let far = link
                 .and_then(|l| case.topology.link(l))
@@ -95,7 +99,7 @@ fn check_rules(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
                     prop_assert_eq!(Some((host.ip, host.mac.0)), known);
                     prop_assert!(members.insert(name));
                 }
-                (NextHop::Switch { name, mac }, Some(End::Switch { switch: peer, port })) => {
+                (NextHop::Switch { name, mac, .. }, Some(End::Switch { switch: peer, port })) => {
                     prop_assert_eq!(name, &peer);
                     let peer_mac = case
                         .topology
@@ -103,7 +107,7 @@ fn check_rules(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
                         .and_then(|s| s.ports.get(&port).copied());
                     prop_assert_eq!(Some(mac.0), peer_mac);
                     let back = plan.rules[&peer]
-                        .paths
+                        .endpoints
                         .iter()
                         .find(|p| p.port.index() == port as usize);
                     let own_mac = case
@@ -113,8 +117,8 @@ fn check_rules(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
                     prop_assert_eq!(back.map(|p| p.next_hop.name()), Some(switch.as_str()));
                     prop_assert_eq!(back.map(|p| p.next_hop.mac().0), own_mac);
                     let upstream = [
-                        rule.source == path.port,
-                        plan.rules[&peer].source.index() == port as usize,
+                        source_port(rule) == path.port,
+                        source_port(&plan.rules[&peer]).index() == port as usize,
                     ];
                     prop_assert_eq!(
                         upstream.iter().filter(|u| **u).count(),
@@ -147,11 +151,11 @@ fn deliver(topology: &Topology, plan: &Plan, source: &str) -> BTreeMap<String, u
             End::Switch { switch, port } => {
                 let rule = &plan.rules[&switch];
                 assert_eq!(
-                    rule.source.index(),
+                    source_port(rule).index(),
                     port as usize,
                     "data comes from the source's side"
                 );
-                for path in rule.receiver_paths() {
+                for path in rule.endpoints.iter().filter(|e| e.port != source_port(rule)) {
                     let link = topology
                         .link_at(&End::port(&switch, path.port.index() as u8))
                         .expect("a link");
@@ -210,6 +214,8 @@ proptest! {
         let mut from_plan = LinkLoad::new();
         from_plan.add(&p);
         let from_rules = LinkLoad::from_rules(&case.topology, p.rules.iter().map(|(s, r)| (s.as_str(), r)));
+        let ports = p.rules.iter().flat_map(|(s, r)| r.endpoints.iter().map(move |path| (s.as_str(), path.port, 1)));
+        prop_assert_eq!(&LinkLoad::from_ports(&case.topology, ports), &from_rules);
         // A source's own link is in the tree, and in the rule of its leaf.
         for (link, _) in case.topology.links() {
             prop_assert_eq!(from_plan.get(link), from_rules.get(link));

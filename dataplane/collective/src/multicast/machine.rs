@@ -3,6 +3,7 @@
 use super::entry::{Entry, Refusal};
 use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, TimerReason};
 use crate::path::{PATHS_MAX, PathId, PathSet};
+use crate::prefetch::Prefetch;
 use alloc::boxed::Box;
 use alloc::vec;
 use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
@@ -131,7 +132,7 @@ impl Multicast {
         }
     }
 
-    /// The short way of [`handle`](Self::handle) for nearly all of a stream: data of the source with the PSN that comes
+    /// The fast path of [`handle`](Self::handle) for nearly all of a stream: data of the source with the PSN that comes
     /// next. Returns the paths that it goes to; `None`, and nothing has changed, where it takes more than that.
     #[inline]
     pub fn next_data(&mut self, now: Nanos, psn: Psn) -> Option<PathSet> {
@@ -142,6 +143,14 @@ impl Multicast {
         }
         self.on_new_data(now, psn);
         Some(to)
+    }
+
+    /// Asks for the memory that feedback of `from` touches beside the machine itself.
+    #[inline]
+    pub fn prefetch(&self, from: PathId, by: &impl Prefetch) {
+        if let Some(entry) = self.table.get(from.index()) {
+            by.prefetch(entry);
+        }
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called, and why.

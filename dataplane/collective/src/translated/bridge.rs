@@ -24,7 +24,7 @@ impl Translated {
     /// The group's PSN of a position.
     #[inline]
     pub(super) fn wire_g(&self, g: u64) -> Psn {
-        wire(self.cold().psn_start, g)
+        wire(self.cold().start_psn, g)
     }
 
     /// The position of a group's PSN, as the distance from `base`.

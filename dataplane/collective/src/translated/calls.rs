@@ -249,6 +249,12 @@ impl Calls {
         &self.ring[index & (self.ring.len() - 1)]
     }
 
+    /// The oldest in flight, where there is one.
+    #[inline]
+    pub(super) fn oldest(&self) -> &Collective {
+        &self.ring[self.index(0)]
+    }
+
     pub(super) fn get_mut(&mut self, index: usize) -> &mut Collective {
         &mut self.ring[index]
     }

@@ -13,7 +13,7 @@ pub struct TranslatedConfig {
     /// The endpoint towards the root of the tree; `None` at the root.
     pub parent: Option<EndpointId>,
     /// The group's PSN of the first collective's control message.
-    pub psn_start: Psn,
+    pub start_psn: Psn,
     /// Packets that can be in flight: at least two windows of the hosts, and two messages where nothing shall ever be refused
     /// (hosts acknowledge at the ends of messages). Taken up to a power of two from 2 to 32768.
     pub slots: u16,

@@ -7,6 +7,7 @@ use super::endpoint::Receiving;
 use super::machine::{Translated, emit};
 use super::slot::{Phase, Slots};
 use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape, Refusal};
+use crate::prefetch::Prefetch;
 use castnet_wire::{Call, Control, DropReason, NakCode, Nanos, Primitive, Psn, Syndrome, Verdict};
 
 /// Contributions of one host, in order: see [`Translated::nexts`].
@@ -63,6 +64,27 @@ impl Nexts<'_> {
 }
 
 impl Translated {
+    /// Asks for the memory that data of `from` touches first, beside the machine itself.
+    #[inline]
+    pub fn prefetch(&self, from: EndpointId, by: &impl Prefetch) {
+        by.prefetch(self.cold());
+        if let Some(endpoint) = self.endpoints.get(from.index()) {
+            by.prefetch(&endpoint.receiving);
+        }
+    }
+
+    /// Asks for what it touches then, once the first has come. Returns the slot of the packet that comes next, where there is one.
+    #[inline]
+    pub fn prefetch_next(&self, from: EndpointId, by: &impl Prefetch) -> Option<u16> {
+        by.prefetch(&self.cold().endpoints.get(from.index())?.kind);
+        let g = self.endpoints.get(from.index())?.receiving.expected;
+        let call = self.calls.oldest();
+        by.prefetch(&call.start);
+        by.prefetch(&call.call);
+        by.prefetch(self.slots.at(g));
+        Some(self.slots.number(g))
+    }
+
     /// What most data is: the packets that a host sends next, into slots that have contributions and still lack others.
     /// `None` where no such comes next, or something waits to be sent.
     #[inline]

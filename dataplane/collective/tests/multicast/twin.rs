@@ -192,7 +192,7 @@ proptest! {
             let mut out = Effects::new();
             let before = machine.clone();
             machine.handle(Nanos::ZERO, event, &mut out);
-            // The short way for the next data of the source comes to the same, or changes nothing.
+            // The fast path for the next data of the source comes to the same, or changes nothing.
             if let Event::Data { from, psn, .. } = event
                 && from == before.status().source
             {

@@ -86,7 +86,7 @@ pub(crate) struct Setting {
     pub(crate) retries: u32,
     pub(crate) starts: BTreeMap<u16, Nanos>,
     pub(crate) receives: BTreeMap<u16, Nanos>,
-    pub(crate) psn_start: Psn,
+    pub(crate) start_psn: Psn,
     /// Per mille of frames lost, doubled, held back.
     pub(crate) lost: u64,
     pub(crate) doubled: u64,
@@ -113,7 +113,7 @@ impl Setting {
             retries: 7,
             starts: BTreeMap::new(),
             receives: BTreeMap::new(),
-            psn_start: Psn::new(Psn::MODULUS - 3),
+            start_psn: Psn::new(Psn::MODULUS - 3),
             lost: 0,
             doubled: 0,
             late: 0,
@@ -204,7 +204,7 @@ impl Net {
             let machine = Translated::new(TranslatedConfig {
                 endpoints: endpoints.collect(),
                 parent: tree.parent[switch].map(endpoint),
-                psn_start: setting.psn_start,
+                start_psn: setting.start_psn,
                 slots: setting.slots,
                 message_packets: setting.message_packets,
                 pmtu: 256,

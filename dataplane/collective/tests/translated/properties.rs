@@ -80,7 +80,7 @@ fn settings(packets: u32, lost: impl Strategy<Value = u64>) -> impl Strategy<Val
                 setting.window = u64::from(m) * windows + 1;
                 setting.slots = (setting.window as u16 * 2).next_power_of_two();
                 setting.collectives = (u16::from(collectives) * 2 + 2).next_power_of_two();
-                setting.psn_start = Psn::new(if start & 1 == 0 {
+                setting.start_psn = Psn::new(if start & 1 == 0 {
                     start
                 } else {
                     0u32.wrapping_sub(start % 200)

@@ -42,7 +42,7 @@ pub(crate) fn config(ranks: u16, children: usize, parent: bool) -> TranslatedCon
     TranslatedConfig {
         endpoints,
         parent: parent.then(|| endpoint(usize::from(ranks))),
-        psn_start: Psn::new(2),
+        start_psn: Psn::new(2),
         slots: 16,
         message_packets: 4,
         pmtu: 0,

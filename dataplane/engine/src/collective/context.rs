@@ -4,26 +4,27 @@ use castnet_collective::translated::{
     EndpointConfig, EndpointKind, LossPolicy, StragglerPolicy, TranslatedConfig, TranslatedStatus,
 };
 use castnet_collective::{EndpointId, Translated};
-use castnet_reduce::{Checksum, Kernel};
-use castnet_rules::{CollectiveGroup, CollectiveHop};
+use castnet_reduce::{Checksum, Kernel, prefetch};
+use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
 use castnet_wire::{Call, CallFlags, DataType, McstId, Nanos, Operation, PortId};
 
 use super::slots::Slots;
 use super::translate::{Outlet, Own};
-use crate::config::PortInfo;
+use crate::context::Ahead;
 use crate::counters::{CollectiveCounters, CongestionCounters, EndpointCounters, EndpointSnapshot};
-use crate::group::{InstallError, port_count};
+use crate::group::InstallError;
 use crate::next_hops::NextHops;
 
 /// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
-const OVERHEAD: usize = 20 + 8 + 12 + 4 + 4;
+pub(crate) const OVERHEAD: usize = 20 + 8 + 12 + 4 + 4;
 /// Ticks per time-out of the members' QPs.
 const TICKS: u64 = 4;
 /// No endpoint.
 const NONE: u8 = u8::MAX;
 
-/// A compiled collective group, ready to be installed.
+/// A compiled collective group, ready to be installed. Aligned as [`crate::Group`] is.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Collective {
     pub(super) machine: Translated,
     pub(super) slots: Slots,
@@ -43,33 +44,25 @@ pub struct Collective {
     pub(super) armed_for: Nanos,
     /// Whether it waits for another turn to send.
     pub(super) emitting: bool,
-    pub(super) rule: CollectiveGroup,
+    pub(super) rule: GroupRule,
 }
 
 impl Collective {
-    /// Checks `rule` against a switch with these ports and builds the group. All its memory is taken here, so call it
-    /// where time does not matter and hand the result to the engine.
-    ///
-    /// # Errors
-    /// [`InstallError::Faults`], [`InstallError::NoPort`] or [`InstallError::MtuTooSmall`].
-    pub fn compile(rule: &CollectiveGroup, ports: &[PortInfo]) -> Result<Box<Self>, InstallError> {
-        Self::build(rule, ports, Slots::new)
+    /// The group of a rule that has been checked.
+    pub(crate) fn new(rule: &GroupRule, kind: &TranslatedRule) -> Box<Self> {
+        Self::build(rule, kind, Slots::new)
     }
 
-    /// The same without payload, for a [dry run](crate::DryRun).
-    ///
-    /// # Errors
-    /// As above.
-    pub fn compile_dry(rule: &CollectiveGroup, ports: &[PortInfo]) -> Result<Box<Self>, InstallError> {
-        Self::build(rule, ports, Slots::without_payload)
+    /// The same without payload, for a dry run.
+    pub(crate) fn without_payload(rule: &GroupRule, kind: &TranslatedRule) -> Box<Self> {
+        Self::build(rule, kind, Slots::without_payload)
     }
 
     fn build(
-        rule: &CollectiveGroup,
-        ports: &[PortInfo],
-        slots: fn(&CollectiveGroup) -> Slots,
-    ) -> Result<Box<Self>, InstallError> {
-        Self::check(rule, ports)?;
+        rule: &GroupRule,
+        kind: &TranslatedRule,
+        slots: fn(&GroupRule, &TranslatedRule) -> Slots,
+    ) -> Box<Self> {
         let mut rule = rule.clone();
         rule.endpoints
             .sort_by_key(|e| e.next_hop.ranks().iter().min().copied());
@@ -77,7 +70,7 @@ impl Collective {
         for (i, endpoint) in rule.endpoints.iter().enumerate() {
             by_port[endpoint.port.index()] = i as u8;
         }
-        let parent = rule
+        let parent = kind
             .parent
             .and_then(|port| EndpointId::new(by_port[port.index()]));
         let machine = Translated::new(TranslatedConfig {
@@ -85,33 +78,33 @@ impl Collective {
                 .endpoints
                 .iter()
                 .map(|e| EndpointConfig {
-                    kind: kind(&e.next_hop),
+                    kind: endpoint_kind(&e.next_hop),
                     ranks: e.next_hop.ranks().iter().copied().collect(),
                 })
                 .collect(),
             parent,
-            psn_start: rule.psn_start,
-            slots: rule.slots,
-            message_packets: rule.message_packets,
+            start_psn: kind.start_psn,
+            slots: kind.slots,
+            message_packets: kind.message_packets,
             pmtu: rule.pmtu.bytes() as u16,
-            reproducible: rule.reproducible,
+            reproducible: kind.reproducible,
             // Barriers take one packet each, so there may be as many as slots.
-            collectives_max: rule.slots,
-            loss: match rule.loss_policy {
+            collectives_max: kind.slots,
+            loss: match kind.loss_policy {
                 castnet_rules::LossPolicy::Repair => LossPolicy::Repair,
                 castnet_rules::LossPolicy::Reflect => LossPolicy::Reflect,
             },
-            straggler: match rule.straggler_policy {
+            straggler: match kind.straggler_policy {
                 castnet_rules::StragglerPolicy::KeepAlive => StragglerPolicy::KeepAlive,
                 castnet_rules::StragglerPolicy::Rnr => StragglerPolicy::Rnr,
                 castnet_rules::StragglerPolicy::None => StragglerPolicy::None,
             },
-            tick: Nanos(u64::from(rule.ack_timeout_us) * 1_000 / TICKS),
+            tick: Nanos(u64::from(kind.ack_timeout_us) * 1_000 / TICKS),
             stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
         });
-        Ok(Box::new(Self {
+        Box::new(Self {
             machine,
-            slots: slots(&rule),
+            slots: slots(&rule, kind),
             outlets: rule
                 .endpoints
                 .iter()
@@ -129,36 +122,7 @@ impl Collective {
             armed_for: Nanos::ZERO,
             emitting: false,
             rule,
-        }))
-    }
-
-    /// What can be refused before any memory is taken.
-    ///
-    /// # Errors
-    /// As for [`Collective::compile`].
-    pub fn check(rule: &CollectiveGroup, ports: &[PortInfo]) -> Result<(), InstallError> {
-        let faults = rule.check(port_count(ports));
-        if !faults.is_empty() {
-            return Err(InstallError::Faults(faults));
-        }
-        for (i, endpoint) in rule.endpoints.iter().enumerate() {
-            let Some(port) = ports.iter().find(|p| p.id == endpoint.port) else {
-                return Err(InstallError::NoPort {
-                    path: i,
-                    port: endpoint.port,
-                });
-            };
-            let (pmtu, need) = (rule.pmtu.bytes(), rule.pmtu.bytes() + OVERHEAD);
-            if port.mtu < need {
-                return Err(InstallError::MtuTooSmall {
-                    port: port.id,
-                    pmtu,
-                    need,
-                    mtu: port.mtu,
-                });
-            }
-        }
-        Ok(())
+        })
     }
 
     /// Takes on what the way of a frame depends on, but for payload, from the group that runs the same rule. Takes no memory.
@@ -180,21 +144,21 @@ impl Collective {
     }
 
     /// The rule that it runs, endpoints in the order of the lowest ranks behind them.
-    pub fn rule(&self) -> &CollectiveGroup {
+    pub fn rule(&self) -> &GroupRule {
         &self.rule
     }
 
     /// Bytes that it takes of the memory for groups: what the rule says that it takes.
     pub fn memory_bytes(&self) -> usize {
-        self.rule.memory_bytes() as usize
+        self.rule.reserved_bytes() as usize
     }
 
     /// Bytes that it does take: never more than [`Collective::memory_bytes`].
     pub fn footprint(&self) -> usize {
         let endpoints = self.rule.endpoints.iter().map(|e| {
             let ranks = match &e.next_hop {
-                CollectiveHop::Switch { ranks, .. } => size_of_val(&**ranks),
-                CollectiveHop::Rank(_) => 0,
+                NextHop::Switch { ranks, .. } => size_of_val(&**ranks),
+                NextHop::Host(_) => 0,
             };
             size_of_val(e) + e.next_hop.name().len() + ranks
         });
@@ -231,7 +195,8 @@ impl Collective {
             .endpoints
             .iter()
             .map(|e| e.expected.diff(machine.base).max(e.next.diff(machine.base)));
-        let slots_used = ahead.max().unwrap_or(0).clamp(0, self.rule.slots.into()) as usize;
+        let slots = self.rule.translated().map_or(0, |kind| kind.slots);
+        let slots_used = ahead.max().unwrap_or(0).clamp(0, slots.into()) as usize;
         CollectiveGroupStatus {
             rule: self.rule.clone(),
             machine,
@@ -240,6 +205,43 @@ impl Collective {
             endpoints: self.endpoints().collect(),
             slots_used,
             memory_bytes: self.memory_bytes(),
+        }
+    }
+
+    /// Asks for the memory of the group itself that data from `ingress` touches.
+    #[inline]
+    pub(crate) fn prefetch_self(&self, ingress: PortId) {
+        prefetch(&self.machine);
+        prefetch(&self.slots);
+        prefetch(&self.kernels);
+        prefetch(&self.by_port[ingress.index()]);
+        prefetch(&self.counters.contributions);
+    }
+
+    /// What it touches then, beside that.
+    #[inline]
+    pub(crate) fn prefetch(&self, ingress: PortId) {
+        let Some(from) = self.endpoint_at(ingress) else {
+            return;
+        };
+        self.machine.prefetch(from, &Ahead);
+        if let Some(outlet) = self.outlets.get(from.index()) {
+            prefetch(&outlet.address);
+            prefetch(&outlet.ect);
+        }
+        if let Some(endpoint) = self.per_endpoint.get(from.index()) {
+            prefetch(&endpoint.contributions);
+        }
+    }
+
+    /// And what it touches at last.
+    #[inline]
+    pub(crate) fn prefetch_next(&self, ingress: PortId) {
+        let next = self
+            .endpoint_at(ingress)
+            .and_then(|from| self.machine.prefetch_next(from, &Ahead));
+        if let Some(slot) = next {
+            self.slots.prefetch(slot);
         }
     }
 
@@ -305,14 +307,10 @@ impl Kernels {
     }
 }
 
-fn kind(hop: &CollectiveHop) -> EndpointKind {
-    match hop {
-        CollectiveHop::Rank(rank) => EndpointKind::Rank {
-            rank: rank.rank,
-            sq_psn: rank.sq_psn,
-            rq_psn: rank.rq_psn,
-        },
-        CollectiveHop::Switch { .. } => EndpointKind::Switch,
+fn endpoint_kind(hop: &NextHop) -> EndpointKind {
+    match hop.rank() {
+        Some(&RankPart { rank, sq_psn, rq_psn }) => EndpointKind::Rank { rank, sq_psn, rq_psn },
+        None => EndpointKind::Switch,
     }
 }
 
@@ -320,7 +318,7 @@ fn kind(hop: &CollectiveHop) -> EndpointKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectiveGroupStatus {
     /// Its rule, endpoints in the order of the lowest ranks behind them; an endpoint's place is its number in `machine`.
-    pub rule: CollectiveGroup,
+    pub rule: GroupRule,
     /// The protocol state.
     pub machine: TranslatedStatus,
     /// Counters of the group.

@@ -2,7 +2,7 @@
 
 use castnet_collective::translated::{Effect, Event};
 use castnet_collective::{EndpointId, EndpointSet};
-use castnet_rules::CollectiveGroup;
+use castnet_rules::GroupRule;
 use castnet_wire::Call;
 
 use super::context::Collective;
@@ -10,11 +10,11 @@ use super::frame::sender;
 use crate::trace::{Stage, Step};
 
 /// An endpoint: its port and who is behind it.
-pub(super) fn name(rule: &CollectiveGroup, endpoint: EndpointId) -> String {
+pub(super) fn name(rule: &GroupRule, endpoint: EndpointId) -> String {
     match rule.endpoints.get(endpoint.index()) {
         Some(e) => {
             let who = match e.next_hop.rank() {
-                Some(rank) => format!("rank {} on {}", rank.rank, rank.name),
+                Some(part) => format!("rank {} on {}", part.rank, e.next_hop.name()),
                 None => format!("switch {}", e.next_hop.name()),
             };
             format!("endpoint {endpoint} (port {}, {who})", e.port)
@@ -26,7 +26,7 @@ pub(super) fn name(rule: &CollectiveGroup, endpoint: EndpointId) -> String {
 /// Endpoints that are named before the rest is only counted.
 const NAMED_MAX: usize = 4;
 
-fn names(rule: &CollectiveGroup, set: EndpointSet) -> String {
+fn names(rule: &GroupRule, set: EndpointSet) -> String {
     let mut names: Vec<String> = set.iter().take(NAMED_MAX).map(|e| name(rule, e)).collect();
     match set.len().saturating_sub(NAMED_MAX) {
         0 if names.is_empty() => return "nobody".into(),

@@ -1,74 +1,55 @@
-//! The fast path of contributions: those of one endpoint, as long as each has the header of an earlier one.
+//! The fast path of contributions: plain SENDs of one endpoint, to slots that have contributions and still lack others. The slow
+//! twin is `frame`.
 
 use castnet_collective::EndpointId;
-use castnet_collective::translated::Event;
-use castnet_wire::{Batch, FrameBuf, PortId};
+use castnet_collective::translated::{Event, PacketShape};
 
 use super::context::Collective;
 use super::frame::{AtHand, Hands, carry_out, emit_due, hands, note_data};
+use super::lookup;
 use super::slots;
-use super::verify::Known;
+use super::verify::{self, ECN};
 use crate::context::Context;
 use crate::egress::Egress;
-use crate::engine::{Engine, NO_GROUP};
+use crate::engine::Engine;
+use crate::fast::{Headers, L3, PLAIN};
 use crate::multicast::Tools;
 use crate::pipeline::Cx;
 use crate::trace::Off;
 
-/// What ends a run of contributions.
+/// What ends a run of contributions that need nothing but their sum.
 enum End<B> {
     /// There are no more frames.
     Batch,
-    /// This frame, of which nothing is known.
-    Unknown(B),
-    /// This contribution, whose ICRC is right: more comes of it than its sum.
-    Known(B, Known),
+    /// This frame, which has to take the slow path: nothing has changed.
+    Slow(B),
+    /// This contribution of this endpoint, whose ICRC is right: more comes of it than its sum.
+    Known(B, EndpointId, PacketShape, Headers),
 }
 
 impl Engine {
-    /// Whether a collective group was spoken to here last.
-    pub(crate) fn is_collective(&self, ingress: PortId) -> bool {
-        self.recent[ingress.index()] != NO_GROUP
-    }
-
-    /// Takes a batch in at such a port.
-    // Apart: one call a batch, and multicast must not pay for it.
+    /// Takes in frames to the collective group at `slot`.
+    // Apart: one call for each run, and multicast must not pay for it.
     #[inline(never)]
-    pub(crate) fn collective_batch<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, batch: &mut Batch<E::Buf>) {
-        let mut frames = batch.drain(..);
-        while let Some(frame) = self.contributions(cx, &mut frames) {
-            self.no_contribution(cx, frame);
-        }
-    }
-
-    /// A frame that is none.
-    // Apart, so that the general path stays inlined in the loop over multicast's frames: here it is rare.
-    #[inline(never)]
-    fn no_contribution<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
-        self.other_than_data(cx, frame);
-    }
-
-    /// Takes contributions whose header is that of an earlier one, with the same checks and the same effects as on the slow
-    /// path, but for what is known. Returns the first frame that is something else, with nothing looked at.
-    fn contributions<E: Egress>(
+    pub(crate) fn contributions<E: Egress>(
         &mut self,
         cx: &mut Cx<'_, E, Off>,
+        slot: u32,
         frames: &mut impl Iterator<Item = E::Buf>,
-    ) -> Option<E::Buf> {
-        let place = self.recent[cx.ingress.index()];
+    ) {
         loop {
-            let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
-                return frames.next();
+            let Some(Context::Collective(group)) = self.groups.at_mut(slot) else {
+                debug_assert!(false, "no group is taken out within a batch");
+                return frames.for_each(|frame| self.slow(cx, frame));
             };
-            let Some(from) = group.endpoint_at(cx.ingress) else {
-                return frames.next();
-            };
-            let (added, end) = group.add_all(from, frames);
+            let (added, end) = group.add_all(cx, frames);
             self.counters.totals.absorbed += added;
             match end {
-                End::Batch => return None,
-                End::Unknown(frame) => return Some(frame),
-                End::Known(frame, known) => self.known_contribution(cx, place, from, frame, known),
+                End::Batch => return,
+                End::Slow(frame) => self.slow(cx, frame),
+                End::Known(frame, from, shape, headers) => {
+                    self.known_contribution(cx, slot, (from, shape, &headers), frame);
+                }
             }
         }
     }
@@ -77,25 +58,25 @@ impl Engine {
     fn known_contribution<E: Egress>(
         &mut self,
         cx: &mut Cx<'_, E, Off>,
-        place: u32,
-        from: EndpointId,
+        slot: u32,
+        (from, shape, headers): (EndpointId, PacketShape, &Headers),
         frame: E::Buf,
-        known: Known,
     ) {
-        let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
-            return;
+        let Some(Context::Collective(group)) = self.groups.at_mut(slot) else {
+            debug_assert!(false, "no group is taken out within a batch");
+            return self.slow(cx, frame);
         };
-        let length = known.shape.payload.into();
+        let length = shape.payload.into();
         let at_hand = AtHand {
-            payload: slots::payload(&frame, known.payload_at, length, &mut self.scratch[..]),
+            payload: slots::payload(&frame, PLAIN, length, &mut self.scratch[..]),
             imm: None,
             length,
         };
         let event = Event::Data {
             from,
-            psn: known.psn,
-            shape: known.shape,
-            ack_request: known.ack_request,
+            psn: headers.psn(),
+            shape,
+            ack_request: headers.ack_request(),
         };
         let effects = &mut self.collective_effects;
         group.machine.handle(cx.now, event, effects);
@@ -105,7 +86,7 @@ impl Engine {
         // Its buffer may be needed for what goes on.
         drop(frame);
         let more = emit_due(cx, &mut hands, group, effects);
-        self.schedule(cx.now, place, more);
+        self.schedule(cx.now, slot, more);
         self.account(cx.ingress, verdict);
     }
 }
@@ -114,21 +95,30 @@ impl Collective {
     /// Adds contributions to slots that have others already and are not complete with them, which needs nothing but the sum;
     /// how many, and what came then.
     #[inline]
-    fn add_all<B: FrameBuf>(
+    fn add_all<E: Egress>(
         &mut self,
-        from: EndpointId,
-        frames: &mut impl Iterator<Item = B>,
-    ) -> (u64, End<B>) {
+        cx: &Cx<'_, E, Off>,
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> (u64, End<E::Buf>) {
+        let Some(mut frame) = frames.next() else {
+            return (0, End::Batch);
+        };
+        let mut headers = Headers::of(&frame);
+        let (src, qpn) = (headers.src(), headers.qpn());
+        let Some(from) = lookup::sender(self, cx.ingress, src, qpn) else {
+            return (0, End::Slow(frame));
+        };
         let Self {
             machine,
             slots,
             outlets,
             kernels,
             checksum,
+            pmtu,
             ..
         } = self;
         let Some(outlet) = outlets.get(from.index()) else {
-            return (0, frames.next().map_or(End::Batch, End::Unknown));
+            return (0, End::Slow(frame));
         };
         let (mut added, mut bytes) = (0, 0);
         let mut nexts = machine.nexts(from).map(|nexts| {
@@ -136,25 +126,43 @@ impl Collective {
             (nexts, kernel)
         });
         let end = loop {
-            let Some(frame) = frames.next() else {
-                break End::Batch;
+            // What comes back must be marked as this is: else the way back is to be learned anew.
+            let ecn = headers.tos() & ECN;
+            let usual = headers.is_data()
+                && (headers.src(), headers.qpn()) == (src, qpn)
+                && ecn != ECN
+                && (ecn != 0) == outlet.ect
+                && outlet.link.is_plain(headers.tos())
+                && headers.payload() as usize <= *pmtu
+                && headers.is_sound(&frame);
+            let Some(opcode) = headers.send().filter(|_| usual) else {
+                break End::Slow(frame);
             };
-            let Some(known) = outlet.headers.known(&outlet.link, outlet.ect, &frame) else {
-                break End::Unknown(frame);
+            let payload = slots::pieces(&frame, PLAIN, headers.payload() as usize);
+            let Some(payload) = payload.filter(|_| verify::ends_right(checksum, &frame, L3) == Some(true))
+            else {
+                break End::Slow(frame);
             };
-            let Some(payload) = known.payload(checksum, &frame) else {
-                break End::Unknown(frame);
+            let shape = PacketShape {
+                opcode,
+                payload: headers.payload() as u16,
+                pad: 0,
             };
             let taken = nexts.as_mut().and_then(|(nexts, kernel)| {
-                let slot = nexts.take(known.psn, known.shape, known.ack_request)?;
+                let slot = nexts.take(headers.psn(), shape, headers.ack_request())?;
                 Some((slot, *kernel))
             });
             let Some((slot, kernel)) = taken else {
-                break End::Known(frame, known);
+                break End::Known(frame, from, shape, headers);
             };
             slots.aggregate(slot, from, false, &kernel, payload);
             added += 1;
-            bytes += u64::from(known.shape.payload);
+            bytes += u64::from(shape.payload);
+            match frames.next() {
+                Some(next) => frame = next,
+                None => break End::Batch,
+            }
+            headers = Headers::of(&frame);
         };
         self.counters.contributions += added;
         self.counters.contribution_bytes += bytes;

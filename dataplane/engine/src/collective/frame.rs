@@ -5,7 +5,7 @@ use core::net::Ipv4Addr;
 use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
 use castnet_collective::{EndpointId, EndpointSet};
 use castnet_wire::{
-    Aeth, Control, DropReason, FrameBuf, Headers, Nanos, Opcode, Psn, RoceHeader, Syndrome, icrc, ipv4,
+    Aeth, Control, DropReason, FrameBuf, Headers, Nanos, Opcode, Psn, RoceHeader, Syndrome, ipv4,
 };
 
 use super::context::Collective;
@@ -14,7 +14,7 @@ use super::feedback::{acknowledge, notify};
 use super::lookup::{self, Class};
 use super::slots::{self, Pieces};
 use super::translate::{self, Packet, Way};
-use super::verify::ECN;
+use super::verify::{self, ECN};
 use crate::context::Context;
 use crate::counters::{CollectiveCounters, EndpointCounters};
 use crate::egress::Egress;
@@ -111,9 +111,6 @@ impl Engine {
             cx.observer.step(|| explain::decision(group, &event, effects));
             carry_out(cx, &mut hands, group, effects, None);
         }
-        if matches!(event, Event::Data { .. } | Event::Control { .. }) {
-            self.recent[cx.ingress.index()] = place;
-        }
         self.schedule(cx.now, place, more);
         verdict
     }
@@ -204,19 +201,15 @@ fn admit<E: Egress, O: Observer>(
         let why = format!("dst {} qpn 1, src {src}, port {}", group.mcst_id, cx.ingress);
         Step::new(Stage::Classify, decision, why)
     });
-    let verify = |reason| Err((Stage::Verify, reason));
+    let refuse = |reason| Err((Stage::Verify, reason));
     if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
-        return verify(DropReason::BadIpChecksum);
+        return refuse(DropReason::BadIpChecksum);
     }
     if header.payload_len > group.pmtu {
-        return verify(DropReason::OverPmtu);
+        return refuse(DropReason::OverPmtu);
     }
-    let sound = match (class, group.outlets.get_mut(from.index())) {
-        (Class::Data, Some(outlet)) => outlet.headers.verify(frame, header, &group.checksum),
-        _ => None,
-    };
-    if !sound.unwrap_or_else(|| icrc::verify(frame, header.l3, header.frame_len)) {
-        return verify(DropReason::BadIcrc);
+    if !verify::is_sound(&group.checksum, frame, header) {
+        return refuse(DropReason::BadIcrc);
     }
     cx.observer.step(|| {
         let why = "whatever is added leaves under a fresh one, so it was verified in full";
@@ -226,9 +219,6 @@ fn admit<E: Egress, O: Observer>(
     if let Some(outlet) = group.outlets.get_mut(from.index()) {
         if outlet.link != link {
             outlet.link = link;
-        }
-        if sound == Some(true) {
-            outlet.headers.taken(header.bth.opcode);
         }
         if matches!(class, Class::Data | Class::Control) {
             outlet.ect = header.tos & ECN != 0;
@@ -256,7 +246,7 @@ fn admit<E: Egress, O: Observer>(
                     control,
                     ack_request,
                 }),
-                Err(_) => verify(DropReason::Malformed),
+                Err(_) => refuse(DropReason::Malformed),
             }
         }
         Class::Feedback(Aeth { syndrome, msn }) => Ok(Event::Feedback {

@@ -20,6 +20,15 @@ pub(super) enum Class {
     Cnp,
 }
 
+/// The endpoint that a frame of the group came from: of the fast path and the slow one alike.
+#[inline(always)]
+pub(super) fn sender(group: &Collective, ingress: PortId, src: Ipv4Addr, dest_qp: Qpn) -> Option<EndpointId> {
+    let endpoint = group.endpoint_at(ingress)?;
+    let outlet = group.outlets.get(endpoint.index())?;
+    // A rank speaks as itself, a switch as the group.
+    (dest_qp == Qpn::VIRTUAL && outlet.address.dst == src).then_some(endpoint)
+}
+
 /// The endpoint that a frame came from and its class, or why it ends.
 #[inline]
 pub(super) fn lookup(
@@ -28,12 +37,7 @@ pub(super) fn lookup(
     src: Ipv4Addr,
     header: &RoceHeader,
 ) -> Result<(EndpointId, Class), DropReason> {
-    let endpoint = group.endpoint_at(ingress).ok_or(DropReason::NotMember)?;
-    let outlet = group.outlets.get(endpoint.index()).ok_or(DropReason::NotMember)?;
-    // A rank speaks as itself, a switch as the group.
-    if header.bth.dest_qp != Qpn::VIRTUAL || outlet.address.dst != src {
-        return Err(DropReason::NotMember);
-    }
+    let endpoint = sender(group, ingress, src, header.bth.dest_qp).ok_or(DropReason::NotMember)?;
     class(header)
         .map(|class| (endpoint, class))
         .ok_or(DropReason::NotMulticastable)

@@ -5,8 +5,8 @@
 
 use castnet_collective::EndpointId;
 use castnet_collective::EndpointSet;
-use castnet_reduce::Kernel;
-use castnet_rules::{CollectiveGroup, SLOT_ALIGN};
+use castnet_reduce::{Kernel, prefetch};
+use castnet_rules::{GroupRule, SLOT_ALIGN, TranslatedRule};
 use castnet_wire::FrameBuf;
 
 /// A packet's payload, as it lies in its frame.
@@ -40,27 +40,29 @@ fn start(bytes: &[u8]) -> usize {
 }
 
 impl Slots {
-    pub(crate) fn new(rule: &CollectiveGroup) -> Self {
+    pub(crate) fn new(rule: &GroupRule, kind: &TranslatedRule) -> Self {
+        let endpoints = rule.endpoints.len();
         // Not zeros: pages of zeros would be given when they are first touched, which is on the way of a frame.
-        let bytes = vec![u8::MAX; rule.slot_bytes() as usize + SLOT_ALIGN].into_boxed_slice();
+        let bytes =
+            vec![u8::MAX; kind.slot_bytes(rule.pmtu, endpoints) as usize + SLOT_ALIGN].into_boxed_slice();
         Self {
             start: start(&bytes),
             bytes,
-            stride: rule.slot_stride(),
-            packets: rule.packets_per_slot(),
-            notes: vec![Note::default(); rule.slots.into()].into_boxed_slice(),
+            stride: TranslatedRule::slot_stride(rule.pmtu),
+            packets: kind.packets_per_slot(endpoints),
+            notes: vec![Note::default(); kind.slots.into()].into_boxed_slice(),
         }
     }
 
     /// Slots with notes and no payload: contributions are left out, and each result is zeros.
-    pub(crate) fn without_payload(rule: &CollectiveGroup) -> Self {
-        let bytes = vec![0; rule.slot_stride()].into_boxed_slice();
+    pub(crate) fn without_payload(rule: &GroupRule, kind: &TranslatedRule) -> Self {
+        let bytes = vec![0; TranslatedRule::slot_stride(rule.pmtu)].into_boxed_slice();
         Self {
             start: 0,
             bytes,
-            stride: rule.slot_stride(),
+            stride: TranslatedRule::slot_stride(rule.pmtu),
             packets: 0,
-            notes: vec![Note::default(); rule.slots.into()].into_boxed_slice(),
+            notes: vec![Note::default(); kind.slots.into()].into_boxed_slice(),
         }
     }
 
@@ -78,6 +80,15 @@ impl Slots {
         let length = self.packets * self.stride;
         let at = self.start + usize::from(slot) * length;
         self.bytes.get_mut(at..at + length).unwrap_or_default()
+    }
+
+    /// Asks for the memory of a slot: its note and its result.
+    #[inline]
+    pub(crate) fn prefetch(&self, slot: u16) {
+        if let Some(note) = self.notes.get(usize::from(slot)) {
+            prefetch(note);
+        }
+        prefetch(self.result(slot, self.stride));
     }
 
     /// The result's payload.

@@ -6,11 +6,11 @@
 
 use castnet_collective::{EndpointId, EndpointSet, Translated};
 use castnet_reduce::Checksum;
-use castnet_rules::{CollectiveEndpoint, CollectiveGroup, CollectiveHop};
+use castnet_rules::{Endpoint, GroupRule, NextHop};
 use castnet_wire::icrc::{self, HeaderDelta};
 use castnet_wire::{Bth, FrameBuf, McstId, Opcode, PortId, Psn, Qpn};
 
-use super::verify::{FIXED, Headers};
+use super::verify::FIXED;
 use crate::counters::EndpointCounters;
 use crate::egress::Egress;
 use crate::feedback::{AckTemplate, Address, LINK_MAX, Link, MACS};
@@ -100,8 +100,6 @@ pub(super) struct Outlet {
     pub(super) link: Link,
     /// What comes from it may be marked on its way (ECN: ECT), so what goes to it may be, too.
     pub(super) ect: bool,
-    /// The headers of what comes from it.
-    pub(super) headers: Headers,
     template: Template,
     ack: AckTemplate,
     /// The difference of its header to the group's, as far as the ICRC covers it: the register where AckReq and PSN follow.
@@ -109,15 +107,15 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    pub(super) fn new(endpoint: &CollectiveEndpoint, mcst_id: McstId) -> Self {
+    pub(super) fn new(endpoint: &Endpoint, mcst_id: McstId) -> Self {
         let own = own_address(mcst_id);
         let address = match &endpoint.next_hop {
-            CollectiveHop::Rank(rank) => Address {
-                dst: rank.ip,
-                qpn: rank.qpn,
+            NextHop::Host(host) => Address {
+                dst: host.ip,
+                qpn: host.qpn,
                 ..own
             },
-            CollectiveHop::Switch { .. } => own,
+            NextHop::Switch { .. } => own,
         };
         let difference =
             HeaderDelta::dst(own.dst, address.dst).and(HeaderDelta::dest_qp(own.qpn, address.qpn));
@@ -127,7 +125,6 @@ impl Outlet {
             address,
             link: Link::PLAIN,
             ect: false,
-            headers: Headers::new(),
             template: Template::new(&address),
             ack: AckTemplate::new(&address),
             difference: icrc::shift(difference.at_bth(), PERIOD - PSN_WORD),
@@ -229,7 +226,7 @@ pub(super) struct Way<'a> {
     pub(super) machine: &'a Translated,
     pub(super) outlets: &'a [Outlet],
     pub(super) counters: &'a mut [EndpointCounters],
-    pub(super) rule: &'a CollectiveGroup,
+    pub(super) rule: &'a GroupRule,
 }
 
 /// Sends a packet to each endpoint of `to`, with the PSN that it has there; `icrc` is [`Packet::icrc`]. Returns how many went
@@ -348,7 +345,7 @@ fn write_head<'b>(
     bytes.get(..packet.head_length(l3)).unwrap_or_default()
 }
 
-fn explain(rule: &CollectiveGroup, endpoint: EndpointId, outlet: &Outlet, psn: Psn, g: Psn) -> Step {
+fn explain(rule: &GroupRule, endpoint: EndpointId, outlet: &Outlet, psn: Psn, g: Psn) -> Step {
     let Address { src, dst, qpn, .. } = outlet.address;
     Step::new(
         Stage::Translate,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
-use castnet_engine::{CountersSnapshot, Engine, Group, InstallError, PortInfo, Tables, Verdict};
-use castnet_rules::{MulticastGroup, NextHop, Route, RouteHop};
+use castnet_engine::{Context, CountersSnapshot, Engine, InstallError, PortInfo, Tables, Verdict};
+use castnet_rules::{GroupRule, NextHop, Route, RouteHop};
 use castnet_wire::build::emit_arp;
 use castnet_wire::{Arp, DropReason, MacAddr, McstId, NakCode, Nanos, Opcode, Qpn, Reth, Syndrome};
 use proptest::prelude::*;
@@ -15,14 +15,13 @@ use proptest::prelude::*;
 const OTHER: McstId = McstId(Ipv4Addr::new(10, 9, 0, 2));
 
 /// A second group over the same ports, its source at port 1.
-fn second() -> MulticastGroup {
-    let mut other = MulticastGroup {
+fn second() -> GroupRule {
+    let mut other = GroupRule {
         mcst_id: OTHER,
         name: "other".into(),
-        source: port(1),
-        ..star(3)
+        ..star(3).with_multicast(|rule| rule.source = port(1))
     };
-    for path in &mut other.paths {
+    for path in &mut other.endpoints {
         if let NextHop::Host(host) = &mut path.next_hop {
             host.qpn = Qpn::new(host.qpn.value() + 0x1000);
         }
@@ -36,7 +35,7 @@ const THIRD: McstId = McstId(Ipv4Addr::new(10, 9, 0, 4));
 fn three_groups() -> Engine {
     let mut engine = star_switch(3);
     install(&mut engine, &second());
-    let third = MulticastGroup {
+    let third = GroupRule {
         mcst_id: THIRD,
         name: "third".into(),
         ..rule(vec![switch(0), switch(2), host(3)])
@@ -421,14 +420,14 @@ fn groups_come_go_and_stay() {
     install(&mut engine, &star(2));
     feed(&mut engine, T0, 0, &send(100, &[1; 64]));
     let ports = engine.config().ports.clone();
-    let compile = |rule: &MulticastGroup| Group::compile(rule, &ports).unwrap();
+    let compile = |rule: &GroupRule| Context::compile(rule, &ports).unwrap();
     // The same rule again: what runs stays.
     let handed_back = engine.install(compile(&star(2))).unwrap().unwrap();
     assert_eq!(handed_back.multicast().unwrap().counters().data_in, 0);
     assert_eq!(engine.group(MCST).unwrap().counters().data_in, 1);
     // Another: it takes the place, with fresh state.
     let replaced = engine
-        .install(compile(&MulticastGroup {
+        .install(compile(&GroupRule {
             generation: 2,
             ..star(3)
         }))
@@ -438,7 +437,7 @@ fn groups_come_go_and_stay() {
     assert_eq!((data_in, engine.group_count()), (1, 1));
     assert_eq!(feed(&mut engine, T0, 0, &send(100, &[1; 64])).len(), 3);
     install(&mut engine, &second());
-    let third = MulticastGroup {
+    let third = GroupRule {
         mcst_id: McstId(Ipv4Addr::new(10, 9, 0, 3)),
         ..star(1)
     };
@@ -465,15 +464,15 @@ fn groups_come_go_and_stay() {
 fn what_cannot_run_is_refused_with_its_reason() {
     let ports = ports(3);
     assert!(matches!(
-        Group::compile(&star(3), &ports),
-        Err(InstallError::Faults(f)) if f[0].field == "paths[3].port"
+        Context::compile(&star(3), &ports),
+        Err(InstallError::Faults(f)) if f[0].field == "endpoints[3].port"
     ));
     let gap: Vec<PortInfo> = ports.iter().filter(|p| p.id.index() != 1).cloned().collect();
     assert!(matches!(
-        Group::compile(&star(2), &gap),
-        Err(InstallError::NoPort { path: 1, .. })
+        Context::compile(&star(2), &gap),
+        Err(InstallError::NoPort { endpoint: 1, .. })
     ));
-    assert!(matches!(Group::compile(&star(0), &ports), Err(InstallError::Faults(f)) if !f.is_empty()));
+    assert!(matches!(Context::compile(&star(0), &ports), Err(InstallError::Faults(f)) if !f.is_empty()));
     let narrow: Vec<PortInfo> = ports
         .iter()
         .map(|p| PortInfo {
@@ -481,7 +480,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
             ..p.clone()
         })
         .collect();
-    let error = Group::compile(&star(2), &narrow).unwrap_err();
+    let error = Context::compile(&star(2), &narrow).unwrap_err();
     assert_eq!(
         error,
         InstallError::MtuTooSmall {
@@ -497,7 +496,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
     };
     let mut engine = Engine::new(config).unwrap();
     let error = engine
-        .install(Group::compile(&star(2), &ports).unwrap())
+        .install(Context::compile(&star(2), &ports).unwrap())
         .unwrap_err();
     assert!(matches!(
         error,
@@ -514,12 +513,16 @@ fn what_cannot_run_is_refused_with_its_reason() {
     };
     let mut engine = Engine::new(config).unwrap();
     let error = engine
-        .install(Group::compile(&star(2), &ports).unwrap())
+        .install(Context::compile(&star(2), &ports).unwrap())
         .unwrap_err();
     assert_eq!(error, InstallError::NextHopsFull);
-    assert!(engine.install(Group::compile(&star(1), &ports).unwrap()).is_ok());
-    let own = Group::compile(
-        &MulticastGroup {
+    assert!(
+        engine
+            .install(Context::compile(&star(1), &ports).unwrap())
+            .is_ok()
+    );
+    let own = Context::compile(
+        &GroupRule {
             mcst_id: OTHER,
             ..star(1)
         },
@@ -539,7 +542,7 @@ fn a_snapshot_that_is_too_small_is_filled_in_turns() {
         let mcst_id = McstId(Ipv4Addr::new(10, 9, 0, n));
         install(
             &mut engine,
-            &MulticastGroup {
+            &GroupRule {
                 mcst_id,
                 ..star(usize::from(n))
             },

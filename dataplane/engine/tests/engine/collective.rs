@@ -4,7 +4,7 @@ use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, EventKind, Refusal, Verdict as End_};
-use castnet_rules::{CollectiveGroup, LossPolicy, StragglerPolicy};
+use castnet_rules::{LossPolicy, StragglerPolicy, TranslatedRule};
 use castnet_wire::{
     Call, CallFlags, Control, DataType, DropReason, Nanos, Opcode, Parsed, Primitive, Psn, Qpn, Syndrome,
     Verdict, parse_frame,
@@ -85,6 +85,13 @@ fn finish(net: &mut Net, jobs: &[Job]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+fn loss_policy(reflect: bool) -> LossPolicy {
+    match reflect {
+        true => LossPolicy::Reflect,
+        false => LossPolicy::Repair,
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -93,11 +100,10 @@ proptest! {
         (ranks, jobs) in (2usize..7).prop_flat_map(|n| (Just(n), prop::collection::vec(any_job(n), 1..6))),
         faults in any_faults(), reproducible: bool, reflect: bool, vlan: bool, seed: u64,
     ) {
-        let mut rule = collective_star(ranks);
-        rule.reproducible = reproducible;
-        if reflect {
-            rule.loss_policy = LossPolicy::Reflect;
-        }
+        let rule = collective_star(ranks).with_translated(|rule| {
+            rule.reproducible = reproducible;
+            rule.loss_policy = loss_policy(reflect);
+        });
         let mut net = Net::star(&rule, &jobs, seed);
         net.faults = faults;
         if vlan {
@@ -110,11 +116,9 @@ proptest! {
     fn two_tiers_add_what_all_ranks_send(
         jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), reproducible: bool, reflect: bool, seed: u64,
     ) {
-        let change = |rule: &mut CollectiveGroup| {
+        let change = |rule: &mut TranslatedRule| {
             rule.reproducible = reproducible;
-            if reflect {
-                rule.loss_policy = LossPolicy::Reflect;
-            }
+            rule.loss_policy = loss_policy(reflect);
         };
         let mut net = Net::two_tiers(change, &jobs, seed);
         net.faults = faults;
@@ -126,7 +130,7 @@ proptest! {
     fn a_reproducible_sum_does_not_depend_on_who_is_first(bits in prop::collection::vec(prop::collection::vec(-1e6f32..1e6, 200), 5), seed: u64) {
         let data = bits.iter().map(|v| v.iter().flat_map(|f| f.to_le_bytes()).collect()).collect();
         let jobs = [Job { primitive: Primitive::AllReduce, root: 0, data_type: DataType::F32, elements: 200, data }];
-        let rule = CollectiveGroup { reproducible: true, ..collective_star(5) };
+        let rule = collective_star(5).with_translated(|r| r.reproducible = true);
         let mut net = Net::star(&rule, &jobs, seed);
         finish(&mut net, &jobs)?;
     }
@@ -394,10 +398,7 @@ fn rank_order_is_refused_by_a_group_that_is_not_reproducible() {
         let mut engine = engine(2);
         install_collective(
             &mut engine,
-            &CollectiveGroup {
-                reproducible,
-                ..collective_star(2)
-            },
+            &collective_star(2).with_translated(|r| r.reproducible = reproducible),
         );
         let mut rank = Rank::new(1, T0, &jobs);
         let call = Call {
@@ -508,11 +509,9 @@ fn a_trace_tells_what_each_stage_decided() {
 #[test]
 fn collectives_in_flight_are_bounded_by_the_slots_alone() {
     for slots in [8, 512] {
-        let rule = CollectiveGroup {
-            slots,
-            message_packets: 1,
-            ..collective_star(2)
-        };
+        let rule = collective_star(2).with_translated(|rule| {
+            (rule.slots, rule.message_packets) = (slots, 1);
+        });
         let barriers: Vec<Job> = (0..=slots)
             .map(|i| job(Primitive::AllReduce, DataType::U8, 0, 0, 2, i.into()))
             .collect();
@@ -617,11 +616,13 @@ proptest! {
     ) {
         let jobs = [job(Primitive::AllReduce, DataType::U64, 0, 300, 3, 1), job(Primitive::Broadcast, DataType::U8, 1, 500, 3, 1)];
         let mut engine = engine(4);
-        let mut rule = CollectiveGroup { reproducible, ..collective_star(3) };
-        if reflect {
-            rule.loss_policy = LossPolicy::Reflect;
-            rule.straggler_policy = StragglerPolicy::Rnr;
-        }
+        let rule = collective_star(3).with_translated(|rule| {
+            rule.reproducible = reproducible;
+            rule.loss_policy = loss_policy(reflect);
+            if reflect {
+                rule.straggler_policy = StragglerPolicy::Rnr;
+            }
+        });
         install_collective(&mut engine, &rule);
         let mut egress = PlainEgress { buffers, ..PlainEgress::default() };
         let mut now = T0;
@@ -678,6 +679,7 @@ fn between_switches_a_packet_has_the_groups_psn_and_address() {
     let jobs = [job(Primitive::AllReduce, DataType::F32, 0, 64, 2, 1)];
     let mut engine = engine(10);
     let leaf = collective_rule(vec![rank_at(0, 0), switch_at(9, &[1])], Some(9));
+    let start_psn = leaf.translated().unwrap().start_psn;
     install_collective(&mut engine, &leaf);
     let rank = Rank::new(0, T0, &jobs);
     let up = feed(&mut engine, T0, 0, &rank.frame(0));
@@ -688,10 +690,7 @@ fn between_switches_a_packet_has_the_groups_psn_and_address() {
     let header = roce(frame);
     assert_eq!(*at, 9);
     assert_eq!(header.ip.v4(), Some((GROUP.0, GROUP.0)));
-    assert_eq!(
-        (header.bth.dest_qp, header.bth.psn),
-        (Qpn::VIRTUAL, leaf.psn_start)
-    );
+    assert_eq!((header.bth.dest_qp, header.bth.psn), (Qpn::VIRTUAL, start_psn));
     assert_eq!(
         (&frame[..6], &frame[6..12]),
         (&peer_mac(9).0[..], &port_mac(9).0[..])
@@ -701,6 +700,6 @@ fn between_switches_a_packet_has_the_groups_psn_and_address() {
     assert_eq!(frame[14 + 6] & 0x40, 0x40, "don't fragment");
     let up = feed(&mut engine, T0, 0, &rank.frame(1));
     let header = roce(&up[0].1);
-    assert_eq!((header.bth.psn, header.payload_len), (leaf.psn_start.next(), 256));
+    assert_eq!((header.bth.psn, header.payload_len), (start_psn.next(), 256));
     assert_eq!(Psn::new(0xFF_FFFB), header.bth.psn);
 }

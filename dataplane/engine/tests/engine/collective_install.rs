@@ -2,9 +2,9 @@
 
 use crate::common::collective::*;
 use crate::common::*;
-use castnet_engine::{Collective, Engine, InstallError, PortInfo};
-use castnet_rules::{CollectiveGroup, LossPolicy, MulticastGroup, StragglerPolicy};
-use castnet_wire::{DataType, Nanos, Pmtu, Primitive, Psn, Qpn};
+use castnet_engine::{Context, Engine, InstallError, PortInfo};
+use castnet_rules::GroupRule;
+use castnet_wire::Pmtu;
 
 #[test]
 fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
@@ -16,25 +16,25 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
         (2, 32768, Pmtu::B256, false),
         (64, 64, Pmtu::B4096, true),
     ] {
-        let rule = CollectiveGroup {
-            slots,
+        let rule = GroupRule {
             pmtu,
-            reproducible,
-            message_packets: 1,
-            ..collective_star(ranks)
+            ..collective_star(ranks).with_translated(|rule| {
+                (rule.slots, rule.message_packets, rule.reproducible) = (slots, 1, reproducible);
+            })
         };
-        let group = Collective::compile(&rule, &ports(64)).unwrap();
-        let (said, takes) = (rule.memory_bytes() as usize, group.footprint());
+        let slot_bytes = rule.translated().unwrap().slot_bytes(pmtu, ranks);
+        let group = Context::compile(&rule, &ports(64)).unwrap();
+        let (said, takes) = (
+            rule.reserved_bytes() as usize,
+            group.collective().unwrap().footprint(),
+        );
         println!(
             "{ranks} ranks, {slots} slots of {} B: {said} bytes said, {takes} taken, {} of them slots",
             pmtu.bytes(),
-            rule.slot_bytes()
+            slot_bytes
         );
         assert_eq!(group.memory_bytes(), said);
-        assert!(
-            takes <= said && takes as u64 >= rule.slot_bytes(),
-            "{takes} of {said}"
-        );
+        assert!(takes <= said && takes as u64 >= slot_bytes, "{takes} of {said}");
         let room = castnet_engine::EngineConfig {
             memory_max_bytes: said,
             ..config(64)
@@ -64,9 +64,8 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
 #[test]
 fn what_cannot_run_is_refused_with_its_reason() {
     let rule = collective_star(3);
-    let refused = |rule: &CollectiveGroup, ports: &[PortInfo]| {
-        Collective::compile(rule, ports).map(|_| ()).unwrap_err()
-    };
+    let refused =
+        |rule: &GroupRule, ports: &[PortInfo]| Context::compile(rule, ports).map(|_| ()).unwrap_err();
     assert!(matches!(
         refused(&rule, &ports(2)),
         InstallError::Faults(f) if f[0].field == "endpoints[2].port"
@@ -80,10 +79,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
             ..
         }
     ));
-    let faulty = CollectiveGroup {
-        slots: 3,
-        ..rule.clone()
-    };
+    let faulty = rule.clone().with_translated(|rule| rule.slots = 3);
     assert!(
         matches!(refused(&faulty, &ports(3)), InstallError::Faults(faults) if faults[0].field == "slots")
     );
@@ -92,19 +88,16 @@ fn what_cannot_run_is_refused_with_its_reason() {
     let mut engine = engine(4);
     install(
         &mut engine,
-        &MulticastGroup {
+        &GroupRule {
             mcst_id: GROUP,
             ..star(2)
         },
     );
-    let group = Collective::compile(&rule, &engine.config().ports).unwrap();
-    let replaced = engine
-        .install(group.clone())
-        .unwrap()
-        .expect("the multicast group");
+    let group = || Context::compile(&rule, &ports(4)).unwrap();
+    let replaced = engine.install(group()).unwrap().expect("the multicast group");
     assert!(replaced.multicast().is_some() && engine.group(GROUP).is_none());
     assert!(
-        engine.install(group).unwrap().is_some(),
+        engine.install(group()).unwrap().is_some(),
         "the same rule again: what runs stays"
     );
     assert_eq!((engine.group_count(), engine.collectives().count()), (1, 1));

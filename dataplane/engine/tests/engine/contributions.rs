@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use super::collective::any_job;
 use crate::common::collective::*;
 use crate::common::*;
-use castnet_engine::plain::PlainFrame;
+use castnet_engine::plain::{PlainEgress, PlainFrame};
 use castnet_engine::{Engine, FrameFilter, TapId};
-use castnet_rules::CollectiveGroup;
 use castnet_wire::{Batch, Opcode, Syndrome};
 use proptest::prelude::*;
 
@@ -36,7 +35,7 @@ proptest! {
         ),
     ) {
         let jobs = [job.clone(), job];
-        let rule = CollectiveGroup { reproducible, ..collective_star(4) };
+        let rule = collective_star(4).with_translated(|r| r.reproducible = reproducible);
         let mut engines = [engine(4), engine(4)];
         engines.iter_mut().for_each(|engine| install_collective(engine, &rule));
         let [fast, slow] = &mut engines;
@@ -71,4 +70,3 @@ proptest! {
         assert_conserved(fast);
     }
 }
-

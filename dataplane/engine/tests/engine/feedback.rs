@@ -3,7 +3,6 @@
 use crate::common::*;
 use castnet_engine::EventKind;
 use castnet_engine::plain::PlainEgress;
-use castnet_rules::MulticastGroup;
 use castnet_wire::{
     DropReason, Ethernet, IpAddrs, Ipv4, NakCode, Nanos, Opcode, Psn, Qpn, RnrTimer, Syndrome, VlanTag, icrc,
 };
@@ -199,13 +198,7 @@ fn a_source_that_missed_its_ack_gets_it_again() {
 #[test]
 fn a_member_that_fails_and_a_first_psn_that_was_learned_are_told() {
     let mut engine = engine(4);
-    install(
-        &mut engine,
-        &MulticastGroup {
-            start_psn: None,
-            ..star(2)
-        },
-    );
+    install(&mut engine, &star(2).with_multicast(|rule| rule.start_psn = None));
     feed(&mut engine, T0, 0, &send(5000, &[1; 64]));
     let fatal = Syndrome::Nak(NakCode::RemoteAccessError);
     feed(&mut engine, T0, 2, &ack(2, 5000, 0, fatal));

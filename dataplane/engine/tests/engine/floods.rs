@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
-use castnet_engine::{Engine, EngineConfig, EventKind, Neighbour, Said, Tables};
+use castnet_engine::{Engine, EngineConfig, EventKind, Members, Neighbour, Said, Tables};
 use castnet_wire::build::{emit_arp, emit_lldp};
 use castnet_wire::{Arp, Lldp, LldpId, MacAddr, Nanos};
 
@@ -45,7 +45,7 @@ fn made_up_arp_senders_displace_each_other_and_no_real_host() {
     let mut e = engine(4);
     // Ports 0 and 3 have a member each, who was seen once; the flood comes by port 3.
     let members = [(port(0), host_ip(0)), (port(3), host_ip(3))];
-    let tables = Tables::new(1, [], &[], (0..4).map(port)).with_members(members);
+    let tables = Tables::new(1, [], &[], (0..4).map(port)).with_members(Members::from_iter(members));
     e.set_tables(T0, Arc::new(tables));
     for n in [0, 1, 3] {
         seen_by_arp(&mut e, T0, n, (peer_mac(n), host_ip(n)));
@@ -87,7 +87,7 @@ fn who_has_stopped_being_a_member_gives_way_like_others() {
     let mut e = engine(2);
     let tables = |generation, members: &[_]| {
         let tables = Tables::new(generation, [], &[], (0..2).map(port));
-        Arc::new(tables.with_members(members.iter().copied()))
+        Arc::new(tables.with_members(Members::from_iter(members.iter().copied())))
     };
     // Seen before it becomes a member: it is found to be one when it is its turn to give way.
     seen_by_arp(&mut e, T0, 1, (peer_mac(1), host_ip(1)));

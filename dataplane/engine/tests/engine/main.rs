@@ -1,8 +1,11 @@
 //! All of this crate's tests are one program, so that what they share is compiled once.
 
 mod anything;
+mod batches;
 mod collective;
+mod collective_install;
 mod common;
+mod contributions;
 mod feedback;
 mod floods;
 mod flow;
@@ -10,3 +13,4 @@ mod memory;
 mod moving;
 mod replication;
 mod switching;
+mod watching;

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use castnet_collective::{Multicast, MulticastConfig, PathId};
-use castnet_engine::Group;
+use castnet_engine::Context;
 use castnet_wire::Nanos;
 
 #[test]
@@ -11,10 +11,12 @@ fn a_thousand_groups_beside_the_papers_figure() {
     println!("1,000 groups          hot bytes  per path  cold bytes   hot in MB   paper, 64 ports");
     for paths in [8usize, 64] {
         let rule = star(paths - 1);
-        let group = Group::compile(&rule, &ports(paths)).unwrap();
+        let group = Context::compile(&rule, &ports(paths)).unwrap();
+        let group = group.multicast().unwrap();
         let (hot, cold) = (group.hot_bytes(), group.cold_bytes());
         let fixed = {
-            let less = Group::compile(&star(paths - 2), &ports(paths)).unwrap();
+            let less = Context::compile(&star(paths - 2), &ports(paths)).unwrap();
+            let less = less.multicast().unwrap();
             let per_path = hot - less.hot_bytes();
             assert!(per_path <= 16, "hot state per path in use: {per_path} bytes");
             hot - paths * per_path

@@ -4,7 +4,7 @@ use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, EventKind, Expected, GroupStatus, InstallError};
-use castnet_rules::MulticastGroup;
+use castnet_rules::GroupRule;
 use castnet_wire::{DataType, NakCode, Nanos, Opcode, Primitive, Syndrome};
 use proptest::prelude::*;
 
@@ -53,7 +53,7 @@ proptest! {
     /// What leaves, the group's state and counters are those of a group that stays, and so is who is told to have stalled.
     #[test]
     fn a_multicast_group_goes_on(steps in prop::collection::vec(step(), 1..120)) {
-        let rule = MulticastGroup { stall_timeout_ms: 300, ..star(3) };
+        let rule = GroupRule { stall_timeout_ms: 300, ..star(3) };
         let mut engines = [0; 2].map(|_| engine(5));
         engines.iter_mut().for_each(|engine| install(engine, &rule));
         let [mut stays, mut moves] = engines;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Egress, Engine};
-use castnet_rules::{MulticastGroup, NextHop, Path};
+use castnet_rules::{Endpoint, GroupRule, HostPart, NextHop};
 use castnet_wire::{
     Batch, DropReason, Ethernet, ExtHeaders, FrameBuf, IpAddrs, Ipv4, Network, Opcode, Pmtu, PortId, Psn,
     Reth, Syndrome, VlanTag, emit_roce,
@@ -28,7 +28,7 @@ const DATA: [Opcode; 12] = [
 ];
 
 /// The copy that a path must get, built from the meaning of the original.
-fn twin(original: &[u8], rule: &MulticastGroup, path: &Path) -> Vec<u8> {
+fn twin(original: &[u8], rule: &GroupRule, path: &Endpoint) -> Vec<u8> {
     let header = roce(original);
     let (link, l3) = Ethernet::parse(original).unwrap();
     let (ip, _) = Ipv4::parse(&original[l3..]).unwrap();
@@ -48,8 +48,8 @@ fn twin(original: &[u8], rule: &MulticastGroup, path: &Path) -> Vec<u8> {
         (src, dst) = (rule.mcst_id.0, host.ip);
         bth.dest_qp = host.qpn;
         if let Some(reth) = &mut ext.reth {
-            let offset = reth.va.checked_sub(rule.va_base);
-            let memory = host.memory.filter(|m| {
+            let offset = reth.va.checked_sub(rule.multicast().unwrap().va_base);
+            let memory = host.memory().filter(|m| {
                 offset
                     .and_then(|o| o.checked_add(reth.dma_len.into()))
                     .is_some_and(|e| e <= m.length)
@@ -79,25 +79,24 @@ fn twin(original: &[u8], rule: &MulticastGroup, path: &Path) -> Vec<u8> {
     out
 }
 
-fn any_path(n: usize) -> impl Strategy<Value = Path> {
+fn any_path(n: usize) -> impl Strategy<Value = Endpoint> {
     (any::<bool>(), any::<bool>()).prop_map(move |(is_host, has_memory)| {
         let mut path = if is_host { host(n) } else { switch(n) };
         if let (NextHop::Host(host), false) = (&mut path.next_hop, has_memory) {
-            host.memory = None;
+            host.part = HostPart::Plain;
         }
         path
     })
 }
 
-fn any_group() -> impl Strategy<Value = MulticastGroup> {
+fn any_group() -> impl Strategy<Value = GroupRule> {
     (2usize..12, any::<prop::sample::Index>())
         .prop_flat_map(|(n, source)| ((0..n).map(any_path).collect::<Vec<_>>(), Just(source)))
         .prop_map(|(paths, source)| {
             let source = source.get(&paths).port;
-            MulticastGroup {
-                source,
+            GroupRule {
                 pmtu: Pmtu::B4096,
-                ..rule(paths)
+                ..rule(paths).with_multicast(|rule| rule.source = source)
             }
         })
 }
@@ -162,13 +161,18 @@ fn any_frame() -> impl Strategy<Value = DataFrame> {
         )
 }
 
+fn source(rule: &GroupRule) -> PortId {
+    rule.multicast().unwrap().source
+}
+
 /// Gives the frame to the group's source.
-fn from_source(mut frame: DataFrame, rule: &MulticastGroup, psn: u32) -> DataFrame {
+fn from_source(mut frame: DataFrame, rule: &GroupRule, psn: u32) -> DataFrame {
     frame.psn = psn;
-    let n = rule.source.index();
+    let source = source(rule);
+    let n = source.index();
     (frame.ethernet.dst, frame.ethernet.src) = (port_mac(n), peer_mac(n));
     // Behind a switch the sender may be anybody.
-    frame.src = match &rule.source_path().unwrap().next_hop {
+    frame.src = match &rule.endpoint(source).unwrap().next_hop {
         NextHop::Host(host) => host.ip,
         NextHop::Switch { .. } => [10, 7, 7, 7].into(),
     };
@@ -190,8 +194,8 @@ proptest! {
             let mut original = from_source(frame, &rule, psn).bytes();
             psn += 1;
             original.resize(original.len() + padding, 0xEE);
-            let sent = feed(&mut engine, T0, rule.source.index(), &original);
-            let mut receivers: Vec<&Path> = rule.receiver_paths().collect();
+            let sent = feed(&mut engine, T0, source(&rule).index(), &original);
+            let mut receivers: Vec<&Endpoint> = rule.endpoints.iter().filter(|e| e.port != source(&rule)).collect();
             receivers.sort_by_key(|p| p.port);
             prop_assert_eq!(sent.len(), receivers.len());
             for ((port, copy), path) in sent.iter().zip(receivers) {
@@ -207,7 +211,7 @@ proptest! {
     /// state no more may change than the count of new data.
     #[test]
     fn corruption_stays_corruption(frame in any_frame(), at in any::<prop::sample::Index>(), bit in 0u8..8, psn in 98u32..104) {
-        let rule = MulticastGroup { pmtu: Pmtu::B4096, ..star(3) };
+        let rule = GroupRule { pmtu: Pmtu::B4096, ..star(3) };
         let mut engine = engine(5);
         install(&mut engine, &rule);
         for psn in 100..102 {

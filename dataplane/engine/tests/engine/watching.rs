@@ -1,15 +1,13 @@
 //! What is seen of frames: dry runs, live traces, captures.
 
-mod common;
-
 use core::net::Ipv4Addr;
 
+use crate::common::collective::*;
+use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, FrameFilter, Seen, Stage, TapId, Verdict};
-use castnet_rules::CollectiveGroup;
+use castnet_rules::GroupRule;
 use castnet_wire::{DataType, DropReason, McstId, Opcode, Primitive, Syndrome};
-use common::collective::*;
-use common::*;
 
 /// An AllReduce of so many zeros.
 fn sum(elements: usize, ranks: usize) -> Job {
@@ -189,11 +187,10 @@ fn what_timers_and_later_polls_send_is_captured_for_its_own_group() {
     let ranks = [Rank::new(0, T0, &jobs), Rank::new(1, T0, &jobs)];
     let mut engine = engine(3);
     for (name, mcst_id) in [("sum", GROUP), ("other", OTHER_GROUP)] {
-        let rule = CollectiveGroup {
+        let rule = GroupRule {
             name: name.into(),
             mcst_id,
-            slots: 64,
-            ..collective_star(2)
+            ..collective_star(2).with_translated(|rule| rule.slots = 64)
         };
         install_collective(&mut engine, &rule);
     }

@@ -10,7 +10,7 @@ use super::shift::Shift;
 use crc32fast::Hasher;
 
 /// Bytes of IPv4, UDP and BTH up to the last that is masked.
-pub(super) const MASKED: usize = 33;
+pub const MASKED: usize = 33;
 
 /// The operator for as many bytes less.
 const fn before(bytes: usize) -> Shift {
@@ -22,18 +22,23 @@ static BEFORE_8: Shift = before(8);
 static BEFORE_24: Shift = before(24);
 static BEFORE_32: Shift = before(32);
 
-/// The ICRC of an IPv4 packet in pieces, of which `first` has its masked bytes.
+/// The register before an IPv4 packet without options that begins with `first`: from it on, the CRC over the packet as it
+/// stands is its ICRC. In the complemented form that the CRC of a message has.
 #[inline]
-pub(super) fn full_in_place(first: &[u8; MASKED], segments: &[&[u8]]) -> u32 {
+pub fn start_of(first: &[u8; MASKED]) -> u32 {
     // The bits that masking would set, byte by byte.
     let unset = |at: usize| !first[at];
     let tos = u32::from_le_bytes([0, unset(1), 0, 0]);
     let ttl_checksum = u32::from_le_bytes([unset(8), 0, unset(10), unset(11)]);
     let udp_checksum = u32::from_le_bytes([0, 0, unset(26), unset(27)]);
     let congestion = u32::from_le_bytes([unset(32), 0, 0, 0]);
-    let masks =
-        tos ^ BEFORE_8.apply(ttl_checksum) ^ BEFORE_24.apply(udp_checksum) ^ BEFORE_32.apply(congestion);
-    let mut hasher = Hasher::new_with_initial(START ^ masks);
+    START ^ tos ^ BEFORE_8.apply(ttl_checksum) ^ BEFORE_24.apply(udp_checksum) ^ BEFORE_32.apply(congestion)
+}
+
+/// The ICRC of an IPv4 packet in pieces, of which `first` has its masked bytes.
+#[inline]
+pub(super) fn full_in_place(first: &[u8; MASKED], segments: &[&[u8]]) -> u32 {
+    let mut hasher = Hasher::new_with_initial(start_of(first));
     for segment in segments {
         if !segment.is_empty() {
             hasher.update(segment);

@@ -15,10 +15,11 @@ mod in_place;
 mod neutral;
 mod shift;
 
-use ack::{ACK_LEN, full_ack};
 use in_place::full_in_place;
 
+pub use ack::{ACK_LEN, AckWords, follows, of_ack};
 pub use header::HeaderDelta;
+pub use in_place::{MASKED, start_of};
 pub use neutral::Neutral;
 pub use shift::{Shift, ShiftCache, shift};
 
@@ -56,7 +57,7 @@ fn mask(head: &mut [u8]) {
 pub fn full(segments: &[&[u8]]) -> u32 {
     match segments {
         [ack] | [ack, [], []] if ack.len() == ACK_LEN && ack[0] >> 4 == 4 => match ack.first_chunk() {
-            Some(ack) => full_ack(ack),
+            Some(ack) => of_ack(ack),
             None => full_by_copy(segments),
         },
         [first, ..] => match first.first_chunk() {

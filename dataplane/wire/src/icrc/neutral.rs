@@ -27,12 +27,8 @@ impl Neutral {
     /// Takes back a change of the register at the end of the BTH, as [`super::HeaderDelta::at_bth`] gives it.
     #[inline]
     pub fn of(register: u32) -> Self {
-        let mut bits = 0;
-        let mut row = 0;
-        while row < 32 {
-            bits |= ((register & INVERSE[row]).count_ones() & 1) << row;
-            row += 1;
-        }
+        let [a, b, c, d] = register.to_le_bytes().map(usize::from);
+        let bits = INVERSE[0][a] ^ INVERSE[1][b] ^ INVERSE[2][c] ^ INVERSE[3][d];
         let [a, b, c, d] = bits.to_le_bytes();
         Self {
             ident: [a, b],
@@ -41,8 +37,8 @@ impl Neutral {
     }
 }
 
-/// By bit of identification and source port, which bits of the register it takes them to make it.
-static INVERSE: [u32; 32] = inverse();
+/// By byte of the register and its value, which bits of identification and source port make it.
+static INVERSE: [[u32; 256]; 4] = inverse();
 
 /// The register at the end of the BTH of a packet that differs in these two fields by `bits`.
 const fn forward(bits: u32) -> u32 {
@@ -52,7 +48,7 @@ const fn forward(bits: u32) -> u32 {
 }
 
 /// Turns the linear map `forward` round, by elimination.
-const fn inverse() -> [u32; 32] {
+const fn inverse() -> [[u32; 256]; 4] {
     // Row i: the register bits of input bit i, and which input bits make that up.
     let mut rows = [(0_u32, 0_u32); 32];
     let mut i = 0;
@@ -79,16 +75,18 @@ const fn inverse() -> [u32; 32] {
         }
         bit += 1;
     }
-    // Now row i says which inputs make register bit i alone; its transpose, which register bits need an input.
-    let mut table = [0; 32];
-    let mut i = 0;
-    while i < 32 {
-        let mut input = 0;
-        while input < 32 {
-            table[input] |= (rows[i].1 >> input & 1) << i;
-            input += 1;
+    // Now row i says which inputs make register bit i alone.
+    let mut table = [[0; 256]; 4];
+    let mut value = 0;
+    while value < 256 {
+        let mut bit = 0;
+        while bit < 32 {
+            if value >> (bit % 8) & 1 != 0 {
+                table[bit / 8][value] ^= rows[bit].1;
+            }
+            bit += 1;
         }
-        i += 1;
+        value += 1;
     }
     table
 }

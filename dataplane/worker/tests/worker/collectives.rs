@@ -1,31 +1,34 @@
 //! A collective group on a real dataplane over memory links: contributions in, sums out, and what control sees of it.
 
 use crate::common::*;
-use castnet_rules::{CollectiveGroup, RankEndpoint};
+use castnet_rules::{GroupRule, HostEndpoint, RankPart, TranslatedRule};
 use castnet_wire::{
     Bth, Call, CallFlags, Control, DataType, Ethernet, ExtHeaders, Network, Opcode, Operation, Pmtu,
     Primitive, Psn, Qpn, Verdict, emit_roce, icrc,
 };
 use castnet_worker::engine::{EventKind, InstallError as Refused};
-use castnet_worker::{InstallError, Installed, Rule, SwitchEventKind};
+use castnet_worker::{InstallError, Installed, SwitchEventKind};
 
 const RANKS: usize = 3;
 
-fn sums(n: usize) -> CollectiveGroup {
-    let member = |r: usize| RankEndpoint {
-        rank: r as u16,
+fn sums(n: usize) -> GroupRule {
+    let member = |r: usize| HostEndpoint {
         name: format!("h{r}"),
         ip: host_ip(r),
         qpn: qpn(n, r),
         mac: host_mac(r),
-        sq_psn: Psn::new(10 * r as u32),
-        rq_psn: Psn::new(0xFF_FFFF),
+        part: RankPart {
+            rank: r as u16,
+            sq_psn: Psn::new(10 * r as u32),
+            rq_psn: Psn::new(0xFF_FFFF),
+        }
+        .into(),
     };
-    CollectiveGroup::star(
+    GroupRule::star(
         &format!("c{n}"),
         mcst(n),
         Pmtu::B1024,
-        64,
+        TranslatedRule::root(64),
         (0..RANKS).map(member).collect(),
     )
     .unwrap()
@@ -88,13 +91,10 @@ fn contributions_of_all_ranks_come_back_as_their_sum() {
         let lab = Lab::with(RANKS, workers, |config| config.engine.lldp_interval = None);
         // The first group goes to worker 0, the second to the next.
         for n in 1..=workers {
-            let installed = lab.dataplane.install_collective(&sums(n)).unwrap();
+            let installed = lab.dataplane.install(&sums(n)).unwrap();
             assert_eq!(installed, Installed::New { worker: n - 1 });
         }
-        assert_eq!(
-            lab.dataplane.install_collective(&sums(1)).unwrap(),
-            Installed::Unchanged
-        );
+        assert_eq!(lab.dataplane.install(&sums(1)).unwrap(), Installed::Unchanged);
         let mut hosts: Vec<Host> = lab.ends.iter().map(Host::new).collect();
         for n in 1..=workers {
             for (rank, host) in hosts.iter_mut().enumerate() {
@@ -122,40 +122,39 @@ fn contributions_of_all_ranks_come_back_as_their_sum() {
                     "{sum:?}"
                 );
             }
-            let group = lab.dataplane.collective(mcst(n)).unwrap().unwrap();
+            let group = lab.dataplane.group(mcst(n)).unwrap().unwrap();
             assert_eq!((group.worker, &group.rule), (n - 1, &sums(n)));
-            assert_eq!(group.status.counters.contributions, 3);
-            assert!(group.status.counters.results >= 3);
+            let counters = group.status.collective().unwrap().counters;
+            assert_eq!(counters.contributions, 3);
+            assert!(counters.results >= 3);
         }
         let counters = lab.dataplane.counters().unwrap();
-        assert_eq!((counters.groups.len(), counters.collectives.len()), (0, workers));
-        assert_eq!(counters.collectives[0].name, "c1");
-        assert_eq!(counters.collectives[0].endpoints.len(), RANKS);
-        assert_eq!(lab.dataplane.rule(mcst(1)), Some(Rule::Collective(sums(1))));
+        assert_eq!(counters.groups.len(), workers);
+        assert_eq!(counters.groups[0].name, "c1");
+        assert_eq!(counters.groups[0].counters.multicast(), None);
+        let (_, endpoints) = counters.groups[0].counters.translated().unwrap();
+        assert_eq!(endpoints.len(), RANKS);
+        assert_eq!(lab.dataplane.rule(mcst(1)), Some(sums(1)));
         assert_eq!(
             (lab.dataplane.groups().unwrap().len(), lab.dataplane.rules().len()),
-            (0, 0)
+            (workers, workers)
         );
-        assert_eq!(lab.dataplane.collectives().unwrap().len(), workers);
-        assert_eq!(
-            lab.dataplane.remove_group(mcst(1)).unwrap(),
-            Some(Rule::Collective(sums(1)))
-        );
-        assert_eq!(lab.dataplane.collective(mcst(1)).unwrap(), None);
+        assert_eq!(lab.dataplane.remove_group(mcst(1)).unwrap(), Some(sums(1)));
+        assert_eq!(lab.dataplane.group(mcst(1)).unwrap(), None);
         assert!(lab.dataplane.stop().is_some());
     }
 }
 
 #[test]
 fn slots_are_counted_refused_and_given_back() {
-    let need = sums(1).memory_bytes() as usize;
+    let need = sums(1).reserved_bytes() as usize;
     let lab = Lab::with(RANKS, 1, |config| config.engine.memory_max_bytes = 2 * need);
-    lab.dataplane.install_collective(&sums(1)).unwrap();
-    lab.dataplane.install_collective(&sums(2)).unwrap();
+    lab.dataplane.install(&sums(1)).unwrap();
+    lab.dataplane.install(&sums(2)).unwrap();
     let used = |lab: &Lab| lab.dataplane.runtime().unwrap()[0].group_memory_bytes;
     assert_eq!(used(&lab), 2 * need);
     assert_eq!(
-        lab.dataplane.install_collective(&sums(3)),
+        lab.dataplane.install(&sums(3)),
         Err(InstallError::Refused(Refused::NoMemory {
             need,
             left: 0,
@@ -164,30 +163,30 @@ fn slots_are_counted_refused_and_given_back() {
     );
     lab.dataplane.remove_group(mcst(2)).unwrap();
     assert_eq!(used(&lab), need);
-    let newer = CollectiveGroup {
+    let newer = GroupRule {
         generation: 2,
         ..sums(1)
     };
     assert_eq!(
-        lab.dataplane.install_collective(&newer).unwrap(),
+        lab.dataplane.install(&newer).unwrap(),
         Installed::Replaced { before: 1 }
     );
     assert!(matches!(
-        lab.dataplane.install_collective(&sums(1)),
+        lab.dataplane.install(&sums(1)),
         Err(InstallError::Older {
             running: 2,
             given: 1,
             ..
         })
     ));
-    lab.dataplane.install_collective(&sums(3)).unwrap();
+    lab.dataplane.install(&sums(3)).unwrap();
     assert_eq!(used(&lab), 2 * need);
 }
 
 #[test]
 fn ranks_that_disagree_are_told_of() {
     let lab = Lab::with(RANKS, 1, |config| config.engine.lldp_interval = None);
-    lab.dataplane.install_collective(&sums(1)).unwrap();
+    lab.dataplane.install(&sums(1)).unwrap();
     let events = lab.dataplane.events();
     let mut hosts: Vec<Host> = lab.ends.iter().map(Host::new).collect();
     for (rank, host) in hosts.iter_mut().enumerate() {

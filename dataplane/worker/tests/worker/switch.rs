@@ -13,7 +13,7 @@ use castnet_wire::{DropReason, MacAddr, Nanos, Psn};
 use castnet_worker::engine::{
     EventKind, FrameFilter, InstallError as Refused, Said, Seen, TAPS_MAX, Verdict,
 };
-use castnet_worker::rules::{MulticastGroup, Route, RouteHop};
+use castnet_worker::rules::{GroupRule, Route, RouteHop};
 use castnet_worker::{
     Dataplane, DataplaneConfig, Idle, InstallError, Installed, PortConfig, RouteError, StartError, Stopped,
     SwitchEventKind, TapError, WorkerConfig,
@@ -45,7 +45,7 @@ fn a_group_replicates_and_gathers() {
     let lab = Lab::new(4, 1);
     let mut h = lab.hosts();
     assert_eq!(
-        lab.dataplane.install_group(&rule(1, &[0, 1, 2, 3])),
+        lab.dataplane.install(&rule(1, &[0, 1, 2, 3])),
         Ok(Installed::New { worker: 0 })
     );
 
@@ -67,21 +67,20 @@ fn a_group_replicates_and_gathers() {
 
     let group = lab.dataplane.group(mcst(1)).unwrap().unwrap();
     assert_eq!((group.worker, &group.rule), (0, &rule(1, &[0, 1, 2, 3])));
-    assert_eq!(
-        (group.status.counters.data_in, group.status.counters.acks_out),
-        (100, 100)
-    );
+    let counters = group.status.multicast().unwrap().counters;
+    assert_eq!((counters.data_in, counters.acks_out), (100, 100));
     assert_eq!(lab.dataplane.groups().unwrap().len(), 1);
     let counters = lab.dataplane.counters().unwrap();
     let report = counters.group(mcst(1)).unwrap();
+    let (of_group, paths) = report.counters.multicast().unwrap();
     assert_eq!(
-        (report.name.as_str(), report.counters.data_out, report.paths.len()),
+        (report.name.as_str(), of_group.data_out, paths.len()),
         ("g1", 300, 4)
     );
 
     assert_eq!(
         lab.dataplane.remove_group(mcst(1)).unwrap(),
-        Some(castnet_worker::Rule::Multicast(rule(1, &[0, 1, 2, 3])))
+        Some(rule(1, &[0, 1, 2, 3]))
     );
     assert_eq!(lab.dataplane.remove_group(mcst(1)).unwrap(), None);
     assert_eq!(lab.dataplane.group(mcst(1)).unwrap(), None);
@@ -94,11 +93,11 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         config.engine.groups_max = 3;
         config.engine.memory_max_bytes = 4000;
     });
-    let install = |rule| lab.dataplane.install_group(&rule);
+    let install = |rule| lab.dataplane.install(&rule);
     install(rule(1, &[0, 1])).unwrap();
     assert_eq!(install(rule(1, &[0, 1])), Ok(Installed::Unchanged));
 
-    let clashes = |rule: MulticastGroup| match install(rule) {
+    let clashes = |rule: GroupRule| match install(rule) {
         Err(InstallError::Clash(faults)) => faults.into_iter().map(|f| f.to_string()).collect::<Vec<_>>(),
         other => panic!("{other:?}"),
     };
@@ -108,8 +107,8 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         clashes(renamed),
         [
             "mcst_id: 10.200.0.1 is the McstID of group \"g1\" too",
-            "paths[0].host.qpn: the QP 0x200 of 10.0.0.1 belongs to group \"g1\" already: a QP is a member of one group",
-            "paths[1].host.qpn: the QP 0x201 of 10.0.0.2 belongs to group \"g1\" already: a QP is a member of one group",
+            "endpoints[0].host.qpn: the QP 0x200 of 10.0.0.1 belongs to group \"g1\" already: a QP is a member of one group",
+            "endpoints[1].host.qpn: the QP 0x201 of 10.0.0.2 belongs to group \"g1\" already: a QP is a member of one group",
         ]
     );
     let mut moved = rule(2, &[0, 1]);
@@ -136,7 +135,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     );
     assert!(matches!(
         install(rule(2, &[0, 7])),
-        Err(InstallError::Refused(Refused::Faults(f))) if f[0].field == "paths[1].port"
+        Err(InstallError::Refused(Refused::Faults(f))) if f[0].field == "endpoints[1].port"
     ));
     assert!(matches!(
         install(rule(2, &[0])),
@@ -167,7 +166,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 
     let small = Lab::with(3, 1, |config| config.engine.memory_max_bytes = 700);
     assert!(matches!(
-        small.dataplane.install_group(&rule(1, &[0, 1, 2])),
+        small.dataplane.install(&rule(1, &[0, 1, 2])),
         Err(InstallError::Refused(Refused::NoMemory { max: 700, .. }))
     ));
     let narrow = Dataplane::start(DataplaneConfig::new(
@@ -179,7 +178,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     ))
     .unwrap();
     assert!(matches!(
-        narrow.install_group(&large),
+        narrow.install(&large),
         Err(InstallError::Refused(Refused::MtuTooSmall { mtu: 1500, .. }))
     ));
 }
@@ -218,13 +217,13 @@ fn an_mtu_that_changes_is_told_and_both_frames_and_rules_go_by_it() {
                 // The engine's own word, and not the port's.
                 assert_eq!(counters.ports[0].engine.drops[DropReason::TooLong.index()], 1);
                 assert!(matches!(
-                    lab.dataplane.install_group(&rule),
+                    lab.dataplane.install(&rule),
                     Err(InstallError::Refused(Refused::MtuTooSmall { mtu: 1500, .. }))
                 ));
             }
             _ => {
                 assert_eq!(h[1].receive(1).len(), 1);
-                lab.dataplane.install_group(&rule).unwrap();
+                lab.dataplane.install(&rule).unwrap();
             }
         }
     }
@@ -481,7 +480,7 @@ fn stopping_sends_what_was_received_and_ends_everything() {
         assert_eq!(lab.dataplane.stop(), None);
         assert_eq!(lab.dataplane.counters(), Err(Stopped));
         assert_eq!(
-            lab.dataplane.install_group(&rule(1, &[0, 1])),
+            lab.dataplane.install(&rule(1, &[0, 1])),
             Err(InstallError::Stopped(Stopped))
         );
     }
@@ -602,7 +601,7 @@ fn a_worker_that_dies_is_noticed_and_the_rest_still_ends() {
         std::thread::yield_now();
     }
     assert_eq!(
-        lab.dataplane.install_group(&rule(1, &[0, 1])),
+        lab.dataplane.install(&rule(1, &[0, 1])),
         Err(InstallError::Stopped(Stopped))
     );
     assert_eq!(lab.dataplane.stop(), None);

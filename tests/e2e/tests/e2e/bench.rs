@@ -258,7 +258,7 @@ fn groups_of_a_rule_file_are_used_as_they_are_and_again() {
                 let mac = mac.unwrap_or_else(|| format!("02:00:00:00:00:0{n}"));
                 write!(
                     rules,
-                    "[[groups.paths]]\nport = {n}\nhost = {{ name = \"{name}\", ip = \"10.0.0.{}\", qpn = {}, mac = \"{mac}\" }}\n",
+                    "[[groups.endpoints]]\nport = {n}\nhost = {{ name = \"{name}\", ip = \"10.0.0.{}\", qpn = {}, mac = \"{mac}\" }}\n",
                     n + 1,
                     17 + n
                 )?;

@@ -23,7 +23,7 @@ fn rules(lab: &Lab) -> Result<String> {
         let qpn = 0x11 + port;
         write!(
             rules,
-            "[[groups.paths]]\nport = {port}\nhost = {{ name = \"{host}\", ip = \"{ip}\", qpn = {qpn}, mac = \"{mac}\" }}\n"
+            "[[groups.endpoints]]\nport = {port}\nhost = {{ name = \"{host}\", ip = \"{ip}\", qpn = {qpn}, mac = \"{mac}\" }}\n"
         )?;
     }
     Ok(rules)

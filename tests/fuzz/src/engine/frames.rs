@@ -1,10 +1,11 @@
 //! The frames that an event stands for: as a member would send them, and then with what is wrong about them.
 
-use super::common::collective::{control, rank_host};
+use super::common::collective::control;
 use super::common::{self, DataFrame, ethernet, host_ip, host_qpn, peer_mac, port};
-use super::{GROUPS, PORTS, RECORD, Rule, Status, World};
+use super::{GROUPS, PORTS, RECORD, World, rule_of};
 use crate::endpoint::repaired;
-use castnet_rules::{CollectiveHop, NextHop};
+use castnet_engine::ContextStatus;
+use castnet_rules::{GroupRule, NextHop};
 use castnet_wire::{
     Aeth, AtomicEth, Call, CallFlags, DataType, ExtHeaders, MacAddr, NakCode, Opcode, Operation, PortId,
     Primitive, Psn, Qpn, Reth, RnrTimer, Syndrome,
@@ -92,8 +93,8 @@ impl World {
         let index = usize::from(record[2]) % GROUPS;
         let rule = self.groups[index]
             .as_ref()
-            .map_or_else(|| Rule::new(index, 1), |m| m.rule.clone());
-        let collective = matches!(rule, Rule::Collective(_));
+            .map_or_else(|| rule_of(index, 1), |m| m.rule.clone());
+        let collective = rule.translated().is_some();
         let numbers = self.numbers(&rule, n);
         let delta = match scale >> 6 {
             3 => i32::from(delta as i8) << 16,
@@ -156,12 +157,12 @@ impl World {
                 frame
             }
         };
-        frame.dst = rule.mcst_id().0;
+        frame.dst = rule.mcst_id.0;
         frame.src = match spoof % 16 {
             0..11 => speaker(&rule, n),
             11 => host_ip((n + 1) % PORTS),
             12 => frame.dst,
-            13 => Rule::new((index + 1) % GROUPS, 1).mcst_id().0,
+            13 => rule_of((index + 1) % GROUPS, 1).mcst_id.0,
             _ => STRANGER,
         };
         frame.ack_request = scale & 1 != 0;
@@ -176,7 +177,7 @@ impl World {
     /// Traffic that is no group's business, or says that it is.
     fn other(&self, n: usize, record: &[u8; RECORD]) -> Vec<u8> {
         let (what, target) = (record[5], usize::from(record[6]));
-        let group = Rule::new(usize::from(record[2]) % GROUPS, 1).mcst_id().0;
+        let group = rule_of(usize::from(record[2]) % GROUPS, 1).mcst_id.0;
         match what % 8 {
             0 => common::arp_request(n, group),
             1 => common::arp_request(n, host_ip(target % 8)),
@@ -240,16 +241,16 @@ impl World {
         }
     }
 
-    fn numbers(&self, rule: &Rule, n: usize) -> Numbers {
+    fn numbers(&self, rule: &GroupRule, n: usize) -> Numbers {
         let none = |psn: Psn| Numbers {
             next: psn,
             newest: psn,
             unacknowledged: psn,
             cut: None,
         };
-        match rule.status(&self.engine) {
+        match super::status(rule, &self.engine) {
             None => none(Psn::new(100)),
-            Some(Status::Multicast(status)) => {
+            Some(ContextStatus::Multicast(status)) => {
                 let newest = status.machine.newest_psn.unwrap_or(Psn::new(99));
                 Numbers {
                     next: newest.next(),
@@ -258,7 +259,7 @@ impl World {
                     cut: None,
                 }
             }
-            Some(Status::Collective(status)) => {
+            Some(ContextStatus::Collective(status)) => {
                 let at = status.rule.endpoints.iter().position(|e| e.port == port(n));
                 let Some(at) = at else {
                     return none(status.machine.base);
@@ -272,10 +273,13 @@ impl World {
                 let cut = open.map(|c| Cut {
                     index: e.expected.diff(c.g) - 1,
                     packets: c.call.packets as i32,
-                    message: status.rule.message_packets.into(),
+                    message: status
+                        .rule
+                        .translated()
+                        .map_or(1, |kind| kind.message_packets.into()),
                 });
-                match &status.rule.endpoints[at].next_hop {
-                    CollectiveHop::Rank(rank) => Numbers {
+                match status.rule.endpoints[at].next_hop.rank() {
+                    Some(rank) => Numbers {
                         next: rank
                             .sq_psn
                             .add(e.packets.0 as i32)
@@ -287,7 +291,7 @@ impl World {
                         unacknowledged: rank.rq_psn.add(e.packets.1 as i32),
                         cut,
                     },
-                    CollectiveHop::Switch { .. } => Numbers {
+                    None => Numbers {
                         next: e.expected,
                         newest: e.next.prev(),
                         unacknowledged: e.unacknowledged,
@@ -299,9 +303,9 @@ impl World {
     }
 
     /// The control message that is due from the rank at port `n`; by default of the collective that others opened.
-    fn control(&self, rule: &Rule, n: usize, record: &[u8; RECORD]) -> common::collective::Sent {
+    fn control(&self, rule: &GroupRule, n: usize, record: &[u8; RECORD]) -> common::collective::Sent {
         let [kind, packets, root, wrong] = [record[9], record[10], record[11], record[12]];
-        let Some(Status::Collective(status)) = rule.status(&self.engine) else {
+        let Some(ContextStatus::Collective(status)) = super::status(rule, &self.engine) else {
             return control(0, n as u16, barrier());
         };
         let at = status.rule.endpoints.iter().position(|e| e.port == port(n));
@@ -371,21 +375,11 @@ fn barrier() -> Call {
 }
 
 /// As whom the one at port `n` speaks to the group.
-fn speaker(rule: &Rule, n: usize) -> Ipv4Addr {
-    match rule {
-        Rule::Multicast(rule) => match rule.paths.iter().find(|p| p.port == port(n)).map(|p| &p.next_hop) {
-            Some(NextHop::Switch { .. }) => STRANGER,
-            _ => host_ip(n),
-        },
-        Rule::Collective(rule) => match rule
-            .endpoints
-            .iter()
-            .find(|e| e.port == port(n))
-            .map(|e| &e.next_hop)
-        {
-            Some(CollectiveHop::Rank(rank)) => rank.ip,
-            Some(CollectiveHop::Switch { .. }) => rule.mcst_id.0,
-            None => rank_host(n).ip,
-        },
+fn speaker(rule: &GroupRule, n: usize) -> Ipv4Addr {
+    match rule.endpoint(port(n)).map(|e| &e.next_hop) {
+        Some(NextHop::Host(host)) => host.ip,
+        Some(NextHop::Switch { .. }) if rule.multicast().is_some() => STRANGER,
+        Some(NextHop::Switch { .. }) => rule.mcst_id.0,
+        None => host_ip(n),
     }
 }

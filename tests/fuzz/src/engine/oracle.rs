@@ -1,9 +1,9 @@
 //! What is known of groups from their rules and from the frames alone.
 
-use super::{Frame, Member, Rule};
+use super::{Frame, Member};
 use crate::driver::tell;
 use castnet_engine::Engine;
-use castnet_rules::{CollectiveHop, NextHop};
+use castnet_rules::{GroupRule, NextHop};
 use castnet_wire::{
     Control, DataType, Kind, Opcode, Operation, Parsed, PortId, Psn, Qpn, RoceHeader, Syndrome, describe,
     icrc, ipv4, parse_frame,
@@ -20,30 +20,21 @@ fn parsed(frame: &[u8]) -> Option<(RoceHeader, Ipv4Addr, Ipv4Addr)> {
 }
 
 /// Whether a member of the group has sent this to it, and soundly where that is asked: of all but a multicast group's data.
-pub(super) fn is_for(rule: &Rule, ingress: PortId, frame: &[u8]) -> bool {
+pub(super) fn is_for(rule: &GroupRule, ingress: PortId, frame: &[u8]) -> bool {
     let Some((header, src, dst)) = parsed(frame) else {
         return false;
     };
-    let speaks = match rule {
-        Rule::Multicast(rule) => {
-            let path = rule.paths.iter().find(|p| p.port == ingress);
-            path.is_some_and(|path| match &path.next_hop {
-                NextHop::Host(host) => host.ip == src,
-                NextHop::Switch { .. } => true,
-            })
-        }
-        Rule::Collective(rule) => {
-            let endpoint = rule.endpoints.iter().find(|e| e.port == ingress);
-            endpoint.is_some_and(|endpoint| match &endpoint.next_hop {
-                CollectiveHop::Rank(rank) => rank.ip == src,
-                CollectiveHop::Switch { .. } => rule.mcst_id.0 == src,
-            })
-        }
-    };
-    let data = matches!(rule, Rule::Multicast(_))
-        && matches!(header.bth.opcode.info().kind, Kind::Send | Kind::Write);
+    let speaks = rule
+        .endpoint(ingress)
+        .is_some_and(|endpoint| match &endpoint.next_hop {
+            NextHop::Host(host) => host.ip == src,
+            // The sender of multicast may be anybody behind it.
+            NextHop::Switch { .. } => rule.multicast().is_some() || rule.mcst_id.0 == src,
+        });
+    let data =
+        rule.multicast().is_some() && matches!(header.bth.opcode.info().kind, Kind::Send | Kind::Write);
     speaks
-        && dst == rule.mcst_id().0
+        && dst == rule.mcst_id.0
         && header.bth.dest_qp == Qpn::VIRTUAL
         && ipv4::checksum_is_right(&frame[header.l3..])
         && (data || icrc::verify_bytes(frame, header.l3, header.frame_len))
@@ -61,7 +52,7 @@ pub(super) fn group_of(groups: &[Option<Member>], frame: &[u8]) -> Option<usize>
     let ip = ip.first_chunk::<20>()?;
     let address = |at: usize| Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]);
     [address(16), address(12)].into_iter().find_map(|address| {
-        let is = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.rule.mcst_id().0 == address);
+        let is = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.rule.mcst_id.0 == address);
         groups.iter().position(is)
     })
 }
@@ -75,8 +66,10 @@ pub(super) struct Heard {
 
 impl Heard {
     /// A member has sent this, `engine` being about to get it.
-    pub(super) fn note(&mut self, rule: &Rule, engine: &Engine, ingress: PortId, frame: &[u8]) {
-        let Rule::Multicast(rule) = rule else { return };
+    pub(super) fn note(&mut self, rule: &GroupRule, engine: &Engine, ingress: PortId, frame: &[u8]) {
+        if rule.multicast().is_none() {
+            return;
+        }
         let Some((header, ..)) = parsed(frame) else { return };
         let newest = engine
             .group_status(rule.mcst_id)
@@ -94,9 +87,9 @@ impl Heard {
     }
 
     /// M1, M2: the source is told of nothing that some receiver has not acknowledged.
-    pub(super) fn check(&self, rule: &Rule, sent: &[Frame]) {
-        let Rule::Multicast(rule) = rule else { return };
-        for (port, frame) in sent.iter().filter(|(port, _)| *port == rule.source) {
+    pub(super) fn check(&self, rule: &GroupRule, sent: &[Frame]) {
+        let Some(kind) = rule.multicast() else { return };
+        for (port, frame) in sent.iter().filter(|(port, _)| *port == kind.source) {
             let Some((header, ..)) = parsed(frame) else {
                 panic!("to the source goes feedback: {}", describe(frame, frame.len()));
             };
@@ -106,10 +99,10 @@ impl Heard {
                 _ => header.bth.psn.prev(),
             };
             // Where counting begins nothing was acknowledged; a NAK may name what comes right after.
-            if aeth.syndrome != Syndrome::Ack && rule.start_psn.is_none_or(|start| psn == start.prev()) {
+            if aeth.syndrome != Syndrome::Ack && kind.start_psn.is_none_or(|start| psn == start.prev()) {
                 continue;
             }
-            for path in rule.paths.iter().filter(|p| p.port != *port) {
+            for path in rule.endpoints.iter().filter(|p| p.port != *port) {
                 let all = self.acknowledged.get(&path.port);
                 let has = all.is_some_and(|all| all.iter().any(|q| !q.is_before(psn)));
                 assert!(
@@ -132,8 +125,8 @@ pub(super) struct Digits {
 
 impl Digits {
     /// A member has sent this to the group.
-    pub(super) fn note(&mut self, rule: &Rule, ingress: PortId, frame: &[u8]) {
-        let (Rule::Collective(_), Some((header, ..))) = (rule, parsed(frame)) else {
+    pub(super) fn note(&mut self, rule: &GroupRule, ingress: PortId, frame: &[u8]) {
+        let (Some(_), Some((header, ..))) = (rule.translated(), parsed(frame)) else {
             return;
         };
         let payload = &frame[header.payload_at..][..header.payload_len];
@@ -146,8 +139,8 @@ impl Digits {
         }
     }
 
-    pub(super) fn check(&self, rule: &Rule, sent: &[Frame]) {
-        if self.spoiled || matches!(rule, Rule::Multicast(_)) {
+    pub(super) fn check(&self, rule: &GroupRule, sent: &[Frame]) {
+        if self.spoiled || rule.multicast().is_some() {
             return;
         }
         for (port, frame) in sent {

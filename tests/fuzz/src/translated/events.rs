@@ -42,7 +42,7 @@ pub(super) fn config(setting: &[u8; RECORD]) -> TranslatedConfig {
     TranslatedConfig {
         endpoints,
         parent,
-        psn_start: Psn::new([0, 0xFF_FFFA, 0x7F_FFFC][usize::from(start) % 3]),
+        start_psn: Psn::new([0, 0xFF_FFFA, 0x7F_FFFC][usize::from(start) % 3]),
         slots: 2 << (slots % 5),
         message_packets: u16::from(message % 6),
         pmtu: 256 * u16::from(message / 6 % 2),

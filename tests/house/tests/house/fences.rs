@@ -9,6 +9,7 @@ const MAY_BE_UNSAFE: &[&str] = &[
     "dataplane/dpdk/src/fence/mod.rs",
     "dataplane/port/src/af_packet",
     "dataplane/reduce/src/checksum.rs",
+    "dataplane/reduce/src/prefetch.rs",
     "dataplane/reduce/src/simd.rs",
     "host/rnic/src/verbs/handles.rs",
     "host/rnic/src/verbs/library.rs",

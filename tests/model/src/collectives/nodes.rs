@@ -100,7 +100,7 @@ impl Nodes {
             let machine = Translated::new(TranslatedConfig {
                 endpoints,
                 parent,
-                psn_start: START,
+                start_psn: START,
                 slots: SLOTS as u16,
                 message_packets: 0,
                 pmtu: 0,

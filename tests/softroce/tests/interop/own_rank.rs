@@ -15,7 +15,7 @@ const PAGE: &str = include_str!("../../../../docs/write-your-own-rank.md");
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SIZE: usize = 3;
 /// What a rank's line in the rule begins with.
-const LINE: &str = "rank = {";
+const LINE: &str = "host = {";
 
 /// Three generations of one group: of i32, of f32, and one in which a rank calls something else.
 pub(crate) fn own_rank(scene: &mut Scene) -> Result<String> {

@@ -89,8 +89,8 @@ impl Row for EndpointRow {
     }
 }
 
-pub(crate) fn progress(installed: &api::InstalledCollective) -> Option<Progress> {
-    installed.status.as_ref().map(|status| Progress {
+pub(crate) fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
+    installed.translated()?.status.as_ref().map(|status| Progress {
         base_psn: status.base_psn,
         sequence: status.sequence,
         call: status.call.clone(),
@@ -102,8 +102,9 @@ pub(crate) fn progress(installed: &api::InstalledCollective) -> Option<Progress>
     })
 }
 
-pub(crate) fn endpoint_rows(installed: &api::InstalledCollective) -> Vec<EndpointRow> {
-    let status = installed.status.clone().unwrap_or_default();
+pub(crate) fn endpoint_rows(installed: &api::InstalledGroup) -> Vec<EndpointRow> {
+    let status = installed.translated().and_then(|state| state.status.clone());
+    let status = status.unwrap_or_default();
     // From the lowest packet that is not finished, as PSNs wrap.
     let done = |endpoint: &api::EndpointStatus| {
         let expected = endpoint.expected_psn.filter(|_| !endpoint.parent)?;
@@ -164,8 +165,8 @@ mod tests {
             parent,
             ..Default::default()
         };
-        let installed = api::InstalledCollective {
-            status: Some(api::CollectiveStatus {
+        let state = api::TranslatedState {
+            status: Some(api::TranslatedStatus {
                 base_psn: 0xFF_FFF0,
                 endpoints: vec![
                     endpoint(0, Some(0xFF_FFF0), false),
@@ -175,6 +176,10 @@ mod tests {
                 ],
                 ..Default::default()
             }),
+            ..Default::default()
+        };
+        let installed = api::InstalledGroup {
+            state: Some(api::installed_group::State::Translated(state)),
             ..Default::default()
         };
         let rows = endpoint_rows(&installed);

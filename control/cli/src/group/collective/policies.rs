@@ -34,15 +34,16 @@ impl From<&api::CollectiveSettings> for Policies {
     }
 }
 
-impl From<&api::CollectiveGroup> for Policies {
-    fn from(rule: &api::CollectiveGroup) -> Self {
+impl From<&api::GroupRule> for Policies {
+    fn from(rule: &api::GroupRule) -> Self {
+        let kind = rule.translated().copied().unwrap_or_default();
         Self {
             pmtu: rule.pmtu,
-            message_packets: rule.message_packets,
-            reproducible: rule.reproducible,
-            loss_policy: loss(rule.loss_policy()),
-            straggler_policy: straggler(rule.straggler_policy()),
-            ack_timeout_us: rule.ack_timeout_us,
+            message_packets: kind.message_packets,
+            reproducible: kind.reproducible,
+            loss_policy: loss(kind.loss_policy()),
+            straggler_policy: straggler(kind.straggler_policy()),
+            ack_timeout_us: kind.ack_timeout_us,
             stall_timeout_ms: rule.stall_timeout_ms,
         }
     }

@@ -1,6 +1,7 @@
 //! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod faults;
 pub(crate) mod ranks;
 
 use std::collections::BTreeMap;
@@ -9,8 +10,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use castnet_controller::store::Store;
 use castnet_controller::{Config, Controller, SwitchConfig};
-use castnet_proto::convert::{collective_from_proto, refuse};
+use castnet_proto::convert::{refuse, rule_from_proto};
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
@@ -33,8 +35,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Default)]
 pub(crate) struct Toy {
     pub(crate) boot_id: u64,
-    pub(crate) groups: BTreeMap<String, (v1::MulticastGroup, String)>,
-    pub(crate) collectives: BTreeMap<String, (v1::CollectiveGroup, String)>,
+    pub(crate) groups: BTreeMap<String, (v1::GroupRule, String)>,
     /// What it says of itself beside its name and boot id.
     pub(crate) capabilities: v1::Capabilities,
     /// Refuses installations with this.
@@ -81,13 +82,13 @@ impl Agent for ToyAgent {
         let toy = self.toy.lock();
         let mut said = toy.capabilities.clone();
         if said.memory_bytes_max > 0 {
-            let used = |(group, _): &(v1::CollectiveGroup, String)| memory(group);
-            said.memory_bytes_free -= toy.collectives.values().map(used).sum::<u64>();
+            let used = |(group, _): &(v1::GroupRule, String)| memory(group);
+            said.memory_bytes_free -= toy.groups.values().map(used).sum::<u64>();
         }
         Ok(Response::new(v1::Capabilities {
             switch_name: self.name.clone(),
             boot_id: toy.boot_id,
-            groups: (toy.groups.len() + toy.collectives.len()) as u64,
+            groups: toy.groups.len() as u64,
             ..said
         }))
     }
@@ -102,22 +103,16 @@ impl Agent for ToyAgent {
             gate.acquire().await.unwrap().forget();
         }
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
-        let rule = rule.ok_or_else(|| Status::invalid_argument("group: missing"))?;
-        let (name, mcst_id, generation) = match &rule {
-            v1::install_group_request::Rule::Group(g) => (&g.name, g.mcst_id.clone(), g.generation),
-            v1::install_group_request::Rule::Collective(g) => (&g.name, g.mcst_id.clone(), g.generation),
-        };
-        let name = name.clone();
+        let rule = rule.ok_or_else(|| Status::invalid_argument("rule: missing"))?;
+        let (name, mcst_id, generation) = (rule.name.clone(), rule.mcst_id.clone(), rule.generation);
         let toy = &mut *self.toy.lock();
-        let multicast = toy.groups.get(&mcst_id).map(|(g, o)| (g.generation, o));
-        let collective = toy.collectives.get(&mcst_id).map(|(g, o)| (g.generation, o));
-        let outcome = match multicast.or(collective) {
+        let outcome = match toy.groups.get(&mcst_id).map(|(g, o)| (g.generation, o)) {
             Some((_, other)) if *other != owner => {
-                return Err(Status::already_exists("group.mcst_id: of another owner"));
+                return Err(Status::already_exists("rule.mcst_id: of another owner"));
             }
             Some((old, _)) if old > generation => {
                 return Err(Status::failed_precondition(
-                    "group.generation: older than what is installed",
+                    "rule.generation: older than what is installed",
                 ));
             }
             Some((old, _)) if old == generation => v1::InstallOutcome::Unchanged,
@@ -128,11 +123,11 @@ impl Agent for ToyAgent {
                 if toy.refuse_rule.as_deref() == Some(&name) {
                     return Err(Status::resource_exhausted(format!("no room for {name}")));
                 }
-                if let (v1::install_group_request::Rule::Collective(g), Some(max)) = (&rule, toy.slots_max)
-                    && g.slots > max
+                if let (Some(kind), Some(max)) = (rule.translated(), toy.slots_max)
+                    && kind.slots > max
                 {
-                    let reason = format!("{} are too many", g.slots);
-                    return Err(refuse(Code::ResourceExhausted, "collective.slots", reason));
+                    let reason = format!("{} are too many", kind.slots);
+                    return Err(refuse(Code::ResourceExhausted, "rule.translated.slots", reason));
                 }
                 if old.is_some() {
                     v1::InstallOutcome::Replaced
@@ -144,15 +139,8 @@ impl Agent for ToyAgent {
         let boot_id = toy.boot_id;
         if outcome != v1::InstallOutcome::Unchanged {
             self.note(toy, '+', &name, generation);
-            match rule {
-                v1::install_group_request::Rule::Group(group) => {
-                    toy.groups.insert(mcst_id, (group, owner));
-                }
-                v1::install_group_request::Rule::Collective(group) => {
-                    collective_from_proto("collective", &group)?;
-                    toy.collectives.insert(mcst_id, (group, owner));
-                }
-            }
+            rule_from_proto("rule", Some(&rule))?;
+            toy.groups.insert(mcst_id, (rule, owner));
         }
         Ok(Response::new(v1::InstallGroupResponse {
             outcome: outcome as i32,
@@ -171,22 +159,14 @@ impl Agent for ToyAgent {
             generation,
         } = request.into_inner();
         let toy = &mut *self.toy.lock();
-        let multicast = toy
-            .groups
-            .get(&mcst_id)
-            .map(|(g, o)| (g.name.clone(), g.generation, o));
-        let collective = toy
-            .collectives
-            .get(&mcst_id)
-            .map(|(g, o)| (g.name.clone(), g.generation, o));
-        let Some((name, is, has)) = multicast.or(collective) else {
+        let found = toy.groups.get(&mcst_id);
+        let Some((name, is, has)) = found.map(|(g, o)| (g.name.clone(), g.generation, o)) else {
             return Ok(Response::new(v1::RemoveGroupResponse { removed: false }));
         };
         if owner.is_some_and(|o| o != *has) || generation.is_some_and(|g| g != is) {
             return Err(Status::failed_precondition("of another owner or generation"));
         }
         toy.groups.remove(&mcst_id);
-        toy.collectives.remove(&mcst_id);
         self.note(toy, '-', &name, is);
         let changed = v1::GroupChanged {
             mcst_id,
@@ -203,21 +183,14 @@ impl Agent for ToyAgent {
         _: Request<v1::ListGroupsRequest>,
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
         let toy = self.toy.lock();
-        let installed = |(group, owner): &(v1::MulticastGroup, String)| v1::InstalledGroup {
-            group: Some(group.clone()),
-            owner: owner.clone(),
-            ..Default::default()
-        };
-        let groups = toy.groups.values().map(installed).collect();
-        let installed = |(group, owner): &(v1::CollectiveGroup, String)| v1::InstalledCollective {
-            group: Some(group.clone()),
+        let installed = |(rule, owner): &(v1::GroupRule, String)| v1::InstalledGroup {
+            rule: Some(rule.clone()),
             owner: owner.clone(),
             ..Default::default()
         };
         Ok(Response::new(v1::ListGroupsResponse {
-            groups,
+            groups: toy.groups.values().map(installed).collect(),
             boot_id: toy.boot_id,
-            collectives: toy.collectives.values().map(installed).collect(),
         }))
     }
 
@@ -342,9 +315,9 @@ impl Agent for ToyAgent {
     }
 }
 
-/// What a collective group takes of a switch's memory.
-pub(crate) fn memory(group: &v1::CollectiveGroup) -> u64 {
-    collective_from_proto("group", group).unwrap().memory_bytes()
+/// What a group that computes takes of a switch's memory.
+pub(crate) fn memory(group: &v1::GroupRule) -> u64 {
+    rule_from_proto("group", Some(group)).unwrap().reserved_bytes()
 }
 
 /// A toy switch that is served at a Unix socket, and can be stopped and started again there.
@@ -362,11 +335,8 @@ impl Switch {
     /// The groups that it has, as `name.generation`.
     pub(crate) fn groups(&self) -> Vec<String> {
         self.with(|t| {
-            let multicast = t.groups.values().map(|(g, _)| (&g.name, g.generation));
-            let collective = t.collectives.values().map(|(g, _)| (&g.name, g.generation));
-            multicast
-                .chain(collective)
-                .map(|(name, generation)| format!("{name}.{generation}"))
+            let each = t.groups.values();
+            each.map(|(g, _)| format!("{}.{}", g.name, g.generation))
                 .collect()
         })
     }
@@ -398,7 +368,6 @@ impl Switch {
         self.with(|t| {
             t.boot_id += 1;
             t.groups.clear();
-            t.collectives.clear();
         });
         self.start().await;
     }
@@ -537,7 +506,15 @@ impl Lab {
 }
 
 pub(crate) async fn start(config: Config) -> (Controller, Client) {
-    let controller = Controller::start(config).await.unwrap();
+    serving(Controller::start(config).await.unwrap()).await
+}
+
+/// As [`start`], with this store.
+pub(crate) async fn start_with(config: Config, store: Arc<dyn Store>) -> (Controller, Client) {
+    serving(Controller::start_with(config, store).await.unwrap()).await
+}
+
+async fn serving(controller: Controller) -> (Controller, Client) {
     let channel = connect(controller.address().unwrap(), &Security::default())
         .await
         .unwrap();

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use castnet_engine::plain::{PlainEgress, PlainFrame};
-use castnet_engine::{Collective, Engine};
+use castnet_engine::{Context, Engine};
 use castnet_rules::{
-    CollectiveEndpoint, CollectiveGroup, CollectiveHop, LossPolicy, RankEndpoint, StragglerPolicy,
+    Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy, TranslatedRule,
 };
 use castnet_wire::{
     Aeth, Batch, Call, CallFlags, Control, DataType, ExtHeaders, Kind, NakCode, Nanos, Opcode, Operation,
@@ -24,15 +24,18 @@ pub const TIMEOUT: Nanos = Nanos::from_millis(8);
 /// Packets per message.
 const MSG: usize = 4;
 
-pub fn rank_host(rank: usize) -> RankEndpoint {
-    RankEndpoint {
+pub fn rank_host(rank: usize) -> HostEndpoint {
+    let part = RankPart {
         rank: rank as u16,
+        sq_psn: sq_psn(rank),
+        rq_psn: rq_psn(rank),
+    };
+    HostEndpoint {
         name: format!("h{rank}"),
         ip: host_ip(rank),
         qpn: host_qpn(rank),
         mac: peer_mac(rank),
-        sq_psn: sq_psn(rank),
-        rq_psn: rq_psn(rank),
+        part: part.into(),
     }
 }
 
@@ -45,17 +48,17 @@ pub fn rq_psn(rank: usize) -> Psn {
     Psn::new(0xFF_FFFC + 3 * rank as u32)
 }
 
-pub fn rank_at(port_number: usize, rank: usize) -> CollectiveEndpoint {
-    CollectiveEndpoint {
+pub fn rank_at(port_number: usize, rank: usize) -> Endpoint {
+    Endpoint {
         port: port(port_number),
-        next_hop: CollectiveHop::Rank(rank_host(rank)),
+        next_hop: NextHop::Host(rank_host(rank)),
     }
 }
 
-pub fn switch_at(port_number: usize, ranks: &[u16]) -> CollectiveEndpoint {
-    CollectiveEndpoint {
+pub fn switch_at(port_number: usize, ranks: &[u16]) -> Endpoint {
+    Endpoint {
         port: port(port_number),
-        next_hop: CollectiveHop::Switch {
+        next_hop: NextHop::Switch {
             name: format!("s{port_number}"),
             mac: peer_mac(port_number),
             ranks: ranks.to_vec(),
@@ -63,32 +66,35 @@ pub fn switch_at(port_number: usize, ranks: &[u16]) -> CollectiveEndpoint {
     }
 }
 
-pub fn collective_rule(endpoints: Vec<CollectiveEndpoint>, parent: Option<usize>) -> CollectiveGroup {
-    CollectiveGroup {
-        name: "sum".into(),
-        generation: 1,
-        mcst_id: GROUP,
-        pmtu: PMTU,
-        psn_start: Psn::new(0xFF_FFFA),
+pub fn collective_rule(endpoints: Vec<Endpoint>, parent: Option<usize>) -> GroupRule {
+    let kind = TranslatedRule {
+        start_psn: Psn::new(0xFF_FFFA),
         slots: 32,
         message_packets: MSG as u16,
         reproducible: false,
         loss_policy: LossPolicy::Repair,
         straggler_policy: StragglerPolicy::KeepAlive,
         ack_timeout_us: (TIMEOUT.0 / 1000) as u32,
-        stall_timeout_ms: 500,
         parent: parent.map(port),
+    };
+    GroupRule {
+        name: "sum".into(),
+        generation: 1,
+        mcst_id: GROUP,
+        pmtu: PMTU,
+        stall_timeout_ms: 500,
         endpoints,
+        kind: kind.into(),
     }
 }
 
 /// Ranks 0 to `ranks - 1` at the ports of these numbers.
-pub fn collective_star(ranks: usize) -> CollectiveGroup {
+pub fn collective_star(ranks: usize) -> GroupRule {
     collective_rule((0..ranks).map(|r| rank_at(r, r)).collect(), None)
 }
 
-pub fn install_collective(engine: &mut Engine, rule: &CollectiveGroup) {
-    let group = Collective::compile(rule, &engine.config().ports).unwrap();
+pub fn install_collective(engine: &mut Engine, rule: &GroupRule) {
+    let group = Context::compile(rule, &engine.config().ports).unwrap();
     assert!(engine.install(group).unwrap().is_none());
 }
 
@@ -469,7 +475,7 @@ impl Net {
     }
 
     /// One switch with all ranks.
-    pub fn star(rule: &CollectiveGroup, jobs: &[Job], seed: u64) -> Self {
+    pub fn star(rule: &GroupRule, jobs: &[Job], seed: u64) -> Self {
         let count = rule.endpoints.len();
         let mut engine = engine(count + 1);
         install_collective(&mut engine, rule);
@@ -482,7 +488,7 @@ impl Net {
     }
 
     /// Two leaves and a spine: ranks 0 and 1, ranks 2, 3 and 4, and rank 5 at the spine itself.
-    pub fn two_tiers(change: impl Fn(&mut CollectiveGroup), jobs: &[Job], seed: u64) -> Self {
+    pub fn two_tiers(change: impl Fn(&mut TranslatedRule), jobs: &[Job], seed: u64) -> Self {
         let leaf_a = collective_rule(
             vec![rank_at(0, 0), rank_at(1, 1), switch_at(9, &[2, 3, 4, 5])],
             Some(9),
@@ -500,8 +506,8 @@ impl Net {
             vec![switch_at(0, &[0, 1]), switch_at(1, &[2, 3, 4]), rank_at(5, 5)],
             None,
         );
-        let engines = [leaf_a, leaf_b, spine].map(|mut rule| {
-            change(&mut rule);
+        let engines = [leaf_a, leaf_b, spine].map(|rule| {
+            let rule = rule.with_translated(&change);
             let mut engine = engine(10);
             install_collective(&mut engine, &rule);
             engine

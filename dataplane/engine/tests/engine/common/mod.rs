@@ -6,8 +6,8 @@ pub mod collective;
 use core::net::Ipv4Addr;
 
 use castnet_engine::plain::{PlainEgress, PlainFrame};
-use castnet_engine::{Engine, EngineConfig, Expected, Group, PortInfo};
-use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path, RemoteMemory};
+use castnet_engine::{Context, Engine, EngineConfig, Expected, PortInfo};
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory};
 use castnet_wire::build::{emit_ack, emit_arp, emit_cnp};
 use castnet_wire::{
     Aeth, Arp, Batch, Bth, Ethernet, ExtHeaders, MacAddr, McstId, Nanos, Network, Opcode, Parsed, Pmtu,
@@ -74,52 +74,52 @@ pub fn engine(count: usize) -> Engine {
     Engine::new(config(count)).unwrap()
 }
 
-pub fn host(n: usize) -> Path {
+pub fn host(n: usize) -> Endpoint {
     let host = HostEndpoint {
         name: format!("h{n}"),
         ip: host_ip(n),
         qpn: host_qpn(n),
         mac: peer_mac(n),
-        memory: Some(memory(n)),
+        part: HostPart::Memory(memory(n)),
     };
-    Path {
+    Endpoint {
         port: port(n),
         next_hop: NextHop::Host(host),
     }
 }
 
-pub fn switch(n: usize) -> Path {
-    Path {
+pub fn switch(n: usize) -> Endpoint {
+    Endpoint {
         port: port(n),
-        next_hop: NextHop::Switch {
-            name: format!("s{n}"),
-            mac: peer_mac(n),
-        },
+        next_hop: NextHop::switch(format!("s{n}"), peer_mac(n)),
     }
 }
 
 /// A group with its source at the first of these paths.
-pub fn rule(paths: Vec<Path>) -> MulticastGroup {
-    MulticastGroup {
+pub fn rule(endpoints: Vec<Endpoint>) -> GroupRule {
+    let kind = MulticastRule {
+        start_psn: Some(Psn::new(100)),
+        va_base: VA_BASE,
+        source: endpoints[0].port,
+    };
+    GroupRule {
         name: "g".into(),
         generation: 1,
         mcst_id: MCST,
         pmtu: Pmtu::B1024,
-        start_psn: Some(Psn::new(100)),
-        va_base: VA_BASE,
-        source: paths[0].port,
-        paths,
         stall_timeout_ms: 2000,
+        endpoints,
+        kind: kind.into(),
     }
 }
 
 /// Source host at port 0, receiving hosts from port 1 on.
-pub fn star(receivers: usize) -> MulticastGroup {
+pub fn star(receivers: usize) -> GroupRule {
     rule((0..=receivers).map(host).collect())
 }
 
-pub fn install(engine: &mut Engine, rule: &MulticastGroup) {
-    let group = Group::compile(rule, &engine.config().ports).unwrap();
+pub fn install(engine: &mut Engine, rule: &GroupRule) {
+    let group = Context::compile(rule, &engine.config().ports).unwrap();
     assert!(engine.install(group).unwrap().is_none());
 }
 
@@ -283,7 +283,7 @@ pub fn feed_into(engine: &mut Engine, now: Nanos, ingress: usize, frame: &[u8], 
 pub fn move_on(engine: &mut Engine, now: Nanos) {
     let mut next = Engine::new(engine.config().clone()).unwrap();
     let multicast = engine.groups().map(|g| {
-        let macs: Vec<MacAddr> = g.rule().paths.iter().map(|p| p.next_hop.mac()).collect();
+        let macs: Vec<MacAddr> = g.rule().endpoints.iter().map(|p| p.next_hop.mac()).collect();
         (g.mcst_id(), g.memory_bytes(), macs)
     });
     let collective = engine.collectives().map(|g| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use castnet_port::{
     Batch, MemEnd, MemLink, MemLinkConfig, MemPort, Pool, PoolBuf, PoolConfig, Port, Sides, Sleeper,
 };
-use castnet_rules::{HostEndpoint, MulticastGroup, NextHop, Path};
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 use castnet_wire::build::{emit_ack, emit_arp};
 use castnet_wire::{
     Aeth, Arp, Bth, Ethernet, ExtHeaders, MacAddr, McstId, Network, Opcode, Parsed, Pmtu, PortId, Psn, Qpn,
@@ -154,8 +154,8 @@ impl Lab {
         self.ends.iter().map(Host::new).collect()
     }
 
-    pub fn install(&self, rule: &MulticastGroup) {
-        self.dataplane.install_group(rule).unwrap();
+    pub fn install(&self, rule: &GroupRule) {
+        self.dataplane.install(rule).unwrap();
     }
 
     /// Waits until the counters say so.
@@ -178,23 +178,26 @@ impl Lab {
 }
 
 /// Group `n` with its source host and receiving hosts at these ports.
-pub fn rule(n: usize, ports: &[usize]) -> MulticastGroup {
-    MulticastGroup {
+pub fn rule(n: usize, ports: &[usize]) -> GroupRule {
+    GroupRule {
         name: format!("g{n}"),
         generation: 1,
         mcst_id: mcst(n),
         pmtu: Pmtu::B1024,
-        start_psn: Some(Psn::new(0)),
-        va_base: 0,
-        source: port(ports[0]),
-        paths: ports
+        stall_timeout_ms: 60_000,
+        endpoints: ports
             .iter()
-            .map(|&p| Path {
+            .map(|&p| Endpoint {
                 port: port(p),
                 next_hop: NextHop::Host(host(n, p)),
             })
             .collect(),
-        stall_timeout_ms: 60_000,
+        kind: MulticastRule {
+            start_psn: Some(Psn::new(0)),
+            va_base: 0,
+            source: port(ports[0]),
+        }
+        .into(),
     }
 }
 
@@ -209,7 +212,7 @@ fn host(group: usize, n: usize) -> HostEndpoint {
         ip: host_ip(n),
         qpn: qpn(group, n),
         mac: host_mac(n),
-        memory: None,
+        part: HostPart::Plain,
     }
 }
 

@@ -1,0 +1,162 @@
+//! Switches that did not take their part of a group, and what the next placement has to know of that.
+//!
+//! The controller reckons with what switches said last; they have the last word. A switch without room is passed by, or
+//! gets a smaller part, where the fabric allows.
+
+use castnet_planner::{Room, Rooms};
+
+use crate::lifecycle::{Cause, Failure};
+use castnet_rules::GroupRule;
+
+/// Refusals that one group is placed again for, at most.
+const REFUSALS_MAX: usize = 8;
+
+/// What switches have said to the placements of a group since it was last active.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Detours(Vec<Detour>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Detour {
+    switch: String,
+    /// The bytes that it did not have; `None`: it takes no part at all.
+    bytes: Option<u64>,
+    failure: Failure,
+}
+
+impl Detours {
+    /// Notes that a switch did not take `rule`; `of_memory` where a smaller one may fit. Whether the group is to be placed
+    /// again for that.
+    pub(crate) fn note(
+        &mut self,
+        switch: &str,
+        rule: &GroupRule,
+        of_memory: bool,
+        failure: &Failure,
+    ) -> bool {
+        // Other refusals would be the same elsewhere, or are for an operator to see to.
+        let may_differ = matches!(failure.cause, Cause::NoRoom | Cause::Unreachable);
+        if !may_differ || self.0.len() >= REFUSALS_MAX {
+            return false;
+        }
+        self.0.push(Detour {
+            switch: switch.into(),
+            bytes: of_memory.then(|| rule.reserved_bytes()),
+            failure: failure.clone(),
+        });
+        true
+    }
+
+    /// Takes off what there is not.
+    pub(crate) fn apply(&self, rooms: &mut Rooms) {
+        for Detour { switch, bytes, .. } in &self.0 {
+            let room = rooms.entry(switch.clone()).or_insert_with(|| Room {
+                memory_free: u64::MAX,
+                groups_free: u64::MAX,
+                endpoints_max: u64::MAX,
+                pmtus: Vec::new(),
+            });
+            match bytes {
+                Some(bytes) => room.memory_free = room.memory_free.min(bytes.saturating_sub(1)),
+                None => room.groups_free = 0,
+            }
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a switch said last.
+    pub(crate) fn of(&self, switch: &str) -> Option<String> {
+        self.0
+            .iter()
+            .rev()
+            .find(|d| d.switch == switch)
+            .map(Detour::words)
+    }
+
+    /// What all of them said.
+    pub(crate) fn words(&self) -> String {
+        self.0.iter().map(Detour::words).collect::<Vec<_>>().join("; ")
+    }
+
+    /// The failure that is left when there is no other place, which `failure` says.
+    pub(crate) fn end(&self, failure: Failure) -> Failure {
+        let Some(last) = self.0.last() else {
+            return failure;
+        };
+        match failure.cause {
+            // The planner names the switches, and so what they said.
+            Cause::NoRoom => failure,
+            _ => Failure {
+                reason: format!("{}; no place elsewhere: {}", self.words(), failure.reason),
+                ..last.failure.clone()
+            },
+        }
+    }
+}
+
+impl Detour {
+    fn words(&self) -> String {
+        format!("switch {} {}", self.switch, self.failure.reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_rules::TranslatedRule;
+    use castnet_wire::{McstId, Pmtu};
+
+    use super::*;
+
+    fn rule(slots: u16) -> GroupRule {
+        let kind = TranslatedRule {
+            message_packets: 1,
+            ..TranslatedRule::root(slots)
+        };
+        GroupRule {
+            name: "g".into(),
+            generation: 1,
+            mcst_id: McstId([10, 200, 0, 1].into()),
+            pmtu: Pmtu::B1024,
+            stall_timeout_ms: 1000,
+            endpoints: Vec::new(),
+            kind: kind.into(),
+        }
+    }
+
+    fn failure(cause: Cause) -> Failure {
+        Failure {
+            cause,
+            field: "switches.s".into(),
+            reason: "refuses: full".into(),
+        }
+    }
+
+    #[test]
+    fn what_a_switch_refused_is_not_asked_of_it_again() {
+        let mut detours = Detours::default();
+        assert!(detours.note("s", &rule(256), true, &failure(Cause::NoRoom)));
+        let mut rooms = Rooms::new();
+        detours.apply(&mut rooms);
+        assert_eq!(rooms["s"].memory_free, rule(256).reserved_bytes() - 1);
+        assert!(rooms["s"].memory_free >= rule(128).reserved_bytes() && rooms["s"].groups_free > 0);
+        assert!(detours.note("s", &rule(128), true, &failure(Cause::NoRoom)));
+        assert!(detours.note("t", &rule(128), false, &failure(Cause::Unreachable)));
+        detours.apply(&mut rooms);
+        assert_eq!(rooms["s"].memory_free, rule(128).reserved_bytes() - 1);
+        assert_eq!((rooms["t"].groups_free, rooms.len()), (0, 2));
+        assert_eq!(detours.of("t").as_deref(), Some("switch t refuses: full"));
+        assert_eq!(detours.words().matches("refuses: full").count(), 3);
+    }
+
+    #[test]
+    fn it_ends_and_not_every_refusal_is_one_of_room() {
+        let mut detours = Detours::default();
+        assert!(!detours.note("s", &rule(2), false, &failure(Cause::Refused)));
+        for _ in 0..REFUSALS_MAX {
+            assert!(detours.note("s", &rule(2), false, &failure(Cause::NoRoom)));
+        }
+        assert!(!detours.note("s", &rule(2), false, &failure(Cause::NoRoom)));
+    }
+}

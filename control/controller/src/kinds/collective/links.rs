@@ -1,0 +1,228 @@
+//! Links of trees that are down. No collective of such a group can end, and its switches only ever say that they wait: after a
+//! moment of grace the group fails, with the link's name, and its ranks find another place.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::time::{Instant, timeout_at};
+
+use castnet_topology::End;
+
+use crate::core::Shared;
+use crate::fabric::{Facts, Reach, Who};
+use crate::lifecycle::Event;
+use crate::record::{Ending, Record};
+use castnet_rules::NextHop;
+
+/// A link of a tree that carries nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DownLink {
+    /// `leaf0:2 - spine0:0`.
+    pub(crate) name: String,
+    /// How that is known.
+    why: String,
+    /// The rank that it leads to, or else the switch below it.
+    rank: Option<u16>,
+    switch: Option<String>,
+}
+
+impl DownLink {
+    /// In words.
+    pub(crate) fn words(&self) -> String {
+        format!("link {} is down: {}", self.name, self.why)
+    }
+}
+
+/// The links of a group's tree that are down, with the moments from which on they were.
+pub(crate) type DownLinks = BTreeMap<String, (Instant, DownLink)>;
+
+/// Looks after the links of all trees for as long as the controller runs.
+pub(crate) async fn watch(shared: Arc<Shared>) {
+    let mut changes = shared.fabric_changes();
+    loop {
+        changes.mark_unchanged();
+        let next = look(&shared, Instant::now());
+        match next {
+            // Either way it is time to look again.
+            Some(at) => drop(timeout_at(at, changes.changed()).await),
+            None if changes.changed().await.is_err() => return,
+            None => {}
+        }
+    }
+}
+
+/// Notes which links are down, and ends groups whose time is up. When the next one's will be.
+fn look(shared: &Arc<Shared>, now: Instant) -> Option<Instant> {
+    let mut core = shared.lock();
+    let mut next: Option<Instant> = None;
+    for name in core.groups.watched() {
+        let Some(entry) = core.groups.get(&name) else {
+            continue;
+        };
+        let before = &entry.live.links_down;
+        let down: DownLinks = down(&core.facts, entry.record())
+            .into_iter()
+            .map(|link| {
+                let since = before.get(&link.name).map_or(now, |(since, _)| *since);
+                (link.name.clone(), (since, link))
+            })
+            .collect();
+        let grace = shared.config.timeouts.link;
+        let up = down
+            .values()
+            .map(|(since, link)| (*since + grace, link))
+            .min_by_key(|(at, _)| *at);
+        match up {
+            Some((at, link)) if at <= now => {
+                let reason = format!("link {} has been down for {grace:?}: {}", link.name, link.why);
+                tracing::warn!(group = name, reason, "collective group lost a link");
+                let ending = Ending::failed(
+                    entry.record().generation,
+                    link.rank,
+                    link.switch.as_deref(),
+                    reason,
+                );
+                shared.try_step(&mut core, &name, Event::Lost, Some(ending));
+                continue;
+            }
+            Some((at, _)) => next = Some(next.map_or(at, |next| next.min(at))),
+            None => {}
+        }
+        if *before != down
+            && let Some(entry) = core.groups.get_mut(&name)
+        {
+            entry.live.links_down = down;
+            shared.told(&mut core, &name);
+        }
+    }
+    next
+}
+
+/// The links of its tree that are down.
+fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
+    let Some(plan) = &record.plan else {
+        return Vec::new();
+    };
+    let mut all = Vec::new();
+    for (switch, rule) in &plan.rules {
+        let parent = rule.translated().and_then(|kind| kind.parent);
+        for endpoint in &rule.endpoints {
+            let near = (switch.as_str(), endpoint.port.index() as u8);
+            match &endpoint.next_hop {
+                NextHop::Host(host) => all.extend(silent_port(facts, near).map(|why| DownLink {
+                    name: format!("{} - {}", End::port(switch, near.1), host.name),
+                    why,
+                    rank: host.rank().map(|part| part.rank),
+                    switch: None,
+                })),
+                // Each link between switches once: as the lower one's link to its parent.
+                NextHop::Switch { name, .. } if parent == Some(endpoint.port) => {
+                    let back = plan.rules.get(name).and_then(|parent| {
+                        let mut endpoints = parent.endpoints.iter();
+                        endpoints.find(|e| e.next_hop.name() == switch && e.next_hop.rank().is_none())
+                    });
+                    let Some(back) = back else { continue };
+                    let far = (name.as_str(), back.port.index() as u8);
+                    let why = silent_port(facts, near)
+                        .or_else(|| silent_port(facts, far))
+                        .or_else(|| unheard(facts, near, far));
+                    all.extend(why.map(|why| DownLink {
+                        name: format!("{} - {}", End::port(switch, near.1), End::port(name, far.1)),
+                        why,
+                        rank: None,
+                        switch: Some(switch.clone()),
+                    }));
+                }
+                NextHop::Switch { .. } => {}
+            }
+        }
+    }
+    all
+}
+
+/// A port that its switch says has no link.
+fn silent_port(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
+    let (_, report) = facts.switches.get(switch)?;
+    let port = report.ports.get(&port).filter(|p| !p.up)?;
+    Some(format!("port {} of switch {switch} has no link", port.name))
+}
+
+/// Without a file, a link is there as long as one of its ends hears the other; switches that cannot be reached say nothing.
+fn unheard(facts: &Facts, near: (&str, u8), far: (&str, u8)) -> Option<String> {
+    let hears = |at: (&str, u8), other: (&str, u8)| match facts.switches.get(at.0) {
+        Some((Reach::Up, report)) => Some(
+            report
+                .neighbours
+                .iter()
+                .any(|n| matches!(&n.who, Who::Switch { name, .. } if n.port == at.1 && name == other.0)),
+        ),
+        _ => None,
+    };
+    let (one, other) = (hears(near, far), hears(far, near));
+    let nobody = one != Some(true) && other != Some(true) && (one.is_some() || other.is_some());
+    (facts.file.is_none() && nobody).then(|| "nothing was heard over it by LLDP for too long".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::{NeighbourReport, PortReport, SwitchReport};
+
+    fn report(neighbour: Option<&str>, up: bool) -> (Reach, SwitchReport) {
+        let port = PortReport {
+            name: "eth7".into(),
+            mac: [2; 6],
+            mtu: 1500,
+            up,
+        };
+        let heard = neighbour.map(|name| NeighbourReport {
+            port: 7,
+            age_ns: 0,
+            who: Who::Switch {
+                name: name.into(),
+                port: "eth7".into(),
+            },
+        });
+        let report = SwitchReport {
+            ports: [(7, port)].into(),
+            neighbours: heard.into_iter().collect(),
+        };
+        (Reach::Up, report)
+    }
+
+    fn facts(a: (Reach, SwitchReport), b: (Reach, SwitchReport)) -> Facts {
+        Facts {
+            switches: [("a".to_owned(), a), ("b".to_owned(), b)].into(),
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn one_ends_word_keeps_a_link_and_silence_of_all_who_speak_ends_it() {
+        let unheard = |facts: &Facts| unheard(facts, ("a", 7), ("b", 7)).is_some();
+        assert!(!unheard(&facts(report(Some("b"), true), report(None, true))));
+        assert!(!unheard(&facts(report(None, true), report(Some("a"), true))));
+        assert!(unheard(&facts(report(None, true), report(None, true))));
+        assert!(
+            unheard(&facts(report(Some("c"), true), report(None, true))),
+            "somebody else"
+        );
+        // A switch that is away may have heard what it wants.
+        let away = |neighbour| (Reach::Down("gone".into()), report(neighbour, true).1);
+        assert!(unheard(&facts(report(None, true), away(Some("a")))));
+        assert!(!unheard(&facts(report(Some("b"), true), away(None))));
+        assert!(!unheard(&facts(away(None), away(None))), "nobody says anything");
+        let mut filed = facts(report(None, true), report(None, true));
+        filed.file = Some(castnet_topology::Topology::star(2).unwrap());
+        assert!(!unheard(&filed), "a file's links need no LLDP");
+    }
+
+    #[test]
+    fn a_port_without_link_is_named() {
+        let facts = facts(report(None, false), report(None, true));
+        let says = silent_port(&facts, ("a", 7));
+        assert_eq!(says.as_deref(), Some("port eth7 of switch a has no link"));
+        assert_eq!(silent_port(&facts, ("b", 7)), None);
+        assert_eq!(silent_port(&facts, ("a", 8)), None, "not known, not down");
+    }
+}

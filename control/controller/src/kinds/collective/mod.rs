@@ -1,0 +1,114 @@
+//! Collective groups (EPIC): ranks that compute together.
+//!
+//! Ranks come by a call that stands for as long as they are in (`requests`): it is their lease. When all are in, the
+//! group is placed (`planning`) and installed; from then on what happens to a rank, to a switch (`reports`) or to a link
+//! (`links`) decides. A generation of rules serves one set of connections: ranks that join again get a new one.
+
+use std::time::Duration;
+
+use castnet_proto::v1;
+use castnet_wire::Psn;
+
+use self::record::Collective;
+use super::{GroupKind, Party};
+use crate::core::Core;
+use crate::lifecycle::{Event, Phase};
+use crate::planning::NoPlan;
+use crate::record::{Plan, Record};
+use crate::requests::draw;
+use crate::table::Entry;
+use castnet_rules::GroupRule;
+
+pub(crate) mod exchange;
+pub(crate) mod links;
+pub(crate) mod live;
+mod planning;
+pub mod record;
+mod reports;
+pub(crate) mod requests;
+pub(crate) mod view;
+
+impl GroupKind for Collective {
+    fn phase_name(&self, phase: Phase) -> &'static str {
+        match phase {
+            Phase::Registered => "gathering",
+            other => other.name(),
+        }
+    }
+
+    fn parties(&self) -> Vec<Party<'_>> {
+        let all = self.ranks.iter().enumerate();
+        all.map(|(i, r)| Party {
+            field: format!("ranks[{i}]"),
+            host: &r.host,
+            ends: r.state.seat().into_iter().flat_map(|s| s.ends()).collect(),
+        })
+        .collect()
+    }
+
+    /// What a switch has lost of a collective cannot be had again.
+    fn outlives_switches(&self) -> bool {
+        false
+    }
+
+    fn tries_elsewhere(&self) -> bool {
+        true
+    }
+
+    fn lingers(&self) -> bool {
+        self.by_call
+    }
+
+    fn notice(&self) -> Duration {
+        self.longest_lease()
+    }
+
+    fn address_lane(&self, rule: &mut GroupRule, lane: u8) {
+        self.set_ends(rule, lane);
+    }
+
+    fn follows(&self, phase: Phase, generation: u64) -> Option<Event> {
+        match phase {
+            Phase::Failed | Phase::Refused if self.some_joined(generation) => Some(Event::Joined),
+            Phase::Registered | Phase::Broken if self.all_joined(generation) => Some(Event::AllJoined),
+            // Nobody is left of those whose calls it was made for.
+            Phase::Registered if self.by_call && !self.some_joined(generation) => Some(Event::Destroy),
+            Phase::Active | Phase::Broken if self.all_left() => Some(Event::Ended),
+            _ => None,
+        }
+    }
+
+    fn step(&mut self, event: Event, phase: Phase, generation: u64) {
+        match event {
+            Event::AllJoined if phase == Phase::Installing => {
+                self.start_psn = Psn::new(draw() as u32);
+                for rank in &mut self.ranks {
+                    rank.rq_psn = Psn::new(draw() as u32);
+                }
+            }
+            Event::Withdrawn | Event::Elsewhere => self.put_off(generation),
+            Event::Refused | Event::Broke | Event::Lost | Event::TimeUp | Event::Ended => {
+                self.end(generation);
+            }
+            _ => {}
+        }
+    }
+
+    /// Which calls stand is not stored.
+    fn after_restart(&mut self, _phase: Phase) {}
+
+    fn plan(&self, core: &Core, record: &Record) -> Result<Plan, NoPlan> {
+        planning::plan(self, core, record)
+    }
+
+    fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event {
+        v1::controller_event::Event::Collective(view::state(self, core, entry))
+    }
+
+    fn view(&self, core: &Core, entry: &Entry) -> v1::Group {
+        v1::Group {
+            collective: Some(view::group(self, core, entry)),
+            ..Default::default()
+        }
+    }
+}

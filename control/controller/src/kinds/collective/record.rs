@@ -1,0 +1,288 @@
+//! What only a collective group has: its settings and its ranks.
+
+use std::time::Duration;
+
+use castnet_proto::convert::GivenSettings;
+use castnet_rules::{GroupRule, HostEndpoint, LossPolicy, NextHop, StragglerPolicy};
+use castnet_wire::{Pmtu, Psn};
+use serde::{Deserialize, Serialize};
+
+use crate::record::text;
+
+/// Packets that a rank may have in flight where nothing else is said.
+pub const DEFAULT_WINDOW_PACKETS: u16 = 64;
+
+/// The section of a collective group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collective {
+    /// How it works.
+    pub settings: Settings,
+    /// The group's first PSN, drawn anew for each generation.
+    #[serde(with = "text::psn")]
+    pub start_psn: Psn,
+    /// Whether a rank's call created it: then it is forgotten when the last has gone.
+    pub by_call: bool,
+    /// The ranks, rank 0 first.
+    pub ranks: Vec<RankRecord>,
+}
+
+/// How a collective group works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Payload bytes of a full packet.
+    #[serde(with = "text::pmtu")]
+    pub pmtu: Pmtu,
+    /// Packets that a rank may have in flight.
+    pub window_packets: u16,
+    /// Packets of a full message, at most the window.
+    pub message_packets: u16,
+    /// Whether contributions are added in rank order.
+    pub reproducible: bool,
+    /// Who repairs losses.
+    pub loss_policy: LossPolicy,
+    /// How ranks that wait are kept alive.
+    pub straggler_policy: StragglerPolicy,
+    /// The ranks' ACK time-out, in microseconds.
+    pub ack_timeout_us: u32,
+    /// When a collective that waits is reported, in milliseconds.
+    pub stall_timeout_ms: u32,
+    /// How many sub-groups it is.
+    #[serde(default = "one")]
+    pub lanes: u8,
+}
+
+const fn one() -> u8 {
+    1
+}
+
+/// A rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankRecord {
+    /// Its host; empty while nobody has called.
+    pub host: String,
+    /// How far it is.
+    pub state: RankState,
+    /// The first PSN that it receives in the present generation.
+    #[serde(with = "text::psn")]
+    pub rq_psn: Psn,
+}
+
+/// How far a rank is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RankState {
+    /// Has not called, or must call again.
+    Expected,
+    /// Is in.
+    Joined(Seat),
+    /// Was in and has left; the rules still name it.
+    Left(Seat),
+}
+
+/// A rank's place in a generation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seat {
+    /// Its end of the connection.
+    pub endpoint: HostEndpoint,
+    /// The same of the lanes after the first.
+    #[serde(default)]
+    pub more: Vec<HostEndpoint>,
+    /// The first PSN that it sends.
+    #[serde(with = "text::psn")]
+    pub sq_psn: Psn,
+    /// How long it may be away, in milliseconds.
+    pub lease_ms: u64,
+    /// The generation that it is in, or waits for.
+    pub generation: u64,
+}
+
+impl Settings {
+    /// What was given, and the defaults for the rest.
+    pub fn new(given: &GivenSettings) -> Self {
+        // A full message is never larger than the window, whichever of the two was given.
+        let window = given
+            .window_packets
+            .unwrap_or(DEFAULT_WINDOW_PACKETS.max(given.message_packets.unwrap_or(0)));
+        Self {
+            pmtu: given.pmtu.unwrap_or(Pmtu::B1024),
+            window_packets: window,
+            message_packets: given
+                .message_packets
+                .unwrap_or(castnet_rules::DEFAULT_MESSAGE_PACKETS)
+                .min(window),
+            reproducible: given.reproducible.unwrap_or(false),
+            loss_policy: given.loss_policy.unwrap_or_default(),
+            straggler_policy: given.straggler_policy.unwrap_or_default(),
+            ack_timeout_us: given
+                .ack_timeout_us
+                .unwrap_or(castnet_rules::DEFAULT_ACK_TIMEOUT_US),
+            stall_timeout_ms: given
+                .stall_timeout_ms
+                .unwrap_or(castnet_rules::DEFAULT_STALL_TIMEOUT_MS),
+            lanes: given.lanes.unwrap_or(1),
+        }
+    }
+
+    /// The first setting that somebody wants otherwise: its field, what they want, and what it is.
+    pub fn differs(&self, given: &GivenSettings) -> Option<(&'static str, String, String)> {
+        fn other<T: PartialEq>(
+            field: &'static str,
+            given: Option<T>,
+            is: T,
+            text: impl Fn(&T) -> String,
+        ) -> Option<(&'static str, String, String)> {
+            let given = given.filter(|given| *given != is)?;
+            Some((field, text(&given), text(&is)))
+        }
+        macro_rules! differing {
+            ($($name:ident),*) => {
+                [$(other(concat!("settings.", stringify!($name)), given.$name, self.$name, ToString::to_string)),*]
+            };
+        }
+        let pmtu = other("settings.pmtu", given.pmtu, self.pmtu, |p| p.bytes().to_string());
+        let others = differing!(
+            window_packets,
+            message_packets,
+            reproducible,
+            loss_policy,
+            straggler_policy,
+            ack_timeout_us,
+            stall_timeout_ms,
+            lanes
+        );
+        std::iter::once(pmtu).chain(others).flatten().next()
+    }
+}
+
+impl Seat {
+    /// The rank's ends of its connections, one for each lane.
+    pub fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
+        std::iter::once(&self.endpoint).chain(&self.more)
+    }
+}
+
+impl RankState {
+    /// The rank's place, once it has joined.
+    pub fn seat(&self) -> Option<&Seat> {
+        match self {
+            Self::Expected => None,
+            Self::Joined(seat) | Self::Left(seat) => Some(seat),
+        }
+    }
+}
+
+impl Collective {
+    /// A group as it begins: nobody is in.
+    pub fn new(hosts: Vec<String>, settings: Settings, by_call: bool) -> Self {
+        let rank = |host| RankRecord {
+            host,
+            state: RankState::Expected,
+            rq_psn: Psn::new(0),
+        };
+        Self {
+            settings,
+            start_psn: Psn::new(0),
+            by_call,
+            ranks: hosts.into_iter().map(rank).collect(),
+        }
+    }
+
+    /// A rank's place, where it is in.
+    pub fn seat(&self, rank: u16) -> Option<&Seat> {
+        match &self.ranks.get(usize::from(rank))?.state {
+            RankState::Joined(seat) => Some(seat),
+            RankState::Expected | RankState::Left(_) => None,
+        }
+    }
+
+    /// Sets a rank's state; whether there is such a rank.
+    pub fn set_rank(&mut self, rank: u16, state: RankState) -> bool {
+        let record = self.ranks.get_mut(usize::from(rank));
+        record.map(|r| r.state = state).is_some()
+    }
+
+    /// Whether every rank waits for the generation after this one.
+    pub fn all_joined(&self, generation: u64) -> bool {
+        self.ranks.iter().all(|r| r.waits_after(generation))
+    }
+
+    /// Whether some rank waits for the generation after this one.
+    pub fn some_joined(&self, generation: u64) -> bool {
+        self.ranks.iter().any(|r| r.waits_after(generation))
+    }
+
+    /// Whether every rank has left.
+    pub fn all_left(&self) -> bool {
+        self.ranks.iter().all(|r| matches!(r.state, RankState::Left(_)))
+    }
+
+    /// The ranks that the generation after this one waits for.
+    pub fn expected(&self, generation: u64) -> Vec<u16> {
+        let ranks = (0..).zip(&self.ranks);
+        ranks
+            .filter(|(_, r)| !r.waits_after(generation))
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
+    /// This generation is over: ranks that were in it must call again.
+    pub fn end(&mut self, generation: u64) {
+        for rank in &mut self.ranks {
+            if rank.state.seat().is_some_and(|s| s.generation <= generation) {
+                rank.state = RankState::Expected;
+            }
+        }
+    }
+
+    /// This generation came to nothing: ranks that are in it wait for the next.
+    pub fn put_off(&mut self, generation: u64) {
+        for rank in &mut self.ranks {
+            if let RankState::Joined(seat) = &mut rank.state {
+                seat.generation = seat.generation.max(generation + 1);
+            }
+        }
+    }
+
+    /// `rank 2 (host h3)`.
+    pub fn rank_name(&self, rank: u16) -> String {
+        match self.ranks.get(usize::from(rank)).map(|r| r.host.as_str()) {
+            None | Some("") => format!("rank {rank}"),
+            Some(host) => format!("rank {rank} (host {host})"),
+        }
+    }
+
+    /// The rank at a host.
+    pub fn rank_at(&self, host: &str) -> Option<u16> {
+        self.ranks.iter().position(|r| r.host == host).map(|r| r as u16)
+    }
+
+    /// Slots that it wants at each of its switches.
+    pub fn slots(&self) -> u16 {
+        castnet_planner::slots(self.settings.window_packets, self.settings.message_packets)
+    }
+
+    /// The longest lease of a rank that is in.
+    pub fn longest_lease(&self) -> Duration {
+        let leases = self.ranks.iter().filter_map(|r| r.state.seat());
+        let longest = leases.map(|s| s.lease_ms).max();
+        Duration::from_millis(longest.unwrap_or(castnet_proto::convert::DEFAULT_LEASE_MS.into()))
+    }
+
+    /// Gives a rule the ranks' queue pairs of one lane.
+    pub(crate) fn set_ends(&self, rule: &mut GroupRule, lane: u8) {
+        for endpoint in &mut rule.endpoints {
+            if let NextHop::Host(host) = &mut endpoint.next_hop
+                && let Some(part) = host.rank()
+                && let Some(record) = self.ranks.get(usize::from(part.rank))
+                && let Some(end) = record.state.seat().and_then(|s| s.ends().nth(lane.into()))
+            {
+                host.qpn = end.qpn;
+            }
+        }
+    }
+}
+
+impl RankRecord {
+    fn waits_after(&self, generation: u64) -> bool {
+        matches!(&self.state, RankState::Joined(seat) if seat.generation > generation)
+    }
+}

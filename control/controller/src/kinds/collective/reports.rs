@@ -1,0 +1,246 @@
+//! What switches report of collective groups.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_proto::convert::disagreement_from_proto;
+use castnet_proto::v1;
+use castnet_rules::Endpoint;
+use castnet_wire::{Control, Verdict};
+use tokio::time::Instant;
+
+use super::record::Collective;
+use crate::core::{Core, Shared};
+use crate::lifecycle::{Event, Phase};
+use crate::record::{Ending, Record};
+use crate::table::Entry;
+
+/// How much later than after its time a switch's next word of a stall may come.
+const REPORT_MARGIN: Duration = Duration::from_millis(500);
+
+impl Shared {
+    /// A switch reports that a member ended its connection.
+    pub(crate) fn member_failed(self: &Arc<Self>, switch: &str, failed: v1::MemberFailed) {
+        let v1::MemberFailed {
+            mcst_id,
+            group,
+            next_hop,
+            syndrome,
+            generation,
+            ..
+        } = failed;
+        let rank = {
+            let core = self.lock();
+            let found = core.collective_by_mcst_id(&mcst_id);
+            if found.is_some_and(|(entry, _)| is_late(entry, switch, generation)) {
+                return;
+            }
+            found.and_then(|(_, group)| group.rank_at(&next_hop))
+        };
+        tracing::warn!(switch, group, next_hop, syndrome, "member failed");
+        let failed = v1::controller_event::Event::FailedMember(v1::FailedMember {
+            group,
+            switch_name: switch.into(),
+            host: next_hop.clone(),
+            rank: rank.map(u32::from),
+            syndrome,
+        });
+        self.publish(&mut self.lock(), failed);
+        self.broke(&mcst_id, generation, switch, |group, _| {
+            let who = rank.map_or_else(|| format!("host {next_hop}"), |rank| group.rank_name(rank));
+            let reason = format!("{who} has ended its connection, with NAK syndrome {syndrome:#04x}");
+            Ending::failed(generation, rank, None, reason)
+        });
+    }
+
+    /// A switch reports that ranks disagree.
+    pub(crate) fn conflict(self: &Arc<Self>, switch: &str, conflict: &v1::CollectiveConflict) {
+        let said = conflict.disagreement.unwrap_or_default();
+        let said = disagreement_from_proto("disagreement", &said);
+        self.broke(&conflict.mcst_id, conflict.generation, switch, |group, record| {
+            let said = match said {
+                Ok(said) => said,
+                Err(invalid) => {
+                    tracing::warn!(switch, %invalid, "a report of a conflict does not read");
+                    let reason = format!("the ranks disagree; switch {switch} does not say more");
+                    return Ending::failed(record.generation, None, None, reason);
+                }
+            };
+            // Each switch says what the tree's root tells the ranks; of two that differ, what both say together counts.
+            let before = record
+                .ended
+                .as_ref()
+                .filter(|e| e.generation == record.generation);
+            let all = match before.and_then(|e| e.conflict) {
+                Some(mut before) if before.sequence == said.sequence => {
+                    before.merge(&said);
+                    before
+                }
+                Some(before) => before,
+                None => said,
+            };
+            disagreement(group, record.generation, all)
+        });
+    }
+
+    /// A switch reports that a generation cannot go on; `why` makes its ending from the record.
+    fn broke(
+        self: &Arc<Self>,
+        mcst_id: &str,
+        generation: u64,
+        switch: &str,
+        why: impl FnOnce(&Collective, &Record) -> Ending,
+    ) {
+        let mut core = self.lock();
+        let Some((entry, group)) = core.collective_by_mcst_id(mcst_id) else {
+            return;
+        };
+        if is_late(entry, switch, generation) {
+            return;
+        }
+        let (name, ending) = (entry.record().name.clone(), why(group, entry.record()));
+        tracing::warn!(
+            group = name,
+            switch,
+            reason = ending.reason,
+            "a generation cannot go on"
+        );
+        self.end(&mut core, &name, ending);
+    }
+
+    /// Ends the generation that `ending` is of.
+    fn end(self: &Arc<Self>, core: &mut Core, name: &str, ending: Ending) {
+        let Ok(record) = core.group(name).map(Entry::record) else {
+            return;
+        };
+        let again = (name.to_owned(), ending.clone());
+        match record.phase {
+            _ if record.generation != ending.generation => return,
+            Phase::Active => self.try_step(core, name, Event::Broke, Some(ending)),
+            // The ranks were faster than the switch's report: those that come to hear of it hear the cause.
+            Phase::Broken => self.try_change(core, name, |r| {
+                let unexplained = |e: &Ending| {
+                    e.generation == ending.generation
+                        && e.rank.is_none()
+                        && (e.conflict.is_none() || ending.conflict.is_some())
+                };
+                if r.ended.as_ref().is_some_and(unexplained) {
+                    r.ended = Some(ending);
+                }
+            }),
+            _ => return,
+        }
+        // A switch reports it once.
+        core.journal
+            .retry(move |shared, core| shared.end(core, &again.0, again.1));
+    }
+
+    /// A switch reports ranks that a collective waits for.
+    pub(crate) fn waits(self: &Arc<Self>, switch: &str, stalled: &v1::CollectiveStalled) {
+        let mut core = self.lock();
+        let Some((entry, group)) = core.collective_by_mcst_id(&stalled.mcst_id) else {
+            return;
+        };
+        if is_late(entry, switch, stalled.generation) {
+            return;
+        }
+        let (name, phase) = (entry.record().name.clone(), entry.record().phase);
+        // A switch that still waits says so again after each stall time-out.
+        let stall = Duration::from_millis(group.settings.stall_timeout_ms.into());
+        let known = stalled.ranks.iter().filter_map(|r| u16::try_from(*r).ok());
+        let ranks: Vec<u16> = known.collect();
+        let host = |rank: &u16| {
+            let known = group.ranks.get(usize::from(*rank));
+            known.map_or_else(String::new, |r| r.host.clone())
+        };
+        tracing::warn!(group = name, switch, ?ranks, "collective stalls");
+        let event = v1::controller_event::Event::StalledCollective(v1::StalledCollective {
+            group: name.clone(),
+            switch_name: switch.into(),
+            hosts: ranks.iter().map(host).collect(),
+            ranks: ranks.iter().map(|r| u32::from(*r)).collect(),
+            for_ns: stalled.for_ns,
+        });
+        self.publish(&mut core, event);
+        let Some(entry) = core.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {
+            return;
+        };
+        let (at, switch) = (Instant::now(), switch.to_owned());
+        entry.live.stalls.insert(switch.clone(), (at, ranks));
+        self.waits_anew(&mut core, &name);
+        self.later(&name, 2 * stall + REPORT_MARGIN, move |shared, core, name| {
+            if let Some(entry) = core.groups.get_mut(name)
+                && entry
+                    .live
+                    .stalls
+                    .get(&switch)
+                    .is_some_and(|(when, _)| *when == at)
+            {
+                entry.live.stalls.remove(&switch);
+                shared.waits_anew(core, name);
+            }
+        });
+    }
+
+    /// Tells whom switches wait for, where that has changed.
+    fn waits_anew(&self, core: &mut Core, name: &str) {
+        if let Some(entry) = core.groups.get_mut(name) {
+            let ranks = waited_for(entry);
+            if entry.live.waiting_for != ranks {
+                entry.live.waiting_for = ranks;
+                self.told(core, name);
+            }
+        }
+    }
+}
+
+/// The ranks that switches wait for. A switch far from a rank names all that are behind a port; what the rank's own switch says
+/// counts more, once it has said something.
+fn waited_for(entry: &Entry) -> Vec<u16> {
+    let rules = || entry.record().plan.iter().flat_map(|p| &p.rules);
+    let own = |rank: u16| {
+        let has = |e: &Endpoint| e.next_hop.rank().is_some_and(|r| r.rank == rank);
+        rules()
+            .find(|(_, rule)| rule.endpoints.iter().any(has))
+            .map(|(switch, _)| switch)
+    };
+    let mut all = BTreeSet::new();
+    for (switch, (_, ranks)) in &entry.live.stalls {
+        let counts = |rank: &&u16| {
+            let own = own(**rank);
+            own.is_none_or(|own| own == switch || !entry.live.stalls.contains_key(own))
+        };
+        all.extend(ranks.iter().filter(counts).copied());
+    }
+    all.into_iter().collect()
+}
+
+/// Whether a report is of another generation than the present one, which it says nothing about.
+fn is_late(entry: &Entry, switch: &str, generation: u64) -> bool {
+    let (group, present) = (&entry.record().name, entry.record().generation);
+    let late = generation != present;
+    if late {
+        tracing::debug!(group, switch, generation, present, "a late report");
+    }
+    late
+}
+
+/// How a generation ends whose ranks called different collectives.
+fn disagreement(group: &Collective, generation: u64, conflict: Control) -> Ending {
+    let Control {
+        sequence, rank, call, ..
+    } = conflict;
+    let mut reason = format!(
+        "the ranks disagree about collective {sequence}: {} called {call}",
+        group.rank_name(rank)
+    );
+    if let Verdict::Conflict { rank, call } = conflict.verdict {
+        let _ = write!(reason, ", {} called {call}", group.rank_name(rank));
+    }
+    Ending {
+        conflict: Some(conflict),
+        ..Ending::failed(generation, None, None, reason)
+    }
+}

@@ -1,0 +1,491 @@
+//! What ranks and operators ask for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_proto::convert::{NewCollective, RankJoin, one_end_each};
+use castnet_proto::v1;
+use castnet_rules::HostEndpoint;
+use tokio::sync::watch;
+
+use super::live::Presence;
+use super::record::{Collective, RankState, Seat, Settings};
+use super::view;
+use crate::core::{Core, Shared};
+use crate::error::Refusal;
+use crate::kinds::Kind;
+use crate::lifecycle::{After, Event, Phase};
+use crate::record::{Ending, Record};
+use crate::requests::{check_connection, check_known, check_no_switch};
+
+/// A rank's call, which stands for as long as it is in. Dropped, its lease begins to run.
+pub(crate) struct Attendance {
+    shared: Arc<Shared>,
+    pub(crate) group: String,
+    pub(crate) rank: u16,
+    call: u64,
+    /// The generation that it is in or waits for, as far as it has looked.
+    generation: u64,
+    pub(crate) changed: watch::Receiver<()>,
+}
+
+/// What a rank sees of its group.
+pub(crate) enum Seen {
+    /// This, and there may be more.
+    State(Box<v1::CollectiveState>),
+    /// This, and no more.
+    Last(Box<v1::CollectiveState>),
+    /// It has left, or the group is gone: nothing more to say.
+    Nothing,
+    /// Another call stands for this rank.
+    Superseded,
+}
+
+impl Shared {
+    /// Creates a collective group before its ranks come.
+    pub(crate) fn create_collective(
+        self: &Arc<Self>,
+        new: NewCollective,
+    ) -> Result<v1::CollectiveState, Refusal> {
+        let mut core = self.lock();
+        core.free_name(&new.name)?;
+        for (rank, host) in new.ranks.iter().enumerate() {
+            let field = format!("ranks[{rank}]");
+            check_known(&core, &field, host)?;
+            check_no_switch(&core, &field, host)?;
+        }
+        let settings = Settings::new(&new.settings);
+        let mcst_ids = self.mcst_ids_for(&core, new.mcst_id, settings.lanes)?;
+        let kind = Kind::Collective(Collective::new(new.ranks, settings, false));
+        let record = Record::new(new.name.clone(), mcst_ids, kind);
+        self.check_new(&core, &record)?;
+        self.add(&mut core, record)?;
+        let (entry, group) = core.collective(&new.name)?;
+        Ok(view::state(group, &core, entry))
+    }
+
+    /// A rank joins, joins again, or comes back to its place after its call had ended.
+    pub(crate) fn init(self: &Arc<Self>, join: RankJoin) -> Result<Attendance, Refusal> {
+        let mut core = self.lock();
+        let known = core.collective(&join.job).is_ok();
+        if !known {
+            core.free_name(&join.job)?;
+        }
+        check_no_switch(&core, "host", &join.endpoint.name)?;
+        check_known(&core, "host", &join.endpoint.name)?;
+        let ends = std::iter::once(&join.endpoint).chain(&join.more);
+        check_connection(&core, "connection", Some(&join.job), ends)?;
+        if let Some(generation) = join.returns_to {
+            return self.come_back(&mut core, &join, generation);
+        }
+        if known {
+            self.check_join(&core, &join)?;
+        } else {
+            let lanes = Settings::new(&join.settings).lanes;
+            one_end_each("connection", 1 + join.more.len(), lanes)?;
+        }
+        self.know(&mut core, &join.endpoint)?;
+        core.calls += 1;
+        let call = core.calls;
+        if known && let Some(seat) = same_seat(core.collective(&join.job)?.1, &join) {
+            let generation = seat.generation;
+            tracing::info!(group = join.job, rank = join.rank, "back at its place");
+            return self.attend(&mut core, &join.job, join.rank, call, generation);
+        }
+        if known {
+            self.give_up_place(&mut core, &join)?;
+        }
+        self.take_place(&mut core, join, call)
+    }
+
+    /// A rank whose call had ended comes back to the generation that it is in, with the same connection; or hears what has
+    /// become of that one. It has no part in any other: its queue pair knows that generation's PSNs.
+    fn come_back(
+        self: &Arc<Self>,
+        core: &mut Core,
+        join: &RankJoin,
+        generation: u64,
+    ) -> Result<Attendance, Refusal> {
+        let (entry, group) = core.collective(&join.job)?;
+        let is_here = same_seat(group, join).is_some_and(|seat| seat.generation == generation);
+        let ended = entry.record().ended.as_ref();
+        if !is_here && ended.is_some_and(|e| e.generation >= generation) {
+            return Ok(Attendance {
+                shared: self.clone(),
+                group: join.job.clone(),
+                rank: join.rank,
+                // No call of a rank that is in.
+                call: 0,
+                generation,
+                changed: entry.changed.subscribe(),
+            });
+        }
+        if !is_here {
+            return Err(Refusal::NotNow {
+                field: "returns_to",
+                group: join.job.clone(),
+                state: "does not have this rank with this connection in it",
+                way_out: "join again",
+            });
+        }
+        self.know(core, &join.endpoint)?;
+        core.calls += 1;
+        let call = core.calls;
+        tracing::info!(group = join.job, rank = join.rank, "back at its place");
+        self.attend(core, &join.job, join.rank, call, generation)
+    }
+
+    /// Whether a rank can join at all, or again.
+    fn check_join(&self, core: &Core, join: &RankJoin) -> Result<(), Refusal> {
+        let (entry, group) = core.collective(&join.job)?;
+        if entry.record().phase == Phase::Removing(After::Gone) {
+            return Err(Refusal::NotNow {
+                field: "job",
+                group: join.job.clone(),
+                state: "is being removed",
+                way_out: "try again soon",
+            });
+        }
+        if group.ranks.len() != usize::from(join.size) {
+            return Err(Refusal::OtherSize {
+                job: join.job.clone(),
+                size: group.ranks.len() as u16,
+                given: join.size,
+            });
+        }
+        if let Some((field, given, is)) = group.settings.differs(&join.settings) {
+            return Err(Refusal::OtherSetting {
+                field,
+                group: join.job.clone(),
+                given,
+                is,
+            });
+        }
+        one_end_each("connection", 1 + join.more.len(), group.settings.lanes)?;
+        let place = &group.ranks[usize::from(join.rank)];
+        let host = &join.endpoint.name;
+        if !group.by_call && place.host != *host {
+            return Err(Refusal::OtherHost {
+                group: join.job.clone(),
+                rank: join.rank,
+                host: place.host.clone(),
+                given: host.clone(),
+            });
+        }
+        let stands = matches!(entry.live.present.get(&join.rank), Some(Presence::Here(_)))
+            && group.seat(join.rank).is_some();
+        if stands && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
+            return Err(Refusal::RankTaken {
+                group: join.job.clone(),
+                rank: join.rank,
+                host: place.host.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// A rank that comes with a new connection ends the generation that it is in.
+    fn give_up_place(self: &Arc<Self>, core: &mut Core, join: &RankJoin) -> Result<(), Refusal> {
+        let (entry, group) = core.collective(&join.job)?;
+        let generation = entry.record().generation;
+        let seat = group.ranks[usize::from(join.rank)].state.seat();
+        let was_in = seat.is_some_and(|s| s.generation <= generation);
+        match entry.record().phase {
+            Phase::Installing if was_in => {
+                self.change_ranks(core, &join.job, |group| {
+                    group.set_rank(join.rank, RankState::Expected);
+                })?;
+                self.step(core, &join.job, Event::Withdrawn, None)
+            }
+            Phase::Active => {
+                let reason = format!("{} joins again with a new connection", group.rank_name(join.rank));
+                // A rank that has heard of a failure before this controller is not at fault itself.
+                let at_fault = join.rejoin_of.is_none().then_some(join.rank);
+                let ending = Ending::failed(generation, at_fault, None, reason);
+                self.step(core, &join.job, Event::Broke, Some(ending))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn take_place(
+        self: &Arc<Self>,
+        core: &mut Core,
+        join: RankJoin,
+        call: u64,
+    ) -> Result<Attendance, Refusal> {
+        let RankJoin {
+            job,
+            rank,
+            size,
+            endpoint,
+            more,
+            sq_psn,
+            settings,
+            lease,
+            rejoin_of,
+            ..
+        } = join;
+        let host = endpoint.name.clone();
+        let seat = |generation| Seat {
+            endpoint,
+            more,
+            sq_psn,
+            lease_ms: lease.as_millis() as u64,
+            generation,
+        };
+        // Giving up its place may have ended the group as well.
+        let known = core.collective(&job).ok();
+        let before = known.map_or(rejoin_of.unwrap_or(0), |(entry, _)| entry.record().generation);
+        let generation = before + 1;
+        let sit = |group: &mut Collective| {
+            if let Some(record) = group.ranks.get_mut(usize::from(rank)) {
+                record.host = host;
+                record.state = RankState::Joined(seat(generation));
+            }
+        };
+        if known.is_some() {
+            self.change_ranks(core, &job, sit)?;
+        } else {
+            let settings = Settings::new(&settings);
+            let mcst_ids = self.mcst_ids_for(core, None, settings.lanes)?;
+            let mut group = Collective::new(vec![String::new(); size.into()], settings, true);
+            sit(&mut group);
+            let mut record = Record::new(job.clone(), mcst_ids, Kind::Collective(group));
+            record.generation = before;
+            self.add(core, record)?;
+        }
+        tracing::info!(group = job, rank, generation, "rank joined");
+        let attendance = self.attend(core, &job, rank, call, generation)?;
+        self.settle(core, &job)?;
+        Ok(attendance)
+    }
+
+    /// From now on this call stands for the rank.
+    fn attend(
+        self: &Arc<Self>,
+        core: &mut Core,
+        group: &str,
+        rank: u16,
+        call: u64,
+        generation: u64,
+    ) -> Result<Attendance, Refusal> {
+        let Some(entry) = core.groups.get_mut(group) else {
+            return Err(Refusal::UnknownGroup { name: group.into() });
+        };
+        entry.live.present.insert(rank, Presence::Here(call));
+        let changed = entry.changed.subscribe();
+        self.told(core, group);
+        Ok(Attendance {
+            shared: self.clone(),
+            group: group.into(),
+            rank,
+            call,
+            generation,
+            changed,
+        })
+    }
+
+    /// A rank's call has ended: its lease runs.
+    fn away(self: &Arc<Self>, group: &str, rank: u16, call: u64) {
+        // A controller that stops is no client that goes.
+        if self.stopping() {
+            return;
+        }
+        let mut core = self.lock();
+        let Some(entry) = core.groups.get_mut(group) else {
+            return;
+        };
+        if entry.live.present.get(&rank) != Some(&Presence::Here(call)) {
+            return;
+        }
+        tracing::info!(group, rank, "call ended: its lease runs");
+        self.lease(&mut core, group, rank, call);
+        self.told(&mut core, group);
+    }
+
+    /// Lets a rank's lease run.
+    fn lease(self: &Arc<Self>, core: &mut Core, group: &str, rank: u16, call: u64) {
+        let seat = core.collective(group).ok().and_then(|(_, g)| g.seat(rank));
+        let lease = seat.map(|s| Duration::from_millis(s.lease_ms));
+        if let Some(entry) = core.groups.get_mut(group) {
+            entry.live.present.insert(rank, Presence::Away(call));
+        }
+        if let Some(lease) = lease {
+            self.later(group, lease, move |shared, core, group| {
+                shared.expired(core, group, rank, call);
+            });
+        }
+    }
+
+    /// Lets the leases of ranks run whose calls do not stand.
+    pub(crate) fn lease_absent(self: &Arc<Self>, core: &mut Core, group: &str) {
+        let Ok((entry, ranks)) = core.collective(group) else {
+            return;
+        };
+        let call = |rank: u16| match entry.live.present.get(&rank) {
+            Some(Presence::Here(_)) => None,
+            Some(Presence::Away(call)) => Some((rank, *call)),
+            None => Some((rank, 0)),
+        };
+        let absent: Vec<(u16, u64)> = (0..ranks.ranks.len() as u16).filter_map(call).collect();
+        for (rank, call) in absent {
+            self.lease(core, group, rank, call);
+        }
+    }
+
+    /// A rank's lease has run out.
+    fn expired(self: &Arc<Self>, core: &mut Core, name: &str, rank: u16, call: u64) {
+        let Ok((entry, group)) = core.collective(name) else {
+            return;
+        };
+        if entry.live.present.get(&rank) != Some(&Presence::Away(call)) {
+            return;
+        }
+        let Some(seat) = group.seat(rank) else {
+            return;
+        };
+        let lease = Duration::from_millis(seat.lease_ms);
+        let reason = format!(
+            "{} is gone: its call to the controller ended, and it did not come back within {lease:?}",
+            group.rank_name(rank)
+        );
+        tracing::warn!(group = name, rank, reason, "lease ran out");
+        let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
+        if let Err(error) = self.rank_gone(core, name, rank, Event::Lost, Some(ending)) {
+            tracing::error!(group = name, rank, %error, "cannot take out a rank");
+        }
+    }
+
+    /// A rank that is in is so no more; `then` where the group is active with it.
+    fn rank_gone(
+        self: &Arc<Self>,
+        core: &mut Core,
+        group: &str,
+        rank: u16,
+        then: Event,
+        ending: Option<Ending>,
+    ) -> Result<(), Refusal> {
+        let (entry, ranks) = core.collective(group)?;
+        let (generation, phase) = (entry.record().generation, entry.record().phase);
+        let takes_part = ranks.seat(rank).is_some_and(|s| s.generation <= generation);
+        match phase {
+            Phase::Active | Phase::Broken if takes_part => self.step(core, group, then, ending),
+            _ => {
+                self.change_ranks(core, group, |group| {
+                    group.set_rank(rank, RankState::Expected);
+                    if group.by_call
+                        && let Some(place) = group.ranks.get_mut(usize::from(rank))
+                    {
+                        place.host.clear();
+                    }
+                })?;
+                if phase == Phase::Installing && takes_part {
+                    self.step(core, group, Event::Withdrawn, None)
+                } else {
+                    self.settle(core, group)
+                }
+            }
+        }
+    }
+
+    /// A rank leaves; whether it was in.
+    pub(crate) fn leave_collective(self: &Arc<Self>, group: &str, rank: u32) -> Result<bool, Refusal> {
+        let mut core = self.lock();
+        let (entry, ranks) = core.collective(group)?;
+        let rank = u16::try_from(rank)
+            .ok()
+            .filter(|r| usize::from(*r) < ranks.ranks.len())
+            .ok_or_else(|| Refusal::UnknownRank {
+                group: group.into(),
+                rank,
+                size: ranks.ranks.len(),
+            })?;
+        let Some(seat) = ranks.seat(rank).cloned() else {
+            return Ok(false);
+        };
+        let record = entry.record();
+        tracing::info!(group, rank, "left");
+        if record.phase.has_run() && seat.generation <= record.generation {
+            // The rules still name it, and the others may not be done.
+            self.change_ranks(&mut core, group, |group| {
+                group.set_rank(rank, RankState::Left(seat));
+            })?;
+            self.settle(&mut core, group)?;
+        } else {
+            self.rank_gone(&mut core, group, rank, Event::Withdrawn, None)?;
+        }
+        Ok(true)
+    }
+
+    fn change_ranks(
+        self: &Arc<Self>,
+        core: &mut Core,
+        group: &str,
+        change: impl FnOnce(&mut Collective),
+    ) -> Result<(), Refusal> {
+        self.change(core, group, |r| {
+            if let Kind::Collective(kind) = &mut r.kind {
+                change(kind);
+            }
+        })
+    }
+}
+
+/// The rank's place, where it comes with the connection that it has.
+fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
+    let same = |seat: &&Seat| {
+        let HostEndpoint { ip, mac, qpn, .. } = &seat.endpoint;
+        let given = &join.endpoint;
+        (ip, mac, qpn, seat.sq_psn) == (&given.ip, &given.mac, &given.qpn, join.sq_psn)
+            && seat.endpoint.name == given.name
+            && seat
+                .more
+                .iter()
+                .map(|e| e.qpn)
+                .eq(join.more.iter().map(|e| e.qpn))
+            && join.rejoin_of.is_none_or(|of| of < seat.generation)
+    };
+    group.seat(join.rank).filter(same)
+}
+
+impl Attendance {
+    /// The group as this rank sees it.
+    pub(crate) async fn look(&mut self) -> Result<Seen, Refusal> {
+        let (seen, generation) = self.shared.read(|core| self.seen(core)).await?;
+        self.generation = generation;
+        Ok(seen)
+    }
+
+    /// What it sees, and the generation that it is in or waits for.
+    fn seen(&self, core: &Core) -> (Seen, u64) {
+        let Ok((entry, group)) = core.collective(&self.group) else {
+            return (Seen::Nothing, self.generation);
+        };
+        let record = entry.record();
+        let called = entry.live.present.get(&self.rank) == Some(&Presence::Here(self.call));
+        let seat = group.seat(self.rank).filter(|_| called);
+        let stands = seat.is_some();
+        let generation = seat.map_or(self.generation, |s| s.generation);
+        let state = Box::new(view::state_for(group, core, entry, self.rank, generation));
+        let over = record.ended.as_ref().is_some_and(|e| e.generation >= generation);
+        let removing = record.phase == Phase::Removing(After::Gone);
+        let left = matches!(
+            group.ranks.get(usize::from(self.rank)).map(|r| &r.state),
+            Some(RankState::Left(_))
+        );
+        let seen = match () {
+            () if over || removing => Seen::Last(state),
+            () if stands => Seen::State(state),
+            () if left || group.seat(self.rank).is_none() => Seen::Nothing,
+            () => Seen::Superseded,
+        };
+        (seen, generation)
+    }
+}
+
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        self.shared.away(&self.group, self.rank, self.call);
+    }
+}

@@ -1,0 +1,219 @@
+//! State of collective groups as messages.
+
+use castnet_proto::convert::{
+    connection_to_proto, disagreement_to_proto, loss_to_proto, rule_to_proto, straggler_to_proto,
+};
+use castnet_proto::v1;
+
+use super::live::Presence;
+use super::record::{Collective, RankRecord, RankState, Settings};
+use crate::core::Core;
+use crate::lifecycle::{After, Phase};
+use crate::record::{Ending, TreeSwitch};
+use crate::table::Entry;
+use crate::view::{lanes, place, problems};
+use castnet_rules::GroupRule;
+
+fn phase(phase: Phase) -> v1::CollectivePhase {
+    match phase {
+        Phase::Registered | Phase::Installing | Phase::Removing(After::Registered) => {
+            v1::CollectivePhase::Waiting
+        }
+        Phase::Active | Phase::Degraded => v1::CollectivePhase::Active,
+        Phase::Refused | Phase::Removing(After::Refused) => v1::CollectivePhase::Refused,
+        Phase::Broken | Phase::Failed | Phase::Removing(After::Failed) => v1::CollectivePhase::Failed,
+        Phase::Removing(After::Gone) => v1::CollectivePhase::Removing,
+    }
+}
+
+fn settings(settings: &Settings) -> v1::CollectiveSettings {
+    v1::CollectiveSettings {
+        pmtu: settings.pmtu.bytes() as u32,
+        window_packets: settings.window_packets.into(),
+        message_packets: settings.message_packets.into(),
+        reproducible: Some(settings.reproducible),
+        loss_policy: loss_to_proto(settings.loss_policy) as i32,
+        straggler_policy: straggler_to_proto(settings.straggler_policy) as i32,
+        ack_timeout_us: settings.ack_timeout_us,
+        stall_timeout_ms: settings.stall_timeout_ms,
+        lanes: settings.lanes.into(),
+    }
+}
+
+/// A group's state, as nobody in particular sees it.
+pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::CollectiveState {
+    let record = entry.record();
+    let phase = phase(record.phase);
+    let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
+    let ending = record.ended.as_ref().filter(|_| over);
+    let member = |(rank, member): (usize, &RankRecord)| rank_state(core, entry, rank as u16, member);
+    v1::CollectiveState {
+        name: record.name.clone(),
+        phase: phase as i32,
+        reason: reason(group, entry),
+        failed_rank: ending.and_then(|e| e.rank).map(u32::from),
+        failed_switch: ending.and_then(|e| e.switch.clone()).unwrap_or_default(),
+        mcst_id: record.mcst_id.to_string(),
+        generation: record.generation,
+        start_psn: group.start_psn.value(),
+        rank: None,
+        rq_psn: 0,
+        slots: slots(group, entry).into(),
+        settings: Some(settings(&group.settings)),
+        members: group.ranks.iter().enumerate().map(member).collect(),
+        waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
+        conflict: ending.and_then(conflict),
+        lanes: lanes(&record.name, record.mcst_ids().collect()),
+    }
+}
+
+/// A group's state, as a rank sees it that is in `generation`: whatever has become of that one.
+pub(crate) fn state_for(
+    group: &Collective,
+    core: &Core,
+    entry: &Entry,
+    rank: u16,
+    generation: u64,
+) -> v1::CollectiveState {
+    let record = entry.record();
+    let mut seen = state(group, core, entry);
+    seen.rank = Some(rank.into());
+    seen.rq_psn = group.ranks.get(usize::from(rank)).map_or(0, |r| r.rq_psn.value());
+    match &record.ended {
+        Some(ending) if ending.generation >= generation => over(&mut seen, ending),
+        // It waits for the next; what became of the last is not its concern.
+        _ if generation > record.generation && record.phase != Phase::Removing(After::Gone) => {
+            seen.phase = v1::CollectivePhase::Waiting as i32;
+            seen.reason = waits_for(group, record.generation);
+            (seen.failed_rank, seen.failed_switch, seen.conflict) = (None, String::new(), None);
+        }
+        _ => {}
+    }
+    seen
+}
+
+fn over(seen: &mut v1::CollectiveState, ending: &Ending) {
+    let phase = match ending.refused {
+        true => v1::CollectivePhase::Refused,
+        false => v1::CollectivePhase::Failed,
+    };
+    seen.phase = phase as i32;
+    seen.reason = ending.words();
+    seen.failed_rank = ending.rank.map(u32::from);
+    seen.failed_switch = ending.switch.clone().unwrap_or_default();
+    seen.generation = ending.generation;
+    seen.conflict = conflict(ending);
+}
+
+fn conflict(ending: &Ending) -> Option<v1::Disagreement> {
+    disagreement_to_proto(&ending.conflict?)
+}
+
+/// Slots at each of its switches; while it is not placed, those that it wants.
+fn slots(group: &Collective, entry: &Entry) -> u16 {
+    let placed = entry.record().plan.as_ref().and_then(|p| p.rules.values().next());
+    placed
+        .and_then(GroupRule::translated)
+        .map_or_else(|| group.slots(), |rule| rule.slots)
+}
+
+fn waits_for(group: &Collective, generation: u64) -> String {
+    let ranks = group.expected(generation).into_iter();
+    let ranks: Vec<String> = ranks.map(|r| group.rank_name(r)).collect();
+    match ranks.len() {
+        0 => "all ranks are in".into(),
+        1..=8 => format!("waits for {}", ranks.join(", ")),
+        more => format!("waits for {} and {} more", ranks[..8].join(", "), more - 8),
+    }
+}
+
+/// Why a group is where it is, for people.
+fn reason(group: &Collective, entry: &Entry) -> String {
+    let record = entry.record();
+    let problems = || problems(entry, "switch ");
+    match record.phase {
+        Phase::Registered => waits_for(group, record.generation),
+        Phase::Installing => joined([again(&entry.detours.words()), entry.note.clone()]),
+        Phase::Active | Phase::Degraded => {
+            let ranks: Vec<String> = entry
+                .live
+                .waiting_for
+                .iter()
+                .map(|r| group.rank_name(*r))
+                .collect();
+            let waits = match ranks.is_empty() {
+                true => String::new(),
+                false => format!("a collective waits for {}", ranks.join(", ")),
+            };
+            let links = entry.live.links_down.values().map(|(_, link)| link.words());
+            joined([
+                waits,
+                links.collect::<Vec<_>>().join("; "),
+                problems(),
+                again(&entry.detoured),
+            ])
+        }
+        Phase::Removing(After::Registered) => joined([again(&entry.detours.words()), problems()]),
+        Phase::Removing(After::Gone) => problems(),
+        Phase::Broken | Phase::Failed | Phase::Refused | Phase::Removing(_) => {
+            record.ended.as_ref().map(Ending::words).unwrap_or_default()
+        }
+    }
+}
+
+/// Why a group is not where it was placed first.
+fn again(detours: &str) -> String {
+    match detours {
+        "" => String::new(),
+        said => format!("placed again, as {said}"),
+    }
+}
+
+fn joined<const N: usize>(parts: [String; N]) -> String {
+    let parts = parts.into_iter().filter(|p| !p.is_empty());
+    parts.collect::<Vec<_>>().join("; ")
+}
+
+fn rank_state(core: &Core, entry: &Entry, rank: u16, member: &RankRecord) -> v1::RankState {
+    let (switch_name, port) = place(core, &member.host);
+    let (phase, seat) = match &member.state {
+        RankState::Expected => (v1::RankPhase::Expected, None),
+        RankState::Joined(seat) => match entry.live.present.get(&rank) {
+            Some(Presence::Here(_)) => (v1::RankPhase::Joined, Some(seat)),
+            Some(Presence::Away(_)) | None => (v1::RankPhase::Away, Some(seat)),
+        },
+        RankState::Left(seat) => (v1::RankPhase::Left, Some(seat)),
+    };
+    v1::RankState {
+        rank: rank.into(),
+        host: member.host.clone(),
+        phase: phase as i32,
+        connection: seat.map(|s| connection_to_proto(s.ends())),
+        sq_psn: seat.map_or(0, |s| s.sq_psn.value()),
+        rq_psn: member.rq_psn.value(),
+        switch_name,
+        port,
+    }
+}
+
+/// A group with its tree.
+pub(crate) fn group(group: &Collective, core: &Core, entry: &Entry) -> v1::Collective {
+    let plan = entry.record().plan.as_ref();
+    let node = |switch: &TreeSwitch| {
+        let rule = plan.and_then(|p| p.rules.get(&switch.name));
+        v1::CollectiveNode {
+            switch_name: switch.name.clone(),
+            parent: switch.parent.clone().unwrap_or_default(),
+            installed: entry.confirmed.contains(&switch.name),
+            reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
+            rule: rule.map(rule_to_proto),
+            memory_bytes: rule.map_or(0, |rule| {
+                u64::from(entry.record().lanes()) * rule.reserved_bytes()
+            }),
+        }
+    };
+    v1::Collective {
+        state: Some(state(group, core, entry)),
+        tree: plan.iter().flat_map(|p| &p.tree).map(node).collect(),
+    }
+}

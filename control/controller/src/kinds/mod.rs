@@ -1,0 +1,97 @@
+//! What differs from kind to kind of group: its section of the record, its requests, its planning and its view.
+//!
+//! All else (life cycle, driver, reconciliation, store) is one for all and asks `GroupKind`. A further kind is a folder
+//! here that meets this contract, and one more arm in `Kind::behaviour`.
+
+use std::time::Duration;
+
+use castnet_proto::v1;
+use castnet_rules::HostEndpoint;
+use serde::{Deserialize, Serialize};
+
+use crate::core::Core;
+use crate::lifecycle::{Event, Phase};
+use crate::planning::NoPlan;
+use crate::record::{Plan, Record};
+use crate::table::Entry;
+use castnet_rules::GroupRule;
+
+pub mod collective;
+pub mod multicast;
+
+/// A group's kind, with what only groups of that kind have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// One source, many receivers (Cepheus).
+    Multicast(multicast::record::Multicast),
+    /// Ranks that compute together (EPIC).
+    Collective(collective::record::Collective),
+}
+
+/// Somebody who takes part in a group.
+pub(crate) struct Party<'r> {
+    /// The field of the request that names the host.
+    pub(crate) field: String,
+    pub(crate) host: &'r str,
+    /// Its ends of the connections, one for each lane; none before it has joined.
+    pub(crate) ends: Vec<&'r HostEndpoint>,
+}
+
+/// What the life of a group asks its kind.
+pub(crate) trait GroupKind {
+    /// A phase in one word, as people know it of this kind.
+    fn phase_name(&self, phase: Phase) -> &'static str;
+
+    /// All who take part, in the order of the request.
+    fn parties(&self) -> Vec<Party<'_>>;
+
+    /// Whether a rule that a switch has lost can be installed again while data flows. If not, the group is lost with it.
+    fn outlives_switches(&self) -> bool;
+
+    /// Whether a group that a switch refused is placed elsewhere where the fabric allows.
+    fn tries_elsewhere(&self) -> bool;
+
+    /// Whether a group that has ended is forgotten after a time.
+    fn lingers(&self) -> bool;
+
+    /// How long the rules of a broken generation stay, for its members to be told.
+    fn notice(&self) -> Duration;
+
+    /// Gives a rule the queue pairs of one lane.
+    fn address_lane(&self, rule: &mut GroupRule, lane: u8);
+
+    /// The event that follows by itself on how a group is.
+    fn follows(&self, phase: Phase, generation: u64) -> Option<Event>;
+
+    /// Its part of a step that led to `phase`.
+    fn step(&mut self, event: Event, phase: Phase, generation: u64);
+
+    /// Its part of a restart of the controller.
+    fn after_restart(&mut self, phase: Phase);
+
+    /// Lays a group out on the fabric as it is known now.
+    fn plan(&self, core: &Core, record: &Record) -> Result<Plan, NoPlan>;
+
+    /// How a group is now, as an event.
+    fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event;
+
+    /// A group with its tree.
+    fn view(&self, core: &Core, entry: &Entry) -> v1::Group;
+}
+
+impl Kind {
+    /// The one place that knows all kinds.
+    pub(crate) fn behaviour(&self) -> &dyn GroupKind {
+        match self {
+            Self::Multicast(kind) => kind,
+            Self::Collective(kind) => kind,
+        }
+    }
+
+    pub(crate) fn behaviour_mut(&mut self) -> &mut dyn GroupKind {
+        match self {
+            Self::Multicast(kind) => kind,
+            Self::Collective(kind) => kind,
+        }
+    }
+}

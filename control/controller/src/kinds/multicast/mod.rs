@@ -1,0 +1,90 @@
+//! Multicast groups (Cepheus): one source, many receivers. Members join by a call that stands until the group is active.
+
+use std::time::Duration;
+
+use castnet_proto::v1;
+
+use self::record::Multicast;
+use super::{GroupKind, Party};
+use crate::core::Core;
+use crate::lifecycle::{Event, Phase};
+use crate::planning::NoPlan;
+use crate::record::{Plan, Record};
+use crate::table::Entry;
+use castnet_rules::GroupRule;
+
+mod planning;
+pub mod record;
+pub(crate) mod requests;
+pub(crate) mod view;
+
+impl GroupKind for Multicast {
+    fn phase_name(&self, phase: Phase) -> &'static str {
+        match phase {
+            Phase::Refused => "failed",
+            other => other.name(),
+        }
+    }
+
+    fn parties(&self) -> Vec<Party<'_>> {
+        let all = self.members.iter().enumerate();
+        all.map(|(i, m)| Party {
+            field: format!("members[{i}].host"),
+            host: &m.host,
+            ends: m.state.ends().collect(),
+        })
+        .collect()
+    }
+
+    fn outlives_switches(&self) -> bool {
+        true
+    }
+
+    fn tries_elsewhere(&self) -> bool {
+        false
+    }
+
+    fn lingers(&self) -> bool {
+        false
+    }
+
+    fn notice(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn address_lane(&self, rule: &mut GroupRule, lane: u8) {
+        self.set_ends(rule, lane);
+    }
+
+    /// The members that stayed when another withdrew may be complete again.
+    fn follows(&self, phase: Phase, _generation: u64) -> Option<Event> {
+        (phase == Phase::Registered && self.all_joined()).then_some(Event::AllJoined)
+    }
+
+    fn step(&mut self, event: Event, phase: Phase, _generation: u64) {
+        match (event, phase) {
+            (Event::Ended, _) => self.forget_connections(),
+            (Event::Cleared, Phase::Refused) => self.forget_calls(),
+            _ => {}
+        }
+    }
+
+    fn after_restart(&mut self, phase: Phase) {
+        if phase == Phase::Registered {
+            self.forget_calls();
+        }
+        self.calls_are_old();
+    }
+
+    fn plan(&self, core: &Core, record: &Record) -> Result<Plan, NoPlan> {
+        planning::plan(self, core, record)
+    }
+
+    fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event {
+        v1::controller_event::Event::Group(view::state(self, core, entry, None))
+    }
+
+    fn view(&self, core: &Core, entry: &Entry) -> v1::Group {
+        view::group(self, core, entry)
+    }
+}

@@ -1,0 +1,199 @@
+//! What only a multicast group has: its source and its members.
+
+use castnet_proto::convert::{NewGroup, NewMember};
+use castnet_rules::{GroupRule, HostEndpoint, NextHop};
+use castnet_wire::{Pmtu, Psn};
+use serde::{Deserialize, Serialize};
+
+use crate::record::text;
+
+/// The section of a multicast group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Multicast {
+    /// Payload bytes of a full packet.
+    #[serde(with = "text::pmtu")]
+    pub pmtu: Pmtu,
+    /// The source's first PSN.
+    #[serde(with = "text::psn")]
+    pub start_psn: Psn,
+    /// What the source's virtual addresses are relative to.
+    pub va_base: u64,
+    /// When a stalled path is reported, in milliseconds.
+    pub stall_timeout_ms: u32,
+    /// The host that sends.
+    pub source: String,
+    /// All members, the source included, in the order they were given.
+    pub members: Vec<MemberRecord>,
+}
+
+/// A member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberRecord {
+    /// The host's name.
+    pub host: String,
+    /// How far it is.
+    pub state: MemberState,
+}
+
+/// How far a member is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemberState {
+    /// Has not joined.
+    Expected,
+    /// Is in.
+    Joined {
+        /// Its end of the connection.
+        endpoint: HostEndpoint,
+        /// The same of the lanes after the first.
+        #[serde(default)]
+        more: Vec<HostEndpoint>,
+        /// How it came in.
+        by: JoinedBy,
+    },
+    /// Was in and has left; the rules still name it.
+    Left {
+        /// Its end of the connection.
+        endpoint: HostEndpoint,
+        /// The same of the lanes after the first.
+        #[serde(default)]
+        more: Vec<HostEndpoint>,
+    },
+}
+
+/// How a member came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JoinedBy {
+    /// Its connection was given when the group was created.
+    Creation,
+    /// By the call of this number, which stands until the group is active. Numbers start from 1 with each start of the
+    /// controller; 0 is a call of an earlier one.
+    Call(u64),
+}
+
+impl Multicast {
+    /// A group as it begins.
+    pub fn new(group: NewGroup, start_psn: Psn) -> Self {
+        let member = |m: NewMember| {
+            let joined = MemberState::joined(m.ends, JoinedBy::Creation);
+            MemberRecord {
+                host: m.host,
+                state: joined.unwrap_or(MemberState::Expected),
+            }
+        };
+        Self {
+            pmtu: group.pmtu,
+            start_psn,
+            va_base: group.va_base,
+            stall_timeout_ms: group.stall_timeout_ms,
+            source: group.source,
+            members: group.members.into_iter().map(member).collect(),
+        }
+    }
+
+    /// The member of that host, and its place.
+    pub fn member(&self, host: &str) -> Option<(usize, &MemberRecord)> {
+        self.members.iter().enumerate().find(|(_, m)| m.host == host)
+    }
+
+    /// Sets a member's state; whether there is such a member.
+    pub fn set_member(&mut self, host: &str, state: MemberState) -> bool {
+        let member = self.members.iter_mut().find(|m| m.host == host);
+        member.map(|m| m.state = state).is_some()
+    }
+
+    /// Whether every member is in.
+    pub fn all_joined(&self) -> bool {
+        self.members
+            .iter()
+            .all(|m| matches!(m.state, MemberState::Joined { .. }))
+    }
+
+    /// Whether its traffic is over: the source has left, or no receiver is left.
+    pub fn is_over(&self) -> bool {
+        let left = |m: &MemberRecord| matches!(m.state, MemberState::Left { .. });
+        let source_left = self.members.iter().any(|m| m.host == self.source && left(m));
+        source_left || self.members.iter().filter(|m| m.host != self.source).all(left)
+    }
+
+    /// Who is still waited for.
+    pub fn expected(&self) -> Vec<&str> {
+        let waits = self.members.iter().filter(|m| m.state == MemberState::Expected);
+        waits.map(|m| m.host.as_str()).collect()
+    }
+
+    /// All members must join again: connections of one group start and end together, as they share one PSN space.
+    pub fn forget_connections(&mut self) {
+        for member in &mut self.members {
+            member.state = MemberState::Expected;
+        }
+    }
+
+    /// Joins that stood on a call are over: the calls ended with the failure, or with the controller.
+    pub fn forget_calls(&mut self) {
+        for member in &mut self.members {
+            if matches!(
+                member.state,
+                MemberState::Joined {
+                    by: JoinedBy::Call(_),
+                    ..
+                }
+            ) {
+                member.state = MemberState::Expected;
+            }
+        }
+    }
+
+    /// Joins that stand on a call stand on one of an earlier controller.
+    pub(crate) fn calls_are_old(&mut self) {
+        for member in &mut self.members {
+            if let MemberState::Joined {
+                by: JoinedBy::Call(call),
+                ..
+            } = &mut member.state
+            {
+                *call = 0;
+            }
+        }
+    }
+
+    /// Gives a rule the members' queue pairs of one lane.
+    pub(crate) fn set_ends(&self, rule: &mut GroupRule, lane: u8) {
+        for endpoint in &mut rule.endpoints {
+            if let NextHop::Host(host) = &mut endpoint.next_hop
+                && let Some((_, member)) = self.member(&host.name)
+                && let Some(end) = member.state.ends().nth(lane.into())
+            {
+                *host = end.clone();
+            }
+        }
+    }
+}
+
+impl MemberState {
+    /// In, with these ends of its connections; `None` where there is none.
+    pub fn joined(ends: Vec<HostEndpoint>, by: JoinedBy) -> Option<Self> {
+        let mut ends = ends.into_iter();
+        ends.next().map(|endpoint| Self::Joined {
+            endpoint,
+            more: ends.collect(),
+            by,
+        })
+    }
+
+    /// Its ends of the connections, one for each lane, once it has joined.
+    pub fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
+        let more: &[HostEndpoint] = match self {
+            Self::Expected => &[],
+            Self::Joined { more, .. } | Self::Left { more, .. } => more,
+        };
+        self.endpoint().into_iter().chain(more)
+    }
+
+    /// Its end of the first lane's connection, once it has joined.
+    pub fn endpoint(&self) -> Option<&HostEndpoint> {
+        match self {
+            Self::Expected => None,
+            Self::Joined { endpoint, .. } | Self::Left { endpoint, .. } => Some(endpoint),
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! What members of multicast groups ask for.
+
+use std::sync::Arc;
+
+use castnet_proto::convert::{NewGroup, one_end_each};
+use castnet_proto::v1;
+use castnet_rules::HostEndpoint;
+use castnet_wire::Psn;
+use tokio::sync::watch;
+
+use super::record::{JoinedBy, MemberState, Multicast};
+use super::view;
+use crate::core::{Core, Shared};
+use crate::error::Refusal;
+use crate::kinds::Kind;
+use crate::lifecycle::{Event, Failure, Phase};
+use crate::record::{Ending, Record};
+use crate::requests::{check_connection, check_known, check_no_switch, draw};
+use crate::table::Entry;
+
+/// A join that stands on a call: withdrawn when dropped before the group is active.
+pub(crate) struct Join {
+    shared: Arc<Shared>,
+    pub(crate) group: String,
+    pub(crate) host: String,
+    pub(crate) call: u64,
+    pub(crate) changed: watch::Receiver<()>,
+}
+
+impl Shared {
+    /// Creates a group; whether all members are in already.
+    pub(crate) fn create(self: &Arc<Self>, group: NewGroup) -> Result<bool, Refusal> {
+        let mut core = self.lock();
+        core.free_name(&group.name)?;
+        for (i, member) in group.members.iter().enumerate() {
+            let field = format!("members[{i}].host");
+            if member.ends.is_empty() {
+                check_known(&core, &field, &member.host)?;
+            }
+            check_no_switch(&core, &field, &member.host)?;
+            check_connection(&core, &format!("members[{i}].connection"), None, &member.ends)?;
+        }
+        let mcst_ids = self.mcst_ids_for(&core, group.mcst_id, group.lanes)?;
+        let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
+        let name = group.name.clone();
+        let kind = Multicast::new(group, start_psn);
+        let ends = kind.members.iter().filter_map(|m| m.state.endpoint());
+        let (ends, complete) = (ends.cloned().collect::<Vec<_>>(), kind.all_joined());
+        let record = Record::new(name.clone(), mcst_ids, Kind::Multicast(kind));
+        self.check_new(&core, &record)?;
+        for end in &ends {
+            self.know(&mut core, end)?;
+        }
+        self.add(&mut core, record)?;
+        self.settle(&mut core, &name)?;
+        Ok(complete)
+    }
+
+    /// A member joins.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        group: &str,
+        host: String,
+        ends: Vec<HostEndpoint>,
+    ) -> Result<Join, Refusal> {
+        let mut core = self.lock();
+        let (entry, kind) = core.multicast(group)?;
+        let record = entry.record();
+        let Some((_, member)) = kind.member(&host) else {
+            let members = kind.members.iter().map(|m| m.host.clone()).collect();
+            return Err(Refusal::NotAMember {
+                host,
+                group: group.into(),
+                members,
+            });
+        };
+        let (state, phase) = (member.state.clone(), record.phase);
+        one_end_each("connection", ends.len(), record.lanes())?;
+        let same = matches!(&state, MemberState::Joined { .. }) && state.ends().eq(&ends);
+        let not_now = |state, way_out| Refusal::NotNow {
+            field: "group",
+            group: group.into(),
+            state,
+            way_out,
+        };
+        match phase {
+            Phase::Registered | Phase::Refused | Phase::Failed => {}
+            Phase::Installing | Phase::Active | Phase::Degraded if same => {}
+            Phase::Installing => {
+                return Err(not_now(
+                    "is being installed with another connection of this host",
+                    "try again soon",
+                ));
+            }
+            Phase::Active | Phase::Degraded | Phase::Broken => {
+                let way_out = "it takes new connections when its source or all its receivers have left";
+                return Err(not_now("is active with the connections that it has", way_out));
+            }
+            Phase::Removing(_) => return Err(not_now("is being removed", "try again soon")),
+        }
+        check_connection(&core, "connection", Some(group), &ends)?;
+        for end in &ends {
+            self.know(&mut core, end)?;
+        }
+        core.calls += 1;
+        let call = core.calls;
+        self.step(&mut core, group, Event::Joined, None)?;
+        // A connection that was given at creation stands on no call.
+        let by = match state {
+            MemberState::Joined {
+                by: JoinedBy::Creation,
+                ..
+            } if same => JoinedBy::Creation,
+            _ => JoinedBy::Call(call),
+        };
+        let joined = MemberState::joined(ends, by).unwrap_or(MemberState::Expected);
+        self.set_member(&mut core, group, &host, joined)?;
+        let changed = core.group(group)?.changed.subscribe();
+        self.settle(&mut core, group)?;
+        tracing::info!(group, host, "joined");
+        Ok(Join {
+            shared: self.clone(),
+            group: group.into(),
+            host,
+            call,
+            changed,
+        })
+    }
+
+    fn withdraw(self: &Arc<Self>, core: &mut Core, group: &str, host: &str, call: u64) {
+        // A controller that stops is no client that goes: the join is as it is stored.
+        if self.stopping() {
+            return;
+        }
+        let Ok((entry, kind)) = core.multicast(group) else {
+            return;
+        };
+        let stands_on_it =
+            |s: &MemberState| matches!(s, MemberState::Joined { by, .. } if *by == JoinedBy::Call(call));
+        let phase = entry.record().phase;
+        let stands = kind.member(host).is_some_and(|(_, m)| stands_on_it(&m.state));
+        if !stands || !matches!(phase, Phase::Registered | Phase::Installing | Phase::Removing(_)) {
+            return;
+        }
+        tracing::info!(group, host, "join withdrawn: its call ended");
+        let withdrawn = self
+            .set_member(core, group, host, MemberState::Expected)
+            .and_then(|()| self.step(core, group, Event::Withdrawn, None));
+        if let Err(error) = withdrawn {
+            tracing::error!(group, host, %error, "cannot withdraw a join");
+        }
+        let (group, host) = (group.to_owned(), host.to_owned());
+        core.journal
+            .retry(move |shared, core| shared.withdraw(core, &group, &host, call));
+    }
+
+    /// A member leaves; whether it was in.
+    pub(crate) fn leave(self: &Arc<Self>, group: &str, host: &str) -> Result<bool, Refusal> {
+        let mut core = self.lock();
+        let (entry, kind) = core.multicast(group)?;
+        let record = entry.record();
+        let Some((_, member)) = kind.member(host) else {
+            let members = kind.members.iter().map(|m| m.host.clone()).collect();
+            return Err(Refusal::NotAMember {
+                host: host.into(),
+                group: group.into(),
+                members,
+            });
+        };
+        let MemberState::Joined { endpoint, more, .. } = member.state.clone() else {
+            return Ok(false);
+        };
+        let runs = record.phase.has_run();
+        let state = if runs {
+            MemberState::Left { endpoint, more }
+        } else {
+            MemberState::Expected
+        };
+        tracing::info!(group, host, "left");
+        self.set_member(&mut core, group, host, state)?;
+        if !runs {
+            self.step(&mut core, group, Event::Withdrawn, None)?;
+        } else if core.multicast(group)?.1.is_over() {
+            self.step(&mut core, group, Event::Ended, None)?;
+        }
+        Ok(true)
+    }
+
+    fn set_member(
+        self: &Arc<Self>,
+        core: &mut Core,
+        group: &str,
+        host: &str,
+        state: MemberState,
+    ) -> Result<(), Refusal> {
+        self.change(core, group, |r| {
+            if let Kind::Multicast(kind) = &mut r.kind {
+                kind.set_member(host, state);
+            }
+        })
+    }
+
+    /// Waits until a group that is being installed is active, or has failed and why.
+    pub(crate) async fn installed(&self, group: &str) -> Result<Option<Failure>, Refusal> {
+        let Some(mut changed) = self.lock().group(group).ok().map(|e| e.changed.subscribe()) else {
+            return Ok(None);
+        };
+        loop {
+            changed.mark_unchanged();
+            let rests = |core: &Core| match core.groups.get(group).map(Entry::record) {
+                Some(r) if matches!(r.phase, Phase::Installing | Phase::Removing(_)) => None,
+                Some(r) if r.phase == Phase::Refused => Some(r.ended.as_ref().map(Ending::failure)),
+                Some(_) | None => Some(None),
+            };
+            if let Some(failure) = self.read(rests).await? {
+                return Ok(failure);
+            }
+            if changed.changed().await.is_err() {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+impl Join {
+    /// The group as this member sees it, and whether that is the last news; `None` where the join stands no more.
+    pub(crate) async fn state(&self) -> Result<Option<(v1::GroupState, bool)>, Refusal> {
+        self.shared.read(|core| self.seen(core)).await
+    }
+
+    fn seen(&self, core: &Core) -> Option<(v1::GroupState, bool)> {
+        let (entry, kind) = core.multicast(&self.group).ok()?;
+        let phase = entry.record().phase;
+        let last = matches!(phase, Phase::Active | Phase::Degraded | Phase::Refused);
+        let (_, member) = kind.member(&self.host)?;
+        let stands = match member.state {
+            MemberState::Joined {
+                by: JoinedBy::Call(call),
+                ..
+            } => call == self.call,
+            MemberState::Joined {
+                by: JoinedBy::Creation,
+                ..
+            } => true,
+            MemberState::Expected | MemberState::Left { .. } => false,
+        };
+        (last || stands).then(|| (view::state(kind, core, entry, Some(&self.host)), last))
+    }
+}
+
+impl Drop for Join {
+    fn drop(&mut self) {
+        let mut core = self.shared.lock();
+        self.shared
+            .withdraw(&mut core, &self.group, &self.host, self.call);
+    }
+}

@@ -1,0 +1,107 @@
+//! State of multicast groups as messages.
+
+use castnet_proto::convert::{connection_to_proto, rule_to_proto};
+use castnet_proto::v1;
+
+use super::record::{MemberRecord, MemberState, Multicast};
+use crate::core::Core;
+use crate::lifecycle::{After, Phase};
+use crate::record::TreeSwitch;
+use crate::table::Entry;
+use crate::view::{lanes, place, problems};
+
+fn phase(phase: Phase) -> v1::GroupPhase {
+    match phase {
+        Phase::Registered => v1::GroupPhase::Registered,
+        Phase::Installing => v1::GroupPhase::Installing,
+        Phase::Active | Phase::Broken => v1::GroupPhase::Active,
+        Phase::Degraded => v1::GroupPhase::Degraded,
+        Phase::Removing(_) => v1::GroupPhase::Removing,
+        Phase::Refused | Phase::Failed => v1::GroupPhase::Failed,
+    }
+}
+
+fn role(group: &Multicast, host: &str) -> v1::Role {
+    if group.source == host {
+        v1::Role::Source
+    } else {
+        v1::Role::Receiver
+    }
+}
+
+/// A group's state, as `member` sees it.
+pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Option<&str>) -> v1::GroupState {
+    let record = entry.record();
+    v1::GroupState {
+        name: record.name.clone(),
+        phase: phase(record.phase) as i32,
+        reason: reason(group, entry),
+        mcst_id: record.mcst_id.to_string(),
+        start_psn: group.start_psn.value(),
+        pmtu: group.pmtu.bytes() as u32,
+        va_base: group.va_base,
+        source: group.source.clone(),
+        members: group
+            .members
+            .iter()
+            .map(|m| member_state(group, core, m))
+            .collect(),
+        role: member.map_or(v1::Role::Unspecified, |host| role(group, host)) as i32,
+        generation: record.generation,
+        lanes: lanes(&record.name, record.mcst_ids().collect()),
+        stall_timeout_ms: group.stall_timeout_ms,
+    }
+}
+
+/// Why a group is where it is, for people.
+fn reason(group: &Multicast, entry: &Entry) -> String {
+    let record = entry.record();
+    match record.phase {
+        Phase::Registered => format!("waits for {}", group.expected().join(", ")),
+        Phase::Installing => entry.note.clone(),
+        Phase::Active | Phase::Broken => String::new(),
+        Phase::Removing(After::Refused | After::Failed) | Phase::Refused | Phase::Failed => {
+            let ended = record.ended.as_ref();
+            ended.map_or_else(String::new, |e| format!("{}: {}", e.field, e.reason))
+        }
+        Phase::Degraded | Phase::Removing(_) => problems(entry, ""),
+    }
+}
+
+fn member_state(group: &Multicast, core: &Core, member: &MemberRecord) -> v1::MemberState {
+    let (switch_name, port) = place(core, &member.host);
+    let phase = match member.state {
+        MemberState::Expected => v1::MemberPhase::Expected,
+        MemberState::Joined { .. } => v1::MemberPhase::Joined,
+        MemberState::Left { .. } => v1::MemberPhase::Left,
+    };
+    v1::MemberState {
+        host: member.host.clone(),
+        role: role(group, &member.host) as i32,
+        phase: phase as i32,
+        connection: member
+            .state
+            .endpoint()
+            .map(|_| connection_to_proto(member.state.ends())),
+        switch_name,
+        port,
+    }
+}
+
+/// A group with its tree.
+pub(crate) fn group(group: &Multicast, core: &Core, entry: &Entry) -> v1::Group {
+    let plan = entry.record().plan.as_ref();
+    let node = |switch: &TreeSwitch| v1::TreeNode {
+        switch_name: switch.name.clone(),
+        parent: switch.parent.clone().unwrap_or_default(),
+        installed: entry.confirmed.contains(&switch.name),
+        reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
+        rule: plan.and_then(|p| p.rules.get(&switch.name)).map(rule_to_proto),
+    };
+    let tree = plan.iter().flat_map(|p| &p.tree).map(node).collect();
+    v1::Group {
+        state: Some(state(group, core, entry, None)),
+        tree,
+        collective: None,
+    }
+}

@@ -1,0 +1,361 @@
+//! Every change of a group. It is made on a copy, and put in place and staged to be stored in one go; nothing of it leaves
+//! the controller before it is stored (see `journal.rs`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_proto::v1;
+
+use crate::core::{Core, Shared};
+use crate::detour::Detours;
+use crate::driver;
+use crate::error::Refusal;
+use crate::journal::Undo;
+use crate::lifecycle::{Event, Next, Phase};
+use crate::record::{Ending, Record};
+use crate::table::Entry;
+
+impl Shared {
+    /// Adds a group.
+    pub(crate) fn add(self: &Arc<Self>, core: &mut Core, record: Record) -> Result<(), Refusal> {
+        core.journal.check_open()?;
+        core.journal.stage_added(&record);
+        let name = record.name.clone();
+        tracing::info!(group = name, mcst_id = %record.mcst_id, lanes = record.lanes(), "created");
+        core.last_mcst_id = record.mcst_ids().last();
+        core.groups.put(record);
+        self.told(core, &name);
+        Ok(())
+    }
+
+    /// Changes a group. Starts the work that the change calls for.
+    pub(crate) fn change(
+        self: &Arc<Self>,
+        core: &mut Core,
+        name: &str,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<(), Refusal> {
+        let mut record = core.group(name)?.record().clone();
+        change(&mut record);
+        self.replace(core, record)
+    }
+
+    fn replace(self: &Arc<Self>, core: &mut Core, record: Record) -> Result<(), Refusal> {
+        let name = record.name.clone();
+        core.journal.check_open()?;
+        let Some(entry) = core.groups.get(&name) else {
+            return Err(Refusal::UnknownGroup { name });
+        };
+        if *entry.record() == record {
+            return Ok(());
+        }
+        core.journal.stage_changed(&record, entry);
+        let rules_end = record.generation != entry.record().generation || !record.phase.wants_rules();
+        if let Some(entry) = core.groups.get_mut(&name).filter(|_| rules_end) {
+            entry.confirmed.clear();
+            entry.problems.retain(|switch, _| record.placed.contains(switch));
+            entry.live.rules_ended();
+        }
+        core.groups.put(record);
+        self.told(core, &name);
+        self.drive(core, &name);
+        Ok(())
+    }
+
+    /// Takes a group one step on in its life, and further where that makes it ready to go on. An event that does not go
+    /// with its phase is late news: nothing happens.
+    pub(crate) fn step(
+        self: &Arc<Self>,
+        core: &mut Core,
+        name: &str,
+        event: Event,
+        ending: Option<Ending>,
+    ) -> Result<(), Refusal> {
+        self.one_step(core, name, event, ending)?;
+        self.settle(core, name)
+    }
+
+    /// Takes the steps that follow by themselves on how a group is.
+    pub(crate) fn settle(self: &Arc<Self>, core: &mut Core, name: &str) -> Result<(), Refusal> {
+        // A group that is gone by now has nothing to follow.
+        while let Some(event) = core.groups.get(name).and_then(|e| follows(e.record())) {
+            self.one_step(core, name, event, None)?;
+        }
+        Ok(())
+    }
+
+    fn one_step(
+        self: &Arc<Self>,
+        core: &mut Core,
+        name: &str,
+        event: Event,
+        ending: Option<Ending>,
+    ) -> Result<(), Refusal> {
+        let entry = core.group(name)?;
+        let (mut record, from) = (entry.record().clone(), entry.phase_name());
+        let phase = match record.phase.step(event) {
+            Ok(Next::Phase(phase)) => phase,
+            Ok(Next::Gone) => return self.forget(core, name),
+            Err(late) => {
+                tracing::debug!(group = name, %late, "event without effect");
+                return Ok(());
+            }
+        };
+        let kind = record.kind.behaviour();
+        let (notice, to) = (kind.notice(), kind.phase_name(phase));
+        let why = ending.as_ref().map(Ending::words);
+        tracing::info!(group = name, from, to, why);
+        record.phase = phase;
+        match event {
+            Event::AllJoined if phase == Phase::Installing => {
+                record.generation += 1;
+                record.plan = None;
+            }
+            Event::Refused | Event::Broke | Event::Lost => record.ended = ending.or(record.ended),
+            Event::Cleared => record.plan = None,
+            _ => {}
+        }
+        record.kind.behaviour_mut().step(event, phase, record.generation);
+        if let Some(entry) = core.groups.get_mut(name) {
+            entry.note.clear();
+            entry.live.links_down.clear();
+            entry.detoured.clear();
+            match event {
+                Event::Confirmed => entry.detoured = std::mem::take(&mut entry.detours).words(),
+                // Only where it goes straight on is what switches said still news.
+                Event::Cleared if follows(&record) != Some(Event::AllJoined) => {
+                    entry.detours = Detours::default();
+                }
+                _ => {}
+            }
+        }
+        let watched = phase == Phase::Active && !record.kind.behaviour().outlives_switches();
+        self.replace(core, record)?;
+        if watched {
+            // Links may have gone down while switches were told.
+            self.fabric_changed();
+        }
+        self.arm(core, name, notice);
+        Ok(())
+    }
+
+    /// Starts the timers of the phase that a group is in.
+    fn arm(self: &Arc<Self>, core: &Core, name: &str, notice: Duration) {
+        let Some(record) = core.groups.get(name).map(Entry::record) else {
+            return;
+        };
+        let (generation, phase) = (record.generation, record.phase);
+        let (after, event) = match phase {
+            Phase::Broken => (notice, Event::TimeUp),
+            Phase::Failed | Phase::Refused if record.kind.behaviour().lingers() => {
+                (self.config.timeouts.linger, Event::Destroy)
+            }
+            _ => return,
+        };
+        self.later(name, after, move |shared, core, name| {
+            let same = |e: &Entry| (e.record().generation, e.record().phase) == (generation, phase);
+            if core.group(name).is_ok_and(same) {
+                shared.try_step(core, name, event, None);
+            }
+        });
+    }
+
+    /// Takes back what could not be written, the last change first. What is left to do for the groups as they were is
+    /// tried again after a pause.
+    pub(crate) fn take_back(self: &Arc<Self>, core: &mut Core, undone: impl IntoIterator<Item = Undo>) {
+        let mut names = BTreeSet::new();
+        for undo in undone {
+            match undo {
+                Undo::Host(name, before) => core.facts.take_back(&name, before),
+                Undo::Added(name) => {
+                    if let Some(gone) = core.groups.remove(&name) {
+                        gone.changed.send_replace(());
+                    }
+                }
+                Undo::Changed(record, confirmed) => {
+                    let name = record.name.clone();
+                    core.groups.put(*record);
+                    if let Some(entry) = core.groups.get_mut(&name) {
+                        // No switch was told of what is taken back.
+                        entry.confirmed = confirmed;
+                        entry.confirmed.retain(|s| !entry.problems.contains_key(s));
+                    }
+                    names.insert(name);
+                }
+                Undo::Forgotten(entry) => {
+                    names.insert(entry.record().name.clone());
+                    core.groups.put_back(*entry);
+                }
+            }
+        }
+        self.fabric_changed();
+        for name in names {
+            let Some(entry) = core.groups.get_mut(&name) else {
+                continue;
+            };
+            entry.live.rules_ended();
+            let notice = entry.record().kind.behaviour().notice();
+            self.told(core, &name);
+            self.arm(core, &name, notice);
+            self.lease_absent(core, &name);
+            self.later(&name, self.config.timeouts.backoff.1, |shared, core, name| {
+                shared.drive(core, name);
+                let problems = core.groups.get(name).map(|e| e.problems.clone());
+                for (switch, reason) in problems.unwrap_or_default() {
+                    shared.unsettled(core, &switch, Some(name), &reason);
+                }
+                shared.recover(core, name);
+                if let Err(error) = shared.settle(core, name) {
+                    tracing::error!(group = name, %error, "step failed");
+                }
+            });
+        }
+    }
+
+    fn forget(&self, core: &mut Core, name: &str) -> Result<(), Refusal> {
+        core.journal.check_open()?;
+        if let Some(entry) = core.groups.remove(name) {
+            tracing::info!(group = name, "gone");
+            entry.changed.send_replace(());
+            core.journal.stage_forgotten(entry);
+            self.publish(core, v1::controller_event::Event::GroupGone(name.into()));
+        }
+        Ok(())
+    }
+
+    /// Notes what an installation waits for; not stored.
+    pub(crate) fn note(&self, core: &mut Core, name: &str, note: String) {
+        if let Some(entry) = core.groups.get_mut(name)
+            && entry.note != note
+        {
+            entry.note = note;
+            self.told(core, name);
+        }
+    }
+
+    /// Tells everybody how a group is now.
+    pub(crate) fn told(&self, core: &mut Core, name: &str) {
+        if let Some(entry) = core.groups.get(name) {
+            entry.changed.send_replace(());
+            let event = entry.record().kind.behaviour().event(core, entry);
+            self.publish(core, event);
+        }
+    }
+
+    /// Starts a task on a group that needs one and has none.
+    pub(crate) fn drive(self: &Arc<Self>, core: &mut Core, name: &str) {
+        if let Some(entry) = core.groups.get_mut(name)
+            && !entry.driven
+            && entry.record().phase.needs_driver()
+        {
+            entry.driven = true;
+            self.spawn(driver::drive(self.clone(), name.into()));
+        }
+    }
+
+    /// A switch can be reached, and was just looked through: `wanted` are the groups whose rules were wanted there, with
+    /// the generations that are there now, if any; it has no other rules of ours.
+    pub(crate) fn settled(
+        self: &Arc<Self>,
+        core: &mut Core,
+        switch: &str,
+        wanted: &BTreeMap<String, Option<u64>>,
+    ) {
+        for name in core.groups.on_switch(switch) {
+            let Some(entry) = core.groups.get_mut(&name) else {
+                continue;
+            };
+            let record = entry.record();
+            let (generation, phase) = (record.generation, record.phase);
+            let is_placed = record.placed.contains(switch);
+            match wanted.get(&name) {
+                Some(Some(there)) if *there == generation && phase.wants_rules() => {
+                    let had_problem = entry.problems.remove(switch).is_some();
+                    if entry.confirmed.insert(switch.into()) || had_problem {
+                        self.told(core, &name);
+                    }
+                }
+                Some(None) if phase.has_run() && !record.kind.behaviour().outlives_switches() => {
+                    let reason = format!("switch {switch} has lost its part: it was restarted");
+                    let ending = Ending::failed(generation, None, Some(switch), reason);
+                    self.try_step(core, &name, Event::Lost, Some(ending));
+                }
+                None if !phase.wants_rules() && is_placed => {
+                    entry.problems.remove(switch);
+                    self.try_change(core, &name, |r| {
+                        r.placed.remove(switch);
+                    });
+                    self.drive(core, &name);
+                }
+                _ => {}
+            }
+            self.recover(core, &name);
+        }
+    }
+
+    /// A degraded group whose switches all have their part is active again.
+    fn recover(self: &Arc<Self>, core: &mut Core, name: &str) {
+        let back = |e: &Entry| e.record().phase == Phase::Degraded && e.is_confirmed();
+        if core.group(name).is_ok_and(back) {
+            self.try_step(core, name, Event::SwitchesBack, None);
+        }
+    }
+
+    /// A switch does not have what it should, or nobody knows. Groups with a part there go on: their frames may well flow.
+    pub(crate) fn unsettled(
+        self: &Arc<Self>,
+        core: &mut Core,
+        switch: &str,
+        group: Option<&str>,
+        reason: &str,
+    ) {
+        let names = match group {
+            Some(name) => vec![name.to_owned()],
+            None => core.groups.on_switch(switch),
+        };
+        for name in names {
+            let Some(entry) = core.groups.get_mut(&name).filter(|e| e.concerns(switch)) else {
+                continue;
+            };
+            entry.confirmed.remove(switch);
+            entry.problems.insert(switch.into(), reason.into());
+            let degrades = entry.record().kind.behaviour().outlives_switches();
+            if degrades && entry.record().phase == Phase::Active {
+                self.try_step(core, &name, Event::SwitchLost, None);
+            } else {
+                self.told(core, &name);
+            }
+        }
+    }
+
+    /// As [`Shared::step`], where nobody waits for the answer.
+    pub(crate) fn try_step(
+        self: &Arc<Self>,
+        core: &mut Core,
+        name: &str,
+        event: Event,
+        ending: Option<Ending>,
+    ) {
+        if let Err(error) = self.step(core, name, event, ending) {
+            tracing::error!(group = name, %error, "step failed");
+        }
+    }
+
+    /// As [`Shared::change`], where nobody waits for the answer.
+    pub(crate) fn try_change(
+        self: &Arc<Self>,
+        core: &mut Core,
+        name: &str,
+        change: impl FnOnce(&mut Record),
+    ) {
+        if let Err(error) = self.change(core, name, change) {
+            tracing::error!(group = name, %error, "change failed");
+        }
+    }
+}
+
+/// What follows by itself on how a group is.
+fn follows(record: &Record) -> Option<Event> {
+    record.kind.behaviour().follows(record.phase, record.generation)
+}

@@ -1,0 +1,44 @@
+//! A store that ends with the process: for demonstrations and tests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{Batch, Entry, Key, Store, StoreError, StoreFuture, check};
+
+/// Entries in memory. Its clones are the same store, so that it can outlive a controller.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryStore(Arc<Mutex<BTreeMap<Key, Entry>>>);
+
+impl MemoryStore {
+    fn write(&self, batch: Batch) -> Result<(), StoreError> {
+        let mut entries = self.0.lock();
+        for (key, write) in &batch {
+            let found = entries.get(key).map_or(0, |e| e.version);
+            check("(memory)", key, write.was, found)?;
+        }
+        for (key, write) in batch {
+            match write.entry {
+                Some(entry) => drop(entries.insert(key, entry)),
+                None => drop(entries.remove(&key)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Store for MemoryStore {
+    fn load(&self) -> StoreFuture<'_, BTreeMap<Key, Entry>> {
+        let entries = self.0.lock().clone();
+        Box::pin(async move { Ok(entries) })
+    }
+
+    fn commit(&self, batch: Batch) -> StoreFuture<'_, ()> {
+        Box::pin(async move { self.write(batch) })
+    }
+
+    fn close(&self) -> StoreFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+}

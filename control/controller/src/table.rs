@@ -1,0 +1,304 @@
+//! All groups in memory, with an index for each question that is asked often: none of them walks the groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+
+use castnet_rules::HostEndpoint;
+use castnet_wire::{McstId, PortId, Qpn};
+use tokio::sync::watch;
+
+use crate::detour::Detours;
+use crate::kinds::collective::live::Live;
+use crate::lifecycle::Phase;
+use crate::pool::AddressSet;
+use crate::record::Record;
+
+#[cfg(test)]
+mod tests;
+
+/// A group in memory.
+pub(crate) struct Entry {
+    record: Record,
+    /// The switches known to have their part of the present generation.
+    pub(crate) confirmed: BTreeSet<String>,
+    /// Why a switch does not have what it should.
+    pub(crate) problems: BTreeMap<String, String>,
+    /// What an installation waits for.
+    pub(crate) note: String,
+    /// A task works on it.
+    pub(crate) driven: bool,
+    /// Ticks at each change.
+    pub(crate) changed: watch::Sender<()>,
+    /// What switches said to placements since it was last active.
+    pub(crate) detours: Detours,
+    /// For an active group: why it is not where it was placed first; may be empty.
+    pub(crate) detoured: String,
+    /// Who is in and who is waited for, in a group of ranks.
+    pub(crate) live: Live,
+}
+
+impl Entry {
+    fn new(record: Record) -> Self {
+        Self {
+            record,
+            confirmed: BTreeSet::new(),
+            problems: BTreeMap::new(),
+            note: String::new(),
+            driven: false,
+            changed: watch::Sender::new(()),
+            detours: Detours::default(),
+            detoured: String::new(),
+            live: Live::default(),
+        }
+    }
+
+    /// What is stored of it. [`Groups::put`] changes it.
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Whether every switch of its tree is known to have its part.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        let mut tree = self.record.plan.iter().flat_map(|p| p.rules.keys());
+        tree.all(|s| self.confirmed.contains(s))
+    }
+
+    /// Its phase in one word.
+    pub(crate) fn phase_name(&self) -> &'static str {
+        self.record.kind.behaviour().phase_name(self.record.phase)
+    }
+
+    /// Whether a switch has a part of it, or may have one.
+    pub(crate) fn concerns(&self, switch: &str) -> bool {
+        self.record.placed.contains(switch) || self.record.wanted_rule(switch).is_some()
+    }
+}
+
+/// What is ours on a switch: bytes that are set aside, and groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Own {
+    pub(crate) memory: u64,
+    pub(crate) groups: u64,
+}
+
+/// Groups that use a port.
+pub(crate) type PortLoad = BTreeMap<(String, PortId), u32>;
+
+/// All groups, by name.
+#[derive(Default)]
+pub(crate) struct Groups {
+    entries: BTreeMap<String, Entry>,
+    by_mcst_id: BTreeMap<McstId, String>,
+    mcst_ids: AddressSet,
+    by_switch: BTreeMap<String, BTreeSet<String>>,
+    own: BTreeMap<String, Own>,
+    load: PortLoad,
+    /// The groups and hosts of each queue pair.
+    queue_pairs: BTreeMap<(Ipv4Addr, Qpn), Vec<(String, String)>>,
+    watched: BTreeSet<String>,
+}
+
+impl Groups {
+    pub(crate) fn get(&self, name: &str) -> Option<&Entry> {
+        self.entries.get(name)
+    }
+
+    /// To change what is in memory alone.
+    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Entry> {
+        self.entries.get_mut(name)
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.entries.keys().cloned().collect()
+    }
+
+    /// Adds a group, or puts this record in place of the one that it has.
+    pub(crate) fn put(&mut self, record: Record) {
+        let name = record.name.clone();
+        if let Some(entry) = self.entries.get_mut(&name) {
+            let old = std::mem::replace(&mut entry.record, record.clone());
+            let (old, new) = (Footprint::of(&old), Footprint::of(&record));
+            if old != new {
+                self.index(&name, &old, false);
+                self.index(&name, &new, true);
+            }
+        } else {
+            self.index(&name, &Footprint::of(&record), true);
+            self.entries.insert(name, Entry::new(record));
+        }
+    }
+
+    /// A group that was removed is there again.
+    pub(crate) fn put_back(&mut self, mut entry: Entry) {
+        let name = entry.record.name.clone();
+        // The task that worked on it has ended.
+        entry.driven = false;
+        self.index(&name, &Footprint::of(&entry.record), true);
+        self.entries.insert(name, entry);
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) -> Option<Entry> {
+        let entry = self.entries.remove(name)?;
+        self.index(name, &Footprint::of(&entry.record), false);
+        Some(entry)
+    }
+
+    /// The group of that McstID.
+    pub(crate) fn by_mcst_id(&self, mcst_id: McstId) -> Option<&Entry> {
+        self.get(self.by_mcst_id.get(&mcst_id)?)
+    }
+
+    /// The McstIDs of all lanes.
+    pub(crate) fn mcst_ids(&self) -> &AddressSet {
+        &self.mcst_ids
+    }
+
+    /// The groups that have a part on a switch, or may have one.
+    pub(crate) fn on_switch(&self, switch: &str) -> Vec<String> {
+        self.by_switch
+            .get(switch)
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect()
+    }
+
+    /// What is ours on a switch, but for one group.
+    pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Own {
+        let mut own = self.own.get(switch).copied().unwrap_or_default();
+        if let Some(entry) = but.and_then(|name| self.get(name))
+            && let Some(share) = Footprint::of(&entry.record).own.get(switch)
+        {
+            own.memory = count(own.memory, share.memory, false);
+            own.groups = count(own.groups, share.groups, false);
+        }
+        own
+    }
+
+    /// How many groups use each port, but for one group. Each lane is a group.
+    pub(crate) fn load(&self, but: &str) -> impl Iterator<Item = (&str, PortId, u32)> {
+        let own = self
+            .get(but)
+            .map(|e| Footprint::of(&e.record).load)
+            .unwrap_or_default();
+        self.load.iter().map(move |(key, groups)| {
+            let own = own.get(key).copied().unwrap_or(0);
+            (key.0.as_str(), key.1, groups - own)
+        })
+    }
+
+    /// The group that has a queue pair, other than for this member of this group.
+    pub(crate) fn of_queue_pair(&self, end: &HostEndpoint, group: Option<&str>) -> Option<&str> {
+        let holders = self.queue_pairs.get(&(end.ip, end.qpn))?;
+        let mut others = holders
+            .iter()
+            .filter(|(name, host)| group != Some(name.as_str()) || *host != end.name);
+        others.next().map(|(name, _)| name.as_str())
+    }
+
+    /// The active groups that are lost with a link of their tree.
+    pub(crate) fn watched(&self) -> Vec<String> {
+        self.watched.iter().cloned().collect()
+    }
+
+    fn index(&mut self, name: &str, footprint: &Footprint, add: bool) {
+        for mcst_id in &footprint.mcst_ids {
+            match add {
+                true => drop(self.by_mcst_id.insert(*mcst_id, name.into())),
+                false => drop(self.by_mcst_id.remove(mcst_id)),
+            }
+            self.mcst_ids.set(mcst_id.0, add);
+        }
+        for switch in &footprint.switches {
+            set(&mut self.by_switch, switch, name, add);
+        }
+        for (switch, share) in &footprint.own {
+            let own = self.own.entry(switch.clone()).or_default();
+            own.memory = count(own.memory, share.memory, add);
+            own.groups = count(own.groups, share.groups, add);
+        }
+        for (port, lanes) in &footprint.load {
+            let groups = self.load.entry(port.clone()).or_default();
+            *groups = count((*groups).into(), (*lanes).into(), add) as u32;
+            if *groups == 0 {
+                self.load.remove(port);
+            }
+        }
+        for (queue_pair, host) in &footprint.queue_pairs {
+            let holders = self.queue_pairs.entry(*queue_pair).or_default();
+            let holder = (name.to_owned(), host.clone());
+            match holders.iter().position(|h| *h == holder) {
+                _ if add => holders.push(holder),
+                Some(at) => drop(holders.swap_remove(at)),
+                None => {}
+            }
+            if holders.is_empty() {
+                self.queue_pairs.remove(queue_pair);
+            }
+        }
+        match footprint.is_watched && add {
+            true => drop(self.watched.insert(name.into())),
+            false => drop(self.watched.remove(name)),
+        }
+    }
+}
+
+fn count(before: u64, share: u64, add: bool) -> u64 {
+    match add {
+        true => before + share,
+        false => before.saturating_sub(share),
+    }
+}
+
+fn set(index: &mut BTreeMap<String, BTreeSet<String>>, key: &str, name: &str, add: bool) {
+    let names = index.entry(key.into()).or_default();
+    match add {
+        true => names.insert(name.into()),
+        false => names.remove(name),
+    };
+    if names.is_empty() {
+        index.remove(key);
+    }
+}
+
+/// What a record has in the indexes.
+#[derive(PartialEq, Eq)]
+struct Footprint {
+    mcst_ids: Vec<McstId>,
+    switches: BTreeSet<String>,
+    own: BTreeMap<String, Own>,
+    load: PortLoad,
+    queue_pairs: Vec<((Ipv4Addr, Qpn), String)>,
+    is_watched: bool,
+}
+
+impl Footprint {
+    fn of(record: &Record) -> Self {
+        let rules = || record.plan.iter().flat_map(|p| &p.rules);
+        let lanes = record.lanes();
+        let own = |switch: &String| Own {
+            memory: record.reserved_on(switch),
+            groups: lanes.into(),
+        };
+        let load = rules().flat_map(|(switch, rule)| {
+            let ports: BTreeSet<_> = rule.endpoints.iter().map(|e| e.port).collect();
+            ports
+                .into_iter()
+                .map(move |port| ((switch.clone(), port), u32::from(lanes)))
+        });
+        let parties = record.kind.behaviour().parties();
+        let ends = parties.iter().flat_map(|p| &p.ends);
+        Self {
+            mcst_ids: record.mcst_ids().collect(),
+            switches: rules().map(|(s, _)| s).chain(&record.placed).cloned().collect(),
+            own: record.placed.iter().map(|s| (s.clone(), own(s))).collect(),
+            load: load.collect(),
+            queue_pairs: ends.map(|e| ((e.ip, e.qpn), e.name.clone())).collect(),
+            is_watched: record.phase == Phase::Active && !record.kind.behaviour().outlives_switches(),
+        }
+    }
+}

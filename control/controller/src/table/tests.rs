@@ -1,0 +1,214 @@
+use castnet_proto::convert::new_group_from_proto;
+use castnet_proto::v1;
+use castnet_rules::{Endpoint, GroupRule, HostPart, MulticastRule, NextHop, TranslatedRule};
+use castnet_wire::{MacAddr, Pmtu, Psn};
+use proptest::prelude::*;
+
+use super::*;
+use crate::kinds::Kind;
+use crate::kinds::collective::record::{Collective, Settings};
+use crate::kinds::multicast::record::Multicast;
+use crate::record::Plan;
+
+/// A group by a few numbers, so that groups share switches, ports and queue pairs.
+#[derive(Clone, Debug)]
+struct Shape {
+    name: u8,
+    is_collective: bool,
+    lanes: u8,
+    phase: Phase,
+    /// Switches of its tree, with the port that it uses there.
+    tree: BTreeMap<u8, u8>,
+    placed: BTreeSet<u8>,
+    qpn: u32,
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let phase = prop_oneof![
+        Just(Phase::Registered),
+        Just(Phase::Installing),
+        Just(Phase::Active),
+        Just(Phase::Degraded)
+    ];
+    let tree = proptest::collection::btree_map(0u8..4, 0u8..3, 0..4);
+    let placed = proptest::collection::btree_set(0u8..4, 0..4);
+    (0u8..6, any::<bool>(), 1u8..3, phase, tree, placed, 2u32..5).prop_map(
+        |(name, is_collective, lanes, phase, tree, placed, qpn)| Shape {
+            name,
+            is_collective,
+            lanes,
+            phase,
+            tree,
+            placed,
+            qpn,
+        },
+    )
+}
+
+fn lane(name: u8, lane: u8) -> McstId {
+    McstId([10, 200, name, lane].into())
+}
+
+fn rule(shape: &Shape, port: u8) -> GroupRule {
+    let port = PortId::new(port).unwrap();
+    let (endpoints, kind) = if shape.is_collective {
+        let kind = TranslatedRule {
+            message_packets: 1,
+            ..TranslatedRule::root(16)
+        };
+        (Vec::new(), kind.into())
+    } else {
+        let next_hop = NextHop::switch("other".into(), MacAddr([2; 6]));
+        let kind = MulticastRule {
+            source: port,
+            ..MulticastRule::default()
+        };
+        (vec![Endpoint { port, next_hop }], kind.into())
+    };
+    GroupRule {
+        name: format!("g{}", shape.name),
+        generation: 1,
+        mcst_id: lane(shape.name, 0),
+        pmtu: Pmtu::B1024,
+        stall_timeout_ms: 1,
+        endpoints,
+        kind,
+    }
+}
+
+fn record(shape: &Shape) -> Record {
+    let member = |last: u8| v1::NewMember {
+        host: format!("h{last}"),
+        connection: Some(v1::Connection {
+            ip: format!("10.0.0.{last}"),
+            mac: format!("02:00:00:00:00:0{last}"),
+            qpn: shape.qpn,
+            ..Default::default()
+        }),
+    };
+    let request = v1::CreateGroupRequest {
+        name: format!("g{}", shape.name),
+        source: "h1".into(),
+        members: vec![member(1), member(2)],
+        ..Default::default()
+    };
+    let kind = match shape.is_collective {
+        true => Kind::Collective(Collective::new(
+            vec!["h1".into(); 2],
+            Settings::new(&Default::default()),
+            true,
+        )),
+        false => Kind::Multicast(Multicast::new(
+            new_group_from_proto(&request).unwrap(),
+            Psn::new(1),
+        )),
+    };
+    let switch = |s: &u8| format!("s{s}");
+    let more = (1..shape.lanes).map(|n| lane(shape.name, n)).collect();
+    let rules = shape.tree.iter().map(|(s, port)| (switch(s), rule(shape, *port)));
+    Record {
+        phase: shape.phase,
+        plan: Some(Plan {
+            tree: Vec::new(),
+            rules: rules.collect(),
+        }),
+        placed: shape.placed.iter().map(switch).collect(),
+        ..Record::new(request.name, (lane(shape.name, 0), more), kind)
+    }
+}
+
+/// Each answer of an index is what a walk over all groups finds.
+fn check(groups: &Groups, all: &BTreeMap<String, Record>) {
+    for name in 0..6 {
+        for n in 0..3 {
+            let walk = all.values().find(|r| r.mcst_ids().any(|m| m == lane(name, n)));
+            let found = groups.by_mcst_id(lane(name, n)).map(Entry::record);
+            assert_eq!(found, walk);
+        }
+    }
+    let mut free = groups.mcst_ids().free_in("10.200.0.0/24".parse().unwrap(), None);
+    assert!(free.all(|ip| all.values().all(|r| r.mcst_ids().all(|m| m.0 != ip))));
+    let watched = |r: &&Record| r.phase == Phase::Active && r.collective().is_some();
+    let walk: Vec<String> = all.values().filter(watched).map(|r| r.name.clone()).collect();
+    assert_eq!(groups.watched(), walk);
+    for but in [None, Some("g1")] {
+        let others = || all.values().filter(|r| but != Some(r.name.as_str()));
+        for switch in ["s0", "s1", "s2", "s3"] {
+            let placed = || others().filter(|r| r.placed.contains(switch));
+            let own = Own {
+                memory: placed().map(|r| r.reserved_on(switch)).sum(),
+                groups: placed().map(|r| u64::from(r.lanes())).sum(),
+            };
+            assert_eq!(groups.own(switch, but), own);
+            let has = |r: &&Record| {
+                r.placed.contains(switch) || r.plan.as_ref().unwrap().rules.contains_key(switch)
+            };
+            let walk: Vec<String> = all.values().filter(has).map(|r| r.name.clone()).collect();
+            assert_eq!(groups.on_switch(switch), walk);
+        }
+        let mut walk = PortLoad::new();
+        for record in others() {
+            for (switch, rule) in &record.plan.as_ref().unwrap().rules {
+                for port in rule.endpoints.iter().map(|e| e.port) {
+                    *walk.entry((switch.clone(), port)).or_default() += u32::from(record.lanes());
+                }
+            }
+        }
+        let load = groups.load(but.unwrap_or_default());
+        let found: PortLoad = load
+            .filter(|l| l.2 > 0)
+            .map(|(s, p, n)| ((s.to_owned(), p), n))
+            .collect();
+        assert_eq!(found, walk);
+        for (last, qpn) in [(1u8, 2), (1, 3), (2, 3), (2, 4)] {
+            let end = HostEndpoint {
+                name: format!("h{last}"),
+                ip: [10, 0, 0, last].into(),
+                mac: MacAddr([2, 0, 0, 0, 0, last]),
+                qpn: Qpn::new(qpn),
+                part: HostPart::Plain,
+            };
+            let holds = |r: &&Record| {
+                let parties = r.kind.behaviour().parties();
+                let mut ends = parties.iter().flat_map(|p| &p.ends);
+                ends.any(|e| (e.ip, e.qpn) == (end.ip, end.qpn))
+            };
+            let walk: Vec<&str> = others().filter(holds).map(|r| r.name.as_str()).collect();
+            match groups.of_queue_pair(&end, but) {
+                Some(found) => assert!(walk.contains(&found)),
+                None => assert_eq!(walk, Vec::<&str>::new()),
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_indexes_answer_as_a_walk_over_all_groups_does(
+        changes in proptest::collection::vec((shape(), any::<bool>()), 1..20),
+    ) {
+        let (mut groups, mut all) = (Groups::default(), BTreeMap::new());
+        for (shape, stays) in changes {
+            let record = record(&shape);
+            match stays {
+                true => {
+                    groups.put(record.clone());
+                    all.insert(record.name.clone(), record);
+                }
+                false => {
+                    let gone = groups.remove(&record.name);
+                    prop_assert_eq!(gone.map(|e| e.record), all.remove(&record.name));
+                }
+            }
+            check(&groups, &all);
+        }
+        for name in all.keys() {
+            groups.remove(name);
+        }
+        let left = groups.own.values().any(|own| *own != Own::default());
+        prop_assert!(!left && groups.load.is_empty() && groups.by_switch.is_empty());
+        prop_assert!(groups.queue_pairs.is_empty() && groups.by_mcst_id.is_empty() && groups.watched.is_empty());
+    }
+}

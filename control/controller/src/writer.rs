@@ -1,0 +1,81 @@
+//! The task that writes what is staged: all that has come while the last batch was written is the next.
+
+use std::sync::Arc;
+
+use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event;
+
+use crate::core::Shared;
+use crate::journal::Batch;
+use crate::store::{Store, StoreError};
+
+/// Writes until the controller stops, then lets go of the store.
+pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
+    while !shared.stopping() {
+        let batch = shared.lock().journal.take();
+        let Some(batch) = batch else {
+            tokio::select! {
+                () = shared.stopped() => {}
+                () = shared.staged.notified() => {}
+            }
+            continue;
+        };
+        let written = match batch.writes.is_empty() {
+            true => Ok(()),
+            false => tokio::select! {
+                biased;
+                // As if killed: nobody hears what became of it.
+                () = shared.stopped() => break,
+                written = store.commit(batch.writes.clone()) => written,
+            },
+        };
+        match written {
+            Ok(()) => release(&shared, batch),
+            Err(error) => take_back(&shared, batch, error),
+        }
+    }
+    if let Err(error) = store.close().await {
+        tracing::warn!(%error, "store not closed");
+    }
+}
+
+fn release(shared: &Arc<Shared>, mut batch: Batch) {
+    let mut core = shared.lock();
+    core.journal.written();
+    if batch.events_lost > 0 {
+        shared.release(v1::ControllerEvent {
+            at_unix_ns: 0,
+            event: Some(Event::Lagged(batch.events_lost)),
+        });
+    }
+    for event in batch.events.drain(..) {
+        shared.release(event);
+    }
+    drop(core);
+    batch.end(Ok(()));
+}
+
+fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: StoreError) {
+    let error = Arc::new(error);
+    tracing::error!(%error, "changes cannot be written, and are taken back");
+    let mut core = shared.lock();
+    let mut rest = core.journal.failed(&batch);
+    let undone = batch.undo.drain(..).chain(rest.undo.drain(..));
+    let undone: Vec<_> = undone.collect();
+    shared.take_back(&mut core, undone.into_iter().rev());
+    for retry in batch.retries.drain(..).chain(rest.retries.drain(..)) {
+        shared.after(shared.config.timeouts.backoff.1, retry);
+    }
+    for event in batch.events.drain(..).chain(rest.events.drain(..)) {
+        // What switches have reported is so all the same; how groups are is told anew.
+        match &event.event {
+            Some(Event::GroupGone(_)) => {}
+            Some(Event::Group(state)) => shared.told(&mut core, &state.name),
+            Some(Event::Collective(state)) => shared.told(&mut core, &state.name),
+            _ => shared.release(event),
+        }
+    }
+    drop(core);
+    batch.end(Err(error.clone()));
+    rest.end(Err(error));
+}

@@ -1,0 +1,113 @@
+//! A store that fails and delays as it is told, or by a seed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, StoreFuture};
+use tokio::sync::{Semaphore, mpsc};
+
+/// What happens to the next batches.
+#[derive(Debug, Default)]
+struct Faults {
+    /// Commits so far.
+    commits: u64,
+    /// These fail, counted from 1.
+    fails: Vec<u64>,
+    /// A third of the commits fail, and all take some time: by this seed.
+    seed: Option<Random>,
+    /// Commits say so and wait for a permit of this.
+    gate: Option<(Arc<Semaphore>, mpsc::UnboundedSender<()>)>,
+}
+
+/// A store around another one.
+#[derive(Clone, Debug)]
+pub(crate) struct FaultyStore {
+    inner: Arc<dyn Store>,
+    faults: Arc<parking_lot::Mutex<Faults>>,
+}
+
+impl FaultyStore {
+    pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
+        let faults = Arc::default();
+        Self { inner, faults }
+    }
+
+    /// Commits since the store was made.
+    pub(crate) fn commits(&self) -> u64 {
+        self.faults.lock().commits
+    }
+
+    /// The commits of these numbers fail, counted from the next, which is 1.
+    pub(crate) fn fail(&self, numbers: &[u64]) {
+        let mut faults = self.faults.lock();
+        faults.fails = numbers.iter().map(|n| faults.commits + n).collect();
+    }
+
+    /// From now on some fail and all take a while.
+    pub(crate) fn seed(&self, seed: Option<u64>) {
+        self.faults.lock().seed = seed.map(Random);
+    }
+
+    /// Holds commits back; tells of each that waits.
+    pub(crate) fn hold(&self) -> (Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
+        let (waits, told) = mpsc::unbounded_channel();
+        let gate = Arc::new(Semaphore::new(0));
+        self.faults.lock().gate = Some((gate.clone(), waits));
+        (gate, told)
+    }
+}
+
+impl Store for FaultyStore {
+    fn load(&self) -> StoreFuture<'_, BTreeMap<Key, Entry>> {
+        self.inner.load()
+    }
+
+    fn commit(&self, batch: Batch) -> StoreFuture<'_, ()> {
+        let (fails, pauses, gate) = {
+            let faults = &mut *self.faults.lock();
+            faults.commits += 1;
+            let mut fails = faults.fails.contains(&faults.commits);
+            let mut pauses = 0;
+            if let Some(random) = &mut faults.seed {
+                fails |= random.below(3) == 0;
+                pauses = random.below(20);
+            }
+            (fails, pauses, faults.gate.clone())
+        };
+        Box::pin(async move {
+            if let Some((gate, waits)) = gate {
+                let _ = waits.send(());
+                gate.acquire().await.unwrap().forget();
+            }
+            for _ in 0..pauses {
+                tokio::task::yield_now().await;
+            }
+            if fails {
+                return Err(StoreError::Failed {
+                    store: "(faulty)".into(),
+                    entry: batch.into_keys().next(),
+                    error: "no space left on device".into(),
+                });
+            }
+            self.inner.commit(batch).await
+        })
+    }
+
+    fn close(&self) -> StoreFuture<'_, ()> {
+        self.inner.close()
+    }
+}
+
+/// Numbers from a seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % end
+    }
+}

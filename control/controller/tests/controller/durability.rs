@@ -1,0 +1,416 @@
+//! Nothing is seen before it is on disk, what was answered is there after a restart, and what cannot be written is refused
+//! whole: over every store, and over stores that fail and delay.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::common::faults::{FaultyStore, Random};
+use crate::common::ranks::{Rank, all, shown};
+use crate::common::{Client, Events, Lab, PATIENCE, creation, reaches, start_with};
+use castnet_controller::Controller;
+use castnet_controller::store::Store;
+use castnet_controller::store::memory::MemoryStore;
+use castnet_controller::store::redb::RedbStore;
+use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event;
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
+
+/// The kinds of stores that outlive a controller: each call opens the same one.
+type Open = Box<dyn Fn() -> Arc<dyn Store>>;
+
+fn memory() -> Open {
+    let store = MemoryStore::default();
+    Box::new(move || Arc::new(store.clone()))
+}
+
+fn redb(folder: &Path) -> Open {
+    let path = folder.join("durable.redb");
+    Box::new(move || Arc::new(RedbStore::open(&path).unwrap()))
+}
+
+async fn exists(client: &Client, group: &str) -> bool {
+    let request = v1::GetGroupRequest { group: group.into() };
+    match client.clone().get_group(request).await {
+        Ok(_) => true,
+        Err(status) if status.code() == Code::NotFound => false,
+        Err(status) => panic!("{status}"),
+    }
+}
+
+async fn destroy(client: &Client, group: &str) -> Result<bool, Status> {
+    let request = v1::DestroyGroupRequest { group: group.into() };
+    let answer = client.clone().destroy_group(request).await?;
+    Ok(answer.into_inner().complete)
+}
+
+fn says_why(status: &Status) {
+    assert_eq!(status.code(), Code::Internal, "{status}");
+    assert!(status.message().contains("no space left"), "{status}");
+}
+
+/// What a client knows by the answers that it got.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    groups: BTreeMap<String, bool>,
+    hosts: BTreeSet<String>,
+    /// Asked for, and not answered yet.
+    open: Option<String>,
+}
+
+/// Creates and destroys groups and registers hosts, until the controller is gone.
+async fn ask(
+    client: Client,
+    worker: u64,
+    seed: u64,
+    known: Arc<parking_lot::Mutex<Known>>,
+    tell: mpsc::UnboundedSender<()>,
+) {
+    let mut random = Random(seed ^ (worker << 32));
+    for n in 0.. {
+        let name = format!("w{worker}-{}", random.below(3));
+        let was = known.lock().groups.get(&name).copied().unwrap_or(false);
+        known.lock().open = Some(name.clone());
+        let answer = match (random.below(5), was) {
+            (0, _) => {
+                let host = format!("host-{worker}-{n}");
+                let request = v1::RegisterHostRequest {
+                    name: host.clone(),
+                    ip: format!("10.9.{worker}.{}", n % 200 + 1),
+                    mac: format!("02:00:00:{worker:02x}:00:{:02x}", n % 200 + 1),
+                };
+                let answer = client.clone().register_host(request).await.map(drop);
+                if answer.is_ok() {
+                    known.lock().hosts.insert(host);
+                }
+                answer.map(|()| was)
+            }
+            (_, false) => client
+                .clone()
+                .create_group(creation(&name, &["h0", "h2"]))
+                .await
+                .map(|_| true),
+            (_, true) => destroy(&client, &name).await.map(|complete| {
+                assert!(complete);
+                false
+            }),
+        };
+        match answer {
+            Ok(is) => drop(known.lock().groups.insert(name.clone(), is)),
+            Err(status) if status.code() == Code::Internal && status.message().contains("no space left") => {
+                // Refused whole: it is as it was.
+                match client
+                    .clone()
+                    .get_group(v1::GetGroupRequest { group: name.clone() })
+                    .await
+                {
+                    Ok(group) => {
+                        assert!(was, "seed {seed}: {name}");
+                        let phase = group.into_inner().state.unwrap().phase();
+                        assert_eq!(phase, v1::GroupPhase::Registered, "seed {seed}: {name}");
+                    }
+                    Err(status) if status.code() == Code::NotFound => assert!(!was, "seed {seed}: {name}"),
+                    Err(_) => return,
+                }
+            }
+            // The controller is gone.
+            Err(_) => return,
+        }
+        known.lock().open = None;
+        let _ = tell.send(());
+    }
+}
+
+/// Clients ask at once, the controller is killed at some moment, and the next one knows what was answered.
+async fn what_was_answered_is_there(open: &Open, faulty: bool, seed: u64) {
+    let lab = Lab::two_tiers().await;
+    let store = FaultyStore::new(open());
+    let (controller, client) = start_with(lab.config.clone(), Arc::new(store.clone())).await;
+    store.seed(faulty.then_some(seed));
+    let (tell, mut answers) = mpsc::unbounded_channel();
+    let mut clients = Vec::new();
+    for worker in 0..4 {
+        let known = Arc::new(parking_lot::Mutex::new(Known::default()));
+        let asks = ask(client.clone(), worker, seed, known.clone(), tell.clone());
+        clients.push((known, tokio::spawn(asks)));
+    }
+    for _ in 0..20 + Random(seed).below(20) {
+        tokio::time::timeout(PATIENCE, answers.recv())
+            .await
+            .unwrap()
+            .unwrap();
+    }
+    controller.stop().await;
+    drop(client);
+    let mut all: Vec<Known> = Vec::new();
+    for (known, asks) in clients {
+        asks.await.unwrap();
+        all.push(known.lock().clone());
+    }
+    drop(store);
+
+    let (controller, mut client) = start_with(lab.config.clone(), open()).await;
+    let hosts = client
+        .list_hosts(v1::ListHostsRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .hosts;
+    let hosts: BTreeSet<String> = hosts.into_iter().map(|h| h.name).collect();
+    for known in all {
+        assert!(
+            known.hosts.is_subset(&hosts),
+            "seed {seed}: {:?} in {hosts:?}",
+            known.hosts
+        );
+        for (name, is) in known
+            .groups
+            .iter()
+            .filter(|(name, _)| known.open.as_ref() != Some(name))
+        {
+            assert_eq!(exists(&client, name).await, *is, "seed {seed}: {name}");
+        }
+    }
+    let listed = client
+        .list_groups(v1::ListControllerGroupsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let mcst_ids: BTreeSet<String> = listed
+        .groups
+        .iter()
+        .map(|g| g.state.as_ref().unwrap().mcst_id.clone())
+        .collect();
+    assert_eq!(
+        mcst_ids.len(),
+        listed.groups.len(),
+        "seed {seed}: each has its own McstID"
+    );
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_answered_is_there_in_memory() {
+    for seed in 0..4 {
+        what_was_answered_is_there(&memory(), false, seed).await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_answered_is_there_in_redb() {
+    for seed in 0..4 {
+        let folder = tempfile::tempdir().unwrap();
+        what_was_answered_is_there(&redb(folder.path()), false, seed).await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_answered_is_there_though_the_store_fails() {
+    for seed in 0..8 {
+        what_was_answered_is_there(&memory(), true, seed).await;
+    }
+    for seed in 0..4 {
+        let folder = tempfile::tempdir().unwrap();
+        what_was_answered_is_there(&redb(folder.path()), true, seed).await;
+    }
+}
+
+async fn lab_with_faults() -> (Lab, FaultyStore, Controller, Client) {
+    let lab = Lab::two_tiers().await;
+    let store = FaultyStore::new(Arc::new(MemoryStore::default()));
+    let (controller, client) = start_with(lab.config.clone(), Arc::new(store.clone())).await;
+    (lab, store, controller, client)
+}
+
+/// While a change is being written, no answer, no event and no switch knows of it; where it is not written, none ever does.
+#[tokio::test]
+async fn nobody_sees_a_change_before_it_is_written() {
+    let (lab, store, _controller, mut client) = lab_with_faults().await;
+    let mut events = Events::of(&client).await;
+    let (gate, mut waits) = store.hold();
+    store.fail(&[1]);
+    let request = lab.given("g", &["h0", "h2"], 17);
+    let mut other = client.clone();
+    let create = tokio::spawn(async move { other.create_group(request).await });
+    tokio::time::timeout(PATIENCE, waits.recv()).await.unwrap();
+    // A client that asks for it waits too, and so does one that would be refused for it.
+    let (asking, mut twin) = (client.clone(), client.clone());
+    let asks = tokio::spawn(async move { exists(&asking, "g").await });
+    let same = creation("g", &["h0", "h2"]);
+    let twice = tokio::spawn(async move { twin.create_group(same).await });
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!create.is_finished() && !asks.is_finished() && !twice.is_finished());
+    assert!(lab.journal.lock().is_empty());
+    gate.add_permits(1000);
+    says_why(&create.await.unwrap().unwrap_err());
+    assert!(!asks.await.unwrap());
+    says_why(&twice.await.unwrap().unwrap_err());
+    assert!(lab.journal.lock().is_empty());
+    client
+        .create_group(lab.given("h", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let first = events.until(|event| match event {
+        Event::Group(group) => Some(group.name.clone()),
+        _ => None,
+    });
+    assert_eq!(first.await, "h");
+    assert_eq!(lab.placed(), ["leaf0 h.1", "leaf1 h.1", "spine0 h.1"]);
+}
+
+/// What comes while a batch is being written is written together.
+#[tokio::test]
+async fn changes_that_come_at_once_are_written_at_once() {
+    const GROUPS: usize = 64;
+    let (_lab, store, _controller, mut client) = lab_with_faults().await;
+    let (gate, mut waits) = store.hold();
+    let mut creates = Vec::new();
+    for n in 0..GROUPS {
+        let (mut client, request) = (client.clone(), creation(&format!("g{n}"), &["h0", "h2"]));
+        creates.push(tokio::spawn(async move { client.create_group(request).await }));
+    }
+    let before = store.commits();
+    tokio::time::timeout(PATIENCE, waits.recv()).await.unwrap();
+    // Meanwhile the others reach the controller, which runs on this thread.
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await;
+    }
+    gate.add_permits(1000);
+    for create in creates {
+        create.await.unwrap().unwrap();
+    }
+    let commits = store.commits() - before;
+    assert!(
+        commits < GROUPS as u64 / 2,
+        "{commits} commits for {GROUPS} groups"
+    );
+    let listed = client
+        .list_groups(v1::ListControllerGroupsRequest {})
+        .await
+        .unwrap();
+    assert_eq!(listed.into_inner().groups.len(), GROUPS);
+}
+
+/// Each commit of an installation and of a removal fails once: what was refused leaves nothing behind, and what was not is
+/// done all the same.
+#[tokio::test]
+async fn whichever_write_fails_a_group_comes_and_goes() {
+    for number in 1..8 {
+        let (lab, store, _controller, mut client) = lab_with_faults().await;
+        store.fail(&[number]);
+        let before = store.commits();
+        match client.create_group(lab.given("g", &["h0", "h2"], 17)).await {
+            Ok(_) => drop(reaches(&client, "g", v1::GroupPhase::Active).await),
+            Err(status) => {
+                says_why(&status);
+                assert_eq!(number, 1, "later ones are not the client's affair");
+                assert!(!exists(&client, "g").await && lab.journal.lock().is_empty());
+                client
+                    .create_group(lab.given("g", &["h0", "h2"], 17))
+                    .await
+                    .unwrap();
+            }
+        }
+        assert!(store.commits() > before);
+        assert_eq!(
+            lab.placed(),
+            ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"],
+            "write {number}"
+        );
+        store.fail(&[number]);
+        if let Err(status) = destroy(&client, "g").await {
+            says_why(&status);
+            assert_eq!(number, 1, "later ones are not the client's affair");
+            reaches(&client, "g", v1::GroupPhase::Active).await;
+            assert_eq!(lab.placed().len(), 3);
+            assert!(destroy(&client, "g").await.unwrap());
+        }
+        assert!(
+            !exists(&client, "g").await && lab.placed().is_empty(),
+            "write {number}"
+        );
+    }
+}
+
+/// The same of ranks: a join that cannot be written is refused, and the ranks that try again meet.
+#[tokio::test]
+async fn whichever_write_fails_ranks_meet() {
+    for number in 1..8 {
+        let (lab, store, _controller, client) = lab_with_faults().await;
+        store.fail(&[number]);
+        let mut ranks = Vec::new();
+        for rank in 0..4 {
+            let request = lab.rank("job", rank, 4, 17);
+            let mut calls = 0;
+            let stream = loop {
+                calls += 1;
+                match client.clone().init_group(request.clone()).await {
+                    Ok(answer) => break answer.into_inner(),
+                    Err(status) => says_why(&status),
+                }
+                assert!(calls < 3, "write {number}");
+            };
+            ranks.push(Rank { request, stream });
+        }
+        let seen = all(&mut ranks, v1::CollectivePhase::Active).await;
+        assert_eq!(seen[0].generation, 1, "write {number}");
+        let group = shown(&client, "job").await.unwrap().state.unwrap();
+        assert!(
+            group.members.iter().all(|m| m.phase() == v1::RankPhase::Joined),
+            "write {number}"
+        );
+        assert_eq!(lab.placed().len(), 3, "write {number}");
+    }
+}
+
+/// What happens only once and that no client waits for (a switch's report, a call that ended, a switch that is lost) is
+/// written though the first writes fail.
+#[tokio::test]
+async fn what_is_reported_once_is_not_lost_with_a_write() {
+    let (mut lab, store, _controller, mut client) = lab_with_faults().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    let mcst_id = all(&mut ranks, v1::CollectivePhase::Active).await[0]
+        .mcst_id
+        .clone();
+    store.fail(&[1, 2]);
+    let failed = v1::MemberFailed {
+        mcst_id,
+        group: "job".into(),
+        next_hop: "h3".into(),
+        syndrome: 0x62,
+        generation: 1,
+        ..Default::default()
+    };
+    lab.switch("leaf1")
+        .report(v1::agent_event::Event::MemberFailed(failed));
+    for state in all(&mut ranks, v1::CollectivePhase::Failed).await {
+        assert_eq!(state.failed_rank, Some(3));
+    }
+    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
+    let joining = lab.joining("g", "h0", 18);
+    let call = client.join_group(joining).await.unwrap().into_inner();
+    let mut events = Events::of(&client).await;
+    store.fail(&[1, 2]);
+    drop(call);
+    let expected = |event: &Event| match event {
+        Event::Group(g) => (g.reason == "waits for h0, h2").then_some(()),
+        _ => None,
+    };
+    events.until(expected).await;
+
+    client
+        .create_group(lab.given("lasting", &["h0", "h2"], 19))
+        .await
+        .unwrap();
+    store.fail(&[1, 2]);
+    lab.switches.get_mut("spine0").unwrap().stop().await;
+    let state = events.group("lasting", v1::GroupPhase::Degraded).await;
+    assert!(state.reason.starts_with("spine0: "), "{}", state.reason);
+    store.fail(&[1, 2]);
+    lab.switches.get_mut("spine0").unwrap().start().await;
+    let state = events.group("lasting", v1::GroupPhase::Active).await;
+    assert_eq!(state.reason, "");
+}

@@ -1,0 +1,345 @@
+//! Batches through the fast path and through the slow one, which an engine takes whose taps want all frames: several groups of both
+//! kinds on the same ports, data, ACKs and contributions among each other, and groups that come and go between batches. The same
+//! frames leave, in the same order at each port; counters and the state of all groups are the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::collective::any_job;
+use crate::common::collective::*;
+use crate::common::*;
+use castnet_engine::plain::{PlainEgress, PlainFrame};
+use castnet_engine::{Context, CountersSnapshot, Engine, FrameFilter, PortSet, Tables, TapId};
+use castnet_rules::GroupRule;
+use castnet_wire::{Aeth, Batch, ExtHeaders, McstId, NakCode, Nanos, Opcode, Syndrome};
+use proptest::prelude::*;
+
+/// Multicast groups: the source of group `n` is at port `n`.
+const GROUPS: usize = 3;
+/// Ranks of the collective group, at the first ports.
+const RANKS: usize = 4;
+const PORTS: usize = 6;
+
+fn mcst(n: usize) -> McstId {
+    McstId([10, 9, 0, n as u8 + 1].into())
+}
+
+/// Members at ports 0 to 3, a switch at port 4.
+fn group(n: usize, generation: u64) -> GroupRule {
+    let mut paths: Vec<_> = (0..4).map(host).collect();
+    paths.push(switch(4));
+    GroupRule {
+        mcst_id: mcst(n),
+        generation,
+        ..rule(paths).with_multicast(|rule| rule.source = port(n))
+    }
+}
+
+/// One frame of a batch that comes in by one port.
+#[derive(Clone, Debug)]
+enum Frame {
+    /// The source's next data, or some before or after it.
+    Data {
+        group: usize,
+        skip: i32,
+        opcode: Opcode,
+        length: usize,
+    },
+    /// Of the newest data, or some before.
+    Ack {
+        group: usize,
+        back: u32,
+        nak: bool,
+        tos: u8,
+        ident: u16,
+    },
+    /// The rank's next packet, or some before it.
+    Contribution { back: usize },
+    /// The rank acknowledges what it got last.
+    Result,
+    /// To nobody's group.
+    Stranger { group: u8 },
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Batch {
+        ingress: usize,
+        frames: Vec<Frame>,
+        wrong: Option<(prop::sample::Index, prop::sample::Index)>,
+    },
+    Links {
+        up: u64,
+    },
+    Install {
+        group: usize,
+    },
+    Remove {
+        group: usize,
+    },
+    Collective,
+}
+
+fn frame() -> impl Strategy<Value = Frame> {
+    let opcode = prop_oneof![
+        6 => Just(Opcode::SendMiddle),
+        2 => Just(Opcode::SendOnly),
+        2 => Just(Opcode::WriteMiddle),
+        1 => Just(Opcode::SendOnlyImm),
+    ];
+    let skip = prop_oneof![12 => Just(0), 1 => -3..3];
+    let length = prop_oneof![4 => Just(256_usize), 1 => Just(64), 1 => 0_usize..1030];
+    let ack = (
+        0..GROUPS,
+        0..6_u32,
+        prop::bool::weighted(0.1),
+        prop_oneof![3 => Just(0), 1 => any::<u8>()],
+    );
+    prop_oneof![
+        6 => (0..GROUPS, skip, opcode, length)
+            .prop_map(|(group, skip, opcode, length)| Frame::Data { group, skip, opcode, length }),
+        6 => (ack, prop_oneof![3 => Just(0), 1 => any::<u16>()])
+            .prop_map(|((group, back, nak, tos), ident)| Frame::Ack { group, back, nak, tos, ident }),
+        8 => prop_oneof![8 => Just(0_usize), 1 => 0..4_usize].prop_map(|back| Frame::Contribution { back }),
+        2 => Just(Frame::Result),
+        1 => any::<u8>().prop_map(|group| Frame::Stranger { group }),
+    ]
+}
+
+/// Frames often come in runs.
+fn frames() -> impl Strategy<Value = Vec<Frame>> {
+    let runs = prop::collection::vec((frame(), prop_oneof![2 => Just(1_usize), 1 => 2..9_usize]), 1..12);
+    runs.prop_map(|runs| {
+        let all = runs.into_iter().flat_map(|(frame, times)| vec![frame; times]);
+        all.take(32).collect()
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let wrong = prop::option::weighted(0.2, any::<(prop::sample::Index, prop::sample::Index)>());
+    prop_oneof![
+        24 => (0..PORTS, frames(), wrong)
+            .prop_map(|(ingress, frames, wrong)| Step::Batch { ingress, frames, wrong }),
+        1 => any::<u64>().prop_map(|up| Step::Links { up: up | 0x1F }),
+        1 => any::<u64>().prop_map(|up| Step::Links { up: up | 0x13 }),
+        1 => (0..GROUPS).prop_map(|group| Step::Install { group }),
+        1 => (0..GROUPS).prop_map(|group| Step::Remove { group }),
+        1 => Just(Step::Collective),
+    ]
+}
+
+/// What the hosts know.
+struct Hosts {
+    /// By multicast group, the PSN of its next data.
+    psns: [u32; GROUPS],
+    ranks: Vec<Rank>,
+    /// By rank, its next packet, and the PSN of what it got last.
+    next: [usize; RANKS],
+    got: BTreeMap<usize, castnet_wire::Psn>,
+}
+
+impl Hosts {
+    fn bytes(&mut self, ingress: usize, frame: &Frame) -> Option<Vec<u8>> {
+        match *frame {
+            Frame::Data {
+                group,
+                skip,
+                opcode,
+                length,
+            } => {
+                let psn = self.psns[group].saturating_add_signed(skip);
+                let mut frame = DataFrame::new(opcode, psn, &vec![psn as u8; length]);
+                (frame.src, frame.dst) = (host_ip(ingress), mcst(group).0);
+                frame.ethernet = ethernet(ingress);
+                frame.ext.imm = (opcode == Opcode::SendOnlyImm).then_some(7);
+                if ingress == group {
+                    self.psns[group] = self.psns[group].max(psn + 1);
+                }
+                Some(frame.bytes())
+            }
+            Frame::Ack {
+                group,
+                back,
+                nak,
+                tos,
+                ident,
+            } => {
+                let psn = self.psns[group].saturating_sub(1 + back);
+                let mut frame = DataFrame::new(Opcode::Ack, psn, &[]);
+                (frame.src, frame.dst) = (host_ip(ingress), mcst(group).0);
+                (frame.ethernet, frame.tos, frame.ident) = (ethernet(ingress), tos, ident);
+                let syndrome = match nak {
+                    true => Syndrome::Nak(NakCode::PsnSequenceError),
+                    false => Syndrome::Ack,
+                };
+                frame.ext = ExtHeaders {
+                    aeth: Some(Aeth { syndrome, msn: psn }),
+                    ..ExtHeaders::NONE
+                };
+                Some(frame.bytes())
+            }
+            Frame::Contribution { back } => {
+                let (rank, next) = (self.ranks.get(ingress)?, self.next.get_mut(ingress)?);
+                let at = next.saturating_sub(back);
+                if at >= rank.packets.len() {
+                    return None;
+                }
+                *next = (at + 1).max(*next);
+                Some(rank.frame(at))
+            }
+            Frame::Result => {
+                let psn = *self.got.get(&ingress)?;
+                Some(self.ranks.get(ingress)?.ack(psn, Syndrome::Ack))
+            }
+            Frame::Stranger { group } => {
+                let mut frame = DataFrame::new(Opcode::SendMiddle, 1, &[1; 64]);
+                frame.dst = [10, 9, 7, group].into();
+                frame.ethernet = ethernet(ingress);
+                Some(frame.bytes())
+            }
+        }
+    }
+}
+
+fn feed_batch(engine: &mut Engine, now: Nanos, ingress: usize, frames: &[Vec<u8>]) -> Vec<(usize, Vec<u8>)> {
+    let mut egress = PlainEgress::default();
+    let mut batch: Batch<PlainFrame> = frames.iter().map(|f| PlainFrame::from(f.as_slice())).collect();
+    engine.process(now, port(ingress), &mut batch, &mut egress);
+    assert!(batch.is_empty(), "a batch is drained");
+    // In the order of each port: a run of data leaves path by path.
+    let mut sent = taken(egress);
+    sent.sort_by_key(|(port, _)| *port);
+    sent
+}
+
+/// All counters, and the state of all groups.
+fn everything(engine: &Engine) -> String {
+    let mut snapshot = CountersSnapshot::with_capacity(8, 64);
+    engine.snapshot(&mut snapshot);
+    let groups: Vec<_> = (0..GROUPS).map(|n| engine.group_status(mcst(n))).collect();
+    format!(
+        "{snapshot:?} {groups:?} {:?} {:?}",
+        engine.collective_status(GROUP),
+        engine.poll_timeout()
+    )
+}
+
+fn fresh_collective(engine: &mut Engine, reproducible: bool) {
+    engine.remove(GROUP);
+    let rule = collective_star(RANKS).with_translated(|rule| rule.reproducible = reproducible);
+    let group = Context::compile(&rule, &engine.config().ports).unwrap();
+    engine.install(group).unwrap();
+}
+
+/// What a narrow subscriber wants.
+fn filter() -> impl Strategy<Value = FrameFilter> {
+    let group = prop_oneof![(0..GROUPS).prop_map(mcst), Just(GROUP)];
+    let address = prop_oneof![
+        (0..GROUPS).prop_map(|n| mcst(n).0),
+        Just(GROUP.0),
+        (0..PORTS).prop_map(host_ip)
+    ];
+    let port = prop::option::weighted(0.3, (0..PORTS).prop_map(port));
+    let src = prop::option::weighted(0.1, (0..PORTS).prop_map(host_ip));
+    let dst = prop::option::weighted(0.3, address);
+    (
+        port,
+        prop::option::weighted(0.6, group),
+        src,
+        dst,
+        prop::bool::weighted(0.1),
+    )
+        .prop_map(|(port, group, src, dst, drops)| FrameFilter {
+            port,
+            group,
+            src,
+            dst,
+            drops,
+            ..FrameFilter::default()
+        })
+}
+
+/// All that two subscribers were handed.
+fn seen(engine: &mut Engine, [trace, capture]: [TapId; 2]) -> String {
+    let traces: Vec<_> = core::iter::from_fn(|| engine.pop_trace(trace)).collect();
+    let captured: Vec<_> = core::iter::from_fn(|| engine.pop_captured(capture)).collect();
+    format!(
+        "{traces:?} {captured:?} {:?}",
+        [trace, capture].map(|id| engine.tap_left(id))
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn the_fast_path_does_with_batches_what_the_slow_one_does(
+        jobs in [any_job(RANKS), any_job(RANKS)],
+        steps in prop::collection::vec(step(), 1..60),
+        reproducible: bool,
+        narrow in prop::option::of((filter(), filter(), 1..100_u64)),
+    ) {
+        let mut engines = [engine(PORTS), engine(PORTS)];
+        for engine in &mut engines {
+            (0..GROUPS).for_each(|n| install(engine, &group(n, 1)));
+            fresh_collective(engine, reproducible);
+        }
+        let [mut fast, mut slow] = engines;
+        let [tap, narrower @ ..] = core::array::from_fn::<_, 3, _>(|n| TapId::all().nth(n).unwrap());
+        slow.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
+        // Subscribers to little of it are handed the same, whether the rest is recorded or not.
+        if let Some((traced, captured, count)) = narrow {
+            for engine in [&mut fast, &mut slow] {
+                engine.arm_trace(narrower[0], traced, count);
+                engine.arm_capture(narrower[1], captured, 100, count);
+            }
+        }
+        let ranks: Vec<Rank> = (0..RANKS).map(|rank| Rank::new(rank, T0, &jobs)).collect();
+        let mut hosts = Hosts { psns: [100; GROUPS], ranks, next: [0; RANKS], got: BTreeMap::new() };
+        let (mut now, mut generation) = (T0, 1);
+        for step in steps {
+            now += Nanos(1000);
+            generation += 1;
+            match step {
+                Step::Batch { ingress, frames, wrong } => {
+                    let mut frames: Vec<_> = frames.iter().filter_map(|f| hosts.bytes(ingress, f)).collect();
+                    if let (Some((at, bit)), false) = (wrong, frames.is_empty()) {
+                        let at = at.index(frames.len());
+                        let bit = bit.index(8 * frames[at].len());
+                        frames[at][bit / 8] ^= 1 << (bit % 8);
+                    }
+                    let sent = feed_batch(&mut fast, now, ingress, &frames);
+                    prop_assert_eq!(&sent, &feed_batch(&mut slow, now, ingress, &frames));
+                    for (port, frame) in sent.iter().filter(|(port, frame)| *port < RANKS && is_ours(frame)) {
+                        if roce(frame).bth.opcode != Opcode::Ack {
+                            hosts.got.insert(*port, roce(frame).bth.psn);
+                        }
+                    }
+                }
+                Step::Links { up } => for engine in [&mut fast, &mut slow] {
+                    let mcst_ids = (0..GROUPS).map(mcst).chain([GROUP]);
+                    let tables = Tables::new(generation, mcst_ids, &[], PortSet(up));
+                    engine.set_tables(now, Arc::new(tables));
+                },
+                Step::Install { group: n } => {
+                    for engine in [&mut fast, &mut slow] {
+                        let group = Context::compile(&group(n, generation), &engine.config().ports).unwrap();
+                        engine.install(group).unwrap();
+                    }
+                    hosts.psns[n] = 100;
+                }
+                Step::Remove { group } => {
+                    let removed = [&mut fast, &mut slow].map(|engine| engine.remove(mcst(group)).is_some());
+                    prop_assert_eq!(removed[0], removed[1]);
+                }
+                Step::Collective => {
+                    [&mut fast, &mut slow].into_iter().for_each(|engine| fresh_collective(engine, reproducible));
+                    (hosts.next, hosts.got) = ([0; RANKS], BTreeMap::new());
+                }
+            }
+            prop_assert_eq!(everything(&fast), everything(&slow));
+            prop_assert_eq!(seen(&mut fast, narrower), seen(&mut slow, narrower));
+            assert_conserved(&fast);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Multicast: one source, many receivers (Cepheus).
+
+use castnet_wire::{PortId, Psn};
+use serde::{Deserialize, Serialize};
+
+use crate::draft::{EndpointDraft, HopDraft, PartDraft};
+use crate::fault::{Fault, FaultKind};
+use crate::file::{PORT, line};
+use crate::group::{Endpoint, GroupRule};
+use crate::limit::Limit;
+use crate::reader::{Fields, Reader, optional, read_port, read_psn};
+use crate::text;
+
+/// What a multicast group needs beside what all groups have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MulticastRule {
+    /// The PSN of the source's first packet; where it is `None` the switch learns it from the first data frame.
+    ///
+    /// Where it is given it must be true of the next data that comes. A switch that starts anew in mid-stream has none to
+    /// be given: a source more than 2^23 packets further looks like one that goes back, and is not heard. And a rule is
+    /// for one connection: where the members connect anew, install it anew under a newer generation, or the switch takes
+    /// the new packets for repetitions of old ones and acknowledges them.
+    #[serde(with = "text::psn", default, skip_serializing_if = "Option::is_none")]
+    pub start_psn: Option<Psn>,
+    /// The virtual address, in the source's WRITEs, that means the start of each member's memory: a member receives
+    /// `memory.va + (va - va_base)`.
+    #[serde(default)]
+    pub va_base: u64,
+    /// The port towards the source. Data is taken from there alone; feedback leaves there (AckOutPort).
+    #[serde(with = "text::port")]
+    pub source: PortId,
+}
+
+impl MulticastRule {
+    /// The endpoint towards the source, where `group` has one.
+    pub fn source_of<'g>(&self, group: &'g GroupRule) -> Option<&'g Endpoint> {
+        group.endpoint(self.source)
+    }
+}
+
+/// A [`MulticastRule`] of which some fields could not be read.
+#[derive(Clone, Debug, Default)]
+pub struct MulticastDraft {
+    /// See [`MulticastRule::start_psn`]; the inner `None` is the rule's.
+    pub start_psn: Option<Option<Psn>>,
+    /// See [`MulticastRule::va_base`].
+    pub va_base: Option<u64>,
+    /// See [`MulticastRule::source`].
+    pub source: Option<PortId>,
+}
+
+impl From<&MulticastRule> for MulticastDraft {
+    fn from(rule: &MulticastRule) -> Self {
+        Self {
+            start_psn: Some(rule.start_psn),
+            va_base: Some(rule.va_base),
+            source: Some(rule.source),
+        }
+    }
+}
+
+impl MulticastDraft {
+    pub(super) fn finish(self) -> Option<MulticastRule> {
+        Some(MulticastRule {
+            start_psn: self.start_psn?,
+            va_base: self.va_base?,
+            source: self.source?,
+        })
+    }
+
+    pub(super) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
+        let Some(endpoints) = endpoints else { return };
+        if let Some(source_port) = self.source {
+            // A port that could not be read may be the source's: silence until it is known.
+            let known: Option<Vec<PortId>> = endpoints.iter().map(|e| e.port).collect();
+            if let Some(ports) = known.filter(|ports| !ports.contains(&source_port)) {
+                let kind = FaultKind::SourceNotAnEndpoint { source_port, ports };
+                faults.push(Fault::new("source", kind));
+            }
+        }
+        for (i, endpoint) in endpoints.iter().enumerate() {
+            let (field, has_ranks) = match &endpoint.next_hop {
+                Some(HopDraft::Host(host)) => ("host.rank", matches!(host.part, Some(PartDraft::Rank(_)))),
+                Some(HopDraft::Switch(switch)) => (
+                    "switch.ranks",
+                    switch.ranks.as_ref().is_some_and(|r| !r.is_empty()),
+                ),
+                None => continue,
+            };
+            if has_ranks {
+                let field = format!("endpoints[{i}].{field}");
+                faults.push(Fault::new(field, FaultKind::RankOfNoCollective));
+            }
+        }
+    }
+
+    pub(super) fn read<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Self {
+        Self {
+            start_psn: optional(r, f, "start_psn", None, |r, v| read_psn(r, v).map(Some)),
+            va_base: optional(r, f, "va_base", 0, |r, v| r.number(v, &Limit::U64)),
+            source: f.need(r, "source", PORT).and_then(|v| read_port(r, &v)),
+        }
+    }
+}
+
+impl MulticastRule {
+    pub(super) fn write(&self, out: &mut String) {
+        let Self {
+            start_psn,
+            va_base,
+            source,
+        } = self;
+        if let Some(psn) = start_psn {
+            line(out, format_args!("start_psn = {psn}"));
+        }
+        line(out, format_args!("va_base = {va_base:#x}\nsource = {source}"));
+    }
+}

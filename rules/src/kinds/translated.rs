@@ -1,0 +1,381 @@
+//! Collectives over translated connections: EPIC's Mode-II.
+
+use core::fmt;
+use core::str::FromStr;
+use std::collections::BTreeMap;
+
+use castnet_wire::{Pmtu, PortId, Psn};
+use serde::{Deserialize, Serialize};
+
+use crate::draft::{EndpointDraft, HopDraft, PartDraft};
+use crate::fault::{Fault, FaultKind};
+use crate::file::line;
+use crate::limit::Limit;
+use crate::reader::{Fields, Reader, optional, read_port, read_psn, read_u32};
+use crate::text;
+
+/// Fewest slots of a group.
+const SLOTS_MIN: u16 = 2;
+/// Four ticks of a microsecond.
+const ACK_TIMEOUT_MIN_US: u32 = 4;
+
+/// Ranks that one group can have.
+pub const RANKS_MAX: u16 = 1024;
+
+/// The members' QP time-out, in microseconds, where nothing else is said: 4.096 us x 2^14, what RDMA programs commonly
+/// ask for (IBA 9.9.1.5.1, Local ACK Timeout).
+pub const DEFAULT_ACK_TIMEOUT_US: u32 = 67_108;
+
+/// Packets per message where nothing else is said.
+pub const DEFAULT_MESSAGE_PACKETS: u16 = 16;
+
+/// Bytes that slots begin at a multiple of: a cache line.
+pub const SLOT_ALIGN: usize = 64;
+
+/// What a group takes beside its slots' payload: of itself, per endpoint and per slot. Bounds of what the engine takes,
+/// held against that by a test there; simple, so that whoever places groups can count beforehand.
+const STATE_BYTES: u64 = 4 * 1024;
+const STATE_BYTES_PER_ENDPOINT: u64 = 2048;
+/// A collective in flight among it: there may be as many as slots.
+const STATE_BYTES_PER_SLOT: u64 = 160;
+
+/// What a group needs beside what all groups have: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
+///
+/// A rank's one RC QP is connected to `<mcst_id, QPN 1>`. What all ranks send is aggregated on the way up the tree, and the
+/// result comes down it. The switch next to a rank maps between the rank's PSNs and the group's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TranslatedRule {
+    /// The group's PSN of the first collective's control message; the same on all switches.
+    #[serde(with = "text::psn_value", default)]
+    pub start_psn: Psn,
+    /// Packets that may be under way: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two windows,
+    /// so at least two messages.
+    pub slots: u16,
+    /// Packets per message that members send, M; at least 1.
+    #[serde(default = "default_message_packets")]
+    pub message_packets: u16,
+    /// Whether each contribution is kept until all are there, and they are added in rank order: results do not depend on who
+    /// was first. Takes memory for one more packet per endpoint and slot.
+    #[serde(default)]
+    pub reproducible: bool,
+    /// How losses are repaired.
+    #[serde(default)]
+    pub loss_policy: LossPolicy,
+    /// How early ranks are kept waiting.
+    #[serde(default)]
+    pub straggler_policy: StragglerPolicy,
+    /// The members' QP time-out in microseconds; at least 4. The switch looks after them four times as often.
+    #[serde(default = "default_ack_timeout")]
+    pub ack_timeout_us: u32,
+    /// The port towards the root of the tree: a switch is behind it. `None` at the root.
+    #[serde(with = "text::port_option", default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<PortId>,
+}
+
+const fn default_message_packets() -> u16 {
+    DEFAULT_MESSAGE_PACKETS
+}
+
+const fn default_ack_timeout() -> u32 {
+    DEFAULT_ACK_TIMEOUT_US
+}
+
+/// Who repairs losses in a collective group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossPolicy {
+    /// The switch: results stay in their slots until they are acknowledged, and gaps in contributions are NAKed at once.
+    #[default]
+    Repair,
+    /// The hosts: feedback is reflected to them, as in EPIC's Mode-II (4.3).
+    Reflect,
+}
+
+/// How a rank that waits for a later one is kept from giving up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StragglerPolicy {
+    /// Its last ACK is repeated, which starts its QP's timer anew.
+    #[default]
+    KeepAlive,
+    /// RNR NAKs.
+    Rnr,
+    /// Nothing: its QP retries, and fails where its retries are used up.
+    None,
+}
+
+macro_rules! named {
+    ($type:ident, $($variant:ident = $name:literal),*) => {
+        impl $type {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// Its name in files and tables.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = UnknownPolicy;
+
+            fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+                Self::ALL.iter().find(|p| p.name() == text).copied().ok_or(UnknownPolicy)
+            }
+        }
+    };
+}
+
+named!(LossPolicy, Repair = "repair", Reflect = "reflect");
+named!(
+    StragglerPolicy,
+    KeepAlive = "keep-alive",
+    Rnr = "rnr",
+    None = "none"
+);
+
+/// A text that names no policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no such policy")]
+pub struct UnknownPolicy;
+
+impl TranslatedRule {
+    /// A tree of one switch with so many slots, all else as where nothing is said, but messages of half the slots at most.
+    pub fn root(slots: u16) -> Self {
+        Self {
+            start_psn: Psn::new(0),
+            slots,
+            message_packets: DEFAULT_MESSAGE_PACKETS.min(slots / 2).max(1),
+            reproducible: false,
+            loss_policy: LossPolicy::default(),
+            straggler_policy: StragglerPolicy::default(),
+            ack_timeout_us: DEFAULT_ACK_TIMEOUT_US,
+            parent: None,
+        }
+    }
+
+    /// Bytes of payload that one slot holds, for each packet that it keeps.
+    pub const fn slot_stride(pmtu: Pmtu) -> usize {
+        pmtu.bytes().next_multiple_of(SLOT_ALIGN)
+    }
+
+    /// Packets that one slot of a group with so many endpoints keeps: the sum, and each contribution where the result is to
+    /// be reproducible.
+    pub const fn packets_per_slot(&self, endpoints: usize) -> usize {
+        match self.reproducible {
+            true => endpoints + 1,
+            false => 1,
+        }
+    }
+
+    /// Bytes of payload that all slots hold.
+    pub const fn slot_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
+        self.slots as u64 * Self::slot_stride(pmtu) as u64 * self.packets_per_slot(endpoints) as u64
+    }
+
+    /// Bytes that the group takes of a switch's memory for groups: its slots, and its state. Controller and switch both count
+    /// this.
+    pub const fn memory_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
+        self.slot_bytes(pmtu, endpoints)
+            + STATE_BYTES
+            + STATE_BYTES_PER_ENDPOINT * endpoints as u64
+            + STATE_BYTES_PER_SLOT * self.slots as u64
+    }
+
+    pub(super) fn write(&self, out: &mut String) {
+        let Self {
+            start_psn,
+            slots,
+            message_packets,
+            reproducible,
+            loss_policy,
+            straggler_policy,
+            ack_timeout_us,
+            parent,
+        } = self;
+        line(
+            out,
+            format_args!(
+                "start_psn = {start_psn}\nslots = {slots}\nmessage_packets = {message_packets}\nreproducible = \
+                 {reproducible}\nloss_policy = \"{loss_policy}\"\nstraggler_policy = \"{straggler_policy}\"\n\
+                 ack_timeout_us = {ack_timeout_us}"
+            ),
+        );
+        if let Some(parent) = parent {
+            line(out, format_args!("parent = {parent}"));
+        }
+    }
+}
+
+/// A [`TranslatedRule`] of which some fields could not be read.
+#[derive(Clone, Debug, Default)]
+pub struct TranslatedDraft {
+    /// See [`TranslatedRule::start_psn`].
+    pub start_psn: Option<Psn>,
+    /// See [`TranslatedRule::slots`].
+    pub slots: Option<u16>,
+    /// See [`TranslatedRule::message_packets`].
+    pub message_packets: Option<u16>,
+    /// See [`TranslatedRule::reproducible`].
+    pub reproducible: Option<bool>,
+    /// See [`TranslatedRule::loss_policy`].
+    pub loss_policy: Option<LossPolicy>,
+    /// See [`TranslatedRule::straggler_policy`].
+    pub straggler_policy: Option<StragglerPolicy>,
+    /// See [`TranslatedRule::ack_timeout_us`].
+    pub ack_timeout_us: Option<u32>,
+    /// See [`TranslatedRule::parent`]; the inner `None` is the root's.
+    pub parent: Option<Option<PortId>>,
+}
+
+impl From<&TranslatedRule> for TranslatedDraft {
+    fn from(rule: &TranslatedRule) -> Self {
+        Self {
+            start_psn: Some(rule.start_psn),
+            slots: Some(rule.slots),
+            message_packets: Some(rule.message_packets),
+            reproducible: Some(rule.reproducible),
+            loss_policy: Some(rule.loss_policy),
+            straggler_policy: Some(rule.straggler_policy),
+            ack_timeout_us: Some(rule.ack_timeout_us),
+            parent: Some(rule.parent),
+        }
+    }
+}
+
+impl TranslatedDraft {
+    pub(super) fn finish(self) -> Option<TranslatedRule> {
+        Some(TranslatedRule {
+            start_psn: self.start_psn?,
+            slots: self.slots?,
+            message_packets: self.message_packets?,
+            reproducible: self.reproducible?,
+            loss_policy: self.loss_policy?,
+            straggler_policy: self.straggler_policy?,
+            ack_timeout_us: self.ack_timeout_us?,
+            parent: self.parent?,
+        })
+    }
+
+    pub(super) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
+        let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
+        if self.message_packets == Some(0) {
+            fault("message_packets", FaultKind::EmptyMessages);
+        }
+        if let Some(kind) = self.slots.and_then(|slots| self.bad_slots(slots)) {
+            fault("slots", kind);
+        }
+        if let Some(given) = self.ack_timeout_us.filter(|t| *t < ACK_TIMEOUT_MIN_US) {
+            let least = ACK_TIMEOUT_MIN_US;
+            fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least });
+        }
+        if let Some(endpoints) = endpoints {
+            if let Some(kind) = self.bad_parent(endpoints) {
+                fault("parent", kind);
+            }
+            check_ranks(endpoints, faults);
+        }
+    }
+
+    fn bad_slots(&self, slots: u16) -> Option<FaultKind> {
+        if slots < SLOTS_MIN || !slots.is_power_of_two() {
+            return Some(FaultKind::NotPowerOfTwo { slots });
+        }
+        let message_packets = self.message_packets?;
+        let need = 2 * u32::from(message_packets);
+        (u32::from(slots) < need).then_some(FaultKind::TooFewSlots {
+            slots,
+            message_packets,
+            need,
+        })
+    }
+
+    fn bad_parent(&self, endpoints: &[EndpointDraft]) -> Option<FaultKind> {
+        let parent = self.parent??;
+        // A port that could not be read may be the parent's: silence until it is known.
+        let ports: Vec<PortId> = endpoints.iter().map(|e| e.port).collect::<Option<_>>()?;
+        let Some(endpoint) = endpoints.iter().find(|e| e.port == Some(parent)) else {
+            return Some(FaultKind::ParentNotAnEndpoint { parent, ports });
+        };
+        matches!(endpoint.next_hop, Some(HopDraft::Host(_))).then_some(FaultKind::ParentIsRank { parent })
+    }
+
+    pub(super) fn read<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Self {
+        Self {
+            start_psn: optional(r, f, "start_psn", Psn::new(0), read_psn),
+            slots: f
+                .need(r, "slots", "a power of two, 2 to 32768")
+                .and_then(|v| r.number(&v, &Limit::SLOTS))
+                .map(|n| n as u16),
+            message_packets: optional(r, f, "message_packets", DEFAULT_MESSAGE_PACKETS, |r, v| {
+                r.number(v, &Limit::U16).map(|n| n as u16)
+            }),
+            reproducible: optional(r, f, "reproducible", false, |r, v| r.truth(v)),
+            loss_policy: optional(r, f, "loss_policy", LossPolicy::default(), |r, v| {
+                r.parsed(v, "a policy: \"repair\" or \"reflect\"")
+            }),
+            straggler_policy: optional(r, f, "straggler_policy", StragglerPolicy::default(), |r, v| {
+                r.parsed(v, "a policy: \"keep-alive\", \"rnr\" or \"none\"")
+            }),
+            ack_timeout_us: optional(r, f, "ack_timeout_us", DEFAULT_ACK_TIMEOUT_US, read_u32),
+            parent: optional(r, f, "parent", None, |r, v| read_port(r, v).map(Some)),
+        }
+    }
+}
+
+/// Each rank from 0 on is behind exactly one endpoint, and each host is one.
+fn check_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
+    let mut endpoint_of: BTreeMap<u16, usize> = BTreeMap::new();
+    let mut all_known = true;
+    for (i, endpoint) in endpoints.iter().enumerate() {
+        let field = |of: &str| format!("endpoints[{i}].{of}");
+        let (field, ranks) = match &endpoint.next_hop {
+            Some(HopDraft::Host(host)) => match &host.part {
+                Some(PartDraft::Rank(part)) => (field("host.rank"), part.rank.map(|r| vec![r])),
+                Some(_) => {
+                    faults.push(Fault::new(field("host"), FaultKind::HostWithoutRank));
+                    (String::new(), None)
+                }
+                None => (String::new(), None),
+            },
+            Some(HopDraft::Switch(switch)) => (field("switch.ranks"), switch.ranks.clone()),
+            None => (String::new(), None),
+        };
+        let Some(ranks) = ranks else {
+            all_known = false;
+            continue;
+        };
+        if ranks.is_empty() {
+            faults.push(Fault::new(field.clone(), FaultKind::NoRanks));
+        }
+        for rank in ranks {
+            if rank >= RANKS_MAX {
+                all_known = false;
+                faults.push(Fault::new(field.clone(), Limit::RANK.fault(rank)));
+            } else if let Some(first) = endpoint_of.get(&rank) {
+                let first = format!("endpoints[{first}]");
+                faults.push(Fault::new(
+                    field.clone(),
+                    FaultKind::DuplicateRank { rank, first },
+                ));
+            } else {
+                endpoint_of.insert(rank, i);
+            }
+        }
+    }
+    // A rank that could not be read may be the one that is lacking.
+    let Some((most, _)) = endpoint_of.last_key_value().filter(|_| all_known) else {
+        return;
+    };
+    if let Some(rank) = (0..*most).find(|rank| !endpoint_of.contains_key(rank)) {
+        let most = *most;
+        faults.push(Fault::new("endpoints", FaultKind::NoEndpointFor { rank, most }));
+    }
+}
