@@ -132,7 +132,7 @@ impl Switch {
     fn multicast(&mut self, mcst_id: McstId, source: usize) {
         let rule = GroupRule {
             mcst_id,
-            ..star(RECEIVERS).with_multicast(|rule| rule.source = port(source))
+            ..star(RECEIVERS).with_multicast(|rule| rule.source = source as u16)
         };
         let group = Context::compile(&rule, &self.engine.config().ports).expect("a right rule");
         self.engine.install(group).expect("room");

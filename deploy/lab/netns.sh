@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# A lab on one machine: a switch, a controller and four hosts, each in a network namespace of its own, joined by veth pairs.
+# A lab on one machine: a switch, a controller and hosts, each in a network namespace of its own, joined by veth pairs.
 #
-#   netns.sh up            builds it, starts the switch and the controller, and says what to try
-#   netns.sh send FILE     sends a file from h1 to h2, h3 and h4 (OP=write for RDMA WRITE), and compares what arrived
-#   netns.sh allreduce [FLAGS]   an AllReduce of all four, added up in the switch (any collective: reduce, broadcast, ...)
+#   netns.sh up            builds it: four hosts at four ports of the switch; starts switch and controller, and says what to try
+#   netns.sh up one-armed  eight hosts at an ordinary switch (a bridge of the kernel), and the Castnet switch at one port of that
+#   netns.sh send FILE     sends a file from h1 to all others (OP=write for RDMA WRITE), and compares what arrived
+#   netns.sh allreduce [FLAGS]   an AllReduce of all hosts, added up in the switch (any collective: reduce, broadcast, ...);
+#                          RANKS=N for more ranks than hosts: some hosts then have several
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops what runs, and takes the namespaces and all files away
 #
@@ -12,8 +14,9 @@ set -euo pipefail
 
 lab=/run/castnet-lab
 prefix=castnet-lab
-hosts=(h1 h2 h3 h4)
 mtu=4200
+# As many as the lab that is up has.
+read -ra hosts 2>/dev/null <"$lab/hosts" || hosts=(h1 h2 h3 h4)
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 die() { printf 'netns.sh: %s\n' "$*" >&2; exit 1; }
@@ -47,19 +50,41 @@ start() {
     die "$name is not ready after 10 s: see $lab/$name.log"
 }
 
+# Joins namespace $1 by an interface named $2 to namespace $3, where it is named $4.
+wire() {
+    ip link add "$2" netns "$prefix-$1" type veth peer name "$4" netns "$prefix-$3"
+    ip -n "$prefix-$1" link set "$2" mtu $mtu up
+    ip -n "$prefix-$3" link set "$4" mtu $mtu up
+}
+
 up() {
     [ -e "$lab" ] && die "the lab is there already: netns.sh down"
+    local host ports=() at=switch what="the switch's four ports"
+    case "${1:-}" in
+    "") ;;
+    one-armed) hosts=(h1 h2 h3 h4 h5 h6 h7 h8) at=bridge what="the switch's only port" ;;
+    *) die "up takes nothing or one-armed, not $1" ;;
+    esac
     mkdir -m 700 "$lab"
     trap 'down >/dev/null 2>&1' ERR
-    local host ports=()
+    echo "${hosts[@]}" >"$lab/hosts"
     ip netns add "$prefix-switch"
+    if [ $at = bridge ]; then
+        ip netns add "$prefix-bridge"
+        ip -n "$prefix-bridge" link add bridge0 type bridge
+        ip -n "$prefix-bridge" link set bridge0 mtu $mtu up
+        wire switch eth0 bridge switch
+        ip -n "$prefix-bridge" link set switch master bridge0
+        ports=(--port wire=af_packet:eth0)
+    fi
     for host in "${hosts[@]}"; do
         ip netns add "$prefix-$host"
-        ip link add "$host" netns "$prefix-switch" type veth peer name eth0 netns "$prefix-$host"
-        ip -n "$prefix-switch" link set "$host" mtu $mtu up
         ip -n "$prefix-$host" link set lo up
-        ip -n "$prefix-$host" link set eth0 mtu $mtu up
-        ports+=(--port "$host=af_packet:$host")
+        wire "$at" "$host" "$host" eth0
+        case $at in
+        bridge) ip -n "$prefix-bridge" link set "$host" master bridge0 ;;
+        *) ports+=(--port "$host=af_packet:$host") ;;
+        esac
     done
     start switch ip netns exec "$prefix-switch" "$castnet" switch --name lab --listen "unix:$lab/switch.sock" \
         "${ports[@]}" ${FAULT:+--fault "$FAULT"}
@@ -71,9 +96,9 @@ The lab is up. In this shell:
 
   export CASTNET_AGENT=unix:$lab/switch.sock CASTNET_CONTROLLER=unix:$lab/controller.sock
 
-  $castnet port                            # the switch's four ports
-  $0 send FILE                             # one file from h1 to h2, h3 and h4
-  $0 allreduce --type f32 --bytes 4K..4M      # sums of all four, made in the switch
+  $castnet port                            # $what
+  $0 send FILE                             # one file from h1 to all others
+  $0 allreduce --type f32 --bytes 4K..4M      # sums of all hosts, made in the switch
   $castnet trace --group lab-file          # beside a transfer: what the switch does with its next frame, and why
   $castnet counters --watch
   ip netns exec $prefix-h1 bash            # a shell at a host
@@ -82,12 +107,13 @@ END
 }
 
 send() {
-    local file=${1:-} op=${OP:-send} host pids=() failed=0
+    local file=${1:-} op=${OP:-send} host pids=() failed=0 receivers=("${hosts[@]:1}")
     [ -r "$file" ] || die "send FILE: a file that can be read"
     [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
     export CASTNET_CONTROLLER="unix:$lab/controller.sock"
-    "$castnet" group create lab-file --source h1 --members h2,h3,h4 --pmtu 4096
-    for host in h2 h3 h4; do
+    "$castnet" group create lab-file --source h1 --pmtu 4096 \
+        --members "$(IFS=,; echo "${receivers[*]}")"
+    for host in "${receivers[@]}"; do
         inside "$host" "$castnet" host receive --interface eth0 --ip "10.0.0.${host#h}/24" --name "$host" \
             --group lab-file --op "$op" --out "$lab/$host.out" &
         pids+=($!)
@@ -97,21 +123,22 @@ send() {
     local pid
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
     "$castnet" group destroy lab-file
-    for host in h2 h3 h4; do
+    for host in "${receivers[@]}"; do
         if cmp "$file" "$lab/$host.out"; then echo "$host has every byte"; else failed=1; fi
         rm -f "$lab/$host.out"
     done
     return $failed
 }
 
-# One rank at each host; the table is rank 0's. FLAGS are those of `castnet host allreduce`.
+# One rank at each host, or more where RANKS says so; the table is rank 0's. FLAGS are those of `castnet host allreduce`.
 collective() {
-    local primitive=$1 rank pids=() failed=0 pid
+    local primitive=$1 rank size=${RANKS:-${#hosts[@]}} number pids=() failed=0 pid
     shift
     [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
-    for rank in 3 2 1 0; do
-        inside "h$((rank + 1))" "$castnet" host "$primitive" --controller "unix:$lab/controller.sock" --interface eth0 \
-            --ip "10.0.0.$((rank + 1))/24" --name "h$((rank + 1))" --job "lab-$primitive" --rank "$rank" --size 4 \
+    for ((rank = size - 1; rank >= 0; rank--)); do
+        number=$((rank % ${#hosts[@]} + 1))
+        inside "h$number" "$castnet" host "$primitive" --controller "unix:$lab/controller.sock" --interface eth0 \
+            --ip "10.0.0.$number/24" --name "h$number" --job "lab-$primitive" --rank "$rank" --size "$size" \
             --pmtu 4096 "$@" &
         pids+=($!)
     done
@@ -138,7 +165,7 @@ down() {
         done
         kill -9 "$pid" 2>/dev/null || true
     done
-    for name in switch "${hosts[@]}"; do
+    for name in switch bridge "${hosts[@]}"; do
         ip netns del "$prefix-$name" 2>/dev/null || true
     done
     rm -rf "$lab"
@@ -151,5 +178,5 @@ case "${1:-}" in
 up | send | status) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 down) down ;;
-*) sed -n '2,10s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,12s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -8,6 +8,7 @@ use castnet_wire::{MacAddr, PortId, Qpn};
 
 use crate::draft::{EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RouteDraft};
 use crate::fault::{Fault, FaultKind};
+use crate::group::ENDPOINTS_MAX;
 use crate::index::GroupIndex;
 
 const NAME_LENGTH_MAX: usize = 64;
@@ -35,27 +36,29 @@ impl GroupDraft {
                 let endpoints = endpoints.len();
                 faults.push(Fault::new("endpoints", FaultKind::TooFewEndpoints { endpoints }));
             }
+            if endpoints.len() > ENDPOINTS_MAX {
+                let (endpoints, max) = (endpoints.len(), ENDPOINTS_MAX);
+                faults.push(Fault::new(
+                    "endpoints",
+                    FaultKind::TooManyEndpoints { endpoints, max },
+                ));
+            }
             self.check_endpoints(endpoints, ports, &mut faults);
         }
         faults
     }
 
     fn check_endpoints(&self, endpoints: &[EndpointDraft], ports: usize, faults: &mut Vec<Fault>) {
-        let mut port_of: BTreeMap<PortId, usize> = BTreeMap::new();
         let mut name_of: BTreeMap<&str, String> = BTreeMap::new();
-        let mut ip_of: BTreeMap<Ipv4Addr, usize> = BTreeMap::new();
+        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), usize> = BTreeMap::new();
         for (i, endpoint) in endpoints.iter().enumerate() {
-            if let Some(port) = endpoint.port {
-                let field = format!("endpoints[{i}].port");
-                if port.index() >= ports {
-                    faults.push(Fault::new(field.clone(), FaultKind::NoSuchPort { port, ports }));
-                }
-                if let Some(first) = port_of.get(&port) {
-                    let first = format!("endpoints[{first}]");
-                    faults.push(Fault::new(field, FaultKind::DuplicatePort { port, first }));
-                } else {
-                    port_of.insert(port, i);
-                }
+            if let Some(port) = endpoint.port.filter(|port| port.index() >= ports) {
+                let kind = FaultKind::NoSuchPort { port, ports };
+                faults.push(Fault::new(format!("endpoints[{i}].port"), kind));
+            }
+            if let Some(qpn) = endpoint.virtual_qpn.filter(|q| reserved_virtual(*q)) {
+                let kind = FaultKind::ReservedVirtualQpn { qpn };
+                faults.push(Fault::new(format!("endpoints[{i}].virtual_qpn"), kind));
             }
             let (kind, name, mac) = match &endpoint.next_hop {
                 Some(HopDraft::Host(host)) => ("host", &host.name, host.mac),
@@ -79,22 +82,30 @@ impl GroupDraft {
             if let Some(kind) = mac.and_then(bad_mac) {
                 faults.push(Fault::new(format!("{hop}.mac"), kind));
             }
-            let Some(HopDraft::Host(host)) = &endpoint.next_hop else {
-                continue;
-            };
-            self.check_host(host, &hop, faults);
-            if let Some(ip) = host.ip {
-                if let Some(first) = ip_of.get(&ip) {
-                    let kind = FaultKind::DuplicateMemberIp {
-                        ip,
-                        first: format!("endpoints[{first}].host"),
+            match &endpoint.next_hop {
+                Some(HopDraft::Host(host)) => {
+                    self.check_host(host, &hop, faults);
+                    let (Some(ip), Some(qpn)) = (host.ip, host.qpn) else {
+                        continue;
                     };
-                    faults.push(Fault::new(format!("{hop}.ip"), kind));
-                } else {
-                    ip_of.insert(ip, i);
+                    if let Some(first) = qp_of.get(&(ip, qpn)) {
+                        let first = format!("endpoints[{first}].host");
+                        let kind = FaultKind::DuplicateMember { ip, qpn, first };
+                        faults.push(Fault::new(format!("{hop}.qpn"), kind));
+                    } else {
+                        qp_of.insert((ip, qpn), i);
+                    }
                 }
+                Some(HopDraft::Switch(switch)) => {
+                    if let Some(qpn) = switch.qpn.filter(|q| reserved_virtual(*q)) {
+                        let kind = FaultKind::ReservedVirtualQpn { qpn };
+                        faults.push(Fault::new(format!("{hop}.qpn"), kind));
+                    }
+                }
+                None => {}
             }
         }
+        check_senders(endpoints, faults);
     }
 
     fn check_host(&self, host: &HostDraft, hop: &str, faults: &mut Vec<Fault>) {
@@ -124,6 +135,55 @@ impl GroupDraft {
                 faults.push(Fault::new(field, kind));
             }
         }
+    }
+}
+
+/// Of each frame it is clear which endpoint it is of. What could not be read may tell endpoints apart: silence there.
+fn check_senders(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
+    let mut senders: BTreeMap<(PortId, Qpn), Senders> = BTreeMap::new();
+    for (i, endpoint) in endpoints.iter().enumerate() {
+        let (Some(port), Some(virtual_qpn), Some(hop)) =
+            (endpoint.port, endpoint.virtual_qpn, &endpoint.next_hop)
+        else {
+            continue;
+        };
+        let src = match hop {
+            HopDraft::Host(host) if host.ip.is_none() => continue,
+            HopDraft::Host(host) => host.ip,
+            HopDraft::Switch(_) => None,
+        };
+        let before = senders.entry((port, virtual_qpn)).or_default();
+        if let Some(first) = before.put(i, src) {
+            let kind = FaultKind::AmbiguousEndpoint {
+                port,
+                virtual_qpn,
+                first: format!("endpoints[{first}]"),
+            };
+            faults.push(Fault::new(format!("endpoints[{i}]"), kind));
+        }
+    }
+}
+
+/// The endpoints with one port and QPN: one whose frames come from any address, and those of one address.
+#[derive(Default)]
+struct Senders {
+    any: Option<usize>,
+    of: BTreeMap<Ipv4Addr, usize>,
+}
+
+impl Senders {
+    /// Puts another one in. Returns one that was there before and could have sent the same frame.
+    fn put(&mut self, endpoint: usize, src: Option<Ipv4Addr>) -> Option<usize> {
+        let first = match src {
+            Some(ip) => self.of.get(&ip).copied(),
+            None => self.of.values().copied().min(),
+        };
+        let first = self.any.or(first);
+        match src {
+            Some(ip) => _ = self.of.entry(ip).or_insert(endpoint),
+            None => self.any = self.any.or(Some(endpoint)),
+        }
+        first
     }
 }
 
@@ -230,6 +290,10 @@ pub(crate) fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
         _ => return None,
     };
     Some(FaultKind::NotUnicastMac { mac, class })
+}
+
+fn reserved_virtual(qpn: Qpn) -> bool {
+    matches!(qpn.value(), 0 | 0xFF_FFFF)
 }
 
 pub(crate) fn reserved(qpn: Qpn) -> bool {

@@ -5,8 +5,10 @@ use core::net::Ipv4Addr;
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use ipnet::Ipv4Net;
 
+use crate::fault::FaultKind;
 use crate::group::{Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory};
 use crate::kinds::KindDraft;
+use crate::reader::{Reader, Value, read_port};
 use crate::route::{Route, RouteHop};
 
 /// A [`GroupRule`] of which some fields could not be read: `None` there, and the checker is silent about them.
@@ -35,8 +37,87 @@ pub struct GroupDraft {
 pub struct EndpointDraft {
     /// See [`Endpoint::port`].
     pub port: Option<PortId>,
+    /// See [`Endpoint::virtual_qpn`].
+    pub virtual_qpn: Option<Qpn>,
     /// See [`Endpoint::next_hop`].
     pub next_hop: Option<HopDraft>,
+}
+
+/// How one endpoint of a group is named: in rules by its index, in files by its name, or by its port where no other is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndpointRef {
+    /// Its index in the group's list.
+    Index(u16),
+    /// Its port.
+    Port(PortId),
+    /// The name of its host or switch.
+    Name(String),
+}
+
+impl EndpointRef {
+    pub(crate) const EXPECTED: &'static str =
+        "the name of one of its endpoints, or a port that only one is at";
+
+    /// A name in quotes, or a port's number.
+    pub(crate) fn read<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Self> {
+        match value.is_text() {
+            true => r.text(value).map(|name| Self::Name(name.into())),
+            false => read_port(r, value).map(Self::Port),
+        }
+    }
+
+    /// The index of the endpoint; `None` where what could not be read may be it.
+    pub(crate) fn find(&self, endpoints: &[EndpointDraft]) -> Result<Option<u16>, FaultKind> {
+        let (mut found, kind) = match self {
+            Self::Index(index) if usize::from(*index) < endpoints.len() => return Ok(Some(*index)),
+            Self::Index(index) => {
+                let (index, endpoints) = (*index, endpoints.len());
+                return Err(FaultKind::NoSuchEndpoint { index, endpoints });
+            }
+            Self::Port(port) => {
+                let Some(ports) = endpoints.iter().map(|e| e.port).collect::<Option<Vec<_>>>() else {
+                    return Ok(None);
+                };
+                let found: Vec<_> = (0..)
+                    .zip(&ports)
+                    .filter(|(_, p)| *p == port)
+                    .map(|(i, _)| i)
+                    .collect();
+                let port = *port;
+                (found, FaultKind::NoEndpointAt { port, ports })
+            }
+            Self::Name(name) => {
+                let names = endpoints
+                    .iter()
+                    .map(|e| e.next_hop.as_ref()?.name().map(String::from));
+                let Some(names) = names.collect::<Option<Vec<_>>>() else {
+                    return Ok(None);
+                };
+                let found: Vec<_> = (0..)
+                    .zip(&names)
+                    .filter(|(_, n)| *n == name)
+                    .map(|(i, _)| i)
+                    .collect();
+                let name = name.clone();
+                (found, FaultKind::NoEndpointOf { name, names })
+            }
+        };
+        match (self, found.pop(), found.is_empty()) {
+            (_, None, _) => Err(kind),
+            (Self::Port(port), Some(_), false) => Err(FaultKind::SeveralEndpointsAt { port: *port }),
+            // Two of one name are a fault of their own.
+            (_, index, _) => Ok(index),
+        }
+    }
+}
+
+impl HopDraft {
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::Host(host) => host.name.as_deref(),
+            Self::Switch(switch) => switch.name.as_deref(),
+        }
+    }
 }
 
 /// A [`NextHop`] of which some fields could not be read.
@@ -90,6 +171,8 @@ pub struct RankDraft {
 pub struct SwitchDraft {
     /// Its name.
     pub name: Option<String>,
+    /// Its QPN for this switch.
+    pub qpn: Option<Qpn>,
     /// Its address.
     pub mac: Option<MacAddr>,
     /// The ranks behind it.
@@ -99,7 +182,9 @@ pub struct SwitchDraft {
 impl GroupDraft {
     /// The group, where no field is lacking.
     pub fn finish(self) -> Option<GroupRule> {
-        let endpoints = self.endpoints?.into_iter().map(EndpointDraft::finish);
+        let endpoints = self.endpoints?;
+        let kind = self.kind?.finish(&endpoints)?;
+        let endpoints = endpoints.into_iter().map(EndpointDraft::finish);
         Some(GroupRule {
             name: self.name?,
             generation: self.generation?,
@@ -107,7 +192,7 @@ impl GroupDraft {
             pmtu: self.pmtu?,
             stall_timeout_ms: self.stall_timeout_ms?,
             endpoints: endpoints.collect::<Option<_>>()?,
-            kind: self.kind?.finish()?,
+            kind,
         })
     }
 }
@@ -116,14 +201,18 @@ impl EndpointDraft {
     fn finish(self) -> Option<Endpoint> {
         let next_hop = match self.next_hop? {
             HopDraft::Host(host) => NextHop::Host(host.finish()?),
-            HopDraft::Switch(SwitchDraft { name, mac, ranks }) => NextHop::Switch {
-                name: name?,
-                mac: mac?,
-                ranks: ranks?,
+            HopDraft::Switch(switch) => NextHop::Switch {
+                name: switch.name?,
+                qpn: switch.qpn?,
+                mac: switch.mac?,
+                ranks: switch.ranks?,
             },
         };
-        let port = self.port?;
-        Some(Endpoint { port, next_hop })
+        Some(Endpoint {
+            port: self.port?,
+            virtual_qpn: self.virtual_qpn?,
+            next_hop,
+        })
     }
 }
 
@@ -166,14 +255,21 @@ impl From<&Endpoint> for EndpointDraft {
     fn from(endpoint: &Endpoint) -> Self {
         let next_hop = match &endpoint.next_hop {
             NextHop::Host(host) => HopDraft::Host(host.into()),
-            NextHop::Switch { name, mac, ranks } => HopDraft::Switch(SwitchDraft {
+            NextHop::Switch {
+                name,
+                qpn,
+                mac,
+                ranks,
+            } => HopDraft::Switch(SwitchDraft {
                 name: Some(name.clone()),
+                qpn: Some(*qpn),
                 mac: Some(*mac),
                 ranks: Some(ranks.clone()),
             }),
         };
         Self {
             port: Some(endpoint.port),
+            virtual_qpn: Some(endpoint.virtual_qpn),
             next_hop: Some(next_hop),
         }
     }

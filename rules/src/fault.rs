@@ -91,13 +91,43 @@ pub enum FaultKind {
         /// How many there are.
         endpoints: usize,
     },
-    /// The source's port has no endpoint.
-    #[error("port {source_port} has no endpoint in this group; its ports: {}", ports_list(.ports))]
-    SourceNotAnEndpoint {
-        /// The source's port.
-        source_port: PortId,
+    /// More endpoints than sets of them can hold.
+    #[error("has {endpoints} endpoints: a group has at most {max} on one switch")]
+    TooManyEndpoints {
+        /// How many there are.
+        endpoints: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// An index beyond the group's list.
+    #[error("there is no endpoint {index}: the group has {endpoints}, counted from 0")]
+    NoSuchEndpoint {
+        /// The index.
+        index: u16,
+        /// How many there are.
+        endpoints: usize,
+    },
+    /// A port that has no endpoint.
+    #[error("port {port} has no endpoint in this group; its ports: {}", ports_list(.ports))]
+    NoEndpointAt {
+        /// The port.
+        port: PortId,
         /// The ports that have one.
         ports: Vec<PortId>,
+    },
+    /// A port that has several endpoints.
+    #[error("port {port} has several endpoints: name the one that is meant by its host or switch")]
+    SeveralEndpointsAt {
+        /// The port.
+        port: PortId,
+    },
+    /// A name that no endpoint has.
+    #[error("{name:?} is not among the endpoints of this group: {}", .names.join(", "))]
+    NoEndpointOf {
+        /// The name.
+        name: String,
+        /// Those that are.
+        names: Vec<String>,
     },
     /// A port that the switch does not have.
     #[error("port {port} is beyond this switch's {ports} ports (0 to {})", .ports.saturating_sub(1))]
@@ -107,12 +137,17 @@ pub enum FaultKind {
         /// How many ports there are.
         ports: usize,
     },
-    /// Two endpoints by one port.
-    #[error("port {port} is taken by {first}: one endpoint per port")]
-    DuplicatePort {
+    /// Two endpoints that frames could be of.
+    #[error(
+        "frames to QPN {virtual_qpn} by port {port} could be of {first} too: give each endpoint of this port a virtual_qpn of \
+         its own"
+    )]
+    AmbiguousEndpoint {
         /// The port.
         port: PortId,
-        /// The field that has it first.
+        /// The QPN that both have on this switch.
+        virtual_qpn: Qpn,
+        /// The endpoint that has both first.
         first: String,
     },
     /// The same name twice.
@@ -131,11 +166,21 @@ pub enum FaultKind {
         /// The group that has it first.
         first: String,
     },
-    /// The same address for two members of a group.
+    /// The same address for two hosts of a group.
     #[error("{ip} is the address of {first} too")]
     DuplicateMemberIp {
         /// The address.
         ip: Ipv4Addr,
+        /// The member that has it first.
+        first: String,
+    },
+    /// The same QP for two members of a group.
+    #[error("the QP {qpn} of {ip} is that of {first} too")]
+    DuplicateMember {
+        /// The address.
+        ip: Ipv4Addr,
+        /// The QP.
+        qpn: Qpn,
         /// The member that has it first.
         first: String,
     },
@@ -181,6 +226,12 @@ pub enum FaultKind {
         /// What it is instead.
         class: &'static str,
     },
+    /// A QPN that no endpoint of a switch can have.
+    #[error("{qpn} is reserved (0: management, 0xffffff: multicast); a switch's QPNs are 0x1 to 0xfffffe")]
+    ReservedVirtualQpn {
+        /// The QPN.
+        qpn: Qpn,
+    },
     /// A QPN that no RC QP can have.
     #[error("{qpn} is reserved (0 and 1: management, 0xffffff: multicast); RC QPs are 0x2 to 0xfffffe")]
     ReservedQpn {
@@ -215,19 +266,11 @@ pub enum FaultKind {
     /// A host in a group of ranks that is none.
     #[error("has no rank: each host of a group that computes is a rank")]
     HostWithoutRank,
-    /// The parent's port has no endpoint.
-    #[error("port {parent} has no endpoint in this group; its ports: {}", ports_list(.ports))]
-    ParentNotAnEndpoint {
-        /// The parent's port.
-        parent: PortId,
-        /// The ports that have one.
-        ports: Vec<PortId>,
-    },
     /// A rank as parent.
-    #[error("a rank is behind port {parent}: the parent is a switch, and the root of the tree has none")]
+    #[error("{name:?} is a rank: the parent is a switch, and the root of the tree has none")]
     ParentIsRank {
-        /// The parent's port.
-        parent: PortId,
+        /// Its name.
+        name: String,
     },
     /// Slots that are no ring.
     #[error("{slots} is no power of two from 2 to 32768")]

@@ -132,6 +132,7 @@ fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &'static str)
 fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Option<EndpointDraft> {
     let mut f = r.table(value, "an endpoint: [[groups.endpoints]]")?;
     let port = f.need(r, "port", PORT).and_then(|v| read_port(r, &v));
+    let virtual_qpn = read_qpn(r, &mut f, "virtual_qpn");
     let (host, switch) = (f.take(r, "host"), f.take(r, "switch"));
     match (&host, &switch) {
         (None, None) => f.fault(r, FaultKind::NoNextHop),
@@ -145,6 +146,7 @@ fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> O
     f.finish(r);
     Some(EndpointDraft {
         port,
+        virtual_qpn,
         next_hop: host.or(switch),
     })
 }
@@ -188,6 +190,13 @@ fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Optio
     Some(host)
 }
 
+/// A QPN of a switch, [`Qpn::VIRTUAL`] where nothing is said.
+fn read_qpn<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>, name: &'static str) -> Option<Qpn> {
+    optional(r, f, name, Qpn::VIRTUAL, |r, v| {
+        r.number(v, &Limit::QPN).map(|n| Qpn::new(n as u32))
+    })
+}
+
 fn read_memory<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<RemoteMemory> {
     let mut f = r.table(value, "memory: { va, rkey, length }")?;
     let va = f
@@ -216,6 +225,7 @@ fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Opt
     let mut f = r.table(value, expected)?;
     let hop = SwitchDraft {
         name: read_name(r, &mut f),
+        qpn: read_qpn(r, &mut f, "qpn"),
         mac: read_mac(r, &mut f),
         ranks: match has_ranks(kind) {
             false => Some(Vec::new()),
@@ -300,23 +310,41 @@ fn write_group(out: &mut String, group: &GroupRule) {
             kind.name()
         ),
     );
-    kind.write(out);
+    kind.write(group, out);
     if endpoints.is_empty() {
         line(out, format_args!("endpoints = []"));
     }
     for endpoint in endpoints {
         let hop = match &endpoint.next_hop {
             NextHop::Host(host) => host_text(host),
-            NextHop::Switch { name, mac, ranks } => {
+            NextHop::Switch {
+                name,
+                qpn,
+                mac,
+                ranks,
+            } => {
+                let qpn = match *qpn {
+                    Qpn::VIRTUAL => String::new(),
+                    qpn => format!(", qpn = {qpn}"),
+                };
                 let ranks = match &ranks[..] {
                     [] if !has_ranks(kind.name()) => String::new(),
                     ranks => format!(", ranks = {ranks:?}"),
                 };
-                format!("switch = {{ name = {}, mac = \"{mac}\"{ranks} }}", quoted(name))
+                format!(
+                    "switch = {{ name = {}{qpn}, mac = \"{mac}\"{ranks} }}",
+                    quoted(name)
+                )
             }
         };
-        let port = endpoint.port;
-        line(out, format_args!("\n[[groups.endpoints]]\nport = {port}\n{hop}"));
+        line(
+            out,
+            format_args!("\n[[groups.endpoints]]\nport = {}", endpoint.port),
+        );
+        if endpoint.virtual_qpn != Qpn::VIRTUAL {
+            line(out, format_args!("virtual_qpn = {}", endpoint.virtual_qpn));
+        }
+        line(out, format_args!("{hop}"));
     }
     out.push('\n');
 }
@@ -365,6 +393,6 @@ pub(crate) fn line(out: &mut String, text: core::fmt::Arguments<'_>) {
     let _ = writeln!(out, "{text}");
 }
 
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     toml::Value::String(text.into()).to_string()
 }

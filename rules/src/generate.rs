@@ -38,10 +38,7 @@ impl GroupRule {
         let count = members.len();
         let endpoints = members.into_iter().enumerate().map_while(|(i, member)| {
             let port = u8::try_from(i).ok().and_then(PortId::new)?;
-            Some(Endpoint {
-                port,
-                next_hop: NextHop::Host(member),
-            })
+            Some(Endpoint::new(port, NextHop::Host(member)))
         });
         let group = Self {
             name: name.into(),

@@ -10,6 +10,9 @@ use crate::fault::Fault;
 use crate::kinds::{MulticastRule, TranslatedRule};
 use crate::text;
 
+/// Endpoints that one group can have on one switch.
+pub const ENDPOINTS_MAX: usize = 64;
+
 /// How long, in milliseconds, an endpoint may owe what the group waits for before the operator hears of it, where nothing
 /// else is said.
 pub const DEFAULT_STALL_TIMEOUT_MS: u32 = 2_000;
@@ -17,8 +20,8 @@ pub const DEFAULT_STALL_TIMEOUT_MS: u32 = 2_000;
 /// One switch's part of a group: its address, its endpoints on this switch, and what its kind adds (EPIC 3.1, 4.1; for
 /// multicast the Path Index and Path Table of an MFT, Cepheus III.B, Fig. 3).
 ///
-/// A member's QP is connected to `<mcst_id, QPN 1>`; the switch next to a member translates between that and the
-/// member's own address and QPN. Between switches frames keep the McstID as their destination.
+/// A member's QP is connected to `<mcst_id, virtual_qpn>` of its endpoint; the switch next to a member translates between that and
+/// the member's own address and QPN. Between switches frames keep the McstID as their destination.
 /// All members are in one VLAN, or in none: copies keep the tags of the source's frames.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,15 +87,39 @@ impl From<TranslatedRule> for GroupKind {
     }
 }
 
-/// A neighbour of the group on this switch: a port, and the one host or switch of the group behind it.
+/// A neighbour of the group on this switch: a QP of a host, or another switch (EPIC 3.1). Several may be behind one port: the
+/// ranks of one host, or all hosts of an ordinary switch that the port is linked to.
+///
+/// A frame's endpoint is the one of its ingress port, destination QPN and source address, and must be the only one: a
+/// host's frames come from its address; those that come by a switch, from addresses that this switch does not know, so no other
+/// endpoint at the port of a switch has the same `virtual_qpn`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// The port; one endpoint per port.
+    /// The port.
     #[serde(with = "text::port")]
     pub port: PortId,
+    /// The group's QPN on this switch for this endpoint: what its frames are addressed to. [`Qpn::VIRTUAL`] where port and source
+    /// address alone say whose they are.
+    #[serde(with = "text::qpn", default = "default_virtual_qpn")]
+    pub virtual_qpn: Qpn,
     /// What is behind it.
     #[serde(flatten)]
     pub next_hop: NextHop,
+}
+
+impl Endpoint {
+    /// One whose frames are addressed to [`Qpn::VIRTUAL`].
+    pub const fn new(port: PortId, next_hop: NextHop) -> Self {
+        Self {
+            port,
+            virtual_qpn: Qpn::VIRTUAL,
+            next_hop,
+        }
+    }
+}
+
+const fn default_virtual_qpn() -> Qpn {
+    Qpn::VIRTUAL
 }
 
 /// What is behind a port of the tree.
@@ -101,11 +128,15 @@ pub struct Endpoint {
 pub enum NextHop {
     /// A member: connections are bridged here.
     Host(HostEndpoint),
-    /// Another switch of the tree: frames keep the McstID, and pass with their Ethernet addresses rewritten.
+    /// Another switch of the tree: frames keep the McstID, and pass with their Ethernet addresses rewritten, and their QPN where
+    /// that differs.
     #[serde(rename_all = "snake_case")]
     Switch {
         /// Its name.
         name: String,
+        /// Its `virtual_qpn` for this switch.
+        #[serde(with = "text::qpn", default = "default_virtual_qpn")]
+        qpn: Qpn,
         /// The address of its port at the other end of the link.
         #[serde(with = "text::display")]
         mac: MacAddr,
@@ -205,9 +236,43 @@ impl GroupRule {
         self
     }
 
-    /// The endpoint of `port`, where there is one.
-    pub fn endpoint(&self, port: PortId) -> Option<&Endpoint> {
-        self.endpoints.iter().find(|e| e.port == port)
+    /// The endpoint towards the source or root of the tree; `None` where the root is at this switch.
+    pub fn upstream(&self) -> Option<&Endpoint> {
+        let index = match &self.kind {
+            GroupKind::Multicast(rule) => rule.source,
+            GroupKind::Translated(rule) => rule.parent?,
+        };
+        self.endpoints.get(usize::from(index))
+    }
+
+    /// The same rule with its endpoints in the order in which a switch keeps them: that of their ports in a group that
+    /// multicasts, that of the lowest ranks behind them in one that computes.
+    #[must_use]
+    pub fn in_order(mut self) -> Self {
+        let mut order: Vec<u16> = (0..self.endpoints.len() as u16).collect();
+        let endpoints = &self.endpoints;
+        let index = match &mut self.kind {
+            GroupKind::Multicast(rule) => {
+                order.sort_by_key(|i| endpoints[usize::from(*i)].port);
+                Some(&mut rule.source)
+            }
+            GroupKind::Translated(rule) => {
+                order.sort_by_key(|i| endpoints[usize::from(*i)].next_hop.ranks().iter().min());
+                rule.parent.as_mut()
+            }
+        };
+        if let Some(index) = index
+            && let Some(place) = order.iter().position(|i| i == index)
+        {
+            *index = place as u16;
+        }
+        if !order.is_sorted() {
+            self.endpoints = order
+                .iter()
+                .map(|i| self.endpoints[usize::from(*i)].clone())
+                .collect();
+        }
+        self
     }
 
     /// The members directly behind this switch, each with its port.
@@ -239,10 +304,14 @@ impl GroupRule {
 }
 
 impl NextHop {
-    /// A switch of a tree without ranks.
+    /// A switch of a tree without ranks, whose QPN for this switch is [`Qpn::VIRTUAL`].
     pub const fn switch(name: String, mac: MacAddr) -> Self {
-        let ranks = Vec::new();
-        Self::Switch { name, mac, ranks }
+        Self::Switch {
+            name,
+            qpn: Qpn::VIRTUAL,
+            mac,
+            ranks: Vec::new(),
+        }
     }
 
     /// The member, where the next hop is one.
@@ -263,6 +332,14 @@ impl NextHop {
         match self {
             Self::Host(host) => host.rank().map(|r| &r.rank).map_or(&[], core::slice::from_ref),
             Self::Switch { ranks, .. } => ranks,
+        }
+    }
+
+    /// Its QPN: what frames to it are addressed to.
+    pub const fn qpn(&self) -> Qpn {
+        match self {
+            Self::Host(host) => host.qpn,
+            Self::Switch { qpn, .. } => *qpn,
         }
     }
 

@@ -24,13 +24,14 @@ mod set;
 mod text;
 
 pub use draft::{
-    EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RankDraft, RouteDraft, SwitchDraft,
+    EndpointDraft, EndpointRef, GroupDraft, HopDraft, HostDraft, PartDraft, RankDraft, RouteDraft,
+    SwitchDraft,
 };
 pub use fault::{Fault, FaultKind, Faults, Position};
 pub use generate::{COLLECTIVE_EXAMPLE, TWO_TIER_EXAMPLE};
 pub use group::{
-    DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RankPart,
-    RemoteMemory,
+    DEFAULT_STALL_TIMEOUT_MS, ENDPOINTS_MAX, Endpoint, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop,
+    RankPart, RemoteMemory,
 };
 pub use index::{Claims, GroupIndex};
 pub use ipnet::Ipv4Net;

@@ -21,6 +21,8 @@ pub struct Limit {
 impl Limit {
     /// A port's number.
     pub const PORT: Self = Self::new(63, "is no port: 0 to 63");
+    /// An endpoint's index in its group.
+    pub const ENDPOINT: Self = Self::new(63, "is no endpoint: 0 to 63");
     /// A QPN.
     pub const QPN: Self = Self::new(0xFF_FFFF, "is over the 24 bits of a QPN");
     /// A PSN.

@@ -18,6 +18,13 @@ pub(crate) struct Value<'a, 't> {
     value: &'a DeValue<'t>,
 }
 
+impl Value<'_, '_> {
+    /// Whether it is a text in quotes.
+    pub(crate) fn is_text(&self) -> bool {
+        matches!(self.value, DeValue::String(_))
+    }
+}
+
 /// A table that is being read: fields are taken one by one, what is left is unknown.
 pub(crate) struct Fields<'a, 't> {
     path: String,

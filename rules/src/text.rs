@@ -153,26 +153,6 @@ pub(crate) mod psn_value {
     }
 }
 
-/// A port's number, or nothing.
-pub(crate) mod port_option {
-    use castnet_wire::PortId;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
-
-    pub(crate) fn serialize<S: Serializer>(value: &Option<PortId>, s: S) -> Result<S::Ok, S::Error> {
-        value.map(|port| port.index() as u64).serialize(s)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<PortId>, D::Error> {
-        let Some(port) = Option::<u8>::deserialize(d)? else {
-            return Ok(None);
-        };
-        match PortId::new(port) {
-            None => Err(D::Error::custom("ports are 0 to 63")),
-            port => Ok(port),
-        }
-    }
-}
-
 /// A path MTU in bytes.
 pub(crate) mod pmtu {
     use castnet_wire::Pmtu;

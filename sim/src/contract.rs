@@ -93,7 +93,11 @@ impl Contract {
         let mut paths = BTreeMap::new();
         for child in &node.children {
             let below = self.walk(sim, child);
-            let port = child.up.and_then(|up| up.parent_port).unwrap_or_default();
+            let port = child
+                .up
+                .as_ref()
+                .and_then(|up| up.parent_port)
+                .unwrap_or_default();
             paths.insert(
                 port,
                 PathBook {
@@ -103,7 +107,7 @@ impl Contract {
             );
         }
         let all = paths.values().flat_map(|p| p.below.iter().copied()).collect();
-        if let Some(source_port) = node.up.and_then(|up| up.own_port) {
+        if let Some(source_port) = node.up.as_ref().and_then(|up| up.own_port) {
             self.switches.insert(
                 id,
                 SwitchBook {

@@ -95,13 +95,14 @@ pub fn star(receivers: usize) -> GroupRule {
         endpoints: (0..=receivers)
             .map(|n| Endpoint {
                 port: port(n),
+                virtual_qpn: Qpn::VIRTUAL,
                 next_hop: NextHop::Host(host(n)),
             })
             .collect(),
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
-            source: port(0),
+            source: 0,
         }
         .into(),
     }

@@ -1,12 +1,15 @@
 //! What the dataplane says of collective groups, as messages.
 
+use std::collections::BTreeSet;
+
 use castnet_proto::convert::disagreement_to_proto;
 use castnet_proto::v1;
 use castnet_rules::{Endpoint, GroupRule};
 use castnet_wire::{Call, Control, McstId, Nanos, Pmtu, PortId, Psn, Verdict};
 use castnet_worker::Dataplane;
 use castnet_worker::engine::{
-    CollectiveCounters, CollectiveGroupStatus, EndpointCounters, EndpointSnapshot, PortSet, Refusal,
+    CollectiveCounters, CollectiveGroupStatus, EndpointCounters, EndpointId, EndpointSet, EndpointSnapshot,
+    Refusal,
 };
 
 use crate::view::port_number;
@@ -18,15 +21,14 @@ pub(crate) fn state(status: &CollectiveGroupStatus) -> v1::TranslatedState {
     }
 }
 
-/// Counters alone; `endpoint` is who is behind a port.
-pub(crate) fn counted<'r>(
+/// Counters alone; `rule` is the group's, where it is still that one.
+pub(crate) fn counted(
     counters: &CollectiveCounters,
     endpoints: &[EndpointSnapshot],
-    endpoint: impl Fn(PortId) -> Option<&'r Endpoint>,
+    rule: Option<&GroupRule>,
 ) -> v1::TranslatedState {
-    let endpoints = endpoints
-        .iter()
-        .map(|e| endpoint_status(e, endpoint(e.port), false));
+    let endpoints = endpoints.iter().enumerate();
+    let endpoints = endpoints.map(|(i, e)| endpoint_status(e, rule.and_then(|r| r.endpoints.get(i)), false));
     v1::TranslatedState {
         status: Some(v1::TranslatedStatus {
             endpoints: endpoints.collect(),
@@ -40,7 +42,7 @@ fn live(status: &CollectiveGroupStatus) -> v1::TranslatedStatus {
     let (machine, kind) = (&status.machine, status.rule.translated());
     let endpoints = status.endpoints.iter().enumerate().map(|(i, snapshot)| {
         let rule = status.rule.endpoints.get(i);
-        let is_parent = kind.is_some_and(|kind| kind.parent == Some(snapshot.port));
+        let is_parent = kind.is_some_and(|kind| kind.parent == Some(i as u16));
         let mut message = endpoint_status(snapshot, rule, is_parent);
         if let Some(live) = machine.endpoints.iter().find(|e| e.endpoint.index() == i) {
             let number = |psn: Psn| Some(psn.value());
@@ -163,20 +165,20 @@ fn group_counters(counters: &CollectiveCounters) -> v1::TranslatedCounters {
 pub(crate) fn stalled(
     dataplane: &Dataplane,
     (mcst_id, generation): (McstId, u64),
-    waiting_for: PortSet,
+    waiting_for: EndpointSet,
     psn: Psn,
     patience: Nanos,
 ) -> v1::CollectiveStalled {
     let rule = rule(dataplane, mcst_id, generation);
-    let waited: Vec<&Endpoint> = rule
-        .iter()
-        .flat_map(|r| &r.endpoints)
-        .filter(|e| waiting_for.contains(e.port))
-        .collect();
+    let endpoints = rule.iter().flat_map(|rule| &rule.endpoints);
+    let waited = (0..).filter_map(EndpointId::new).zip(endpoints);
+    let waited = waited.filter(|(id, _)| waiting_for.contains(*id));
+    let waited: Vec<&Endpoint> = waited.map(|(_, endpoint)| endpoint).collect();
+    let ports: BTreeSet<PortId> = waited.iter().map(|e| e.port).collect();
     v1::CollectiveStalled {
         mcst_id: mcst_id.to_string(),
         group: rule.as_ref().map(|r| r.name.clone()).unwrap_or_default(),
-        ports: waiting_for.map(port_number).collect(),
+        ports: ports.into_iter().map(port_number).collect(),
         next_hops: waited.iter().map(|e| e.next_hop.name().to_string()).collect(),
         ranks: waited.iter().flat_map(|e| ranks(e)).collect(),
         psn: psn.value(),
@@ -220,16 +222,16 @@ fn miscounting(control: &Control, pmtu: Pmtu) -> Vec<u32> {
 pub(crate) fn refused(
     dataplane: &Dataplane,
     (mcst_id, generation): (McstId, u64),
-    port: PortId,
+    endpoint: u16,
     sequence: u32,
     why: Refusal,
 ) -> v1::RankRefused {
     let rule = rule(dataplane, mcst_id, generation);
-    let endpoint = rule.as_ref().and_then(|r| r.endpoint(port));
+    let endpoint = rule.as_ref().and_then(|r| r.endpoints.get(usize::from(endpoint)));
     v1::RankRefused {
         mcst_id: mcst_id.to_string(),
         generation,
-        port: port_number(port),
+        port: endpoint.map(|e| port_number(e.port)).unwrap_or_default(),
         next_hop: endpoint
             .map(|e| e.next_hop.name().to_string())
             .unwrap_or_default(),

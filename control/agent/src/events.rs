@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
-use castnet_wire::{McstId, Nanos, PortId};
+use castnet_wire::{McstId, Nanos};
 use castnet_worker::engine::{ContextStatus, EventKind};
 use castnet_worker::{Dataplane, EventStream, MoveCause, SwitchEvent, SwitchEventKind};
 use crossbeam::channel::RecvTimeoutError;
@@ -138,33 +138,37 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
         })
     };
     match kind {
-        EventKind::PathStalled { mcst_id, port, since } => {
-            let (group, next_hop) = names(dataplane, mcst_id, None, port);
+        EventKind::PathStalled {
+            mcst_id,
+            endpoint,
+            since,
+        } => {
+            let (group, port, next_hop) = names(dataplane, mcst_id, None, endpoint);
             Event::PathStalled(v1::PathStalled {
                 mcst_id: mcst_id.to_string(),
                 group,
-                port: view::port_number(port),
+                port,
                 next_hop,
                 for_ns: at.since(since).0,
-                ack_psn: ack_psn(dataplane, mcst_id, port),
+                ack_psn: ack_psn(dataplane, mcst_id, endpoint),
             })
         }
         EventKind::BaselineLearned { mcst_id, psn } => {
-            let (group, _) = names(dataplane, mcst_id, None, PortId::default());
+            let group = dataplane.rule(mcst_id).map(|rule| rule.name).unwrap_or_default();
             let (mcst_id, psn) = (mcst_id.to_string(), psn.value());
             Event::BaselineLearned(v1::BaselineLearned { mcst_id, group, psn })
         }
         EventKind::MemberFailed {
             mcst_id,
             generation,
-            port,
+            endpoint,
             syndrome,
         } => {
-            let (group, next_hop) = names(dataplane, mcst_id, Some(generation), port);
+            let (group, port, next_hop) = names(dataplane, mcst_id, Some(generation), endpoint);
             Event::MemberFailed(v1::MemberFailed {
                 mcst_id: mcst_id.to_string(),
                 group,
-                port: view::port_number(port),
+                port,
                 next_hop,
                 syndrome: syndrome.into(),
                 generation,
@@ -184,12 +188,12 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
         EventKind::RankRefused {
             mcst_id,
             generation,
-            port,
+            endpoint,
             sequence,
             why,
         } => {
             let of = (mcst_id, generation);
-            Event::RankRefused(collective::refused(dataplane, of, port, sequence, why))
+            Event::RankRefused(collective::refused(dataplane, of, endpoint, sequence, why))
         }
         EventKind::CollectiveConflict {
             mcst_id,
@@ -213,21 +217,28 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
     }
 }
 
-/// The names of a group and of who is behind its port; empty for a group, or for that version of its rule, that is gone by now.
-fn names(dataplane: &Dataplane, mcst_id: McstId, generation: Option<u64>, port: PortId) -> (String, String) {
+/// The name of a group, and an endpoint's port and name; empty for a group, or for that version of its rule, that is gone by now.
+fn names(
+    dataplane: &Dataplane,
+    mcst_id: McstId,
+    generation: Option<u64>,
+    endpoint: u16,
+) -> (String, u32, String) {
     let rule = dataplane.rule(mcst_id);
     let Some(rule) = rule.filter(|r| generation.is_none_or(|g| g == r.generation)) else {
         return Default::default();
     };
-    let hop = rule.endpoint(port).map(|e| e.next_hop.name().to_string());
-    (rule.name, hop.unwrap_or_default())
+    let endpoint = rule.endpoints.get(usize::from(endpoint));
+    let named = endpoint.map(|e| (view::port_number(e.port), e.next_hop.name().to_string()));
+    let (port, next_hop) = named.unwrap_or_default();
+    (rule.name, port, next_hop)
 }
 
-fn ack_psn(dataplane: &Dataplane, mcst_id: McstId, port: PortId) -> Option<u32> {
+fn ack_psn(dataplane: &Dataplane, mcst_id: McstId, endpoint: u16) -> Option<u32> {
     let ContextStatus::Multicast(status) = dataplane.group(mcst_id).ok()??.status else {
         return None;
     };
-    let at = status.rule.endpoints.iter().position(|p| p.port == port)?;
-    let path = status.machine.paths.iter().find(|p| p.path.index() == at)?;
+    let mut paths = status.machine.paths.iter();
+    let path = paths.find(|p| p.path.index() == usize::from(endpoint))?;
     path.ack_psn.map(|psn| psn.value())
 }

@@ -1,8 +1,8 @@
 //! What the dataplane says of multicast groups, as messages.
 
 use castnet_proto::v1;
-use castnet_rules::Endpoint;
-use castnet_wire::{Nanos, PortId};
+use castnet_rules::GroupRule;
+use castnet_wire::Nanos;
 use castnet_worker::engine::{GroupCounters, GroupStatus, PathSnapshot};
 
 use crate::view::port_number;
@@ -14,16 +14,16 @@ pub(crate) fn state(status: &GroupStatus, now: Nanos) -> v1::MulticastState {
     }
 }
 
-/// Counters alone; `endpoint` is who is behind a port.
-pub(crate) fn counted<'r>(
+/// Counters alone; `rule` is the group's, where it is still that one.
+pub(crate) fn counted(
     counters: &GroupCounters,
     paths: &[PathSnapshot],
-    endpoint: impl Fn(PortId) -> Option<&'r Endpoint>,
+    rule: Option<&GroupRule>,
 ) -> v1::MulticastState {
-    let paths = paths.iter().map(|p| {
-        let hop = endpoint(p.port).map(|e| e.next_hop.name());
-        path(p, hop.unwrap_or_default(), None, false)
-    });
+    let paths = paths
+        .iter()
+        .enumerate()
+        .map(|(i, p)| path(p, name(rule, i), None, false));
     v1::MulticastState {
         status: Some(v1::MulticastStatus {
             paths: paths.collect(),
@@ -40,9 +40,13 @@ fn live(status: &GroupStatus, now: Nanos) -> v1::MulticastStatus {
     let paths = status.paths.iter().enumerate().map(|(i, snapshot)| {
         let known = machine.paths.iter().find(|p| p.path.index() == i);
         let waited_for = machine.waiting_for.is_some_and(|p| p.index() == i);
-        let hop = status.rule.endpoint(snapshot.port).map(|e| e.next_hop.name());
         let ack_psn = known.and_then(|p| p.ack_psn).map(|psn| psn.value());
-        path(snapshot, hop.unwrap_or_default(), ack_psn, waited_for && stalls)
+        path(
+            snapshot,
+            name(Some(&status.rule), i),
+            ack_psn,
+            waited_for && stalls,
+        )
     });
     v1::MulticastStatus {
         agg_ack_psn: machine.agg_ack_psn.map(|p| p.value()),
@@ -52,6 +56,12 @@ fn live(status: &GroupStatus, now: Nanos) -> v1::MulticastStatus {
         hot_bytes: status.hot_bytes as u64,
         cold_bytes: status.cold_bytes as u64,
     }
+}
+
+/// Who is behind an endpoint.
+fn name(rule: Option<&GroupRule>, endpoint: usize) -> &str {
+    let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
+    endpoint.map_or("", |endpoint| endpoint.next_hop.name())
 }
 
 fn path(snapshot: &PathSnapshot, next_hop: &str, ack_psn: Option<u32>, stalled: bool) -> v1::PathStatus {

@@ -3,7 +3,7 @@
 use castnet_proto::convert::rule_to_proto;
 use castnet_proto::v1;
 use castnet_proto::v1::installed_group::State;
-use castnet_rules::GroupRule;
+use castnet_rules::{ENDPOINTS_MAX, GroupRule};
 use castnet_wire::{DropReason, Nanos, Pmtu, PortId, describe};
 use castnet_worker::engine::{
     Captured, ContextStatus, FdbEntry, Neighbour, Said, Seen, Step, Totals, Trace, Verdict,
@@ -38,7 +38,7 @@ pub(crate) fn capabilities(dataplane: &Dataplane, boot_id: u64, workers: &[Worke
         memory_bytes_max: max as u64,
         memory_bytes_free: max.saturating_sub(used) as u64,
         pmtus: Vec::new(),
-        paths_max: config.ports.len().min(PortId::COUNT) as u32,
+        paths_max: ENDPOINTS_MAX as u32,
         workers: workers.len() as u32,
     }
 }
@@ -75,17 +75,16 @@ pub(crate) fn counted_group(
         generation: report.generation,
         ..Default::default()
     };
-    let endpoint = |port: PortId| rule.and_then(|r| r.endpoint(port));
     v1::InstalledGroup {
         rule: Some(rule.map_or_else(nameless, rule_to_proto)),
         owner,
         worker: report.worker as u32,
         state: Some(match &report.counters {
             KindReport::Multicast { counters, paths } => {
-                State::Multicast(multicast::counted(counters, paths, endpoint))
+                State::Multicast(multicast::counted(counters, paths, rule))
             }
             KindReport::Translated { counters, endpoints } => {
-                State::Translated(collective::counted(counters, endpoints, endpoint))
+                State::Translated(collective::counted(counters, endpoints, rule))
             }
         }),
     }

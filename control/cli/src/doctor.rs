@@ -6,7 +6,9 @@ mod kernel;
 mod machine;
 mod network;
 mod plan;
+mod reach;
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use castnet_port::DpdkSpec;
@@ -34,7 +36,8 @@ Examples:
   castnet doctor --for dpdk             can it drive NICs by DPDK? Hugepages, IOMMU, drivers
   castnet doctor --for speed            what slows workers down: cores, clocks, instructions
   castnet doctor --config switch.toml   will the switch of this file start here, and run as meant?
-  castnet doctor --for lab              can it run the lab in network namespaces?"
+  castnet doctor --for lab              can it run the lab in network namespaces?
+  castnet doctor --mcst-id 10.0.0.200   at a host: does what it sends to this group reach a switch?"
 )]
 pub(crate) struct DoctorCommand {
     /// The use that decides the exit code
@@ -43,6 +46,9 @@ pub(crate) struct DoctorCommand {
     /// Looks also at what the switch of this configuration file needs
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Looks, at a host, only at the way to the group of this address: route, and who answers ARP
+    #[arg(long, value_name = "IP", conflicts_with_all = ["purpose", "config"])]
+    mcst_id: Option<Ipv4Addr>,
 }
 
 /// What somebody wants to do.
@@ -62,6 +68,9 @@ pub(crate) enum Use {
     /// The switch of the file that was given
     #[value(skip)]
     File,
+    /// A host of the group whose address was given
+    #[value(skip)]
+    Group,
 }
 
 /// How a check came out.
@@ -139,10 +148,17 @@ impl Row for Check {
             Level::Missing => "MISSING",
         };
         // What cannot be asked for is there for the file.
-        let purpose = self
-            .purpose
-            .to_possible_value()
-            .map_or_else(|| "file".to_owned(), |v| v.get_name().to_owned());
+        let purpose = self.purpose.to_possible_value().map_or_else(
+            || {
+                if self.purpose == Use::Group {
+                    "group"
+                } else {
+                    "file"
+                }
+                .to_owned()
+            },
+            |v| v.get_name().to_owned(),
+        );
         vec![
             level.to_owned(),
             self.what.clone(),
@@ -181,6 +197,7 @@ fn needs(purpose: Use, other: Use) -> bool {
     match purpose {
         _ if other == Use::File => true,
         Use::Demo | Use::File => other == Use::Demo,
+        Use::Group => other == Use::Group,
         Use::Switch => matches!(other, Use::Demo | Use::Switch),
         Use::Lab => matches!(other, Use::Demo | Use::Switch | Use::Lab),
         Use::Speed => matches!(other, Use::Demo | Use::Switch | Use::Speed),
@@ -242,6 +259,9 @@ fn purpose_of(dataplane: &DataplaneConfig) -> Use {
 impl DoctorCommand {
     /// Looks at everything.
     pub(crate) fn run(self, output: Output) -> Outcome {
+        if let Some(mcst_id) = self.mcst_id {
+            return tell(Examination::new(Use::Group, reach::checks(mcst_id)), output);
+        }
         let machine = Machine::this();
         let config = self.config.as_deref().map(SwitchConfig::read).transpose()?;
         let dataplane = config.as_ref().map(switch::dataplane_config).transpose()?;
@@ -263,19 +283,22 @@ impl DoctorCommand {
             ));
             purpose = self.purpose.unwrap_or_else(|| purpose_of(dataplane));
         }
-        let examination = Examination::new(purpose, checks);
-        output.show(&examination)?;
-        if examination.missing.is_empty() {
-            return Ok(());
-        }
-        let advice: Vec<_> = examination
-            .checks
-            .iter()
-            .filter(|c| examination.missing.contains(&c.what))
-            .map(|c| c.advice.as_str())
-            .collect();
-        Err(Failure::failed("something that is needed is missing").next(advice.join("\n")))
+        tell(Examination::new(purpose, checks), output)
     }
+}
+
+fn tell(examination: Examination, output: Output) -> Outcome {
+    output.show(&examination)?;
+    if examination.missing.is_empty() {
+        return Ok(());
+    }
+    let advice: Vec<_> = examination
+        .checks
+        .iter()
+        .filter(|c| examination.missing.contains(&c.what))
+        .map(|c| c.advice.as_str())
+        .collect();
+    Err(Failure::failed("something that is needed is missing").next(advice.join("\n")))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::output::{Done, Output, Page, Report, Row, Rows};
 use crate::units;
 use crate::watch::WatchArgs;
 use create::Create;
-pub(crate) use create::{number, pmtu, qpn};
+pub(crate) use create::{number, pmtu, qpn, virtual_qpn};
 
 /// Creates, lists, shows and destroys groups: multicast, and collectives computed in the switches
 #[derive(Debug, Args)]

@@ -28,7 +28,7 @@ use tokio::task::JoinHandle;
 use crate::api;
 use crate::connect::{CONTROLLER, Tls};
 use crate::exit::{self, Failure, Outcome};
-use crate::group::{pmtu, qpn};
+use crate::group::{pmtu, qpn, virtual_qpn};
 use crate::output::{Output, Page, Report, remark};
 use crate::service::{Ready, Signals};
 use crate::units::{Size, Span};
@@ -175,6 +175,9 @@ struct FixedArgs {
     /// This member's QPN; with --rnic verbs the device draws it, and --qp-file tells it
     #[arg(id = "own_qpn", long = "qpn", value_name = "QPN", value_parser = qpn)]
     qpn: Option<Qpn>,
+    /// The QPN that this member's frames are addressed to: its endpoint's virtual_qpn [default: 1]
+    #[arg(long, value_name = "QPN", requires = "mcst_id", value_parser = virtual_qpn)]
+    virtual_qpn: Option<Qpn>,
     /// The source's first PSN
     #[arg(long, value_name = "PSN", requires = "mcst_id", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     start_psn: Option<u32>,
@@ -354,6 +357,7 @@ impl MemberArgs {
                 }
                 Membership {
                     mcst_ids: vec![mcst_id],
+                    virtual_qpn: self.fixed.virtual_qpn.unwrap_or(Qpn::VIRTUAL),
                     start_psn: Psn::new(self.fixed.start_psn.unwrap_or_default()),
                     pmtu: Pmtu::from_bytes(self.fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
                     va_base: self.fixed.va_base.unwrap_or_default(),

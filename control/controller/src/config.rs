@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use castnet_proto::transport::{Address, Security, TlsFiles};
 use castnet_rules::Ipv4Net;
-use castnet_topology::Topology;
+use castnet_topology::{Switch, SwitchKind, Topology};
 use serde::Deserialize;
 
 use crate::error::StartError;
@@ -178,16 +178,20 @@ impl Config {
                 );
             }
         }
-        let orphan = self
-            .topology
-            .iter()
-            .flat_map(Topology::switches)
-            .find(|s| !names.contains(&s.name));
-        if let Some(switch) = orphan {
-            let reason = format!(
-                "the topology has a switch {:?}, but its agent is not configured",
-                switch.name
-            );
+        let switches = || self.topology.iter().flat_map(Topology::switches);
+        // Castnet switches have agents, ordinary ones have none.
+        let wrong = |s: &&Switch| names.contains(&s.name) != (s.kind == SwitchKind::Castnet);
+        if let Some(Switch { name, kind, .. }) = switches().find(wrong) {
+            let reason = match kind {
+                SwitchKind::Castnet => format!(
+                    "the topology has a switch {name:?}, but its agent is not configured; an ordinary switch is of kind = \"plain\""
+                ),
+                SwitchKind::Plain => {
+                    format!(
+                        "{name:?} has an agent, but the topology says that it is an ordinary switch (kind = \"plain\")"
+                    )
+                }
+            };
             return bad("switches".into(), reason);
         }
         if self.mcst_pool.hosts().next().is_none() {
@@ -312,6 +316,24 @@ mod tests {
         );
         assert_eq!(config.timeouts.switch, Duration::from_millis(7));
         assert_eq!(config.mcst_pool.to_string(), DEFAULT_MCST_POOL);
+    }
+
+    #[test]
+    fn castnet_switches_have_agents_and_plain_ones_have_none() {
+        let file = "[[switches]]\nname = \"s0\"\nagent = \"http://127.0.0.1:1\"\n";
+        let with = |change: fn(&mut Topology)| {
+            let mut config = Config::from_toml(file, Path::new("/")).unwrap();
+            let mut topology = Topology::new();
+            topology.add_switch("s0", [(0, [2; 6])]).unwrap();
+            change(&mut topology);
+            config.topology = Some(topology);
+            config.check().map_err(|e| e.to_string())
+        };
+        assert_eq!(with(|topology| topology.add_plain("tor", 4).unwrap()), Ok(()));
+        let orphan = with(|topology| topology.add_switch("s1", [(0, [4; 6])]).unwrap());
+        assert!(orphan.is_err_and(|e| e.contains("\"s1\", but its agent")));
+        let plain = with(|topology| assert!(topology.set_switch_kind("s0", SwitchKind::Plain)));
+        assert!(plain.is_err_and(|e| e.contains("\"s0\" has an agent")));
     }
 
     #[test]

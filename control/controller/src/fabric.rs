@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
-use castnet_topology::{DEFAULT_MTU, End, Topology};
+use castnet_topology::{DEFAULT_MTU, End, PORTS_MAX, SwitchKind, Topology};
 use serde::{Deserialize, Serialize};
 
+/// Of a link whose ends say how narrow it is.
+const MTU_MAX: u32 = 65_535;
 /// Two sightings of one host this close together are one frame that was flooded, not a host that moved.
 const SAME_FRAME_NS: u64 = 1_000_000_000;
 
@@ -98,6 +100,19 @@ pub struct Facts {
     pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
 }
 
+/// A host whose place is known, and its link.
+struct Seen {
+    name: String,
+    mtu: u32,
+    up: bool,
+}
+
+impl Seen {
+    fn link(self, facts: &Facts, topology: &mut Topology, to: End) {
+        facts.link(topology, to, End::host(self.name), self.mtu, self.up);
+    }
+}
+
 /// Where a host is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -139,7 +154,8 @@ impl Facts {
     }
 
     /// The fabric: what the file says, corrected by what is reported of ports and links; switches that cannot be
-    /// reached are down. Without a file: switches as reported, links where LLDP says so, hosts where they were seen.
+    /// reached are down. Without a file: switches as reported, links where LLDP says so, hosts where they were seen; where
+    /// several were seen at one port, an ordinary switch is behind it.
     pub fn topology(&self) -> Topology {
         let mut topology = Topology::new();
         for (name, ports) in self.switch_ports() {
@@ -147,11 +163,15 @@ impl Facts {
             if topology.add_switch(&name, ports).is_ok() {
                 topology.set_switch_up(&name, up);
             }
+            if self.file.as_ref().is_some_and(|file| file.is_plain(&name)) {
+                topology.set_switch_kind(&name, SwitchKind::Plain);
+            }
         }
         for (a, b, mtu, up) in self.switch_links() {
             self.link(&mut topology, a, b, mtu, up);
         }
         let inner = self.inner_ports();
+        let mut at_port: BTreeMap<(String, u8), Vec<Seen>> = BTreeMap::new();
         for (name, ip, mac) in self.all_hosts() {
             // A host with a switch's name is none; registration refuses it.
             if topology.add_host(&name, ip, mac).is_err() {
@@ -161,10 +181,43 @@ impl Facts {
                 .file_link(&name)
                 .map_or((DEFAULT_MTU, true), |l| (l.mtu, l.up));
             if let Place::At { switch, port } = self.place_beside(&name, &inner) {
-                self.link(&mut topology, End::port(switch, port), End::host(name), mtu, up);
+                at_port
+                    .entry((switch, port))
+                    .or_default()
+                    .push(Seen { name, mtu, up });
             }
         }
+        for ((switch, port), hosts) in at_port {
+            self.attach(&mut topology, (&switch, port), hosts);
+        }
         topology
+    }
+
+    /// Links the hosts that are behind a port: one to the port itself, several to an ordinary switch there, or as many in a row as
+    /// it takes.
+    fn attach(&self, topology: &mut Topology, (switch, port): (&str, u8), hosts: Vec<Seen>) {
+        let mut up = End::port(switch, port);
+        if hosts.len() == 1 {
+            let hosts = hosts.into_iter();
+            return hosts.for_each(|host| host.link(self, topology, up.clone()));
+        }
+        // One port leads up, one to the next of the row.
+        const HOSTS: usize = PORTS_MAX - 2;
+        let mut left = hosts.into_iter().peekable();
+        for number in 0.. {
+            let name = match number {
+                0 => format!("{switch}.{port}"),
+                more => format!("{switch}.{port}.{more}"),
+            };
+            if left.peek().is_none() || topology.add_plain(&name, PORTS_MAX as u8).is_err() {
+                return;
+            }
+            self.link(topology, up, End::port(&name, 0), MTU_MAX, true);
+            for (port, host) in (1..).zip(left.by_ref().take(HOSTS)) {
+                host.link(self, topology, End::port(&name, port));
+            }
+            up = End::port(&name, PORTS_MAX as u8 - 1);
+        }
     }
 
     /// Where a host is: by the file, else where its addresses were seen last at a port that leads to no switch.
@@ -452,6 +505,36 @@ mod tests {
         assert!(topology.connected("h1", "h2"));
         assert_eq!(topology.links().count(), 3);
         assert!(topology.links().all(|(_, l)| l.mtu == 1500 && l.up));
+    }
+
+    /// As behind the one port of a switch beside an ordinary one; more than one ordinary switch has ports for.
+    #[test]
+    fn where_several_hosts_are_at_a_port_an_ordinary_switch_is_behind_it() {
+        let a = SwitchReport {
+            ports: [port("a0", 0), port("a1", 1)].into(),
+            neighbours: (1..=100).map(|n| host_seen(u8::from(n == 100), n, 5)).collect(),
+        };
+        let hosts = (1..=100).map(|n| host(&format!("h{n}"), n));
+        let facts = Facts {
+            switches: [("a".to_string(), (Reach::Up, a))].into(),
+            ..Facts::new(None, [], hosts)
+        };
+        let topology = facts.topology();
+        assert_eq!((facts.place("h1"), facts.place("h100")), (at("a", 0), at("a", 1)));
+        let plain: Vec<&str> = topology
+            .switches()
+            .filter(|s| topology.is_plain(&s.name))
+            .map(|s| &*s.name)
+            .collect();
+        assert_eq!(plain, ["a.0", "a.0.1"]);
+        assert!((2..=100).all(|n| topology.connected("h1", &format!("h{n}"))));
+        let attached = |host| topology.attachment(host).map(|(_, switch, _)| switch);
+        assert_eq!([attached("h1"), attached("h100")], [Some("a.0"), Some("a")]);
+        // The port of the switch is as narrow as it says, whatever is behind it.
+        let up = topology
+            .link_at(&End::port("a", 0))
+            .and_then(|id| topology.link(id));
+        assert_eq!(up.map(|link| link.mtu), Some(1500));
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Core {
 
 /// Counts the groups on each link of the fabric, but for this one.
 pub(crate) fn load(core: &Core, topology: &Topology, record: &Record) -> LinkLoad {
-    LinkLoad::from_ports(topology, core.groups.load(&record.name))
+    LinkLoad::from_edges(topology, core.groups.load(&record.name))
 }
 
 /// Every host of a group must have a place.

@@ -97,9 +97,9 @@ mod tests {
     }
 
     fn rule(n: u8, generation: u64) -> GroupRule {
-        let hop = |port: u8| Endpoint {
-            port: PortId::new(port).unwrap(),
-            next_hop: NextHop::switch(format!("s{port}"), MacAddr([2, 0, 0, 0, 0, port])),
+        let hop = |port: u8| {
+            let next_hop = NextHop::switch(format!("s{port}"), MacAddr([2, 0, 0, 0, 0, port]));
+            Endpoint::new(PortId::new(port).unwrap(), next_hop)
         };
         GroupRule {
             name: format!("g{n}"),
@@ -111,7 +111,7 @@ mod tests {
             kind: MulticastRule {
                 start_psn: Some(Psn::new(7)),
                 va_base: 0,
-                source: PortId::new(0).unwrap(),
+                source: 0,
             }
             .into(),
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::lane_name;
-use castnet_wire::{Control, McstId};
+use castnet_wire::{Control, McstId, Qpn};
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::Kind;
@@ -68,6 +68,16 @@ pub struct Plan {
     pub tree: Vec<TreeSwitch>,
     /// Each switch's part, for the first lane.
     pub rules: BTreeMap<String, GroupRule>,
+}
+
+impl Plan {
+    /// The QPN that each rank's frames are addressed to on the switch next to it, of those where it is not [`Qpn::VIRTUAL`].
+    pub fn virtual_qpns(&self) -> BTreeMap<u16, Qpn> {
+        let endpoints = self.rules.values().flat_map(|rule| &rule.endpoints);
+        let own = endpoints.filter(|endpoint| endpoint.virtual_qpn != Qpn::VIRTUAL);
+        own.filter_map(|e| Some((e.next_hop.rank()?.rank, e.virtual_qpn)))
+            .collect()
+    }
 }
 
 /// A switch of a tree.

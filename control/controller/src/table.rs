@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
+use castnet_planner::Edge;
 use castnet_rules::HostEndpoint;
-use castnet_wire::{McstId, PortId, Qpn};
+use castnet_wire::{McstId, Qpn};
 use tokio::sync::watch;
 
 use crate::detour::Detours;
@@ -82,7 +83,7 @@ pub(crate) struct Own {
 }
 
 /// Groups that use a port.
-pub(crate) type PortLoad = BTreeMap<(String, PortId), u32>;
+pub(crate) type Load = BTreeMap<Edge, u32>;
 
 /// All groups, by name.
 #[derive(Default)]
@@ -92,7 +93,7 @@ pub(crate) struct Groups {
     mcst_ids: AddressSet,
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Own>,
-    load: PortLoad,
+    load: Load,
     /// The groups and hosts of each queue pair.
     queue_pairs: BTreeMap<(Ipv4Addr, Qpn), Vec<(String, String)>>,
     watched: BTreeSet<String>,
@@ -179,15 +180,15 @@ impl Groups {
         own
     }
 
-    /// How many groups use each port, but for one group. Each lane is a group.
-    pub(crate) fn load(&self, but: &str) -> impl Iterator<Item = (&str, PortId, u32)> {
+    /// How many groups use each edge, but for one group. Each lane is a group.
+    pub(crate) fn load(&self, but: &str) -> impl Iterator<Item = (&Edge, u32)> {
         let own = self
             .get(but)
             .map(|e| Footprint::of(&e.record).load)
             .unwrap_or_default();
-        self.load.iter().map(move |(key, groups)| {
-            let own = own.get(key).copied().unwrap_or(0);
-            (key.0.as_str(), key.1, groups - own)
+        self.load.iter().map(move |(edge, groups)| {
+            let own = own.get(edge).copied().unwrap_or(0);
+            (edge, groups - own)
         })
     }
 
@@ -221,11 +222,11 @@ impl Groups {
             own.memory = count(own.memory, share.memory, add);
             own.groups = count(own.groups, share.groups, add);
         }
-        for (port, lanes) in &footprint.load {
-            let groups = self.load.entry(port.clone()).or_default();
+        for (edge, lanes) in &footprint.load {
+            let groups = self.load.entry(edge.clone()).or_default();
             *groups = count((*groups).into(), (*lanes).into(), add) as u32;
             if *groups == 0 {
-                self.load.remove(port);
+                self.load.remove(edge);
             }
         }
         for (queue_pair, host) in &footprint.queue_pairs {
@@ -271,7 +272,7 @@ struct Footprint {
     mcst_ids: Vec<McstId>,
     switches: BTreeSet<String>,
     own: BTreeMap<String, Own>,
-    load: PortLoad,
+    load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), String)>,
     is_watched: bool,
 }
@@ -285,10 +286,8 @@ impl Footprint {
             groups: lanes.into(),
         };
         let load = rules().flat_map(|(switch, rule)| {
-            let ports: BTreeSet<_> = rule.endpoints.iter().map(|e| e.port).collect();
-            ports
-                .into_iter()
-                .map(move |port| ((switch.clone(), port), u32::from(lanes)))
+            let edge = |endpoint| Edge::new(switch, rule, endpoint);
+            rule.endpoints.iter().map(move |e| (edge(e), u32::from(lanes)))
         });
         let parties = record.kind.behaviour().parties();
         let ends = parties.iter().flat_map(|p| &p.ends);

@@ -33,7 +33,7 @@ pub struct CollectiveRequest {
     pub ack_timeout_us: u32,
     /// When a collective that waits is reported, in milliseconds.
     pub stall_timeout_ms: u32,
-    /// The ranks, rank 0 first; at least two, each at a host of its own.
+    /// The ranks, rank 0 first; at least two. Several may be at one host, each with a QP of its own.
     pub ranks: Vec<RankMember>,
 }
 
@@ -65,6 +65,16 @@ pub struct Room {
     pub endpoints_max: u64,
     /// Path MTUs that it carries; empty: any.
     pub pmtus: Vec<Pmtu>,
+}
+
+impl Room {
+    /// That of a switch of which nothing is known.
+    pub(crate) const UNKNOWN: Self = Self {
+        memory_free: u64::MAX,
+        groups_free: u64::MAX,
+        endpoints_max: u64::MAX,
+        pmtus: Vec::new(),
+    };
 }
 
 /// What switches have left, by name; a switch that is not named takes anything.

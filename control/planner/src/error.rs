@@ -54,18 +54,21 @@ pub enum PlanError {
         /// The host.
         host: String,
     },
-    /// No way from the source to a receiver.
+    /// No path from the source to a receiver, or to any Castnet switch.
     #[error("{field}: no path from {from:?} to {to:?}: {}", cut_text(.cut))]
     NoPath {
-        /// The receiver's field.
+        /// The receiver's field; the source's, where no Castnet switch is reached.
         field: String,
         /// The source.
         from: String,
-        /// The receiver.
+        /// The receiver, or the Castnet switch that is cut off by the fewest things that are down.
         to: String,
         /// Where it is cut.
         cut: Cut,
     },
+    /// Plain switches alone cannot run a group.
+    #[error("the fabric has no Castnet switch: plain switches run no groups")]
+    NoCastnetSwitch,
     /// A link of the tree cannot carry full packets.
     #[error("pmtu: {} needs an MTU of {needed} on every link, but {a} - {b} has {mtu}", .pmtu.bytes())]
     PmtuTooLarge {
@@ -86,8 +89,8 @@ pub enum PlanError {
         /// At least one.
         faults: Vec<Fault>,
     },
-    /// A rule that the planner made breaks the checker's rules: the fabric contradicts itself, for instance with two
-    /// ports of one Ethernet address that is none.
+    /// A rule that the planner made breaks the checker's rules: more members are behind one port of a switch than a group can
+    /// have endpoints there, or the fabric contradicts itself, for instance with a port's Ethernet address that is none.
     #[error("rule for switch {switch:?}: {}", faults_text(.faults))]
     BadRule {
         /// The switch.
@@ -110,7 +113,7 @@ impl PlanError {
             Self::McstIdIsHost { .. } => "mcst_id",
             Self::PmtuTooLarge { .. } => "pmtu",
             Self::Refused { faults } => faults.first().map_or("", |f| &f.field),
-            Self::BadRule { .. } => "",
+            Self::BadRule { .. } | Self::NoCastnetSwitch => "",
         }
     }
 }

@@ -3,15 +3,23 @@
 //!
 //! The multicast distribution tree is a shortest-path tree from the source in which replication happens as late as
 //! possible (Cepheus II.C): a receiver joins the tree at its deepest switch that lies on one of the receiver's shortest
-//! paths; among equal ways there, the one over the links that carry the fewest groups wins (Cepheus III.C).
+//! paths; among equal paths there, the one over the links that carry the fewest groups wins (Cepheus III.C).
+//!
+//! The switches of a tree are Castnet switches. An edge of it is a path of links whose inner nodes are plain switches; a
+//! member joins at one of the Castnet switches nearest to it. A tree may use a link several times then: a Castnet switch that
+//! hangs on a plain one by a single link gets each byte by this link and sends each copy by it. Such trees are compared by how
+//! many links they take, and a switch that saves none is left out.
 //!
 //! The IncTree of a collective group hangs below a switch of the lowest level from which all ranks are reached
 //! (EPIC 6.2), and leaves out switches without room for it ([`place`]).
 #![forbid(unsafe_code)]
 
 mod collective_request;
+mod endpoints;
 mod error;
+mod grow;
 mod load;
+mod overlay;
 mod place;
 mod place_error;
 mod plan;
@@ -20,7 +28,7 @@ mod tree;
 
 pub use collective_request::{CollectiveRequest, RankMember, Room, Rooms, slots, slots_min};
 pub use error::PlanError;
-pub use load::LinkLoad;
+pub use load::{Edge, LinkLoad};
 pub use place::{CollectivePlan, place};
 pub use place_error::{Lack, PlaceError, Shortage};
 pub use plan::{HEADROOM, Plan, plan};

@@ -1,18 +1,78 @@
-//! How many groups a link carries: what load balancing looks at.
+//! How often groups use a link: what load balancing looks at.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::GroupRule;
+use castnet_rules::{Endpoint, GroupRule};
 use castnet_topology::{End, LinkId, Topology};
-use castnet_wire::{McstId, PortId};
+use castnet_wire::{MacAddr, McstId, PortId};
 
-use crate::plan::Plan;
+use crate::overlay::between;
+use crate::plan::{HEADROOM, Plan};
 use crate::tree::Tree;
 
-/// Groups per link (Cepheus III.C: the port that is "least used by MGs").
+/// Groups per link (Cepheus III.C: the port that is "least used by MGs"). A group whose tree uses a link several times, as at
+/// a Castnet switch that hangs on a plain one by a single link, counts there as often.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
     groups: BTreeMap<LinkId, u32>,
+}
+
+/// An edge of a group's tree as the rule of a switch has it: from the switch's port to an endpoint. Where a plain switch is at
+/// that port, it is a shortest path through plain switches to the host or switch of the endpoint's name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Edge {
+    switch: String,
+    port: PortId,
+    to: String,
+    /// The address of a switch at the far end.
+    mac: Option<MacAddr>,
+    /// The least MTU of the links that it may use.
+    mtu: u32,
+}
+
+impl Edge {
+    /// Of an endpoint in the rule of that switch.
+    pub fn new(switch: &str, rule: &GroupRule, endpoint: &Endpoint) -> Self {
+        Self {
+            switch: switch.into(),
+            port: endpoint.port,
+            to: endpoint.next_hop.name().into(),
+            mac: endpoint
+                .next_hop
+                .host()
+                .is_none()
+                .then(|| endpoint.next_hop.mac()),
+            // Collective groups avoid narrow links; multicast groups are refused where they would use one.
+            mtu: rule
+                .translated()
+                .map_or(0, |_| rule.pmtu.bytes() as u32 + HEADROOM),
+        }
+    }
+
+    /// Its links, from the same end whichever of its switches it is of.
+    fn links(&self, topology: &Topology) -> Option<Vec<LinkId>> {
+        let near = End::port(&self.switch, self.port.index() as u8);
+        let first = topology.link_at(&near)?;
+        let next = topology.link(first)?.far(&self.switch);
+        if !topology.is_plain(next.node()) {
+            return Some(vec![first]);
+        }
+        let far = self.far(topology)?;
+        let (a, b) = if near <= far { (&near, &far) } else { (&far, &near) };
+        between(topology, a, b, self.mtu).map(|path| path.links)
+    }
+
+    /// The far end of a path through plain switches. The ranks of one host are called `host#rank`.
+    fn far(&self, topology: &Topology) -> Option<End> {
+        if let Some(mac) = self.mac {
+            let mut ports = topology.switch(&self.to)?.ports.iter();
+            let port = ports.find(|(_, own)| **own == mac.0);
+            return port.map(|(port, _)| End::port(&self.to, *port));
+        }
+        let short = self.to.rsplit_once('#').map(|(host, _)| host);
+        let mut names = core::iter::once(self.to.as_str()).chain(short);
+        names.find(|name| topology.host(name).is_some()).map(End::host)
+    }
 }
 
 impl LinkLoad {
@@ -21,42 +81,43 @@ impl LinkLoad {
         Self::default()
     }
 
-    /// Counted from rules that are installed or wanted, each with the name of its switch. A group counts once per
-    /// link, though both ends have a rule for it; links that the fabric does not have do not count.
+    /// Counted from rules that are installed or wanted, each with the name of its switch. An edge of a group counts once,
+    /// though both ends have a rule for it; links that the fabric does not have do not count.
     pub fn from_rules<'a>(
         topology: &Topology,
         rules: impl IntoIterator<Item = (&'a str, &'a GroupRule)>,
     ) -> Self {
-        let mut load = Self::new();
-        let mut pairs: BTreeSet<(LinkId, McstId)> = BTreeSet::new();
-        for (switch, group) in rules {
-            let ends = group
-                .endpoints
-                .iter()
-                .map(|e| End::port(switch, e.port.index() as u8));
-            let links = ends.filter_map(|end| topology.link_at(&end));
-            pairs.extend(links.map(|link| (link, group.mcst_id)));
+        let mut groups: BTreeMap<McstId, BTreeSet<Edge>> = BTreeMap::new();
+        for (switch, rule) in rules {
+            let edges = rule.endpoints.iter().map(|e| Edge::new(switch, rule, e));
+            groups.entry(rule.mcst_id).or_default().extend(edges);
         }
-        for (link, _) in pairs {
-            *load.groups.entry(link).or_default() += 1;
+        let mut load = Self::new();
+        for edges in groups.values() {
+            load.count_edges(topology, edges.iter().map(|edge| (edge, 1)));
         }
         load
     }
 
-    /// Counted from the ports that groups use, each with the name of its switch and the number of its groups. Where the two
-    /// ends of a link say different things, the larger number counts.
-    pub fn from_ports<'a>(
-        topology: &Topology,
-        ports: impl IntoIterator<Item = (&'a str, PortId, u32)>,
-    ) -> Self {
+    /// Counted from the edges that groups use, each with the number of its groups. Where the two ends of an edge say
+    /// different things, the larger number counts.
+    pub fn from_edges<'a>(topology: &Topology, edges: impl IntoIterator<Item = (&'a Edge, u32)>) -> Self {
         let mut load = Self::new();
-        for (switch, port, groups) in ports {
-            if let Some(link) = topology.link_at(&End::port(switch, port.index() as u8)) {
-                let most = load.groups.entry(link).or_default();
-                *most = groups.max(*most);
+        load.count_edges(topology, edges);
+        load
+    }
+
+    /// What a switch says of its edges is added up; of what both ends say the larger number counts.
+    fn count_edges<'a>(&mut self, topology: &Topology, edges: impl IntoIterator<Item = (&'a Edge, u32)>) {
+        let mut said: BTreeMap<Vec<LinkId>, BTreeMap<&str, u32>> = BTreeMap::new();
+        for (edge, groups) in edges {
+            if let Some(links) = edge.links(topology) {
+                *said.entry(links).or_default().entry(&edge.switch).or_default() += groups;
             }
         }
-        load
+        for (links, by_switch) in said {
+            self.count(links, by_switch.into_values().max().unwrap_or(0));
+        }
     }
 
     /// Groups on that link.
@@ -71,8 +132,12 @@ impl LinkLoad {
 
     /// Counts a tree of either kind.
     pub fn add_tree(&mut self, tree: &Tree) {
-        for link in tree.links() {
-            *self.groups.entry(link).or_default() += 1;
+        self.count(tree.links(), 1);
+    }
+
+    fn count(&mut self, links: Vec<LinkId>, groups: u32) {
+        for link in links {
+            *self.groups.entry(link).or_default() += groups;
         }
     }
 

@@ -3,8 +3,8 @@
 //! The level of a switch, for a group, is the number of links to the farthest of its ranks: in a Clos network that is the
 //! tier from which all ranks are reached downwards (EPIC 6.2), and it has a meaning in any other graph. The root is a
 //! switch of the lowest level; among several the one whose tree takes the fewest links, then the one over the links with
-//! the fewest groups, then the first by name. The tree is a shortest-path tree from the root in which ways part as late
-//! as possible, as that of multicast.
+//! the fewest groups, then the first by name. The tree is a shortest-path tree from the root in which paths part as late
+//! as possible, as that of multicast. Each rank is a leaf of its own.
 //!
 //! A switch that has no room is left out and the search begins anew, until a tree fits or the ranks cannot be linked any
 //! more. Where that was for lack of memory, all is tried again with the fewest slots that a group can do with; then the
@@ -12,18 +12,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::{Endpoint, Fault, GroupRule, HostEndpoint, NextHop, RankPart, TranslatedRule};
-use castnet_topology::{Cut, Distances, Topology};
+use castnet_rules::{
+    ENDPOINTS_MAX, Endpoint, Fault, FaultKind, GroupRule, HostEndpoint, NextHop, RankPart, TranslatedRule,
+};
+use castnet_topology::{Cut, Distances, SwitchKind, Topology};
 use castnet_wire::{MacAddr, PortId};
 
-use crate::collective_request::{CollectiveRequest, Room, Rooms, slots, slots_min};
+use crate::collective_request::{CollectiveRequest, RankMember, Room, Rooms, slots, slots_min};
+use crate::endpoints::{number, switch_hop};
+use crate::grow::{CANDIDATES_MAX, Children, Leaf, children, cost, grow, leave_out};
 use crate::load::LinkLoad;
+use crate::overlay::{cut_off, nearest};
 use crate::place_error::{Lack, PlaceError, Shortage};
-use crate::plan::{Children, HEADROOM, Parents, children, join};
+use crate::plan::HEADROOM;
 use crate::tree::{Role, Tree, TreeLink, TreeNode};
-
-/// Candidates of one level that are laid out to be compared; in a large fabric the first by load and name.
-const CANDIDATES_MAX: usize = 16;
 
 /// What a request becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +45,8 @@ impl CollectivePlan {
     }
 }
 
-/// Places a group. `load` says how many groups each link carries already, `rooms` what each switch has left.
+/// Places a group. Endpoints and leaves of the tree have the names of their hosts; where a host has several ranks, they are
+/// called `host#rank`. `load` says how many groups each link carries already, `rooms` what each switch has left.
 ///
 /// # Errors
 /// Names the rank, the setting or the switches at fault.
@@ -83,8 +86,8 @@ fn fit(
             return Ok(Err(shortages));
         };
         let short = plan.rules.iter().find_map(|(switch, rule)| {
-            let room = rooms.get(switch)?;
-            Shortage::of(switch, room, rule)
+            let room = rooms.get(switch);
+            Shortage::of(switch, room.unwrap_or(&Room::UNKNOWN), rule)
         });
         match short {
             None => return Ok(Ok(plan)),
@@ -102,21 +105,23 @@ fn resolve(topology: &Topology, request: &CollectiveRequest) -> Result<Vec<HostE
     if !(2..=usize::from(castnet_rules::RANKS_MAX)).contains(&ranks) {
         return Err(PlaceError::BadSize { ranks });
     }
-    let mut rank_of: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut resolved = Vec::with_capacity(ranks);
+    let mut ranks_at: BTreeMap<&str, usize> = BTreeMap::new();
+    for member in &request.ranks {
+        *ranks_at.entry(&member.host).or_default() += 1;
+    }
+    let mut rank_of = BTreeMap::new();
+    let mut resolved: Vec<HostEndpoint> = Vec::with_capacity(ranks);
     for (rank, member) in request.ranks.iter().enumerate() {
-        let name = member.host.clone();
-        if let Some(first) = rank_of.insert(&member.host, rank) {
-            return Err(PlaceError::HostTwice {
+        let name = match ranks_at.get(member.host.as_str()) {
+            Some(2..) => format!("{}#{rank}", member.host),
+            _ => member.host.clone(),
+        };
+        let host = topology
+            .host(&member.host)
+            .ok_or_else(|| PlaceError::UnknownHost {
                 rank,
-                host: name,
-                first,
-            });
-        }
-        let host = topology.host(&name).ok_or_else(|| PlaceError::UnknownHost {
-            rank,
-            host: name.clone(),
-        })?;
+                host: member.host.clone(),
+            })?;
         let lacking = |address| PlaceError::NoAddress {
             rank,
             host: member.host.clone(),
@@ -137,6 +142,13 @@ fn resolve(topology: &Topology, request: &CollectiveRequest) -> Result<Vec<HostE
             qpn: member.qpn,
             part: part.into(),
         });
+        let (ip, qpn) = (resolved[rank].ip, member.qpn);
+        if let Some(first) = rank_of.insert((ip, qpn), rank) {
+            let first = format!("ranks[{first}]");
+            let kind = FaultKind::DuplicateMember { ip, qpn, first };
+            let faults = vec![Fault::new(format!("ranks[{rank}].qpn"), kind)];
+            return Err(PlaceError::Refused { faults });
+        }
     }
     match topology.hosts().find(|h| h.ip == Some(request.mcst_id.0)) {
         Some(host) => Err(PlaceError::McstIdIsHost {
@@ -177,34 +189,52 @@ fn lowest(
     (request, slots): (&CollectiveRequest, u16),
     ranks: &[HostEndpoint],
 ) -> Result<Option<CollectivePlan>, PlaceError> {
-    let hosts: Vec<&str> = request.ranks.iter().map(|r| r.host.as_str()).collect();
-    let mut roots = roots(usable, load, &hosts);
+    let members = ranks.iter().zip(&request.ranks);
+    let leaves: Vec<Leaf> = members
+        .map(|(rank, member)| Leaf::new(usable, &rank.name, &member.host))
+        .collect();
+    let mut roots = roots(usable, load, &leaves);
     roots.truncate(CANDIDATES_MAX);
     let grown = roots.into_iter().map(|(root, distances)| {
-        let parents = grow(usable, load, &root, &distances, &hosts);
-        let groups: u64 = parents.values().map(|(link, _)| u64::from(load.get(*link))).sum();
-        (parents.len(), groups, root, parents)
+        let mut parents = grow(usable, load, (&root, &distances), &leaves);
+        leave_out(usable, load, &mut parents);
+        (cost(load, &parents), root, parents)
     });
-    let Some((_, _, root, parents)) = grown.min_by(|x, y| (x.0, x.1, &x.2).cmp(&(y.0, y.1, &y.2))) else {
+    let Some((_, root, parents)) = grown.min_by(|x, y| (x.0, &x.1).cmp(&(y.0, &y.1))) else {
         return Ok(None);
     };
-    let by_host: BTreeMap<&str, &HostEndpoint> = ranks.iter().map(|r| (r.name.as_str(), r)).collect();
+    let by_name: BTreeMap<&str, &HostEndpoint> = ranks.iter().map(|r| (r.name.as_str(), r)).collect();
     let tree = Tree {
-        root: node(&root, None, &by_host, &children(usable, &parents)),
+        root: node(&root, None, &by_name, &children(&parents)),
     };
     let mut rules = BTreeMap::new();
-    write_rules(usable, (request, slots), &by_host, &tree.root, None, &mut rules)?;
+    write_rules(usable, (request, slots), &by_name, (&tree.root, None), &mut rules);
+    number(&mut rules, |host| {
+        let member = request.ranks.get(usize::from(host.rank()?.rank))?;
+        Some(member.host.as_str())
+    });
+    for (switch, rule) in &rules {
+        let mut faults = rule.check(PortId::COUNT);
+        // A shortage of this switch, not a fault of the rule.
+        faults.retain(|fault| !matches!(fault.kind, FaultKind::TooManyEndpoints { .. }));
+        if !faults.is_empty() {
+            return Err(bad_rule(switch, rule, faults));
+        }
+    }
     Ok(Some(CollectivePlan { tree, rules }))
 }
 
-/// The switches of the lowest level with the distances to them; those whose links carry the fewest groups first, then
+/// The Castnet switches of the lowest level with the distances to them; those whose links carry the fewest groups first, then
 /// by name.
-fn roots(usable: &Topology, load: &LinkLoad, hosts: &[&str]) -> Vec<(String, Distances)> {
+fn roots(usable: &Topology, load: &LinkLoad, leaves: &[Leaf]) -> Vec<(String, Distances)> {
     let mut lowest = u32::MAX;
     let mut all = Vec::new();
-    for switch in usable.switches().filter(|s| s.up) {
+    for switch in usable
+        .switches()
+        .filter(|s| s.up && s.kind == SwitchKind::Castnet)
+    {
         let distances = usable.distances(&switch.name);
-        let each = hosts.iter().map(|host| usable.distance(host, &distances));
+        let each = leaves.iter().map(|leaf| leaf.distance(usable, &distances));
         let Some(level) = each
             .collect::<Option<Vec<u32>>>()
             .and_then(|d| d.into_iter().max())
@@ -227,20 +257,6 @@ fn roots(usable: &Topology, load: &LinkLoad, hosts: &[&str]) -> Vec<(String, Dis
         .collect()
 }
 
-/// Joins the ranks to the root one after the other, nearest first.
-fn grow(usable: &Topology, load: &LinkLoad, root: &str, distances: &Distances, hosts: &[&str]) -> Parents {
-    let mut order: Vec<(Option<u32>, &str)> = hosts
-        .iter()
-        .map(|host| (usable.distance(host, distances), *host))
-        .collect();
-    order.sort_unstable();
-    let mut parents = Parents::new();
-    for (_, host) in order {
-        join(usable, load, distances, root, host, &mut parents);
-    }
-    parents
-}
-
 fn node(
     name: &str,
     up: Option<TreeLink>,
@@ -258,7 +274,7 @@ fn node(
     };
     let below = children.get(name).into_iter().flatten();
     let children = below
-        .map(|(link, child)| node(child, Some(*link), ranks, children))
+        .map(|(link, child)| node(child, Some(link.clone()), ranks, children))
         .collect();
     TreeNode {
         name: name.into(),
@@ -279,13 +295,12 @@ fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
 fn write_rules(
     topology: &Topology,
     (request, slots): (&CollectiveRequest, u16),
-    by_host: &BTreeMap<&str, &HostEndpoint>,
-    node: &TreeNode,
-    parent: Option<&TreeNode>,
+    by_name: &BTreeMap<&str, &HostEndpoint>,
+    (node, parent): (&TreeNode, Option<&TreeNode>),
     rules: &mut BTreeMap<String, GroupRule>,
-) -> Result<(), PlaceError> {
+) {
     if node.role != Role::Switch {
-        return Ok(());
+        return;
     }
     let mut elsewhere: BTreeSet<u16> = (0..request.ranks.len() as u16).collect();
     let mut endpoints = Vec::new();
@@ -301,21 +316,23 @@ fn write_rules(
         else {
             continue;
         };
-        let next_hop = match (by_host.get(child.name.as_str()), own_port) {
+        let next_hop = match (by_name.get(child.name.as_str()), own_port) {
             (Some(rank), _) => NextHop::Host((*rank).clone()),
-            (None, Some(own_port)) => switch_hop(topology, &child.name, own_port, below),
+            (None, Some(own_port)) => {
+                switch_hop(topology, &child.name, own_port, below.into_iter().collect())
+            }
             (None, None) => continue,
         };
-        endpoints.push(Endpoint { port, next_hop });
+        endpoints.push(Endpoint::new(port, next_hop));
     }
-    let up = node.up.and_then(|up| up.own_port.zip(up.parent_port)).zip(parent);
-    if let Some(((port, far), parent)) = up {
-        endpoints.push(Endpoint {
-            port,
-            next_hop: switch_hop(topology, &parent.name, far, elsewhere),
-        });
+    let up = node.up.as_ref().and_then(|up| up.own_port.zip(up.parent_port));
+    if let Some(((port, far), parent)) = up.zip(parent) {
+        let hop = switch_hop(topology, &parent.name, far, elsewhere.into_iter().collect());
+        endpoints.push(Endpoint::new(port, hop));
     }
     endpoints.sort_by_key(|e| e.next_hop.ranks().first().copied());
+    let up = parent.and_then(|parent| endpoints.iter().position(|e| e.next_hop.name() == parent.name));
+    let up = up.map(|index| index as u16);
     let rule = GroupRule {
         name: request.name.clone(),
         generation: request.generation,
@@ -331,29 +348,13 @@ fn write_rules(
             loss_policy: request.loss_policy,
             straggler_policy: request.straggler_policy,
             ack_timeout_us: request.ack_timeout_us,
-            parent: up.map(|((port, _), _)| port),
+            parent: up,
         }
         .into(),
     };
-    let faults = rule.check(PortId::COUNT);
-    if !faults.is_empty() {
-        return Err(bad_rule(&node.name, &rule, faults));
-    }
     rules.insert(node.name.clone(), rule);
-    node.children
-        .iter()
-        .try_for_each(|child| write_rules(topology, (request, slots), by_host, child, Some(node), rules))
-}
-
-fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: BTreeSet<u16>) -> NextHop {
-    let mac = topology
-        .switch(name)
-        .and_then(|s| s.ports.get(&(port.index() as u8)).copied())
-        .unwrap_or_default();
-    NextHop::Switch {
-        name: name.into(),
-        mac: MacAddr(mac),
-        ranks: ranks.into_iter().collect(),
+    for child in &node.children {
+        write_rules(topology, (request, slots), by_name, (child, Some(node)), rules);
     }
 }
 
@@ -386,35 +387,34 @@ fn bad_rule(switch: &str, rule: &GroupRule, faults: Vec<Fault>) -> PlaceError {
     }
 }
 
-/// Why no switch reaches all ranks: the first rank that the first one does not reach.
+/// Why no Castnet switch reaches all ranks: the first rank that rank 0 does not reach, a link that is too narrow for full packets,
+/// or that rank 0 reaches no Castnet switch.
 fn no_path(topology: &Topology, request: &CollectiveRequest) -> PlaceError {
-    let hosts: Vec<&str> = request.ranks.iter().map(|r| r.host.as_str()).collect();
-    let first = hosts.first().copied().unwrap_or_default();
-    let far = hosts.iter().enumerate().skip(1);
-    let cut = |host: &str| topology.cut(first, host);
-    let found = far
-        .clone()
-        .find_map(|(rank, host)| cut(host).map(|c| (rank, *host, Some(c))));
-    // Linked, but by links too narrow for full packets.
-    let narrow = topology
-        .links()
-        .find(|(_, l)| l.mtu < request.pmtu.bytes() as u32 + HEADROOM);
+    let from = request.ranks.first().map(|r| r.host.clone()).unwrap_or_default();
+    let cut = |(rank, member): (usize, &RankMember)| {
+        Some((rank, member.host.clone(), topology.cut(&from, &member.host)?))
+    };
+    let apart = request.ranks.iter().enumerate().skip(1).find_map(cut);
+    let found = match apart {
+        None if nearest(topology, &from).is_empty() => match cut_off(topology, &from) {
+            Some((switch, cut)) => Some((0, switch, cut)),
+            None => return PlaceError::NoCastnetSwitch,
+        },
+        found => found,
+    };
+    let needed = request.pmtu.bytes() as u32 + HEADROOM;
+    let narrow = topology.links().find(|(_, l)| l.mtu < needed);
     match (found, narrow) {
         (None, Some((_, link))) => PlaceError::PmtuTooLarge {
             pmtu: request.pmtu,
-            needed: request.pmtu.bytes() as u32 + HEADROOM,
+            needed,
             a: link.a.clone(),
             b: link.b.clone(),
             mtu: link.mtu,
         },
         (found, _) => {
-            let (rank, host, cut) = found.unwrap_or((1, hosts.get(1).copied().unwrap_or_default(), None));
-            PlaceError::NoPath {
-                rank,
-                from: first.into(),
-                to: host.into(),
-                cut: cut.unwrap_or(Cut::NeverLinked),
-            }
+            let (rank, to, cut) = found.unwrap_or((1, request.ranks[1].host.clone(), Cut::NeverLinked));
+            PlaceError::NoPath { rank, from, to, cut }
         }
     }
 }
@@ -427,6 +427,7 @@ impl Shortage {
     /// What the switch lacks for the rule, if anything.
     fn of(switch: &str, room: &Room, rule: &GroupRule) -> Option<Self> {
         let endpoints = rule.endpoints.len() as u64;
+        let endpoints_max = room.endpoints_max.min(ENDPOINTS_MAX as u64);
         let needed = rule.reserved_bytes();
         let lack = if room.groups_free == 0 {
             Lack::Groups
@@ -435,10 +436,10 @@ impl Shortage {
                 wanted: rule.pmtu,
                 largest: room.pmtus.iter().copied().max(),
             }
-        } else if endpoints > room.endpoints_max {
+        } else if endpoints > endpoints_max {
             Lack::Endpoints {
                 needed: endpoints,
-                max: room.endpoints_max,
+                max: endpoints_max,
             }
         } else if needed > room.memory_free {
             Lack::Memory {

@@ -26,18 +26,6 @@ pub enum PlaceError {
         /// The name.
         host: String,
     },
-    /// A host twice: a switch has one endpoint per port.
-    #[error(
-        "ranks[{rank}]: host {host:?} is rank {first} already; in the network a host takes part in a group once"
-    )]
-    HostTwice {
-        /// The rank.
-        rank: usize,
-        /// The host.
-        host: String,
-        /// The rank that has it first.
-        first: usize,
-    },
     /// Neither fabric nor request know an address of the rank's host.
     #[error("ranks[{rank}]: the {address} of host {host:?} is not known; give it in the request")]
     NoAddress {
@@ -56,18 +44,21 @@ pub enum PlaceError {
         /// The host.
         host: String,
     },
-    /// No switch reaches all ranks.
+    /// No Castnet switch reaches all ranks.
     #[error("ranks[{rank}]: no path from {from:?} to {to:?}: {}", cut_text(.cut))]
     NoPath {
-        /// The rank that is cut off.
+        /// The rank that is cut off; 0, where no Castnet switch is reached.
         rank: usize,
         /// Rank 0's host.
         from: String,
-        /// The rank's host.
+        /// The rank's host, or the Castnet switch that is cut off by the fewest things that are down.
         to: String,
         /// Where it is cut.
         cut: Cut,
     },
+    /// Plain switches alone cannot run a group.
+    #[error("the fabric has no Castnet switch: plain switches run no groups")]
+    NoCastnetSwitch,
     /// A link that is needed cannot carry full packets.
     #[error("pmtu: {} needs an MTU of {needed} on every link, but {a} - {b} has {mtu}", .pmtu.bytes())]
     PmtuTooLarge {
@@ -137,10 +128,10 @@ pub enum Lack {
         /// The largest that it carries.
         largest: Option<Pmtu>,
     },
-    /// More ports than a group can have there.
-    #[error("has {needed} ports in the tree, a group can have {max} there")]
+    /// More endpoints than a group can have there.
+    #[error("has {needed} endpoints in the tree, a group can have {max} there")]
     Endpoints {
-        /// Ports of the tree.
+        /// Endpoints of the tree.
         needed: u64,
         /// What it takes.
         max: u64,
@@ -152,10 +143,10 @@ impl PlaceError {
     pub fn field(&self) -> String {
         match self {
             Self::BadSize { .. } => "ranks".into(),
-            Self::UnknownHost { rank, .. }
-            | Self::HostTwice { rank, .. }
-            | Self::NoAddress { rank, .. }
-            | Self::NoPath { rank, .. } => format!("ranks[{rank}]"),
+            Self::NoCastnetSwitch => String::new(),
+            Self::UnknownHost { rank, .. } | Self::NoAddress { rank, .. } | Self::NoPath { rank, .. } => {
+                format!("ranks[{rank}]")
+            }
             Self::McstIdIsHost { .. } => "mcst_id".into(),
             Self::PmtuTooLarge { .. } => "pmtu".into(),
             Self::NoRoom { shortages } => shortages

@@ -5,11 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use castnet_rules::{
     Endpoint, EndpointDraft, Fault, GroupDraft, GroupRule, HopDraft, HostEndpoint, MulticastRule, NextHop,
 };
-use castnet_topology::{Cut, Distances, End, Link, LinkId, Topology};
+use castnet_topology::{Link, Topology};
 use castnet_wire::{MacAddr, PortId};
 
+use crate::endpoints::{number, switch_hop};
 use crate::error::PlanError;
+use crate::grow::{CANDIDATES_MAX, Children, Leaf, Parents, children, cost, grow, leave_out};
 use crate::load::LinkLoad;
+use crate::overlay::{Path, cut_off};
 use crate::request::{Member, Request};
 use crate::tree::{Role, Tree, TreeLink, TreeNode};
 
@@ -31,19 +34,23 @@ pub struct Plan {
 /// The same request, with its receivers in any order, gives the same plan.
 pub fn plan(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<Plan, PlanError> {
     let members = resolve(topology, request)?;
-    let parents = grow(topology, load, request)?;
+    let parents = best_tree(topology, load, request)?;
     check_mtu(topology, request, &parents)?;
     let tree = Tree {
-        root: tree_node(
-            &request.source.host,
-            None,
-            request,
-            &members,
-            &children(topology, &parents),
-        ),
+        root: tree_node(&request.source.host, None, request, &members, &children(&parents)),
     };
     let mut rules = BTreeMap::new();
-    write_rules(topology, request, &members, &tree.root, &mut rules)?;
+    write_rules(topology, request, &members, (&tree.root, None), &mut rules);
+    number(&mut rules, |host| {
+        members.get_key_value(host.name.as_str()).map(|(name, _)| *name)
+    });
+    for (switch, rule) in &rules {
+        let faults = rule.check(PortId::COUNT);
+        if !faults.is_empty() {
+            let switch = switch.clone();
+            return Err(PlanError::BadRule { switch, faults });
+        }
+    }
     Ok(Plan { tree, rules })
 }
 
@@ -73,8 +80,8 @@ fn resolve<'r>(
         }
         let endpoint = resolve_member(topology, &field, member)?;
         drafts.push(EndpointDraft {
-            port: None,
             next_hop: Some(HopDraft::Host((&endpoint).into())),
+            ..EndpointDraft::default()
         });
         members.insert(&member.host, endpoint);
         field_of.insert(&member.host, field);
@@ -86,7 +93,12 @@ fn resolve<'r>(
         endpoints: Some(drafts),
         ..GroupDraft::default()
     };
-    let faults: Vec<Fault> = group.check(PortId::COUNT).into_iter().map(in_request).collect();
+    // The members are not all at one switch: their number says nothing.
+    let faults = group.check(PortId::COUNT).into_iter();
+    let faults: Vec<Fault> = faults
+        .filter(|f| f.field != "endpoints")
+        .map(in_request)
+        .collect();
     if !faults.is_empty() {
         return Err(PlanError::Refused { faults });
     }
@@ -138,112 +150,76 @@ fn in_request(mut fault: Fault) -> Fault {
     fault
 }
 
-/// The tree as each node's link to its parent.
-pub(crate) type Parents = BTreeMap<String, (LinkId, String)>;
-
-/// Joins the receivers to the tree one after the other, nearest first.
-///
-/// A node of the tree hangs on a shortest path from the source. So whoever joins at a node that lies on one of its own
-/// shortest paths has a shortest path too, and every node keeps one parent.
-fn grow(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<Parents, PlanError> {
-    let source = &request.source.host;
-    let distances = topology.distances(source);
-    let mut order = Vec::new();
-    for (i, receiver) in request.receivers.iter().enumerate() {
-        let distance = topology
-            .distance(&receiver.host, &distances)
-            .ok_or_else(|| PlanError::NoPath {
-                field: format!("receivers[{i}]"),
-                from: source.clone(),
-                to: receiver.host.clone(),
-                cut: topology.cut(source, &receiver.host).unwrap_or(Cut::NeverLinked),
-            })?;
-        order.push((distance, receiver.host.as_str()));
+/// The best tree: of those that begin at one of the source's nearest Castnet switches the one that takes the fewest links,
+/// then the one with the least load on them, then the first by the switch's name.
+fn best_tree(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<Parents, PlanError> {
+    let leaf = |member: &Member| Leaf::new(topology, &member.host, &member.host);
+    let source = leaf(&request.source);
+    let leaves: Vec<Leaf> = request.receivers.iter().map(leaf).collect();
+    let mut entries: Vec<(u64, &Path)> = source
+        .nearest()
+        .iter()
+        .map(|path| (path.load(load), path))
+        .collect();
+    entries.sort_by_key(|(groups, _)| *groups);
+    let mut seen = BTreeSet::new();
+    entries.retain(|(_, path)| seen.insert(path.far.node()));
+    entries.truncate(CANDIDATES_MAX);
+    let mut trees = Vec::new();
+    for (_, entry) in entries {
+        let first = entry.far.node();
+        let distances = topology.distances(first);
+        if leaves
+            .iter()
+            .any(|leaf| leaf.distance(topology, &distances).is_none())
+        {
+            return Err(no_path(topology, request));
+        }
+        let mut parents = grow(topology, load, (first, &distances), &leaves);
+        let from_source = Path {
+            near: entry.far.clone(),
+            far: entry.near.clone(),
+            links: entry.links.iter().rev().copied().collect(),
+            via: entry.via.iter().rev().cloned().collect(),
+        };
+        parents.insert(first.into(), from_source);
+        leave_out(topology, load, &mut parents);
+        trees.push((cost(load, &parents), first, parents));
     }
-    order.sort_unstable();
-    let mut parents = Parents::new();
-    for (_, receiver) in order {
-        join(topology, load, &distances, source, receiver, &mut parents);
-    }
-    Ok(parents)
+    let best = trees.into_iter().min_by(|x, y| (x.0, x.1).cmp(&(y.0, y.1)));
+    best.map(|(.., parents)| parents)
+        .ok_or_else(|| no_path(topology, request))
 }
 
-/// How a node is reached from the tree: new links, groups on them, and the last of them.
-#[derive(Clone, Debug)]
-struct Way {
-    links: u32,
-    groups: u64,
-    by: Option<(LinkId, String)>,
-}
-
-/// Adds `receiver` by the way that takes the fewest new links, and among those the fewest groups; among equals the
-/// first in the order of names and ports.
-pub(crate) fn join(
-    topology: &Topology,
-    load: &LinkLoad,
-    distances: &Distances,
-    source: &str,
-    receiver: &str,
-    parents: &mut Parents,
-) {
-    // Walk back from the receiver over its shortest paths as far as the tree, one distance after the other.
-    let mut layers: Vec<BTreeSet<String>> = vec![BTreeSet::from([receiver.to_string()])];
-    let mut ways: BTreeMap<String, Way> = BTreeMap::new();
-    let in_tree = |name: &str, parents: &Parents| name == source || parents.contains_key(name);
-    while let Some(layer) = layers.last().filter(|layer| !layer.is_empty()) {
-        let mut nearer = BTreeSet::new();
-        for name in layer {
-            if in_tree(name, parents) {
-                ways.insert(
-                    name.clone(),
-                    Way {
-                        links: 0,
-                        groups: 0,
-                        by: None,
-                    },
-                );
-            } else {
-                let hops = topology.next_hops(name, distances);
-                nearer.extend(hops.into_iter().map(|hop| hop.far.node().to_string()));
-            }
-        }
-        layers.push(nearer);
-    }
-    for name in layers.iter().rev().flatten() {
-        if ways.contains_key(name) {
-            continue;
-        }
-        let mut hops = topology.next_hops(name, distances);
-        hops.sort_by(|x, y| x.far.cmp(&y.far));
-        let best = hops
-            .into_iter()
-            .filter_map(|hop| {
-                let way = ways.get(hop.far.node())?;
-                let groups = way.groups + u64::from(load.get(hop.link));
-                let by = Some((hop.link, hop.far.node().to_string()));
-                Some(Way {
-                    links: way.links + 1,
-                    groups,
-                    by,
-                })
-            })
-            .min_by_key(|way| (way.links, way.groups));
-        if let Some(best) = best {
-            ways.insert(name.clone(), best);
-        }
-    }
-    let mut at = receiver.to_string();
-    while let Some((link, parent)) = ways.remove(&at).and_then(|way| way.by) {
-        parents.insert(at, (link, parent.clone()));
-        at = parent;
-    }
+/// Why no tree reaches all receivers: the first that is cut off from the source, or the source itself where it is cut off from
+/// all Castnet switches.
+fn no_path(topology: &Topology, request: &Request) -> PlanError {
+    let from = request.source.host.clone();
+    let cut = |(i, receiver): (usize, &Member)| {
+        Some(PlanError::NoPath {
+            field: format!("receivers[{i}]"),
+            from: from.clone(),
+            to: receiver.host.clone(),
+            cut: topology.cut(&from, &receiver.host)?,
+        })
+    };
+    let found = request.receivers.iter().enumerate().find_map(cut);
+    found.unwrap_or_else(|| match cut_off(topology, &from) {
+        Some((to, cut)) => PlanError::NoPath {
+            field: "source".into(),
+            from,
+            to,
+            cut,
+        },
+        None => PlanError::NoCastnetSwitch,
+    })
 }
 
 fn check_mtu(topology: &Topology, request: &Request, parents: &Parents) -> Result<(), PlanError> {
     let needed = request.pmtu.bytes() as u32 + HEADROOM;
     let narrow = parents
         .values()
-        .filter_map(|(link, _)| topology.link(*link))
+        .flat_map(|path| path.links.iter().filter_map(|link| topology.link(*link)))
         .find(|l| l.mtu < needed);
     match narrow {
         Some(Link { a, b, mtu, .. }) => Err(PlanError::PmtuTooLarge {
@@ -254,36 +230,6 @@ fn check_mtu(topology: &Topology, request: &Request, parents: &Parents) -> Resul
             mtu: *mtu,
         }),
         None => Ok(()),
-    }
-}
-
-/// The tree as each node's links to its children, in the order of its ports.
-pub(crate) type Children = BTreeMap<String, Vec<(TreeLink, String)>>;
-
-pub(crate) fn children(topology: &Topology, parents: &Parents) -> Children {
-    let mut all = Children::new();
-    for (child, (id, parent)) in parents {
-        let Some(link) = topology.link(*id) else { continue };
-        let (parent_port, own_port) = (port(link.near(parent)), port(link.near(child)));
-        all.entry(parent.clone()).or_default().push((
-            TreeLink {
-                link: *id,
-                parent_port,
-                own_port,
-            },
-            child.clone(),
-        ));
-    }
-    for list in all.values_mut() {
-        list.sort_by_key(|(link, _)| link.parent_port);
-    }
-    all
-}
-
-fn port(end: &End) -> Option<PortId> {
-    match end {
-        End::Switch { port, .. } => PortId::new(*port),
-        End::Host(_) => None,
     }
 }
 
@@ -303,7 +249,7 @@ fn tree_node(
         .get(name)
         .into_iter()
         .flatten()
-        .map(|(link, child)| tree_node(child, Some(*link), request, members, children))
+        .map(|(link, child)| tree_node(child, Some(link.clone()), request, members, children))
         .collect();
     TreeNode {
         name: name.into(),
@@ -317,26 +263,29 @@ fn write_rules(
     topology: &Topology,
     request: &Request,
     members: &BTreeMap<&str, HostEndpoint>,
-    node: &TreeNode,
+    (node, parent): (&TreeNode, Option<&TreeNode>),
     rules: &mut BTreeMap<String, GroupRule>,
-) -> Result<(), PlanError> {
-    if node.role == Role::Switch
-        && let Some(source) = node.up.and_then(|up| up.own_port)
+) {
+    if let Some((parent, up)) = parent.zip(node.up.as_ref())
+        && let Some(own_port) = up.own_port
     {
-        let ports = node
-            .children
-            .iter()
-            .filter_map(|c| c.up.and_then(|up| up.parent_port));
-        let mut endpoints: Vec<Endpoint> = core::iter::once(source)
-            .chain(ports)
-            .filter_map(|port| {
-                Some(Endpoint {
-                    port,
-                    next_hop: next_hop(topology, members, &node.name, port)?,
-                })
-            })
-            .collect();
-        endpoints.sort_by_key(|e| e.port);
+        let next_hop = |name: &str, port: Option<PortId>| {
+            let member = || members.get(name).cloned().map(NextHop::Host);
+            port.map(|port| switch_hop(topology, name, port, Vec::new()))
+                .or_else(member)
+        };
+        let below = node.children.iter().filter_map(|child| {
+            let up = child.up.as_ref()?;
+            Some(Endpoint::new(
+                up.parent_port?,
+                next_hop(&child.name, up.own_port)?,
+            ))
+        });
+        let source = next_hop(&parent.name, up.parent_port);
+        let source = source.map(|hop| Endpoint::new(own_port, hop));
+        let mut endpoints: Vec<Endpoint> = source.into_iter().chain(below).collect();
+        endpoints.sort_by(|x, y| (x.port, x.next_hop.name()).cmp(&(y.port, y.next_hop.name())));
+        let source = endpoints.iter().position(|e| e.next_hop.name() == parent.name);
         let rule = GroupRule {
             name: request.name.clone(),
             generation: request.generation,
@@ -347,37 +296,13 @@ fn write_rules(
             kind: MulticastRule {
                 start_psn: request.start_psn,
                 va_base: request.va_base,
-                source,
+                source: source.unwrap_or_default() as u16,
             }
             .into(),
         };
-        let faults = rule.check(PortId::COUNT);
-        if !faults.is_empty() {
-            return Err(PlanError::BadRule {
-                switch: node.name.clone(),
-                faults,
-            });
-        }
         rules.insert(node.name.clone(), rule);
     }
-    node.children
-        .iter()
-        .try_for_each(|child| write_rules(topology, request, members, child, rules))
-}
-
-/// What is behind a switch's port.
-fn next_hop(
-    topology: &Topology,
-    members: &BTreeMap<&str, HostEndpoint>,
-    switch: &str,
-    port: PortId,
-) -> Option<NextHop> {
-    let id = topology.link_at(&End::port(switch, port.index() as u8))?;
-    match topology.link(id)?.far(switch) {
-        End::Host(name) => members.get(name.as_str()).cloned().map(NextHop::Host),
-        End::Switch { switch, port } => {
-            let mac = topology.switch(switch)?.ports.get(port).copied()?;
-            Some(NextHop::switch(switch.clone(), MacAddr(mac)))
-        }
+    for child in &node.children {
+        write_rules(topology, request, members, (child, Some(node)), rules);
     }
 }

@@ -14,22 +14,24 @@ use castnet_wire::{PortId, Qpn};
 ///    ├─[1]─ h1 10.0.0.2 QP 0x12
 ///    └─[2]─[0] spine0
 ///       └─[1]─[2] leaf1
-///          └─[0]─ h2 10.0.0.3 QP 0x13
+///          └─[0]─(rack)─ h2 10.0.0.3 QP 0x13
 /// ```
+///
+/// Plain switches are no nodes of it: those on the path between two nodes are in parentheses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
     /// The source of a multicast group; the topmost switch of an IncTree.
     pub root: TreeNode,
 }
 
-/// A switch or host of the tree.
+/// A Castnet switch or a member of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeNode {
-    /// Its name.
+    /// The name of the switch or host; of a host with several ranks of the group, `host#rank`.
     pub name: String,
     /// What it is.
     pub role: Role,
-    /// The link to its parent; `None` at the root.
+    /// The path to its parent; `None` at the root.
     pub up: Option<TreeLink>,
     /// What it replicates to, in the order of its ports.
     pub children: Vec<TreeNode>,
@@ -65,11 +67,13 @@ pub enum Role {
     },
 }
 
-/// The link from a node to its parent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The path between a node and its parent: one link, or several with plain switches between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeLink {
-    /// The fabric's link.
-    pub link: LinkId,
+    /// The fabric's links, at least one, from the parent to the node.
+    pub links: Vec<LinkId>,
+    /// The plain switches between the links, from the parent to the node.
+    pub via: Vec<String>,
     /// The parent's port; `None` where the parent is a host.
     pub parent_port: Option<PortId>,
     /// The node's own port; `None` where it is a host.
@@ -88,15 +92,14 @@ impl Tree {
         all
     }
 
-    /// All links: each carries each frame of the source once.
+    /// All links: each carries each frame of the source as often as it is here, which is once but for links of plain
+    /// switches.
     pub fn links(&self) -> Vec<LinkId> {
-        self.nodes()
-            .into_iter()
-            .filter_map(|n| n.up.map(|up| up.link))
-            .collect()
+        let paths = self.nodes().into_iter().filter_map(|n| n.up.as_ref());
+        paths.flat_map(|up| up.links.iter().copied()).collect()
     }
 
-    /// Switches from the source to the farthest receiver.
+    /// Castnet switches from the source to the farthest receiver.
     pub fn tiers(&self) -> usize {
         fn deepest(node: &TreeNode) -> usize {
             let own = usize::from(node.role == Role::Switch);
@@ -111,12 +114,16 @@ impl TreeNode {
         for (i, child) in self.children.iter().enumerate() {
             let last = i + 1 == self.children.len();
             write!(f, "\n{indent}{}", if last { "└─" } else { "├─" })?;
-            let (parent_port, own_port) = child.up.map_or((None, None), |up| (up.parent_port, up.own_port));
-            if let Some(port) = parent_port {
-                write!(f, "[{port}]─")?;
-            }
-            if let Some(port) = own_port {
-                write!(f, "[{port}]")?;
+            if let Some(up) = &child.up {
+                if let Some(port) = up.parent_port {
+                    write!(f, "[{port}]─")?;
+                }
+                for plain in &up.via {
+                    write!(f, "({plain})─")?;
+                }
+                if let Some(port) = up.own_port {
+                    write!(f, "[{port}]")?;
+                }
             }
             write!(f, " {child}")?;
             child.draw(f, &format!("{indent}{}", if last { "   " } else { "│  " }))?;

@@ -5,6 +5,11 @@
 //! name = "leaf"
 //! ports = ["06:00:00:00:01:00", "06:00:00:00:01:01"]   # addresses of ports 0 and 1; or a number of ports
 //!
+//! [[switches]]
+//! name = "rack"
+//! kind = "plain"                                       # an ordinary switch; the default is "castnet"
+//! ports = 8
+//!
 //! [[hosts]]
 //! name = "h0"
 //! ip = "10.0.0.1"                                      # both may be left out
@@ -26,7 +31,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::build::port_mac;
 use crate::error::{FileFault, FileFaults, TopologyError};
-use crate::graph::{DEFAULT_MTU, End, PORTS_MAX, Topology};
+use crate::graph::{DEFAULT_MTU, End, PORTS_MAX, SwitchKind, Topology};
 
 type Value<'a> = &'a Spanned<DeValue<'a>>;
 
@@ -35,7 +40,7 @@ impl Topology {
     /// Where the text is not TOML, only that is told.
     ///
     /// `[[switches]]` have a `name` and `ports`: a list of the ports' Ethernet addresses, or their number, whose
-    /// addresses are then made up; and `up`. `[[hosts]]` have a `name` and, where known, `ip` and `mac`. `[[links]]`
+    /// addresses are then made up; a `kind`, `"castnet"` or `"plain"`; and `up`. `[[hosts]]` have a `name` and, where known, `ip` and `mac`. `[[links]]`
     /// have two ends, `a` and `b`, each `"switch:port"` or `"host"`, and `mtu` and `up`.
     pub fn from_toml(text: &str) -> Result<Self, FileFaults> {
         let mut reader = Reader {
@@ -82,6 +87,9 @@ impl Topology {
                 quoted(&switch.name),
                 switch.up
             );
+            if switch.kind != SwitchKind::default() {
+                let _ = writeln!(out, "kind = \"{}\"", switch.kind.name());
+            }
             // Lists have no holes: ports that do not count from 0 are tables.
             let dense = switch.ports.keys().enumerate().all(|(i, p)| i == *p as usize);
             let ports: Vec<String> = switch
@@ -203,21 +211,37 @@ impl Reader<'_> {
     }
 
     fn switch(&mut self, table: &Table<'_>, topology: &mut Topology) {
-        self.known(table, &["name", "ports", "up"]);
+        self.known(table, &["name", "kind", "ports", "up"]);
         let name = self.text_of(table, "name", "a name in quotes");
+        let kind = self.kind(table);
         let up = self.flag(table, "up");
         let ports = self.ports(table, topology.switches().count());
         let Some((name, span)) = name else {
             return;
         };
-        let (Some(ports), Some(up)) = (ports, up) else {
+        let (Some(ports), Some(kind), Some(up)) = (ports, kind, up) else {
             self.broken.push(name.into());
             return;
         };
         match topology.add_switch(name, ports) {
-            Ok(()) => _ = topology.set_switch_up(name, up),
+            Ok(()) => {
+                topology.set_switch_kind(name, kind);
+                topology.set_switch_up(name, up);
+            }
             Err(e) => self.fault(span, &table.field("name"), e.to_string()),
         }
+    }
+
+    fn kind(&mut self, table: &Table<'_>) -> Option<SwitchKind> {
+        let Some(text) = self.optional_text(table, "kind", KIND) else {
+            return Some(SwitchKind::default());
+        };
+        let (text, span) = text?;
+        let kind = SwitchKind::ALL.into_iter().find(|kind| kind.name() == text);
+        if kind.is_none() {
+            self.fault(span, &table.field("kind"), format!("{text:?} is not {KIND}"));
+        }
+        kind
     }
 
     fn ports(&mut self, table: &Table<'_>, number: usize) -> Option<Vec<(u8, [u8; 6])>> {
@@ -437,6 +461,7 @@ impl Reader<'_> {
     }
 }
 
+const KIND: &str = "a kind of switch: \"castnet\" or \"plain\"";
 const IP: &str = "an IPv4 address, such as \"10.0.0.1\"";
 const MAC: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use petgraph::graph::{EdgeIndex, NodeIndex, UnGraph};
 
+use crate::build::port_mac;
 use crate::error::TopologyError;
 
 /// Ports per switch.
@@ -16,12 +17,37 @@ pub const DEFAULT_MTU: u32 = 9000;
 
 const NAME_LENGTH_MAX: usize = 64;
 
-/// A switch: its ports' Ethernet addresses by number, and whether it is up.
+/// What a switch can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SwitchKind {
+    /// A Castnet switch: runs groups.
+    #[default]
+    Castnet,
+    /// An ordinary Ethernet switch or router: forwards, runs no groups.
+    Plain,
+}
+
+impl SwitchKind {
+    /// All kinds.
+    pub const ALL: [Self; 2] = [Self::Castnet, Self::Plain];
+
+    /// Its name in files and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Castnet => "castnet",
+            Self::Plain => "plain",
+        }
+    }
+}
+
+/// A switch: its kind, its ports' Ethernet addresses by number, and whether it is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Switch {
     /// Its name.
     pub name: String,
-    /// The Ethernet address of each port; numbers below [`PORTS_MAX`].
+    /// What it can do.
+    pub kind: SwitchKind,
+    /// The Ethernet address of each port; numbers below [`PORTS_MAX`]. Those of a plain switch are never used.
     pub ports: BTreeMap<u8, [u8; 6]>,
     /// Whether it forwards.
     pub up: bool,
@@ -157,10 +183,19 @@ impl Topology {
             name,
             Node::Switch(Switch {
                 name: name.into(),
+                kind: SwitchKind::Castnet,
                 ports,
                 up: true,
             }),
         )
+    }
+
+    /// Adds a plain switch with the ports `0..ports`, up.
+    pub fn add_plain(&mut self, name: &str, ports: u8) -> Result<(), TopologyError> {
+        let number = self.switches().count();
+        self.add_switch(name, (0..ports).map(|port| (port, port_mac(number, port))))?;
+        self.set_switch_kind(name, SwitchKind::Plain);
+        Ok(())
     }
 
     /// Adds a host; its addresses may be unknown yet.
@@ -269,6 +304,11 @@ impl Topology {
     /// Takes a switch up or down; whether there is such a switch.
     pub fn set_switch_up(&mut self, name: &str, up: bool) -> bool {
         self.switch_mut(name).map(|s| s.up = up).is_some()
+    }
+
+    /// Changes the kind of a switch; whether there is such a switch.
+    pub fn set_switch_kind(&mut self, name: &str, kind: SwitchKind) -> bool {
+        self.switch_mut(name).map(|s| s.kind = kind).is_some()
     }
 
     /// Corrects a port's Ethernet address; whether there is such a port.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use petgraph::graph::{EdgeIndex, NodeIndex};
 use petgraph::visit::EdgeRef;
 
-use crate::graph::{End, Host, Link, LinkId, Node, Switch, Topology};
+use crate::graph::{End, Host, Link, LinkId, Node, Switch, SwitchKind, Topology};
 
 /// What is at the other end of a node's link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +63,11 @@ impl Topology {
             Node::Switch(switch) => Some(switch),
             Node::Host(_) => None,
         }
+    }
+
+    /// Whether that is the name of a plain switch.
+    pub fn is_plain(&self, name: &str) -> bool {
+        self.switch(name).is_some_and(|s| s.kind == SwitchKind::Plain)
     }
 
     /// The host of that name.

@@ -4,10 +4,11 @@
 use core::net::Ipv4Addr;
 
 use castnet_collective::PathId;
+use castnet_rules::{Endpoint, NextHop};
 use castnet_wire::ethernet::ETHERTYPE_IPV4;
 use castnet_wire::{Aeth, DropReason, Ethernet, Headers, Kind, PortId, Qpn, RoceHeader, Transport};
 
-use crate::group::Hot;
+use crate::group::{Group, Hot};
 
 /// What a group does with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +21,6 @@ pub(crate) enum Class {
     Cnp,
 }
 
-/// The path that a frame of the group came by: of the fast path and the slow one alike.
-#[inline(always)]
-pub(crate) fn sender(hot: &Hot, ingress: PortId, src: Ipv4Addr, dest_qp: Qpn) -> Option<PathId> {
-    let path = hot.path(ingress)?;
-    let leg = hot.leg(path)?;
-    // Behind a switch are members that only the switches next to them know.
-    let known = dest_qp == Qpn::VIRTUAL && (!leg.is_host() || leg.ip == src.octets());
-    known.then_some(path)
-}
-
 /// The path that a frame came by and its class, or why it ends.
 #[inline]
 pub(crate) fn classify(
@@ -38,7 +29,9 @@ pub(crate) fn classify(
     src: Ipv4Addr,
     header: &RoceHeader,
 ) -> Result<(PathId, Class), DropReason> {
-    let path = sender(hot, ingress, src, header.bth.dest_qp).ok_or(DropReason::NotMember)?;
+    let path = hot
+        .sender(ingress, src, header.bth.dest_qp)
+        .ok_or(DropReason::NotMember)?;
     class(header)
         .map(|class| (path, class))
         .ok_or(DropReason::NotMulticastable)
@@ -59,25 +52,53 @@ fn class(header: &RoceHeader) -> Option<Class> {
 }
 
 /// Why `classify` refused, for people.
-pub(crate) fn explain(hot: &Hot, ingress: PortId, src: Ipv4Addr, header: &RoceHeader) -> String {
-    let Some(leg) = hot.path(ingress).and_then(|path| hot.leg(path)) else {
-        return format!("the group has no path at port {ingress}");
-    };
-    if header.bth.dest_qp != Qpn::VIRTUAL {
-        return format!(
-            "members speak to QPN {}, this is for {}",
-            Qpn::VIRTUAL,
-            header.bth.dest_qp
-        );
+pub(crate) fn explain(group: &Group, ingress: PortId, src: Ipv4Addr, header: &RoceHeader) -> String {
+    if group.hot.sender(ingress, src, header.bth.dest_qp).is_some() {
+        return format!("{} cannot be multicast", header.bth.opcode);
     }
-    if leg.is_host() && leg.ip != src.octets() {
-        return format!(
-            "the member at port {ingress} is {}, this is from {src}",
-            Ipv4Addr::from(leg.ip)
-        );
-    }
-    format!("{} cannot be multicast", header.bth.opcode)
+    let rule = group.rule();
+    let at = group
+        .hot
+        .paths_at(ingress)
+        .filter_map(|path| rule.endpoints.get(path.index()));
+    stranger(
+        at,
+        ingress,
+        |hop| hop.host().map(|host| host.ip),
+        src,
+        header.bth.dest_qp,
+    )
 }
+
+/// Why a frame is of none of the endpoints at its ingress port, for people. `speaks_as` is the address that an endpoint's frames
+/// come from; `None` for any.
+pub(crate) fn stranger<'r>(
+    endpoints: impl Iterator<Item = &'r Endpoint>,
+    ingress: PortId,
+    speaks_as: impl Fn(&NextHop) -> Option<Ipv4Addr>,
+    src: Ipv4Addr,
+    dest_qp: Qpn,
+) -> String {
+    let known: Vec<(Qpn, Option<Ipv4Addr>)> = endpoints
+        .map(|e| (e.virtual_qpn, speaks_as(&e.next_hop)))
+        .collect();
+    if known.is_empty() {
+        return format!("the group has no endpoint at port {ingress}");
+    }
+    let text = |(qpn, ip): &(Qpn, Option<Ipv4Addr>)| match ip {
+        Some(ip) => format!("{ip} to QPN {qpn}"),
+        None => format!("any address to QPN {qpn}"),
+    };
+    let mut shown: Vec<String> = known.iter().take(SHOWN_MAX).map(text).collect();
+    if known.len() > SHOWN_MAX {
+        shown.push(format!("{} more", known.len() - SHOWN_MAX));
+    }
+    let shown = shown.join(", ");
+    format!("endpoints at port {ingress} speak from {shown}; this is from {src} to QPN {dest_qp}")
+}
+
+/// Endpoints that are shown before the rest is only counted.
+const SHOWN_MAX: usize = 4;
 
 /// The destination address of an IPv4 frame, read at its fixed place. `head` begins with the Ethernet header; up to two
 /// VLAN tags are stepped over. For who must know a frame's group before anything else: the dispatch to workers.

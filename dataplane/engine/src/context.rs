@@ -86,9 +86,10 @@ impl Context {
     /// [`InstallError::Faults`], [`InstallError::NoPort`] or [`InstallError::MtuTooSmall`].
     pub fn compile(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
         check(rule, ports)?;
-        Ok(match &rule.kind {
-            GroupKind::Multicast(kind) => Group::new(rule, kind).into(),
-            GroupKind::Translated(kind) => Collective::new(rule, kind).into(),
+        let rule = rule.clone().in_order();
+        Ok(match rule.kind.clone() {
+            GroupKind::Multicast(kind) => Group::new(rule, &kind).into(),
+            GroupKind::Translated(kind) => Collective::new(rule, &kind).into(),
         })
     }
 
@@ -100,6 +101,7 @@ impl Context {
         match &rule.kind {
             GroupKind::Translated(kind) => {
                 check(rule, ports)?;
+                let rule = rule.clone().in_order();
                 Ok(Collective::without_payload(rule, kind).into())
             }
             GroupKind::Multicast(_) => Self::compile(rule, ports),

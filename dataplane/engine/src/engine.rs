@@ -364,10 +364,16 @@ impl Engine {
             for effect in &self.effects {
                 if let Effect::Stalled { path, since } = *effect {
                     group.cold.exceptions.stalls += 1;
-                    let port = group.hot.port(path).unwrap_or_default();
+                    let endpoint = path.index() as u16;
                     let mcst_id = group.hot.mcst_id;
-                    self.events
-                        .push(now, EventKind::PathStalled { mcst_id, port, since });
+                    self.events.push(
+                        now,
+                        EventKind::PathStalled {
+                            mcst_id,
+                            endpoint,
+                            since,
+                        },
+                    );
                 }
             }
         }

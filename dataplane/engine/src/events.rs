@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
+use castnet_collective::EndpointSet;
 use castnet_collective::translated::Refusal;
 use castnet_wire::{Control, McstId, Nanos, PortId, Psn};
 
 use crate::limit::Limit;
 use crate::neighbours::Neighbour;
-use crate::port_set::PortSet;
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub enum EventKind {
     PathStalled {
         /// The group.
         mcst_id: McstId,
-        /// The port of the path.
-        port: PortId,
+        /// The endpoint that the path leads to: its index.
+        endpoint: u16,
         /// Since when nothing has come.
         since: Nanos,
     },
@@ -43,8 +43,8 @@ pub enum EventKind {
         mcst_id: McstId,
         /// Which version of its rule.
         generation: u64,
-        /// The port of the path.
-        port: PortId,
+        /// The endpoint: its index.
+        endpoint: u16,
         /// The AETH syndrome byte.
         syndrome: u8,
     },
@@ -54,8 +54,8 @@ pub enum EventKind {
         mcst_id: McstId,
         /// Which version of its rule.
         generation: u64,
-        /// The ports whose contribution is missing or, where none is, that have not acknowledged.
-        waiting_for: PortSet,
+        /// The endpoints whose contribution is missing or, where none is, that have not acknowledged.
+        waiting_for: EndpointSet,
         /// The packet, by the group's PSN.
         psn: Psn,
         /// Since when nothing was finished.
@@ -67,8 +67,8 @@ pub enum EventKind {
         mcst_id: McstId,
         /// Which version of its rule.
         generation: u64,
-        /// The port of the rank.
-        port: PortId,
+        /// The endpoint of the rank: its index.
+        endpoint: u16,
         /// Number of the collective in the group.
         sequence: u32,
         /// The rule.

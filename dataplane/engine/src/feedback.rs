@@ -1,7 +1,7 @@
 //! Frames that a group makes towards its source: aggregated ACK, NAK and RNR NAK, and CNPs that are passed on.
 //!
 //! To the source itself the frame comes from the McstID and goes to its address and QPN. To the switch on the way there it
-//! goes to the McstID and QPN 1, as if from a member; its source address is not looked at there, and is this switch's own
+//! goes to the McstID and the QPN of its endpoint there, as if from a member; its source address is not looked at there, and is this switch's own
 //! where it has one, else the McstID.
 
 use core::net::Ipv4Addr;

@@ -13,6 +13,7 @@ use crate::config::PortInfo;
 use crate::context::Ahead;
 use crate::counters::{GroupCounters, GroupExceptions, PathCounters, PathSnapshot};
 use crate::feedback::{AckTemplate, Address};
+use crate::lookup::LookupTable;
 use crate::next_hops::NextHops;
 use crate::port_set::PortSet;
 
@@ -78,7 +79,8 @@ pub fn port_count(ports: &[PortInfo]) -> usize {
     ports.iter().map(|port| port.id.index() + 1).max().unwrap_or(0)
 }
 
-/// How frames to one path are rewritten: nine bytes. Its port is not among them: the group's set of ports tells it.
+/// How frames to one path are rewritten: nine bytes. Its port is not among them: the group's set of ports, or its table of
+/// endpoints, tells it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leg {
     /// The member's address; zeros, which no member has, towards a switch.
@@ -89,17 +91,11 @@ pub(crate) struct Leg {
 
 impl Leg {
     fn new(endpoint: &Endpoint) -> Self {
-        match &endpoint.next_hop {
-            NextHop::Host(host) => Self {
-                ip: host.ip.octets(),
-                qpn: host.qpn.to_bytes(),
-                next_hop: [0; 2],
-            },
-            NextHop::Switch { .. } => Self {
-                ip: [0; 4],
-                qpn: [0; 3],
-                next_hop: [0; 2],
-            },
+        let host = endpoint.next_hop.host();
+        Self {
+            ip: host.map_or([0; 4], |host| host.ip.octets()),
+            qpn: endpoint.next_hop.qpn().to_bytes(),
+            next_hop: [0; 2],
         }
     }
 
@@ -128,22 +124,25 @@ pub(crate) struct HotCounters {
 /// What a frame touches.
 #[derive(Clone, Debug)]
 pub(crate) struct Hot {
-    /// The Path Index: a path's number is the number of ports in use below its own.
+    /// The Path Index: a path's number is the number of ports in use below its own, where each port has one.
     pub(crate) ports: PortSet,
+    /// Where it does not.
+    pub(crate) table: Option<Box<LookupTable>>,
     pub(crate) machine: Multicast,
     /// By path.
     pub(crate) legs: Box<[Leg]>,
     pub(crate) mcst_id: McstId,
     pub(crate) pmtu: u16,
+    /// Of the path towards the source.
     source_port: PortId,
     pub(crate) source: PathId,
     pub(crate) counters: HotCounters,
 }
 
 impl Hot {
-    /// The path of `port`, where the group has one there.
+    /// The path of `port`, where the group has one there. Of no meaning where it has a table.
     #[inline]
-    pub(crate) fn path(&self, port: PortId) -> Option<PathId> {
+    fn path(&self, port: PortId) -> Option<PathId> {
         // Most frames come from there, and counting bits takes longer.
         if port == self.source_port {
             return Some(self.source);
@@ -153,9 +152,46 @@ impl Hot {
             .then(|| PathId::new(self.ports.rank(port) as u8))?
     }
 
+    /// The path that a frame of the group came by: of the fast path and the slow one alike.
+    #[inline(always)]
+    pub(crate) fn sender(&self, ingress: PortId, src: Ipv4Addr, dest_qp: Qpn) -> Option<PathId> {
+        if let Some(table) = &self.table {
+            return PathId::new(table.find(ingress, src, dest_qp)? as u8);
+        }
+        let path = self.path(ingress)?;
+        let leg = self.leg(path)?;
+        // Behind a switch are members that only the switches next to them know.
+        let known = dest_qp == Qpn::VIRTUAL && (!leg.is_host() || leg.ip == src.octets());
+        known.then_some(path)
+    }
+
+    /// The paths of `port`.
+    pub(crate) fn paths_at(&self, port: PortId) -> impl Iterator<Item = PathId> {
+        let listed = self.table.iter().flat_map(move |table| table.at(port));
+        let listed = listed.filter_map(|path| PathId::new(path as u8));
+        let alone = if self.table.is_none() {
+            self.path(port)
+        } else {
+            None
+        };
+        listed.chain(alone)
+    }
+
     /// The port of `path`.
     pub(crate) fn port(&self, path: PathId) -> Option<PortId> {
-        self.ports.into_iter().nth(path.index())
+        match &self.table {
+            Some(table) => table.port(path.index()),
+            None => self.ports.into_iter().nth(path.index()),
+        }
+    }
+
+    /// The same for one path after the other from the first on; `left` are the ports of the group at first.
+    #[inline(always)]
+    pub(crate) fn next_port(&self, left: &mut PortSet, path: usize) -> Option<PortId> {
+        match &self.table {
+            Some(table) => table.port(path),
+            None => left.next(),
+        }
     }
 
     pub(crate) fn leg(&self, path: PathId) -> Option<&Leg> {
@@ -166,7 +202,7 @@ impl Hot {
 /// What only set-up, exceptions and first packets of WRITEs touch.
 #[derive(Clone, Debug)]
 pub(crate) struct Cold {
-    /// Its paths in order of their ports, so that a path's place here is its [`PathId`].
+    /// Its endpoints in order of their ports: an endpoint's index is its [`PathId`].
     pub(crate) rule: GroupRule,
     /// See [`MulticastRule::va_base`].
     pub(crate) va_base: u64,
@@ -212,12 +248,10 @@ pub struct Group {
 }
 
 impl Group {
-    /// The group of a rule that has been checked.
-    pub(crate) fn new(rule: &GroupRule, kind: &MulticastRule) -> Box<Self> {
-        let mut rule = rule.clone();
-        rule.endpoints.sort_unstable_by_key(|e| e.port);
+    /// The group of a rule that has been checked, and whose endpoints are [in order](GroupRule::in_order).
+    pub(crate) fn new(rule: GroupRule, kind: &MulticastRule) -> Box<Self> {
         let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
-        let source = PathId::new(ports.rank(kind.source) as u8).unwrap_or_default();
+        let source = PathId::new(kind.source as u8).unwrap_or_default();
         let machine = Multicast::new(MulticastConfig {
             paths: rule.endpoints.len() as u8,
             source,
@@ -226,16 +260,17 @@ impl Group {
         });
         let hot = Hot {
             ports,
+            table: LookupTable::new(&rule, None),
             machine,
             legs: rule.endpoints.iter().map(Leg::new).collect(),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes() as u16,
-            source_port: kind.source,
+            source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
             source,
             counters: HotCounters::default(),
         };
         let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
-        let feedback = feedback_address(&rule, kind.source, None);
+        let feedback = feedback_address(&rule, None);
         let ack = AckTemplate::new(&feedback);
         let exceptions = GroupExceptions::default();
         let cold = Box::new(Cold {
@@ -252,7 +287,9 @@ impl Group {
     #[inline]
     pub(crate) fn prefetch(&self, ingress: PortId) {
         prefetch(&*self.hot.legs);
-        if let Some(path) = self.hot.path(ingress).filter(|path| *path != self.hot.source) {
+        if let Some(table) = &self.hot.table {
+            prefetch(&**table);
+        } else if let Some(path) = self.hot.path(ingress).filter(|path| *path != self.hot.source) {
             self.hot.machine.prefetch(path, &Ahead);
             if let Some(counters) = self.paths.get(path.index()) {
                 prefetch(&counters.acks_in);
@@ -275,6 +312,7 @@ impl Group {
         size_of::<Hot>() - size_of::<Multicast>()
             + self.hot.machine.hot_bytes()
             + size_of_val(&*self.hot.legs)
+            + self.hot.table.as_ref().map_or(0, |table| table.bytes())
     }
 
     /// Bytes of the rest: the rule with its names and memories, and the counters of exceptions.
@@ -330,8 +368,9 @@ impl Group {
             .endpoints
             .iter()
             .zip(&self.paths)
-            .map(move |(path, counters)| {
-                let source = path.port == self.hot.source_port;
+            .enumerate()
+            .map(move |(i, (path, counters))| {
+                let source = i == self.hot.source.index();
                 let not_sent = if source {
                     data_in
                 } else {
@@ -377,7 +416,7 @@ impl Group {
                 }
             }
         }
-        self.cold.feedback = feedback_address(&self.cold.rule, self.hot.source_port, own);
+        self.cold.feedback = feedback_address(&self.cold.rule, own);
         self.cold.ack = AckTemplate::new(&self.cold.feedback);
         Ok(())
     }
@@ -388,13 +427,6 @@ impl Group {
             .legs
             .iter()
             .for_each(|leg| next_hops.release(leg.next_hop()));
-    }
-
-    /// Who is behind a path: QPN and address, for tables.
-    pub fn member(&self, port: PortId) -> Option<(Ipv4Addr, Qpn)> {
-        let leg = self.hot.leg(self.hot.path(port)?)?;
-        leg.is_host()
-            .then(|| (Ipv4Addr::from(leg.ip), Qpn::from_bytes(leg.qpn)))
     }
 }
 
@@ -416,21 +448,19 @@ pub struct GroupStatus {
 }
 
 /// To the source itself the switch speaks as the group; to the switch on the way there as a member would.
-fn feedback_address(rule: &GroupRule, source: PortId, own: Option<Ipv4Addr>) -> Address {
-    let (group, sport) = (rule.mcst_id.0, feedback_sport(rule.mcst_id));
-    match rule.endpoint(source).and_then(|e| e.next_hop.host()) {
-        Some(host) => Address {
-            src: group,
-            dst: host.ip,
-            qpn: host.qpn,
-            sport,
+fn feedback_address(rule: &GroupRule, own: Option<Ipv4Addr>) -> Address {
+    let group = rule.mcst_id.0;
+    let hop = rule.upstream().map(|endpoint| &endpoint.next_hop);
+    let host = hop.and_then(NextHop::host);
+    Address {
+        src: if host.is_some() {
+            group
+        } else {
+            own.unwrap_or(group)
         },
-        None => Address {
-            src: own.unwrap_or(group),
-            dst: group,
-            qpn: Qpn::VIRTUAL,
-            sport,
-        },
+        dst: host.map_or(group, |host| host.ip),
+        qpn: hop.map_or(Qpn::VIRTUAL, NextHop::qpn),
+        sport: feedback_sport(rule.mcst_id),
     }
 }
 

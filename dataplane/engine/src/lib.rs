@@ -31,6 +31,7 @@ mod group;
 mod groups;
 mod limit;
 mod lldp;
+mod lookup;
 mod moving;
 mod multicast;
 mod neighbours;
@@ -47,6 +48,7 @@ mod trace;
 mod wheel;
 
 pub use castnet_collective::translated::Refusal;
+pub use castnet_collective::{EndpointId, EndpointSet};
 pub use classify::destination;
 pub use collective::{Collective, CollectiveGroupStatus};
 pub use config::{ConfigError, EngineConfig, PortInfo};

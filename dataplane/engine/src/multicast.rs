@@ -103,13 +103,13 @@ impl Engine {
                 syndrome: syndrome @ Syndrome::Nak(code),
                 ..
             } if code.is_fatal() && !matches!(verdict, Verdict::Dropped(_)) => {
-                let (mcst_id, port) = (group.hot.mcst_id, cx.ingress);
+                let (mcst_id, endpoint) = (group.hot.mcst_id, from.index() as u16);
                 self.events.push(
                     cx.now,
                     EventKind::MemberFailed {
                         mcst_id,
                         generation: group.cold.rule.generation,
-                        port,
+                        endpoint,
                         syndrome: syndrome.byte(),
                     },
                 );
@@ -189,7 +189,10 @@ fn admit<E: Egress, O: Observer>(
         Step::new(
             Stage::Classify,
             decision,
-            format!("dst {} qpn 1, src {src}, port {}", hot.mcst_id, cx.ingress),
+            format!(
+                "dst {} qpn {}, src {src}, port {}",
+                hot.mcst_id, header.bth.dest_qp, cx.ingress
+            ),
         )
     });
     let verify = |reason| Err((Stage::Verify, reason));
@@ -251,10 +254,12 @@ fn refuse<E: Egress, O: Observer>(
     src: Ipv4Addr,
 ) -> Verdict {
     group.cold.exceptions.dropped += 1;
-    let (ingress, hot) = (cx.ingress, &group.hot);
+    let (ingress, pmtu) = (cx.ingress, group.hot.pmtu);
     cx.drop(stage, reason, || match reason {
-        DropReason::NotMember | DropReason::NotMulticastable => classify::explain(hot, ingress, src, header),
-        DropReason::OverPmtu => format!("payload of {} bytes, path MTU {}", header.payload_len, hot.pmtu),
+        DropReason::NotMember | DropReason::NotMulticastable => {
+            classify::explain(group, ingress, src, header)
+        }
+        DropReason::OverPmtu => format!("payload of {} bytes, path MTU {pmtu}", header.payload_len),
         DropReason::BadIcrc => "the ICRC is wrong, and the frame could have changed state".into(),
         other => other.to_string(),
     })

@@ -114,7 +114,7 @@ impl<'a> Bridge<'a> {
         let delta = self
             .from_source
             .and(HeaderDelta::dst(self.mcst_id, ip))
-            .and(HeaderDelta::dest_qp(Qpn::VIRTUAL, qpn));
+            .and(HeaderDelta::dest_qp(header.bth.dest_qp, qpn));
         let Some((fixed, ext)) = copy
             .head_mut()
             .get_mut(header.l3..)
@@ -145,6 +145,23 @@ impl<'a> Bridge<'a> {
     }
 }
 
+impl Bridge<'_> {
+    /// Turns a private copy of the frame into what the switch at `leg` expects, where the QPN is another there.
+    #[cold]
+    fn write_qpn(&self, qpn: Qpn, copy: &mut impl FrameBuf) {
+        let header = self.header;
+        let head = copy.head_mut().get_mut(header.l3..);
+        let Some(fixed) = head.and_then(|b| b.first_chunk_mut::<FIXED>()) else {
+            return;
+        };
+        fixed[26..28].copy_from_slice(&[0; 2]);
+        fixed[33..36].copy_from_slice(&qpn.to_bytes());
+        let change = HeaderDelta::dest_qp(header.bth.dest_qp, qpn).at_bth();
+        let change = icrc::shift(change, header.after_bth());
+        icrc::write(copy, header.frame_len, self.icrc ^ change);
+    }
+}
+
 /// Bytes between the last header that is rewritten and the ICRC.
 fn bytes_after(header: &RoceHeader) -> usize {
     header.after_reth().unwrap_or(header.after_bth())
@@ -154,11 +171,8 @@ fn bytes_after(header: &RoceHeader) -> usize {
 #[cold]
 fn reachable(group: &mut Group, up: PortSet, counters: &mut Counters, to: PathSet) -> PathSet {
     let mut left = to;
-    for (i, port) in group.hot.ports.into_iter().enumerate() {
-        let Some(path) = PathId::new(i as u8).filter(|p| to.contains(*p)) else {
-            continue;
-        };
-        if !up.contains(port) {
+    for path in to {
+        if group.hot.port(path).is_none_or(|port| !up.contains(port)) {
             left.remove(path);
             lose(group, counters, path);
         }
@@ -220,7 +234,9 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     let length = frame.length();
     let (mut members, mut sent) = (group.hot.ports, 0u64);
     for path in 0..last {
-        let Some(port) = members.next() else { break };
+        let Some(port) = group.hot.next_port(&mut members, path as usize) else {
+            break;
+        };
         if to.bits() >> path & 1 == 0 {
             continue;
         }
@@ -234,7 +250,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
             lose(group, counters, path);
         }
     }
-    if let Some(port) = members.next() {
+    if let Some(port) = group.hot.next_port(&mut members, last as usize) {
         way.leave(cx, counters, group, port, last, frame);
         sent += 1;
     }
@@ -281,11 +297,18 @@ impl Way<'_> {
             cx.observer
                 .step(|| explain(group, leg, path, target, &self.bridge));
         } else {
+            let (came_to, qpn) = (self.bridge.header.bth.dest_qp, Qpn::from_bytes(leg.qpn));
+            if qpn != came_to {
+                self.bridge.write_qpn(qpn, &mut copy);
+            }
             cx.observer.step(|| {
                 let who = PathId::new(path as u8)
                     .map(|p| group.cold.describe(p))
                     .unwrap_or_default();
-                let why = "next hop is a switch: Ethernet addresses rewritten, the rest as it came";
+                let why = match qpn == came_to {
+                    true => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
+                    false => format!("next hop is a switch: Ethernet addresses and QPN rewritten, qpn {qpn}"),
+                };
                 Step::new(Stage::Replicate, who, why)
             });
         }

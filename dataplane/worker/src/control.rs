@@ -128,6 +128,7 @@ impl Handle {
 
 /// A group as control remembers it.
 pub(crate) struct Registered {
+    /// Its endpoints in the engine's order.
     pub(crate) rule: GroupRule,
     pub(crate) worker: usize,
     pub(crate) memory: usize,
@@ -368,7 +369,8 @@ impl Shared {
             None => made.insert(Context::compile(rule, &infos)?).memory_bytes(),
         };
         let before = state.check(rule)?;
-        if before.as_ref().is_some_and(|(_, running)| running == rule) {
+        let ordered = rule.clone().in_order();
+        if before.as_ref().is_some_and(|(_, running)| *running == ordered) {
             return Ok(Installed::Unchanged);
         }
         self.room_for(state, rule.mcst_id, memory)?;
@@ -388,7 +390,7 @@ impl Shared {
         }
         state.forget(rule.mcst_id);
         state.register(Registered {
-            rule: rule.clone(),
+            rule: ordered,
             worker,
             memory,
         });

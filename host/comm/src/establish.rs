@@ -296,13 +296,19 @@ impl Communicator {
             lanes => Box::new(Laned::new(vec![machine; lanes])),
         };
         let mut driver = Driver::new(&mut *self.rnic, machine, qpns.to_vec()).map_err(CommError::from)?;
+        let own = state
+            .members
+            .iter()
+            .find(|member| member.rank == u32::from(self.config.rank));
+        let virtual_qpn = own.and_then(|member| member.virtual_qpn);
+        let virtual_qpn = virtual_qpn.map_or(Qpn::VIRTUAL, Qpn::new);
         let remote = |mcst_id| QpRemote {
             sq_psn,
             rq_psn: Psn::new(state.rq_psn),
             pmtu,
             timeout: timeout_code(settings.ack_timeout_us),
             retry_cnt: self.config.retry_cnt,
-            ..QpRemote::new(mcst_id, Qpn::VIRTUAL)
+            ..QpRemote::new(mcst_id, virtual_qpn)
         };
         let connected = driver.carry_out(&mut *self.rnic, None).and_then(|_| {
             let lanes = qpns.iter().zip(&mcst_ids);

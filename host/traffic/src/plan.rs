@@ -390,9 +390,9 @@ impl Plan {
                 payload,
             });
         }
-        let of = group.endpoints.iter().filter(|e| e.port != kind.source).count();
+        let of = group.endpoints.len() - 1;
         let mut number = 0;
-        for path in &group.endpoints {
+        for (i, path) in group.endpoints.iter().enumerate() {
             let NextHop::Host(host) = &path.next_hop else {
                 return Err(PlanError::BehindSwitch {
                     group: group.name.clone(),
@@ -400,7 +400,7 @@ impl Plan {
                 });
             };
             let place = Self::find(places, &group.name, &host.name)?;
-            let role = if path.port == kind.source {
+            let role = if i == usize::from(kind.source) {
                 Role::Source { start }
             } else {
                 number += 1;
@@ -416,7 +416,7 @@ impl Plan {
                 pattern,
                 role,
                 qpn: host.qpn,
-                ends: ends(&places[place], host.mac, host.ip, host.qpn, group.mcst_id),
+                ends: ends(&places[place], path.virtual_qpn, host, group.mcst_id),
                 pmtu: group.pmtu,
             });
         }
@@ -453,7 +453,7 @@ impl Plan {
                     message,
                 },
                 qpn: host.qpn,
-                ends: ends(&places[place], host.mac, host.ip, host.qpn, group.mcst_id),
+                ends: ends(&places[place], endpoint.virtual_qpn, host, group.mcst_id),
                 pmtu: group.pmtu,
             });
         }
@@ -514,20 +514,21 @@ impl Plan {
     }
 }
 
-fn ends(place: &Place, mac: MacAddr, ip: Ipv4Addr, qpn: Qpn, mcst_id: McstId) -> Ends {
+fn ends(place: &Place, virtual_qpn: Qpn, host: &HostEndpoint, mcst_id: McstId) -> Ends {
     Ends {
-        from: mac,
+        from: host.mac,
         to: place.gateway,
-        src: ip,
+        src: host.ip,
         dst: mcst_id.0,
-        qpn: Qpn::VIRTUAL,
-        sport: sport(qpn, mcst_id),
+        qpn: virtual_qpn,
+        sport: sport(host.qpn, mcst_id),
     }
 }
 
 fn multicast(scenario: &Scenario, name: &str, mcst_id: McstId, qpn: Qpn, places: &[Place]) -> GroupRule {
     let path = |(n, place): (usize, &Place)| Endpoint {
         port: place.port,
+        virtual_qpn: Qpn::VIRTUAL,
         next_hop: NextHop::Host(HostEndpoint {
             name: place.name.clone(),
             ip: host_ip(n),
@@ -546,7 +547,7 @@ fn multicast(scenario: &Scenario, name: &str, mcst_id: McstId, qpn: Qpn, places:
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
-            source: places.first().map(|p| p.port).unwrap_or_default(),
+            source: 0,
         }
         .into(),
     }
@@ -563,6 +564,7 @@ fn collective(
     let (window, message) = scenario.rank_window();
     let endpoint = |(n, place): (usize, &Place)| Endpoint {
         port: place.port,
+        virtual_qpn: Qpn::VIRTUAL,
         next_hop: NextHop::Host(HostEndpoint {
             name: place.name.clone(),
             ip: host_ip(first + n),

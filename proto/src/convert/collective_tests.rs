@@ -27,6 +27,7 @@ prop_compose! {
         let (sq_psn, rq_psn) = (Psn::new(sq_psn), Psn::new(rq_psn));
         let mut endpoints: Vec<Endpoint> = (0..ranks).map(|n| Endpoint {
             port: port_id(n),
+            virtual_qpn: Qpn::VIRTUAL,
             next_hop: NextHop::Host(HostEndpoint {
                 name: format!("h{n}"), ip: [10, 0, 0, n + 1].into(), qpn: Qpn::new(17), mac: mac(n),
                 part: RankPart { rank: n.into(), sq_psn, rq_psn }.into(),
@@ -34,11 +35,12 @@ prop_compose! {
         }).collect();
         let switch = others.map(|others| Endpoint {
             port: port_id(63),
+            virtual_qpn: Qpn::new(7),
             next_hop: NextHop::Switch {
-                name: "up".into(), mac: mac(99), ranks: (0..others).map(|r| u16::from(ranks) + r).collect(),
+                name: "up".into(), qpn: Qpn::new(5), mac: mac(99), ranks: (0..others).map(|r| u16::from(ranks) + r).collect(),
             },
         });
-        let parent = switch.as_ref().map(|s| s.port).filter(|_| is_child);
+        let parent = switch.as_ref().map(|_| u16::from(ranks)).filter(|_| is_child);
         endpoints.extend(switch);
         let kind = TranslatedRule {
             start_psn: Psn::new(start_psn), slots: 1 << power, message_packets: 8, reproducible,

@@ -1,11 +1,12 @@
 //! The rules of groups.
 
 use castnet_rules::{
-    Endpoint, EndpointDraft, Fault, FaultKind, GroupDraft, GroupKind, GroupRule, HopDraft, HostDraft,
-    HostEndpoint, HostPart, KindDraft, Limit, LossPolicy, MulticastDraft, MulticastRule, NextHop, PartDraft,
-    RankDraft, RankPart, RemoteMemory, StragglerPolicy, SwitchDraft, TranslatedDraft, TranslatedRule,
+    Endpoint, EndpointDraft, EndpointRef, Fault, FaultKind, GroupDraft, GroupKind, GroupRule, HopDraft,
+    HostDraft, HostEndpoint, HostPart, KindDraft, Limit, LossPolicy, MulticastDraft, MulticastRule, NextHop,
+    PartDraft, RankDraft, RankPart, RemoteMemory, StragglerPolicy, SwitchDraft, TranslatedDraft,
+    TranslatedRule,
 };
-use castnet_wire::PortId;
+use castnet_wire::{PortId, Qpn};
 
 use super::{Invalid, finish, ip, mac, mcst_id, pmtu, port, port_to_proto, psn, qpn, take};
 use crate::v1;
@@ -77,7 +78,7 @@ fn multicast(message: &v1::MulticastRule, faults: &mut Vec<Fault>) -> KindDraft 
             Some(value) => take(faults, "start_psn", psn(value)).map(Some),
         },
         va_base: Some(message.va_base),
-        source: take(faults, "source", port(message.source)),
+        source: take(faults, "source", end(message.source)),
     })
 }
 
@@ -94,9 +95,17 @@ fn translated(message: &v1::TranslatedRule, faults: &mut Vec<Fault>) -> KindDraf
         ack_timeout_us: Some(message.ack_timeout_us),
         parent: match message.parent {
             None => Some(None),
-            Some(value) => take(faults, "parent", port(value)).map(Some),
+            Some(value) => take(faults, "parent", end(value)).map(Some),
         },
     })
+}
+
+fn end(index: u32) -> Result<EndpointRef, FaultKind> {
+    short(index, &Limit::ENDPOINT).map(EndpointRef::Index)
+}
+
+fn virtual_qpn(value: Option<u32>) -> Result<Qpn, FaultKind> {
+    value.map_or(Ok(Qpn::VIRTUAL), qpn)
 }
 
 fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> EndpointDraft {
@@ -118,6 +127,7 @@ fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> En
                 .collect();
             Some(HopDraft::Switch(SwitchDraft {
                 name: Some(switch.name.clone()),
+                qpn: take(faults, &format!("{field}.qpn"), virtual_qpn(switch.qpn)),
                 mac: take(faults, &format!("{field}.mac"), mac(&switch.mac)),
                 ranks: ranks.into_iter().collect(),
             }))
@@ -129,6 +139,11 @@ fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> En
     };
     EndpointDraft {
         port: take(faults, &format!("{field}.port"), port(message.port)),
+        virtual_qpn: take(
+            faults,
+            &format!("{field}.virtual_qpn"),
+            virtual_qpn(message.virtual_qpn),
+        ),
         next_hop,
     }
 }
@@ -169,8 +184,8 @@ pub(super) fn host(field: &str, message: &v1::HostEndpoint) -> Result<HostEndpoi
     // The checker knows groups only: a group of which nothing is known but this member shows the member's faults.
     let draft = GroupDraft {
         endpoints: Some(vec![EndpointDraft {
-            port: None,
             next_hop: Some(HopDraft::Host(host.clone())),
+            ..EndpointDraft::default()
         }]),
         ..GroupDraft::default()
     };
@@ -259,7 +274,7 @@ fn multicast_to_proto(rule: &MulticastRule) -> v1::MulticastRule {
     v1::MulticastRule {
         start_psn: rule.start_psn.map(|p| p.value()),
         va_base: rule.va_base,
-        source: port_to_proto(rule.source),
+        source: rule.source.into(),
     }
 }
 
@@ -272,21 +287,28 @@ fn translated_to_proto(rule: &TranslatedRule) -> v1::TranslatedRule {
         loss_policy: loss_to_proto(rule.loss_policy).into(),
         straggler_policy: straggler_to_proto(rule.straggler_policy).into(),
         ack_timeout_us: rule.ack_timeout_us,
-        parent: rule.parent.map(port_to_proto),
+        parent: rule.parent.map(u32::from),
     }
 }
 
 fn endpoint_to_proto(endpoint: &Endpoint) -> v1::Endpoint {
     let next_hop = match &endpoint.next_hop {
         NextHop::Host(host) => Hop::Host(host_to_proto(host)),
-        NextHop::Switch { name, mac, ranks } => Hop::Switch(v1::SwitchEndpoint {
+        NextHop::Switch {
+            name,
+            qpn,
+            mac,
+            ranks,
+        } => Hop::Switch(v1::SwitchEndpoint {
             name: name.clone(),
+            qpn: Some(qpn.value()),
             mac: mac.to_string(),
             ranks: ranks.iter().map(|r| u32::from(*r)).collect(),
         }),
     };
     v1::Endpoint {
         port: port_to_proto(endpoint.port),
+        virtual_qpn: Some(endpoint.virtual_qpn.value()),
         next_hop: Some(next_hop),
     }
 }

@@ -37,7 +37,12 @@ fn at_port(index: u8) -> impl Strategy<Value = Endpoint> {
         endpoint(format!("h{index}"), index + 1).prop_map(NextHop::Host),
         host_mac().prop_map(move |mac| NextHop::switch(format!("s{index}"), mac)),
     ]
-    .prop_map(move |next_hop| Endpoint { port, next_hop })
+    .prop_flat_map(move |next_hop| {
+        (1u32..0xFF_FFFF).prop_map(move |qpn| Endpoint {
+            virtual_qpn: Qpn::new(qpn),
+            ..Endpoint::new(port, next_hop.clone())
+        })
+    })
 }
 
 prop_compose! {
@@ -50,7 +55,7 @@ prop_compose! {
         va_base in any::<u64>(),
         stall_timeout_ms in 1..u32::MAX,
     ) -> GroupRule {
-        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, source: paths[source].port };
+        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, source: source as u16 };
         GroupRule {
             name: "g".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu, stall_timeout_ms,
             endpoints: paths, kind: kind.into(),
@@ -106,13 +111,23 @@ fn any_endpoint() -> impl Strategy<Value = v1::Endpoint> {
     );
     let ranks = proptest::collection::vec(any::<u32>(), 0..3);
     let switch = (any_text(), any_text(), ranks).prop_map(|(name, mac, ranks)| {
-        v1::endpoint::NextHop::Switch(v1::SwitchEndpoint { name, mac, ranks })
+        v1::endpoint::NextHop::Switch(v1::SwitchEndpoint {
+            name,
+            mac,
+            ranks,
+            qpn: None,
+        })
     });
     (
         prop_oneof![0u32..70, any::<u32>()],
+        proptest::option::of(prop_oneof![0u32..4, any::<u32>()]),
         proptest::option::of(prop_oneof![host, switch]),
     )
-        .prop_map(|(port, next_hop)| v1::Endpoint { port, next_hop })
+        .prop_map(|(port, virtual_qpn, next_hop)| v1::Endpoint {
+            port,
+            virtual_qpn,
+            next_hop,
+        })
 }
 
 prop_compose! {
@@ -380,14 +395,14 @@ fn a_collective_group_travels_and_is_checked() {
     assert_eq!(there_and_back(&group), Ok(group.clone()));
     group.endpoints[2].next_hop = NextHop::Switch {
         name: "s".into(),
+        qpn: Qpn::new(3),
         mac: MacAddr([6, 0, 0, 0, 0, 1]),
         ranks: vec![2, 3],
     };
-    let port = group.endpoints[2].port;
     let group = group.with_translated(|rule| {
         rule.loss_policy = castnet_rules::LossPolicy::Reflect;
         rule.straggler_policy = castnet_rules::StragglerPolicy::Rnr;
-        rule.parent = Some(port);
+        rule.parent = Some(2);
     });
     assert_eq!(there_and_back(&group), Ok(group.clone()));
 

@@ -14,7 +14,8 @@ pub use translated::{
 
 use crate::draft::EndpointDraft;
 use crate::fault::Fault;
-use crate::group::GroupKind;
+use crate::file::quoted;
+use crate::group::{GroupKind, GroupRule};
 use crate::reader::{Fields, Reader};
 
 /// A [`GroupKind`] of which some fields could not be read.
@@ -28,10 +29,10 @@ pub enum KindDraft {
 
 impl KindDraft {
     /// The section, where no field is lacking.
-    pub(crate) fn finish(self) -> Option<GroupKind> {
+    pub(crate) fn finish(self, endpoints: &[EndpointDraft]) -> Option<GroupKind> {
         Some(match self {
-            Self::Multicast(draft) => GroupKind::Multicast(draft.finish()?),
-            Self::Translated(draft) => GroupKind::Translated(draft.finish()?),
+            Self::Multicast(draft) => GroupKind::Multicast(draft.finish(endpoints)?),
+            Self::Translated(draft) => GroupKind::Translated(draft.finish(endpoints)?),
         })
     }
 
@@ -54,13 +55,19 @@ impl KindDraft {
 }
 
 impl GroupKind {
-    /// Writes the fields that the kind adds to a group's table.
-    pub(crate) fn write(&self, out: &mut String) {
+    /// Writes the fields that the kind adds to the table of `group`.
+    pub(crate) fn write(&self, group: &GroupRule, out: &mut String) {
         match self {
-            Self::Multicast(rule) => rule.write(out),
-            Self::Translated(rule) => rule.write(out),
+            Self::Multicast(rule) => rule.write(group, out),
+            Self::Translated(rule) => rule.write(group, out),
         }
     }
+}
+
+/// How a file names an endpoint of a group.
+fn end(group: &GroupRule, index: u16) -> String {
+    let endpoint = group.endpoints.get(usize::from(index));
+    quoted(endpoint.map_or("", |e| e.next_hop.name()))
 }
 
 impl From<&GroupKind> for KindDraft {

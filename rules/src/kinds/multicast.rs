@@ -1,14 +1,15 @@
 //! Multicast: one source, many receivers (Cepheus).
 
-use castnet_wire::{PortId, Psn};
+use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
-use crate::draft::{EndpointDraft, HopDraft, PartDraft};
+use super::end;
+use crate::draft::{EndpointDraft, EndpointRef, HopDraft, PartDraft};
 use crate::fault::{Fault, FaultKind};
-use crate::file::{PORT, line};
-use crate::group::{Endpoint, GroupRule};
+use crate::file::line;
+use crate::group::GroupRule;
 use crate::limit::Limit;
-use crate::reader::{Fields, Reader, optional, read_port, read_psn};
+use crate::reader::{Fields, Reader, optional, read_psn};
 use crate::text;
 
 /// What a multicast group needs beside what all groups have.
@@ -27,16 +28,8 @@ pub struct MulticastRule {
     /// `memory.va + (va - va_base)`.
     #[serde(default)]
     pub va_base: u64,
-    /// The port towards the source. Data is taken from there alone; feedback leaves there (AckOutPort).
-    #[serde(with = "text::port")]
-    pub source: PortId,
-}
-
-impl MulticastRule {
-    /// The endpoint towards the source, where `group` has one.
-    pub fn source_of<'g>(&self, group: &'g GroupRule) -> Option<&'g Endpoint> {
-        group.endpoint(self.source)
-    }
+    /// The endpoint towards the source: its index. Data is taken from there alone; feedback leaves there (AckOutPort).
+    pub source: u16,
 }
 
 /// A [`MulticastRule`] of which some fields could not be read.
@@ -47,7 +40,7 @@ pub struct MulticastDraft {
     /// See [`MulticastRule::va_base`].
     pub va_base: Option<u64>,
     /// See [`MulticastRule::source`].
-    pub source: Option<PortId>,
+    pub source: Option<EndpointRef>,
 }
 
 impl From<&MulticastRule> for MulticastDraft {
@@ -55,29 +48,24 @@ impl From<&MulticastRule> for MulticastDraft {
         Self {
             start_psn: Some(rule.start_psn),
             va_base: Some(rule.va_base),
-            source: Some(rule.source),
+            source: Some(EndpointRef::Index(rule.source)),
         }
     }
 }
 
 impl MulticastDraft {
-    pub(super) fn finish(self) -> Option<MulticastRule> {
+    pub(super) fn finish(self, endpoints: &[EndpointDraft]) -> Option<MulticastRule> {
         Some(MulticastRule {
             start_psn: self.start_psn?,
             va_base: self.va_base?,
-            source: self.source?,
+            source: self.source?.find(endpoints).ok()??,
         })
     }
 
     pub(super) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
         let Some(endpoints) = endpoints else { return };
-        if let Some(source_port) = self.source {
-            // A port that could not be read may be the source's: silence until it is known.
-            let known: Option<Vec<PortId>> = endpoints.iter().map(|e| e.port).collect();
-            if let Some(ports) = known.filter(|ports| !ports.contains(&source_port)) {
-                let kind = FaultKind::SourceNotAnEndpoint { source_port, ports };
-                faults.push(Fault::new("source", kind));
-            }
+        if let Some(Err(kind)) = self.source.as_ref().map(|source| source.find(endpoints)) {
+            faults.push(Fault::new("source", kind));
         }
         for (i, endpoint) in endpoints.iter().enumerate() {
             let (field, has_ranks) = match &endpoint.next_hop {
@@ -99,13 +87,15 @@ impl MulticastDraft {
         Self {
             start_psn: optional(r, f, "start_psn", None, |r, v| read_psn(r, v).map(Some)),
             va_base: optional(r, f, "va_base", 0, |r, v| r.number(v, &Limit::U64)),
-            source: f.need(r, "source", PORT).and_then(|v| read_port(r, &v)),
+            source: f
+                .need(r, "source", EndpointRef::EXPECTED)
+                .and_then(|v| EndpointRef::read(r, &v)),
         }
     }
 }
 
 impl MulticastRule {
-    pub(super) fn write(&self, out: &mut String) {
+    pub(super) fn write(&self, group: &GroupRule, out: &mut String) {
         let Self {
             start_psn,
             va_base,
@@ -114,6 +104,7 @@ impl MulticastRule {
         if let Some(psn) = start_psn {
             line(out, format_args!("start_psn = {psn}"));
         }
+        let source = end(group, *source);
         line(out, format_args!("va_base = {va_base:#x}\nsource = {source}"));
     }
 }

@@ -4,14 +4,16 @@ use core::fmt;
 use core::str::FromStr;
 use std::collections::BTreeMap;
 
-use castnet_wire::{Pmtu, PortId, Psn};
+use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
-use crate::draft::{EndpointDraft, HopDraft, PartDraft};
+use super::end;
+use crate::draft::{EndpointDraft, EndpointRef, HopDraft, PartDraft};
 use crate::fault::{Fault, FaultKind};
 use crate::file::line;
+use crate::group::GroupRule;
 use crate::limit::Limit;
-use crate::reader::{Fields, Reader, optional, read_port, read_psn, read_u32};
+use crate::reader::{Fields, Reader, optional, read_psn, read_u32};
 use crate::text;
 
 /// Fewest slots of a group.
@@ -41,7 +43,7 @@ const STATE_BYTES_PER_SLOT: u64 = 160;
 
 /// What a group needs beside what all groups have: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
 ///
-/// A rank's one RC QP is connected to `<mcst_id, QPN 1>`. What all ranks send is aggregated on the way up the tree, and the
+/// A rank's one RC QP is connected to `<mcst_id, virtual_qpn>` of its endpoint. What all ranks send is aggregated on the way up the tree, and the
 /// result comes down it. The switch next to a rank maps between the rank's PSNs and the group's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -68,9 +70,9 @@ pub struct TranslatedRule {
     /// The members' QP time-out in microseconds; at least 4. The switch looks after them four times as often.
     #[serde(default = "default_ack_timeout")]
     pub ack_timeout_us: u32,
-    /// The port towards the root of the tree: a switch is behind it. `None` at the root.
-    #[serde(with = "text::port_option", default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<PortId>,
+    /// The endpoint towards the root of the tree, a switch: its index. `None` at the root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<u16>,
 }
 
 const fn default_message_packets() -> u16 {
@@ -189,7 +191,7 @@ impl TranslatedRule {
             + STATE_BYTES_PER_SLOT * self.slots as u64
     }
 
-    pub(super) fn write(&self, out: &mut String) {
+    pub(super) fn write(&self, group: &GroupRule, out: &mut String) {
         let Self {
             start_psn,
             slots,
@@ -209,7 +211,7 @@ impl TranslatedRule {
             ),
         );
         if let Some(parent) = parent {
-            line(out, format_args!("parent = {parent}"));
+            line(out, format_args!("parent = {}", end(group, *parent)));
         }
     }
 }
@@ -232,7 +234,7 @@ pub struct TranslatedDraft {
     /// See [`TranslatedRule::ack_timeout_us`].
     pub ack_timeout_us: Option<u32>,
     /// See [`TranslatedRule::parent`]; the inner `None` is the root's.
-    pub parent: Option<Option<PortId>>,
+    pub parent: Option<Option<EndpointRef>>,
 }
 
 impl From<&TranslatedRule> for TranslatedDraft {
@@ -245,13 +247,13 @@ impl From<&TranslatedRule> for TranslatedDraft {
             loss_policy: Some(rule.loss_policy),
             straggler_policy: Some(rule.straggler_policy),
             ack_timeout_us: Some(rule.ack_timeout_us),
-            parent: Some(rule.parent),
+            parent: Some(rule.parent.map(EndpointRef::Index)),
         }
     }
 }
 
 impl TranslatedDraft {
-    pub(super) fn finish(self) -> Option<TranslatedRule> {
+    pub(super) fn finish(self, endpoints: &[EndpointDraft]) -> Option<TranslatedRule> {
         Some(TranslatedRule {
             start_psn: self.start_psn?,
             slots: self.slots?,
@@ -260,7 +262,10 @@ impl TranslatedDraft {
             loss_policy: self.loss_policy?,
             straggler_policy: self.straggler_policy?,
             ack_timeout_us: self.ack_timeout_us?,
-            parent: self.parent?,
+            parent: match self.parent? {
+                Some(parent) => Some(parent.find(endpoints).ok()??),
+                None => None,
+            },
         })
     }
 
@@ -298,13 +303,17 @@ impl TranslatedDraft {
     }
 
     fn bad_parent(&self, endpoints: &[EndpointDraft]) -> Option<FaultKind> {
-        let parent = self.parent??;
-        // A port that could not be read may be the parent's: silence until it is known.
-        let ports: Vec<PortId> = endpoints.iter().map(|e| e.port).collect::<Option<_>>()?;
-        let Some(endpoint) = endpoints.iter().find(|e| e.port == Some(parent)) else {
-            return Some(FaultKind::ParentNotAnEndpoint { parent, ports });
+        let index = match self.parent.as_ref()?.as_ref()?.find(endpoints) {
+            Ok(index) => index?,
+            Err(kind) => return Some(kind),
         };
-        matches!(endpoint.next_hop, Some(HopDraft::Host(_))).then_some(FaultKind::ParentIsRank { parent })
+        match &endpoints[usize::from(index)].next_hop {
+            Some(HopDraft::Host(host)) => {
+                let name = host.name.clone().unwrap_or_default();
+                Some(FaultKind::ParentIsRank { name })
+            }
+            _ => None,
+        }
     }
 
     pub(super) fn read<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Self {
@@ -325,7 +334,7 @@ impl TranslatedDraft {
                 r.parsed(v, "a policy: \"keep-alive\", \"rnr\" or \"none\"")
             }),
             ack_timeout_us: optional(r, f, "ack_timeout_us", DEFAULT_ACK_TIMEOUT_US, read_u32),
-            parent: optional(r, f, "parent", None, |r, v| read_port(r, v).map(Some)),
+            parent: optional(r, f, "parent", None, |r, v| EndpointRef::read(r, v).map(Some)),
         }
     }
 }

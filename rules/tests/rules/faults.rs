@@ -228,14 +228,10 @@ fn what_types_cannot_say() {
             "6:10: groups[0].source: port 9 has no endpoint in this group; its ports: 0, 1, 2",
         ),
         (
+            "port = 2",
             "port = 1",
-            "port = 0",
-            "13:8: groups[0].endpoints[1].port: port 0 is taken by endpoints[0]: one endpoint per port",
-        ),
-        (
-            "10.0.0.2",
-            "10.0.0.1",
-            "14:27: groups[0].endpoints[1].host.ip: 10.0.0.1 is the address of endpoints[0].host too",
+            "16:1: groups[0].endpoints[2]: frames to QPN 0x1 by port 1 could be of endpoints[1] too: give each endpoint of \
+             this port a virtual_qpn of its own",
         ),
         (
             "name = \"b\"",

@@ -51,7 +51,8 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                 any::<bool>(),
             )
         });
-        (Just(ports.clone()), hops.collect::<Vec<_>>(), select(ports))
+        let source = 0..ports.len() as u16;
+        (Just(ports.clone()), hops.collect::<Vec<_>>(), source)
     });
     (head, paths, 1u32..).prop_map(
         move |((name, generation, pmtu, psn, va_base), (ports, hops, source), stall)| {
@@ -71,7 +72,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                         }),
                         false => NextHop::switch(name, mac),
                     };
-                    Endpoint { port, next_hop }
+                    Endpoint::new(port, next_hop)
                 });
             let kind = MulticastRule {
                 start_psn: psn.map(Psn::new),
@@ -138,12 +139,21 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
                 } else {
                     rank += behind;
                     let ranks = (first..rank).collect();
-                    NextHop::Switch { name, mac, ranks }
+                    let qpn = Qpn::new(1 + u32::from(behind));
+                    NextHop::Switch {
+                        name,
+                        qpn,
+                        mac,
+                        ranks,
+                    }
                 };
-                Endpoint { port, next_hop }
+                Endpoint {
+                    virtual_qpn: Qpn::new(1 + psns.0 % 3),
+                    ..Endpoint::new(port, next_hop)
+                }
             })
             .collect();
-        let parent = parent.get(&endpoints);
+        let parent = parent.index(endpoints.len());
         let slots = 1u16 << slots;
         let kind = TranslatedRule {
             start_psn: Psn::new(psn),
@@ -153,7 +163,11 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
             loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
             straggler_policy,
             ack_timeout_us: times.0,
-            parent: parent.next_hop.rank().is_none().then_some(parent.port),
+            parent: endpoints[parent]
+                .next_hop
+                .rank()
+                .is_none()
+                .then_some(parent as u16),
         };
         GroupRule {
             name: format!("{name}c{g}"),
@@ -330,10 +344,7 @@ fn a_star_is_generated_or_refused_with_its_faults() {
         GroupRule::star("g", id, Pmtu::B1024, MulticastRule::default(), members)
     };
     let group = star(64).expect("64 members fit");
-    let source = group
-        .multicast()
-        .and_then(|rule| rule.source_of(&group))
-        .map(|e| e.next_hop.name());
+    let source = group.upstream().map(|e| e.next_hop.name());
     assert_eq!((group.endpoints.len(), source), (64, Some("h0")));
     assert_eq!(star(65).map_err(|f| f[0].field.clone()), Err("members".into()));
     assert_eq!(star(1).map_err(|f| f[0].field.clone()), Err("endpoints".into()));
@@ -391,6 +402,7 @@ fn hosts_are_what_their_kind_of_group_needs() {
     let (name, mac) = ("s".into(), MacAddr([2, 0, 0, 0, 0, 99]));
     group.endpoints[2].next_hop = NextHop::Switch {
         name,
+        qpn: Qpn::VIRTUAL,
         mac,
         ranks: vec![1],
     };

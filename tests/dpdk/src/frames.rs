@@ -46,6 +46,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
     };
     let path = |&p: &usize| Endpoint {
         port: port(p),
+        virtual_qpn: Qpn::VIRTUAL,
         next_hop: NextHop::Host(host(p)),
     };
     GroupRule {
@@ -58,7 +59,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
-            source: port(ports[0]),
+            source: 0,
         }
         .into(),
     }

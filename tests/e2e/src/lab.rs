@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard};
 
 use anyhow::{Context, Result, bail};
 use rand::{RngCore, SeedableRng};
@@ -17,7 +18,8 @@ use crate::process::{Process, castnet};
 /// MTU of the veth pairs: the largest RoCE path MTU and all headers fit.
 const MTU: u32 = 4300;
 
-/// A switch of a lab's plan: its name, and the names of what its ports lead to, hosts or switches.
+/// A switch of a lab's plan: its name, and the names of what its ports lead to, hosts or switches. One whose name begins with `br` is an
+/// ordinary switch, a bridge of the kernel; one with `rt` a router, of the kernel as well ([`ROUTED`]).
 pub type Plan<'a> = &'a [(&'a str, &'a [&'a str])];
 
 /// One switch and four hosts.
@@ -29,6 +31,15 @@ pub const TWO_TIERS: Plan<'static> = &[
     ("leaf1", &["h1", "h2", "h3"]),
     ("leaf2", &["h4", "h5", "h6"]),
 ];
+
+/// A switch with one port, beside an ordinary switch that all hosts hang on.
+pub const ONE_ARMED: Plan<'static> = &[
+    ("br1", &["sw", "h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8"]),
+    ("sw", &[]),
+];
+
+/// A switch with one port, beside a router: hN is 10.0.N.1, its gateway 10.0.N.254, and 10.200.0.0/24 is routed to the switch.
+pub const ROUTED: Plan<'static> = &[("rt1", &["sw", "h1", "h2", "h3", "h4"]), ("sw", &[])];
 
 /// One transfer of a file from a host to others.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +66,35 @@ struct Switch {
     process: Process,
 }
 
+fn is_ordinary(switch: &str) -> bool {
+    switch.starts_with("br") || switch.starts_with("rt")
+}
+
+fn mac(namespace: &Namespace, interface: &str) -> Result<String> {
+    let path = format!("/sys/class/net/{interface}/address");
+    let out = namespace.command("cat").arg(path).output()?;
+    Ok(text(&out.stdout).trim().to_string())
+}
+
+/// Makes a namespace the bridge or router of that name, with these ports.
+fn be_ordinary(switch: &str, namespace: &Namespace, ports: &[&str]) -> Result<()> {
+    if switch.starts_with("br") {
+        return net::bridge(namespace, ports, MTU);
+    }
+    let forward = ["-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"];
+    namespace.command("sh").args(forward).output()?;
+    for port in ports {
+        let name = namespace.name();
+        let line = match port.strip_prefix('h') {
+            Some(number) => format!("-n {name} addr add 10.0.{number}.254/24 dev {port}"),
+            // The router asks for each group by ARP, and the switch answers.
+            None => format!("-n {name} route add 10.200.0.0/24 dev {port}"),
+        };
+        net::ip(&line)?;
+    }
+    Ok(())
+}
+
 /// A running lab.
 pub struct Lab {
     // Dropped in this order: processes before the namespaces they live in, the folder last.
@@ -63,6 +103,27 @@ pub struct Lab {
     hosts: Vec<(String, Namespace)>,
     _fabric: Vec<(String, Namespace)>,
     folder: TempDir,
+}
+
+/// Labs whose hosts are busy threads: two at once would take many times as long on few cores.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Waits until no other lab runs that has busy threads.
+pub fn turn() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Runs `test` in a lab of `plan`, its switches with `extra` flags, when no other runs; or says why `what` cannot be tested.
+pub fn in_lab(what: &str, plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
+    let _turn = turn();
+    if let Some(why) = net::missing() {
+        net::skip(what, &why);
+        return;
+    }
+    let mut lab = Lab::start(plan, extra).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
+    if let Err(error) = test(&mut lab) {
+        panic!("{error:#}\n{}", lab.logs());
+    }
 }
 
 impl Lab {
@@ -85,11 +146,18 @@ impl Lab {
                 let here = &find(&fabric, switch).context("a switch of the plan")?;
                 if let Some(other) = find(&fabric, end) {
                     net::veth(here, end, other, switch, MTU)?;
+                    if is_ordinary(end) {
+                        be_ordinary(end, other, &[switch])?;
+                    }
                 } else {
                     let namespace = Namespace::new(end)?;
                     net::veth(here, end, &namespace, "eth0", MTU)?;
                     hosts.push((end.to_string(), namespace));
                 }
+            }
+            if is_ordinary(switch) {
+                let namespace = find(&fabric, switch).context("a switch of the plan")?;
+                be_ordinary(switch, namespace, ends)?;
             }
         }
         let mut lab = Self {
@@ -100,7 +168,7 @@ impl Lab {
             folder,
         };
         let extra = extra(&lab)?;
-        for (switch, ends) in plan {
+        for (switch, ends) in plan.iter().filter(|(switch, _)| !is_ordinary(switch)) {
             let up = plan
                 .iter()
                 .filter(|(_, others)| others.contains(switch))
@@ -204,12 +272,12 @@ impl Lab {
 
     /// The Ethernet address of a host's interface.
     pub fn mac(&self, name: &str) -> Result<String> {
-        let out = self
-            .host(name)?
-            .command("cat")
-            .arg("/sys/class/net/eth0/address")
-            .output()?;
-        Ok(text(&out.stdout).trim().to_string())
+        mac(self.host(name)?, "eth0")
+    }
+
+    /// The Ethernet address of a switch's port, by what it leads to.
+    pub fn port_mac(&self, switch: &str, port: &str) -> Result<String> {
+        mac(find(&self._fabric, switch).context("a switch of the plan")?, port)
     }
 
     /// The IP address of a host: 10.0.0.N for hN.
@@ -283,15 +351,26 @@ impl Lab {
         size: usize,
         rest: &[&str],
     ) -> Result<Process> {
-        let host = format!("h{}", rank + 1);
-        let mut command = self.host(&host)?.command(castnet());
-        command.args(["host", verb, "--name", &host, "--interface", "eth0"]);
-        command.args(["--ip", &format!("{}/24", Self::ip(&host)), "--job", job]);
+        self.start_rank_at(&format!("h{}", rank + 1), verb, job, (rank, size), rest)
+    }
+
+    /// The same at any host.
+    pub fn start_rank_at(
+        &self,
+        host: &str,
+        verb: &str,
+        job: &str,
+        (rank, size): (usize, usize),
+        rest: &[&str],
+    ) -> Result<Process> {
+        let mut command = self.host(host)?.command(castnet());
+        command.args(["host", verb, "--name", host, "--interface", "eth0"]);
+        command.args(["--ip", &format!("{}/24", Self::ip(host)), "--job", job]);
         command.args(["--rank", &rank.to_string(), "--size", &size.to_string()]);
         command
             .args(["--controller", &self.socket("controller"), "--output", "json"])
             .args(rest);
-        Process::start(&format!("{job}-{host}"), self.folder(), command)
+        Process::start(&format!("{job}-{rank}"), self.folder(), command)
     }
 
     /// Starts the hosts of `transfer`, receivers first. Each joins the group by itself.

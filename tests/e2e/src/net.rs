@@ -111,3 +111,16 @@ pub fn veth(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str, mtu: u32) 
     }
     Ok(())
 }
+
+/// Makes `ports` of a namespace ports of its bridge, which is made with the first.
+pub fn bridge(namespace: &Namespace, ports: &[&str], mtu: u32) -> Result<()> {
+    let name = &namespace.name;
+    if ip(&format!("-n {name} link show bridge0")).is_err() {
+        ip(&format!("-n {name} link add bridge0 type bridge"))?;
+        ip(&format!("-n {name} link set bridge0 mtu {mtu} up"))?;
+    }
+    for port in ports {
+        ip(&format!("-n {name} link set {port} master bridge0"))?;
+    }
+    Ok(())
+}

@@ -54,7 +54,7 @@ fn rule_of(index: usize, generation: u64) -> GroupRule {
     let (address, rule) = match index {
         0 => multicast(1, star(3)),
         1 => {
-            let mut other = star(3).with_multicast(|rule| rule.source = port(1));
+            let mut other = star(3).with_multicast(|rule| rule.source = 1);
             for endpoint in &mut other.endpoints {
                 if let NextHop::Host(host) = &mut endpoint.next_hop {
                     host.qpn = Qpn::new(host.qpn.value() + 0x1000);

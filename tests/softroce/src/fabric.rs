@@ -85,14 +85,15 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// Starts a switch in `namespace` on `ports` (its names are the hosts' names: name and interface), with `faults` as
-    /// `--fault` takes them, and a controller that listens at `controller` as well as on a unix socket.
+    /// Starts a switch in `namespace` on `ports` (name and interface; the names are the hosts', but where these hosts are `behind` the
+    /// only port), with `faults` as `--fault` takes them, and a controller that listens at `controller` as well as on a unix socket.
     ///
     /// # Errors
     /// One of them does not become ready.
     pub fn start(
         namespace: &str,
         ports: &[(String, String)],
+        behind: &[String],
         mtu: u32,
         faults: &[String],
         controller: Option<&str>,
@@ -115,7 +116,7 @@ impl Fabric {
         }
         let switch = ready("switch", folder.path(), command)?;
 
-        fs::write(at("topology.toml"), topology(ports, mtu))?;
+        fs::write(at("topology.toml"), topology(ports, behind, mtu))?;
         let mut command = inside(castnet());
         command
             .args(["controller", "--insecure", "--listen"])
@@ -372,13 +373,23 @@ fn connection(member: &Member) -> String {
     }
 }
 
-/// The fabric as a topology file: one switch, and a host at each port.
-fn topology(ports: &[(String, String)], mtu: u32) -> String {
+/// The fabric as a topology file: one switch, and a host at each port; or hosts at an ordinary switch behind its only port.
+fn topology(ports: &[(String, String)], behind: &[String], mtu: u32) -> String {
     let mut text = format!("[[switches]]\nname = \"{SWITCH}\"\nports = {}\n", ports.len());
-    for (port, (host, _)) in ports.iter().enumerate() {
-        text += &format!(
-            "[[hosts]]\nname = \"{host}\"\n[[links]]\na = \"{SWITCH}:{port}\"\nb = \"{host}\"\nmtu = {mtu}\n"
-        );
+    let link =
+        |a: &str, port: usize, b: &str| format!("[[links]]\na = \"{a}:{port}\"\nb = \"{b}\"\nmtu = {mtu}\n");
+    let host = |name: &str| format!("[[hosts]]\nname = \"{name}\"\n");
+    if behind.is_empty() {
+        for (port, (name, _)) in ports.iter().enumerate() {
+            text += &(host(name) + &link(SWITCH, port, name));
+        }
+        return text;
+    }
+    let count = behind.len() + 1;
+    text += &format!("[[switches]]\nname = \"bridge\"\nkind = \"plain\"\nports = {count}\n");
+    text += &link(SWITCH, 0, "bridge:0");
+    for (name, port) in behind.iter().zip(1..) {
+        text += &(host(name) + &link("bridge", port, name));
     }
     text
 }

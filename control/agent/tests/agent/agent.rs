@@ -142,6 +142,7 @@ fn mac(n: usize) -> MacAddr {
 fn rule(generation: u64) -> GroupRule {
     let host = |n: usize| Endpoint {
         port: port(n),
+        virtual_qpn: Qpn::VIRTUAL,
         next_hop: NextHop::Host(HostEndpoint {
             name: format!("h{n}"),
             ip: Ipv4Addr::new(10, 0, 0, n as u8 + 1),
@@ -162,13 +163,14 @@ fn rule(generation: u64) -> GroupRule {
             host(1),
             Endpoint {
                 port: port(2),
+                virtual_qpn: Qpn::VIRTUAL,
                 next_hop: switch,
             },
         ],
         kind: MulticastRule {
             start_psn: Some(Psn::new(100)),
             va_base: 0,
-            source: port(0),
+            source: 0,
         }
         .into(),
     }
@@ -310,7 +312,7 @@ async fn what_does_not_fit_names_the_field() {
         (|r| r.endpoints[2].port = port(7), "rule.endpoints[2].port", "7"),
         (|r| r.pmtu = Pmtu::B4096, "rule.pmtu", "1500"),
         (
-            |r| *r = r.clone().with_multicast(|rule| rule.source = port(9)),
+            |r| *r = r.clone().with_multicast(|rule| rule.source = 9),
             "rule.multicast.source",
             "9",
         ),
@@ -348,7 +350,7 @@ async fn what_does_not_fit_names_the_field() {
     assert_refused(
         small.install(&rule(1), "us").await,
         Code::ResourceExhausted,
-        "group",
+        "rule",
         "of 16 are left",
     );
 }
@@ -432,7 +434,7 @@ async fn it_says_what_the_switch_is_and_how_it_fares() {
         .into_inner();
     assert_eq!(
         (said.switch_name.as_str(), said.workers, said.paths_max),
-        ("leaf", 1, 3)
+        ("leaf", 1, 64)
     );
     assert_eq!(said.ports, ["p0", "p1", "p2"]);
     assert_eq!(said.pmtus, [256, 512, 1024]);

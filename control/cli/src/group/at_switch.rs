@@ -18,10 +18,11 @@ struct SwitchGroupLine {
     mcst_id: String,
     owner: String,
     generation: u64,
-    /// Of a multicast group.
+    /// The endpoint that data comes from, and its port: of a multicast group.
+    source: Option<String>,
     source_port: Option<u32>,
-    /// Ports of its tree.
-    paths: usize,
+    /// Its endpoints at the switch.
+    endpoints: usize,
     pmtu: u32,
     memory_bytes: u64,
     worker: u32,
@@ -37,8 +38,8 @@ impl Row for SwitchGroupLine {
         "kind",
         "mcst id",
         "owner",
-        "source port",
-        "paths",
+        "source",
+        "endpoints",
         "pmtu",
         "memory",
         "worker",
@@ -59,8 +60,8 @@ impl Row for SwitchGroupLine {
             } else {
                 self.owner.clone()
             },
-            self.source_port.map_or_else(|| "-".to_owned(), |p| p.to_string()),
-            self.paths.to_string(),
+            self.source.clone().unwrap_or_else(|| "-".to_owned()),
+            self.endpoints.to_string(),
             self.pmtu.to_string(),
             bytes(self.memory_bytes),
             self.worker.to_string(),
@@ -74,14 +75,16 @@ impl Row for SwitchGroupLine {
 
 fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
     let rule = installed.rule.clone().unwrap_or_default();
+    let source = rule.upstream().filter(|_| rule.multicast().is_some());
     let line = SwitchGroupLine {
         group: rule.name.clone(),
         kind: kind_name(&installed),
         mcst_id: rule.mcst_id.clone(),
         owner: installed.owner.clone(),
         generation: rule.generation,
-        source_port: rule.multicast().map(|kind| kind.source),
-        paths: rule.endpoints.len(),
+        source: source.map(|endpoint| endpoint.name().to_owned()),
+        source_port: source.map(|endpoint| endpoint.port),
+        endpoints: rule.endpoints.len(),
         pmtu: rule.pmtu,
         memory_bytes: 0,
         worker: installed.worker,
@@ -150,6 +153,8 @@ pub(super) struct SwitchCollectiveReport {
     start_psn: u32,
     #[serde(flatten)]
     policies: collective::Policies,
+    /// The endpoint towards the root, and its port; none at the root.
+    parent: Option<String>,
     parent_port: Option<u32>,
     worker: u32,
     /// Of a group that failed for it.
@@ -166,6 +171,8 @@ impl SwitchCollectiveReport {
         let said = status.and_then(|status| status.conflict);
         let rule = installed.rule.unwrap_or_default();
         let kind = rule.translated().copied().unwrap_or_default();
+        let parent_port = rule.upstream().map(|endpoint| endpoint.port);
+        let parent = rule.upstream().map(|endpoint| endpoint.name().to_owned());
         Self {
             policies: collective::Policies::from(&rule),
             conflict: said.map(|said| collective::Conflict::new(&said, |rank| host_of(&rule, rank))),
@@ -176,7 +183,8 @@ impl SwitchCollectiveReport {
             mcst_id: rule.mcst_id,
             owner: installed.owner,
             generation: rule.generation,
-            parent_port: kind.parent,
+            parent,
+            parent_port,
             worker: installed.worker,
             progress,
             endpoints,
@@ -209,9 +217,10 @@ impl Report for SwitchCollectiveReport {
             "" => "operator",
             owner => owner,
         };
-        let parent = self
-            .parent_port
-            .map_or_else(|| "none: the tree's root".to_owned(), |p| p.to_string());
+        let parent = match (&self.parent, self.parent_port) {
+            (Some(name), Some(port)) => format!("{name}, port {port}"),
+            _ => "none: the tree's root".to_owned(),
+        };
         let memory = self.progress.as_ref().map_or(0, |p| p.memory_bytes);
         let facts = [
             ("McstID", self.mcst_id.clone()),
@@ -222,7 +231,7 @@ impl Report for SwitchCollectiveReport {
             ("message", format!("{} packets", self.policies.message_packets)),
         ];
         let place = [
-            ("parent port", parent),
+            ("parent", parent),
             ("memory", crate::units::bytes(memory)),
             ("worker", self.worker.to_string()),
         ];

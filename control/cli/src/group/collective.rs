@@ -221,7 +221,7 @@ impl CollectiveReport {
             kind: "collective",
             lanes: lanes::lines(&lanes, at),
             phase: phase_name(state.phase()),
-            tree: draw(&group.tree, &|switch, port| how_far(&parts, switch, port)),
+            tree: draw(&group.tree, &|switch, endpoint| how_far(&parts, switch, endpoint)),
             ranks: rank_lines(&state),
             memory_bytes: group.tree.iter().map(|node| node.memory_bytes).sum(),
             window_packets: settings.window_packets,
@@ -270,21 +270,20 @@ impl SwitchPart {
     }
 }
 
-/// What the switch says of the endpoint at a port, in words, in the lane where it is least far; nothing where it is as far
-/// as the others.
-fn how_far(parts: &[SwitchPart], switch: &str, port: u32) -> String {
+/// What the switch says of an endpoint, in words, in the lane where it is least far; nothing where it is as far as the others.
+fn how_far(parts: &[SwitchPart], switch: &str, endpoint: &str) -> String {
     let parts = parts.iter().filter(|part| part.switch == switch);
-    let endpoints = parts.flat_map(|part| part.endpoints.iter().filter(|e| e.port == port));
+    let endpoints = parts.flat_map(|part| part.endpoints.iter().filter(|e| e.next_hop == endpoint));
     match endpoints.filter_map(|e| e.behind).max().unwrap_or(0) {
         0 => String::new(),
         behind => format!("  {} behind", plural(behind as usize, "packet")),
     }
 }
 
-/// What is said of a switch's port in the drawing of a tree.
-type Remark<'a> = &'a dyn Fn(&str, u32) -> String;
+/// What is said of a switch's endpoint in the drawing of a tree.
+type Remark<'a> = &'a dyn Fn(&str, &str) -> String;
 
-/// The IncTree from its root down, from the rules that the switches were told; `remark` is put behind what is at a port.
+/// The IncTree from its root down, from the rules that the switches were told; `remark` is put behind an endpoint.
 pub(crate) fn draw(tree: &[api::CollectiveNode], remark: Remark<'_>) -> Option<Node> {
     let root = tree.iter().find(|node| node.parent.is_empty())?;
     // A tree has no more levels than switches: a plan that is none must not draw for ever.
@@ -306,11 +305,10 @@ fn draw_switch(
     let memory = bytes(node.memory_bytes);
     let mut out = Node::new(format!("[{}] {memory}{missing}", node.switch_name));
     let Some(rule) = &node.rule else { return out };
-    let parent = rule.translated().and_then(|kind| kind.parent);
-    for endpoint in rule.endpoints.iter().filter(|e| Some(e.port) != parent) {
+    for endpoint in rule.downstream() {
         match &endpoint.next_hop {
             Some(NextHop::Host(host)) => {
-                let far = remark(&node.switch_name, endpoint.port);
+                let far = remark(&node.switch_name, &host.name);
                 let rank = host.rank().map_or(0, |part| part.rank);
                 let label = format!("rank {rank}: {} ({}){far}", host.name, host.ip);
                 out.children.push(Node::new(label));
@@ -321,7 +319,7 @@ fn draw_switch(
                     Some(next) if depth_left > 0 => draw_switch(next, tree, remark, depth_left - 1),
                     _ => Node::new(format!("[{}]", switch.name)),
                 };
-                next.label.push_str(&remark(&node.switch_name, endpoint.port));
+                next.label.push_str(&remark(&node.switch_name, &switch.name));
                 out.children.push(next);
             }
             None => {}
@@ -414,6 +412,7 @@ mod tests {
         api::Endpoint {
             port,
             next_hop: Some(api::endpoint::NextHop::Host(host)),
+            ..Default::default()
         }
     }
 
@@ -425,6 +424,7 @@ mod tests {
         api::Endpoint {
             port,
             next_hop: Some(api::endpoint::NextHop::Switch(switch)),
+            ..Default::default()
         }
     }
 
@@ -452,15 +452,15 @@ mod tests {
             node("spine", None, vec![switch(0, "leaf1"), switch(1, "leaf2")]),
             node(
                 "leaf1",
-                Some(("spine", 3)),
+                Some(("spine", 2)),
                 vec![rank(1, 0), rank(2, 1), switch(3, "spine")],
             ),
-            node("leaf2", Some(("spine", 3)), vec![switch(3, "spine"), rank(1, 2)]),
+            node("leaf2", Some(("spine", 0)), vec![switch(3, "spine"), rank(1, 2)]),
         ];
         tree[2].installed = false;
-        let far = |switch: &str, port| match (switch, port) {
-            ("leaf1", 2) => "  3 packets behind".to_owned(),
-            ("spine", 0) => "  7 packets behind".to_owned(),
+        let far = |switch: &str, endpoint: &str| match (switch, endpoint) {
+            ("leaf1", "h1") => "  3 packets behind".to_owned(),
+            ("spine", "leaf1") => "  7 packets behind".to_owned(),
             _ => String::new(),
         };
         let drawn = draw(&tree, &far).expect("a tree").draw();
@@ -483,8 +483,9 @@ mod tests {
 
     #[test]
     fn the_drawing_says_who_is_behind() {
-        let endpoint = |port, expected_psn| api::EndpointStatus {
+        let endpoint = |port: u32, expected_psn| api::EndpointStatus {
             port,
+            next_hop: format!("h{port}"),
             expected_psn: Some(expected_psn),
             ..Default::default()
         };
@@ -496,6 +497,10 @@ mod tests {
             ..Default::default()
         };
         let installed = api::InstalledGroup {
+            rule: Some(api::GroupRule {
+                endpoints: vec![rank(0, 0), rank(1, 1)],
+                ..Default::default()
+            }),
             state: Some(api::installed_group::State::Translated(state)),
             ..Default::default()
         };
@@ -509,9 +514,9 @@ mod tests {
             progress: None,
             endpoints: endpoint_rows(&installed),
         };
-        let far = |port| how_far(std::slice::from_ref(&part), "leaf1", port);
+        let far = |endpoint| how_far(std::slice::from_ref(&part), "leaf1", endpoint);
         assert_eq!(
-            (far(0).as_str(), far(1).as_str(), far(9).as_str()),
+            (far("h0").as_str(), far("h1").as_str(), far("h9").as_str()),
             ("  20 packets behind", "", "")
         );
     }

@@ -75,12 +75,19 @@ pub(crate) fn number(text: &str) -> Result<u64, String> {
 
 /// A QPN that a queue pair may have.
 pub(crate) fn qpn(text: &str) -> Result<Qpn, String> {
-    let value = number(text)?;
-    if (2..0xFF_FFFF).contains(&value) {
-        Ok(Qpn::new(value as u32))
-    } else {
-        Err(format!("'{text}' is no QPN of a queue pair: 2 to 0xfffffe"))
-    }
+    qpn_from(2, text).ok_or_else(|| format!("'{text}' is no QPN of a queue pair: 2 to 0xfffffe"))
+}
+
+/// A QPN that a group may have on a switch.
+pub(crate) fn virtual_qpn(text: &str) -> Result<Qpn, String> {
+    qpn_from(1, text).ok_or_else(|| format!("'{text}' is no QPN of a switch: 1 to 0xfffffe"))
+}
+
+fn qpn_from(least: u64, text: &str) -> Option<Qpn> {
+    let value = number(text).ok()?;
+    (least..0xFF_FFFF)
+        .contains(&value)
+        .then(|| Qpn::new(value as u32))
 }
 
 /// A member with its connection, as written.

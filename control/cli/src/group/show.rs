@@ -58,6 +58,7 @@ pub(crate) struct Progress {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PathRow {
     pub(crate) port: u32,
+    pub(crate) virtual_qpn: u32,
     pub(crate) next_hop: String,
     pub(crate) role: &'static str,
     pub(crate) ack_psn: Option<u32>,
@@ -72,12 +73,14 @@ pub(crate) struct PathRow {
 
 impl Row for PathRow {
     const COLUMNS: &'static [&'static str] = &[
-        "port", "towards", "role", "ackpsn", "behind", "acks in", "naks in", "rnr in", "filtered", "remark",
+        "port", "qpn", "towards", "role", "ackpsn", "behind", "acks in", "naks in", "rnr in", "filtered",
+        "remark",
     ];
 
     fn cells(&self) -> Vec<String> {
         vec![
             self.port.to_string(),
+            self.virtual_qpn.to_string(),
             self.next_hop.clone(),
             self.role.to_owned(),
             psn(self.ack_psn),
@@ -199,11 +202,18 @@ fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
     })
 }
 
+/// The QPN that frames of an endpoint are addressed to.
+pub(super) fn virtual_qpn(installed: &api::InstalledGroup, endpoint: usize) -> u32 {
+    let rule = installed.rule.as_ref();
+    let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
+    endpoint.map_or(0, api::Endpoint::virtual_qpn_or_default)
+}
+
 fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
     let status = installed.multicast().and_then(|state| state.status.clone());
     let status = status.unwrap_or_default();
     let newest = status.newest_psn;
-    let row = |path: api::PathStatus| {
+    let row = |(i, path): (usize, api::PathStatus)| {
         let counters = path.counters.unwrap_or_default();
         let behind = match (newest, path.ack_psn) {
             (Some(newest), Some(acked)) if !path.source => Some(newest.wrapping_sub(acked) & 0xFF_FFFF),
@@ -211,6 +221,7 @@ fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
         };
         PathRow {
             port: path.port,
+            virtual_qpn: virtual_qpn(installed, i),
             next_hop: path.next_hop,
             role: if path.source { "source" } else { "receiver" },
             ack_psn: path.ack_psn.filter(|_| !path.source),
@@ -222,7 +233,7 @@ fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
             filtered: counters.filtered,
         }
     };
-    status.paths.into_iter().map(row).collect()
+    status.paths.into_iter().enumerate().map(row).collect()
 }
 
 /// The tree from the source down, from the rules that the switches were told.
@@ -242,8 +253,7 @@ fn draw_switch(node: &api::TreeNode, tree: &[api::TreeNode], depth_left: usize) 
     };
     let mut out = Node::new(format!("[{}]{remark}", node.switch_name));
     let Some(rule) = &node.rule else { return out };
-    let source = rule.multicast().map(|kind| kind.source);
-    for endpoint in rule.endpoints.iter().filter(|e| Some(e.port) != source) {
+    for endpoint in rule.downstream() {
         match &endpoint.next_hop {
             Some(api::endpoint::NextHop::Host(host)) => {
                 out.children
@@ -329,6 +339,8 @@ pub(crate) struct SwitchGroupReport {
     pub(crate) start_psn: Option<u32>,
     pub(crate) va_base: u64,
     pub(crate) stall_timeout_ms: u32,
+    /// The endpoint that data comes from, and its port.
+    pub(crate) source: String,
     pub(crate) source_port: u32,
     pub(crate) worker: u32,
     pub(crate) progress: Option<Progress>,
@@ -342,6 +354,9 @@ impl SwitchGroupReport {
         let counters = crate::counters::GroupRow::from(&installed);
         let rule = installed.rule.unwrap_or_default();
         let kind = rule.multicast().copied().unwrap_or_default();
+        let source = rule.upstream();
+        let source_port = source.map_or(0, |endpoint| endpoint.port);
+        let source = source.map_or_else(String::new, |endpoint| endpoint.name().to_owned());
         Self {
             switch,
             group: rule.name,
@@ -352,7 +367,8 @@ impl SwitchGroupReport {
             start_psn: kind.start_psn,
             va_base: kind.va_base,
             stall_timeout_ms: rule.stall_timeout_ms,
-            source_port: kind.source,
+            source,
+            source_port,
             worker: installed.worker,
             progress,
             counters,
@@ -387,7 +403,7 @@ impl Report for SwitchGroupReport {
             ("start PSN", start_psn),
             ("address base", format!("{:#x}", self.va_base)),
             ("stall time-out", millis(self.stall_timeout_ms)),
-            ("source port", self.source_port.to_string()),
+            ("source", format!("{}, port {}", self.source, self.source_port)),
             ("worker", self.worker.to_string()),
         ];
         if let Some(progress) = &self.progress {
@@ -420,6 +436,7 @@ mod tests {
         api::Endpoint {
             port,
             next_hop: Some(api::endpoint::NextHop::Host(host)),
+            ..Default::default()
         }
     }
 
@@ -431,6 +448,7 @@ mod tests {
         api::Endpoint {
             port,
             next_hop: Some(api::endpoint::NextHop::Switch(switch)),
+            ..Default::default()
         }
     }
 
@@ -457,11 +475,11 @@ mod tests {
             node(
                 "leaf1",
                 "",
-                1,
+                0,
                 vec![host(1, "h1"), host(2, "h2"), switch(3, "spine")],
             ),
             node("spine", "leaf1", 0, vec![switch(0, "leaf1"), switch(1, "leaf2")]),
-            node("leaf2", "spine", 3, vec![host(1, "h4"), switch(3, "spine")]),
+            node("leaf2", "spine", 1, vec![host(1, "h4"), switch(3, "spine")]),
         ];
         let drawn = draw("h1", &tree).expect("a tree").draw();
         let expected = "h1\n└─ [leaf1]\n   ├─ h2 (10.0.0.2)\n   └─ [spine]\n      └─ [leaf2]\n         └─ h4 (10.0.0.1)\n";

@@ -71,6 +71,8 @@ impl Default for Manner {
 pub(crate) struct Membership {
     /// One for each lane.
     pub(crate) mcst_ids: Vec<Ipv4Addr>,
+    /// What the QPs are connected to there.
+    pub(crate) virtual_qpn: Qpn,
     pub(crate) start_psn: Psn,
     pub(crate) pmtu: Pmtu,
     pub(crate) va_base: u64,
@@ -88,6 +90,8 @@ impl TryFrom<&api::GroupState> for Membership {
                 0 => vec![mcst_id(&state.mcst_id)?],
                 _ => lanes.collect::<Outcome<_>>()?,
             },
+            // Members of a multicast group are hosts, each with an address of its own.
+            virtual_qpn: Qpn::VIRTUAL,
             start_psn: Psn::new(state.start_psn),
             pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| odd(format!("path MTU {}", state.pmtu)))?,
             va_base: state.va_base,
@@ -342,7 +346,7 @@ pub(crate) fn connect<R: HostDevice>(
             timeout: manner.timeout,
             retry_cnt: manner.retry_cnt,
             rnr_retry: manner.rnr_retry,
-            ..QpRemote::new(*mcst_id, Qpn::VIRTUAL)
+            ..QpRemote::new(*mcst_id, group.virtual_qpn)
         };
         let connected = connect_qp(rnic, *qpn, &remote, manner.connect_timeout);
         connected.map_err(|failure| match qpns.len() {

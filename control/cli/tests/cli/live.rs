@@ -330,7 +330,7 @@ fn a_file_of_groups_is_installed_whole_or_not_at_all() {
     let create = ["group", "create", "--rules", &file.display().to_string()];
     let (code, error) = refusal(&create, &switch, "--agent");
     let says =
-        "group bad: group.paths[0].host.qpn: the QP 0x11 of 10.0.0.1 belongs to group \"weights\" already";
+        "group bad: rule.endpoints[0].host.qpn: the QP 0x11 of 10.0.0.1 belongs to group \"weights\" already";
     assert!(
         code == 3 && error["error"].as_str().is_some_and(|e| e.starts_with(says)),
         "{error}"

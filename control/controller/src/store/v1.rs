@@ -143,6 +143,16 @@ impl TryFrom<Value> for OldRule {
         if let Some(psn) = rule.remove("psn_start") {
             rule.insert("start_psn".into(), psn);
         }
+        // Its port was what named an endpoint.
+        for name in ["source", "parent"] {
+            let Some(port) = rule.get(name).filter(|port| port.is_u64()).cloned() else {
+                continue;
+            };
+            let endpoints = rule.get("endpoints").and_then(Value::as_array);
+            let index = endpoints.and_then(|all| all.iter().position(|e| e.get("port") == Some(&port)));
+            let index = index.ok_or_else(|| format!("no endpoint is at port {port}, the {name}'s"))?;
+            rule.insert(name.into(), index.into());
+        }
         let section: Map<_, _> = OF_KIND
             .iter()
             .filter_map(|name| Some(((*name).into(), rule.remove(*name)?)))

@@ -1,7 +1,7 @@
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
 use castnet_rules::{Endpoint, GroupRule, HostPart, MulticastRule, NextHop, TranslatedRule};
-use castnet_wire::{MacAddr, Pmtu, Psn};
+use castnet_wire::{MacAddr, Pmtu, PortId, Psn};
 use proptest::prelude::*;
 
 use super::*;
@@ -59,11 +59,10 @@ fn rule(shape: &Shape, port: u8) -> GroupRule {
         (Vec::new(), kind.into())
     } else {
         let next_hop = NextHop::switch("other".into(), MacAddr([2; 6]));
-        let kind = MulticastRule {
-            source: port,
-            ..MulticastRule::default()
-        };
-        (vec![Endpoint { port, next_hop }], kind.into())
+        (
+            vec![Endpoint::new(port, next_hop)],
+            MulticastRule::default().into(),
+        )
     };
     GroupRule {
         name: format!("g{}", shape.name),
@@ -146,18 +145,19 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>) {
             let walk: Vec<String> = all.values().filter(has).map(|r| r.name.clone()).collect();
             assert_eq!(groups.on_switch(switch), walk);
         }
-        let mut walk = PortLoad::new();
+        let mut walk = Load::new();
         for record in others() {
             for (switch, rule) in &record.plan.as_ref().unwrap().rules {
-                for port in rule.endpoints.iter().map(|e| e.port) {
-                    *walk.entry((switch.clone(), port)).or_default() += u32::from(record.lanes());
+                for endpoint in &rule.endpoints {
+                    let edge = Edge::new(switch, rule, endpoint);
+                    *walk.entry(edge).or_default() += u32::from(record.lanes());
                 }
             }
         }
         let load = groups.load(but.unwrap_or_default());
-        let found: PortLoad = load
-            .filter(|l| l.2 > 0)
-            .map(|(s, p, n)| ((s.to_owned(), p), n))
+        let found: Load = load
+            .filter(|(_, groups)| *groups > 0)
+            .map(|(edge, groups)| (edge.clone(), groups))
             .collect();
         assert_eq!(found, walk);
         for (last, qpn) in [(1u8, 2), (1, 3), (2, 3), (2, 4)] {

@@ -78,7 +78,7 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
     let kind = rule.translated().unwrap();
     assert_eq!(
         (kind.parent, rule.endpoints.len(), kind.start_psn),
-        (Some(2), 3, seen[0].start_psn)
+        (Some(0), 3, seen[0].start_psn)
     );
     let Some(v1::endpoint::NextHop::Host(host)) = &rule.endpoints[1].next_hop else {
         panic!("{rule:?}");
@@ -372,20 +372,31 @@ async fn bad_requests_are_refused_whole() {
         );
     }
     assert!(shown(&client, "job").await.is_none(), "nothing stays");
-    // Two ranks at one host cannot be told apart by a switch.
+    // Ranks of one host are told apart by the QPNs that they speak to; of one queue pair there can be but one.
     let mut ranks = vec![Rank::join(&client, lab.rank("job", 0, 2, 17)).await];
-    let both = v1::InitGroupRequest {
+    let at_h0 = |qpn| v1::InitGroupRequest {
         host: "h0".into(),
-        connection: Some(lab.connection("h0", 18)),
-        ..lab.rank("job", 1, 2, 18)
+        connection: Some(lab.connection("h0", qpn)),
+        ..lab.rank("job", 1, 2, qpn)
     };
-    ranks.push(Rank::join(&client, both).await);
+    ranks.push(Rank::join(&client, at_h0(18)).await);
+    for state in all(&mut ranks, Active).await {
+        let qpns: Vec<Option<u32>> = state.members.iter().map(|m| m.virtual_qpn).collect();
+        assert_eq!(qpns, [Some(2), Some(3)]);
+    }
+    let twice = |rank| v1::InitGroupRequest {
+        job: "twice".into(),
+        ..lab.rank("job", rank, 2, 20)
+    };
+    let mut ranks = vec![Rank::join(&client, twice(0)).await];
+    let again = v1::InitGroupRequest {
+        host: "h0".into(),
+        connection: Some(lab.connection("h0", 20)),
+        ..twice(1)
+    };
+    ranks.push(Rank::join(&client, again).await);
     for state in all(&mut ranks, Refused).await {
-        assert!(
-            state.reason.contains("host \"h0\" is rank 0 already"),
-            "{}",
-            state.reason
-        );
+        assert!(state.reason.contains("0x14"), "{}", state.reason);
         assert_eq!(state.failed_rank, Some(1));
     }
 }

@@ -132,7 +132,9 @@ fn kind(rule: &GroupRule) -> &TranslatedRule {
 }
 
 fn parent(rule: &GroupRule) -> Option<PortId> {
-    kind(rule).parent
+    kind(rule)
+        .parent
+        .map(|index| rule.endpoints[usize::from(index)].port)
 }
 
 /// What a group of h0 and h1 takes there with the slots that it wants, and with the fewest.
@@ -220,7 +222,7 @@ fn each_thing_that_can_be_short_is_named() {
                 endpoints_max: 2,
                 ..plenty()
             },
-            "switch s0 has 3 ports in the tree, a group can have 2 there",
+            "switch s0 has 3 endpoints in the tree, a group can have 2 there",
         ),
     ];
     for (room, says) in cases {
@@ -255,7 +257,7 @@ fn refusals_name_the_rank() {
         (&["h0", "x"], "ranks[1]: the fabric has no host \"x\""),
         (
             &["h0", "h1", "h0"],
-            "ranks[2]: host \"h0\" is rank 0 already; in the network a host takes part in a group once",
+            "ranks[2].qpn: the QP 0x11 of 10.0.0.1 is that of ranks[0] too",
         ),
         (
             &["h0", "h9"],
@@ -378,7 +380,11 @@ fn check(t: &Topology, request: &CollectiveRequest, plan: &CollectivePlan) -> Re
         } else {
             prop_assert!(!node.children.is_empty(), "{} leads nowhere", node.name);
         }
-        prop_assert!(node.up.is_none_or(|up| t.link(up.link).is_some_and(|l| l.up)));
+        prop_assert!(
+            node.up
+                .as_ref()
+                .is_none_or(|up| t.link(up.links[0]).is_some_and(|l| l.up))
+        );
     }
     ranks.sort_unstable();
     prop_assert_eq!(ranks, (0..size).collect::<Vec<_>>(), "every rank once");
@@ -411,7 +417,7 @@ fn check(t: &Topology, request: &CollectiveRequest, plan: &CollectivePlan) -> Re
                 .map(|l| l.far(switch).clone());
             match (&endpoint.next_hop, far) {
                 (NextHop::Host(rank), Some(End::Host(name))) => prop_assert_eq!(&rank.name, &name),
-                (NextHop::Switch { name, mac, ranks }, Some(End::Switch { switch: peer, port })) => {
+                (NextHop::Switch { name, mac, ranks, .. }, Some(End::Switch { switch: peer, port })) => {
                     prop_assert_eq!(name, &peer);
                     prop_assert_eq!(t.switch(&peer).map(|s| s.ports[&port]), Some(mac.0));
                     // Both ends of a link part the ranks between them, and one of them is the other's parent.

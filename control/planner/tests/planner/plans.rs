@@ -28,7 +28,7 @@ h0 10.0.0.1 QP 0x11, source
     let spine = &p.rules["spine0"];
     assert_eq!(
         (
-            spine.multicast().map(|m| m.source.index()),
+            spine.multicast().map(|m| m.source),
             spine.endpoints.len(),
             spine.hosts().count()
         ),
@@ -141,7 +141,7 @@ fn every_refusal_names_the_field_and_the_fact() {
     assert_eq!(refused(bad).0, "receivers[0].ip");
     let mut bad = request("h0", &["h1", "h2"]);
     bad.source.ip = Some(Ipv4Addr::new(10, 0, 0, 2));
-    assert_eq!(refused(bad).0, "receivers[0].ip", "two members with one address");
+    assert_eq!(refused(bad).0, "receivers[0].qpn", "two members with one QP");
 }
 
 #[test]

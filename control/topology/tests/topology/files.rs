@@ -1,6 +1,6 @@
 //! Topology files: there and back, and every fault with its place.
 
-use castnet_topology::{End, Topology};
+use castnet_topology::{End, SwitchKind, Topology};
 
 fn same(a: &Topology, b: &Topology) -> bool {
     a.to_toml() == b.to_toml()
@@ -18,8 +18,16 @@ fn files_go_there_and_back() {
     down.set_host_addresses("h5", None, None);
     let mut holes = Topology::new();
     holes.add_switch("odd", [(3, [2; 6]), (61, [4; 6])]).unwrap();
+    let mut mixed = Topology::star(2).unwrap();
+    mixed.add_plain("rack", 4).unwrap();
+    mixed.set_switch_kind("s0", SwitchKind::Plain);
+    mixed.add_switch("box", [(0, [2; 6])]).unwrap();
+    mixed
+        .connect(End::port("rack", 3), End::port("box", 0), 9000)
+        .unwrap();
     for t in [
         Topology::new(),
+        mixed,
         Topology::star(3).unwrap(),
         Topology::leaf_spine(2, 2, 2).unwrap(),
         down,
@@ -35,6 +43,26 @@ fn files_go_there_and_back() {
 fn ports_may_be_a_number() {
     let t = Topology::from_toml("[[switches]]\nname = \"a\"\nports = 0x2\n").unwrap();
     assert_eq!(t.switch("a").unwrap().ports.len(), 2);
+}
+
+#[test]
+fn switches_are_castnet_switches_unless_the_file_says_plain() {
+    let text = "[[switches]]\nname = \"a\"\nports = 2\n[[switches]]\nname = \"b\"\nkind = \"plain\"\nports = 2\n\
+                [[switches]]\nname = \"c\"\nkind = \"castnet\"\nports = 2\n";
+    let t = Topology::from_toml(text).unwrap();
+    let kinds: Vec<&str> = t.switches().map(|s| s.kind.name()).collect();
+    assert_eq!(kinds, ["castnet", "plain", "castnet"]);
+    assert!(t.is_plain("b") && !t.is_plain("a") && !t.is_plain("nobody"));
+    let faults = Topology::from_toml(&text.replace("plain", "router")).unwrap_err();
+    assert_eq!(
+        faults.to_string(),
+        "6:8: switches[1].kind: \"router\" is not a kind of switch: \"castnet\" or \"plain\""
+    );
+    let faults = Topology::from_toml(&text.replace("\"plain\"", "1")).unwrap_err();
+    assert_eq!(
+        faults.to_string(),
+        "6:8: switches[1].kind: a kind of switch: \"castnet\" or \"plain\" belongs here"
+    );
 }
 
 #[test]
@@ -89,7 +117,7 @@ b = "x"
     let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links
 fabric.toml:5:9: switches[0].ports: 70 is out of range: ports of a switch, 1 to 64
 fabric.toml:8:31: switches[1].ports[1]: "nonsense" is not an Ethernet address, such as "02:00:00:00:00:01"
-fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, ports, up
+fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, kind, ports, up
 fabric.toml:15:6: hosts[0].ip: "10.0.0.256" is not an IPv4 address, such as "10.0.0.1"
 fabric.toml:16:7: hosts[0].mac: an Ethernet address, such as "02:00:00:00:00:01" belongs here
 fabric.toml:17:1: hosts[1].name: missing: a name in quotes

@@ -6,13 +6,15 @@ use castnet_collective::translated::{
 use castnet_collective::{EndpointId, Translated};
 use castnet_reduce::{Checksum, Kernel, prefetch};
 use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
-use castnet_wire::{Call, CallFlags, DataType, McstId, Nanos, Operation, PortId};
+use castnet_wire::{Call, CallFlags, DataType, McstId, Nanos, Operation, PortId, Qpn};
+use core::net::Ipv4Addr;
 
 use super::slots::Slots;
 use super::translate::{Outlet, Own};
 use crate::context::Ahead;
 use crate::counters::{CollectiveCounters, CongestionCounters, EndpointCounters, EndpointSnapshot};
 use crate::group::InstallError;
+use crate::lookup::LookupTable;
 use crate::next_hops::NextHops;
 
 /// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
@@ -30,7 +32,10 @@ pub struct Collective {
     pub(super) slots: Slots,
     /// By endpoint.
     pub(super) outlets: Box<[Outlet]>,
+    /// The endpoint of each port, where none has several.
     by_port: [u8; PortId::COUNT],
+    /// Where one has.
+    table: Option<Box<LookupTable>>,
     pub(super) mcst_id: McstId,
     pub(super) pmtu: usize,
     pub(super) own: Own,
@@ -48,31 +53,28 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// The group of a rule that has been checked.
-    pub(crate) fn new(rule: &GroupRule, kind: &TranslatedRule) -> Box<Self> {
+    /// The group of a rule that has been checked, and whose endpoints are [in order](GroupRule::in_order).
+    pub(crate) fn new(rule: GroupRule, kind: &TranslatedRule) -> Box<Self> {
         Self::build(rule, kind, Slots::new)
     }
 
     /// The same without payload, for a dry run.
-    pub(crate) fn without_payload(rule: &GroupRule, kind: &TranslatedRule) -> Box<Self> {
+    pub(crate) fn without_payload(rule: GroupRule, kind: &TranslatedRule) -> Box<Self> {
         Self::build(rule, kind, Slots::without_payload)
     }
 
     fn build(
-        rule: &GroupRule,
+        rule: GroupRule,
         kind: &TranslatedRule,
         slots: fn(&GroupRule, &TranslatedRule) -> Slots,
     ) -> Box<Self> {
-        let mut rule = rule.clone();
-        rule.endpoints
-            .sort_by_key(|e| e.next_hop.ranks().iter().min().copied());
         let mut by_port = [NONE; PortId::COUNT];
         for (i, endpoint) in rule.endpoints.iter().enumerate() {
             by_port[endpoint.port.index()] = i as u8;
         }
-        let parent = kind
-            .parent
-            .and_then(|port| EndpointId::new(by_port[port.index()]));
+        let parent = rule
+            .translated()
+            .and_then(|kind| EndpointId::new(kind.parent? as u8));
         let machine = Translated::new(TranslatedConfig {
             endpoints: rule
                 .endpoints
@@ -111,6 +113,8 @@ impl Collective {
                 .map(|e| Outlet::new(e, rule.mcst_id))
                 .collect(),
             by_port,
+            // What another switch sends comes from the group.
+            table: LookupTable::new(&rule, Some(rule.mcst_id.0)),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes(),
             own: Own::new(rule.mcst_id),
@@ -165,6 +169,7 @@ impl Collective {
         size_of::<Self>() - size_of::<Translated>()
             + self.machine.footprint()
             + self.slots.footprint()
+            + self.table.as_ref().map_or(0, |table| table.bytes())
             + size_of_val(&*self.outlets)
             + size_of_val(&*self.per_endpoint)
             + endpoints.sum::<usize>()
@@ -214,7 +219,10 @@ impl Collective {
         prefetch(&self.machine);
         prefetch(&self.slots);
         prefetch(&self.kernels);
-        prefetch(&self.by_port[ingress.index()]);
+        match &self.table {
+            None => prefetch(&self.by_port[ingress.index()]),
+            Some(table) => prefetch(&**table),
+        }
         prefetch(&self.counters.contributions);
     }
 
@@ -245,16 +253,25 @@ impl Collective {
         }
     }
 
-    /// The endpoint of a port.
+    /// The endpoint of a port; `None` where ports alone do not say.
     #[inline]
-    pub(super) fn endpoint_at(&self, port: PortId) -> Option<EndpointId> {
-        EndpointId::new(self.by_port[port.index()])
+    fn endpoint_at(&self, port: PortId) -> Option<EndpointId> {
+        match self.table {
+            None => EndpointId::new(self.by_port[port.index()]),
+            Some(_) => None,
+        }
     }
 
-    /// The port that an endpoint is behind.
-    pub(super) fn port_of(&self, endpoint: EndpointId) -> PortId {
-        let outlet = self.outlets.get(endpoint.index());
-        outlet.map(|outlet| outlet.port).unwrap_or_default()
+    /// The endpoint that a frame of the group came from: of the fast path and the slow one alike.
+    #[inline(always)]
+    pub(super) fn sender(&self, ingress: PortId, src: Ipv4Addr, dest_qp: Qpn) -> Option<EndpointId> {
+        if let Some(table) = &self.table {
+            return EndpointId::new(table.find(ingress, src, dest_qp)? as u8);
+        }
+        let endpoint = self.endpoint_at(ingress)?;
+        let outlet = self.outlets.get(endpoint.index())?;
+        // A rank speaks as itself, a switch as the group.
+        (dest_qp == Qpn::VIRTUAL && outlet.address.dst == src).then_some(endpoint)
     }
 
     /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit.

@@ -6,7 +6,6 @@ use castnet_collective::translated::{Event, PacketShape};
 
 use super::context::Collective;
 use super::frame::{AtHand, Hands, carry_out, emit_due, hands, note_data};
-use super::lookup;
 use super::slots;
 use super::verify::{self, ECN};
 use crate::context::Context;
@@ -105,7 +104,7 @@ impl Collective {
         };
         let mut headers = Headers::of(&frame);
         let (src, qpn) = (headers.src(), headers.qpn());
-        let Some(from) = lookup::sender(self, cx.ingress, src, qpn) else {
+        let Some(from) = self.sender(cx.ingress, src, qpn) else {
             return (0, End::Slow(frame));
         };
         let Self {

@@ -23,7 +23,6 @@ use crate::events::{EventKind, Events};
 use crate::feedback::Link;
 use crate::multicast::Tools;
 use crate::pipeline::Cx;
-use crate::port_set::PortSet;
 use crate::trace::{Observer, Stage, Step, Verdict};
 
 /// What a group may send in one turn beyond what a frame itself brings about.
@@ -198,7 +197,8 @@ fn admit<E: Egress, O: Observer>(
     cx.observer.step(|| {
         let (name, opcode) = (&group.rule.name, header.bth.opcode);
         let decision = format!("group {name}, {opcode} from {}", explain::name(&group.rule, from));
-        let why = format!("dst {} qpn 1, src {src}, port {}", group.mcst_id, cx.ingress);
+        let qpn = header.bth.dest_qp;
+        let why = format!("dst {} qpn {qpn}, src {src}, port {}", group.mcst_id, cx.ingress);
         Step::new(Stage::Classify, decision, why)
     });
     let refuse = |reason| Err((Stage::Verify, reason));
@@ -425,11 +425,6 @@ pub(super) fn carry_out<E: Egress, O: Observer>(
                 since,
             } => {
                 group.counters.stalls += 1;
-                let waiting_for: PortSet = waiting_for
-                    .iter()
-                    .filter_map(|e| group.outlets.get(e.index()))
-                    .map(|outlet| outlet.port)
-                    .collect();
                 let kind = EventKind::CollectiveStalled {
                     mcst_id: group.mcst_id,
                     generation: group.rule.generation,
@@ -452,7 +447,7 @@ pub(super) fn carry_out<E: Egress, O: Observer>(
                 let kind = EventKind::RankRefused {
                     mcst_id: group.mcst_id,
                     generation: group.rule.generation,
-                    port: group.port_of(from),
+                    endpoint: from.index() as u16,
                     sequence,
                     why,
                 };
@@ -462,7 +457,7 @@ pub(super) fn carry_out<E: Egress, O: Observer>(
                 let kind = EventKind::MemberFailed {
                     mcst_id: group.mcst_id,
                     generation: group.rule.generation,
-                    port: group.port_of(from),
+                    endpoint: from.index() as u16,
                     syndrome: syndrome.byte(),
                 };
                 hands.events.push(cx.now, kind);

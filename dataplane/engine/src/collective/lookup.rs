@@ -3,9 +3,11 @@
 use core::net::Ipv4Addr;
 
 use castnet_collective::EndpointId;
-use castnet_wire::{Aeth, Control, DropReason, Headers, Kind, Opcode, PortId, Qpn, RoceHeader, Transport};
+use castnet_rules::NextHop;
+use castnet_wire::{Aeth, Control, DropReason, Headers, Kind, Opcode, PortId, RoceHeader, Transport};
 
 use super::context::Collective;
+use crate::classify::stranger;
 
 /// What a frame is to a collective group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,15 +22,6 @@ pub(super) enum Class {
     Cnp,
 }
 
-/// The endpoint that a frame of the group came from: of the fast path and the slow one alike.
-#[inline(always)]
-pub(super) fn sender(group: &Collective, ingress: PortId, src: Ipv4Addr, dest_qp: Qpn) -> Option<EndpointId> {
-    let endpoint = group.endpoint_at(ingress)?;
-    let outlet = group.outlets.get(endpoint.index())?;
-    // A rank speaks as itself, a switch as the group.
-    (dest_qp == Qpn::VIRTUAL && outlet.address.dst == src).then_some(endpoint)
-}
-
 /// The endpoint that a frame came from and its class, or why it ends.
 #[inline]
 pub(super) fn lookup(
@@ -37,7 +30,9 @@ pub(super) fn lookup(
     src: Ipv4Addr,
     header: &RoceHeader,
 ) -> Result<(EndpointId, Class), DropReason> {
-    let endpoint = sender(group, ingress, src, header.bth.dest_qp).ok_or(DropReason::NotMember)?;
+    let endpoint = group
+        .sender(ingress, src, header.bth.dest_qp)
+        .ok_or(DropReason::NotMember)?;
     class(header)
         .map(|class| (endpoint, class))
         .ok_or(DropReason::NotMulticastable)
@@ -60,19 +55,11 @@ fn class(header: &RoceHeader) -> Option<Class> {
 
 /// Why `lookup` refused, for people.
 pub(super) fn explain(group: &Collective, ingress: PortId, src: Ipv4Addr, header: &RoceHeader) -> String {
-    let outlet = group
-        .endpoint_at(ingress)
-        .and_then(|e| group.outlets.get(e.index()));
-    let Some(outlet) = outlet else {
-        return format!("the group has no endpoint at port {ingress}");
-    };
-    if header.bth.dest_qp != Qpn::VIRTUAL {
-        let qpn = header.bth.dest_qp;
-        return format!("members speak to QPN {}, this is for {qpn}", Qpn::VIRTUAL);
+    if group.sender(ingress, src, header.bth.dest_qp).is_some() {
+        return format!("{} is neither SEND nor feedback", header.bth.opcode);
     }
-    if outlet.address.dst != src {
-        let dst = outlet.address.dst;
-        return format!("who is at port {ingress} speaks as {dst}, this is from {src}");
-    }
-    format!("{} is neither SEND nor feedback", header.bth.opcode)
+    // A switch speaks as the group.
+    let speaks_as = |hop: &NextHop| Some(hop.host().map_or(group.mcst_id.0, |host| host.ip));
+    let endpoints = group.rule.endpoints.iter().filter(|e| e.port == ingress);
+    stranger(endpoints, ingress, speaks_as, src, header.bth.dest_qp)
 }

@@ -115,7 +115,7 @@ impl Outlet {
                 qpn: host.qpn,
                 ..own
             },
-            NextHop::Switch { .. } => own,
+            NextHop::Switch { qpn, .. } => Address { qpn: *qpn, ..own },
         };
         let difference =
             HeaderDelta::dst(own.dst, address.dst).and(HeaderDelta::dest_qp(own.qpn, address.qpn));

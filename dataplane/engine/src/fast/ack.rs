@@ -6,7 +6,6 @@ use castnet_wire::icrc::{self, ACK_LEN, AckWords};
 use castnet_wire::{DropReason, FrameBuf, Parsed, Syndrome, parse_frame};
 
 use super::headers::{Headers, L3};
-use crate::classify;
 use crate::context::Context;
 use crate::egress::Egress;
 use crate::engine::Engine;
@@ -45,11 +44,14 @@ impl Engine {
         let like = previous.as_ref().filter(|previous| previous.slot == slot);
         let from = match like.and_then(|like| Some((like.from, icrc::follows(&like.words, &words)?))) {
             Some((from, right)) => Some(from).filter(|_| right),
-            None => classify::sender(&group.hot, cx.ingress, headers.src(), headers.qpn()).filter(|_| {
-                let (covered, icrc) = packet.split_at(ACK_LEN);
-                let covered = covered.first_chunk().map(icrc::of_ack);
-                covered.map(u32::to_le_bytes).is_some_and(|right| right == *icrc)
-            }),
+            None => group
+                .hot
+                .sender(cx.ingress, headers.src(), headers.qpn())
+                .filter(|_| {
+                    let (covered, icrc) = packet.split_at(ACK_LEN);
+                    let covered = covered.first_chunk().map(icrc::of_ack);
+                    covered.map(u32::to_le_bytes).is_some_and(|right| right == *icrc)
+                }),
         };
         let Some(from) = from else {
             return Some(frame);

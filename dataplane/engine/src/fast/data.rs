@@ -13,7 +13,6 @@ use castnet_wire::icrc::{self, HeaderDelta, Neutral};
 use castnet_wire::{BATCH, Batch, DropReason, FrameBuf, MacAddr, PortId, Qpn};
 
 use super::headers::{Headers, PLAIN};
-use crate::classify;
 use crate::context::Context;
 use crate::egress::Egress;
 use crate::engine::Engine;
@@ -57,6 +56,9 @@ impl<B> Run<B> {
 /// What replicas of a run have in common.
 struct Common {
     mcst_id: Ipv4Addr,
+    src: Ipv4Addr,
+    /// The QPN that it came to.
+    qpn: Qpn,
     /// How the ICRC changes by the new source address.
     from_source: HeaderDelta,
     /// The McstID takes the source's place and leaves the destination's, so of addresses only the source is taken out of the
@@ -68,7 +70,7 @@ struct Common {
 struct Rewrite {
     /// Ethernet addresses of the next hop and of the port.
     macs: [u8; 12],
-    /// IP addresses: the McstID, and the member's; zeros towards a switch, where nothing else is written.
+    /// IP addresses: the McstID, and the member's; as they came towards a switch. Zeros where nothing else is written.
     addresses: [u8; 8],
     qpn: [u8; 3],
     /// What is added to the complement of the IPv4 checksum.
@@ -81,26 +83,42 @@ impl Rewrite {
     #[inline(always)]
     fn new(common: &Common, leg: &Leg, (dst, src): (MacAddr, MacAddr)) -> Self {
         let (ip, qpn) = (Ipv4Addr::from(leg.ip), Qpn::from_bytes(leg.qpn));
+        let to_qp = HeaderDelta::dest_qp(common.qpn, qpn);
         let delta = common
             .from_source
             .and(HeaderDelta::dst(common.mcst_id, ip))
-            .and(HeaderDelta::dest_qp(Qpn::VIRTUAL, qpn));
+            .and(to_qp);
         let mut rewrite = Self {
             macs: [0; 12],
             addresses: [0; 8],
             qpn: leg.qpn,
             sum: common.sum + address_sum(ip),
-            register: if leg.is_host() { delta.at_bth() } else { 0 },
+            register: delta.at_bth(),
         };
         rewrite.macs[..6].copy_from_slice(&dst.0);
         rewrite.macs[6..].copy_from_slice(&src.0);
         rewrite.addresses[..4].copy_from_slice(&common.mcst_id.octets());
         rewrite.addresses[4..].copy_from_slice(&leg.ip);
+        if !leg.is_host() {
+            rewrite.keep_addresses(common, qpn, to_qp);
+        }
         rewrite
     }
 
+    /// Towards a switch addresses stay as they came, and all else where the QPN does.
     #[inline(always)]
-    fn is_host(&self) -> bool {
+    fn keep_addresses(&mut self, common: &Common, qpn: Qpn, to_qp: HeaderDelta) {
+        (self.sum, self.register) = (0, to_qp.at_bth());
+        self.addresses = [0; 8];
+        if qpn != common.qpn {
+            self.addresses[..4].copy_from_slice(&common.src.octets());
+            self.addresses[4..].copy_from_slice(&common.mcst_id.octets());
+        }
+    }
+
+    /// Whether more than Ethernet addresses is written.
+    #[inline(always)]
+    fn bridges(&self) -> bool {
         let [.., a, b, c, d] = self.addresses;
         [a, b, c, d] != [0; 4]
     }
@@ -125,7 +143,7 @@ impl Rewrite {
             return;
         };
         head[..12].copy_from_slice(&self.macs);
-        if self.is_host() {
+        if self.bridges() {
             self.head(head, u32::from(!checksum));
             copy.set_trailer((icrc ^ change).to_le_bytes());
         }
@@ -139,7 +157,7 @@ impl Rewrite {
             return;
         };
         head[..12].copy_from_slice(&self.macs);
-        if self.is_host() {
+        if self.bridges() {
             let Neutral { ident, sport: [c, d] } = neutral;
             let before = u16::from_be_bytes([head[18], head[19]]);
             let ident = before ^ u16::from_be_bytes(ident);
@@ -168,7 +186,7 @@ impl Engine {
         let hot = &mut group.hot;
         let like = !run.is_empty() && run.slot == slot && headers.is_data_like(&run.headers);
         if !like {
-            let from = classify::sender(hot, cx.ingress, headers.src(), headers.qpn());
+            let from = hot.sender(cx.ingress, headers.src(), headers.qpn());
             let all_up = hot.ports.and(self.ports.up) == hot.ports;
             let usual = from == Some(hot.source) && all_up && headers.payload() <= hot.pmtu.into();
             if !usual || !headers.is_data() {
@@ -210,6 +228,8 @@ impl Engine {
         let mcst_id = group.hot.mcst_id.0;
         let common = Common {
             mcst_id,
+            src: run.headers.src(),
+            qpn: run.headers.qpn(),
             from_source: HeaderDelta::src(run.headers.src(), mcst_id),
             sum: 2 * 0xFFFF - address_sum(run.headers.src()),
         };
@@ -226,7 +246,10 @@ impl Engine {
         let mut ports = group.hot.ports;
         let mut sent = frames;
         for path in 0..last {
-            let (Some(port), Some(leg)) = (ports.next(), group.hot.legs.get(path as usize)) else {
+            let (Some(port), Some(leg)) = (
+                group.hot.next_port(&mut ports, path as usize),
+                group.hot.legs.get(path as usize),
+            ) else {
                 break;
             };
             if others >> path & 1 == 0 {
@@ -264,7 +287,10 @@ impl Engine {
             self.counters.sent(port, copies, copies * length);
             sent += copies;
         }
-        if let (Some(port), Some(leg)) = (ports.next(), group.hot.legs.get(last as usize)) {
+        if let (Some(port), Some(leg)) = (
+            group.hot.next_port(&mut ports, last as usize),
+            group.hot.legs.get(last as usize),
+        ) {
             let rewrite = Rewrite::new(
                 &common,
                 leg,

@@ -19,7 +19,7 @@ fn second() -> GroupRule {
     let mut other = GroupRule {
         mcst_id: OTHER,
         name: "other".into(),
-        ..star(3).with_multicast(|rule| rule.source = port(1))
+        ..star(3).with_multicast(|rule| rule.source = 1)
     };
     for path in &mut other.endpoints {
         if let NextHop::Host(host) = &mut path.next_hop {

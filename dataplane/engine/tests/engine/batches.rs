@@ -15,29 +15,29 @@ use castnet_wire::{Aeth, Batch, ExtHeaders, McstId, NakCode, Nanos, Opcode, Synd
 use proptest::prelude::*;
 
 /// Multicast groups: the source of group `n` is at port `n`.
-const GROUPS: usize = 3;
+pub(super) const GROUPS: usize = 3;
 /// Ranks of the collective group, at the first ports.
-const RANKS: usize = 4;
-const PORTS: usize = 6;
+pub(super) const RANKS: usize = 4;
+pub(super) const PORTS: usize = 6;
 
-fn mcst(n: usize) -> McstId {
+pub(super) fn mcst(n: usize) -> McstId {
     McstId([10, 9, 0, n as u8 + 1].into())
 }
 
 /// Members at ports 0 to 3, a switch at port 4.
-fn group(n: usize, generation: u64) -> GroupRule {
+pub(super) fn group(n: usize, generation: u64) -> GroupRule {
     let mut paths: Vec<_> = (0..4).map(host).collect();
     paths.push(switch(4));
     GroupRule {
         mcst_id: mcst(n),
         generation,
-        ..rule(paths).with_multicast(|rule| rule.source = port(n))
+        ..rule(paths).with_multicast(|rule| rule.source = n as u16)
     }
 }
 
 /// One frame of a batch that comes in by one port.
 #[derive(Clone, Debug)]
-enum Frame {
+pub(super) enum Frame {
     /// The source's next data, or some before or after it.
     Data {
         group: usize,
@@ -62,7 +62,7 @@ enum Frame {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     Batch {
         ingress: usize,
         frames: Vec<Frame>,
@@ -115,7 +115,7 @@ fn frames() -> impl Strategy<Value = Vec<Frame>> {
     })
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(super) fn step() -> impl Strategy<Value = Step> {
     let wrong = prop::option::weighted(0.2, any::<(prop::sample::Index, prop::sample::Index)>());
     prop_oneof![
         24 => (0..PORTS, frames(), wrong)
@@ -129,7 +129,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// What the hosts know.
-struct Hosts {
+pub(super) struct Hosts {
     /// By multicast group, the PSN of its next data.
     psns: [u32; GROUPS],
     ranks: Vec<Rank>,
@@ -138,8 +138,46 @@ struct Hosts {
     got: BTreeMap<usize, castnet_wire::Psn>,
 }
 
+impl Frame {
+    /// Whether it is to nobody's group.
+    pub(super) fn is_strange(&self) -> bool {
+        matches!(self, Self::Stranger { .. })
+    }
+}
+
 impl Hosts {
-    fn bytes(&mut self, ingress: usize, frame: &Frame) -> Option<Vec<u8>> {
+    pub(super) fn new(ranks: Vec<Rank>) -> Self {
+        Self {
+            psns: [100; GROUPS],
+            ranks,
+            next: [0; RANKS],
+            got: BTreeMap::new(),
+        }
+    }
+
+    /// A multicast group begins anew.
+    pub(super) fn restart(&mut self, group: usize) {
+        self.psns[group] = 100;
+    }
+
+    /// The collective group does.
+    pub(super) fn restart_ranks(&mut self) {
+        (self.next, self.got) = ([0; RANKS], BTreeMap::new());
+    }
+
+    /// What left by the port of each.
+    pub(super) fn take(&mut self, sent: &[(usize, Vec<u8>)]) {
+        for (port, frame) in sent
+            .iter()
+            .filter(|(port, frame)| *port < RANKS && is_ours(frame))
+        {
+            if roce(frame).bth.opcode != Opcode::Ack {
+                self.got.insert(*port, roce(frame).bth.psn);
+            }
+        }
+    }
+
+    pub(super) fn bytes(&mut self, ingress: usize, frame: &Frame) -> Option<Vec<u8>> {
         match *frame {
             Frame::Data {
                 group,
@@ -201,7 +239,12 @@ impl Hosts {
     }
 }
 
-fn feed_batch(engine: &mut Engine, now: Nanos, ingress: usize, frames: &[Vec<u8>]) -> Vec<(usize, Vec<u8>)> {
+pub(super) fn feed_batch(
+    engine: &mut Engine,
+    now: Nanos,
+    ingress: usize,
+    frames: &[Vec<u8>],
+) -> Vec<(usize, Vec<u8>)> {
     let mut egress = PlainEgress::default();
     let mut batch: Batch<PlainFrame> = frames.iter().map(|f| PlainFrame::from(f.as_slice())).collect();
     engine.process(now, port(ingress), &mut batch, &mut egress);
@@ -295,7 +338,7 @@ proptest! {
             }
         }
         let ranks: Vec<Rank> = (0..RANKS).map(|rank| Rank::new(rank, T0, &jobs)).collect();
-        let mut hosts = Hosts { psns: [100; GROUPS], ranks, next: [0; RANKS], got: BTreeMap::new() };
+        let mut hosts = Hosts::new(ranks);
         let (mut now, mut generation) = (T0, 1);
         for step in steps {
             now += Nanos(1000);
@@ -310,11 +353,7 @@ proptest! {
                     }
                     let sent = feed_batch(&mut fast, now, ingress, &frames);
                     prop_assert_eq!(&sent, &feed_batch(&mut slow, now, ingress, &frames));
-                    for (port, frame) in sent.iter().filter(|(port, frame)| *port < RANKS && is_ours(frame)) {
-                        if roce(frame).bth.opcode != Opcode::Ack {
-                            hosts.got.insert(*port, roce(frame).bth.psn);
-                        }
-                    }
+                    hosts.take(&sent);
                 }
                 Step::Links { up } => for engine in [&mut fast, &mut slow] {
                     let mcst_ids = (0..GROUPS).map(mcst).chain([GROUP]);
@@ -326,7 +365,7 @@ proptest! {
                         let group = Context::compile(&group(n, generation), &engine.config().ports).unwrap();
                         engine.install(group).unwrap();
                     }
-                    hosts.psns[n] = 100;
+                    hosts.restart(n);
                 }
                 Step::Remove { group } => {
                     let removed = [&mut fast, &mut slow].map(|engine| engine.remove(mcst(group)).is_some());
@@ -334,7 +373,7 @@ proptest! {
                 }
                 Step::Collective => {
                     [&mut fast, &mut slow].into_iter().for_each(|engine| fresh_collective(engine, reproducible));
-                    (hosts.next, hosts.got) = ([0; RANKS], BTreeMap::new());
+                    hosts.restart_ranks();
                 }
             }
             prop_assert_eq!(everything(&fast), everything(&slow));

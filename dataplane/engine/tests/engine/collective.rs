@@ -158,7 +158,7 @@ fn headers(frame: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn drops(engine: &Engine, reason: DropReason) -> u64 {
+pub(super) fn drops(engine: &Engine, reason: DropReason) -> u64 {
     let mut snapshot = castnet_engine::CountersSnapshot::with_capacity(4, 64);
     engine.snapshot(&mut snapshot);
     snapshot.drops_for(reason)
@@ -254,7 +254,8 @@ fn who_keeps_others_waiting_is_named_and_the_others_are_kept_alive() {
         } => Some(waiting_for),
         _ => None,
     });
-    assert_eq!(event.map(|ports| ports.collect::<Vec<_>>()), Some(vec![port(2)]));
+    let waited_for: Vec<_> = event.expect("a stall").iter().map(|e| e.index()).collect();
+    assert_eq!(waited_for, [2]);
     let keep_alives = net.engines[0].collective(GROUP).unwrap().counters().keep_alives;
     assert!(keep_alives > 100, "{keep_alives}");
     finish(&mut net, &jobs).unwrap();
@@ -370,7 +371,7 @@ fn who_breaks_a_rule_of_the_group_is_named_in_an_event() {
     assert_eq!(drops(&engine, DropReason::ContributionMismatch), 1);
     let event = engine.pop_event().expect("an event").kind;
     let EventKind::RankRefused {
-        port: by,
+        endpoint: by,
         sequence: 0,
         why: Refusal::Cut {
             packet: 0,
@@ -382,7 +383,7 @@ fn who_breaks_a_rule_of_the_group_is_named_in_an_event() {
     else {
         panic!("{event:?}");
     };
-    assert_eq!((by, engine.pop_event()), (port(1), None));
+    assert_eq!((by, engine.pop_event()), (1, None));
     assert_eq!(
         (found.opcode, expected.opcode),
         (Opcode::SendFirst, Opcode::SendFirst)

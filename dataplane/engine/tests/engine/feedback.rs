@@ -215,7 +215,7 @@ fn a_member_that_fails_and_a_first_psn_that_was_learned_are_told() {
             EventKind::MemberFailed {
                 mcst_id: MCST,
                 generation: star(2).generation,
-                port: port(2),
+                endpoint: 2,
                 syndrome: 0x62
             },
         ]
@@ -241,7 +241,7 @@ fn a_path_that_owes_acknowledgements_is_reported_in_time() {
         event.kind,
         EventKind::PathStalled {
             mcst_id: MCST,
-            port: port(2),
+            endpoint: 2,
             since: T0
         }
     );

@@ -12,5 +12,6 @@ mod flow;
 mod memory;
 mod moving;
 mod replication;
+mod shared_ports;
 mod switching;
 mod watching;

@@ -129,8 +129,8 @@ fn state(engine: &Engine) -> GroupStatus {
 
 fn drain(engine: &mut Engine, stalled: &mut Vec<(usize, Nanos)>) {
     while let Some(event) = engine.pop_event() {
-        if let EventKind::PathStalled { port, since, .. } = event.kind {
-            stalled.push((port.index(), since));
+        if let EventKind::PathStalled { endpoint, since, .. } = event.kind {
+            stalled.push((endpoint.into(), since));
         }
     }
 }

@@ -93,7 +93,7 @@ fn any_group() -> impl Strategy<Value = GroupRule> {
     (2usize..12, any::<prop::sample::Index>())
         .prop_flat_map(|(n, source)| ((0..n).map(any_path).collect::<Vec<_>>(), Just(source)))
         .prop_map(|(paths, source)| {
-            let source = source.get(&paths).port;
+            let source = source.index(paths.len()) as u16;
             GroupRule {
                 pmtu: Pmtu::B4096,
                 ..rule(paths).with_multicast(|rule| rule.source = source)
@@ -162,7 +162,7 @@ fn any_frame() -> impl Strategy<Value = DataFrame> {
 }
 
 fn source(rule: &GroupRule) -> PortId {
-    rule.multicast().unwrap().source
+    rule.upstream().unwrap().port
 }
 
 /// Gives the frame to the group's source.
@@ -172,7 +172,7 @@ fn from_source(mut frame: DataFrame, rule: &GroupRule, psn: u32) -> DataFrame {
     let n = source.index();
     (frame.ethernet.dst, frame.ethernet.src) = (port_mac(n), peer_mac(n));
     // Behind a switch the sender may be anybody.
-    frame.src = match &rule.endpoint(source).unwrap().next_hop {
+    frame.src = match &rule.upstream().unwrap().next_hop {
         NextHop::Host(host) => host.ip,
         NextHop::Switch { .. } => [10, 7, 7, 7].into(),
     };

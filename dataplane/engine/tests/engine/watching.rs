@@ -42,7 +42,9 @@ fn a_trace_names_the_path_that_was_left_out_and_why() {
     }
     let stranger = engine.trace(T0, port(4), &send(121, &[1; 64]));
     assert!(
-        stranger.to_string().contains("the group has no path at port 4"),
+        stranger
+            .to_string()
+            .contains("the group has no endpoint at port 4"),
         "{stranger}"
     );
 }

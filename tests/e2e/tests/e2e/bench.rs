@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::process::Output;
-use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::net::{self, Namespace};
@@ -15,9 +14,6 @@ use tempfile::TempDir;
 
 /// Ports of the switch; the host at the other end of `pN` is behind `bN`.
 const PORTS: usize = 4;
-
-/// One after the other: each has busy threads enough.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A switch and, around it, the ports of a bench.
 struct Rig {
@@ -121,7 +117,7 @@ fn runs(out: Output) -> Result<Vec<Value>> {
 
 /// Runs `test`, or says why it cannot.
 fn in_rig(name: &str, test: impl FnOnce() -> Result<()>) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    let _turn = castnet_e2e::lab::turn();
     if let Some(why) = net::missing() {
         net::skip(name, &why);
         return;

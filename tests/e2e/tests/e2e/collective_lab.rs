@@ -2,34 +2,23 @@
 //! disagree or die, switches without room, switches and controllers that are killed. The fabric is processes in network
 //! namespaces; ranks are threads of this process inside the hosts' namespaces, or `castnet host` where they shall end badly.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation};
-use castnet_e2e::lab::{Plan, STAR, TWO_TIERS};
+use castnet_e2e::Lab;
+use castnet_e2e::lab::{self, ONE_ARMED, Plan, STAR, TWO_TIERS};
 use castnet_e2e::process::{PATIENCE, Process};
-use castnet_e2e::{Lab, net};
 use castnet_port::{Pool, PoolConfig, PortSpec, Sides};
 use castnet_rnic::{SoftRnic, SoftRnicConfig};
 use castnet_wire::{Pmtu, Qpn};
 
-/// Labs run one after the other: each has busy threads enough.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// Runs `test` in a lab of `plan`, or says why it cannot.
 fn in_lab(plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    if let Some(why) = net::missing() {
-        net::skip("collectives over AF_PACKET", &why);
-        return;
-    }
-    let mut lab = Lab::start(plan, extra).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
-    if let Err(error) = test(&mut lab) {
-        panic!("{error:#}\n{}", lab.logs());
-    }
+    lab::in_lab("collectives over AF_PACKET", plan, extra, test);
 }
 
 /// A rank on a thread inside its host's namespace.
@@ -51,7 +40,7 @@ impl Rank {
             pool,
             SoftRnicConfig {
                 first_qpn: Qpn::new(0x100 + 16 * u32::from(config.rank)),
-                ..SoftRnicConfig::new([10, 0, 0, config.rank as u8 + 1].into())
+                ..SoftRnicConfig::new(Lab::ip(&config.host).parse()?)
             },
         )?;
         Ok(Self {
@@ -92,6 +81,18 @@ impl Job {
         change: impl Fn(&mut CommConfig),
         part: impl Fn(&mut Rank) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Self> {
+        Self::start_at(size, lab, name, size, change, part)
+    }
+
+    /// The same where there are so many hosts: a further rank is at the first one again, and so on.
+    fn start_at(
+        hosts: u16,
+        lab: &Lab,
+        name: &str,
+        size: u16,
+        change: impl Fn(&mut CommConfig),
+        part: impl Fn(&mut Rank) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Self> {
         let (part, (here, arrivals)) = (Arc::new(part), channel());
         let mut job = Self {
             threads: Vec::new(),
@@ -99,7 +100,7 @@ impl Job {
             go: Vec::new(),
         };
         for rank in 0..size {
-            let host = format!("h{}", rank + 1);
+            let host = format!("h{}", rank % hosts + 1);
             let controller = lab.socket("controller").parse().map_err(|e| anyhow!("{e}"))?;
             let mut config = CommConfig::new(controller, name, rank, size, &host);
             config.fallback = Fallback::Forbidden;
@@ -231,12 +232,16 @@ fn everything<T: Element>(comm: &mut Communicator, bytes: usize, of: fn(i32) -> 
 const SIZES: [usize; 5] = [0, 4, 1028, 204_796, 2_000_000];
 
 fn all_sizes(rank: &mut Rank) -> Result<()> {
+    sizes_of(rank, &SIZES)
+}
+
+fn sizes_of(rank: &mut Rank, sizes: &[usize]) -> Result<()> {
     ensure!(
         matches!(rank.comm.path(), CommPath::InNetwork { .. }),
         "{}",
         rank.comm.path()
     );
-    for bytes in SIZES {
+    for &bytes in sizes {
         everything::<f32>(&mut rank.comm, bytes, |v| v as f32)?;
         everything::<i32>(&mut rank.comm, bytes, |v| v)?;
     }
@@ -254,6 +259,15 @@ fn all_sizes_with_losses(lab: &Lab, size: u16, switches: &[&str]) -> Result<()> 
         ensure!(drops.contains("injected"), "{switch} lost nothing:\n{drops}");
     }
     Ok(())
+}
+
+/// One port beside an ordinary switch: ten ranks at eight hosts, two of which have two.
+#[test]
+fn six_collectives_one_armed_with_losses() {
+    in_lab(ONE_ARMED, &LOSS, |lab| {
+        let some = |rank: &mut Rank| sizes_of(rank, &SIZES[..4]);
+        Job::start_at(8, lab, "one-armed", 10, |_| (), some)?.finish()
+    });
 }
 
 #[test]

@@ -349,7 +349,7 @@ async fn a_switch_without_room_leaves_nothing_on_any() {
         assert!(
             state
                 .reason
-                .starts_with("switches.spine: refuses: group: 0 groups"),
+                .starts_with("switches.spine: refuses: rule: 0 groups"),
             "{}",
             state.reason
         );

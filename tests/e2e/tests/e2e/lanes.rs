@@ -1,31 +1,18 @@
 //! Groups that are too hot for one core: their lanes are on different workers of a switch, and hosts use them as one.
 
-use std::sync::Mutex;
-
 use anyhow::{Context, Result, ensure};
-use castnet_e2e::lab::{STAR, TWO_TIERS};
+use castnet_e2e::lab::{self, STAR, TWO_TIERS};
 use castnet_e2e::process::Process;
-use castnet_e2e::{Lab, Transfer, net};
+use castnet_e2e::{Lab, Transfer};
 use serde_json::Value;
 
-/// Labs run one after the other: each has busy threads enough.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// Runs `test` in a lab whose switches have two workers, or says why it cannot.
-fn in_lab(plan: castnet_e2e::lab::Plan<'_>, extra: &[&str], test: impl FnOnce(&Lab) -> Result<()>) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    if let Some(why) = net::missing() {
-        net::skip("lanes", &why);
-        return;
-    }
+fn in_lab(plan: castnet_e2e::lab::Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
     let flags: Vec<&str> = ["--worker", "any", "--worker", "any"]
         .into_iter()
         .chain(extra.iter().copied())
         .collect();
-    let lab = Lab::start(plan, &flags).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
-    if let Err(error) = test(&lab) {
-        panic!("{error:#}\n{}", lab.logs());
-    }
+    lab::in_lab("lanes", plan, &flags, test);
 }
 
 /// `castnet group create` with these flags.

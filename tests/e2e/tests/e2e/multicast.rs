@@ -1,31 +1,22 @@
 //! One file to many hosts, through real switches, with nothing but their command lines.
 
-use std::sync::Mutex;
-
-use anyhow::Result;
-use castnet_e2e::lab::{STAR, TWO_TIERS};
-use castnet_e2e::{Lab, Transfer, net};
+use anyhow::{Result, ensure};
+use castnet_e2e::lab::{self, ONE_ARMED, STAR, TWO_TIERS};
+use castnet_e2e::{Lab, Transfer};
 
 const SIZE: usize = 64 << 20;
 
-/// Labs run one after the other: each has busy threads enough.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// Runs `test` in a lab of `plan`, or says why it cannot.
 fn in_lab(plan: castnet_e2e::lab::Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    if let Some(why) = net::missing() {
-        net::skip("multicast", &why);
-        return;
-    }
-    let mut lab = Lab::start(plan, extra).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
-    if let Err(error) = test(&mut lab) {
-        panic!("{error:#}\n{}", lab.logs());
-    }
+    lab::in_lab("multicast", plan, extra, test);
 }
 
 /// Sends 64 MiB from the first host to all others, by SEND and by WRITE, from a different source each.
 fn both_ways(lab: &Lab, hosts: &[&str], seed: u64) -> Result<()> {
+    both_ways_of(SIZE, lab, hosts, seed)
+}
+
+fn both_ways_of(size: usize, lab: &Lab, hosts: &[&str], seed: u64) -> Result<()> {
     for (op, source) in [("send", hosts[0]), ("write", hosts[hosts.len() - 1])] {
         let receivers: Vec<&str> = hosts.iter().copied().filter(|h| *h != source).collect();
         lab.transfer(&Transfer {
@@ -33,7 +24,7 @@ fn both_ways(lab: &Lab, hosts: &[&str], seed: u64) -> Result<()> {
             source,
             receivers: &receivers,
             op,
-            size: SIZE,
+            size,
             seed,
         })?;
     }
@@ -41,6 +32,7 @@ fn both_ways(lab: &Lab, hosts: &[&str], seed: u64) -> Result<()> {
 }
 
 const FOUR: [&str; 4] = ["h1", "h2", "h3", "h4"];
+const EIGHT: [&str; 8] = ["h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8"];
 const SIX: [&str; 6] = ["h1", "h2", "h3", "h4", "h5", "h6"];
 const LOSS: [&str; 2] = ["--fault", "loss=1%,seed=42"];
 
@@ -62,6 +54,61 @@ fn three_switches_six_hosts() {
 #[test]
 fn three_switches_six_hosts_one_percent_loss() {
     in_lab(TWO_TIERS, &LOSS, |lab| both_ways(lab, &SIX, 4));
+}
+
+/// One port beside an ordinary switch serves eight hosts: it answers ARP for the group, and what comes in by the port leaves by it.
+#[test]
+fn one_armed_eight_hosts_one_percent_loss() {
+    in_lab(ONE_ARMED, &LOSS, |lab| both_ways_of(SIZE / 4, lab, &EIGHT, 6));
+}
+
+/// `castnet doctor` at a host tells what is wrong where nobody answers for a group, and that all is well once it is installed.
+#[test]
+fn doctor_tells_whether_a_group_is_reached() {
+    in_lab(ONE_ARMED, &[], |lab| {
+        const MCST_ID: &str = "10.0.0.200";
+        let doctor = || -> Result<(Option<i32>, String)> {
+            let mut command = lab.host("h1")?.command(castnet_e2e::process::castnet());
+            let out = command.args(["doctor", "--mcst-id", MCST_ID]).output()?;
+            Ok((
+                out.status.code(),
+                String::from_utf8_lossy(&out.stdout).into_owned(),
+            ))
+        };
+        let told = doctor()?;
+        ensure!(
+            told.0 == Some(1) && told.1.contains("none to 10.0.0.200"),
+            "{told:?}"
+        );
+        let address = ["addr", "add", "10.0.0.99/24", "dev", "eth0"];
+        lab.host("h1")?.command("ip").args(address).output()?;
+        let told = doctor()?;
+        ensure!(
+            told.0 == Some(1) && told.1.contains("nobody answers ARP"),
+            "{told:?}"
+        );
+        let member = |name: &str, last: u8| {
+            format!(
+                "[[groups.endpoints]]\nport = 0\nhost = {{ name = \"{name}\", ip = \"10.0.0.{last}\", qpn = 17, mac = \
+                 \"02:00:00:00:00:0{last}\" }}\n"
+            )
+        };
+        let rules = format!(
+            "[[groups]]\nname = \"g\"\nmcst_id = \"{MCST_ID}\"\npmtu = 1024\nsource = \"a\"\n{}{}",
+            member("a", 1),
+            member("b", 2)
+        );
+        let file = lab.folder().join("rules.toml");
+        std::fs::write(&file, rules)?;
+        let (file, agent) = (file.to_string_lossy(), lab.socket("sw"));
+        lab.castnet(&["group", "create", "--rules", &file, "--agent", &agent])?;
+        let told = doctor()?;
+        ensure!(
+            told.0 == Some(0) && told.1.contains("a switch answers for it"),
+            "{told:?}"
+        );
+        Ok(())
+    });
 }
 
 /// Contract S3: control can go and come while traffic flows. The controller is killed while the file is under way, comes

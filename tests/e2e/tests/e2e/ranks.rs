@@ -1,19 +1,12 @@
 //! `castnet host allreduce` and its five brothers as processes in network namespaces: four ranks at one switch, and six at two tiers.
 
 use anyhow::{Context, Result, ensure};
-use castnet_e2e::lab::{Plan, STAR, TWO_TIERS};
-use castnet_e2e::{Lab, net};
+use castnet_e2e::Lab;
+use castnet_e2e::lab::{self, Plan, STAR, TWO_TIERS};
 use serde_json::Value;
 
-fn in_lab(plan: Plan<'_>, test: impl FnOnce(&Lab) -> Result<()>) {
-    if let Some(why) = net::missing() {
-        net::skip("ranks", &why);
-        return;
-    }
-    let lab = Lab::start(plan, &[]).expect("the lab starts");
-    if let Err(error) = test(&lab) {
-        panic!("{error:#}\n{}", lab.logs());
-    }
+fn in_lab(plan: Plan<'_>, test: impl FnOnce(&mut Lab) -> Result<()>) {
+    lab::in_lab("ranks", plan, &[], test);
 }
 
 /// Runs a collective at hosts h1 to h`size`, and gives what rank 0 printed: a line for each size.

@@ -376,7 +376,8 @@ fn barrier() -> Call {
 
 /// As whom the one at port `n` speaks to the group.
 fn speaker(rule: &GroupRule, n: usize) -> Ipv4Addr {
-    match rule.endpoint(port(n)).map(|e| &e.next_hop) {
+    let endpoint = rule.endpoints.iter().find(|e| e.port == port(n));
+    match endpoint.map(|e| &e.next_hop) {
         Some(NextHop::Host(host)) => host.ip,
         Some(NextHop::Switch { .. }) if rule.multicast().is_some() => STRANGER,
         Some(NextHop::Switch { .. }) => rule.mcst_id.0,

@@ -5,8 +5,8 @@ use crate::driver::tell;
 use castnet_engine::Engine;
 use castnet_rules::{GroupRule, NextHop};
 use castnet_wire::{
-    Control, DataType, Kind, Opcode, Operation, Parsed, PortId, Psn, Qpn, RoceHeader, Syndrome, describe,
-    icrc, ipv4, parse_frame,
+    Control, DataType, Kind, Opcode, Operation, Parsed, PortId, Psn, RoceHeader, Syndrome, describe, icrc,
+    ipv4, parse_frame,
 };
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -24,18 +24,19 @@ pub(super) fn is_for(rule: &GroupRule, ingress: PortId, frame: &[u8]) -> bool {
     let Some((header, src, dst)) = parsed(frame) else {
         return false;
     };
-    let speaks = rule
-        .endpoint(ingress)
-        .is_some_and(|endpoint| match &endpoint.next_hop {
+    let mut endpoints = rule.endpoints.iter().filter(|e| e.port == ingress);
+    let speaks = endpoints.any(|endpoint| {
+        let from = match &endpoint.next_hop {
             NextHop::Host(host) => host.ip == src,
             // The sender of multicast may be anybody behind it.
             NextHop::Switch { .. } => rule.multicast().is_some() || rule.mcst_id.0 == src,
-        });
+        };
+        from && endpoint.virtual_qpn == header.bth.dest_qp
+    });
     let data =
         rule.multicast().is_some() && matches!(header.bth.opcode.info().kind, Kind::Send | Kind::Write);
     speaks
         && dst == rule.mcst_id.0
-        && header.bth.dest_qp == Qpn::VIRTUAL
         && ipv4::checksum_is_right(&frame[header.l3..])
         && (data || icrc::verify_bytes(frame, header.l3, header.frame_len))
 }
@@ -88,8 +89,10 @@ impl Heard {
 
     /// M1, M2: the source is told of nothing that some receiver has not acknowledged.
     pub(super) fn check(&self, rule: &GroupRule, sent: &[Frame]) {
-        let Some(kind) = rule.multicast() else { return };
-        for (port, frame) in sent.iter().filter(|(port, _)| *port == kind.source) {
+        let (Some(kind), Some(source)) = (rule.multicast(), rule.upstream()) else {
+            return;
+        };
+        for (port, frame) in sent.iter().filter(|(port, _)| *port == source.port) {
             let Some((header, ..)) = parsed(frame) else {
                 panic!("to the source goes feedback: {}", describe(frame, frame.len()));
             };

@@ -29,6 +29,7 @@ struct Job4 {
     hosts: [&'static str; 4],
     kind: &'static str,
     bytes: &'static str,
+    one_armed: bool,
     faults: &'static [&'static str],
     timeout: u8,
     retry: u8,
@@ -40,6 +41,7 @@ const PLAIN: Job4 = Job4 {
     hosts: RXE,
     kind: "i32",
     bytes: SIZES,
+    one_armed: false,
     faults: &[],
     timeout: PATIENT,
     retry: 7,
@@ -99,6 +101,20 @@ pub(crate) fn lossy_scenarios(add: &mut impl FnMut(String, Scenario)) {
     }
 }
 
+/// Three rxe hosts and the software RNIC beside a switch with one port that loses frames.
+pub(crate) fn one_armed_scenario(add: &mut impl FnMut(String, Scenario)) {
+    let job = Job4 {
+        name: "one-armed-collectives",
+        hosts: MIXED,
+        bytes: SMALLER,
+        one_armed: true,
+        faults: &["loss=1%,seed=16"],
+        timeout: BRISK,
+        ..PLAIN
+    };
+    add(job.name.into(), Box::new(move |scene| collectives(scene, job)));
+}
+
 /// A rank that runs, in a machine or beside them.
 enum Rank {
     Machine(Job),
@@ -129,7 +145,7 @@ impl Rank {
 
 fn collectives(scene: &mut Scene, job: Job4) -> Result<String> {
     let program = Path::new(env!("CARGO_BIN_EXE_collective-rank"));
-    let controller = scene.fabric(job.faults)?.controller()?;
+    let controller = scene.wired(job.one_armed, job.faults)?.controller()?;
     let shared = scene.lab.share(program)?;
     let mut ranks = Vec::new();
     for (rank, host) in job.hosts.into_iter().enumerate() {

@@ -10,6 +10,7 @@ mod files;
 mod habits;
 mod mixed;
 mod multicast;
+mod one_armed;
 mod own_rank;
 mod report;
 mod scene;
@@ -75,13 +76,22 @@ fn scenarios(mtu: u32) -> Vec<(String, Scenario)> {
         add("habits".into(), Box::new(habits::habits));
         mixed::scenarios(&mut add);
         collectives::scenarios(&mut add);
-        add("own-rank".into(), Box::new(own_rank::own_rank));
+        add(
+            "own-rank".into(),
+            Box::new(|scene| own_rank::own_rank(scene, false)),
+        );
         files::scenarios(&mut add);
         // One after the other where the same frames are lost, as each other way needs a switch of its own.
         mixed::lossy_scenarios(&mut add);
         multicast::lossy_scenarios(&mut add);
         collectives::lossy_scenarios(&mut add);
         faults::scenarios(&mut add);
+        one_armed::scenarios(&mut add);
+        collectives::one_armed_scenario(&mut add);
+        add(
+            "one-armed-own-rank".into(),
+            Box::new(|scene| own_rank::own_rank(scene, true)),
+        );
     } else {
         multicast::lossy_scenario(&mut add);
     }

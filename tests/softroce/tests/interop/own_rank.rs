@@ -17,18 +17,21 @@ const SIZE: usize = 3;
 /// What a rank's line in the rule begins with.
 const LINE: &str = "host = {";
 
-/// Three generations of one group: of i32, of f32, and one in which a rank calls something else.
-pub(crate) fn own_rank(scene: &mut Scene) -> Result<String> {
+/// Three generations of one group: of i32, of f32, and one in which a rank calls something else. Beside an ordinary switch all of them
+/// are at the one port.
+pub(crate) fn own_rank(scene: &mut Scene, one_armed: bool) -> Result<String> {
     if !Path::new("/usr/include/infiniband/verbs.h").is_file() {
         net::skip("the example in C", "apt-get install gcc libibverbs-dev");
         return Ok("skipped".into());
     }
-    scene.fabric(&[])?;
+    scene.wired(one_armed, &[])?;
     let program = scene.running()?.folder().join("rank");
     compile(&program)?;
     let program = scene.lab.share(&program)?;
     for (generation, kind) in [(1, "i32"), (2, "f32")] {
-        let ranks = start(scene, &program, generation, |_| format!("--type {kind}"))?;
+        let ranks = start(scene, &program, one_armed, generation, |_| {
+            format!("--type {kind}")
+        })?;
         for (rank, ended) in finish(ranks)?.into_iter().enumerate() {
             let right = format!(
                 "rank {rank} of {SIZE}: allreduce, reduce, broadcast of 100000 {kind} and a barrier: all elements are right"
@@ -36,7 +39,7 @@ pub(crate) fn own_rank(scene: &mut Scene) -> Result<String> {
             ensure!(ended.code == 0 && ended.stdout.contains(&right), "{ended}");
         }
     }
-    let ranks = start(scene, &program, 3, |rank| {
+    let ranks = start(scene, &program, one_armed, 3, |rank| {
         format!("--elements {}", if rank == 1 { 8 } else { 7 })
     })?;
     for ended in finish(ranks)? {
@@ -71,6 +74,7 @@ fn compile(program: &Path) -> Result<()> {
 fn start(
     scene: &mut Scene,
     program: &str,
+    one_armed: bool,
     generation: u32,
     more: impl Fn(usize) -> String,
 ) -> Result<Vec<Job>> {
@@ -98,7 +102,11 @@ fn start(
         lines.push(line.context("no line for the rule")?.to_owned());
     }
     let rules = scene.running()?.folder().join("rules.toml");
-    fs::write(&rules, rule(generation, &lines)?)?;
+    let mut rule = rule(generation, &lines)?;
+    if one_armed {
+        (1..SIZE).for_each(|port| rule = rule.replace(&format!("port = {port}"), "port = 0"));
+    }
+    fs::write(&rules, rule)?;
     for command in [
         "rules check rules.toml",
         "group create --agent URL --rules rules.toml",

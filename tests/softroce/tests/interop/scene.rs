@@ -24,10 +24,18 @@ pub(crate) const SOFT: [&str; 2] = ["s1", "s2"];
 pub(crate) struct Scene {
     // Peers before the lab they live in, and the fabric before its namespace.
     peers: Vec<Peer>,
-    fabric: Option<(Vec<String>, Fabric)>,
+    fabric: Option<(Wiring, Fabric)>,
     pub(crate) lab: Lab,
     pub(crate) mtu: u32,
     seed: u64,
+}
+
+/// What a switch runs with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Wiring {
+    /// Whether it has one port, beside a bridge that all hosts hang on.
+    one_armed: bool,
+    faults: Vec<String>,
 }
 
 /// A message to send to a group.
@@ -117,19 +125,63 @@ impl Scene {
 
     /// The running switch with just these faults: the last one, or a new one.
     pub(crate) fn fabric(&mut self, faults: &[&str]) -> Result<&mut Fabric> {
-        let faults: Vec<String> = faults.iter().map(|f| f.to_string()).collect();
-        if self.fabric.as_ref().is_none_or(|(with, _)| *with != faults) {
-            self.fabric = None;
+        self.wired(false, faults)
+    }
+
+    /// The same with one port, beside an ordinary switch that all hosts hang on.
+    pub(crate) fn one_armed(&mut self, faults: &[&str]) -> Result<&mut Fabric> {
+        self.wired(true, faults)
+    }
+
+    pub(crate) fn wired(&mut self, one_armed: bool, faults: &[&str]) -> Result<&mut Fabric> {
+        let faults = faults.iter().map(|f| f.to_string()).collect();
+        let wiring = Wiring { one_armed, faults };
+        if self.fabric.as_ref().is_none_or(|(with, _)| *with != wiring) {
+            if let Some((Wiring { one_armed: true, .. }, _)) = self.fabric.take() {
+                // The interfaces that were the bridge's are their own again.
+                self.ip("link del bridge")?;
+                self.ip("link del arm")?;
+            }
             let mut ports: Vec<(String, String)> = Vec::new();
             for host in self.lab.hosts() {
                 ports.push((host.name().to_string(), host.tap().to_string()));
             }
             ports.extend(SOFT.map(|soft| (soft.to_string(), format!("sw-{soft}"))));
+            let mut behind = Vec::new();
+            if one_armed {
+                let wire = ("wire".into(), self.bridge(&ports)?);
+                behind = ports.into_iter().map(|(host, _)| host).collect();
+                ports = vec![wire];
+            }
             let controller = format!("http://{}:0", self.lab.management_ip());
-            let fabric = Fabric::start(self.lab.netns(), &ports, self.mtu, &faults, Some(&controller))?;
-            self.fabric = Some((faults, fabric));
+            let fabric = Fabric::start(
+                self.lab.netns(),
+                &ports,
+                &behind,
+                self.mtu,
+                &wiring.faults,
+                Some(&controller),
+            )?;
+            self.fabric = Some((wiring, fabric));
         }
         self.running()
+    }
+
+    /// Makes these interfaces ports of a bridge; gives the interface that one more port of it leads to.
+    fn bridge(&self, ports: &[(String, String)]) -> Result<String> {
+        let mtu = self.mtu;
+        self.ip("link add bridge type bridge")?;
+        self.ip(&format!("link set bridge mtu {mtu} up"))?;
+        self.ip(&format!(
+            "link add arm mtu {mtu} type veth peer name arm-bridge mtu {mtu}"
+        ))?;
+        self.ip("link set arm up")?;
+        self.ip("link set arm-bridge up")?;
+        let own = ports.iter().map(|(_, interface)| interface.as_str());
+        for interface in own.chain(["arm-bridge"]) {
+            self.ip(&format!("link set {interface} master bridge"))?;
+        }
+        Ok("arm".into())
     }
 
     /// The switch that runs now.

@@ -3,6 +3,7 @@
 use castnet_wire::Psn;
 use serde::Serialize;
 
+use super::super::show::virtual_qpn;
 use super::{number, ranks_text};
 use crate::api;
 use crate::output::Row;
@@ -25,6 +26,7 @@ pub(crate) struct Progress {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EndpointRow {
     pub(super) port: u32,
+    virtual_qpn: u32,
     pub(super) next_hop: String,
     pub(super) ranks: Vec<u32>,
     parent: bool,
@@ -48,6 +50,7 @@ pub(crate) struct EndpointRow {
 impl Row for EndpointRow {
     const COLUMNS: &'static [&'static str] = &[
         "port",
+        "qpn",
         "towards",
         "ranks",
         "expects",
@@ -72,6 +75,7 @@ impl Row for EndpointRow {
         };
         vec![
             self.port.to_string(),
+            self.virtual_qpn.to_string(),
             self.next_hop.clone(),
             ranks_text(&self.ranks),
             number(self.expected_psn),
@@ -111,11 +115,12 @@ pub(crate) fn endpoint_rows(installed: &api::InstalledGroup) -> Vec<EndpointRow>
         Some(expected.wrapping_sub(status.base_psn) & (Psn::MODULUS - 1))
     };
     let foremost = status.endpoints.iter().filter_map(done).max().unwrap_or(0);
-    let row = |endpoint: &api::EndpointStatus| {
+    let row = |(i, endpoint): (usize, &api::EndpointStatus)| {
         let counters = endpoint.counters.unwrap_or_default();
         EndpointRow {
             behind: done(endpoint).map(|done| foremost - done),
             port: endpoint.port,
+            virtual_qpn: virtual_qpn(installed, i),
             next_hop: endpoint.next_hop.clone(),
             ranks: endpoint.ranks.clone(),
             parent: endpoint.parent,
@@ -131,7 +136,7 @@ pub(crate) fn endpoint_rows(installed: &api::InstalledGroup) -> Vec<EndpointRow>
             keep_alives: counters.keep_alives,
         }
     };
-    status.endpoints.iter().map(row).collect()
+    status.endpoints.iter().enumerate().map(row).collect()
 }
 
 pub(crate) fn progress_text(progress: Option<&Progress>) -> String {

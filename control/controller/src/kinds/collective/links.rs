@@ -106,7 +106,7 @@ fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
     let mut all = Vec::new();
     for (switch, rule) in &plan.rules {
         let parent = rule.translated().and_then(|kind| kind.parent);
-        for endpoint in &rule.endpoints {
+        for (index, endpoint) in (0..).zip(&rule.endpoints) {
             let near = (switch.as_str(), endpoint.port.index() as u8);
             match &endpoint.next_hop {
                 NextHop::Host(host) => all.extend(silent_port(facts, near).map(|why| DownLink {
@@ -116,7 +116,7 @@ fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
                     switch: None,
                 })),
                 // Each link between switches once: as the lower one's link to its parent.
-                NextHop::Switch { name, .. } if parent == Some(endpoint.port) => {
+                NextHop::Switch { name, .. } if parent == Some(index) => {
                     let back = plan.rules.get(name).and_then(|parent| {
                         let mut endpoints = parent.endpoints.iter();
                         endpoints.find(|e| e.next_hop.name() == switch && e.next_hop.rank().is_none())

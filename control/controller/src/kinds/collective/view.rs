@@ -9,7 +9,7 @@ use super::live::Presence;
 use super::record::{Collective, RankRecord, RankState, Settings};
 use crate::core::Core;
 use crate::lifecycle::{After, Phase};
-use crate::record::{Ending, TreeSwitch};
+use crate::record::{Ending, Plan, TreeSwitch};
 use crate::table::Entry;
 use crate::view::{lanes, place, problems};
 use castnet_rules::GroupRule;
@@ -46,7 +46,11 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
     let phase = phase(record.phase);
     let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
     let ending = record.ended.as_ref().filter(|_| over);
-    let member = |(rank, member): (usize, &RankRecord)| rank_state(core, entry, rank as u16, member);
+    let qpns = record.plan.as_ref().map(Plan::virtual_qpns).unwrap_or_default();
+    let member = |(rank, member): (u16, &RankRecord)| v1::RankState {
+        virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
+        ..rank_state(core, entry, rank, member)
+    };
     v1::CollectiveState {
         name: record.name.clone(),
         phase: phase as i32,
@@ -60,7 +64,7 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
         rq_psn: 0,
         slots: slots(group, entry).into(),
         settings: Some(settings(&group.settings)),
-        members: group.ranks.iter().enumerate().map(member).collect(),
+        members: (0..).zip(&group.ranks).map(member).collect(),
         waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
         conflict: ending.and_then(conflict),
         lanes: lanes(&record.name, record.mcst_ids().collect()),
@@ -193,6 +197,7 @@ fn rank_state(core: &Core, entry: &Entry, rank: u16, member: &RankRecord) -> v1:
         rq_psn: member.rq_psn.value(),
         switch_name,
         port,
+        virtual_qpn: None,
     }
 }
 

@@ -51,6 +51,7 @@ pub fn rq_psn(rank: usize) -> Psn {
 pub fn rank_at(port_number: usize, rank: usize) -> Endpoint {
     Endpoint {
         port: port(port_number),
+        virtual_qpn: Qpn::VIRTUAL,
         next_hop: NextHop::Host(rank_host(rank)),
     }
 }
@@ -58,15 +59,19 @@ pub fn rank_at(port_number: usize, rank: usize) -> Endpoint {
 pub fn switch_at(port_number: usize, ranks: &[u16]) -> Endpoint {
     Endpoint {
         port: port(port_number),
+        virtual_qpn: Qpn::VIRTUAL,
         next_hop: NextHop::Switch {
             name: format!("s{port_number}"),
+            qpn: Qpn::VIRTUAL,
             mac: peer_mac(port_number),
             ranks: ranks.to_vec(),
         },
     }
 }
 
+/// `parent` is the port of one of the endpoints.
 pub fn collective_rule(endpoints: Vec<Endpoint>, parent: Option<usize>) -> GroupRule {
+    let parent = parent.map(|parent| endpoints.iter().position(|e| e.port == port(parent)));
     let kind = TranslatedRule {
         start_psn: Psn::new(0xFF_FFFA),
         slots: 32,
@@ -75,7 +80,7 @@ pub fn collective_rule(endpoints: Vec<Endpoint>, parent: Option<usize>) -> Group
         loss_policy: LossPolicy::Repair,
         straggler_policy: StragglerPolicy::KeepAlive,
         ack_timeout_us: (TIMEOUT.0 / 1000) as u32,
-        parent: parent.map(port),
+        parent: parent.map(|index| index.expect("an endpoint at its port") as u16),
     };
     GroupRule {
         name: "sum".into(),

@@ -84,6 +84,7 @@ pub fn host(n: usize) -> Endpoint {
     };
     Endpoint {
         port: port(n),
+        virtual_qpn: Qpn::VIRTUAL,
         next_hop: NextHop::Host(host),
     }
 }
@@ -91,6 +92,7 @@ pub fn host(n: usize) -> Endpoint {
 pub fn switch(n: usize) -> Endpoint {
     Endpoint {
         port: port(n),
+        virtual_qpn: Qpn::VIRTUAL,
         next_hop: NextHop::switch(format!("s{n}"), peer_mac(n)),
     }
 }
@@ -100,7 +102,7 @@ pub fn rule(endpoints: Vec<Endpoint>) -> GroupRule {
     let kind = MulticastRule {
         start_psn: Some(Psn::new(100)),
         va_base: VA_BASE,
-        source: endpoints[0].port,
+        source: 0,
     };
     GroupRule {
         name: "g".into(),

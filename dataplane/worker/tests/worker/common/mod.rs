@@ -189,13 +189,14 @@ pub fn rule(n: usize, ports: &[usize]) -> GroupRule {
             .iter()
             .map(|&p| Endpoint {
                 port: port(p),
+                virtual_qpn: Qpn::VIRTUAL,
                 next_hop: NextHop::Host(host(n, p)),
             })
             .collect(),
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
-            source: port(ports[0]),
+            source: 0,
         }
         .into(),
     }

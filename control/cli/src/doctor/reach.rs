@@ -1,0 +1,136 @@
+//! Whether what this machine sends to a group's address reaches a Castnet switch.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::{Check, Use};
+
+/// The discard service: a frame to it asks for the next hop's Ethernet address, and does nothing else to anybody.
+const DISCARD: u16 = 9;
+/// Kernels ask three times, a second apart; they may have begun before.
+const PATIENCE: Duration = Duration::from_secs(4);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How frames to an address leave this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Way {
+    /// The router that they go to first, where one is.
+    gateway: Option<Ipv4Addr>,
+    interface: String,
+}
+
+/// Route and next hop of a McstID.
+pub(crate) fn checks(mcst_id: Ipv4Addr) -> Vec<Check> {
+    let route = "route to the McstID";
+    let Some(way) = ip(&["-4", "route", "get", &mcst_id.to_string()]).and_then(|text| way(&text)) else {
+        return vec![Check::missing(
+            Use::Group,
+            route,
+            format!("none to {mcst_id}"),
+            "take McstIDs of an interface's subnet (castnet controller --mcst-pool), or route their prefix to the Castnet switch: \
+             ip route add PREFIX via SWITCH",
+        )];
+    };
+    let (next_hop, found) = match way.gateway {
+        None => (mcst_id, format!("on link by {}", way.interface)),
+        Some(gateway) => (gateway, format!("by the router {gateway} on {}", way.interface)),
+    };
+    if way.interface == "lo" {
+        return vec![Check::missing(
+            Use::Group,
+            route,
+            format!("{mcst_id} is an address of this machine"),
+            "no host may have the address of a group: give the group another one, or take it off the interface",
+        )];
+    }
+    let mut checks = vec![Check::ok(Use::Group, route, found)];
+    checks.push(match ask(mcst_id, next_hop, &way.interface) {
+        Some(mac) if way.gateway.is_some() => Check::warn(
+            Use::Group,
+            "next hop of the McstID",
+            format!("{next_hop} is at {mac}"),
+            format!(
+                "that router must route {mcst_id} to the Castnet switch, and every router on the way: see its routes; \
+                 castnet drops and castnet trace at the switch tell whether frames come"
+            ),
+        ),
+        Some(mac) => Check::ok(
+            Use::Group,
+            "next hop of the McstID",
+            format!("{next_hop} is at {mac}: a switch answers for it"),
+        ),
+        None => Check::missing(
+            Use::Group,
+            "next hop of the McstID",
+            format!("nobody answers ARP for {next_hop} on {}", way.interface),
+            match way.gateway {
+                Some(_) => "the router is down, or not in this VLAN",
+                None => {
+                    "see that the group is installed (castnet group list --agent URL), that the switch's port is up and in the VLAN of \
+                     this interface (castnet port), and that it hears this machine (castnet neighbours)"
+                }
+            },
+        ),
+    });
+    checks
+}
+
+/// What `ip` prints; `None` where it fails.
+fn ip(words: &[&str]) -> Option<String> {
+    let out = Command::new("ip").args(words).output().ok()?;
+    out.status
+        .success()
+        .then(|| String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Reads a line such as `10.9.0.1 via 10.0.0.254 dev eth0 src 10.0.0.1`.
+fn way(text: &str) -> Option<Way> {
+    let after = |word: &str| {
+        let mut words = text.split_whitespace().skip_while(|w| *w != word);
+        words.nth(1)
+    };
+    Some(Way {
+        gateway: after("via").and_then(|ip| ip.parse().ok()),
+        interface: after("dev")?.to_owned(),
+    })
+}
+
+/// The Ethernet address of `next_hop`, asked for by a frame to `address`.
+fn ask(address: Ipv4Addr, next_hop: Ipv4Addr, interface: &str) -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        // Each frame has a kernel that gave up ask again. That nobody answered the last time may be the error of this one.
+        let _ = socket.send_to(&[], (address, DISCARD));
+        std::thread::sleep(PAUSE);
+        let text = ip(&["-4", "neigh", "show", &next_hop.to_string(), "dev", interface])?;
+        let mut words = text.split_whitespace().skip_while(|w| *w != "lladdr");
+        if let Some(mac) = words.nth(1).filter(|_| !text.contains("FAILED")) {
+            return Some(mac.to_owned());
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_are_read_as_ip_prints_them() {
+        let direct = way("10.0.0.200 dev eth0 src 10.0.0.1 uid 0 \n    cache \n");
+        assert_eq!(
+            direct.map(|way| (way.gateway, way.interface)),
+            Some((None, "eth0".to_owned()))
+        );
+        let routed = way("10.9.0.1 via 10.0.0.254 dev eth1 src 10.0.0.1 uid 0");
+        assert_eq!(
+            routed.map(|way| (way.gateway, way.interface)),
+            Some((Some([10, 0, 0, 254].into()), "eth1".to_owned()))
+        );
+        let own = way("local 10.0.0.1 dev lo table local src 10.0.0.1");
+        assert_eq!(own.map(|way| way.interface), Some("lo".to_owned()));
+        assert_eq!(way("RTNETLINK answers: Network is unreachable"), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! What rules of all kinds need of the fabric, and of each other.
+
+use std::collections::BTreeMap;
+
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, NextHop};
+use castnet_topology::Topology;
+use castnet_wire::{MacAddr, PortId, Qpn};
+
+/// A switch as next hop, by the port at its end of the path. Its QPN is given by [`number`].
+pub(crate) fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: Vec<u16>) -> NextHop {
+    let mac = topology
+        .switch(name)
+        .and_then(|s| s.ports.get(&(port.index() as u8)).copied())
+        .unwrap_or_default();
+    NextHop::Switch {
+        name: name.into(),
+        qpn: Qpn::VIRTUAL,
+        mac: MacAddr(mac),
+        ranks,
+    }
+}
+
+/// Gives the endpoints of a group their QPNs. Those that port and source address do not tell from the others of their switch get
+/// 2, 3 and so on at each port: the switches at a port with others, and the members of one host. Both ends of an edge
+/// between switches know the QPN of the other.
+///
+/// `host_of` is the name of a member's host: members of one host have one address, but the request may not know it yet and
+/// have another for each.
+pub(crate) fn number<'r>(
+    rules: &mut BTreeMap<String, GroupRule>,
+    host_of: impl Fn(&HostEndpoint) -> Option<&'r str>,
+) {
+    let mut known: BTreeMap<(String, String), Qpn> = BTreeMap::new();
+    for (switch, rule) in rules.iter_mut() {
+        let alike = |x: &Endpoint, y: &Endpoint| {
+            let same_sender = match (x.next_hop.host(), y.next_hop.host()) {
+                (Some(x), Some(y)) => x.ip == y.ip || host_of(x) == host_of(y),
+                (host, _) => host.is_none(),
+            };
+            x.port == y.port && same_sender
+        };
+        let all = &rule.endpoints;
+        let shared: Vec<bool> = all
+            .iter()
+            .map(|x| all.iter().any(|y| !core::ptr::eq(x, y) && alike(x, y)))
+            .collect();
+        let mut last: BTreeMap<PortId, u32> = BTreeMap::new();
+        for (endpoint, shared) in rule.endpoints.iter_mut().zip(shared) {
+            if shared {
+                let qpn = last.entry(endpoint.port).or_insert(Qpn::VIRTUAL.value());
+                *qpn += 1;
+                endpoint.virtual_qpn = Qpn::new(*qpn);
+            }
+            let ends = (switch.clone(), endpoint.next_hop.name().to_string());
+            known.insert(ends, endpoint.virtual_qpn);
+        }
+    }
+    for (switch, rule) in rules.iter_mut() {
+        for endpoint in &mut rule.endpoints {
+            if let NextHop::Switch { name, qpn, .. } = &mut endpoint.next_hop
+                && let Some(own) = known.get(&(name.clone(), switch.clone()))
+            {
+                *qpn = *own;
+            }
+        }
+    }
+}

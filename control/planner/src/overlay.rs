@@ -1,0 +1,219 @@
+//! The fabric as trees see it: hosts and Castnet switches, and the paths between them.
+//!
+//! A tree replicates and aggregates at Castnet switches only. Two of its nodes are adjacent where a path of links joins them
+//! whose inner nodes are plain switches; a link alone is such a path. Plain switches choose the path themselves, so between two
+//! ends there is one path here: a shortest one, always the same.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use castnet_topology::{Cut, Distances, End, LinkId, Neighbour, Topology};
+
+use crate::load::LinkLoad;
+
+/// Links from one node of a tree to another, with plain switches between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Path {
+    /// Where it begins.
+    pub(crate) near: End,
+    /// Where it ends.
+    pub(crate) far: End,
+    /// The links, at least one, from `near` to `far`.
+    pub(crate) links: Vec<LinkId>,
+    /// The plain switches between the links.
+    pub(crate) via: Vec<String>,
+}
+
+impl Path {
+    /// How many links it has.
+    pub(crate) fn length(&self) -> u32 {
+        self.links.len() as u32
+    }
+
+    /// The sum of the load of its links.
+    pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
+        self.links.iter().map(|link| u64::from(load.get(*link))).sum()
+    }
+}
+
+/// A node's links that are up, to nodes that are up and with at least this MTU, in the order of its ports.
+fn live(topology: &Topology, node: &str, mtu: u32) -> Vec<Neighbour> {
+    let mut all = topology.neighbours(node);
+    all.retain(|n| {
+        topology.link(n.link).is_some_and(|l| l.up && l.mtu >= mtu)
+            && topology.switch(n.far.node()).is_none_or(|s| s.up)
+    });
+    all
+}
+
+/// How many links each plain switch is from this end, over plain switches only; where one is sought, of those that are nearer
+/// than it, and of it.
+fn plain_distances(topology: &Topology, end: &End, mtu: u32, sought: Option<&str>) -> BTreeMap<String, u32> {
+    let mut distances = BTreeMap::new();
+    let mut queue = VecDeque::new();
+    let visit = |n: Neighbour, distance: u32, distances: &mut BTreeMap<_, _>, queue: &mut VecDeque<_>| {
+        let name = n.far.node();
+        if topology.is_plain(name) && !distances.contains_key(name) {
+            distances.insert(name.to_string(), distance);
+            queue.push_back((name.to_string(), distance));
+        }
+    };
+    let mut first = live(topology, end.node(), mtu);
+    first.retain(|n| n.near == *end);
+    for hop in first {
+        visit(hop, 1, &mut distances, &mut queue);
+    }
+    while let Some((node, distance)) = queue.pop_front() {
+        if sought.is_some_and(|sought| distances.contains_key(sought)) {
+            break;
+        }
+        for next in live(topology, &node, mtu) {
+            visit(next, distance + 1, &mut distances, &mut queue);
+        }
+    }
+    distances
+}
+
+/// The path between the ends of two nodes over plain switches and links of at least this MTU. It is the same in both
+/// directions.
+pub(crate) fn between(topology: &Topology, near: &End, far: &End, mtu: u32) -> Option<Path> {
+    let (from, to) = if near <= far { (near, far) } else { (far, near) };
+    let first = live(topology, from.node(), mtu);
+    let mut hop = first.into_iter().find(|n| n.near == *from)?;
+    let (mut links, mut via) = (vec![hop.link], Vec::new());
+    if hop.far != *to {
+        let distances = plain_distances(topology, to, mtu, Some(hop.far.node()));
+        while hop.far != *to {
+            let here = hop.far.node();
+            let distance = distances.get(here)?;
+            via.push(here.to_string());
+            hop = live(topology, here, mtu).into_iter().find(|n| match distance {
+                1 => n.far == *to,
+                _ => distances.get(n.far.node()) == Some(&(distance - 1)),
+            })?;
+            links.push(hop.link);
+        }
+    }
+    if from != near {
+        links.reverse();
+        via.reverse();
+    }
+    Some(Path {
+        near: near.clone(),
+        far: far.clone(),
+        links,
+        via,
+    })
+}
+
+/// The paths from a host to the Castnet switches nearest to it, all of one length, in the order of the switches' ends.
+pub(crate) fn nearest(topology: &Topology, host: &str) -> Vec<Path> {
+    let start = End::host(host);
+    let mut layer = vec![start.clone()];
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    while !layer.is_empty() {
+        let mut next = BTreeSet::new();
+        for end in layer {
+            let forwards = end == start || topology.is_plain(end.node());
+            if forwards && seen.insert(end.node().to_string()) {
+                next.extend(live(topology, end.node(), 0).into_iter().map(|n| n.far));
+            }
+        }
+        let castnet = |end: &&End| matches!(end, End::Switch { switch, .. } if !topology.is_plain(switch));
+        let found: Vec<Path> = next
+            .iter()
+            .filter(castnet)
+            .filter_map(|end| between(topology, &start, end, 0))
+            .collect();
+        if !found.is_empty() {
+            return found;
+        }
+        layer = next.into_iter().collect();
+    }
+    Vec::new()
+}
+
+/// The paths by which shortest paths leave a Castnet switch, each as far as the next Castnet switch; in the order of the
+/// far ends. `distances` are those to the destination, a Castnet switch.
+pub(crate) fn next_hops(topology: &Topology, from: &str, distances: &Distances) -> Vec<Path> {
+    let mut all = Vec::new();
+    for first in topology.next_hops(from, distances) {
+        let mut ends = BTreeSet::new();
+        let mut seen: BTreeSet<String> = BTreeSet::new();
+        let mut open = vec![first.far];
+        while let Some(end) = open.pop() {
+            if !topology.is_plain(end.node()) {
+                ends.insert(end);
+            } else if seen.insert(end.node().to_string()) {
+                let hops = topology.next_hops(end.node(), distances);
+                open.extend(hops.into_iter().map(|hop| hop.far));
+            }
+        }
+        all.extend(
+            ends.iter()
+                .filter_map(|far| between(topology, &first.near, far, 0)),
+        );
+    }
+    all.sort_by(|x, y| (&x.far, &x.near).cmp(&(&y.far, &y.near)));
+    all
+}
+
+/// How far plain switches are from each end of a node.
+pub(crate) struct Reach(Vec<(End, BTreeMap<String, u32>)>);
+
+impl Reach {
+    /// Of that node.
+    pub(crate) fn new(topology: &Topology, node: &str) -> Self {
+        let ends = live(topology, node, 0).into_iter().map(|n| n.near);
+        let each = ends.map(|end| {
+            let distances = plain_distances(topology, &end, 0, None);
+            (end, distances)
+        });
+        Self(each.collect())
+    }
+
+    /// The ends between which shortest paths over plain switches join another node with this one, that node's first, and their
+    /// length.
+    fn ends(&self, topology: &Topology, from: &str) -> Option<(u32, Vec<(End, &End)>)> {
+        let mut best: Option<(u32, Vec<(End, &End)>)> = None;
+        for near in live(topology, from, 0) {
+            for (far, distances) in &self.0 {
+                let Some(length) = distances.get(near.far.node()).map(|d| d + 1) else {
+                    continue;
+                };
+                let ends = (near.near.clone(), far);
+                match &mut best {
+                    Some((least, _)) if *least < length => {}
+                    Some((least, all)) if *least == length => all.push(ends),
+                    _ => best = Some((length, vec![ends])),
+                }
+            }
+        }
+        best
+    }
+
+    /// How many links lead over plain switches from another node to this one.
+    pub(crate) fn length(&self, topology: &Topology, from: &str) -> Option<u32> {
+        self.ends(topology, from).map(|(length, _)| length)
+    }
+
+    /// The shortest path over plain switches from another node to this one; among equal ones that with the least load, then the
+    /// first in the order of the ends.
+    pub(crate) fn path(&self, topology: &Topology, load: &LinkLoad, from: &str) -> Option<Path> {
+        let (_, ends) = self.ends(topology, from)?;
+        let paths = ends
+            .iter()
+            .filter_map(|(near, far)| between(topology, near, far, 0));
+        paths.min_by_key(|path| path.load(load))
+    }
+}
+
+/// The Castnet switch that is cut off from a host by the fewest things that are down, and by which; `None` where the fabric
+/// has no Castnet switch.
+pub(crate) fn cut_off(topology: &Topology, host: &str) -> Option<(String, Cut)> {
+    let castnet = topology.switches().filter(|s| !topology.is_plain(&s.name));
+    let cuts = castnet.filter_map(|s| Some((s.name.clone(), topology.cut(host, &s.name)?)));
+    cuts.min_by_key(|(_, cut)| match cut {
+        Cut::NeverLinked => usize::MAX,
+        Cut::Down(down) => down.len(),
+    })
+}
