@@ -46,21 +46,26 @@ const RENAMED: [(&str, &str); 3] = [
 pub(crate) struct Reader<'t> {
     text: &'t str,
     faults: Vec<(usize, Fault)>,
+    /// Whether fields have paths and places: most files have no faults, and are read in half of the time without.
+    locates: bool,
     places: BTreeMap<String, usize>,
 }
 
-/// Parses `text` and hands the document to `read`; its result counts where there were no faults.
+/// Parses `text` and hands the document to `read`; its result counts where there were no faults. Else `read` gets the document once
+/// more, so that faults have their places.
 pub(crate) fn read<'t, T>(
     text: &'t str,
-    read: impl FnOnce(&mut Reader<'t>, Fields<'_, 't>) -> Option<T>,
+    read: impl Fn(&mut Reader<'t>, Fields<'_, 't>) -> Option<T>,
 ) -> Result<T, Faults> {
-    let mut reader = Reader {
+    let new = |locates| Reader {
         text,
         faults: Vec::new(),
+        locates,
         places: BTreeMap::new(),
     };
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
+        let mut reader = new(true);
         // What the parser makes of a broken text is a guess: nothing is said about its fields.
         for error in errors {
             let message = error.message().to_string();
@@ -71,16 +76,20 @@ pub(crate) fn read<'t, T>(
         }
         return Err(reader.finish());
     }
-    let fields = Fields {
-        path: String::new(),
-        at: 0,
-        table: document.get_ref(),
-        known: Vec::new(),
-        old: Vec::new(),
+    let attempt = |locates| {
+        let mut reader = new(locates);
+        let fields = Fields {
+            path: String::new(),
+            at: 0,
+            table: document.get_ref(),
+            known: Vec::new(),
+            old: Vec::new(),
+        };
+        (read(&mut reader, fields), reader)
     };
-    match read(&mut reader, fields) {
-        Some(value) if reader.faults.is_empty() => Ok(value),
-        _ => Err(reader.finish()),
+    match attempt(false) {
+        (Some(value), reader) if reader.faults.is_empty() => Ok(value),
+        _ => Err(attempt(true).1.finish()),
     }
 }
 
@@ -103,6 +112,16 @@ impl<'t> Reader<'t> {
             };
             self.faults.push((at, fault));
         }
+    }
+
+    /// Notes where a field is; gives its path.
+    fn locate(&mut self, at: usize, path: impl FnOnce() -> String) -> String {
+        if !self.locates {
+            return String::new();
+        }
+        let path = path();
+        self.places.insert(path.clone(), at);
+        path
     }
 
     /// Forgets where the fields are that were read so far.
@@ -151,8 +170,7 @@ impl<'t> Reader<'t> {
             return self.wrong_type(value, expected);
         };
         let values = array.iter().enumerate().map(|(i, item)| {
-            let path = format!("{}[{i}]", value.path);
-            self.places.insert(path.clone(), item.span().start);
+            let path = self.locate(item.span().start, || format!("{}[{i}]", value.path));
             Value {
                 path,
                 at: item.span().start,
@@ -251,8 +269,7 @@ impl<'a, 't> Fields<'a, 't> {
 
     fn value(&self, reader: &mut Reader<'t>, key: &str, name: &str) -> Option<Value<'a, 't>> {
         let value = self.table.get(key)?;
-        let path = join(&self.path, name);
-        reader.places.insert(path.clone(), value.span().start);
+        let path = reader.locate(value.span().start, || join(&self.path, name));
         Some(Value {
             path,
             at: value.span().start,
