@@ -33,6 +33,7 @@ impl GroupRule {
         let index = match self.kind.as_ref()? {
             Kind::Multicast(rule) => rule.source,
             Kind::Translated(rule) => rule.parent?,
+            Kind::Forwarding(_) => return None,
         };
         Some(index as usize)
     }

@@ -99,6 +99,12 @@ pub enum FaultKind {
         /// How many there may be.
         max: usize,
     },
+    /// More endpoints than a kind knows what to do with.
+    #[error("has {endpoints} endpoints: a group that forwards has exactly two")]
+    NotTwoEndpoints {
+        /// How many there are.
+        endpoints: usize,
+    },
     /// An index beyond the group's list.
     #[error("there is no endpoint {index}: the group has {endpoints}, counted from 0")]
     NoSuchEndpoint {

@@ -10,9 +10,9 @@ use crate::draft::{
 };
 use crate::fault::{FaultKind, Faults};
 use crate::group::{
-    DEFAULT_STALL_TIMEOUT_MS, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory,
+    DEFAULT_STALL_TIMEOUT_MS, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory,
 };
-use crate::kinds::KindDraft;
+use crate::kinds::{GroupKind, KindDraft};
 use crate::limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};
 use crate::reader::{self, Fields, Reader, Value, needed_psn, optional, read_port, read_u32};
 use crate::route::Route;
@@ -48,9 +48,9 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
     // `None` where a group lacks something: the file has faults then.
     let (mut groups, mut checked) = (Some(Vec::new()), check::Groups::new(PortId::COUNT));
     let lists = [
-        ("groups", "a list of groups: [[groups]]", GroupKind::NAMES[0]),
+        ("groups", "a list of groups: [[groups]]", "multicast"),
         // What groups that compute were called before there was one list.
-        ("collectives", "a list of groups: [[groups]]", GroupKind::NAMES[1]),
+        ("collectives", "a list of groups: [[groups]]", "translated"),
     ];
     for (name, expected, kind) in lists {
         let list = match name {
@@ -93,7 +93,7 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
 /// A group, of the kind `kind` where it does not say.
 fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &'static str) -> Option<GroupDraft> {
     let mut f = r.table(value, "a group: [[groups]]")?;
-    let (given, known) = (f.take(r, "kind"), &GroupKind::NAMES);
+    let (given, known) = (f.take(r, "kind"), GroupKind::NAMES);
     let kind = match &given {
         None => kind,
         Some(value) => {
@@ -153,7 +153,7 @@ fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> O
 
 /// Whether the members of a kind of group have ranks.
 fn has_ranks(kind: &str) -> bool {
-    kind != GroupKind::NAMES[0]
+    kind == "translated"
 }
 
 fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Option<HostDraft> {

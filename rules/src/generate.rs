@@ -3,7 +3,8 @@
 use castnet_wire::{McstId, Pmtu, PortId};
 
 use crate::fault::{Fault, FaultKind};
-use crate::group::{DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupKind, GroupRule, HostEndpoint, NextHop};
+use crate::group::{DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupRule, HostEndpoint, NextHop};
+use crate::kinds::GroupKind;
 use crate::set::RuleSet;
 
 /// The rule files of two tiers, by the name of their switch.
@@ -15,6 +16,9 @@ pub const TWO_TIER_EXAMPLE: [(&str, &str); 3] = [
 
 /// The rule file of one switch that adds what three ranks send.
 pub const COLLECTIVE_EXAMPLE: &str = include_str!("../examples/collective.toml");
+
+/// The rule file of one switch that forwards between two hosts.
+pub const FORWARDING_EXAMPLE: &str = include_str!("../examples/forwarding.toml");
 
 impl RuleSet {
     /// A rule file that shows and explains every field: one switch, four hosts.

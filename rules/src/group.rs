@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::draft::GroupDraft;
 use crate::fault::Fault;
-use crate::kinds::{MulticastRule, TranslatedRule};
+use crate::kinds::{GroupKind, MulticastRule, TranslatedRule};
 use crate::text;
 
 /// Endpoints that one group can have on one switch.
@@ -50,41 +50,6 @@ pub struct GroupRule {
 
 pub(crate) const fn default_stall_timeout() -> u32 {
     DEFAULT_STALL_TIMEOUT_MS
-}
-
-/// How a group is realized: what its kind needs beside what all groups have.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GroupKind {
-    /// One source, many receivers (Cepheus).
-    Multicast(MulticastRule),
-    /// Collectives over translated connections (EPIC's Mode-II).
-    Translated(TranslatedRule),
-}
-
-impl GroupKind {
-    /// The names of all kinds in files and tables.
-    pub const NAMES: [&'static str; 2] = ["multicast", "translated"];
-
-    /// Its name in files and tables.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Multicast(_) => Self::NAMES[0],
-            Self::Translated(_) => Self::NAMES[1],
-        }
-    }
-}
-
-impl From<MulticastRule> for GroupKind {
-    fn from(rule: MulticastRule) -> Self {
-        Self::Multicast(rule)
-    }
-}
-
-impl From<TranslatedRule> for GroupKind {
-    fn from(rule: TranslatedRule) -> Self {
-        Self::Translated(rule)
-    }
 }
 
 /// A neighbour of the group on this switch: a QP of a host, or another switch (EPIC 3.1). Several may be behind one port: the
@@ -206,7 +171,7 @@ impl GroupRule {
     pub const fn multicast(&self) -> Option<&MulticastRule> {
         match &self.kind {
             GroupKind::Multicast(rule) => Some(rule),
-            GroupKind::Translated(_) => None,
+            _ => None,
         }
     }
 
@@ -214,7 +179,7 @@ impl GroupRule {
     pub const fn translated(&self) -> Option<&TranslatedRule> {
         match &self.kind {
             GroupKind::Translated(rule) => Some(rule),
-            GroupKind::Multicast(_) => None,
+            _ => None,
         }
     }
 
@@ -238,30 +203,20 @@ impl GroupRule {
 
     /// The endpoint towards the source or root of the tree; `None` where the root is at this switch.
     pub fn upstream(&self) -> Option<&Endpoint> {
-        let index = match &self.kind {
-            GroupKind::Multicast(rule) => rule.source,
-            GroupKind::Translated(rule) => rule.parent?,
-        };
+        let index = self.kind.upstream()?;
         self.endpoints.get(usize::from(index))
     }
 
-    /// The same rule with its endpoints in the order in which a switch keeps them: that of their ports in a group that
-    /// multicasts, that of the lowest ranks behind them in one that computes.
+    /// The same rule with its endpoints in the order in which a switch keeps them: in a group with ranks that of the lowest
+    /// ranks behind them, else that of their ports.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         let mut order: Vec<u16> = (0..self.endpoints.len() as u16).collect();
-        let endpoints = &self.endpoints;
-        let index = match &mut self.kind {
-            GroupKind::Multicast(rule) => {
-                order.sort_by_key(|i| endpoints[usize::from(*i)].port);
-                Some(&mut rule.source)
-            }
-            GroupKind::Translated(rule) => {
-                order.sort_by_key(|i| endpoints[usize::from(*i)].next_hop.ranks().iter().min());
-                rule.parent.as_mut()
-            }
-        };
-        if let Some(index) = index
+        order.sort_by_key(|i| {
+            let endpoint = &self.endpoints[usize::from(*i)];
+            (endpoint.next_hop.ranks().iter().min(), endpoint.port)
+        });
+        if let Some(index) = self.kind.upstream_mut()
             && let Some(place) = order.iter().position(|i| i == index)
         {
             *index = place as u16;
@@ -287,13 +242,10 @@ impl GroupRule {
         self.endpoints.iter().map(|e| e.next_hop.ranks().len()).sum()
     }
 
-    /// Bytes that a switch reserves for it when it is installed: the slots and state of a group that computes. 0 for one that
-    /// multicasts, which takes little and only what its endpoints need.
+    /// Bytes that a switch reserves for it when it is installed: the slots and state of a group that computes. 0 for kinds
+    /// that take little and only what their endpoints need.
     pub fn reserved_bytes(&self) -> u64 {
-        match &self.kind {
-            GroupKind::Multicast(_) => 0,
-            GroupKind::Translated(rule) => rule.memory_bytes(self.pmtu, self.endpoints.len()),
-        }
+        self.kind.reserved_bytes(self)
     }
 
     /// Every rule that this group breaks on a switch with `ports` ports, fields relative to the group. Empty where it

@@ -28,16 +28,17 @@ pub use draft::{
     SwitchDraft,
 };
 pub use fault::{Fault, FaultKind, Faults, Position};
-pub use generate::{COLLECTIVE_EXAMPLE, TWO_TIER_EXAMPLE};
+pub use generate::{COLLECTIVE_EXAMPLE, FORWARDING_EXAMPLE, TWO_TIER_EXAMPLE};
 pub use group::{
-    DEFAULT_STALL_TIMEOUT_MS, ENDPOINTS_MAX, Endpoint, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop,
-    RankPart, RemoteMemory,
+    DEFAULT_STALL_TIMEOUT_MS, ENDPOINTS_MAX, Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart,
+    RemoteMemory,
 };
 pub use index::{Claims, GroupIndex};
 pub use ipnet::Ipv4Net;
 pub use kinds::{
-    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, KindDraft, LossPolicy, MulticastDraft, MulticastRule,
-    RANKS_MAX, SLOT_ALIGN, StragglerPolicy, TranslatedDraft, TranslatedRule, UnknownPolicy,
+    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, ForwardingDraft, ForwardingRule, GroupKind, KindDraft,
+    LossPolicy, MulticastDraft, MulticastRule, RANKS_MAX, SLOT_ALIGN, StragglerPolicy, TranslatedDraft,
+    TranslatedRule, UnknownPolicy,
 };
 pub use lane::{LANES_MAX, lane_name, lane_of};
 pub use limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};

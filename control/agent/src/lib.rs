@@ -7,6 +7,7 @@
 
 mod collective;
 mod events;
+mod forwarding;
 mod install;
 mod multicast;
 #[cfg(test)]

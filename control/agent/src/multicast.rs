@@ -5,7 +5,7 @@ use castnet_rules::GroupRule;
 use castnet_wire::Nanos;
 use castnet_worker::engine::{GroupCounters, GroupStatus, PathSnapshot};
 
-use crate::view::port_number;
+use crate::view::{next_hop, port_number};
 
 pub(crate) fn state(status: &GroupStatus, now: Nanos) -> v1::MulticastState {
     v1::MulticastState {
@@ -23,7 +23,7 @@ pub(crate) fn counted(
     let paths = paths
         .iter()
         .enumerate()
-        .map(|(i, p)| path(p, name(rule, i), None, false));
+        .map(|(i, p)| path(p, next_hop(rule, i), None, false));
     v1::MulticastState {
         status: Some(v1::MulticastStatus {
             paths: paths.collect(),
@@ -43,7 +43,7 @@ fn live(status: &GroupStatus, now: Nanos) -> v1::MulticastStatus {
         let ack_psn = known.and_then(|p| p.ack_psn).map(|psn| psn.value());
         path(
             snapshot,
-            name(Some(&status.rule), i),
+            next_hop(Some(&status.rule), i),
             ack_psn,
             waited_for && stalls,
         )
@@ -56,12 +56,6 @@ fn live(status: &GroupStatus, now: Nanos) -> v1::MulticastStatus {
         hot_bytes: status.hot_bytes as u64,
         cold_bytes: status.cold_bytes as u64,
     }
-}
-
-/// Who is behind an endpoint.
-fn name(rule: Option<&GroupRule>, endpoint: usize) -> &str {
-    let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
-    endpoint.map_or("", |endpoint| endpoint.next_hop.name())
 }
 
 fn path(snapshot: &PathSnapshot, next_hop: &str, ack_psn: Option<u32>, stalled: bool) -> v1::PathStatus {

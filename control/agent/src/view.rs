@@ -13,7 +13,7 @@ use castnet_worker::{
     WorkerStats,
 };
 
-use crate::{collective, multicast};
+use crate::{collective, forwarding, multicast};
 
 /// What a link's MTU must have beyond the path MTU: headers of RoCEv2 over IPv4, the longest of them, and some spare.
 /// A controller plans with the same.
@@ -43,6 +43,12 @@ pub(crate) fn capabilities(dataplane: &Dataplane, boot_id: u64, workers: &[Worke
     }
 }
 
+/// Who is behind an endpoint.
+pub(crate) fn next_hop(rule: Option<&GroupRule>, endpoint: usize) -> &str {
+    let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
+    endpoint.map_or("", |endpoint| endpoint.next_hop.name())
+}
+
 /// The path MTUs that fit at least one port.
 pub(crate) fn pmtus(ports: &[PortReport]) -> Vec<u32> {
     let widest = ports.iter().map(|p| p.link.mtu).max().unwrap_or(0);
@@ -59,6 +65,7 @@ pub(crate) fn group(installed: &InstalledGroup, owner: String, now: Nanos) -> v1
         state: Some(match status {
             ContextStatus::Multicast(status) => State::Multicast(multicast::state(status, now)),
             ContextStatus::Collective(status) => State::Translated(collective::state(status)),
+            ContextStatus::Forwarding(status) => State::Forwarding(forwarding::state(status)),
         }),
     }
 }
@@ -80,11 +87,14 @@ pub(crate) fn counted_group(
         owner,
         worker: report.worker as u32,
         state: Some(match &report.counters {
-            KindReport::Multicast { counters, paths } => {
+            KindReport::Multicast(counters, paths) => {
                 State::Multicast(multicast::counted(counters, paths, rule))
             }
-            KindReport::Translated { counters, endpoints } => {
+            KindReport::Translated(counters, endpoints) => {
                 State::Translated(collective::counted(counters, endpoints, rule))
+            }
+            KindReport::Forwarding(counters, endpoints) => {
+                State::Forwarding(forwarding::counted(counters, endpoints, rule))
             }
         }),
     }

@@ -6,9 +6,11 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::api;
+use crate::api::installed_group::State;
 use crate::connect::AgentArgs;
 use crate::drops::DropRow;
 use crate::exit::Outcome;
+use crate::group::forwarding::ForwardingRow;
 use crate::output::{Output, Page, Report, Row};
 use crate::port::PortRow;
 use crate::units::{bit_rate, bytes, count};
@@ -36,6 +38,7 @@ pub(crate) struct Snapshot {
     pub(crate) ports: Vec<PortRow>,
     pub(crate) groups: Vec<GroupRow>,
     pub(crate) collectives: Vec<CollectiveRow>,
+    pub(crate) forwarding: Vec<ForwardingRow>,
     pub(crate) drops: Vec<DropRow>,
 }
 
@@ -195,14 +198,23 @@ impl Row for GroupRow {
 
 impl From<api::Counters> for Snapshot {
     fn from(counters: api::Counters) -> Self {
-        let groups = counters.groups.into_iter();
-        let (computing, multicast): (Vec<_>, Vec<_>) = groups.partition(|g| g.translated().is_some());
+        let (mut groups, mut collectives, mut forwarding) = (Vec::new(), Vec::new(), Vec::new());
+        for group in counters.groups {
+            match &group.state {
+                Some(State::Translated(_)) => collectives.push(group.into()),
+                Some(State::Forwarding(state)) => {
+                    forwarding.push(ForwardingRow::new(group.rule.as_ref(), state));
+                }
+                Some(State::Multicast(_)) | None => groups.push((&group).into()),
+            }
+        }
         Self {
             at_ns: counters.at_ns,
             totals: counters.totals.unwrap_or_default().into(),
             ports: counters.ports.into_iter().map(PortRow::from).collect(),
-            groups: multicast.iter().map(GroupRow::from).collect(),
-            collectives: computing.into_iter().map(CollectiveRow::from).collect(),
+            groups,
+            collectives,
+            forwarding,
             drops: counters.drops.into_iter().map(DropRow::from).collect(),
         }
     }
@@ -221,6 +233,10 @@ impl Report for Snapshot {
         if !endpoints.is_empty() {
             page.title("Endpoints of collective groups");
             page.rows(&endpoints, "none");
+        }
+        if !self.forwarding.is_empty() {
+            page.title("Forwarding groups");
+            page.rows(&self.forwarding, "none");
         }
         page.title("Drops");
         page.rows(&self.drops, "none");

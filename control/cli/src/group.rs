@@ -3,6 +3,7 @@
 mod at_switch;
 pub(crate) mod collective;
 mod create;
+pub(crate) mod forwarding;
 mod lanes;
 pub(crate) mod show;
 #[cfg(test)]

@@ -55,6 +55,7 @@ struct FileReport {
     file: String,
     groups: usize,
     collectives: usize,
+    forwarding: usize,
     routes: usize,
     faults: Vec<FaultReport>,
 }
@@ -89,10 +90,12 @@ impl FileReport {
             Err(faults) => (RuleSet::default(), faults.into_iter().collect()),
         };
         let faults = faults.iter().map(FaultReport::from).collect();
+        let of_kind = |kind: &str| rules.groups.iter().filter(|g| g.kind.name() == kind).count();
         Ok(Self {
             file: path.display().to_string(),
-            groups: rules.groups.iter().filter(|g| g.multicast().is_some()).count(),
-            collectives: rules.groups.iter().filter(|g| g.translated().is_some()).count(),
+            groups: of_kind("multicast"),
+            collectives: of_kind("translated"),
+            forwarding: of_kind("forwarding"),
             routes: rules.routes.len(),
             faults,
         })
@@ -115,8 +118,12 @@ impl Report for Checked {
                 page.line(format!("{}{place}: {field}{}", file.file, fault.message));
             }
             if file.faults.is_empty() {
+                let forwarding = match file.forwarding {
+                    0 => String::new(),
+                    n => format!(", {}", plural(n, "forwarding group")),
+                };
                 page.line(format!(
-                    "{}: good: {}, {}, {}",
+                    "{}: good: {}, {}{forwarding}, {}",
                     file.file,
                     plural(file.groups, "multicast group"),
                     plural(file.collectives, "collective group"),

@@ -389,10 +389,7 @@ mod tests {
             mcst_id: castnet_wire::McstId([10, 200, 0, 1].into()),
             generation: 1,
             worker: 0,
-            counters: castnet_worker::KindReport::Translated {
-                counters: Default::default(),
-                endpoints: Vec::new(),
-            },
+            counters: castnet_worker::KindReport::Translated(Default::default(), Vec::new()),
         };
         let counters = Counters {
             at: Nanos::ZERO,

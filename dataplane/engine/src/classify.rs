@@ -6,7 +6,9 @@ use core::net::Ipv4Addr;
 use castnet_collective::PathId;
 use castnet_rules::{Endpoint, NextHop};
 use castnet_wire::ethernet::ETHERTYPE_IPV4;
-use castnet_wire::{Aeth, DropReason, Ethernet, Headers, Kind, PortId, Qpn, RoceHeader, Transport};
+use castnet_wire::{
+    Aeth, DropReason, Ethernet, FrameBuf, Headers, Kind, PortId, Qpn, RoceHeader, Transport, ipv4,
+};
 
 use crate::group::{Group, Hot};
 
@@ -37,9 +39,25 @@ pub(crate) fn classify(
         .ok_or(DropReason::NotMulticastable)
 }
 
+/// Why a frame ends before its group sees what it is about: the checks of all kinds, but for that of the ICRC.
+#[inline]
+pub(crate) fn check_packet(
+    header: &RoceHeader,
+    frame: &impl FrameBuf,
+    pmtu: usize,
+) -> Result<(), DropReason> {
+    if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
+        return Err(DropReason::BadIpChecksum);
+    }
+    match header.payload_len > pmtu {
+        true => Err(DropReason::OverPmtu),
+        false => Ok(()),
+    }
+}
+
 /// The class of a packet. Those with an IETH are no data: the key that they take back is another at each receiver.
 #[inline]
-fn class(header: &RoceHeader) -> Option<Class> {
+pub(crate) fn class(header: &RoceHeader) -> Option<Class> {
     let info = header.bth.opcode.info();
     match (info.transport, info.kind) {
         (Transport::Rc, Kind::Send | Kind::Write) if !info.headers.contains(Headers::IETH) => {
@@ -56,7 +74,7 @@ pub(crate) fn explain(group: &Group, ingress: PortId, src: Ipv4Addr, header: &Ro
     if group.hot.sender(ingress, src, header.bth.dest_qp).is_some() {
         return format!("{} cannot be multicast", header.bth.opcode);
     }
-    let rule = group.rule();
+    let rule = &group.cold.rule;
     let at = group
         .hot
         .paths_at(ingress)

@@ -6,9 +6,8 @@
 
 use core::net::Ipv4Addr;
 
+use castnet_rules::GroupRule;
 use castnet_wire::{DropReason, McstId, PortId};
-
-use crate::context::Context;
 
 /// The whole switch (one worker's part of it).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -202,22 +201,7 @@ pub struct EndpointCounters {
     pub lost: u64,
 }
 
-/// One collective group in a snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CollectiveSnapshot {
-    /// Its address.
-    pub mcst_id: McstId,
-    /// Which version of its rule runs.
-    pub generation: u64,
-    /// Its counters.
-    pub counters: CollectiveCounters,
-    /// Its first endpoint's place in [`CountersSnapshot::endpoints`].
-    pub first_endpoint: usize,
-    /// How many endpoints follow from there.
-    pub endpoints: usize,
-}
-
-/// One endpoint in a snapshot.
+/// One endpoint of a collective group in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointSnapshot {
     /// Its port.
@@ -226,19 +210,94 @@ pub struct EndpointSnapshot {
     pub counters: EndpointCounters,
 }
 
+/// A group that forwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForwardingCounters {
+    /// Frames that went on to the other endpoint.
+    pub forwarded: u64,
+    /// Frames to the group that were dropped.
+    pub dropped: u64,
+}
+
+/// One endpoint of a group that forwards, in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForwardingEndpoint {
+    /// Its port.
+    pub port: PortId,
+    /// Frames taken from it.
+    pub frames_in: u64,
+    /// Frames sent to it.
+    pub frames_out: u64,
+}
+
 /// One group in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupSnapshot {
+pub struct GroupSnapshot<C> {
     /// Its address.
     pub mcst_id: McstId,
     /// Which version of its rule runs.
     pub generation: u64,
     /// Its counters.
-    pub counters: GroupCounters,
-    /// Its first path's place in [`CountersSnapshot::paths`].
-    pub first_path: usize,
-    /// How many paths follow from there.
-    pub paths: usize,
+    pub counters: C,
+    /// Its first endpoint's place in [`KindSnapshot::endpoints`].
+    first: usize,
+    /// How many endpoints follow from there.
+    count: usize,
+}
+
+/// The groups of one kind in a snapshot, as many as there was room for.
+#[derive(Clone, Debug)]
+pub struct KindSnapshot<C, E> {
+    /// The groups.
+    pub groups: Vec<GroupSnapshot<C>>,
+    /// The endpoints of all of them.
+    pub endpoints: Vec<E>,
+}
+
+impl<C, E> KindSnapshot<C, E> {
+    fn with_capacity(groups: usize, endpoints: usize) -> Self {
+        Self {
+            groups: Vec::with_capacity(groups),
+            endpoints: Vec::with_capacity(endpoints),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.groups.clear();
+        self.endpoints.clear();
+    }
+
+    /// Puts the group of `rule` in; `false` where there is no room for it.
+    pub(crate) fn add(&mut self, rule: &GroupRule, counters: C, endpoints: impl Iterator<Item = E>) -> bool {
+        fn room<T>(list: &Vec<T>, more: usize) -> bool {
+            list.len() + more <= list.capacity()
+        }
+        let count = rule.endpoints.len();
+        let fits = room(&self.groups, 1) && room(&self.endpoints, count);
+        if fits {
+            self.groups.push(GroupSnapshot {
+                mcst_id: rule.mcst_id,
+                generation: rule.generation,
+                counters,
+                first: self.endpoints.len(),
+                count,
+            });
+            self.endpoints.extend(endpoints);
+        }
+        fits
+    }
+
+    /// The endpoints of one of its groups, in the order of the group's rule.
+    pub fn endpoints_of(&self, group: &GroupSnapshot<C>) -> &[E] {
+        let from = self.endpoints.get(group.first..);
+        from.and_then(|e| e.get(..group.count)).unwrap_or_default()
+    }
+}
+
+impl<C, E> Default for KindSnapshot<C, E> {
+    fn default() -> Self {
+        Self::with_capacity(0, 0)
+    }
 }
 
 /// One path in a snapshot.
@@ -263,66 +322,40 @@ pub struct CountersSnapshot {
     pub drops: [u64; DropReason::COUNT],
     /// Each port, in order of its number.
     pub ports: Vec<PortCounters>,
-    /// Groups, as many as there was room for.
-    pub groups: Vec<GroupSnapshot>,
-    /// Their paths.
-    pub paths: Vec<PathSnapshot>,
-    /// Collective groups, as many as there was room for.
-    pub collectives: Vec<CollectiveSnapshot>,
-    /// Their endpoints.
-    pub endpoints: Vec<EndpointSnapshot>,
+    /// Groups that multicast, and their paths.
+    pub multicast: KindSnapshot<GroupCounters, PathSnapshot>,
+    /// Groups that compute, and their endpoints.
+    pub collective: KindSnapshot<CollectiveCounters, EndpointSnapshot>,
+    /// Groups that forward, and their endpoints.
+    pub forwarding: KindSnapshot<ForwardingCounters, ForwardingEndpoint>,
     /// Where the next snapshot starts among the groups; 0 from the first. [`crate::Engine::snapshot`] moves it on to
     /// the first group that had no room, or back to 0 when it reached the last.
     pub next_group: usize,
 }
 
 impl CountersSnapshot {
-    /// An empty one with room for so many groups of either kind and, in all of a kind together, paths or endpoints.
-    pub fn with_capacity(groups: usize, paths: usize) -> Self {
+    /// An empty one with room for so many groups of each kind and, in all of a kind together, endpoints.
+    pub fn with_capacity(groups: usize, endpoints: usize) -> Self {
         Self {
             ports: Vec::with_capacity(PortId::COUNT),
-            groups: Vec::with_capacity(groups),
-            paths: Vec::with_capacity(paths),
-            collectives: Vec::with_capacity(groups),
-            endpoints: Vec::with_capacity(paths),
+            multicast: KindSnapshot::with_capacity(groups, endpoints),
+            collective: KindSnapshot::with_capacity(groups, endpoints),
+            forwarding: KindSnapshot::with_capacity(groups, endpoints),
             ..Self::default()
         }
     }
 
-    /// Whether there is room for another group.
-    pub(crate) fn fits(&self, context: &Context) -> bool {
-        fn room<T>(list: &Vec<T>, more: usize) -> bool {
-            list.len() + more <= list.capacity()
-        }
-        match context {
-            Context::Multicast(group) => {
-                room(&self.groups, 1) && room(&self.paths, group.rule().endpoints.len())
-            }
-            Context::Collective(group) => {
-                room(&self.collectives, 1) && room(&self.endpoints, group.rule().endpoints.len())
-            }
-        }
+    /// Takes all out but the place where the next one starts.
+    pub(crate) fn clear(&mut self) {
+        self.ports.clear();
+        self.multicast.clear();
+        self.collective.clear();
+        self.forwarding.clear();
     }
 
-    /// The paths of one of its groups.
-    pub fn paths_of(&self, group: &GroupSnapshot) -> &[PathSnapshot] {
-        self.paths
-            .get(group.first_path..)
-            .and_then(|p| p.get(..group.paths))
-            .unwrap_or_default()
-    }
-
-    /// The endpoints of one of its collective groups.
-    pub fn endpoints_of(&self, group: &CollectiveSnapshot) -> &[EndpointSnapshot] {
-        self.endpoints
-            .get(group.first_endpoint..)
-            .and_then(|e| e.get(..group.endpoints))
-            .unwrap_or_default()
-    }
-
-    /// The group of this address, where the snapshot has it.
-    pub fn group(&self, address: Ipv4Addr) -> Option<&GroupSnapshot> {
-        self.groups.iter().find(|g| g.mcst_id.0 == address)
+    /// The multicast group of this address, where the snapshot has it.
+    pub fn group(&self, address: Ipv4Addr) -> Option<&GroupSnapshot<GroupCounters>> {
+        self.multicast.groups.iter().find(|g| g.mcst_id.0 == address)
     }
 
     /// Drops of all ports for `reason`.

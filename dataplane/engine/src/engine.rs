@@ -4,16 +4,16 @@ use core::net::Ipv4Addr;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use castnet_collective::{Effect, Effects, translated};
+use castnet_collective::{Effects, translated};
 use castnet_wire::icrc::ShiftCache;
 use castnet_wire::{MacAddr, McstId, Nanos, PortId};
 
 use crate::collective::{Collective, CollectiveGroupStatus};
 use crate::config::{ConfigError, EngineConfig, PortInfo};
-use crate::context::{Context, ContextStatus};
-use crate::counters::{CollectiveSnapshot, Counters, CountersSnapshot, GroupSnapshot, Totals};
+use crate::context::{Context, ContextStatus, Kind};
+use crate::counters::{Counters, CountersSnapshot, Totals};
 use crate::egress::Egress;
-use crate::events::{EngineEvent, EventKind, Events};
+use crate::events::{EngineEvent, Events};
 use crate::fdb::{Fdb, FdbEntry};
 use crate::group::{Group, GroupStatus, InstallError};
 use crate::groups::Groups;
@@ -97,7 +97,7 @@ pub struct Engine {
     pub(crate) collective_effects: translated::Effects,
     /// Where a payload is put together.
     pub(crate) scratch: Box<[u8; PAYLOAD_MAX]>,
-    /// Places of collective groups that have more to send than one turn lets them.
+    /// Places of groups that have more to send than one turn lets them.
     pub(crate) emitting: VecDeque<u32>,
     pub(crate) fdb: Fdb,
     pub(crate) neighbours: Neighbours,
@@ -211,17 +211,12 @@ impl Engine {
         self.groups.get(mcst_id)?.collective()
     }
 
-    /// All multicast groups, in no particular order but always the same.
-    pub fn groups(&self) -> impl Iterator<Item = &Group> {
-        self.groups.iter().filter_map(Context::multicast)
+    /// All groups, in no particular order but always the same.
+    pub fn groups(&self) -> impl Iterator<Item = &Context> {
+        self.groups.iter()
     }
 
-    /// All collective groups, likewise.
-    pub fn collectives(&self) -> impl Iterator<Item = &Collective> {
-        self.groups.iter().filter_map(Context::collective)
-    }
-
-    /// How many groups of either kind there are.
+    /// How many groups of all kinds there are.
     pub fn group_count(&self) -> usize {
         self.groups.len()
     }
@@ -324,12 +319,18 @@ impl Engine {
             self.age(now);
         }
         while let Some(place) = self.wheel.pop(now) {
-            self.group_timeout(now, place);
+            self.group_timeout(&mut cx, place);
         }
         while let Some(place) = self.fine_wheel.pop(now) {
-            self.collective_timeout(&mut cx, place);
+            self.group_timeout(&mut cx, place);
         }
-        self.go_on_emitting(&mut cx);
+        // Those that have still more to send queue up again.
+        for _ in 0..self.emitting.len() {
+            let Some(place) = self.emitting.pop_front() else {
+                return;
+            };
+            self.group_emit(&mut cx, place);
+        }
     }
 
     /// Starts the ageing timer where it does not run; called when something was learned.
@@ -354,34 +355,6 @@ impl Engine {
         self.ageing_at = (!idle).then(|| now + self.ageing_interval());
     }
 
-    fn group_timeout(&mut self, now: Nanos, place: u32) {
-        let Some(Context::Multicast(group)) = self.groups.at_mut(place) else {
-            return;
-        };
-        let machine = &mut group.hot.machine;
-        if machine.poll_timeout().is_some_and(|(at, _)| at <= now) {
-            machine.handle_timeout(now, &mut self.effects);
-            for effect in &self.effects {
-                if let Effect::Stalled { path, since } = *effect {
-                    group.cold.exceptions.stalls += 1;
-                    let endpoint = path.index() as u16;
-                    let mcst_id = group.hot.mcst_id;
-                    self.events.push(
-                        now,
-                        EventKind::PathStalled {
-                            mcst_id,
-                            endpoint,
-                            since,
-                        },
-                    );
-                }
-            }
-        }
-        if let Some((at, _)) = group.hot.machine.poll_timeout() {
-            self.wheel.arm(now, place, at);
-        }
-    }
-
     // ------------------------------------------------------------------------------------------------ reading
 
     /// What happened, oldest first.
@@ -404,49 +377,24 @@ impl Engine {
     pub fn snapshot(&self, into: &mut CountersSnapshot) {
         into.totals = self.counters.totals;
         into.drops = self.counters.drops();
-        into.ports.clear();
+        into.clear();
         into.ports.extend(
             self.ports
                 .present
                 .into_iter()
                 .map(|port| self.counters.port(port)),
         );
-        into.groups.clear();
-        into.paths.clear();
-        into.collectives.clear();
-        into.endpoints.clear();
+        let mut first = true;
         for place in into.next_group..self.groups.places() {
             let Some(context) = self.groups.at(place as u32) else {
                 continue;
             };
-            if !into.fits(context) {
+            if !context.snapshot(into) {
                 // A group that does not even fit alone is passed over, or the walk would never end.
-                let none = into.groups.is_empty() && into.collectives.is_empty();
-                into.next_group = if none { place + 1 } else { place };
+                into.next_group = if first { place + 1 } else { place };
                 return;
             }
-            match context {
-                Context::Multicast(group) => {
-                    into.groups.push(GroupSnapshot {
-                        mcst_id: group.mcst_id(),
-                        generation: group.rule().generation,
-                        counters: group.counters(),
-                        first_path: into.paths.len(),
-                        paths: group.rule().endpoints.len(),
-                    });
-                    into.paths.extend(group.paths());
-                }
-                Context::Collective(group) => {
-                    into.collectives.push(CollectiveSnapshot {
-                        mcst_id: group.mcst_id(),
-                        generation: group.rule().generation,
-                        counters: *group.counters(),
-                        first_endpoint: into.endpoints.len(),
-                        endpoints: group.rule().endpoints.len(),
-                    });
-                    into.endpoints.extend(group.endpoints());
-                }
-            }
+            first = false;
         }
         into.next_group = 0;
     }

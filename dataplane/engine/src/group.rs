@@ -6,16 +6,20 @@
 use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
 use castnet_reduce::prefetch;
 use castnet_rules::{Endpoint, Fault, GroupRule, MulticastRule, NextHop, RemoteMemory};
-use castnet_wire::{McstId, Nanos, PortId, Qpn};
+use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader};
 use core::net::Ipv4Addr;
 
 use crate::config::PortInfo;
-use crate::context::Ahead;
-use crate::counters::{GroupCounters, GroupExceptions, PathCounters, PathSnapshot};
+use crate::context::{Ahead, Kind};
+use crate::counters::{CountersSnapshot, GroupCounters, GroupExceptions, PathCounters, PathSnapshot};
+use crate::egress::Egress;
+use crate::engine::Engine;
 use crate::feedback::{AckTemplate, Address};
 use crate::lookup::LookupTable;
 use crate::next_hops::NextHops;
+use crate::pipeline::Cx;
 use crate::port_set::PortSet;
+use crate::trace::{Observer, Verdict};
 
 /// Bytes of IP header to ICRC around the payload of the largest packet that a group carries: IPv4, UDP, BTH, RETH, ImmDt
 /// and ICRC.
@@ -90,7 +94,7 @@ pub(crate) struct Leg {
 }
 
 impl Leg {
-    fn new(endpoint: &Endpoint) -> Self {
+    pub(crate) fn new(endpoint: &Endpoint) -> Self {
         let host = endpoint.next_hop.host();
         Self {
             ip: host.map_or([0; 4], |host| host.ip.octets()),
@@ -102,6 +106,11 @@ impl Leg {
     /// Whether a member is behind it, so that its connection is bridged here.
     pub(crate) fn is_host(&self) -> bool {
         self.ip != [0; 4]
+    }
+
+    /// Gives it a place among the next hops' Ethernet addresses.
+    pub(crate) fn bind(&mut self, place: u16) {
+        self.next_hop = place.to_be_bytes();
     }
 
     /// Its place among the next hops' Ethernet addresses.
@@ -248,44 +257,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// The group of a rule that has been checked, and whose endpoints are [in order](GroupRule::in_order).
-    pub(crate) fn new(rule: GroupRule, kind: &MulticastRule) -> Box<Self> {
-        let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
-        let source = PathId::new(kind.source as u8).unwrap_or_default();
-        let machine = Multicast::new(MulticastConfig {
-            paths: rule.endpoints.len() as u8,
-            source,
-            start_psn: kind.start_psn,
-            stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
-        });
-        let hot = Hot {
-            ports,
-            table: LookupTable::new(&rule, None),
-            machine,
-            legs: rule.endpoints.iter().map(Leg::new).collect(),
-            mcst_id: rule.mcst_id,
-            pmtu: rule.pmtu.bytes() as u16,
-            source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
-            source,
-            counters: HotCounters::default(),
-        };
-        let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
-        let feedback = feedback_address(&rule, None);
-        let ack = AckTemplate::new(&feedback);
-        let exceptions = GroupExceptions::default();
-        let cold = Box::new(Cold {
-            rule,
-            va_base: kind.va_base,
-            feedback,
-            ack,
-            exceptions,
-        });
-        Box::new(Self { hot, paths, cold })
-    }
-
     /// Asks for the memory that frames from `ingress` touch beside the group itself.
     #[inline]
-    pub(crate) fn prefetch(&self, ingress: PortId) {
+    fn prefetch_path(&self, ingress: PortId) {
         prefetch(&*self.hot.legs);
         if let Some(table) = &self.hot.table {
             prefetch(&**table);
@@ -295,16 +269,6 @@ impl Group {
                 prefetch(&counters.acks_in);
             }
         }
-    }
-
-    /// Its address.
-    pub fn mcst_id(&self) -> McstId {
-        self.hot.mcst_id
-    }
-
-    /// The rule that it runs, paths in order of their ports.
-    pub fn rule(&self) -> &GroupRule {
-        &self.cold.rule
     }
 
     /// Bytes that plain frames of the group touch: Path Index, machine, legs, and the counters of data and ACKs.
@@ -317,25 +281,11 @@ impl Group {
 
     /// Bytes of the rest: the rule with its names and memories, and the counters of exceptions.
     pub fn cold_bytes(&self) -> usize {
-        let names = self
-            .cold
-            .rule
-            .endpoints
-            .iter()
-            .map(|p| p.next_hop.name().len())
-            .sum::<usize>();
         size_of::<Self>() - size_of::<Hot>()
             + size_of::<Cold>()
-            + self.cold.rule.name.len()
-            + names
-            + size_of_val(&*self.cold.rule.endpoints)
+            + rule_bytes(&self.cold.rule)
             + size_of_val(&*self.paths)
             + self.hot.machine.cold_bytes()
-    }
-
-    /// Bytes of both.
-    pub fn memory_bytes(&self) -> usize {
-        self.hot_bytes() + self.cold_bytes()
     }
 
     /// Its counters.
@@ -384,9 +334,114 @@ impl Group {
                 }
             })
     }
+}
 
-    /// Everything about it, for people. Allocates.
-    pub fn status(&self) -> GroupStatus {
+impl Kind for Group {
+    type Rule = MulticastRule;
+    type Status = GroupStatus;
+
+    const OVERHEAD: usize = OVERHEAD;
+
+    fn new(rule: GroupRule, kind: &MulticastRule) -> Box<Self> {
+        let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
+        let source = PathId::new(kind.source as u8).unwrap_or_default();
+        let machine = Multicast::new(MulticastConfig {
+            paths: rule.endpoints.len() as u8,
+            source,
+            start_psn: kind.start_psn,
+            stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
+        });
+        let hot = Hot {
+            ports,
+            table: LookupTable::new(&rule, None),
+            machine,
+            legs: rule.endpoints.iter().map(Leg::new).collect(),
+            mcst_id: rule.mcst_id,
+            pmtu: rule.pmtu.bytes() as u16,
+            source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
+            source,
+            counters: HotCounters::default(),
+        };
+        let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
+        let feedback = feedback_address(&rule, None);
+        let ack = AckTemplate::new(&feedback);
+        let exceptions = GroupExceptions::default();
+        let cold = Box::new(Cold {
+            rule,
+            va_base: kind.va_base,
+            feedback,
+            ack,
+            exceptions,
+        });
+        Box::new(Self { hot, paths, cold })
+    }
+
+    fn copy_state(&mut self, of: &Self) {
+        self.hot.machine.copy_state(&of.hot.machine);
+    }
+
+    fn rule(&self) -> &GroupRule {
+        &self.cold.rule
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.hot_bytes() + self.cold_bytes()
+    }
+
+    /// Feedback to another switch will come from `own`.
+    fn bind(&mut self, next_hops: &mut NextHops, own: Option<Ipv4Addr>) -> Result<(), InstallError> {
+        let (legs, rule) = (&mut self.hot.legs, &self.cold.rule);
+        next_hops.acquire_all(macs(rule), |i, place| legs[i].bind(place))?;
+        self.cold.feedback = feedback_address(rule, own);
+        self.cold.ack = AckTemplate::new(&self.cold.feedback);
+        Ok(())
+    }
+
+    fn unbind(&self, next_hops: &mut NextHops) {
+        self.hot
+            .legs
+            .iter()
+            .for_each(|leg| next_hops.release(leg.next_hop()));
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, step: usize, ingress: PortId) {
+        match step {
+            0 => prefetch(self),
+            1 => self.prefetch_path(ingress),
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn frame<E: Egress, O: Observer>(
+        engine: &mut Engine,
+        cx: &mut Cx<'_, E, O>,
+        place: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: E::Buf,
+    ) -> Verdict {
+        engine.multicast_frame(cx, place, header, src, frame)
+    }
+
+    fn timeout<E: Egress, O: Observer>(engine: &mut Engine, cx: &mut Cx<'_, E, O>, place: u32) {
+        engine.multicast_timeout(cx.now, place);
+    }
+
+    fn resume(engine: &mut Engine, now: Nanos, place: u32) {
+        engine.multicast_resume(now, place);
+    }
+
+    fn note_dropped(&mut self) {
+        self.cold.exceptions.dropped += 1;
+    }
+
+    fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
+        into.multicast.add(self.rule(), self.counters(), self.paths())
+    }
+
+    fn status(&self) -> GroupStatus {
         GroupStatus {
             rule: self.cold.rule.clone(),
             machine: self.hot.machine.status(),
@@ -395,38 +450,6 @@ impl Group {
             hot_bytes: self.hot_bytes(),
             cold_bytes: self.cold_bytes(),
         }
-    }
-
-    /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit. Feedback to another
-    /// switch will come from `own`, where the switch has an address.
-    pub(crate) fn bind(
-        &mut self,
-        next_hops: &mut NextHops,
-        own: Option<Ipv4Addr>,
-    ) -> Result<(), InstallError> {
-        for i in 0..self.hot.legs.len() {
-            let mac = self.cold.rule.endpoints[i].next_hop.mac();
-            match next_hops.acquire(mac) {
-                Some(place) => self.hot.legs[i].next_hop = place.to_be_bytes(),
-                None => {
-                    self.hot.legs[..i]
-                        .iter()
-                        .for_each(|leg| next_hops.release(leg.next_hop()));
-                    return Err(InstallError::NextHopsFull);
-                }
-            }
-        }
-        self.cold.feedback = feedback_address(&self.cold.rule, own);
-        self.cold.ack = AckTemplate::new(&self.cold.feedback);
-        Ok(())
-    }
-
-    /// Gives them back.
-    pub(crate) fn unbind(&self, next_hops: &mut NextHops) {
-        self.hot
-            .legs
-            .iter()
-            .for_each(|leg| next_hops.release(leg.next_hop()));
     }
 }
 
@@ -445,6 +468,23 @@ pub struct GroupStatus {
     pub hot_bytes: usize,
     /// Bytes of the rest.
     pub cold_bytes: usize,
+}
+
+/// The Ethernet addresses of a rule's next hops.
+pub(crate) fn macs(rule: &GroupRule) -> impl Iterator<Item = MacAddr> + Clone {
+    rule.endpoints.iter().map(|endpoint| endpoint.next_hop.mac())
+}
+
+/// Bytes that a rule's names and endpoints take.
+pub(crate) fn rule_bytes(rule: &GroupRule) -> usize {
+    let endpoints = rule.endpoints.iter().map(|endpoint| {
+        let ranks = match &endpoint.next_hop {
+            NextHop::Switch { ranks, .. } => size_of_val(&**ranks),
+            NextHop::Host(_) => 0,
+        };
+        size_of_val(endpoint) + endpoint.next_hop.name().len() + ranks
+    });
+    rule.name.len() + endpoints.sum::<usize>()
 }
 
 /// To the source itself the switch speaks as the group; to the switch on the way there as a member would.

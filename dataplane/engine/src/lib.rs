@@ -27,6 +27,7 @@ mod fast;
 mod fdb;
 mod feedback;
 mod fixed_map;
+mod forwarding;
 mod group;
 mod groups;
 mod limit;
@@ -54,15 +55,16 @@ pub use collective::{Collective, CollectiveGroupStatus};
 pub use config::{ConfigError, EngineConfig, PortInfo};
 pub use context::{Context, ContextStatus};
 pub use counters::{
-    CollectiveCounters, CollectiveSnapshot, CongestionCounters, CountersSnapshot, EndpointCounters,
-    EndpointSnapshot, GroupCounters, GroupExceptions, GroupSnapshot, PathCounters, PathSnapshot,
-    PortCounters, Totals,
+    CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
+    ForwardingCounters, ForwardingEndpoint, GroupCounters, GroupExceptions, GroupSnapshot, KindSnapshot,
+    PathCounters, PathSnapshot, PortCounters, Totals,
 };
 pub use dry_run::DryRun;
 pub use egress::Egress;
 pub use engine::Engine;
 pub use events::{EngineEvent, EventKind};
 pub use fdb::FdbEntry;
+pub use forwarding::{Forwarding, ForwardingStatus};
 pub use group::{Group, GroupStatus, InstallError, port_count};
 pub use moving::Expected;
 pub use neighbours::{NAME_MAX, Name, Neighbour, Said};

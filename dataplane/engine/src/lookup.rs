@@ -50,9 +50,11 @@ impl LookupTable {
             ports |= port;
             first && endpoint.virtual_qpn == Qpn::VIRTUAL
         });
-        if alone {
-            return None;
-        }
+        (!alone).then(|| Box::new(Self::of_all(rule, switch)))
+    }
+
+    /// The same, wherever the endpoints are.
+    pub(crate) fn of_all(rule: &GroupRule, switch: Option<Ipv4Addr>) -> Self {
         let any = Ipv4Addr::UNSPECIFIED;
         let keys = rule.endpoints.iter().map(|endpoint| {
             let host = endpoint.next_hop.host().map(|host| host.ip);
@@ -71,7 +73,7 @@ impl LookupTable {
             }
             index[at] = number;
         }
-        Some(Box::new(Self { keys, index }))
+        Self { keys, index }
     }
 
     /// The endpoint that a frame is of.

@@ -16,17 +16,21 @@ use crate::group::InstallError;
 pub struct Expected {
     mcst_id: McstId,
     memory_bytes: usize,
-    /// The Ethernet addresses of its next hops, and the places that the engine keeps for them.
-    next_hops: Box<[(MacAddr, u16)]>,
+    /// The Ethernet addresses of its next hops.
+    macs: Box<[MacAddr]>,
+    /// The places that the engine keeps for them.
+    places: Box<[u16]>,
 }
 
 impl Expected {
     /// A group of this address, which takes so much of the memory for groups and has these next hops.
     pub fn new(mcst_id: McstId, memory_bytes: usize, next_hops: impl IntoIterator<Item = MacAddr>) -> Self {
+        let macs: Box<[MacAddr]> = next_hops.into_iter().collect();
         Self {
             mcst_id,
             memory_bytes,
-            next_hops: next_hops.into_iter().map(|mac| (mac, 0)).collect(),
+            places: vec![0; macs.len()].into_boxed_slice(),
+            macs,
         }
     }
 
@@ -44,25 +48,17 @@ impl Engine {
     /// There is no place or memory for it; nothing is kept then.
     pub fn expect(&mut self, group: &mut Expected) -> Result<(), InstallError> {
         self.groups.room(group.mcst_id, group.memory_bytes)?;
-        for i in 0..group.next_hops.len() {
-            match self.next_hops.acquire(group.next_hops[i].0) {
-                Some(place) => group.next_hops[i].1 = place,
-                None => {
-                    let taken = &group.next_hops[..i];
-                    taken.iter().for_each(|(_, place)| self.next_hops.release(*place));
-                    return Err(InstallError::NextHopsFull);
-                }
-            }
-        }
-        Ok(())
+        let Expected { macs, places, .. } = group;
+        self.next_hops
+            .acquire_all(macs.iter().copied(), |i, place| places[i] = place)
     }
 
     /// Gives back what was kept.
     pub fn unexpect(&mut self, group: &Expected) {
         group
-            .next_hops
+            .places
             .iter()
-            .for_each(|(_, place)| self.next_hops.release(*place));
+            .for_each(|place| self.next_hops.release(*place));
     }
 
     /// Puts a group in service that another engine had, and goes on with it: its timers run, and what it had yet to send
@@ -84,15 +80,7 @@ impl Engine {
             return Err((error, group));
         }
         let (place, _) = self.groups.insert(group);
-        match self.groups.at_mut(place) {
-            Some(Context::Multicast(group)) => {
-                if let Some((at, _)) = group.hot.machine.poll_timeout() {
-                    self.wheel.arm(now, place, at);
-                }
-            }
-            Some(Context::Collective(_)) => self.resume_collective(now, place),
-            None => {}
-        }
+        self.group_resume(now, place);
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 use core::net::Ipv4Addr;
 
 use castnet_collective::{Effect, Event, Multicast, PathId, PathSet};
-use castnet_wire::{DropReason, FrameBuf, Nanos, RoceHeader, Syndrome, icrc, ipv4};
+use castnet_wire::{DropReason, FrameBuf, Nanos, RoceHeader, Syndrome, icrc};
 
 use crate::classify::{self, Class};
 use crate::context::Context;
@@ -28,10 +28,24 @@ pub(crate) struct Tools<'a> {
     pub(crate) counters: &'a mut Counters,
 }
 
+/// The tools of an engine. No method, as a group of the same engine is borrowed meanwhile.
+macro_rules! tools {
+    ($engine:ident) => {
+        $crate::multicast::Tools {
+            ports: &$engine.ports,
+            next_hops: &$engine.next_hops,
+            shifts: &mut $engine.shifts,
+            counters: &mut $engine.counters,
+        }
+    };
+}
+
+pub(crate) use tools;
+
 impl Engine {
-    /// One frame whose destination is the group at `place`.
+    /// One frame whose destination is the multicast group at `place`.
     #[inline]
-    pub(crate) fn group_frame<E: Egress, O: Observer>(
+    pub(crate) fn multicast_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         place: u32,
@@ -39,20 +53,8 @@ impl Engine {
         src: Ipv4Addr,
         frame: E::Buf,
     ) -> Verdict {
-        let frame = match without_rest(cx, header, frame) {
-            Ok(frame) => frame,
-            Err(verdict) => {
-                if let Some(group) = self.groups.at_mut(place) {
-                    cx.observer.group(group.mcst_id());
-                    group.note_dropped();
-                }
-                return verdict;
-            }
-        };
-        let group = match self.groups.at_mut(place) {
-            Some(Context::Multicast(group)) => group,
-            Some(Context::Collective(_)) => return self.collective_frame(cx, place, header, src, frame),
-            None => return Verdict::Dropped(DropReason::NotMember),
+        let Some(Context::Multicast(group)) = self.groups.at_mut(place) else {
+            return Verdict::Dropped(DropReason::NotMember);
         };
         cx.observer.group(group.hot.mcst_id);
         let admitted = admit(cx, group, header, src, &frame);
@@ -65,12 +67,7 @@ impl Engine {
         group.hot.machine.handle(cx.now, event, &mut self.effects);
         cx.observer.step(|| explain(group, &event, before, &self.effects));
 
-        let mut tools = Tools {
-            ports: &self.ports,
-            next_hops: &self.next_hops,
-            shifts: &mut self.shifts,
-            counters: &mut self.counters,
-        };
+        let mut tools = tools!(self);
         let verdict = match (&event, self.effects.as_slice()) {
             // The plain cases first: data that goes on, and feedback that changes nothing for the source.
             (Event::Data { psn, .. }, [Effect::Replicate { to }]) => {
@@ -119,41 +116,42 @@ impl Engine {
         arm(&mut self.wheel, cx.now, place, &group.hot.machine);
         verdict
     }
-}
 
-/// The frame without the bytes behind its packet, where the packet is longer than a head: its ICRC would lie in the part
-/// that replicas share, and only a trailer can be written for each. What a port pads is shorter.
-#[inline(always)]
-fn without_rest<E: Egress, O: Observer>(
-    cx: &mut Cx<'_, E, O>,
-    header: &RoceHeader,
-    frame: E::Buf,
-) -> Result<E::Buf, Verdict> {
-    if header.frame_len == frame.length() || header.frame_len <= E::Buf::HEAD {
-        return Ok(frame);
+    /// A group has come from another engine.
+    pub(crate) fn multicast_resume(&mut self, now: Nanos, place: u32) {
+        if let Some(Context::Multicast(group)) = self.groups.at_mut(place) {
+            arm(&mut self.wheel, now, place, &group.hot.machine);
+        }
     }
-    cut(cx, header.frame_len, &frame)
-}
 
-/// A copy of the first `length` bytes; or its end, where no buffer is free.
-#[cold]
-fn cut<E: Egress, O: Observer>(
-    cx: &mut Cx<'_, E, O>,
-    length: usize,
-    frame: &E::Buf,
-) -> Result<E::Buf, Verdict> {
-    let mut left = length;
-    let parts = frame.segments().map(|segment| {
-        let part = segment.get(..left).unwrap_or(segment);
-        left -= part.len();
-        part
-    });
-    let copy = cx.egress.gather(cx.ingress, &parts);
-    copy.ok_or_else(|| {
-        cx.drop(Stage::Verify, DropReason::TxFull, || {
-            "no buffer for its packet without the bytes behind it".into()
-        })
-    })
+    /// A path of the group at `place` may have stalled.
+    pub(crate) fn multicast_timeout(&mut self, now: Nanos, place: u32) {
+        let Some(Context::Multicast(group)) = self.groups.at_mut(place) else {
+            return;
+        };
+        let machine = &mut group.hot.machine;
+        if machine.poll_timeout().is_some_and(|(at, _)| at <= now) {
+            machine.handle_timeout(now, &mut self.effects);
+            for effect in &self.effects {
+                if let Effect::Stalled { path, since } = *effect {
+                    group.cold.exceptions.stalls += 1;
+                    let endpoint = path.index() as u16;
+                    let mcst_id = group.hot.mcst_id;
+                    self.events.push(
+                        now,
+                        EventKind::PathStalled {
+                            mcst_id,
+                            endpoint,
+                            since,
+                        },
+                    );
+                }
+            }
+        }
+        if let Some((at, _)) = group.hot.machine.poll_timeout() {
+            self.wheel.arm(now, place, at);
+        }
+    }
 }
 
 /// Has a group come up when its machine wants to, where it does not yet.
@@ -195,13 +193,7 @@ fn admit<E: Egress, O: Observer>(
             ),
         )
     });
-    let verify = |reason| Err((Stage::Verify, reason));
-    if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
-        return verify(DropReason::BadIpChecksum);
-    }
-    if header.payload_len > usize::from(hot.pmtu) {
-        return verify(DropReason::OverPmtu);
-    }
+    classify::check_packet(header, frame, hot.pmtu.into()).map_err(|reason| (Stage::Verify, reason))?;
     let psn = header.bth.psn;
     let (event, trusted) = match class {
         Class::Data => {
@@ -227,7 +219,7 @@ fn admit<E: Egress, O: Observer>(
         Class::Cnp => (Event::Cnp { from }, false),
     };
     if !trusted && !icrc::verify(frame, header.l3, header.frame_len) {
-        return verify(DropReason::BadIcrc);
+        return Err((Stage::Verify, DropReason::BadIcrc));
     }
     cx.observer.step(|| match trusted {
         true => Step::new(

@@ -4,6 +4,8 @@ use castnet_wire::MacAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
+use crate::group::InstallError;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     mac: MacAddr,
@@ -59,6 +61,25 @@ impl NextHops {
         };
         self.index.insert(mac.0, place);
         Some(place)
+    }
+
+    /// Counts one more user of each of `macs`, and hands their places to `put`; takes none where one does not fit.
+    pub(crate) fn acquire_all(
+        &mut self,
+        macs: impl Iterator<Item = MacAddr> + Clone,
+        mut put: impl FnMut(usize, u16),
+    ) -> Result<(), InstallError> {
+        for (i, mac) in macs.clone().enumerate() {
+            let Some(place) = self.acquire(mac) else {
+                for mac in macs.take(i) {
+                    let taken = self.index.get(&mac.0).copied();
+                    taken.into_iter().for_each(|place| self.release(place));
+                }
+                return Err(InstallError::NextHopsFull);
+            };
+            put(i, place);
+        }
+        Ok(())
     }
 
     /// Counts one user less.

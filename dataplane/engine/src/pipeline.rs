@@ -1,7 +1,9 @@
 //! The way of a frame through the stages. Every path through here ends in one verdict.
 
+use core::net::Ipv4Addr;
+
 use castnet_wire::{
-    Batch, DropReason, FrameBuf, Header, IpAddrs, Nanos, ParseError, Parsed, PortId, parse_frame,
+    Batch, DropReason, FrameBuf, Header, IpAddrs, Nanos, ParseError, Parsed, PortId, RoceHeader, parse_frame,
     parse_network,
 };
 
@@ -123,6 +125,28 @@ impl Engine {
         }
     }
 
+    /// A frame whose destination is the group at `place`.
+    #[inline]
+    pub(crate) fn group_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        place: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: E::Buf,
+    ) -> Verdict {
+        match without_rest(cx, header, frame) {
+            Ok(frame) => self.frame_of_kind(cx, place, header, src, frame),
+            Err(verdict) => {
+                if let Some(group) = self.groups.at_mut(place) {
+                    cx.observer.group(group.mcst_id());
+                    group.note_dropped();
+                }
+                verdict
+            }
+        }
+    }
+
     /// A frame of no group, or to a group but not RoCEv2.
     #[inline(never)]
     fn other_frame<E: Egress, O: Observer>(
@@ -186,4 +210,39 @@ impl Engine {
             Err(error) => cx.drop(Stage::Parse, error.reason(), || error.to_string()),
         }
     }
+}
+
+/// The frame without the bytes behind its packet, where the packet is longer than a head: its ICRC would lie in the part
+/// that replicas share, and only a trailer can be written for each. What a port pads is shorter.
+#[inline(always)]
+fn without_rest<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    header: &RoceHeader,
+    frame: E::Buf,
+) -> Result<E::Buf, Verdict> {
+    if header.frame_len == frame.length() || header.frame_len <= E::Buf::HEAD {
+        return Ok(frame);
+    }
+    cut(cx, header.frame_len, &frame)
+}
+
+/// A copy of the first `length` bytes; or its end, where no buffer is free.
+#[cold]
+fn cut<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    length: usize,
+    frame: &E::Buf,
+) -> Result<E::Buf, Verdict> {
+    let mut left = length;
+    let parts = frame.segments().map(|segment| {
+        let part = segment.get(..left).unwrap_or(segment);
+        left -= part.len();
+        part
+    });
+    let copy = cx.egress.gather(cx.ingress, &parts);
+    copy.ok_or_else(|| {
+        cx.drop(Stage::Verify, DropReason::TxFull, || {
+            "no buffer for its packet without the bytes behind it".into()
+        })
+    })
 }

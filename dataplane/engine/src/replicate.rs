@@ -58,16 +58,20 @@ impl Target {
                 in_range: true,
             },
             // A WRITE of nothing touches no memory, and its key is not looked at (IBA 9.7.4.1.5).
-            None if reth.dma_len == 0 => Self {
-                va: reth.va,
-                rkey: reth.rkey,
-                in_range: true,
-            },
+            None if reth.dma_len == 0 => Self::as_it_came(reth),
             None => Self {
                 va: u64::MAX,
                 rkey: 0,
                 in_range: false,
             },
+        }
+    }
+
+    fn as_it_came(reth: &Reth) -> Self {
+        Self {
+            va: reth.va,
+            rkey: reth.rkey,
+            in_range: true,
         }
     }
 }
@@ -271,6 +275,24 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
+    /// Turns a private copy of the frame into what the next hop behind `leg` expects.
+    #[inline(always)]
+    fn rewrite(&self, leg: &Leg, port: PortId, target: Option<Target>, copy: &mut impl FrameBuf) {
+        set_macs(
+            copy.head_mut(),
+            self.next_hops.get(leg.next_hop()),
+            self.ports.mac(port),
+        );
+        if leg.is_host() {
+            self.bridge.write(leg, target, self.operator, copy);
+            return;
+        }
+        let qpn = Qpn::from_bytes(leg.qpn);
+        if qpn != self.bridge.header.bth.dest_qp {
+            self.bridge.write_qpn(qpn, copy);
+        }
+    }
+
     /// Rewrites a copy for its path and sends it.
     #[inline(always)]
     fn leave<E: Egress, O: Observer>(
@@ -285,33 +307,13 @@ impl Way<'_> {
         let Some(leg) = group.hot.legs.get(path as usize) else {
             return;
         };
-        set_macs(
-            copy.head_mut(),
-            self.next_hops.get(leg.next_hop()),
-            self.ports.mac(port),
-        );
-        if leg.is_host() {
-            let reth = self.bridge.header.reth.as_ref();
-            let target = reth.and_then(|reth| aim(&mut group.cold, &mut group.paths, path, reth));
-            self.bridge.write(leg, target, self.operator, &mut copy);
-            cx.observer
-                .step(|| explain(group, leg, path, target, &self.bridge));
-        } else {
-            let (came_to, qpn) = (self.bridge.header.bth.dest_qp, Qpn::from_bytes(leg.qpn));
-            if qpn != came_to {
-                self.bridge.write_qpn(qpn, &mut copy);
-            }
-            cx.observer.step(|| {
-                let who = PathId::new(path as u8)
-                    .map(|p| group.cold.describe(p))
-                    .unwrap_or_default();
-                let why = match qpn == came_to {
-                    true => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
-                    false => format!("next hop is a switch: Ethernet addresses and QPN rewritten, qpn {qpn}"),
-                };
-                Step::new(Stage::Replicate, who, why)
-            });
-        }
+        let reth = self.bridge.header.reth.as_ref().filter(|_| leg.is_host());
+        let target = reth.and_then(|reth| aim(&mut group.cold, &mut group.paths, path, reth));
+        self.rewrite(leg, port, target, &mut copy);
+        cx.observer.step(|| {
+            let who = PathId::new(path as u8).map(|p| group.cold.describe(p));
+            explain(who.unwrap_or_default(), leg, target, &self.bridge)
+        });
         cx.send(counters, port, copy);
     }
 }
@@ -328,11 +330,15 @@ fn aim(cold: &mut Cold, paths: &mut [PathCounters], path: u32, reth: &Reth) -> O
     Some(target)
 }
 
-fn explain(group: &Group, leg: &Leg, path: u32, target: Option<Target>, bridge: &Bridge<'_>) -> Step {
-    let who = PathId::new(path as u8)
-        .map(|p| group.cold.describe(p))
-        .unwrap_or_default();
+fn explain(who: String, leg: &Leg, target: Option<Target>, bridge: &Bridge<'_>) -> Step {
     let (ip, qpn) = (Ipv4Addr::from(leg.ip), Qpn::from_bytes(leg.qpn));
+    if !leg.is_host() {
+        let why = match qpn == bridge.header.bth.dest_qp {
+            true => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
+            false => format!("next hop is a switch: Ethernet addresses and QPN rewritten, qpn {qpn}"),
+        };
+        return Step::new(Stage::Replicate, who, why);
+    }
     let mut facts = vec![format!(
         "src {}, dst {ip}, qpn {qpn}; checksum and ICRC by difference",
         bridge.mcst_id
@@ -347,6 +353,25 @@ fn explain(group: &Group, leg: &Leg, path: u32, target: Option<Target>, bridge: 
         None => {}
     }
     Step::new(Stage::Replicate, who, "next hop is a member: connection bridged").with(facts)
+}
+
+/// Makes of `frame` what the next hop behind `leg` expects: for kinds that send each frame on to one endpoint. A WRITE keeps
+/// its address and key.
+pub(crate) fn bridge(
+    tools: &mut Tools<'_>,
+    mcst_id: Ipv4Addr,
+    (leg, port): (&Leg, PortId),
+    header: &RoceHeader,
+    src: Ipv4Addr,
+    frame: &mut impl FrameBuf,
+) {
+    let way = Way {
+        bridge: Bridge::new(header, src, mcst_id, frame),
+        operator: tools.shifts.find(bytes_after(header)),
+        ports: tools.ports,
+        next_hops: tools.next_hops,
+    };
+    way.rewrite(leg, port, header.reth.as_ref().map(Target::as_it_came), frame);
 }
 
 /// Writes both Ethernet addresses.

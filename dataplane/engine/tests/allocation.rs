@@ -9,7 +9,8 @@ use std::cell::Cell;
 
 use castnet_engine::plain::PlainFrame;
 use castnet_engine::{CountersSnapshot, Egress};
-use castnet_wire::{Batch, FrameBuf, MacAddr, NakCode, Nanos, Opcode, PortId, Reth, Syndrome};
+use castnet_rules::{ForwardingRule, GroupRule};
+use castnet_wire::{Batch, FrameBuf, MacAddr, McstId, NakCode, Nanos, Opcode, PortId, Reth, Syndrome};
 use common::*;
 
 struct Counting;
@@ -87,6 +88,12 @@ impl Egress for Recycling {
 fn a_frame_costs_no_allocation() {
     const ROUNDS: u32 = 300;
     let mut engine = star_switch(8);
+    let pair = GroupRule {
+        mcst_id: McstId([10, 9, 0, 2].into()),
+        kind: ForwardingRule {}.into(),
+        ..rule(vec![host(0), host(1)])
+    };
+    install(&mut engine, &pair);
     let mut egress = Recycling {
         stock: (0..256).map(|_| PlainFrame(Vec::with_capacity(2048))).collect(),
         sent: 0,
@@ -101,7 +108,14 @@ fn a_frame_costs_no_allocation() {
             rkey: 7,
             dma_len: 8,
         });
+        let forwarded = DataFrame {
+            src: host_ip(1),
+            dst: pair.mcst_id.0,
+            ethernet: ethernet(1),
+            ..DataFrame::new(Opcode::SendOnly, psn, &[3; 256])
+        };
         let mut frames = vec![
+            (1, forwarded.bytes()),
             (0, send(psn, &vec![1; 1024])),
             (0, write.bytes()),
             (0, send(psn + 2, &[2; 64])),
@@ -175,7 +189,10 @@ fn a_frame_costs_no_allocation() {
         totals.replicated > 500 && totals.flooded > 300 && totals.absorbed > 3000,
         "{totals:?}"
     );
-    assert!(snapshot.groups[0].counters.acks_out > 100, "{snapshot:?}");
+    assert!(
+        snapshot.multicast.groups[0].counters.acks_out > 100,
+        "{snapshot:?}"
+    );
     println!(
         "{frames_in} frames in, {} sent, {allocations} allocations",
         egress.sent

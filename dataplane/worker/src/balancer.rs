@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use castnet_engine::{CollectiveSnapshot, GroupSnapshot};
+use castnet_engine::{CollectiveCounters, ForwardingCounters, GroupCounters, GroupSnapshot};
 use castnet_wire::McstId;
 
 use crate::balance::{Advice, Balance, GroupWork, WorkerLoad, WorkerWork, advise};
@@ -117,10 +117,9 @@ fn read(shared: &Shared, worker: usize, groups: bool) -> Result<WorkerWork, Stop
     loop {
         report = handle.ask(|reply| Command::Report(report, reply))?;
         let counters = &report.counters;
-        work.groups
-            .extend(counters.groups.iter().map(|g| (g.mcst_id, multicast(g))));
-        work.groups
-            .extend(counters.collectives.iter().map(|g| (g.mcst_id, collective(g))));
+        add(&mut work, &counters.multicast.groups, multicast);
+        add(&mut work, &counters.collective.groups, collective);
+        add(&mut work, &counters.forwarding.groups, forwarding);
         if report.counters.next_group == 0 {
             break;
         }
@@ -133,8 +132,12 @@ fn read(shared: &Shared, worker: usize, groups: bool) -> Result<WorkerWork, Stop
     Ok(work)
 }
 
-fn multicast(group: &GroupSnapshot) -> GroupWork {
-    let counters = &group.counters;
+fn add<C>(work: &mut WorkerWork, groups: &[GroupSnapshot<C>], work_of: fn(&C) -> GroupWork) {
+    let groups = groups.iter().map(|g| (g.mcst_id, work_of(&g.counters)));
+    work.groups.extend(groups);
+}
+
+fn multicast(counters: &GroupCounters) -> GroupWork {
     let more = &counters.more;
     let feedback_in = counters.acks_in + more.naks_in + more.rnr_naks_in + more.cnps_in;
     GroupWork {
@@ -146,8 +149,7 @@ fn multicast(group: &GroupSnapshot) -> GroupWork {
     }
 }
 
-fn collective(group: &CollectiveSnapshot) -> GroupWork {
-    let counters = &group.counters;
+fn collective(counters: &CollectiveCounters) -> GroupWork {
     let packets_in = counters.contributions + counters.controls_in + counters.repeats;
     let feedback_in = counters.acks_in + counters.naks_in + counters.rnr_naks_in;
     let feedback_out = counters.acks_out + counters.naks_out + counters.rnr_naks_out;
@@ -156,6 +158,15 @@ fn collective(group: &CollectiveSnapshot) -> GroupWork {
         bytes: counters.contribution_bytes + counters.result_bytes,
         feedback: feedback_in + feedback_out,
         frames_in: packets_in + feedback_in + counters.dropped,
+        ..GroupWork::default()
+    }
+}
+
+fn forwarding(counters: &ForwardingCounters) -> GroupWork {
+    GroupWork {
+        data: counters.forwarded,
+        copies: counters.forwarded,
+        frames_in: counters.forwarded + counters.dropped,
         ..GroupWork::default()
     }
 }

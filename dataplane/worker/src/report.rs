@@ -1,8 +1,8 @@
 //! What a dataplane tells about itself.
 
 use castnet_engine::{
-    CollectiveCounters, ContextStatus, CountersSnapshot, EndpointSnapshot, GroupCounters, PathSnapshot,
-    PortCounters, Totals,
+    CollectiveCounters, ContextStatus, CountersSnapshot, EndpointSnapshot, ForwardingCounters,
+    ForwardingEndpoint, GroupCounters, PathSnapshot, PortCounters, Totals,
 };
 use castnet_port::{BATCH, PoolStats, PortLink, PortStats, Steering};
 use castnet_rules::GroupRule;
@@ -221,39 +221,31 @@ pub struct GroupReport {
     pub counters: KindReport,
 }
 
-/// What a group of one kind has done.
+/// What a group of one kind has done: its counters, and those of its endpoints in the order of its own rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KindReport {
     /// It multicasts.
-    Multicast {
-        /// Its counters.
-        counters: GroupCounters,
-        /// Its paths, in order of their ports.
-        paths: Vec<PathSnapshot>,
-    },
+    Multicast(GroupCounters, Vec<PathSnapshot>),
     /// It computes.
-    Translated {
-        /// Its counters.
-        counters: CollectiveCounters,
-        /// Its endpoints, in the order of the lowest ranks behind them.
-        endpoints: Vec<EndpointSnapshot>,
-    },
+    Translated(CollectiveCounters, Vec<EndpointSnapshot>),
+    /// It forwards.
+    Forwarding(ForwardingCounters, Vec<ForwardingEndpoint>),
 }
 
 impl KindReport {
     /// Of a group that multicasts: its counters and its paths.
     pub fn multicast(&self) -> Option<(&GroupCounters, &[PathSnapshot])> {
         match self {
-            Self::Multicast { counters, paths } => Some((counters, paths)),
-            Self::Translated { .. } => None,
+            Self::Multicast(counters, paths) => Some((counters, paths)),
+            _ => None,
         }
     }
 
     /// Of a group that computes: its counters and its endpoints.
     pub fn translated(&self) -> Option<(&CollectiveCounters, &[EndpointSnapshot])> {
         match self {
-            Self::Translated { counters, endpoints } => Some((counters, endpoints)),
-            Self::Multicast { .. } => None,
+            Self::Translated(counters, endpoints) => Some((counters, endpoints)),
+            _ => None,
         }
     }
 }

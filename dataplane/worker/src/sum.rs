@@ -1,8 +1,8 @@
 //! The counters of a switch out of those of its workers.
 
-use castnet_engine::{PortCounters, Totals};
+use castnet_engine::{KindSnapshot, PortCounters, Totals};
 use castnet_port::PortStats;
-use castnet_wire::{DropReason, McstId, Nanos};
+use castnet_wire::{DropReason, Nanos};
 
 use crate::control::Shared;
 use crate::report::{Counters, GroupReport, KindReport, PortReport, Report, add_totals};
@@ -81,30 +81,28 @@ impl<'a> Sum<'a> {
     }
 
     pub(crate) fn groups(&mut self, report: &Report, worker: usize) {
+        let counters = &report.counters;
+        self.kind(&counters.multicast, worker, KindReport::Multicast);
+        self.kind(&counters.collective, worker, KindReport::Translated);
+        self.kind(&counters.forwarding, worker, KindReport::Forwarding);
+    }
+
+    fn kind<C: Copy, E: Clone>(
+        &mut self,
+        counted: &KindSnapshot<C, E>,
+        worker: usize,
+        report: fn(C, Vec<E>) -> KindReport,
+    ) {
         let state = self.shared.state.lock();
-        let mut add = |mcst_id: McstId, generation, counters| {
-            let group = state.groups.get(&mcst_id);
+        for group in &counted.groups {
+            let known = state.groups.get(&group.mcst_id);
             self.counters.groups.push(GroupReport {
-                name: group.map(|g| g.rule.name.clone()).unwrap_or_default(),
-                mcst_id,
-                generation,
+                name: known.map(|g| g.rule.name.clone()).unwrap_or_default(),
+                mcst_id: group.mcst_id,
+                generation: group.generation,
                 worker,
-                counters,
+                counters: report(group.counters, counted.endpoints_of(group).to_vec()),
             });
-        };
-        for group in &report.counters.groups {
-            let counters = KindReport::Multicast {
-                counters: group.counters,
-                paths: report.counters.paths_of(group).to_vec(),
-            };
-            add(group.mcst_id, group.generation, counters);
-        }
-        for group in &report.counters.collectives {
-            let counters = KindReport::Translated {
-                counters: group.counters,
-                endpoints: report.counters.endpoints_of(group).to_vec(),
-            };
-            add(group.mcst_id, group.generation, counters);
         }
     }
 

@@ -42,6 +42,12 @@ pub enum PlanError {
         /// The member.
         member: String,
     },
+    /// A group of a kind that no host is played for.
+    #[error("group `{group}` is of the kind forwarding, for which no hosts are played")]
+    NotPlayed {
+        /// The group.
+        group: String,
+    },
     /// A switch where a host was wanted.
     #[error(
         "group `{group}` goes on to the switch `{switch}`: only members next to this switch can be played"
@@ -311,7 +317,8 @@ impl Plan {
             .map(|s| s.pattern)
             .filter(|p| !p.is_collective())
             .collect();
-        let (casts, sums): (Vec<_>, Vec<_>) = groups.iter().partition(|g| g.multicast().is_some());
+        let casts: Vec<_> = groups.iter().filter(|g| g.multicast().is_some()).collect();
+        let sums: Vec<_> = groups.iter().filter(|g| g.translated().is_some()).collect();
         if let Some(pattern) = multicast.get(casts.len()) {
             return Err(PlanError::NoGroup {
                 kind: "multicast",
@@ -370,6 +377,7 @@ impl Plan {
         match &group.kind {
             GroupKind::Multicast(kind) => self.add_multicast((&group, kind), pattern, places, start)?,
             GroupKind::Translated(kind) => self.add_collective((&group, kind), places)?,
+            GroupKind::Forwarding(_) => return Err(PlanError::NotPlayed { group: group.name }),
         }
         self.groups.push(group);
         Ok(())

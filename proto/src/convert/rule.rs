@@ -1,10 +1,10 @@
 //! The rules of groups.
 
 use castnet_rules::{
-    Endpoint, EndpointDraft, EndpointRef, Fault, FaultKind, GroupDraft, GroupKind, GroupRule, HopDraft,
-    HostDraft, HostEndpoint, HostPart, KindDraft, Limit, LossPolicy, MulticastDraft, MulticastRule, NextHop,
-    PartDraft, RankDraft, RankPart, RemoteMemory, StragglerPolicy, SwitchDraft, TranslatedDraft,
-    TranslatedRule,
+    Endpoint, EndpointDraft, EndpointRef, Fault, FaultKind, ForwardingDraft, ForwardingRule, GroupDraft,
+    GroupKind, GroupRule, HopDraft, HostDraft, HostEndpoint, HostPart, KindDraft, Limit, LossPolicy,
+    MulticastDraft, MulticastRule, NextHop, PartDraft, RankDraft, RankPart, RemoteMemory, StragglerPolicy,
+    SwitchDraft, TranslatedDraft, TranslatedRule,
 };
 use castnet_wire::{PortId, Qpn};
 
@@ -36,15 +36,16 @@ pub fn rule_from_proto(field: &str, message: Option<&v1::GroupRule>) -> Result<G
         return Err(Invalid::one(field, FaultKind::Missing { expected }));
     };
     let mut faults = Vec::new();
-    let (kind, name) = match &message.kind {
-        Some(Kind::Multicast(rule)) => (Some(multicast(rule, &mut faults)), GroupKind::NAMES[0]),
-        Some(Kind::Translated(rule)) => (Some(translated(rule, &mut faults)), GroupKind::NAMES[1]),
-        None => {
-            let expected = "what its kind adds: multicast or translated";
-            faults.push(Fault::new("kind", FaultKind::Missing { expected }));
-            (None, "")
-        }
-    };
+    let kind = message.kind.as_ref().map(|kind| match kind {
+        Kind::Multicast(rule) => multicast(rule, &mut faults),
+        Kind::Translated(rule) => translated(rule, &mut faults),
+        Kind::Forwarding(v1::ForwardingRule {}) => KindDraft::Forwarding(ForwardingDraft {}),
+    });
+    let name = kind.as_ref().map_or("", KindDraft::name);
+    if kind.is_none() {
+        let expected = "what its kind adds: multicast, translated or forwarding";
+        faults.push(Fault::new("kind", FaultKind::Missing { expected }));
+    }
     let endpoints = message.endpoints.iter().enumerate();
     let draft = GroupDraft {
         name: Some(message.name.clone()),
@@ -266,6 +267,7 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
         kind: Some(match &group.kind {
             GroupKind::Multicast(rule) => Kind::Multicast(multicast_to_proto(rule)),
             GroupKind::Translated(rule) => Kind::Translated(translated_to_proto(rule)),
+            GroupKind::Forwarding(ForwardingRule {}) => Kind::Forwarding(v1::ForwardingRule {}),
         }),
     }
 }

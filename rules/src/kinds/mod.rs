@@ -1,67 +1,136 @@
 //! What each kind of group adds to a rule: its section, what must hold of it, and how it stands in files.
 //!
-//! A further kind is one more file here, a variant of [`crate::GroupKind`] and of [`KindDraft`], and a line in each `match`
-//! of this file.
+//! A further kind is a file here and a line in the list of [`kinds!`]. `docs/new-kind.md` walks through it.
 
+mod forwarding;
 mod multicast;
 mod translated;
 
+use serde::{Deserialize, Serialize};
+
+pub use forwarding::{ForwardingDraft, ForwardingRule};
 pub use multicast::{MulticastDraft, MulticastRule};
 pub use translated::{
     DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, LossPolicy, RANKS_MAX, SLOT_ALIGN, StragglerPolicy,
     TranslatedDraft, TranslatedRule, UnknownPolicy,
 };
 
-use crate::draft::EndpointDraft;
-use crate::fault::Fault;
+use crate::draft::{EndpointDraft, HopDraft, PartDraft};
+use crate::fault::{Fault, FaultKind};
 use crate::file::quoted;
-use crate::group::{GroupKind, GroupRule};
+use crate::group::GroupRule;
 use crate::reader::{Fields, Reader};
 
-/// A [`GroupKind`] of which some fields could not be read.
-#[derive(Clone, Debug)]
-pub enum KindDraft {
-    /// See [`GroupKind::Multicast`].
-    Multicast(MulticastDraft),
-    /// See [`GroupKind::Translated`].
-    Translated(TranslatedDraft),
+/// Makes the two enums over all kinds, and the functions that call the one of the group's kind.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident($rule:ident, $draft:ident) = $name:literal,)*) => {
+        /// How a group is realized: what its kind needs beside what all groups have.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum GroupKind {
+            $($(#[$doc])* $kind($rule),)*
+        }
+
+        /// A [`GroupKind`] of which some fields could not be read.
+        #[derive(Clone, Debug)]
+        pub enum KindDraft {
+            $($(#[$doc])* $kind($draft),)*
+        }
+
+        $(impl From<$rule> for GroupKind {
+            fn from(rule: $rule) -> Self {
+                Self::$kind(rule)
+            }
+        })*
+
+        impl GroupKind {
+            /// The names of all kinds in files and tables.
+            pub const NAMES: &'static [&'static str] = &[$($name),*];
+
+            /// Its name in files and tables.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$kind(_) => $name,)*
+                }
+            }
+
+            /// The index of the endpoint towards the source or root of the tree.
+            pub(crate) fn upstream(&self) -> Option<u16> {
+                match self {
+                    $(Self::$kind(rule) => rule.upstream(),)*
+                }
+            }
+
+            /// The same, where it is kept.
+            pub(crate) fn upstream_mut(&mut self) -> Option<&mut u16> {
+                match self {
+                    $(Self::$kind(rule) => rule.upstream_mut(),)*
+                }
+            }
+
+            /// Bytes that a switch reserves for `group`, which is of this kind.
+            pub(crate) fn reserved_bytes(&self, group: &GroupRule) -> u64 {
+                match self {
+                    $(Self::$kind(rule) => rule.reserved_bytes(group),)*
+                }
+            }
+
+            /// Writes the fields that the kind adds to the table of `group`.
+            pub(crate) fn write(&self, group: &GroupRule, out: &mut String) {
+                match self {
+                    $(Self::$kind(rule) => rule.write(group, out),)*
+                }
+            }
+        }
+
+        impl KindDraft {
+            /// As [`GroupKind::name`].
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$kind(_) => $name,)*
+                }
+            }
+
+            /// The section, where no field is lacking.
+            pub(crate) fn finish(self, endpoints: &[EndpointDraft]) -> Option<GroupKind> {
+                Some(match self {
+                    $(Self::$kind(draft) => GroupKind::$kind(draft.finish(endpoints)?),)*
+                })
+            }
+
+            /// What the kind demands of its own fields and of the group's endpoints, where they could be read.
+            pub(crate) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
+                match self {
+                    $(Self::$kind(draft) => draft.check(endpoints, faults),)*
+                }
+            }
+
+            /// Reads the fields that the kind of this name adds to a group's table.
+            pub(crate) fn read<'t>(name: &str, r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Option<Self> {
+                match name {
+                    $($name => Some(Self::$kind($draft::read(r, f))),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl From<&GroupKind> for KindDraft {
+            fn from(kind: &GroupKind) -> Self {
+                match kind {
+                    $(GroupKind::$kind(rule) => Self::$kind(rule.into()),)*
+                }
+            }
+        }
+    };
 }
 
-impl KindDraft {
-    /// The section, where no field is lacking.
-    pub(crate) fn finish(self, endpoints: &[EndpointDraft]) -> Option<GroupKind> {
-        Some(match self {
-            Self::Multicast(draft) => GroupKind::Multicast(draft.finish(endpoints)?),
-            Self::Translated(draft) => GroupKind::Translated(draft.finish(endpoints)?),
-        })
-    }
-
-    /// What the kind demands of its own fields and of the group's endpoints, where they could be read.
-    pub(crate) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
-        match self {
-            Self::Multicast(draft) => draft.check(endpoints, faults),
-            Self::Translated(draft) => draft.check(endpoints, faults),
-        }
-    }
-
-    /// Reads the fields that the kind of this name adds to a group's table.
-    pub(crate) fn read<'t>(name: &str, r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Option<Self> {
-        match name {
-            "multicast" => Some(Self::Multicast(MulticastDraft::read(r, f))),
-            "translated" => Some(Self::Translated(TranslatedDraft::read(r, f))),
-            _ => None,
-        }
-    }
-}
-
-impl GroupKind {
-    /// Writes the fields that the kind adds to the table of `group`.
-    pub(crate) fn write(&self, group: &GroupRule, out: &mut String) {
-        match self {
-            Self::Multicast(rule) => rule.write(group, out),
-            Self::Translated(rule) => rule.write(group, out),
-        }
-    }
+kinds! {
+    /// One source, many receivers (Cepheus).
+    Multicast(MulticastRule, MulticastDraft) = "multicast",
+    /// Collectives over translated connections (EPIC's Mode-II).
+    Translated(TranslatedRule, TranslatedDraft) = "translated",
+    /// Two endpoints, each of which gets what the other one sends.
+    Forwarding(ForwardingRule, ForwardingDraft) = "forwarding",
 }
 
 /// How a file names an endpoint of a group.
@@ -70,11 +139,20 @@ fn end(group: &GroupRule, index: u16) -> String {
     quoted(endpoint.map_or("", |e| e.next_hop.name()))
 }
 
-impl From<&GroupKind> for KindDraft {
-    fn from(kind: &GroupKind) -> Self {
-        match kind {
-            GroupKind::Multicast(rule) => Self::Multicast(rule.into()),
-            GroupKind::Translated(rule) => Self::Translated(rule.into()),
+/// Refuses ranks, for kinds that have none.
+fn check_no_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
+    for (i, endpoint) in endpoints.iter().enumerate() {
+        let (field, has_ranks) = match &endpoint.next_hop {
+            Some(HopDraft::Host(host)) => ("host.rank", matches!(host.part, Some(PartDraft::Rank(_)))),
+            Some(HopDraft::Switch(switch)) => (
+                "switch.ranks",
+                switch.ranks.as_ref().is_some_and(|r| !r.is_empty()),
+            ),
+            None => continue,
+        };
+        if has_ranks {
+            let field = format!("endpoints[{i}].{field}");
+            faults.push(Fault::new(field, FaultKind::RankOfNoCollective));
         }
     }
 }

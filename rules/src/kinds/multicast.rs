@@ -3,9 +3,9 @@
 use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
-use super::end;
-use crate::draft::{EndpointDraft, EndpointRef, HopDraft, PartDraft};
-use crate::fault::{Fault, FaultKind};
+use super::{check_no_ranks, end};
+use crate::draft::{EndpointDraft, EndpointRef};
+use crate::fault::Fault;
 use crate::file::line;
 use crate::group::GroupRule;
 use crate::limit::Limit;
@@ -67,20 +67,7 @@ impl MulticastDraft {
         if let Some(Err(kind)) = self.source.as_ref().map(|source| source.find(endpoints)) {
             faults.push(Fault::new("source", kind));
         }
-        for (i, endpoint) in endpoints.iter().enumerate() {
-            let (field, has_ranks) = match &endpoint.next_hop {
-                Some(HopDraft::Host(host)) => ("host.rank", matches!(host.part, Some(PartDraft::Rank(_)))),
-                Some(HopDraft::Switch(switch)) => (
-                    "switch.ranks",
-                    switch.ranks.as_ref().is_some_and(|r| !r.is_empty()),
-                ),
-                None => continue,
-            };
-            if has_ranks {
-                let field = format!("endpoints[{i}].{field}");
-                faults.push(Fault::new(field, FaultKind::RankOfNoCollective));
-            }
-        }
+        check_no_ranks(endpoints, faults);
     }
 
     pub(super) fn read<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Self {
@@ -95,6 +82,18 @@ impl MulticastDraft {
 }
 
 impl MulticastRule {
+    pub(super) fn upstream(&self) -> Option<u16> {
+        Some(self.source)
+    }
+
+    pub(super) fn upstream_mut(&mut self) -> Option<&mut u16> {
+        Some(&mut self.source)
+    }
+
+    pub(super) fn reserved_bytes(&self, _: &GroupRule) -> u64 {
+        0
+    }
+
     pub(super) fn write(&self, group: &GroupRule, out: &mut String) {
         let Self {
             start_psn,

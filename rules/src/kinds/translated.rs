@@ -191,6 +191,18 @@ impl TranslatedRule {
             + STATE_BYTES_PER_SLOT * self.slots as u64
     }
 
+    pub(super) fn upstream(&self) -> Option<u16> {
+        self.parent
+    }
+
+    pub(super) fn upstream_mut(&mut self) -> Option<&mut u16> {
+        self.parent.as_mut()
+    }
+
+    pub(super) fn reserved_bytes(&self, group: &GroupRule) -> u64 {
+        self.memory_bytes(group.pmtu, group.endpoints.len())
+    }
+
     pub(super) fn write(&self, group: &GroupRule, out: &mut String) {
         let Self {
             start_psn,

@@ -301,7 +301,7 @@ fn a_kind_that_is_not_known_ends_the_reading_of_its_group() {
     spoiled(
         "pmtu = 1024",
         "pmtu = 1024\nkind = \"broadcast\"\ncolour = 3",
-        "rules.toml:5:8: groups[0].kind: \"broadcast\" is no kind of group; kinds: multicast, translated",
+        "rules.toml:5:8: groups[0].kind: \"broadcast\" is no kind of group; kinds: multicast, translated, forwarding",
     );
 }
 

@@ -2,4 +2,5 @@
 
 mod collective_faults;
 mod faults;
+mod forwarding;
 mod round_trip;

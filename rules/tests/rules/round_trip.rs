@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use castnet_rules::{
-    COLLECTIVE_EXAMPLE, Endpoint, GroupRule, HostEndpoint, HostPart, Ipv4Net, LossPolicy, MulticastRule,
-    NextHop, RankPart, RemoteMemory, Route, RouteHop, RuleSet, StragglerPolicy, TWO_TIER_EXAMPLE,
-    TranslatedRule,
+    COLLECTIVE_EXAMPLE, Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, Ipv4Net, LossPolicy,
+    MulticastRule, NextHop, RankPart, RemoteMemory, Route, RouteHop, RuleSet, StragglerPolicy,
+    TWO_TIER_EXAMPLE, TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
@@ -181,6 +181,15 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
     })
 }
 
+/// Forwarding group number `g` of a set.
+fn forwarding(g: u8) -> impl Strategy<Value = GroupRule> {
+    group(50 + g).prop_map(|mut group| {
+        group.endpoints.truncate(2);
+        let kind = ForwardingRule {}.into();
+        GroupRule { kind, ..group }
+    })
+}
+
 fn route(r: u8) -> impl Strategy<Value = Route> {
     proptest::collection::btree_set((select(ports()), mac()), 1..5).prop_map(move |hops| Route {
         prefix: Ipv4Net::new_assert(Ipv4Addr::new(10, 200, r, 0), 24),
@@ -192,12 +201,14 @@ fn route(r: u8) -> impl Strategy<Value = Route> {
 }
 
 fn set() -> impl Strategy<Value = RuleSet> {
-    (0u8..4, 0u8..3, 0u8..4).prop_flat_map(|(groups, collectives, routes)| {
+    (0u8..4, 0u8..3, 0u8..3, 0u8..4).prop_flat_map(|(groups, collectives, pairs, routes)| {
         let groups: Vec<_> = (0..groups).map(group).collect();
         let collectives: Vec<_> = (0..collectives).map(collective).collect();
+        let pairs: Vec<_> = (0..pairs).map(forwarding).collect();
         let routes: Vec<_> = (0..routes).map(route).collect();
-        (groups, collectives, routes).prop_map(|(mut groups, collectives, routes)| {
+        (groups, collectives, pairs, routes).prop_map(|(mut groups, collectives, pairs, routes)| {
             groups.extend(collectives);
+            groups.extend(pairs);
             RuleSet { groups, routes }
         })
     })

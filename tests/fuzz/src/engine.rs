@@ -101,6 +101,7 @@ fn status(rule: &GroupRule, engine: &Engine) -> Option<ContextStatus> {
     match &mut status {
         ContextStatus::Multicast(status) => status.counters.more.dropped = 0,
         ContextStatus::Collective(status) => status.counters.dropped = 0,
+        ContextStatus::Forwarding(status) => status.counters.dropped = 0,
     }
     Some(status)
 }
@@ -367,6 +368,6 @@ fn report(index: usize, status: Option<&ContextStatus>) {
                 ));
             }
         }
-        None => {}
+        Some(ContextStatus::Forwarding(_)) | None => {}
     }
 }

@@ -19,15 +19,15 @@ use tonic::{Code, Status};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Lab {
+pub(crate) struct Lab {
     dataplane: Arc<Dataplane>,
     _agent: Agent,
-    client: AgentClient<Channel>,
+    pub(crate) client: AgentClient<Channel>,
     _ends: Vec<MemEnd>,
 }
 
 impl Lab {
-    async fn new(memory: usize) -> Self {
+    pub(crate) async fn new(memory: usize) -> Self {
         let links = (0..3)
             .map(|n| MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}")).mtu(1500)));
         let (ours, ends): (Vec<MemEnd>, Vec<MemEnd>) = links.unzip();
@@ -52,7 +52,11 @@ impl Lab {
         }
     }
 
-    async fn install(&mut self, rule: &GroupRule, owner: &str) -> Result<v1::InstallOutcome, Status> {
+    pub(crate) async fn install(
+        &mut self,
+        rule: &GroupRule,
+        owner: &str,
+    ) -> Result<v1::InstallOutcome, Status> {
         let request = v1::InstallGroupRequest {
             rule: Some(rule_to_proto(rule)),
             owner: owner.into(),

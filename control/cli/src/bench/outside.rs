@@ -132,6 +132,8 @@ impl Switch {
             let is_used = match &group.kind {
                 GroupKind::Multicast(_) => workload.has_multicast(),
                 GroupKind::Translated(_) => workload.has_collectives(),
+                // No host is played for it.
+                GroupKind::Forwarding(_) => false,
             };
             if !is_used {
                 continue;

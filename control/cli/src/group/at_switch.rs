@@ -4,6 +4,7 @@ use castnet_proto::convert::rule_to_proto;
 use castnet_wire::McstId;
 use serde::Serialize;
 
+use super::forwarding::SwitchForwardingReport;
 use super::{Destroyed, Verb, collective, show};
 use crate::api;
 use crate::api::installed_group::State;
@@ -78,7 +79,7 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
     let source = rule.upstream().filter(|_| rule.multicast().is_some());
     let line = SwitchGroupLine {
         group: rule.name.clone(),
-        kind: kind_name(&installed),
+        kind: "unknown",
         mcst_id: rule.mcst_id.clone(),
         owner: installed.owner.clone(),
         generation: rule.generation,
@@ -97,6 +98,7 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
         Some(State::Multicast(api::MulticastState { status, counters })) => {
             let (status, counters) = (status.unwrap_or_default(), counters.unwrap_or_default());
             SwitchGroupLine {
+                kind: "multicast",
                 memory_bytes: status.hot_bytes + status.cold_bytes,
                 data_in: counters.data_in,
                 copies_out: counters.copies_out,
@@ -108,6 +110,7 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
         Some(State::Translated(api::TranslatedState { status, counters })) => {
             let counters = counters.unwrap_or_default();
             SwitchGroupLine {
+                kind: "collective",
                 memory_bytes: status.unwrap_or_default().memory_bytes,
                 data_in: counters.contributions,
                 copies_out: counters.results,
@@ -116,16 +119,14 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
                 ..line
             }
         }
+        Some(State::Forwarding(state)) => SwitchGroupLine {
+            kind: "forwarding",
+            memory_bytes: state.memory_bytes,
+            data_in: state.endpoints.iter().map(|e| e.frames_in).sum(),
+            copies_out: state.forwarded,
+            ..line
+        },
         None => line,
-    }
-}
-
-/// What people call the kind of a group.
-fn kind_name(installed: &api::InstalledGroup) -> &'static str {
-    match &installed.state {
-        Some(State::Multicast(_)) => "multicast",
-        Some(State::Translated(_)) => "collective",
-        None => "unknown",
     }
 }
 
@@ -256,6 +257,28 @@ impl Report for SwitchCollectiveReport {
 enum Shown {
     Multicast(show::SwitchGroupReport),
     Collective(SwitchCollectiveReport),
+    Forwarding(SwitchForwardingReport),
+}
+
+impl Shown {
+    fn new(switch: String, group: api::InstalledGroup) -> Self {
+        match group.state {
+            Some(State::Translated(_)) => Self::Collective(SwitchCollectiveReport::new(switch, group)),
+            Some(State::Forwarding(state)) => {
+                let rule = group.rule.unwrap_or_default();
+                Self::Forwarding(SwitchForwardingReport::new(switch, (rule, group.worker), state))
+            }
+            _ => Self::Multicast(show::SwitchGroupReport::new(switch, group)),
+        }
+    }
+
+    fn show_members(self, output: Output) -> Outcome {
+        match self {
+            Self::Multicast(report) => output.show(&Rows::new(report.paths, "no paths")),
+            Self::Collective(report) => output.show(&Rows::new(report.endpoints, "no endpoints")),
+            Self::Forwarding(report) => output.show(&Rows::new(report.endpoints, "no endpoints")),
+        }
+    }
 }
 
 impl Report for Shown {
@@ -263,6 +286,7 @@ impl Report for Shown {
         match self {
             Self::Multicast(report) => report.page(page),
             Self::Collective(report) => report.page(page),
+            Self::Forwarding(report) => report.page(page),
         }
     }
 }
@@ -322,21 +346,13 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             let look = async || {
                 let switch = capabilities.switch_name.clone();
                 let group = one(&mut agent, &group).await?;
-                Ok(match group.translated() {
-                    None => Shown::Multicast(show::SwitchGroupReport::new(switch, group)),
-                    Some(_) => Shown::Collective(SwitchCollectiveReport::new(switch, group)),
-                })
+                Ok(Shown::new(switch, group))
             };
             watch.show(output, look).await
         }
         Verb::Members { group } => {
             let group = one(&mut agent, &group).await?;
-            if group.translated().is_some() {
-                let rows = collective::endpoint_rows(&group);
-                return output.show(&Rows::new(rows, "no endpoints"));
-            }
-            let report = show::SwitchGroupReport::new(String::new(), group);
-            output.show(&Rows::new(report.paths, "no paths"))
+            Shown::new(String::new(), group).show_members(output)
         }
         Verb::Move { group, worker } => {
             let mcst_id = pick::mcst_id(&mut agent, &group).await?;

@@ -308,6 +308,49 @@ fn a_collective_group_of_a_rule_file_is_installed_shown_counted_and_removed() {
     assert_eq!(ask(&["counters"], &switch)["collectives"], Value::Array(vec![]));
 }
 
+#[test]
+fn a_forwarding_group_of_a_rule_file_is_checked_installed_shown_and_counted() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let rules = folder.path().join("forwarding.toml");
+    std::fs::write(&rules, castnet_rules::FORWARDING_EXAMPLE).expect("written");
+    let rules = rules.display().to_string();
+    let checked = castnet()
+        .args(["rules", "check", &rules])
+        .output()
+        .expect("it runs");
+    let checked = String::from_utf8_lossy(&checked.stdout);
+    assert!(
+        checked.contains("good: 0 multicast groups, 0 collective groups, 1 forwarding group, 0 routes"),
+        "{checked}"
+    );
+    let created = ask(&["group", "create", "--rules", &rules], &switch);
+    assert_eq!(created["installed"], serde_json::json!(["pair"]));
+
+    let groups = ask(&["group", "list"], &switch);
+    let (kind, memory) = (&groups[1]["kind"], &groups[1]["memory_bytes"]);
+    assert!(kind == "forwarding" && memory.as_u64() > Some(0), "{groups}");
+    let shown = ask(&["group", "show", "pair"], &switch);
+    assert_eq!(
+        (&shown["kind"], &shown["forwarded"]),
+        (&"forwarding".into(), &0.into())
+    );
+    assert_eq!(shown["endpoints"][1]["next_hop"], "b");
+    let members = ask(&["group", "members", "pair"], &switch);
+    assert_eq!(members, shown["endpoints"]);
+    let counters = ask(&["counters"], &switch);
+    assert_eq!(counters["forwarding"][0]["group"], "pair");
+    for command in [&["group", "show", "pair"][..], &["counters"]] {
+        let page = castnet()
+            .args(command)
+            .args(["--agent", &switch.address])
+            .output()
+            .expect("it runs");
+        let page = String::from_utf8_lossy(&page.stdout);
+        assert!(page.contains("Forwarding group"), "{page}");
+    }
+}
+
 /// The second group of the file has a queue pair of a group that runs: neither is installed.
 #[test]
 fn a_file_of_groups_is_installed_whole_or_not_at_all() {

@@ -6,19 +6,25 @@ use castnet_collective::translated::{
 use castnet_collective::{EndpointId, Translated};
 use castnet_reduce::{Checksum, Kernel, prefetch};
 use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
-use castnet_wire::{Call, CallFlags, DataType, McstId, Nanos, Operation, PortId, Qpn};
+use castnet_wire::{Call, CallFlags, DataType, McstId, Nanos, Operation, PortId, Qpn, RoceHeader};
 use core::net::Ipv4Addr;
 
 use super::slots::Slots;
 use super::translate::{Outlet, Own};
-use crate::context::Ahead;
-use crate::counters::{CollectiveCounters, CongestionCounters, EndpointCounters, EndpointSnapshot};
-use crate::group::InstallError;
+use crate::context::{Ahead, Kind};
+use crate::counters::{
+    CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
+};
+use crate::egress::Egress;
+use crate::engine::Engine;
+use crate::group::{InstallError, macs, rule_bytes};
 use crate::lookup::LookupTable;
 use crate::next_hops::NextHops;
+use crate::pipeline::Cx;
+use crate::trace::{Observer, Verdict};
 
 /// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
-pub(crate) const OVERHEAD: usize = 20 + 8 + 12 + 4 + 4;
+const OVERHEAD: usize = 20 + 8 + 12 + 4 + 4;
 /// Ticks per time-out of the members' QPs.
 const TICKS: u64 = 4;
 /// No endpoint.
@@ -53,16 +59,6 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// The group of a rule that has been checked, and whose endpoints are [in order](GroupRule::in_order).
-    pub(crate) fn new(rule: GroupRule, kind: &TranslatedRule) -> Box<Self> {
-        Self::build(rule, kind, Slots::new)
-    }
-
-    /// The same without payload, for a dry run.
-    pub(crate) fn without_payload(rule: GroupRule, kind: &TranslatedRule) -> Box<Self> {
-        Self::build(rule, kind, Slots::without_payload)
-    }
-
     fn build(
         rule: GroupRule,
         kind: &TranslatedRule,
@@ -129,51 +125,15 @@ impl Collective {
         })
     }
 
-    /// Takes on what the way of a frame depends on, but for payload, from the group that runs the same rule. Takes no memory.
-    pub(crate) fn copy_state(&mut self, of: &Self) {
-        self.machine.copy_state(&of.machine);
-        for slot in of.machine.slots_in_flight() {
-            if let Some(note) = self.slots.note_mut(slot) {
-                note.imm = of.slots.note(slot).imm;
-            }
-        }
-        for (outlet, of) in self.outlets.iter_mut().zip(&of.outlets) {
-            (outlet.link, outlet.ect) = (of.link, of.ect);
-        }
-    }
-
-    /// Its address.
-    pub fn mcst_id(&self) -> McstId {
-        self.mcst_id
-    }
-
-    /// The rule that it runs, endpoints in the order of the lowest ranks behind them.
-    pub fn rule(&self) -> &GroupRule {
-        &self.rule
-    }
-
-    /// Bytes that it takes of the memory for groups: what the rule says that it takes.
-    pub fn memory_bytes(&self) -> usize {
-        self.rule.reserved_bytes() as usize
-    }
-
-    /// Bytes that it does take: never more than [`Collective::memory_bytes`].
+    /// Bytes that it does take: never more than [`GroupRule::reserved_bytes`].
     pub fn footprint(&self) -> usize {
-        let endpoints = self.rule.endpoints.iter().map(|e| {
-            let ranks = match &e.next_hop {
-                NextHop::Switch { ranks, .. } => size_of_val(&**ranks),
-                NextHop::Host(_) => 0,
-            };
-            size_of_val(e) + e.next_hop.name().len() + ranks
-        });
         size_of::<Self>() - size_of::<Translated>()
             + self.machine.footprint()
             + self.slots.footprint()
             + self.table.as_ref().map_or(0, |table| table.bytes())
             + size_of_val(&*self.outlets)
             + size_of_val(&*self.per_endpoint)
-            + endpoints.sum::<usize>()
-            + self.rule.name.len()
+            + rule_bytes(&self.rule)
     }
 
     /// Its counters.
@@ -193,29 +153,9 @@ impl Collective {
             })
     }
 
-    /// Everything about it, for people. Allocates.
-    pub fn status(&self) -> CollectiveGroupStatus {
-        let machine = self.machine.status();
-        let ahead = machine
-            .endpoints
-            .iter()
-            .map(|e| e.expected.diff(machine.base).max(e.next.diff(machine.base)));
-        let slots = self.rule.translated().map_or(0, |kind| kind.slots);
-        let slots_used = ahead.max().unwrap_or(0).clamp(0, slots.into()) as usize;
-        CollectiveGroupStatus {
-            rule: self.rule.clone(),
-            machine,
-            counters: self.counters,
-            congestion: self.congestion,
-            endpoints: self.endpoints().collect(),
-            slots_used,
-            memory_bytes: self.memory_bytes(),
-        }
-    }
-
     /// Asks for the memory of the group itself that data from `ingress` touches.
     #[inline]
-    pub(crate) fn prefetch_self(&self, ingress: PortId) {
+    fn prefetch_self(&self, ingress: PortId) {
         prefetch(&self.machine);
         prefetch(&self.slots);
         prefetch(&self.kernels);
@@ -228,7 +168,7 @@ impl Collective {
 
     /// What it touches then, beside that.
     #[inline]
-    pub(crate) fn prefetch(&self, ingress: PortId) {
+    fn prefetch_endpoint(&self, ingress: PortId) {
         let Some(from) = self.endpoint_at(ingress) else {
             return;
         };
@@ -244,7 +184,7 @@ impl Collective {
 
     /// And what it touches at last.
     #[inline]
-    pub(crate) fn prefetch_next(&self, ingress: PortId) {
+    fn prefetch_next(&self, ingress: PortId) {
         let next = self
             .endpoint_at(ingress)
             .and_then(|from| self.machine.prefetch_next(from, &Ahead));
@@ -273,34 +213,112 @@ impl Collective {
         // A rank speaks as itself, a switch as the group.
         (dest_qp == Qpn::VIRTUAL && outlet.address.dst == src).then_some(endpoint)
     }
+}
 
-    /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit.
-    pub(crate) fn bind(&mut self, next_hops: &mut NextHops) -> Result<(), InstallError> {
-        for i in 0..self.outlets.len() {
-            let mac = self.rule.endpoints[i].next_hop.mac();
-            match next_hops.acquire(mac) {
-                Some(place) => self.outlets[i].next_hop = place,
-                None => {
-                    self.outlets[..i]
-                        .iter()
-                        .for_each(|outlet| next_hops.release(outlet.next_hop));
-                    return Err(InstallError::NextHopsFull);
-                }
-            }
-        }
-        Ok(())
+impl Kind for Collective {
+    type Rule = TranslatedRule;
+    type Status = CollectiveGroupStatus;
+
+    const OVERHEAD: usize = OVERHEAD;
+
+    fn new(rule: GroupRule, kind: &TranslatedRule) -> Box<Self> {
+        Self::build(rule, kind, Slots::new)
     }
 
-    /// Gives them back.
-    pub(crate) fn unbind(&self, next_hops: &mut NextHops) {
+    fn without_payload(rule: GroupRule, kind: &TranslatedRule) -> Box<Self> {
+        Self::build(rule, kind, Slots::without_payload)
+    }
+
+    fn copy_state(&mut self, of: &Self) {
+        self.machine.copy_state(&of.machine);
+        for slot in of.machine.slots_in_flight() {
+            if let Some(note) = self.slots.note_mut(slot) {
+                note.imm = of.slots.note(slot).imm;
+            }
+        }
+        for (outlet, of) in self.outlets.iter_mut().zip(&of.outlets) {
+            (outlet.link, outlet.ect) = (of.link, of.ect);
+        }
+    }
+
+    fn rule(&self) -> &GroupRule {
+        &self.rule
+    }
+
+    /// What the rule says that it takes.
+    fn memory_bytes(&self) -> usize {
+        self.rule.reserved_bytes() as usize
+    }
+
+    fn bind(&mut self, next_hops: &mut NextHops, _: Option<Ipv4Addr>) -> Result<(), InstallError> {
+        let outlets = &mut self.outlets;
+        next_hops.acquire_all(macs(&self.rule), |i, place| outlets[i].next_hop = place)
+    }
+
+    fn unbind(&self, next_hops: &mut NextHops) {
         self.outlets
             .iter()
             .for_each(|outlet| next_hops.release(outlet.next_hop));
     }
 
-    /// Counts a frame that ended here.
-    pub(crate) fn note_dropped(&mut self) {
+    #[inline(always)]
+    fn prefetch(&self, step: usize, ingress: PortId) {
+        match step {
+            0 => self.prefetch_self(ingress),
+            1 => self.prefetch_endpoint(ingress),
+            _ => self.prefetch_next(ingress),
+        }
+    }
+
+    #[inline]
+    fn frame<E: Egress, O: Observer>(
+        engine: &mut Engine,
+        cx: &mut Cx<'_, E, O>,
+        place: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: E::Buf,
+    ) -> Verdict {
+        engine.collective_frame(cx, place, header, src, frame)
+    }
+
+    fn timeout<E: Egress, O: Observer>(engine: &mut Engine, cx: &mut Cx<'_, E, O>, place: u32) {
+        engine.collective_timeout(cx, place);
+    }
+
+    fn emit<E: Egress, O: Observer>(engine: &mut Engine, cx: &mut Cx<'_, E, O>, place: u32) {
+        engine.collective_emit(cx, place);
+    }
+
+    fn resume(engine: &mut Engine, now: Nanos, place: u32) {
+        engine.collective_resume(now, place);
+    }
+
+    fn note_dropped(&mut self) {
         self.counters.dropped += 1;
+    }
+
+    fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
+        into.collective.add(&self.rule, self.counters, self.endpoints())
+    }
+
+    fn status(&self) -> CollectiveGroupStatus {
+        let machine = self.machine.status();
+        let ahead = machine
+            .endpoints
+            .iter()
+            .map(|e| e.expected.diff(machine.base).max(e.next.diff(machine.base)));
+        let slots = self.rule.translated().map_or(0, |kind| kind.slots);
+        let slots_used = ahead.max().unwrap_or(0).clamp(0, slots.into()) as usize;
+        CollectiveGroupStatus {
+            rule: self.rule.clone(),
+            machine,
+            counters: self.counters,
+            congestion: self.congestion,
+            endpoints: self.endpoints().collect(),
+            slots_used,
+            memory_bytes: self.memory_bytes(),
+        }
     }
 }
 

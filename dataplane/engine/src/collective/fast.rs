@@ -12,7 +12,6 @@ use crate::context::Context;
 use crate::egress::Egress;
 use crate::engine::Engine;
 use crate::fast::{Headers, L3, PLAIN};
-use crate::multicast::Tools;
 use crate::pipeline::Cx;
 use crate::trace::Off;
 

@@ -4,9 +4,7 @@ use core::net::Ipv4Addr;
 
 use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
 use castnet_collective::{EndpointId, EndpointSet};
-use castnet_wire::{
-    Aeth, Control, DropReason, FrameBuf, Headers, Nanos, Opcode, Psn, RoceHeader, Syndrome, ipv4,
-};
+use castnet_wire::{Aeth, Control, DropReason, Headers, Nanos, Opcode, Psn, RoceHeader, Syndrome};
 
 use super::context::Collective;
 use super::explain;
@@ -15,7 +13,8 @@ use super::lookup::{self, Class};
 use super::slots::{self, Pieces};
 use super::translate::{self, Packet, Way};
 use super::verify::{self, ECN};
-use crate::context::Context;
+use crate::classify;
+use crate::context::{Context, Kind};
 use crate::counters::{CollectiveCounters, EndpointCounters};
 use crate::egress::Egress;
 use crate::engine::Engine;
@@ -42,12 +41,7 @@ pub(super) struct Hands<'a, 'b> {
 macro_rules! hands {
     ($engine:ident, timed: $timed:literal) => {
         Hands {
-            tools: Tools {
-                ports: &$engine.ports,
-                next_hops: &$engine.next_hops,
-                shifts: &mut $engine.shifts,
-                counters: &mut $engine.counters,
-            },
+            tools: $crate::multicast::tools!($engine),
             events: &mut $engine.events,
             timed: $timed,
         }
@@ -135,25 +129,20 @@ impl Engine {
         self.schedule(cx.now, place, more);
     }
 
-    /// Lets each group that has more to send have another turn.
-    pub(crate) fn go_on_emitting<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>) {
-        for _ in 0..self.emitting.len() {
-            let Some(place) = self.emitting.pop_front() else {
-                return;
-            };
-            let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
-                continue;
-            };
-            group.emitting = false;
-            cx.observer.group(group.mcst_id);
-            let mut hands = hands!(self, timed: false);
-            let more = emit_due(cx, &mut hands, group, &mut self.collective_effects);
-            self.schedule(cx.now, place, more);
-        }
+    /// Lets a group that has more to send have another turn.
+    pub(crate) fn collective_emit<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, place: u32) {
+        let Some(Context::Collective(group)) = self.groups.at_mut(place) else {
+            return;
+        };
+        group.emitting = false;
+        cx.observer.group(group.mcst_id);
+        let mut hands = hands!(self, timed: false);
+        let more = emit_due(cx, &mut hands, group, &mut self.collective_effects);
+        self.schedule(cx.now, place, more);
     }
 
     /// A group has come from another engine, where it may have had more to send.
-    pub(crate) fn resume_collective(&mut self, now: Nanos, place: u32) {
+    pub(crate) fn collective_resume(&mut self, now: Nanos, place: u32) {
         if let Some(Context::Collective(group)) = self.groups.at_mut(place) {
             let more = std::mem::take(&mut group.emitting);
             self.schedule(now, place, more);
@@ -201,15 +190,10 @@ fn admit<E: Egress, O: Observer>(
         let why = format!("dst {} qpn {qpn}, src {src}, port {}", group.mcst_id, cx.ingress);
         Step::new(Stage::Classify, decision, why)
     });
-    let refuse = |reason| Err((Stage::Verify, reason));
-    if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
-        return refuse(DropReason::BadIpChecksum);
-    }
-    if header.payload_len > group.pmtu {
-        return refuse(DropReason::OverPmtu);
-    }
+    let verify = |reason| (Stage::Verify, reason);
+    classify::check_packet(header, frame, group.pmtu).map_err(verify)?;
     if !verify::is_sound(&group.checksum, frame, header) {
-        return refuse(DropReason::BadIcrc);
+        return Err(verify(DropReason::BadIcrc));
     }
     cx.observer.step(|| {
         let why = "whatever is added leaves under a fresh one, so it was verified in full";
@@ -246,7 +230,7 @@ fn admit<E: Egress, O: Observer>(
                     control,
                     ack_request,
                 }),
-                Err(_) => refuse(DropReason::Malformed),
+                Err(_) => Err(verify(DropReason::Malformed)),
             }
         }
         Class::Feedback(Aeth { syndrome, msn }) => Ok(Event::Feedback {

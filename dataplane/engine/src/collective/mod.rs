@@ -14,5 +14,4 @@ mod slots;
 mod translate;
 mod verify;
 
-pub(crate) use context::OVERHEAD;
 pub use context::{Collective, CollectiveGroupStatus};

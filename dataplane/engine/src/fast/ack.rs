@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::egress::Egress;
 use crate::engine::Engine;
 use crate::feedback::{self, Feedback, Link};
-use crate::multicast::{self, Tools};
+use crate::multicast::{self, tools};
 use crate::pipeline::Cx;
 use crate::trace::{Observer, Verdict};
 
@@ -66,12 +66,7 @@ impl Engine {
         };
         multicast::note_arrival(group, from, &event, frame.length());
         group.hot.machine.handle(cx.now, event, &mut self.effects);
-        let mut tools = Tools {
-            ports: &self.ports,
-            next_hops: &self.next_hops,
-            shifts: &mut self.shifts,
-            counters: &mut self.counters,
-        };
+        let mut tools = tools!(self);
         let verdict = match self.effects.as_slice() {
             [Effect::Absorb] => Verdict::Absorbed,
             [

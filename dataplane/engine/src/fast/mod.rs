@@ -57,7 +57,7 @@ impl Engine {
                 next += same;
                 continue;
             }
-            let multicast = group.is_some();
+            let multicast = matches!(group, Some(Context::Multicast(_)));
             next += 1;
             let Some(mut frame) = frames.next() else { break };
             if multicast {

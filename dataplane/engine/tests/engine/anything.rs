@@ -552,10 +552,11 @@ fn a_snapshot_that_is_too_small_is_filled_in_turns() {
     let mut seen = Vec::new();
     loop {
         engine.snapshot(&mut snapshot);
-        assert!(snapshot.groups.len() <= 2 && snapshot.paths.len() <= 9 && snapshot.ports.len() == 6);
-        for group in &snapshot.groups {
+        let of_kind = &snapshot.multicast;
+        assert!(of_kind.groups.len() <= 2 && of_kind.endpoints.len() <= 9 && snapshot.ports.len() == 6);
+        for group in &of_kind.groups {
             assert_eq!(
-                snapshot.paths_of(group).len(),
+                of_kind.endpoints_of(group).len(),
                 usize::from(group.mcst_id.0.octets()[3]) + 1
             );
             seen.push(group.mcst_id.0.octets()[3]);

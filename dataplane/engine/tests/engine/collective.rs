@@ -189,9 +189,11 @@ fn counters_and_status_tell_what_happened() {
     assert_eq!(status.machine.next_sequence, 2);
     let mut snapshot = castnet_engine::CountersSnapshot::with_capacity(4, 64);
     net.engines[0].snapshot(&mut snapshot);
-    assert_eq!(snapshot.collectives.len(), 1);
-    assert_eq!(snapshot.collectives[0].counters, c);
-    assert_eq!(snapshot.endpoints_of(&snapshot.collectives[0]), status.endpoints);
+    let [group] = &snapshot.collective.groups[..] else {
+        panic!("one group: {snapshot:?}")
+    };
+    assert_eq!(group.counters, c);
+    assert_eq!(snapshot.collective.endpoints_of(group), status.endpoints);
 }
 
 #[test]

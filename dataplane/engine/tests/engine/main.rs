@@ -9,6 +9,7 @@ mod contributions;
 mod feedback;
 mod floods;
 mod flow;
+mod forwarding;
 mod memory;
 mod moving;
 mod replication;

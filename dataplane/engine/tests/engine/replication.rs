@@ -28,27 +28,26 @@ const DATA: [Opcode; 12] = [
 ];
 
 /// The copy that a path must get, built from the meaning of the original.
-fn twin(original: &[u8], rule: &GroupRule, path: &Endpoint) -> Vec<u8> {
+pub(crate) fn twin(original: &[u8], rule: &GroupRule, path: &Endpoint) -> Vec<u8> {
     let header = roce(original);
     let (link, l3) = Ethernet::parse(original).unwrap();
     let (ip, _) = Ipv4::parse(&original[l3..]).unwrap();
-    let n = path.port.index();
     let ethernet = Ethernet {
-        dst: peer_mac(n),
-        src: port_mac(n),
+        dst: path.next_hop.mac(),
+        src: port_mac(path.port.index()),
         ..link
     };
     let IpAddrs::V4 { src, dst } = header.ip else {
         panic!("IPv4")
     };
     let mut bth = header.bth;
+    bth.dest_qp = path.next_hop.qpn();
     let mut ext: ExtHeaders = header.ext(original);
     let (mut src, mut dst) = (src, dst);
     if let NextHop::Host(host) = &path.next_hop {
         (src, dst) = (rule.mcst_id.0, host.ip);
-        bth.dest_qp = host.qpn;
-        if let Some(reth) = &mut ext.reth {
-            let offset = reth.va.checked_sub(rule.multicast().unwrap().va_base);
+        if let (Some(reth), Some(kind)) = (&mut ext.reth, rule.multicast()) {
+            let offset = reth.va.checked_sub(kind.va_base);
             let memory = host.memory().filter(|m| {
                 offset
                     .and_then(|o| o.checked_add(reth.dma_len.into()))
@@ -101,7 +100,7 @@ fn any_group() -> impl Strategy<Value = GroupRule> {
         })
 }
 
-fn any_frame() -> impl Strategy<Value = DataFrame> {
+pub(crate) fn any_frame() -> impl Strategy<Value = DataFrame> {
     let reth = (
         0u64..2 * MEMORY,
         any::<u32>(),

@@ -101,6 +101,7 @@ fn state(engine: &Engine) -> Vec<String> {
             let endpoints = by_name(&status.rule, all);
             format!("{:?} {:?} {endpoints:?}", status.machine, status.counters)
         }
+        other => panic!("{other:?}"),
     };
     status.map(text).collect()
 }

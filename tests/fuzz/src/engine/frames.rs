@@ -249,7 +249,7 @@ impl World {
             cut: None,
         };
         match super::status(rule, &self.engine) {
-            None => none(Psn::new(100)),
+            Some(ContextStatus::Forwarding(_)) | None => none(Psn::new(100)),
             Some(ContextStatus::Multicast(status)) => {
                 let newest = status.machine.newest_psn.unwrap_or(Psn::new(99));
                 Numbers {

@@ -18,7 +18,7 @@ const MAY_BE_UNSAFE: &[&str] = &[
 /// Rooms whose purity the compiler proves.
 const NO_STD: &[&str] = &["dataplane/wire", "dataplane/collective", "host/endpoint"];
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()

@@ -1,4 +1,5 @@
 //! All of this crate's tests are one program, so that what they share is compiled once.
 
+mod docs;
 mod fences;
 mod layers;

@@ -284,15 +284,11 @@ pub fn feed_into(engine: &mut Engine, now: Nanos, ingress: usize, frame: &[u8], 
 /// Puts all groups into a new engine, which goes on in the place of this one.
 pub fn move_on(engine: &mut Engine, now: Nanos) {
     let mut next = Engine::new(engine.config().clone()).unwrap();
-    let multicast = engine.groups().map(|g| {
-        let macs: Vec<MacAddr> = g.rule().endpoints.iter().map(|p| p.next_hop.mac()).collect();
+    let all = engine.groups().map(|g| {
+        let macs: Vec<MacAddr> = g.rule().endpoints.iter().map(|e| e.next_hop.mac()).collect();
         (g.mcst_id(), g.memory_bytes(), macs)
     });
-    let collective = engine.collectives().map(|g| {
-        let macs = g.rule().endpoints.iter().map(|e| e.next_hop.mac()).collect();
-        (g.mcst_id(), g.memory_bytes(), macs)
-    });
-    let all: Vec<_> = multicast.chain(collective).collect();
+    let all: Vec<_> = all.collect();
     for (mcst_id, memory, macs) in all {
         let mut expected = Expected::new(mcst_id, memory, macs);
         next.expect(&mut expected).unwrap();

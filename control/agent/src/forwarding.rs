@@ -1,0 +1,34 @@
+//! What the dataplane says of groups that forward, as messages.
+
+use castnet_proto::v1;
+use castnet_rules::GroupRule;
+use castnet_worker::engine::{ForwardingCounters, ForwardingEndpoint, ForwardingStatus};
+
+use crate::view::{next_hop, port_number};
+
+pub(crate) fn state(status: &ForwardingStatus) -> v1::ForwardingState {
+    v1::ForwardingState {
+        memory_bytes: status.memory_bytes as u64,
+        ..counted(&status.counters, &status.endpoints, Some(&status.rule))
+    }
+}
+
+/// Counters alone; `rule` is the group's, where it is still that one.
+pub(crate) fn counted(
+    counters: &ForwardingCounters,
+    endpoints: &[ForwardingEndpoint],
+    rule: Option<&GroupRule>,
+) -> v1::ForwardingState {
+    let endpoint = |(i, endpoint): (usize, &ForwardingEndpoint)| v1::ForwardingEndpoint {
+        port: port_number(endpoint.port),
+        next_hop: next_hop(rule, i).into(),
+        frames_in: endpoint.frames_in,
+        frames_out: endpoint.frames_out,
+    };
+    v1::ForwardingState {
+        forwarded: counters.forwarded,
+        dropped: counters.dropped,
+        endpoints: endpoints.iter().enumerate().map(endpoint).collect(),
+        memory_bytes: 0,
+    }
+}

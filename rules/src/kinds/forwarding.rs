@@ -1,0 +1,62 @@
+//! Forwarding: two endpoints, each of which gets what the other one sends. The smallest kind, for tests and as the example
+//! of `docs/new-kind.md`.
+
+use serde::{Deserialize, Serialize};
+
+use super::check_no_ranks;
+use crate::draft::EndpointDraft;
+use crate::fault::{Fault, FaultKind};
+use crate::group::GroupRule;
+use crate::reader::{Fields, Reader};
+
+/// What a forwarding group needs beside what all groups have: nothing. It has exactly two endpoints. Where one of them names
+/// memory, nothing is done with that: a WRITE has one receiver, and passes with the address and key that it came with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForwardingRule {}
+
+/// A [`ForwardingRule`] of which some fields could not be read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ForwardingDraft {}
+
+impl From<&ForwardingRule> for ForwardingDraft {
+    fn from(_: &ForwardingRule) -> Self {
+        Self {}
+    }
+}
+
+impl ForwardingDraft {
+    pub(super) fn finish(self, _: &[EndpointDraft]) -> Option<ForwardingRule> {
+        Some(ForwardingRule {})
+    }
+
+    pub(super) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
+        let Some(endpoints) = endpoints else { return };
+        // Fewer than two are refused in groups of every kind.
+        if endpoints.len() > 2 {
+            let endpoints = endpoints.len();
+            faults.push(Fault::new("endpoints", FaultKind::NotTwoEndpoints { endpoints }));
+        }
+        check_no_ranks(endpoints, faults);
+    }
+
+    pub(super) fn read<'t>(_: &mut Reader<'t>, _: &mut Fields<'_, 't>) -> Self {
+        Self {}
+    }
+}
+
+impl ForwardingRule {
+    pub(super) fn upstream(&self) -> Option<u16> {
+        None
+    }
+
+    pub(super) fn upstream_mut(&mut self) -> Option<&mut u16> {
+        None
+    }
+
+    pub(super) fn reserved_bytes(&self, _: &GroupRule) -> u64 {
+        0
+    }
+
+    pub(super) fn write(&self, _: &GroupRule, _: &mut String) {}
+}
