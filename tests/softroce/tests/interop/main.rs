@@ -85,13 +85,14 @@ fn scenarios(mtu: u32) -> Vec<(String, Scenario)> {
         mixed::lossy_scenarios(&mut add);
         multicast::lossy_scenarios(&mut add);
         collectives::lossy_scenarios(&mut add);
-        faults::scenarios(&mut add);
         one_armed::scenarios(&mut add);
         collectives::one_armed_scenario(&mut add);
         add(
             "one-armed-own-rank".into(),
             Box::new(|scene| own_rank::own_rank(scene, true)),
         );
+        // Last: the machine that vanishes does not come back.
+        faults::scenarios(&mut add);
     } else {
         multicast::lossy_scenario(&mut add);
     }
