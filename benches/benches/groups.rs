@@ -106,7 +106,7 @@ impl Switch {
     fn new(groups: usize, ports: usize, traced: bool) -> Self {
         let mut engine = engine_with(ports, |config| {
             config.groups_max = groups.max(config.groups_max);
-            config.memory_max_bytes = 8 << 30;
+            config.memory_bytes_max = 8 << 30;
         });
         for tap in TapId::all().take(traced.into()) {
             let filter = FrameFilter {

@@ -68,7 +68,7 @@ fn rule(n: usize) -> GroupRule {
 fn worker(rules: &[GroupRule]) -> (f64, f64) {
     let mut engine = engine_with(RECEIVERS + 1, |config| {
         config.groups_max = rules.len();
-        config.memory_max_bytes = 8 << 30;
+        config.memory_bytes_max = 8 << 30;
     });
     let ports = engine.config().ports.clone();
     let (mut owners, mut total, mut longest) = (Owners::default(), 0.0, 0.0_f64);
@@ -93,7 +93,7 @@ fn start(groups_max: usize) -> Dataplane {
     });
     let mut config = DataplaneConfig::new("bench", ports.collect());
     config.engine.groups_max = groups_max;
-    config.engine.memory_max_bytes = 8 << 30;
+    config.engine.memory_bytes_max = 8 << 30;
     Dataplane::start(config).expect("it starts")
 }
 

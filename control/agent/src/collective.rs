@@ -8,8 +8,8 @@ use castnet_rules::{Endpoint, GroupRule};
 use castnet_wire::{Call, Control, McstId, Nanos, Pmtu, PortId, Psn, Verdict};
 use castnet_worker::Dataplane;
 use castnet_worker::engine::{
-    CollectiveCounters, CollectiveGroupStatus, EndpointCounters, EndpointId, EndpointSet, EndpointSnapshot,
-    Refusal,
+    CollectiveCounters, CollectiveGroupStatus, EndpointId, EndpointSet, EndpointSnapshot, Refusal,
+    copy_collective_counters, copy_endpoint_counters,
 };
 
 use crate::view::port_number;
@@ -17,7 +17,7 @@ use crate::view::port_number;
 pub(crate) fn state(status: &CollectiveGroupStatus) -> v1::TranslatedState {
     v1::TranslatedState {
         status: Some(live(status)),
-        counters: Some(group_counters(&status.counters)),
+        counters: Some(copy_collective_counters!(status.counters => v1::TranslatedCounters)),
     }
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn counted(
             endpoints: endpoints.collect(),
             ..Default::default()
         }),
-        counters: Some(group_counters(counters)),
+        counters: Some(copy_collective_counters!(counters => v1::TranslatedCounters)),
     }
 }
 
@@ -81,85 +81,13 @@ fn endpoint_status(
             .unwrap_or_default(),
         ranks: endpoint.map(ranks).unwrap_or_default(),
         parent,
-        counters: Some(endpoint_counters(&snapshot.counters)),
+        counters: Some(copy_endpoint_counters!(snapshot.counters => v1::EndpointCounters)),
         ..Default::default()
     }
 }
 
 fn ranks(endpoint: &Endpoint) -> Vec<u32> {
     endpoint.next_hop.ranks().iter().map(|r| u32::from(*r)).collect()
-}
-
-fn endpoint_counters(counters: &EndpointCounters) -> v1::EndpointCounters {
-    let EndpointCounters {
-        contributions,
-        repeats,
-        results,
-        acks_in,
-        naks_in,
-        rnr_naks_in,
-        acks_out,
-        naks_out,
-        rnr_naks_out,
-        keep_alives,
-        lost,
-    } = *counters;
-    v1::EndpointCounters {
-        contributions,
-        repeats,
-        results,
-        acks_in,
-        naks_in,
-        rnr_naks_in,
-        acks_out,
-        naks_out,
-        rnr_naks_out,
-        keep_alives,
-        lost,
-    }
-}
-
-fn group_counters(counters: &CollectiveCounters) -> v1::TranslatedCounters {
-    let CollectiveCounters {
-        contributions,
-        contribution_bytes,
-        results,
-        result_bytes,
-        controls_in,
-        controls_out,
-        repeats,
-        acks_in,
-        naks_in,
-        rnr_naks_in,
-        acks_out,
-        naks_out,
-        rnr_naks_out,
-        keep_alives,
-        dropped,
-        lost,
-        stalls,
-        conflicts,
-    } = *counters;
-    v1::TranslatedCounters {
-        contributions,
-        contribution_bytes,
-        results,
-        result_bytes,
-        controls_in,
-        controls_out,
-        repeats,
-        acks_in,
-        naks_in,
-        rnr_naks_in,
-        acks_out,
-        naks_out,
-        rnr_naks_out,
-        keep_alives,
-        dropped,
-        lost,
-        stalls,
-        conflicts,
-    }
 }
 
 pub(crate) fn stalled(

@@ -2,7 +2,9 @@
 
 use castnet_proto::v1;
 use castnet_rules::GroupRule;
-use castnet_worker::engine::{ForwardingCounters, ForwardingEndpoint, ForwardingStatus};
+use castnet_worker::engine::{
+    ForwardingCounters, ForwardingEndpoint, ForwardingStatus, copy_forwarding_counters,
+};
 
 use crate::view::{next_hop, port_number};
 
@@ -25,10 +27,8 @@ pub(crate) fn counted(
         frames_in: endpoint.frames_in,
         frames_out: endpoint.frames_out,
     };
-    v1::ForwardingState {
-        forwarded: counters.forwarded,
-        dropped: counters.dropped,
+    copy_forwarding_counters!(counters => v1::ForwardingState {
         endpoints: endpoints.iter().enumerate().map(endpoint).collect(),
         memory_bytes: 0,
-    }
+    })
 }

@@ -3,20 +3,22 @@
 use castnet_proto::v1;
 use castnet_rules::GroupRule;
 use castnet_wire::Nanos;
-use castnet_worker::engine::{GroupCounters, GroupStatus, PathSnapshot};
+use castnet_worker::engine::{
+    GroupStatus, MulticastCounters, PathSnapshot, copy_multicast_counters, copy_path_counters,
+};
 
 use crate::view::{next_hop, port_number};
 
 pub(crate) fn state(status: &GroupStatus, now: Nanos) -> v1::MulticastState {
     v1::MulticastState {
         status: Some(live(status, now)),
-        counters: Some(group_counters(&status.counters)),
+        counters: Some(copy_multicast_counters!(status.counters => v1::MulticastCounters)),
     }
 }
 
 /// Counters alone; `rule` is the group's, where it is still that one.
 pub(crate) fn counted(
-    counters: &GroupCounters,
+    counters: &MulticastCounters,
     paths: &[PathSnapshot],
     rule: Option<&GroupRule>,
 ) -> v1::MulticastState {
@@ -29,7 +31,7 @@ pub(crate) fn counted(
             paths: paths.collect(),
             ..Default::default()
         }),
-        counters: Some(group_counters(counters)),
+        counters: Some(copy_multicast_counters!(counters => v1::MulticastCounters)),
     }
 }
 
@@ -59,46 +61,14 @@ fn live(status: &GroupStatus, now: Nanos) -> v1::MulticastStatus {
 }
 
 fn path(snapshot: &PathSnapshot, next_hop: &str, ack_psn: Option<u32>, stalled: bool) -> v1::PathStatus {
-    let counters = &snapshot.counters;
     v1::PathStatus {
         port: port_number(snapshot.port),
         next_hop: next_hop.into(),
         source: snapshot.source,
         ack_psn,
         stalled,
-        counters: Some(v1::PathCounters {
-            filtered: counters.filtered,
-            acks_in: counters.acks_in,
-            naks_in: counters.naks_in,
-            rnr_naks_in: counters.rnr_naks_in,
-            cnps_in: counters.cnps_in,
-            data_out: snapshot.data_out,
-            out_of_range: counters.out_of_range,
-            lost: counters.lost,
-        }),
-    }
-}
-
-fn group_counters(counters: &GroupCounters) -> v1::MulticastCounters {
-    let more = &counters.more;
-    v1::MulticastCounters {
-        data_in: counters.data_in,
-        data_bytes_in: counters.data_bytes_in,
-        copies_out: counters.data_out,
-        copy_bytes_out: counters.data_bytes_out,
-        retransmitted_in: more.retransmitted,
-        filtered: more.filtered,
-        acks_in: counters.acks_in,
-        acks_out: counters.acks_out,
-        naks_in: more.naks_in,
-        naks_out: more.naks_out,
-        rnr_naks_in: more.rnr_naks_in,
-        rnr_naks_out: more.rnr_naks_out,
-        cnps_in: more.cnps_in,
-        cnps_out: more.cnps_out,
-        dropped: more.dropped,
-        out_of_range: more.out_of_range,
-        lost: more.lost,
-        stalls: more.stalls,
+        counters: Some(copy_path_counters!(snapshot.counters => v1::PathCounters {
+            copies_out: snapshot.copies_out,
+        })),
     }
 }

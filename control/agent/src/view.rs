@@ -4,13 +4,13 @@ use castnet_proto::convert::rule_to_proto;
 use castnet_proto::v1;
 use castnet_proto::v1::installed_group::State;
 use castnet_rules::{ENDPOINTS_MAX, GroupRule};
-use castnet_wire::{DropReason, Nanos, Pmtu, PortId, describe};
+use castnet_wire::{CounterSet, Drops, Nanos, Pmtu, PortId, describe};
 use castnet_worker::engine::{
-    Captured, ContextStatus, FdbEntry, Neighbour, Said, Seen, Step, Totals, Trace, Verdict,
+    Captured, ContextStatus, FdbEntry, Neighbour, Said, Seen, Step, Trace, Verdict, copy_totals,
 };
 use castnet_worker::{
     Counters, Dataplane, GroupReport, InstalledGroup, KindReport, PortReport, Ring, RingReport, WorkerReport,
-    WorkerStats,
+    WorkerStats, copy_clocks, copy_port_totals, copy_worker_counters,
 };
 
 use crate::{collective, forwarding, multicast};
@@ -27,7 +27,7 @@ pub(crate) fn capabilities(dataplane: &Dataplane, boot_id: u64, workers: &[Worke
     let config = dataplane.config();
     let used: usize = workers.iter().map(|w| w.group_memory_bytes).sum();
     let groups: usize = workers.iter().map(|w| w.groups).sum();
-    let max = config.engine.memory_max_bytes;
+    let max = config.engine.memory_bytes_max;
     v1::Capabilities {
         switch_name: dataplane.name().into(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -38,7 +38,7 @@ pub(crate) fn capabilities(dataplane: &Dataplane, boot_id: u64, workers: &[Worke
         memory_bytes_max: max as u64,
         memory_bytes_free: max.saturating_sub(used) as u64,
         pmtus: Vec::new(),
-        paths_max: ENDPOINTS_MAX as u32,
+        endpoints_max: ENDPOINTS_MAX as u32,
         workers: workers.len() as u32,
     }
 }
@@ -101,20 +101,8 @@ pub(crate) fn counted_group(
 }
 
 pub(crate) fn port(report: &PortReport) -> v1::Port {
-    let mut drops = report.engine.drops;
-    for (sum, more) in drops.iter_mut().zip(&report.stats.drops) {
-        *sum += more;
-    }
-    let counters = v1::PortCounters {
-        rx_frames: report.stats.rx_frames,
-        rx_bytes: report.stats.rx_bytes,
-        tx_frames: report.stats.tx_frames,
-        tx_bytes: report.stats.tx_bytes,
-        rx_missed: report.stats.rx_missed,
-        tx_full: report.stats.dropped(DropReason::TxFull),
-        dropped: drops.iter().sum(),
-        drops: drop_counts(&drops, false),
-    };
+    let (totals, drops) = report.totals();
+    let drops = drop_counts(&drops, false);
     let device = &report.link.device;
     v1::Port {
         port: port_number(report.id),
@@ -122,7 +110,7 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
         mac: report.link.mac.to_string(),
         mtu: report.link.mtu as u32,
         up: report.link.up,
-        counters: Some(counters),
+        counters: Some(copy_port_totals!(totals => v1::PortCounters { drops })),
         driver: device.driver.clone(),
         speed_mbps: device.speed_mbps,
         rx_queues: device.rx_queues as u32,
@@ -134,14 +122,13 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
 }
 
 /// Drops by reason; those that never happened only where `all` are wanted.
-pub(crate) fn drop_counts(drops: &[u64; DropReason::COUNT], all: bool) -> Vec<v1::DropCount> {
-    let counted = DropReason::ALL
-        .iter()
-        .map(|reason| (reason.name().to_string(), drops[reason.index()]));
-    counted
-        .filter(|(_, n)| all || *n > 0)
-        .map(|(reason, frames)| v1::DropCount { reason, frames })
-        .collect()
+pub(crate) fn drop_counts(drops: &Drops, all: bool) -> Vec<v1::DropCount> {
+    let counted = drops.fields().filter(|(_, frames)| all || *frames > 0);
+    let count = |(reason, frames): (&str, u64)| v1::DropCount {
+        reason: reason.into(),
+        frames,
+    };
+    counted.map(count).collect()
 }
 
 pub(crate) fn counters(counters: &Counters, groups: Vec<v1::InstalledGroup>) -> v1::Counters {
@@ -150,36 +137,7 @@ pub(crate) fn counters(counters: &Counters, groups: Vec<v1::InstalledGroup>) -> 
         groups,
         drops: drop_counts(&counters.drops, false),
         at_ns: counters.at.0,
-        totals: Some(totals(&counters.totals)),
-    }
-}
-
-fn totals(totals: &Totals) -> v1::Totals {
-    let Totals {
-        received,
-        switched,
-        routed,
-        flooded,
-        replicated,
-        absorbed,
-        dropped,
-        copies,
-        copies_lost,
-        originated,
-        sent,
-    } = *totals;
-    v1::Totals {
-        received,
-        switched,
-        routed,
-        flooded,
-        replicated,
-        absorbed,
-        dropped,
-        copies,
-        copies_lost,
-        originated,
-        sent,
+        totals: Some(copy_totals!(counters.totals => v1::Totals)),
     }
 }
 
@@ -267,46 +225,27 @@ pub(crate) fn captured(captured: Captured, at_unix_ns: u64, lost: u64) -> v1::Ca
 
 pub(crate) fn worker(report: &WorkerReport) -> v1::WorkerStats {
     let stats = &report.stats;
-    let (pool, clocks) = (&stats.pool, &stats.clocks);
-    v1::WorkerStats {
+    let pool = &stats.pool;
+    copy_worker_counters!(stats.counters => v1::WorkerStats {
         worker: stats.worker as u32,
         core: stats.core.map(|c| c as u32),
-        polls: stats.rounds,
-        idle_polls: stats.rounds_empty,
-        frames: stats.frames,
-        batches: stats.batches.iter().sum(),
-        handed_over: stats.handed_over,
+        batches: stats.batch_sizes.iter().sum(),
+        batch_sizes: stats.batch_sizes.to_vec(),
         groups: stats.groups as u32,
-        sleeps: stats.sleeps,
         elapsed_ns: stats.elapsed.0,
         idle_ns: stats.idle.0,
-        batch_sizes: stats.batches.to_vec(),
-        taken_over: stats.taken_over,
-        hand_over_drops: stats.hand_over_drops,
-        commands: stats.commands,
         group_memory_bytes: stats.group_memory_bytes as u64,
         generation: stats.generation,
-        lost: stats.engine_lost,
         buffers: Some(v1::BufferStats {
             buffers: pool.buffers as u64,
-            free: pool.buffers_free as u64,
+            buffers_free: pool.buffers_free as u64,
             bodies_free: pool.bodies_free as u64,
             exhausted: pool.exhausted,
         }),
         clock_hz: stats.clock_hz,
-        clocks: Some(v1::ClockStats {
-            turns: clocks.rounds,
-            frames: clocks.frames,
-            receive: clocks.receive,
-            hand_over: clocks.hand_over,
-            engine: clocks.engine,
-            send: clocks.send,
-            all: clocks.all,
-        }),
+        clocks: Some(copy_clocks!(stats.clocks => v1::ClockStats)),
         rings: report.rings.iter().map(ring).collect(),
-        groups_in: stats.groups_in,
-        groups_out: stats.groups_out,
-    }
+    })
 }
 
 fn ring(report: &RingReport) -> v1::RingStats {

@@ -2,20 +2,26 @@
 
 mod collective;
 
+use castnet_wire::CounterSet;
+use castnet_worker::engine::{
+    ForwardingCounters, MulticastCounters, Totals, copy_forwarding_counters, copy_multicast_counters,
+    copy_totals,
+};
 use clap::Args;
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use crate::api;
 use crate::api::installed_group::State;
 use crate::connect::AgentArgs;
 use crate::drops::DropRow;
 use crate::exit::Outcome;
-use crate::group::forwarding::ForwardingRow;
-use crate::output::{Output, Page, Report, Row};
+use crate::output::{Output, Page, Report, columns, named};
 use crate::port::PortRow;
-use crate::units::{bit_rate, bytes, count};
+use crate::units::{bit_rate, count};
 use crate::watch::WatchArgs;
-use collective::{CollectiveRate, CollectiveRow};
+use collective::CollectiveRow;
 
 /// Counters of ports, groups, collective groups with their endpoints, and drops; with --watch, rates
 #[derive(Debug, Args)]
@@ -34,165 +40,66 @@ pub(crate) struct CountersCommand {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Snapshot {
     pub(crate) at_ns: u64,
+    #[serde(serialize_with = "named")]
     pub(crate) totals: Totals,
     pub(crate) ports: Vec<PortRow>,
-    pub(crate) groups: Vec<GroupRow>,
+    pub(crate) groups: Vec<Counted<MulticastCounters>>,
     pub(crate) collectives: Vec<CollectiveRow>,
-    pub(crate) forwarding: Vec<ForwardingRow>,
+    pub(crate) forwarding: Vec<Counted<ForwardingCounters>>,
     pub(crate) drops: Vec<DropRow>,
 }
 
-/// How all frames ended: each one received is exactly one of the next six.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(crate) struct Totals {
-    pub(crate) received: u64,
-    pub(crate) switched: u64,
-    pub(crate) routed: u64,
-    pub(crate) flooded: u64,
-    pub(crate) replicated: u64,
-    pub(crate) absorbed: u64,
-    pub(crate) dropped: u64,
-    pub(crate) copies: u64,
-    pub(crate) copies_lost: u64,
-    pub(crate) originated: u64,
-    pub(crate) sent: u64,
-}
-
-impl From<api::Totals> for Totals {
-    fn from(t: api::Totals) -> Self {
-        Self {
-            received: t.received,
-            switched: t.switched,
-            routed: t.routed,
-            flooded: t.flooded,
-            replicated: t.replicated,
-            absorbed: t.absorbed,
-            dropped: t.dropped,
-            copies: t.copies,
-            copies_lost: t.copies_lost,
-            originated: t.originated,
-            sent: t.sent,
-        }
-    }
-}
-
-impl Totals {
-    /// In one line.
-    pub(crate) fn sentence(&self) -> String {
-        let ends = [
-            ("switched", self.switched),
-            ("routed", self.routed),
-            ("flooded", self.flooded),
-            ("replicated", self.replicated),
-            ("absorbed", self.absorbed),
-            ("dropped", self.dropped),
-        ];
-        let ends: Vec<_> = ends
-            .iter()
-            .filter(|(_, n)| *n > 0)
-            .map(|(name, n)| format!("{} {name}", count(*n)))
-            .collect();
-        let ends = if ends.is_empty() {
-            String::new()
-        } else {
-            format!(": {}", ends.join(", "))
-        };
-        format!(
-            "{} frames received{ends}; {} sent",
-            count(self.received),
-            count(self.sent)
-        )
-    }
+/// How all frames ended, in one line.
+pub(crate) fn totals_sentence(totals: &Totals) -> String {
+    let ends = [
+        ("switched", totals.switched),
+        ("routed", totals.routed),
+        ("flooded", totals.flooded),
+        ("replicated", totals.replicated),
+        ("absorbed", totals.absorbed),
+        ("dropped", totals.dropped),
+    ];
+    let ends = ends.iter().filter(|(_, n)| *n > 0);
+    let ends: Vec<_> = ends.map(|(name, n)| format!("{} {name}", count(*n))).collect();
+    let colon = if ends.is_empty() { "" } else { ": " };
+    let (received, sent) = (count(totals.received), count(totals.sent));
+    format!(
+        "{received} frames received{colon}{}; {sent} sent",
+        ends.join(", ")
+    )
 }
 
 /// What a group has done at a switch.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct GroupRow {
+pub(crate) struct Counted<C: CounterSet> {
     pub(crate) group: String,
     pub(crate) mcst_id: String,
-    pub(crate) data_in: u64,
-    pub(crate) data_bytes_in: u64,
-    pub(crate) copies_out: u64,
-    pub(crate) copy_bytes_out: u64,
-    pub(crate) retransmitted_in: u64,
-    pub(crate) filtered: u64,
-    pub(crate) acks_in: u64,
-    pub(crate) acks_out: u64,
-    pub(crate) naks_in: u64,
-    pub(crate) naks_out: u64,
-    pub(crate) rnr_naks_in: u64,
-    pub(crate) rnr_naks_out: u64,
-    pub(crate) cnps_in: u64,
-    pub(crate) cnps_out: u64,
-    pub(crate) dropped: u64,
+    #[serde(flatten, serialize_with = "named")]
+    pub(crate) counters: C,
 }
 
-impl From<&api::InstalledGroup> for GroupRow {
-    fn from(installed: &api::InstalledGroup) -> Self {
-        let counters = installed.multicast().and_then(|state| state.counters);
-        let counters = counters.unwrap_or_default();
-        let (group, mcst_id) = installed
-            .rule
-            .as_ref()
-            .map(|g| (g.name.clone(), g.mcst_id.clone()))
-            .unwrap_or_default();
+impl<C: CounterSet> Counted<C> {
+    pub(crate) fn new(rule: Option<&api::GroupRule>, counters: C) -> Self {
         Self {
-            group,
-            mcst_id,
-            data_in: counters.data_in,
-            data_bytes_in: counters.data_bytes_in,
-            copies_out: counters.copies_out,
-            copy_bytes_out: counters.copy_bytes_out,
-            retransmitted_in: counters.retransmitted_in,
-            filtered: counters.filtered,
-            acks_in: counters.acks_in,
-            acks_out: counters.acks_out,
-            naks_in: counters.naks_in,
-            naks_out: counters.naks_out,
-            rnr_naks_in: counters.rnr_naks_in,
-            rnr_naks_out: counters.rnr_naks_out,
-            cnps_in: counters.cnps_in,
-            cnps_out: counters.cnps_out,
-            dropped: counters.dropped,
+            group: rule.map(|rule| rule.name.clone()).unwrap_or_default(),
+            mcst_id: rule.map(|rule| rule.mcst_id.clone()).unwrap_or_default(),
+            counters,
         }
     }
 }
 
-impl Row for GroupRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "group",
-        "mcst id",
-        "data in",
-        "bytes in",
-        "copies out",
-        "again",
-        "filtered",
-        "acks in",
-        "acks out",
-        "naks in",
-        "naks out",
-        "rnr in",
-        "rnr out",
-        "dropped",
-    ];
+columns!(row: Counted<MulticastCounters> => row { group, mcst_id } (row.counters) {
+    data_in, data_bytes_in, copies_out, retransmitted_in, filtered, acks_in, acks_out, naks_in, naks_out, rnr_naks_in,
+    rnr_naks_out, dropped,
+});
 
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.group.clone(),
-            self.mcst_id.clone(),
-            count(self.data_in),
-            bytes(self.data_bytes_in),
-            count(self.copies_out),
-            count(self.retransmitted_in),
-            count(self.filtered),
-            count(self.acks_in),
-            count(self.acks_out),
-            count(self.naks_in),
-            count(self.naks_out),
-            count(self.rnr_naks_in),
-            count(self.rnr_naks_out),
-            count(self.dropped),
-        ]
+columns!(row: Counted<ForwardingCounters> => row { group, mcst_id } (row.counters) { forwarded, dropped });
+
+impl From<&api::InstalledGroup> for Counted<MulticastCounters> {
+    fn from(installed: &api::InstalledGroup) -> Self {
+        let counters = installed.multicast().and_then(|state| state.counters);
+        let counters = copy_multicast_counters!(counters.unwrap_or_default() => MulticastCounters);
+        Self::new(installed.rule.as_ref(), counters)
     }
 }
 
@@ -203,14 +110,15 @@ impl From<api::Counters> for Snapshot {
             match &group.state {
                 Some(State::Translated(_)) => collectives.push(group.into()),
                 Some(State::Forwarding(state)) => {
-                    forwarding.push(ForwardingRow::new(group.rule.as_ref(), state));
+                    let counters = copy_forwarding_counters!(state => ForwardingCounters);
+                    forwarding.push(Counted::new(group.rule.as_ref(), counters));
                 }
                 Some(State::Multicast(_)) | None => groups.push((&group).into()),
             }
         }
         Self {
             at_ns: counters.at_ns,
-            totals: counters.totals.unwrap_or_default().into(),
+            totals: copy_totals!(counters.totals.unwrap_or_default() => Totals),
             ports: counters.ports.into_iter().map(PortRow::from).collect(),
             groups,
             collectives,
@@ -240,7 +148,7 @@ impl Report for Snapshot {
         }
         page.title("Drops");
         page.rows(&self.drops, "none");
-        page.title(self.totals.sentence());
+        page.title(totals_sentence(&self.totals));
     }
 }
 
@@ -253,83 +161,90 @@ struct Watched {
     #[serde(skip_serializing_if = "Option::is_none")]
     seconds: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    port_rates: Vec<PortRate>,
+    port_rates: Vec<Rate>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    group_rates: Vec<GroupRate>,
+    group_rates: Vec<Rate>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    collective_rates: Vec<CollectiveRate>,
+    collective_rates: Vec<Rate>,
 }
 
-#[derive(Clone, Debug, Serialize)]
-struct PortRate {
-    port: u32,
-    name: String,
-    rx_frames_per_s: f64,
-    rx_bits_per_s: f64,
-    tx_frames_per_s: f64,
-    tx_bits_per_s: f64,
-    dropped_per_s: f64,
+/// How fast the counters of a port or a group grow.
+#[derive(Clone, Debug)]
+struct Rate {
+    /// Which one: two fields of it.
+    of: [(&'static str, Value); 2],
+    /// Each counter with what it grows by in a second.
+    per_s: Vec<(&'static str, f64)>,
 }
 
-impl Row for PortRate {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "name",
-        "rx frames/s",
-        "rx",
-        "tx frames/s",
-        "tx",
-        "dropped/s",
-    ];
+impl Rate {
+    /// A restarted switch counts from nothing: its first rates are 0, not huge.
+    fn new<C: CounterSet>(of: [(&'static str, Value); 2], now: &C, before: &C, seconds: f64) -> Self {
+        let grown = now.since(before);
+        let per_s = grown.fields().map(|(name, n)| (name, n as f64 / seconds));
+        Self {
+            of,
+            per_s: per_s.collect(),
+        }
+    }
 
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.port.to_string(),
-            self.name.clone(),
-            count(self.rx_frames_per_s as u64),
-            bit_rate(self.rx_bits_per_s),
-            count(self.tx_frames_per_s as u64),
-            bit_rate(self.tx_bits_per_s),
-            count(self.dropped_per_s as u64),
-        ]
+    /// That of a group.
+    fn of_group<C: CounterSet>(now: &Counted<C>, before: &[Counted<C>], seconds: f64) -> Option<Self> {
+        let before = before.iter().find(|b| b.mcst_id == now.mcst_id)?;
+        let of = [
+            ("group", now.group.as_str().into()),
+            ("mcst_id", now.mcst_id.as_str().into()),
+        ];
+        Some(Self::new(of, &now.counters, &before.counters, seconds))
+    }
+
+    /// A table of what grows anywhere.
+    fn table(page: &mut Page, rates: &[Self]) {
+        let Some(first) = rates.first() else {
+            return page.line("none");
+        };
+        let grows = |at: &usize| rates.iter().any(|rate| rate.per_s[*at].1 > 0.0);
+        let shown: Vec<usize> = (0..first.per_s.len()).filter(grows).collect();
+        let counters = shown.iter().map(|at| format!("{}/s", bits(first.per_s[*at].0)));
+        let columns: Vec<String> = first
+            .of
+            .iter()
+            .map(|(name, _)| (*name).to_owned())
+            .chain(counters)
+            .collect();
+        let cell = |(name, rate): (&str, f64)| match bits(name) == name {
+            true => count(rate as u64),
+            false => bit_rate(8.0 * rate),
+        };
+        let row = |rate: &Self| {
+            let of = rate.of.iter().map(|(_, value)| match value {
+                Value::String(text) => text.clone(),
+                number => number.to_string(),
+            });
+            of.chain(shown.iter().map(|at| cell(rate.per_s[*at]))).collect()
+        };
+        let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+        page.table(&columns, rates.iter().map(row).collect());
     }
 }
 
-#[derive(Clone, Debug, Serialize)]
-struct GroupRate {
-    group: String,
-    mcst_id: String,
-    data_frames_per_s: f64,
-    data_bits_per_s: f64,
-    copies_per_s: f64,
-    retransmitted_per_s: f64,
-    acks_in_per_s: f64,
-    acks_out_per_s: f64,
+/// The name of a counter's rate: that of bytes is given in bits.
+fn bits(name: &str) -> String {
+    name.replace("bytes", "bits")
 }
 
-impl Row for GroupRate {
-    const COLUMNS: &'static [&'static str] = &[
-        "group",
-        "mcst id",
-        "data/s",
-        "data",
-        "copies/s",
-        "again/s",
-        "acks in/s",
-        "acks out/s",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.group.clone(),
-            self.mcst_id.clone(),
-            count(self.data_frames_per_s as u64),
-            bit_rate(self.data_bits_per_s),
-            count(self.copies_per_s as u64),
-            count(self.retransmitted_per_s as u64),
-            count(self.acks_in_per_s as u64),
-            count(self.acks_out_per_s as u64),
-        ]
+impl Serialize for Rate {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        for (name, value) in &self.of {
+            map.serialize_entry(name, value)?;
+        }
+        for (name, rate) in &self.per_s {
+            let per_s = bits(name);
+            let scale = if per_s == *name { 1.0 } else { 8.0 };
+            map.serialize_entry(&format!("{per_s}_per_s"), &(scale * rate))?;
+        }
+        map.end()
     }
 }
 
@@ -347,39 +262,17 @@ impl Watched {
                 collective_rates: Vec::new(),
             };
         };
-        let per_s = |now, before| per_s(now, before, seconds);
         let port = |p: &PortRow| {
             let b = before.ports.iter().find(|b| b.port == p.port)?;
-            Some(PortRate {
-                port: p.port,
-                name: p.name.clone(),
-                rx_frames_per_s: per_s(p.rx_frames, b.rx_frames),
-                rx_bits_per_s: 8.0 * per_s(p.rx_bytes, b.rx_bytes),
-                tx_frames_per_s: per_s(p.tx_frames, b.tx_frames),
-                tx_bits_per_s: 8.0 * per_s(p.tx_bytes, b.tx_bytes),
-                dropped_per_s: per_s(p.dropped, b.dropped),
-            })
+            let of = [("port", p.port.into()), ("name", p.name.as_str().into())];
+            Some(Rate::new(of, &p.counters, &b.counters, seconds))
         };
-        let group = |g: &GroupRow| {
-            let b = before.groups.iter().find(|b| b.mcst_id == g.mcst_id)?;
-            Some(GroupRate {
-                group: g.group.clone(),
-                mcst_id: g.mcst_id.clone(),
-                data_frames_per_s: per_s(g.data_in, b.data_in),
-                data_bits_per_s: 8.0 * per_s(g.data_bytes_in, b.data_bytes_in),
-                copies_per_s: per_s(g.copies_out, b.copies_out),
-                retransmitted_per_s: per_s(g.retransmitted_in, b.retransmitted_in),
-                acks_in_per_s: per_s(g.acks_in, b.acks_in),
-                acks_out_per_s: per_s(g.acks_out, b.acks_out),
-            })
-        };
-        let collective = |g: &CollectiveRow| {
-            let b = before.collectives.iter().find(|b| b.mcst_id == g.mcst_id)?;
-            Some(CollectiveRate::new(g, b, seconds))
-        };
-        let collective_rates = now.collectives.iter().filter_map(collective).collect();
         let port_rates = now.ports.iter().filter_map(port).collect();
+        let group = |g| Rate::of_group(g, &before.groups, seconds);
         let group_rates = now.groups.iter().filter_map(group).collect();
+        let collectives: Vec<_> = before.collectives.iter().map(|b| b.counted.clone()).collect();
+        let collective = |g: &CollectiveRow| Rate::of_group(&g.counted, &collectives, seconds);
+        let collective_rates = now.collectives.iter().filter_map(collective).collect();
         Self {
             now,
             seconds: Some(seconds),
@@ -390,22 +283,17 @@ impl Watched {
     }
 }
 
-/// How fast a counter grows. A restarted switch counts from nothing: its first rates are 0, not huge.
-fn per_s(now: u64, before: u64, seconds: f64) -> f64 {
-    now.saturating_sub(before) as f64 / seconds
-}
-
 impl Report for Watched {
     fn page(&self, page: &mut Page) {
         if self.seconds.is_none() {
             return self.now.page(page);
         }
         page.title("Ports");
-        page.rows(&self.port_rates, "none");
+        Rate::table(page, &self.port_rates);
         page.title("Groups");
-        page.rows(&self.group_rates, "none");
+        Rate::table(page, &self.group_rates);
         page.title("Collective groups");
-        page.rows(&self.collective_rates, "none");
+        Rate::table(page, &self.collective_rates);
         page.title("Drops");
         page.rows(&self.now.drops, "none");
     }
@@ -468,8 +356,14 @@ mod tests {
         let before = snapshot(1_000_000_000, 1_000, 10);
         let watched = Watched::new(snapshot(3_000_000_000, 2_000, 30), Some(&before));
         assert_eq!(watched.seconds, Some(2.0));
-        assert_eq!(watched.port_rates[0].rx_bits_per_s, 4_000.0);
-        assert_eq!(watched.group_rates[0].acks_in_per_s, 10.0);
+        let json = serde_json::to_value(&watched).expect("JSON");
+        assert_eq!(json["port_rates"][0]["rx_bits_per_s"], 4_000.0);
+        assert_eq!(json["group_rates"][0]["acks_in_per_s"], 10.0);
+        let mut page = Page::default();
+        watched.page(&mut page);
+        for part in ["RX BITS/S", "4.00 kb/s", "ACKS IN/S"] {
+            assert!(page.text().contains(part), "{part} in {}", page.text());
+        }
     }
 
     #[test]
@@ -479,7 +373,8 @@ mod tests {
             snapshot(2_000_000_000, 5, 0),
             Some(&snapshot(1_000_000_000, 1_000, 10)),
         );
-        assert_eq!(restarted.port_rates[0].rx_bits_per_s, 0.0);
+        let json = serde_json::to_value(&restarted).expect("JSON");
+        assert_eq!(json["port_rates"][0]["rx_bits_per_s"], 0.0);
         let json = serde_json::to_value(Watched::new(snapshot(1, 1, 1), None)).expect("JSON");
         assert!(json.get("port_rates").is_none() && json["ports"][0]["name"] == "h1");
     }

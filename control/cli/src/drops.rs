@@ -1,12 +1,13 @@
 //! `castnet drops`: why frames ended in the switch.
 
+use castnet_wire::{CounterSet, Drops};
 use clap::Args;
 use serde::Serialize;
 
 use crate::api;
 use crate::connect::AgentArgs;
 use crate::exit::Outcome;
-use crate::output::{Output, Row, Rows};
+use crate::output::{Output, Rows, columns};
 use crate::units::count;
 
 /// Frames dropped by a switch, by reason
@@ -44,6 +45,16 @@ impl From<api::DropCount> for DropRow {
 }
 
 impl DropRow {
+    /// Drops that happened.
+    pub(crate) fn list(drops: &Drops) -> Vec<Self> {
+        let happened = drops.fields().filter(|(_, frames)| *frames > 0);
+        let row = |(reason, frames): (&str, u64)| Self {
+            reason: reason.to_owned(),
+            frames,
+        };
+        happened.map(row).collect()
+    }
+
     /// `  drops: injected 12`: all of them in a line.
     pub(crate) fn sentence(rows: &[Self]) -> String {
         let drops: Vec<_> = rows
@@ -57,13 +68,7 @@ impl DropRow {
     }
 }
 
-impl Row for DropRow {
-    const COLUMNS: &'static [&'static str] = &["reason", "frames"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![self.reason.clone(), count(self.frames)]
-    }
-}
+columns!(row: DropRow => row { reason, frames });
 
 impl DropsCommand {
     /// Lists drops.

@@ -178,7 +178,7 @@ struct FixedArgs {
     /// The QPN that this member's frames are addressed to: its endpoint's virtual_qpn [default: 1]
     #[arg(long, value_name = "QPN", requires = "mcst_id", value_parser = virtual_qpn)]
     virtual_qpn: Option<Qpn>,
-    /// The source's first PSN
+    /// The source's start PSN
     #[arg(long, value_name = "PSN", requires = "mcst_id", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     start_psn: Option<u32>,
     /// The group's path MTU [default: 1024]

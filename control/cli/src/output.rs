@@ -2,11 +2,13 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use castnet_wire::CounterSet;
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::exit::{Failure, Outcome};
+use crate::units::{bytes, count};
 
 /// Who reads the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -26,11 +28,78 @@ pub(crate) trait Report: Serialize {
 
 /// A line of a table; a list of them is a [`Report`].
 pub(crate) trait Row: Serialize {
-    /// The column names.
+    /// The column names. Those of fields are the fields' own: `data_in` is shown as DATA IN.
     const COLUMNS: &'static [&'static str];
 
     /// As many cells as there are columns.
     fn cells(&self) -> Vec<String>;
+}
+
+/// Implements [`Row`] by fields: `columns!(row: Type => row { a, b } (row.counters) { c })`. A column may have another
+/// heading, `a as "heading"`, or be a method, `a()`.
+macro_rules! columns {
+    ($row:ident: $type:ty => $($of:tt { $($field:ident $(($($none:tt)*))? $(as $heading:literal)?),+ $(,)? })+) => {
+        impl $crate::output::Row for $type {
+            const COLUMNS: &'static [&'static str] = &[$($($crate::output::heading!($field $($heading)?),)+)+];
+
+            fn cells(&self) -> Vec<String> {
+                let $row = self;
+                vec![$($($crate::output::Cell::cell(&$of.$field $(($($none)*))?, stringify!($field)),)+)+]
+            }
+        }
+    };
+}
+pub(crate) use columns;
+
+/// The heading of a column.
+macro_rules! heading {
+    ($field:ident) => {
+        stringify!($field)
+    };
+    ($field:ident $heading:literal) => {
+        $heading
+    };
+}
+pub(crate) use heading;
+
+/// A value in a table.
+pub(crate) trait Cell {
+    /// For people. `name` is its field's: what is named bytes is shown as a size.
+    fn cell(&self, name: &str) -> String;
+}
+
+impl Cell for u64 {
+    fn cell(&self, name: &str) -> String {
+        if name.contains("bytes") {
+            bytes(*self)
+        } else {
+            count(*self)
+        }
+    }
+}
+
+/// Numbers and names: no thousands apart.
+macro_rules! plain_cells {
+    ($($type:ty)*) => {$(
+        impl Cell for $type {
+            fn cell(&self, _: &str) -> String {
+                self.to_string()
+            }
+        }
+    )*};
+}
+plain_cells! { u32 usize String &str }
+
+impl<T: Cell> Cell for Option<T> {
+    fn cell(&self, name: &str) -> String {
+        self.as_ref()
+            .map_or_else(|| "-".to_owned(), |value| value.cell(name))
+    }
+}
+
+/// Serializes counters as a map, each under its name.
+pub(crate) fn named<C: CounterSet, S: Serializer>(counters: &C, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(counters.fields())
 }
 
 /// Text that grows: titles, sentences, facts and tables.
@@ -72,7 +141,7 @@ impl Page {
         table
             .load_preset(presets::NOTHING)
             .set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_header(columns.iter().map(|c| c.to_uppercase()));
+        table.set_header(columns.iter().map(|c| c.replace('_', " ").to_uppercase()));
         let figures: Vec<bool> = (0..columns.len())
             .map(|i| {
                 let mut cells = rows

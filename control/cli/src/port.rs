@@ -1,19 +1,20 @@
 //! `castnet port`: the ports of a switch.
 
+use castnet_worker::{PortTotals, copy_port_totals};
 use clap::Args;
 use serde::Serialize;
 
 use crate::api;
 use crate::connect::AgentArgs;
 use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Page, Report, Row};
-use crate::units::{bit_rate, bytes, count};
+use crate::output::{Output, Page, Report, columns, named};
+use crate::units::bit_rate;
 
 /// Ports of a switch: link, device and counters
 #[derive(Debug, Args)]
 #[command(
     after_help = "mtu: follows the interface's while the switch runs, up to what it was at the start; for more, restart the switch.
-missed: frames that the device or the kernel lost before the switch took them (castnet runtime says whether its workers keep up).
+rx missed: frames that the device or the kernel lost before the switch took them (castnet runtime says whether its workers keep up).
 steering: how frames get to one of several receive queues: flow rules or rss keep a group on its worker, none leaves it to hand-over.
 segments: a device that sends frames of several lets replicas share their payload.
 
@@ -37,13 +38,8 @@ pub(crate) struct PortRow {
     pub(crate) mac: String,
     pub(crate) mtu: u32,
     pub(crate) up: bool,
-    pub(crate) rx_frames: u64,
-    pub(crate) rx_bytes: u64,
-    pub(crate) tx_frames: u64,
-    pub(crate) tx_bytes: u64,
-    pub(crate) rx_missed: u64,
-    pub(crate) tx_full: u64,
-    pub(crate) dropped: u64,
+    #[serde(flatten, serialize_with = "named")]
+    pub(crate) counters: PortTotals,
     pub(crate) driver: String,
     /// Mb/s; none where it is unknown.
     pub(crate) speed_mbps: Option<u32>,
@@ -57,20 +53,13 @@ pub(crate) struct PortRow {
 
 impl From<api::Port> for PortRow {
     fn from(port: api::Port) -> Self {
-        let counters = port.counters.unwrap_or_default();
         Self {
             port: port.port,
             name: port.name,
             mac: port.mac,
             mtu: port.mtu,
             up: port.up,
-            rx_frames: counters.rx_frames,
-            rx_bytes: counters.rx_bytes,
-            tx_frames: counters.tx_frames,
-            tx_bytes: counters.tx_bytes,
-            rx_missed: counters.rx_missed,
-            tx_full: counters.tx_full,
-            dropped: counters.dropped,
+            counters: copy_port_totals!(port.counters.unwrap_or_default() => PortTotals),
             driver: port.driver,
             speed_mbps: port.speed_mbps,
             rx_queues: port.rx_queues,
@@ -139,35 +128,9 @@ impl Report for Ports {
     }
 }
 
-impl Row for PortRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "name",
-        "state",
-        "rx frames",
-        "rx bytes",
-        "tx frames",
-        "tx bytes",
-        "missed",
-        "tx full",
-        "dropped",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.port.to_string(),
-            self.name.clone(),
-            self.state().to_owned(),
-            count(self.rx_frames),
-            bytes(self.rx_bytes),
-            count(self.tx_frames),
-            bytes(self.tx_bytes),
-            count(self.rx_missed),
-            count(self.tx_full),
-            count(self.dropped),
-        ]
-    }
-}
+columns!(row: PortRow => row { port, name, state() } (row.counters) {
+    rx_frames, rx_bytes, tx_frames, tx_bytes, rx_missed, tx_full, dropped,
+});
 
 /// The names of a switch's ports, to read numbers as names and names as numbers.
 #[derive(Clone, Debug, Default)]

@@ -23,7 +23,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 #[command(
     after_help = "Two readings, one second apart; with --watch, one after each time. Clocks are ticks of the processor's counter (TSC). Those of the
-parts are a sample (one round in 16), as is how full rings were (one round in 64).
+parts are a sample (one poll in 16), as is how full rings were (one poll in 64).
 
 How to read it (docs/runtime.md has more):
   idle             share of time without work. With --idle busy a worker takes its whole core whatever this says
@@ -198,22 +198,22 @@ fn batches(worker: &WorkerRow) -> Vec<String> {
 fn rest(worker: &WorkerRow) -> Vec<String> {
     vec![
         worker.worker.to_string(),
-        count(worker.handed_over),
-        count(worker.hand_over_drops),
-        count(worker.taken_over),
+        count(worker.counters.handed_over),
+        count(worker.counters.hand_over_drops),
+        count(worker.counters.taken_over),
         count(worker.buffers),
         count(worker.buffers_free),
         count(worker.exhausted),
         groups(worker),
         bytes(worker.group_memory_bytes),
         worker.generation.to_string(),
-        count(worker.sleeps),
+        count(worker.counters.sleeps),
     ]
 }
 
 /// How many groups it has, and how many of them came and went.
 fn groups(worker: &WorkerRow) -> String {
-    match (worker.groups_in, worker.groups_out) {
+    match (worker.counters.groups_in, worker.counters.groups_out) {
         (0, 0) => worker.groups.to_string(),
         (came, went) => format!("{} (+{came} -{went})", worker.groups),
     }

@@ -13,6 +13,7 @@ use castnet_agent::LoadError;
 use castnet_proto::transport::Address;
 use castnet_rules::RuleSet;
 use castnet_wire::{Nanos, PortId};
+use castnet_worker::engine::Totals;
 use castnet_worker::{
     Counters, Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig, StartError, WorkerConfig,
 };
@@ -20,10 +21,10 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::connect::{self, AGENT, Tls};
-use crate::counters::Totals;
+use crate::counters::totals_sentence;
 use crate::drops::DropRow;
 use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Page, Report};
+use crate::output::{Output, Page, Report, named};
 use crate::rules;
 use crate::service::{Ready, Signals};
 use crate::units::{Size, Span, plural, span};
@@ -175,6 +176,7 @@ impl SwitchCommand {
 struct Summary {
     name: String,
     seconds: f64,
+    #[serde(serialize_with = "named")]
     totals: Totals,
     /// Of either kind.
     groups: usize,
@@ -186,9 +188,9 @@ impl Summary {
         Self {
             name,
             seconds: ran.as_secs_f64(),
-            totals: totals(&counters.totals),
+            totals: counters.totals,
             groups: counters.groups.len(),
-            drops: drops(counters),
+            drops: DropRow::list(&counters.drops),
         }
     }
 }
@@ -200,39 +202,12 @@ impl Report for Summary {
             "{}: stopped after {time} with {}: {}",
             self.name,
             plural(self.groups, "group"),
-            self.totals.sentence()
+            totals_sentence(&self.totals)
         ));
         for drop in &self.drops {
             page.line(format!("  dropped {}: {}", drop.reason, drop.frames));
         }
     }
-}
-
-fn totals(t: &castnet_worker::engine::Totals) -> Totals {
-    Totals {
-        received: t.received,
-        switched: t.switched,
-        routed: t.routed,
-        flooded: t.flooded,
-        replicated: t.replicated,
-        absorbed: t.absorbed,
-        dropped: t.dropped,
-        copies: t.copies,
-        copies_lost: t.copies_lost,
-        originated: t.originated,
-        sent: t.sent,
-    }
-}
-
-/// Drops that happened, by reason.
-pub(crate) fn drops(counters: &Counters) -> Vec<DropRow> {
-    let all = castnet_wire::DropReason::ALL.iter();
-    all.map(|reason| DropRow {
-        reason: reason.name().to_owned(),
-        frames: counters.dropped(*reason),
-    })
-    .filter(|row| row.frames > 0)
-    .collect()
 }
 
 /// A number that another start of this program does not have: hashes of tables must not be foreseen.
@@ -287,7 +262,7 @@ pub(crate) fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig
         out.engine.groups_max = most;
     }
     if let Some(Size(bytes)) = config.memory {
-        out.engine.memory_max_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        out.engine.memory_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX);
     }
     if let Some(Span(every)) = config.lldp {
         let nanos = Nanos(u64::try_from(every.as_nanos()).unwrap_or(u64::MAX));
@@ -394,7 +369,7 @@ mod tests {
         let counters = Counters {
             at: Nanos::ZERO,
             totals: Default::default(),
-            drops: [0; castnet_wire::DropReason::COUNT],
+            drops: castnet_wire::Drops::default(),
             ports: Vec::new(),
             groups: vec![sums],
             workers: Vec::new(),

@@ -74,7 +74,7 @@ impl Core {
             let room = Room {
                 memory_free: left(said.memory_bytes_max, foreign.memory + own.memory) / lanes,
                 groups_free: left(said.groups_max, foreign.groups + own.groups) / lanes,
-                endpoints_max: left(said.paths_max.into(), 0),
+                endpoints_max: left(said.endpoints_max.into(), 0),
                 pmtus: said.pmtus.iter().filter_map(|p| Pmtu::from_bytes(*p)).collect(),
             };
             (switch.clone(), room)

@@ -118,7 +118,7 @@ impl DpdkPort {
     }
 
     fn count_drops(&mut self, reason: DropReason, frames: usize) {
-        self.stats.drops[reason.index()] += frames as u64;
+        self.stats.drops[reason] += frames as u64;
     }
 
     /// Gives the device what it takes, and gives up the rest.
@@ -179,7 +179,7 @@ impl Port for DpdkPort {
             }
             let at = (self.turn + offset) % self.rx.len();
             let lost = self.rx[at].receive(batch, |parts| memory.gather(parts));
-            self.stats.drops[DropReason::TooLong.index()] += lost;
+            self.stats.drops[DropReason::TooLong] += lost;
         }
         if self.rx.len() > 1 {
             self.turn = (self.turn + 1) % self.rx.len();

@@ -33,7 +33,7 @@ pub struct EngineConfig {
     /// Groups that fit.
     pub groups_max: usize,
     /// Bytes that the state of all groups may take together.
-    pub memory_max_bytes: usize,
+    pub memory_bytes_max: usize,
     /// Distinct next-hop Ethernet addresses that all groups may use together, at most 65,536.
     pub next_hops_max: usize,
     /// Ethernet addresses that are remembered.
@@ -59,7 +59,7 @@ impl EngineConfig {
             addresses: Vec::new(),
             ports,
             groups_max: 4096,
-            memory_max_bytes: 64 << 20,
+            memory_bytes_max: 64 << 20,
             next_hops_max: 4096,
             fdb_capacity: 8192,
             fdb_ageing: Nanos::from_secs(300),

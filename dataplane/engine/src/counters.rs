@@ -3,202 +3,218 @@
 //! Contract S1 is an equation over [`Totals`]: every frame received is exactly one of switched, routed, flooded,
 //! replicated, absorbed or dropped. And what was sent is the frames that went on, their copies, and what the switch
 //! itself made: `sent = switched + routed + flooded + replicated + copies + originated`.
+//!
+//! A counter is named here and in the message that reports it (`agent.proto`), and nowhere else: sums, differences, messages,
+//! JSON and rates visit the fields.
 
 use core::net::Ipv4Addr;
 
 use castnet_rules::GroupRule;
-use castnet_wire::{DropReason, McstId, PortId};
+use castnet_wire::{CounterSet, DropReason, Drops, McstId, PortId, counters};
 
-/// The whole switch (one worker's part of it).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Frames that came in.
-    pub received: u64,
-    /// Of these: sent on to one port by Ethernet address.
-    pub switched: u64,
-    /// Of these: sent on by IPv4 route.
-    pub routed: u64,
-    /// Of these: sent on to all ports that flood.
-    pub flooded: u64,
-    /// Of these: data of a group, sent on to one or more paths.
-    pub replicated: u64,
-    /// Of these: read by the switch itself and ended here (feedback to a group, ARP requests for it, LLDP).
-    pub absorbed: u64,
-    /// Of these: dropped, each for one [`DropReason`].
-    pub dropped: u64,
-    /// Frames sent beside the one that came in, by flooding and replication.
-    pub copies: u64,
-    /// Copies and frames of the switch's own that could not be made or sent: no free buffer, or the port was down.
-    pub copies_lost: u64,
-    /// Frames that the switch made: aggregated feedback, ARP replies, LLDP.
-    pub originated: u64,
-    /// Frames handed to ports for sending.
-    pub sent: u64,
+counters! {
+    /// The whole switch (one worker's part of it).
+    pub struct Totals => copy_totals {
+        /// Frames that came in.
+        received,
+        /// Of these: sent on to one port by Ethernet address.
+        switched,
+        /// Of these: sent on by IPv4 route.
+        routed,
+        /// Of these: sent on to all ports that flood.
+        flooded,
+        /// Of these: data of a group, sent on to one or more paths.
+        replicated,
+        /// Of these: read by the switch itself and ended here (feedback to a group, ARP requests for it, LLDP).
+        absorbed,
+        /// Of these: dropped, each for one [`DropReason`].
+        dropped,
+        /// Frames sent beside the one that came in, by flooding and replication.
+        copies,
+        /// Copies and frames of the switch's own that could not be made or sent: no free buffer, or the port was down.
+        copies_lost,
+        /// Frames that the switch made: aggregated feedback, ARP replies, LLDP.
+        originated,
+        /// Frames handed to ports for sending.
+        sent,
+    }
 }
 
-/// One port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortCounters {
-    /// The port.
-    pub port: PortId,
-    /// Frames that came in.
-    pub rx_frames: u64,
-    /// Their bytes, without FCS.
-    pub rx_bytes: u64,
-    /// Frames handed to the port for sending.
-    pub tx_frames: u64,
-    /// Their bytes, without FCS.
-    pub tx_bytes: u64,
-    /// Frames that came in here and were dropped, by [`DropReason::index`].
-    pub drops: [u64; DropReason::COUNT],
+counters! {
+    /// What every frame touches of a port.
+    pub struct PortTraffic {
+        /// Frames that came in.
+        rx_frames,
+        /// Their bytes, without FCS.
+        rx_bytes,
+        /// Frames handed to the port for sending.
+        tx_frames,
+        /// Their bytes, without FCS.
+        tx_bytes,
+    }
 }
 
-/// One group: what each frame of it touches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GroupCounters {
-    /// Data frames taken from the source.
-    pub data_in: u64,
-    /// Their bytes, without FCS.
-    pub data_bytes_in: u64,
-    /// Data frames sent to paths.
-    pub data_out: u64,
-    /// Their bytes.
-    pub data_bytes_out: u64,
-    /// ACKs from paths.
-    pub acks_in: u64,
-    /// ACKs towards the source.
-    pub acks_out: u64,
-    /// The rest: exceptions.
-    pub more: GroupExceptions,
+counters! {
+    /// One port.
+    pub struct PortCounters {
+        ;
+        /// Frames and bytes.
+        traffic: PortTraffic,
+        /// Frames that came in here and were dropped.
+        drops: Drops,
+    }
 }
 
-/// One group: what happens to it now and then.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GroupExceptions {
-    /// NAKs from paths.
-    pub naks_in: u64,
-    /// NAKs towards the source.
-    pub naks_out: u64,
-    /// RNR NAKs from paths.
-    pub rnr_naks_in: u64,
-    /// RNR NAKs towards the source.
-    pub rnr_naks_out: u64,
-    /// CNPs from paths.
-    pub cnps_in: u64,
-    /// CNPs towards the source.
-    pub cnps_out: u64,
-    /// Data frames whose PSN had come before.
-    pub retransmitted: u64,
-    /// Copies of retransmitted frames that were not made because their path had acknowledged them (M3).
-    pub filtered: u64,
-    /// Copies of WRITEs that left without a valid key, because they lie outside the memory that their member named.
-    pub out_of_range: u64,
-    /// Copies and feedback that were not sent: no buffer, or the port was down.
-    pub lost: u64,
-    /// Frames to the group that were dropped.
-    pub dropped: u64,
-    /// Stalls of paths that were reported.
-    pub stalls: u64,
+counters! {
+    /// One group that multicasts.
+    pub struct MulticastCounters => copy_multicast_counters {
+        /// What plain data and ACKs touch.
+        hot: pub(crate) HotCounters {
+            /// Data frames taken from the source.
+            data_in,
+            /// Their bytes, without FCS.
+            data_bytes_in,
+            /// Data frames sent to paths.
+            copies_out,
+            /// Their bytes.
+            copy_bytes_out,
+            /// ACKs from paths.
+            acks_in,
+            /// ACKs towards the source.
+            acks_out,
+        }
+        /// What happens now and then.
+        exceptions: pub(crate) Exceptions {
+            /// NAKs from paths.
+            naks_in,
+            /// NAKs towards the source.
+            naks_out,
+            /// RNR NAKs from paths.
+            rnr_naks_in,
+            /// RNR NAKs towards the source.
+            rnr_naks_out,
+            /// CNPs from paths.
+            cnps_in,
+            /// CNPs towards the source.
+            cnps_out,
+            /// Of the data frames in: those whose PSN had come before.
+            retransmitted_in,
+            /// Copies of retransmitted frames that were not made because their path had acknowledged them (M3).
+            filtered,
+            /// Copies of WRITEs that left without a valid key, because they lie outside the memory that their member named.
+            out_of_range,
+            /// Copies and feedback that were not sent: no buffer, or the port was down.
+            lost,
+            /// Frames to the group that were dropped.
+            dropped,
+            /// Stalls of paths that were reported.
+            stalls,
+        }
+    }
 }
 
-/// One path of a group: exceptions only, so that plain replication writes nothing here.
-///
-/// The data frames sent to a path that is not the source's are `data_in - filtered - lost` of this path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathCounters {
-    /// ACKs from it.
-    pub acks_in: u64,
-    /// NAKs from it.
-    pub naks_in: u64,
-    /// RNR NAKs from it.
-    pub rnr_naks_in: u64,
-    /// CNPs from it.
-    pub cnps_in: u64,
-    /// Copies of retransmitted frames that it did not need.
-    pub filtered: u64,
-    /// Copies of WRITEs that left without a valid key.
-    pub out_of_range: u64,
-    /// Copies that were not sent to it: no buffer, or the port was down.
-    pub lost: u64,
+counters! {
+    /// One path of a group: exceptions only, so that plain replication writes nothing here.
+    ///
+    /// The data frames sent to a path that is not the source's are `data_in - filtered - lost` of this path.
+    pub struct PathCounters => copy_path_counters {
+        /// ACKs from it.
+        acks_in,
+        /// NAKs from it.
+        naks_in,
+        /// RNR NAKs from it.
+        rnr_naks_in,
+        /// CNPs from it.
+        cnps_in,
+        /// Copies of retransmitted frames that it did not need.
+        filtered,
+        /// Copies of WRITEs that left without a valid key.
+        out_of_range,
+        /// Copies that were not sent to it: no buffer, or the port was down.
+        lost,
+    }
 }
 
-/// A collective group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CollectiveCounters {
-    /// Data packets whose payload was added or stored.
-    pub contributions: u64,
-    /// Their bytes of payload.
-    pub contribution_bytes: u64,
-    /// Data packets sent.
-    pub results: u64,
-    /// Their bytes of payload.
-    pub result_bytes: u64,
-    /// Control messages taken.
-    pub controls_in: u64,
-    /// Control messages sent.
-    pub controls_out: u64,
-    /// Packets that had come before.
-    pub repeats: u64,
-    /// ACKs from endpoints.
-    pub acks_in: u64,
-    /// NAKs from endpoints.
-    pub naks_in: u64,
-    /// RNR NAKs from endpoints.
-    pub rnr_naks_in: u64,
-    /// ACKs to endpoints, keep-alives among them.
-    pub acks_out: u64,
-    /// NAKs to endpoints.
-    pub naks_out: u64,
-    /// RNR NAKs to endpoints.
-    pub rnr_naks_out: u64,
-    /// Of the ACKs: those that time alone asked for.
-    pub keep_alives: u64,
-    /// Frames to the group that were dropped.
-    pub dropped: u64,
-    /// Packets and feedback that were not sent: no buffer, or the port was down.
-    pub lost: u64,
-    /// Stalls that were reported.
-    pub stalls: u64,
-    /// Conflicts that were reported.
-    pub conflicts: u64,
+counters! {
+    /// A collective group.
+    pub struct CollectiveCounters => copy_collective_counters {
+        /// Data packets whose payload was added or stored.
+        contributions,
+        /// Their bytes of payload.
+        contribution_bytes,
+        /// Data packets sent.
+        results,
+        /// Their bytes of payload.
+        result_bytes,
+        /// Control messages taken.
+        controls_in,
+        /// Control messages sent.
+        controls_out,
+        /// Packets that had come before.
+        repeats,
+        /// ACKs from endpoints.
+        acks_in,
+        /// NAKs from endpoints.
+        naks_in,
+        /// RNR NAKs from endpoints.
+        rnr_naks_in,
+        /// ACKs to endpoints, keep-alives among them.
+        acks_out,
+        /// NAKs to endpoints.
+        naks_out,
+        /// RNR NAKs to endpoints.
+        rnr_naks_out,
+        /// Of the ACKs: those that time alone asked for.
+        keep_alives,
+        /// Frames to the group that were dropped.
+        dropped,
+        /// Packets and feedback that were not sent: no buffer, or the port was down.
+        lost,
+        /// Stalls that were reported.
+        stalls,
+        /// Conflicts that were reported.
+        conflicts,
+    }
 }
 
-/// Congestion in a collective group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CongestionCounters {
-    /// Data and control packets that were marked on their way (ECN: CE).
-    pub marked: u64,
-    /// CNPs from endpoints.
-    pub cnps_in: u64,
-    /// CNPs to endpoints.
-    pub cnps_out: u64,
+counters! {
+    /// Congestion in a collective group.
+    pub struct CongestionCounters {
+        /// Data and control packets that were marked on their way (ECN: CE).
+        marked,
+        /// CNPs from endpoints.
+        cnps_in,
+        /// CNPs to endpoints.
+        cnps_out,
+    }
 }
 
-/// One endpoint of a collective group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndpointCounters {
-    /// Data and control packets taken from it.
-    pub contributions: u64,
-    /// Packets of it that had come before.
-    pub repeats: u64,
-    /// Packets sent to it.
-    pub results: u64,
-    /// ACKs from it.
-    pub acks_in: u64,
-    /// NAKs from it.
-    pub naks_in: u64,
-    /// RNR NAKs from it.
-    pub rnr_naks_in: u64,
-    /// ACKs to it, keep-alives among them.
-    pub acks_out: u64,
-    /// NAKs to it.
-    pub naks_out: u64,
-    /// RNR NAKs to it.
-    pub rnr_naks_out: u64,
-    /// Of the ACKs: those that time alone asked for.
-    pub keep_alives: u64,
-    /// Packets and feedback that were not sent to it: no buffer, or the port was down.
-    pub lost: u64,
+counters! {
+    /// One endpoint of a collective group.
+    pub struct EndpointCounters => copy_endpoint_counters {
+        /// Data and control packets taken from it.
+        contributions,
+        /// Packets of it that had come before.
+        repeats,
+        /// Packets sent to it.
+        results,
+        /// ACKs from it.
+        acks_in,
+        /// NAKs from it.
+        naks_in,
+        /// RNR NAKs from it.
+        rnr_naks_in,
+        /// ACKs to it, keep-alives among them.
+        acks_out,
+        /// NAKs to it.
+        naks_out,
+        /// RNR NAKs to it.
+        rnr_naks_out,
+        /// Of the ACKs: those that time alone asked for.
+        keep_alives,
+        /// Packets and feedback that were not sent to it: no buffer, or the port was down.
+        lost,
+    }
 }
 
 /// One endpoint of a collective group in a snapshot.
@@ -210,13 +226,14 @@ pub struct EndpointSnapshot {
     pub counters: EndpointCounters,
 }
 
-/// A group that forwards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ForwardingCounters {
-    /// Frames that went on to the other endpoint.
-    pub forwarded: u64,
-    /// Frames to the group that were dropped.
-    pub dropped: u64,
+counters! {
+    /// A group that forwards.
+    pub struct ForwardingCounters => copy_forwarding_counters {
+        /// Frames that went on to the other endpoint.
+        forwarded,
+        /// Frames to the group that were dropped.
+        dropped,
+    }
 }
 
 /// One endpoint of a group that forwards, in a snapshot.
@@ -308,7 +325,7 @@ pub struct PathSnapshot {
     /// Whether it is the path towards the source.
     pub source: bool,
     /// Data frames sent to it.
-    pub data_out: u64,
+    pub copies_out: u64,
     /// Its exceptions.
     pub counters: PathCounters,
 }
@@ -318,12 +335,12 @@ pub struct PathSnapshot {
 pub struct CountersSnapshot {
     /// The whole.
     pub totals: Totals,
-    /// Drops of all ports by [`DropReason::index`].
-    pub drops: [u64; DropReason::COUNT],
+    /// Drops of all ports.
+    pub drops: Drops,
     /// Each port, in order of its number.
-    pub ports: Vec<PortCounters>,
+    pub ports: Vec<(PortId, PortCounters)>,
     /// Groups that multicast, and their paths.
-    pub multicast: KindSnapshot<GroupCounters, PathSnapshot>,
+    pub multicast: KindSnapshot<MulticastCounters, PathSnapshot>,
     /// Groups that compute, and their endpoints.
     pub collective: KindSnapshot<CollectiveCounters, EndpointSnapshot>,
     /// Groups that forward, and their endpoints.
@@ -354,39 +371,25 @@ impl CountersSnapshot {
     }
 
     /// The multicast group of this address, where the snapshot has it.
-    pub fn group(&self, address: Ipv4Addr) -> Option<&GroupSnapshot<GroupCounters>> {
+    pub fn group(&self, address: Ipv4Addr) -> Option<&GroupSnapshot<MulticastCounters>> {
         self.multicast.groups.iter().find(|g| g.mcst_id.0 == address)
     }
-
-    /// Drops of all ports for `reason`.
-    pub fn drops_for(&self, reason: DropReason) -> u64 {
-        self.drops[reason.index()]
-    }
-}
-
-/// What every frame touches of a port, together; drops apart.
-#[derive(Clone, Copy, Debug, Default)]
-struct Traffic {
-    rx_frames: u64,
-    rx_bytes: u64,
-    tx_frames: u64,
-    tx_bytes: u64,
 }
 
 /// The engine's own.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     pub(crate) totals: Totals,
-    traffic: Box<[Traffic; PortId::COUNT]>,
-    drops: Box<[[u64; DropReason::COUNT]; PortId::COUNT]>,
+    traffic: Box<[PortTraffic; PortId::COUNT]>,
+    drops: Box<[Drops; PortId::COUNT]>,
 }
 
 impl Counters {
     pub(crate) fn new() -> Self {
         Self {
             totals: Totals::default(),
-            traffic: Box::new([Traffic::default(); PortId::COUNT]),
-            drops: Box::new([[0; DropReason::COUNT]; PortId::COUNT]),
+            traffic: Box::new([PortTraffic::default(); PortId::COUNT]),
+            drops: Box::new([Drops::default(); PortId::COUNT]),
         }
     }
 
@@ -406,33 +409,21 @@ impl Counters {
 
     pub(crate) fn dropped(&mut self, port: PortId, reason: DropReason) {
         self.totals.dropped += 1;
-        self.drops[port.index()][reason.index()] += 1;
+        self.drops[port.index()][reason] += 1;
     }
 
     pub(crate) fn port(&self, port: PortId) -> PortCounters {
-        let Traffic {
-            rx_frames,
-            rx_bytes,
-            tx_frames,
-            tx_bytes,
-        } = self.traffic[port.index()];
         PortCounters {
-            port,
-            rx_frames,
-            rx_bytes,
-            tx_frames,
-            tx_bytes,
+            traffic: self.traffic[port.index()],
             drops: self.drops[port.index()],
         }
     }
 
     /// Drops of all ports together.
-    pub(crate) fn drops(&self) -> [u64; DropReason::COUNT] {
-        let mut sum = [0; DropReason::COUNT];
+    pub(crate) fn drops(&self) -> Drops {
+        let mut sum = Drops::default();
         for port in self.drops.iter() {
-            for (sum, n) in sum.iter_mut().zip(port) {
-                *sum += n;
-            }
+            sum.add(port);
         }
         sum
     }

@@ -125,7 +125,7 @@ impl Engine {
         Self {
             ports: Ports::new(&config.ports),
             tables: Arc::default(),
-            groups: Groups::new(config.groups_max, config.memory_max_bytes, seed),
+            groups: Groups::new(config.groups_max, config.memory_bytes_max, seed),
             next_hops: NextHops::new(config.next_hops_max, seed),
             shifts: Shifts::new(),
             counters: Counters::new(),
@@ -382,7 +382,7 @@ impl Engine {
             self.ports
                 .present
                 .into_iter()
-                .map(|port| self.counters.port(port)),
+                .map(|port| (port, self.counters.port(port))),
         );
         let mut first = true;
         for place in into.next_group..self.groups.places() {

@@ -11,7 +11,9 @@ use core::net::Ipv4Addr;
 
 use crate::config::PortInfo;
 use crate::context::{Ahead, Kind};
-use crate::counters::{CountersSnapshot, GroupCounters, GroupExceptions, PathCounters, PathSnapshot};
+use crate::counters::{
+    CountersSnapshot, Exceptions, HotCounters, MulticastCounters, PathCounters, PathSnapshot,
+};
 use crate::egress::Egress;
 use crate::engine::Engine;
 use crate::feedback::{AckTemplate, Address};
@@ -119,17 +121,6 @@ impl Leg {
     }
 }
 
-/// The counters that plain data and ACKs touch.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HotCounters {
-    pub(crate) data_in: u64,
-    pub(crate) data_bytes_in: u64,
-    pub(crate) data_out: u64,
-    pub(crate) data_bytes_out: u64,
-    pub(crate) acks_in: u64,
-    pub(crate) acks_out: u64,
-}
-
 /// What a frame touches.
 #[derive(Clone, Debug)]
 pub(crate) struct Hot {
@@ -218,7 +209,7 @@ pub(crate) struct Cold {
     /// Where feedback goes, and an acknowledge packet to there.
     pub(crate) feedback: Address,
     pub(crate) ack: AckTemplate,
-    pub(crate) exceptions: GroupExceptions,
+    pub(crate) exceptions: Exceptions,
 }
 
 impl Cold {
@@ -289,25 +280,8 @@ impl Group {
     }
 
     /// Its counters.
-    pub fn counters(&self) -> GroupCounters {
-        let HotCounters {
-            data_in,
-            data_bytes_in,
-            data_out,
-            data_bytes_out,
-            acks_in,
-            acks_out,
-        } = self.hot.counters;
-        let more = self.cold.exceptions;
-        GroupCounters {
-            data_in,
-            data_bytes_in,
-            data_out,
-            data_bytes_out,
-            acks_in,
-            acks_out,
-            more,
-        }
+    pub fn counters(&self) -> MulticastCounters {
+        MulticastCounters::of(&self.hot.counters, &self.cold.exceptions)
     }
 
     /// The counters of its paths, in order of their ports.
@@ -329,7 +303,7 @@ impl Group {
                 PathSnapshot {
                     port: path.port,
                     source,
-                    data_out: data_in.saturating_sub(not_sent),
+                    copies_out: data_in.saturating_sub(not_sent),
                     counters: *counters,
                 }
             })
@@ -365,7 +339,7 @@ impl Kind for Group {
         let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
         let feedback = feedback_address(&rule, None);
         let ack = AckTemplate::new(&feedback);
-        let exceptions = GroupExceptions::default();
+        let exceptions = Exceptions::default();
         let cold = Box::new(Cold {
             rule,
             va_base: kind.va_base,
@@ -461,7 +435,7 @@ pub struct GroupStatus {
     /// The protocol state: AckPSN per path, AggAckPSN, MePSN.
     pub machine: MulticastStatus,
     /// Counters of the group.
-    pub counters: GroupCounters,
+    pub counters: MulticastCounters,
     /// Counters of its paths, in the order of the rule's.
     pub paths: Vec<PathSnapshot>,
     /// Bytes that plain frames touch.

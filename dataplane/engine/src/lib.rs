@@ -56,8 +56,8 @@ pub use config::{ConfigError, EngineConfig, PortInfo};
 pub use context::{Context, ContextStatus};
 pub use counters::{
     CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
-    ForwardingCounters, ForwardingEndpoint, GroupCounters, GroupExceptions, GroupSnapshot, KindSnapshot,
-    PathCounters, PathSnapshot, PortCounters, Totals,
+    ForwardingCounters, ForwardingEndpoint, GroupSnapshot, KindSnapshot, MulticastCounters, PathCounters,
+    PathSnapshot, PortCounters, PortTraffic, Totals,
 };
 pub use dry_run::DryRun;
 pub use egress::Egress;

@@ -306,7 +306,7 @@ fn note_repetition(
     to: PathSet,
 ) {
     if expected.is_some_and(|e| psn.is_before(e)) {
-        group.cold.exceptions.retransmitted += 1;
+        group.cold.exceptions.retransmitted_in += 1;
     }
     let Group { hot, paths, cold } = group;
     for (i, path) in paths.iter_mut().enumerate() {

@@ -259,8 +259,8 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         sent += 1;
     }
     let hot = &mut group.hot.counters;
-    hot.data_out += sent;
-    hot.data_bytes_out += sent * length as u64;
+    hot.copies_out += sent;
+    hot.copy_bytes_out += sent * length as u64;
     counters.totals.copies += sent.saturating_sub(1);
     Verdict::Replicated
 }

@@ -511,7 +511,7 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
 
     fn stats(&self) -> PortStats {
         let mut stats = self.inner.stats();
-        stats.drops[DropReason::Injected.index()] += self.lost;
+        stats.drops[DropReason::Injected] += self.lost;
         stats
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use castnet_wire::{Batch, DropReason, FrameBuf, Nanos, PortId};
+use castnet_wire::{Batch, CounterSet, DropReason, Drops, FrameBuf, Nanos, PortId};
 
 use crate::pool::{Pool, PoolBuf, PoolStats};
 use crate::port::{Port, PortLink, PortStats, RingUse, Sides, Steering};
@@ -112,7 +112,7 @@ pub struct Bridge<I: Memory, O: Memory> {
     /// Received, and not yet copied.
     received: Batch<I::Buf>,
     sending: Batch<I::Buf>,
-    drops: [u64; DropReason::COUNT],
+    drops: Drops,
     /// Frames and bytes that `port` has delivered, and this has not.
     undelivered: (u64, u64),
 }
@@ -126,7 +126,7 @@ impl<I: Memory, O: Memory> Bridge<I, O> {
             outside,
             received: Batch::new(),
             sending: Batch::new(),
-            drops: [0; DropReason::COUNT],
+            drops: Drops::default(),
             undelivered: (0, 0),
         }
     }
@@ -152,7 +152,7 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
                     batch.push(copy);
                 }
                 // There was room, so it is longer than this memory's frames.
-                None => self.drops[DropReason::TooLong.index()] += 1,
+                None => self.drops[DropReason::TooLong] += 1,
             }
         }
     }
@@ -161,8 +161,8 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
         for frame in batch.drain(..) {
             match self.inside.gather(&frame.segments()) {
                 Some(copy) => self.sending.push(copy),
-                None if self.inside.has_room() => self.drops[DropReason::TooLong.index()] += 1,
-                None => self.drops[DropReason::TxFull.index()] += 1,
+                None if self.inside.has_room() => self.drops[DropReason::TooLong] += 1,
+                None => self.drops[DropReason::TxFull] += 1,
             }
         }
         self.port.send(&mut self.sending);
@@ -184,9 +184,7 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
         let mut stats = self.port.stats();
         stats.rx_frames -= self.undelivered.0;
         stats.rx_bytes -= self.undelivered.1;
-        for (sum, more) in stats.drops.iter_mut().zip(self.drops) {
-            *sum += more;
-        }
+        stats.drops.add(&self.drops);
         stats
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr, Nanos};
+use castnet_wire::{Batch, DropReason, Drops, FrameBuf, MacAddr, Nanos, counters};
 
 use crate::pool::PoolBuf;
 use crate::sleep::Sleeper;
@@ -279,61 +279,28 @@ pub struct RingUse {
     pub size: usize,
 }
 
-/// What a port has done, in frames and bytes (without FCS).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortStats {
-    /// Frames that [`Port::receive`] delivered.
-    pub rx_frames: u64,
-    /// Their bytes.
-    pub rx_bytes: u64,
-    /// Frames that were lost before they reached this program, as the kernel or the device tells.
-    pub rx_missed: u64,
-    /// Frames that went out.
-    pub tx_frames: u64,
-    /// Their bytes.
-    pub tx_bytes: u64,
-    /// Frames that ended in the port, in either direction; indexed by [`DropReason::index`].
-    pub drops: [u64; DropReason::COUNT],
-}
-
-impl Default for PortStats {
-    fn default() -> Self {
-        Self {
-            rx_frames: 0,
-            rx_bytes: 0,
-            rx_missed: 0,
-            tx_frames: 0,
-            tx_bytes: 0,
-            drops: [0; DropReason::COUNT],
-        }
+counters! {
+    /// What a port has done, in frames and bytes (without FCS).
+    pub struct PortStats => copy_port_stats {
+        /// Frames that [`Port::receive`] delivered.
+        rx_frames,
+        /// Their bytes.
+        rx_bytes,
+        /// Frames that were lost before they reached this program, as the kernel or the device tells.
+        rx_missed,
+        /// Frames that went out.
+        tx_frames,
+        /// Their bytes.
+        tx_bytes,
+        ;
+        /// Frames that ended in the port, in either direction.
+        drops: Drops,
     }
 }
 
 impl PortStats {
-    /// Frames that ended in the port for `reason`.
-    pub fn dropped(&self, reason: DropReason) -> u64 {
-        self.drops[reason.index()]
-    }
-
-    /// Frames that ended in the port.
-    pub fn dropped_all(&self) -> u64 {
-        self.drops.iter().sum()
-    }
-
-    /// Adds what another queue of the same port has done.
-    pub fn add(&mut self, other: &Self) {
-        self.rx_frames += other.rx_frames;
-        self.rx_bytes += other.rx_bytes;
-        self.rx_missed += other.rx_missed;
-        self.tx_frames += other.tx_frames;
-        self.tx_bytes += other.tx_bytes;
-        for (mine, theirs) in self.drops.iter_mut().zip(other.drops) {
-            *mine += theirs;
-        }
-    }
-
     pub(crate) fn count_drop(&mut self, reason: DropReason) {
-        self.drops[reason.index()] += 1;
+        self.drops[reason] += 1;
     }
 
     pub(crate) fn count_received(&mut self, length: usize) {

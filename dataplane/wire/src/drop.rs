@@ -1,6 +1,9 @@
 //! Why a frame ended in the switch: the whole list (contract S1).
 
 use core::fmt;
+use core::ops::{Index, IndexMut};
+
+use crate::CounterSet;
 
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
@@ -85,5 +88,62 @@ drop_reasons! {
 impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// Frames dropped, by reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drops([u64; DropReason::COUNT]);
+
+impl Drops {
+    /// Each reason, in the order of their numbers, and its frames.
+    pub fn iter(&self) -> impl Iterator<Item = (DropReason, u64)> {
+        DropReason::ALL.iter().copied().zip(self.0)
+    }
+
+    /// Frames dropped for any reason.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+impl Default for Drops {
+    fn default() -> Self {
+        Self([0; DropReason::COUNT])
+    }
+}
+
+impl Index<DropReason> for Drops {
+    type Output = u64;
+
+    fn index(&self, reason: DropReason) -> &u64 {
+        &self.0[reason.index()]
+    }
+}
+
+impl IndexMut<DropReason> for Drops {
+    fn index_mut(&mut self, reason: DropReason) -> &mut u64 {
+        &mut self.0[reason.index()]
+    }
+}
+
+/// The names are those of the reasons.
+impl CounterSet for Drops {
+    fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.iter().map(|(reason, frames)| (reason.name(), frames))
+    }
+
+    fn add(&mut self, more: &Self) {
+        for (sum, more) in self.0.iter_mut().zip(more.0) {
+            *sum += more;
+        }
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        let mut since = *self;
+        for (now, before) in since.0.iter_mut().zip(before.0) {
+            *now = now.saturating_sub(before);
+        }
+        since
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use castnet_engine::{CollectiveCounters, ForwardingCounters, GroupCounters, GroupSnapshot};
+use castnet_engine::{CollectiveCounters, ForwardingCounters, GroupSnapshot, MulticastCounters};
 use castnet_wire::McstId;
 
 use crate::balance::{Advice, Balance, GroupWork, WorkerLoad, WorkerWork, advise};
@@ -127,7 +127,7 @@ fn read(shared: &Shared, worker: usize, groups: bool) -> Result<WorkerWork, Stop
     let stats = &report.runtime;
     work.elapsed = stats.elapsed;
     work.idle = stats.idle;
-    work.handled = stats.frames + stats.handed_over + stats.taken_over;
+    work.handled = stats.counters.frames + stats.counters.handed_over + stats.counters.taken_over;
     work.processed = report.counters.totals.received;
     Ok(work)
 }
@@ -137,14 +137,17 @@ fn add<C>(work: &mut WorkerWork, groups: &[GroupSnapshot<C>], work_of: fn(&C) ->
     work.groups.extend(groups);
 }
 
-fn multicast(counters: &GroupCounters) -> GroupWork {
-    let more = &counters.more;
-    let feedback_in = counters.acks_in + more.naks_in + more.rnr_naks_in + more.cnps_in;
+fn multicast(counters: &MulticastCounters) -> GroupWork {
+    let feedback_in = counters.acks_in + counters.naks_in + counters.rnr_naks_in + counters.cnps_in;
     GroupWork {
         data: counters.data_in,
-        copies: counters.data_out,
-        feedback: feedback_in + counters.acks_out + more.naks_out + more.rnr_naks_out + more.cnps_out,
-        frames_in: counters.data_in + feedback_in + more.dropped,
+        copies: counters.copies_out,
+        feedback: feedback_in
+            + counters.acks_out
+            + counters.naks_out
+            + counters.rnr_naks_out
+            + counters.cnps_out,
+        frames_in: counters.data_in + feedback_in + counters.dropped,
         ..GroupWork::default()
     }
 }

@@ -12,7 +12,7 @@ use crate::balance::Balance;
 #[derive(Clone, Debug)]
 pub struct DataplaneConfig {
     /// The engine's configuration. Its `ports` are filled in from what is opened, and its `mac`, where it is zero, from
-    /// the first port. `groups_max` and `memory_max_bytes` are for all workers together.
+    /// the first port. `groups_max` and `memory_bytes_max` are for all workers together.
     pub engine: EngineConfig,
     /// The ports.
     pub ports: Vec<PortConfig>,

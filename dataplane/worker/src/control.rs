@@ -430,7 +430,7 @@ impl Shared {
         if replaced.is_none() && state.groups.len() >= max {
             return Err(Refused::GroupsFull { max });
         }
-        let max = self.config.engine.memory_max_bytes;
+        let max = self.config.engine.memory_bytes_max;
         let used = state.memory_used;
         let left = (max + replaced.unwrap_or(0)).saturating_sub(used);
         if need > left {

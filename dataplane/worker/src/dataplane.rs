@@ -11,7 +11,7 @@ use castnet_engine::{
 };
 use castnet_port::{Memory, OpenError, Pool, Steered};
 use castnet_rules::{GroupRule, Ipv4Net, Route};
-use castnet_wire::{DropReason, McstId, Nanos, PortId};
+use castnet_wire::{Drops, McstId, Nanos, PortId};
 use crossbeam::channel::{Sender, bounded};
 use parking_lot::Mutex;
 
@@ -393,11 +393,11 @@ impl Dataplane {
         Ok(workers)
     }
 
-    /// Frames that ended anywhere in the switch, ports included, by [`DropReason::index`].
+    /// Frames that ended anywhere in the switch, ports included.
     ///
     /// # Errors
     /// The dataplane has stopped.
-    pub fn drops(&self) -> Result<[u64; DropReason::COUNT], Stopped> {
+    pub fn drops(&self) -> Result<Drops, Stopped> {
         Ok(self.counters()?.drops)
     }
 

@@ -166,7 +166,7 @@ impl<M: Memory> Worker<M> {
         expected: &Expected,
     ) -> Result<(), (InstallError, Context)> {
         self.engine.attach(now, group, expected)?;
-        self.stats.groups_in += 1;
+        self.stats.counters.groups_in += 1;
         self.moving.expecting = None;
         let mut port = None;
         while let Some((from, frame)) = self.moving.held.pop_front() {
@@ -214,7 +214,7 @@ impl<M: Memory> Worker<M> {
                 self.moving.leaving = Some((mcst_id, until, reply));
             } else {
                 let group = self.engine.remove(mcst_id);
-                self.stats.groups_out += u64::from(group.is_some());
+                self.stats.counters.groups_out += u64::from(group.is_some());
                 let _ = reply.send(group);
             }
         }

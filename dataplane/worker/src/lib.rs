@@ -47,8 +47,8 @@ pub use events::{EventStream, MoveCause, SwitchEvent, SwitchEventKind};
 pub use meter::{Clocks, Occupancy};
 pub use moves::Moved;
 pub use report::{
-    Counters, GroupReport, InstalledGroup, KindReport, PortReport, Ring, RingReport, WorkerReport,
-    WorkerStats,
+    Counters, GroupReport, InstalledGroup, KindReport, PortReport, PortTotals, Ring, RingReport,
+    WorkerCounters, WorkerReport, WorkerStats,
 };
 pub use tap::TapStream;
 

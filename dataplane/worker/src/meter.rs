@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use castnet_port::RingUse;
+use castnet_wire::counters;
 
 use crate::control::Clock;
 
@@ -20,24 +21,25 @@ const RINGS_EVERY: u64 = 64;
 /// A part of a round that takes longer has not had the core to itself.
 const PART_MAX: Duration = Duration::from_micros(500);
 
-/// Clocks of the rounds that were measured and had frames and the core, by what they went to. A clock is a tick of the processor's
-/// counter (TSC), or a nanosecond on machines that have none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Clocks {
-    /// Rounds that were measured.
-    pub rounds: u64,
-    /// Frames that came in them, from ports and from other workers.
-    pub frames: u64,
-    /// Polling the ports and taking frames from them.
-    pub receive: u64,
-    /// Handing frames over to other workers, and taking theirs over.
-    pub hand_over: u64,
-    /// The engine: from parsing to rewriting, and its timers.
-    pub engine: u64,
-    /// Giving frames to the ports.
-    pub send: u64,
-    /// All of these rounds; what is missing to the sum of the parts went to tables, commands and events.
-    pub all: u64,
+counters! {
+    /// Clocks of the polls that were measured and had frames and the core, by what they went to. A clock is a tick of the
+    /// processor's counter (TSC), or a nanosecond on machines that have none.
+    pub struct Clocks => copy_clocks {
+        /// Polls that were measured.
+        polls,
+        /// Frames that came in them, from ports and from other workers.
+        frames,
+        /// Polling the ports and taking frames from them.
+        receive,
+        /// Handing frames over to other workers, and taking theirs over.
+        hand_over,
+        /// The engine: from parsing to rewriting, and its timers.
+        engine,
+        /// Giving frames to the ports.
+        send,
+        /// All of these polls; what is missing to the sum of the parts went to tables, commands and events.
+        all,
+    }
 }
 
 /// What the clocks of a round go to.
@@ -150,7 +152,7 @@ impl Meter {
             if frames > 0 {
                 let [_, receive, hand_over, engine, send] = self.parts;
                 let clocks = &mut self.clocks;
-                clocks.rounds += 1;
+                clocks.polls += 1;
                 clocks.frames += frames as u64;
                 clocks.receive += receive;
                 clocks.hand_over += hand_over;
@@ -207,7 +209,7 @@ mod tests {
             meter.end(if round < 64 { 0 } else { 32 });
         }
         let clocks = meter.clocks();
-        assert_eq!((clocks.rounds, clocks.frames, looks), (4, 128, 2));
+        assert_eq!((clocks.polls, clocks.frames, looks), (4, 128, 2));
         assert_eq!(clocks.hand_over, 0);
         assert!(clocks.receive + clocks.engine + clocks.send <= clocks.all);
     }
@@ -240,7 +242,7 @@ mod tests {
         let mut meter = Meter::new(clock);
         round(&mut meter, &hand, 0, &PARTS);
         let expected = Clocks {
-            rounds: 1,
+            polls: 1,
             frames: 32,
             receive: 300,
             hand_over: 20,
@@ -267,7 +269,7 @@ mod tests {
         round(&mut meter, &hand, 32, &PARTS);
         let twice = meter.clocks();
         assert_eq!(
-            (twice.rounds, twice.engine, twice.all),
+            (twice.polls, twice.engine, twice.all),
             (2, 2 * alone.engine, 2 * alone.all)
         );
     }

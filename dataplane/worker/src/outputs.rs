@@ -2,7 +2,7 @@
 
 use castnet_engine::{Egress, PortSet};
 use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port};
-use castnet_wire::{DropReason, Nanos, PortId};
+use castnet_wire::{DropReason, Drops, Nanos, PortId};
 
 use crate::meter::{Meter, Part};
 
@@ -18,8 +18,8 @@ pub(crate) struct Slot<M: Memory> {
     pub(crate) told: (bool, usize),
     /// Its link's speed, as last seen.
     pub(crate) speed_mbps: Option<u32>,
-    /// Frames that ended between this port and an engine, by [`DropReason::index`].
-    pub(crate) drops: [u64; DropReason::COUNT],
+    /// Frames that ended between this port and an engine.
+    pub(crate) drops: Drops,
     out: Batch<M::Buf>,
 }
 
@@ -63,7 +63,7 @@ impl<M: Memory> Outputs<M> {
             watched,
             told,
             speed_mbps,
-            drops: [0; DropReason::COUNT],
+            drops: Drops::default(),
             out: Batch::new(),
         });
     }
@@ -91,7 +91,7 @@ impl<M: Memory> Outputs<M> {
     /// Counts a frame that came in by `port` and ended before it reached an engine.
     pub(crate) fn count_drop(&mut self, port: PortId, reason: DropReason) {
         if let Some(slot) = self.slot(port) {
-            slot.drops[reason.index()] += 1;
+            slot.drops[reason] += 1;
         }
     }
 

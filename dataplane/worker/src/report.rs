@@ -2,13 +2,41 @@
 
 use castnet_engine::{
     CollectiveCounters, ContextStatus, CountersSnapshot, EndpointSnapshot, ForwardingCounters,
-    ForwardingEndpoint, GroupCounters, PathSnapshot, PortCounters, Totals,
+    ForwardingEndpoint, MulticastCounters, PathSnapshot, PortCounters, Totals,
 };
-use castnet_port::{BATCH, PoolStats, PortLink, PortStats, Steering};
+use castnet_port::{BATCH, PoolStats, PortLink, PortStats, Steering, copy_port_stats};
 use castnet_rules::GroupRule;
-use castnet_wire::{DropReason, McstId, Nanos, PortId};
+use castnet_wire::{CounterSet, DropReason, Drops, McstId, Nanos, PortId, counters};
 
 use crate::meter::{Clocks, Occupancy};
+
+counters! {
+    /// What a worker has done since its start.
+    pub struct WorkerCounters => copy_worker_counters {
+        /// Iterations of its loop.
+        polls,
+        /// Of these: those that found nothing to do.
+        idle_polls,
+        /// Times that it went to sleep.
+        sleeps,
+        /// Frames that it received from its ports.
+        frames,
+        /// Frames that it handed over to other workers.
+        handed_over,
+        /// Frames that others handed over to it.
+        taken_over,
+        /// Frames of others that it dropped because there was no place in their worker's ring.
+        hand_over_drops,
+        /// Commands that it carried out.
+        commands,
+        /// Groups that were moved here.
+        groups_in,
+        /// Groups that were moved away from here.
+        groups_out,
+        /// Events, traces and captured frames that found no place inside the engine.
+        lost,
+    }
+}
 
 /// How a worker fares, since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,43 +45,23 @@ pub struct WorkerStats {
     pub worker: usize,
     /// The core that it is pinned to.
     pub core: Option<usize>,
-    /// Rounds of its loop.
-    pub rounds: u64,
-    /// Rounds that found nothing to do.
-    pub rounds_empty: u64,
-    /// Times that it went to sleep.
-    pub sleeps: u64,
+    /// What it has done.
+    pub counters: WorkerCounters,
     /// Time since the start.
     pub elapsed: Nanos,
-    /// Of this: in rounds that found nothing, or asleep.
+    /// Of this: in polls that found nothing, or asleep.
     pub idle: Nanos,
-    /// Frames that it received from its ports.
-    pub frames: u64,
     /// Batches by their size: how many had so many frames, from 0 (never counted) to a full one.
-    pub batches: [u64; BATCH + 1],
-    /// Frames that it handed over to other workers.
-    pub handed_over: u64,
-    /// Frames that others handed over to it.
-    pub taken_over: u64,
-    /// Commands that it carried out.
-    pub commands: u64,
-    /// Groups that were moved here, and away from here.
-    pub groups_in: u64,
-    /// See `groups_in`.
-    pub groups_out: u64,
+    pub batch_sizes: [u64; BATCH + 1],
     /// Groups that it has.
     pub groups: usize,
     /// Bytes of state of these groups.
     pub group_memory_bytes: usize,
     /// The generation of the tables that it uses.
     pub generation: u64,
-    /// Events, traces and captured frames that found no place inside the engine.
-    pub engine_lost: u64,
     /// Its buffers.
     pub pool: PoolStats,
-    /// Frames of others that it dropped because there was no place in their worker's ring.
-    pub hand_over_drops: u64,
-    /// Clocks by what they went to, in a sample of the rounds.
+    /// Clocks by what they went to, in a sample of the polls.
     pub clocks: Clocks,
     /// Clocks per second.
     pub clock_hz: u64,
@@ -64,29 +72,19 @@ impl WorkerStats {
         Self {
             worker,
             core,
-            rounds: 0,
-            rounds_empty: 0,
-            sleeps: 0,
+            counters: WorkerCounters::default(),
             elapsed: Nanos::ZERO,
             idle: Nanos::ZERO,
-            frames: 0,
-            batches: [0; BATCH + 1],
-            handed_over: 0,
-            taken_over: 0,
-            commands: 0,
-            groups_in: 0,
-            groups_out: 0,
+            batch_sizes: [0; BATCH + 1],
             groups: 0,
             group_memory_bytes: 0,
             generation: 0,
-            engine_lost: 0,
             pool: PoolStats {
                 buffers: 0,
                 buffers_free: 0,
                 bodies_free: 0,
                 exhausted: 0,
             },
-            hand_over_drops: 0,
             clocks: Clocks::default(),
             clock_hz: 0,
         }
@@ -94,7 +92,7 @@ impl WorkerStats {
 
     /// Frames that it had in hand: those of its ports, and those of other workers.
     pub fn handled(&self) -> u64 {
-        self.frames + self.taken_over
+        self.counters.frames + self.counters.taken_over
     }
 
     /// The share of time that it was idle, 0 to 1.
@@ -108,11 +106,11 @@ impl WorkerStats {
 
     /// Frames per batch that was received, on average.
     pub fn batch_mean(&self) -> f64 {
-        let batches: u64 = self.batches.iter().sum();
+        let batches: u64 = self.batch_sizes.iter().sum();
         if batches == 0 {
             0.0
         } else {
-            self.frames as f64 / batches as f64
+            self.counters.frames as f64 / batches as f64
         }
     }
 }
@@ -130,7 +128,7 @@ pub(crate) struct PortNow {
     /// What the port did.
     pub(crate) stats: PortStats,
     /// What ended between it and the engine.
-    pub(crate) drops: [u64; DropReason::COUNT],
+    pub(crate) drops: Drops,
     /// Of the worker that watches the link: its speed, and how frames get to queues.
     pub(crate) link: Option<(Option<u32>, Steering)>,
 }
@@ -206,6 +204,39 @@ pub struct PortReport {
     pub engine: PortCounters,
 }
 
+counters! {
+    /// What a port did: its queues and the engines in one.
+    pub struct PortTotals => copy_port_totals {
+        /// See [`PortStats`].
+        rx_frames,
+        /// See [`PortStats`].
+        rx_bytes,
+        /// See [`PortStats`].
+        tx_frames,
+        /// See [`PortStats`].
+        tx_bytes,
+        /// See [`PortStats`].
+        rx_missed,
+        /// Frames that the send queue had no room for.
+        tx_full,
+        /// Frames that were dropped, for any reason.
+        dropped,
+    }
+}
+
+impl PortReport {
+    /// What it did, and the drops by reason.
+    pub fn totals(&self) -> (PortTotals, Drops) {
+        let mut drops = self.engine.drops;
+        drops.add(&self.stats.drops);
+        let totals = copy_port_stats!(self.stats => PortTotals {
+            tx_full: self.stats.drops[DropReason::TxFull],
+            dropped: drops.total(),
+        });
+        (totals, drops)
+    }
+}
+
 /// A group's counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupReport {
@@ -225,7 +256,7 @@ pub struct GroupReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KindReport {
     /// It multicasts.
-    Multicast(GroupCounters, Vec<PathSnapshot>),
+    Multicast(MulticastCounters, Vec<PathSnapshot>),
     /// It computes.
     Translated(CollectiveCounters, Vec<EndpointSnapshot>),
     /// It forwards.
@@ -234,7 +265,7 @@ pub enum KindReport {
 
 impl KindReport {
     /// Of a group that multicasts: its counters and its paths.
-    pub fn multicast(&self) -> Option<(&GroupCounters, &[PathSnapshot])> {
+    pub fn multicast(&self) -> Option<(&MulticastCounters, &[PathSnapshot])> {
         match self {
             Self::Multicast(counters, paths) => Some((counters, paths)),
             _ => None,
@@ -272,8 +303,8 @@ pub struct Counters {
     pub at: Nanos,
     /// Of all workers together; frames that ended on their way to another worker are received and dropped.
     pub totals: Totals,
-    /// Frames that ended anywhere in the switch, ports included, by [`DropReason::index`].
-    pub drops: [u64; DropReason::COUNT],
+    /// Frames that ended anywhere in the switch, ports included.
+    pub drops: Drops,
     /// The ports, in the order of the configuration.
     pub ports: Vec<PortReport>,
     /// The groups, in the order of their addresses.
@@ -283,11 +314,6 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Frames that ended for `reason`.
-    pub fn dropped(&self, reason: DropReason) -> u64 {
-        self.drops[reason.index()]
-    }
-
     /// The group of this address.
     pub fn group(&self, mcst_id: McstId) -> Option<&GroupReport> {
         self.groups.iter().find(|g| g.mcst_id == mcst_id)
@@ -297,32 +323,4 @@ impl Counters {
     pub fn port(&self, id: PortId) -> Option<&PortReport> {
         self.ports.iter().find(|p| p.id == id)
     }
-}
-
-/// Adds the totals of one worker to those of the others.
-pub(crate) fn add_totals(sum: &mut Totals, more: &Totals) {
-    let Totals {
-        received,
-        switched,
-        routed,
-        flooded,
-        replicated,
-        absorbed,
-        dropped,
-        copies,
-        copies_lost,
-        originated,
-        sent,
-    } = *more;
-    sum.received += received;
-    sum.switched += switched;
-    sum.routed += routed;
-    sum.flooded += flooded;
-    sum.replicated += replicated;
-    sum.absorbed += absorbed;
-    sum.dropped += dropped;
-    sum.copies += copies;
-    sum.copies_lost += copies_lost;
-    sum.originated += originated;
-    sum.sent += sent;
 }

@@ -22,7 +22,7 @@ const BATCHES_PER_TURN: usize = 4;
 
 impl<M: Memory> Worker<M> {
     pub(crate) fn round(&mut self, now: Nanos) -> Round {
-        if self.outputs.meter.begin(self.stats.rounds) {
+        if self.outputs.meter.begin(self.stats.counters.polls) {
             self.look_at_rings();
         }
         self.take_tables(now);
@@ -31,7 +31,7 @@ impl<M: Memory> Worker<M> {
             match self.commands.try_recv() {
                 Ok(command) => {
                     work += 1;
-                    self.stats.commands += 1;
+                    self.stats.counters.commands += 1;
                     if let Some(end) = self.carry_out(now, command) {
                         return end;
                     }
@@ -91,7 +91,7 @@ impl<M: Memory> Worker<M> {
             }
         }
         self.outputs.meter.lap(Part::Receive);
-        self.stats.frames += received as u64;
+        self.stats.counters.frames += received as u64;
         received
     }
 
@@ -106,7 +106,7 @@ impl<M: Memory> Worker<M> {
         if frames == 0 {
             return 0;
         }
-        self.stats.batches[frames] += 1;
+        self.stats.batch_sizes[frames] += 1;
         self.outputs.meter.lap(Part::Receive);
         if self.outbound.len() > 1 {
             self.hand_over(now, place, false);
@@ -144,12 +144,12 @@ impl<M: Memory> Worker<M> {
             };
             match ring.push(slot.id, frame) {
                 Ok(()) => {
-                    self.stats.handed_over += 1;
+                    self.stats.counters.handed_over += 1;
                     rung |= 1 << owner;
                 }
                 Err((DropReason::TxFull, frame)) if patient => self.moving.stick(now, place, frame),
-                Err((DropReason::TxFull, _)) => slot.drops[DropReason::HandOverFull.index()] += 1,
-                Err((reason, _)) => slot.drops[reason.index()] += 1,
+                Err((DropReason::TxFull, _)) => slot.drops[DropReason::HandOverFull] += 1,
+                Err((reason, _)) => slot.drops[reason] += 1,
             }
         }
         for (owner, ring) in self.outbound.iter().enumerate() {
@@ -198,7 +198,7 @@ impl<M: Memory> Worker<M> {
             }
         }
         self.outputs.meter.lap(Part::HandOver);
-        self.stats.taken_over += taken as u64;
+        self.stats.counters.taken_over += taken as u64;
         taken
     }
 
@@ -289,13 +289,17 @@ impl<M: Memory> Worker<M> {
         }));
         into.rings.clear();
         into.rings.extend_from_slice(&self.rings);
-        let full = DropReason::HandOverFull.index();
-        self.stats.hand_over_drops = self.outputs.slots.iter().map(|slot| slot.drops[full]).sum();
+        let dropped = self
+            .outputs
+            .slots
+            .iter()
+            .map(|slot| slot.drops[DropReason::HandOverFull]);
+        self.stats.counters.hand_over_drops = dropped.sum();
         self.stats.clocks = self.outputs.meter.clocks();
         self.stats.groups = self.engine.group_count();
         self.stats.group_memory_bytes = self.engine.group_memory_bytes();
         self.stats.generation = self.seen.load(Ordering::Relaxed);
-        self.stats.engine_lost = self.engine.events_lost() + self.engine.taps_lost();
+        self.stats.counters.lost = self.engine.events_lost() + self.engine.taps_lost();
         self.stats.pool = self.memory.stats();
         into.runtime = self.stats;
     }

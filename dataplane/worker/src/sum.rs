@@ -2,10 +2,10 @@
 
 use castnet_engine::{KindSnapshot, PortCounters, Totals};
 use castnet_port::PortStats;
-use castnet_wire::{DropReason, Nanos};
+use castnet_wire::{CounterSet, Drops, Nanos};
 
 use crate::control::Shared;
-use crate::report::{Counters, GroupReport, KindReport, PortReport, Report, add_totals};
+use crate::report::{Counters, GroupReport, KindReport, PortReport, Report};
 
 /// Adds up what the workers report.
 pub(crate) struct Sum<'a> {
@@ -20,26 +20,18 @@ impl<'a> Sum<'a> {
             let mut link = link.clone();
             link.up = shared.is_up(info.id);
             link.mtu = info.mtu;
-            let engine = PortCounters {
-                port: info.id,
-                rx_frames: 0,
-                rx_bytes: 0,
-                tx_frames: 0,
-                tx_bytes: 0,
-                drops: [0; DropReason::COUNT],
-            };
             PortReport {
                 id: info.id,
                 name: info.name,
                 link,
                 stats: PortStats::default(),
-                engine,
+                engine: PortCounters::default(),
             }
         });
         let counters = Counters {
             at: Nanos::ZERO,
             totals: Totals::default(),
-            drops: [0; DropReason::COUNT],
+            drops: Drops::default(),
             ports: ports.collect(),
             groups: Vec::new(),
             workers: Vec::new(),
@@ -50,8 +42,8 @@ impl<'a> Sum<'a> {
     pub(crate) fn add(&mut self, report: &Report) {
         let sum = &mut self.counters;
         sum.at = sum.at.max(report.at);
-        add_totals(&mut sum.totals, &report.counters.totals);
-        add_each(&mut sum.drops, &report.counters.drops);
+        sum.totals.add(&report.counters.totals);
+        sum.drops.add(&report.counters.drops);
         for (port, now) in sum.ports.iter_mut().zip(&report.ports) {
             let (stats, on_the_way) = (&now.stats, &now.drops);
             if let Some((speed_mbps, steering)) = now.link {
@@ -59,23 +51,18 @@ impl<'a> Sum<'a> {
                 port.link.device.steering = steering;
             }
             port.stats.add(stats);
-            add_each(&mut port.engine.drops, on_the_way);
-            add_each(&mut sum.drops, on_the_way);
-            add_each(&mut sum.drops, &stats.drops);
-            let lost: u64 = on_the_way.iter().sum();
-            port.engine.rx_frames += lost;
+            port.engine.drops.add(on_the_way);
+            sum.drops.add(on_the_way);
+            sum.drops.add(&stats.drops);
+            let lost = on_the_way.total();
+            port.engine.traffic.rx_frames += lost;
             sum.totals.received += lost;
             sum.totals.dropped += lost;
         }
-        for counted in &report.counters.ports {
-            let Some(port) = sum.ports.iter_mut().find(|p| p.id == counted.port) else {
-                continue;
-            };
-            port.engine.rx_frames += counted.rx_frames;
-            port.engine.rx_bytes += counted.rx_bytes;
-            port.engine.tx_frames += counted.tx_frames;
-            port.engine.tx_bytes += counted.tx_bytes;
-            add_each(&mut port.engine.drops, &counted.drops);
+        for (id, counted) in &report.counters.ports {
+            if let Some(port) = sum.ports.iter_mut().find(|p| p.id == *id) {
+                port.engine.add(counted);
+            }
         }
         sum.workers.push(report.runtime);
     }
@@ -109,11 +96,5 @@ impl<'a> Sum<'a> {
     pub(crate) fn finish(mut self) -> Counters {
         self.counters.groups.sort_by_key(|g| g.mcst_id);
         self.counters
-    }
-}
-
-fn add_each(sum: &mut [u64; DropReason::COUNT], more: &[u64; DropReason::COUNT]) {
-    for (sum, more) in sum.iter_mut().zip(more) {
-        *sum += more;
     }
 }

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 use castnet_engine::{Engine, EngineConfig, PortInfo, TAPS_MAX};
 use castnet_port::{Batch, FlowTable, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
-use castnet_wire::{DropReason, MacAddr, Nanos};
+use castnet_wire::{MacAddr, Nanos};
 use crossbeam::channel::{Receiver, Sender};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -223,7 +223,7 @@ impl<M: Memory> Worker<M> {
                 self.stats.idle += now.since(last);
             }
             last = now;
-            self.stats.rounds += 1;
+            self.stats.counters.polls += 1;
             match self.round(now) {
                 Round::Busy => {
                     idle = false;
@@ -231,7 +231,7 @@ impl<M: Memory> Worker<M> {
                 }
                 Round::Empty => {
                     idle = true;
-                    self.stats.rounds_empty += 1;
+                    self.stats.counters.idle_polls += 1;
                     self.rest(now);
                 }
                 Round::End => return,
@@ -282,7 +282,7 @@ impl<M: Memory> Worker<M> {
             thread::yield_now();
             return;
         }
-        self.stats.sleeps += 1;
+        self.stats.counters.sleeps += 1;
         let Self {
             sleeper,
             outputs,
@@ -372,6 +372,3 @@ fn pin(worker: usize, core: usize) -> Result<(), StartError> {
             cores: thread::available_parallelism().map_or(0, usize::from),
         })
 }
-
-// A drop's number is an index into the slots' counters.
-const _: () = assert!(DropReason::HandOverFull.index() < DropReason::COUNT);

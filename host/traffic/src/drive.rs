@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use castnet_port::{BATCH, Batch, Memory, MemoryPort, Port, PortStats};
-use castnet_wire::Nanos;
+use castnet_wire::{CounterSet, Nanos};
 
 use crate::counts::Counts;
 use crate::host::{Host, HostReport};
@@ -170,20 +170,7 @@ pub fn play<M: Memory>(memory: &M, seats: &mut [Seat<M>], stage: &Stage) -> Vec<
     }
     let played = seats.iter().zip(before).map(|(seat, before)| Played {
         host: seat.host.report(),
-        port: since(seat.port.stats(), &before),
+        port: seat.port.stats().since(&before),
     });
     played.collect()
-}
-
-/// What a port has done since then.
-fn since(mut now: PortStats, before: &PortStats) -> PortStats {
-    now.rx_frames -= before.rx_frames;
-    now.rx_bytes -= before.rx_bytes;
-    now.rx_missed = now.rx_missed.saturating_sub(before.rx_missed);
-    now.tx_frames -= before.tx_frames;
-    now.tx_bytes -= before.tx_bytes;
-    for (now, before) in now.drops.iter_mut().zip(before.drops) {
-        *now -= before;
-    }
-    now
 }

@@ -80,7 +80,7 @@ fn frames_over_dpdk_devices_allocate_nothing() {
             last.totals
         );
         assert_eq!(after - before, 0, "{workers} workers, {sends} send queues");
-        let handed: u64 = last.workers.iter().map(|w| w.handed_over).sum();
+        let handed: u64 = last.workers.iter().map(|w| w.counters.handed_over).sum();
         assert_eq!(handed > 0, workers > 1, "the second group is the second worker's");
     }
 }

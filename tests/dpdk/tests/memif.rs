@@ -215,7 +215,7 @@ mod dpdk {
             }
             self.port.send(&mut batch);
             let stats = self.port.stats();
-            ensure!(stats.dropped_all() == 0, "{stats:?}");
+            ensure!(stats.drops.total() == 0, "{stats:?}");
             Ok(())
         }
 

@@ -163,8 +163,18 @@ fn feed_several_workers(workers: usize, sends: usize) {
         ((groups * each) as u64, (2 * groups * each) as u64, 0),
         "{case}"
     );
-    let handed: u64 = outcome.counters.workers.iter().map(|w| w.handed_over).sum();
-    let taken: u64 = outcome.counters.workers.iter().map(|w| w.taken_over).sum();
+    let handed: u64 = outcome
+        .counters
+        .workers
+        .iter()
+        .map(|w| w.counters.handed_over)
+        .sum();
+    let taken: u64 = outcome
+        .counters
+        .workers
+        .iter()
+        .map(|w| w.counters.taken_over)
+        .sum();
     assert!(
         handed > 0 && handed == taken,
         "not every group's data came by its own worker's queue: {handed} {taken}"
@@ -173,7 +183,7 @@ fn feed_several_workers(workers: usize, sends: usize) {
     for n in 1..4 {
         let stats = outcome.counters.ports[n].stats;
         assert_eq!(
-            (stats.tx_frames, stats.dropped_all()),
+            (stats.tx_frames, stats.drops.total()),
             ((groups * each) as u64, 0),
             "{case}"
         );
@@ -229,7 +239,7 @@ fn a_device_has_the_mtu_that_was_asked_for() {
     let outcome = outcome(folder.path(), &specs, 1, &[], frames.len());
     assert_eq!(outcome.sent[1].iter().map(Vec::len).collect::<Vec<_>>(), [1514]);
     let c = &outcome.counters;
-    assert_eq!((c.totals.flooded, c.dropped(DropReason::TooLong)), (1, 1));
+    assert_eq!((c.totals.flooded, c.drops[DropReason::TooLong]), (1, 1));
     let mtus: Vec<_> = c.ports.iter().map(|p| p.link.mtu).collect();
     assert_eq!(mtus, [9000, 1500]);
 }

@@ -99,7 +99,7 @@ fn install(rule: &GroupRule, engine: &mut Engine) {
 fn status(rule: &GroupRule, engine: &Engine) -> Option<ContextStatus> {
     let mut status = engine.status(rule.mcst_id)?;
     match &mut status {
-        ContextStatus::Multicast(status) => status.counters.more.dropped = 0,
+        ContextStatus::Multicast(status) => status.counters.dropped = 0,
         ContextStatus::Collective(status) => status.counters.dropped = 0,
         ContextStatus::Forwarding(status) => status.counters.dropped = 0,
     }
@@ -311,8 +311,8 @@ impl World {
         }
         let mut snapshot = castnet_engine::CountersSnapshot::with_capacity(0, 0);
         self.engine.snapshot(&mut snapshot);
-        for (reason, count) in snapshot.drops.iter().enumerate().filter(|(_, n)| **n > 0) {
-            reached(("drop", reason, count.ilog2().min(2)));
+        for (reason, count) in snapshot.drops.iter().filter(|(_, n)| *n > 0) {
+            reached(("drop", reason.index(), count.ilog2().min(2)));
         }
     }
 
@@ -335,12 +335,12 @@ fn report(index: usize, status: Option<&ContextStatus>) {
             let m = &status.machine;
             let ahead = m.newest_psn.zip(m.agg_ack_psn).map(|(n, a)| n.diff(a).min(3));
             reached((index, ahead, m.me_psn.is_some(), m.nak_sent, m.waiting_for));
-            let more = &status.counters.more;
+            let counters = &status.counters;
             reached((
                 index,
-                more.retransmitted.min(2),
-                more.filtered.min(2),
-                more.cnps_out.min(1),
+                counters.retransmitted_in.min(2),
+                counters.filtered.min(2),
+                counters.cnps_out.min(1),
             ));
         }
         Some(ContextStatus::Collective(status)) => {

@@ -346,7 +346,7 @@ async fn what_does_not_fit_names_the_field() {
     );
     assert_eq!(lab.groups().await.len(), 1);
 
-    let mut small = Lab::new(|config| config.engine.memory_max_bytes = 16).await;
+    let mut small = Lab::new(|config| config.engine.memory_bytes_max = 16).await;
     assert_refused(
         small.install(&rule(1), "us").await,
         Code::ResourceExhausted,
@@ -433,7 +433,7 @@ async fn it_says_what_the_switch_is_and_how_it_fares() {
         .unwrap()
         .into_inner();
     assert_eq!(
-        (said.switch_name.as_str(), said.workers, said.paths_max),
+        (said.switch_name.as_str(), said.workers, said.endpoints_max),
         ("leaf", 1, 64)
     );
     assert_eq!(said.ports, ["p0", "p1", "p2"]);

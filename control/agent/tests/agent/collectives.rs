@@ -36,7 +36,7 @@ impl Lab {
             .enumerate()
             .map(|(n, end)| PortConfig::new(PortId::new(n as u8).unwrap_or_default(), format!("p{n}"), end));
         let mut config = DataplaneConfig::new("leaf", ports.collect());
-        config.engine.memory_max_bytes = memory;
+        config.engine.memory_bytes_max = memory;
         let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
         let dataplane = Arc::new(start.await.unwrap().unwrap());
         let listen = "http://127.0.0.1:0".parse().unwrap();

@@ -107,7 +107,7 @@ fn config(plan: &Plan, place: &Where, ports: Vec<PortConfig>, frame_max: usize) 
     config.engine.hash_seed = crate::switch::draw();
     config.engine.mac = MacAddr([0x02, 0xCA, 0x57, 0, 0, 1]);
     config.engine.groups_max = plan.groups.len();
-    config.engine.memory_max_bytes = usize::MAX / 2;
+    config.engine.memory_bytes_max = usize::MAX / 2;
     config.workers = vec![WorkerConfig {
         core: place.core,
         idle: Idle::Busy,

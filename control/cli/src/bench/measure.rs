@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use castnet_traffic::Counts;
 use castnet_traffic::drive::{Live, Stage};
-use castnet_wire::DropReason;
+use castnet_wire::CounterSet;
 use castnet_worker::{Clocks, Dataplane, PortReport};
 use indicatif::ProgressBar;
 
@@ -71,15 +71,15 @@ impl Watched {
                     .map_err(Failure::failed)?
                     .map_err(Failure::failed)?;
                 let sum = |of: fn(&PortReport) -> u64| counters.ports.iter().map(of).sum();
-                let reasons = DropReason::ALL
-                    .iter()
-                    .map(|r| (r.name().to_owned(), counters.dropped(*r)));
+                let drops = counters.drops.fields();
                 Ok(Some(SwitchNow {
                     received: counters.totals.received,
                     sent: counters.totals.sent,
                     rx_bytes: sum(|p| p.stats.rx_bytes),
                     tx_bytes: sum(|p| p.stats.tx_bytes),
-                    drops: reasons.collect(),
+                    drops: drops
+                        .map(|(reason, frames)| (reason.to_owned(), frames))
+                        .collect(),
                     missed: sum(|p| p.stats.rx_missed),
                     worker: counters.workers.first().map(|w| WorkerNow {
                         elapsed_ns: w.elapsed.0,

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use castnet_traffic::drive::Played;
 use castnet_traffic::{Counts, FlowCounts, FlowReport, HostReport, Latency, Rate, Scenario};
-use castnet_wire::DropReason;
+use castnet_wire::{CounterSet, Drops};
 use serde::Serialize;
 
 use super::measure::{Course, SwitchNow};
 use crate::drops::DropRow;
 use crate::exit::{Failure, Outcome};
-use crate::output::{Done, Output, Page, Report};
+use crate::output::{Done, Output, Page, Report, columns};
 use crate::units::{count, span};
 
 /// A worker that was idle for less than this share of the time is what bounded the rate.
@@ -165,10 +165,8 @@ impl RunReport {
         settle(&mut flows);
         flows.iter().for_each(|f| total.add(&f.counts));
         played.iter().for_each(|p| hosts.add(&p.host.counts));
-        let host_drops = DropReason::ALL.iter().map(|reason| DropRow {
-            reason: reason.name().to_owned(),
-            frames: played.iter().map(|p| p.port.dropped(*reason)).sum(),
-        });
+        let mut host_drops = Drops::default();
+        played.iter().for_each(|p| host_drops.add(&p.port.drops));
         let whole = course.begin.switch.as_ref().zip(course.end.switch.as_ref());
         Self {
             scenario: scenario.clone(),
@@ -187,7 +185,7 @@ impl RunReport {
             switch_read: switch.is_some(),
             drops: whole.map(|(begin, end)| drops(begin, end)).unwrap_or_default(),
             switch_missed: whole.map_or(0, |(begin, end)| end.missed.saturating_sub(begin.missed)),
-            host_drops: host_drops.filter(|row| row.frames > 0).collect(),
+            host_drops: DropRow::list(&host_drops),
             host_missed: played.iter().map(|p| p.port.rx_missed).sum(),
             // On one core there is no way between making a frame and counting its copy but the switch's own.
             latency: (!one_core)
@@ -334,30 +332,9 @@ const COLUMNS: [&str; 14] = [
     "missing",
 ];
 
-const FLOW_COLUMNS: [&str; 8] = [
-    "host",
-    "group",
-    "role",
-    "data sent",
-    "repeated",
-    "data received",
-    "repeats",
-    "missing",
-];
-
-fn flow_cells(flow: &FlowReport) -> Vec<String> {
-    let FlowCounts {
-        data_sent,
-        repeated,
-        data_received,
-        repeats,
-        missing,
-        ..
-    } = flow.counts;
-    let names = [flow.host.as_str(), &flow.group, flow.role].map(str::to_owned);
-    let counts = [data_sent, repeated, data_received, repeats, missing].map(count);
-    names.into_iter().chain(counts).collect()
-}
+columns!(flow: FlowReport => flow { host, group, role } (flow.counts) {
+    data_sent, repeated, data_received, repeats, missing,
+});
 
 impl BenchReport {
     pub(super) fn new(setting: String) -> Self {
@@ -422,7 +399,7 @@ impl Report for BenchReport {
                     "{} {}, by flow",
                     run.scenario.workload, run.scenario.sizes
                 ));
-                page.table(&FLOW_COLUMNS, run.flows.iter().map(flow_cells).collect());
+                page.rows(&run.flows, "none");
             }
         }
     }

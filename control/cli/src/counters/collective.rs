@@ -1,41 +1,21 @@
 //! Counters of collective groups and of their endpoints.
 
+use castnet_worker::engine::{
+    CollectiveCounters, EndpointCounters, copy_collective_counters, copy_endpoint_counters,
+};
 use serde::Serialize;
 
-use super::per_s;
+use super::Counted;
 use crate::api;
 use crate::group::collective::ranks_text;
-use crate::output::Row;
-use crate::units::{bit_rate, bytes, count, plural};
+use crate::output::{columns, named};
+use crate::units::plural;
 
 /// What a collective group has done at a switch.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CollectiveRow {
-    pub(crate) group: String,
-    pub(crate) mcst_id: String,
-    /// Data packets that were added or stored, and their bytes of payload.
-    pub(crate) contributions: u64,
-    pub(crate) contribution_bytes: u64,
-    /// Data packets sent, and their bytes of payload.
-    pub(crate) results: u64,
-    pub(crate) result_bytes: u64,
-    pub(crate) controls_in: u64,
-    pub(crate) controls_out: u64,
-    /// Packets that had come before.
-    pub(crate) repeats: u64,
-    pub(crate) acks_in: u64,
-    pub(crate) acks_out: u64,
-    pub(crate) naks_in: u64,
-    pub(crate) naks_out: u64,
-    pub(crate) rnr_naks_in: u64,
-    pub(crate) rnr_naks_out: u64,
-    /// Of the ACKs out: those that time alone asked for.
-    pub(crate) keep_alives: u64,
-    pub(crate) dropped: u64,
-    /// Packets and feedback that were not sent: no buffer, or the port was down.
-    pub(crate) lost: u64,
-    pub(crate) stalls: u64,
-    pub(crate) conflicts: u64,
+    #[serde(flatten)]
+    pub(super) counted: Counted<CollectiveCounters>,
     /// By endpoint, in the order of the lowest ranks behind them.
     pub(crate) endpoints: Vec<EndpointRow>,
 }
@@ -43,88 +23,34 @@ pub(crate) struct CollectiveRow {
 impl From<api::InstalledGroup> for CollectiveRow {
     fn from(installed: api::InstalledGroup) -> Self {
         let state = installed.translated().cloned().unwrap_or_default();
-        let counters = state.counters.unwrap_or_default();
-        let rule = installed.rule.unwrap_or_default();
-        let endpoints = state.status.unwrap_or_default().endpoints;
+        let counters = copy_collective_counters!(state.counters.unwrap_or_default() => CollectiveCounters);
+        let counted = Counted::new(installed.rule.as_ref(), counters);
+        let endpoints = state.status.unwrap_or_default().endpoints.into_iter();
         Self {
-            contributions: counters.contributions,
-            contribution_bytes: counters.contribution_bytes,
-            results: counters.results,
-            result_bytes: counters.result_bytes,
-            controls_in: counters.controls_in,
-            controls_out: counters.controls_out,
-            repeats: counters.repeats,
-            acks_in: counters.acks_in,
-            acks_out: counters.acks_out,
-            naks_in: counters.naks_in,
-            naks_out: counters.naks_out,
-            rnr_naks_in: counters.rnr_naks_in,
-            rnr_naks_out: counters.rnr_naks_out,
-            keep_alives: counters.keep_alives,
-            dropped: counters.dropped,
-            lost: counters.lost,
-            stalls: counters.stalls,
-            conflicts: counters.conflicts,
-            endpoints: endpoints
-                .into_iter()
-                .map(|e| EndpointRow::new(&rule.name, e))
-                .collect(),
-            group: rule.name,
-            mcst_id: rule.mcst_id,
+            endpoints: endpoints.map(|e| EndpointRow::new(&counted.group, e)).collect(),
+            counted,
         }
     }
 }
 
-impl Row for CollectiveRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "group",
-        "mcst id",
-        "contributions",
-        "bytes in",
-        "results",
-        "bytes out",
-        "controls in",
-        "controls out",
-        "repeats",
-        "acks in",
-        "acks out",
-        "naks in",
-        "naks out",
-        "keep-alives",
-        "dropped",
-        "remark",
-    ];
-
-    fn cells(&self) -> Vec<String> {
+impl CollectiveRow {
+    fn remark(&self) -> String {
+        let counters = &self.counted.counters;
         let told = [
-            (self.stalls, "stall"),
-            (self.conflicts, "conflict"),
-            (self.lost, "lost frame"),
+            (counters.stalls, "stall"),
+            (counters.conflicts, "conflict"),
+            (counters.lost, "lost frame"),
         ];
-        let told = told
-            .iter()
-            .filter(|(n, _)| *n > 0)
-            .map(|(n, what)| plural(*n as usize, what));
-        vec![
-            self.group.clone(),
-            self.mcst_id.clone(),
-            count(self.contributions),
-            bytes(self.contribution_bytes),
-            count(self.results),
-            bytes(self.result_bytes),
-            count(self.controls_in),
-            count(self.controls_out),
-            count(self.repeats),
-            count(self.acks_in),
-            count(self.acks_out),
-            count(self.naks_in),
-            count(self.naks_out),
-            count(self.keep_alives),
-            count(self.dropped),
-            told.collect::<Vec<_>>().join(", "),
-        ]
+        let told = told.iter().filter(|(n, _)| *n > 0);
+        let told: Vec<_> = told.map(|(n, what)| plural(*n as usize, what)).collect();
+        told.join(", ")
     }
 }
+
+columns!(row: CollectiveRow => (row.counted) { group, mcst_id } (row.counted.counters) {
+    contributions, contribution_bytes, results, result_bytes, controls_in, controls_out, repeats, acks_in, acks_out,
+    naks_in, naks_out, keep_alives, dropped,
+} row { remark() });
 
 /// What an endpoint of a collective group has done.
 #[derive(Clone, Debug, Serialize)]
@@ -136,147 +62,35 @@ pub(crate) struct EndpointRow {
     /// The host or switch behind it.
     next_hop: String,
     ranks: Vec<u32>,
-    /// Data and control packets taken from it.
-    contributions: u64,
-    repeats: u64,
-    /// Data and control packets sent to it.
-    results: u64,
-    acks_in: u64,
-    acks_out: u64,
-    naks_in: u64,
-    naks_out: u64,
-    rnr_naks_in: u64,
-    rnr_naks_out: u64,
-    keep_alives: u64,
-    lost: u64,
+    #[serde(flatten, serialize_with = "named")]
+    counters: EndpointCounters,
 }
 
 impl EndpointRow {
     fn new(group: &str, endpoint: api::EndpointStatus) -> Self {
-        let counters = endpoint.counters.unwrap_or_default();
         Self {
             group: group.to_owned(),
             port: endpoint.port,
             next_hop: endpoint.next_hop,
             ranks: endpoint.ranks,
-            contributions: counters.contributions,
-            repeats: counters.repeats,
-            results: counters.results,
-            acks_in: counters.acks_in,
-            acks_out: counters.acks_out,
-            naks_in: counters.naks_in,
-            naks_out: counters.naks_out,
-            rnr_naks_in: counters.rnr_naks_in,
-            rnr_naks_out: counters.rnr_naks_out,
-            keep_alives: counters.keep_alives,
-            lost: counters.lost,
+            counters: copy_endpoint_counters!(endpoint.counters.unwrap_or_default() => EndpointCounters),
         }
     }
-}
 
-impl Row for EndpointRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "group",
-        "port",
-        "towards",
-        "ranks",
-        "contributions",
-        "repeats",
-        "results",
-        "acks in",
-        "acks out",
-        "naks in",
-        "naks out",
-        "rnr in",
-        "rnr out",
-        "keep-alives",
-        "lost",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.group.clone(),
-            self.port.to_string(),
-            self.next_hop.clone(),
-            ranks_text(&self.ranks),
-            count(self.contributions),
-            count(self.repeats),
-            count(self.results),
-            count(self.acks_in),
-            count(self.acks_out),
-            count(self.naks_in),
-            count(self.naks_out),
-            count(self.rnr_naks_in),
-            count(self.rnr_naks_out),
-            count(self.keep_alives),
-            count(self.lost),
-        ]
+    fn ranks(&self) -> String {
+        ranks_text(&self.ranks)
     }
 }
 
-/// How fast a collective group's counters grow.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct CollectiveRate {
-    group: String,
-    mcst_id: String,
-    contributions_per_s: f64,
-    contribution_bits_per_s: f64,
-    results_per_s: f64,
-    result_bits_per_s: f64,
-    repeats_per_s: f64,
-    naks_per_s: f64,
-    keep_alives_per_s: f64,
-}
-
-impl CollectiveRate {
-    /// From two looks so many seconds apart.
-    pub(super) fn new(now: &CollectiveRow, before: &CollectiveRow, seconds: f64) -> Self {
-        let per_s = |of: fn(&CollectiveRow) -> u64| per_s(of(now), of(before), seconds);
-        Self {
-            group: now.group.clone(),
-            mcst_id: now.mcst_id.clone(),
-            contributions_per_s: per_s(|r| r.contributions),
-            contribution_bits_per_s: 8.0 * per_s(|r| r.contribution_bytes),
-            results_per_s: per_s(|r| r.results),
-            result_bits_per_s: 8.0 * per_s(|r| r.result_bytes),
-            repeats_per_s: per_s(|r| r.repeats),
-            naks_per_s: per_s(|r| r.naks_in + r.naks_out),
-            keep_alives_per_s: per_s(|r| r.keep_alives),
-        }
-    }
-}
-
-impl Row for CollectiveRate {
-    const COLUMNS: &'static [&'static str] = &[
-        "group",
-        "mcst id",
-        "contributions/s",
-        "in",
-        "results/s",
-        "out",
-        "repeats/s",
-        "naks/s",
-        "keep-alives/s",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.group.clone(),
-            self.mcst_id.clone(),
-            count(self.contributions_per_s as u64),
-            bit_rate(self.contribution_bits_per_s),
-            count(self.results_per_s as u64),
-            bit_rate(self.result_bits_per_s),
-            count(self.repeats_per_s as u64),
-            count(self.naks_per_s as u64),
-            count(self.keep_alives_per_s as u64),
-        ]
-    }
-}
+columns!(row: EndpointRow => row { group, port, next_hop, ranks() } (row.counters) {
+    contributions, repeats, results, acks_in, acks_out, naks_in, naks_out, rnr_naks_in, rnr_naks_out, keep_alives, lost,
+});
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::Rate;
+    use crate::output::Row;
 
     fn row(contributions: u64, stalls: u64) -> CollectiveRow {
         let endpoint = api::EndpointStatus {
@@ -315,16 +129,16 @@ mod tests {
 
     #[test]
     fn control_messages_stand_in_the_table() {
-        let row = CollectiveRow {
-            controls_in: 21,
-            controls_out: 34,
-            ..row(5, 0)
-        };
+        let mut row = row(5, 0);
+        (
+            row.counted.counters.controls_in,
+            row.counted.counters.controls_out,
+        ) = (21, 34);
         let cell = |column| {
             let at = CollectiveRow::COLUMNS.iter().position(|c| *c == column);
             row.cells()[at.expect("a column")].clone()
         };
-        assert_eq!([cell("controls in"), cell("controls out")], ["21", "34"]);
+        assert_eq!([cell("controls_in"), cell("controls_out")], ["21", "34"]);
     }
 
     #[test]
@@ -344,15 +158,18 @@ mod tests {
 
     #[test]
     fn rates_are_differences_and_a_group_that_counts_anew_has_none() {
-        let rate = CollectiveRate::new(&row(30, 0), &row(10, 0), 2.0);
+        let rate = |now: u64| {
+            let (now, before) = (row(now, 0), row(10, 0));
+            let rate = Rate::of_group(&now.counted, &[before.counted], 2.0).expect("the same group");
+            serde_json::to_value(rate).expect("JSON")
+        };
         assert_eq!(
-            (rate.contributions_per_s, rate.contribution_bits_per_s),
-            (10.0, 80_000.0)
+            (
+                &rate(30)["contributions_per_s"],
+                &rate(30)["contribution_bits_per_s"]
+            ),
+            (&10.0.into(), &80_000.0.into())
         );
-        assert_eq!(rate.cells().len(), CollectiveRate::COLUMNS.len());
-        assert_eq!(
-            CollectiveRate::new(&row(1, 0), &row(10, 0), 2.0).contributions_per_s,
-            0.0
-        );
+        assert_eq!(rate(1)["contributions_per_s"], 0.0);
     }
 }

@@ -1,6 +1,6 @@
 //! One act of the demo: a group is created, five hosts join it as hosts do, one sends to four, and all is counted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -12,7 +12,8 @@ use castnet_port::{MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::SoftRnicConfig;
 use castnet_rnic::stream::StreamHeader;
-use castnet_wire::McstId;
+use castnet_wire::{CounterSet, Drops, McstId};
+use castnet_worker::KindReport;
 use indicatif::ProgressBar;
 use tokio::runtime::Handle;
 use tokio::sync::{Barrier, mpsc};
@@ -188,7 +189,7 @@ pub(crate) async fn play(
             group: script.group.clone(),
         })
         .await;
-    let switches = switches(fabric, &created.mcst_id).await?;
+    let switches = switches(fabric, &created.mcst_id, |kind| Some(*kind.multicast()?.0)).await?;
     let after = drops(fabric).await?;
     stage.over.store(true, Ordering::Relaxed);
     let mut told = Vec::new();
@@ -234,7 +235,7 @@ pub(crate) async fn play(
         bytes_received: receivers.iter().map(|r| r.bytes).sum(),
         receivers,
         switches,
-        drops: difference(&before, &after),
+        drops: DropRow::list(&after.since(&before)),
     };
     let tree = tree
         .ok()
@@ -430,25 +431,13 @@ fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverRep
     report
 }
 
-pub(super) type Drops = BTreeMap<String, u64>;
-
-/// Frames dropped by all switches, by reason.
+/// Frames dropped by all switches.
 pub(super) async fn drops(fabric: &Fabric) -> Outcome<Drops> {
-    let mut sum = Drops::new();
-    for counters in counters(fabric).await? {
-        for row in crate::switch::drops(&counters.1) {
-            *sum.entry(row.reason).or_default() += row.frames;
-        }
+    let mut sum = Drops::default();
+    for (_, counters) in counters(fabric).await? {
+        sum.add(&counters.drops);
     }
     Ok(sum)
-}
-
-pub(super) fn difference(before: &Drops, after: &Drops) -> Vec<DropRow> {
-    let since = |(reason, frames): (&String, &u64)| DropRow {
-        reason: reason.clone(),
-        frames: frames.saturating_sub(before.get(reason).copied().unwrap_or(0)),
-    };
-    after.iter().map(since).filter(|row| row.frames > 0).collect()
 }
 
 pub(super) async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, castnet_worker::Counters)>> {
@@ -468,20 +457,17 @@ pub(super) async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, cast
     read.map_err(Failure::failed)
 }
 
-async fn switches(fabric: &Fabric, mcst_id: &str) -> Outcome<Vec<SwitchReport>> {
+/// What each switch has counted of a group of the kind that `of` knows.
+pub(super) async fn switches<C: CounterSet>(
+    fabric: &Fabric,
+    mcst_id: &str,
+    of: fn(&KindReport) -> Option<C>,
+) -> Outcome<Vec<SwitchReport<C>>> {
     let mcst_id = McstId(mcst_id.parse().map_err(Failure::failed)?);
-    let report = |(name, counters): (&str, castnet_worker::Counters)| {
-        let (group, _) = counters.group(mcst_id)?.counters.multicast()?;
+    let report = |(switch, counters): (&str, castnet_worker::Counters)| {
         Some(SwitchReport {
-            switch: name.to_owned(),
-            data_in: group.data_in,
-            copies_out: group.data_out,
-            retransmitted_in: group.more.retransmitted,
-            filtered: group.more.filtered,
-            acks_in: group.acks_in,
-            acks_out: group.acks_out,
-            naks_in: group.more.naks_in,
-            naks_out: group.more.naks_out,
+            switch: switch.to_owned(),
+            counters: of(&counters.group(mcst_id)?.counters)?,
         })
     };
     Ok(counters(fabric).await?.into_iter().filter_map(report).collect())

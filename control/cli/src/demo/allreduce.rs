@@ -10,13 +10,15 @@ use castnet_comm::{CommConfig, CommPath, Communicator, Fallback, Operation, Time
 use castnet_port::{MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::SoftRnicConfig;
-use castnet_wire::{McstId, Pmtu};
+use castnet_wire::{CounterSet, Pmtu};
+use castnet_worker::engine::CollectiveCounters;
 use indicatif::ProgressBar;
 use tokio::sync::mpsc;
 
 use super::act::{self, QP_TIMEOUTS, STALL_TIMEOUT};
 use super::fabric::{Fabric, HOSTS, LINKS, switch_of};
-use super::links::{Bytes, RankReport, SwitchReport};
+use super::links::{Bytes, RankReport};
+use super::report::SwitchReport;
 use crate::api;
 use crate::connect;
 use crate::drops::DropRow;
@@ -86,7 +88,7 @@ pub(crate) struct Played {
     pub(crate) ranks: Vec<RankReport>,
     /// In the order of [`LINKS`].
     pub(crate) links: Vec<Bytes>,
-    pub(crate) switches: Vec<SwitchReport>,
+    pub(crate) switches: Vec<SwitchReport<CollectiveCounters>>,
     pub(crate) drops: Vec<DropRow>,
 }
 
@@ -194,7 +196,7 @@ pub(crate) async fn play(
 /// What was counted while all ranks were in their collective.
 struct Counted {
     links: Vec<Bytes>,
-    switches: Vec<SwitchReport>,
+    switches: Vec<SwitchReport<CollectiveCounters>>,
     drops: Vec<DropRow>,
     tree: Option<Node>,
 }
@@ -228,10 +230,13 @@ async fn count(
             .map(|(now, then)| now.since(*then))
             .collect(),
         switches: match &group {
-            Some(group) => switches(fabric, &group.state.clone().unwrap_or_default().mcst_id).await?,
+            Some(group) => {
+                let state = group.state.clone().unwrap_or_default();
+                act::switches(fabric, &state.mcst_id, |kind| Some(*kind.translated()?.0)).await?
+            }
             None => Vec::new(),
         },
-        drops: act::difference(&drops, &act::drops(fabric).await?),
+        drops: DropRow::list(&act::drops(fabric).await?.since(&drops)),
         tree: group.and_then(|group| collective::draw(&group.tree, &|_, _| String::new())),
     })
 }
@@ -373,25 +378,6 @@ async fn links(fabric: &Fabric) -> Outcome<Vec<Bytes>> {
         }
     };
     Ok(LINKS.iter().map(link).collect())
-}
-
-async fn switches(fabric: &Fabric, mcst_id: &str) -> Outcome<Vec<SwitchReport>> {
-    let mcst_id = McstId(mcst_id.parse().map_err(Failure::failed)?);
-    let report = |(name, counters): (&str, castnet_worker::Counters)| {
-        let (counters, _) = counters.group(mcst_id)?.counters.translated()?;
-        Some(SwitchReport {
-            switch: name.to_owned(),
-            contributions: counters.contributions,
-            results: counters.results,
-            repeats: counters.repeats,
-            acks_in: counters.acks_in,
-            acks_out: counters.acks_out,
-            naks_in: counters.naks_in,
-            naks_out: counters.naks_out,
-        })
-    };
-    let counters = act::counters(fabric).await?;
-    Ok(counters.into_iter().filter_map(report).collect())
 }
 
 #[cfg(test)]

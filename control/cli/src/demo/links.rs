@@ -1,9 +1,10 @@
 //! What the demo shows of an AllReduce: the sums, and the bytes that each link carried.
 
+use castnet_worker::engine::CollectiveCounters;
 use serde::Serialize;
 
 use super::fabric::LINKS;
-use super::report::{losses, time};
+use super::report::{SwitchReport, losses, time};
 use crate::drops::DropRow;
 use crate::output::{Page, Row};
 use crate::units::{Ratio, bytes, count};
@@ -51,7 +52,7 @@ pub(crate) struct AllReduceReport {
     /// The same in a ring between the hosts.
     pub(crate) ring_seconds: Option<f64>,
     pub(crate) links: Vec<LinkReport>,
-    pub(crate) switches: Vec<SwitchReport>,
+    pub(crate) switches: Vec<SwitchReport<CollectiveCounters>>,
     pub(crate) ranks: Vec<RankReport>,
     /// In all switches, injected losses included.
     pub(crate) drops: Vec<DropRow>,
@@ -119,49 +120,6 @@ impl LinkReport {
         if let (Some(ring), Some(times)) = (self.ring, self.ring_times) {
             cells.extend([bytes(ring.up), bytes(ring.down), format!("{times:.2}")]);
         }
-        cells
-    }
-}
-
-/// A switch's part.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct SwitchReport {
-    pub(crate) switch: String,
-    /// Data packets that were added or stored, and those that were sent.
-    pub(crate) contributions: u64,
-    pub(crate) results: u64,
-    /// Packets that had come before.
-    pub(crate) repeats: u64,
-    pub(crate) acks_in: u64,
-    pub(crate) acks_out: u64,
-    pub(crate) naks_in: u64,
-    pub(crate) naks_out: u64,
-}
-
-impl Row for SwitchReport {
-    const COLUMNS: &'static [&'static str] = &[
-        "switch",
-        "contributions",
-        "results",
-        "repeats",
-        "acks in",
-        "acks out",
-        "naks in",
-        "naks out",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        let mut cells = vec![self.switch.clone()];
-        let figures = [
-            self.contributions,
-            self.results,
-            self.repeats,
-            self.acks_in,
-            self.acks_out,
-            self.naks_in,
-            self.naks_out,
-        ];
-        cells.extend(figures.map(count));
         cells
     }
 }

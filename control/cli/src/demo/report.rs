@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use castnet_wire::CounterSet;
+use castnet_worker::engine::{CollectiveCounters, MulticastCounters};
 use serde::Serialize;
 
 use super::links::AllReduceReport;
 use crate::drops::DropRow;
-use crate::output::{Page, Report, Row};
+use crate::output::{Page, Report, Row, columns, named};
 use crate::tree::Node;
 use crate::units::{Ratio, bit_rate, bytes, count, span};
 
@@ -49,7 +51,7 @@ pub(crate) struct ActReport {
     /// Bytes of the file that all receivers together have.
     pub(crate) bytes_received: u64,
     pub(crate) receivers: Vec<ReceiverReport>,
-    pub(crate) switches: Vec<SwitchReport>,
+    pub(crate) switches: Vec<SwitchReport<MulticastCounters>>,
     /// In all switches, injected losses included.
     pub(crate) drops: Vec<DropRow>,
 }
@@ -115,50 +117,21 @@ impl Row for ReceiverReport {
     }
 }
 
-/// A switch's part in a transfer.
+/// A switch's part in a transfer or a collective.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct SwitchReport {
+pub(crate) struct SwitchReport<C: CounterSet> {
     pub(crate) switch: String,
-    pub(crate) data_in: u64,
-    pub(crate) copies_out: u64,
-    pub(crate) retransmitted_in: u64,
-    /// Copies not sent, as their path had acknowledged them.
-    pub(crate) filtered: u64,
-    pub(crate) acks_in: u64,
-    pub(crate) acks_out: u64,
-    pub(crate) naks_in: u64,
-    pub(crate) naks_out: u64,
+    #[serde(flatten, serialize_with = "named")]
+    pub(crate) counters: C,
 }
 
-impl Row for SwitchReport {
-    const COLUMNS: &'static [&'static str] = &[
-        "switch",
-        "data in",
-        "copies out",
-        "again",
-        "filtered",
-        "acks in",
-        "acks out",
-        "naks in",
-        "naks out",
-    ];
+columns!(row: SwitchReport<MulticastCounters> => row { switch } (row.counters) {
+    data_in, copies_out, retransmitted_in, filtered, acks_in, acks_out, naks_in, naks_out,
+});
 
-    fn cells(&self) -> Vec<String> {
-        let mut cells = vec![self.switch.clone()];
-        let figures = [
-            self.data_in,
-            self.copies_out,
-            self.retransmitted_in,
-            self.filtered,
-            self.acks_in,
-            self.acks_out,
-            self.naks_in,
-            self.naks_out,
-        ];
-        cells.extend(figures.map(count));
-        cells
-    }
-}
+columns!(row: SwitchReport<CollectiveCounters> => row { switch } (row.counters) {
+    contributions, results, repeats, acks_in, acks_out, naks_in, naks_out,
+});
 
 /// What an act's links lose.
 pub(super) fn losses(loss: Ratio) -> String {

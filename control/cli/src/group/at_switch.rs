@@ -9,7 +9,7 @@ use super::{Destroyed, Verb, collective, show};
 use crate::api;
 use crate::api::installed_group::State;
 use crate::exit::{Failure, Outcome};
-use crate::output::{Done, Output, Page, Report, Row, Rows, remark};
+use crate::output::{Done, Output, Page, Report, Rows, columns, remark};
 use crate::{pick, rules};
 
 #[derive(Debug, Serialize)]
@@ -33,45 +33,24 @@ struct SwitchGroupLine {
     acks_out: u64,
 }
 
-impl Row for SwitchGroupLine {
-    const COLUMNS: &'static [&'static str] = &[
-        "group",
-        "kind",
-        "mcst id",
-        "owner",
-        "source",
-        "endpoints",
-        "pmtu",
-        "memory",
-        "worker",
-        "data in",
-        "copies out",
-        "acks in",
-        "acks out",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        use crate::units::{bytes, count};
-        vec![
-            self.group.clone(),
-            self.kind.to_owned(),
-            self.mcst_id.clone(),
-            if self.owner.is_empty() {
-                "operator".to_owned()
-            } else {
-                self.owner.clone()
-            },
-            self.source.clone().unwrap_or_else(|| "-".to_owned()),
-            self.endpoints.to_string(),
-            self.pmtu.to_string(),
-            bytes(self.memory_bytes),
-            self.worker.to_string(),
-            count(self.data_in),
-            count(self.copies_out),
-            count(self.acks_in),
-            count(self.acks_out),
-        ]
+impl SwitchGroupLine {
+    fn owner(&self) -> String {
+        owner_text(&self.owner)
     }
+}
+
+columns!(row: SwitchGroupLine => row {
+    group, kind, mcst_id, owner(), source, endpoints, pmtu, memory_bytes as "memory", worker, data_in, copies_out,
+    acks_in, acks_out,
+});
+
+/// Who installed a group.
+pub(super) fn owner_text(owner: &str) -> String {
+    match owner {
+        "" => "operator",
+        owner => owner,
+    }
+    .to_owned()
 }
 
 fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
@@ -214,10 +193,6 @@ impl Report for SwitchCollectiveReport {
             self.switch,
             collective::progress_text(self.progress.as_ref())
         ));
-        let owner = match self.owner.as_str() {
-            "" => "operator",
-            owner => owner,
-        };
         let parent = match (&self.parent, self.parent_port) {
             (Some(name), Some(port)) => format!("{name}, port {port}"),
             _ => "none: the tree's root".to_owned(),
@@ -225,9 +200,9 @@ impl Report for SwitchCollectiveReport {
         let memory = self.progress.as_ref().map_or(0, |p| p.memory_bytes);
         let facts = [
             ("McstID", self.mcst_id.clone()),
-            ("owner", owner.to_owned()),
+            ("owner", owner_text(&self.owner)),
             ("generation", self.generation.to_string()),
-            ("first PSN", self.start_psn.to_string()),
+            ("start PSN", self.start_psn.to_string()),
             ("PMTU", self.policies.pmtu.to_string()),
             ("message", format!("{} packets", self.policies.message_packets)),
         ];

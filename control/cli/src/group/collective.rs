@@ -348,7 +348,7 @@ impl Report for CollectiveReport {
         let facts = [
             ("McstID", self.mcst_id.clone()),
             ("generation", self.generation.to_string()),
-            ("first PSN", self.start_psn.to_string()),
+            ("start PSN", self.start_psn.to_string()),
             ("PMTU", pmtu.to_string()),
             (
                 "window",

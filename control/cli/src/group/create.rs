@@ -36,7 +36,7 @@ pub(crate) struct Create {
     /// The group's address, of several lanes that of the first; without it, the next free one of the controller's pool
     #[arg(long, value_name = "IP")]
     mcst_id: Option<std::net::Ipv4Addr>,
-    /// The source's first PSN; without it, the controller draws one
+    /// The source's start PSN; without it, the controller draws one
     #[arg(long, value_name = "PSN", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     start_psn: Option<u32>,
     /// What the source's virtual addresses are relative to, for WRITE

@@ -1,43 +1,12 @@
 //! Groups that forward, as one switch has them.
 
+use castnet_worker::engine::{ForwardingCounters, copy_forwarding_counters};
 use serde::Serialize;
 
 use crate::api;
-use crate::output::{Page, Report, Row};
+use crate::counters::Counted;
+use crate::output::{Page, Report, columns};
 use crate::units::{bytes, count};
-
-/// What a group has done at a switch, in `castnet counters`.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct ForwardingRow {
-    group: String,
-    mcst_id: String,
-    forwarded: u64,
-    dropped: u64,
-}
-
-impl ForwardingRow {
-    pub(crate) fn new(rule: Option<&api::GroupRule>, state: &api::ForwardingState) -> Self {
-        Self {
-            group: rule.map(|rule| rule.name.clone()).unwrap_or_default(),
-            mcst_id: rule.map(|rule| rule.mcst_id.clone()).unwrap_or_default(),
-            forwarded: state.forwarded,
-            dropped: state.dropped,
-        }
-    }
-}
-
-impl Row for ForwardingRow {
-    const COLUMNS: &'static [&'static str] = &["group", "mcst id", "forwarded", "dropped"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.group.clone(),
-            self.mcst_id.clone(),
-            count(self.forwarded),
-            count(self.dropped),
-        ]
-    }
-}
 
 /// One endpoint of a group.
 #[derive(Clone, Debug, Serialize)]
@@ -48,18 +17,7 @@ pub(super) struct EndpointRow {
     frames_out: u64,
 }
 
-impl Row for EndpointRow {
-    const COLUMNS: &'static [&'static str] = &["port", "next hop", "frames in", "frames out"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.port.to_string(),
-            self.next_hop.clone(),
-            count(self.frames_in),
-            count(self.frames_out),
-        ]
-    }
-}
+columns!(row: EndpointRow => row { port, next_hop, frames_in, frames_out });
 
 /// A group as one switch has it.
 #[derive(Debug, Serialize)]
@@ -67,7 +25,7 @@ pub(super) struct SwitchForwardingReport {
     switch: String,
     kind: &'static str,
     #[serde(flatten)]
-    counters: ForwardingRow,
+    counted: Counted<ForwardingCounters>,
     generation: u64,
     pmtu: u32,
     worker: u32,
@@ -84,7 +42,10 @@ impl SwitchForwardingReport {
         Self {
             switch,
             kind: "forwarding",
-            counters: ForwardingRow::new(Some(&rule), &state),
+            counted: Counted::new(
+                Some(&rule),
+                copy_forwarding_counters!(state => ForwardingCounters),
+            ),
             generation: rule.generation,
             pmtu: rule.pmtu,
             worker,
@@ -105,10 +66,14 @@ impl SwitchForwardingReport {
 
 impl Report for SwitchForwardingReport {
     fn page(&self, page: &mut Page) {
-        let counters = &self.counters;
-        page.title(format!("Forwarding group {} at {}", counters.group, self.switch));
+        let Counted {
+            group,
+            mcst_id,
+            counters,
+        } = &self.counted;
+        page.title(format!("Forwarding group {group} at {}", self.switch));
         page.facts(&[
-            ("McstID", counters.mcst_id.clone()),
+            ("McstID", mcst_id.clone()),
             ("generation", self.generation.to_string()),
             ("PMTU", self.pmtu.to_string()),
             ("memory", bytes(self.memory_bytes)),

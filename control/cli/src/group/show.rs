@@ -1,16 +1,18 @@
 //! One group: its tree drawn, and how far each path has acknowledged.
 
 use castnet_proto::transport::{Address, Security};
+use castnet_worker::engine::{MulticastCounters, PathCounters, copy_path_counters};
 use serde::Serialize;
 
+use super::at_switch::owner_text;
 use super::collective::millis;
 use super::lanes::{self, LaneLine};
 use super::phase_name;
 use crate::api;
 use crate::connect;
-use crate::output::{Page, Report, Row};
+use crate::counters::Counted;
+use crate::output::{Page, Report, columns, named};
 use crate::tree::Node;
-use crate::units::count;
 
 /// A group as the controller planned it and as the switches see it.
 #[derive(Debug, Serialize)]
@@ -65,34 +67,20 @@ pub(crate) struct PathRow {
     /// PSNs between the newest that the source sent and the newest that this path acknowledged.
     pub(crate) behind: Option<u32>,
     pub(crate) stalled: bool,
-    pub(crate) acks_in: u64,
-    pub(crate) naks_in: u64,
-    pub(crate) rnr_naks_in: u64,
-    pub(crate) filtered: u64,
+    pub(crate) copies_out: u64,
+    #[serde(flatten, serialize_with = "named")]
+    pub(crate) counters: PathCounters,
 }
 
-impl Row for PathRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port", "qpn", "towards", "role", "ackpsn", "behind", "acks in", "naks in", "rnr in", "filtered",
-        "remark",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.port.to_string(),
-            self.virtual_qpn.to_string(),
-            self.next_hop.clone(),
-            self.role.to_owned(),
-            psn(self.ack_psn),
-            psn(self.behind),
-            count(self.acks_in),
-            count(self.naks_in),
-            count(self.rnr_naks_in),
-            count(self.filtered),
-            if self.stalled { "stalled" } else { "" }.to_owned(),
-        ]
+impl PathRow {
+    fn remark(&self) -> &'static str {
+        if self.stalled { "stalled" } else { "" }
     }
 }
+
+columns!(row: PathRow => row { port, virtual_qpn as "qpn", next_hop, role, ack_psn, behind, copies_out } (row.counters) {
+    acks_in, naks_in, rnr_naks_in, filtered,
+} row { remark() });
 
 fn psn(value: Option<u32>) -> String {
     value.map_or_else(|| "-".to_owned(), |v| v.to_string())
@@ -227,10 +215,8 @@ fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
             ack_psn: path.ack_psn.filter(|_| !path.source),
             behind,
             stalled: path.stalled,
-            acks_in: counters.acks_in,
-            naks_in: counters.naks_in,
-            rnr_naks_in: counters.rnr_naks_in,
-            filtered: counters.filtered,
+            copies_out: counters.copies_out,
+            counters: copy_path_counters!(counters => PathCounters),
         }
     };
     status.paths.into_iter().enumerate().map(row).collect()
@@ -344,14 +330,14 @@ pub(crate) struct SwitchGroupReport {
     pub(crate) source_port: u32,
     pub(crate) worker: u32,
     pub(crate) progress: Option<Progress>,
-    pub(crate) counters: crate::counters::GroupRow,
+    pub(crate) counters: Counted<MulticastCounters>,
     pub(crate) paths: Vec<PathRow>,
 }
 
 impl SwitchGroupReport {
     pub(crate) fn new(switch: String, installed: api::InstalledGroup) -> Self {
         let (progress, paths) = (progress(&installed), path_rows(&installed));
-        let counters = crate::counters::GroupRow::from(&installed);
+        let counters = Counted::from(&installed);
         let rule = installed.rule.unwrap_or_default();
         let kind = rule.multicast().copied().unwrap_or_default();
         let source = rule.upstream();
@@ -390,14 +376,7 @@ impl Report for SwitchGroupReport {
             .map_or_else(|| "learned from the first data".to_owned(), |p| p.to_string());
         let mut facts = vec![
             ("McstID", self.mcst_id.clone()),
-            (
-                "owner",
-                if self.owner.is_empty() {
-                    "operator".to_owned()
-                } else {
-                    self.owner.clone()
-                },
-            ),
+            ("owner", owner_text(&self.owner)),
             ("generation", self.generation.to_string()),
             ("PMTU", self.pmtu.to_string()),
             ("start PSN", start_psn),

@@ -1,8 +1,11 @@
 //! From two readings of a switch's workers to figures. Pure, so that it can be tested.
 
+use castnet_wire::CounterSet;
+use castnet_worker::{Clocks, WorkerCounters, copy_clocks, copy_worker_counters};
 use serde::Serialize;
 
 use crate::api;
+use crate::output::named;
 use crate::port::PortNames;
 use crate::units::count;
 
@@ -36,8 +39,8 @@ pub(super) struct WorkerRow {
     /// The core that it is pinned to.
     pub(super) core: Option<u32>,
     pub(super) idle_share: f64,
-    /// Frames of its ports.
-    pub(super) frames: u64,
+    #[serde(flatten, serialize_with = "named")]
+    pub(super) counters: WorkerCounters,
     pub(super) frames_per_s: f64,
     pub(super) batches: u64,
     pub(super) batch_mean: Option<f64>,
@@ -48,23 +51,13 @@ pub(super) struct WorkerRow {
     /// Where they went, as sampled.
     pub(super) parts: Option<Parts>,
     pub(super) clock_hz: u64,
-    pub(super) handed_over: u64,
-    pub(super) hand_over_drops: u64,
-    pub(super) taken_over: u64,
     pub(super) buffers: u64,
     pub(super) buffers_free: u64,
     pub(super) bodies_free: u64,
     pub(super) exhausted: u64,
     pub(super) groups: u32,
-    /// Groups that were moved here, and away from here.
-    pub(super) groups_in: u64,
-    pub(super) groups_out: u64,
     pub(super) group_memory_bytes: u64,
     pub(super) generation: u64,
-    pub(super) sleeps: u64,
-    pub(super) commands: u64,
-    /// Events, traces and captured frames that found no place.
-    pub(super) lost: u64,
 }
 
 /// Batches of `from` to `to` frames.
@@ -75,7 +68,7 @@ pub(super) struct BatchSize {
     pub(super) batches: u64,
 }
 
-/// Clocks per frame of the parts of a worker's rounds.
+/// Clocks per frame of the parts of a worker's polls.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Parts {
     /// Frames that this was measured with.
@@ -162,8 +155,10 @@ impl WorkerRow {
         let grown = |of: fn(&api::WorkerStats) -> u64| of(now).saturating_sub(of(before));
         let elapsed = grown(|w| w.elapsed_ns);
         let idle = grown(|w| w.idle_ns).min(elapsed);
-        let (frames, taken_over) = (grown(|w| w.frames), grown(|w| w.taken_over));
-        let ns_per_frame = per((elapsed - idle) as f64, frames + taken_over);
+        let all = |stats: &api::WorkerStats| copy_worker_counters!(stats => WorkerCounters);
+        let counters = all(now).since(&all(before));
+        let frames = counters.frames;
+        let ns_per_frame = per((elapsed - idle) as f64, frames + counters.taken_over);
         let sizes: Vec<u64> = now
             .batch_sizes
             .iter()
@@ -181,7 +176,7 @@ impl WorkerRow {
             worker: now.worker,
             core: now.core,
             idle_share: per(idle as f64, elapsed).unwrap_or(0.0),
-            frames,
+            counters,
             frames_per_s: per(frames as f64 * 1e9, elapsed).unwrap_or(0.0),
             batches,
             batch_mean: per(frames as f64, batches),
@@ -193,40 +188,32 @@ impl WorkerRow {
                 &now.clocks.unwrap_or_default(),
             ),
             clock_hz: now.clock_hz,
-            handed_over: grown(|w| w.handed_over),
-            hand_over_drops: grown(|w| w.hand_over_drops),
-            taken_over,
             buffers: buffers.buffers,
-            buffers_free: buffers.free,
+            buffers_free: buffers.buffers_free,
             bodies_free: buffers.bodies_free,
             exhausted: buffers
                 .exhausted
                 .saturating_sub(before.buffers.map_or(0, |b| b.exhausted)),
             groups: now.groups,
-            groups_in: grown(|w| w.groups_in),
-            groups_out: grown(|w| w.groups_out),
             group_memory_bytes: now.group_memory_bytes,
             generation: now.generation,
-            sleeps: grown(|w| w.sleeps),
-            commands: grown(|w| w.commands),
-            lost: grown(|w| w.lost),
         }
     }
 }
 
 impl Parts {
     fn new(before: &api::ClockStats, now: &api::ClockStats) -> Option<Self> {
-        let grown = |of: fn(&api::ClockStats) -> u64| of(now).saturating_sub(of(before));
-        let frames = grown(|c| c.frames);
-        let each = |clocks: u64| per(clocks as f64, frames);
-        let named = grown(|c| c.receive + c.hand_over + c.engine + c.send);
+        let all = |stats: &api::ClockStats| copy_clocks!(stats => Clocks);
+        let clocks = all(now).since(&all(before));
+        let each = |part: u64| per(part as f64, clocks.frames);
+        let named = clocks.receive + clocks.hand_over + clocks.engine + clocks.send;
         Some(Self {
-            frames,
-            receive: each(grown(|c| c.receive))?,
-            hand_over: each(grown(|c| c.hand_over))?,
-            engine: each(grown(|c| c.engine))?,
-            send: each(grown(|c| c.send))?,
-            other: each(grown(|c| c.all).saturating_sub(named))?,
+            frames: clocks.frames,
+            receive: each(clocks.receive)?,
+            hand_over: each(clocks.hand_over)?,
+            engine: each(clocks.engine)?,
+            send: each(clocks.send)?,
+            other: each(clocks.all.saturating_sub(named))?,
         })
     }
 }
@@ -298,8 +285,8 @@ fn hints(workers: &[WorkerRow], rings: &[RingRow]) -> Vec<String> {
                 )
             });
         }
-        if worker.hand_over_drops > 0 {
-            let frames = count(worker.hand_over_drops);
+        if worker.counters.hand_over_drops > 0 {
+            let frames = count(worker.counters.hand_over_drops);
             hints.push(format!(
                 "{name} dropped {frames} frames of other workers' groups, as those workers were too slow to take them: see \
                  which is never idle."
@@ -338,7 +325,7 @@ mod tests {
         batch_sizes[32] = frames / 32;
         batch_sizes[1] = frames % 32;
         let clocks = api::ClockStats {
-            turns: frames / 256,
+            polls: frames / 256,
             frames: frames / 8,
             receive: frames,
             hand_over: 0,
@@ -380,7 +367,7 @@ mod tests {
         let runtime = Runtime::new(Some(&before), &now, &PortNames::of(&["h1"]));
         assert!(!runtime.since_start && runtime.seconds == 1.0 && runtime.hints.is_empty());
         let worker = &runtime.workers[0];
-        assert_eq!((worker.frames, worker.core), (1_000_000, Some(2)));
+        assert_eq!((worker.counters.frames, worker.core), (1_000_000, Some(2)));
         assert!((worker.idle_share - 0.9).abs() < 1e-9 && worker.frames_per_s == 1e6);
         // 0.1 s of work for a million frames.
         assert!(close(worker.ns_per_frame, 100.0) && close(worker.clocks_per_frame, 200.0));
@@ -425,7 +412,7 @@ mod tests {
         let old = reading(9_000_000_000, 500, 0, vec![]);
         let new = reading(1_000_000_000, 40, 0, vec![]);
         let runtime = Runtime::new(Some(&old), &new, &PortNames::default());
-        assert!(runtime.since_start && runtime.workers[0].frames == 40);
+        assert!(runtime.since_start && runtime.workers[0].counters.frames == 40);
     }
 
     #[test]

@@ -197,7 +197,7 @@ async fn a_switch_short_of_memory_has_the_last_word_and_gets_fewer_slots() {
     let (wanted, fewest) = (bytes(slots), bytes(slots / 2));
     let max = DataplaneConfig::new(String::new(), Vec::new())
         .engine
-        .memory_max_bytes as u64;
+        .memory_bytes_max as u64;
     let mut left = max;
     for n in 0..64 {
         let fits = (1..16).rev().map(|power| 1 << power);

@@ -316,8 +316,8 @@ impl Engine {
         let hot = &mut group.hot.counters;
         hot.data_in += frames;
         hot.data_bytes_in += frames * length;
-        hot.data_out += sent;
-        hot.data_bytes_out += sent * length;
+        hot.copies_out += sent;
+        hot.copy_bytes_out += sent * length;
         let totals = &mut self.counters.totals;
         totals.replicated += frames;
         totals.copies += sent.saturating_sub(frames);

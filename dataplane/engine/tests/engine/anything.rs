@@ -329,7 +329,7 @@ fn nobody_speaks_in_the_name_of_a_group() {
         }
         let mut snapshot = CountersSnapshot::with_capacity(2, 8);
         engine.snapshot(&mut snapshot);
-        assert_eq!(snapshot.drops_for(DropReason::NotMember), forged);
+        assert_eq!(snapshot.drops[DropReason::NotMember], forged);
         assert_eq!(engine.fdb(T0).count(), 0, "nothing was learned of them");
         assert_conserved(&engine);
     }
@@ -359,7 +359,7 @@ fn nobody_speaks_in_the_name_of_a_group_behind_tags() {
     let drops = |engine: &Engine, reason| {
         let mut snapshot = CountersSnapshot::with_capacity(2, 8);
         engine.snapshot(&mut snapshot);
-        snapshot.drops_for(reason)
+        snapshot.drops[reason]
     };
     for (tpid, vid) in [
         (0x8100_u16, 0),
@@ -405,8 +405,8 @@ fn data_that_no_path_gets_counts_for_no_path() {
     // Just half a circle ahead of what is acknowledged: behind, by the rule of PSNs, though ahead of what is expected.
     assert_eq!(feed(&mut engine, T0, 0, &send(99 + (1 << 23), &[1; 64])), []);
     let status = engine.group_status(MCST).unwrap();
-    assert_eq!((status.counters.data_in, status.counters.data_out), (2, 2));
-    let sent: Vec<u64> = status.paths.iter().map(|p| p.data_out).collect();
+    assert_eq!((status.counters.data_in, status.counters.copies_out), (2, 2));
+    let sent: Vec<u64> = status.paths.iter().map(|p| p.copies_out).collect();
     assert_eq!(sent, [0, 1, 1]);
 }
 
@@ -491,7 +491,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
         }
     );
     let config = castnet_engine::EngineConfig {
-        memory_max_bytes: 100,
+        memory_bytes_max: 100,
         ..config(3)
     };
     let mut engine = Engine::new(config).unwrap();

@@ -161,7 +161,7 @@ fn headers(frame: &[u8]) -> Vec<u8> {
 pub(super) fn drops(engine: &Engine, reason: DropReason) -> u64 {
     let mut snapshot = castnet_engine::CountersSnapshot::with_capacity(4, 64);
     engine.snapshot(&mut snapshot);
-    snapshot.drops_for(reason)
+    snapshot.drops[reason]
 }
 
 #[test]

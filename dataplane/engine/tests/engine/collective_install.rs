@@ -36,7 +36,7 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
         assert_eq!(group.memory_bytes(), said);
         assert!(takes <= said && takes as u64 >= slot_bytes, "{takes} of {said}");
         let room = castnet_engine::EngineConfig {
-            memory_max_bytes: said,
+            memory_bytes_max: said,
             ..config(64)
         };
         let mut engine = Engine::new(room.clone()).unwrap();
@@ -45,7 +45,7 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
         assert_eq!(engine.remove(GROUP).map(|g| g.memory_bytes()), Some(said));
         assert_eq!(engine.group_memory_bytes(), 0);
         let mut engine = Engine::new(castnet_engine::EngineConfig {
-            memory_max_bytes: said - 1,
+            memory_bytes_max: said - 1,
             ..room
         })
         .unwrap();

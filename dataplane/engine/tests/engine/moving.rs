@@ -123,7 +123,7 @@ proptest! {
 /// meanwhile ends the wait.
 fn state(engine: &Engine) -> GroupStatus {
     let mut status = engine.group_status(MCST).unwrap();
-    status.counters.more.stalls = 0;
+    status.counters.stalls = 0;
     status
 }
 

@@ -81,7 +81,10 @@ fn state(engine: &Engine) -> Vec<String> {
             let all = status.paths.iter().enumerate().map(|(i, path)| {
                 let state = machine.paths.iter().find(|p| p.path.index() == i);
                 let state = state.map(|p| (p.ack_psn, p.msn, p.refusal));
-                format!("{} {} {:?} {state:?}", path.source, path.data_out, path.counters)
+                format!(
+                    "{} {} {:?} {state:?}",
+                    path.source, path.copies_out, path.counters
+                )
             });
             let endpoints = by_name(&status.rule, all.collect());
             let group = (

@@ -16,7 +16,7 @@ use castnet_wire::{
 fn drops(engine: &Engine, reason: DropReason) -> u64 {
     let mut snapshot = CountersSnapshot::with_capacity(0, 0);
     engine.snapshot(&mut snapshot);
-    snapshot.drops_for(reason)
+    snapshot.drops[reason]
 }
 
 fn to(sent: &[(usize, Vec<u8>)]) -> Vec<usize> {

@@ -169,8 +169,8 @@ fn frames_go_both_ways_byte_for_byte() {
             [frame(3, 60, None)],
             "what does not fit is left out"
         );
-        assert_eq!(near.stats().dropped(DropReason::TooLong), 3);
-        assert_eq!(near.stats().dropped(DropReason::Malformed), 1);
+        assert_eq!(near.stats().drops[DropReason::TooLong], 3);
+        assert_eq!(near.stats().drops[DropReason::Malformed], 1);
         assert_eq!(near.stats().tx_frames, frames.len() as u64 + 1);
         assert!(!near.ready(), "a port does not see what it sends");
     });
@@ -213,7 +213,7 @@ fn a_burst_with_a_window_loses_nothing_in_either_direction() {
         for port in ports {
             let stats = port.stats();
             assert_eq!((stats.tx_frames, stats.rx_frames), (COUNT as u64, COUNT as u64));
-            assert_eq!((stats.dropped_all(), stats.rx_missed), (0, 0));
+            assert_eq!((stats.drops.total(), stats.rx_missed), (0, 0));
         }
     });
 }
@@ -325,7 +325,7 @@ fn a_link_that_goes_down_is_seen_and_comes_back() {
         // The first batch shows it, the second does not try.
         send(&mut near, &pool, &[frame(1, 60, None)]);
         send(&mut near, &pool, &[frame(2, 60, None)]);
-        assert_eq!(near.stats().dropped(DropReason::PortDown), 1);
+        assert_eq!(near.stats().drops[DropReason::PortDown], 1);
         ip("link set v1 up");
         ip("link set v0 up");
         until_link(&near, true);
@@ -350,11 +350,7 @@ fn an_mtu_that_changes_is_followed_and_nothing_is_lost_unseen() {
         let mut at_far = sleeper_for(&mut far);
         let sent = |near: &AfPacketPort| {
             let stats = near.stats();
-            (
-                stats.tx_frames,
-                stats.tx_bytes,
-                stats.dropped(DropReason::TooLong),
-            )
+            (stats.tx_frames, stats.tx_bytes, stats.drops[DropReason::TooLong])
         };
         send(&mut near, &pool, &[frame(0, 4214, None)]);
         assert_eq!(receive(&mut far, &mut at_far, 1).len(), 1);
@@ -465,7 +461,7 @@ fn forward(interfaces: [&str; 2], stop: &AtomicBool) {
         sleeper.sleep(Duration::from_millis(1), || ports.iter().any(Port::ready));
     }
     for port in ports {
-        assert_eq!(port.stats().dropped_all(), 0);
+        assert_eq!(port.stats().drops.total(), 0);
     }
 }
 

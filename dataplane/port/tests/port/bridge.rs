@@ -52,7 +52,7 @@ fn frames_cross_in_order_and_wait_for_buffers() {
     let stats = bridge.stats();
     assert_eq!(stats.rx_frames, 12);
     assert_eq!(stats.rx_bytes, short.iter().map(|f| f.len() as u64).sum::<u64>());
-    assert_eq!(stats.dropped(DropReason::TooLong), 2);
+    assert_eq!(stats.drops[DropReason::TooLong], 2);
 
     // And back: replicas and fresh frames are this side's own.
     batch.extend(outside.copy_from(&frame(1000)));

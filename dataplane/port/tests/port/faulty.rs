@@ -155,7 +155,7 @@ fn rates_are_what_was_asked_for() {
     ] {
         assert!(count.abs_diff(expected) < 250, "{what}: {count} for {expected}");
     }
-    assert_eq!(net.near.stats().dropped(DropReason::Injected), tx.lost);
+    assert_eq!(net.near.stats().drops[DropReason::Injected], tx.lost);
 }
 
 #[test]

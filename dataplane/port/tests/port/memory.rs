@@ -54,7 +54,7 @@ proptest! {
         let fit = frames.len().min(capacity);
         prop_assert_eq!(drain(&mut b), &frames[..fit]);
         prop_assert_eq!(a.stats().tx_frames, fit as u64);
-        prop_assert_eq!(a.stats().dropped(DropReason::TxFull), (frames.len() - fit) as u64);
+        prop_assert_eq!(a.stats().drops[DropReason::TxFull], (frames.len() - fit) as u64);
         prop_assert_eq!(b.stats().rx_bytes, frames[..fit].iter().map(|f| f.len() as u64).sum::<u64>());
         // All slots are free again.
         send(&mut b, &pool, &frames[..fit]);
@@ -78,7 +78,7 @@ fn the_mtu_holds_and_a_vlan_tag_comes_on_top() {
         &[vec![0; 1514], vec![0; 1515], tagged.clone(), longer],
     );
     assert_eq!(drain(&mut b), [vec![0; 1514], tagged]);
-    assert_eq!(a.stats().dropped(DropReason::TooLong), 2);
+    assert_eq!(a.stats().drops[DropReason::TooLong], 2);
 }
 
 #[test]
@@ -99,13 +99,13 @@ fn a_pulled_cable_and_a_lost_peer_are_port_down() {
     cable.set_up(true);
     send(&mut a, &pool, &frame);
     assert_eq!(
-        (drain(&mut b).len(), a.stats().dropped(DropReason::PortDown)),
+        (drain(&mut b).len(), a.stats().drops[DropReason::PortDown]),
         (2, 1)
     );
     drop((b, cable));
     assert!(!a.info().up);
     send(&mut a, &pool, &frame);
-    assert_eq!(a.stats().dropped(DropReason::PortDown), 2);
+    assert_eq!(a.stats().drops[DropReason::PortDown], 2);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn without_a_free_buffer_frames_wait_in_the_link() {
     b.receive(&mut batch);
     assert_eq!(batch.len(), 4);
     b.receive(&mut batch);
-    assert_eq!((batch.len(), b.stats().dropped_all()), (4, 0));
+    assert_eq!((batch.len(), b.stats().drops.total()), (4, 0));
     drop(batch);
     assert_eq!(drain_slowly(&mut b), &frames[4..]);
 
@@ -134,7 +134,7 @@ fn without_a_free_buffer_frames_wait_in_the_link() {
         [vec![9; 60]],
         "what can never fit is counted, and does not block"
     );
-    assert_eq!(b.stats().dropped(DropReason::TooLong), 1);
+    assert_eq!(b.stats().drops[DropReason::TooLong], 1);
 }
 
 fn drain_slowly(port: &mut impl Port<Buf = PoolBuf>) -> Vec<Vec<u8>> {

@@ -148,7 +148,7 @@ fn contributions_of_all_ranks_come_back_as_their_sum() {
 #[test]
 fn slots_are_counted_refused_and_given_back() {
     let need = sums(1).reserved_bytes() as usize;
-    let lab = Lab::with(RANKS, 1, |config| config.engine.memory_max_bytes = 2 * need);
+    let lab = Lab::with(RANKS, 1, |config| config.engine.memory_bytes_max = 2 * need);
     lab.dataplane.install(&sums(1)).unwrap();
     lab.dataplane.install(&sums(2)).unwrap();
     let used = |lab: &Lab| lab.dataplane.runtime().unwrap()[0].group_memory_bytes;

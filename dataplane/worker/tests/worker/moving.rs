@@ -358,9 +358,12 @@ fn moves_are_not_seen(seed: u64, case: &Case) {
     let last = lab.dataplane.stop().unwrap();
     assert_conserved(&last);
     assert_eq!(last.totals.dropped, 0, "seed {seed}");
-    let moved: u64 = last.workers.iter().map(|w| w.groups_in).sum();
+    let moved: u64 = last.workers.iter().map(|w| w.counters.groups_in).sum();
     assert_eq!(moved, case.moves);
-    assert_eq!(moved, last.workers.iter().map(|w| w.groups_out).sum::<u64>());
+    assert_eq!(
+        moved,
+        last.workers.iter().map(|w| w.counters.groups_out).sum::<u64>()
+    );
 
     let (expected, one) = still(&traffic);
     assert_eq!(
@@ -633,5 +636,5 @@ fn an_overloaded_worker_gives_a_group_away() {
         matches!(told, Some((0, 1, MoveCause::Overload { busy_percent: 20.. }))),
         "{told:?}"
     );
-    assert_eq!(lab.dataplane.runtime().unwrap()[1].groups_in, 1);
+    assert_eq!(lab.dataplane.runtime().unwrap()[1].counters.groups_in, 1);
 }

@@ -74,7 +74,7 @@ fn a_group_replicates_and_gathers() {
     let report = counters.group(mcst(1)).unwrap();
     let (of_group, paths) = report.counters.multicast().unwrap();
     assert_eq!(
-        (report.name.as_str(), of_group.data_out, paths.len()),
+        (report.name.as_str(), of_group.copies_out, paths.len()),
         ("g1", 300, 4)
     );
 
@@ -91,7 +91,7 @@ fn a_group_replicates_and_gathers() {
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let lab = Lab::with(3, 1, |config| {
         config.engine.groups_max = 3;
-        config.engine.memory_max_bytes = 4000;
+        config.engine.memory_bytes_max = 4000;
     });
     let install = |rule| lab.dataplane.install(&rule);
     install(rule(1, &[0, 1])).unwrap();
@@ -164,7 +164,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         ["g1", "g2", "g3"]
     );
 
-    let small = Lab::with(3, 1, |config| config.engine.memory_max_bytes = 700);
+    let small = Lab::with(3, 1, |config| config.engine.memory_bytes_max = 700);
     assert!(matches!(
         small.dataplane.install(&rule(1, &[0, 1, 2])),
         Err(InstallError::Refused(Refused::NoMemory { max: 700, .. }))
@@ -213,9 +213,9 @@ fn an_mtu_that_changes_is_told_and_both_frames_and_rules_go_by_it() {
         h[0].send_one(plain(host_mac(0), host_mac(1), 1, 1515));
         match mtu {
             1500 => {
-                let counters = lab.wait("it is too long", |c| c.dropped(DropReason::TooLong) == 1);
+                let counters = lab.wait("it is too long", |c| c.drops[DropReason::TooLong] == 1);
                 // The engine's own word, and not the port's.
-                assert_eq!(counters.ports[0].engine.drops[DropReason::TooLong.index()], 1);
+                assert_eq!(counters.ports[0].engine.drops[DropReason::TooLong], 1);
                 assert!(matches!(
                     lab.dataplane.install(&rule),
                     Err(InstallError::Refused(Refused::MtuTooSmall { mtu: 1500, .. }))
@@ -623,10 +623,13 @@ fn a_pinned_and_busy_worker_works_and_tells_how_it_fares() {
     );
     h[1].receive(100);
     let stats = lab.dataplane.runtime().unwrap()[0];
-    assert_eq!((stats.core, stats.frames, stats.sleeps), (Some(0), 100, 0));
+    assert_eq!(
+        (stats.core, stats.counters.frames, stats.counters.sleeps),
+        (Some(0), 100, 0)
+    );
     assert_eq!(
         stats
-            .batches
+            .batch_sizes
             .iter()
             .zip(0..)
             .map(|(n, size)| n * size)
@@ -634,5 +637,7 @@ fn a_pinned_and_busy_worker_works_and_tells_how_it_fares() {
         100
     );
     assert!(stats.batch_mean() >= 1.0 && (0.0..=1.0).contains(&stats.idle_share()));
-    assert!(stats.rounds > stats.rounds_empty && stats.pool.buffers_free == stats.pool.buffers);
+    assert!(
+        stats.counters.polls > stats.counters.idle_polls && stats.pool.buffers_free == stats.pool.buffers
+    );
 }

@@ -77,7 +77,10 @@ fn groups_are_spread_and_frames_go_over_to_their_worker() {
         assert_eq!((counters.acks_out, group.worker), (u64::from(PSNS), n % 2));
     }
     for worker in &last.workers {
-        assert!(worker.handed_over > 0 && worker.taken_over > 0, "{worker:?}");
+        assert!(
+            worker.counters.handed_over > 0 && worker.counters.taken_over > 0,
+            "{worker:?}"
+        );
     }
 }
 
@@ -238,7 +241,7 @@ fn a_full_hand_over_ring_is_counted() {
         sent += 256;
         let counters = lab.wait("all received", |c| c.totals.received == sent);
         h[0].poll();
-        if counters.dropped(DropReason::HandOverFull) > 0 {
+        if counters.drops[DropReason::HandOverFull] > 0 {
             break;
         }
     }
@@ -246,8 +249,8 @@ fn a_full_hand_over_ring_is_counted() {
     assert_conserved(&last);
     let port = last.port(port(1)).unwrap();
     assert_eq!(
-        port.engine.drops[DropReason::HandOverFull.index()],
-        last.dropped(DropReason::HandOverFull)
+        port.engine.drops[DropReason::HandOverFull],
+        last.drops[DropReason::HandOverFull]
     );
 }
 
@@ -290,10 +293,10 @@ proptest! {
         prop_assert_eq!(last.ports.iter().map(|p| p.stats.tx_frames).sum::<u64>(), got as u64);
         // What the injector took away was received by the link and reached no engine.
         let lost = faults.counts()[0].lost;
-        prop_assert_eq!(last.ports[3].stats.dropped(DropReason::Injected), lost);
+        prop_assert_eq!(last.ports[3].stats.drops[DropReason::Injected], lost);
         last.ports[3].stats.rx_frames -= lost;
-        last.ports[3].stats.drops[DropReason::Injected.index()] -= lost;
-        last.drops[DropReason::Injected.index()] -= lost;
+        last.ports[3].stats.drops[DropReason::Injected] -= lost;
+        last.drops[DropReason::Injected] -= lost;
         assert_conserved(&last);
     }
 }

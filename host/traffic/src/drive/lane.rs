@@ -226,13 +226,13 @@ impl Port for LanePort {
             let mtu = self.end.link.mtu;
             let before = batch.len();
             batch.retain(|f| castnet_port::fits(f, mtu));
-            self.stats.drops[DropReason::TooLong.index()] += (before - batch.len()) as u64;
+            self.stats.drops[DropReason::TooLong] += (before - batch.len()) as u64;
         }
         self.push(batch);
         if self.end.keeps && self.kept.is_empty() {
             self.kept.extend(batch.drain(..));
         }
-        self.stats.drops[DropReason::TxFull.index()] += batch.len() as u64;
+        self.stats.drops[DropReason::TxFull] += batch.len() as u64;
         batch.clear();
     }
 
@@ -340,7 +340,7 @@ mod tests {
             }
         }
         let sent = sender.join().expect("no panic");
-        assert_eq!((sent.tx_frames, sent.dropped_all()), (u64::from(FRAMES), 0));
+        assert_eq!((sent.tx_frames, sent.drops.total()), (u64::from(FRAMES), 0));
         assert_eq!(port.stats().rx_frames, u64::from(FRAMES));
         assert_eq!(port.stats().rx_bytes, sent.tx_bytes);
     }
@@ -357,7 +357,7 @@ mod tests {
             }
             assert_eq!(port.stats().tx_frames, (BLOCKS * BATCH) as u64);
             assert_eq!(
-                (port.pending(), port.stats().dropped(DropReason::TxFull)),
+                (port.pending(), port.stats().drops[DropReason::TxFull]),
                 (kept, (BATCH - kept) as u64)
             );
         }

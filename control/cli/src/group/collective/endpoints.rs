@@ -1,12 +1,13 @@
 //! How far a collective group is at a switch, and how far each of its endpoints.
 
 use castnet_wire::Psn;
+use castnet_worker::engine::{EndpointCounters, copy_endpoint_counters};
 use serde::Serialize;
 
 use super::super::show::virtual_qpn;
-use super::{number, ranks_text};
+use super::ranks_text;
 use crate::api;
-use crate::output::Row;
+use crate::output::{columns, named};
 use crate::units::count;
 
 /// How far a collective group is at a switch.
@@ -39,59 +40,28 @@ pub(crate) struct EndpointRow {
     /// Packets that it has sent fewer than the foremost endpoint here; not told of the parent, which sends results.
     pub(super) behind: Option<u32>,
     waited_for: bool,
-    contributions: u64,
-    repeats: u64,
-    results: u64,
-    naks_in: u64,
-    naks_out: u64,
-    keep_alives: u64,
+    #[serde(flatten, serialize_with = "named")]
+    counters: EndpointCounters,
 }
 
-impl Row for EndpointRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "qpn",
-        "towards",
-        "ranks",
-        "expects",
-        "sends",
-        "unacked",
-        "behind",
-        "contributions",
-        "repeats",
-        "results",
-        "naks in",
-        "naks out",
-        "keep-alives",
-        "remark",
-    ];
+impl EndpointRow {
+    fn ranks(&self) -> String {
+        ranks_text(&self.ranks)
+    }
 
-    fn cells(&self) -> Vec<String> {
-        let remark = match (self.parent, self.waited_for) {
+    fn remark(&self) -> &'static str {
+        match (self.parent, self.waited_for) {
             (true, true) => "parent; waited for",
             (true, false) => "parent",
             (false, true) => "waited for",
             (false, false) => "",
-        };
-        vec![
-            self.port.to_string(),
-            self.virtual_qpn.to_string(),
-            self.next_hop.clone(),
-            ranks_text(&self.ranks),
-            number(self.expected_psn),
-            number(self.next_psn),
-            number(self.unacknowledged_psn),
-            number(self.behind),
-            count(self.contributions),
-            count(self.repeats),
-            count(self.results),
-            count(self.naks_in),
-            count(self.naks_out),
-            count(self.keep_alives),
-            remark.to_owned(),
-        ]
+        }
     }
 }
+
+columns!(row: EndpointRow => row {
+    port, virtual_qpn as "qpn", next_hop, ranks(), expected_psn, next_psn, unacknowledged_psn, behind,
+} (row.counters) { contributions, repeats, results, naks_in, naks_out, keep_alives } row { remark() });
 
 pub(crate) fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
     installed.translated()?.status.as_ref().map(|status| Progress {
@@ -115,26 +85,18 @@ pub(crate) fn endpoint_rows(installed: &api::InstalledGroup) -> Vec<EndpointRow>
         Some(expected.wrapping_sub(status.base_psn) & (Psn::MODULUS - 1))
     };
     let foremost = status.endpoints.iter().filter_map(done).max().unwrap_or(0);
-    let row = |(i, endpoint): (usize, &api::EndpointStatus)| {
-        let counters = endpoint.counters.unwrap_or_default();
-        EndpointRow {
-            behind: done(endpoint).map(|done| foremost - done),
-            port: endpoint.port,
-            virtual_qpn: virtual_qpn(installed, i),
-            next_hop: endpoint.next_hop.clone(),
-            ranks: endpoint.ranks.clone(),
-            parent: endpoint.parent,
-            expected_psn: endpoint.expected_psn,
-            next_psn: endpoint.next_psn,
-            unacknowledged_psn: endpoint.unacknowledged_psn,
-            waited_for: endpoint.waited_for,
-            contributions: counters.contributions,
-            repeats: counters.repeats,
-            results: counters.results,
-            naks_in: counters.naks_in,
-            naks_out: counters.naks_out,
-            keep_alives: counters.keep_alives,
-        }
+    let row = |(i, endpoint): (usize, &api::EndpointStatus)| EndpointRow {
+        behind: done(endpoint).map(|done| foremost - done),
+        port: endpoint.port,
+        virtual_qpn: virtual_qpn(installed, i),
+        next_hop: endpoint.next_hop.clone(),
+        ranks: endpoint.ranks.clone(),
+        parent: endpoint.parent,
+        expected_psn: endpoint.expected_psn,
+        next_psn: endpoint.next_psn,
+        unacknowledged_psn: endpoint.unacknowledged_psn,
+        waited_for: endpoint.waited_for,
+        counters: copy_endpoint_counters!(endpoint.counters.unwrap_or_default() => EndpointCounters),
     };
     status.endpoints.iter().enumerate().map(row).collect()
 }
@@ -161,6 +123,7 @@ pub(crate) fn progress_text(progress: Option<&Progress>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::Row;
 
     #[test]
     fn who_is_behind_is_told_over_the_wrap_of_the_psns_and_not_of_the_parent() {

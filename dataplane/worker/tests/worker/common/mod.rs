@@ -72,7 +72,7 @@ impl Host {
             self.port.send(&mut batch);
         }
         assert_eq!(
-            self.port.stats().dropped_all(),
+            self.port.stats().drops.total(),
             0,
             "the test sends more than the link holds"
         );
@@ -325,17 +325,17 @@ pub fn assert_conserved(c: &Counters) {
     let tx: u64 = c
         .ports
         .iter()
-        .map(|p| p.stats.tx_frames + p.stats.dropped_all())
+        .map(|p| p.stats.tx_frames + p.stats.drops.total())
         .sum();
     assert_eq!(
         t.received, rx,
         "what ports received, engines received, or it ended on the way: {c:?}"
     );
     assert_eq!(t.sent, tx, "what engines sent, ports sent or dropped: {c:?}");
-    let in_engines: u64 = c.ports.iter().flat_map(|p| p.engine.drops).sum();
+    let in_engines: u64 = c.ports.iter().map(|p| p.engine.drops.total()).sum();
     assert_eq!(t.dropped, in_engines);
     assert_eq!(
-        c.drops.iter().sum::<u64>(),
-        in_engines + c.ports.iter().map(|p| p.stats.dropped_all()).sum::<u64>()
+        c.drops.total(),
+        in_engines + c.ports.iter().map(|p| p.stats.drops.total()).sum::<u64>()
     );
 }
