@@ -1,6 +1,6 @@
 //! Counters: structs of plain `u64` whose fields are named once and visited.
 
-/// A set of counters, such as a struct that [`counters!`](crate::counters) defines.
+/// A set of counters, such as a struct that [`counters!`](crate::counters!) defines.
 pub trait CounterSet: Copy + Default {
     /// Name and value of each counter, in the order of the definition.
     fn fields(&self) -> impl Iterator<Item = (&'static str, u64)>;
