@@ -12,10 +12,14 @@ mod rule;
 
 use std::net::Ipv4Addr;
 
-use castnet_rules::{Fault, FaultKind, IP_TEXT, Ipv4Net, Limit, MAC_TEXT, PREFIX_TEXT};
+use castnet_rules::{Fault, FaultKind, GroupRule, IP_TEXT, Ipv4Net, Limit, MAC_TEXT, PREFIX_TEXT};
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
+
+use crate::v1;
+use crate::v1::install_result::Result as InstallResult;
 
 pub use call::{call_from_proto, call_to_proto, disagreement_from_proto, disagreement_to_proto};
 pub use job::{
@@ -36,6 +40,13 @@ pub use rule::{
 
 /// Faults that a refusal tells: it travels in headers, of which clients take 16 KiB.
 const FAULTS_TOLD_MAX: usize = 32;
+
+/// Rules that one request to install many may have.
+pub const RULES_TOGETHER_MAX: usize = 1024;
+/// Rules in one request as [`install_requests`] makes them, and their bytes: a switch answers such a request within a few
+/// tens of milliseconds, and its gRPC takes messages of 4 MiB.
+const RULES_SENT_MAX: usize = 256;
+const RULE_BYTES_SENT_MAX: usize = 1 << 20;
 
 /// A message that was refused: at least one fault, each with the path of its field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -143,6 +154,54 @@ pub fn violations(status: &Status) -> Vec<Violation> {
             },
         )
         .collect()
+}
+
+/// The result of one installation of many.
+pub fn install_result_to_proto(result: Result<v1::InstallOutcome, Status>) -> v1::InstallResult {
+    let result = match result {
+        Ok(outcome) => InstallResult::Outcome(outcome as i32),
+        Err(status) => InstallResult::Refused(v1::RefusedRule {
+            code: status.code() as i32,
+            message: status.message().into(),
+            details: status.details().into(),
+        }),
+    };
+    v1::InstallResult { result: Some(result) }
+}
+
+/// The result of one installation of many.
+///
+/// # Errors
+/// The status that an installation of the rule alone would have ended with.
+pub fn install_result_from_proto(result: v1::InstallResult) -> Result<v1::InstallOutcome, Status> {
+    match result.result {
+        Some(InstallResult::Outcome(outcome)) => Ok(outcome.try_into().unwrap_or_default()),
+        Some(InstallResult::Refused(v1::RefusedRule {
+            code,
+            message,
+            details,
+        })) => Err(Status::with_details(code.into(), message, details.into())),
+        None => Err(Status::internal("the answer lacks a result")),
+    }
+}
+
+/// Requests to install `rules` in their order, so many in a request as a message may have.
+pub fn install_requests<'r>(
+    owner: &str,
+    rules: impl IntoIterator<Item = &'r GroupRule>,
+) -> impl Iterator<Item = v1::InstallGroupsRequest> {
+    let mut left = rules.into_iter().map(rule_to_proto).peekable();
+    std::iter::from_fn(move || {
+        let (mut rules, mut bytes) = (Vec::new(), 0);
+        while let Some(rule) = left.next_if(|rule| {
+            bytes += rule.encoded_len();
+            rules.is_empty() || (rules.len() < RULES_SENT_MAX && bytes <= RULE_BYTES_SENT_MAX)
+        }) {
+            rules.push(rule);
+        }
+        let owner = owner.into();
+        (!rules.is_empty()).then_some(v1::InstallGroupsRequest { rules, owner })
+    })
 }
 
 /// Notes a fault under `field` and goes on.

@@ -6,7 +6,7 @@ use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, PortId, Qpn};
 
-use crate::draft::{EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RouteDraft};
+use crate::draft::{EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RouteDraft, SwitchDraft};
 use crate::fault::{Fault, FaultKind};
 use crate::group::ENDPOINTS_MAX;
 use crate::index::GroupIndex;
@@ -50,7 +50,7 @@ impl GroupDraft {
 
     fn check_endpoints(&self, endpoints: &[EndpointDraft], ports: usize, faults: &mut Vec<Fault>) {
         let mut name_of: BTreeMap<&str, String> = BTreeMap::new();
-        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), usize> = BTreeMap::new();
+        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), String> = BTreeMap::new();
         for (i, endpoint) in endpoints.iter().enumerate() {
             if let Some(port) = endpoint.port.filter(|port| port.index() >= ports) {
                 let kind = FaultKind::NoSuchPort { port, ports };
@@ -65,6 +65,7 @@ impl GroupDraft {
                 Some(HopDraft::Switch(switch)) => ("switch", &switch.name, switch.mac),
                 None => continue,
             };
+            let adjacent = endpoint.next_hop.as_ref().and_then(HopDraft::ip) == Some(None);
             let hop = format!("endpoints[{i}].{kind}");
             if let Some(name) = name.as_deref() {
                 if let Some(kind) = bad_name(name) {
@@ -79,30 +80,23 @@ impl GroupDraft {
                     name_of.insert(name, hop.clone());
                 }
             }
-            if let Some(kind) = mac.and_then(bad_mac) {
+            // The switch finds one that is not given, where the next hop has an address.
+            let given = mac.filter(|mac| *mac != MacAddr::UNSPECIFIED || adjacent);
+            if let Some(kind) = given.and_then(bad_mac) {
                 faults.push(Fault::new(format!("{hop}.mac"), kind));
             }
             match &endpoint.next_hop {
-                Some(HopDraft::Host(host)) => {
-                    self.check_host(host, &hop, faults);
-                    let (Some(ip), Some(qpn)) = (host.ip, host.qpn) else {
-                        continue;
-                    };
-                    if let Some(first) = qp_of.get(&(ip, qpn)) {
-                        let first = format!("endpoints[{first}].host");
-                        let kind = FaultKind::DuplicateMember { ip, qpn, first };
-                        faults.push(Fault::new(format!("{hop}.qpn"), kind));
-                    } else {
-                        qp_of.insert((ip, qpn), i);
-                    }
-                }
-                Some(HopDraft::Switch(switch)) => {
-                    if let Some(qpn) = switch.qpn.filter(|q| reserved_virtual(*q)) {
-                        let kind = FaultKind::ReservedVirtualQpn { qpn };
-                        faults.push(Fault::new(format!("{hop}.qpn"), kind));
-                    }
-                }
+                Some(HopDraft::Host(host)) => self.check_host(host, &hop, faults),
+                Some(HopDraft::Switch(switch)) => self.check_switch(switch, &hop, faults),
                 None => {}
+            }
+            if let Some((ip, qpn)) = endpoint.next_hop.as_ref().and_then(HopDraft::qp) {
+                if let Some(first) = qp_of.get(&(ip, qpn)).cloned() {
+                    let kind = FaultKind::DuplicateMember { ip, qpn, first };
+                    faults.push(Fault::new(format!("{hop}.qpn"), kind));
+                } else {
+                    qp_of.insert((ip, qpn), hop);
+                }
             }
         }
         check_senders(endpoints, faults);
@@ -136,6 +130,20 @@ impl GroupDraft {
             }
         }
     }
+
+    fn check_switch(&self, switch: &SwitchDraft, hop: &str, faults: &mut Vec<Fault>) {
+        if let Some(ip) = switch.ip.flatten() {
+            if let Some(kind) = bad_ip(ip) {
+                faults.push(Fault::new(format!("{hop}.ip"), kind));
+            } else if self.mcst_id.is_some_and(|m| m.0 == ip) {
+                faults.push(Fault::new(format!("{hop}.ip"), FaultKind::SwitchIsMcstId { ip }));
+            }
+        }
+        if let Some(qpn) = switch.qpn.filter(|q| reserved_virtual(*q)) {
+            let kind = FaultKind::ReservedVirtualQpn { qpn };
+            faults.push(Fault::new(format!("{hop}.qpn"), kind));
+        }
+    }
 }
 
 /// Of each frame it is clear which endpoint it is of. What could not be read may tell endpoints apart: silence there.
@@ -147,11 +155,7 @@ fn check_senders(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
         else {
             continue;
         };
-        let src = match hop {
-            HopDraft::Host(host) if host.ip.is_none() => continue,
-            HopDraft::Host(host) => host.ip,
-            HopDraft::Switch(_) => None,
-        };
+        let Some(src) = hop.ip() else { continue };
         let before = senders.entry((port, virtual_qpn)).or_default();
         if let Some(first) = before.put(i, src) {
             let kind = FaultKind::AmbiguousEndpoint {
@@ -285,8 +289,8 @@ pub(crate) fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
 pub(crate) fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
     let class = match mac {
         MacAddr::BROADCAST => "the broadcast address",
+        MacAddr::UNSPECIFIED => "no address",
         _ if mac.is_multicast() => "a multicast address",
-        _ if mac == MacAddr::default() => "no address",
         _ => return None,
     };
     Some(FaultKind::NotUnicastMac { mac, class })

@@ -39,6 +39,8 @@ pub struct EndpointDraft {
     pub port: Option<PortId>,
     /// See [`Endpoint::virtual_qpn`].
     pub virtual_qpn: Option<Qpn>,
+    /// See [`Endpoint::verify_mac`].
+    pub verify_mac: Option<bool>,
     /// See [`Endpoint::next_hop`].
     pub next_hop: Option<HopDraft>,
 }
@@ -112,6 +114,23 @@ impl EndpointRef {
 }
 
 impl HopDraft {
+    /// Its address; the inner `None` is an adjacent switch's.
+    pub(crate) fn ip(&self) -> Option<Option<Ipv4Addr>> {
+        match self {
+            Self::Host(host) => host.ip.map(Some),
+            Self::Switch(switch) => switch.ip,
+        }
+    }
+
+    /// Address and QPN that frames to it are for, where it has an address: no two endpoints of a switch have both.
+    pub(crate) fn qp(&self) -> Option<(Ipv4Addr, Qpn)> {
+        let qpn = match self {
+            Self::Host(host) => host.qpn,
+            Self::Switch(switch) => switch.qpn,
+        };
+        self.ip().flatten().zip(qpn)
+    }
+
     fn name(&self) -> Option<&str> {
         match self {
             Self::Host(host) => host.name.as_deref(),
@@ -171,6 +190,8 @@ pub struct RankDraft {
 pub struct SwitchDraft {
     /// Its name.
     pub name: Option<String>,
+    /// The group's McstID there, where routers lie between; the inner `None` is an adjacent switch's.
+    pub ip: Option<Option<Ipv4Addr>>,
     /// Its QPN for this switch.
     pub qpn: Option<Qpn>,
     /// Its address.
@@ -203,6 +224,7 @@ impl EndpointDraft {
             HopDraft::Host(host) => NextHop::Host(host.finish()?),
             HopDraft::Switch(switch) => NextHop::Switch {
                 name: switch.name?,
+                ip: switch.ip?,
                 qpn: switch.qpn?,
                 mac: switch.mac?,
                 ranks: switch.ranks?,
@@ -211,6 +233,7 @@ impl EndpointDraft {
         Some(Endpoint {
             port: self.port?,
             virtual_qpn: self.virtual_qpn?,
+            verify_mac: self.verify_mac?,
             next_hop,
         })
     }
@@ -257,11 +280,13 @@ impl From<&Endpoint> for EndpointDraft {
             NextHop::Host(host) => HopDraft::Host(host.into()),
             NextHop::Switch {
                 name,
+                ip,
                 qpn,
                 mac,
                 ranks,
             } => HopDraft::Switch(SwitchDraft {
                 name: Some(name.clone()),
+                ip: Some(*ip),
                 qpn: Some(*qpn),
                 mac: Some(*mac),
                 ranks: Some(ranks.clone()),
@@ -270,6 +295,7 @@ impl From<&Endpoint> for EndpointDraft {
         Self {
             port: Some(endpoint.port),
             virtual_qpn: Some(endpoint.virtual_qpn),
+            verify_mac: Some(endpoint.verify_mac),
             next_hop: Some(next_hop),
         }
     }

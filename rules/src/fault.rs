@@ -208,6 +208,14 @@ pub enum FaultKind {
         /// The group.
         group: String,
     },
+    /// The address of another switch is the group's McstID on this one.
+    #[error(
+        "{ip} is the McstID of this group here: give its McstID at that switch, or leave ip out where no router lies between"
+    )]
+    SwitchIsMcstId {
+        /// The address.
+        ip: Ipv4Addr,
+    },
     /// A McstID is the address of another group's member.
     #[error("{mcst_id} is the address of a member of {group}: no host has the address of a group")]
     McstIdIsMember {

@@ -133,6 +133,7 @@ fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> O
     let mut f = r.table(value, "an endpoint: [[groups.endpoints]]")?;
     let port = f.need(r, "port", PORT).and_then(|v| read_port(r, &v));
     let virtual_qpn = read_qpn(r, &mut f, "virtual_qpn");
+    let verify_mac = optional(r, &mut f, "verify_mac", false, Reader::truth);
     let (host, switch) = (f.take(r, "host"), f.take(r, "switch"));
     match (&host, &switch) {
         (None, None) => f.fault(r, FaultKind::NoNextHop),
@@ -147,6 +148,7 @@ fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> O
     Some(EndpointDraft {
         port,
         virtual_qpn,
+        verify_mac,
         next_hop: host.or(switch),
     })
 }
@@ -174,7 +176,7 @@ fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Optio
             .need(r, "qpn", "the host's QPN, 0x2 to 0xfffffe")
             .and_then(|v| r.number(&v, &Limit::QPN))
             .map(|n| Qpn::new(n as u32)),
-        mac: read_mac(r, &mut f),
+        mac: read_mac_or_none(r, &mut f),
         part: match rank {
             Some(rank) => Some(PartDraft::Rank(RankDraft {
                 rank,
@@ -223,10 +225,16 @@ fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Opt
         false => "a switch: { name, mac }",
     };
     let mut f = r.table(value, expected)?;
+    let name = read_name(r, &mut f);
+    let ip = optional(r, &mut f, "ip", None, |r, v| r.parsed(v, IP_TEXT).map(Some));
     let hop = SwitchDraft {
-        name: read_name(r, &mut f),
+        name,
+        ip,
         qpn: read_qpn(r, &mut f, "qpn"),
-        mac: read_mac(r, &mut f),
+        mac: match ip {
+            Some(None) => read_mac(r, &mut f),
+            _ => read_mac_or_none(r, &mut f),
+        },
         ranks: match has_ranks(kind) {
             false => Some(Vec::new()),
             true => f.need(r, "ranks", RANKS).and_then(|v| {
@@ -282,6 +290,21 @@ fn read_mac<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAd
         .and_then(|v| r.parsed(&v, MAC_TEXT))
 }
 
+/// One that the switch finds where it is not given.
+fn read_mac_or_none<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
+    optional(r, fields, "mac", MacAddr::UNSPECIFIED, |r, v| {
+        r.parsed(v, MAC_TEXT)
+    })
+}
+
+/// As files have it; nothing where it is to be found.
+fn mac_text(mac: MacAddr) -> String {
+    match mac {
+        MacAddr::UNSPECIFIED => String::new(),
+        mac => format!(", mac = \"{mac}\""),
+    }
+}
+
 fn read_pmtu<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Pmtu> {
     let bytes = r.number(value, &Limit::PMTU)?;
     let pmtu = Pmtu::from_bytes(bytes as u32);
@@ -319,10 +342,12 @@ fn write_group(out: &mut String, group: &GroupRule) {
             NextHop::Host(host) => host_text(host),
             NextHop::Switch {
                 name,
+                ip,
                 qpn,
                 mac,
                 ranks,
             } => {
+                let ip = ip.map_or_else(String::new, |ip| format!(", ip = \"{ip}\""));
                 let qpn = match *qpn {
                     Qpn::VIRTUAL => String::new(),
                     qpn => format!(", qpn = {qpn}"),
@@ -332,8 +357,9 @@ fn write_group(out: &mut String, group: &GroupRule) {
                     ranks => format!(", ranks = {ranks:?}"),
                 };
                 format!(
-                    "switch = {{ name = {}{qpn}, mac = \"{mac}\"{ranks} }}",
-                    quoted(name)
+                    "switch = {{ name = {}{ip}{qpn}{}{ranks} }}",
+                    quoted(name),
+                    mac_text(*mac)
                 )
             }
         };
@@ -343,6 +369,9 @@ fn write_group(out: &mut String, group: &GroupRule) {
         );
         if endpoint.virtual_qpn != Qpn::VIRTUAL {
             line(out, format_args!("virtual_qpn = {}", endpoint.virtual_qpn));
+        }
+        if endpoint.verify_mac {
+            line(out, format_args!("verify_mac = true"));
         }
         line(out, format_args!("{hop}"));
     }
@@ -367,8 +396,9 @@ fn host_text(host: &HostEndpoint) -> String {
         }
     };
     format!(
-        "host = {{ name = {}, ip = \"{ip}\", qpn = {qpn}, mac = \"{mac}\"{part} }}",
-        quoted(name)
+        "host = {{ name = {}, ip = \"{ip}\", qpn = {qpn}{}{part} }}",
+        quoted(name),
+        mac_text(*mac)
     )
 }
 

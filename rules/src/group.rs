@@ -11,7 +11,7 @@ use crate::kinds::{GroupKind, MulticastRule, TranslatedRule};
 use crate::text;
 
 /// Endpoints that one group can have on one switch.
-pub const ENDPOINTS_MAX: usize = 64;
+pub const ENDPOINTS_MAX: usize = 1024;
 
 /// How long, in milliseconds, an endpoint may owe what the group waits for before the operator hears of it, where nothing
 /// else is said.
@@ -21,7 +21,8 @@ pub const DEFAULT_STALL_TIMEOUT_MS: u32 = 2_000;
 /// multicast the Path Index and Path Table of an MFT, Cepheus III.B, Fig. 3).
 ///
 /// A member's QP is connected to `<mcst_id, virtual_qpn>` of its endpoint; the switch next to a member translates between that and
-/// the member's own address and QPN. Between switches frames keep the McstID as their destination.
+/// the member's own address and QPN. Between adjacent switches frames keep the McstID as their destination, and the group has the
+/// same McstID on both. Over routers each switch has a McstID of its own for the group: see [`NextHop::Switch`].
 /// All members are in one VLAN, or in none: copies keep the tags of the source's frames.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,9 +56,9 @@ pub(crate) const fn default_stall_timeout() -> u32 {
 /// A neighbour of the group on this switch: a QP of a host, or another switch (EPIC 3.1). Several may be behind one port: the
 /// ranks of one host, or all hosts of an ordinary switch that the port is linked to.
 ///
-/// A frame's endpoint is the one of its ingress port, destination QPN and source address, and must be the only one: a
-/// host's frames come from its address; those that come by a switch, from addresses that this switch does not know, so no other
-/// endpoint at the port of a switch has the same `virtual_qpn`.
+/// A frame's endpoint is the one of its ingress port, destination QPN and source address, and must be the only one: the frames of
+/// a host or of a switch behind routers come from its address; those of an adjacent switch, from addresses that this switch does
+/// not know, so no other endpoint at its port has the same `virtual_qpn`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Endpoint {
     /// The port.
@@ -67,6 +68,10 @@ pub struct Endpoint {
     /// address alone say whose they are.
     #[serde(with = "text::qpn", default = "default_virtual_qpn")]
     pub virtual_qpn: Qpn,
+    /// Whether its frames must come from the Ethernet address of its next hop: others are not its frames then. They are not
+    /// taken by the fast path.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub verify_mac: bool,
     /// What is behind it.
     #[serde(flatten)]
     pub next_hop: NextHop,
@@ -78,6 +83,7 @@ impl Endpoint {
         Self {
             port,
             virtual_qpn: Qpn::VIRTUAL,
+            verify_mac: false,
             next_hop,
         }
     }
@@ -93,16 +99,21 @@ const fn default_virtual_qpn() -> Qpn {
 pub enum NextHop {
     /// A member: connections are bridged here.
     Host(HostEndpoint),
-    /// Another switch of the tree: frames keep the McstID, and pass with their Ethernet addresses rewritten, and their QPN where
-    /// that differs.
+    /// Another switch of the tree. Frames to an adjacent one keep the McstID; their Ethernet addresses are rewritten, and their
+    /// QPN where that differs. Frames to one behind routers are rewritten as those to a host, but for RETH.
     #[serde(rename_all = "snake_case")]
     Switch {
         /// Its name.
         name: String,
+        /// Where routers lie between: the McstID of the group at that switch, which they route to it. Frames to it are for this
+        /// address, and its frames come from there. `None` where it is adjacent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ip: Option<Ipv4Addr>,
         /// Its `virtual_qpn` for this switch.
         #[serde(with = "text::qpn", default = "default_virtual_qpn")]
         qpn: Qpn,
-        /// The address of its port at the other end of the link.
+        /// The address of its port at the other end of the link; where routers lie between, of the first of them.
+        /// [`MacAddr::UNSPECIFIED`] there: as for a host.
         #[serde(with = "text::display")]
         mac: MacAddr,
         /// In a group with ranks, all that are behind it; behind the parent those that are behind no other endpoint here.
@@ -122,7 +133,8 @@ pub struct HostEndpoint {
     pub ip: Ipv4Addr,
     /// Its QP: not 0 or 1, which are management's, and not 0xffffff, which is InfiniBand multicast's.
     pub qpn: Qpn,
-    /// Its Ethernet address.
+    /// Its Ethernet address, or that of the router towards it. [`MacAddr::UNSPECIFIED`]: the switch finds it when the group is
+    /// installed, in its routes or among its neighbours.
     pub mac: MacAddr,
     /// What it is to its kind of group.
     pub part: HostPart,
@@ -256,10 +268,11 @@ impl GroupRule {
 }
 
 impl NextHop {
-    /// A switch of a tree without ranks, whose QPN for this switch is [`Qpn::VIRTUAL`].
+    /// An adjacent switch of a tree without ranks, whose QPN for this switch is [`Qpn::VIRTUAL`].
     pub const fn switch(name: String, mac: MacAddr) -> Self {
         Self::Switch {
             name,
+            ip: None,
             qpn: Qpn::VIRTUAL,
             mac,
             ranks: Vec::new(),
@@ -287,6 +300,14 @@ impl NextHop {
         }
     }
 
+    /// Its address: where frames to it are for, and its frames come from. `None` for an adjacent switch.
+    pub const fn ip(&self) -> Option<Ipv4Addr> {
+        match self {
+            Self::Host(host) => Some(host.ip),
+            Self::Switch { ip, .. } => *ip,
+        }
+    }
+
     /// Its QPN: what frames to it are addressed to.
     pub const fn qpn(&self) -> Qpn {
         match self {
@@ -300,6 +321,14 @@ impl NextHop {
         match self {
             Self::Host(host) => &host.name,
             Self::Switch { name, .. } => name,
+        }
+    }
+
+    /// Gives it this Ethernet address.
+    pub fn set_mac(&mut self, new: MacAddr) {
+        match self {
+            Self::Host(host) => host.mac = new,
+            Self::Switch { mac, .. } => *mac = new,
         }
     }
 

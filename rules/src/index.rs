@@ -9,9 +9,10 @@ use castnet_wire::{McstId, Qpn};
 
 use crate::draft::{EndpointDraft, GroupDraft, HopDraft};
 use crate::fault::{Fault, FaultKind};
-use crate::group::{GroupRule, HostEndpoint};
+use crate::group::{Endpoint, GroupRule};
 
-/// The groups of one switch, by what others may not have too: names, McstIDs, and the addresses and QPs of members.
+/// The groups of one switch, by what others may not have too: names, McstIDs, and the addresses and QPs of members, and of switches
+/// behind routers.
 ///
 /// Rule files are checked group by group against the groups before them, and installs against what is installed. A check
 /// costs a few look-ups per member, however many groups there are.
@@ -27,8 +28,19 @@ pub struct GroupIndex {
 pub struct Claims<'a> {
     name: Option<&'a str>,
     mcst_id: Option<McstId>,
-    /// Position in the list of endpoints, address and QP of each member next to the switch.
-    members: Vec<(usize, Ipv4Addr, Option<Qpn>)>,
+    /// The next hops that have an address: the members next to the switch, and the switches behind routers.
+    next_hops: Vec<Addressed>,
+}
+
+/// A next hop with an address.
+#[derive(Clone, Copy, Debug)]
+struct Addressed {
+    /// Its endpoint's position in the group's list.
+    endpoint: usize,
+    /// The name of its table: `host` or `switch`.
+    kind: &'static str,
+    ip: Ipv4Addr,
+    qpn: Option<Qpn>,
 }
 
 impl GroupIndex {
@@ -59,15 +71,18 @@ impl GroupIndex {
                 faults.push(Fault::new("mcst_id", kind));
             }
         }
-        for (i, ip, qpn) in &group.members {
-            let fault = |field, kind| Fault::new(format!("endpoints[{i}].host.{field}"), kind);
-            if let Some(name) = self.mcst_ids.get(&McstId(*ip)).filter(|name| other(name)) {
-                let (ip, group) = (*ip, shown(name));
+        for hop in &group.next_hops {
+            let Addressed {
+                endpoint, kind, ip, ..
+            } = *hop;
+            let fault = |field, fault| Fault::new(format!("endpoints[{endpoint}].{kind}.{field}"), fault);
+            if let Some(name) = self.mcst_ids.get(&McstId(ip)).filter(|name| other(name)) {
+                let group = shown(name);
                 faults.push(fault("ip", FaultKind::MemberIsMcstId { ip, group }));
             }
-            let Some(qpn) = *qpn else { continue };
-            if let Some(name) = self.qps.get(&(*ip, qpn)).filter(|name| other(name)) {
-                let (ip, group) = (*ip, shown(name));
+            let Some(qpn) = hop.qpn else { continue };
+            if let Some(name) = self.qps.get(&(ip, qpn)).filter(|name| other(name)) {
+                let group = shown(name);
                 faults.push(fault("qpn", FaultKind::DuplicateQp { ip, qpn, group }));
             }
         }
@@ -103,20 +118,28 @@ impl GroupIndex {
 
 impl Claims<'_> {
     fn qps(&self) -> impl Iterator<Item = (Ipv4Addr, Qpn)> {
-        self.members
-            .iter()
-            .filter_map(|(_, ip, qpn)| Some((*ip, (*qpn)?)))
+        self.next_hops.iter().filter_map(|hop| Some((hop.ip, hop.qpn?)))
     }
 }
 
 impl<'a> From<&'a GroupRule> for Claims<'a> {
     fn from(group: &'a GroupRule) -> Self {
-        let hosts = group.endpoints.iter().map(|endpoint| endpoint.next_hop.host());
-        let member = |(i, host): (usize, Option<&HostEndpoint>)| host.map(|h| (i, h.ip, Some(h.qpn)));
+        let addressed = |(endpoint, e): (usize, &Endpoint)| {
+            Some(Addressed {
+                endpoint,
+                kind: if e.next_hop.host().is_some() {
+                    "host"
+                } else {
+                    "switch"
+                },
+                ip: e.next_hop.ip()?,
+                qpn: Some(e.next_hop.qpn()),
+            })
+        };
         Self {
             name: Some(&group.name),
             mcst_id: Some(group.mcst_id),
-            members: hosts.enumerate().filter_map(member).collect(),
+            next_hops: group.endpoints.iter().enumerate().filter_map(addressed).collect(),
         }
     }
 }
@@ -124,14 +147,22 @@ impl<'a> From<&'a GroupRule> for Claims<'a> {
 impl<'a> From<&'a GroupDraft> for Claims<'a> {
     fn from(group: &'a GroupDraft) -> Self {
         let endpoints = group.endpoints.iter().flatten().enumerate();
-        let member = |(i, endpoint): (usize, &EndpointDraft)| match &endpoint.next_hop {
-            Some(HopDraft::Host(host)) => Some((i, host.ip?, host.qpn)),
-            _ => None,
+        let addressed = |(endpoint, e): (usize, &EndpointDraft)| {
+            let (kind, ip, qpn) = match e.next_hop.as_ref()? {
+                HopDraft::Host(host) => ("host", host.ip?, host.qpn),
+                HopDraft::Switch(switch) => ("switch", switch.ip??, switch.qpn),
+            };
+            Some(Addressed {
+                endpoint,
+                kind,
+                ip,
+                qpn,
+            })
         };
         Self {
             name: group.name.as_deref(),
             mcst_id: group.mcst_id,
-            members: endpoints.filter_map(member).collect(),
+            next_hops: endpoints.filter_map(addressed).collect(),
         }
     }
 }

@@ -93,11 +93,7 @@ pub fn star(receivers: usize) -> GroupRule {
         pmtu: Pmtu::B4096,
         stall_timeout_ms: 2000,
         endpoints: (0..=receivers)
-            .map(|n| Endpoint {
-                port: port(n),
-                virtual_qpn: Qpn::VIRTUAL,
-                next_hop: NextHop::Host(host(n)),
-            })
+            .map(|n| Endpoint::new(port(n), NextHop::Host(host(n))))
             .collect(),
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),

@@ -8,7 +8,7 @@ use castnet_rules::{Endpoint, GroupRule};
 use castnet_wire::{Call, Control, McstId, Nanos, Pmtu, PortId, Psn, Verdict};
 use castnet_worker::Dataplane;
 use castnet_worker::engine::{
-    CollectiveCounters, CollectiveGroupStatus, EndpointId, EndpointSet, EndpointSnapshot, Refusal,
+    CollectiveCounters, CollectiveGroupStatus, EndpointId, EndpointSet, EndpointSnapshot, Refusal, WORDS_MAX,
     copy_collective_counters, copy_endpoint_counters,
 };
 
@@ -49,7 +49,7 @@ fn live(status: &CollectiveGroupStatus) -> v1::TranslatedStatus {
             message.expected_psn = number(live.expected);
             message.next_psn = number(live.next);
             message.unacknowledged_psn = number(live.unacknowledged);
-            message.waited_for = machine.since.is_some() && machine.waiting_for.contains(live.endpoint);
+            message.waited_for = machine.since.is_some() && machine.waiting_for.contains(&live.endpoint);
         }
         message
     });
@@ -93,13 +93,13 @@ fn ranks(endpoint: &Endpoint) -> Vec<u32> {
 pub(crate) fn stalled(
     dataplane: &Dataplane,
     (mcst_id, generation): (McstId, u64),
-    waiting_for: EndpointSet,
+    waiting_for: EndpointSet<WORDS_MAX>,
     psn: Psn,
     patience: Nanos,
 ) -> v1::CollectiveStalled {
     let rule = rule(dataplane, mcst_id, generation);
     let endpoints = rule.iter().flat_map(|rule| &rule.endpoints);
-    let waited = (0..).filter_map(EndpointId::new).zip(endpoints);
+    let waited = (0..).map_while(EndpointId::new).zip(endpoints);
     let waited = waited.filter(|(id, _)| waiting_for.contains(*id));
     let waited: Vec<&Endpoint> = waited.map(|(_, endpoint)| endpoint).collect();
     let ports: BTreeSet<PortId> = waited.iter().map(|e| e.port).collect();

@@ -7,7 +7,7 @@ use castnet_proto::v1::InstallOutcome;
 use castnet_rules::{Fault, GroupKind, GroupRule};
 use castnet_wire::McstId;
 use castnet_worker::engine::InstallError as Refused;
-use castnet_worker::{Dataplane, InstallError, Installed, Stopped};
+use castnet_worker::{Dataplane, InstallError, Installed, Installer, Stopped};
 use parking_lot::Mutex;
 use tonic::{Code, Status};
 
@@ -25,33 +25,17 @@ impl Owners {
         self.0.lock().get(&mcst_id).cloned().unwrap_or_default()
     }
 
-    /// Installs `rule` for `owner`.
-    pub(crate) fn install(
+    /// Installs rules for `owner`: what `all` does with the function that installs one. They are published together.
+    pub(crate) fn install<T>(
         &self,
         dataplane: &Dataplane,
-        rule: &GroupRule,
         owner: &str,
-    ) -> Result<InstallOutcome, Status> {
-        let mcst_id = rule.mcst_id;
+        all: impl FnOnce(&mut dyn FnMut(&GroupRule) -> Result<InstallOutcome, Status>) -> T,
+    ) -> Result<T, Status> {
         let mut owners = self.0.lock();
-        if let Some(running) = dataplane.rule(mcst_id) {
-            let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
-            if has != owner {
-                let (name, who) = (&running.name, who(has));
-                let reason = format!("{mcst_id} is the address of group {name:?} of {who}");
-                return Err(refuse(Code::AlreadyExists, "rule.mcst_id", reason));
-            }
-            if running.name == rule.name && running.generation == rule.generation {
-                return unchanged(&running, rule);
-            }
-        }
-        let installed = dataplane.install(rule).map_err(|error| refusal(rule, &error))?;
-        owners.insert(mcst_id, owner.into());
-        Ok(match installed {
-            Installed::New { .. } => InstallOutcome::Installed,
-            Installed::Replaced { .. } => InstallOutcome::Replaced,
-            Installed::Unchanged => InstallOutcome::Unchanged,
-        })
+        let together =
+            |installer: &mut Installer<'_>| all(&mut |rule| install(installer, &mut owners, rule, owner));
+        dataplane.install_together(together).map_err(stopped)
     }
 
     /// Removes a group, where it is `owner`'s and of this generation, so far as they are given. Whether there was one.
@@ -87,6 +71,34 @@ impl Owners {
         owners.remove(&mcst_id);
         Ok(removed.is_some())
     }
+}
+
+fn install(
+    installer: &mut Installer<'_>,
+    owners: &mut BTreeMap<McstId, String>,
+    rule: &GroupRule,
+    owner: &str,
+) -> Result<InstallOutcome, Status> {
+    let rule = &*installer.resolve(rule).map_err(stopped)?;
+    let mcst_id = rule.mcst_id;
+    if let Some(running) = installer.rule(mcst_id) {
+        let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
+        if has != owner {
+            let (name, who) = (&running.name, who(has));
+            let reason = format!("{mcst_id} is the address of group {name:?} of {who}");
+            return Err(refuse(Code::AlreadyExists, "rule.mcst_id", reason));
+        }
+        if running.name == rule.name && running.generation == rule.generation {
+            return unchanged(running, rule);
+        }
+    }
+    let installed = installer.install(rule).map_err(|error| refusal(rule, &error))?;
+    owners.insert(mcst_id, owner.into());
+    Ok(match installed {
+        Installed::New { .. } => InstallOutcome::Installed,
+        Installed::Replaced { .. } => InstallOutcome::Replaced,
+        Installed::Unchanged => InstallOutcome::Unchanged,
+    })
 }
 
 /// The same generation must be the same rule. A multicast group's start PSN may differ: who installs a rule again while
@@ -132,6 +144,18 @@ fn refusal(rule: &GroupRule, error: &InstallError) -> Status {
             Refused::Faults(found) => return faults(found, Code::InvalidArgument),
             Refused::NoPort { endpoint, .. } => {
                 (Code::InvalidArgument, format!("rule.endpoints[{endpoint}].port"))
+            }
+            Refused::NoMac { endpoint, .. } => {
+                let hop = rule.endpoints.get(*endpoint).map(|e| &e.next_hop);
+                let hop = if hop.is_some_and(|hop| hop.host().is_some()) {
+                    "host"
+                } else {
+                    "switch"
+                };
+                (
+                    Code::FailedPrecondition,
+                    format!("rule.endpoints[{endpoint}].{hop}.mac"),
+                )
             }
             Refused::MtuTooSmall { .. } => (Code::InvalidArgument, "rule.pmtu".into()),
             Refused::OwnAddress { .. } => (Code::InvalidArgument, "rule.mcst_id".into()),

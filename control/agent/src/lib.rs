@@ -22,7 +22,7 @@ use std::sync::Arc;
 use castnet_proto::transport::{Address, Security, Server, TransportError, serve};
 use castnet_proto::v1::agent_server::AgentServer;
 use castnet_rules::{Fault, GroupRule, RuleSet};
-use castnet_worker::{Dataplane, InstallError, RouteError};
+use castnet_worker::{Dataplane, InstallError, Installed, RouteError};
 use tonic::service::Routes;
 
 use crate::events::Events;
@@ -125,21 +125,20 @@ pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadErro
     dataplane.set_routes(rules.routes.clone())?;
     let mut done = Vec::new();
     for groups in rules.groups.chunks(GROUPS_TOGETHER) {
-        let before: Vec<_> = groups.iter().map(|g| dataplane.rule(g.mcst_id)).collect();
-        let came = dataplane.install_all(groups);
-        let (installed, refused) = match came {
-            Ok(installed) => (installed.len(), None),
-            Err((index, error)) => (index, Some(error)),
-        };
-        // One that was there already is as it was, whether it is put back or not.
-        let changed = groups.iter().zip(before).take(installed);
-        done.extend(changed.filter(|(group, before)| before.as_ref() != Some(*group)));
-        if let Some(error) = refused {
+        let refused = dataplane.install_together(|installer| {
+            groups.iter().find_map(|group| {
+                let before = installer.rule(group.mcst_id).cloned();
+                match installer.install(group) {
+                    Ok(Installed::Unchanged) => {}
+                    Ok(_) => done.push((group, before)),
+                    Err(error) => return Some((group.name.clone(), error)),
+                }
+                None
+            })
+        });
+        if let Some((name, error)) = refused.unwrap_or_else(|e| Some((String::new(), e.into()))) {
             take_back(dataplane, done, routes);
-            return Err(LoadError::Group {
-                name: groups[installed].name.clone(),
-                error,
-            });
+            return Err(LoadError::Group { name, error });
         }
     }
     Ok(())

@@ -6,11 +6,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
-    Invalid, filter_from_proto, mcst_id_from_proto, of_one_route, port_from_proto, prefix_from_proto, refuse,
-    route_from_proto, route_to_proto, routes_from_proto, rule_from_proto,
+    Invalid, RULES_TOGETHER_MAX, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
+    of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto, route_to_proto,
+    routes_from_proto, rule_from_proto,
 };
 use castnet_proto::v1;
-use castnet_rules::FaultKind;
+use castnet_rules::{FaultKind, GroupRule};
+use castnet_wire::McstId;
 use castnet_worker::{MoveError, Moved, RouteError};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
@@ -102,13 +104,38 @@ impl v1::agent_server::Agent for Service {
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
         let rule = rule_from_proto("rule", rule.as_ref())?;
         self.ask(move |shared| {
-            let outcome = shared.owners.install(&shared.dataplane, &rule, &owner)?;
+            let outcome = shared
+                .owners
+                .install(&shared.dataplane, &owner, |install| install(&rule))??;
             let (generation, boot_id) = (rule.generation, shared.boot_id);
             Ok(v1::InstallGroupResponse {
                 outcome: outcome as i32,
                 generation,
                 boot_id,
             })
+        })
+        .await
+    }
+
+    async fn install_groups(
+        &self,
+        request: Request<v1::InstallGroupsRequest>,
+    ) -> Answer<v1::InstallGroupsResponse> {
+        let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
+        if rules.len() > RULES_TOGETHER_MAX {
+            let value = format!("{} rules", rules.len());
+            let why = "are more than 1,024: give them in several requests";
+            return Err(Invalid::one("rules", FaultKind::OutOfRange { value, why }).into());
+        }
+        self.ask(move |shared| {
+            let read = |rule| rule_from_proto("rule", Some(rule)).map_err(Status::from);
+            let rules: Vec<_> = rules.iter().map(read).collect();
+            let results = shared.owners.install(&shared.dataplane, &owner, |install| {
+                let each = rules.into_iter().map(|rule| install(&rule?));
+                each.map(install_result_to_proto).collect()
+            })?;
+            let boot_id = shared.boot_id;
+            Ok(v1::InstallGroupsResponse { results, boot_id })
         })
         .await
     }
@@ -147,13 +174,22 @@ impl v1::agent_server::Agent for Service {
     }
 
     async fn list_groups(&self, request: Request<v1::ListGroupsRequest>) -> Answer<v1::ListGroupsResponse> {
-        let only = request
-            .into_inner()
-            .mcst_id
-            .map(|m| mcst_id_from_proto("mcst_id", &m))
-            .transpose()?;
+        let v1::ListGroupsRequest { mcst_id, brief } = request.into_inner();
+        let only = mcst_id.map(|m| mcst_id_from_proto("mcst_id", &m)).transpose()?;
         self.ask(move |shared| {
             let dataplane = &shared.dataplane;
+            if brief {
+                let head = |rule: &GroupRule| (rule.mcst_id, rule.name.clone(), rule.generation);
+                let heads = match only {
+                    Some(mcst_id) => dataplane.rule(mcst_id).iter().map(head).collect(),
+                    None => dataplane.map_rules(head),
+                };
+                let brief = |head: (McstId, _, _)| view::brief(shared.owners.of(head.0), head);
+                return Ok(v1::ListGroupsResponse {
+                    groups: heads.into_iter().map(brief).collect(),
+                    boot_id: shared.boot_id,
+                });
+            }
             let groups = match only {
                 Some(mcst_id) => dataplane.group(mcst_id).map_err(stopped)?.into_iter().collect(),
                 None => dataplane.groups().map_err(stopped)?,

@@ -4,7 +4,7 @@ use castnet_proto::convert::rule_to_proto;
 use castnet_proto::v1;
 use castnet_proto::v1::installed_group::State;
 use castnet_rules::{ENDPOINTS_MAX, GroupRule};
-use castnet_wire::{CounterSet, Drops, Nanos, Pmtu, PortId, describe};
+use castnet_wire::{CounterSet, Drops, McstId, Nanos, Pmtu, PortId, describe};
 use castnet_worker::engine::{
     Captured, ContextStatus, FdbEntry, Neighbour, Said, Seen, Step, Trace, Verdict, copy_totals,
 };
@@ -67,6 +67,21 @@ pub(crate) fn group(installed: &InstalledGroup, owner: String, now: Nanos) -> v1
             ContextStatus::Collective(status) => State::Translated(collective::state(status)),
             ContextStatus::Forwarding(status) => State::Forwarding(forwarding::state(status)),
         }),
+    }
+}
+
+/// A group's address, name and generation alone.
+pub(crate) fn brief(owner: String, (mcst_id, name, generation): (McstId, String, u64)) -> v1::InstalledGroup {
+    let rule = v1::GroupRule {
+        name,
+        mcst_id: mcst_id.to_string(),
+        generation,
+        ..Default::default()
+    };
+    v1::InstalledGroup {
+        rule: Some(rule),
+        owner,
+        ..Default::default()
     }
 }
 

@@ -75,7 +75,10 @@ pub(crate) async fn mcst_id(agent: &mut api::AgentClient, text: &str) -> Outcome
         return Ok(text.to_owned());
     }
     let listed = agent
-        .list_groups(api::ListGroupsRequest { mcst_id: None })
+        .list_groups(api::ListGroupsRequest {
+            mcst_id: None,
+            brief: true,
+        })
         .await?
         .into_inner();
     let rules = listed.groups.into_iter().filter_map(|g| g.rule);

@@ -100,7 +100,7 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     /// Ticks when there is something to write.
     pub(crate) staged: Arc<Notify>,
-    events: broadcast::Sender<v1::ControllerEvent>,
+    pub(crate) events: broadcast::Sender<v1::ControllerEvent>,
     fabric: watch::Sender<()>,
     tasks: TaskTracker,
     stop: CancellationToken,

@@ -217,6 +217,11 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Pl
 
 fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &Record) -> Result<Plan, NoPlan> {
     let plan = record.kind.behaviour().plan(core, record)?;
+    place(shared, core, &record.name, plan)
+}
+
+/// Stores how a group is laid out. From then on its switches may have a part of it.
+pub(crate) fn place(shared: &Arc<Shared>, core: &mut Core, name: &str, plan: Plan) -> Result<Plan, NoPlan> {
     // The addresses of its ports and what it has left are in its report: without it they would be guesses.
     let silent = plan
         .tree
@@ -229,7 +234,7 @@ fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &Record) -> Result
             reason: "has not reported yet".into(),
         }));
     }
-    shared.try_change(core, &record.name, |r| {
+    shared.try_change(core, name, |r| {
         r.placed.extend(plan.rules.keys().cloned());
         r.plan = Some(plan.clone());
     });

@@ -222,15 +222,21 @@ impl Facts {
 
     /// Where a host is: by the file, else where its addresses were seen last at a port that leads to no switch.
     pub fn place(&self, host: &str) -> Place {
-        self.place_beside(host, &self.inner_ports())
+        let in_file = self.place_in_file(host);
+        in_file.unwrap_or_else(|| self.place_beside(host, &self.inner_ports()))
+    }
+
+    fn place_in_file(&self, host: &str) -> Option<Place> {
+        let (_, switch, port) = self.file.as_ref()?.attachment(host)?;
+        Some(Place::At {
+            switch: switch.into(),
+            port,
+        })
     }
 
     fn place_beside(&self, host: &str, inner: &BTreeSet<(&str, u8)>) -> Place {
-        if let Some((_, switch, port)) = self.file.as_ref().and_then(|f| f.attachment(host)) {
-            return Place::At {
-                switch: switch.into(),
-                port,
-            };
+        if let Some(place) = self.place_in_file(host) {
+            return place;
         }
         let Some(record) = self.hosts.get(host) else {
             return Place::Unseen;

@@ -15,7 +15,7 @@ use crate::core::{Core, EVENTS_MAX, Shared};
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::record::Record;
-use crate::store::{self, Entry, Key, StoreError, Table, Version, Write, encode};
+use crate::store::{self, Entry, Key, StoreError, Table, Version, Write};
 use crate::table;
 
 /// What became of a batch; `None` while it is under way.
@@ -130,14 +130,14 @@ impl Journal {
 
     /// Stages a new group.
     pub(crate) fn stage_added(&mut self, record: &Record) {
-        self.stage(Table::Groups, &record.name, Some(encode(record)));
+        self.stage(Table::Groups, &record.name, true);
         self.staged.undo.push(Undo::Added(record.name.clone()));
     }
 
-    /// Stages a group's record; `before` is what it was.
-    pub(crate) fn stage_changed(&mut self, record: &Record, before: &table::Entry) {
+    /// Stages that a group's record changes; `before` is what it was.
+    pub(crate) fn stage_changed(&mut self, before: &table::Entry) {
         // One is enough to take all changes of a batch back: so what is staged is bounded by the number of groups.
-        if self.stage(Table::Groups, &record.name, Some(encode(record))) {
+        if self.stage(Table::Groups, &before.record().name, true) {
             let undo = Undo::Changed(Box::new(before.record().clone()), before.confirmed.clone());
             self.staged.undo.push(undo);
         }
@@ -145,13 +145,13 @@ impl Journal {
 
     /// Stages that a group is forgotten.
     pub(crate) fn stage_forgotten(&mut self, entry: table::Entry) {
-        self.stage(Table::Groups, &entry.record().name, None);
+        self.stage(Table::Groups, &entry.record().name, false);
         self.staged.undo.push(Undo::Forgotten(Box::new(entry)));
     }
 
     /// Stages a host; `before` is what it was.
     pub(crate) fn stage_host(&mut self, host: &HostRecord, before: Option<HostRecord>) {
-        self.stage(Table::Hosts, &host.name, Some(encode(host)));
+        self.stage(Table::Hosts, &host.name, true);
         self.staged.undo.push(Undo::Host(host.name.clone(), before));
     }
 
@@ -163,15 +163,16 @@ impl Journal {
     }
 
     /// Whether it is the first write of this entry in the batch.
-    fn stage(&mut self, table: Table, name: &str, value: Option<Vec<u8>>) -> bool {
+    fn stage(&mut self, table: Table, name: &str, stays: bool) -> bool {
         let key = Key {
             table,
             name: name.into(),
         };
         let before = self.versions.get(&key).copied().unwrap_or(0);
-        let entry = value.map(|value| Entry {
+        // Its value is read when the batch is taken: of several changes the last is written alone.
+        let entry = stays.then(|| Entry {
             version: before + 1,
-            value,
+            value: Vec::new(),
         });
         match &entry {
             Some(entry) => drop(self.versions.insert(key.clone(), entry.version)),
@@ -207,12 +208,18 @@ impl Journal {
         })
     }
 
-    /// What is to be written next.
-    pub(crate) fn take(&mut self) -> Option<Batch> {
+    /// What is to be written next, with the values that entries have now.
+    pub(crate) fn take(&mut self, value: impl Fn(&Key) -> Option<Vec<u8>>) -> Option<Batch> {
         if self.staged.is_empty() {
             return None;
         }
-        let batch = std::mem::take(&mut self.staged);
+        let mut batch = std::mem::take(&mut self.staged);
+        for (key, write) in &mut batch.writes {
+            let Some(Entry { version, .. }) = write.entry else {
+                continue;
+            };
+            write.entry = value(key).map(|value| Entry { version, value });
+        }
         self.under_way = Some(batch.outcome.subscribe());
         Some(batch)
     }

@@ -1,15 +1,14 @@
 //! One switch: the connection to its agent, what it reports, and bringing it to what is wanted there.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::convert::{mcst_id_from_proto, rule_to_proto, violations};
+use castnet_proto::convert::{mcst_id_from_proto, violations};
 use castnet_proto::transport::connect;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_proto::v1::agent_event::Event as Told;
-use castnet_wire::McstId;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::transport::Channel;
@@ -19,10 +18,18 @@ use crate::config::SwitchConfig;
 use crate::core::{Core, Shared};
 use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 use crate::lifecycle::{Cause, Failure};
-use crate::reconcile::{Action, Found, Wanted, diff};
+
+mod install;
+mod reconcile;
+
+/// Groups that are worked on together: a switch publishes them at once, and the core's lock is held for no longer.
+const GROUPS_TOGETHER: usize = 256;
 
 /// Events come in bursts; a switch is asked once for all that come within this time.
 const BURST: Duration = Duration::from_millis(20);
+
+/// How many times as long as the last look at the switch took there is no other one for what is reported.
+const PAUSE_TIMES_LOOK: u32 = 10;
 
 /// The largest answer that is taken: 100,000 groups do not fit the 4 MiB that gRPC takes by itself.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
@@ -35,6 +42,8 @@ pub(crate) struct Link {
     connection: watch::Sender<Connection>,
     /// Whoever looks at what is wanted on the switch and makes it so holds this; so no late install follows a removal.
     turn: tokio::sync::Mutex<()>,
+    /// What drivers have asked for since somebody last had the turn.
+    asked: parking_lot::Mutex<VecDeque<install::Asked>>,
 }
 
 #[derive(Clone)]
@@ -81,6 +90,18 @@ impl SwitchError {
     }
 }
 
+impl From<Status> for SwitchError {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            // What the connection itself comes to.
+            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => {
+                Self::Unreachable(status.message().into())
+            }
+            _ => Self::Refused(Box::new(status)),
+        }
+    }
+}
+
 /// A call to a switch that ends in time, one way or the other.
 async fn call<T>(
     within: Duration,
@@ -88,13 +109,7 @@ async fn call<T>(
 ) -> Result<T, SwitchError> {
     match timeout(within, call).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => match status.code() {
-            // What the connection itself comes to.
-            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => {
-                Err(SwitchError::Unreachable(status.message().into()))
-            }
-            _ => Err(SwitchError::Refused(Box::new(status))),
-        },
+        Ok(Err(status)) => Err(status.into()),
         Err(_) => Err(SwitchError::Unreachable(format!("no answer within {within:?}"))),
     }
 }
@@ -105,6 +120,7 @@ impl Link {
             config,
             connection: watch::Sender::new(Connection::Trying),
             turn: tokio::sync::Mutex::default(),
+            asked: parking_lot::Mutex::default(),
         }
     }
 
@@ -128,62 +144,6 @@ impl Link {
         }
     }
 
-    /// Makes one group on the switch what is wanted there now: has the rules of its lanes installed, or removed. Where one
-    /// of them is refused, those before it stay until the group is removed.
-    pub(crate) async fn sync(
-        &self,
-        shared: &Shared,
-        group: &str,
-        mcst_ids: &[McstId],
-    ) -> Result<(), SwitchError> {
-        let within = shared.config.timeouts.switch;
-        let _turn = self.turn.lock().await;
-        let mut client = self.client(within).await?;
-        let wanted = shared.read(|core| core.wanted_on(group, &self.config.name)).await;
-        let wanted = wanted.map_err(|e| SwitchError::Unreachable(e.to_string()))?;
-        for wanted in &wanted {
-            self.install(&mut client, shared, wanted).await?;
-        }
-        for mcst_id in mcst_ids.iter().filter(|_| wanted.is_empty()) {
-            self.remove(&mut client, shared, *mcst_id, None).await?;
-        }
-        Ok(())
-    }
-
-    async fn install(
-        &self,
-        client: &mut Client,
-        shared: &Shared,
-        wanted: &Wanted,
-    ) -> Result<(), SwitchError> {
-        let request = v1::InstallGroupRequest {
-            rule: Some(rule_to_proto(&wanted.to_install())),
-            owner: shared.owner.clone(),
-        };
-        call(shared.config.timeouts.switch, client.install_group(request))
-            .await
-            .map(|_| ())
-    }
-
-    async fn remove(
-        &self,
-        client: &mut Client,
-        shared: &Shared,
-        mcst_id: McstId,
-        generation: Option<u64>,
-    ) -> Result<(), SwitchError> {
-        let request = v1::RemoveGroupRequest {
-            mcst_id: mcst_id.to_string(),
-            owner: Some(shared.owner.clone()),
-            generation,
-        };
-        match call(shared.config.timeouts.switch, client.remove_group(request)).await {
-            // Somebody else's group by now: ours is gone.
-            Err(SwitchError::Refused(status)) if status.code() == Code::FailedPrecondition => Ok(()),
-            done => done.map(|_| ()),
-        }
-    }
-
     /// Stays connected to the switch for as long as the controller runs.
     pub(crate) async fn run(self: Arc<Self>, shared: Arc<Shared>) {
         let (first, longest) = shared.config.timeouts.backoff;
@@ -194,7 +154,7 @@ impl Link {
                 Ok(never) => match never {},
                 Err(error) => error.to_string(),
             };
-            self.lost(&shared, reason);
+            self.lost(&shared, reason).await;
             // A connection that stood was no failed attempt.
             pause = if began.elapsed() > longest {
                 first
@@ -205,19 +165,30 @@ impl Link {
         }
     }
 
-    fn lost(&self, shared: &Arc<Shared>, reason: String) {
+    async fn lost(&self, shared: &Arc<Shared>, reason: String) {
         let name = &self.config.name;
-        let mut core = shared.lock();
-        let now = Reach::Down(reason.clone());
-        let (before, _) = core.facts.switches.entry(name.clone()).or_default();
-        if std::mem::replace(before, now) == Reach::Up
-            || !matches!(*self.connection.borrow(), Connection::Down(_))
-        {
-            tracing::warn!(switch = name, reason, "switch lost");
+        let groups = {
+            let mut core = shared.lock();
+            let now = Reach::Down(reason.clone());
+            let (before, _) = core.facts.switches.entry(name.clone()).or_default();
+            if std::mem::replace(before, now) == Reach::Up
+                || !matches!(*self.connection.borrow(), Connection::Down(_))
+            {
+                tracing::warn!(switch = name, reason, "switch lost");
+            }
+            self.connection.send_replace(Connection::Down(reason.clone()));
+            core.groups.on_switch(name)
+        };
+        for groups in groups.chunks(GROUPS_TOGETHER) {
+            {
+                let mut core = shared.lock();
+                for group in groups {
+                    shared.unsettled(&mut core, name, group, &reason);
+                }
+            }
+            tokio::task::yield_now().await;
         }
-        self.connection.send_replace(Connection::Down(reason.clone()));
-        shared.unsettled(&mut core, name, None, &reason);
-        self.tell(shared, &mut core);
+        self.tell(shared, &mut shared.lock());
         shared.fabric_changed();
     }
 
@@ -257,7 +228,7 @@ impl Link {
         self.reconcile(shared, &mut client).await?;
         tracing::info!(switch = self.config.name, "switch connected");
         let period = shared.config.timeouts.reconcile;
-        let mut look_at = Instant::now() + period;
+        let (mut look_at, mut pause) = (Instant::now() + period, BURST);
         loop {
             tokio::select! {
                 told = events.message() => {
@@ -266,15 +237,18 @@ impl Link {
                         return Err(SwitchError::Unreachable("the agent ended the connection".into()));
                     };
                     if self.handle(shared, told) {
-                        look_at = look_at.min(Instant::now() + BURST);
+                        look_at = look_at.min(Instant::now() + pause);
                     }
                 }
                 () = sleep_until(look_at) => {
+                    let began = Instant::now();
                     self.report(shared, &mut client).await?;
                     self.reconcile(shared, &mut client).await?;
                     let before = shared.lock().groups.own(&self.config.name, None);
                     let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
                     shared.lock().learn(&self.config.name, capabilities, before);
+                    // A switch with many groups is not looked at all the time, whatever it reports meanwhile.
+                    pause = (began.elapsed() * PAUSE_TIMES_LOOK).clamp(BURST, period.max(BURST));
                     look_at = Instant::now() + period;
                 }
             }
@@ -392,84 +366,6 @@ impl Link {
         }
         Ok(())
     }
-
-    /// Makes the switch have all rules that are wanted there, and no others of ours.
-    async fn reconcile(&self, shared: &Arc<Shared>, client: &mut Client) -> Result<(), SwitchError> {
-        let within = shared.config.timeouts.switch;
-        let _turn = self.turn.lock().await;
-        let listed = call(
-            within,
-            client.list_groups(v1::ListGroupsRequest { mcst_id: None }),
-        )
-        .await?;
-        let found: Vec<Found> = found(listed);
-        let wanted = shared.read(|core| self.wanted(core)).await;
-        let wanted = wanted.map_err(|e| SwitchError::Unreachable(e.to_string()))?;
-        let lanes = || {
-            wanted
-                .iter()
-                .flat_map(|(name, lanes)| lanes.iter().map(move |w| (name, w)))
-        };
-        let by_mcst_id = lanes().map(|(_, w)| (w.rule.mcst_id, w.clone())).collect();
-        let has = |w: &Wanted| {
-            let (mcst_id, generation) = (w.rule.mcst_id, w.rule.generation);
-            found
-                .iter()
-                .any(|f| (f.mcst_id, f.generation, f.owner.as_str()) == (mcst_id, generation, &shared.owner))
-        };
-        // The generation that all lanes of each have when this is through; none for those that are still to be installed.
-        let whole = |lanes: &Vec<Wanted>| {
-            let generation = lanes.first().map(|w| w.rule.generation);
-            generation.filter(|_| lanes.iter().all(|w| w.has_run || has(w)))
-        };
-        let mut settled: BTreeMap<String, Option<u64>> = wanted
-            .iter()
-            .map(|(name, lanes)| (name.clone(), whole(lanes)))
-            .collect();
-        let mut refused = Vec::new();
-        for action in diff(&shared.owner, &by_mcst_id, &found) {
-            tracing::info!(switch = self.config.name, ?action, "reconciling");
-            let (name, done) = match action {
-                Action::Remove { mcst_id, generation } => {
-                    (None, self.remove(client, shared, mcst_id, Some(generation)).await)
-                }
-                Action::Install(rule) => {
-                    let Some((name, wanted)) = lanes().find(|(_, w)| w.rule.mcst_id == rule.mcst_id) else {
-                        continue;
-                    };
-                    (Some(name.clone()), self.install(client, shared, wanted).await)
-                }
-            };
-            match (name, done) {
-                (_, Ok(())) => {}
-                (_, Err(error @ SwitchError::Unreachable(_))) => return Err(error),
-                (Some(name), Err(error)) => {
-                    settled.insert(name.clone(), None);
-                    refused.push((name, error.failure(&self.config.name).reason));
-                }
-                (None, Err(error)) => {
-                    tracing::warn!(switch = self.config.name, %error, "removal refused");
-                }
-            }
-        }
-        let mut core = shared.lock();
-        for (name, reason) in &refused {
-            shared.unsettled(&mut core, &self.config.name, Some(name), reason);
-        }
-        shared.settled(&mut core, &self.config.name, &settled);
-        Ok(())
-    }
-
-    /// What is wanted on the switch, by group: a rule for each lane.
-    fn wanted(&self, core: &Core) -> BTreeMap<String, Vec<Wanted>> {
-        let switch = &self.config.name;
-        let names = core.groups.on_switch(switch).into_iter();
-        let wanted = names.map(|name| {
-            let lanes = core.wanted_on(&name, switch);
-            (name, lanes)
-        });
-        wanted.filter(|(_, lanes)| !lanes.is_empty()).collect()
-    }
 }
 
 fn port_report(port: v1::Port) -> Option<(u8, PortReport)> {
@@ -505,17 +401,4 @@ fn neighbour_report(neighbour: v1::Neighbour) -> Option<NeighbourReport> {
         age_ns: neighbour.age_ns,
         who,
     })
-}
-
-/// The rules that a switch has.
-fn found(listed: v1::ListGroupsResponse) -> Vec<Found> {
-    let read = |group: v1::InstalledGroup| {
-        let rule = group.rule?;
-        Some(Found {
-            mcst_id: mcst_id_from_proto("mcst_id", &rule.mcst_id).ok()?,
-            generation: rule.generation,
-            owner: group.owner,
-        })
-    };
-    listed.groups.into_iter().filter_map(read).collect()
 }

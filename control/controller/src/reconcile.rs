@@ -16,6 +16,15 @@ pub struct Wanted {
     pub has_run: bool,
 }
 
+/// The version of a rule that a switch shall have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// Of the rule.
+    pub generation: u64,
+    /// See [`Wanted::has_run`].
+    pub has_run: bool,
+}
+
 /// A rule that a switch reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
@@ -30,8 +39,11 @@ pub struct Found {
 /// What is to be done at the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Install this rule, or replace an older version by it.
-    Install(GroupRule),
+    /// Install the rule that is wanted of this group, or replace an older version by it.
+    Install {
+        /// Which group.
+        mcst_id: McstId,
+    },
     /// Remove this version of this group.
     Remove {
         /// Which group.
@@ -59,7 +71,7 @@ impl Wanted {
 /// Rules of other owners are left alone: those of rule files, of operators, of other controllers. A version newer than
 /// the wanted one (the store was set back) is removed before the wanted one is installed, because a switch takes no
 /// older one in place of it.
-pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Wanted>, found: &[Found]) -> Vec<Action> {
+pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Vec<Action> {
     let ours: BTreeMap<McstId, u64> = found
         .iter()
         .filter(|f| f.owner == owner)
@@ -68,7 +80,7 @@ pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Wanted>, found: &[Found]) -> 
     let stays = |mcst_id: &McstId, generation: u64| {
         wanted
             .get(mcst_id)
-            .is_some_and(|wanted| generation <= wanted.rule.generation)
+            .is_some_and(|wanted| generation <= wanted.generation)
     };
     let removals = ours
         .iter()
@@ -79,8 +91,8 @@ pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Wanted>, found: &[Found]) -> 
         });
     let installs = wanted
         .iter()
-        .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.rule.generation))
-        .map(|(_, wanted)| Action::Install(wanted.to_install()));
+        .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.generation))
+        .map(|(mcst_id, _)| Action::Install { mcst_id: *mcst_id });
     removals.chain(installs).collect()
 }
 
@@ -118,7 +130,12 @@ mod tests {
     }
 
     /// A switch that does what it is told, by the agent's rules.
-    fn carry_out(actions: &[Action], owner: &str, found: &mut Vec<Found>) {
+    fn carry_out(
+        actions: &[Action],
+        owner: &str,
+        wanted: &BTreeMap<McstId, Version>,
+        found: &mut Vec<Found>,
+    ) {
         for action in actions {
             match action {
                 Action::Remove { mcst_id, generation } => {
@@ -128,17 +145,18 @@ mod tests {
                     });
                     assert_eq!(found.len(), before - 1, "removes what is there");
                 }
-                Action::Install(rule) => {
-                    if let Some(old) = found.iter().position(|f| f.mcst_id == rule.mcst_id) {
+                Action::Install { mcst_id } => {
+                    let generation = wanted[mcst_id].generation;
+                    if let Some(old) = found.iter().position(|f| f.mcst_id == *mcst_id) {
                         let old = found.remove(old);
                         assert!(
-                            old.owner == owner && old.generation < rule.generation,
+                            old.owner == owner && old.generation < generation,
                             "replaces an older own one"
                         );
                     }
                     found.push(Found {
-                        mcst_id: rule.mcst_id,
-                        generation: rule.generation,
+                        mcst_id: *mcst_id,
+                        generation,
                         owner: owner.into(),
                     });
                 }
@@ -155,9 +173,9 @@ mod tests {
         ) {
             // Strangers have other McstIDs: an agent refuses one of theirs.
             let stranger = |n: u8, ours: bool| !ours || n >= 8;
-            let wanted: BTreeMap<McstId, Wanted> = wanted
+            let wanted: BTreeMap<McstId, Version> = wanted
                 .into_iter()
-                .map(|(n, (generation, has_run))| (id(n), Wanted { rule: rule(n, generation), has_run }))
+                .map(|(n, (generation, has_run))| (id(n), Version { generation, has_run }))
                 .collect();
             let mut found: Vec<Found> = found
                 .into_iter()
@@ -169,21 +187,20 @@ mod tests {
             let strangers: Vec<Found> = found.iter().filter(|f| f.owner == "them").cloned().collect();
             let actions = diff("us", &wanted, &found);
             for action in &actions {
-                if let Action::Install(rule) = action {
-                    let start_psn = rule.multicast().and_then(|kind| kind.start_psn);
-                    prop_assert!(start_psn.is_none() && wanted[&rule.mcst_id].has_run);
+                if let Action::Install { mcst_id } = action {
+                    prop_assert!(wanted[mcst_id].has_run);
                 }
             }
             let was_there: Vec<(McstId, u64)> =
                 found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
-            carry_out(&actions, "us", &mut found);
+            carry_out(&actions, "us", &wanted, &mut found);
             prop_assert_eq!(diff("us", &wanted, &found), vec![]);
             let ours: BTreeMap<McstId, u64> =
                 found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
             // Of those that are being installed: what was there and is not too new.
-            let stays = |m: &McstId, w: &Wanted| {
+            let stays = |m: &McstId, w: &Version| {
                 let there = was_there.iter().find(|(id, _)| id == m).map(|(_, generation)| *generation);
-                if w.has_run { Some(w.rule.generation) } else { there.filter(|g| *g <= w.rule.generation) }
+                if w.has_run { Some(w.generation) } else { there.filter(|g| *g <= w.generation) }
             };
             let expected: BTreeMap<McstId, u64> =
                 wanted.iter().filter_map(|(m, w)| Some((*m, stays(m, w)?))).collect();
@@ -192,15 +209,24 @@ mod tests {
         }
     }
 
+    /// The planned PSN is long past where the source may have sent.
+    #[test]
+    fn a_rule_that_has_run_learns_its_psn() {
+        let start_psn = |has_run| {
+            let rule = rule(1, 3);
+            let rule = Wanted { rule, has_run }.to_install();
+            rule.multicast().and_then(|kind| kind.start_psn)
+        };
+        assert_eq!((start_psn(true), start_psn(false)), (None, Some(Psn::new(7))));
+    }
+
     #[test]
     fn what_is_as_wanted_is_not_touched() {
-        let wanted = BTreeMap::from([(
-            id(1),
-            Wanted {
-                rule: rule(1, 3),
-                has_run: true,
-            },
-        )]);
+        let version = Version {
+            generation: 3,
+            has_run: true,
+        };
+        let wanted = BTreeMap::from([(id(1), version)]);
         let found = [Found {
             mcst_id: id(1),
             generation: 3,

@@ -10,7 +10,7 @@ use crate::kinds::Kind;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::lifecycle::{Cause, Failure, Phase};
-use crate::reconcile::Wanted;
+use crate::reconcile::{Version, Wanted};
 use castnet_rules::GroupRule;
 
 /// A group: what was asked for, who has joined, how it is planned and where its rules may be.
@@ -144,15 +144,28 @@ impl Record {
             return Vec::new();
         };
         let kind = self.kind.behaviour();
+        let has_run = self.has_run();
         let wanted = |(lane, mcst_id)| {
             let mut rule = rule.clone();
             rule.name = lane_name(&self.name, lane, self.lanes());
             rule.mcst_id = mcst_id;
             kind.address_lane(&mut rule, lane);
-            let has_run = self.phase.has_run() && kind.outlives_switches();
             Wanted { rule, has_run }
         };
         (0..).zip(self.mcst_ids()).map(wanted).collect()
+    }
+
+    /// The version of the switch's part, where the group's rules belong on its switches and this is one of them.
+    pub(crate) fn wanted_version(&self, switch: &str) -> Option<Version> {
+        self.wanted_rule(switch).map(|rule| Version {
+            generation: rule.generation,
+            has_run: self.has_run(),
+        })
+    }
+
+    /// See [`Version::has_run`].
+    fn has_run(&self) -> bool {
+        self.phase.has_run() && self.kind.behaviour().outlives_switches()
     }
 
     /// What the group has set aside on that switch, in bytes, for as long as it may have its part there.

@@ -13,7 +13,7 @@ use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::lifecycle::{Event, Phase};
 use crate::planning::NoPlan;
-use crate::record::Record;
+use crate::record::{Plan, Record};
 
 /// A number that nobody can foresee, from the seed of the standard library's hash maps.
 pub(crate) fn draw() -> u64 {
@@ -22,11 +22,12 @@ pub(crate) fn draw() -> u64 {
 
 impl Shared {
     /// Checks a group that is to be created: what can be known to go wrong is refused now and not when the last member
-    /// joins.
-    pub(crate) fn check_new(&self, core: &Core, record: &Record) -> Result<(), Refusal> {
+    /// joins. How it can be laid out, as far as that is known.
+    pub(crate) fn check_new(&self, core: &Core, record: &Record) -> Result<Option<Plan>, Refusal> {
         match record.kind.behaviour().plan(core, record) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(NoPlan::NotYet(_)) => Ok(None),
             Err(NoPlan::Never(failure)) => Err(Refusal::Failed(failure)),
-            Ok(_) | Err(NoPlan::NotYet(_)) => Ok(()),
         }
     }
 

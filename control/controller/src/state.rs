@@ -12,6 +12,7 @@ use crate::detour::Detours;
 use crate::driver;
 use crate::error::Refusal;
 use crate::journal::Undo;
+use crate::kinds::collective::links;
 use crate::lifecycle::{Event, Next, Phase};
 use crate::record::{Ending, Record};
 use crate::table::Entry;
@@ -50,7 +51,7 @@ impl Shared {
         if *entry.record() == record {
             return Ok(());
         }
-        core.journal.stage_changed(&record, entry);
+        core.journal.stage_changed(entry);
         let rules_end = record.generation != entry.record().generation || !record.phase.wants_rules();
         if let Some(entry) = core.groups.get_mut(&name).filter(|_| rules_end) {
             entry.confirmed.clear();
@@ -131,9 +132,10 @@ impl Shared {
             }
         }
         let watched = phase == Phase::Active && !record.kind.behaviour().outlives_switches();
+        // A link may have gone down while switches were told.
+        let broken = watched && !links::down(&core.facts, &record).is_empty();
         self.replace(core, record)?;
-        if watched {
-            // Links may have gone down while switches were told.
+        if broken {
             self.fabric_changed();
         }
         self.arm(core, name, notice);
@@ -203,7 +205,7 @@ impl Shared {
                 shared.drive(core, name);
                 let problems = core.groups.get(name).map(|e| e.problems.clone());
                 for (switch, reason) in problems.unwrap_or_default() {
-                    shared.unsettled(core, &switch, Some(name), &reason);
+                    shared.unsettled(core, &switch, name, &reason);
                 }
                 shared.recover(core, name);
                 if let Err(error) = shared.settle(core, name) {
@@ -238,6 +240,10 @@ impl Shared {
     pub(crate) fn told(&self, core: &mut Core, name: &str) {
         if let Some(entry) = core.groups.get(name) {
             entry.changed.send_replace(());
+            // Whoever begins to listen later sees the change in what it reads then.
+            if self.events.receiver_count() == 0 {
+                return;
+            }
             let event = entry.record().kind.behaviour().event(core, entry);
             self.publish(core, event);
         }
@@ -254,43 +260,44 @@ impl Shared {
         }
     }
 
-    /// A switch can be reached, and was just looked through: `wanted` are the groups whose rules were wanted there, with
-    /// the generations that are there now, if any; it has no other rules of ours.
+    /// A switch can be reached, and was just looked through for these groups: `wanted` are those whose rules were wanted
+    /// there, with the generations that are there now, if any; it has no rules of the others.
     pub(crate) fn settled(
         self: &Arc<Self>,
         core: &mut Core,
         switch: &str,
-        wanted: &BTreeMap<String, Option<u64>>,
+        names: &[String],
+        wanted: &BTreeMap<&str, Option<u64>>,
     ) {
-        for name in core.groups.on_switch(switch) {
-            let Some(entry) = core.groups.get_mut(&name) else {
+        for name in names {
+            let Some(entry) = core.groups.get_mut(name) else {
                 continue;
             };
             let record = entry.record();
             let (generation, phase) = (record.generation, record.phase);
             let is_placed = record.placed.contains(switch);
-            match wanted.get(&name) {
+            match wanted.get(name.as_str()) {
                 Some(Some(there)) if *there == generation && phase.wants_rules() => {
                     let had_problem = entry.problems.remove(switch).is_some();
                     if entry.confirmed.insert(switch.into()) || had_problem {
-                        self.told(core, &name);
+                        self.told(core, name);
                     }
                 }
                 Some(None) if phase.has_run() && !record.kind.behaviour().outlives_switches() => {
                     let reason = format!("switch {switch} has lost its part: it was restarted");
                     let ending = Ending::failed(generation, None, Some(switch), reason);
-                    self.try_step(core, &name, Event::Lost, Some(ending));
+                    self.try_step(core, name, Event::Lost, Some(ending));
                 }
                 None if !phase.wants_rules() && is_placed => {
                     entry.problems.remove(switch);
-                    self.try_change(core, &name, |r| {
+                    self.try_change(core, name, |r| {
                         r.placed.remove(switch);
                     });
-                    self.drive(core, &name);
+                    self.drive(core, name);
                 }
                 _ => {}
             }
-            self.recover(core, &name);
+            self.recover(core, name);
         }
     }
 
@@ -302,30 +309,18 @@ impl Shared {
         }
     }
 
-    /// A switch does not have what it should, or nobody knows. Groups with a part there go on: their frames may well flow.
-    pub(crate) fn unsettled(
-        self: &Arc<Self>,
-        core: &mut Core,
-        switch: &str,
-        group: Option<&str>,
-        reason: &str,
-    ) {
-        let names = match group {
-            Some(name) => vec![name.to_owned()],
-            None => core.groups.on_switch(switch),
+    /// A switch does not have what it should of a group, or nobody knows. The group goes on: its frames may well flow.
+    pub(crate) fn unsettled(self: &Arc<Self>, core: &mut Core, switch: &str, name: &str, reason: &str) {
+        let Some(entry) = core.groups.get_mut(name).filter(|e| e.concerns(switch)) else {
+            return;
         };
-        for name in names {
-            let Some(entry) = core.groups.get_mut(&name).filter(|e| e.concerns(switch)) else {
-                continue;
-            };
-            entry.confirmed.remove(switch);
-            entry.problems.insert(switch.into(), reason.into());
-            let degrades = entry.record().kind.behaviour().outlives_switches();
-            if degrades && entry.record().phase == Phase::Active {
-                self.try_step(core, &name, Event::SwitchLost, None);
-            } else {
-                self.told(core, &name);
-            }
+        entry.confirmed.remove(switch);
+        entry.problems.insert(switch.into(), reason.into());
+        let degrades = entry.record().kind.behaviour().outlives_switches();
+        if degrades && entry.record().phase == Phase::Active {
+            self.try_step(core, name, Event::SwitchLost, None);
+        } else {
+            self.told(core, name);
         }
     }
 

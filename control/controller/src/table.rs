@@ -121,8 +121,15 @@ impl Groups {
     pub(crate) fn put(&mut self, record: Record) {
         let name = record.name.clone();
         if let Some(entry) = self.entries.get_mut(&name) {
-            let old = std::mem::replace(&mut entry.record, record.clone());
-            let (old, new) = (Footprint::of(&old), Footprint::of(&record));
+            let old = std::mem::replace(&mut entry.record, record);
+            let new = &entry.record;
+            // Most changes are of the phase alone.
+            let same = old.mcst_ids().eq(new.mcst_ids())
+                && (&old.kind, &old.plan, &old.placed) == (&new.kind, &new.plan, &new.placed);
+            if same && is_watched(&old) == is_watched(new) {
+                return;
+            }
+            let (old, new) = (Footprint::of(&old), Footprint::of(new));
             if old != new {
                 self.index(&name, &old, false);
                 self.index(&name, &new, true);
@@ -266,6 +273,10 @@ fn set(index: &mut BTreeMap<String, BTreeSet<String>>, key: &str, name: &str, ad
     }
 }
 
+fn is_watched(record: &Record) -> bool {
+    record.phase == Phase::Active && !record.kind.behaviour().outlives_switches()
+}
+
 /// What a record has in the indexes.
 #[derive(PartialEq, Eq)]
 struct Footprint {
@@ -297,7 +308,7 @@ impl Footprint {
             own: record.placed.iter().map(|s| (s.clone(), own(s))).collect(),
             load: load.collect(),
             queue_pairs: ends.map(|e| ((e.ip, e.qpn), e.name.clone())).collect(),
-            is_watched: record.phase == Phase::Active && !record.kind.behaviour().outlives_switches(),
+            is_watched: is_watched(record),
         }
     }
 }

@@ -7,12 +7,20 @@ use castnet_proto::v1::controller_event::Event;
 
 use crate::core::Shared;
 use crate::journal::Batch;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, Table, encode};
 
 /// Writes until the controller stops, then lets go of the store.
 pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
     while !shared.stopping() {
-        let batch = shared.lock().journal.take();
+        let batch = {
+            let core = &mut *shared.lock();
+            let (groups, facts) = (&core.groups, &core.facts);
+            core.journal.take(|key| match key.table {
+                Table::Groups => groups.get(&key.name).map(|e| encode(e.record())),
+                Table::Hosts => facts.host(&key.name).map(encode),
+                Table::Meta => None,
+            })
+        };
         let Some(batch) = batch else {
             tokio::select! {
                 () = shared.stopped() => {}

@@ -14,6 +14,7 @@ pub(crate) fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: V
         .unwrap_or_default();
     NextHop::Switch {
         name: name.into(),
+        ip: None,
         qpn: Qpn::VIRTUAL,
         mac: MacAddr(mac),
         ranks,

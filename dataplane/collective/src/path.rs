@@ -1,26 +1,28 @@
 //! Paths of a group: the entries of its Path Table, and sets of them (Cepheus III.B).
 
-use castnet_wire::PortId;
-use core::fmt;
+use core::{array, fmt};
 
-/// Paths that one group can have at one switch: one per port.
-pub const PATHS_MAX: usize = PortId::COUNT;
+/// Paths, or endpoints, that one group can have at one switch.
+pub const PATHS_MAX: usize = 1024;
 
-/// An entry of a group's Path Table: 0 to 63.
+/// Words of a set of all of them.
+pub const WORDS_MAX: usize = PATHS_MAX / 64;
+
+/// An entry of a group's Path Table, below [`PATHS_MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PathId(u8);
+pub struct PathId(u16);
 
 impl PathId {
     /// The path `index`, or `None` from [`PATHS_MAX`] on.
-    pub const fn new(index: u8) -> Option<Self> {
-        if (index as usize) < PATHS_MAX {
-            Some(Self(index))
+    pub const fn new(index: usize) -> Option<Self> {
+        if index < PATHS_MAX {
+            Some(Self(index as u16))
         } else {
             None
         }
     }
 
-    /// Its place in the Path Table, below [`PATHS_MAX`].
+    /// Its index in the Path Table, below [`PATHS_MAX`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -32,83 +34,131 @@ impl fmt::Display for PathId {
     }
 }
 
-/// A set of paths, one bit each.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PathSet(u64);
+/// A set of paths, one bit each, in `W` words: of paths below `64 * W`, which is what a machine of that width has.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathSet<const W: usize = 1>([u64; W]);
 
-impl PathSet {
-    /// No path.
-    pub const EMPTY: Self = Self(0);
-
-    /// The paths 0 to `count - 1`; all 64 from there on.
-    pub const fn first(count: usize) -> Self {
-        if count >= PATHS_MAX {
-            Self(u64::MAX)
-        } else {
-            Self((1 << count) - 1)
-        }
-    }
-
-    /// Only `path`.
-    pub const fn only(path: PathId) -> Self {
-        Self(1 << path.0)
-    }
-
-    /// Bit `i` stands for path `i`.
-    pub const fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
-    /// Bit `i` stands for path `i`.
-    pub const fn bits(self) -> u64 {
-        self.0
-    }
-
-    /// Whether `path` is in it.
-    pub const fn contains(self, path: PathId) -> bool {
-        self.0 & Self::only(path).0 != 0
-    }
-
-    /// Puts `path` in.
-    pub const fn insert(&mut self, path: PathId) {
-        self.0 |= Self::only(path).0;
-    }
-
-    /// Takes `path` out.
-    pub const fn remove(&mut self, path: PathId) {
-        self.0 &= !Self::only(path).0;
-    }
-
-    /// The set without `path`.
-    pub const fn without(self, path: PathId) -> Self {
-        Self(self.0 & !Self::only(path).0)
-    }
-
-    /// How many paths are in it.
-    pub const fn len(self) -> usize {
-        self.0.count_ones() as usize
-    }
-
-    /// Whether no path is in it.
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// The paths, lowest first.
-    pub const fn iter(self) -> PathIter {
-        PathIter(self.0)
+impl<const W: usize> Default for PathSet<W> {
+    fn default() -> Self {
+        Self::EMPTY
     }
 }
 
-impl IntoIterator for PathSet {
+impl<const W: usize> PathSet<W> {
+    /// No path.
+    pub const EMPTY: Self = Self([0; W]);
+
+    /// How many paths there can be in it.
+    pub const CAPACITY: usize = 64 * W;
+
+    /// The paths 0 to `count - 1`, as far as there can be.
+    pub fn first(count: usize) -> Self {
+        Self(array::from_fn(|word| match count.saturating_sub(64 * word) {
+            left @ 0..64 => (1 << left) - 1,
+            _ => u64::MAX,
+        }))
+    }
+
+    /// Only `path`.
+    #[inline]
+    pub fn only(path: PathId) -> Self {
+        let mut set = Self::EMPTY;
+        set.insert(path);
+        set
+    }
+
+    /// The word with the bit of `path`, and the bit. With one word nothing is asked.
+    #[inline(always)]
+    const fn bit(path: PathId) -> (usize, u64) {
+        let word = if W == 1 { 0 } else { path.index() / 64 };
+        (word, 1 << (path.index() % 64))
+    }
+
+    /// Whether `path` is in it.
+    #[inline]
+    pub fn contains(&self, path: PathId) -> bool {
+        let (word, bit) = Self::bit(path);
+        self.0.get(word).is_some_and(|w| w & bit != 0)
+    }
+
+    /// Puts `path` in.
+    #[inline]
+    pub fn insert(&mut self, path: PathId) {
+        let (word, bit) = Self::bit(path);
+        match self.0.get_mut(word) {
+            Some(w) => *w |= bit,
+            None => debug_assert!(false, "a path of the machine"),
+        }
+    }
+
+    /// Takes `path` out.
+    #[inline]
+    pub fn remove(&mut self, path: PathId) {
+        let (word, bit) = Self::bit(path);
+        if let Some(w) = self.0.get_mut(word) {
+            *w &= !bit;
+        }
+    }
+
+    /// The set without `path`.
+    #[must_use]
+    #[inline]
+    pub fn without(mut self, path: PathId) -> Self {
+        self.remove(path);
+        self
+    }
+
+    /// What is in either.
+    #[must_use]
+    #[inline]
+    pub fn or(self, other: Self) -> Self {
+        Self(array::from_fn(|i| self.0[i] | other.0[i]))
+    }
+
+    /// What is in it and not in `other`.
+    #[must_use]
+    #[inline]
+    pub fn minus(self, other: Self) -> Self {
+        Self(array::from_fn(|i| self.0[i] & !other.0[i]))
+    }
+
+    /// How many paths are in it.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Whether no path is in it.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0 == [0; W]
+    }
+
+    /// The highest path.
+    #[inline]
+    pub fn last(&self) -> Option<PathId> {
+        let word = self.0.iter().rposition(|word| *word != 0)?;
+        PathId::new(64 * word + self.0[word].ilog2() as usize)
+    }
+
+    /// The paths, lowest first.
+    #[inline]
+    pub fn iter(&self) -> PathIter<W> {
+        PathIter {
+            left: self.0,
+            word: 0,
+        }
+    }
+}
+
+impl<const W: usize> IntoIterator for PathSet<W> {
     type Item = PathId;
-    type IntoIter = PathIter;
-    fn into_iter(self) -> PathIter {
+    type IntoIter = PathIter<W>;
+    fn into_iter(self) -> PathIter<W> {
         self.iter()
     }
 }
 
-impl FromIterator<PathId> for PathSet {
+impl<const W: usize> FromIterator<PathId> for PathSet<W> {
     fn from_iter<I: IntoIterator<Item = PathId>>(paths: I) -> Self {
         let mut set = Self::EMPTY;
         for path in paths {
@@ -118,7 +168,7 @@ impl FromIterator<PathId> for PathSet {
     }
 }
 
-impl fmt::Debug for PathSet {
+impl<const W: usize> fmt::Debug for PathSet<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.iter().map(PathId::index)).finish()
     }
@@ -126,27 +176,35 @@ impl fmt::Debug for PathSet {
 
 /// The paths of a [`PathSet`], lowest first.
 #[derive(Clone, Debug)]
-pub struct PathIter(u64);
+pub struct PathIter<const W: usize = 1> {
+    left: [u64; W],
+    /// The words before it are used up.
+    word: usize,
+}
 
-impl Iterator for PathIter {
+impl<const W: usize> Iterator for PathIter<W> {
     type Item = PathId;
 
+    #[inline]
     fn next(&mut self) -> Option<PathId> {
-        if self.0 == 0 {
-            return None;
+        loop {
+            let word = self.left.get_mut(self.word)?;
+            if *word != 0 {
+                let path = PathId::new(64 * self.word + word.trailing_zeros() as usize);
+                *word &= *word - 1;
+                return path;
+            }
+            self.word += 1;
         }
-        let path = PathId(self.0.trailing_zeros() as u8);
-        self.0 &= self.0 - 1;
-        Some(path)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.0.count_ones() as usize;
+        let left = PathSet(self.left).len();
         (left, Some(left))
     }
 }
 
-impl ExactSizeIterator for PathIter {}
+impl<const W: usize> ExactSizeIterator for PathIter<W> {}
 
 #[cfg(test)]
 mod tests {
@@ -157,33 +215,53 @@ mod tests {
 
     #[test]
     fn first_covers_none_some_and_all() {
-        assert_eq!(PathSet::first(0), PathSet::EMPTY);
+        assert_eq!(PathSet::<1>::first(0), PathSet::EMPTY);
+        let paths = |set: PathSet<2>| set.iter().map(PathId::index).collect::<Vec<_>>();
+        assert_eq!(paths(PathSet::first(3)), [0, 1, 2]);
+        assert_eq!(paths(PathSet::first(66)), (0..66).collect::<Vec<_>>());
         assert_eq!(
-            PathSet::first(3).iter().map(PathId::index).collect::<Vec<_>>(),
-            [0, 1, 2]
+            (PathSet::<1>::first(64).len(), PathSet::<1>::first(200).len()),
+            (64, 64)
         );
-        assert_eq!((PathSet::first(64).len(), PathSet::first(200).len()), (64, 64));
-        assert_eq!(PathId::new(64), None);
+        assert_eq!(
+            (PathSet::<2>::first(200).len(), PathSet::<16>::first(1024).len()),
+            (128, 1024)
+        );
+        assert_eq!(
+            (PathSet::<16>::CAPACITY, PathId::new(PATHS_MAX)),
+            (PATHS_MAX, None)
+        );
+    }
+
+    fn check<const W: usize>(picks: &[(usize, bool)]) -> Result<(), TestCaseError> {
+        let (mut set, mut twin) = (PathSet::<W>::EMPTY, BTreeSet::new());
+        for &(index, put) in picks {
+            let path = PathId::new(index % (64 * W)).unwrap();
+            if put {
+                set.insert(path);
+                twin.insert(path);
+            } else {
+                set.remove(path);
+                twin.remove(&path);
+            }
+            prop_assert_eq!(set.contains(path), put);
+            prop_assert_eq!((set.len(), set.is_empty()), (twin.len(), twin.is_empty()));
+            prop_assert_eq!(set.last(), twin.last().copied());
+        }
+        prop_assert!(set.iter().eq(twin.iter().copied()));
+        let half: BTreeSet<PathId> = twin.iter().copied().step_by(2).collect();
+        let part = half.iter().copied().collect::<PathSet<W>>();
+        prop_assert!(set.minus(part).iter().eq(twin.difference(&half).copied()));
+        prop_assert_eq!(set.minus(part).or(part), set);
+        Ok(())
     }
 
     proptest! {
         #[test]
-        fn a_set_is_a_set(picks in proptest::collection::vec((0u8..64, any::<bool>()), 0..100)) {
-            let (mut set, mut twin) = (PathSet::EMPTY, BTreeSet::new());
-            for (index, put) in picks {
-                let path = PathId::new(index).unwrap();
-                if put {
-                    set.insert(path);
-                    twin.insert(path);
-                } else {
-                    set.remove(path);
-                    twin.remove(&path);
-                }
-                prop_assert_eq!(set.contains(path), put);
-                prop_assert_eq!(set.len(), twin.len());
-            }
-            prop_assert!(set.iter().eq(twin.iter().copied()));
-            prop_assert_eq!(twin.into_iter().collect::<PathSet>(), set);
+        fn a_set_is_a_set(picks in proptest::collection::vec((0usize..1024, any::<bool>()), 0..200)) {
+            check::<1>(&picks)?;
+            check::<3>(&picks)?;
+            check::<16>(&picks)?;
         }
     }
 }

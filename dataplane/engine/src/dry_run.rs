@@ -8,22 +8,22 @@
 use core::net::Ipv4Addr;
 use std::sync::Arc;
 
+use castnet_rules::ENDPOINTS_MAX;
 use castnet_wire::{Arp, McstId, Nanos, Parsed, PortId, parse_frame, parse_network};
 
-use crate::classify;
+use crate::address;
 use crate::config::EngineConfig;
-use crate::context::Context;
 use crate::engine::Engine;
-use crate::group::InstallError;
-use crate::pipeline::Cx;
+use crate::group::context::Context;
+use crate::observe::trace::{Recorder, Trace};
+use crate::output::cx::Cx;
 use crate::plain::{PlainEgress, PlainFrame};
-use crate::tables::Tables;
-use crate::trace::{Recorder, Trace};
+use crate::tables::published::Tables;
 
 /// Groups that the way of one frame can depend on: those of its two addresses.
 const GROUPS_MAX: usize = 2;
 /// Next hops that they can have.
-const NEXT_HOPS_MAX: usize = GROUPS_MAX * PortId::COUNT;
+const NEXT_HOPS_MAX: usize = GROUPS_MAX * ENDPOINTS_MAX;
 
 /// One frame, and room for what its way depends on.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl DryRun {
         let own = config.addresses.first().copied();
         let mut groups: Vec<_> = addresses(&frame).into_iter().flatten().map(compile).collect();
         for group in groups.iter_mut().flatten() {
-            let bound: Result<(), InstallError> = group.bind(&mut engine.next_hops, own);
+            let bound = group.bind(&mut engine.services.output.next_hops, own);
             debug_assert!(bound.is_ok(), "there is a place for each");
         }
         Self {
@@ -71,7 +71,7 @@ impl DryRun {
     /// What would happen to the frame, stage by stage. In frames that would be sent from a group's slots, zeros stand for the
     /// payload.
     pub fn run(mut self) -> Trace {
-        self.engine.tables = self.tables.unwrap_or_default();
+        self.engine.bridge.tables = self.tables.unwrap_or_default();
         let mut recorder = Recorder::new(self.at, self.ingress, self.frame.clone());
         let mut egress = PlainEgress::default();
         let mut cx = Cx {
@@ -91,7 +91,7 @@ fn addresses(frame: &[u8]) -> [Option<Ipv4Addr>; GROUPS_MAX] {
         Ok(Parsed::Arp(Arp {
             sender_ip, target_ip, ..
         })) => [Some(sender_ip), Some(target_ip)],
-        _ => [classify::destination(frame), classify::source(frame)],
+        _ => [address::destination(frame), address::source(frame)],
     };
     [a, b.filter(|_| a != b)]
 }
@@ -120,8 +120,8 @@ impl Engine {
             ..
         } = dry;
         *at = now;
-        engine.ports = self.ports.clone();
-        *tables = Some(self.tables.clone());
+        engine.services.output.ports = self.services.output.ports.clone();
+        *tables = Some(self.bridge.tables.clone());
         for place in groups {
             let running = place.as_ref().and_then(|group| self.groups.get(group.mcst_id()));
             if let Some(running) = running
@@ -133,14 +133,14 @@ impl Engine {
         }
         // Frames of a group touch no table of addresses.
         let of_group = matches!(parse_frame(frame, frame.len()), Ok(Parsed::Roce(_)))
-            && classify::destination(frame).is_some_and(|dst| engine.groups.find(dst).is_some());
+            && address::destination(frame).is_some_and(|dst| engine.groups.find(dst).is_some());
         if !of_group {
-            engine.fdb.copy_from(&self.fdb);
-            engine.neighbours.copy_from(&self.neighbours);
+            engine.bridge.fdb.copy_from(&self.bridge.fdb);
+            engine.bridge.neighbours.copy_from(&self.bridge.neighbours);
         }
-        engine.fdb_full_told = self.fdb_full_told;
-        engine.lldp_at = self.lldp_at;
-        engine.lldp_answers = self.lldp_answers;
-        engine.ageing_at = self.ageing_at;
+        engine.bridge.fdb_full_told = self.bridge.fdb_full_told;
+        engine.bridge.lldp_at = self.bridge.lldp_at;
+        engine.bridge.lldp_answers = self.bridge.lldp_answers;
+        engine.bridge.ageing_at = self.bridge.ageing_at;
     }
 }

@@ -1,112 +1,38 @@
 //! The engine: its tables, and what control does to them between batches.
 
-use core::net::Ipv4Addr;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use castnet_collective::{Effects, translated};
-use castnet_wire::icrc::ShiftCache;
-use castnet_wire::{MacAddr, McstId, Nanos, PortId};
+use castnet_wire::{McstId, Nanos, PortId};
 
-use crate::collective::{Collective, CollectiveGroupStatus};
-use crate::config::{ConfigError, EngineConfig, PortInfo};
-use crate::context::{Context, ContextStatus, Kind};
-use crate::counters::{Counters, CountersSnapshot, Totals};
+use crate::bridge::Bridge;
+use crate::config::{ConfigError, EngineConfig};
 use crate::egress::Egress;
-use crate::events::{EngineEvent, Events};
-use crate::fdb::{Fdb, FdbEntry};
-use crate::group::{Group, GroupStatus, InstallError};
-use crate::groups::Groups;
-use crate::limit::Limit;
-use crate::lldp::ANSWERS;
-use crate::neighbours::{Neighbour, Neighbours};
-use crate::next_hops::NextHops;
-use crate::pipeline::Cx;
-use crate::port_set::PortSet;
-use crate::tables::Tables;
-use crate::tap::{Captured, FrameFilter, TapId, Taps};
-use crate::trace::{Off, Recorder, Trace};
-use crate::wheel::{FINE_TICK, TICK, Wheel};
-
-/// Frame lengths whose ICRC operators are kept ready: 4 KiB each.
-pub(crate) type Shifts = ShiftCache<16>;
-
-/// Bytes of the largest path MTU.
-const PAYLOAD_MAX: usize = 4096;
-
-/// No group: no slot of the table of groups has that number.
-pub(crate) const NO_GROUP: u32 = u32::MAX;
-
-/// What frames need to know of the ports.
-#[derive(Clone, Debug)]
-pub(crate) struct Ports {
-    pub(crate) macs: [MacAddr; PortId::COUNT],
-    pub(crate) mtus: [u32; PortId::COUNT],
-    /// Those that are configured.
-    pub(crate) present: PortSet,
-    /// Those of them that are up.
-    pub(crate) up: PortSet,
-    /// Those of them that are flooded to, up or not.
-    pub(crate) flood: PortSet,
-}
-
-impl Ports {
-    fn new(ports: &[PortInfo]) -> Self {
-        let mut table = Self {
-            macs: [MacAddr::default(); PortId::COUNT],
-            mtus: [0; PortId::COUNT],
-            present: ports.iter().map(|p| p.id).collect(),
-            up: ports.iter().map(|p| p.id).collect(),
-            flood: ports.iter().filter(|p| p.flood).map(|p| p.id).collect(),
-        };
-        for port in ports {
-            table.macs[port.id.index()] = port.mac;
-            table.set_mtu(port.id, port.mtu);
-        }
-        table
-    }
-
-    fn set_mtu(&mut self, port: PortId, mtu: usize) {
-        self.mtus[port.index()] = u32::try_from(mtu).unwrap_or(u32::MAX);
-    }
-
-    #[inline]
-    pub(crate) fn mac(&self, port: PortId) -> MacAddr {
-        self.macs[port.index()]
-    }
-
-    pub(crate) fn mtu(&self, port: PortId) -> usize {
-        self.mtus[port.index()] as usize
-    }
-}
+use crate::group::collective::{Collective, CollectiveGroupStatus};
+use crate::group::context::{Context, ContextStatus};
+use crate::group::install::InstallError;
+use crate::group::kind::Kind;
+use crate::group::multicast::context::{Group, GroupStatus};
+use crate::group::services::Services;
+use crate::group::table::Groups;
+use crate::observe::counters::{CountersSnapshot, Totals};
+use crate::observe::events::EngineEvent;
+use crate::observe::neighbour::Neighbour;
+use crate::observe::tap::{Captured, FrameFilter, TapId, Taps};
+use crate::observe::trace::{Off, Recorder, Trace};
+use crate::output::Output;
+use crate::output::cx::Cx;
+use crate::tables::fdb::FdbEntry;
+use crate::tables::published::Tables;
 
 /// One worker's engine.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) config: Arc<EngineConfig>,
-    pub(crate) ports: Ports,
-    pub(crate) tables: Arc<Tables>,
     pub(crate) groups: Groups,
-    pub(crate) next_hops: NextHops,
-    pub(crate) shifts: Shifts,
-    pub(crate) counters: Counters,
-    pub(crate) wheel: Wheel,
-    pub(crate) effects: Effects,
-    /// Timers of collective groups.
-    pub(crate) fine_wheel: Wheel,
-    pub(crate) collective_effects: translated::Effects,
-    /// Where a payload is put together.
-    pub(crate) scratch: Box<[u8; PAYLOAD_MAX]>,
-    /// Places of groups that have more to send than one turn lets them.
-    pub(crate) emitting: VecDeque<u32>,
-    pub(crate) fdb: Fdb,
-    pub(crate) neighbours: Neighbours,
-    pub(crate) events: Events,
-    pub(crate) fdb_full_told: bool,
+    pub(crate) services: Services,
+    /// What belongs to no group.
+    pub(crate) bridge: Bridge,
     pub(crate) taps: Taps,
-    pub(crate) lldp_at: Option<Nanos>,
-    pub(crate) lldp_answers: Limit,
-    pub(crate) ageing_at: Option<Nanos>,
 }
 
 impl Engine {
@@ -121,29 +47,13 @@ impl Engine {
 
     /// The same with a configuration that has been checked.
     pub(crate) fn build(config: EngineConfig) -> Self {
-        let seed = config.hash_seed;
+        let config = Arc::new(config);
         Self {
-            ports: Ports::new(&config.ports),
-            tables: Arc::default(),
-            groups: Groups::new(config.groups_max, config.memory_bytes_max, seed),
-            next_hops: NextHops::new(config.next_hops_max, seed),
-            shifts: Shifts::new(),
-            counters: Counters::new(),
-            wheel: Wheel::new(config.groups_max, TICK),
-            effects: Effects::new(),
-            fine_wheel: Wheel::new(config.groups_max, FINE_TICK),
-            collective_effects: translated::Effects::new(),
-            scratch: Box::new([0; PAYLOAD_MAX]),
-            emitting: VecDeque::with_capacity(config.groups_max),
-            fdb: Fdb::new(config.fdb_capacity, config.fdb_ageing, seed),
-            neighbours: Neighbours::new(config.neighbours_max, config.fdb_ageing, seed),
-            events: Events::new(config.events_max),
-            fdb_full_told: false,
+            groups: Groups::new(config.groups_max, config.memory_bytes_max, config.hash_seed),
+            services: Services::new(&config),
+            bridge: Bridge::new(config.clone()),
             taps: Taps::default(),
-            lldp_at: config.lldp_interval.map(|_| Nanos::ZERO),
-            lldp_answers: ANSWERS,
-            ageing_at: None,
-            config: Arc::new(config),
+            config,
         }
     }
 
@@ -176,11 +86,14 @@ impl Engine {
             return Ok(Some(group));
         }
         self.groups.room_for(&group)?;
-        group.bind(&mut self.next_hops, self.config.addresses.first().copied())?;
+        group.bind(
+            &mut self.services.output.next_hops,
+            self.config.addresses.first().copied(),
+        )?;
         let (place, replaced) = self.groups.insert(group);
-        self.quiet(place);
+        self.services.timers.disarm(place);
         if let Some(replaced) = &replaced {
-            replaced.unbind(&mut self.next_hops);
+            replaced.unbind(&mut self.services.output.next_hops);
         }
         Ok(replaced)
     }
@@ -189,16 +102,9 @@ impl Engine {
     /// engine.
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (place, group) = self.groups.remove(mcst_id)?;
-        self.quiet(place);
-        group.unbind(&mut self.next_hops);
+        self.services.timers.disarm(place);
+        group.unbind(&mut self.services.output.next_hops);
         Some(group)
-    }
-
-    /// Nothing is due at a place any more.
-    fn quiet(&mut self, place: u32) {
-        self.wheel.disarm(place);
-        self.fine_wheel.disarm(place);
-        self.emitting.retain(|other| *other != place);
     }
 
     /// The multicast group of this address.
@@ -233,7 +139,10 @@ impl Engine {
 
     /// The state of a multicast group, for people. Allocates.
     pub fn group_status(&self, mcst_id: McstId) -> Option<GroupStatus> {
-        self.group(mcst_id).map(Group::status)
+        match self.groups.get(mcst_id)? {
+            Context::Multicast(group) => Some(group.status()),
+            _ => None,
+        }
     }
 
     /// The state of a collective group, for people. Allocates.
@@ -243,45 +152,21 @@ impl Engine {
 
     /// Takes new tables. What was learned on ports that went down is forgotten.
     pub fn set_tables(&mut self, now: Nanos, tables: Arc<Tables>) {
-        let up = tables.up().and(self.ports.present);
-        let gone = PortSet(self.ports.up.0 & !up.0);
-        if !gone.is_empty() {
-            self.fdb.flush(|port| gone.contains(port));
-            self.neighbours
-                .flush(now, |port| gone.contains(port), &mut self.events);
-        }
-        let came = PortSet(up.0 & !self.ports.up.0);
-        if !came.is_empty() && self.lldp_at.is_some() {
-            self.lldp_at = Some(now);
-        }
-        self.ports.up = up;
-        for (port, mtu) in &tables.mtus {
-            self.ports.set_mtu(*port, *mtu);
-        }
-        self.tables = tables;
+        let Services { output, events, .. } = &mut self.services;
+        self.bridge.set_tables(now, tables, &mut output.ports, events);
     }
 
     /// The tables in use.
     pub fn tables(&self) -> &Arc<Tables> {
-        &self.tables
+        &self.bridge.tables
     }
 
     // ------------------------------------------------------------------------------------------------- timers
 
     /// When [`Engine::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        // What a group could not send in one turn is due at once.
-        let emission = (!self.emitting.is_empty()).then_some(Nanos::ZERO);
-        [
-            self.lldp_at,
-            self.ageing_at,
-            self.wheel.poll(),
-            self.fine_wheel.poll(),
-            emission,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        let own = self.bridge.poll_timeout();
+        own.into_iter().chain(self.services.timers.poll()).min()
     }
 
     /// Does what time asks for: LLDP, a bounded piece of ageing, stall reports of groups, what collective groups repeat or
@@ -290,14 +175,14 @@ impl Engine {
         if self.taps.armed() {
             let mut recorder = Recorder::new(now, PortId::default(), Vec::new());
             self.on_time(now, egress, &mut recorder);
-            let trace = recorder.finish(crate::trace::Verdict::Absorbed);
+            let trace = recorder.finish(crate::observe::trace::Verdict::Absorbed);
             self.taps.take_sent(&trace);
         } else {
             self.on_time(now, egress, &mut Off);
         }
     }
 
-    fn on_time<E: Egress, O: crate::trace::Observer>(
+    fn on_time<E: Egress, O: crate::observe::trace::Observer>(
         &mut self,
         now: Nanos,
         egress: &mut E,
@@ -309,81 +194,54 @@ impl Engine {
             egress,
             observer,
         };
-        if let (Some(at), Some(interval)) = (self.lldp_at, self.config.lldp_interval)
-            && now >= at
-        {
-            self.lldp_at = Some(now + interval);
-            self.send_lldp(&mut cx, interval);
+        let Self {
+            groups,
+            services,
+            bridge,
+            ..
+        } = self;
+        bridge.handle_timeout(&mut cx, services);
+        while let Some(slot) = services.timers.coarse.pop(now) {
+            groups.with(slot, |group| group.timeout(services, &mut cx, slot));
         }
-        if self.ageing_at.is_some_and(|at| now >= at) {
-            self.age(now);
-        }
-        while let Some(place) = self.wheel.pop(now) {
-            self.group_timeout(&mut cx, place);
-        }
-        while let Some(place) = self.fine_wheel.pop(now) {
-            self.group_timeout(&mut cx, place);
+        while let Some(slot) = services.timers.fine.pop(now) {
+            groups.with(slot, |group| group.timeout(services, &mut cx, slot));
         }
         // Those that have still more to send queue up again.
-        for _ in 0..self.emitting.len() {
-            let Some(place) = self.emitting.pop_front() else {
+        for _ in 0..services.timers.emitting.len() {
+            let Some(slot) = services.timers.emitting.pop_front() else {
                 return;
             };
-            self.group_emit(&mut cx, place);
+            groups.with(slot, |group| group.emit(services, &mut cx, slot));
         }
-    }
-
-    /// Starts the ageing timer where it does not run; called when something was learned.
-    pub(crate) fn start_ageing(&mut self, now: Nanos) {
-        if self.ageing_at.is_none() {
-            self.ageing_at = Some(now + self.ageing_interval());
-        }
-    }
-
-    fn ageing_interval(&self) -> Nanos {
-        self.fdb.sweep_interval().min(self.neighbours.sweep_interval())
-    }
-
-    fn age(&mut self, now: Nanos) {
-        self.fdb.age(now);
-        self.neighbours.age(now, &mut self.events);
-        self.events.report_unreported(now);
-        if self.fdb.len() < self.config.fdb_capacity {
-            self.fdb_full_told = false;
-        }
-        let idle = self.fdb.len() == 0 && self.neighbours.is_empty();
-        self.ageing_at = (!idle).then(|| now + self.ageing_interval());
     }
 
     // ------------------------------------------------------------------------------------------------ reading
 
     /// What happened, oldest first.
     pub fn pop_event(&mut self) -> Option<EngineEvent> {
-        self.events.pop()
+        self.services.events.pop()
     }
 
     /// Events that found the queue full.
     pub fn events_lost(&self) -> u64 {
-        self.events.lost()
+        self.services.events.lost()
     }
 
     /// The switch's totals.
     pub fn totals(&self) -> Totals {
-        self.counters.totals
+        self.services.output.counters.totals
     }
 
     /// Fills a snapshot: totals and ports always, groups from [`CountersSnapshot::next_group`] on while they fit into
     /// what `into` has room for. Does not allocate where `into` was made with room.
     pub fn snapshot(&self, into: &mut CountersSnapshot) {
-        into.totals = self.counters.totals;
-        into.drops = self.counters.drops();
+        let Output { ports, counters, .. } = &self.services.output;
+        into.totals = counters.totals;
+        into.drops = counters.drops();
         into.clear();
-        into.ports.extend(
-            self.ports
-                .present
-                .into_iter()
-                .map(|port| (port, self.counters.port(port))),
-        );
+        let present = ports.present.into_iter();
+        into.ports.extend(present.map(|port| (port, counters.port(port))));
         let mut first = true;
         for place in into.next_group..self.groups.places() {
             let Some(context) = self.groups.at(place as u32) else {
@@ -401,12 +259,12 @@ impl Engine {
 
     /// The Ethernet addresses that are known, in no particular order.
     pub fn fdb(&self, now: Nanos) -> impl Iterator<Item = FdbEntry> {
-        self.fdb.entries(now)
+        self.bridge.fdb.entries(now)
     }
 
     /// Who is on the links.
     pub fn neighbours(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
-        self.neighbours.iter(now)
+        self.bridge.neighbours.iter(now)
     }
 
     // ----------------------------------------------------------------------------------------------- watching
@@ -451,14 +309,5 @@ impl Engine {
     /// What [`Engine::take_tap_lost`] has returned, of all subscribers.
     pub fn taps_lost(&self) -> u64 {
         self.taps.lost()
-    }
-
-    /// Whether `address` is a group's or the switch's own: ARP for it is answered.
-    pub(crate) fn answers_for(&self, address: Ipv4Addr) -> bool {
-        self.is_group(address) || self.config.addresses.contains(&address)
-    }
-
-    pub(crate) fn is_group(&self, address: Ipv4Addr) -> bool {
-        self.groups.find(address).is_some() || self.tables.is_group(address)
     }
 }

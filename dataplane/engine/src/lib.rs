@@ -12,64 +12,45 @@
 //! allocation (contract S2). Each frame ends in exactly one [`Verdict`], and that is counted (S1).
 #![forbid(unsafe_code)]
 
-mod arp;
-mod classify;
-mod collective;
+mod address;
+mod bridge;
 mod config;
-mod context;
-mod counters;
 mod dry_run;
 mod egress;
 mod engine;
-mod ethernet;
-mod events;
-mod fast;
-mod fdb;
-mod feedback;
-mod fixed_map;
-mod forwarding;
 mod group;
-mod groups;
-mod limit;
-mod lldp;
-mod lookup;
+mod ingress;
 mod moving;
-mod multicast;
-mod neighbours;
-mod next_hops;
-mod pipeline;
+mod observe;
+mod output;
 pub mod plain;
 mod port_set;
-mod port_table;
-mod replicate;
-mod route;
 mod tables;
-mod tap;
-mod trace;
-mod wheel;
 
+pub use address::destination;
+pub use castnet_collective::path::WORDS_MAX;
 pub use castnet_collective::translated::Refusal;
 pub use castnet_collective::{EndpointId, EndpointSet};
-pub use classify::destination;
-pub use collective::{Collective, CollectiveGroupStatus};
 pub use config::{ConfigError, EngineConfig, PortInfo};
-pub use context::{Context, ContextStatus};
-pub use counters::{
+pub use dry_run::DryRun;
+pub use egress::Egress;
+pub use engine::Engine;
+pub use group::collective::{Collective, CollectiveGroupStatus};
+pub use group::context::{Context, ContextStatus};
+pub use group::forwarding::{Forwarding, ForwardingStatus};
+pub use group::install::{InstallError, port_count};
+pub use group::multicast::context::{Group, GroupStatus};
+pub use moving::Expected;
+pub use observe::counters::{
     CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
     ForwardingCounters, ForwardingEndpoint, GroupSnapshot, KindSnapshot, MulticastCounters, PathCounters,
     PathSnapshot, PortCounters, PortTraffic, Totals,
 };
-pub use dry_run::DryRun;
-pub use egress::Egress;
-pub use engine::Engine;
-pub use events::{EngineEvent, EventKind};
-pub use fdb::FdbEntry;
-pub use forwarding::{Forwarding, ForwardingStatus};
-pub use group::{Group, GroupStatus, InstallError, port_count};
-pub use moving::Expected;
-pub use neighbours::{NAME_MAX, Name, Neighbour, Said};
+pub use observe::events::{EngineEvent, EventKind};
+pub use observe::neighbour::{NAME_MAX, Name, Neighbour, Said};
+pub use observe::tap::{Captured, FrameFilter, Seen, TAPS_MAX, TapId};
+pub use observe::trace::{SentFrame, Stage, Step, Trace, Verdict};
 pub use port_set::PortSet;
-pub use route::{Flow, Hop};
-pub use tables::{Members, Owners, Tables};
-pub use tap::{Captured, FrameFilter, Seen, TAPS_MAX, TapId};
-pub use trace::{SentFrame, Stage, Step, Trace, Verdict};
+pub use tables::fdb::FdbEntry;
+pub use tables::published::{Members, Owners, Tables};
+pub use tables::route::{Flow, Hop};

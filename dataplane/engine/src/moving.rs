@@ -6,9 +6,9 @@
 
 use castnet_wire::{MacAddr, McstId, Nanos};
 
-use crate::context::Context;
 use crate::engine::Engine;
-use crate::group::InstallError;
+use crate::group::context::Context;
+use crate::group::install::InstallError;
 
 /// What an engine must have for a group that will come, and then keeps for it. Made, and freed, where time does not
 /// matter.
@@ -49,8 +49,9 @@ impl Engine {
     pub fn expect(&mut self, group: &mut Expected) -> Result<(), InstallError> {
         self.groups.room(group.mcst_id, group.memory_bytes)?;
         let Expected { macs, places, .. } = group;
-        self.next_hops
-            .acquire_all(macs.iter().copied(), |i, place| places[i] = place)
+        let next_hops = &mut self.services.output.next_hops;
+        next_hops.acquire_all(macs.iter().copied(), |i, place| places[i] = place)?;
+        Ok(())
     }
 
     /// Gives back what was kept.
@@ -58,7 +59,7 @@ impl Engine {
         group
             .places
             .iter()
-            .for_each(|place| self.next_hops.release(*place));
+            .for_each(|place| self.services.output.next_hops.release(*place));
     }
 
     /// Puts a group in service that another engine had, and goes on with it: its timers run, and what it had yet to send
@@ -74,13 +75,14 @@ impl Engine {
     ) -> Result<(), (InstallError, Context)> {
         let own = self.config.addresses.first().copied();
         let room = self.groups.room_for(&group);
-        let bound = room.and_then(|()| group.bind(&mut self.next_hops, own));
+        let bound = room.and_then(|()| Ok(group.bind(&mut self.services.output.next_hops, own)?));
         self.unexpect(expected);
         if let Err(error) = bound {
             return Err((error, group));
         }
         let (place, _) = self.groups.insert(group);
-        self.group_resume(now, place);
+        self.groups
+            .with(place, |group| group.resume(&mut self.services, now, place));
         Ok(())
     }
 }

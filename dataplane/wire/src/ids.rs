@@ -86,6 +86,8 @@ pub struct MacAddr(pub [u8; 6]);
 impl MacAddr {
     /// All ones.
     pub const BROADCAST: Self = Self([0xFF; 6]);
+    /// All zeros, which no station has: an address that is still to be found.
+    pub const UNSPECIFIED: Self = Self([0; 6]);
 
     /// Whether the group bit is set (broadcast included).
     pub const fn is_multicast(self) -> bool {

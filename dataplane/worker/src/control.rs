@@ -1,6 +1,8 @@
 //! The control side of a dataplane: what is installed, who has it, and how that reaches the workers.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
@@ -11,7 +13,7 @@ use castnet_engine::{
 };
 use castnet_port::{PortLink, Waker};
 use castnet_rules::{GroupIndex, GroupRule, Ipv4Net, Route, RuleSet, lane_of};
-use castnet_wire::{McstId, Nanos, PortId};
+use castnet_wire::{MacAddr, McstId, Nanos, PortId};
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
@@ -332,41 +334,40 @@ impl Shared {
         Ok(())
     }
 
-    pub(crate) fn install(&self, rule: &GroupRule) -> Result<Installed, InstallError> {
-        let mut state = self.state.lock();
-        let installed = self.put(&mut state, rule)?;
-        self.serve(state, &[(rule, installed)])?;
-        Ok(installed)
-    }
-
-    /// Several groups, published together; where one is refused, the number of those before it, which are served.
-    pub(crate) fn install_all(&self, rules: &[GroupRule]) -> Result<Vec<Installed>, (usize, InstallError)> {
-        let mut state = self.state.lock();
-        let (mut done, mut refused) = (Vec::with_capacity(rules.len()), None);
-        for rule in rules {
-            match self.put(&mut state, rule) {
-                Ok(installed) => done.push((rule, installed)),
-                Err(error) => {
-                    refused = Some((done.len(), error));
-                    break;
-                }
-            }
+    /// Runs `install` on all groups that are to be published together, and publishes them.
+    pub(crate) fn install_together<T>(
+        &self,
+        install: impl FnOnce(&mut Installer<'_>) -> T,
+    ) -> Result<T, Stopped> {
+        let mut installer = Installer {
+            shared: self,
+            state: self.state.lock(),
+            infos: self.infos_now(),
+            news: Vec::new(),
+        };
+        let result = install(&mut installer);
+        let Installer { mut state, news, .. } = installer;
+        if !news.is_empty() {
+            self.publish_and_wait(&mut state)?;
         }
-        self.serve(state, &done).map_err(|stopped| (0, stopped.into()))?;
-        match refused {
-            Some(refused) => Err(refused),
-            None => Ok(done.into_iter().map(|(_, installed)| installed).collect()),
-        }
+        drop(state);
+        news.into_iter().for_each(|kind| self.tell(kind));
+        Ok(result)
     }
 
     /// Puts a group into its worker's engine. It is served once the tables are published.
-    fn put(&self, state: &mut State, rule: &GroupRule) -> Result<Installed, InstallError> {
-        let infos = self.infos_now();
+    fn put(
+        &self,
+        state: &mut State,
+        infos: &[PortInfo],
+        rule: &GroupRule,
+    ) -> Result<Installed, InstallError> {
+        let rule = &*self.resolve(state, rule)?;
         // Slots can be large: a group that reserves memory is made only when there is a place for it.
         let mut made = None;
-        let memory = match Context::reserved(rule, &infos)? {
+        let memory = match Context::reserved(rule, infos)? {
             Some(bytes) => bytes,
-            None => made.insert(Context::compile(rule, &infos)?).memory_bytes(),
+            None => made.insert(Context::compile(rule, infos)?).memory_bytes(),
         };
         let before = state.check(rule)?;
         let ordered = rule.clone().in_order();
@@ -380,7 +381,7 @@ impl Shared {
         };
         let group = match made {
             Some(group) => group,
-            None => Context::compile(rule, &infos)?,
+            None => Context::compile(rule, infos)?,
         };
         let handle = self.workers.get(worker).ok_or(Stopped)?;
         // What comes back is the group that ran before, or the new one where both do the same: freed here.
@@ -400,27 +401,6 @@ impl Shared {
                 before: running.generation,
             },
         })
-    }
-
-    /// Publishes groups that were put into their engines, and tells of those that are new.
-    fn serve(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        installed: &[(&GroupRule, Installed)],
-    ) -> Result<(), Stopped> {
-        let changed = || installed.iter().filter(|(_, came)| *came != Installed::Unchanged);
-        if changed().next().is_some() {
-            self.publish_and_wait(&mut state)?;
-        }
-        drop(state);
-        for (rule, _) in changed() {
-            self.tell(SwitchEventKind::GroupInstalled {
-                mcst_id: rule.mcst_id,
-                name: rule.name.clone(),
-                generation: rule.generation,
-            });
-        }
-        Ok(())
     }
 
     /// The limits of the whole switch; each worker's engine alone would allow as much.
@@ -525,6 +505,48 @@ impl Shared {
     }
 }
 
+/// Installs groups that are published together: see [`Dataplane::install_together`](crate::Dataplane::install_together).
+pub struct Installer<'d> {
+    shared: &'d Shared,
+    state: MutexGuard<'d, State>,
+    /// The ports, which stay as they are while `state` is locked.
+    infos: Vec<PortInfo>,
+    news: Vec<SwitchEventKind>,
+}
+
+impl Installer<'_> {
+    /// The rule of a group; `None` where there is none.
+    pub fn rule(&self, mcst_id: McstId) -> Option<&GroupRule> {
+        self.state.groups.get(&mcst_id).map(|g| &g.rule)
+    }
+
+    /// The rule with the Ethernet addresses of next hops that it leaves open, as far as the switch knows them: from the same
+    /// generation of the rule where it runs, from its routes, and from ARP.
+    ///
+    /// # Errors
+    /// The dataplane has stopped.
+    pub fn resolve<'r>(&self, rule: &'r GroupRule) -> Result<Cow<'r, GroupRule>, Stopped> {
+        self.shared.resolve(&self.state, rule)
+    }
+
+    /// Installs a group, or a new version of one, with its next hops [resolved](Installer::resolve). It is served once all groups
+    /// are published.
+    ///
+    /// # Errors
+    /// As those of [`Dataplane::install`](crate::Dataplane::install). The other groups are not concerned.
+    pub fn install(&mut self, rule: &GroupRule) -> Result<Installed, InstallError> {
+        let installed = self.shared.put(&mut self.state, &self.infos, rule)?;
+        if installed != Installed::Unchanged {
+            self.news.push(SwitchEventKind::GroupInstalled {
+                mcst_id: rule.mcst_id,
+                name: rule.name.clone(),
+                generation: rule.generation,
+            });
+        }
+        Ok(installed)
+    }
+}
+
 impl State {
     /// Whether the rule goes with what is installed; and the worker and rule of the version that runs.
     fn check(&self, rule: &GroupRule) -> Result<Option<(usize, GroupRule)>, InstallError> {
@@ -583,6 +605,14 @@ impl State {
             group.worker = worker;
             self.register(group);
         }
+    }
+
+    /// The next hop at `port` of the route to `ip` with the longest prefix.
+    pub(crate) fn routed(&self, ip: Ipv4Addr, port: PortId) -> Option<MacAddr> {
+        let routes = self.routes.values().filter(|route| route.prefix.contains(&ip));
+        let longest = routes.max_by_key(|route| route.prefix.prefix_len())?;
+        let hop = longest.next_hops.iter().find(|hop| hop.port == port)?;
+        Some(hop.mac)
     }
 
     /// The routes have changed.

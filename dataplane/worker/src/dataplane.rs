@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::command::{self, Command, Sink, Subscriber};
 use crate::config::DataplaneConfig;
-use crate::control::{Clock, Handle, Installed, Shared};
+use crate::control::{Clock, Handle, Installed, Installer, Shared};
 use crate::error::{InstallError, MoveError, RouteError, StartError, Stopped, TapError};
 use crate::events::{EventStream, MoveCause};
 use crate::keeper::{self, Note};
@@ -186,21 +186,23 @@ impl Dataplane {
     // ------------------------------------------------------------------------------------------------- groups
 
     /// Installs a group, or a new version of one. When this returns, frames of the group are served, and its McstID
-    /// is answered in ARP. Traffic of others is not disturbed. Slots are taken of the memory for groups here.
+    /// is answered in ARP. Traffic of others is not disturbed. Slots are taken of the memory for groups here. The rule is
+    /// [resolved](Installer::resolve) first.
     ///
     /// # Errors
     /// See [`InstallError`]: a faulty rule, a port or MTU that does not fit, limits, addresses and names that are taken;
     /// [`castnet_engine::InstallError::NoMemory`] says how much is left.
     pub fn install(&self, rule: &GroupRule) -> Result<Installed, InstallError> {
-        self.shared.install(rule)
+        self.install_together(|installer| installer.install(rule))?
     }
 
-    /// Installs groups one after the other, as [`Dataplane::install`] does, and publishes them together: for many at once.
+    /// Installs many groups, one after the other by `install`, and publishes them together. When this returns, frames of all
+    /// that were not refused are served. Other changes wait meanwhile; workers do not.
     ///
     /// # Errors
-    /// Of the first that is refused, with its index; those before it are installed.
-    pub fn install_all(&self, rules: &[GroupRule]) -> Result<Vec<Installed>, (usize, InstallError)> {
-        self.shared.install_all(rules)
+    /// The dataplane has stopped.
+    pub fn install_together<T>(&self, install: impl FnOnce(&mut Installer<'_>) -> T) -> Result<T, Stopped> {
+        self.shared.install_together(install)
     }
 
     /// Removes a group and returns its rule; `None` where there is none.
@@ -222,8 +224,13 @@ impl Dataplane {
 
     /// The rules of all groups, in the order of their addresses.
     pub fn rules(&self) -> Vec<GroupRule> {
+        self.map_rules(GroupRule::clone)
+    }
+
+    /// What `read` finds in the rules of all groups, in the order of their addresses.
+    pub fn map_rules<T>(&self, read: impl FnMut(&GroupRule) -> T) -> Vec<T> {
         let state = self.shared.state.lock();
-        state.groups.values().map(|g| g.rule.clone()).collect()
+        state.groups.values().map(|g| &g.rule).map(read).collect()
     }
 
     /// The rule of a group; `None` where there is none.
@@ -417,8 +424,7 @@ impl Dataplane {
     /// # Errors
     /// The dataplane has stopped.
     pub fn neighbours(&self) -> Result<Vec<Neighbour>, Stopped> {
-        let room = Vec::with_capacity(self.shared.config.engine.neighbours_max + PortId::COUNT);
-        let mut neighbours = self.first()?.ask(|reply| Command::Neighbours(room, reply))?;
+        let mut neighbours = self.shared.neighbours()?;
         neighbours.sort_by_key(|n| n.port);
         Ok(neighbours)
     }

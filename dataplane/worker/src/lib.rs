@@ -32,6 +32,7 @@ mod nursery;
 mod outputs;
 mod published;
 mod report;
+mod resolve;
 mod round;
 mod steering;
 mod sum;
@@ -40,7 +41,7 @@ mod worker;
 
 pub use balance::Balance;
 pub use config::{DataplaneConfig, Idle, PortConfig, WorkerConfig};
-pub use control::Installed;
+pub use control::{Installed, Installer};
 pub use dataplane::Dataplane;
 pub use error::{InstallError, MoveError, RouteError, StartError, Stopped, TapError};
 pub use events::{EventStream, MoveCause, SwitchEvent, SwitchEventKind};

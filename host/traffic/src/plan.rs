@@ -534,16 +534,17 @@ fn ends(place: &Place, virtual_qpn: Qpn, host: &HostEndpoint, mcst_id: McstId) -
 }
 
 fn multicast(scenario: &Scenario, name: &str, mcst_id: McstId, qpn: Qpn, places: &[Place]) -> GroupRule {
-    let path = |(n, place): (usize, &Place)| Endpoint {
-        port: place.port,
-        virtual_qpn: Qpn::VIRTUAL,
-        next_hop: NextHop::Host(HostEndpoint {
-            name: place.name.clone(),
-            ip: host_ip(n),
-            qpn,
-            mac: place.mac,
-            part: HostPart::Plain,
-        }),
+    let path = |(n, place): (usize, &Place)| {
+        Endpoint::new(
+            place.port,
+            NextHop::Host(HostEndpoint {
+                name: place.name.clone(),
+                ip: host_ip(n),
+                qpn,
+                mac: place.mac,
+                part: HostPart::Plain,
+            }),
+        )
     };
     GroupRule {
         name: name.to_owned(),
@@ -570,21 +571,22 @@ fn collective(
     first: usize,
 ) -> GroupRule {
     let (window, message) = scenario.rank_window();
-    let endpoint = |(n, place): (usize, &Place)| Endpoint {
-        port: place.port,
-        virtual_qpn: Qpn::VIRTUAL,
-        next_hop: NextHop::Host(HostEndpoint {
-            name: place.name.clone(),
-            ip: host_ip(first + n),
-            qpn,
-            mac: place.mac,
-            part: RankPart {
-                rank: n as u16,
-                sq_psn: Psn::new(0),
-                rq_psn: Psn::new(0),
-            }
-            .into(),
-        }),
+    let endpoint = |(n, place): (usize, &Place)| {
+        Endpoint::new(
+            place.port,
+            NextHop::Host(HostEndpoint {
+                name: place.name.clone(),
+                ip: host_ip(first + n),
+                qpn,
+                mac: place.mac,
+                part: RankPart {
+                    rank: n as u16,
+                    sq_psn: Psn::new(0),
+                    rq_psn: Psn::new(0),
+                }
+                .into(),
+            }),
+        )
     };
     GroupRule {
         name: name.to_owned(),

@@ -25,20 +25,14 @@ prop_compose! {
         // At least two endpoints: another rank where there is no switch.
         let ranks = if others.is_none() { ranks.max(2) } else { ranks };
         let (sq_psn, rq_psn) = (Psn::new(sq_psn), Psn::new(rq_psn));
-        let mut endpoints: Vec<Endpoint> = (0..ranks).map(|n| Endpoint {
-            port: port_id(n),
-            virtual_qpn: Qpn::VIRTUAL,
-            next_hop: NextHop::Host(HostEndpoint {
+        let mut endpoints: Vec<Endpoint> = (0..ranks).map(|n| Endpoint::new(port_id(n), NextHop::Host(HostEndpoint {
                 name: format!("h{n}"), ip: [10, 0, 0, n + 1].into(), qpn: Qpn::new(17), mac: mac(n),
                 part: RankPart { rank: n.into(), sq_psn, rq_psn }.into(),
-            }),
-        }).collect();
-        let switch = others.map(|others| Endpoint {
-            port: port_id(63),
-            virtual_qpn: Qpn::new(7),
-            next_hop: NextHop::Switch {
-                name: "up".into(), qpn: Qpn::new(5), mac: mac(99), ranks: (0..others).map(|r| u16::from(ranks) + r).collect(),
-            },
+            }))).collect();
+        let switch = others.map(|others| {
+            let ranks = (0..others).map(|r| u16::from(ranks) + r).collect();
+            let next_hop = NextHop::Switch { name: "up".into(), ip: None, qpn: Qpn::new(5), mac: mac(99), ranks };
+            Endpoint { virtual_qpn: Qpn::new(7), ..Endpoint::new(port_id(63), next_hop) }
         });
         let parent = switch.as_ref().map(|_| u16::from(ranks)).filter(|_| is_child);
         endpoints.extend(switch);

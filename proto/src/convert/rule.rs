@@ -6,9 +6,9 @@ use castnet_rules::{
     MulticastDraft, MulticastRule, NextHop, PartDraft, RankDraft, RankPart, RemoteMemory, StragglerPolicy,
     SwitchDraft, TranslatedDraft, TranslatedRule,
 };
-use castnet_wire::{PortId, Qpn};
+use castnet_wire::{MacAddr, PortId, Qpn};
 
-use super::{Invalid, finish, ip, mac, mcst_id, pmtu, port, port_to_proto, psn, qpn, take};
+use super::{Invalid, MAC_TEXT, finish, ip, mac, mcst_id, pmtu, port, port_to_proto, psn, qpn, take};
 use crate::v1;
 use crate::v1::endpoint::NextHop as Hop;
 use crate::v1::group_rule::Kind;
@@ -128,8 +128,16 @@ fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> En
                 .collect();
             Some(HopDraft::Switch(SwitchDraft {
                 name: Some(switch.name.clone()),
+                ip: match &switch.ip {
+                    None => Some(None),
+                    Some(value) => take(faults, &format!("{field}.ip"), ip(value)).map(Some),
+                },
                 qpn: take(faults, &format!("{field}.qpn"), virtual_qpn(switch.qpn)),
-                mac: take(faults, &format!("{field}.mac"), mac(&switch.mac)),
+                mac: take(
+                    faults,
+                    &format!("{field}.mac"),
+                    mac_or_none(&switch.mac, switch.ip.is_some()),
+                ),
                 ranks: ranks.into_iter().collect(),
             }))
         }
@@ -145,6 +153,7 @@ fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> En
             &format!("{field}.virtual_qpn"),
             virtual_qpn(message.virtual_qpn),
         ),
+        verify_mac: Some(message.verify_mac),
         next_hop,
     }
 }
@@ -170,15 +179,27 @@ fn host_draft(field: &str, message: &v1::HostEndpoint, faults: &mut Vec<Fault>) 
         name: Some(message.name.clone()),
         ip: take(faults, &format!("{field}.ip"), ip(&message.ip)),
         qpn: take(faults, &format!("{field}.qpn"), qpn(message.qpn)),
-        mac: take(faults, &format!("{field}.mac"), mac(&message.mac)),
+        mac: take(faults, &format!("{field}.mac"), mac_or_none(&message.mac, true)),
         part: Some(part),
     }
 }
 
-/// One member alone, by the rules that hold for it within any group.
+/// The Ethernet address of a next hop; the switch finds one that is not given, where the next hop has an IP address.
+fn mac_or_none(text: &str, has_ip: bool) -> Result<MacAddr, FaultKind> {
+    match text {
+        "" if has_ip => Ok(MacAddr::UNSPECIFIED),
+        text => mac(text),
+    }
+}
+
+/// One member alone, by the rules that hold for it within any group; its Ethernet address is known.
 pub(super) fn host(field: &str, message: &v1::HostEndpoint) -> Result<HostEndpoint, Invalid> {
     let mut faults = Vec::new();
     let host = host_draft("", message, &mut faults);
+    if host.mac == Some(MacAddr::UNSPECIFIED) {
+        let expected = MAC_TEXT;
+        faults.push(Fault::new("mac", FaultKind::Missing { expected }));
+    }
     for fault in &mut faults {
         fault.field = fault.field.trim_start_matches('.').into();
     }
@@ -298,20 +319,30 @@ fn endpoint_to_proto(endpoint: &Endpoint) -> v1::Endpoint {
         NextHop::Host(host) => Hop::Host(host_to_proto(host)),
         NextHop::Switch {
             name,
+            ip,
             qpn,
             mac,
             ranks,
         } => Hop::Switch(v1::SwitchEndpoint {
             name: name.clone(),
+            ip: ip.map(|ip| ip.to_string()),
             qpn: Some(qpn.value()),
-            mac: mac.to_string(),
+            mac: mac_to_proto(*mac),
             ranks: ranks.iter().map(|r| u32::from(*r)).collect(),
         }),
     };
     v1::Endpoint {
         port: port_to_proto(endpoint.port),
         virtual_qpn: Some(endpoint.virtual_qpn.value()),
+        verify_mac: endpoint.verify_mac,
         next_hop: Some(next_hop),
+    }
+}
+
+fn mac_to_proto(mac: MacAddr) -> String {
+    match mac {
+        MacAddr::UNSPECIFIED => String::new(),
+        mac => mac.to_string(),
     }
 }
 
@@ -321,7 +352,7 @@ pub fn host_to_proto(host: &HostEndpoint) -> v1::HostEndpoint {
         name: host.name.clone(),
         ip: host.ip.to_string(),
         qpn: host.qpn.value(),
-        mac: host.mac.to_string(),
+        mac: mac_to_proto(host.mac),
         part: match &host.part {
             HostPart::Plain => None,
             HostPart::Memory(memory) => Some(Part::Memory(memory_to_proto(memory))),

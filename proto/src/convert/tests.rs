@@ -36,12 +36,25 @@ fn at_port(index: u8) -> impl Strategy<Value = Endpoint> {
     let port = PortId::new(index).unwrap();
     prop_oneof![
         endpoint(format!("h{index}"), index + 1).prop_map(NextHop::Host),
-        host_mac().prop_map(move |mac| NextHop::switch(format!("s{index}"), mac)),
+        (host_mac(), any::<bool>(), 1u32..0xFF_FFFF).prop_map(move |(mac, far, qpn)| NextHop::Switch {
+            name: format!("s{index}"),
+            ip: far.then_some([10, 0, 1, index].into()),
+            qpn: Qpn::new(qpn),
+            mac,
+            ranks: Vec::new(),
+        }),
     ]
     .prop_flat_map(move |next_hop| {
-        (1u32..0xFF_FFFF).prop_map(move |qpn| Endpoint {
-            virtual_qpn: Qpn::new(qpn),
-            ..Endpoint::new(port, next_hop.clone())
+        (1u32..0xFF_FFFF, any::<bool>(), any::<bool>()).prop_map(move |(qpn, verify_mac, open)| {
+            let mut next_hop = next_hop.clone();
+            if open && next_hop.ip().is_some() {
+                next_hop.set_mac(MacAddr::UNSPECIFIED);
+            }
+            Endpoint {
+                virtual_qpn: Qpn::new(qpn),
+                verify_mac,
+                ..Endpoint::new(port, next_hop)
+            }
         })
     })
 }
@@ -111,9 +124,11 @@ fn any_endpoint() -> impl Strategy<Value = v1::Endpoint> {
         },
     );
     let ranks = proptest::collection::vec(any::<u32>(), 0..3);
-    let switch = (any_text(), any_text(), ranks).prop_map(|(name, mac, ranks)| {
+    let ip = proptest::option::of(any_text());
+    let switch = (any_text(), ip, any_text(), ranks).prop_map(|(name, ip, mac, ranks)| {
         v1::endpoint::NextHop::Switch(v1::SwitchEndpoint {
             name,
+            ip,
             mac,
             ranks,
             qpn: None,
@@ -122,11 +137,13 @@ fn any_endpoint() -> impl Strategy<Value = v1::Endpoint> {
     (
         prop_oneof![0u32..70, any::<u32>()],
         proptest::option::of(prop_oneof![0u32..4, any::<u32>()]),
+        any::<bool>(),
         proptest::option::of(prop_oneof![host, switch]),
     )
-        .prop_map(|(port, virtual_qpn, next_hop)| v1::Endpoint {
+        .prop_map(|(port, virtual_qpn, verify_mac, next_hop)| v1::Endpoint {
             port,
             virtual_qpn,
+            verify_mac,
             next_hop,
         })
 }
@@ -401,6 +418,7 @@ fn a_collective_group_travels_and_is_checked() {
     assert_eq!(there_and_back(&group), Ok(group.clone()));
     group.endpoints[2].next_hop = NextHop::Switch {
         name: "s".into(),
+        ip: Some([10, 201, 0, 1].into()),
         qpn: Qpn::new(3),
         mac: MacAddr([6, 0, 0, 0, 0, 1]),
         ranks: vec![2, 3],
@@ -419,6 +437,7 @@ fn a_collective_group_travels_and_is_checked() {
     bad.endpoints[0].next_hop = None;
     if let Some(v1::endpoint::NextHop::Switch(switch)) = &mut bad.endpoints[2].next_hop {
         switch.ranks[1] = 70_000;
+        switch.ip = Some("10.201".into());
     }
     let fields = |message: Option<&v1::GroupRule>| -> Vec<String> {
         let invalid = rule_from_proto("rule", message).expect_err("faults");
@@ -432,9 +451,63 @@ fn a_collective_group_travels_and_is_checked() {
             "rule.translated.parent",
             "rule.endpoints[0]",
             "rule.endpoints[2].switch.ranks[1]",
+            "rule.endpoints[2].switch.ip",
         ]
     );
     bad.kind = None;
     assert_eq!(fields(Some(&bad))[0], "rule.kind");
     assert_eq!(fields(None), ["rule"]);
+}
+
+/// However large rules are, requests stay far below what gRPC takes, keep the order, and lack nothing; one rule that is
+/// larger goes alone.
+#[test]
+fn rules_are_split_into_requests_by_number_and_bytes() {
+    let rule = |n: usize, endpoints: usize| {
+        let hop = |i: usize| {
+            let next_hop = NextHop::switch("s".repeat(64), MacAddr([2, 0, 0, 0, 0, i as u8]));
+            Endpoint::new(PortId::new((i % 64) as u8).unwrap(), next_hop)
+        };
+        GroupRule {
+            name: format!("g{n}"),
+            generation: 1,
+            mcst_id: McstId([10, 200, 0, 1].into()),
+            pmtu: Pmtu::B1024,
+            stall_timeout_ms: 1,
+            endpoints: (0..endpoints).map(hop).collect(),
+            kind: ForwardingRule {}.into(),
+        }
+    };
+    let split = |sizes: &[usize]| {
+        let rules: Vec<GroupRule> = (0..).zip(sizes).map(|(n, size)| rule(n, *size)).collect();
+        let requests: Vec<_> = install_requests("us", &rules).collect();
+        assert!(requests.iter().all(|r| r.owner == "us"));
+        let bytes = requests.iter().map(Message::encoded_len).max().unwrap_or(0);
+        let counts: Vec<usize> = requests.iter().map(|r| r.rules.len()).collect();
+        let sent: Vec<_> = requests.into_iter().flat_map(|r| r.rules).collect();
+        assert_eq!(sent, rules.iter().map(rule_to_proto).collect::<Vec<_>>());
+        (counts, bytes)
+    };
+    assert_eq!(split(&[]).0, Vec::<usize>::new());
+    assert_eq!(split(&[2; 600]).0, [256, 256, 88]);
+    let (counts, bytes) = split(&[1024; 40]);
+    assert!(counts.iter().all(|n| (2..40).contains(n)), "{counts:?}");
+    assert!(bytes < 2 << 20, "{bytes}");
+    assert_eq!(split(&[2, 20_000, 2, 2]).0, [1, 1, 2]);
+}
+
+/// A refusal is the same whether it ends a call or is one result of many.
+#[test]
+fn results_of_many_keep_what_a_status_says() {
+    let refused = refuse(Code::ResourceExhausted, "rule.translated.slots", "no memory");
+    let back = install_result_from_proto(install_result_to_proto(Err(refused.clone()))).unwrap_err();
+    assert_eq!((back.code(), back.message()), (refused.code(), refused.message()));
+    assert_eq!(violations(&back), violations(&refused));
+    let done = install_result_to_proto(Ok(v1::InstallOutcome::Replaced));
+    assert_eq!(
+        install_result_from_proto(done).unwrap(),
+        v1::InstallOutcome::Replaced
+    );
+    let lacking = install_result_from_proto(v1::InstallResult::default());
+    assert_eq!(lacking.unwrap_err().code(), Code::Internal);
 }

@@ -11,7 +11,7 @@ use super::end;
 use crate::draft::{EndpointDraft, EndpointRef, HopDraft, PartDraft};
 use crate::fault::{Fault, FaultKind};
 use crate::file::line;
-use crate::group::GroupRule;
+use crate::group::{ENDPOINTS_MAX, GroupRule};
 use crate::limit::Limit;
 use crate::reader::{Fields, Reader, optional, read_psn, read_u32};
 use crate::text;
@@ -40,6 +40,9 @@ const STATE_BYTES: u64 = 4 * 1024;
 const STATE_BYTES_PER_ENDPOINT: u64 = 2048;
 /// A collective in flight among it: there may be as many as slots.
 const STATE_BYTES_PER_SLOT: u64 = 160;
+/// Sets of endpoints among it.
+const SETS: u64 = 16;
+const SETS_PER_SLOT: u64 = 2;
 
 /// What a group needs beside what all groups have: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
 ///
@@ -185,10 +188,17 @@ impl TranslatedRule {
     /// Bytes that the group takes of a switch's memory for groups: its slots, and its state. Controller and switch both count
     /// this.
     pub const fn memory_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
+        // Sets of more than 64 endpoints are this much larger.
+        let wider = if endpoints > 64 {
+            ENDPOINTS_MAX as u64 / 8 - 8
+        } else {
+            0
+        };
         self.slot_bytes(pmtu, endpoints)
             + STATE_BYTES
+            + SETS * wider
             + STATE_BYTES_PER_ENDPOINT * endpoints as u64
-            + STATE_BYTES_PER_SLOT * self.slots as u64
+            + (STATE_BYTES_PER_SLOT + SETS_PER_SLOT * wider) * self.slots as u64
     }
 
     pub(super) fn upstream(&self) -> Option<u16> {

@@ -174,7 +174,7 @@ fn each_fault_has_its_place() {
         (
             "host = { rank = 0",
             "hst = { rank = 0",
-            "9:1: groups[0].endpoints[0]: has no next hop: give it host = { ... } or switch = { ... }\n11:1: groups[0].endpoints[0].hst: unknown field, did you mean \"host\"?; allowed: port, virtual_qpn, host, switch",
+            "9:1: groups[0].endpoints[0]: has no next hop: give it host = { ... } or switch = { ... }\n11:1: groups[0].endpoints[0].hst: unknown field, did you mean \"host\"?; allowed: port, virtual_qpn, verify_mac, host, switch",
         ),
         (
             ", rq_psn = 2 }",
@@ -280,14 +280,14 @@ fn more_endpoints_than_a_group_can_have_are_refused() {
     let mut set = RuleSet::from_toml(SHARED).unwrap_or_else(|e| panic!("{e}"));
     let mut group = set.groups.remove(0);
     let first = group.endpoints[0].clone();
-    for n in 0..61 {
+    for n in 0..1021 {
         let mut more = first.clone();
         more.virtual_qpn = castnet_wire::Qpn::new(0x100 + n);
         group.endpoints.push(more);
     }
     let told: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
     assert!(
-        told.contains(&"endpoints: has 65 endpoints: a group has at most 64 on one switch".to_string()),
+        told.contains(&"endpoints: has 1025 endpoints: a group has at most 1024 on one switch".to_string()),
         "{told:?}"
     );
 }

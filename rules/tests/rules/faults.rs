@@ -97,6 +97,11 @@ fn values_of_another_type_or_beyond_their_range() {
             "14:45: groups[0].endpoints[1].host.qpn: a text where a whole number belongs",
         ),
         (
+            "port = 1",
+            "port = 1\nverify_mac = 1",
+            "14:14: groups[0].endpoints[1].verify_mac: a whole number where true or false belongs",
+        ),
+        (
             "start_psn = 7",
             "start_psn = 16777216",
             "5:13: groups[0].start_psn: 16777216 is over the 24 bits of a PSN",
@@ -163,9 +168,9 @@ fn what_is_missing() {
             "1:1: groups[0].mcst_id: missing: an IPv4 address, such as \"10.0.0.1\"",
         ),
         (
-            ", mac = \"02:00:00:00:00:02\"",
+            ", mac = \"06:00:00:00:00:01\"",
             "",
-            "14:8: groups[0].endpoints[1].host.mac: missing: an Ethernet address, such as \"02:00:00:00:00:01\"",
+            "18:10: groups[0].endpoints[2].switch.mac: missing: an Ethernet address, such as \"02:00:00:00:00:01\"",
         ),
         (
             "switch = { name = \"s\", mac = \"06:00:00:00:00:01\" }",
@@ -294,6 +299,67 @@ fn what_types_cannot_say() {
     ] {
         spoiled(from, to, &format!("rules.toml:{expected}"));
     }
+}
+
+/// A switch behind routers has the address of the group there, and is told apart by it.
+#[test]
+fn the_address_of_a_switch_is_none_that_this_switch_knows_otherwise() {
+    let switch = "name = \"s\", mac";
+    for (ip, expected) in [
+        (
+            "\"10.256.0.1\"",
+            "18:29: groups[0].endpoints[2].switch.ip: \"10.256.0.1\" is not an IPv4 address, such as \"10.0.0.1\"",
+        ),
+        (
+            "\"224.0.0.9\"",
+            "18:29: groups[0].endpoints[2].switch.ip: 224.0.0.9 is an IP multicast address: give a unicast address",
+        ),
+        (
+            "\"10.255.0.1\"",
+            "18:29: groups[0].endpoints[2].switch.ip: 10.255.0.1 is the McstID of this group here: give its McstID at that switch, \
+             or leave ip out where no router lies between",
+        ),
+        (
+            "\"10.0.0.2\", qpn = 0x12",
+            "18:47: groups[0].endpoints[2].switch.qpn: the QP 0x12 of 10.0.0.2 is that of endpoints[1].host too",
+        ),
+    ] {
+        let far = format!("name = \"s\", ip = {ip}, mac");
+        spoiled(switch, &far, &format!("rules.toml:{expected}"));
+    }
+    // At one port with a host, and the other way round.
+    let far = GOOD
+        .replace(switch, "name = \"s\", ip = \"10.255.9.1\", mac")
+        .replace("port = 2", "port = 1");
+    assert_eq!(RuleSet::from_toml(&far).map(|s| s.groups.len()), Ok(1));
+    let both = far.replace("10.255.9.1", "10.0.0.2");
+    assert_eq!(
+        faults(&both).to_string(),
+        "rules.toml:16:1: groups[0].endpoints[2]: frames to QPN 0x1 by port 1 could be of endpoints[1] too: give each endpoint of \
+         this port a virtual_qpn of its own"
+    );
+    // Of two groups only one can have a QP of the other switch, and no group here has its address.
+    let second = |text: &str| {
+        text.split("[[routes]]")
+            .next()
+            .unwrap_or_default()
+            .replace("\"g\"", "\"h\"")
+            .replace("10.255.0.1", "10.255.0.2")
+            .replace("qpn = 0x1", "qpn = 0x2")
+    };
+    let two = format!("{far}{}", second(&far));
+    assert_eq!(
+        faults(&two).to_string(),
+        "rules.toml:40:10: groups[1].endpoints[2].switch.qpn: the QP 0x1 of 10.255.9.1 belongs to group \"g\" already: a QP is a \
+         member of one group"
+    );
+    let two = format!("{far}{}", second(&far.replace("10.255.9.1", "10.255.0.7")))
+        .replace("10.255.0.2", "10.255.9.1");
+    assert_eq!(
+        faults(&two).to_string(),
+        "rules.toml:25:11: groups[1].mcst_id: 10.255.9.1 is the address of a member of group \"g\": no host has the address of a \
+         group"
+    );
 }
 
 #[test]

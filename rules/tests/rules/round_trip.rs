@@ -24,6 +24,11 @@ fn mac() -> impl Strategy<Value = MacAddr> {
     any::<[u8; 6]>().prop_map(|[a, b, c, d, e, f]| MacAddr([a & 0xFE | 2, b, c, d, e, f]))
 }
 
+/// Of a next hop that has an IP address.
+fn mac_or_none() -> impl Strategy<Value = MacAddr> {
+    prop_oneof![4 => mac(), 1 => Just(MacAddr::UNSPECIFIED)]
+}
+
 fn memory() -> impl Strategy<Value = RemoteMemory> {
     (any::<u64>(), any::<u32>(), any::<u64>()).prop_map(|(va, rkey, n)| RemoteMemory {
         va,
@@ -46,9 +51,9 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
             (
                 name(),
                 2u32..0xFF_FFFF,
-                mac(),
+                (mac(), mac_or_none()),
                 proptest::option::of(memory()),
-                any::<bool>(),
+                any::<(bool, bool)>(),
             )
         });
         let source = 0..ports.len() as u16;
@@ -56,24 +61,31 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
     });
     (head, paths, 1u32..).prop_map(
         move |((name, generation, pmtu, psn, va_base), (ports, hops, source), stall)| {
-            let paths = ports
-                .into_iter()
-                .zip(hops)
-                .map(|(port, (name, qpn, mac, memory, host))| {
-                    let name = format!("{name}{port}");
-                    let ip = Ipv4Addr::new(10, g, 0, port.index() as u8);
-                    let next_hop = match host {
-                        true => NextHop::Host(HostEndpoint {
-                            name,
-                            ip,
-                            qpn: Qpn::new(qpn),
-                            mac,
-                            part: memory.into(),
-                        }),
-                        false => NextHop::switch(name, mac),
-                    };
-                    Endpoint::new(port, next_hop)
-                });
+            let paths =
+                ports
+                    .into_iter()
+                    .zip(hops)
+                    .map(|(port, (name, qpn, (near, mac), memory, (host, far)))| {
+                        let name = format!("{name}{port}");
+                        let ip = Ipv4Addr::new(10, g, 0, port.index() as u8);
+                        let next_hop = match host {
+                            true => NextHop::Host(HostEndpoint {
+                                name,
+                                ip,
+                                qpn: Qpn::new(qpn),
+                                mac,
+                                part: memory.into(),
+                            }),
+                            false => NextHop::Switch {
+                                name,
+                                ip: far.then_some(ip),
+                                qpn: Qpn::new(qpn),
+                                mac: if far { mac } else { near },
+                                ranks: Vec::new(),
+                            },
+                        };
+                        Endpoint::new(port, next_hop)
+                    });
             let kind = MulticastRule {
                 start_psn: psn.map(Psn::new),
                 va_base,
@@ -140,8 +152,10 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
                     rank += behind;
                     let ranks = (first..rank).collect();
                     let qpn = Qpn::new(1 + u32::from(behind));
+                    let ip = Ipv4Addr::new(10, 100 + g, 1, port.index() as u8);
                     NextHop::Switch {
                         name,
+                        ip: (behind > 2).then_some(ip),
                         qpn,
                         mac,
                         ranks,
@@ -149,6 +163,7 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
                 };
                 Endpoint {
                     virtual_qpn: Qpn::new(1 + psns.0 % 3),
+                    verify_mac: behind > 1,
                     ..Endpoint::new(port, next_hop)
                 }
             })
@@ -413,6 +428,7 @@ fn hosts_are_what_their_kind_of_group_needs() {
     let (name, mac) = ("s".into(), MacAddr([2, 0, 0, 0, 0, 99]));
     group.endpoints[2].next_hop = NextHop::Switch {
         name,
+        ip: None,
         qpn: Qpn::VIRTUAL,
         mac,
         ranks: vec![1],

@@ -44,11 +44,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
             })
             .into(),
     };
-    let path = |&p: &usize| Endpoint {
-        port: port(p),
-        virtual_qpn: Qpn::VIRTUAL,
-        next_hop: NextHop::Host(host(p)),
-    };
+    let path = |&p: &usize| Endpoint::new(port(p), NextHop::Host(host(p)));
     GroupRule {
         name: format!("g{n}"),
         generation: 1,

@@ -19,7 +19,7 @@ use crate::process::{Process, castnet};
 const MTU: u32 = 4300;
 
 /// A switch of a lab's plan: its name, and the names of what its ports lead to, hosts or switches. One whose name begins with `br` is an
-/// ordinary switch, a bridge of the kernel; one with `rt` a router, of the kernel as well ([`ROUTED`]).
+/// ordinary switch, a bridge of the kernel; one with `rt` a router, of the kernel as well ([`ROUTED`], [`ROUTED_LEAVES`]).
 pub type Plan<'a> = &'a [(&'a str, &'a [&'a str])];
 
 /// One switch and four hosts.
@@ -40,6 +40,14 @@ pub const ONE_ARMED: Plan<'static> = &[
 
 /// A switch with one port, beside a router: hN is 10.0.N.1, its gateway 10.0.N.254, and 10.200.0.0/24 is routed to the switch.
 pub const ROUTED: Plan<'static> = &[("rt1", &["sw", "h1", "h2", "h3", "h4"]), ("sw", &[])];
+
+/// Two switches with a router between them. The hosts of leafN are in 10.20N.0.0/24, and so is the group's address there; the
+/// router is 10.20N.0.254.
+pub const ROUTED_LEAVES: Plan<'static> = &[
+    ("rt1", &["leaf1", "leaf2"]),
+    ("leaf1", &["h1", "h2"]),
+    ("leaf2", &["h3", "h4"]),
+];
 
 /// One transfer of a file from a host to others.
 #[derive(Clone, Copy, Debug)]
@@ -85,10 +93,11 @@ fn be_ordinary(switch: &str, namespace: &Namespace, ports: &[&str]) -> Result<()
     namespace.command("sh").args(forward).output()?;
     for port in ports {
         let name = namespace.name();
-        let line = match port.strip_prefix('h') {
-            Some(number) => format!("-n {name} addr add 10.0.{number}.254/24 dev {port}"),
-            // The router asks for each group by ARP, and the switch answers.
-            None => format!("-n {name} route add 10.200.0.0/24 dev {port}"),
+        // The router asks for each group by ARP, and the switch answers.
+        let line = match (port.strip_prefix('h'), port.strip_prefix("leaf")) {
+            (Some(number), _) => format!("-n {name} addr add 10.0.{number}.254/24 dev {port}"),
+            (_, Some(number)) => format!("-n {name} addr add 10.20{number}.0.254/24 dev {port}"),
+            _ => format!("-n {name} route add 10.200.0.0/24 dev {port}"),
         };
         net::ip(&line)?;
     }
@@ -130,11 +139,13 @@ impl Lab {
     /// Builds the namespaces of `plan`, starts its switches with `extra` flags and the controller, and waits until all are
     /// ready.
     pub fn start(plan: Plan<'_>, extra: &[&str]) -> Result<Self> {
-        Self::start_with(plan, |_| Ok(extra.iter().map(|flag| flag.to_string()).collect()))
+        Self::start_with(plan, |_, _| {
+            Ok(extra.iter().map(|flag| flag.to_string()).collect())
+        })
     }
 
-    /// The same with flags that depend on what was built, such as a rule file with the interfaces' addresses.
-    pub fn start_with(plan: Plan<'_>, extra: impl FnOnce(&Self) -> Result<Vec<String>>) -> Result<Self> {
+    /// The same with flags of each switch that depend on what was built, such as a rule file with the interfaces' addresses.
+    pub fn start_with(plan: Plan<'_>, extra: impl Fn(&Self, &str) -> Result<Vec<String>>) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("castnet-e2e-").tempdir()?;
         let mut fabric = Vec::new();
         for (switch, _) in plan {
@@ -167,18 +178,18 @@ impl Lab {
             _fabric: fabric,
             folder,
         };
-        let extra = extra(&lab)?;
         for (switch, ends) in plan.iter().filter(|(switch, _)| !is_ordinary(switch)) {
             let up = plan
                 .iter()
                 .filter(|(_, others)| others.contains(switch))
                 .map(|(name, _)| *name);
             let ports: Vec<String> = ends.iter().copied().chain(up).map(String::from).collect();
+            let extra = extra(&lab, switch)?;
             let process = lab.start_switch(switch, &ports, &extra)?;
             lab.switches.push(Switch {
                 name: switch.to_string(),
                 ports,
-                extra: extra.clone(),
+                extra,
                 process,
             });
         }

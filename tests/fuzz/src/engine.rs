@@ -19,7 +19,7 @@ use castnet_engine::{Context, ContextStatus, Engine, EngineConfig, Tables};
 use castnet_rules::{GroupRule, LossPolicy, NextHop, StragglerPolicy};
 use castnet_wire::{Batch, McstId, Nanos, PortId, Qpn};
 use common::collective::{collective_rule, collective_star, rank_at, switch_at};
-use common::{host, port, rule, star, switch};
+use common::{far_switch, host, port, rule, star, switch};
 use oracle::{Digits, Heard};
 use std::mem::discriminant;
 use std::net::Ipv4Addr;
@@ -62,9 +62,9 @@ fn rule_of(index: usize, generation: u64) -> GroupRule {
             }
             multicast(2, other)
         }
-        // Switches at two of them, behind which anybody may be, and a stream that may have begun long ago.
+        // Switches at two of them: anybody may be behind the adjacent one. The stream may have begun long ago.
         2 => {
-            let rule = rule(vec![switch(0), switch(2), host(3)]);
+            let rule = rule(vec![switch(0), far_switch(2), host(3)]);
             multicast(4, rule.with_multicast(|rule| rule.start_psn = None))
         }
         3 => collective(1, collective_star(3)),
@@ -350,7 +350,7 @@ fn report(index: usize, status: Option<&ContextStatus>) {
                 index,
                 m.collectives.len().min(2),
                 m.conflict.is_some(),
-                m.waiting_for,
+                m.waiting_for.clone(),
             ));
             for e in &m.endpoints {
                 let (ahead, behind) = (

@@ -76,7 +76,7 @@ struct World {
 }
 
 fn endpoint(index: usize) -> EndpointId {
-    EndpointId::new(index as u8).expect("below 64")
+    EndpointId::new(index).expect("below the most")
 }
 
 /// `psn` in a count of which `near` is known to be `wire`.

@@ -153,7 +153,7 @@ impl Fabric {
     /// The machine that ships for a switch, before it has seen anything.
     pub fn machine(&self, index: usize, start_psn: Option<Psn>) -> Multicast {
         Multicast::new(MulticastConfig {
-            paths: self.downs[index].len() as u8 + 1,
+            paths: self.downs[index].len() as u16 + 1,
             source: path_id(self.ups[index]),
             start_psn,
             stall_timeout: Nanos::ZERO,
@@ -163,5 +163,5 @@ impl Fabric {
 
 /// The path `index` of a machine.
 pub fn path_id(index: usize) -> PathId {
-    PathId::new(index as u8).expect("few paths")
+    PathId::new(index).expect("few paths")
 }

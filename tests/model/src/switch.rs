@@ -2,7 +2,7 @@
 
 use crate::fabric::{Fabric, PATHS, START, SWITCHES, path_id};
 use crate::message::{Answer, Message, PACKETS};
-use castnet_collective::{Effect, Effects, Event, Multicast, PathSet};
+use castnet_collective::{Effect, Effects, Event, Multicast, PathId};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 /// What a step broke.
@@ -146,13 +146,28 @@ impl Switches {
         let nak_sent_before = is_nak && self.machines[index].status().nak_sent;
         let event = event(arrival);
         let mut effects = Effects::new();
-        self.machines[index].handle(Nanos::ZERO, event, &mut effects);
+        let machine = &mut self.machines[index];
+        // As a switch does: by the fast path where that takes it.
+        match event {
+            Event::Data { from, psn, .. }
+                if from == path_id(fabric.up(index)) && machine.next_data(Nanos::ZERO, psn) =>
+            {
+                effects.push(Effect::Replicate { psn });
+            }
+            event => machine.handle(Nanos::ZERO, event, &mut effects),
+        }
         spoilt(fabric, spoil, index, event, &mut effects);
 
         let mut outcome = Outcome::default();
         for effect in &effects {
             match *effect {
-                Effect::Replicate { to } => self.replicate(fabric, arrival, to, &mut outcome),
+                Effect::Replicate { psn } => {
+                    let to = match spoil {
+                        Spoil::NoFilter => fabric.downs(index).to_vec(),
+                        _ => self.machines[index].lacking(psn).map(PathId::index).collect(),
+                    };
+                    self.replicate(fabric, arrival, &to, &mut outcome);
+                }
                 Effect::Acknowledge {
                     psn, msn, syndrome, ..
                 } => {
@@ -175,7 +190,7 @@ impl Switches {
     }
 
     /// M3, exactly: to all that have not acknowledged it, and to no one else.
-    fn replicate(&self, fabric: &Fabric, arrival: Arrival, to: PathSet, outcome: &mut Outcome) {
+    fn replicate(&self, fabric: &Fabric, arrival: Arrival, to: &[usize], outcome: &mut Outcome) {
         let Arrival {
             index,
             message: Message::Data(at),
@@ -186,9 +201,8 @@ impl Switches {
             return;
         };
         let downs = fabric.downs(index).iter().copied();
-        let wanted: PathSet = downs
+        let wanted: Vec<usize> = downs
             .filter(|path| self.acknowledged[index][*path] <= at)
-            .map(path_id)
             .collect();
         if to != wanted {
             outcome.broken = Some(Rule::M3);
@@ -196,7 +210,7 @@ impl Switches {
         outcome.seen.filtered = to.len() < fabric.downs(index).len();
         outcome
             .sent
-            .extend(to.iter().map(|path| (path.index(), Message::Data(at))));
+            .extend(to.iter().map(|path| (*path, Message::Data(at))));
     }
 
     /// M1 and M2 at the switch: every path has acknowledged what is acknowledged upwards. As each receiver acknowledges
@@ -334,9 +348,8 @@ fn spoilt(fabric: &Fabric, spoil: Spoil, index: usize, event: Event, effects: &m
             .collect();
         }
         (Spoil::NakOnlyWithAck, Event::Feedback { .. }) if !effects.iter().any(is_ack) => effects.clear(),
-        (Spoil::NoFilter, Event::Data { .. }) => {
-            let to = fabric.downs(index).iter().copied().map(path_id).collect();
-            *effects = [Effect::Replicate { to }].into_iter().collect();
+        (Spoil::NoFilter, Event::Data { psn, .. }) => {
+            *effects = [Effect::Replicate { psn }].into_iter().collect();
         }
         (Spoil::NoAnswer, Event::Data { .. }) => effects.retain(|effect| !is_ack(effect)),
         _ => {}

@@ -23,17 +23,17 @@ use tonic::{Code, Status, Streaming};
 /// Longer than anything here takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Lab {
-    dataplane: Arc<Dataplane>,
+pub(crate) struct Lab {
+    pub(crate) dataplane: Arc<Dataplane>,
     _agent: Agent,
-    client: AgentClient<Channel>,
+    pub(crate) client: AgentClient<Channel>,
     /// The hosts' ends of the links.
     ends: Vec<MemEnd>,
 }
 
 impl Lab {
     /// A switch with three ports.
-    async fn new(set_up: impl FnOnce(&mut DataplaneConfig)) -> Self {
+    pub(crate) async fn new(set_up: impl FnOnce(&mut DataplaneConfig)) -> Self {
         let links: Vec<(MemEnd, MemEnd)> = (0..3)
             .map(|n| MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}")).mtu(1500)))
             .collect();
@@ -59,7 +59,11 @@ impl Lab {
         }
     }
 
-    async fn install(&mut self, rule: &GroupRule, owner: &str) -> Result<v1::InstallOutcome, Status> {
+    pub(crate) async fn install(
+        &mut self,
+        rule: &GroupRule,
+        owner: &str,
+    ) -> Result<v1::InstallOutcome, Status> {
         let request = v1::InstallGroupRequest {
             rule: Some(rule_to_proto(rule)),
             owner: owner.into(),
@@ -77,7 +81,7 @@ impl Lab {
         Ok(self.client.remove_group(request).await?.into_inner().removed)
     }
 
-    async fn groups(&mut self) -> Vec<v1::InstalledGroup> {
+    pub(crate) async fn groups(&mut self) -> Vec<v1::InstalledGroup> {
         self.client
             .list_groups(v1::ListGroupsRequest::default())
             .await
@@ -130,26 +134,27 @@ impl Host {
     }
 }
 
-fn port(n: usize) -> PortId {
+pub(crate) fn port(n: usize) -> PortId {
     PortId::new(n as u8).unwrap()
 }
 
-fn mac(n: usize) -> MacAddr {
+pub(crate) fn mac(n: usize) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, n as u8 + 1])
 }
 
 /// From the host at port 0 to the one at port 1 and a switch at port 2.
-fn rule(generation: u64) -> GroupRule {
-    let host = |n: usize| Endpoint {
-        port: port(n),
-        virtual_qpn: Qpn::VIRTUAL,
-        next_hop: NextHop::Host(HostEndpoint {
-            name: format!("h{n}"),
-            ip: Ipv4Addr::new(10, 0, 0, n as u8 + 1),
-            qpn: Qpn::new(17),
-            mac: mac(n),
-            part: HostPart::Plain,
-        }),
+pub(crate) fn rule(generation: u64) -> GroupRule {
+    let host = |n: usize| {
+        Endpoint::new(
+            port(n),
+            NextHop::Host(HostEndpoint {
+                name: format!("h{n}"),
+                ip: Ipv4Addr::new(10, 0, 0, n as u8 + 1),
+                qpn: Qpn::new(17),
+                mac: mac(n),
+                part: HostPart::Plain,
+            }),
+        )
     };
     let switch = NextHop::switch("spine".into(), mac(99));
     GroupRule {
@@ -158,15 +163,7 @@ fn rule(generation: u64) -> GroupRule {
         mcst_id: McstId([10, 200, 0, 1].into()),
         pmtu: Pmtu::B1024,
         stall_timeout_ms: 1000,
-        endpoints: vec![
-            host(0),
-            host(1),
-            Endpoint {
-                port: port(2),
-                virtual_qpn: Qpn::VIRTUAL,
-                next_hop: switch,
-            },
-        ],
+        endpoints: vec![host(0), host(1), Endpoint::new(port(2), switch)],
         kind: MulticastRule {
             start_psn: Some(Psn::new(100)),
             va_base: 0,
@@ -176,7 +173,12 @@ fn rule(generation: u64) -> GroupRule {
     }
 }
 
-fn assert_refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, field: &str, says: &str) {
+pub(crate) fn assert_refused<T: std::fmt::Debug>(
+    answer: Result<T, Status>,
+    code: Code,
+    field: &str,
+    says: &str,
+) {
     let status = answer.expect_err(field);
     assert_eq!(
         (status.code(), violations(&status)[0].field.as_str()),
@@ -434,7 +436,7 @@ async fn it_says_what_the_switch_is_and_how_it_fares() {
         .into_inner();
     assert_eq!(
         (said.switch_name.as_str(), said.workers, said.endpoints_max),
-        ("leaf", 1, 64)
+        ("leaf", 1, 1024)
     );
     assert_eq!(said.ports, ["p0", "p1", "p2"]);
     assert_eq!(said.pmtus, [256, 512, 1024]);

@@ -1,5 +1,7 @@
 //! All of this crate's tests are one program, so that what they share is compiled once.
 
 mod agent;
+mod bulk;
 mod collectives;
 mod forwarding;
+mod next_hops;

@@ -119,7 +119,7 @@ impl Switch {
     ) -> Outcome<Vec<(castnet_wire::McstId, Psn)>> {
         let listed = self
             .agent
-            .list_groups(api::ListGroupsRequest { mcst_id: None })
+            .list_groups(api::ListGroupsRequest::default())
             .await?
             .into_inner();
         let not_there = |name: &str| {

@@ -1,6 +1,6 @@
 //! Groups at one switch, without the controller.
 
-use castnet_proto::convert::rule_to_proto;
+use castnet_proto::convert::{install_requests, install_result_from_proto};
 use castnet_wire::McstId;
 use serde::Serialize;
 
@@ -113,6 +113,7 @@ async fn one(agent: &mut api::AgentClient, group: &str) -> Outcome<api::Installe
     let mcst_id = pick::mcst_id(agent, group).await?;
     let request = api::ListGroupsRequest {
         mcst_id: Some(mcst_id),
+        ..Default::default()
     };
     let mut listed = agent.list_groups(request).await?.into_inner();
     listed
@@ -309,7 +310,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
     match verb {
         Verb::List => {
             let listed = agent
-                .list_groups(api::ListGroupsRequest { mcst_id: None })
+                .list_groups(api::ListGroupsRequest::default())
                 .await?
                 .into_inner();
             let rows = listed.groups.into_iter().map(switch_group_line).collect();
@@ -375,24 +376,34 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             if groups.is_empty() {
                 return Err(Failure::usage(format!("{} holds no such group", file.display())));
             }
-            let (mut names, mut new) = (Vec::new(), Vec::new());
-            for rule in groups {
-                let request = api::InstallGroupRequest {
-                    rule: Some(rule_to_proto(rule)),
-                    owner: String::new(),
-                };
-                match agent.install_group(request).await {
-                    Ok(answer) if answer.get_ref().outcome() == api::InstallOutcome::Installed => {
-                        new.push(rule.mcst_id);
-                    }
-                    Ok(_) => {}
+            let (mut left, mut new, mut refused) = (groups.iter(), Vec::new(), None);
+            for request in install_requests("", groups.iter().copied()) {
+                let results = match agent.install_groups(request).await {
+                    Ok(answer) => answer.into_inner().results,
                     Err(status) => {
-                        take_back(&mut agent, &new).await;
-                        return Err(Failure::from(status).while_doing(format!("group {}", rule.name)));
+                        refused = Some(Failure::from(status));
+                        break;
+                    }
+                };
+                for (result, rule) in results.into_iter().zip(left.by_ref()) {
+                    match install_result_from_proto(result) {
+                        Ok(api::InstallOutcome::Installed) => new.push(rule.mcst_id),
+                        Ok(_) => {}
+                        Err(status) => {
+                            let failure = Failure::from(status).while_doing(format!("group {}", rule.name));
+                            refused.get_or_insert(failure);
+                        }
                     }
                 }
-                names.push(rule.name.clone());
+                if refused.is_some() {
+                    break;
+                }
             }
+            if let Some(failure) = refused {
+                take_back(&mut agent, &new).await;
+                return Err(failure);
+            }
+            let names: Vec<_> = groups.iter().map(|g| g.name.clone()).collect();
             #[derive(Serialize)]
             struct Installed {
                 installed: Vec<String>,

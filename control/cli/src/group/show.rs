@@ -171,6 +171,7 @@ pub(super) async fn installed(
     let mut agent = connect::agent(&address, security).await.map_err(|f| f.what)?;
     let request = api::ListGroupsRequest {
         mcst_id: Some(mcst_id.to_owned()),
+        ..Default::default()
     };
     let answer = agent
         .list_groups(request)

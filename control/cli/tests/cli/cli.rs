@@ -363,7 +363,7 @@ fn the_rules_example_is_right_and_each_fault_has_its_place() {
         .output()
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("bad.toml:11:8: groups[0].pmtu: "), "{text}");
+    assert!(text.contains("bad.toml:12:8: groups[0].pmtu: "), "{text}");
 }
 
 #[test]

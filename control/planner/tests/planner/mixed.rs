@@ -7,7 +7,7 @@ use castnet_planner::{
     CollectiveRequest, Edge, LinkLoad, PlaceError, PlanError, RankMember, Room, Rooms, Tree, TreeNode, place,
     plan,
 };
-use castnet_rules::{Endpoint, GroupRule, NextHop};
+use castnet_rules::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop};
 use castnet_topology::{End, LinkId, SwitchKind, Topology};
 use castnet_wire::{McstId, Pmtu, PortId, Qpn};
 use proptest::prelude::*;
@@ -294,9 +294,21 @@ fn a_full_box_is_left_out_and_too_many_ranks_at_one_are_refused() {
     // 13 ranks at each of 5 hosts.
     let f = racks(&[5]);
     let wanted = job(&names((0..13).flat_map(|_| 0..5)));
-    let refused = place(&f.topology, &LinkLoad::new(), &Rooms::new(), &wanted).expect_err("too many");
+    let small = Room {
+        memory_free: 1 << 30,
+        ..rooms["box0"].clone()
+    };
+    let rooms = Rooms::from([("box0".to_string(), small)]);
+    let refused = place(&f.topology, &LinkLoad::new(), &rooms, &wanted).expect_err("too many");
     let says = "switch box0 has 65 endpoints in the tree, a group can have 64 there";
     assert_eq!(refused.to_string(), says);
+    // As many as there can be.
+    let p = placed(
+        &f.topology,
+        &names((0..ENDPOINTS_MAX).map(|rank| (rank % 5) as u8)),
+    );
+    let rule = &p.rules["box0"];
+    assert_eq!((rule.endpoints.len(), rule.check(64)), (ENDPOINTS_MAX, vec![]));
     // A host with 64 others, each at a port of its own: their number alone is no fault.
     let t = Topology::leaf_spine(3, 1, 30).expect("a fabric");
     assert_eq!(multicast(&t, "h0", &names(1..90)).rules.len(), 4);
@@ -399,6 +411,7 @@ fn check(t: &Topology, tree: &Tree, rules: &BTreeMap<String, GroupRule>) -> Resu
                 port,
                 virtual_qpn,
                 next_hop,
+                ..
             }) = back
             else {
                 return Err(TestCaseError::fail(format!("{name} does not know {switch}")));

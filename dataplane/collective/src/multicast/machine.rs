@@ -2,7 +2,7 @@
 
 use super::entry::{Entry, Refusal};
 use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, TimerReason};
-use crate::path::{PATHS_MAX, PathId, PathSet};
+use crate::path::{PATHS_MAX, PathId};
 use crate::prefetch::Prefetch;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -20,7 +20,7 @@ const UNKNOWN_BEHIND: i32 = 1 << 22;
 /// whose feedback was lost answers.
 ///
 /// Acknowledgement. AggAckPSN is at all times the lowest AckPSN. The paper keeps one path that holds it (triPort), and looks
-/// at all entries when that path moves. Here the set of all that hold it is kept, and all entries are looked at only when
+/// at all entries when that path moves. Here those that hold it are counted, and all entries are looked at only when
 /// the last of them has moved: once per aggregated ACK, in whatever order the paths answer. Each time, an ACK goes to the
 /// source (M1).
 ///
@@ -47,8 +47,8 @@ pub struct Multicast {
     /// AggAckPSN: the lowest AckPSN.
     agg_ack: Psn,
     source: PathId,
-    /// The paths whose AckPSN is the lowest, `agg_ack`: the paper's triPort, but all that tie.
-    lowest: PathSet,
+    /// How many paths have the lowest AckPSN, `agg_ack`: the paper's triPort, but all that tie.
+    lowest: u16,
     phase: Phase,
     /// The NAK of `agg_ack + 1` has gone to the source, and the source has not gone back since.
     nak_sent: bool,
@@ -85,7 +85,7 @@ impl Multicast {
             newest: baseline,
             agg_ack: baseline,
             source,
-            lowest: PathSet::first(paths).without(source),
+            lowest: (paths - 1) as u16,
             phase: if start_psn.is_some() {
                 Phase::Baseline
             } else {
@@ -133,16 +133,23 @@ impl Multicast {
     }
 
     /// The fast path of [`handle`](Self::handle) for nearly all of a stream: data of the source with the PSN that comes
-    /// next. Returns the paths that it goes to; `None`, and nothing has changed, where it takes more than that.
+    /// next, which goes to all receivers. `false`, and nothing has changed, where it takes more than that.
     #[inline]
-    pub fn next_data(&mut self, now: Nanos, psn: Psn) -> Option<PathSet> {
+    pub fn next_data(&mut self, now: Nanos, psn: Psn) -> bool {
         let next = self.phase != Phase::Learning && psn == self.newest.next();
-        let to = self.receivers();
-        if !next || !psn.is_after(self.agg_ack) || to.is_empty() {
-            return None;
+        let taken = next && psn.is_after(self.agg_ack) && self.table.len() > 1;
+        if taken {
+            self.on_new_data(now, psn);
         }
-        self.on_new_data(now, psn);
-        Some(to)
+        taken
+    }
+
+    /// Whether the data packet of `psn` is to go to `path`: one that is not the source's and has not acknowledged it (M3).
+    #[inline]
+    pub fn lacks(&self, path: PathId, psn: Psn) -> bool {
+        let entry = self.table.get(path.index());
+        // Against AggAckPSN first: only after it are comparisons safe from the wrap.
+        path != self.source && psn.is_after(self.agg_ack) && entry.is_some_and(|e| psn.is_after(e.ack()))
     }
 
     /// Asks for the memory that feedback of `from` touches beside the machine itself.
@@ -151,6 +158,12 @@ impl Multicast {
         if let Some(entry) = self.table.get(from.index()) {
             by.prefetch(entry);
         }
+    }
+
+    /// The paths that [lack](Self::lacks) the data packet of `psn`, lowest first.
+    pub fn lacking(&self, psn: Psn) -> impl Iterator<Item = PathId> {
+        let paths = self.entries().map(|(path, _)| path);
+        paths.filter(move |&path| self.lacks(path, psn))
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called, and why.
@@ -185,12 +198,10 @@ impl Multicast {
         let known = self.phase != Phase::Learning;
         let outstanding = self.is_outstanding();
         let refused = self
-            .receivers()
-            .iter()
-            .map(|p| &self.table[p.index()])
+            .entries()
+            .map(|(_, entry)| entry)
             .filter(|e| !e.refusal.is_none());
-        let paths = self.receivers().iter().map(|path| {
-            let entry = &self.table[path.index()];
+        let paths = self.entries().map(|(path, entry)| {
             // What was assumed when joining a running stream is not told as if a path had said it.
             let told = entry.ack().is_after(self.agg_ack) || self.phase == Phase::Acknowledged;
             PathStatus {
@@ -245,7 +256,7 @@ impl Multicast {
             self.on_acknowledged_data(psn, ack_request, out);
         } else if psn.is_after(self.newest) {
             self.on_new_data(now, psn);
-            replicate(self.receivers(), out);
+            self.replicate(psn, out);
         } else {
             self.on_retransmission(psn, out);
         }
@@ -271,24 +282,19 @@ impl Multicast {
         self.table.fill(Entry::new(baseline));
         self.newest = baseline;
         self.agg_ack = baseline;
-        self.lowest = self.receivers();
+        self.lowest = (self.table.len() - 1) as u16;
         self.phase = Phase::Baseline;
     }
 
     /// Data that came before and that not all have acknowledged: to those that have not (M3).
     fn on_retransmission(&mut self, psn: Psn, out: &mut Effects) {
-        let mut to = PathSet::EMPTY;
-        for path in self.receivers() {
-            let entry = &mut self.table[path.index()];
-            if psn.is_after(entry.ack()) {
-                to.insert(path);
-            }
+        for entry in &mut self.table {
             // A requester that goes back sends all from there again, so what was refused from there on is served.
             if !psn.is_after(entry.ack().next()) {
                 entry.refusal.serve();
             }
         }
-        replicate(to, out);
+        self.replicate(psn, out);
         if psn == self.agg_ack.next() {
             self.nak_sent = false;
             self.send_nak(out);
@@ -300,8 +306,8 @@ impl Multicast {
     /// It is told so where it asks, and at the last such packet, which it always comes by, even where it does not: the
     /// packets that ask may be those that are lost each time.
     fn on_acknowledged_data(&mut self, psn: Psn, ack_request: bool, out: &mut Effects) {
-        for path in self.receivers() {
-            self.table[path.index()].refusal.serve();
+        for entry in &mut self.table {
+            entry.refusal.serve();
         }
         let answer = self.phase == Phase::Acknowledged && (ack_request || psn == self.agg_ack);
         if answer {
@@ -339,16 +345,22 @@ impl Multicast {
         }
         let refusal = Refusal::of(syndrome);
         let ack = if refusal.is_none() { psn } else { psn.prev() };
-        if ack.is_after(entry.ack()) {
+        let before = entry.ack();
+        if ack.is_after(before) {
             entry.advance(ack, msn, refusal);
-            self.lowest.remove(from);
-            if self.lowest.is_empty() {
-                self.raise_agg_ack();
+            if before == self.agg_ack {
+                self.lowest -= 1;
+            }
+            if self.lowest == 0 {
+                let (first, strongest) = self.raise_agg_ack();
                 self.progress(now);
                 self.phase = Phase::Acknowledged;
-                self.nak_sent = false;
-                self.send_ack(out);
-                self.send_nak(out);
+                let msn = self.table[first].msn();
+                self.acknowledge((self.agg_ack, msn), Syndrome::Ack, out);
+                self.nak_sent = !strongest.is_none();
+                if let Some(syndrome) = strongest.syndrome() {
+                    self.acknowledge((self.agg_ack.next(), msn), syndrome, out);
+                }
             }
         } else {
             entry.refusal = entry.refusal.max(refusal);
@@ -360,31 +372,38 @@ impl Multicast {
         }
     }
 
-    /// Looks for the lowest AckPSN again, once no path is left where it was: AggAckPSN rises.
-    fn raise_agg_ack(&mut self) {
-        let before = self.agg_ack;
-        let mut least = i32::MAX;
-        for path in self.receivers() {
-            let ahead = self.table[path.index()].ack().diff(before);
+    /// Looks for the lowest AckPSN again, once no path is left where it was: AggAckPSN rises. Returns the first path that has it,
+    /// and the strongest refusal of those that do.
+    fn raise_agg_ack(&mut self) -> (usize, Refusal) {
+        let (before, source) = (self.agg_ack, self.source.index());
+        let (mut least, mut first, mut strongest) = (i32::MAX, source, Refusal::NONE);
+        for (i, entry) in self.table.iter().enumerate() {
+            let ahead = entry.ack().diff(before);
+            if i == source || ahead > least {
+                continue;
+            }
             if ahead < least {
-                least = ahead;
-                self.lowest = PathSet::EMPTY;
+                (least, self.lowest) = (ahead, 0);
+                (first, strongest) = (i, Refusal::NONE);
             }
-            if ahead == least {
-                self.lowest.insert(path);
-            }
+            self.lowest += 1;
+            strongest = strongest.max(entry.refusal);
         }
         self.agg_ack = before.add(least);
+        (first, strongest)
     }
 
     /// The strongest refusal of the PSN after AggAckPSN.
     fn refusal(&self) -> Refusal {
-        let refusals = self.lowest.iter().map(|path| self.table[path.index()].refusal);
-        refusals.max().unwrap_or(Refusal::NONE)
+        let lowest = self.entries().filter(|(_, entry)| entry.ack() == self.agg_ack);
+        lowest
+            .map(|(_, entry)| entry.refusal)
+            .max()
+            .unwrap_or(Refusal::NONE)
     }
 
     fn send_ack(&self, out: &mut Effects) {
-        self.acknowledge(self.agg_ack, Syndrome::Ack, out);
+        self.acknowledge((self.agg_ack, self.msn()), Syndrome::Ack, out);
     }
 
     /// Sends the NAK of the PSN after AggAckPSN, if there is one and it has not been sent.
@@ -394,12 +413,16 @@ impl Multicast {
         }
         if let Some(syndrome) = self.refusal().syndrome() {
             self.nak_sent = true;
-            self.acknowledge(self.agg_ack.next(), syndrome, out);
+            self.acknowledge((self.agg_ack.next(), self.msn()), syndrome, out);
         }
     }
 
-    fn acknowledge(&self, psn: Psn, syndrome: Syndrome, out: &mut Effects) {
-        let msn = self.table[self.waits_for().index()].msn();
+    /// The message sequence number that came with the lowest AckPSN.
+    fn msn(&self) -> u32 {
+        self.table[self.waits_for().index()].msn()
+    }
+
+    fn acknowledge(&self, (psn, msn): (Psn, u32), syndrome: Syndrome, out: &mut Effects) {
         emit(
             out,
             Effect::Acknowledge {
@@ -432,17 +455,21 @@ impl Multicast {
 
     /// The first path whose AckPSN is the lowest; the source's own where there is no other.
     fn waits_for(&self) -> PathId {
-        self.lowest.iter().next().unwrap_or(self.source)
+        let mut lowest = self.entries().filter(|(_, entry)| entry.ack() == self.agg_ack);
+        lowest.next().map_or(self.source, |(path, _)| path)
     }
 
-    fn receivers(&self) -> PathSet {
-        PathSet::first(self.table.len()).without(self.source)
+    /// The receivers.
+    fn entries(&self) -> impl Iterator<Item = (PathId, &Entry)> {
+        let paths = (0..).map_while(PathId::new).zip(&self.table);
+        paths.filter(|(path, _)| *path != self.source)
     }
-}
 
-fn replicate(to: PathSet, out: &mut Effects) {
-    if !to.is_empty() {
-        emit(out, Effect::Replicate { to });
+    /// Data that some receiver lacks, where there are receivers at all.
+    fn replicate(&self, psn: Psn, out: &mut Effects) {
+        if self.table.len() > 1 {
+            emit(out, Effect::Replicate { psn });
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 mod entry;
 mod machine;
 
-use crate::path::{PathId, PathSet};
+use crate::path::PathId;
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
@@ -13,9 +13,9 @@ pub use machine::Multicast;
 /// What a group is made of, as far as the machine must know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MulticastConfig {
-    /// Entries of the Path Table, the source's included: at most 64, and more than the source's own index (a number
-    /// outside of that is brought inside).
-    pub paths: u8,
+    /// Entries of the Path Table, the source's included: at most [`PATHS_MAX`](crate::path::PATHS_MAX), and more than the
+    /// source's own index (a number outside of that is brought inside).
+    pub paths: u16,
     /// The path towards the source. Feedback leaves by it (the paper's AckOutPort).
     pub source: PathId,
     /// The PSN of the source's first packet. `None` where the switch joins a stream that may already run, as after its
@@ -59,10 +59,10 @@ pub enum Event {
 /// What is to be done. An event has at least one effect, and [`Effect::Absorb`] only alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Forward the data packet by these paths, of which there is at least one.
+    /// Forward the data packet by each path that [lacks](Multicast::lacks) it; there is at least one.
     Replicate {
-        /// The paths.
-        to: PathSet,
+        /// Its PSN.
+        psn: Psn,
     },
     /// Make an acknowledge packet. The frame that caused it, if it was feedback, ends here.
     Acknowledge {

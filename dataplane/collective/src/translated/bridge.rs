@@ -20,7 +20,7 @@ pub(super) enum Location {
     Unknown,
 }
 
-impl Translated {
+impl<const W: usize> Translated<W> {
     /// The group's PSN of a position.
     #[inline]
     pub(super) fn wire_g(&self, g: u64) -> Psn {
@@ -94,7 +94,7 @@ impl Translated {
 
     /// The same for one packet that goes to many.
     #[inline]
-    pub fn header(&self, g: Psn) -> Header<'_> {
+    pub fn header(&self, g: Psn) -> Header<'_, W> {
         Header {
             machine: self,
             g,
@@ -128,13 +128,13 @@ impl Translated {
 
 /// What TranslateHeader needs to know of one packet, whoever gets it.
 #[derive(Clone, Copy, Debug)]
-pub struct Header<'a> {
-    machine: &'a Translated,
+pub struct Header<'a, const W: usize = 1> {
+    machine: &'a Translated<W>,
     g: Psn,
     at: u64,
 }
 
-impl Header<'_> {
+impl<const W: usize> Header<'_, W> {
     /// The PSN with which it goes to `endpoint`: as [`Translated::towards`].
     #[inline]
     pub fn psn(&self, endpoint: EndpointId) -> Psn {

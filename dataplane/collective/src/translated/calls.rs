@@ -329,7 +329,7 @@ mod tests {
     use proptest::prelude::*;
     use std::vec::Vec;
 
-    fn endpoint(index: u8) -> EndpointId {
+    fn endpoint(index: usize) -> EndpointId {
         EndpointId::new(index).unwrap()
     }
 
@@ -351,7 +351,7 @@ mod tests {
                     call,
                     ..Collective::EMPTY.control
                 };
-                calls.push(&control, endpoint(root));
+                calls.push(&control, endpoint(root.into()));
             }
             calls.retire(base, u64::MAX);
             calls
@@ -367,7 +367,7 @@ mod tests {
         /// The mapping, held equal to walking packet by packet.
         #[test]
         fn forward_and_count_are_a_walk(calls in ring(), e in 0u8..4, sends: bool, skip in 0u64..60, length in 0u64..80) {
-            let (e, role) = (endpoint(e), if sends { Role::Sends } else { Role::Receives });
+            let (e, role) = (endpoint(e.into()), if sends { Role::Sends } else { Role::Receives });
             let oldest = calls.iter().map(|(_, c)| c.start).next().unwrap_or(calls.end());
             let from = (oldest + skip).min(calls.end());
             let to = (from + length).min(calls.end());

@@ -8,7 +8,7 @@ use castnet_wire::{Nanos, Psn};
 /// The context of one group at one switch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TranslatedConfig {
-    /// One per port: at most 64, and two or more for anything to flow. In rank order where results are to be reproducible.
+    /// At most as many as the machine has room for, and two or more for anything to flow. In rank order where results are to be reproducible.
     pub endpoints: Vec<EndpointConfig>,
     /// The endpoint towards the root of the tree; `None` at the root.
     pub parent: Option<EndpointId>,

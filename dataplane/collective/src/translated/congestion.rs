@@ -47,9 +47,9 @@ impl Congestion {
     }
 }
 
-impl Translated {
+impl<const W: usize> Translated<W> {
     /// A CNP of a receiver.
-    pub(super) fn receive_cnp(&mut self, now: Nanos, from: EndpointId, out: &mut Effects) {
+    pub(super) fn receive_cnp(&mut self, now: Nanos, from: EndpointId, out: &mut Effects<W>) {
         let window = now.0 / CNP_WINDOW.0;
         let Some(receiver) = self.congestion.get_mut(from.index()) else {
             return;
@@ -72,14 +72,14 @@ impl Translated {
     }
 
     /// A frame of `from` was marked on its way here, so this switch is the notification point.
-    pub(super) fn mark_seen(&mut self, now: Nanos, from: EndpointId, out: &mut Effects) {
+    pub(super) fn mark_seen(&mut self, now: Nanos, from: EndpointId, out: &mut Effects<W>) {
         if self.congestion.get_mut(from.index()).is_some_and(|c| c.tell(now)) {
             notify(EndpointSet::only(from), out);
         }
     }
 
     /// Those whose data `receiver` got last.
-    fn slowed_by(&self, receiver: EndpointId) -> EndpointSet {
+    fn slowed_by(&self, receiver: EndpointId) -> EndpointSet<W> {
         let newest = self.endpoint(receiver).sending.sent.checked_sub(1);
         let Some((g, index)) = newest.and_then(|g| Some((g, self.calls.find(g)?))) else {
             return EndpointSet::EMPTY;
@@ -94,7 +94,7 @@ impl Translated {
     }
 }
 
-fn notify(to: EndpointSet, out: &mut Effects) {
+fn notify<const W: usize>(to: EndpointSet<W>, out: &mut Effects<W>) {
     if !to.is_empty() {
         emit(out, Effect::Cnp { to });
     }

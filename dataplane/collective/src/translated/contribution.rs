@@ -12,11 +12,11 @@ use castnet_wire::{Call, Control, DropReason, NakCode, Nanos, Primitive, Psn, Sy
 
 /// Contributions of one host, in order: see [`Translated::nexts`].
 #[derive(Debug)]
-pub struct Nexts<'a> {
-    slots: &'a mut Slots,
+pub struct Nexts<'a, const W: usize = 1> {
+    slots: &'a mut Slots<W>,
     receiving: &'a mut Receiving,
-    only: EndpointSet,
-    children: EndpointSet,
+    only: EndpointSet<W>,
+    children: EndpointSet<W>,
     repairing: bool,
     sq_psn: Psn,
     /// One past the last.
@@ -24,7 +24,7 @@ pub struct Nexts<'a> {
     call: &'a Call,
 }
 
-impl Nexts<'_> {
+impl<const W: usize> Nexts<'_, W> {
     /// The collective that they are of: its operation and type hold.
     pub fn call(&self) -> &Call {
         self.call
@@ -44,11 +44,11 @@ impl Nexts<'_> {
         }
         let number = self.slots.number(g);
         let slot = self.slots.at_mut(g);
-        let contributed = EndpointSet::from_bits(slot.contributed.bits() | self.only.bits());
+        let contributed = slot.contributed.or(self.only);
         if slot.contributed.is_empty()
             || contributed == slot.contributed
             || slot.shape != shape
-            || contributed.bits() & self.children.bits() == self.children.bits()
+            || self.children.minus(contributed).is_empty()
         {
             return None;
         }
@@ -63,7 +63,7 @@ impl Nexts<'_> {
     }
 }
 
-impl Translated {
+impl<const W: usize> Translated<W> {
     /// Asks for the memory that data of `from` touches first, beside the machine itself.
     #[inline]
     pub fn prefetch(&self, from: EndpointId, by: &impl Prefetch) {
@@ -88,7 +88,7 @@ impl Translated {
     /// What most data is: the packets that a host sends next, into slots that have contributions and still lack others.
     /// `None` where no such comes next, or something waits to be sent.
     #[inline]
-    pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_>> {
+    pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_, W>> {
         let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
             return None;
         };
@@ -129,7 +129,7 @@ impl Translated {
         psn: Psn,
         shape: PacketShape,
         ack_request: bool,
-        out: &mut Effects,
+        out: &mut Effects<W>,
     ) {
         let Some(g) = self.admit(from, psn, ack_request, out) else {
             return;
@@ -209,7 +209,7 @@ impl Translated {
         psn: Psn,
         control: &Control,
         ack_request: bool,
-        out: &mut Effects,
+        out: &mut Effects<W>,
     ) {
         let Some(g) = self.admit(from, psn, ack_request, out) else {
             return;
@@ -267,7 +267,7 @@ impl Translated {
     /// The position of a packet, if it is one that can be looked at further. What is over is acknowledged again; what is too
     /// far ahead is refused.
     #[inline]
-    fn admit(&mut self, from: EndpointId, psn: Psn, ack_request: bool, out: &mut Effects) -> Option<u64> {
+    fn admit(&mut self, from: EndpointId, psn: Psn, ack_request: bool, out: &mut Effects<W>) -> Option<u64> {
         match self.locate(from, psn) {
             Location::Done { newest } => {
                 if ack_request || newest {
@@ -325,7 +325,7 @@ impl Translated {
     /// What has come breaks a rule of the group, and would again. A rank is named for it, and its queue pair is ended as soon as all
     /// before is acknowledged to it. A switch passes on what its ranks agree upon, which may be another call than is known here.
     #[cold]
-    fn refuse(&mut self, from: EndpointId, g: u64, (sequence, why): (u32, Refusal), out: &mut Effects) {
+    fn refuse(&mut self, from: EndpointId, g: u64, (sequence, why): (u32, Refusal), out: &mut Effects<W>) {
         emit(
             out,
             Effect::Drop(match why {
@@ -375,7 +375,7 @@ impl Translated {
     }
 
     /// `g`, which is within the window, can go to all of `to` now: so no need to ask for each.
-    fn ready(&mut self, g: u64, to: EndpointSet) {
+    fn ready(&mut self, g: u64, to: EndpointSet<W>) {
         for endpoint in to {
             let sending = &self.endpoint(endpoint).sending;
             if sending.next == g && !sending.is_held(g) && !self.rnr_waiting.contains(endpoint) {
@@ -437,12 +437,12 @@ impl Translated {
         }
     }
 
-    fn control_missing(&mut self, from: EndpointId, out: &mut Effects) {
+    fn control_missing(&mut self, from: EndpointId, out: &mut Effects<W>) {
         emit(out, Effect::Drop(DropReason::ControlMissing));
         self.gap(from);
     }
 
-    fn refuse_early(&mut self, from: EndpointId, g: u64, out: &mut Effects) {
+    fn refuse_early(&mut self, from: EndpointId, g: u64, out: &mut Effects<W>) {
         emit(out, Effect::Drop(DropReason::EarlyContribution));
         if self.is_repairing() {
             let receiving = &mut self.endpoint_mut(from).receiving;
@@ -452,7 +452,7 @@ impl Translated {
     }
 
     /// A packet that has been counted has come again: whoever sent it lacks an answer.
-    fn on_repeat(&mut self, from: EndpointId, g: u64, ack_request: bool, out: &mut Effects) {
+    fn on_repeat(&mut self, from: EndpointId, g: u64, ack_request: bool, out: &mut Effects<W>) {
         let repairing = self.is_repairing();
         let (is_rank, is_parent) = (self.is_rank(from), self.is_parent(from));
         let receiving = &mut self.endpoint_mut(from).receiving;

@@ -16,7 +16,7 @@ pub(super) enum Readiness {
     Answered,
 }
 
-impl Translated {
+impl<const W: usize> Translated<W> {
     /// Whether the packet at `g`, which goes to `endpoint`, can.
     pub(super) fn readiness(&self, endpoint: EndpointId, g: u64) -> Readiness {
         let Some(index) = self.calls.find(g) else {
@@ -84,7 +84,7 @@ impl Translated {
     }
 
     /// Sends the lowest packet that is ready to all whose next one it is. Nothing where none is, or `out` has no room.
-    pub(super) fn replicate_data(&mut self, out: &mut Effects) {
+    pub(super) fn replicate_data(&mut self, out: &mut Effects<W>) {
         if self.pending.is_empty() || out.is_full() {
             return;
         }
@@ -109,7 +109,7 @@ impl Translated {
             alike && (next >= self.window_end() || matches!(self.slots.at(next).phase, Phase::Filling));
         if waits {
             to.iter().for_each(|endpoint| self.step_to(endpoint, g, next));
-            self.pending = EndpointSet::from_bits(self.pending.bits() & !to.bits());
+            self.pending = self.pending.minus(to);
         } else {
             for endpoint in to {
                 self.step(endpoint, g);
@@ -122,7 +122,7 @@ impl Translated {
     }
 
     /// Sends `g` once more, out of turn.
-    pub(super) fn emit_again(&mut self, g: u64, to: EndpointSet, ack_request: bool, out: &mut Effects) {
+    pub(super) fn emit_again(&mut self, g: u64, to: EndpointSet<W>, ack_request: bool, out: &mut Effects<W>) {
         if to.is_empty() {
             return;
         }
@@ -138,7 +138,7 @@ impl Translated {
         self.put(g, to, ack_request, out);
     }
 
-    fn put(&self, g: u64, to: EndpointSet, ack_request: bool, out: &mut Effects) {
+    fn put(&self, g: u64, to: EndpointSet<W>, ack_request: bool, out: &mut Effects<W>) {
         let Some(index) = self.calls.find(g) else { return };
         let call = self.calls.get(index);
         emit(

@@ -7,7 +7,7 @@ use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointKind};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 
-impl Translated {
+impl<const W: usize> Translated<W> {
     /// ReceiveAck.
     pub(super) fn receive_ack(
         &mut self,
@@ -15,7 +15,7 @@ impl Translated {
         from: EndpointId,
         psn: Psn,
         syndrome: Syndrome,
-        out: &mut Effects,
+        out: &mut Effects<W>,
     ) {
         match syndrome {
             Syndrome::Nak(code) if code.is_fatal() => emit(out, Effect::MemberFailed { from, syndrome }),
@@ -36,7 +36,7 @@ impl Translated {
         rq_psn: Psn,
         psn: Psn,
         syndrome: Syndrome,
-        out: &mut Effects,
+        out: &mut Effects<W>,
     ) {
         let sending = &self.endpoint(from).sending;
         let refused = syndrome != Syndrome::Ack;
@@ -87,7 +87,7 @@ impl Translated {
         from: EndpointId,
         psn: Psn,
         syndrome: Syndrome,
-        out: &mut Effects,
+        out: &mut Effects<W>,
     ) {
         let sending = &self.endpoint(from).sending;
         let (acked, sent) = (sending.acked, sending.sent);
@@ -182,13 +182,41 @@ impl Translated {
 
     /// `from` has acknowledged all before `acked`.
     fn acknowledged(&mut self, now: Nanos, from: EndpointId, acked: u64) {
+        let before = self.endpoint(from).sending.acked;
         self.moved(from, acked);
-        for sender in self.cold().all {
-            self.confirm(sender);
-        }
+        self.confirm_senders(from, before, acked);
         self.advance_base(now);
         if !self.is_repairing() {
             self.reflect();
+        }
+    }
+
+    /// `from` has acknowledged what goes to it from `before` to `acked`: tells those whose packets that decides.
+    fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) {
+        let mut g = before;
+        while g < acked {
+            let Some(index) = self.calls.find(g) else { break };
+            let call = self.calls.get(index);
+            let (flow, end) = (call.flow(g), call.part_end(g));
+            match flow {
+                Flow::UpDown => {
+                    self.confirm(from);
+                    if let Some(parent) = self.cold().parent {
+                        self.confirm(parent);
+                    }
+                }
+                Flow::Gather(_) => self.cold().all.iter().for_each(|sender| self.confirm(sender)),
+                Flow::Scatter(root) => self.confirm(root),
+            }
+            g = end;
+        }
+        if cfg!(debug_assertions) {
+            let told = self.ack_due;
+            self.cold().all.iter().for_each(|sender| self.confirm(sender));
+            assert!(
+                told == self.ack_due,
+                "an acknowledgement concerns those whose packets it decides"
+            );
         }
     }
 
@@ -268,7 +296,7 @@ impl Translated {
 
     /// SendAck: the ACK that is due to `to`, and the NAK. Before a NAK a host always has an ACK: the NAK alone is no
     /// progress to it.
-    pub(super) fn send_ack(&mut self, to: EndpointId, out: &mut Effects) {
+    pub(super) fn send_ack(&mut self, to: EndpointId, out: &mut Effects<W>) {
         let nak = self.nak_due.contains(to);
         let ack = self.ack_due.contains(to) || (nak && self.is_rank(to));
         self.ack_due.remove(to);
@@ -289,7 +317,7 @@ impl Translated {
     }
 
     /// An acknowledge packet: an ACK of the last packet that is acknowledged to `to`, or the NAK of the next.
-    pub(super) fn acknowledge(&self, to: EndpointId, syndrome: Syndrome, out: &mut Effects) {
+    pub(super) fn acknowledge(&self, to: EndpointId, syndrome: Syndrome, out: &mut Effects<W>) {
         let receiving = &self.endpoint(to).receiving;
         let is_rank = self.is_rank(to);
         let unconfirmed = match is_rank {
@@ -314,8 +342,8 @@ impl Translated {
     }
 
     /// SendAck for all that it is due to, while `out` has more room than `reserve`.
-    pub(super) fn send_acks(&mut self, out: &mut Effects, reserve: usize) {
-        for endpoint in super::EndpointSet::from_bits(self.ack_due.bits() | self.nak_due.bits()) {
+    pub(super) fn send_acks(&mut self, out: &mut Effects<W>, reserve: usize) {
+        for endpoint in self.ack_due.or(self.nak_due) {
             if out.remaining_capacity() < reserve + 2 {
                 return;
             }
@@ -324,6 +352,6 @@ impl Translated {
     }
 }
 
-fn only(endpoint: EndpointId) -> super::EndpointSet {
+fn only<const W: usize>(endpoint: EndpointId) -> super::EndpointSet<W> {
     super::EndpointSet::only(endpoint)
 }

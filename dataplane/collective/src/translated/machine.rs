@@ -8,7 +8,6 @@ use super::{
     CallId, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event, LossPolicy,
     PacketShape, StragglerPolicy, TranslatedConfig,
 };
-use crate::path::PATHS_MAX;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -20,47 +19,51 @@ use core::ops::Range;
 /// The context of one collective group at one switch: endpoints, routing, transmission and computation states but for the
 /// payloads.
 ///
+/// `W` is the number of words in its sets of endpoints: it has at most 64 of them for each.
+///
 /// The order of calls: [`handle`](Self::handle) for each frame, then [`poll_emit`](Self::poll_emit) until it returns
 /// `false`; [`handle_timeout`](Self::handle_timeout) while [`poll_timeout`](Self::poll_timeout) is due, each followed by
 /// `poll_emit` likewise. Nothing else mutates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Translated {
-    pub(super) cold: Shared,
+pub struct Translated<const W: usize = 1> {
+    pub(super) cold: Shared<W>,
     pub(super) endpoints: Box<[Endpoint]>,
     /// By endpoint.
     pub(super) congestion: Box<[Congestion]>,
-    pub(super) slots: Slots,
+    pub(super) slots: Slots<W>,
     pub(super) calls: Calls,
     /// The lowest position that is not finished: complete, and acknowledged by all that get it.
     pub(super) base: u64,
+    /// One of those that have acknowledged least: until it moves, `base` does not.
+    pub(super) slowest: EndpointId,
     /// Nothing from here on is served: one past the control message on which ranks disagree.
     pub(super) limit: u64,
     /// Those whose next packet is ready to go.
-    pub(super) pending: EndpointSet,
+    pub(super) pending: EndpointSet<W>,
     /// Those that are to have an ACK.
-    pub(super) ack_due: EndpointSet,
+    pub(super) ack_due: EndpointSet<W>,
     /// Those that are to have a NAK.
-    pub(super) nak_due: EndpointSet,
+    pub(super) nak_due: EndpointSet<W>,
     /// Those from which something came that there was no room for.
-    pub(super) refused: EndpointSet,
+    pub(super) refused: EndpointSet<W>,
     /// Those of which it has been told that they break a rule.
-    pub(super) blamed: EndpointSet,
+    pub(super) blamed: EndpointSet<W>,
     /// Those that had no receive posted.
-    pub(super) rnr_waiting: EndpointSet,
+    pub(super) rnr_waiting: EndpointSet<W>,
     /// When the next tick is, while something is in flight.
     pub(super) tick_at: Nanos,
     /// Where a tick goes on that had more to say than one call can take.
-    pub(super) tick_next: u8,
+    pub(super) tick_next: u16,
     pub(super) since: Nanos,
     pub(super) stall_at: Nanos,
 }
 
 /// What never changes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Cold {
+pub(super) struct Cold<const W: usize> {
     pub(super) endpoints: Box<[EndpointConfig]>,
-    pub(super) all: EndpointSet,
-    pub(super) children: EndpointSet,
+    pub(super) all: EndpointSet<W>,
+    pub(super) children: EndpointSet<W>,
     pub(super) parent: Option<EndpointId>,
     pub(super) start_psn: Psn,
     pub(super) message_packets: u16,
@@ -74,23 +77,25 @@ pub(super) struct Cold {
 
 /// Cheap to copy with the machine, and of no weight in its hash: it is the same for all states of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shared(pub(super) Arc<Cold>);
+pub(super) struct Shared<const W: usize>(pub(super) Arc<Cold<W>>);
 
-impl Hash for Shared {
+impl<const W: usize> Hash for Shared<W> {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
-impl Translated {
+impl<const W: usize> Translated<W> {
     /// A group that has seen nothing yet. All memory that it will ever need is reserved here.
     ///
-    /// Endpoints from the 65th on are left out, and so is a parent that is none of them.
+    /// Endpoints beyond [`EndpointSet::CAPACITY`] are left out, and so is a parent that is none of them.
     pub fn new(config: TranslatedConfig) -> Self {
         let mut endpoints = config.endpoints;
-        endpoints.truncate(PATHS_MAX);
+        endpoints.truncate(EndpointSet::<W>::CAPACITY);
         let all = EndpointSet::first(endpoints.len());
         let parent = config.parent.filter(|&p| all.contains(p));
+        let states = vec![Endpoint::default(); endpoints.len()].into_boxed_slice();
         Self {
-            endpoints: vec![Endpoint::default(); endpoints.len()].into_boxed_slice(),
+            slowest: slowest(&states).0,
+            endpoints: states,
             congestion: vec![Congestion::default(); endpoints.len()].into_boxed_slice(),
             slots: Slots::new(config.slots),
             calls: Calls::new(config.collectives_max),
@@ -155,7 +160,7 @@ impl Translated {
     }
 
     /// Takes a frame in. `out` is emptied first, then holds at least one effect.
-    pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Effects) {
+    pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Effects<W>) {
         out.clear();
         let (Event::Data { from, .. }
         | Event::Control { from, .. }
@@ -187,7 +192,7 @@ impl Translated {
 
     /// What a frame brought about beyond itself.
     #[inline]
-    fn conclude(&mut self, out: &mut Effects) {
+    fn conclude(&mut self, out: &mut Effects<W>) {
         self.send_acks(out, 1);
         self.replicate_data(out);
         if out.is_empty() {
@@ -198,7 +203,7 @@ impl Translated {
     /// What else is due: acknowledgements that one call could not hold, and packets that were waiting for another one to go
     /// first. Call it until it returns `false`. `out` is emptied first, then holds at most one effect, or two acknowledgements to one endpoint.
     #[inline]
-    pub fn poll_emit(&mut self, _now: Nanos, out: &mut Effects) -> bool {
+    pub fn poll_emit(&mut self, _now: Nanos, out: &mut Effects<W>) -> bool {
         out.clear();
         if !self.has_more() {
             return false;
@@ -213,11 +218,8 @@ impl Translated {
         !(self.ack_due.is_empty() && self.nak_due.is_empty() && self.pending.is_empty())
     }
 
-    fn emit_one(&mut self, out: &mut Effects) {
-        if let Some(endpoint) = EndpointSet::from_bits(self.ack_due.bits() | self.nak_due.bits())
-            .iter()
-            .next()
-        {
+    fn emit_one(&mut self, out: &mut Effects<W>) {
+        if let Some(endpoint) = self.ack_due.or(self.nak_due).iter().next() {
             self.send_ack(endpoint, out);
         } else {
             self.replicate_data(out);
@@ -250,7 +252,7 @@ impl Translated {
             .map(|e| size_of_val(e.ranks.as_slice()))
             .sum();
         size_of::<Self>()
-            + size_of::<Cold>()
+            + size_of::<Cold<W>>()
             + size_of_val(&*cold.endpoints)
             + ranks
             + size_of_val(&*self.endpoints)
@@ -259,7 +261,7 @@ impl Translated {
             + self.calls.bytes()
     }
 
-    pub(super) fn cold(&self) -> &Cold {
+    pub(super) fn cold(&self) -> &Cold<W> {
         &self.cold.0
     }
 
@@ -288,7 +290,7 @@ impl Translated {
     }
 
     /// The endpoints that contribute to a packet (going up, where it goes up and down).
-    pub(super) fn inputs(&self, flow: Flow) -> EndpointSet {
+    pub(super) fn inputs(&self, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown => self.cold().children,
             Flow::Gather(root) => self.cold().all.without(root),
@@ -297,7 +299,7 @@ impl Translated {
     }
 
     /// The endpoints that get its result.
-    pub(super) fn outputs(&self, flow: Flow) -> EndpointSet {
+    pub(super) fn outputs(&self, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown => self.cold().children,
             Flow::Gather(root) => EndpointSet::only(root),
@@ -306,7 +308,7 @@ impl Translated {
     }
 
     /// The endpoints whose acknowledgement makes an ACK to `sender`: reflection, the root's word, or the least of all.
-    pub(super) fn deciders(&self, sender: EndpointId, flow: Flow) -> EndpointSet {
+    pub(super) fn deciders(&self, sender: EndpointId, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown if !self.is_parent(sender) => EndpointSet::only(sender),
             flow => self.outputs(flow),
@@ -331,8 +333,12 @@ impl Translated {
 
     /// Raises `base` to the lowest position that is not acknowledged, and makes the room free.
     pub(super) fn advance_base(&mut self, now: Nanos) {
-        let acked = self.endpoints.iter().map(|e| e.sending.acked);
-        let base = acked.min().unwrap_or(0).min(self.limit);
+        if self.endpoint(self.slowest).sending.acked <= self.base {
+            return;
+        }
+        let (slowest, acked) = slowest(&self.endpoints);
+        self.slowest = slowest;
+        let base = acked.min(self.limit);
         if base <= self.base {
             return;
         }
@@ -356,8 +362,18 @@ impl Translated {
     }
 }
 
+/// The endpoint that has acknowledged least, and how far that is. Of several the last, since most answer in the order in which
+/// they are sent to.
+fn slowest(endpoints: &[Endpoint]) -> (EndpointId, u64) {
+    let acked = (0..)
+        .map_while(EndpointId::new)
+        .zip(endpoints.iter().map(|e| e.sending.acked));
+    let least = acked.reduce(|least, next| if next.1 <= least.1 { next } else { least });
+    least.unwrap_or_default()
+}
+
 #[inline]
-pub(super) fn emit(out: &mut Effects, effect: Effect) {
+pub(super) fn emit<const W: usize>(out: &mut Effects<W>, effect: Effect<W>) {
     let full = out.try_push(effect).is_err();
     debug_assert!(!full, "room was looked for");
 }

@@ -42,11 +42,11 @@ pub use contribution::Nexts;
 pub use machine::Translated;
 pub use status::{CollectiveStatus, EndpointStatus, TranslatedStatus};
 
-/// An endpoint of a group at a switch: one per port.
+/// An endpoint of a group at a switch.
 pub type EndpointId = PathId;
 
 /// A set of endpoints.
-pub type EndpointSet = PathSet;
+pub type EndpointSet<const W: usize = 1> = PathSet<W>;
 
 /// Which collective in flight: an index for [`Translated::call`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -124,7 +124,7 @@ pub enum Event {
 
 /// What is to be done. [`Effect::Absorb`] comes only alone; [`Effect::Drop`] may come with acknowledgements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Effect {
+pub enum Effect<const W: usize = 1> {
     /// Take the payload of the frame at hand into the slot.
     Aggregate {
         /// Where to.
@@ -157,7 +157,7 @@ pub enum Effect {
         /// The group's PSN.
         g: Psn,
         /// To whom: at least one.
-        to: EndpointSet,
+        to: EndpointSet<W>,
         /// The AckReq bit.
         ack_request: bool,
     },
@@ -166,7 +166,7 @@ pub enum Effect {
         /// The group's PSN.
         g: Psn,
         /// To whom: at least one.
-        to: EndpointSet,
+        to: EndpointSet<W>,
         /// What it says.
         control: Control,
     },
@@ -184,7 +184,7 @@ pub enum Effect {
     /// Make a congestion notification packet for each.
     Cnp {
         /// To whom: at least one.
-        to: EndpointSet,
+        to: EndpointSet<W>,
     },
     /// The frame has served its purpose: nothing leaves, and nothing was wrong.
     Absorb,
@@ -193,7 +193,7 @@ pub enum Effect {
     /// Tell the operator: nothing has been finished for the stall time-out.
     Stalled {
         /// Those whose contribution is missing or, where none is, those that have not acknowledged.
-        waiting_for: EndpointSet,
+        waiting_for: EndpointSet<W>,
         /// The lowest packet that is not finished.
         g: Psn,
         /// When the last progress was.
@@ -240,7 +240,7 @@ pub enum Refusal {
 }
 
 /// The effects of one call, in the order in which they are to be carried out.
-pub type Effects = ArrayVec<Effect, 16>;
+pub type Effects<const W: usize = 1> = ArrayVec<Effect<W>, 16>;
 
 /// Why a machine wants to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

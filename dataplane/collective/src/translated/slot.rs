@@ -22,9 +22,9 @@ pub(super) enum Phase {
 
 /// One slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Slot {
+pub(super) struct Slot<const W: usize> {
     /// The paper's `arrived`, for all endpoints; its number of members is `degree`. The parent's result counts too.
-    pub(super) contributed: EndpointSet,
+    pub(super) contributed: EndpointSet<W>,
     pub(super) shape: PacketShape,
     pub(super) phase: Phase,
     /// A contribution asked for an acknowledgement, so what comes of it must.
@@ -33,7 +33,7 @@ pub(super) struct Slot {
 
 /// All slots of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Slots(Box<[Slot]>);
+pub(super) struct Slots<const W: usize>(Box<[Slot<W>]>);
 
 /// What a contribution did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(super) struct Aggregated {
     pub(super) complete: bool,
 }
 
-impl Slots {
+impl<const W: usize> Slots<W> {
     pub(super) fn new(slots: u16) -> Self {
         let slots = usize::from(slots.clamp(2, 1 << 15)).next_power_of_two();
         Self(vec![Slot::default(); slots].into_boxed_slice())
@@ -63,17 +63,17 @@ impl Slots {
     }
 
     #[inline]
-    pub(super) fn at(&self, g: u64) -> &Slot {
+    pub(super) fn at(&self, g: u64) -> &Slot<W> {
         &self.0[usize::from(self.number(g))]
     }
 
     #[inline]
-    pub(super) fn at_mut(&mut self, g: u64) -> &mut Slot {
+    pub(super) fn at_mut(&mut self, g: u64) -> &mut Slot<W> {
         let number = usize::from(self.number(g));
         &mut self.0[number]
     }
 
-    pub(super) fn numbered(&self, number: u16) -> &Slot {
+    pub(super) fn numbered(&self, number: u16) -> &Slot<W> {
         &self.0[usize::from(number) & (self.0.len() - 1)]
     }
 
@@ -83,13 +83,13 @@ impl Slots {
     }
 
     /// AggregateData: the endpoint's packet at `g` is in now.
-    pub(super) fn aggregate_data(&mut self, g: u64, from: EndpointId, fan_in: EndpointSet) -> Aggregated {
+    pub(super) fn aggregate_data(&mut self, g: u64, from: EndpointId, fan_in: EndpointSet<W>) -> Aggregated {
         let slot = self.at_mut(g);
         let first = slot.contributed.is_empty();
         slot.contributed.insert(from);
         Aggregated {
             first,
-            complete: slot.contributed.bits() & fan_in.bits() == fan_in.bits(),
+            complete: fan_in.minus(slot.contributed).is_empty(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The state of a group, for people.
 
 use super::machine::Translated;
-use super::{EndpointId, EndpointKind, EndpointSet};
+use super::{EndpointId, EndpointKind};
 use alloc::vec::Vec;
 use castnet_wire::{Call, Control, Nanos, Psn};
 
@@ -21,7 +21,7 @@ pub struct TranslatedStatus {
     /// Who said what, where ranks disagreed: nothing after that collective is served.
     pub conflict: Option<Control>,
     /// Those whose contribution to `base` is missing or, where none is, those that have not acknowledged it.
-    pub waiting_for: EndpointSet,
+    pub waiting_for: Vec<EndpointId>,
     /// When something was last finished, or begun after nothing was in flight. `None` where nothing is.
     pub since: Option<Nanos>,
     /// By endpoint.
@@ -64,7 +64,7 @@ pub struct EndpointStatus {
     pub rnr_until: Option<Nanos>,
 }
 
-impl Translated {
+impl<const W: usize> Translated<W> {
     /// The state, for people.
     pub fn status(&self) -> TranslatedStatus {
         let collectives = self.calls.iter().map(|(sequence, c)| CollectiveStatus {
@@ -96,7 +96,7 @@ impl Translated {
             finished: self.base,
             collectives: collectives.collect(),
             conflict: failed.map(|index| self.calls.get(index).control),
-            waiting_for: self.waiting_for(),
+            waiting_for: self.waiting_for().iter().collect(),
             since: self.is_active().then_some(self.since),
             endpoints: endpoints.collect(),
         }

@@ -9,7 +9,7 @@ use castnet_wire::{Nanos, RnrTimer, Syndrome};
 /// The most effects that one endpoint's tick has.
 const TICK_EFFECTS: usize = 4;
 
-impl Translated {
+impl<const W: usize> Translated<W> {
     /// When [`handle_timeout`](Self::handle_timeout) is to be called, and why.
     #[inline]
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
@@ -30,7 +30,7 @@ impl Translated {
 
     /// Time has passed. `out` is emptied first. One call may not say all: call again while
     /// [`poll_timeout`](Self::poll_timeout) is due, and [`poll_emit`](Self::poll_emit) after each.
-    pub fn handle_timeout(&mut self, now: Nanos, out: &mut Effects) {
+    pub fn handle_timeout(&mut self, now: Nanos, out: &mut Effects<W>) {
         out.clear();
         for endpoint in self.rnr_waiting {
             if self.endpoint(endpoint).sending.rnr_until <= now {
@@ -62,7 +62,7 @@ impl Translated {
             if out.remaining_capacity() < TICK_EFFECTS {
                 return;
             }
-            let Some(endpoint) = EndpointId::new(self.tick_next) else {
+            let Some(endpoint) = EndpointId::new(self.tick_next.into()) else {
                 break;
             };
             self.tick_next += 1;
@@ -75,7 +75,7 @@ impl Translated {
 
     /// What the endpoint has not acknowledged for a whole tick goes again: to a host the oldest, whose answer tells how much
     /// it has; to a switch the oldest and the newest, between which it then sees each gap.
-    fn repeat(&mut self, endpoint: EndpointId, out: &mut Effects) {
+    fn repeat(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
         let is_rank = self.is_rank(endpoint);
         let sending = &mut self.endpoint_mut(endpoint).sending;
         let moved = core::mem::take(&mut sending.moved);
@@ -91,7 +91,7 @@ impl Translated {
     }
 
     /// What an endpoint that sends must hear: that something is still missing, or that it is waited for another.
-    fn keep_alive(&mut self, endpoint: EndpointId, out: &mut Effects) {
+    fn keep_alive(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
         let (is_rank, repairing) = (self.is_rank(endpoint), self.is_repairing());
         let receiving = &mut self.endpoint_mut(endpoint).receiving;
         let moved = core::mem::take(&mut receiving.moved);
@@ -145,16 +145,14 @@ impl Translated {
     }
 
     /// Those whose contribution to `base` is missing or, where none is, those that have not acknowledged it.
-    pub(super) fn waiting_for(&self) -> EndpointSet {
+    pub(super) fn waiting_for(&self) -> EndpointSet<W> {
         let Some(index) = self.calls.find(self.base).filter(|_| self.is_active()) else {
             return EndpointSet::EMPTY;
         };
         let flow = self.calls.get(index).flow(self.base);
         let slot = self.slots.at(self.base);
         match (slot.phase, self.cold().parent) {
-            (Phase::Filling, _) => {
-                EndpointSet::from_bits(self.inputs(flow).bits() & !slot.contributed.bits())
-            }
+            (Phase::Filling, _) => self.inputs(flow).minus(slot.contributed),
             (Phase::Partial, Some(parent)) if flow == Flow::UpDown => EndpointSet::only(parent),
             _ => self
                 .outputs(flow)

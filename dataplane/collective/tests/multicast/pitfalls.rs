@@ -1,7 +1,8 @@
 //! The pitfalls of multicast over RC that are known, each as a test with its story.
 
-use crate::common::{Switch, ack, fatal, nak, path, replicate, rnr};
-use castnet_collective::{Effect, Event, Multicast, MulticastConfig, PathId, PathSet, TimerReason};
+use crate::common::{Switch, Told, ack, fatal, nak, path, replicate, rnr};
+use castnet_collective::path::PATHS_MAX;
+use castnet_collective::{Effect, Event, Multicast, MulticastConfig, PathId, TimerReason};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 const WRAP: u32 = Psn::MODULUS;
@@ -164,7 +165,10 @@ fn the_baseline_is_never_acknowledged() {
         let far_back = 100u32.wrapping_sub(1 << 22);
         for psn in [far_back, far_back.wrapping_sub(5), 99, 90] {
             for effect in s.retransmit_asking(psn) {
-                assert!(!matches!(effect, Effect::Acknowledge { .. }), "{start:?} {psn}");
+                assert!(
+                    !matches!(effect, Told::Effect(Effect::Acknowledge { .. })),
+                    "{start:?} {psn}"
+                );
             }
         }
     }
@@ -236,7 +240,10 @@ fn a_fatal_nak_is_repeated_to_a_source_that_comes_back() {
     let both = [ack(WRAP - 1).msn(1).up(0), fatal(WRAP).msn(1).up(0)];
     assert_eq!(s.retransmit(WRAP - 1), both);
     assert_eq!(s.retransmit_asking(WRAP - 1), both);
-    assert_eq!(s.retransmit(WRAP), [replicate(&[1]), fatal(WRAP).msn(1).up(0)]);
+    assert_eq!(
+        s.retransmit(WRAP),
+        [replicate(&[1]), fatal(WRAP).msn(1).up(0).into()]
+    );
     assert_eq!(s.retransmit(WRAP + 1), [replicate(&[1])]);
 }
 
@@ -300,13 +307,13 @@ fn a_stall_names_the_path_waited_for_once_per_interval() {
     assert_eq!(s.machine.poll_timeout(), at(11), "not the path waited for");
     s.feedback(2, ack(0));
     assert_eq!(s.machine.poll_timeout(), at(14));
-    assert_eq!(s.timeout(Nanos::from_millis(13)), []);
+    assert!(s.timeout(Nanos::from_millis(13)).is_empty());
     let stalled = Effect::Stalled {
         path: path(2),
         since: Nanos::from_millis(4),
     };
     assert_eq!(s.timeout(Nanos::from_millis(15)), [stalled]);
-    assert_eq!(s.timeout(Nanos::from_millis(16)), []);
+    assert!(s.timeout(Nanos::from_millis(16)).is_empty());
     assert_eq!(s.machine.poll_timeout(), at(25));
     assert_eq!(
         s.timeout(Nanos::from_millis(60)),
@@ -329,32 +336,33 @@ fn a_group_of_the_source_alone_keeps_still() {
 }
 
 #[test]
-fn sixty_four_paths_are_one_set() {
+fn as_many_paths_as_there_can_be_are_served() {
     let source = PathId::new(40).unwrap();
-    let mut s = Switch::with(MulticastConfig {
-        paths: 64,
+    let config = |paths| MulticastConfig {
+        paths,
         source,
         ..Switch::config(2)
+    };
+    let mut s = Switch::with(config(PATHS_MAX as u16));
+    let all: Vec<usize> = (0..PATHS_MAX).filter(|path| *path != 40).collect();
+    assert_eq!(s.data(0, 1), [Told::Replicate(all.clone())]);
+    let mut told = all.iter().map(|path| {
+        s.event(Event::Feedback {
+            from: PathId::new(*path).unwrap(),
+            psn: Psn::new(0),
+            msn: 0,
+            syndrome: Syndrome::Ack,
+        })
     });
-    let all = PathSet::from_bits(!(1 << 40));
-    assert_eq!(s.data(0, 1), [Effect::Replicate { to: all }]);
-    for path in all.iter().take(62) {
-        assert_eq!(s.feedback(path.index() as u8, ack(0)), [Effect::Absorb]);
-    }
-    assert_eq!(s.feedback(63, ack(0)), [ack(0).up(40)]);
-    // A Path Table shorter than the source's own index is made long enough, one beyond the ports is cut.
-    let machine = Multicast::new(MulticastConfig {
-        paths: 3,
-        source,
-        ..Switch::config(2)
-    });
-    assert_eq!(machine.status().paths.len(), 40);
-    let machine = Multicast::new(MulticastConfig {
-        paths: 255,
-        source,
-        ..Switch::config(2)
-    });
-    assert_eq!(machine.status().paths.len(), 63);
+    assert!(
+        told.by_ref()
+            .take(PATHS_MAX - 2)
+            .all(|told| told == [Effect::Absorb])
+    );
+    assert_eq!(told.next(), Some(vec![ack(0).up(40).into()]));
+    // A Path Table shorter than the source's own index is made long enough, one that is too long is cut.
+    let paths = |paths| Multicast::new(config(paths)).status().paths.len();
+    assert_eq!((paths(3), paths(u16::MAX)), (40, PATHS_MAX - 1));
 }
 
 #[test]

@@ -634,7 +634,7 @@ impl Net {
 }
 
 pub(crate) fn endpoint(index: usize) -> EndpointId {
-    EndpointId::new(index as u8).unwrap()
+    EndpointId::new(index).unwrap()
 }
 
 /// Anywhere, but often just before the wrap.

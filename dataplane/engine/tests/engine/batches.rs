@@ -2,6 +2,7 @@
 //! kinds on the same ports, data, ACKs and contributions among each other, and groups that come and go between batches. The same
 //! frames leave, in the same order at each port; counters and the state of all groups are the same.
 
+use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::{PlainEgress, PlainFrame};
 use castnet_engine::{Context, CountersSnapshot, Engine, FrameFilter, PortSet, Tables, TapId};
-use castnet_rules::GroupRule;
+use castnet_rules::{GroupRule, NextHop};
 use castnet_wire::{Aeth, Batch, ExtHeaders, McstId, NakCode, Nanos, Opcode, Syndrome};
 use proptest::prelude::*;
 
@@ -18,20 +19,31 @@ use proptest::prelude::*;
 pub(super) const GROUPS: usize = 3;
 /// Ranks of the collective group, at the first ports.
 pub(super) const RANKS: usize = 4;
-pub(super) const PORTS: usize = 6;
+pub(super) const PORTS: usize = 7;
 
 pub(super) fn mcst(n: usize) -> McstId {
     McstId([10, 9, 0, n as u8 + 1].into())
 }
 
-/// Members at ports 0 to 3, a switch at port 4.
+/// Members at ports 0 to 3, a switch at port 4, and one behind routers at port 5.
 pub(super) fn group(n: usize, generation: u64) -> GroupRule {
     let mut paths: Vec<_> = (0..4).map(host).collect();
-    paths.push(switch(4));
+    paths.extend([switch(4), far_switch(5)]);
+    if let NextHop::Switch { ip, .. } = &mut paths[5].next_hop {
+        *ip = Some(far_ip(n));
+    }
     GroupRule {
         mcst_id: mcst(n),
         generation,
         ..rule(paths).with_multicast(|rule| rule.source = n as u16)
+    }
+}
+
+/// The address that frames of a group come from by a port.
+fn speaker(ingress: usize, group: usize) -> Ipv4Addr {
+    match ingress {
+        5 => far_ip(group),
+        _ => host_ip(ingress),
     }
 }
 
@@ -120,8 +132,8 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         24 => (0..PORTS, frames(), wrong)
             .prop_map(|(ingress, frames, wrong)| Step::Batch { ingress, frames, wrong }),
-        1 => any::<u64>().prop_map(|up| Step::Links { up: up | 0x1F }),
-        1 => any::<u64>().prop_map(|up| Step::Links { up: up | 0x13 }),
+        1 => any::<u64>().prop_map(|up| Step::Links { up: up | 0x3F }),
+        1 => any::<u64>().prop_map(|up| Step::Links { up: up | 0x33 }),
         1 => (0..GROUPS).prop_map(|group| Step::Install { group }),
         1 => (0..GROUPS).prop_map(|group| Step::Remove { group }),
         1 => Just(Step::Collective),
@@ -187,7 +199,7 @@ impl Hosts {
             } => {
                 let psn = self.psns[group].saturating_add_signed(skip);
                 let mut frame = DataFrame::new(opcode, psn, &vec![psn as u8; length]);
-                (frame.src, frame.dst) = (host_ip(ingress), mcst(group).0);
+                (frame.src, frame.dst) = (speaker(ingress, group), mcst(group).0);
                 frame.ethernet = ethernet(ingress);
                 frame.ext.imm = (opcode == Opcode::SendOnlyImm).then_some(7);
                 if ingress == group {
@@ -204,7 +216,7 @@ impl Hosts {
             } => {
                 let psn = self.psns[group].saturating_sub(1 + back);
                 let mut frame = DataFrame::new(Opcode::Ack, psn, &[]);
-                (frame.src, frame.dst) = (host_ip(ingress), mcst(group).0);
+                (frame.src, frame.dst) = (speaker(ingress, group), mcst(group).0);
                 (frame.ethernet, frame.tos, frame.ident) = (ethernet(ingress), tos, ident);
                 let syndrome = match nak {
                     true => Syndrome::Nak(NakCode::PsnSequenceError),

@@ -3,7 +3,7 @@
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
-use castnet_engine::{Engine, EventKind, Refusal, Verdict as End_};
+use castnet_engine::{Engine, EventKind, FrameFilter, Refusal, TapId, Verdict as End_};
 use castnet_rules::{LossPolicy, StragglerPolicy, TranslatedRule};
 use castnet_wire::{
     Call, CallFlags, Control, DataType, DropReason, Nanos, Opcode, Parsed, Primitive, Psn, Qpn, Syndrome,
@@ -34,7 +34,7 @@ pub(crate) fn any_job(ranks: usize) -> impl Strategy<Value = Job> {
 }
 
 /// Floats are small whole numbers here, so that their sum is exact whatever the order.
-fn job(
+pub(crate) fn job(
     primitive: Primitive,
     data_type: DataType,
     root: usize,
@@ -122,6 +122,21 @@ proptest! {
         };
         let mut net = Net::two_tiers(change, &jobs, seed);
         net.faults = faults;
+        finish(&mut net, &jobs)?;
+    }
+
+    #[test]
+    fn routers_between_switches_change_no_sum(
+        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), slow: bool, reflect: bool, seed: u64,
+    ) {
+        let change = |rule: &mut TranslatedRule| rule.loss_policy = loss_policy(reflect);
+        let mut net = Net::routed_tiers(change, &jobs, seed);
+        net.faults = faults;
+        if slow {
+            let tap = TapId::all().next().unwrap();
+            let all = |engine: &mut Engine| engine.arm_capture(tap, FrameFilter::default(), 0, u64::MAX);
+            net.engines.iter_mut().for_each(all);
+        }
         finish(&mut net, &jobs)?;
     }
 

@@ -15,10 +15,14 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
         (64, 4096, Pmtu::B256, false),
         (2, 32768, Pmtu::B256, false),
         (64, 64, Pmtu::B4096, true),
+        (65, 512, Pmtu::B1024, false),
+        (1024, 2, Pmtu::B256, false),
+        (1024, 4096, Pmtu::B1024, false),
+        (1024, 4, Pmtu::B4096, true),
     ] {
         let rule = GroupRule {
             pmtu,
-            ..collective_star(ranks).with_translated(|rule| {
+            ..one_armed_star(ranks).with_translated(|rule| {
                 (rule.slots, rule.message_packets, rule.reproducible) = (slots, 1, reproducible);
             })
         };

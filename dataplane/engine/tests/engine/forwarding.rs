@@ -18,10 +18,10 @@ fn pair(endpoints: [Endpoint; 2]) -> GroupRule {
     }
 }
 
-/// A host or a switch: endpoint `n`, at a port and a QPN of its own, or with a QPN alone.
+/// A host or a switch, adjacent or not: endpoint `n`, at a port and a QPN of its own, or with a QPN alone.
 fn any_endpoint(n: usize, one_port: bool) -> impl Strategy<Value = Endpoint> {
-    (any::<bool>(), 1..9_u32).prop_map(move |(is_host, qpn)| {
-        let mut endpoint = if is_host { host(n) } else { switch(n) };
+    (prop::sample::select(vec![host, switch, far_switch]), 1..9_u32).prop_map(move |(hop, qpn)| {
+        let mut endpoint = hop(n);
         if let NextHop::Switch { qpn: there, .. } = &mut endpoint.next_hop {
             *there = Qpn::new(qpn);
         }
@@ -55,10 +55,9 @@ fn any_kind_of_frame() -> impl Strategy<Value = DataFrame> {
     })
 }
 
-/// The frame as the endpoint sends it. Behind a switch the sender may be anybody.
+/// The frame as the endpoint sends it. Behind an adjacent switch the sender may be anybody.
 fn sent_by(endpoint: &Endpoint, mut frame: DataFrame) -> DataFrame {
-    let host = endpoint.next_hop.host();
-    frame.src = host.map_or([10, 7, 7, 7].into(), |host| host.ip);
+    frame.src = endpoint.next_hop.ip().unwrap_or([10, 7, 7, 7].into());
     frame.dest_qp = endpoint.virtual_qpn;
     frame.ethernet.src = endpoint.next_hop.mac();
     frame.ethernet.dst = port_mac(endpoint.port.index());

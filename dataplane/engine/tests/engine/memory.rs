@@ -29,7 +29,7 @@ fn a_thousand_groups_beside_the_papers_figure() {
         );
         // The machine's own state alone is what the paper counts: AckPSN and addresses per port.
         let machine = Multicast::new(MulticastConfig {
-            paths: paths as u8,
+            paths: paths as u16,
             source: PathId::default(),
             start_psn: None,
             stall_timeout: Nanos::from_secs(1),

@@ -44,20 +44,21 @@ pub(crate) fn twin(original: &[u8], rule: &GroupRule, path: &Endpoint) -> Vec<u8
     bth.dest_qp = path.next_hop.qpn();
     let mut ext: ExtHeaders = header.ext(original);
     let (mut src, mut dst) = (src, dst);
-    if let NextHop::Host(host) = &path.next_hop {
-        (src, dst) = (rule.mcst_id.0, host.ip);
-        if let (Some(reth), Some(kind)) = (&mut ext.reth, rule.multicast()) {
-            let offset = reth.va.checked_sub(kind.va_base);
-            let memory = host.memory().filter(|m| {
-                offset
-                    .and_then(|o| o.checked_add(reth.dma_len.into()))
-                    .is_some_and(|e| e <= m.length)
-            });
-            match (memory, offset) {
-                (Some(memory), Some(offset)) => (reth.va, reth.rkey) = (memory.va + offset, memory.rkey),
-                _ if reth.dma_len == 0 => {}
-                _ => (reth.va, reth.rkey) = (u64::MAX, 0),
-            }
+    if let Some(ip) = path.next_hop.ip() {
+        (src, dst) = (rule.mcst_id.0, ip);
+    }
+    let reth = (&mut ext.reth, rule.multicast(), path.next_hop.host());
+    if let (Some(reth), Some(kind), Some(host)) = reth {
+        let offset = reth.va.checked_sub(kind.va_base);
+        let memory = host.memory().filter(|m| {
+            offset
+                .and_then(|o| o.checked_add(reth.dma_len.into()))
+                .is_some_and(|e| e <= m.length)
+        });
+        match (memory, offset) {
+            (Some(memory), Some(offset)) => (reth.va, reth.rkey) = (memory.va + offset, memory.rkey),
+            _ if reth.dma_len == 0 => {}
+            _ => (reth.va, reth.rkey) = (u64::MAX, 0),
         }
     }
     let network = Network::V4 {
@@ -79,13 +80,17 @@ pub(crate) fn twin(original: &[u8], rule: &GroupRule, path: &Endpoint) -> Vec<u8
 }
 
 fn any_path(n: usize) -> impl Strategy<Value = Endpoint> {
-    (any::<bool>(), any::<bool>()).prop_map(move |(is_host, has_memory)| {
-        let mut path = if is_host { host(n) } else { switch(n) };
-        if let (NextHop::Host(host), false) = (&mut path.next_hop, has_memory) {
-            host.part = HostPart::Plain;
-        }
-        path
-    })
+    (
+        prop::sample::select(vec![host, switch, far_switch]),
+        any::<bool>(),
+    )
+        .prop_map(move |(hop, has_memory)| {
+            let mut path = hop(n);
+            if let (NextHop::Host(host), false) = (&mut path.next_hop, has_memory) {
+                host.part = HostPart::Plain;
+            }
+            path
+        })
 }
 
 fn any_group() -> impl Strategy<Value = GroupRule> {
@@ -170,11 +175,9 @@ fn from_source(mut frame: DataFrame, rule: &GroupRule, psn: u32) -> DataFrame {
     let source = source(rule);
     let n = source.index();
     (frame.ethernet.dst, frame.ethernet.src) = (port_mac(n), peer_mac(n));
-    // Behind a switch the sender may be anybody.
-    frame.src = match &rule.upstream().unwrap().next_hop {
-        NextHop::Host(host) => host.ip,
-        NextHop::Switch { .. } => [10, 7, 7, 7].into(),
-    };
+    // Behind an adjacent switch the sender may be anybody.
+    let ip = rule.upstream().unwrap().next_hop.ip();
+    frame.src = ip.unwrap_or([10, 7, 7, 7].into());
     frame
 }
 

@@ -8,9 +8,9 @@ use super::collective::{any_job, drops};
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::{Context, ContextStatus, Engine, FrameFilter, TapId};
-use castnet_rules::{Endpoint, GroupRule};
+use castnet_rules::{Endpoint, ForwardingRule, GroupRule};
 use castnet_wire::icrc::{self, HeaderDelta};
-use castnet_wire::{DropReason, McstId, Nanos, Qpn};
+use castnet_wire::{DataType, DropReason, McstId, Nanos, Primitive, Psn, Qpn, Syndrome};
 use proptest::prelude::*;
 
 /// Where the BTH has the destination QPN, behind Ethernet, IPv4 and UDP.
@@ -28,11 +28,13 @@ fn shared(n: usize, ports: usize) -> usize {
     n * ports / PORTS
 }
 
-/// The same group, its endpoints at so many ports.
-fn packed(rule: &GroupRule, ports: usize) -> GroupRule {
+/// The same group, its endpoints at so many ports. Those of which `verify` has the bit of their port are verified by their MAC
+/// address.
+fn packed(rule: &GroupRule, ports: usize, verify: u64) -> GroupRule {
     let pack = |endpoint: &Endpoint| Endpoint {
         port: port(shared(endpoint.port.index(), ports)),
         virtual_qpn: virtual_qpn(endpoint.port.index()),
+        verify_mac: verify >> endpoint.port.index() & 1 == 1,
         ..endpoint.clone()
     };
     GroupRule {
@@ -124,6 +126,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
         reproducible: bool,
         ports in 1..4_usize,
+        verify in prop_oneof![Just(0), any::<u64>()],
     ) {
         // Each endpoint at a port of its own, and packed: the fast path, and the slow one.
         let mut engines = [engine(PORTS), engine(PORTS), engine(PORTS)];
@@ -133,7 +136,7 @@ proptest! {
         let install_in = |engines: &mut [Engine; 3], rule: &GroupRule| {
             let [apart, shared @ ..] = engines;
             compile(apart, rule);
-            shared.iter_mut().for_each(|engine| compile(engine, &packed(rule, ports)));
+            shared.iter_mut().for_each(|engine| compile(engine, &packed(rule, ports, verify)));
         };
         (0..GROUPS).for_each(|n| install_in(&mut engines, &group(n, 1)));
         install_in(&mut engines, &collective);
@@ -186,7 +189,7 @@ proptest! {
 #[test]
 fn an_endpoint_is_believed_with_its_own_port_qpn_and_address_alone() {
     let mut engine = engine(PORTS);
-    let mut rule = packed(&star(3), 1);
+    let mut rule = packed(&star(3), 1, 0);
     rule.endpoints[3].port = port(1);
     install(&mut engine, &rule);
     let data = DataFrame::new(castnet_wire::Opcode::SendOnly, 100, &[1; 64]).bytes();
@@ -219,4 +222,94 @@ fn an_endpoint_is_believed_with_its_own_port_qpn_and_address_alone() {
         steps.contains("10.0.0.1 to QPN 0x2, 10.0.0.2 to QPN 0x3, 10.0.0.3 to QPN 0x4"),
         "{steps}"
     );
+}
+
+/// C4 with MAC addresses: who has the port, QPN and address of an endpoint that verifies them, but another MAC address, is nobody's,
+/// also in the middle of a run of its frames. By the fast path and by the slow one, for each kind of group.
+#[test]
+fn an_endpoint_that_verifies_its_mac_address_is_believed_with_that_alone() {
+    let verified = |mut rule: GroupRule| {
+        rule.endpoints[..2].iter_mut().for_each(|e| e.verify_mac = true);
+        rule
+    };
+    let pair = |mut rule: GroupRule| {
+        rule.endpoints.truncate(2);
+        rule.kind = ForwardingRule {}.into();
+        rule
+    };
+    let strange = |mut frame: Vec<u8>| {
+        frame[6..12].copy_from_slice(&peer_mac(9).0);
+        frame
+    };
+    // Right, strange, and right with the PSN that the strange one had.
+    let three = |frames: [Vec<u8>; 2]| [frames[0].clone(), strange(frames[1].clone()), frames[1].clone()];
+    let jobs = [Job {
+        primitive: Primitive::AllReduce,
+        root: 0,
+        data_type: DataType::I32,
+        elements: 512,
+        data: vec![vec![1; 2048]; 3],
+    }];
+    let ranks: Vec<Rank> = (0..3).map(|rank| Rank::new(rank, T0, &jobs)).collect();
+    for (slow, kind) in [false, true]
+        .into_iter()
+        .flat_map(|slow| (0..4).map(move |kind| (slow, kind)))
+    {
+        let (rule, ingress, frames) = match kind {
+            // Data of the source, and ACKs of a receiver.
+            0 => (star(3), 0, [100, 101].map(|psn| send(psn, &[7; 64]))),
+            1 => (star(3), 1, [100, 101].map(|psn| ack(1, psn, psn, Syndrome::Ack))),
+            2 => (collective_star(3), 0, [0, 1].map(|i| ranks[0].frame(i))),
+            _ => (pair(star(3)), 0, [100, 101].map(|psn| send(psn, &[7; 64]))),
+        };
+        let mut engine = engine(PORTS);
+        let rule = verified(rule);
+        install(&mut engine, &rule);
+        if slow {
+            let tap = TapId::all().next().unwrap();
+            engine.arm_capture(tap, FrameFilter::default(), 0, u64::MAX);
+        }
+        if kind == 1 {
+            let data: Vec<_> = (100..103).map(|psn| send(psn, &[7; 64])).collect();
+            feed_batch(&mut engine, T0, 0, &data);
+        }
+        let before = engine.totals();
+        let sent = feed_batch(&mut engine, T0, ingress, &three(frames));
+        assert_eq!(
+            drops(&engine, DropReason::NotMember),
+            1,
+            "kind {kind}, slow {slow}"
+        );
+        let after = engine.totals();
+        assert_eq!(after.dropped - before.dropped, 1);
+        assert_conserved(&engine);
+        // Two packets to each receiver; what else there is ends in the group.
+        assert_eq!(
+            sent.len(),
+            [6, 0, sent.len(), 2][kind],
+            "kind {kind}, slow {slow}"
+        );
+        match engine.status(rule.mcst_id) {
+            Some(ContextStatus::Multicast(status)) if kind == 1 => {
+                assert_eq!(status.machine.paths[0].ack_psn, Some(Psn::new(101)));
+            }
+            Some(ContextStatus::Collective(status)) => {
+                assert_eq!(status.machine.endpoints[0].expected, status.machine.base.add(2));
+            }
+            _ => {}
+        }
+    }
+    // Of endpoints that do not verify it, any will do.
+    let mut engine = engine(PORTS);
+    install(&mut engine, &verified(star(3)));
+    feed_batch(&mut engine, T0, 0, &[send(100, &[7; 64])]);
+    feed_batch(&mut engine, T0, 2, &[strange(ack(2, 100, 1, Syndrome::Ack))]);
+    assert_eq!(drops(&engine, DropReason::NotMember), 0);
+    // The trace of a stranger says what is wrong.
+    let tap = TapId::all().next().unwrap();
+    engine.arm_trace(tap, FrameFilter::default(), 1);
+    feed(&mut engine, T0, 0, &strange(send(101, &[7; 64])));
+    let steps = format!("{:?}", engine.pop_trace(tap));
+    let says = "10.0.0.1 at 02:aa:00:00:00:00 to QPN 0x1; this is from 10.0.0.1 at 02:aa:00:00:00:09";
+    assert!(steps.contains(says), "{steps}");
 }

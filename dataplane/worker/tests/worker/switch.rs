@@ -398,6 +398,68 @@ fn members_stay_neighbours_whatever_else_comes() {
 }
 
 #[test]
+fn a_next_hop_that_a_rule_leaves_open_is_found_in_routes_and_by_arp() {
+    let lab = Lab::new(3, 1);
+    let mut h = lab.hosts();
+    let open = |generation| {
+        let mut rule = GroupRule {
+            generation,
+            ..rule(1, &[0, 1, 2])
+        };
+        let receivers = rule.endpoints[1..].iter_mut();
+        receivers.for_each(|e| e.next_hop.set_mac(MacAddr::UNSPECIFIED));
+        rule
+    };
+    let refused = lab.dataplane.install(&open(1)).unwrap_err();
+    let (endpoint, port_1, ip) = (1, port(1), host_ip(1));
+    assert_eq!(
+        refused,
+        InstallError::Refused(Refused::NoMac {
+            endpoint,
+            port: port_1,
+            ip
+        })
+    );
+    assert!(refused.to_string().contains("castnet route add"), "{refused}");
+
+    // The longest prefix wins. A route by another port than the endpoint's says nothing, and ARP is asked.
+    let via = |prefix: &str, last| Route {
+        prefix: prefix.parse().unwrap(),
+        next_hops: vec![RouteHop {
+            port: port_1,
+            mac: MacAddr([6, 0, 0, 0, 0, last]),
+        }],
+    };
+    let routes = vec![via("10.0.0.0/8", 8), via("10.0.0.2/32", 32)];
+    lab.dataplane.set_routes(routes).unwrap();
+    let refused = lab.dataplane.install(&open(1));
+    assert!(matches!(
+        refused,
+        Err(InstallError::Refused(Refused::NoMac { endpoint: 2, .. }))
+    ));
+    h[2].send_one(arp_request(2, host_ip(9)));
+    lab.wait("it was seen", |c| c.totals.received == 1);
+    assert_eq!(lab.dataplane.install(&open(1)), Ok(Installed::New { worker: 0 }));
+    let macs = || -> Vec<MacAddr> {
+        let rule = lab.dataplane.rule(mcst(1)).unwrap();
+        rule.endpoints.iter().map(|e| e.next_hop.mac()).collect()
+    };
+    assert_eq!(macs(), [host_mac(0), MacAddr([6, 0, 0, 0, 0, 32]), host_mac(2)]);
+    h[1].poll();
+    h[0].send_one(data(1, 0, 0, 64));
+    assert_eq!(h[1].receive(1)[0][..6], [6, 0, 0, 0, 0, 32]);
+
+    // It stays for as long as this generation runs; the next one is resolved anew.
+    lab.dataplane.set_routes(vec![via("10.0.0.0/8", 8)]).unwrap();
+    assert_eq!(lab.dataplane.install(&open(1)), Ok(Installed::Unchanged));
+    assert_eq!(
+        lab.dataplane.install(&open(2)),
+        Ok(Installed::Replaced { before: 1 })
+    );
+    assert_eq!(macs(), [host_mac(0), MacAddr([6, 0, 0, 0, 0, 8]), host_mac(2)]);
+}
+
+#[test]
 fn what_happens_is_told() {
     let lab = Lab::new(2, 1);
     let events = lab.dataplane.events();

@@ -210,6 +210,33 @@ fn installs_and_removals_lose_no_frame_of_others() {
     }
 }
 
+/// Groups that are installed together are published once. Each is a command of its own, so that frames pass between two
+/// of them; one that is refused does not hold up the others.
+#[test]
+fn many_groups_at_once_lose_no_frame_of_others() {
+    const TOGETHER: usize = 100;
+    for workers in [1, 2] {
+        let lab = Lab::new(4, workers);
+        let sent = while_traffic_flows(&lab, 4, |i| {
+            let before = lab.dataplane.generation();
+            let first = TOGETHER * i as usize;
+            let mut rules: Vec<_> = (first..first + TOGETHER).map(|n| rule(n, &[2, 3])).collect();
+            rules[TOGETHER / 2].endpoints.pop();
+            let installed = lab.dataplane.install_together(|installer| {
+                let each = rules.iter().map(|rule| installer.install(rule).is_ok());
+                each.collect::<Vec<_>>()
+            });
+            let refused = installed.unwrap().iter().position(|done| !done);
+            assert_eq!(refused, Some(TOGETHER / 2));
+            assert_eq!(lab.dataplane.generation(), before + 1);
+        });
+        let last = lab.dataplane.stop().unwrap();
+        assert_eq!((last.totals.switched, last.totals.dropped), (u64::from(sent), 0));
+        assert_eq!(last.groups.len(), 4 * (TOGETHER - 1));
+        assert_conserved(&last);
+    }
+}
+
 /// The PSNs of the next RoCE frames, past the stream's.
 fn roce_frames(host: &mut Host, count: usize) -> std::collections::BTreeSet<u32> {
     let mut psns = Vec::new();

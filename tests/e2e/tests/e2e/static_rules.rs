@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use anyhow::{Result, bail, ensure};
-use castnet_e2e::lab::{self, Plan, ROUTED, STAR};
+use anyhow::{Context as _, Result, bail, ensure};
+use castnet_e2e::lab::{self, Plan, ROUTED, ROUTED_LEAVES, STAR};
 use castnet_e2e::process::{Process, castnet};
 use castnet_e2e::{Lab, net};
 
@@ -14,61 +14,131 @@ const START_PSN: &str = "16777000";
 
 /// A group of all hosts, and where they are.
 struct Group {
-    mcst_id: &'static str,
+    switches: Vec<Switch>,
     /// By host.
     members: Vec<Member>,
 }
 
+/// The group at one switch.
+struct Switch {
+    name: &'static str,
+    mcst_id: &'static str,
+    /// The endpoint towards h1, and another switch, as rule files have them.
+    source: &'static str,
+    next: Option<String>,
+    /// Port and Ethernet address of the router, where there is one: rules of what is behind it leave the address out.
+    router: Option<(usize, String)>,
+}
+
 struct Member {
+    /// The switch's index.
+    switch: usize,
     port: usize,
     virtual_qpn: u32,
     ip: String,
     gateway: Option<String>,
-    /// The Ethernet address of the next hop.
-    mac: String,
+    /// Its Ethernet address, where no router is between.
+    mac: Option<String>,
 }
 
 impl Group {
+    fn at_one(mcst_id: &'static str, router: Option<(usize, String)>, members: Vec<Member>) -> Self {
+        let switch = Switch {
+            name: "sw",
+            mcst_id,
+            source: "h1",
+            next: None,
+            router,
+        };
+        Self {
+            switches: vec![switch],
+            members,
+        }
+    }
+
     /// Each host at a port of its own.
     fn at_ports(lab: &Lab) -> Result<Self> {
         let member = |(port, host): (usize, &&str)| {
             Ok(Member {
+                switch: 0,
                 port,
                 virtual_qpn: 1,
                 ip: Lab::ip(host),
                 gateway: None,
-                mac: lab.mac(host)?,
+                mac: Some(lab.mac(host)?),
             })
         };
-        Ok(Self {
-            mcst_id: "10.0.0.200",
-            members: HOSTS.iter().enumerate().map(member).collect::<Result<_>>()?,
-        })
+        let members = HOSTS.iter().enumerate().map(member).collect::<Result<_>>()?;
+        Ok(Self::at_one("10.0.0.200", None, members))
     }
 
     /// All behind a router at the only port, each in a network of its own.
     fn routed(lab: &Lab) -> Result<Self> {
         let mac = lab.port_mac("rt1", "sw")?;
         let member = |number: u32| Member {
+            switch: 0,
             port: 0,
             virtual_qpn: 1 + number,
             ip: format!("10.0.{number}.1"),
             gateway: Some(format!("10.0.{number}.254")),
-            mac: mac.clone(),
+            mac: None,
+        };
+        let members = (1..).map(member).take(HOSTS.len()).collect();
+        Ok(Self::at_one("10.200.0.7", Some((0, mac)), members))
+    }
+
+    /// Two at each of two switches, with a router between the switches.
+    fn at_routed_leaves(lab: &Lab) -> Result<Self> {
+        let leaves = [("leaf1", "10.201.0.200"), ("leaf2", "10.202.0.200")];
+        let switch = |own: usize, source| -> Result<Switch> {
+            let ((name, mcst_id), (other, ip)) = (leaves[own], leaves[1 - own]);
+            let mac = lab.port_mac("rt1", name)?;
+            let next =
+                format!("port = 2\nverify_mac = true\nswitch = {{ name = \"{other}\", ip = \"{ip}\" }}");
+            Ok(Switch {
+                name,
+                mcst_id,
+                source,
+                next: Some(next),
+                router: Some((2, mac)),
+            })
+        };
+        let member = |(n, host): (usize, &&str)| {
+            let switch = n / 2;
+            Ok(Member {
+                switch,
+                port: n % 2,
+                virtual_qpn: 1,
+                ip: format!("10.20{}.0.{}", 1 + switch, 1 + n),
+                gateway: None,
+                mac: Some(lab.mac(host)?),
+            })
         };
         Ok(Self {
-            mcst_id: "10.200.0.7",
-            members: (1..).map(member).take(HOSTS.len()).collect(),
+            switches: vec![switch(0, "h1")?, switch(1, "leaf1")?],
+            members: HOSTS.iter().enumerate().map(member).collect::<Result<_>>()?,
         })
     }
 
-    /// h1 to the others; QPN 0x1N for hN.
-    fn rules(&self) -> Result<String> {
+    /// The rules of a switch: h1 to the others; QPN 0x1N for hN.
+    fn rules(&self, switch: &str) -> Result<String> {
+        let at = self.switches.iter().position(|s| s.name == switch);
+        let at = at.context("a switch of the group")?;
+        let Switch {
+            mcst_id,
+            source,
+            next,
+            router,
+            ..
+        } = &self.switches[at];
         let mut rules = format!(
-            "[[groups]]\nname = \"static\"\nmcst_id = \"{}\"\npmtu = 1024\nstart_psn = {START_PSN}\nsource = \"h1\"\n",
-            self.mcst_id
+            "[[groups]]\nname = \"static\"\nmcst_id = \"{mcst_id}\"\npmtu = 1024\nstart_psn = {START_PSN}\nsource = \
+             \"{source}\"\n"
         );
         for (n, (host, member)) in HOSTS.iter().zip(&self.members).enumerate() {
+            if member.switch != at {
+                continue;
+            }
             let Member {
                 port,
                 virtual_qpn,
@@ -77,10 +147,22 @@ impl Group {
                 ..
             } = member;
             let qpn = 0x11 + n;
+            let mac = mac
+                .as_ref()
+                .map_or_else(String::new, |mac| format!(", mac = \"{mac}\""));
             write!(
                 rules,
                 "[[groups.endpoints]]\nport = {port}\nvirtual_qpn = {virtual_qpn}\nhost = {{ name = \"{host}\", ip = \"{ip}\", \
-                 qpn = {qpn}, mac = \"{mac}\" }}\n"
+                 qpn = {qpn}{mac} }}\n"
+            )?;
+        }
+        if let Some(next) = next {
+            write!(rules, "[[groups.endpoints]]\n{next}\n")?;
+        }
+        if let Some((port, mac)) = router {
+            write!(
+                rules,
+                "[[routes]]\nprefix = \"0.0.0.0/0\"\nnext_hops = [{{ port = {port}, mac = \"{mac}\" }}]\n"
             )?;
         }
         Ok(rules)
@@ -90,7 +172,8 @@ impl Group {
         let (host, member) = (HOSTS[n], &self.members[n]);
         let mut command = lab.host(host)?.command(castnet());
         command.args(["host", verb, "--name", host, "--interface", "eth0"]);
-        command.args(["--mcst-id", self.mcst_id, "--ip", &format!("{}/24", member.ip)]);
+        let mcst_id = self.switches[member.switch].mcst_id;
+        command.args(["--mcst-id", mcst_id, "--ip", &format!("{}/24", member.ip)]);
         command.args(["--qpn", &(0x11 + n).to_string(), "--start-psn", START_PSN]);
         command.args(["--virtual-qpn", &member.virtual_qpn.to_string()]);
         if let Some(gateway) = &member.gateway {
@@ -124,24 +207,30 @@ impl Group {
             let got = lab::digest(out)?;
             ensure!(got == sent, "SHA-256 {got} at {}, sent was {sent}", out.display());
         }
-        let group = lab.castnet(&["group", "show", "static", "--agent", &lab.socket("sw")])?;
-        if !HOSTS.iter().all(|host| group.contains(host)) {
-            bail!("the switch does not show its static group:\n{group}");
+        for (at, switch) in self.switches.iter().enumerate() {
+            let group = lab.castnet(&["group", "show", "static", "--agent", &lab.socket(switch.name)])?;
+            let mut own = HOSTS
+                .iter()
+                .zip(&self.members)
+                .filter(|(_, member)| member.switch == at);
+            if !own.all(|(host, _)| group.contains(host)) {
+                bail!("{} does not show its static group:\n{group}", switch.name);
+            }
         }
         Ok(())
     }
 }
 
-/// A transfer over the static group of a lab, with no controller, its switch with these flags as well.
+/// A transfer over the static group of a lab, with no controller, its switches with these flags as well.
 fn over(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>) {
     let _turn = lab::turn();
     if let Some(why) = net::missing() {
         net::skip("static rules", &why);
         return;
     }
-    let mut lab = Lab::start_with(plan, |lab| {
-        let file = lab.folder().join("rules.toml");
-        fs::write(&file, group(lab)?.rules()?)?;
+    let mut lab = Lab::start_with(plan, |lab, switch| {
+        let file = lab.folder().join(format!("{switch}.toml"));
+        fs::write(&file, group(lab)?.rules(switch)?)?;
         lab.castnet(&["rules", "check", &file.to_string_lossy()])?;
         let flags = flags.iter().map(|flag| flag.to_string());
         Ok(["--rules".into(), file.to_string_lossy().into_owned()]
@@ -165,4 +254,14 @@ fn a_rule_file_is_enough_for_one_sender_and_three_receivers() {
 #[test]
 fn hosts_behind_a_router_are_served_by_one_port() {
     over(ROUTED, &["--fault", "loss=1%,seed=9"], Group::routed);
+}
+
+/// A router between the switches: each has an address of its own for the group, and hosts at both.
+#[test]
+fn switches_with_a_router_between_them_serve_one_group() {
+    over(
+        ROUTED_LEAVES,
+        &["--fault", "loss=1%,seed=9"],
+        Group::at_routed_leaves,
+    );
 }

@@ -5,7 +5,7 @@ use super::common::{self, DataFrame, ethernet, host_ip, host_qpn, peer_mac, port
 use super::{GROUPS, PORTS, RECORD, World, rule_of};
 use crate::endpoint::repaired;
 use castnet_engine::ContextStatus;
-use castnet_rules::{GroupRule, NextHop};
+use castnet_rules::GroupRule;
 use castnet_wire::{
     Aeth, AtomicEth, Call, CallFlags, DataType, ExtHeaders, MacAddr, NakCode, Opcode, Operation, PortId,
     Primitive, Psn, Qpn, Reth, RnrTimer, Syndrome,
@@ -377,10 +377,10 @@ fn barrier() -> Call {
 /// As whom the one at port `n` speaks to the group.
 fn speaker(rule: &GroupRule, n: usize) -> Ipv4Addr {
     let endpoint = rule.endpoints.iter().find(|e| e.port == port(n));
-    match endpoint.map(|e| &e.next_hop) {
-        Some(NextHop::Host(host)) => host.ip,
-        Some(NextHop::Switch { .. }) if rule.multicast().is_some() => STRANGER,
-        Some(NextHop::Switch { .. }) => rule.mcst_id.0,
+    match endpoint.map(|e| e.next_hop.ip()) {
+        Some(Some(ip)) => ip,
+        Some(None) if rule.multicast().is_some() => STRANGER,
+        Some(None) => rule.mcst_id.0,
         None => host_ip(n),
     }
 }

@@ -3,7 +3,7 @@
 use super::{Frame, Member};
 use crate::driver::tell;
 use castnet_engine::Engine;
-use castnet_rules::{GroupRule, NextHop};
+use castnet_rules::GroupRule;
 use castnet_wire::{
     Control, DataType, Kind, Opcode, Operation, Parsed, PortId, Psn, RoceHeader, Syndrome, describe, icrc,
     ipv4, parse_frame,
@@ -26,10 +26,10 @@ pub(super) fn is_for(rule: &GroupRule, ingress: PortId, frame: &[u8]) -> bool {
     };
     let mut endpoints = rule.endpoints.iter().filter(|e| e.port == ingress);
     let speaks = endpoints.any(|endpoint| {
-        let from = match &endpoint.next_hop {
-            NextHop::Host(host) => host.ip == src,
-            // The sender of multicast may be anybody behind it.
-            NextHop::Switch { .. } => rule.multicast().is_some() || rule.mcst_id.0 == src,
+        let from = match endpoint.next_hop.ip() {
+            Some(ip) => ip == src,
+            // The sender of multicast may be anybody behind an adjacent switch.
+            None => rule.multicast().is_some() || rule.mcst_id.0 == src,
         };
         from && endpoint.virtual_qpn == header.bth.dest_qp
     });

@@ -25,7 +25,7 @@ pub(crate) fn root() -> PathBuf {
         .expect("the workspace root")
 }
 
-fn sources(folder: &Path, out: &mut Vec<PathBuf>) {
+pub(crate) fn sources(folder: &Path, out: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a readable folder") {
         let path = entry.expect("an entry").path();
         let name = path

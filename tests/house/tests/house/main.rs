@@ -3,3 +3,4 @@
 mod docs;
 mod fences;
 mod layers;
+mod rooms;

@@ -94,7 +94,7 @@ impl Nodes {
                     let first = 2 * (index - 1);
                     let others = leaf(2 - index);
                     let endpoints = vec![to_rank(first), to_rank(first + 1), to_switch(others)];
-                    (endpoints, EndpointId::new(UP as u8))
+                    (endpoints, EndpointId::new(UP))
                 }
             };
             let machine = Translated::new(TranslatedConfig {
@@ -161,7 +161,7 @@ impl Nodes {
     ) -> Step {
         let mut step = Step::default();
         let (index, endpoint) = self.end(link);
-        let Some(from) = EndpointId::new(endpoint as u8) else {
+        let Some(from) = EndpointId::new(endpoint) else {
             return step;
         };
         let switch = &mut switches[index];

@@ -99,7 +99,7 @@ fn look(shared: &Arc<Shared>, now: Instant) -> Option<Instant> {
 }
 
 /// The links of its tree that are down.
-fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
+pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
     let Some(plan) = &record.plan else {
         return Vec::new();
     };

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::record::{JoinedBy, MemberState, Multicast};
 use super::view;
 use crate::core::{Core, Shared};
+use crate::driver;
 use crate::error::Refusal;
 use crate::kinds::Kind;
 use crate::lifecycle::{Event, Failure, Phase};
@@ -47,12 +48,20 @@ impl Shared {
         let ends = kind.members.iter().filter_map(|m| m.state.endpoint());
         let (ends, complete) = (ends.cloned().collect::<Vec<_>>(), kind.all_joined());
         let record = Record::new(name.clone(), mcst_ids, Kind::Multicast(kind));
-        self.check_new(&core, &record)?;
+        let plan = self.check_new(&core, &record)?;
         for end in &ends {
             self.know(&mut core, end)?;
         }
         self.add(&mut core, record)?;
         self.settle(&mut core, &name)?;
+        // Nothing has changed since it was planned. A switch that has not reported yet is left to the driver.
+        if let Some(mut plan) = plan.filter(|_| complete) {
+            let generation = core.group(&name)?.record().generation;
+            plan.rules
+                .values_mut()
+                .for_each(|rule| rule.generation = generation);
+            let _ = driver::place(self, &mut core, &name, plan);
+        }
         Ok(complete)
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use castnet_controller::store::Store;
 use castnet_controller::{Config, Controller, SwitchConfig};
-use castnet_proto::convert::{refuse, rule_from_proto};
+use castnet_proto::convert::{install_result_to_proto, refuse, rule_from_proto};
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
@@ -48,6 +48,8 @@ pub(crate) struct Toy {
     pub(crate) neighbours: Vec<v1::Neighbour>,
     /// Installations wait for a permit of this, and say so.
     pub(crate) gate: Option<(Arc<Semaphore>, mpsc::UnboundedSender<()>)>,
+    /// How many rules each call to install had.
+    pub(crate) calls: Vec<usize>,
     /// Installations and removals that changed something, such as `+g1.1` and `-g1.1`.
     pub(crate) changes: Vec<String>,
 }
@@ -147,6 +149,23 @@ impl Agent for ToyAgent {
             generation,
             boot_id,
         }))
+    }
+
+    async fn install_groups(
+        &self,
+        request: Request<v1::InstallGroupsRequest>,
+    ) -> Result<Response<v1::InstallGroupsResponse>, Status> {
+        let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
+        self.toy.lock().calls.push(rules.len());
+        let mut results = Vec::new();
+        for rule in rules {
+            let (rule, owner) = (Some(rule), owner.clone());
+            let request = Request::new(v1::InstallGroupRequest { rule, owner });
+            let result = self.install_group(request).await;
+            results.push(install_result_to_proto(result.map(|r| r.into_inner().outcome())));
+        }
+        let boot_id = self.toy.lock().boot_id;
+        Ok(Response::new(v1::InstallGroupsResponse { results, boot_id }))
     }
 
     async fn remove_group(

@@ -6,14 +6,14 @@ pub mod seed;
 pub mod tree;
 pub mod twin;
 
-use castnet_collective::{
-    Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathId, PathSet,
-};
+use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathId};
+pub use twin::Told;
+
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 /// The path `index`.
 pub fn path(index: u8) -> PathId {
-    PathId::new(index).expect("below 64")
+    PathId::new(index.into()).expect("below the most")
 }
 
 /// Feedback by its parts.
@@ -69,10 +69,8 @@ pub fn fatal(psn: u32) -> Feedback {
     }
 }
 
-pub fn replicate(to: &[u8]) -> Effect {
-    Effect::Replicate {
-        to: to.iter().map(|i| path(*i)).collect::<PathSet>(),
-    }
+pub fn replicate(to: &[u8]) -> Told {
+    Told::Replicate(to.iter().map(|i| usize::from(*i)).collect())
 }
 
 /// A machine with a clock and short names for its events.
@@ -85,7 +83,7 @@ impl Switch {
     /// `paths` paths, the source's is 0, the first PSN is 0, no stall time-out.
     pub fn config(paths: u8) -> MulticastConfig {
         MulticastConfig {
-            paths,
+            paths: paths.into(),
             source: path(0),
             start_psn: Some(Psn::new(0)),
             stall_timeout: Nanos::ZERO,
@@ -106,22 +104,24 @@ impl Switch {
         }
     }
 
-    pub fn event(&mut self, event: Event) -> Vec<Effect> {
+    pub fn event(&mut self, event: Event) -> Vec<Told> {
         let mut out = Effects::new();
         self.machine.handle(self.now, event, &mut out);
         assert!(!out.is_empty(), "an event without an effect: {event:?}");
-        out.to_vec()
+        out.iter()
+            .map(|effect| Told::of(&self.machine, *effect))
+            .collect()
     }
 
     /// `count` packets from `psn` on, without AckReq; the effects of the last.
-    pub fn data(&mut self, psn: u32, count: u32) -> Vec<Effect> {
+    pub fn data(&mut self, psn: u32, count: u32) -> Vec<Told> {
         (psn..psn + count)
             .map(|psn| self.retransmit(psn))
             .last()
             .expect("at least one")
     }
 
-    pub fn retransmit(&mut self, psn: u32) -> Vec<Effect> {
+    pub fn retransmit(&mut self, psn: u32) -> Vec<Told> {
         let from = self.machine.status().source;
         self.event(Event::Data {
             from,
@@ -130,7 +130,7 @@ impl Switch {
         })
     }
 
-    pub fn retransmit_asking(&mut self, psn: u32) -> Vec<Effect> {
+    pub fn retransmit_asking(&mut self, psn: u32) -> Vec<Told> {
         let from = self.machine.status().source;
         self.event(Event::Data {
             from,
@@ -139,7 +139,7 @@ impl Switch {
         })
     }
 
-    pub fn feedback(&mut self, from: u8, feedback: Feedback) -> Vec<Effect> {
+    pub fn feedback(&mut self, from: u8, feedback: Feedback) -> Vec<Told> {
         let Feedback { psn, msn, syndrome } = feedback;
         self.event(Event::Feedback {
             from: path(from),
@@ -149,10 +149,12 @@ impl Switch {
         })
     }
 
-    pub fn timeout(&mut self, now: Nanos) -> Vec<Effect> {
+    pub fn timeout(&mut self, now: Nanos) -> Vec<Told> {
         let mut out = Effects::new();
         self.machine.handle_timeout(now, &mut out);
-        out.to_vec()
+        out.iter()
+            .map(|effect| Told::of(&self.machine, *effect))
+            .collect()
     }
 
     pub fn status(&self) -> MulticastStatus {

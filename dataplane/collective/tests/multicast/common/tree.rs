@@ -2,7 +2,7 @@
 
 use super::hosts::{Receiver, Source};
 use super::path;
-use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathSet};
+use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};
 use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
 
 /// Where a path of a switch leads.
@@ -122,7 +122,7 @@ impl Tree {
     }
 
     fn machine(&self, paths: usize, up: usize, start_psn: Option<Psn>) -> Multicast {
-        let (paths, source) = (paths as u8, path(up as u8));
+        let (paths, source) = (paths as u16, path(up as u8));
         Multicast::new(MulticastConfig {
             paths,
             source,
@@ -247,11 +247,12 @@ impl Tree {
         self.nodes[index].machine.handle(Nanos::ZERO, event, &mut out);
         for effect in out {
             match effect {
-                Effect::Replicate { to } => {
-                    self.check_replicas(index, packet, to)?;
-                    let peers = to.iter().map(|path| self.nodes[index].peers[path.index()]);
-                    self.in_flight
-                        .extend(peers.map(|peer| (peer, packet)).collect::<Vec<_>>());
+                Effect::Replicate { psn } => {
+                    let node = &self.nodes[index];
+                    let to: Vec<usize> = node.machine.lacking(psn).map(PathId::index).collect();
+                    self.check_replicas(index, packet, &to)?;
+                    let peers = to.iter().map(|path| (node.peers[*path], packet));
+                    self.in_flight.extend(peers);
                 }
                 Effect::Acknowledge {
                     to,
@@ -294,16 +295,13 @@ impl Tree {
     }
 
     /// M3, exactly: to all that have not acknowledged it, and to no one else.
-    fn check_replicas(&self, index: usize, packet: Packet, to: PathSet) -> Result<(), String> {
+    fn check_replicas(&self, index: usize, packet: Packet, to: &[usize]) -> Result<(), String> {
         let Packet::Data { psn, .. } = packet else {
             return Err(format!("{packet:?} replicated"));
         };
         let node = &self.nodes[index];
         let lacking = |p: &usize| *p != node.up && node.acked[*p] < self.at(psn);
-        let wanted: PathSet = (0..node.peers.len())
-            .filter(lacking)
-            .map(|p| path(p as u8))
-            .collect();
+        let wanted: Vec<usize> = (0..node.peers.len()).filter(lacking).collect();
         if to == wanted {
             Ok(())
         } else {

@@ -1,12 +1,43 @@
 //! The slow, obvious twin of the machine: unwrapped positions, ordered maps, everything looked at on each event.
 
 use super::path;
-use castnet_collective::{Effect, PathSet};
+use castnet_collective::{Effect, Multicast, PathId};
 use castnet_wire::{DropReason, NakCode, Psn, Syndrome};
 use std::collections::BTreeMap;
 
 /// How far behind the first data a group without a known start assumes its paths.
 pub const BEHIND: i64 = 1 << 22;
+
+/// An effect as a test sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// The data packet goes to these paths.
+    Replicate(Vec<usize>),
+    /// What it says.
+    Effect(Effect),
+}
+
+impl Told {
+    /// What `machine` means by it, right after it has said it.
+    pub fn of(machine: &Multicast, effect: Effect) -> Self {
+        match effect {
+            Effect::Replicate { psn } => Self::Replicate(machine.lacking(psn).map(PathId::index).collect()),
+            effect => Self::Effect(effect),
+        }
+    }
+}
+
+impl PartialEq<Effect> for Told {
+    fn eq(&self, effect: &Effect) -> bool {
+        matches!(self, Self::Effect(told) if told == effect)
+    }
+}
+
+impl From<Effect> for Told {
+    fn from(effect: Effect) -> Self {
+        Self::Effect(effect)
+    }
+}
 
 /// An event whose PSN is a position on a line instead of a circle.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +87,7 @@ impl Twin {
         }
     }
 
-    pub fn handle(&mut self, step: Step) -> Vec<Effect> {
+    pub fn handle(&mut self, step: Step) -> Vec<Told> {
         let mut out = match step {
             Step::Data {
                 from,
@@ -77,22 +108,26 @@ impl Twin {
                 self.aggregated = lowest;
                 self.acknowledged = true;
                 self.nak_sent = false;
-                out.push(self.up(lowest, Syndrome::Ack));
+                out.push(self.up(lowest, Syndrome::Ack).into());
             }
             if let Some(syndrome) = self.strongest().filter(|_| !self.nak_sent) {
                 self.nak_sent = true;
-                out.push(self.up(lowest + 1, syndrome));
+                out.push(self.up(lowest + 1, syndrome).into());
             }
         }
-        if out.is_empty() { vec![Effect::Absorb] } else { out }
+        if out.is_empty() {
+            vec![Effect::Absorb.into()]
+        } else {
+            out
+        }
     }
 
-    fn data(&mut self, from: u8, at: i64, ack_request: bool) -> Vec<Effect> {
+    fn data(&mut self, from: u8, at: i64, ack_request: bool) -> Vec<Told> {
         if from >= self.paths {
-            return vec![Effect::Drop(DropReason::NotMember)];
+            return vec![Effect::Drop(DropReason::NotMember).into()];
         }
         if from != self.source {
-            return vec![Effect::Drop(DropReason::NotSource)];
+            return vec![Effect::Drop(DropReason::NotSource).into()];
         }
         if self.newest.is_none() {
             self.aggregated = at - BEHIND;
@@ -102,36 +137,32 @@ impl Twin {
         let acked = &self.acked;
         self.refused
             .retain(|path, syndrome| is_fatal(*syndrome) || acked[path] + 1 < at);
-        let to: PathSet = self
-            .acked
-            .iter()
-            .filter(|(_, acked)| **acked < at)
-            .map(|(p, _)| path(*p))
-            .collect();
+        let lacking = self.acked.iter().filter(|(_, acked)| **acked < at);
+        let to: Vec<usize> = lacking.map(|(path, _)| usize::from(*path)).collect();
         let answer = to.is_empty() && (ack_request || at == self.aggregated) && self.acknowledged;
         let back = at <= self.aggregated + 1;
         if back && (at == self.aggregated + 1 || answer || self.strongest().is_none()) {
             self.nak_sent = false;
         }
         if !to.is_empty() {
-            vec![Effect::Replicate { to }]
+            vec![Told::Replicate(to)]
         } else if answer {
-            vec![self.up(self.aggregated, Syndrome::Ack)]
+            vec![self.up(self.aggregated, Syndrome::Ack).into()]
         } else {
             vec![]
         }
     }
 
-    fn feedback(&mut self, from: u8, at: i64, msn: u32, syndrome: Syndrome) -> Vec<Effect> {
+    fn feedback(&mut self, from: u8, at: i64, msn: u32, syndrome: Syndrome) -> Vec<Told> {
         if from == self.source {
-            return vec![Effect::Drop(DropReason::FeedbackFromSource)];
+            return vec![Effect::Drop(DropReason::FeedbackFromSource).into()];
         }
         if from >= self.paths {
-            return vec![Effect::Drop(DropReason::NotMember)];
+            return vec![Effect::Drop(DropReason::NotMember).into()];
         }
         let ahead = self.newest.is_none_or(|newest| at > newest);
         if ahead {
-            return vec![Effect::Drop(DropReason::AckAhead)];
+            return vec![Effect::Drop(DropReason::AckAhead).into()];
         }
         let acked = self.acked.get_mut(&from).expect("a receiver");
         if at <= *acked {

@@ -9,8 +9,8 @@ use castnet_rules::{
     Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy, TranslatedRule,
 };
 use castnet_wire::{
-    Aeth, Batch, Call, CallFlags, Control, DataType, ExtHeaders, Kind, NakCode, Nanos, Opcode, Operation,
-    Pmtu, Primitive, Psn, Syndrome, Verdict, icrc,
+    Aeth, Batch, Call, CallFlags, Control, DataType, ExtHeaders, Ipv4, Kind, NakCode, Nanos, Opcode,
+    Operation, Pmtu, Primitive, Psn, Syndrome, Verdict, icrc,
 };
 
 use super::*;
@@ -49,24 +49,20 @@ pub fn rq_psn(rank: usize) -> Psn {
 }
 
 pub fn rank_at(port_number: usize, rank: usize) -> Endpoint {
-    Endpoint {
-        port: port(port_number),
-        virtual_qpn: Qpn::VIRTUAL,
-        next_hop: NextHop::Host(rank_host(rank)),
-    }
+    Endpoint::new(port(port_number), NextHop::Host(rank_host(rank)))
 }
 
 pub fn switch_at(port_number: usize, ranks: &[u16]) -> Endpoint {
-    Endpoint {
-        port: port(port_number),
-        virtual_qpn: Qpn::VIRTUAL,
-        next_hop: NextHop::Switch {
+    Endpoint::new(
+        port(port_number),
+        NextHop::Switch {
             name: format!("s{port_number}"),
+            ip: None,
             qpn: Qpn::VIRTUAL,
             mac: peer_mac(port_number),
             ranks: ranks.to_vec(),
         },
-    }
+    )
 }
 
 /// `parent` is the port of one of the endpoints.
@@ -96,6 +92,11 @@ pub fn collective_rule(endpoints: Vec<Endpoint>, parent: Option<usize>) -> Group
 /// Ranks 0 to `ranks - 1` at the ports of these numbers.
 pub fn collective_star(ranks: usize) -> GroupRule {
     collective_rule((0..ranks).map(|r| rank_at(r, r)).collect(), None)
+}
+
+/// The same behind one port.
+pub fn one_armed_star(ranks: usize) -> GroupRule {
+    collective_rule((0..ranks).map(|r| rank_at(0, r)).collect(), None)
 }
 
 pub fn install_collective(engine: &mut Engine, rule: &GroupRule) {
@@ -206,6 +207,8 @@ pub struct Rank {
     pub deadline: Nanos,
     window: usize,
     pub vlan: Option<u16>,
+    /// The group's address at its switch.
+    pub mcst_id: McstId,
 }
 
 impl Rank {
@@ -242,6 +245,7 @@ impl Rank {
             deadline: starts + TIMEOUT,
             window: 14,
             vlan: None,
+            mcst_id: GROUP,
         }
     }
 
@@ -257,7 +261,7 @@ impl Rank {
         let sent = &self.packets[i];
         let psn = sq_psn(self.rank).add(i as i32).value();
         let mut frame = DataFrame::new(sent.opcode, psn, &sent.payload);
-        (frame.src, frame.dst) = (host_ip(self.rank), GROUP.0);
+        (frame.src, frame.dst) = (host_ip(self.rank), self.mcst_id.0);
         frame.ethernet = ethernet(self.rank);
         frame.ack_request = matches!(
             sent.opcode,
@@ -273,7 +277,7 @@ impl Rank {
     /// Feedback of this rank.
     pub fn ack(&self, psn: Psn, syndrome: Syndrome) -> Vec<u8> {
         let mut frame = DataFrame::new(Opcode::Ack, psn.value(), &[]);
-        (frame.src, frame.dst) = (host_ip(self.rank), GROUP.0);
+        (frame.src, frame.dst) = (host_ip(self.rank), self.mcst_id.0);
         frame.ethernet = ethernet(self.rank);
         frame.ext = ExtHeaders {
             aeth: Some(Aeth { syndrome, msn: 0 }),
@@ -290,7 +294,7 @@ impl Rank {
         let Ok(Parsed::Roce(header)) = parse_frame(bytes, bytes.len()) else {
             return;
         };
-        let addressed = header.ip.v4() == Some((GROUP.0, host_ip(self.rank)))
+        let addressed = header.ip.v4() == Some((self.mcst_id.0, host_ip(self.rank)))
             && header.bth.dest_qp == host_qpn(self.rank);
         if !addressed || !icrc::verify_bytes(bytes, header.l3, header.frame_len) {
             return;
@@ -403,8 +407,13 @@ pub fn control(sequence: u32, rank: u16, call: Call) -> Sent {
 
 /// Whether a switch of the group made this frame: what is corrupted on its way to the group may be switched elsewhere.
 pub fn is_ours(frame: &[u8]) -> bool {
+    is_from(GROUP, frame)
+}
+
+/// The same where the group has this address at the switch.
+fn is_from(mcst_id: McstId, frame: &[u8]) -> bool {
     match parse_frame(frame, frame.len()) {
-        Ok(Parsed::Roce(header)) => header.ip.v4().is_some_and(|(src, _)| src == GROUP.0),
+        Ok(Parsed::Roce(header)) => header.ip.v4().is_some_and(|(src, _)| src == mcst_id.0),
         _ => false,
     }
 }
@@ -442,6 +451,24 @@ pub enum End {
     Port(usize, usize),
 }
 
+/// Takes a frame that left a switch by `port` on to the switch that `to` is routed to, as a router does. `false` where it is
+/// for nobody there.
+pub fn route(frame: &mut [u8], port: usize, to: McstId) -> bool {
+    const L3: usize = 14;
+    let for_router = frame[..6] == peer_mac(port).0;
+    match Ipv4::parse(&frame[L3..]) {
+        Ok((ip, Ipv4::LEN)) if for_router && ip.dst == to.0 && ip.ttl > 1 => {
+            let next = Ipv4 {
+                ttl: ip.ttl - 1,
+                ..ip
+            };
+            frame[L3..L3 + Ipv4::LEN].copy_from_slice(&next.to_bytes());
+            true
+        }
+        _ => false,
+    }
+}
+
 /// Switches and ranks.
 pub struct Net {
     pub engines: Vec<Engine>,
@@ -453,6 +480,8 @@ pub struct Net {
     pub faults: Faults,
     /// Where given, switches now and then move their groups to another engine, and that many times they have.
     pub moving: Option<(Dice, u64)>,
+    /// Where routers lie between all switches, the group's address at each.
+    routed: Option<[McstId; 3]>,
     pub now: Nanos,
     /// Frames corrupted on the way.
     pub corrupted: u64,
@@ -474,6 +503,7 @@ impl Net {
             dice: Dice::new(seed),
             faults: Faults::default(),
             moving: None,
+            routed: None,
             now: T0,
             corrupted: 0,
         }
@@ -492,8 +522,59 @@ impl Net {
         Self::new(vec![engine], ranks, &links, seed)
     }
 
+    /// The same with all ranks behind one port, which knows them by their addresses.
+    pub fn one_armed(rule: &GroupRule, jobs: &[Job], seed: u64) -> Self {
+        let mut engine = engine(1);
+        install_collective(&mut engine, rule);
+        let ranks: Vec<Rank> = (0..rule.endpoints.len())
+            .map(|r| Rank::new(r, T0, jobs))
+            .collect();
+        let mut net = Self::new(vec![engine], ranks, &[], seed);
+        let links = (0..rule.endpoints.len()).map(|r| (End::Rank(r), End::Port(0, 0)));
+        net.links.extend(links);
+        net
+    }
+
+    /// Where a frame goes from here.
+    fn peer(&self, from: End, frame: &[u8]) -> Option<End> {
+        self.links.get(&from).copied().or_else(|| {
+            let Ok(Parsed::Roce(header)) = parse_frame(frame, frame.len()) else {
+                return None;
+            };
+            let (_, dst) = header.ip.v4()?;
+            let rank = self.ranks.iter().position(|r| host_ip(r.rank) == dst);
+            rank.map(End::Rank)
+        })
+    }
+
     /// Two leaves and a spine: ranks 0 and 1, ranks 2, 3 and 4, and rank 5 at the spine itself.
     pub fn two_tiers(change: impl Fn(&mut TranslatedRule), jobs: &[Job], seed: u64) -> Self {
+        Self::tiers(None, change, jobs, seed)
+    }
+
+    /// The same with a router in each link between switches, and so with another address of the group at each switch.
+    pub fn routed_tiers(change: impl Fn(&mut TranslatedRule), jobs: &[Job], seed: u64) -> Self {
+        let mcst_ids = [2, 3, 1].map(|last| McstId(Ipv4Addr::new(10, 9, 1, last)));
+        Self::tiers(Some(mcst_ids), change, jobs, seed)
+    }
+
+    fn tiers(
+        routed: Option<[McstId; 3]>,
+        change: impl Fn(&mut TranslatedRule),
+        jobs: &[Job],
+        seed: u64,
+    ) -> Self {
+        // A next hop of a leaf is the spine; those of the spine are the leaves, in their order.
+        let far = |rule: &mut GroupRule, own: usize| {
+            let Some(mcst_ids) = routed else { return };
+            rule.mcst_id = mcst_ids[own];
+            let mut others = if own == 2 { vec![1, 0] } else { vec![2] };
+            for endpoint in &mut rule.endpoints {
+                if let NextHop::Switch { ip, .. } = &mut endpoint.next_hop {
+                    *ip = others.pop().map(|other| mcst_ids[other].0);
+                }
+            }
+        };
         let leaf_a = collective_rule(
             vec![rank_at(0, 0), rank_at(1, 1), switch_at(9, &[2, 3, 4, 5])],
             Some(9),
@@ -511,31 +592,43 @@ impl Net {
             vec![switch_at(0, &[0, 1]), switch_at(1, &[2, 3, 4]), rank_at(5, 5)],
             None,
         );
-        let engines = [leaf_a, leaf_b, spine].map(|rule| {
-            let rule = rule.with_translated(&change);
+        let rules = [(leaf_a, 0), (leaf_b, 1), (spine, 2)];
+        let engines = rules.map(|(rule, own)| {
+            let mut rule = rule.with_translated(&change);
+            far(&mut rule, own);
             let mut engine = engine(10);
             install_collective(&mut engine, &rule);
             engine
         });
         let mut dice = Dice::new(seed ^ 0x5EED);
-        let ranks = (0..6)
-            .map(|r| Rank::new(r, T0 + Nanos::from_micros(dice.roll(3000)), jobs))
-            .collect();
         let home = |r| match r {
             0 | 1 => 0,
             5 => 2,
             _ => 1,
         };
+        let ranks = (0..6).map(|r| Rank {
+            mcst_id: routed.map_or(GROUP, |mcst_ids| mcst_ids[home(r)]),
+            ..Rank::new(r, T0 + Nanos::from_micros(dice.roll(3000)), jobs)
+        });
+        let ranks = ranks.collect();
         let mut links: Vec<_> = (0..6).map(|r| (End::Rank(r), End::Port(home(r), r))).collect();
         links.push((End::Port(0, 9), End::Port(2, 0)));
         links.push((End::Port(1, 9), End::Port(2, 1)));
-        Self::new(engines.into(), ranks, &links, seed)
+        Self {
+            routed,
+            ..Self::new(engines.into(), ranks, &links, seed)
+        }
     }
 
     fn put(&mut self, from: End, mut frame: Vec<u8>) {
-        let Some(to) = self.links.get(&from).copied() else {
+        let Some(to) = self.peer(from, &frame) else {
             return;
         };
+        if let (Some(mcst_ids), End::Port(_, port), End::Port(next, _)) = (self.routed, from, to)
+            && !route(&mut frame, port, mcst_ids[next])
+        {
+            return;
+        }
         if self.dice.roll(1000) < self.faults.lost {
             return;
         }
@@ -561,9 +654,10 @@ impl Net {
     }
 
     fn leave(&mut self, from: usize, egress: PlainEgress) {
+        let own = self.routed.map_or(GROUP, |mcst_ids| mcst_ids[from]);
         for (port, frame) in egress.sent {
             assert!(
-                !is_ours(&frame.0) || is_sound(&frame.0),
+                !is_from(own, &frame.0) || is_sound(&frame.0),
                 "what a switch makes is sound"
             );
             self.put(End::Port(from, port.index()), frame.0);

@@ -32,11 +32,11 @@ pub fn port_mac(n: usize) -> MacAddr {
 
 /// The Ethernet address of who is at port `n`.
 pub fn peer_mac(n: usize) -> MacAddr {
-    MacAddr([0x02, 0xAA, 0, 0, 0, n as u8])
+    MacAddr([0x02, 0xAA, 0, 0, (n >> 8) as u8, n as u8])
 }
 
 pub fn host_ip(n: usize) -> Ipv4Addr {
-    Ipv4Addr::new(10, 0, 0, n as u8 + 1)
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 0, 1)) + n as u32)
 }
 
 pub fn host_qpn(n: usize) -> Qpn {
@@ -75,6 +75,10 @@ pub fn engine(count: usize) -> Engine {
 }
 
 pub fn host(n: usize) -> Endpoint {
+    host_at(n, n)
+}
+
+pub fn host_at(port_number: usize, n: usize) -> Endpoint {
     let host = HostEndpoint {
         name: format!("h{n}"),
         ip: host_ip(n),
@@ -82,19 +86,25 @@ pub fn host(n: usize) -> Endpoint {
         mac: peer_mac(n),
         part: HostPart::Memory(memory(n)),
     };
-    Endpoint {
-        port: port(n),
-        virtual_qpn: Qpn::VIRTUAL,
-        next_hop: NextHop::Host(host),
-    }
+    Endpoint::new(port(port_number), NextHop::Host(host))
 }
 
 pub fn switch(n: usize) -> Endpoint {
-    Endpoint {
-        port: port(n),
-        virtual_qpn: Qpn::VIRTUAL,
-        next_hop: NextHop::switch(format!("s{n}"), peer_mac(n)),
+    Endpoint::new(port(n), NextHop::switch(format!("s{n}"), peer_mac(n)))
+}
+
+/// The McstID at the switch behind the routers of port `n`.
+pub fn far_ip(n: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 10, 0, n as u8 + 1)
+}
+
+/// A switch behind routers.
+pub fn far_switch(n: usize) -> Endpoint {
+    let mut endpoint = switch(n);
+    if let NextHop::Switch { ip, .. } = &mut endpoint.next_hop {
+        *ip = Some(far_ip(n));
     }
+    endpoint
 }
 
 /// A group with its source at the first of these paths.

@@ -187,11 +187,7 @@ pub fn rule(n: usize, ports: &[usize]) -> GroupRule {
         stall_timeout_ms: 60_000,
         endpoints: ports
             .iter()
-            .map(|&p| Endpoint {
-                port: port(p),
-                virtual_qpn: Qpn::VIRTUAL,
-                next_hop: NextHop::Host(host(n, p)),
-            })
+            .map(|&p| Endpoint::new(port(p), NextHop::Host(host(n, p))))
             .collect(),
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),

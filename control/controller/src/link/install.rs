@@ -1,0 +1,162 @@
+//! Groups that drivers want brought to a switch. What is asked for while the switch is busy goes out together.
+
+use castnet_proto::convert::{install_requests, install_result_from_proto};
+use castnet_proto::v1;
+use castnet_rules::GroupRule;
+use castnet_wire::McstId;
+use tokio::sync::oneshot;
+use tonic::Code;
+
+use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
+use crate::core::{Core, Shared};
+use crate::reconcile::Wanted;
+
+/// A group that a driver waits for.
+pub(super) struct Asked {
+    group: String,
+    mcst_ids: Vec<McstId>,
+    done: oneshot::Sender<Result<(), SwitchError>>,
+}
+
+impl Link {
+    /// Makes one group on the switch what is wanted there now: has the rules of its lanes installed, or removed. Where one
+    /// of them is refused, the others stay until the group is removed.
+    ///
+    /// Whoever gets the turn does what all have asked for by then.
+    pub(crate) async fn sync(
+        &self,
+        shared: &Shared,
+        group: &str,
+        mcst_ids: &[McstId],
+    ) -> Result<(), SwitchError> {
+        let (done, mut result) = oneshot::channel();
+        self.asked.lock().push_back(Asked {
+            group: group.into(),
+            mcst_ids: mcst_ids.into(),
+            done,
+        });
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut result => {
+                    let stops = || Err(SwitchError::Unreachable("the controller stops".into()));
+                    return result.unwrap_or_else(|_| stops());
+                }
+                _turn = self.turn.lock() => self.sync_asked(shared).await,
+            }
+        }
+    }
+
+    async fn sync_asked(&self, shared: &Shared) {
+        let asked: Vec<Asked> = {
+            let mut asked = self.asked.lock();
+            let count = asked.len().min(GROUPS_TOGETHER);
+            asked.drain(..count).collect()
+        };
+        let mut results = match self.sync_all(shared, &asked).await {
+            Ok(results) => results,
+            Err(error) => vec![Err(error); asked.len()],
+        };
+        for (asked, result) in asked.into_iter().zip(results.drain(..)) {
+            // A driver that has ended needs no answer.
+            let _ = asked.done.send(result);
+        }
+    }
+
+    async fn sync_all(
+        &self,
+        shared: &Shared,
+        asked: &[Asked],
+    ) -> Result<Vec<Result<(), SwitchError>>, SwitchError> {
+        let mut client = self.client(shared.config.timeouts.switch).await?;
+        let on = |core: &Core, asked: &Asked| core.wanted_on(&asked.group, &self.config.name);
+        let wanted = shared.read(|core| asked.iter().map(|a| on(core, a)).collect::<Vec<_>>());
+        let wanted = wanted
+            .await
+            .map_err(|e| SwitchError::Unreachable(e.to_string()))?;
+        // Removals first, as they make room.
+        let mut results = Vec::new();
+        for (asked, wanted) in asked.iter().zip(&wanted) {
+            results.push(match (wanted.is_empty(), results.last()) {
+                (false, _) => Ok(()),
+                (true, Some(Err(lost @ SwitchError::Unreachable(_)))) => Err(lost.clone()),
+                (true, _) => self.remove_lanes(&mut client, shared, &asked.mcst_ids).await,
+            });
+        }
+        let lanes = || {
+            (0..)
+                .zip(&wanted)
+                .flat_map(|(at, lanes)| lanes.iter().map(move |w| (at, w)))
+        };
+        let rules: Vec<GroupRule> = lanes().map(|(_, w): (usize, &Wanted)| w.to_install()).collect();
+        let installed = self.install(&mut client, shared, &rules).await;
+        for ((at, _), installed) in lanes().zip(installed) {
+            if results[at].is_ok() {
+                results[at] = installed;
+            }
+        }
+        Ok(results)
+    }
+
+    /// Has rules installed, as many in a call as fit in one. What became of each; a switch that does not answer is not
+    /// asked for those that are left.
+    pub(super) async fn install(
+        &self,
+        client: &mut Client,
+        shared: &Shared,
+        rules: &[GroupRule],
+    ) -> Vec<Result<(), SwitchError>> {
+        let within = shared.config.timeouts.switch;
+        let mut results = Vec::with_capacity(rules.len());
+        for request in install_requests(&shared.owner, rules) {
+            let end = results.len() + request.rules.len();
+            let error = match call(within, client.install_groups(request)).await {
+                Ok(answer) => {
+                    let result = |r| install_result_from_proto(r).map(drop).map_err(SwitchError::from);
+                    results.extend(answer.results.into_iter().map(result));
+                    SwitchError::Unreachable("its answer is not one for each rule".into())
+                }
+                Err(error) => error,
+            };
+            results.resize(end, Err(error));
+            if matches!(results.last(), Some(Err(SwitchError::Unreachable(_)))) {
+                break;
+            }
+        }
+        if let Some(last) = results.last().cloned() {
+            results.resize(rules.len(), last);
+        }
+        results
+    }
+
+    async fn remove_lanes(
+        &self,
+        client: &mut Client,
+        shared: &Shared,
+        mcst_ids: &[McstId],
+    ) -> Result<(), SwitchError> {
+        for mcst_id in mcst_ids {
+            self.remove(client, shared, *mcst_id, None).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn remove(
+        &self,
+        client: &mut Client,
+        shared: &Shared,
+        mcst_id: McstId,
+        generation: Option<u64>,
+    ) -> Result<(), SwitchError> {
+        let request = v1::RemoveGroupRequest {
+            mcst_id: mcst_id.to_string(),
+            owner: Some(shared.owner.clone()),
+            generation,
+        };
+        match call(shared.config.timeouts.switch, client.remove_group(request)).await {
+            // Somebody else's group by now: ours is gone.
+            Err(SwitchError::Refused(status)) if status.code() == Code::FailedPrecondition => Ok(()),
+            done => done.map(|_| ()),
+        }
+    }
+}

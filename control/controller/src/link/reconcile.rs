@@ -1,0 +1,156 @@
+//! A whole switch brought to what is wanted there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use castnet_proto::convert::mcst_id_from_proto;
+use castnet_proto::v1;
+use castnet_rules::GroupRule;
+use castnet_wire::McstId;
+
+use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
+use crate::core::{Core, Shared};
+use crate::reconcile::{Action, Found, Version, diff};
+
+/// A group that is wanted on the switch.
+struct Part<'n> {
+    name: &'n str,
+    generation: u64,
+    /// Whether the switch has all lanes but those that it lacks.
+    has_rest: bool,
+    /// How many lanes it lacks.
+    lacks: usize,
+}
+
+impl Link {
+    /// Makes the switch have all rules that are wanted there, and no others of ours. What drivers ask for waits meanwhile:
+    /// so what was found stays true.
+    pub(super) async fn reconcile(
+        &self,
+        shared: &Arc<Shared>,
+        client: &mut Client,
+    ) -> Result<(), SwitchError> {
+        let switch = &self.config.name;
+        let _turn = self.turn.lock().await;
+        let request = v1::ListGroupsRequest {
+            mcst_id: None,
+            brief: true,
+        };
+        let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
+        let found = found(listed);
+        let read = |core: &Core| (core.groups.on_switch(switch), wanted(core, switch));
+        let (names, wanted) = shared.read(read).await.map_err(unreadable)?;
+        let mut lacking = BTreeSet::new();
+        for action in diff(&shared.owner, &wanted, &found) {
+            tracing::debug!(switch, ?action, "reconciling");
+            let (mcst_id, generation) = match action {
+                Action::Install { mcst_id } => {
+                    lacking.insert(mcst_id);
+                    continue;
+                }
+                Action::Remove { mcst_id, generation } => (mcst_id, generation),
+            };
+            tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
+            match self.remove(client, shared, mcst_id, Some(generation)).await {
+                Err(error @ SwitchError::Unreachable(_)) => return Err(error),
+                Err(error) => tracing::warn!(switch, %error, "removal refused"),
+                Ok(()) => {}
+            }
+        }
+        if !lacking.is_empty() {
+            tracing::info!(switch, rules = lacking.len(), "installing what is lacking");
+        }
+        let ours = found.iter().filter(|f| f.owner == shared.owner);
+        let ours = ours.map(|f| (f.mcst_id, f.generation)).collect();
+        for names in names.chunks(GROUPS_TOGETHER) {
+            self.reconcile_groups(shared, client, names, (&lacking, &ours))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Installs what the switch lacks of these groups, and notes how they are there.
+    async fn reconcile_groups(
+        &self,
+        shared: &Arc<Shared>,
+        client: &mut Client,
+        names: &[String],
+        (lacking, ours): (&BTreeSet<McstId>, &BTreeMap<McstId, u64>),
+    ) -> Result<(), SwitchError> {
+        let switch = &self.config.name;
+        let read = |core: &Core| {
+            let mut rules: Vec<GroupRule> = Vec::new();
+            let mut part = |name| {
+                let record = core.groups.get(name)?.record();
+                let Version { generation, .. } = record.wanted_version(switch)?;
+                let before = rules.len();
+                if record.mcst_ids().any(|lane| lacking.contains(&lane)) {
+                    let lanes = record.wanted_on(switch).into_iter();
+                    let lanes = lanes.filter(|w| lacking.contains(&w.rule.mcst_id));
+                    rules.extend(lanes.map(|w| w.to_install()));
+                }
+                let has = |lane| lacking.contains(&lane) || ours.get(&lane) == Some(&generation);
+                Some(Part {
+                    name,
+                    generation,
+                    has_rest: record.mcst_ids().all(has),
+                    lacks: rules.len() - before,
+                })
+            };
+            let parts: Vec<Part<'_>> = names.iter().filter_map(|name| part(name.as_str())).collect();
+            (parts, rules)
+        };
+        let (parts, rules) = shared.read(read).await.map_err(unreadable)?;
+        let installed = self.install(client, shared, &rules).await;
+        if let Some(Err(error @ SwitchError::Unreachable(_))) = installed.last() {
+            return Err(error.clone());
+        }
+        let mut installed = installed.into_iter();
+        let mut settled = BTreeMap::new();
+        let mut core = shared.lock();
+        for Part {
+            name,
+            generation,
+            has_rest,
+            lacks,
+        } in parts
+        {
+            let refused: Vec<SwitchError> = installed.by_ref().take(lacks).filter_map(Result::err).collect();
+            if let Some(error) = refused.first() {
+                shared.unsettled(&mut core, switch, name, &error.failure(switch).reason);
+            }
+            settled.insert(name, Some(generation).filter(|_| has_rest && refused.is_empty()));
+        }
+        shared.settled(&mut core, switch, names, &settled);
+        Ok(())
+    }
+}
+
+fn unreadable(error: crate::error::Refusal) -> SwitchError {
+    SwitchError::Unreachable(error.to_string())
+}
+
+/// What is wanted on the switch, by the address of each lane.
+fn wanted(core: &Core, switch: &str) -> BTreeMap<McstId, Version> {
+    let names = core.groups.on_switch(switch);
+    let records = names
+        .iter()
+        .filter_map(|name| Some(core.groups.get(name)?.record()));
+    let versions = records.filter_map(|r| Some((r, r.wanted_version(switch)?)));
+    versions
+        .flat_map(|(r, version)| r.mcst_ids().map(move |lane| (lane, version)))
+        .collect()
+}
+
+/// The rules that a switch has.
+fn found(listed: v1::ListGroupsResponse) -> Vec<Found> {
+    let read = |group: v1::InstalledGroup| {
+        let rule = group.rule?;
+        Some(Found {
+            mcst_id: mcst_id_from_proto("mcst_id", &rule.mcst_id).ok()?,
+            generation: rule.generation,
+            owner: group.owner,
+        })
+    };
+    listed.groups.into_iter().filter_map(read).collect()
+}

@@ -1,0 +1,83 @@
+//! The ARP responder: McstIDs and the switch's own addresses are at the port that asks. All other ARP is switched; what
+//! it shows of hosts is remembered.
+
+use castnet_wire::{Arp, ArpOp, DropReason, Ethernet, FrameBuf};
+
+use crate::bridge::Bridging;
+use crate::egress::Egress;
+use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::output::cx::Cx;
+use castnet_wire::rewrite::set_macs;
+
+impl Bridging<'_> {
+    /// One ARP packet.
+    pub(crate) fn arp_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        arp: &Arp,
+        mut frame: E::Buf,
+    ) -> Verdict {
+        let Ok((ethernet, l3)) = Ethernet::parse(frame.head()) else {
+            return cx.drop(Stage::Parse, DropReason::Malformed, || {
+                "no Ethernet header".into()
+            });
+        };
+        if self.is_group(arp.sender_ip) {
+            return cx.drop(Stage::Arp, DropReason::NotMember, || {
+                format!(
+                    "{} claims {}, which is a group's address",
+                    arp.sender_mac, arp.sender_ip
+                )
+            });
+        }
+        self.sight(cx, arp, &ethernet);
+        let mac = self.output.ports.mac(cx.ingress);
+        if arp.op == ArpOp::Request && self.answers_for(arp.target_ip) && !ethernet.src.is_multicast() {
+            self.learn(cx, &ethernet);
+            set_macs(frame.head_mut(), ethernet.src, mac);
+            if let Some(room) = frame.head_mut().get_mut(l3..l3 + Arp::LEN) {
+                room.copy_from_slice(&arp.reply(mac).to_bytes());
+            }
+            cx.observer.step(|| {
+                let what = if self.is_group(arp.target_ip) {
+                    "a McstID"
+                } else {
+                    "an address of this switch"
+                };
+                let decision = format!("answer: {} is at {mac}", arp.target_ip);
+                Step::new(Stage::Arp, decision, format!("request for {what}"))
+            });
+            self.output.counters.totals.originated += 1;
+            cx.send(&mut self.output.counters, cx.ingress, frame);
+            return Verdict::Absorbed;
+        }
+        if arp.op == ArpOp::Reply && ethernet.dst == mac {
+            self.learn(cx, &ethernet);
+            cx.observer
+                .step(|| Step::new(Stage::Arp, "absorb", "a reply to this switch"));
+            return Verdict::Absorbed;
+        }
+        cx.observer.step(|| {
+            Step::new(
+                Stage::Arp,
+                "switch on",
+                format!("{} is no address of this switch", arp.target_ip),
+            )
+        });
+        self.bridge(cx, frame)
+    }
+
+    /// Remembers who the sender says to be, where the packet does not contradict its frame.
+    fn sight<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, arp: &Arp, ethernet: &Ethernet) {
+        let (ip, mac) = (arp.sender_ip, arp.sender_mac);
+        let is_host = !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast();
+        if !is_host || mac != ethernet.src || mac.is_multicast() || self.own.config.addresses.contains(&ip) {
+            return;
+        }
+        let at = (cx.now, cx.ingress);
+        self.own
+            .neighbours
+            .arp(at, ip, mac, &self.own.tables, self.events);
+        self.own.start_ageing(cx.now);
+    }
+}

@@ -1,0 +1,282 @@
+//! What belongs to no group: switched as an Ethernet switch would (contract S4), or routed where it is for the port's
+//! own Ethernet address and a static route leads on.
+
+use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+use castnet_wire::ipv4::{self, PROTOCOL_UDP};
+use castnet_wire::{DropReason, Ethernet, FrameBuf, Ipv4, MacAddr, Nanos, PortId};
+
+use crate::address;
+use crate::bridge::Bridging;
+use crate::egress::Egress;
+use crate::observe::events::EventKind;
+use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::output::cx::Cx;
+use crate::port_set::PortSet;
+use crate::tables::fdb::Learned;
+use crate::tables::route::{Flow, Routed};
+use castnet_wire::rewrite::set_macs;
+
+/// IP protocol number of TCP.
+const PROTOCOL_TCP: u8 = 6;
+
+/// Addresses that a bridge never forwards (IEEE 802.1Q, table 8-1): 01:80:c2:00:00:00 to 0f.
+pub(crate) fn is_reserved(mac: MacAddr) -> bool {
+    mac.0[..5] == [0x01, 0x80, 0xC2, 0, 0] && mac.0[5] < 0x10
+}
+
+/// The FDB's name for the frame's VLAN: 0 without a tag.
+pub(crate) fn vlan(ethernet: &Ethernet) -> u16 {
+    ethernet.vlan.map_or(0, |tag| tag.vid)
+}
+
+impl Bridging<'_> {
+    /// Switches or routes one frame.
+    pub(crate) fn bridge<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, frame: E::Buf) -> Verdict {
+        let (ethernet, l3) = match Ethernet::parse(frame.head()) {
+            Ok(parsed) => parsed,
+            Err(error) => return cx.drop(Stage::Parse, error.reason(), || error.to_string()),
+        };
+        if is_reserved(ethernet.dst) {
+            return cx.drop(Stage::Switch, DropReason::Reserved, || {
+                format!("{} is link-local: a bridge never forwards it", ethernet.dst)
+            });
+        }
+        if ethernet.src.is_multicast() {
+            return cx.drop(Stage::Learn, DropReason::Malformed, || {
+                format!("source {} is a group address", ethernet.src)
+            });
+        }
+        // What the group's own switch sends to a member never comes in here; so whoever speaks in the group's name to a
+        // host forges data or acknowledgements past the group's state.
+        if let Some(src) = address::source(frame.head()).filter(|src| self.is_group(*src)) {
+            return cx.drop(Stage::Switch, DropReason::NotMember, || {
+                format!("source {src} is a group's address, in whose name only its switches speak")
+            });
+        }
+        self.learn(cx, &ethernet);
+        if ethernet.dst == self.output.ports.mac(cx.ingress) {
+            return match ethernet.ethertype {
+                ETHERTYPE_IPV4 => self.route(cx, l3, frame),
+                ETHERTYPE_IPV6 => cx.drop(Stage::Route, DropReason::NoRoute, || "IPv6 is not routed".into()),
+                other => cx.drop(Stage::Switch, DropReason::Reserved, || {
+                    format!("for the switch itself, which does not read EtherType {other:#06x}")
+                }),
+            };
+        }
+        if ethernet.dst.is_multicast() {
+            let why = if ethernet.dst == MacAddr::BROADCAST {
+                "broadcast"
+            } else {
+                "group address"
+            };
+            return self.flood(cx, why, l3, frame);
+        }
+        match self.own.fdb.lookup(cx.now, vlan(&ethernet), ethernet.dst) {
+            Some(port) => self.unicast(cx, &ethernet, port, l3, frame),
+            None => self.flood(cx, "destination not learned", l3, frame),
+        }
+    }
+
+    /// Notes where the sender is.
+    pub(crate) fn learn<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, ethernet: &Ethernet) {
+        let learned = self
+            .own
+            .fdb
+            .learn(cx.now, vlan(ethernet), ethernet.src, cx.ingress);
+        match learned {
+            Learned::Known | Learned::NotStation => {}
+            Learned::New | Learned::Moved { .. } => self.own.start_ageing(cx.now),
+            Learned::Displaced { at } => self.fdb_is_full(cx.now, at),
+            Learned::Full => self.fdb_is_full(cx.now, cx.ingress),
+        }
+        let ingress = cx.ingress;
+        cx.observer.step(|| {
+            let mac = ethernet.src;
+            let decision = match learned {
+                Learned::New => format!("{mac} is at port {ingress}"),
+                Learned::Displaced { at } => {
+                    format!("{mac} is at port {ingress}, in place of the oldest of port {at}")
+                }
+                Learned::Moved { from } => format!("{mac} moved from port {from} to {ingress}"),
+                Learned::Known => format!("{mac} stays at port {ingress}"),
+                Learned::Full => format!("{mac} is not learned"),
+                Learned::NotStation => format!("{mac} is no station"),
+            };
+            let why = match learned {
+                Learned::Displaced { .. } | Learned::Full => "the table is full",
+                _ => "source address",
+            };
+            Step::new(Stage::Learn, decision, format!("{why}, VLAN {}", vlan(ethernet)))
+        });
+    }
+
+    /// Reports it once until there is room again. `port` has most addresses.
+    fn fdb_is_full(&mut self, now: Nanos, port: PortId) {
+        if !std::mem::replace(&mut self.own.fdb_full_told, true) {
+            let entries = self.own.fdb.len();
+            self.events.push(now, EventKind::FdbFull { entries, port });
+        }
+    }
+
+    fn unicast<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        ethernet: &Ethernet,
+        port: PortId,
+        l3: usize,
+        frame: E::Buf,
+    ) -> Verdict {
+        let dst = ethernet.dst;
+        if port == cx.ingress {
+            return cx.drop(Stage::Switch, DropReason::SamePort, || {
+                format!("{dst} is at the port it came in by")
+            });
+        }
+        if !self.output.ports.up.contains(port) {
+            return cx.drop(Stage::Switch, DropReason::PortDown, || {
+                format!("{dst} is at port {port}, which is down")
+            });
+        }
+        let (packet, mtu) = (frame.length().saturating_sub(l3), self.output.ports.mtu(port));
+        if packet > mtu {
+            return cx.drop(Stage::Switch, DropReason::TooLong, || {
+                format!("{packet} bytes, and port {port} carries {mtu}")
+            });
+        }
+        cx.observer.step(|| {
+            Step::new(
+                Stage::Switch,
+                format!("to port {port}"),
+                format!("{dst} was learned there"),
+            )
+        });
+        cx.send(&mut self.output.counters, port, frame);
+        Verdict::Switched
+    }
+
+    /// To every port that floods but the one it came in by: copies to all but the last, the frame itself to that.
+    fn flood<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        why: &str,
+        l3: usize,
+        frame: E::Buf,
+    ) -> Verdict {
+        let candidates = self
+            .output
+            .ports
+            .flood
+            .and(self.output.ports.up)
+            .without(cx.ingress);
+        let packet = frame.length().saturating_sub(l3);
+        let fitting: PortSet = candidates
+            .into_iter()
+            .filter(|p| packet <= self.output.ports.mtu(*p))
+            .collect();
+        let Some(last) = fitting.0.checked_ilog2().and_then(|bit| PortId::new(bit as u8)) else {
+            let reason = if candidates.is_empty() {
+                DropReason::NoPort
+            } else {
+                DropReason::TooLong
+            };
+            return cx.drop(Stage::Switch, reason, || {
+                format!("{why}, and no port to flood to takes it")
+            });
+        };
+        cx.observer.step(|| {
+            let ports: Vec<String> = fitting.into_iter().map(|p| p.to_string()).collect();
+            Step::new(Stage::Switch, format!("flood to ports {}", ports.join(", ")), why)
+        });
+        for port in fitting.without(last) {
+            match cx.egress.replicate(port, &frame, 0) {
+                Some(copy) => {
+                    self.output.counters.totals.copies += 1;
+                    cx.send(&mut self.output.counters, port, copy);
+                }
+                None => self.output.counters.totals.copies_lost += 1,
+            }
+        }
+        cx.send(&mut self.output.counters, last, frame);
+        Verdict::Flooded
+    }
+
+    fn route<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        l3: usize,
+        mut frame: E::Buf,
+    ) -> Verdict {
+        let packet = frame.head().get(l3..).unwrap_or_default();
+        let (ip, header_len) = match Ipv4::parse(packet) {
+            Ok(parsed) => parsed,
+            Err(error) => return cx.drop(Stage::Route, error.reason(), || error.to_string()),
+        };
+        if !frame.checksum_good() && !ipv4::checksum_is_right(packet) {
+            return cx.drop(Stage::Route, DropReason::BadIpChecksum, || {
+                "IPv4 header checksum".into()
+            });
+        }
+        let flow = flow(&ip, packet.get(header_len..).unwrap_or_default());
+        let (hop, prefix, of) = match self.own.tables.routes.lookup(&flow, self.output.ports.up) {
+            Routed::Hop { hop, prefix, of } => (hop, prefix, of),
+            Routed::NoRoute => {
+                return cx.drop(Stage::Route, DropReason::NoRoute, || {
+                    format!("no prefix covers {}", ip.dst)
+                });
+            }
+            Routed::AllDown { prefix } => {
+                return cx.drop(Stage::Route, DropReason::PortDown, || {
+                    format!("{} matches a /{prefix} whose next hops are all down", ip.dst)
+                });
+            }
+        };
+        if ip.ttl <= 1 {
+            return cx.drop(Stage::Route, DropReason::TtlExpired, || format!("TTL {}", ip.ttl));
+        }
+        let (length, mtu) = (usize::from(ip.total_len), self.output.ports.mtu(hop.port));
+        if length > mtu {
+            return cx.drop(Stage::Route, DropReason::TooLong, || {
+                format!("{length} bytes, and port {} carries {mtu}", hop.port)
+            });
+        }
+        let head = frame.head_mut();
+        set_macs(head, hop.mac, self.output.ports.mac(hop.port));
+        if let Some(packet) = head.get_mut(l3..) {
+            ipv4::decrement_ttl(packet);
+        }
+        cx.observer.step(|| {
+            let decision = format!("to port {}, next hop {}", hop.port, hop.mac);
+            let why = format!("{} matches a /{prefix} with {of} next hop(s)", ip.dst);
+            Step::new(Stage::Route, decision, why).with(vec![format!(
+                "flow {}:{} > {}:{} protocol {}; TTL {} > {}",
+                flow.src,
+                flow.src_port,
+                flow.dst,
+                flow.dst_port,
+                flow.protocol,
+                ip.ttl,
+                ip.ttl - 1
+            )])
+        });
+        cx.send(&mut self.output.counters, hop.port, frame);
+        Verdict::Routed
+    }
+}
+
+/// What the choice among equal next hops goes by. Fragments go by their addresses, so that all take one way.
+fn flow(ip: &Ipv4, payload: &[u8]) -> Flow {
+    let ports = match ip.protocol {
+        PROTOCOL_UDP | PROTOCOL_TCP if !ip.is_fragment() => {
+            payload.first_chunk::<4>().copied().unwrap_or_default()
+        }
+        _ => [0; 4],
+    };
+    let [s0, s1, d0, d1] = ports;
+    Flow {
+        src: ip.src,
+        dst: ip.dst,
+        protocol: ip.protocol,
+        src_port: u16::from_be_bytes([s0, s1]),
+        dst_port: u16::from_be_bytes([d0, d1]),
+    }
+}

@@ -1,0 +1,131 @@
+//! LLDP: says on each port who we are, and remembers who is at the other end. Never forwarded.
+
+use castnet_wire::build::emit_lldp;
+use castnet_wire::lldp::Printable;
+use castnet_wire::{DropReason, Ethernet, FrameBuf, Lldp, LldpId, Nanos};
+
+use crate::bridge::ethernet::is_reserved;
+use crate::bridge::{Bridge, Bridging};
+use crate::egress::Egress;
+use crate::observe::limit::Limit;
+use crate::observe::neighbour::{Neighbour, Said, name};
+use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::output::Output;
+use crate::output::cx::Cx;
+
+/// Bytes of port name and switch name that are sent, so that a frame lies in the head of any buffer.
+const PORT_MAX: usize = 36;
+const SYSTEM_MAX: usize = 56;
+/// The longest frame that is sent: Ethernet, chassis, port, time, system name, end.
+const FRAME_MAX: usize = 14 + 9 + (3 + PORT_MAX) + 4 + (2 + SYSTEM_MAX) + 2;
+
+/// How many intervals a neighbour may miss before it is forgotten (802.1AB 9.2.5.6: msgTxHold).
+const HOLD: u64 = 4;
+
+/// How many answers new neighbours get at once, and how often one more (802.1AB: txCreditMax, and one txCredit a second).
+pub(crate) const ANSWERS: Limit = Limit::new(5, Nanos::from_secs(1));
+
+impl Bridge {
+    /// Sends an LLDP frame by every port that is up.
+    pub(crate) fn send_lldp<E: Egress, O: Observer>(
+        &self,
+        cx: &mut Cx<'_, E, O>,
+        output: &mut Output,
+        interval: Nanos,
+    ) {
+        let config = &self.config;
+        let ttl_secs = interval
+            .0
+            .saturating_mul(HOLD)
+            .div_ceil(1_000_000_000)
+            .clamp(1, u16::MAX.into()) as u16;
+        for port in config.ports.iter().filter(|p| output.ports.up.contains(p.id)) {
+            let lldp = Lldp {
+                chassis: LldpId::Mac(config.mac),
+                port: LldpId::Text(cut(&port.name, PORT_MAX)),
+                ttl_secs,
+                system_name: cut(&config.switch, SYSTEM_MAX),
+            };
+            let mut bytes = [0; FRAME_MAX];
+            let frame = emit_lldp(&mut bytes, port.mac, &lldp).ok().and_then(|length| {
+                let mut frame = cx.egress.allocate(port.id, length)?;
+                write(&mut frame, bytes.get(..length)?).then_some(frame)
+            });
+            match frame {
+                Some(frame) => {
+                    output.counters.totals.originated += 1;
+                    cx.send(&mut output.counters, port.id, frame);
+                }
+                None => output.counters.totals.copies_lost += 1,
+            }
+        }
+    }
+}
+
+impl Bridging<'_> {
+    /// One LLDP frame, whose data unit begins at `at`.
+    pub(crate) fn lldp_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        at: usize,
+        frame: E::Buf,
+    ) -> Verdict {
+        // To another address than one that ends at the next bridge, it is a frame like any other.
+        if !Ethernet::parse(frame.head()).is_ok_and(|(ethernet, _)| is_reserved(ethernet.dst)) {
+            return self.bridge(cx, frame);
+        }
+        let mut bytes = [0; 1024];
+        let length = frame.copy_to(&mut bytes);
+        let lldp = match Lldp::parse(bytes.get(at..length).unwrap_or_default()) {
+            Ok(lldp) => lldp,
+            Err(error) => return cx.drop(Stage::Lldp, DropReason::Malformed, || error.to_string()),
+        };
+        let said = Said::Lldp {
+            chassis: name(lldp.chassis),
+            remote_port: name(lldp.port),
+            system: name(Printable(lldp.system_name)),
+            ttl: Nanos::from_secs(lldp.ttl_secs.into()),
+        };
+        let news = self.own.neighbours.lldp(
+            Neighbour {
+                port: cx.ingress,
+                said,
+                seen: cx.now,
+            },
+            self.events,
+        );
+        // Who has just come does not know us: it need not wait for the interval (802.1AB: txFast).
+        let answer = self.own.lldp_answers.next(cx.now);
+        if news && self.own.lldp_at.is_some_and(|due| due > answer) {
+            self.own.lldp_answers.take(cx.now);
+            self.own.lldp_at = Some(answer);
+        }
+        self.own.start_ageing(cx.now);
+        cx.observer.step(|| {
+            let system = Printable(lldp.system_name);
+            let decision = format!("{system} port {} is at port {}", lldp.port, cx.ingress);
+            Step::new(
+                Stage::Lldp,
+                decision,
+                format!("LLDP, true for {} s", lldp.ttl_secs),
+            )
+        });
+        Verdict::Absorbed
+    }
+}
+
+fn cut(text: &str, bytes_max: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes_max))
+        .unwrap_or_default()
+}
+
+/// Fills a fresh frame. `false` where the port keeps part of it out of reach: its head is shorter than what is written.
+fn write(frame: &mut impl FrameBuf, bytes: &[u8]) -> bool {
+    match frame.head_mut().get_mut(..bytes.len()) {
+        Some(room) => {
+            room.copy_from_slice(bytes);
+            true
+        }
+        None => false,
+    }
+}

@@ -1,0 +1,142 @@
+//! What belongs to no group: Ethernet switching, routing, ARP, LLDP (contract S4).
+
+mod arp;
+mod ethernet;
+mod lldp;
+
+use core::net::Ipv4Addr;
+use std::sync::Arc;
+
+use castnet_wire::Nanos;
+
+use crate::bridge::lldp::ANSWERS;
+use crate::config::EngineConfig;
+use crate::egress::Egress;
+use crate::group::services::Services;
+use crate::group::table::Groups;
+use crate::observe::events::Events;
+use crate::observe::limit::Limit;
+use crate::observe::trace::Observer;
+use crate::output::cx::Cx;
+use crate::output::{Output, Ports};
+use crate::port_set::PortSet;
+use crate::tables::fdb::Fdb;
+use crate::tables::neighbours::Neighbours;
+use crate::tables::published::Tables;
+
+/// Its tables and timers.
+#[derive(Debug)]
+pub(crate) struct Bridge {
+    pub(crate) config: Arc<EngineConfig>,
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) fdb: Fdb,
+    pub(crate) fdb_full_told: bool,
+    pub(crate) neighbours: Neighbours,
+    pub(crate) lldp_at: Option<Nanos>,
+    pub(crate) lldp_answers: Limit,
+    pub(crate) ageing_at: Option<Nanos>,
+}
+
+impl Bridge {
+    pub(crate) fn new(config: Arc<EngineConfig>) -> Self {
+        let (ageing, seed) = (config.fdb_ageing, config.hash_seed);
+        Self {
+            tables: Arc::default(),
+            fdb: Fdb::new(config.fdb_capacity, ageing, seed),
+            fdb_full_told: false,
+            neighbours: Neighbours::new(config.neighbours_max, ageing, seed),
+            lldp_at: config.lldp_interval.map(|_| Nanos::ZERO),
+            lldp_answers: ANSWERS,
+            ageing_at: None,
+            config,
+        }
+    }
+
+    /// Takes new tables. What was learned on ports that went down is forgotten.
+    pub(crate) fn set_tables(
+        &mut self,
+        now: Nanos,
+        tables: Arc<Tables>,
+        ports: &mut Ports,
+        events: &mut Events,
+    ) {
+        let up = tables.up().and(ports.present);
+        let gone = PortSet(ports.up.0 & !up.0);
+        if !gone.is_empty() {
+            self.fdb.flush(|port| gone.contains(port));
+            self.neighbours.flush(now, |port| gone.contains(port), events);
+        }
+        let came = PortSet(up.0 & !ports.up.0);
+        if !came.is_empty() && self.lldp_at.is_some() {
+            self.lldp_at = Some(now);
+        }
+        ports.up = up;
+        for (port, mtu) in &tables.mtus {
+            ports.set_mtu(*port, *mtu);
+        }
+        self.tables = tables;
+    }
+
+    /// When [`Bridge::handle_timeout`] is to be called.
+    pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
+        self.lldp_at.into_iter().chain(self.ageing_at).min()
+    }
+
+    /// LLDP, and a bounded piece of ageing.
+    pub(crate) fn handle_timeout<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        services: &mut Services,
+    ) {
+        if let (Some(at), Some(interval)) = (self.lldp_at, self.config.lldp_interval)
+            && cx.now >= at
+        {
+            self.lldp_at = Some(cx.now + interval);
+            self.send_lldp(cx, &mut services.output, interval);
+        }
+        if self.ageing_at.is_some_and(|at| cx.now >= at) {
+            self.age(cx.now, &mut services.events);
+        }
+    }
+
+    /// Starts the ageing timer where it does not run; called when something was learned.
+    pub(crate) fn start_ageing(&mut self, now: Nanos) {
+        if self.ageing_at.is_none() {
+            self.ageing_at = Some(now + self.ageing_interval());
+        }
+    }
+
+    fn ageing_interval(&self) -> Nanos {
+        self.fdb.sweep_interval().min(self.neighbours.sweep_interval())
+    }
+
+    fn age(&mut self, now: Nanos, events: &mut Events) {
+        self.fdb.age(now);
+        self.neighbours.age(now, events);
+        events.report_unreported(now);
+        if self.fdb.len() < self.config.fdb_capacity {
+            self.fdb_full_told = false;
+        }
+        let idle = self.fdb.len() == 0 && self.neighbours.is_empty();
+        self.ageing_at = (!idle).then(|| now + self.ageing_interval());
+    }
+}
+
+/// What a frame of no group meets.
+pub(crate) struct Bridging<'a> {
+    pub(crate) own: &'a mut Bridge,
+    pub(crate) output: &'a mut Output,
+    pub(crate) events: &'a mut Events,
+    pub(crate) groups: &'a Groups,
+}
+
+impl Bridging<'_> {
+    /// Whether `address` is a group's or the switch's own: ARP for it is answered.
+    pub(crate) fn answers_for(&self, address: Ipv4Addr) -> bool {
+        self.is_group(address) || self.own.config.addresses.contains(&address)
+    }
+
+    pub(crate) fn is_group(&self, address: Ipv4Addr) -> bool {
+        self.groups.find(address).is_some() || self.own.tables.is_group(address)
+    }
+}

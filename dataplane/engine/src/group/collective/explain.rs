@@ -1,0 +1,133 @@
+//! What a collective group decided about a frame, for people.
+
+use castnet_collective::EndpointId;
+use castnet_collective::translated::{Effect, Event};
+use castnet_rules::GroupRule;
+use castnet_wire::Call;
+
+use super::context::CollectiveContext;
+use super::frame::sender;
+use crate::observe::trace::{Stage, Step};
+
+/// An endpoint: its port and who is behind it.
+pub(super) fn name(rule: &GroupRule, endpoint: EndpointId) -> String {
+    match rule.endpoints.get(endpoint.index()) {
+        Some(e) => {
+            let who = match e.next_hop.rank() {
+                Some(part) => format!("rank {} on {}", part.rank, e.next_hop.name()),
+                None => format!("switch {}", e.next_hop.name()),
+            };
+            format!("endpoint {endpoint} (port {}, {who})", e.port)
+        }
+        None => format!("endpoint {endpoint}"),
+    }
+}
+
+/// Endpoints that are named before the rest is only counted.
+const NAMED_MAX: usize = 4;
+
+fn names(rule: &GroupRule, set: impl ExactSizeIterator<Item = EndpointId>) -> String {
+    let count = set.len();
+    let mut names: Vec<String> = set.take(NAMED_MAX).map(|e| name(rule, e)).collect();
+    match count.saturating_sub(NAMED_MAX) {
+        0 if names.is_empty() => return "nobody".into(),
+        0 => {}
+        more => names.push(format!("{more} more")),
+    }
+    names.join(", ")
+}
+
+/// A call in words.
+pub(crate) fn call(call: &Call) -> String {
+    let Call {
+        primitive,
+        root,
+        operation,
+        data_type,
+        elements,
+        packets,
+        ..
+    } = call;
+    format!("{primitive:?} {operation:?} of {elements} {data_type:?} in {packets} packets, root {root}")
+}
+
+/// The machine's decision.
+pub(super) fn decision<const W: usize>(
+    group: &CollectiveContext<W>,
+    event: &Event,
+    effects: &[Effect<W>],
+) -> Step {
+    let what = match event {
+        Event::Data { psn, shape, .. } => format!("data, PSN {psn}, {} B", shape.payload),
+        Event::Control { psn, control, .. } => format!(
+            "control message, PSN {psn}: collective {}, rank {}: {}",
+            control.sequence,
+            control.rank,
+            call(&control.call)
+        ),
+        Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
+        Event::Cnp { .. } => "congestion notification".into(),
+        Event::Marked { .. } => "it was marked on its way: congestion".into(),
+    };
+    let status = group.machine.status();
+    let mut facts = vec![format!(
+        "lowest unfinished PSN {}, waiting for {}",
+        status.base,
+        names(&group.rule, status.waiting_for.iter().copied())
+    )];
+    // Only of who sent it: a group can have as many endpoints as there are ports.
+    if let Some(e) = status.endpoints.get(sender(event).index()) {
+        facts.push(format!(
+            "{}: expects {}, unconfirmed {}, next out {}, unacknowledged {}",
+            name(&group.rule, e.endpoint),
+            e.expected,
+            e.unconfirmed,
+            e.next,
+            e.unacknowledged
+        ));
+    }
+    Step::new(Stage::Machine, all(group, effects), what).with(facts)
+}
+
+/// Effects in words.
+pub(super) fn all<const W: usize>(group: &CollectiveContext<W>, effects: &[Effect<W>]) -> String {
+    let rule = &group.rule;
+    let words: Vec<String> = effects
+        .iter()
+        .map(|effect| match *effect {
+            Effect::Aggregate {
+                slot, first: true, ..
+            } => format!("first contribution into slot {slot}"),
+            Effect::Aggregate { slot, .. } => format!("add to slot {slot}"),
+            Effect::Store { slot } => format!("result into slot {slot}"),
+            Effect::Merged => "take the control message in".into(),
+            Effect::Complete { slot, .. } => format!("slot {slot} is complete"),
+            Effect::Emit { slot, g, to, .. } => {
+                format!("send slot {slot}, PSN {g}, to {}", names(rule, to.iter()))
+            }
+            Effect::EmitControl { g, to, .. } => {
+                format!("send the control message, PSN {g}, to {}", names(rule, to.iter()))
+            }
+            Effect::Acknowledge {
+                to, psn, syndrome, ..
+            } => {
+                format!("tell {}: {syndrome} of PSN {psn}", name(rule, to))
+            }
+            Effect::Cnp { to } => format!("send a CNP to {}", names(rule, to.iter())),
+            Effect::Absorb => "absorb".into(),
+            Effect::Drop(reason) => format!("drop ({reason})"),
+            Effect::Stalled { waiting_for, g, .. } => {
+                format!(
+                    "PSN {g} has stalled, waiting for {}",
+                    names(rule, waiting_for.iter())
+                )
+            }
+            Effect::Conflict { control } => {
+                format!("the ranks disagree about collective {}", control.sequence)
+            }
+            Effect::Refused { from, .. } => format!("{} breaks a rule of the group", name(rule, from)),
+            Effect::MemberFailed { from, .. } => format!("{} has failed", name(rule, from)),
+        })
+        .collect();
+    words.join(", then ")
+}

@@ -1,0 +1,194 @@
+//! Forwarding: a frame of one endpoint goes to the other one, data and feedback alike, with its connection bridged. The
+//! smallest kind: no protocol state, no timers, no fast path. It is the example of `docs/new-kind.md`.
+
+use core::net::Ipv4Addr;
+
+use castnet_rules::{ForwardingRule, GroupRule, NextHop};
+use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, RoceHeader};
+
+use crate::address;
+use crate::egress::Egress;
+use crate::group::classify;
+use crate::group::install;
+use crate::group::install::{macs, rule_bytes};
+use crate::group::kind::Kind;
+use crate::group::lookup::LookupTable;
+use crate::group::rewrite;
+use crate::group::rewrite::Leg;
+use crate::group::services::Services;
+use crate::observe::counters::{CountersSnapshot, ForwardingCounters, ForwardingEndpoint};
+use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::output::cx::Cx;
+use crate::tables::next_hops::{NextHops, NextHopsFull};
+
+/// A compiled group, ready to be installed. Aligned as [`crate::Group`] is.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct Forwarding {
+    rule: GroupRule,
+    /// Which endpoint a frame is of.
+    table: LookupTable,
+    /// How frames to each endpoint are rewritten.
+    legs: [Leg; 2],
+    counters: ForwardingCounters,
+    endpoints: [ForwardingEndpoint; 2],
+}
+
+/// A group that forwards, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForwardingStatus {
+    /// Its rule, endpoints in order of their ports.
+    pub rule: GroupRule,
+    /// Its counters.
+    pub counters: ForwardingCounters,
+    /// Those of its endpoints, in the order of the rule's.
+    pub endpoints: Vec<ForwardingEndpoint>,
+    /// Bytes that it takes of the memory for groups.
+    pub memory_bytes: usize,
+}
+
+impl Forwarding {
+    /// The index of the endpoint that a frame is of; or why the frame ends.
+    fn admit(
+        &self,
+        ingress: PortId,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: &impl FrameBuf,
+    ) -> Result<usize, (Stage, DropReason)> {
+        let classified = |reason| (Stage::Classify, reason);
+        let mac = address::source_mac(frame.head());
+        let from = self.table.find(ingress, src, header.bth.dest_qp, mac);
+        let from = from.ok_or(classified(DropReason::NotMember))?;
+        classify::class(header).ok_or(classified(DropReason::NotMulticastable))?;
+        let pmtu = self.rule.pmtu.bytes();
+        classify::check_packet(header, frame, pmtu).map_err(|reason| (Stage::Verify, reason))?;
+        Ok(from)
+    }
+
+    /// Why `admit` refused, for people.
+    fn explain(
+        &self,
+        reason: DropReason,
+        ingress: PortId,
+        header: &RoceHeader,
+        from: (Ipv4Addr, Option<MacAddr>),
+    ) -> String {
+        match reason {
+            DropReason::NotMember => {
+                let at = self.rule.endpoints.iter().filter(|e| e.port == ingress);
+                classify::stranger(at, ingress, NextHop::ip, from, header.bth.dest_qp)
+            }
+            DropReason::NotMulticastable => format!("{} is not forwarded", header.bth.opcode),
+            other => other.to_string(),
+        }
+    }
+
+    fn describe(&self, endpoint: usize) -> String {
+        let endpoint = &self.rule.endpoints[endpoint];
+        format!("{} (port {})", endpoint.next_hop.name(), endpoint.port)
+    }
+}
+
+impl Kind for Box<Forwarding> {
+    type Rule = ForwardingRule;
+    type Status = ForwardingStatus;
+
+    const OVERHEAD: usize = install::OVERHEAD;
+
+    fn new(rule: GroupRule, _: &ForwardingRule) -> Self {
+        // The rule has been checked: there are two.
+        let ends = [&rule.endpoints[0], &rule.endpoints[1]];
+        Box::new(Forwarding {
+            table: LookupTable::of_all(&rule, None),
+            legs: ends.map(Leg::new),
+            counters: ForwardingCounters::default(),
+            endpoints: ends.map(|endpoint| ForwardingEndpoint {
+                port: endpoint.port,
+                frames_in: 0,
+                frames_out: 0,
+            }),
+            rule,
+        })
+    }
+
+    fn rule(&self) -> &GroupRule {
+        &self.rule
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of::<Forwarding>() - size_of::<LookupTable>() + self.table.bytes() + rule_bytes(&self.rule)
+    }
+
+    fn bind(&mut self, next_hops: &mut NextHops, _: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
+        let legs = &mut self.legs;
+        next_hops.acquire_all(macs(&self.rule), |i, place| legs[i].bind(place))
+    }
+
+    fn unbind(&self, next_hops: &mut NextHops) {
+        self.legs.iter().for_each(|leg| next_hops.release(leg.next_hop()));
+    }
+
+    // Not inlined: it would make the slow path of other kinds larger.
+    #[inline(never)]
+    fn frame<E: Egress, O: Observer>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, O>,
+        _: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        mut frame: E::Buf,
+    ) -> Verdict {
+        let (group, output) = (self, &mut services.output);
+        let (ingress, mcst_id) = (cx.ingress, group.rule.mcst_id);
+        cx.observer.group(mcst_id);
+        let from = match group.admit(ingress, header, src, &frame) {
+            Ok(from) => from,
+            Err((stage, reason)) => {
+                group.note_dropped();
+                let from = (src, address::source_mac(frame.head()));
+                return cx.drop(stage, reason, || group.explain(reason, ingress, header, from));
+            }
+        };
+        group.endpoints[from].frames_in += 1;
+        let to = 1 - from;
+        let port = group.endpoints[to].port;
+        cx.observer.step(|| {
+            let decision = format!("group {}, {}", group.rule.name, header.bth.opcode);
+            let why = format!("from {}, to {}", group.describe(from), group.describe(to));
+            Step::new(Stage::Classify, decision, why)
+        });
+        if !output.ports.up.contains(port) {
+            group.note_dropped();
+            output.counters.totals.copies_lost += 1;
+            return cx.drop(Stage::Replicate, DropReason::PortDown, || {
+                "the port of the other endpoint is down".into()
+            });
+        }
+        let leg = (&group.legs[to], port);
+        rewrite::bridge(output, mcst_id.0, leg, header, src, &mut frame);
+        group.endpoints[to].frames_out += 1;
+        group.counters.forwarded += 1;
+        cx.send(&mut output.counters, port, frame);
+        Verdict::Replicated
+    }
+
+    fn note_dropped(&mut self) {
+        self.counters.dropped += 1;
+    }
+
+    fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
+        let endpoints = self.endpoints.iter().copied();
+        into.forwarding.add(&self.rule, self.counters, endpoints)
+    }
+
+    fn status(&self) -> ForwardingStatus {
+        ForwardingStatus {
+            rule: self.rule.clone(),
+            counters: self.counters,
+            endpoints: self.endpoints.to_vec(),
+            memory_bytes: self.memory_bytes(),
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What the headers of a plain frame say: no tag, no IP option, no fragment, no padding. All that a plain frame has in common
+//! with every other one is compared with constants, in words of eight bytes; nothing is learned.
+
+use core::net::Ipv4Addr;
+
+use castnet_wire::udp::ROCE_PORT;
+use castnet_wire::{FrameBuf, Opcode, Psn, Qpn};
+
+/// Ethernet, IPv4, UDP and BTH, none of them with anything optional.
+pub(crate) const PLAIN: usize = 14 + 20 + 8 + 12;
+/// Where the IPv4 header of a plain frame begins.
+pub(crate) const L3: usize = 14;
+/// Bytes of a plain frame that are not payload: its headers and the ICRC.
+pub(crate) const OVERHEAD: u32 = PLAIN as u32 + 4;
+/// A plain frame's first bytes, all headers and two bytes more: it has them at the least.
+const FIRST: usize = 56;
+/// What an IP packet can have of it.
+const PAYLOAD_MAX: u32 = u16::MAX as u32 + L3 as u32 - OVERHEAD;
+/// A plain acknowledgement: an AETH instead of payload.
+const ACK_FRAME: u32 = OVERHEAD + 4;
+
+const fn set(opcodes: &[Opcode]) -> u64 {
+    let (mut set, mut i) = (0, 0);
+    while i < opcodes.len() {
+        set |= 1 << opcodes[i] as u64;
+        i += 1;
+    }
+    set
+}
+
+/// Opcodes whose BTH is followed by payload at once.
+const DATA: u64 = SEND | set(&[Opcode::WriteMiddle, Opcode::WriteLast]);
+const SEND: u64 = set(&[
+    Opcode::SendFirst,
+    Opcode::SendMiddle,
+    Opcode::SendLast,
+    Opcode::SendOnly,
+]);
+
+#[inline(always)]
+const fn contains(set: u64, opcode: u8) -> bool {
+    opcode < 64 && set >> opcode & 1 != 0
+}
+
+/// A frame's headers, from which the fields of a plain frame follow. Those are of no meaning for any other one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Headers {
+    /// Bytes 8 to 55 of the frame; zeros where it has less.
+    words: [u64; 6],
+    /// Bytes of the frame.
+    pub(crate) length: u32,
+}
+
+/// The bits in which plain data of one sender to one group agrees that is of the same length: all that says that it is plain, but
+/// for the opcode, and who sent it to whom.
+const ALIKE: [u64; 6] = [
+    WORD_1.0,
+    WORD_2.0,
+    u64::from_le_bytes([0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF]),
+    WORD_4.0 | 0xFFFF,
+    WORD_5 | u64::from_le_bytes([0, 0, 0, 0, 0, 0, 0, 0xFF]),
+    0xFFFF,
+];
+
+/// Bytes 8 to 15 and so on: the EtherType, version and length of the IP header.
+const WORD_1: (u64, u64) = (
+    u64::from_le_bytes([0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0]),
+    u64::from_le_bytes([0, 0, 0, 0, 0x08, 0x00, 0x45, 0]),
+);
+/// Total length, "more fragments" and offset, protocol.
+const WORD_2: (u64, u64) = (
+    u64::from_le_bytes([0xFF, 0xFF, 0, 0, 0x3F, 0xFF, 0, 0xFF]),
+    u64::from_le_bytes([0, 0, 0, 0, 0, 0, 0, 17]),
+);
+/// UDP destination port and length.
+const WORD_4: (u64, u64) = {
+    let [a, b] = ROCE_PORT.to_be_bytes();
+    (
+        u64::from_le_bytes([0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]),
+        u64::from_le_bytes([0, 0, 0, 0, a, b, 0, 0]),
+    )
+};
+/// Padding and transport version.
+const WORD_5: u64 = u64::from_le_bytes([0, 0, 0, 0x3F, 0, 0, 0, 0]);
+
+impl Headers {
+    pub(crate) const NONE: Self = Self {
+        words: [0; 6],
+        length: OVERHEAD,
+    };
+
+    /// Reads those of a frame.
+    #[inline(always)]
+    pub(crate) fn of(frame: &impl FrameBuf) -> Self {
+        let Some(bytes) = frame.head().first_chunk::<FIRST>() else {
+            return Self::NONE;
+        };
+        let (chunks, _) = bytes.as_chunks::<8>();
+        Self {
+            words: core::array::from_fn(|i| u64::from_le_bytes(chunks[1 + i])),
+            length: frame.length() as u32,
+        }
+    }
+
+    /// Whether nothing in them is optional.
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        let [w1, w2, _, w4, w5, _] = self.words;
+        // Whatever is left here of a length of more than 16 bits, it does not fit.
+        let total = u64::from((self.length as u16).wrapping_sub(L3 as u16).swap_bytes());
+        let udp = u64::from((self.length as u16).wrapping_sub(34).swap_bytes());
+        let wrong = (w1 ^ WORD_1.1) & WORD_1.0
+            | (w2 ^ WORD_2.1 ^ total) & WORD_2.0
+            | (w4 ^ WORD_4.1 ^ udp << 48) & WORD_4.0
+            | w5 & WORD_5;
+        let payload = self.length.wrapping_sub(OVERHEAD);
+        wrong == 0 && payload <= PAYLOAD_MAX && payload.is_multiple_of(4)
+    }
+
+    /// Whether it is a plain SEND or WRITE whose payload follows the BTH.
+    #[inline(always)]
+    pub(crate) fn is_data(&self) -> bool {
+        contains(DATA, self.opcode()) && self.is_plain()
+    }
+
+    /// Whether it is a plain ACK: no NAK.
+    #[inline(always)]
+    pub(crate) fn is_ack(&self) -> bool {
+        let [.., w6] = self.words;
+        self.opcode() == Opcode::Ack as u8
+            && self.length == ACK_FRAME
+            && w6 >> 48 & 0xE0 == 0
+            && self.is_plain()
+    }
+
+    /// Whether it is plain data of the same sender to the same group as `other`, which is, and of the same length.
+    #[inline(always)]
+    pub(crate) fn is_data_like(&self, other: &Self) -> bool {
+        let mut differ = u64::from(self.length ^ other.length);
+        for ((word, other), alike) in self.words.iter().zip(&other.words).zip(ALIKE) {
+            differ |= (word ^ other) & alike;
+        }
+        differ == 0 && contains(DATA, self.opcode())
+    }
+
+    #[inline(always)]
+    fn opcode(&self) -> u8 {
+        let [.., w5, _] = self.words;
+        (w5 >> 16) as u8
+    }
+
+    /// Whether it may be plain data, by its opcode alone.
+    #[inline(always)]
+    pub(crate) fn may_be_data(&self) -> bool {
+        contains(DATA, self.opcode())
+    }
+
+    /// Whether the checksum of the IP header is right: neither the order of bytes nor that of words matters to a sum with
+    /// end-around carry (RFC 1071), which is one modulo 2^16 - 1.
+    #[inline(always)]
+    pub(crate) fn is_sound(&self, frame: &impl FrameBuf) -> bool {
+        let [w1, w2, w3, w4, ..] = self.words;
+        let halves = |w: u64| (w & 0xFFFF_FFFF) + (w >> 32);
+        let sum = (w1 >> 48) + halves(w2) + halves(w3) + (w4 & 0xFFFF);
+        // It is not zero, as the version is not.
+        frame.checksum_good() || sum.is_multiple_of(0xFFFF)
+    }
+
+    #[inline(always)]
+    pub(crate) fn tos(&self) -> u8 {
+        let [w1, ..] = self.words;
+        (w1 >> 56) as u8
+    }
+
+    #[inline(always)]
+    pub(crate) fn src(&self) -> Ipv4Addr {
+        let [_, _, w3, ..] = self.words;
+        Ipv4Addr::from(((w3 >> 16) as u32).to_le_bytes())
+    }
+
+    /// The destination QPN.
+    #[inline(always)]
+    pub(crate) fn qpn(&self) -> Qpn {
+        let [.., w5, w6] = self.words;
+        Qpn::new(((w5 >> 56 | w6 << 8) as u32).swap_bytes() >> 8)
+    }
+
+    #[inline(always)]
+    pub(crate) fn psn(&self) -> Psn {
+        let [.., w6] = self.words;
+        Psn::new(((w6 >> 16) as u32).swap_bytes() & 0xFF_FFFF)
+    }
+
+    #[inline(always)]
+    pub(crate) fn ack_request(&self) -> bool {
+        let [.., w6] = self.words;
+        w6 >> 16 & 0x80 != 0
+    }
+
+    /// The checksum of the IP header.
+    #[inline(always)]
+    pub(crate) fn checksum(&self) -> u16 {
+        let [_, _, w3, ..] = self.words;
+        (w3 as u16).swap_bytes()
+    }
+
+    /// Bytes of payload.
+    #[inline(always)]
+    pub(crate) fn payload(&self) -> u32 {
+        self.length.wrapping_sub(OVERHEAD)
+    }
+
+    /// The opcode, where it is a SEND's.
+    #[inline(always)]
+    pub(crate) fn send(&self) -> Option<Opcode> {
+        let opcode = self.opcode();
+        contains(SEND, opcode)
+            .then(|| Opcode::from_byte(opcode))
+            .flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use castnet_wire::{Aeth, Bth, Syndrome};
+    use castnet_wire::{
+        Ethernet, ExtHeaders, MacAddr, Network, Parsed, VlanTag, emit_roce, ipv4, parse_frame,
+    };
+    use proptest::prelude::*;
+
+    proptest! {
+        /// What is taken for plain is what the parser takes for that packet; whatever bit is turned, and whatever is cut off or added.
+        #[test]
+        fn plain_headers_say_what_the_parser_says(
+            opcode in prop::sample::select(vec![
+                Opcode::SendFirst, Opcode::SendMiddle, Opcode::SendLast, Opcode::SendOnly, Opcode::WriteMiddle,
+                Opcode::WriteLast, Opcode::SendOnlyImm, Opcode::WriteOnly, Opcode::Ack, Opcode::Cnp,
+            ]),
+            words in 0..20_usize, (tos, ttl, ident, sport) in any::<(u8, u8, u16, u16)>(), psn: u32, qpn in 0..4_u32, ack_request: bool,
+            tagged in prop::bool::weighted(0.1), turned in prop::option::of(0..8 * 62_usize), more in -2..3_i32,
+        ) {
+            let ethernet = Ethernet {
+                dst: MacAddr([2; 6]), src: MacAddr([4; 6]), vlan: tagged.then(|| VlanTag::new(7)), ethertype: 0x0800,
+            };
+            let network = Network::V4 { src: [10, 0, 0, 1].into(), dst: [10, 9, 0, 1].into(), tos, ttl, ident };
+            let bth = Bth { ack_request, ..Bth::new(opcode, Qpn::new(qpn), Psn::new(psn)) };
+            let payload = vec![7; if matches!(opcode, Opcode::Ack | Opcode::Cnp) { 0 } else { 4 * words }];
+            let aeth = (opcode == Opcode::Ack).then_some(Aeth { syndrome: Syndrome::Ack, msn: 3 });
+            let imm = (opcode == Opcode::SendOnlyImm).then_some(5);
+            let reth = (opcode == Opcode::WriteOnly).then_some(castnet_wire::Reth { va: 1, rkey: 2, dma_len: 3 });
+            let ext = ExtHeaders { aeth, imm, reth, ..ExtHeaders::NONE };
+            let mut frame = vec![0; 256];
+            let length = emit_roce(&mut frame, &ethernet, &network, sport, &bth, &ext, &payload).unwrap_or(58);
+            frame.truncate(length);
+            if let Some(bit) = turned.filter(|bit| bit / 8 < length) {
+                frame[bit / 8] ^= 1 << (bit % 8);
+            } else {
+                frame.resize(length.saturating_add_signed(more as isize), 0);
+            }
+            let headers = Headers::of(&frame);
+            if headers.is_data() || headers.is_ack() {
+                let Ok(Parsed::Roce(parsed)) = parse_frame(&frame, frame.len()) else {
+                    panic!("it can be parsed");
+                };
+                let opcode = parsed.bth.opcode;
+                prop_assert_eq!((parsed.l3, parsed.frame_len, parsed.bth.pad), (L3, frame.len(), 0));
+                prop_assert_eq!(parsed.ip.v4().map(|(src, _)| src), Some(headers.src()));
+                prop_assert_eq!((parsed.bth.dest_qp, parsed.bth.psn), (headers.qpn(), headers.psn()));
+                prop_assert_eq!((parsed.tos, parsed.bth.ack_request), (headers.tos(), headers.ack_request()));
+                prop_assert_eq!(headers.is_sound(&frame), ipv4::checksum_is_right(&frame[L3..]));
+                prop_assert_eq!(headers.is_ack(), opcode == Opcode::Ack);
+                if headers.is_data() {
+                    prop_assert_eq!((parsed.payload_at, parsed.payload_len), (PLAIN, headers.payload() as usize));
+                    prop_assert!(headers.is_data_like(&headers));
+                    prop_assert!(headers.send().is_none_or(|send| send == opcode));
+                } else {
+                    prop_assert_eq!(parsed.aeth.map(|aeth| aeth.syndrome), Some(Syndrome::Ack));
+                }
+            } else if turned.is_none() && more == 0 && !tagged {
+                prop_assert!(!contains(DATA, opcode as u8) && opcode != Opcode::Ack, "{opcode} is plain");
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What installing a group of any kind takes, and why it can be refused.
+
+use core::net::Ipv4Addr;
+
+use castnet_rules::{Fault, GroupRule, NextHop};
+use castnet_wire::{MacAddr, McstId, PortId};
+
+use crate::config::PortInfo;
+use crate::tables::next_hops::NextHopsFull;
+
+/// Bytes of IP header to ICRC around the payload of the largest packet that a group carries: IPv4, UDP, BTH, RETH, ImmDt
+/// and ICRC.
+pub(crate) const OVERHEAD: usize = 20 + 8 + 12 + 16 + 4 + 4;
+
+/// Why a group cannot be installed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InstallError {
+    /// The rule breaks rules of its own.
+    #[error("the rule has {} fault(s); the first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
+    Faults(Vec<Fault>),
+    /// An endpoint is at a port that the switch does not have, though it has one of a higher number.
+    #[error("endpoint {endpoint} is at port {port}, which this switch does not have")]
+    NoPort {
+        /// The endpoint's index in the rule.
+        endpoint: usize,
+        /// The port.
+        port: PortId,
+    },
+    /// The rule leaves the Ethernet address of a next hop open, and the switch does not know it.
+    #[error(
+        "endpoint {endpoint}: no route and no neighbour at port {port} says which Ethernet address frames to {ip} are for: give \
+         it in the rule (mac), or a route to {ip} by port {port} (castnet route add), or let the switch see {ip} by ARP"
+    )]
+    NoMac {
+        /// The endpoint's index in the rule.
+        endpoint: usize,
+        /// Its port.
+        port: PortId,
+        /// The next hop's address.
+        ip: Ipv4Addr,
+    },
+    /// Packets of the group do not fit a port.
+    #[error("path MTU {pmtu} needs an MTU of {need} on port {port}, which has {mtu}")]
+    MtuTooSmall {
+        /// The port.
+        port: PortId,
+        /// The group's path MTU in bytes.
+        pmtu: usize,
+        /// The port's MTU that it needs.
+        need: usize,
+        /// The port's MTU.
+        mtu: usize,
+    },
+    /// As many groups as may be.
+    #[error("{max} groups are installed: no place for another")]
+    GroupsFull {
+        /// How many there may be.
+        max: usize,
+    },
+    /// The memory reserved for groups is used up.
+    #[error("the group needs {need} bytes, {left} of {max} are left")]
+    NoMemory {
+        /// Bytes the group takes.
+        need: usize,
+        /// Bytes that are left.
+        left: usize,
+        /// Bytes that all groups may take.
+        max: usize,
+    },
+    /// The table of next hops' Ethernet addresses is full.
+    #[error("no place for another next hop's Ethernet address")]
+    NextHopsFull,
+    /// The McstID is an address of the switch itself.
+    #[error("{mcst_id} is an address of this switch")]
+    OwnAddress {
+        /// The address.
+        mcst_id: McstId,
+    },
+}
+
+/// Ports of a switch as rules count them: one more than the highest number.
+pub fn port_count(ports: &[PortInfo]) -> usize {
+    ports.iter().map(|port| port.id.index() + 1).max().unwrap_or(0)
+}
+
+/// The Ethernet addresses of a rule's next hops.
+pub(crate) fn macs(rule: &GroupRule) -> impl Iterator<Item = MacAddr> + Clone {
+    rule.endpoints.iter().map(|endpoint| endpoint.next_hop.mac())
+}
+
+/// Bytes that a rule's names and endpoints take.
+pub(crate) fn rule_bytes(rule: &GroupRule) -> usize {
+    let endpoints = rule.endpoints.iter().map(|endpoint| {
+        let ranks = match &endpoint.next_hop {
+            NextHop::Switch { ranks, .. } => size_of_val(&**ranks),
+            NextHop::Host(_) => 0,
+        };
+        size_of_val(endpoint) + endpoint.next_hop.name().len() + ranks
+    });
+    rule.name.len() + endpoints.sum::<usize>()
+}
+
+/// A UDP source port that stays the same for the life of the group and differs between groups: entropy for equal-cost
+/// paths, in the range that RoCEv2 uses.
+pub(crate) fn feedback_sport(mcst_id: McstId) -> u16 {
+    let address = u32::from(mcst_id.0);
+    0xC000 | ((address ^ address >> 14 ^ address >> 28) & 0x3FFF) as u16
+}
+
+impl From<NextHopsFull> for InstallError {
+    fn from(_: NextHopsFull) -> Self {
+        Self::NextHopsFull
+    }
+}

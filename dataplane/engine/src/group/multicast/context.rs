@@ -1,0 +1,369 @@
+//! A multicast group as the engine runs it: what each frame touches (hot), and what only set-up, exceptions and first
+//! packets of WRITEs need (cold).
+//!
+//! Contract M6: hot state is at most 16 bytes per path in use. Seven are the machine's, nine are the leg's.
+
+use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
+use castnet_reduce::prefetch;
+use castnet_rules::{GroupRule, HostEndpoint, MulticastRule, NextHop};
+use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader};
+use core::net::Ipv4Addr;
+
+use crate::egress::Egress;
+use crate::group::install::{OVERHEAD, feedback_sport, macs, rule_bytes};
+use crate::group::kind::{Ahead, Kind};
+use crate::group::lookup::LookupTable;
+use crate::group::rewrite::Leg;
+use crate::group::services::Services;
+use crate::observe::counters::{
+    CountersSnapshot, Exceptions, HotCounters, MulticastCounters, PathCounters, PathSnapshot,
+};
+use crate::observe::trace::{Observer, Verdict};
+use crate::output::acknowledge::{AckTemplate, Address};
+use crate::output::cx::Cx;
+use crate::port_set::PortSet;
+use crate::tables::next_hops::{NextHops, NextHopsFull};
+
+/// What a frame touches.
+#[derive(Clone, Debug)]
+pub(crate) struct Hot {
+    /// The Path Index: a path's number is the number of ports in use below its own, where each port has one.
+    pub(crate) ports: PortSet,
+    /// Where it does not.
+    pub(crate) table: Option<Box<LookupTable>>,
+    pub(crate) machine: Multicast,
+    /// By path.
+    pub(crate) legs: Box<[Leg]>,
+    pub(crate) mcst_id: McstId,
+    pub(crate) pmtu: u16,
+    /// Of the path towards the source.
+    source_port: PortId,
+    pub(crate) source: PathId,
+    pub(crate) counters: HotCounters,
+}
+
+impl Hot {
+    /// The path of `port`, where the group has one there. Of no meaning where it has a table.
+    #[inline]
+    fn path(&self, port: PortId) -> Option<PathId> {
+        // Most frames come from there, and counting bits takes longer.
+        if port == self.source_port {
+            return Some(self.source);
+        }
+        self.ports
+            .contains(port)
+            .then(|| PathId::new(self.ports.rank(port)))?
+    }
+
+    /// The path that a frame of the group came by: of the fast path and the slow one alike. The fast path does not know `mac`, its
+    /// source MAC address: a frame of an endpoint that verifies it takes the slow path.
+    #[inline(always)]
+    pub(crate) fn sender(
+        &self,
+        ingress: PortId,
+        src: Ipv4Addr,
+        dest_qp: Qpn,
+        mac: Option<MacAddr>,
+    ) -> Option<PathId> {
+        if let Some(table) = &self.table {
+            return PathId::new(table.find(ingress, src, dest_qp, mac)?);
+        }
+        let path = self.path(ingress)?;
+        let leg = self.leg(path)?;
+        // Behind an adjacent switch are members that only the switches next to them know.
+        let known = dest_qp == Qpn::VIRTUAL && (!leg.is_addressed() || leg.ip == src.octets());
+        known.then_some(path)
+    }
+
+    /// The paths of `port`.
+    pub(crate) fn paths_at(&self, port: PortId) -> impl Iterator<Item = PathId> {
+        let listed = self.table.iter().flat_map(move |table| table.at(port));
+        let listed = listed.filter_map(PathId::new);
+        let alone = if self.table.is_none() {
+            self.path(port)
+        } else {
+            None
+        };
+        listed.chain(alone)
+    }
+
+    /// The port of `path`.
+    pub(crate) fn port(&self, path: PathId) -> Option<PortId> {
+        match &self.table {
+            Some(table) => table.port(path.index()),
+            None => self.ports.into_iter().nth(path.index()),
+        }
+    }
+
+    /// The same for one path after the other from the first on; `left` are the ports of the group at first.
+    #[inline(always)]
+    pub(crate) fn next_port(&self, left: &mut PortSet, path: usize) -> Option<PortId> {
+        match &self.table {
+            Some(table) => table.port(path),
+            None => left.next(),
+        }
+    }
+
+    pub(crate) fn leg(&self, path: PathId) -> Option<&Leg> {
+        self.legs.get(path.index())
+    }
+}
+
+/// What only set-up, exceptions and first packets of WRITEs touch.
+#[derive(Clone, Debug)]
+pub(crate) struct Cold {
+    /// Its endpoints in order of their ports: an endpoint's index is its [`PathId`].
+    pub(crate) rule: GroupRule,
+    /// See [`MulticastRule::va_base`].
+    pub(crate) va_base: u64,
+    /// Where feedback goes, and an acknowledge packet to there.
+    pub(crate) feedback: Address,
+    pub(crate) ack: AckTemplate,
+    pub(crate) exceptions: Exceptions,
+}
+
+impl Cold {
+    /// The member that `path` leads to directly.
+    pub(crate) fn host(&self, path: PathId) -> Option<&HostEndpoint> {
+        self.rule.endpoints.get(path.index())?.next_hop.host()
+    }
+
+    /// For people: the port and who is behind it.
+    pub(crate) fn describe(&self, path: PathId) -> String {
+        match self.rule.endpoints.get(path.index()) {
+            Some(p) => {
+                let kind = if p.next_hop.host().is_some() {
+                    "host"
+                } else {
+                    "switch"
+                };
+                format!("path {path} (port {}, {kind} {})", p.port, p.next_hop.name())
+            }
+            None => format!("path {path}"),
+        }
+    }
+}
+
+/// A compiled group, ready to be installed.
+///
+/// Control makes groups of all workers one after the other, in one heap: no cache line that one worker writes for each frame
+/// may be part of another's group.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+pub struct Group {
+    pub(crate) hot: Hot,
+    /// By path. Here, and not among what is cold, since ACKs count.
+    pub(crate) paths: Box<[PathCounters]>,
+    pub(crate) cold: Box<Cold>,
+}
+
+impl Group {
+    /// Asks for the memory that frames from `ingress` touch beside the group itself.
+    #[inline]
+    fn prefetch_path(&self, ingress: PortId) {
+        prefetch(&*self.hot.legs);
+        if let Some(table) = &self.hot.table {
+            prefetch(&**table);
+        } else if let Some(path) = self.hot.path(ingress).filter(|path| *path != self.hot.source) {
+            self.hot.machine.prefetch(path, &Ahead);
+            if let Some(counters) = self.paths.get(path.index()) {
+                prefetch(&counters.acks_in);
+            }
+        }
+    }
+
+    /// Bytes that plain frames of the group touch: Path Index, machine, legs, and the counters of data and ACKs.
+    pub fn hot_bytes(&self) -> usize {
+        size_of::<Hot>() - size_of::<Multicast>()
+            + self.hot.machine.hot_bytes()
+            + size_of_val(&*self.hot.legs)
+            + self.hot.table.as_ref().map_or(0, |table| table.bytes())
+    }
+
+    /// Bytes of the rest: the rule with its names and memories, and the counters of exceptions.
+    pub fn cold_bytes(&self) -> usize {
+        size_of::<Self>() - size_of::<Hot>()
+            + size_of::<Cold>()
+            + rule_bytes(&self.cold.rule)
+            + size_of_val(&*self.paths)
+            + self.hot.machine.cold_bytes()
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> MulticastCounters {
+        MulticastCounters::of(&self.hot.counters, &self.cold.exceptions)
+    }
+
+    /// The counters of its paths, in order of their ports.
+    pub fn paths(&self) -> impl Iterator<Item = PathSnapshot> {
+        let data_in = self.hot.counters.data_in;
+        self.cold
+            .rule
+            .endpoints
+            .iter()
+            .zip(&self.paths)
+            .enumerate()
+            .map(move |(i, (path, counters))| {
+                let source = i == self.hot.source.index();
+                let not_sent = if source {
+                    data_in
+                } else {
+                    counters.filtered + counters.lost
+                };
+                PathSnapshot {
+                    port: path.port,
+                    source,
+                    copies_out: data_in.saturating_sub(not_sent),
+                    counters: *counters,
+                }
+            })
+    }
+}
+
+impl Kind for Box<Group> {
+    type Rule = MulticastRule;
+    type Status = GroupStatus;
+
+    const OVERHEAD: usize = OVERHEAD;
+
+    fn new(rule: GroupRule, kind: &MulticastRule) -> Self {
+        let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
+        let source = PathId::new(kind.source.into()).unwrap_or_default();
+        let machine = Multicast::new(MulticastConfig {
+            paths: rule.endpoints.len() as u16,
+            source,
+            start_psn: kind.start_psn,
+            stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
+        });
+        let hot = Hot {
+            ports,
+            table: LookupTable::new(&rule, None),
+            machine,
+            legs: rule.endpoints.iter().map(Leg::new).collect(),
+            mcst_id: rule.mcst_id,
+            pmtu: rule.pmtu.bytes() as u16,
+            source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
+            source,
+            counters: HotCounters::default(),
+        };
+        let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
+        let feedback = feedback_address(&rule, None);
+        let ack = AckTemplate::new(&feedback);
+        let exceptions = Exceptions::default();
+        let cold = Box::new(Cold {
+            rule,
+            va_base: kind.va_base,
+            feedback,
+            ack,
+            exceptions,
+        });
+        Box::new(Group { hot, paths, cold })
+    }
+
+    fn copy_state(&mut self, of: &Self) {
+        self.hot.machine.copy_state(&of.hot.machine);
+    }
+
+    fn rule(&self) -> &GroupRule {
+        &self.cold.rule
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.hot_bytes() + self.cold_bytes()
+    }
+
+    /// Feedback to an adjacent switch will come from `own`.
+    fn bind(&mut self, next_hops: &mut NextHops, own: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
+        let (legs, rule) = (&mut self.hot.legs, &self.cold.rule);
+        next_hops.acquire_all(macs(rule), |i, place| legs[i].bind(place))?;
+        self.cold.feedback = feedback_address(rule, own);
+        self.cold.ack = AckTemplate::new(&self.cold.feedback);
+        Ok(())
+    }
+
+    fn unbind(&self, next_hops: &mut NextHops) {
+        self.hot
+            .legs
+            .iter()
+            .for_each(|leg| next_hops.release(leg.next_hop()));
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, step: usize, ingress: PortId) {
+        match step {
+            0 => prefetch(&**self),
+            1 => self.prefetch_path(ingress),
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn frame<E: Egress, O: Observer>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, O>,
+        slot: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: E::Buf,
+    ) -> Verdict {
+        self.on_frame(services, cx, slot, header, src, frame)
+    }
+
+    fn timeout<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
+        self.on_timeout(services, cx.now, slot);
+    }
+
+    fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
+        self.on_resume(&mut services.timers, now, slot);
+    }
+
+    fn note_dropped(&mut self) {
+        self.cold.exceptions.dropped += 1;
+    }
+
+    fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
+        into.multicast.add(self.rule(), self.counters(), self.paths())
+    }
+
+    fn status(&self) -> GroupStatus {
+        GroupStatus {
+            rule: self.cold.rule.clone(),
+            machine: self.hot.machine.status(),
+            counters: self.counters(),
+            paths: self.paths().collect(),
+            hot_bytes: self.hot_bytes(),
+            cold_bytes: self.cold_bytes(),
+        }
+    }
+}
+
+/// A group, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupStatus {
+    /// Its rule, paths in order of their ports; a path's place is its number in `machine`.
+    pub rule: GroupRule,
+    /// The protocol state: AckPSN per path, AggAckPSN, MePSN.
+    pub machine: MulticastStatus,
+    /// Counters of the group.
+    pub counters: MulticastCounters,
+    /// Counters of its paths, in the order of the rule's.
+    pub paths: Vec<PathSnapshot>,
+    /// Bytes that plain frames touch.
+    pub hot_bytes: usize,
+    /// Bytes of the rest.
+    pub cold_bytes: usize,
+}
+
+/// To the source itself, and to a switch behind routers, the switch speaks as the group; to an adjacent switch as a member would.
+fn feedback_address(rule: &GroupRule, own: Option<Ipv4Addr>) -> Address {
+    let group = rule.mcst_id.0;
+    let hop = rule.upstream().map(|endpoint| &endpoint.next_hop);
+    let ip = hop.and_then(NextHop::ip);
+    Address {
+        src: if ip.is_some() { group } else { own.unwrap_or(group) },
+        dst: ip.unwrap_or(group),
+        qpn: hop.map_or(Qpn::VIRTUAL, NextHop::qpn),
+        sport: feedback_sport(rule.mcst_id),
+    }
+}

@@ -1,0 +1,410 @@
+//! A frame of a group: admit it, check what must be checked before the machine sees it, run the machine, carry its
+//! effects out.
+
+use core::net::Ipv4Addr;
+
+use castnet_collective::{Effect, Event, Multicast, PathId};
+use castnet_wire::{DropReason, FrameBuf, MacAddr, Nanos, RoceHeader, Syndrome, icrc};
+
+use super::classify as by_path;
+use crate::address;
+use crate::egress::Egress;
+use crate::group::classify::{self, Class};
+use crate::group::multicast::context::Group;
+use crate::group::multicast::feedback::{self, Feedback};
+use crate::group::multicast::replicate;
+use crate::group::services::{Services, Timers};
+use crate::observe::events::EventKind;
+use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::output::Output;
+use crate::output::acknowledge::Link;
+use crate::output::cx::Cx;
+use crate::tables::wheel::Wheel;
+
+impl Group {
+    /// One frame of the group.
+    #[inline]
+    pub(crate) fn on_frame<E: Egress, O: Observer>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, O>,
+        place: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: E::Buf,
+    ) -> Verdict {
+        let (
+            group,
+            Services {
+                output,
+                timers,
+                events,
+                scratch,
+            },
+        ) = (self, services);
+        cx.observer.group(group.hot.mcst_id);
+        let admitted = admit(cx, group, header, src, &frame);
+        let (from, event) = match admitted {
+            Ok(admitted) => admitted,
+            Err((stage, reason)) => {
+                let mac = address::source_mac(frame.head());
+                return refuse(cx, group, (stage, reason), header, src, mac);
+            }
+        };
+        let before = group.hot.machine.next_psn();
+        note_arrival(group, from, &event, frame.length());
+        group.hot.machine.handle(cx.now, event, &mut scratch.effects);
+        cx.observer
+            .step(|| explain(group, &event, before, &scratch.effects));
+
+        let verdict = match (&event, scratch.effects.as_slice()) {
+            // The plain cases first: data that goes on, and feedback that changes nothing for the source.
+            (Event::Data { psn, .. }, [Effect::Replicate { .. }]) => {
+                if before != Some(*psn) {
+                    note_repetition(group, before, *psn);
+                }
+                replicate::replicate(cx, output, group, header, src, frame)
+            }
+            (_, [Effect::Absorb]) if !matches!(event, Event::Data { .. }) => Verdict::Absorbed,
+            (_, effects) => {
+                if let Event::Data { psn, .. } = event
+                    && !matches!(effects, [Effect::Drop(_)])
+                {
+                    note_repetition(group, before, psn);
+                }
+                carry_out(cx, output, group, header, effects, frame)
+            }
+        };
+        match event {
+            Event::Data { psn, .. } if before.is_none() && group.hot.machine.next_psn().is_some() => {
+                events.push(
+                    cx.now,
+                    EventKind::BaselineLearned {
+                        mcst_id: group.hot.mcst_id,
+                        psn,
+                    },
+                );
+            }
+            Event::Feedback {
+                syndrome: syndrome @ Syndrome::Nak(code),
+                ..
+            } if code.is_fatal() && !matches!(verdict, Verdict::Dropped(_)) => {
+                let (mcst_id, endpoint) = (group.hot.mcst_id, from.index() as u16);
+                events.push(
+                    cx.now,
+                    EventKind::MemberFailed {
+                        mcst_id,
+                        generation: group.cold.rule.generation,
+                        endpoint,
+                        syndrome: syndrome.byte(),
+                    },
+                );
+            }
+            _ => {}
+        }
+        arm(&mut timers.coarse, cx.now, place, &group.hot.machine);
+        verdict
+    }
+
+    /// The group has come from another engine.
+    pub(crate) fn on_resume(&self, timers: &mut Timers, now: Nanos, place: u32) {
+        arm(&mut timers.coarse, now, place, &self.hot.machine);
+    }
+
+    /// A path of the group may have stalled.
+    pub(crate) fn on_timeout(&mut self, services: &mut Services, now: Nanos, place: u32) {
+        let Services {
+            timers,
+            events,
+            scratch,
+            ..
+        } = services;
+        let machine = &mut self.hot.machine;
+        if machine.poll_timeout().is_some_and(|(at, _)| at <= now) {
+            machine.handle_timeout(now, &mut scratch.effects);
+            for effect in &scratch.effects {
+                if let Effect::Stalled { path, since } = *effect {
+                    self.cold.exceptions.stalls += 1;
+                    let endpoint = path.index() as u16;
+                    let mcst_id = self.hot.mcst_id;
+                    events.push(
+                        now,
+                        EventKind::PathStalled {
+                            mcst_id,
+                            endpoint,
+                            since,
+                        },
+                    );
+                }
+            }
+        }
+        if let Some((at, _)) = self.hot.machine.poll_timeout() {
+            timers.coarse.arm(now, place, at);
+        }
+    }
+}
+
+/// Has a group come up when its machine wants to, where it does not yet.
+#[inline(always)]
+pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, place: u32, machine: &Multicast) {
+    if !wheel.is_armed(place)
+        && let Some((at, _)) = machine.poll_timeout()
+    {
+        wheel.arm(now, place, at);
+    }
+}
+
+/// Who sent it, and what the machine is to hear of it; or why it ends. Whatever may change more of the machine's state
+/// than the count of plain new data has its whole ICRC verified first, so that corruption never does.
+#[inline]
+fn admit<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    group: &Group,
+    header: &RoceHeader,
+    src: Ipv4Addr,
+    frame: &E::Buf,
+) -> Result<(PathId, Event), (Stage, DropReason)> {
+    let hot = &group.hot;
+    let mac = address::source_mac(frame.head());
+    let (from, class) =
+        by_path::classify(hot, cx.ingress, src, mac, header).map_err(|reason| (Stage::Classify, reason))?;
+    cx.observer.step(|| {
+        let decision = format!(
+            "group {}, {} from {}",
+            group.cold.rule.name,
+            header.bth.opcode,
+            group.cold.describe(from)
+        );
+        Step::new(
+            Stage::Classify,
+            decision,
+            format!(
+                "dst {} qpn {}, src {src}, port {}",
+                hot.mcst_id, header.bth.dest_qp, cx.ingress
+            ),
+        )
+    });
+    classify::check_packet(header, frame, hot.pmtu.into()).map_err(|reason| (Stage::Verify, reason))?;
+    let psn = header.bth.psn;
+    let (event, trusted) = match class {
+        Class::Data => {
+            let trusted = hot.machine.next_psn() == Some(psn);
+            (
+                Event::Data {
+                    from,
+                    psn,
+                    ack_request: header.bth.ack_request,
+                },
+                trusted,
+            )
+        }
+        Class::Feedback(aeth) => (
+            Event::Feedback {
+                from,
+                psn,
+                msn: aeth.msn,
+                syndrome: aeth.syndrome,
+            },
+            false,
+        ),
+        Class::Cnp => (Event::Cnp { from }, false),
+    };
+    if !trusted && !icrc::verify(frame, header.l3, header.frame_len) {
+        return Err((Stage::Verify, DropReason::BadIcrc));
+    }
+    cx.observer.step(|| match trusted {
+        true => Step::new(
+            Stage::Verify,
+            "ICRC not looked at",
+            format!("PSN {psn} is the next expected; replicas keep a wrong ICRC wrong"),
+        ),
+        false => Step::new(
+            Stage::Verify,
+            "ICRC is right",
+            "this frame may change state, so it was verified in full",
+        ),
+    });
+    Ok((from, event))
+}
+
+#[cold]
+fn refuse<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    group: &mut Group,
+    (stage, reason): (Stage, DropReason),
+    header: &RoceHeader,
+    src: Ipv4Addr,
+    mac: Option<MacAddr>,
+) -> Verdict {
+    group.cold.exceptions.dropped += 1;
+    let (ingress, pmtu) = (cx.ingress, group.hot.pmtu);
+    cx.drop(stage, reason, || match reason {
+        DropReason::NotMember | DropReason::NotMulticastable => {
+            by_path::explain(group, ingress, src, mac, header)
+        }
+        DropReason::OverPmtu => format!("payload of {} bytes, path MTU {pmtu}", header.payload_len),
+        DropReason::BadIcrc => "the ICRC is wrong, and the frame could have changed state".into(),
+        other => other.to_string(),
+    })
+}
+
+#[inline]
+pub(crate) fn note_arrival(group: &mut Group, from: PathId, event: &Event, length: usize) {
+    let source = group.hot.source;
+    let Group { hot, paths, cold } = group;
+    let hot = &mut hot.counters;
+    match event {
+        // From others it ends at the machine, and no path counts on it.
+        Event::Data { .. } if from == source => {
+            hot.data_in += 1;
+            hot.data_bytes_in += length as u64;
+        }
+        Event::Data { .. } => {}
+        Event::Feedback { syndrome, .. } => {
+            let Some(path) = paths.get_mut(from.index()) else {
+                return;
+            };
+            match syndrome {
+                Syndrome::Ack => {
+                    hot.acks_in += 1;
+                    path.acks_in += 1;
+                }
+                Syndrome::Nak(_) => {
+                    cold.exceptions.naks_in += 1;
+                    path.naks_in += 1;
+                }
+                Syndrome::RnrNak(_) => {
+                    cold.exceptions.rnr_naks_in += 1;
+                    path.rnr_naks_in += 1;
+                }
+            }
+        }
+        Event::Cnp { .. } => {
+            cold.exceptions.cnps_in += 1;
+            if let Some(path) = paths.get_mut(from.index()) {
+                path.cnps_in += 1;
+            }
+        }
+    }
+}
+
+/// Counts data that came before, and the paths that did not need it: also of what is so far behind that it looks new.
+#[cold]
+fn note_repetition(group: &mut Group, expected: Option<castnet_wire::Psn>, psn: castnet_wire::Psn) {
+    if expected.is_some_and(|e| psn.is_before(e)) {
+        group.cold.exceptions.retransmitted_in += 1;
+    }
+    let Group { hot, paths, cold } = group;
+    for (i, path) in paths.iter_mut().enumerate() {
+        let skipped = PathId::new(i).is_some_and(|path| path != hot.source && !hot.machine.lacks(path, psn));
+        if skipped {
+            path.filtered += 1;
+            cold.exceptions.filtered += 1;
+        }
+    }
+}
+
+/// Effects in their order. The incoming frame becomes the last that leaves, where its bytes fit.
+pub(crate) fn carry_out<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    output: &mut Output,
+    group: &mut Group,
+    header: &RoceHeader,
+    effects: &[Effect],
+    frame: E::Buf,
+) -> Verdict {
+    let src = header.ip.v4().map_or(Ipv4Addr::UNSPECIFIED, |(src, _)| src);
+    let replicates = effects.iter().any(|e| matches!(e, Effect::Replicate { .. }));
+    let makers = effects
+        .iter()
+        .filter(|e| matches!(e, Effect::Acknowledge { .. } | Effect::Cnp { .. }))
+        .count();
+    let (mut frame, mut made) = (Some(frame), 0);
+    let link = Link::of(frame.as_ref(), header);
+    let mut verdict = Verdict::Absorbed;
+    for effect in effects {
+        let wanted = match *effect {
+            Effect::Acknowledge {
+                to,
+                psn,
+                msn,
+                syndrome,
+            } => Feedback::Acknowledge {
+                to,
+                psn,
+                msn,
+                syndrome,
+            },
+            Effect::Cnp { to } => Feedback::Cnp { to },
+            Effect::Replicate { .. } => {
+                if let Some(frame) = frame.take() {
+                    verdict = replicate::replicate(cx, output, group, header, src, frame);
+                }
+                continue;
+            }
+            Effect::Drop(reason) => {
+                group.cold.exceptions.dropped += 1;
+                verdict = cx.drop(Stage::Machine, reason, || "the group's machine refused it".into());
+                continue;
+            }
+            Effect::Absorb | Effect::Stalled { .. } => continue,
+        };
+        made += 1;
+        let reuse = if made == makers && !replicates {
+            frame.take()
+        } else {
+            None
+        };
+        feedback::send(cx, output, group, &link, wanted, reuse);
+    }
+    verdict
+}
+
+/// The machine's decision, for people.
+fn explain(group: &Group, event: &Event, expected: Option<castnet_wire::Psn>, effects: &[Effect]) -> Step {
+    let what = match event {
+        Event::Data { psn, .. } => match expected.map(|e| psn.diff(e)) {
+            Some(0) => format!("PSN {psn} is the next expected"),
+            Some(d) if d < 0 => format!("PSN {psn} came before"),
+            Some(d) => format!("PSN {psn} leaves a gap of {d}"),
+            None => format!("PSN {psn} is the first seen"),
+        },
+        Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
+        Event::Cnp { .. } => "congestion notification".into(),
+    };
+    let decisions: Vec<String> = effects
+        .iter()
+        .map(|effect| match effect {
+            Effect::Replicate { psn } => {
+                let paths = group.hot.machine.lacking(*psn).count();
+                format!("replicate to {paths} path(s)")
+            }
+            Effect::Acknowledge { psn, syndrome, .. } => format!("tell the source: {syndrome} of PSN {psn}"),
+            Effect::Cnp { .. } => "pass the CNP to the source".into(),
+            Effect::Absorb => "absorb".into(),
+            Effect::Drop(reason) => format!("drop ({reason})"),
+            Effect::Stalled { path, .. } => format!("path {path} has stalled"),
+        })
+        .collect();
+    let status = group.hot.machine.status();
+    let psn_text = |psn: Option<castnet_wire::Psn>| psn.map_or("unknown".into(), |p| p.to_string());
+    let mut facts = vec![format!(
+        "AggAckPSN {}, newest data {}, MePSN {}",
+        psn_text(status.agg_ack_psn),
+        psn_text(status.newest_psn),
+        status.me_psn.map_or("none".into(), |p| p.to_string()),
+    )];
+    let replicated = effects.iter().any(|e| matches!(e, Effect::Replicate { .. }));
+    for path in &status.paths {
+        let ack = psn_text(path.ack_psn);
+        let who = group.cold.describe(path.path);
+        facts.push(match event {
+            Event::Data { psn, .. } if replicated && group.hot.machine.lacks(path.path, *psn) => {
+                format!("{who} gets it: AckPSN {ack}")
+            }
+            Event::Data { psn, .. } => format!("{who} skipped: AckPSN {ack}, packet {psn}"),
+            _ => format!("{who}: AckPSN {ack}"),
+        });
+    }
+    Step::new(Stage::Machine, decisions.join(", then "), what).with(facts)
+}

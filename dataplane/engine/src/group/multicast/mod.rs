@@ -1,0 +1,7 @@
+//! Multicast: the source's data to all receivers, their feedback gathered (Cepheus).
+
+mod classify;
+pub(crate) mod context;
+pub(crate) mod feedback;
+pub(crate) mod frame;
+pub(crate) mod replicate;

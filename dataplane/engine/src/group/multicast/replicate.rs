@@ -1,0 +1,197 @@
+//! Copies of a data frame to paths: header rewriting at the legs whose next hop is a member (connection bridging,
+//! Cepheus III.B) or a switch behind routers, Ethernet addresses alone towards adjacent switches.
+//!
+//! The payload is never read. The IPv4 checksum and the ICRC follow from the bytes that change; a frame that came in
+//! corrupted leaves corrupted, and the receiver drops it.
+
+use core::net::Ipv4Addr;
+
+use castnet_collective::PathId;
+use castnet_rules::RemoteMemory;
+use castnet_wire::{DropReason, FrameBuf, PortId, Qpn, Reth, RoceHeader};
+
+use crate::egress::Egress;
+use crate::group::multicast::context::{Cold, Group};
+use crate::group::rewrite::Leg;
+use crate::group::rewrite::{Bridge, Target, Way, bytes_after};
+use crate::observe::counters::{Counters, PathCounters};
+use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::output::Output;
+use crate::output::cx::Cx;
+
+#[cold]
+pub(crate) fn lose(group: &mut Group, counters: &mut Counters, path: PathId) {
+    counters.totals.copies_lost += 1;
+    group.cold.exceptions.lost += 1;
+    if let Some(counters) = group.paths.get_mut(path.index()) {
+        counters.lost += 1;
+    }
+}
+
+/// Sends `frame` by all paths that lack it: copies by all but the last, the frame itself by that.
+#[inline]
+pub(crate) fn replicate<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    output: &mut Output,
+    group: &mut Group,
+    header: &RoceHeader,
+    src: Ipv4Addr,
+    frame: E::Buf,
+) -> Verdict {
+    let Output {
+        ports,
+        next_hops,
+        shifts,
+        counters,
+    } = output;
+    let way = Way {
+        bridge: Bridge::new(header, src, group.hot.mcst_id.0, &frame),
+        operator: shifts.find(bytes_after(header)),
+        ports,
+        next_hops,
+    };
+    // With Ethernet padding the ICRC is not the trailer: it must be in the private head.
+    let padded = header.frame_len != frame.length();
+    let private = if padded {
+        header.frame_len
+    } else {
+        header.payload_at
+    };
+    let length = frame.length();
+    let (mut members, mut sent) = (group.hot.ports, 0u64);
+    // It goes once the next one is known: the last gets the frame itself.
+    let mut waiting: Option<(PathId, PortId)> = None;
+    for path in (0..group.hot.legs.len()).map_while(PathId::new) {
+        let Some(port) = group.hot.next_port(&mut members, path.index()) else {
+            break;
+        };
+        if !group.hot.machine.lacks(path, header.bth.psn) {
+            continue;
+        }
+        if !way.ports.up.contains(port) {
+            lose(group, counters, path);
+            continue;
+        }
+        let Some((path, port)) = waiting.replace((path, port)) else {
+            continue;
+        };
+        if let Some(copy) = cx.egress.replicate(port, &frame, private) {
+            way.leave(cx, counters, group, port, path, copy);
+            sent += 1;
+        } else {
+            let who = || format!("{} skipped", group.cold.describe(path));
+            cx.observer
+                .step(|| Step::new(Stage::Replicate, who(), "no buffer"));
+            lose(group, counters, path);
+        }
+    }
+    let Some((path, port)) = waiting else {
+        return cx.drop(Stage::Replicate, DropReason::PortDown, || {
+            "the ports of all its paths are down".into()
+        });
+    };
+    way.leave(cx, counters, group, port, path, frame);
+    sent += 1;
+    let hot = &mut group.hot.counters;
+    hot.copies_out += sent;
+    hot.copy_bytes_out += sent * length as u64;
+    counters.totals.copies += sent.saturating_sub(1);
+    Verdict::Replicated
+}
+
+impl Target {
+    /// The sender's address is relative to the group's base. A WRITE outside the memory that the member named leaves with
+    /// a key and an address that no memory has, so that the receiver itself refuses it (NAK, remote access error) and the
+    /// source's connection hears of it; were it dropped here, the source would repeat it until its retries are used up.
+    /// Towards a switch it stays: those next to the members know their memory.
+    fn of(cold: &Cold, path: PathId, reth: &Reth) -> Self {
+        let Some(host) = cold.host(path) else {
+            return Self::as_it_came(reth);
+        };
+        let offset = reth.va.wrapping_sub(cold.va_base);
+        let fits = |m: &&RemoteMemory| reth.va >= cold.va_base && m.contains(offset, reth.dma_len.into());
+        match host.memory().filter(fits) {
+            Some(memory) => Self {
+                va: memory.va.wrapping_add(offset),
+                rkey: memory.rkey,
+                in_range: true,
+            },
+            // A WRITE of nothing touches no memory, and its key is not looked at (IBA 9.7.4.1.5).
+            None if reth.dma_len == 0 => Self::as_it_came(reth),
+            None => Self {
+                va: u64::MAX,
+                rkey: 0,
+                in_range: false,
+            },
+        }
+    }
+}
+
+impl Way<'_> {
+    /// Rewrites a copy for its path and sends it.
+    #[inline(always)]
+    fn leave<E: Egress, O: Observer>(
+        &self,
+        cx: &mut Cx<'_, E, O>,
+        counters: &mut Counters,
+        group: &mut Group,
+        port: PortId,
+        path: PathId,
+        mut copy: E::Buf,
+    ) {
+        let Some(leg) = group.hot.legs.get(path.index()) else {
+            return;
+        };
+        let reth = self.bridge.header.reth.as_ref().filter(|_| leg.is_addressed());
+        let target = reth.map(|reth| aim(&mut group.cold, &mut group.paths, path, reth));
+        self.rewrite(leg, port, target, &mut copy);
+        cx.observer
+            .step(|| explain(&group.cold, path, leg, target, &self.bridge));
+        cx.send(counters, port, copy);
+    }
+}
+
+/// What a WRITE to `path` asks for there; counts it where that is no memory.
+fn aim(cold: &mut Cold, paths: &mut [PathCounters], path: PathId, reth: &Reth) -> Target {
+    let target = Target::of(cold, path, reth);
+    if !target.in_range {
+        cold.exceptions.out_of_range += 1;
+        if let Some(counters) = paths.get_mut(path.index()) {
+            counters.out_of_range += 1;
+        }
+    }
+    target
+}
+
+fn explain(cold: &Cold, path: PathId, leg: &Leg, target: Option<Target>, bridge: &Bridge<'_>) -> Step {
+    let (who, ip, qpn) = (
+        cold.describe(path),
+        Ipv4Addr::from(leg.ip),
+        Qpn::from_bytes(leg.qpn),
+    );
+    if !leg.is_addressed() {
+        let why = match qpn == bridge.header.bth.dest_qp {
+            true => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
+            false => format!("next hop is a switch: Ethernet addresses and QPN rewritten, qpn {qpn}"),
+        };
+        return Step::new(Stage::Replicate, who, why);
+    }
+    let mut facts = vec![format!(
+        "src {}, dst {ip}, qpn {qpn}; checksum and ICRC by difference",
+        bridge.mcst_id
+    )];
+    match target {
+        Some(Target {
+            va,
+            rkey,
+            in_range: true,
+        }) => facts.push(format!("RETH va {va:#x}, rkey {rkey:#x}")),
+        Some(_) => facts.push("WRITE outside the member's memory: sent without a valid key".into()),
+        None => {}
+    }
+    let why = match cold.host(path) {
+        Some(_) => "next hop is a member: connection bridged",
+        None => "next hop is a switch behind routers: addressed to it",
+    };
+    Step::new(Stage::Replicate, who, why).with(facts)
+}

@@ -1,0 +1,115 @@
+//! The fast path of feedback: a plain ACK of a member. It changes state, so its whole ICRC is verified first. The slow twin
+//! is `multicast`.
+
+use castnet_collective::{Effect, Event, PathId};
+use castnet_wire::icrc::{self, ACK_LEN, AckWords};
+use castnet_wire::{DropReason, FrameBuf, Parsed, Syndrome, parse_frame};
+
+use crate::egress::Egress;
+use crate::engine::Engine;
+use crate::group::context::Context;
+use crate::group::headers::{Headers, L3};
+use crate::group::multicast::feedback::{self, Feedback};
+use crate::group::multicast::frame as slow;
+use crate::group::services::Services;
+use crate::observe::trace::{Observer, Verdict};
+use crate::output::acknowledge::Link;
+use crate::output::cx::Cx;
+
+/// The ACK of this batch that was taken in last.
+#[derive(Debug)]
+pub(super) struct Previous {
+    words: AckWords,
+    slot: u32,
+    from: PathId,
+}
+
+impl Engine {
+    /// Takes a frame to the group at `slot` in, where it is a plain ACK. Returns what has to take the slow path; nothing has changed then.
+    #[inline(always)]
+    pub(super) fn try_fast_ack<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        previous: &mut Option<Previous>,
+        (slot, headers): (u32, &Headers),
+        frame: E::Buf,
+    ) -> Option<E::Buf> {
+        let Some(Context::Multicast(group)) = self.groups.at_mut(slot) else {
+            return Some(frame);
+        };
+        let packet = frame.head().get(L3..).and_then(|b| b.first_chunk());
+        let Some(packet) = packet.filter(|_| headers.is_ack() && headers.is_sound(&frame)) else {
+            return Some(frame);
+        };
+        let words = ack_words(packet);
+        // Those of one member often follow each other.
+        let like = previous.as_ref().filter(|previous| previous.slot == slot);
+        let from = match like.and_then(|like| Some((like.from, icrc::follows(&like.words, &words)?))) {
+            Some((from, right)) => Some(from).filter(|_| right),
+            None => group
+                .hot
+                .sender(cx.ingress, headers.src(), headers.qpn(), None)
+                .filter(|_| {
+                    let (covered, icrc) = packet.split_at(ACK_LEN);
+                    let covered = covered.first_chunk().map(icrc::of_ack);
+                    covered.map(u32::to_le_bytes).is_some_and(|right| right == *icrc)
+                }),
+        };
+        let Some(from) = from else {
+            return Some(frame);
+        };
+        let [.., a, b, c, _, _, _, _] = *packet;
+        *previous = Some(Previous { words, slot, from });
+        let event = Event::Feedback {
+            from,
+            psn: headers.psn(),
+            msn: u32::from_be_bytes([0, a, b, c]),
+            syndrome: Syndrome::Ack,
+        };
+        slow::note_arrival(group, from, &event, frame.length());
+        let Services {
+            output,
+            timers,
+            scratch,
+            ..
+        } = &mut self.services;
+        group.hot.machine.handle(cx.now, event, &mut scratch.effects);
+        let verdict = match scratch.effects.as_slice() {
+            [Effect::Absorb] => Verdict::Absorbed,
+            [
+                Effect::Acknowledge {
+                    to,
+                    psn,
+                    msn,
+                    syndrome,
+                },
+            ] => {
+                let link = Link::plain(headers.tos());
+                let wanted = Feedback::Acknowledge {
+                    to: *to,
+                    psn: *psn,
+                    msn: *msn,
+                    syndrome: *syndrome,
+                };
+                feedback::send(cx, output, group, &link, wanted, Some(frame));
+                Verdict::Absorbed
+            }
+            effects => match parse_frame(frame.head(), frame.length()) {
+                Ok(Parsed::Roce(header)) => slow::carry_out(cx, output, group, &header, effects, frame),
+                _ => {
+                    debug_assert!(false, "a plain ACK can be parsed");
+                    Verdict::Dropped(DropReason::Malformed)
+                }
+            },
+        };
+        slow::arm(&mut timers.coarse, cx.now, slot, &group.hot.machine);
+        output.counters.account(cx.ingress, verdict);
+        None
+    }
+}
+
+#[inline(always)]
+fn ack_words(packet: &[u8; ACK_LEN + 4]) -> AckWords {
+    let (chunks, _) = packet.as_chunks();
+    core::array::from_fn(|i| u64::from_le_bytes(chunks[i]))
+}

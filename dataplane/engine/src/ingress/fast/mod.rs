@@ -1,0 +1,132 @@
+//! The fast path: batches of frames that no tap wants to see.
+//!
+//! A frame's own headers choose its path, and all that it needs lies with its group: nothing is learned. Where frames of a batch
+//! are for several groups, their groups are found for all of them first, in stages that each ask for the memory which the next one
+//! needs: so the waits for memory of up to 32 frames overlap. Whatever is not plain, or not the usual case of its group, takes
+//! the slow path in its turn, with nothing changed.
+
+mod ack;
+mod data;
+
+use core::net::Ipv4Addr;
+
+use castnet_wire::{BATCH, Batch, FrameBuf, PortId};
+
+use crate::group::headers::{Headers, L3};
+
+use crate::egress::Egress;
+use crate::engine::Engine;
+use crate::group::context::Context;
+use crate::group::table::NO_GROUP;
+use crate::observe::trace::Off;
+use crate::output::cx::Cx;
+use data::Run;
+
+/// Where a frame has its destination address if it is plain. If it is not, whatever is found there does no harm.
+#[inline(always)]
+fn dst(frame: &impl FrameBuf) -> Ipv4Addr {
+    let octets = frame.head().get(L3 + 16..).and_then(|b| b.first_chunk::<4>());
+    octets.map_or(Ipv4Addr::UNSPECIFIED, |octets| Ipv4Addr::from(*octets))
+}
+
+impl Engine {
+    /// Takes all frames of a batch.
+    #[inline(never)]
+    pub(crate) fn fast_batch<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, batch: &mut Batch<E::Buf>) {
+        let Some(first) = batch.first().map(dst) else {
+            return;
+        };
+        let mut slots = [NO_GROUP; BATCH];
+        if batch.iter().all(|frame| dst(frame) == first) {
+            slots = [self.groups.find_next(first).unwrap_or(NO_GROUP); BATCH];
+        } else {
+            self.find_groups(cx.ingress, batch, &mut slots[..batch.len()]);
+        }
+        let slots = &slots[..batch.len()];
+        let mut frames = batch.drain(..);
+        let (mut run, mut previous) = (Run::new(), None);
+        let mut next = 0;
+        while let Some(&slot) = slots.get(next) {
+            if matches!(self.groups.at(slot), Some(Context::Collective(_))) {
+                if !run.is_empty() {
+                    self.send_run(cx, &mut run);
+                }
+                let same = slots[next..].iter().take_while(|other| **other == slot).count();
+                self.contributions(cx, slot, &mut frames.by_ref().take(same));
+                next += same;
+                continue;
+            }
+            let multicast = matches!(self.groups.at(slot), Some(Context::Multicast(_)));
+            next += 1;
+            let Some(mut frame) = frames.next() else { break };
+            if multicast {
+                let headers = Headers::of(&frame);
+                let refused = if headers.may_be_data() {
+                    self.try_fast_data(cx, &mut run, (slot, &headers), frame)
+                } else {
+                    // What came first leaves first.
+                    if !run.is_empty() {
+                        self.send_run(cx, &mut run);
+                    }
+                    self.try_fast_ack(cx, &mut previous, (slot, &headers), frame)
+                };
+                match refused {
+                    Some(refused) => frame = refused,
+                    None => continue,
+                }
+            }
+            if !run.is_empty() {
+                self.send_run(cx, &mut run);
+            }
+            self.slow(cx, frame);
+        }
+        if !run.is_empty() {
+            self.send_run(cx, &mut run);
+        }
+    }
+
+    /// Takes in frames to the collective group at `slot`.
+    fn contributions<E: Egress>(
+        &mut self,
+        cx: &mut Cx<'_, E, Off>,
+        slot: u32,
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) {
+        loop {
+            let Some(Context::Collective(group)) = self.groups.at_mut(slot) else {
+                debug_assert!(false, "no group is taken out within a batch");
+                return frames.for_each(|frame| self.slow(cx, frame));
+            };
+            match group.contributions(&mut self.services, cx, slot, frames) {
+                Some(frame) => self.slow(cx, frame),
+                None => return,
+            }
+        }
+    }
+
+    /// The slots of the groups that frames are for, into `slots`; asks for the memory that plain frames of these groups touch.
+    #[inline(never)]
+    fn find_groups<B: FrameBuf>(&self, ingress: PortId, batch: &Batch<B>, slots: &mut [u32]) {
+        let mut homes = [0; BATCH];
+        for (frame, home) in batch.iter().zip(&mut homes) {
+            *home = self.groups.prefetch_index(dst(frame));
+        }
+        for ((frame, home), slot) in batch.iter().zip(homes).zip(&mut *slots) {
+            *slot = self.groups.find_from(home, dst(frame)).unwrap_or(NO_GROUP);
+            self.groups.prefetch_slot(*slot);
+            self.services.timers.coarse.prefetch(*slot);
+        }
+        let groups = || slots.iter().filter_map(|slot| self.groups.at(*slot));
+        groups().for_each(|group| group.prefetch(0, ingress));
+        groups().for_each(|group| group.prefetch(1, ingress));
+        groups().for_each(|group| group.prefetch(2, ingress));
+    }
+
+    /// A frame for which there is no fast path.
+    // Apart: it is large, and here it is rare.
+    #[inline(never)]
+    pub(crate) fn slow<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
+        let verdict = self.forward(cx, frame);
+        self.services.output.counters.account(cx.ingress, verdict);
+    }
+}

@@ -1,0 +1,229 @@
+//! The way of a frame through the stages. Every path through here ends in one verdict.
+
+mod fast;
+
+use core::net::Ipv4Addr;
+
+use castnet_wire::{
+    Batch, DropReason, FrameBuf, Header, IpAddrs, Nanos, ParseError, Parsed, PortId, RoceHeader, parse_frame,
+    parse_network,
+};
+
+use crate::address;
+use crate::bridge::Bridging;
+use crate::egress::Egress;
+use crate::engine::Engine;
+use crate::group::services::Services;
+use crate::observe::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
+use crate::output::cx::Cx;
+use crate::plain::PlainFrame;
+
+impl Engine {
+    /// Takes all frames of `batch`, which came in by `ingress`, through the pipeline and into `egress`. Leaves the batch
+    /// empty.
+    pub fn process<E: Egress>(
+        &mut self,
+        now: Nanos,
+        ingress: PortId,
+        batch: &mut Batch<E::Buf>,
+        egress: &mut E,
+    ) {
+        let bytes: usize = batch.iter().map(FrameBuf::length).sum();
+        self.services
+            .output
+            .counters
+            .received(ingress, batch.len() as u64, bytes as u64);
+        let mut cx = Cx {
+            now,
+            ingress,
+            egress,
+            observer: &mut Off,
+        };
+        if self.taps.want_none(ingress, batch) {
+            return self.fast_batch(&mut cx, batch);
+        }
+        // What came first leaves first: the others go before the next one that is recorded.
+        let mut others = Batch::new();
+        for frame in batch.drain(..) {
+            if !self.taps.may_want(ingress, &frame) {
+                others.push(frame);
+                continue;
+            }
+            self.fast_batch(&mut cx, &mut others);
+            self.recorded(&mut cx, frame);
+        }
+        self.fast_batch(&mut cx, &mut others);
+    }
+
+    /// One frame that a tap may want, or what leaves because of it.
+    #[inline(never)]
+    fn recorded<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
+        let mut recorder = Recorder::new(cx.now, cx.ingress, PlainFrame::copy_of(&frame).0);
+        let mut cx = Cx {
+            now: cx.now,
+            ingress: cx.ingress,
+            egress: &mut *cx.egress,
+            observer: &mut recorder,
+        };
+        let verdict = self.forward(&mut cx, frame);
+        self.services.output.counters.account(cx.ingress, verdict);
+        self.taps.take(recorder.finish(verdict));
+    }
+
+    /// One frame.
+    #[inline]
+    pub(crate) fn forward<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        frame: E::Buf,
+    ) -> Verdict {
+        // By reference: moving so large a value out costs more than reading it.
+        let parsed = parse_frame(frame.head(), frame.length());
+        match &parsed {
+            Ok(Parsed::Roce(header)) => {
+                if let IpAddrs::V4 { src, dst } = header.ip
+                    && let Some(place) = self.groups.find_next(dst)
+                {
+                    return self.group_frame(cx, place, header, src, frame);
+                }
+                self.other_frame(cx, &parsed, frame)
+            }
+            Ok(_) => self.other_frame(cx, &parsed, frame),
+            Err(error) => self.odd_frame(cx, *error, frame),
+        }
+    }
+
+    /// A frame whose destination is the group at `place`.
+    #[inline]
+    pub(crate) fn group_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        place: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: E::Buf,
+    ) -> Verdict {
+        match without_rest(cx, header, frame) {
+            Ok(frame) => match self.groups.at_mut(place) {
+                Some(group) => group.frame(&mut self.services, cx, place, header, src, frame),
+                None => Verdict::Dropped(DropReason::NotMember),
+            },
+            Err(verdict) => {
+                if let Some(group) = self.groups.at_mut(place) {
+                    cx.observer.group(group.mcst_id());
+                    group.note_dropped();
+                }
+                verdict
+            }
+        }
+    }
+
+    fn bridging(&mut self) -> Bridging<'_> {
+        let Services { output, events, .. } = &mut self.services;
+        Bridging {
+            own: &mut self.bridge,
+            output,
+            events,
+            groups: &self.groups,
+        }
+    }
+
+    /// A frame of no group, or to a group but not RoCEv2.
+    #[inline(never)]
+    fn other_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        parsed: &Result<Parsed, ParseError>,
+        frame: E::Buf,
+    ) -> Verdict {
+        if !self.services.output.ports.present.contains(cx.ingress) {
+            return cx.drop(Stage::Parse, DropReason::NoPort, || {
+                "the switch has no such port".into()
+            });
+        }
+        match parsed {
+            Ok(Parsed::Arp(arp)) => self.bridging().arp_frame(cx, arp, frame),
+            Ok(Parsed::Lldp { at }) => self.bridging().lldp_frame(cx, *at, frame),
+            Ok(Parsed::Ipv4 { header, .. }) if self.groups.find(header.dst).is_some() => {
+                let place = self.groups.find(header.dst);
+                if let Some(group) = place.and_then(|place| self.groups.at_mut(place)) {
+                    group.note_dropped();
+                    cx.observer.group(group.mcst_id());
+                }
+                cx.drop(Stage::Classify, DropReason::NotMulticastable, || {
+                    let (dst, protocol) = (header.dst, header.protocol);
+                    format!("{dst} is a group, and this is not RoCEv2 (IP protocol {protocol})")
+                })
+            }
+            _ => {
+                cx.observer
+                    .step(|| Step::new(Stage::Classify, "no group", "its destination is no McstID"));
+                self.bridging().bridge(cx, frame)
+            }
+        }
+    }
+
+    /// A frame that RoCEv2's parser refused. To a group it ends here; else whatever UDP carries is no business of a
+    /// switch, and only Ethernet and IP must be right.
+    #[inline(never)]
+    fn odd_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        error: ParseError,
+        frame: E::Buf,
+    ) -> Verdict {
+        let group = address::destination(frame.head()).and_then(|dst| self.groups.find(dst));
+        if let Some(group) = group.and_then(|place| self.groups.at_mut(place)) {
+            group.note_dropped();
+            cx.observer.group(group.mcst_id());
+            let reason = match error {
+                ParseError::Field {
+                    header: Header::Bth,
+                    field: "opcode",
+                    ..
+                } => DropReason::NotMulticastable,
+                _ => error.reason(),
+            };
+            return cx.drop(Stage::Parse, reason, || error.to_string());
+        }
+        match parse_network(frame.head(), frame.length()) {
+            parsed @ Ok(_) => self.other_frame(cx, &parsed, frame),
+            Err(error) => cx.drop(Stage::Parse, error.reason(), || error.to_string()),
+        }
+    }
+}
+
+/// The frame without the bytes behind its packet, where the packet is longer than a head: its ICRC would lie in the part
+/// that replicas share, and only a trailer can be written for each. What a port pads is shorter.
+#[inline(always)]
+fn without_rest<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    header: &RoceHeader,
+    frame: E::Buf,
+) -> Result<E::Buf, Verdict> {
+    if header.frame_len == frame.length() || header.frame_len <= E::Buf::HEAD {
+        return Ok(frame);
+    }
+    cut(cx, header.frame_len, &frame)
+}
+
+/// A copy of the first `length` bytes; or its end, where no buffer is free.
+#[cold]
+fn cut<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    length: usize,
+    frame: &E::Buf,
+) -> Result<E::Buf, Verdict> {
+    let mut left = length;
+    let parts = frame.segments().map(|segment| {
+        let part = segment.get(..left).unwrap_or(segment);
+        left -= part.len();
+        part
+    });
+    let copy = cx.egress.gather(cx.ingress, &parts);
+    copy.ok_or_else(|| {
+        cx.drop(Stage::Verify, DropReason::TxFull, || {
+            "no buffer for its packet without the bytes behind it".into()
+        })
+    })
+}

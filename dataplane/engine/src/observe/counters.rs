@@ -1,0 +1,446 @@
+//! What the engine counts: plain numbers that one thread writes, copied into a snapshot when somebody asks.
+//!
+//! Contract S1 is an equation over [`Totals`]: every frame received is exactly one of switched, routed, flooded,
+//! replicated, absorbed or dropped. And what was sent is the frames that went on, their copies, and what the switch
+//! itself made: `sent = switched + routed + flooded + replicated + copies + originated`.
+//!
+//! A counter is named here and in the message that reports it (`agent.proto`), and nowhere else: sums, differences, messages,
+//! JSON and rates visit the fields.
+
+use core::net::Ipv4Addr;
+
+use castnet_rules::GroupRule;
+use castnet_wire::{CounterSet, DropReason, Drops, McstId, PortId, counters};
+
+use crate::observe::trace::Verdict;
+
+counters! {
+    /// The whole switch (one worker's part of it).
+    pub struct Totals => copy_totals {
+        /// Frames that came in.
+        received,
+        /// Of these: sent on to one port by Ethernet address.
+        switched,
+        /// Of these: sent on by IPv4 route.
+        routed,
+        /// Of these: sent on to all ports that flood.
+        flooded,
+        /// Of these: data of a group, sent on to one or more paths.
+        replicated,
+        /// Of these: read by the switch itself and ended here (feedback to a group, ARP requests for it, LLDP).
+        absorbed,
+        /// Of these: dropped, each for one [`DropReason`].
+        dropped,
+        /// Frames sent beside the one that came in, by flooding and replication.
+        copies,
+        /// Copies and frames of the switch's own that could not be made or sent: no free buffer, or the port was down.
+        copies_lost,
+        /// Frames that the switch made: aggregated feedback, ARP replies, LLDP.
+        originated,
+        /// Frames handed to ports for sending.
+        sent,
+    }
+}
+
+counters! {
+    /// What every frame touches of a port.
+    pub struct PortTraffic {
+        /// Frames that came in.
+        rx_frames,
+        /// Their bytes, without FCS.
+        rx_bytes,
+        /// Frames handed to the port for sending.
+        tx_frames,
+        /// Their bytes, without FCS.
+        tx_bytes,
+    }
+}
+
+counters! {
+    /// One port.
+    pub struct PortCounters {
+        ;
+        /// Frames and bytes.
+        traffic: PortTraffic,
+        /// Frames that came in here and were dropped.
+        drops: Drops,
+    }
+}
+
+counters! {
+    /// One group that multicasts.
+    pub struct MulticastCounters => copy_multicast_counters {
+        /// What plain data and ACKs touch.
+        hot: pub(crate) HotCounters {
+            /// Data frames taken from the source.
+            data_in,
+            /// Their bytes, without FCS.
+            data_bytes_in,
+            /// Data frames sent to paths.
+            copies_out,
+            /// Their bytes.
+            copy_bytes_out,
+            /// ACKs from paths.
+            acks_in,
+            /// ACKs towards the source.
+            acks_out,
+        }
+        /// What happens now and then.
+        exceptions: pub(crate) Exceptions {
+            /// NAKs from paths.
+            naks_in,
+            /// NAKs towards the source.
+            naks_out,
+            /// RNR NAKs from paths.
+            rnr_naks_in,
+            /// RNR NAKs towards the source.
+            rnr_naks_out,
+            /// CNPs from paths.
+            cnps_in,
+            /// CNPs towards the source.
+            cnps_out,
+            /// Of the data frames in: those whose PSN had come before.
+            retransmitted_in,
+            /// Copies of retransmitted frames that were not made because their path had acknowledged them (M3).
+            filtered,
+            /// Copies of WRITEs that left without a valid key, because they lie outside the memory that their member named.
+            out_of_range,
+            /// Copies and feedback that were not sent: no buffer, or the port was down.
+            lost,
+            /// Frames to the group that were dropped.
+            dropped,
+            /// Stalls of paths that were reported.
+            stalls,
+        }
+    }
+}
+
+counters! {
+    /// One path of a group: exceptions only, so that plain replication writes nothing here.
+    ///
+    /// The data frames sent to a path that is not the source's are `data_in - filtered - lost` of this path.
+    pub struct PathCounters => copy_path_counters {
+        /// ACKs from it.
+        acks_in,
+        /// NAKs from it.
+        naks_in,
+        /// RNR NAKs from it.
+        rnr_naks_in,
+        /// CNPs from it.
+        cnps_in,
+        /// Copies of retransmitted frames that it did not need.
+        filtered,
+        /// Copies of WRITEs that left without a valid key.
+        out_of_range,
+        /// Copies that were not sent to it: no buffer, or the port was down.
+        lost,
+    }
+}
+
+counters! {
+    /// A collective group.
+    pub struct CollectiveCounters => copy_collective_counters {
+        /// Data packets whose payload was added or stored.
+        contributions,
+        /// Their bytes of payload.
+        contribution_bytes,
+        /// Data packets sent.
+        results,
+        /// Their bytes of payload.
+        result_bytes,
+        /// Control messages taken.
+        controls_in,
+        /// Control messages sent.
+        controls_out,
+        /// Packets that had come before.
+        repeats,
+        /// ACKs from endpoints.
+        acks_in,
+        /// NAKs from endpoints.
+        naks_in,
+        /// RNR NAKs from endpoints.
+        rnr_naks_in,
+        /// ACKs to endpoints, keep-alives among them.
+        acks_out,
+        /// NAKs to endpoints.
+        naks_out,
+        /// RNR NAKs to endpoints.
+        rnr_naks_out,
+        /// Of the ACKs: those that time alone asked for.
+        keep_alives,
+        /// Frames to the group that were dropped.
+        dropped,
+        /// Packets and feedback that were not sent: no buffer, or the port was down.
+        lost,
+        /// Stalls that were reported.
+        stalls,
+        /// Conflicts that were reported.
+        conflicts,
+    }
+}
+
+counters! {
+    /// Congestion in a collective group.
+    pub struct CongestionCounters {
+        /// Data and control packets that were marked on their way (ECN: CE).
+        marked,
+        /// CNPs from endpoints.
+        cnps_in,
+        /// CNPs to endpoints.
+        cnps_out,
+    }
+}
+
+counters! {
+    /// One endpoint of a collective group.
+    pub struct EndpointCounters => copy_endpoint_counters {
+        /// Data and control packets taken from it.
+        contributions,
+        /// Packets of it that had come before.
+        repeats,
+        /// Packets sent to it.
+        results,
+        /// ACKs from it.
+        acks_in,
+        /// NAKs from it.
+        naks_in,
+        /// RNR NAKs from it.
+        rnr_naks_in,
+        /// ACKs to it, keep-alives among them.
+        acks_out,
+        /// NAKs to it.
+        naks_out,
+        /// RNR NAKs to it.
+        rnr_naks_out,
+        /// Of the ACKs: those that time alone asked for.
+        keep_alives,
+        /// Packets and feedback that were not sent to it: no buffer, or the port was down.
+        lost,
+    }
+}
+
+/// One endpoint of a collective group in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointSnapshot {
+    /// Its port.
+    pub port: PortId,
+    /// Its counters.
+    pub counters: EndpointCounters,
+}
+
+counters! {
+    /// A group that forwards.
+    pub struct ForwardingCounters => copy_forwarding_counters {
+        /// Frames that went on to the other endpoint.
+        forwarded,
+        /// Frames to the group that were dropped.
+        dropped,
+    }
+}
+
+/// One endpoint of a group that forwards, in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForwardingEndpoint {
+    /// Its port.
+    pub port: PortId,
+    /// Frames taken from it.
+    pub frames_in: u64,
+    /// Frames sent to it.
+    pub frames_out: u64,
+}
+
+/// One group in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupSnapshot<C> {
+    /// Its address.
+    pub mcst_id: McstId,
+    /// Which version of its rule runs.
+    pub generation: u64,
+    /// Its counters.
+    pub counters: C,
+    /// Its first endpoint's place in [`KindSnapshot::endpoints`].
+    first: usize,
+    /// How many endpoints follow from there.
+    count: usize,
+}
+
+/// The groups of one kind in a snapshot, as many as there was room for.
+#[derive(Clone, Debug)]
+pub struct KindSnapshot<C, E> {
+    /// The groups.
+    pub groups: Vec<GroupSnapshot<C>>,
+    /// The endpoints of all of them.
+    pub endpoints: Vec<E>,
+}
+
+impl<C, E> KindSnapshot<C, E> {
+    fn with_capacity(groups: usize, endpoints: usize) -> Self {
+        Self {
+            groups: Vec::with_capacity(groups),
+            endpoints: Vec::with_capacity(endpoints),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.groups.clear();
+        self.endpoints.clear();
+    }
+
+    /// Puts the group of `rule` in; `false` where there is no room for it.
+    pub(crate) fn add(&mut self, rule: &GroupRule, counters: C, endpoints: impl Iterator<Item = E>) -> bool {
+        fn room<T>(list: &Vec<T>, more: usize) -> bool {
+            list.len() + more <= list.capacity()
+        }
+        let count = rule.endpoints.len();
+        let fits = room(&self.groups, 1) && room(&self.endpoints, count);
+        if fits {
+            self.groups.push(GroupSnapshot {
+                mcst_id: rule.mcst_id,
+                generation: rule.generation,
+                counters,
+                first: self.endpoints.len(),
+                count,
+            });
+            self.endpoints.extend(endpoints);
+        }
+        fits
+    }
+
+    /// The endpoints of one of its groups, in the order of the group's rule.
+    pub fn endpoints_of(&self, group: &GroupSnapshot<C>) -> &[E] {
+        let from = self.endpoints.get(group.first..);
+        from.and_then(|e| e.get(..group.count)).unwrap_or_default()
+    }
+}
+
+impl<C, E> Default for KindSnapshot<C, E> {
+    fn default() -> Self {
+        Self::with_capacity(0, 0)
+    }
+}
+
+/// One path in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathSnapshot {
+    /// Its port.
+    pub port: PortId,
+    /// Whether it is the path towards the source.
+    pub source: bool,
+    /// Data frames sent to it.
+    pub copies_out: u64,
+    /// Its exceptions.
+    pub counters: PathCounters,
+}
+
+/// A copy of all counters. The caller makes it once with room for what it wants, and has it filled again and again.
+#[derive(Clone, Debug, Default)]
+pub struct CountersSnapshot {
+    /// The whole.
+    pub totals: Totals,
+    /// Drops of all ports.
+    pub drops: Drops,
+    /// Each port, in order of its number.
+    pub ports: Vec<(PortId, PortCounters)>,
+    /// Groups that multicast, and their paths.
+    pub multicast: KindSnapshot<MulticastCounters, PathSnapshot>,
+    /// Groups that compute, and their endpoints.
+    pub collective: KindSnapshot<CollectiveCounters, EndpointSnapshot>,
+    /// Groups that forward, and their endpoints.
+    pub forwarding: KindSnapshot<ForwardingCounters, ForwardingEndpoint>,
+    /// Where the next snapshot starts among the groups; 0 from the first. [`crate::Engine::snapshot`] moves it on to
+    /// the first group that had no room, or back to 0 when it reached the last.
+    pub next_group: usize,
+}
+
+impl CountersSnapshot {
+    /// An empty one with room for so many groups of each kind and, in all of a kind together, endpoints.
+    pub fn with_capacity(groups: usize, endpoints: usize) -> Self {
+        Self {
+            ports: Vec::with_capacity(PortId::COUNT),
+            multicast: KindSnapshot::with_capacity(groups, endpoints),
+            collective: KindSnapshot::with_capacity(groups, endpoints),
+            forwarding: KindSnapshot::with_capacity(groups, endpoints),
+            ..Self::default()
+        }
+    }
+
+    /// Takes all out but the place where the next one starts.
+    pub(crate) fn clear(&mut self) {
+        self.ports.clear();
+        self.multicast.clear();
+        self.collective.clear();
+        self.forwarding.clear();
+    }
+
+    /// The multicast group of this address, where the snapshot has it.
+    pub fn group(&self, address: Ipv4Addr) -> Option<&GroupSnapshot<MulticastCounters>> {
+        self.multicast.groups.iter().find(|g| g.mcst_id.0 == address)
+    }
+}
+
+/// The engine's own.
+#[derive(Clone, Debug)]
+pub(crate) struct Counters {
+    pub(crate) totals: Totals,
+    traffic: Box<[PortTraffic; PortId::COUNT]>,
+    drops: Box<[Drops; PortId::COUNT]>,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Self {
+        Self {
+            totals: Totals::default(),
+            traffic: Box::new([PortTraffic::default(); PortId::COUNT]),
+            drops: Box::new([Drops::default(); PortId::COUNT]),
+        }
+    }
+
+    pub(crate) fn received(&mut self, port: PortId, frames: u64, bytes: u64) {
+        self.totals.received += frames;
+        let traffic = &mut self.traffic[port.index()];
+        traffic.rx_frames += frames;
+        traffic.rx_bytes += bytes;
+    }
+
+    pub(crate) fn sent(&mut self, port: PortId, frames: u64, bytes: u64) {
+        self.totals.sent += frames;
+        let traffic = &mut self.traffic[port.index()];
+        traffic.tx_frames += frames;
+        traffic.tx_bytes += bytes;
+    }
+
+    /// One frame has ended so.
+    #[inline]
+    pub(crate) fn account(&mut self, ingress: PortId, verdict: Verdict) {
+        let totals = &mut self.totals;
+        match verdict {
+            Verdict::Replicated => totals.replicated += 1,
+            Verdict::Absorbed => totals.absorbed += 1,
+            Verdict::Switched => totals.switched += 1,
+            Verdict::Routed => totals.routed += 1,
+            Verdict::Flooded => totals.flooded += 1,
+            Verdict::Dropped(reason) => self.dropped(ingress, reason),
+        }
+    }
+
+    fn dropped(&mut self, port: PortId, reason: DropReason) {
+        self.totals.dropped += 1;
+        self.drops[port.index()][reason] += 1;
+    }
+
+    pub(crate) fn port(&self, port: PortId) -> PortCounters {
+        PortCounters {
+            traffic: self.traffic[port.index()],
+            drops: self.drops[port.index()],
+        }
+    }
+
+    /// Drops of all ports together.
+    pub(crate) fn drops(&self) -> Drops {
+        let mut sum = Drops::default();
+        for port in self.drops.iter() {
+            sum.add(port);
+        }
+        sum
+    }
+}

@@ -1,0 +1,229 @@
+//! What the operator should hear of without asking: a bounded queue that the worker drains.
+
+use std::collections::VecDeque;
+
+use castnet_collective::EndpointSet;
+use castnet_collective::path::WORDS_MAX;
+use castnet_collective::translated::Refusal;
+use castnet_wire::{Control, McstId, Nanos, PortId, Psn};
+
+use crate::observe::limit::Limit;
+use crate::observe::neighbour::Neighbour;
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineEvent {
+    /// When.
+    pub at: Nanos,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A path of a group owes acknowledgements for longer than the group's stall time.
+    PathStalled {
+        /// The group.
+        mcst_id: McstId,
+        /// The endpoint that the path leads to: its index.
+        endpoint: u16,
+        /// Since when nothing has come.
+        since: Nanos,
+    },
+    /// A group without a configured start PSN saw its source's first data.
+    BaselineLearned {
+        /// The group.
+        mcst_id: McstId,
+        /// The PSN of the first packet.
+        psn: Psn,
+    },
+    /// A receiver ended its connection with a fatal NAK, or the source's data cannot be delivered to it.
+    MemberFailed {
+        /// The group.
+        mcst_id: McstId,
+        /// Which version of its rule.
+        generation: u64,
+        /// The endpoint: its index.
+        endpoint: u16,
+        /// The AETH syndrome byte.
+        syndrome: u8,
+    },
+    /// A packet of a collective group has waited for longer than the group's stall time.
+    CollectiveStalled {
+        /// The group.
+        mcst_id: McstId,
+        /// Which version of its rule.
+        generation: u64,
+        /// The endpoints whose contribution is missing or, where none is, that have not acknowledged.
+        waiting_for: EndpointSet<WORDS_MAX>,
+        /// The packet, by the group's PSN.
+        psn: Psn,
+        /// Since when nothing was finished.
+        since: Nanos,
+    },
+    /// What a rank of a collective group sends breaks a rule of the group: it is dropped.
+    RankRefused {
+        /// The group.
+        mcst_id: McstId,
+        /// Which version of its rule.
+        generation: u64,
+        /// The endpoint of the rank: its index.
+        endpoint: u16,
+        /// Number of the collective in the group.
+        sequence: u32,
+        /// The rule.
+        why: Refusal,
+    },
+    /// The ranks of a collective group called different collectives.
+    CollectiveConflict {
+        /// The group.
+        mcst_id: McstId,
+        /// Which version of its rule.
+        generation: u64,
+        /// Who said what.
+        control: Control,
+    },
+    /// Somebody new on a link.
+    NeighbourAppeared(Neighbour),
+    /// Somebody known says something else than before, or speaks from another port.
+    NeighbourChanged(Neighbour),
+    /// Nothing was heard of somebody for as long as he said to wait.
+    NeighbourGone(Neighbour),
+    /// Neighbours came, changed or went at a port, faster than each is reported.
+    NeighboursUnreported {
+        /// The port.
+        port: PortId,
+        /// How often.
+        changes: u64,
+    },
+    /// The table of neighbours seen by ARP is full. Reported once until there is room again.
+    NeighboursFull {
+        /// The neighbours it holds.
+        entries: usize,
+        /// The port that has most of them: its oldest give way to new ones.
+        port: PortId,
+    },
+    /// The forwarding database is full. Reported once until there is room again.
+    FdbFull {
+        /// The addresses it holds.
+        entries: usize,
+        /// The port that has most of them: its oldest give way to new ones.
+        port: PortId,
+    },
+}
+
+/// How many changes of neighbours are reported of a port at once, and how often one more.
+const NEIGHBOURS: Limit = Limit::new(16, Nanos::from_millis(250));
+
+/// The queue: where it is full, events are counted and forgotten.
+///
+/// Anybody at a port can bring about changes of neighbours as fast as his link is. They are limited by port, and never take
+/// more than half of the queue, so that they push out neither other events nor those of another port.
+#[derive(Clone, Debug)]
+pub(crate) struct Events {
+    queue: VecDeque<EngineEvent>,
+    capacity: usize,
+    lost: u64,
+    /// By port.
+    neighbours: Box<[Limit; PortId::COUNT]>,
+    unreported: Box<[u64; PortId::COUNT]>,
+}
+
+impl Events {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            queue: VecDeque::with_capacity(capacity),
+            capacity,
+            lost: 0,
+            neighbours: Box::new([NEIGHBOURS; PortId::COUNT]),
+            unreported: Box::new([0; PortId::COUNT]),
+        }
+    }
+
+    pub(crate) fn push(&mut self, at: Nanos, kind: EventKind) {
+        if self.queue.len() < self.capacity {
+            self.queue.push_back(EngineEvent { at, kind });
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    /// A neighbour at `port` came, changed or went.
+    pub(crate) fn neighbour(&mut self, at: Nanos, port: PortId, kind: EventKind) {
+        let limit = &mut self.neighbours[port.index()];
+        if self.queue.len() < self.capacity / 2 && limit.next(at) <= at {
+            limit.take(at);
+            self.push(at, kind);
+        } else {
+            self.unreported[port.index()] += 1;
+        }
+    }
+
+    /// Reports how many changes of neighbours were not.
+    pub(crate) fn report_unreported(&mut self, at: Nanos) {
+        for (n, changes) in self.unreported.iter_mut().enumerate() {
+            if let (Some(port), 1..) = (PortId::new(n as u8), *changes)
+                && self.queue.len() < self.capacity
+            {
+                let changes = std::mem::take(changes);
+                let kind = EventKind::NeighboursUnreported { port, changes };
+                self.queue.push_back(EngineEvent { at, kind });
+            }
+        }
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<EngineEvent> {
+        self.queue.pop_front()
+    }
+
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floods_of_neighbours_push_out_nothing_and_are_counted() {
+        let mut events = Events::new(40);
+        let [p0, p1, p2] = [0, 1, 2].map(|n| PortId::new(n).unwrap_or_default());
+        let change = |port| {
+            EventKind::NeighbourGone(Neighbour {
+                port,
+                said: crate::Said::Arp {
+                    ip: [10, 0, 0, 1].into(),
+                    mac: castnet_wire::MacAddr::default(),
+                },
+                seen: Nanos::ZERO,
+            })
+        };
+        for at in 0..1000 {
+            events.neighbour(Nanos(at), p0, change(p0));
+            events.neighbour(Nanos(at), p1, change(p1));
+        }
+        // Half of the queue is for others, of which the third port's flood gets nothing.
+        events.neighbour(Nanos(1000), p2, change(p2));
+        let full = EventKind::FdbFull { entries: 1, port: p0 };
+        (0..20).for_each(|_| events.push(Nanos(1000), full));
+        assert_eq!(events.lost(), 0);
+        let popped: Vec<EventKind> = core::iter::from_fn(|| events.pop()).map(|e| e.kind).collect();
+        let of = |kind| popped.iter().filter(|k| **k == kind).count();
+        assert_eq!([of(change(p0)), of(change(p1)), of(full)], [10, 10, 20]);
+        events.report_unreported(Nanos(2000));
+        events.report_unreported(Nanos(2000));
+        let counted: Vec<EventKind> = core::iter::from_fn(|| events.pop()).map(|e| e.kind).collect();
+        let unreported = |port, changes| EventKind::NeighboursUnreported { port, changes };
+        assert_eq!(
+            counted,
+            [unreported(p0, 990), unreported(p1, 990), unreported(p2, 1)]
+        );
+        // The first port has six left of its sixteen, and one more every quarter of a second.
+        (0..50).for_each(|_| events.neighbour(Nanos(2000), p0, change(p0)));
+        assert_eq!(core::iter::from_fn(|| events.pop()).count(), 6);
+        events.neighbour(Nanos::from_millis(251), p0, change(p0));
+        assert_eq!(core::iter::from_fn(|| events.pop()).count(), 1);
+    }
+}

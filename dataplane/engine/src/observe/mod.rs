@@ -1,0 +1,8 @@
+//! What the engine tells: counters, events, traces and captures.
+
+pub(crate) mod counters;
+pub(crate) mod events;
+pub(crate) mod limit;
+pub(crate) mod neighbour;
+pub(crate) mod tap;
+pub(crate) mod trace;

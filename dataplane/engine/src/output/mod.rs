@@ -1,0 +1,78 @@
+//! What a frame needs on its way out, whatever it is of.
+
+pub(crate) mod acknowledge;
+pub(crate) mod cx;
+
+use castnet_wire::icrc::ShiftCache;
+use castnet_wire::{MacAddr, PortId};
+
+use crate::config::{EngineConfig, PortInfo};
+use crate::observe::counters::Counters;
+use crate::port_set::PortSet;
+use crate::tables::next_hops::NextHops;
+
+/// Frame lengths whose ICRC operators are kept ready: 4 KiB each.
+pub(crate) type Shifts = ShiftCache<16>;
+
+/// What frames need to know of the ports.
+#[derive(Clone, Debug)]
+pub(crate) struct Ports {
+    pub(crate) macs: [MacAddr; PortId::COUNT],
+    pub(crate) mtus: [u32; PortId::COUNT],
+    /// Those that are configured.
+    pub(crate) present: PortSet,
+    /// Those of them that are up.
+    pub(crate) up: PortSet,
+    /// Those of them that are flooded to, up or not.
+    pub(crate) flood: PortSet,
+}
+
+impl Ports {
+    fn new(ports: &[PortInfo]) -> Self {
+        let mut table = Self {
+            macs: [MacAddr::default(); PortId::COUNT],
+            mtus: [0; PortId::COUNT],
+            present: ports.iter().map(|p| p.id).collect(),
+            up: ports.iter().map(|p| p.id).collect(),
+            flood: ports.iter().filter(|p| p.flood).map(|p| p.id).collect(),
+        };
+        for port in ports {
+            table.macs[port.id.index()] = port.mac;
+            table.set_mtu(port.id, port.mtu);
+        }
+        table
+    }
+
+    pub(crate) fn set_mtu(&mut self, port: PortId, mtu: usize) {
+        self.mtus[port.index()] = u32::try_from(mtu).unwrap_or(u32::MAX);
+    }
+
+    #[inline]
+    pub(crate) fn mac(&self, port: PortId) -> MacAddr {
+        self.macs[port.index()]
+    }
+
+    pub(crate) fn mtu(&self, port: PortId) -> usize {
+        self.mtus[port.index()] as usize
+    }
+}
+
+/// Ports, next hops, and the counters of what is sent.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) ports: Ports,
+    pub(crate) next_hops: NextHops,
+    pub(crate) shifts: Shifts,
+    pub(crate) counters: Counters,
+}
+
+impl Output {
+    pub(crate) fn new(config: &EngineConfig) -> Self {
+        Self {
+            ports: Ports::new(&config.ports),
+            next_hops: NextHops::new(config.next_hops_max, config.hash_seed),
+            shifts: Shifts::new(),
+            counters: Counters::new(),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The forwarding database: which port an Ethernet address was last seen on, per VLAN. Bounded; never allocates after
+//! the start. Where it is full, the port with most addresses gives way ([`PortTable`]).
+
+use castnet_wire::{MacAddr, Nanos, PortId};
+
+use crate::tables::port_table::PortTable;
+
+/// An address that the switch has learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FdbEntry {
+    /// The VLAN it was seen in; 0 without a tag.
+    pub vlan: u16,
+    /// The address.
+    pub mac: MacAddr,
+    /// The port it was last seen on.
+    pub port: PortId,
+    /// When it was last seen, to a sixteenth of the ageing time.
+    pub seen: Nanos,
+}
+
+/// What learning did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Learned {
+    New,
+    /// New, and the oldest address of this port gave way to it.
+    Displaced {
+        at: PortId,
+    },
+    Moved {
+        from: PortId,
+    },
+    Known,
+    Full,
+    NotStation,
+}
+
+/// The table.
+#[derive(Clone, Debug)]
+pub(crate) struct Fdb {
+    table: PortTable<()>,
+    ageing: Nanos,
+}
+
+fn key(vlan: u16, mac: MacAddr) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_be_bytes([(vlan >> 8) as u8 & 0x0F, vlan as u8, a, b, c, d, e, f])
+}
+
+impl Fdb {
+    pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
+        Self {
+            table: PortTable::new(capacity, ageing, seed),
+            ageing,
+        }
+    }
+
+    /// Becomes the same as another table, without taking memory where both were made alike.
+    pub(crate) fn copy_from(&mut self, of: &Self) {
+        let Self { table, ageing } = of;
+        self.table.copy_from(table);
+        self.ageing = *ageing;
+    }
+
+    /// Notes that `mac` was seen on `port`. A known address costs a write only the second time, and where it moved or its
+    /// time is stale.
+    pub(crate) fn learn(&mut self, now: Nanos, vlan: u16, mac: MacAddr, port: PortId) -> Learned {
+        if mac.is_multicast() || mac == MacAddr::default() {
+            return Learned::NotStation;
+        }
+        let key = key(vlan, mac);
+        if let Some(entry) = self.table.get(now, key)
+            && entry.port == port
+            && entry.is_seen_again()
+            && now.since(entry.seen).0 < self.ageing.0 / 16
+        {
+            return Learned::Known;
+        }
+        self.note(now, key, port)
+    }
+
+    #[inline(never)]
+    fn note(&mut self, now: Nanos, key: u64, port: PortId) -> Learned {
+        let before = self.table.get(now, key).map(|entry| entry.port);
+        match (self.table.see(now, key, (), port, |_, _| false), before) {
+            (Err(_), _) => Learned::Full,
+            (Ok(Some((_, displaced))), _) => Learned::Displaced { at: displaced.port },
+            (Ok(None), Some(from)) if from != port => Learned::Moved { from },
+            (Ok(None), Some(_)) => Learned::Known,
+            (Ok(None), None) => Learned::New,
+        }
+    }
+
+    /// The port of `mac`, where it was seen within the ageing time.
+    pub(crate) fn lookup(&self, now: Nanos, vlan: u16, mac: MacAddr) -> Option<PortId> {
+        self.table.get(now, key(vlan, mac)).map(|entry| entry.port)
+    }
+
+    /// Forgets a bounded number of addresses that are too old.
+    pub(crate) fn age(&mut self, now: Nanos) {
+        self.table.age(now, |_, _| {});
+    }
+
+    /// How long after one ageing the next is due.
+    pub(crate) fn sweep_interval(&self) -> Nanos {
+        self.table.sweep_interval()
+    }
+
+    /// Forgets all that was seen on the ports for which `is_gone` says so.
+    pub(crate) fn flush(&mut self, is_gone: impl Fn(PortId) -> bool) {
+        self.table.flush(is_gone, |_, _| {});
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// What is known at `now`, in no particular order.
+    pub(crate) fn entries(&self, now: Nanos) -> impl Iterator<Item = FdbEntry> {
+        self.table.iter(now).map(|(key, entry)| {
+            let [v0, v1, a, b, c, d, e, f] = key.to_be_bytes();
+            FdbEntry {
+                vlan: u16::from_be_bytes([v0, v1]),
+                mac: MacAddr([a, b, c, d, e, f]),
+                port: entry.port,
+                seen: entry.seen,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn mac(n: u8) -> MacAddr {
+        MacAddr([2, 0, 0, 0, 0, n])
+    }
+
+    fn port(n: u8) -> PortId {
+        PortId::new(n).unwrap_or_default()
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Learn { vlan: u16, mac: u8, port: u8 },
+        Lookup { vlan: u16, mac: u8 },
+        Wait { nanos: u64 },
+        Age,
+        Flush { port: u8 },
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => (0u16..3, 0u8..12, 0u8..4).prop_map(|(vlan, mac, port)| Op::Learn { vlan, mac, port }),
+            4 => (0u16..3, 0u8..12).prop_map(|(vlan, mac)| Op::Lookup { vlan, mac }),
+            2 => (0u64..900).prop_map(|nanos| Op::Wait { nanos }),
+            1 => Just(Op::Age),
+            1 => (0u8..4).prop_map(|port| Op::Flush { port }),
+        ]
+    }
+
+    proptest! {
+        /// The model: a map from address to port and time, read with the age compared, written with the same sixteenth; and
+        /// whether it was seen there before.
+        #[test]
+        fn it_remembers_what_a_plain_map_remembers(ops in prop::collection::vec(op(), 1..300), seed: u64) {
+            const AGEING: Nanos = Nanos(1600);
+            let (mut fdb, mut model) = (Fdb::new(36, AGEING, seed), BTreeMap::new());
+            let mut now = Nanos(1_000_000);
+            for op in ops {
+                match op {
+                    Op::Learn { vlan, mac: m, port: p } => {
+                        let learned = fdb.learn(now, vlan, mac(m), port(p));
+                        let live = |(_, seen, _): &(u8, Nanos, bool)| now.since(*seen) < AGEING;
+                        let before = model.get(&(vlan, m)).copied().filter(live);
+                        let expected = match before {
+                            None => Learned::New,
+                            Some((from, ..)) if from != p => Learned::Moved { from: port(from) },
+                            Some(_) => Learned::Known,
+                        };
+                        prop_assert_eq!(learned, expected);
+                        match before {
+                            Some((at, seen, true)) if at == p && now.since(seen).0 < AGEING.0 / 16 => {}
+                            before => {
+                                let again = before.is_some_and(|(at, ..)| at == p);
+                                model.insert((vlan, m), (p, now, again));
+                            }
+                        }
+                    }
+                    Op::Lookup { vlan, mac: m } => {
+                        let expected = model.get(&(vlan, m)).filter(|(_, seen, _)| now.since(*seen) < AGEING);
+                        prop_assert_eq!(fdb.lookup(now, vlan, mac(m)), expected.map(|(p, ..)| port(*p)));
+                    }
+                    Op::Wait { nanos } => now += Nanos(nanos),
+                    Op::Age => fdb.age(now),
+                    Op::Flush { port: p } => {
+                        fdb.flush(|q| q == port(p));
+                        model.retain(|_, (q, ..)| *q != p);
+                    }
+                }
+                let live = model.values().filter(|(_, seen, _)| now.since(*seen) < AGEING).count();
+                prop_assert_eq!(fdb.entries(now).count(), live);
+            }
+        }
+    }
+
+    #[test]
+    fn group_addresses_are_no_stations() {
+        let mut fdb = Fdb::new(4, Nanos::from_secs(1), 0);
+        assert_eq!(
+            fdb.learn(Nanos(1), 0, MacAddr::BROADCAST, port(1)),
+            Learned::NotStation
+        );
+        assert_eq!(
+            fdb.learn(Nanos(1), 0, MacAddr::default(), port(1)),
+            Learned::NotStation
+        );
+        assert_eq!(fdb.len(), 0);
+    }
+
+    #[test]
+    fn the_same_address_lives_apart_in_two_vlans() {
+        let mut fdb = Fdb::new(4, Nanos::from_secs(1), 0);
+        fdb.learn(Nanos(1), 0, mac(1), port(1));
+        fdb.learn(Nanos(1), 7, mac(1), port(2));
+        assert_eq!(fdb.lookup(Nanos(2), 0, mac(1)), Some(port(1)));
+        assert_eq!(fdb.lookup(Nanos(2), 7, mac(1)), Some(port(2)));
+        assert_eq!(
+            fdb.learn(Nanos(3), 7, mac(1), port(3)),
+            Learned::Moved { from: port(2) }
+        );
+    }
+}

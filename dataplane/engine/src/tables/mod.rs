@@ -1,0 +1,10 @@
+//! Tables of what is known beside groups: routes, stations, neighbours, next hops; and timers.
+
+pub(crate) mod fdb;
+pub(crate) mod fixed_map;
+pub(crate) mod neighbours;
+pub(crate) mod next_hops;
+mod port_table;
+pub(crate) mod published;
+pub(crate) mod route;
+pub(crate) mod wheel;

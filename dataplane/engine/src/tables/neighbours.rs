@@ -1,0 +1,266 @@
+//! Who is on the links: switches and hosts that speak LLDP (one per port), and hosts that ARP shows.
+
+use core::net::Ipv4Addr;
+
+use castnet_wire::{MacAddr, Nanos, PortId};
+
+use crate::observe::events::{EventKind, Events};
+use crate::observe::neighbour::{Neighbour, Said};
+use crate::tables::port_table::{Entry, PortTable};
+use crate::tables::published::Tables;
+
+/// A host, by its address, that was seen by ARP with this Ethernet address.
+type Sighting = Entry<MacAddr>;
+
+fn key(ip: Ipv4Addr) -> u64 {
+    u32::from(ip).into()
+}
+
+fn host(key: u64, sighting: &Sighting) -> Neighbour {
+    let ip = Ipv4Addr::from(key as u32);
+    Neighbour {
+        port: sighting.port,
+        said: Said::Arp {
+            ip,
+            mac: sighting.value,
+        },
+        seen: sighting.seen,
+    }
+}
+
+/// All of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Neighbours {
+    lldp: Box<[Option<Neighbour>; PortId::COUNT]>,
+    arp: PortTable<MacAddr>,
+    capacity: usize,
+    /// Whether it was reported that the table is full.
+    full_reported: bool,
+}
+
+impl Neighbours {
+    pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
+        Self {
+            lldp: Box::new([None; PortId::COUNT]),
+            arp: PortTable::new(capacity, ageing, seed),
+            capacity,
+            full_reported: false,
+        }
+    }
+
+    /// Becomes the same as another table, without taking memory where both were made alike.
+    pub(crate) fn copy_from(&mut self, of: &Self) {
+        let Self {
+            lldp,
+            arp,
+            capacity,
+            full_reported,
+        } = of;
+        self.lldp.clone_from(lldp);
+        self.arp.copy_from(arp);
+        self.capacity = *capacity;
+        self.full_reported = *full_reported;
+    }
+
+    /// An LLDP frame came in. A time to live of zero says goodbye. Whether it is from somebody new.
+    pub(crate) fn lldp(&mut self, heard: Neighbour, events: &mut Events) -> bool {
+        let place = &mut self.lldp[heard.port.index()];
+        let leaves = matches!(heard.said, Said::Lldp { ttl: Nanos::ZERO, .. });
+        let before = match leaves {
+            true => place.take(),
+            false => place.replace(heard),
+        };
+        let kind = match before {
+            Some(old) if leaves => EventKind::NeighbourGone(old),
+            None if leaves => return false,
+            Some(old) if old.said == heard.said => return false,
+            Some(_) => EventKind::NeighbourChanged(heard),
+            None => EventKind::NeighbourAppeared(heard),
+        };
+        events.neighbour(heard.seen, heard.port, kind);
+        !leaves
+    }
+
+    /// An ARP packet showed who has `ip`. Where the table is full, a neighbour of the port with most of them gives way; never
+    /// one that is a member of an installed group.
+    pub(crate) fn arp(
+        &mut self,
+        (now, port): (Nanos, PortId),
+        ip: Ipv4Addr,
+        mac: MacAddr,
+        tables: &Tables,
+        events: &mut Events,
+    ) {
+        let before = self.arp.get(now, key(ip)).copied();
+        // A member stays where its group has it, until it ages or its port goes down, even if another host claims its address.
+        let is_elsewhere = |old: Sighting| old.port != port && tables.is_member(old.port, ip);
+        if before.is_some_and(is_elsewhere) && !tables.is_member(port, ip) {
+            return;
+        }
+        let is_held = |key: u64, port| tables.is_member(port, Ipv4Addr::from(key as u32));
+        let noted = self.arp.see(now, key(ip), mac, port, is_held);
+        let displaced = noted.as_ref().ok().and_then(Option::as_ref);
+        if !self.full_reported && (displaced.is_some() || noted.is_err()) {
+            self.full_reported = true;
+            let (entries, port) = (self.arp.len(), displaced.map_or(port, |(_, entry)| entry.port));
+            events.push(now, EventKind::NeighboursFull { entries, port });
+        }
+        if let Some((key, entry)) = displaced {
+            let gone = EventKind::NeighbourGone(host(*key, entry));
+            events.neighbour(now, entry.port, gone);
+        }
+        if noted.is_err() {
+            return;
+        }
+        let new = Neighbour {
+            port,
+            said: Said::Arp { ip, mac },
+            seen: now,
+        };
+        match before {
+            None => events.neighbour(now, port, EventKind::NeighbourAppeared(new)),
+            Some(old) if (old.value, old.port) != (mac, port) => {
+                events.neighbour(now, port, EventKind::NeighbourChanged(new));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Forgets who has not been heard for too long: all LLDP neighbours, and a bounded number of those seen by ARP.
+    pub(crate) fn age(&mut self, now: Nanos, events: &mut Events) {
+        for place in self.lldp.iter_mut() {
+            let gone =
+                place.take_if(|n| matches!(n.said, Said::Lldp { ttl, .. } if now.since(n.seen) >= ttl));
+            if let Some(neighbour) = gone {
+                events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
+            }
+        }
+        self.arp.age(now, |key, sighting| {
+            let gone = EventKind::NeighbourGone(host(key, sighting));
+            events.neighbour(now, sighting.port, gone);
+        });
+        if self.arp.len() < self.capacity {
+            self.full_reported = false;
+        }
+    }
+
+    /// Forgets at once who was on the ports for which `is_gone` says so.
+    pub(crate) fn flush(&mut self, now: Nanos, is_gone: impl Fn(PortId) -> bool, events: &mut Events) {
+        for place in self.lldp.iter_mut() {
+            if let Some(neighbour) = place.take_if(|n| is_gone(n.port)) {
+                events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
+            }
+        }
+        self.arp.flush(is_gone, |key, sighting| {
+            let gone = EventKind::NeighbourGone(host(key, sighting));
+            events.neighbour(now, sighting.port, gone);
+        });
+    }
+
+    /// All that are known at `now`: by LLDP in order of ports, then by ARP in no particular order.
+    pub(crate) fn iter(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
+        let arp = self.arp.iter(now).map(|(key, sighting)| host(key, sighting));
+        self.lldp.iter().flatten().copied().chain(arp)
+    }
+
+    /// Whether nobody is remembered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.arp.len() == 0 && self.lldp.iter().all(Option::is_none)
+    }
+
+    /// How long after one ageing the next is due.
+    pub(crate) fn sweep_interval(&self) -> Nanos {
+        self.arp.sweep_interval()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::neighbour::{NAME_MAX, name};
+    use castnet_wire::lldp::Printable;
+
+    const AGEING: Nanos = Nanos::from_secs(300);
+
+    fn drain(events: &mut Events) -> Vec<EventKind> {
+        core::iter::from_fn(|| events.pop()).map(|e| e.kind).collect()
+    }
+
+    fn heard(seen: u64, system: &str, ttl: u64) -> Neighbour {
+        let said = Said::Lldp {
+            chassis: name("02:00:00:00:00:01"),
+            remote_port: name("p0"),
+            system: name(system),
+            ttl: Nanos::from_secs(ttl),
+        };
+        Neighbour {
+            port: PortId::default(),
+            said,
+            seen: Nanos::from_secs(seen),
+        }
+    }
+
+    #[test]
+    fn an_lldp_neighbour_appears_changes_and_goes() {
+        let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
+        neighbours.lldp(heard(1, "leaf1", 120), &mut events);
+        neighbours.lldp(heard(2, "leaf1", 120), &mut events);
+        neighbours.lldp(heard(3, "leaf2", 120), &mut events);
+        neighbours.age(Nanos::from_secs(122), &mut events);
+        assert_eq!(neighbours.iter(Nanos::from_secs(122)).count(), 1);
+        neighbours.age(Nanos::from_secs(123), &mut events);
+        assert_eq!(
+            drain(&mut events),
+            [
+                EventKind::NeighbourAppeared(heard(1, "leaf1", 120)),
+                EventKind::NeighbourChanged(heard(3, "leaf2", 120)),
+                EventKind::NeighbourGone(heard(3, "leaf2", 120)),
+            ]
+        );
+        assert_eq!(neighbours.iter(Nanos::from_secs(123)).count(), 0);
+    }
+
+    #[test]
+    fn a_time_to_live_of_zero_says_goodbye() {
+        let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
+        neighbours.lldp(heard(1, "leaf1", 0), &mut events);
+        neighbours.lldp(heard(2, "leaf1", 9), &mut events);
+        neighbours.lldp(heard(3, "leaf1", 0), &mut events);
+        assert_eq!(drain(&mut events).len(), 2);
+        assert_eq!(neighbours.iter(Nanos::from_secs(3)).count(), 0);
+    }
+
+    #[test]
+    fn an_arp_neighbour_appears_moves_and_ages() {
+        let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
+        let (ip, mac) = (Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 1]));
+        let [p0, p1] = [0, 1].map(|n| PortId::new(n).unwrap_or_default());
+        let tables = Tables::default();
+        for (second, port) in [(1, p0), (2, p0), (3, p1)] {
+            neighbours.arp((Nanos::from_secs(second), port), ip, mac, &tables, &mut events);
+        }
+        let moved = Neighbour {
+            port: p1,
+            said: Said::Arp { ip, mac },
+            seen: Nanos::from_secs(3),
+        };
+        neighbours.age(Nanos::from_secs(303), &mut events);
+        let events = drain(&mut events);
+        assert!(matches!(events[0], EventKind::NeighbourAppeared(n) if n.port == p0));
+        assert_eq!(
+            events[1..],
+            [
+                EventKind::NeighbourChanged(moved),
+                EventKind::NeighbourGone(moved)
+            ]
+        );
+    }
+
+    #[test]
+    fn names_are_cut_between_characters() {
+        let long = "é".repeat(40);
+        assert_eq!(name(Printable(&long)).len(), NAME_MAX);
+        let odd = format!("x{long}");
+        assert_eq!(name(Printable(&odd)).len(), NAME_MAX - 1);
+    }
+}

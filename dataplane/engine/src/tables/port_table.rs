@@ -1,0 +1,420 @@
+//! A bounded table of what was seen at which port. A port may take all the room that is free. Where none is, the port that
+//! has most entries gives way: the oldest of those that were seen only once, or else its oldest. So who floods the table with
+//! made-up addresses displaces those, and the few stations at another port stay. Entries can be held: they never give way.
+//!
+//! Never allocates after the start. Looking up touches the map alone; the lists are for what is new, moves or goes.
+
+use castnet_wire::{Nanos, PortId};
+
+use crate::tables::fixed_map::{FixedMap, Full};
+
+/// Entries that one sweep forgets at most.
+const PER_SWEEP: usize = 256;
+/// Entries that one displacement may find to be held by now.
+const HELD_PER_DISPLACEMENT: usize = 16;
+
+/// For each port a list of what was seen once, and one of what was seen again; one of what is held; one of what is free.
+const HELD: usize = 2 * PortId::COUNT;
+const FREE: usize = HELD + 1;
+
+/// What was seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Entry<V> {
+    pub(crate) value: V,
+    /// When it was last seen.
+    pub(crate) seen: Nanos,
+    /// Where.
+    pub(crate) port: PortId,
+    list: u8,
+    node: u32,
+}
+
+impl<V> Entry<V> {
+    /// Whether it was seen at its port more than once, or is held.
+    pub(crate) fn is_seen_again(&self) -> bool {
+        self.list % 2 == 1 || usize::from(self.list) == HELD
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    key: u64,
+    before: u32,
+    after: u32,
+}
+
+/// Rings of nodes, oldest first. Behind the nodes of the entries there is one for each list, which is its end.
+#[derive(Clone, Debug)]
+struct Lists {
+    nodes: Box<[Node]>,
+    ends: usize,
+}
+
+impl Lists {
+    fn new(capacity: usize) -> Self {
+        let alone = |n: usize| Node {
+            key: 0,
+            before: n as u32,
+            after: n as u32,
+        };
+        let mut lists = Self {
+            nodes: (0..=capacity + FREE).map(alone).collect(),
+            ends: capacity,
+        };
+        (0..capacity as u32).for_each(|node| lists.put(node, FREE, 0));
+        lists
+    }
+
+    /// The node after this one, where it is not the list's end.
+    fn after(&self, node: usize) -> Option<u32> {
+        let after = self.nodes[node].after;
+        ((after as usize) < self.ends).then_some(after)
+    }
+
+    fn oldest(&self, list: usize) -> Option<u32> {
+        self.after(self.ends + list)
+    }
+
+    fn key(&self, node: u32) -> u64 {
+        self.nodes[node as usize].key
+    }
+
+    /// Takes a node out of the list that it is in, and puts it to the young end of this one.
+    fn put(&mut self, node: u32, list: usize, key: u64) {
+        let Node { before, after, .. } = self.nodes[node as usize];
+        self.nodes[before as usize].after = after;
+        self.nodes[after as usize].before = before;
+        let end = self.ends + list;
+        let youngest = self.nodes[end].before;
+        self.nodes[node as usize] = Node {
+            key,
+            before: youngest,
+            after: end as u32,
+        };
+        self.nodes[youngest as usize].after = node;
+        self.nodes[end].before = node;
+    }
+}
+
+/// The table.
+#[derive(Clone, Debug)]
+pub(crate) struct PortTable<V> {
+    map: FixedMap<Entry<V>>,
+    lists: Lists,
+    /// By port, its entries that are not held.
+    counts: [u32; PortId::COUNT],
+    ageing: Nanos,
+}
+
+impl<V: Copy + Default> PortTable<V> {
+    /// A table of at most `capacity` entries that are forgotten `ageing` after they were last seen.
+    pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
+        Self {
+            map: FixedMap::new(capacity, seed),
+            lists: Lists::new(capacity),
+            counts: [0; PortId::COUNT],
+            ageing,
+        }
+    }
+
+    /// Becomes the same as another table, without taking memory where both were made alike.
+    pub(crate) fn copy_from(&mut self, of: &Self) {
+        let Self {
+            map,
+            lists: Lists { nodes, ends },
+            counts,
+            ageing,
+        } = of;
+        self.map.copy_from(map);
+        self.lists.nodes.clone_from(nodes);
+        self.lists.ends = *ends;
+        self.counts = *counts;
+        self.ageing = *ageing;
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// The entry of `key`, where it was seen within the ageing time.
+    #[inline]
+    pub(crate) fn get(&self, now: Nanos, key: u64) -> Option<&Entry<V>> {
+        self.map
+            .get(key)
+            .filter(|entry| now.since(entry.seen) < self.ageing)
+    }
+
+    /// Notes that `key`, which must not be all ones, was seen at `port`. Returns the entry that gave way to it, if one had
+    /// to. `is_held` tells which entries never do.
+    pub(crate) fn see(
+        &mut self,
+        now: Nanos,
+        key: u64,
+        value: V,
+        port: PortId,
+        is_held: impl Fn(u64, PortId) -> bool,
+    ) -> Result<Option<(u64, Entry<V>)>, Full> {
+        let again = self.get(now, key).is_some_and(|entry| entry.port == port);
+        let known = self.map.get(key).copied();
+        let displaced = match known {
+            None if self.map.is_full() => Some(self.displace(port, &is_held).ok_or(Full)?),
+            _ => None,
+        };
+        let node = known
+            .map(|entry| entry.node)
+            .or(self.lists.oldest(FREE))
+            .ok_or(Full)?;
+        let list = match is_held(key, port) {
+            true => HELD,
+            false => 2 * port.index() + usize::from(again),
+        };
+        let entry = Entry {
+            value,
+            seen: now,
+            port,
+            list: list as u8,
+            node,
+        };
+        self.map.insert(key, entry)?;
+        known.iter().for_each(|before| self.count(before, -1));
+        self.count(&entry, 1);
+        self.lists.put(node, list, key);
+        Ok(displaced)
+    }
+
+    fn count(&mut self, entry: &Entry<V>, change: i32) {
+        if usize::from(entry.list) != HELD {
+            let count = &mut self.counts[entry.port.index()];
+            *count = count.wrapping_add_signed(change);
+        }
+    }
+
+    /// Makes room for one more at `port`.
+    fn displace(&mut self, port: PortId, is_held: impl Fn(u64, PortId) -> bool) -> Option<(u64, Entry<V>)> {
+        for _ in 0..HELD_PER_DISPLACEMENT {
+            let from = self.gives_way_to(port);
+            let once = 2 * from.index();
+            let node = self.lists.oldest(once).or(self.lists.oldest(once + 1))?;
+            let key = self.lists.key(node);
+            if !is_held(key, from) {
+                return self.remove(key).map(|entry| (key, entry));
+            }
+            // It has come to be held since it was seen.
+            if let Some(entry) = self.map.get_mut(key) {
+                entry.list = HELD as u8;
+            }
+            self.counts[from.index()] -= 1;
+            self.lists.put(node, HELD, key);
+        }
+        None
+    }
+
+    /// The port that has most, where it has more than this one would have with one more; else this one.
+    fn gives_way_to(&self, port: PortId) -> PortId {
+        let (mut most, own) = (port, self.counts[port.index()]);
+        let mut count = if own == 0 { 0 } else { own + 1 };
+        for (n, other) in self.counts.iter().enumerate() {
+            if *other > count {
+                (most, count) = (PortId::new(n as u8).unwrap_or(port), *other);
+            }
+        }
+        most
+    }
+
+    fn remove(&mut self, key: u64) -> Option<Entry<V>> {
+        let entry = self.map.remove(key)?;
+        self.count(&entry, -1);
+        self.lists.put(entry.node, FREE, 0);
+        Some(entry)
+    }
+
+    /// Forgets a bounded number of entries that were not seen within the ageing time.
+    pub(crate) fn age(&mut self, now: Nanos, mut gone: impl FnMut(u64, &Entry<V>)) {
+        let mut left = PER_SWEEP;
+        for list in 0..=HELD {
+            while let Some(key) = self.lists.oldest(list).map(|node| self.lists.key(node))
+                && left > 0
+                && self.get(now, key).is_none()
+                && let Some(entry) = self.remove(key)
+            {
+                gone(key, &entry);
+                left -= 1;
+            }
+        }
+    }
+
+    /// How long after one sweep the next is due, so that all of the table could go within a quarter of the ageing time.
+    pub(crate) fn sweep_interval(&self) -> Nanos {
+        let sweeps = self.lists.ends.div_ceil(PER_SWEEP).max(1) as u64;
+        Nanos((self.ageing.0 / (4 * sweeps)).clamp(1_000_000, 1_000_000_000))
+    }
+
+    /// Forgets all that was seen at the ports for which `is_gone` says so.
+    pub(crate) fn flush(&mut self, is_gone: impl Fn(PortId) -> bool, mut gone: impl FnMut(u64, &Entry<V>)) {
+        for list in 0..=HELD {
+            let mut next = self.lists.oldest(list);
+            while let Some(node) = next {
+                next = self.lists.after(node as usize);
+                let key = self.lists.key(node);
+                if self.map.get(key).is_some_and(|entry| is_gone(entry.port))
+                    && let Some(entry) = self.remove(key)
+                {
+                    gone(key, &entry);
+                }
+            }
+        }
+    }
+
+    /// What is known at `now`, in no particular order.
+    pub(crate) fn iter(&self, now: Nanos) -> impl Iterator<Item = (u64, &Entry<V>)> {
+        self.map
+            .iter()
+            .filter(move |(_, entry)| now.since(entry.seen) < self.ageing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const AGEING: Nanos = Nanos(1000);
+
+    fn port(n: u8) -> PortId {
+        PortId::new(n).unwrap_or_default()
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        See { key: u64, port: u8 },
+        Wait(u64),
+        Age,
+        Flush { port: u8 },
+        Hold { below: u64 },
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            12 => (0u64..40, 0u8..5).prop_map(|(key, port)| Op::See { key, port }),
+            2 => (0u64..400).prop_map(Op::Wait),
+            1 => Just(Op::Age),
+            1 => (0u8..5).prop_map(|port| Op::Flush { port }),
+            1 => (0u64..6).prop_map(|below| Op::Hold { below }),
+        ]
+    }
+
+    #[derive(Clone, Debug, PartialEq)]
+    struct Model {
+        key: u64,
+        port: u8,
+        seen: Nanos,
+        again: bool,
+        held: bool,
+    }
+
+    /// The obvious way: all entries in the order in which they were last seen.
+    fn see(
+        all: &mut Vec<Model>,
+        capacity: usize,
+        now: Nanos,
+        (key, port): (u64, u8),
+        held: impl Fn(u64) -> bool,
+    ) -> Result<Option<u64>, ()> {
+        let mut displaced = None;
+        let known = all.iter().position(|m| m.key == key).map(|at| all.remove(at));
+        if known.is_none() && all.len() == capacity {
+            // What is held is found out by who looks for an entry to displace.
+            displaced = loop {
+                let count = |of: u8| all.iter().filter(|m| m.port == of && !m.held).count();
+                let own = if count(port) == 0 { 0 } else { count(port) + 1 };
+                let most = (0..5).map(count).max().unwrap_or(0);
+                let from = match most > own {
+                    true => (0..5).find(|p| count(*p) == most).unwrap_or(port),
+                    false => port,
+                };
+                let oldest = |again| {
+                    all.iter()
+                        .position(|m| m.port == from && m.again == again && !m.held)
+                };
+                let at = oldest(false).or_else(|| oldest(true)).ok_or(())?;
+                if !held(all[at].key) {
+                    break Some(all.remove(at).key);
+                }
+                let mut entry = all.remove(at);
+                entry.held = true;
+                all.push(entry);
+            };
+        }
+        let again = known.is_some_and(|m| m.port == port && now.since(m.seen) < AGEING);
+        let held = held(key);
+        all.push(Model {
+            key,
+            port,
+            seen: now,
+            again,
+            held,
+        });
+        Ok(displaced)
+    }
+
+    proptest! {
+        #[test]
+        fn it_remembers_and_displaces_what_a_plain_list_does(
+            ops in prop::collection::vec(op(), 1..400), capacity in 0usize..24, seed: u64,
+        ) {
+            let (mut table, mut all) = (PortTable::new(capacity, AGEING, seed), Vec::new());
+            let (mut now, mut below) = (Nanos(1_000_000), 0);
+            for op in ops {
+                match op {
+                    Op::See { key, port: p } => {
+                        let held = |key: u64| key < below;
+                        let displaced = table.see(now, key, (), port(p), |key, _| held(key));
+                        let expected = see(&mut all, capacity, now, (key, p), held);
+                        prop_assert_eq!(displaced.map(|d| d.map(|(key, _)| key)).map_err(drop), expected);
+                    }
+                    Op::Wait(nanos) => now += Nanos(nanos),
+                    Op::Age => {
+                        table.age(now, |_, _| {});
+                        all.retain(|m| now.since(m.seen) < AGEING || table.map.get(m.key).is_some());
+                        // What was found to be held late may wait behind what was seen later.
+                        prop_assert!(all.iter().all(|m| m.held || now.since(m.seen) < AGEING));
+                    }
+                    Op::Flush { port: p } => {
+                        table.flush(|q| q == port(p), |_, _| {});
+                        all.retain(|m| m.port != p);
+                    }
+                    Op::Hold { below: b } => below = b,
+                }
+                prop_assert_eq!(table.len(), all.len());
+                for m in &all {
+                    let entry = table.map.get(m.key).copied().unwrap_or_default();
+                    prop_assert_eq!((entry.port, entry.seen), (port(m.port), m.seen));
+                    prop_assert_eq!(entry.is_seen_again(), m.again || m.held);
+                    let live = now.since(m.seen) < AGEING;
+                    prop_assert_eq!(table.get(now, m.key).is_some(), live);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_flood_displaces_itself_and_not_the_few_of_other_ports() {
+        let mut table = PortTable::new(100, AGEING, 1);
+        let mut see = |key, at| {
+            table
+                .see(Nanos(1), key, (), port(at), |_, _| false)
+                .expect("room")
+        };
+        // Ten stations at port 0, seen twice; five at port 1, of which one was seen twice.
+        (0..10).chain(0..10).for_each(|key| _ = see(key, 0));
+        (10..15).chain(10..11).for_each(|key| _ = see(key, 1));
+        for key in 1000..50_000 {
+            see(key, 1);
+        }
+        // And one more that comes during the flood.
+        see(15, 2);
+        let kept = |key| table.get(Nanos(1), key).is_some();
+        assert!((0..11).all(kept) && (11..15).all(|key| !kept(key)) && kept(15));
+        assert_eq!(table.len(), 100);
+    }
+}

@@ -1,0 +1,71 @@
+//! Next hops whose Ethernet address a rule leaves open: the switch finds it when the group is installed, and keeps it for as long
+//! as this generation of the rule runs.
+
+use std::borrow::Cow;
+use std::net::Ipv4Addr;
+
+use castnet_engine::{Neighbour, Said};
+use castnet_rules::{Endpoint, GroupRule};
+use castnet_wire::{MacAddr, PortId};
+
+use crate::command::Command;
+use crate::control::{Shared, State};
+use crate::error::Stopped;
+
+impl Shared {
+    /// The rule with the Ethernet addresses of its next hops, as far as they are known: from the same generation of the rule where
+    /// it runs, else from the route with the longest prefix, else from ARP. An operator's routes go before what hosts say.
+    pub(crate) fn resolve<'r>(
+        &self,
+        state: &State,
+        rule: &'r GroupRule,
+    ) -> Result<Cow<'r, GroupRule>, Stopped> {
+        let is_open = |endpoint: &Endpoint| endpoint.next_hop.mac() == MacAddr::UNSPECIFIED;
+        if !rule.endpoints.iter().any(is_open) {
+            return Ok(Cow::Borrowed(rule));
+        }
+        let running = state.groups.get(&rule.mcst_id).map(|group| &group.rule);
+        let running = running.filter(|r| (&r.name, r.generation) == (&rule.name, rule.generation));
+        let kept = |endpoint: &Endpoint| {
+            let same = |e: &&Endpoint| {
+                (e.port, e.next_hop.name(), e.next_hop.ip())
+                    == (endpoint.port, endpoint.next_hop.name(), endpoint.next_hop.ip())
+            };
+            Some(running?.endpoints.iter().find(same)?.next_hop.mac())
+        };
+        let mut resolved = rule.clone();
+        // Asked for once, and only where nothing else is known.
+        let mut neighbours: Option<Vec<Neighbour>> = None;
+        for endpoint in resolved.endpoints.iter_mut().filter(|e| is_open(e)) {
+            let Some(ip) = endpoint.next_hop.ip() else {
+                continue;
+            };
+            let mut mac = kept(endpoint).or_else(|| state.routed(ip, endpoint.port));
+            if mac.is_none() {
+                if neighbours.is_none() {
+                    neighbours = Some(self.neighbours()?);
+                }
+                mac = seen(neighbours.as_deref().unwrap_or_default(), ip, endpoint.port);
+            }
+            if let Some(mac) = mac {
+                endpoint.next_hop.set_mac(mac);
+            }
+        }
+        Ok(Cow::Owned(resolved))
+    }
+
+    /// Who is on the links.
+    pub(crate) fn neighbours(&self) -> Result<Vec<Neighbour>, Stopped> {
+        let room = Vec::with_capacity(self.config.engine.neighbours_max + PortId::COUNT);
+        let worker = self.workers.first().ok_or(Stopped)?;
+        worker.ask(|reply| Command::Neighbours(room, reply))
+    }
+}
+
+/// The Ethernet address that ARP has shown for `ip` at a port.
+fn seen(neighbours: &[Neighbour], ip: Ipv4Addr, port: PortId) -> Option<MacAddr> {
+    neighbours.iter().find_map(|neighbour| match neighbour.said {
+        Said::Arp { ip: of, mac } if of == ip && neighbour.port == port => Some(mac),
+        _ => None,
+    })
+}

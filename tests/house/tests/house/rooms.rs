@@ -1,0 +1,78 @@
+//! The rooms of the engine stand in a straight order: none uses one above it.
+
+use std::path::Path;
+
+use crate::fences::{root, sources};
+
+/// Lowest first (ARCHITECTURE.md, "Rooms of the engine").
+const ENGINE: [&str; 14] = [
+    "address", "config", "port_set", "egress", "plain", "observe", "tables", "output", "group", "bridge",
+    "engine", "ingress", "dry_run", "moving",
+];
+
+/// The same within `group`.
+const GROUP: [&str; 12] = [
+    "install",
+    "lookup",
+    "classify",
+    "headers",
+    "services",
+    "kind",
+    "rewrite",
+    "multicast",
+    "collective",
+    "forwarding",
+    "context",
+    "table",
+];
+
+/// The rooms, of `order`, that come after `prefix` in a text.
+fn used<'t>(text: &'t str, prefix: &str, order: &[&str]) -> Vec<&'t str> {
+    let names = text.split(prefix).skip(1);
+    let names = names.map(|rest| rest.split(|c: char| c != '_' && !c.is_alphanumeric()).next());
+    names.flatten().filter(|name| order.contains(name)).collect()
+}
+
+fn upward(folder: &Path, prefix: &str, order: &[&str]) -> Vec<String> {
+    let mut files = Vec::new();
+    sources(folder, &mut files);
+    let mut found = Vec::new();
+    let place = |room: &str| order.iter().position(|r| *r == room);
+    for file in files {
+        let within = file.strip_prefix(folder).expect("within");
+        let room = within.iter().next().and_then(|r| r.to_str()).unwrap_or_default();
+        let room = room.trim_end_matches(".rs");
+        if matches!(room, "lib" | "mod") {
+            continue;
+        }
+        let own = place(room).unwrap_or_else(|| panic!("{}: a room that has no place", file.display()));
+        let text = std::fs::read_to_string(&file).expect("a text");
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let text = match within.iter().count() {
+            1 => text.replace("super::", prefix),
+            _ => text.to_string(),
+        };
+        let grouped = text.contains(&format!("{prefix}{{"));
+        assert!(!grouped, "{}: name each room by a use of its own", file.display());
+        let above = used(&text, prefix, order)
+            .into_iter()
+            .filter(|r| place(r) > Some(own));
+        found.extend(above.map(|r| format!("{} uses {r}", within.display())));
+    }
+    found
+}
+
+#[test]
+fn no_room_of_the_engine_uses_one_above_it() {
+    let engine = root().join("dataplane/engine/src");
+    assert_eq!(upward(&engine, "crate::", &ENGINE), [""; 0]);
+    assert_eq!(upward(&engine.join("group"), "crate::group::", &GROUP), [""; 0]);
+}
+
+#[test]
+fn a_use_of_a_room_above_is_seen() {
+    assert_eq!(
+        used("use crate::engine::Engine;\nuse crate::{x};", "crate::", &ENGINE),
+        ["engine"]
+    );
+}
