@@ -52,6 +52,7 @@ impl<const W: usize> Translated<W> {
     pub(super) fn receive_cnp(&mut self, now: Nanos, from: EndpointId, out: &mut Effects<W>) {
         let window = now.0 / CNP_WINDOW.0;
         let Some(receiver) = self.congestion.get_mut(from.index()) else {
+            debug_assert!(false, "it is one of the endpoints");
             return;
         };
         let receiver = receiver.within(window);

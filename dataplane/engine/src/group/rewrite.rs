@@ -136,6 +136,10 @@ impl<'a> Bridge<'a> {
             .get_mut(header.l3..)
             .and_then(|b| b.split_first_chunk_mut::<FIXED>())
         else {
+            debug_assert!(
+                false,
+                "a frame that was parsed has its headers, and so have its copies"
+            );
             return;
         };
         fixed[10..12].copy_from_slice(&self.checksum(ip).to_be_bytes());
@@ -168,6 +172,10 @@ impl Bridge<'_> {
         let header = self.header;
         let head = copy.head_mut().get_mut(header.l3..);
         let Some(fixed) = head.and_then(|b| b.first_chunk_mut::<FIXED>()) else {
+            debug_assert!(
+                false,
+                "a frame that was parsed has its headers, and so have its copies"
+            );
             return;
         };
         fixed[26..28].copy_from_slice(&[0; 2]);

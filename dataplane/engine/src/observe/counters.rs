@@ -39,6 +39,8 @@ counters! {
         originated,
         /// Frames handed to ports for sending.
         sent,
+        /// Times that something contradicted the switch's own invariants: a defect of Castnet, to be reported. Zero always.
+        internal_errors,
     }
 }
 
@@ -407,6 +409,13 @@ impl Counters {
         let traffic = &mut self.traffic[port.index()];
         traffic.tx_frames += frames;
         traffic.tx_bytes += bytes;
+    }
+
+    /// An invariant does not hold. Debug builds end here.
+    #[cold]
+    pub(crate) fn broken(&mut self, invariant: &str) {
+        debug_assert!(false, "{invariant}");
+        self.totals.internal_errors += 1;
     }
 
     /// One frame has ended so.

@@ -28,7 +28,10 @@ pub(super) fn acknowledge<E: Egress, O: Observer, const W: usize>(
         group.outlets.get(to.index()),
         group.per_endpoint.get_mut(to.index()),
     ) else {
-        return;
+        return hands
+            .output
+            .counters
+            .broken("an acknowledgement is for one of the endpoints");
     };
     let all = &mut group.counters;
     let output = &mut *hands.output;
@@ -77,7 +80,7 @@ pub(super) fn notify<E: Egress, O: Observer, const W: usize>(
     to: EndpointId,
 ) {
     let Some(outlet) = group.outlets.get(to.index()) else {
-        return;
+        return hands.output.counters.broken("a CNP is for one of the endpoints");
     };
     let output = &mut *hands.output;
     let Some((mut frame, l3)) = frame(cx, output, outlet, CNP_LEN) else {

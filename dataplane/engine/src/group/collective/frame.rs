@@ -290,6 +290,7 @@ fn note_arrival<const W: usize>(
 ) {
     let from = sender(event);
     let Some(endpoint) = group.per_endpoint.get_mut(from.index()) else {
+        debug_assert!(false, "each endpoint has counters");
         return;
     };
     let all = &mut group.counters;
@@ -329,6 +330,7 @@ pub(super) fn note_data<const W: usize>(
     payload: usize,
 ) {
     let Some(endpoint) = group.per_endpoint.get_mut(from.index()) else {
+        debug_assert!(false, "each endpoint has counters");
         return;
     };
     let all = &mut group.counters;

@@ -153,15 +153,16 @@ impl<const W: usize> Slots<W> {
         }
         let (stride, kept) = (self.stride, self.note(slot).kept);
         let Some((result, contributions)) = self.slot(slot).split_at_mut_checked(stride) else {
-            return;
+            return debug_assert!(false, "a slot that keeps contributions has room for them");
         };
         let Some(result) = result.get_mut(..length) else {
-            return;
+            return debug_assert!(false, "a result is no longer than a packet");
         };
         let mut first = true;
         for endpoint in kept {
             let at = endpoint.index() * stride;
             let Some(contribution) = contributions.get(at..at + length) else {
+                debug_assert!(false, "each endpoint's contribution has its place");
                 continue;
             };
             if core::mem::take(&mut first) {

@@ -255,6 +255,7 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
             way.outlets.get(endpoint.index()),
             way.counters.get_mut(endpoint.index()),
         ) else {
+            counters.broken("a packet is for some of the endpoints");
             continue;
         };
         let psn = header.psn(endpoint);

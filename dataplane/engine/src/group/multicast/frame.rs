@@ -262,6 +262,7 @@ pub(crate) fn note_arrival(group: &mut Group, from: PathId, event: &Event, lengt
         Event::Data { .. } => {}
         Event::Feedback { syndrome, .. } => {
             let Some(path) = paths.get_mut(from.index()) else {
+                debug_assert!(false, "each path has counters");
                 return;
             };
             match syndrome {

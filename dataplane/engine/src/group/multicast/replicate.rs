@@ -63,6 +63,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     let mut waiting: Option<(PathId, PortId)> = None;
     for path in (0..group.hot.legs.len()).map_while(PathId::new) {
         let Some(port) = group.hot.next_port(&mut members, path.index()) else {
+            counters.broken("each path has a port");
             break;
         };
         if !group.hot.machine.lacks(path, header.bth.psn) {
@@ -140,7 +141,7 @@ impl Way<'_> {
         mut copy: E::Buf,
     ) {
         let Some(leg) = group.hot.legs.get(path.index()) else {
-            return;
+            return counters.broken("each path has a leg");
         };
         let reth = self.bridge.header.reth.as_ref().filter(|_| leg.is_addressed());
         let target = reth.map(|reth| aim(&mut group.cold, &mut group.paths, path, reth));

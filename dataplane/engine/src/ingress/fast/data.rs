@@ -257,6 +257,7 @@ impl Engine {
         for path in 0..last {
             let (Some(port), Some(leg)) = (group.hot.next_port(&mut ports, path), group.hot.legs.get(path))
             else {
+                output.counters.broken("each path has a port and a leg");
                 break;
             };
             if path == source {
