@@ -240,7 +240,7 @@ impl Shared {
     pub(crate) fn told(&self, core: &mut Core, name: &str) {
         if let Some(entry) = core.groups.get(name) {
             entry.changed.send_replace(());
-            // Whoever begins to listen later sees the change in what it reads then.
+            // A subscriber that comes later reads the change with the state of the group.
             if self.events.receiver_count() == 0 {
                 return;
             }

@@ -133,13 +133,6 @@ impl<const W: usize> PathSet<W> {
         self.0 == [0; W]
     }
 
-    /// The highest path.
-    #[inline]
-    pub fn last(&self) -> Option<PathId> {
-        let word = self.0.iter().rposition(|word| *word != 0)?;
-        PathId::new(64 * word + self.0[word].ilog2() as usize)
-    }
-
     /// The paths, lowest first.
     #[inline]
     pub fn iter(&self) -> PathIter<W> {
@@ -246,7 +239,6 @@ mod tests {
             }
             prop_assert_eq!(set.contains(path), put);
             prop_assert_eq!((set.len(), set.is_empty()), (twin.len(), twin.is_empty()));
-            prop_assert_eq!(set.last(), twin.last().copied());
         }
         prop_assert!(set.iter().eq(twin.iter().copied()));
         let half: BTreeSet<PathId> = twin.iter().copied().step_by(2).collect();

@@ -35,7 +35,7 @@ pub const DEFAULT_MESSAGE_PACKETS: u16 = 16;
 pub const SLOT_ALIGN: usize = 64;
 
 /// What a group takes beside its slots' payload: of itself, per endpoint and per slot. Bounds of what the engine takes,
-/// held against that by a test there; simple, so that whoever places groups can count beforehand.
+/// held against that by a test there; simple, so that a planner can count beforehand.
 const STATE_BYTES: u64 = 4 * 1024;
 const STATE_BYTES_PER_ENDPOINT: u64 = 2048;
 /// A collective in flight among it: there may be as many as slots.

@@ -22,7 +22,7 @@ impl Link {
     /// Makes one group on the switch what is wanted there now: has the rules of its lanes installed, or removed. Where one
     /// of them is refused, the others stay until the group is removed.
     ///
-    /// Whoever gets the turn does what all have asked for by then.
+    /// The task that gets the turn does what all tasks have asked for by then.
     pub(crate) async fn sync(
         &self,
         shared: &Shared,

@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use crate::common::{Client, Events, Lab, PATIENCE, reaches};
 
-/// Creates groups `g000` and on between h0 and h1; what came of each, by name.
+/// Creates groups `g000` and on between h0 and h1; the outcome of each, by name.
 async fn create(lab: &Lab, client: &Client, count: u32) -> Vec<(String, Result<(), Status>)> {
     let mut calls = JoinSet::new();
     for n in 0..count {

@@ -210,39 +210,39 @@ impl<const W: usize> Translated<W> {
             }
             g = end;
         }
-        if cfg!(debug_assertions) {
-            let told = self.ack_due;
-            self.cold().all.iter().for_each(|sender| self.confirm(sender));
-            assert!(
-                told == self.ack_due,
-                "an acknowledgement concerns those whose packets it decides"
-            );
+        debug_assert!(
+            self.cold()
+                .all
+                .iter()
+                .all(|sender| self.confirmable(sender).is_none()),
+            "an acknowledgement concerns those whose packets it decides"
+        );
+    }
+
+    /// How far what is acknowledged to `sender` can move within one part of a collective, and which collective that is; `None`
+    /// where it stays.
+    fn confirmable(&self, sender: EndpointId) -> Option<(usize, u64)> {
+        let receiving = &self.endpoint(sender).receiving;
+        let (g, bound) = (receiving.confirmed, receiving.expected.min(self.limit));
+        if g >= bound {
+            return None;
         }
+        let index = self.calls.find(g)?;
+        let call = self.calls.get(index);
+        let deciders = self.deciders(sender, call.flow(g));
+        let acked = deciders.iter().map(|e| self.endpoint(e).sending.acked).min();
+        let upto = acked.unwrap_or(bound).min(bound).min(call.part_end(g));
+        (upto > g).then_some((index, upto))
     }
 
     /// Moves what is acknowledged to `sender` as far as those go that decide it; if that is news, it is told.
     fn confirm(&mut self, sender: EndpointId) {
         let (is_rank, message_packets) = (self.is_rank(sender), self.cold().message_packets);
         let mut news = false;
-        loop {
-            let receiving = &self.endpoint(sender).receiving;
-            let (g, bound) = (receiving.confirmed, receiving.expected.min(self.limit));
-            if g >= bound {
-                break;
-            }
-            let Some(index) = self.calls.find(g) else { break };
+        while let Some((index, upto)) = self.confirmable(sender) {
+            let g = self.endpoint(sender).receiving.confirmed;
             let call = self.calls.get(index);
-            let flow = call.flow(g);
-            let acked = self
-                .deciders(sender, flow)
-                .iter()
-                .map(|e| self.endpoint(e).sending.acked)
-                .min();
-            let upto = acked.unwrap_or(bound).min(bound).min(call.part_end(g));
-            if upto <= g {
-                break;
-            }
-            let messages = call.messages(g, upto, message_packets);
+            let (flow, messages) = (call.flow(g), call.messages(g, upto, message_packets));
             let confirmed = self.calls.settle(sender, Role::Sends, upto);
             // A switch below takes the result of what it sent up for an acknowledgement.
             news |= is_rank || flow != Flow::UpDown || self.is_parent(sender);

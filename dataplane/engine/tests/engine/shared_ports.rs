@@ -185,7 +185,7 @@ proptest! {
     }
 }
 
-/// C4: whoever has the wrong QPN, port or address is nobody's endpoint.
+/// C4: a frame with the wrong QPN, port or address is of no endpoint, and is dropped.
 #[test]
 fn an_endpoint_is_believed_with_its_own_port_qpn_and_address_alone() {
     let mut engine = engine(PORTS);

@@ -85,18 +85,11 @@ pub(crate) struct CollectiveContext<const W: usize> {
 }
 
 impl<const W: usize> CollectiveContext<W> {
-    fn build(
-        rule: GroupRule,
-        kind: &TranslatedRule,
-        slots: fn(&GroupRule, &TranslatedRule) -> Slots<W>,
-    ) -> Box<Self> {
+    fn build(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Box<Self> {
         let mut by_port = [NONE; PortId::COUNT];
         for (i, endpoint) in rule.endpoints.iter().enumerate() {
             by_port[endpoint.port.index()] = i as u8;
         }
-        let parent = rule
-            .translated()
-            .and_then(|kind| EndpointId::new(kind.parent?.into()));
         let machine = Translated::new(TranslatedConfig {
             endpoints: rule
                 .endpoints
@@ -106,7 +99,7 @@ impl<const W: usize> CollectiveContext<W> {
                     ranks: e.next_hop.ranks().iter().copied().collect(),
                 })
                 .collect(),
-            parent,
+            parent: kind.parent.and_then(|parent| EndpointId::new(parent.into())),
             start_psn: kind.start_psn,
             slots: kind.slots,
             message_packets: kind.message_packets,
@@ -128,7 +121,10 @@ impl<const W: usize> CollectiveContext<W> {
         });
         Box::new(Self {
             machine,
-            slots: slots(&rule, kind),
+            slots: match payload {
+                true => Slots::new(&rule, kind),
+                false => Slots::without_payload(&rule, kind),
+            },
             outlets: rule
                 .endpoints
                 .iter()
@@ -216,11 +212,9 @@ impl<const W: usize> CollectiveContext<W> {
     /// The endpoint of a port; `None` where ports alone do not say.
     #[inline]
     fn endpoint_at(&self, port: PortId) -> Option<EndpointId> {
-        match self.table {
-            None => EndpointId::new(self.by_port[port.index()].into())
-                .filter(|_| self.by_port[port.index()] != NONE),
-            Some(_) => None,
-        }
+        let endpoint = self.by_port[port.index()];
+        let told = self.table.is_none() && endpoint != NONE;
+        told.then(|| EndpointId::new(endpoint.into()))?
     }
 
     /// The endpoint that a frame of the group came from: of the fast path and the slow one alike. As for multicast, the fast path
@@ -305,21 +299,10 @@ impl<const W: usize> CollectiveContext<W> {
 
 impl Collective {
     fn build(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Self {
-        if rule.endpoints.len() <= EndpointSet::<1>::CAPACITY {
-            let slots = if payload {
-                Slots::new
-            } else {
-                Slots::without_payload
-            };
-            Self(Width::Narrow(CollectiveContext::build(rule, kind, slots)))
-        } else {
-            let slots = if payload {
-                Slots::new
-            } else {
-                Slots::without_payload
-            };
-            Self(Width::Wide(CollectiveContext::build(rule, kind, slots)))
-        }
+        Self(match rule.endpoints.len() <= EndpointSet::<1>::CAPACITY {
+            true => Width::Narrow(CollectiveContext::build(rule, kind, payload)),
+            false => Width::Wide(CollectiveContext::build(rule, kind, payload)),
+        })
     }
 
     /// Bytes that it does take: never more than [`GroupRule::reserved_bytes`].
