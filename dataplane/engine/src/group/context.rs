@@ -16,7 +16,7 @@ use crate::group::kind::Kind;
 use crate::group::multicast::context::{Group, GroupStatus};
 use crate::group::services::Services;
 use crate::observe::counters::CountersSnapshot;
-use crate::observe::trace::{Observer, Verdict};
+use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
@@ -155,6 +155,20 @@ macro_rules! kinds {
 
         /// What the group does, by its kind.
         impl Context {
+            /// As [`Kind::fast_frames`].
+            #[inline(always)]
+            pub(crate) fn fast_frames<E: Egress>(
+                &mut self,
+                services: &mut Services,
+                cx: &mut Cx<'_, E, Off>,
+                slot: u32,
+                frames: &mut impl Iterator<Item = E::Buf>,
+            ) -> Option<E::Buf> {
+                match self {
+                    $(Self::$kind(group) => Kind::fast_frames(group, services, cx, slot, frames),)*
+                }
+            }
+
             /// As [`Kind::frame`].
             #[inline(always)]
             pub(crate) fn frame<E: Egress, O: Observer>(

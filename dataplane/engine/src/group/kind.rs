@@ -10,7 +10,7 @@ use castnet_wire::{Nanos, PortId, RoceHeader};
 use super::services::Services;
 use crate::egress::Egress;
 use crate::observe::counters::CountersSnapshot;
-use crate::observe::trace::{Observer, Verdict};
+use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
@@ -64,6 +64,19 @@ pub(crate) trait Kind: Sized {
     /// Prefetches the memory that plain frames touch, in three steps: each needs what the one before it fetched.
     #[inline(always)]
     fn prefetch(&self, _step: usize, _ingress: PortId) {}
+
+    /// Takes in frames to the group that no tap wants to see, until there are no more, or one has to take the slow path, which is
+    /// returned: the fast path of a kind that has one.
+    #[inline(always)]
+    fn fast_frames<E: Egress>(
+        &mut self,
+        _: &mut Services,
+        _: &mut Cx<'_, E, Off>,
+        _slot: u32,
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> Option<E::Buf> {
+        frames.next()
+    }
 
     /// Takes a frame whose destination is the group: finds its sender, checks it, and does what the kind does with it.
     fn frame<E: Egress, O: Observer>(

@@ -23,7 +23,7 @@ const NONE: (u64, u32) = (u64::MAX, 0);
 #[derive(Debug)]
 pub(crate) struct Groups {
     index: FixedMap<u32>,
-    /// The key that was found last, and its slot. No address has all bits set in its upper half, so that stands for none.
+    /// The key that was looked for last, and its slot or [`NO_GROUP`]. No address has all bits set in its upper half, so that stands for none.
     last: (u64, u32),
     places: Vec<Option<Context>>,
     free: Vec<u32>,
@@ -55,9 +55,9 @@ impl Groups {
     pub(crate) fn find_next(&mut self, address: Ipv4Addr) -> Option<u32> {
         let key = key(address);
         if self.last.0 != key {
-            self.last = (key, *self.index.get(key)?);
+            self.last = (key, self.index.get(key).copied().unwrap_or(NO_GROUP));
         }
-        Some(self.last.1)
+        Some(self.last.1).filter(|slot| *slot != NO_GROUP)
     }
 
     /// Asks for the memory where the index has `address`, and returns where that is.

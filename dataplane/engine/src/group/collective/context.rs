@@ -20,7 +20,7 @@ use crate::group::services::Services;
 use crate::observe::counters::{
     CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
 };
-use crate::observe::trace::{Observer, Verdict};
+use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
@@ -52,8 +52,6 @@ macro_rules! of_any {
         }
     };
 }
-
-pub(super) use of_any;
 
 /// The context of a collective group at a switch (EPIC 4.1), with `W` words in its sets of endpoints. Aligned as [`crate::Group`]
 /// is.
@@ -358,6 +356,17 @@ impl Kind for Collective {
     #[inline(always)]
     fn prefetch(&self, step: usize, ingress: PortId) {
         of_any!(self, group => group.prefetch(step, ingress))
+    }
+
+    #[inline(always)]
+    fn fast_frames<E: Egress>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, Off>,
+        slot: u32,
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> Option<E::Buf> {
+        of_any!(self, group => group.fast_frames(services, cx, slot, frames))
     }
 
     #[inline]

@@ -4,7 +4,7 @@
 use castnet_collective::EndpointId;
 use castnet_collective::translated::{Event, PacketShape};
 
-use super::context::{Collective, CollectiveContext, Width, of_any};
+use super::context::CollectiveContext;
 use super::frame::{AtHand, Hands, carry_out, emit_due, note_data};
 use super::slots;
 use super::verify::{self, ECN};
@@ -25,27 +25,14 @@ enum End<B> {
     Known(B, EndpointId, PacketShape, Headers),
 }
 
-impl Collective {
-    /// Takes in frames to the group, which is in this slot. Returns what has to take the slow path before the rest.
-    // Apart: one call for each run, and multicast must not pay for it.
-    #[inline(never)]
-    pub(crate) fn contributions<E: Egress>(
-        &mut self,
-        services: &mut Services,
-        cx: &mut Cx<'_, E, Off>,
-        slot: u32,
-        frames: &mut impl Iterator<Item = E::Buf>,
-    ) -> Option<E::Buf> {
-        of_any!(self, group => group.contributions(services, cx, slot, frames))
-    }
-}
-
 impl<const W: usize> CollectiveContext<W>
 where
     AllEffects: EffectsOf<W>,
 {
     /// Takes in frames until there are no more, or one has to take the slow path, which is returned.
-    fn contributions<E: Egress>(
+    // Apart: one call for each run of frames to the group.
+    #[inline(never)]
+    pub(super) fn fast_frames<E: Egress>(
         &mut self,
         services: &mut Services,
         cx: &mut Cx<'_, E, Off>,

@@ -18,7 +18,7 @@ use crate::group::services::Services;
 use crate::observe::counters::{
     CountersSnapshot, Exceptions, HotCounters, MulticastCounters, PathCounters, PathSnapshot,
 };
-use crate::observe::trace::{Observer, Verdict};
+use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::acknowledge::{AckTemplate, Address};
 use crate::output::cx::Cx;
 use crate::port_set::PortSet;
@@ -295,6 +295,17 @@ impl Kind for Box<Group> {
             1 => self.prefetch_path(ingress),
             _ => {}
         }
+    }
+
+    #[inline(always)]
+    fn fast_frames<E: Egress>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, Off>,
+        slot: u32,
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> Option<E::Buf> {
+        Group::fast_frames(self, services, cx, slot, frames)
     }
 
     #[inline]

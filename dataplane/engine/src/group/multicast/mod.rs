@@ -2,6 +2,7 @@
 
 mod classify;
 pub(crate) mod context;
+mod fast;
 pub(crate) mod feedback;
 pub(crate) mod frame;
 pub(crate) mod replicate;

@@ -6,9 +6,8 @@ use castnet_wire::icrc::{self, ACK_LEN, AckWords};
 use castnet_wire::{DropReason, FrameBuf, Parsed, Syndrome, parse_frame};
 
 use crate::egress::Egress;
-use crate::engine::Engine;
-use crate::group::context::Context;
 use crate::group::headers::{Headers, L3};
+use crate::group::multicast::context::Group;
 use crate::group::multicast::feedback::{self, Feedback};
 use crate::group::multicast::frame as slow;
 use crate::group::services::Services;
@@ -16,35 +15,38 @@ use crate::observe::trace::{Observer, Verdict};
 use crate::output::acknowledge::Link;
 use crate::output::cx::Cx;
 
-/// The ACK of this batch that was taken in last.
+/// The ACK that was taken in last.
 #[derive(Debug)]
 pub(super) struct Previous {
     words: AckWords,
-    slot: u32,
     from: PathId,
 }
 
-impl Engine {
-    /// Takes a frame to the group at `slot` in, where it is a plain ACK. Returns what has to take the slow path; nothing has changed then.
+impl Group {
+    /// Takes a plain ACK in.
+    ///
+    /// # Errors
+    /// The frame, if it has to take the slow path; nothing has changed then.
     #[inline(always)]
-    pub(super) fn try_fast_ack<E: Egress, O: Observer>(
+    pub(super) fn try_ack<E: Egress, O: Observer>(
         &mut self,
+        services: &mut Services,
         cx: &mut Cx<'_, E, O>,
+        slot: u32,
         previous: &mut Option<Previous>,
-        (slot, headers): (u32, &Headers),
-        frame: E::Buf,
-    ) -> Option<E::Buf> {
-        let Some(Context::Multicast(group)) = self.groups.at_mut(slot) else {
-            return Some(frame);
-        };
+        (frame, headers): (E::Buf, &Headers),
+    ) -> Result<(), E::Buf> {
+        let group = self;
         let packet = frame.head().get(L3..).and_then(|b| b.first_chunk());
         let Some(packet) = packet.filter(|_| headers.is_ack() && headers.is_sound(&frame)) else {
-            return Some(frame);
+            return Err(frame);
         };
         let words = ack_words(packet);
         // Those of one member often follow each other.
-        let like = previous.as_ref().filter(|previous| previous.slot == slot);
-        let from = match like.and_then(|like| Some((like.from, icrc::follows(&like.words, &words)?))) {
+        let from = match previous
+            .as_ref()
+            .and_then(|like| Some((like.from, icrc::follows(&like.words, &words)?)))
+        {
             Some((from, right)) => Some(from).filter(|_| right),
             None => group
                 .hot
@@ -56,10 +58,10 @@ impl Engine {
                 }),
         };
         let Some(from) = from else {
-            return Some(frame);
+            return Err(frame);
         };
         let [.., a, b, c, _, _, _, _] = *packet;
-        *previous = Some(Previous { words, slot, from });
+        *previous = Some(Previous { words, from });
         let event = Event::Feedback {
             from,
             psn: headers.psn(),
@@ -72,7 +74,7 @@ impl Engine {
             timers,
             scratch,
             ..
-        } = &mut self.services;
+        } = services;
         group.hot.machine.handle(cx.now, event, &mut scratch.effects);
         let verdict = match scratch.effects.as_slice() {
             [Effect::Absorb] => Verdict::Absorbed,
@@ -104,7 +106,7 @@ impl Engine {
         };
         slow::arm(&mut timers.coarse, cx.now, slot, &group.hot.machine);
         output.counters.account(cx.ingress, verdict);
-        None
+        Ok(())
     }
 }
 

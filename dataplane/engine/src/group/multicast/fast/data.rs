@@ -8,47 +8,36 @@
 
 use core::net::Ipv4Addr;
 
+use arrayvec::ArrayVec;
 use castnet_collective::PathId;
 use castnet_wire::icrc::{self, HeaderDelta, Neutral};
-use castnet_wire::{BATCH, Batch, DropReason, FrameBuf, MacAddr, Qpn};
+use castnet_wire::{BATCH, FrameBuf, MacAddr, Qpn};
 
 use crate::egress::Egress;
-use crate::engine::Engine;
-use crate::group::context::Context;
 use crate::group::headers::{Headers, PLAIN};
+use crate::group::multicast::context::Group;
 use crate::group::multicast::frame as slow;
 use crate::group::multicast::replicate::lose;
 use crate::group::rewrite::{Leg, address_sum};
 use crate::group::services::Services;
-use crate::observe::trace::{Observer, Verdict};
+use crate::observe::trace::Observer;
 use crate::output::cx::Cx;
 
-/// Packets of one source to one group, of the same length, that came one after the other and have been taken in: they leave path
+/// Packets of the source, of the same length, that came one after the other and have been taken in: they leave path
 /// by path, so that what a path needs is worked out once.
 #[derive(Debug)]
-pub(super) struct Run<B> {
-    frames: Batch<B>,
-    /// IPv4 checksum and ICRC of each as it came in.
-    checks: [(u16, u32); BATCH],
-    /// Of the group.
-    slot: u32,
+struct Run<B> {
+    /// Each with its IPv4 checksum and ICRC as it came in.
+    frames: ArrayVec<(B, (u16, u32)), BATCH>,
     /// Of the first.
     headers: Headers,
 }
 
-impl<B> Run<B> {
-    pub(super) const fn new() -> Self {
-        Self {
-            frames: Batch::new_const(),
-            checks: [(0, 0); BATCH],
-            slot: 0,
-            headers: Headers::NONE,
-        }
-    }
-
+impl<B: FrameBuf> Run<B> {
     #[inline(always)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.frames.is_empty()
+    fn push(&mut self, headers: &Headers, frame: B) {
+        let icrc = u32::from_le_bytes(frame.trailer());
+        self.frames.push((frame, (headers.checksum(), icrc)));
     }
 }
 
@@ -169,63 +158,58 @@ impl Rewrite {
     }
 }
 
-impl Engine {
-    /// Takes data of the group at `slot` in, where it is plain, and puts it to the `run`, which is sent before where it is another one's.
-    /// Returns what has to take the slow path; nothing has changed then.
-    #[inline(always)]
-    pub(super) fn try_fast_data<E: Egress, O: Observer>(
+impl Group {
+    /// Takes data of the source in, where it is plain, and as many of the `frames` behind it as are like it; returns the next one.
+    ///
+    /// # Errors
+    /// The first frame, if it has to take the slow path; nothing has changed then.
+    // Apart, as ACKs are: so the compiler finds registers for all that the loop needs.
+    #[inline(never)]
+    pub(super) fn try_data<E: Egress, O: Observer>(
         &mut self,
+        services: &mut Services,
         cx: &mut Cx<'_, E, O>,
-        run: &mut Run<E::Buf>,
-        (slot, headers): (u32, &Headers),
-        frame: E::Buf,
-    ) -> Option<E::Buf> {
-        let Some(Context::Multicast(group)) = self.groups.at_mut(slot) else {
-            return Some(frame);
+        slot: u32,
+        (frame, headers): (E::Buf, &Headers),
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> Result<Option<E::Buf>, E::Buf> {
+        let hot = &mut self.hot;
+        let all_up = hot.ports.and(services.output.ports.up) == hot.ports;
+        let usual = all_up && headers.payload() <= hot.pmtu.into();
+        let plain = usual && headers.is_data() && headers.is_sound(&frame);
+        if !plain || !hot.machine.next_data(cx.now, headers.psn()) {
+            return Err(frame);
+        }
+        let mut run = Run {
+            frames: ArrayVec::new(),
+            headers: *headers,
         };
-        let hot = &mut group.hot;
-        let like = !run.is_empty() && run.slot == slot && headers.is_data_like(&run.headers);
-        if !like {
-            let from = hot.sender(cx.ingress, headers.src(), headers.qpn(), None);
-            let all_up = hot.ports.and(self.services.output.ports.up) == hot.ports;
-            let usual = from == Some(hot.source) && all_up && headers.payload() <= hot.pmtu.into();
-            if !usual || !headers.is_data() {
-                return Some(frame);
+        run.push(headers, frame);
+        let mut next = None;
+        for frame in frames {
+            let headers = Headers::of(&frame);
+            let like = headers.is_data_like(&run.headers) && headers.is_sound(&frame);
+            if !like || run.frames.is_full() || !hot.machine.next_data(cx.now, headers.psn()) {
+                next = Some(frame);
+                break;
             }
+            run.push(&headers, frame);
         }
-        if !headers.is_sound(&frame) {
-            return Some(frame);
-        }
-        if !hot.machine.next_data(cx.now, headers.psn()) {
-            return Some(frame);
-        }
-        if !like {
-            if !run.is_empty() {
-                self.send_run(cx, run);
-            }
-            (run.slot, run.headers) = (slot, *headers);
-        }
-        if let Some(check) = run.checks.get_mut(run.frames.len()) {
-            *check = (headers.checksum(), u32::from_le_bytes(frame.trailer()));
-        }
-        run.frames.push(frame);
-        None
+        self.send_run(services, cx, slot, &mut run);
+        Ok(next)
     }
 
-    /// Sends a run that is not empty on its way, and leaves it empty.
+    /// Sends a run on its way, and leaves it empty.
     #[inline(never)]
-    pub(super) fn send_run<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, run: &mut Run<E::Buf>) {
-        let Some(Context::Multicast(group)) = self.groups.at_mut(run.slot) else {
-            debug_assert!(false, "a run is of a group");
-            for _ in run.frames.drain(..) {
-                self.services
-                    .output
-                    .counters
-                    .account(cx.ingress, Verdict::Dropped(DropReason::NotMember));
-            }
-            return;
-        };
-        let Services { output, timers, .. } = &mut self.services;
+    fn send_run<E: Egress, O: Observer>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, O>,
+        slot: u32,
+        run: &mut Run<E::Buf>,
+    ) {
+        let group = self;
+        let Services { output, timers, .. } = services;
         let mcst_id = group.hot.mcst_id.0;
         let common = Common {
             mcst_id,
@@ -272,18 +256,18 @@ impl Engine {
             let mut copies = 0;
             if lends {
                 let neutral = Neutral::of(rewrite.register);
-                for (frame, &(checksum, _)) in run.frames.iter().zip(&run.checks) {
+                for (frame, (checksum, _)) in &run.frames {
                     if let Some(mut copy) = cx.egress.lend(frame, others) {
-                        rewrite.write_neutral(checksum, neutral, &mut copy);
+                        rewrite.write_neutral(*checksum, neutral, &mut copy);
                         cx.egress.send(port, copy);
                         copies += 1;
                     }
                 }
             } else {
                 let change = change(&rewrite);
-                for (frame, &check) in run.frames.iter().zip(&run.checks) {
+                for (frame, check) in &run.frames {
                     if let Some(mut copy) = cx.egress.replicate(port, frame, PLAIN) {
-                        rewrite.write(check, change, &mut copy);
+                        rewrite.write(*check, change, &mut copy);
                         cx.egress.send(port, copy);
                         copies += 1;
                     }
@@ -305,7 +289,7 @@ impl Engine {
                 true => (Neutral::of(rewrite.register), 0),
                 false => (Neutral::default(), change(&rewrite)),
             };
-            for (mut frame, &check) in run.frames.drain(..).zip(&run.checks) {
+            for (mut frame, check) in run.frames.drain(..) {
                 match lends {
                     true => rewrite.write_neutral(check.0, neutral, &mut frame),
                     false => rewrite.write(check, change, &mut frame),
@@ -326,6 +310,6 @@ impl Engine {
         let totals = &mut output.counters.totals;
         totals.replicated += frames;
         totals.copies += sent.saturating_sub(frames);
-        slow::arm(&mut timers.coarse, cx.now, run.slot, &group.hot.machine);
+        slow::arm(&mut timers.coarse, cx.now, slot, &group.hot.machine);
     }
 }

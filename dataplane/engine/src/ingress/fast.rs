@@ -5,22 +5,16 @@
 //! needs: so the waits for memory of up to 32 frames overlap. Whatever is not plain, or not the usual case of its group, takes
 //! the slow path in its turn, with nothing changed.
 
-mod ack;
-mod data;
-
 use core::net::Ipv4Addr;
 
 use castnet_wire::{BATCH, Batch, FrameBuf, PortId};
 
-use crate::group::headers::{Headers, L3};
-
 use crate::egress::Egress;
 use crate::engine::Engine;
-use crate::group::context::Context;
+use crate::group::headers::L3;
 use crate::group::table::NO_GROUP;
 use crate::observe::trace::Off;
 use crate::output::cx::Cx;
-use data::Run;
 
 /// Where a frame has its destination address if it is plain. If it is not, whatever is found there does no harm.
 #[inline(always)]
@@ -42,65 +36,18 @@ impl Engine {
         } else {
             self.find_groups(cx.ingress, batch, &mut slots[..batch.len()]);
         }
-        let slots = &slots[..batch.len()];
+        let mut slots = &slots[..batch.len()];
         let mut frames = batch.drain(..);
-        let (mut run, mut previous) = (Run::new(), None);
-        let mut next = 0;
-        while let Some(&slot) = slots.get(next) {
-            if matches!(self.groups.at(slot), Some(Context::Collective(_))) {
-                if !run.is_empty() {
-                    self.send_run(cx, &mut run);
-                }
-                let same = slots[next..].iter().take_while(|other| **other == slot).count();
-                self.contributions(cx, slot, &mut frames.by_ref().take(same));
-                next += same;
-                continue;
+        while let Some(&slot) = slots.first() {
+            let same = slots.iter().take_while(|other| **other == slot).count();
+            let mut same_group = frames.by_ref().take(same);
+            while let Some(frame) = match self.groups.at_mut(slot) {
+                Some(group) => group.fast_frames(&mut self.services, cx, slot, &mut same_group),
+                None => same_group.next(),
+            } {
+                self.slow(cx, frame);
             }
-            let multicast = matches!(self.groups.at(slot), Some(Context::Multicast(_)));
-            next += 1;
-            let Some(mut frame) = frames.next() else { break };
-            if multicast {
-                let headers = Headers::of(&frame);
-                let refused = if headers.may_be_data() {
-                    self.try_fast_data(cx, &mut run, (slot, &headers), frame)
-                } else {
-                    // What came first leaves first.
-                    if !run.is_empty() {
-                        self.send_run(cx, &mut run);
-                    }
-                    self.try_fast_ack(cx, &mut previous, (slot, &headers), frame)
-                };
-                match refused {
-                    Some(refused) => frame = refused,
-                    None => continue,
-                }
-            }
-            if !run.is_empty() {
-                self.send_run(cx, &mut run);
-            }
-            self.slow(cx, frame);
-        }
-        if !run.is_empty() {
-            self.send_run(cx, &mut run);
-        }
-    }
-
-    /// Takes in frames to the collective group at `slot`.
-    fn contributions<E: Egress>(
-        &mut self,
-        cx: &mut Cx<'_, E, Off>,
-        slot: u32,
-        frames: &mut impl Iterator<Item = E::Buf>,
-    ) {
-        loop {
-            let Some(Context::Collective(group)) = self.groups.at_mut(slot) else {
-                debug_assert!(false, "no group is taken out within a batch");
-                return frames.for_each(|frame| self.slow(cx, frame));
-            };
-            match group.contributions(&mut self.services, cx, slot, frames) {
-                Some(frame) => self.slow(cx, frame),
-                None => return,
-            }
+            slots = &slots[same..];
         }
     }
 

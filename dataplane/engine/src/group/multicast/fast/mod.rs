@@ -1,0 +1,58 @@
+//! The fast path of multicast: plain data of the source, and plain ACKs.
+
+mod ack;
+mod data;
+
+use castnet_wire::{DropReason, FrameBuf};
+
+use super::context::Group;
+use crate::address;
+use crate::egress::Egress;
+use crate::group::headers::Headers;
+use crate::group::services::Services;
+use crate::observe::trace::{Off, Verdict};
+use crate::output::cx::Cx;
+
+impl Group {
+    /// Takes in frames until there are no more, or one has to take the slow path, which is returned.
+    // Apart: one call for each run of frames to the group.
+    #[inline(never)]
+    pub(super) fn fast_frames<E: Egress>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, Off>,
+        slot: u32,
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> Option<E::Buf> {
+        let mut previous = None;
+        let mut next = frames.next();
+        while let Some(frame) = next {
+            let headers = Headers::of(&frame);
+            let taken = if headers.may_be_data() {
+                let sender = |mac| self.hot.sender(cx.ingress, headers.src(), headers.qpn(), mac);
+                let from = sender(None);
+                let mac = || address::source_mac(frame.head());
+                if from.is_none() && headers.is_data() && sender(mac()).is_none() {
+                    // Who floods a group with strange data must not cost more than its members.
+                    let verdict = Verdict::Dropped(DropReason::NotMember);
+                    self.cold.exceptions.dropped += 1;
+                    services.output.counters.account(cx.ingress, verdict);
+                    next = frames.next();
+                    continue;
+                }
+                if from != Some(self.hot.source) {
+                    return Some(frame);
+                }
+                self.try_data(services, cx, slot, (frame, &headers), frames)
+            } else {
+                self.try_ack(services, cx, slot, &mut previous, (frame, &headers))
+                    .map(|()| frames.next())
+            };
+            match taken {
+                Ok(frame) => next = frame,
+                Err(slow) => return Some(slow),
+            }
+        }
+        None
+    }
+}
