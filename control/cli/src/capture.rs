@@ -5,18 +5,18 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use castnet_console::api;
+use castnet_console::connect::AgentArgs;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Done, Output, remark};
+use castnet_console::units::{Span, bytes, count};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::api;
-use crate::connect::AgentArgs;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Done, Output, remark};
 use crate::packets::{Record, Writer};
 use crate::pick::{Deadline, FilterArgs};
 use crate::port::PortNames;
-use crate::units::{Span, bytes, count};
 
 /// Copies frames of a port, of a group or only dropped ones into a pcapng file
 #[derive(Debug, Args)]

@@ -1,9 +1,8 @@
 //! The command tree.
 
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Format, Output};
 use clap::{ArgAction, Parser, Subcommand};
-
-use crate::exit::Outcome;
-use crate::output::{Format, Output};
 
 const ABOUT: &str =
     "A software switch for RDMA: one RoCEv2 RC sender reaches many ordinary receivers, reliably";
@@ -49,7 +48,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Demo(crate::demo::DemoCommand),
-    Bench(crate::bench::BenchCommand),
+    Bench(castnet_bench::BenchCommand),
     Switch(crate::switch::SwitchCommand),
     Controller(crate::controller::ControllerCommand),
     Host(crate::host::HostCommand),
@@ -69,7 +68,7 @@ pub(crate) enum Command {
     Trace(crate::trace::TraceCommand),
     Capture(crate::capture::CaptureCommand),
     Rules(crate::rules::RulesCommand),
-    Doctor(crate::doctor::DoctorCommand),
+    Doctor(castnet_doctor::DoctorCommand),
     Completions(crate::completions::CompletionsCommand),
 }
 

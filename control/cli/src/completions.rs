@@ -1,11 +1,11 @@
 //! `castnet completions`: what a shell needs to complete commands.
 
+use castnet_console::exit::Outcome;
+use castnet_console::output::write_stdout;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use crate::cli::Cli;
-use crate::exit::Outcome;
-use crate::output::write_stdout;
 
 /// Prints completions for a shell
 #[derive(Debug, Args)]

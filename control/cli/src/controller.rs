@@ -3,16 +3,15 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use castnet_console::connect::{self, Tls};
+use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::output::{Output, remark};
+use castnet_console::service::{Ready, Signals};
 use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
 use castnet_proto::transport::Address;
 use castnet_rules::Ipv4Net;
 use castnet_topology::Topology;
 use clap::Args;
-
-use crate::connect::{self, Tls};
-use crate::exit::{self, Failure, Outcome};
-use crate::output::{Output, remark};
-use crate::service::{Ready, Signals};
 
 /// Runs the controller: plans groups over the fabric and programs its switches
 #[derive(Debug, Args)]

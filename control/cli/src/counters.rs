@@ -2,6 +2,15 @@
 
 mod collective;
 
+use castnet_console::api;
+use castnet_console::api::installed_group::State;
+use castnet_console::columns;
+use castnet_console::connect::AgentArgs;
+use castnet_console::drops::DropRow;
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, Page, Report, named};
+use castnet_console::units::{bit_rate, count};
+use castnet_console::watch::WatchArgs;
 use castnet_wire::CounterSet;
 use castnet_worker::engine::{
     ForwardingCounters, MulticastCounters, Totals, copy_forwarding_counters, copy_multicast_counters,
@@ -12,15 +21,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::api;
-use crate::api::installed_group::State;
-use crate::connect::AgentArgs;
-use crate::drops::DropRow;
-use crate::exit::Outcome;
-use crate::output::{Output, Page, Report, columns, named};
 use crate::port::PortRow;
-use crate::units::{bit_rate, count};
-use crate::watch::WatchArgs;
 use collective::CollectiveRow;
 
 /// Counters of ports, groups, collective groups with their endpoints, and drops; with --watch, rates

@@ -11,15 +11,15 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::output::Output;
+use castnet_console::units::{Ratio, Size};
 use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_proto::transport::Address;
 use clap::Args;
 
-use crate::exit::{self, Failure, Outcome};
 use crate::group::pmtu;
 use crate::host::bar;
-use crate::output::Output;
-use crate::units::{Ratio, Size};
 use act::{Content, Script};
 use allreduce::Played;
 use fabric::{Fabric, HOSTS, LOOPBACK};

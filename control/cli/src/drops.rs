@@ -1,14 +1,11 @@
 //! `castnet drops`: why frames ended in the switch.
 
-use castnet_wire::{CounterSet, Drops};
+use castnet_console::api;
+use castnet_console::connect::AgentArgs;
+use castnet_console::drops::DropRow;
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, Rows};
 use clap::Args;
-use serde::Serialize;
-
-use crate::api;
-use crate::connect::AgentArgs;
-use crate::exit::Outcome;
-use crate::output::{Output, Rows, columns};
-use crate::units::count;
 
 /// Frames dropped by a switch, by reason
 #[derive(Debug, Args)]
@@ -27,48 +24,6 @@ pub(crate) struct DropsCommand {
     #[command(flatten)]
     agent: AgentArgs,
 }
-
-/// Frames dropped for one reason.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct DropRow {
-    pub(crate) reason: String,
-    pub(crate) frames: u64,
-}
-
-impl From<api::DropCount> for DropRow {
-    fn from(drop: api::DropCount) -> Self {
-        Self {
-            reason: drop.reason,
-            frames: drop.frames,
-        }
-    }
-}
-
-impl DropRow {
-    /// Drops that happened.
-    pub(crate) fn list(drops: &Drops) -> Vec<Self> {
-        let happened = drops.fields().filter(|(_, frames)| *frames > 0);
-        let row = |(reason, frames): (&str, u64)| Self {
-            reason: reason.to_owned(),
-            frames,
-        };
-        happened.map(row).collect()
-    }
-
-    /// `  drops: injected 12`: all of them in a line.
-    pub(crate) fn sentence(rows: &[Self]) -> String {
-        let drops: Vec<_> = rows
-            .iter()
-            .map(|d| format!("{} {}", d.reason, count(d.frames)))
-            .collect();
-        match drops.is_empty() {
-            true => "  drops: none".to_owned(),
-            false => format!("  drops: {}", drops.join(", ")),
-        }
-    }
-}
-
-columns!(row: DropRow => row { reason, frames });
 
 impl DropsCommand {
     /// Lists drops.

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
+use castnet_console::api::{self, agent_event::Event, rank_refused::Rule as BrokenRule};
+use castnet_console::connect::AgentArgs;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Page, Report};
+use castnet_console::units::{self, Span};
 use castnet_proto::convert::{call_from_proto, disagreement_from_proto};
 use castnet_wire::Verdict;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::api::{self, agent_event::Event, rank_refused::Rule as BrokenRule};
-use crate::connect::AgentArgs;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Page, Report};
 use crate::pick::Deadline;
 use crate::port::PortNames;
-use crate::units::{self, Span};
 
 /// What happens on a switch, as it happens: links, neighbours, groups, stalled paths
 #[derive(Debug, Args)]

@@ -9,16 +9,16 @@ pub(crate) mod show;
 #[cfg(test)]
 mod tests;
 
+use castnet_console::api;
+use castnet_console::connect::{self, CONTROLLER, Tls};
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Done, Output, Page, Report, Row, Rows};
+use castnet_console::units;
+use castnet_console::watch::WatchArgs;
 use castnet_proto::transport::Address;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::api;
-use crate::connect::{self, CONTROLLER, Tls};
-use crate::exit::{Failure, Outcome};
-use crate::output::{Done, Output, Page, Report, Row, Rows};
-use crate::units;
-use crate::watch::WatchArgs;
 use create::Create;
 pub(crate) use create::{number, pmtu, qpn, virtual_qpn};
 

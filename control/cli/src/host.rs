@@ -17,6 +17,12 @@ use std::io::{self, Read};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
+use castnet_console::api;
+use castnet_console::connect::{CONTROLLER, Tls};
+use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::output::{Output, Page, Report, remark};
+use castnet_console::service::{Ready, Signals};
+use castnet_console::units::{Size, Span};
 use castnet_proto::transport::Address;
 use castnet_rnic::stream::StreamHeader;
 use castnet_wire::{Pmtu, Psn, Qpn};
@@ -25,13 +31,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::api;
-use crate::connect::{CONTROLLER, Tls};
-use crate::exit::{self, Failure, Outcome};
 use crate::group::{pmtu, qpn, virtual_qpn};
-use crate::output::{Output, Page, Report, remark};
-use crate::service::{Ready, Signals};
-use crate::units::{Size, Span};
 use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand, Which};
 use device::{AnyRnic, Device, Kind};
 use help::{

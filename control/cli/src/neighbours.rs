@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use castnet_console::api;
+use castnet_console::connect::AgentArgs;
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, Row, Rows};
+use castnet_console::units;
 use clap::Args;
 use serde::Serialize;
 
-use crate::api;
-use crate::connect::AgentArgs;
-use crate::exit::Outcome;
-use crate::output::{Output, Row, Rows};
 use crate::port::PortNames;
-use crate::units;
 
 /// Who is at the other end of a switch's ports: switches by LLDP, hosts by ARP
 #[derive(Debug, Args)]

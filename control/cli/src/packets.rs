@@ -6,6 +6,7 @@ use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use castnet_console::exit::{self, Failure, Outcome};
 use pcap_file::DataLink;
 use pcap_file::PcapError;
 use pcap_file::pcap::PcapReader;
@@ -14,8 +15,6 @@ use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
-
-use crate::exit::{self, Failure, Outcome};
 
 /// The block type that a pcapng file starts with.
 const PCAPNG: [u8; 4] = [0x0A, 0x0D, 0x0D, 0x0A];

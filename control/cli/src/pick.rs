@@ -3,15 +3,15 @@
 use std::net::Ipv4Addr;
 use std::time::Instant;
 
+use castnet_console::api;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::service::Signals;
+use castnet_console::units::Span;
 use castnet_wire::DropReason;
 use clap::Args;
 use tokio_stream::{Stream, StreamExt};
 
-use crate::api;
-use crate::exit::{Failure, Outcome};
 use crate::port::PortNames;
-use crate::service::Signals;
-use crate::units::Span;
 
 /// Which frames; what is not given matches all.
 #[derive(Debug, Default, Args)]

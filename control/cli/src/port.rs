@@ -1,14 +1,14 @@
 //! `castnet port`: the ports of a switch.
 
+use castnet_console::api;
+use castnet_console::columns;
+use castnet_console::connect::AgentArgs;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Page, Report, named};
+use castnet_console::units::bit_rate;
 use castnet_worker::{PortTotals, copy_port_totals};
 use clap::Args;
 use serde::Serialize;
-
-use crate::api;
-use crate::connect::AgentArgs;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Page, Report, columns, named};
-use crate::units::bit_rate;
 
 /// Ports of a switch: link, device and counters
 #[derive(Debug, Args)]

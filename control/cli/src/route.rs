@@ -2,15 +2,15 @@
 
 use std::str::FromStr;
 
+use castnet_console::api;
+use castnet_console::connect::AgentArgs;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Done, Output, Row, Rows};
 use castnet_rules::Ipv4Net;
 use castnet_wire::MacAddr;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::api;
-use crate::connect::AgentArgs;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Done, Output, Row, Rows};
 use crate::port::PortNames;
 
 /// Static IP routes of a switch

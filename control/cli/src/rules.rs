@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::output::{Output, Page, Report, write_stdout};
+use castnet_console::units::plural;
 use castnet_rules::{COLLECTIVE_EXAMPLE, Fault, RuleSet};
 use clap::{Args, Subcommand};
 use serde::Serialize;
-
-use crate::exit::{self, Failure, Outcome};
-use crate::output::{Output, Page, Report, write_stdout};
-use crate::units::plural;
 
 /// Checks rule files, or shows an example of one
 #[derive(Debug, Args)]
@@ -132,17 +131,6 @@ impl Report for Checked {
             }
         }
     }
-}
-
-/// Reads a rule file for use; every fault is told with its place.
-pub(crate) fn load(path: &Path) -> Outcome<RuleSet> {
-    let text = exit::read_text(path)?;
-    RuleSet::from_toml(&text).map_err(|faults| {
-        Failure::usage(faults.in_file(path.display().to_string())).next(format!(
-            "castnet rules check {}\ncastnet rules example",
-            path.display()
-        ))
-    })
 }
 
 impl RulesCommand {

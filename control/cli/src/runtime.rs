@@ -4,16 +4,16 @@ mod figures;
 
 use std::time::Duration;
 
+use castnet_console::api;
+use castnet_console::connect::AgentArgs;
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, Page, Report, Row};
+use castnet_console::units::{bytes, count};
+use castnet_console::watch::WatchArgs;
 use clap::Args;
 use tokio::time::{Instant, sleep_until};
 
-use crate::api;
-use crate::connect::AgentArgs;
-use crate::exit::Outcome;
-use crate::output::{Output, Page, Report, Row};
 use crate::port::PortNames;
-use crate::units::{bytes, count};
-use crate::watch::WatchArgs;
 use figures::{BATCHES, RingRow, Runtime, WorkerRow};
 
 /// Between the two readings unless told otherwise.

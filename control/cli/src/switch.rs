@@ -1,36 +1,29 @@
 //! `castnet switch`: runs a switch with its agent until it is told to stop.
 
-pub(crate) mod balance;
-pub(crate) mod config;
-pub(crate) mod dpdk;
-
-use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_agent::LoadError;
+use castnet_console::connect::{self, AGENT, Tls};
+use castnet_console::drops::DropRow;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Page, Report, named};
+use castnet_console::service::{Ready, Signals};
+use castnet_console::settings;
+use castnet_console::units::{Size, Span, plural, span};
 use castnet_proto::transport::Address;
 use castnet_rules::RuleSet;
-use castnet_wire::{Nanos, PortId};
+use castnet_switch::balance::BalanceRule;
+use castnet_switch::config::{FaultRule, Idle, NamedPort, SwitchConfig, WorkerPlace};
+use castnet_switch::dpdk::Hugepages;
+use castnet_switch::{dataplane_config, start_with};
 use castnet_worker::engine::Totals;
-use castnet_worker::{
-    Counters, Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig, StartError, WorkerConfig,
-};
+use castnet_worker::{Counters, Dataplane};
 use clap::Args;
 use serde::Serialize;
 
-use crate::connect::{self, AGENT, Tls};
 use crate::counters::totals_sentence;
-use crate::drops::DropRow;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Page, Report, named};
-use crate::rules;
-use crate::service::{Ready, Signals};
-use crate::units::{Size, Span, plural, span};
-use balance::BalanceRule;
-use config::{FaultRule, Idle, NamedPort, SwitchConfig, WorkerPlace};
-use dpdk::Hugepages;
 
 /// Runs a switch on interfaces of this machine
 #[derive(Debug, Args)]
@@ -140,7 +133,7 @@ impl SwitchCommand {
         let rules = config
             .rules
             .as_deref()
-            .map(rules::load)
+            .map(settings::read_rules)
             .transpose()?
             .unwrap_or_default();
         let dataplane_config = dataplane_config(&config)?;
@@ -210,67 +203,6 @@ impl Report for Summary {
     }
 }
 
-/// A number that another start of this program does not have: hashes of tables must not be foreseen.
-pub(crate) fn draw() -> u64 {
-    RandomState::new().hash_one(std::process::id())
-}
-
-/// This machine's name, as far as it is one for a switch.
-fn machine_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let short = name.trim().split('.').next().unwrap_or_default();
-    if short.is_empty() {
-        "switch".to_owned()
-    } else {
-        short.to_owned()
-    }
-}
-
-pub(crate) fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
-    let ports = config
-        .port_specs()?
-        .into_iter()
-        .enumerate()
-        .filter_map(|(index, (name, spec))| {
-            let id = PortId::new(u8::try_from(index).ok()?)?;
-            let flood = !config.no_flood.contains(&name);
-            Some(PortConfig {
-                flood,
-                ..PortConfig::new(id, name, spec)
-            })
-        });
-    let mut out = DataplaneConfig::new(config.name.clone().unwrap_or_else(machine_name), ports.collect());
-    let idle = match config.idle.unwrap_or_default() {
-        Idle::Busy => WorkerIdle::Busy,
-        Idle::Adaptive => WorkerIdle::default(),
-    };
-    let places = if config.workers.is_empty() {
-        &[WorkerPlace { core: None }][..]
-    } else {
-        &config.workers
-    };
-    out.workers = places
-        .iter()
-        .map(|place| WorkerConfig {
-            core: place.core,
-            idle,
-        })
-        .collect();
-    out.balance = config.balance.balance();
-    out.engine.hash_seed = draw();
-    if let Some(most) = config.groups_max {
-        out.engine.groups_max = most;
-    }
-    if let Some(Size(bytes)) = config.memory {
-        out.engine.memory_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX);
-    }
-    if let Some(Span(every)) = config.lldp {
-        let nanos = Nanos(u64::try_from(every.as_nanos()).unwrap_or(u64::MAX));
-        out.engine.lldp_interval = Some(nanos).filter(|n| *n > Nanos::ZERO);
-    }
-    Ok(out)
-}
-
 /// What only the switch's own number of ports can tell.
 fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
     let faults = rules.check(ports);
@@ -280,25 +212,6 @@ fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
     let file = path.map(|p| p.display().to_string()).unwrap_or_default();
     let lines: Vec<_> = faults.iter().map(|f| format!("{file}: {f}")).collect();
     Err(Failure::usage(lines.join("\n")).next(format!("castnet rules check --ports {ports} {file}")))
-}
-
-/// Starts a dataplane; opening ports asks the kernel, so it is done beside the runtime's threads.
-pub(crate) async fn start(config: DataplaneConfig) -> Outcome<Arc<Dataplane>> {
-    start_with(config, Hugepages::default()).await
-}
-
-async fn start_with(config: DataplaneConfig, hugepages: Hugepages) -> Outcome<Arc<Dataplane>> {
-    let started = tokio::task::spawn_blocking(move || dpdk::start(config, hugepages))
-        .await
-        .map_err(Failure::failed)?;
-    started.map(Arc::new).map_err(|e| match e {
-        StartError::Port { .. } => Failure::failed(e).next("castnet doctor --for switch"),
-        StartError::Config(_)
-        | StartError::NoWorkers
-        | StartError::TooManyWorkers { .. }
-        | StartError::Pin { .. } => Failure::usage(e),
-        _ => Failure::failed(e),
-    })
 }
 
 async fn install(dataplane: &Arc<Dataplane>, rules: RuleSet) -> Outcome {
@@ -315,49 +228,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_configuration_is_valid() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/examples/switch.toml");
-        let config = SwitchConfig::read(Path::new(path)).expect("no fault");
-        let dataplane = dataplane_config(&config).expect("a dataplane");
-        assert_eq!(
-            (
-                dataplane.engine.switch.as_str(),
-                dataplane.ports.len(),
-                dataplane.workers.len()
-            ),
-            ("leaf1", 3, 1)
-        );
-    }
-
-    #[test]
-    fn defaults_are_filled_in_and_lldp_can_be_turned_off() {
-        let ports = vec!["a=eth0".parse().expect("a port")];
-        let config = SwitchConfig {
-            ports,
-            lldp: Some(Span(std::time::Duration::ZERO)),
-            ..SwitchConfig::default()
-        };
-        let dataplane = dataplane_config(&config).expect("a dataplane");
-        assert_eq!(dataplane.engine.lldp_interval, None);
-        assert!(!dataplane.engine.switch.is_empty());
-    }
-
-    #[test]
-    fn a_port_that_is_named_is_not_flooded_to() {
-        let ports = ["a=eth0", "b=eth1"].map(|p| p.parse().expect("a port")).into();
-        let config = SwitchConfig {
-            ports,
-            no_flood: vec!["b".into()],
-            ..SwitchConfig::default()
-        };
-        let dataplane = dataplane_config(&config).expect("a configuration");
-        assert_eq!(
-            dataplane.ports.iter().map(|p| p.flood).collect::<Vec<_>>(),
-            [true, false]
-        );
-    }
-
-    #[test]
     fn groups_of_either_kind_are_counted_in_the_end() {
         let sums = castnet_worker::GroupReport {
             name: "sums".to_owned(),
@@ -367,7 +237,7 @@ mod tests {
             counters: castnet_worker::KindReport::Translated(Default::default(), Vec::new()),
         };
         let counters = Counters {
-            at: Nanos::ZERO,
+            at: castnet_wire::Nanos::ZERO,
             totals: Default::default(),
             drops: castnet_wire::Drops::default(),
             ports: Vec::new(),
@@ -385,7 +255,7 @@ mod tests {
 
     #[test]
     fn rules_for_more_ports_than_there_are_do_not_start() {
-        let rules = RuleSet::from_toml(rules::EXAMPLE).expect("the example");
+        let rules = RuleSet::from_toml(crate::rules::EXAMPLE).expect("the example");
         assert!(check_rules(&rules, None, 6).is_ok());
         let failure = check_rules(&rules, Some(Path::new("r.toml")), 2).expect_err("two ports");
         assert!(

@@ -1,14 +1,13 @@
 //! `castnet topology`: the fabric as the controller sees it.
 
+use castnet_console::api;
+use castnet_console::connect::{self, CONTROLLER, Tls};
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, Page, Report, Row};
+use castnet_console::units::bytes;
 use castnet_proto::transport::{Address, Security};
 use clap::Args;
 use serde::Serialize;
-
-use crate::api;
-use crate::connect::{self, CONTROLLER, Tls};
-use crate::exit::Outcome;
-use crate::output::{Output, Page, Report, Row};
-use crate::units::bytes;
 
 /// The fabric as the controller sees it: switches, hosts and links
 #[derive(Debug, Args)]

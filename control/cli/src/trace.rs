@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use castnet_console::api;
+use castnet_console::connect::AgentArgs;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Page, Report, remark};
+use castnet_console::units::{self, Span, count};
 use clap::Args;
 use serde::Serialize;
 
-use crate::api;
-use crate::connect::AgentArgs;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Page, Report, remark};
 use crate::packets;
 use crate::pick::{self, FilterArgs};
 use crate::port::PortNames;
-use crate::units::{self, Span, count};
 
 /// Tells, stage by stage, what a switch does with a frame and why
 #[derive(Debug, Args)]
@@ -190,7 +190,7 @@ impl TraceCommand {
                 break;
             };
             if seen > 0 && !output.is_json() {
-                crate::output::write_stdout("\n")?;
+                castnet_console::output::write_stdout("\n")?;
             }
             lost = trace.lost;
             output.show_next(&TraceReport::new(trace, &names))?;

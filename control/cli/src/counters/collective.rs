@@ -1,15 +1,16 @@
 //! Counters of collective groups and of their endpoints.
 
+use castnet_console::api;
+use castnet_console::columns;
+use castnet_console::output::named;
+use castnet_console::units::plural;
 use castnet_worker::engine::{
     CollectiveCounters, EndpointCounters, copy_collective_counters, copy_endpoint_counters,
 };
 use serde::Serialize;
 
 use super::Counted;
-use crate::api;
 use crate::group::collective::ranks_text;
-use crate::output::{columns, named};
-use crate::units::plural;
 
 /// What a collective group has done at a switch.
 #[derive(Clone, Debug, Serialize)]
@@ -90,7 +91,7 @@ columns!(row: EndpointRow => row { group, port, next_hop, ranks() } (row.counter
 mod tests {
     use super::*;
     use crate::counters::Rate;
-    use crate::output::Row;
+    use castnet_console::output::Row;
 
     fn row(contributions: u64, stalls: u64) -> CollectiveRow {
         let endpoint = api::EndpointStatus {

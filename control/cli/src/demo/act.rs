@@ -8,6 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use castnet_console::api;
+use castnet_console::connect;
+use castnet_console::drops::DropRow;
+use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::tree::Node;
+use castnet_console::units::{Ratio, rate_of};
 use castnet_port::{MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::SoftRnicConfig;
@@ -20,14 +26,8 @@ use tokio::sync::{Barrier, mpsc};
 
 use super::fabric::{Fabric, HOSTS, Losses, switch_of};
 use super::report::{ActReport, ReceiverReport, SourceReport, SwitchReport};
-use crate::api;
-use crate::connect;
-use crate::drops::DropRow;
-use crate::exit::{self, Failure, Outcome};
 use crate::group::show;
 use crate::host::member::{self, Dial, Figures, HostRnic, Manner, Membership, Stop};
-use crate::tree::Node;
-use crate::units::{Ratio, rate_of};
 
 /// Time-out exponents of the source's QP: 268 ms where nothing is lost, so that threads that wait for a core cause no
 /// retransmissions; 17 ms where lost NAKs must be waited for.

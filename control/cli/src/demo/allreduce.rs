@@ -7,6 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use castnet_comm::{CommConfig, CommPath, Communicator, Fallback, Operation, Timeouts};
+use castnet_console::api;
+use castnet_console::connect;
+use castnet_console::drops::DropRow;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::tree::Node;
+use castnet_console::units::Ratio;
 use castnet_port::{MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::SoftRnicConfig;
@@ -19,16 +25,10 @@ use super::act::{self, QP_TIMEOUTS, STALL_TIMEOUT};
 use super::fabric::{Fabric, HOSTS, LINKS, switch_of};
 use super::links::{Bytes, RankReport};
 use super::report::SwitchReport;
-use crate::api;
-use crate::connect;
-use crate::drops::DropRow;
-use crate::exit::{Failure, Outcome};
 use crate::group::collective;
 use crate::host::collective::failure;
 use crate::host::device::HostDevice;
 use crate::host::member::{self, Stop};
-use crate::tree::Node;
-use crate::units::Ratio;
 
 /// Packets that a rank may have in flight, and those of a full message.
 const WINDOW_PACKETS: u32 = 128;

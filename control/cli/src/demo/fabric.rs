@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use castnet_agent::Agent;
+use castnet_console::connect;
+use castnet_console::exit::{Failure, Outcome};
 use castnet_port::{FaultControl, Faults, MemEnd, MemLink, MemLinkConfig, PortSpec};
 use castnet_proto::transport::{Address, Security};
 use castnet_wire::{Nanos, PortId};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
-
-use crate::connect;
-use crate::exit::{Failure, Outcome};
-use crate::switch;
 
 /// The switches, and who is behind their ports in the order of the ports.
 pub(crate) const SWITCHES: [(&str, &[&str]); 3] = [
@@ -146,10 +144,10 @@ impl Switch {
         faults: Vec<(bool, FaultControl)>,
     ) -> Outcome<Self> {
         let mut config = DataplaneConfig::new(name, ports);
-        config.engine.hash_seed = switch::draw();
+        config.engine.hash_seed = castnet_switch::hash_seed();
         // A visitor does not wait half a minute until the controller has heard of all links.
         config.engine.lldp_interval = Some(Nanos::from_millis(250));
-        let dataplane = switch::start(config).await?;
+        let dataplane = castnet_switch::start(config).await?;
         let listen: Address = LOOPBACK.parse().map_err(Failure::failed)?;
         let agent = Agent::start(dataplane.clone(), &listen, &Security::default())
             .await

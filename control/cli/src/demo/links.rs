@@ -1,13 +1,13 @@
 //! What the demo shows of an AllReduce: the sums, and the bytes that each link carried.
 
+use castnet_console::drops::DropRow;
+use castnet_console::output::{Page, Row};
+use castnet_console::units::{Ratio, bytes, count};
 use castnet_worker::engine::CollectiveCounters;
 use serde::Serialize;
 
 use super::fabric::LINKS;
 use super::report::{SwitchReport, losses, time};
-use crate::drops::DropRow;
-use crate::output::{Page, Row};
-use crate::units::{Ratio, bytes, count};
 
 /// Bytes of whole frames that a link carried, towards the spine and away from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use castnet_console::columns;
+use castnet_console::drops::DropRow;
+use castnet_console::output::{Page, Report, Row, named};
+use castnet_console::tree::Node;
+use castnet_console::units::{Ratio, bit_rate, bytes, count, span};
 use castnet_wire::CounterSet;
 use castnet_worker::engine::{CollectiveCounters, MulticastCounters};
 use serde::Serialize;
 
 use super::links::AllReduceReport;
-use crate::drops::DropRow;
-use crate::output::{Page, Report, Row, columns, named};
-use crate::tree::Node;
-use crate::units::{Ratio, bit_rate, bytes, count, span};
 
 /// The whole demo.
 #[derive(Debug, Serialize)]

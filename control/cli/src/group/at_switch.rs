@@ -1,16 +1,18 @@
 //! Groups at one switch, without the controller.
 
+use castnet_console::api;
+use castnet_console::api::installed_group::State;
+use castnet_console::columns;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Done, Output, Page, Report, Rows, remark};
+use castnet_console::settings;
 use castnet_proto::convert::{install_requests, install_result_from_proto};
 use castnet_wire::McstId;
 use serde::Serialize;
 
 use super::forwarding::SwitchForwardingReport;
 use super::{Destroyed, Verb, collective, show};
-use crate::api;
-use crate::api::installed_group::State;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Done, Output, Page, Report, Rows, columns, remark};
-use crate::{pick, rules};
+use crate::pick;
 
 #[derive(Debug, Serialize)]
 struct SwitchGroupLine {
@@ -209,7 +211,7 @@ impl Report for SwitchCollectiveReport {
         ];
         let place = [
             ("parent", parent),
-            ("memory", crate::units::bytes(memory)),
+            ("memory", castnet_console::units::bytes(memory)),
             ("worker", self.worker.to_string()),
         ];
         page.facts(
@@ -370,7 +372,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                     ),
                 );
             };
-            let rules = rules::load(file)?;
+            let rules = settings::read_rules(file)?;
             let wanted = |name: &str| create.name.as_deref().is_none_or(|only| only == name);
             let groups: Vec<_> = rules.groups.iter().filter(|g| wanted(&g.name)).collect();
             if groups.is_empty() {

@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use super::GroupLine;
 use super::lanes::{self, LaneLine};
-use crate::api;
-use crate::output::{Page, Report, Row};
-use crate::tree::Node;
-use crate::units::{bytes, plural};
 pub(crate) use args::CollectiveArgs;
+use castnet_console::api;
+use castnet_console::output::{Page, Report, Row};
+use castnet_console::tree::Node;
+use castnet_console::units::{bytes, plural};
 pub(crate) use conflict::Conflict;
 pub(crate) use endpoints::{EndpointRow, Progress, endpoint_rows, progress, progress_text};
 pub(crate) use policies::{Policies, millis};

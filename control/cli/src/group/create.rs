@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use castnet_console::api;
 use castnet_wire::{MacAddr, Qpn};
 use clap::Args;
 
 use super::collective::CollectiveArgs;
-use crate::api;
 
 /// What a group shall be.
 #[derive(Debug, Args)]

@@ -1,12 +1,13 @@
 //! Groups that forward, as one switch has them.
 
+use castnet_console::api;
+use castnet_console::columns;
+use castnet_console::output::{Page, Report};
+use castnet_console::units::{bytes, count};
 use castnet_worker::engine::{ForwardingCounters, copy_forwarding_counters};
 use serde::Serialize;
 
-use crate::api;
 use crate::counters::Counted;
-use crate::output::{Page, Report, columns};
-use crate::units::{bytes, count};
 
 /// One endpoint of a group.
 #[derive(Clone, Debug, Serialize)]

@@ -1,9 +1,8 @@
 //! The lanes of a group, as people read of them.
 
+use castnet_console::api;
+use castnet_console::output::Row;
 use serde::Serialize;
-
-use crate::api;
-use crate::output::Row;
 
 /// A lane and where it is worked on.
 #[derive(Debug, Serialize)]

@@ -1,5 +1,10 @@
 //! One group: its tree drawn, and how far each path has acknowledged.
 
+use castnet_console::api;
+use castnet_console::columns;
+use castnet_console::connect;
+use castnet_console::output::{Page, Report, named};
+use castnet_console::tree::Node;
 use castnet_proto::transport::{Address, Security};
 use castnet_worker::engine::{MulticastCounters, PathCounters, copy_path_counters};
 use serde::Serialize;
@@ -8,11 +13,7 @@ use super::at_switch::owner_text;
 use super::collective::millis;
 use super::lanes::{self, LaneLine};
 use super::phase_name;
-use crate::api;
-use crate::connect;
 use crate::counters::Counted;
-use crate::output::{Page, Report, columns, named};
-use crate::tree::Node;
 
 /// A group as the controller planned it and as the switches see it.
 #[derive(Debug, Serialize)]

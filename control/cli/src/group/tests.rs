@@ -1,5 +1,7 @@
 //! What `group show` says of a group: its generation, how it works, and who conflicts; for people and for machines.
 
+use castnet_console::api;
+use castnet_console::output::{Page, Report};
 use castnet_proto::convert::rule_to_proto;
 use castnet_proto::transport::Security;
 use castnet_rules::{COLLECTIVE_EXAMPLE, RuleSet};
@@ -8,8 +10,6 @@ use serde_json::{Value, json};
 use super::at_switch::SwitchCollectiveReport;
 use super::collective::CollectiveReport;
 use super::show::{GroupReport, SwitchGroupReport};
-use crate::api;
-use crate::output::{Page, Report};
 
 /// The report as JSON and as text, blanks taken together.
 fn both(report: &impl Report) -> (Value, String) {

@@ -13,6 +13,10 @@ use std::time::Duration;
 use castnet_comm::{
     CommConfig, Communicator, DataType, Fallback, LossPolicy, Operation, Progress, StragglerPolicy, Timeouts,
 };
+use castnet_console::connect::{CONTROLLER, Tls};
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, remark, write_stdout};
+use castnet_console::units::{self, Span};
 use castnet_proto::transport::Address;
 use castnet_wire::Pmtu;
 use clap::{Args, ValueEnum};
@@ -20,11 +24,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::device::{Device, HostDevice};
 use super::member::Stop;
-use crate::connect::{CONTROLLER, Tls};
-use crate::exit::{Failure, Outcome};
 use crate::group::pmtu;
-use crate::output::{Output, remark, write_stdout};
-use crate::units::{self, Span};
 pub(crate) use failure::failure;
 use measure::Measure;
 use sizes::Sizes;

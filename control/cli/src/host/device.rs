@@ -6,19 +6,19 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use castnet_console::exit::{Failure, Outcome};
 use castnet_port::{BoxPort, PortSpec, Waker};
 use castnet_rnic::verbs::{VerbsConfig, VerbsRnic};
 use castnet_rnic::{
     Access, Completion, DeviceAttributes, Gateway, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState,
     RecvWr, Rnic, RnicError, SendWr, SoftRnic, SoftRnicConfig,
 };
+use castnet_switch::config::port_text;
 use castnet_wire::{Nanos, Qpn};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::member;
-use crate::exit::{Failure, Outcome};
-use crate::switch::config::port_text;
 
 /// The RNIC and its address.
 #[derive(Clone, Debug, Args)]

@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
+use castnet_console::api;
+use castnet_console::connect;
+use castnet_console::exit::{Failure, Outcome};
 use castnet_port::{BoxPort, Pool, PoolConfig, PortSpec, Sides};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::stream::{
@@ -21,9 +24,6 @@ use castnet_rnic::{
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
 use tokio::runtime::Handle;
 
-use crate::api;
-use crate::connect;
-use crate::exit::{Failure, Outcome};
 use crate::host::device::HostDevice;
 use crate::host::patience::Silence;
 

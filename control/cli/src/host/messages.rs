@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Page, Report};
+use castnet_console::units::{Size, bit_rate, bytes, count, rate_of, span};
 use castnet_rnic::messages::{self, MessageReceiver, Messages, MessagesSummary};
 use castnet_rnic::stream::Flow;
 use clap::Args;
@@ -12,9 +15,6 @@ use super::device::{HostDevice, Traffic};
 use super::member::{self, Stop};
 use super::patience::Silence;
 use super::{MemberArgs, Op, ReceiveCommand, SendCommand};
-use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Page, Report};
-use crate::units::{Size, bit_rate, bytes, count, rate_of, span};
 
 /// What messages.
 #[derive(Clone, Copy, Debug, Args)]

@@ -3,13 +3,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use castnet_console::api;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::remark;
 use castnet_rnic::stream::Flow;
 
-use crate::api;
-use crate::exit::{Failure, Outcome};
 use crate::host::device::HostDevice;
 use crate::host::member::{Dial, Stop};
-use crate::output::remark;
 
 /// Silence after which a source is told that nobody answers.
 const REMARK_AFTER: Duration = Duration::from_secs(5);
@@ -61,7 +61,10 @@ impl Silence {
     /// The failure of a source that has given up.
     pub(super) fn failure(&self) -> Option<Failure> {
         let most = self.give_up.filter(|_| self.over)?;
-        let what = format!("nothing has been acknowledged for {}", crate::units::span(most));
+        let what = format!(
+            "nothing has been acknowledged for {}",
+            castnet_console::units::span(most)
+        );
         Some(Failure::unreachable(what).next("castnet group show GROUP tells which receiver is waited for"))
     }
 }

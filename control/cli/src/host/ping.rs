@@ -3,15 +3,15 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Row, Rows};
+use castnet_console::units::{Span, span};
 use castnet_rnic::Rnic;
 use clap::Args;
 use serde::Serialize;
 
 use super::device::{Device, Kind};
 use super::member::{self, Stop};
-use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Row, Rows};
-use crate::units::{Span, span};
 
 /// Whom to ask for.
 #[derive(Debug, Args)]

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use castnet_console::api;
+use castnet_console::output::{Page, Report};
+use castnet_console::units::{bit_rate, bytes, count, rate_of, span};
 use serde::Serialize;
 
 use super::device::{HostDevice, Kind, Traffic};
 use super::member::Figures;
-use crate::api;
-use crate::output::{Page, Report};
-use crate::units::{bit_rate, bytes, count, rate_of, span};
 
 /// What a transfer came to at one host.
 #[derive(Debug, Serialize)]

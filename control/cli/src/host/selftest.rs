@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Page, Report, Row, remark};
+use castnet_console::units::span;
 use castnet_rnic::conformance::{self, CheckReport, OneDevice};
 use castnet_rnic::{DeviceAttributes, Rnic};
 use clap::Args;
@@ -9,9 +12,6 @@ use serde::Serialize;
 
 use super::device::{Device, Kind};
 use super::member;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Output, Page, Report, Row, remark};
-use crate::units::span;
 
 /// Which RNIC.
 #[derive(Debug, Args)]

@@ -1,13 +1,13 @@
 //! From two readings of a switch's workers to figures. Pure, so that it can be tested.
 
+use castnet_console::api;
+use castnet_console::output::named;
+use castnet_console::units::count;
 use castnet_wire::CounterSet;
 use castnet_worker::{Clocks, WorkerCounters, copy_clocks, copy_worker_counters};
 use serde::Serialize;
 
-use crate::api;
-use crate::output::named;
 use crate::port::PortNames;
-use crate::units::count;
 
 /// The sizes of batches that are told apart, first and last.
 pub(super) const BATCHES: [(usize, usize); 6] = [(1, 1), (2, 4), (5, 8), (9, 16), (17, 31), (32, 32)];

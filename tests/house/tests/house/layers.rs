@@ -22,6 +22,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("proto", &["rules"]),
     ("agent", &["proto", "worker"]),
     ("controller", &["proto", "planner"]),
+    ("console", &["proto", "rules"]),
+    ("switch", &["console", "dpdk", "worker"]),
+    ("doctor", &["rnic", "switch"]),
+    ("bench", &["switch", "traffic"]),
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
@@ -69,9 +73,9 @@ const IMPURE: &[&str] = &[
     "parking_lot",
 ];
 
-/// tokio and tonic stop here: a frame never crosses an async boundary. In comm they are on a thread of their own, which talks
+/// Crates that may use tokio and tonic, beside the binary: a frame never crosses an async boundary. In comm they are on a thread of their own, which talks
 /// with the controller.
-const ASYNC: &[&str] = &["proto", "agent", "controller", "comm"];
+const ASYNC: &[&str] = &["proto", "agent", "controller", "comm", "console", "switch", "bench"];
 
 fn ours() -> Vec<Package> {
     let metadata = MetadataCommand::new().no_deps().exec().expect("cargo metadata");

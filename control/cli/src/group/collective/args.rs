@@ -1,9 +1,8 @@
 //! A collective group as an operator writes it.
 
+use castnet_console::api;
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use clap::Args;
-
-use crate::api;
 
 /// What a collective group shall be.
 #[derive(Debug, Default, Args)]

@@ -1,10 +1,9 @@
 //! Ranks that called different collectives: who said what.
 
+use castnet_console::api;
+use castnet_console::output::{Page, Row};
 use castnet_proto::convert::call_from_proto;
 use serde::Serialize;
-
-use crate::api;
-use crate::output::{Page, Row};
 
 /// A collective that a group's ranks disagree about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

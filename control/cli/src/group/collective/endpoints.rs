@@ -1,14 +1,15 @@
 //! How far a collective group is at a switch, and how far each of its endpoints.
 
+use castnet_console::api;
+use castnet_console::columns;
+use castnet_console::output::named;
+use castnet_console::units::count;
 use castnet_wire::Psn;
 use castnet_worker::engine::{EndpointCounters, copy_endpoint_counters};
 use serde::Serialize;
 
 use super::super::show::virtual_qpn;
 use super::ranks_text;
-use crate::api;
-use crate::output::{columns, named};
-use crate::units::count;
 
 /// How far a collective group is at a switch.
 #[derive(Clone, Debug, Serialize)]
@@ -123,7 +124,7 @@ pub(crate) fn progress_text(progress: Option<&Progress>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::Row;
+    use castnet_console::output::Row;
 
     #[test]
     fn who_is_behind_is_told_over_the_wrap_of_the_psns_and_not_of_the_parent() {

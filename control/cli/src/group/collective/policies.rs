@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use castnet_console::api;
+use castnet_console::units::{count, span};
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use serde::Serialize;
-
-use crate::api;
-use crate::units::{count, span};
 
 /// How a collective group works.
 #[derive(Clone, Debug, Serialize)]

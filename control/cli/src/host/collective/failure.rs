@@ -1,11 +1,11 @@
 //! What a collective that failed means for the user.
 
 use castnet_comm::{CommError, ControllerError, RankName};
+use castnet_console::connect;
+use castnet_console::exit::Failure;
+use castnet_console::units::span;
 
 use super::super::member;
-use crate::connect;
-use crate::exit::Failure;
-use crate::units::span;
 
 /// Where somebody who cannot reach the controller may look.
 const NO_CONTROLLER: &str = "start the controller (castnet controller --help), or say where it is: --controller URL or CASTNET_CONTROLLER";

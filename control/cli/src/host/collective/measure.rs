@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use castnet_comm::{CommError, Communicator, DataType, Operation, bf16, f16};
+use castnet_console::exit::Failure;
+use castnet_console::units;
+
 use super::Which;
 use super::failure::failure;
 use super::numbers::{Number, contribution, reduced};
 use super::table::{Row, path_name};
-use crate::exit::Failure;
-use crate::units;
-use castnet_comm::{CommError, Communicator, DataType, Operation, bf16, f16};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::units::Size;
+use castnet_console::units::Size;
 
 /// As given.
 #[derive(Clone, Debug, PartialEq, Eq)]

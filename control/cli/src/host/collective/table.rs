@@ -1,10 +1,10 @@
 //! The table of results, as people know it from nccl-tests and the OSU benchmarks.
 
 use castnet_comm::CommPath;
+use castnet_console::output::{Page, Report};
 use serde::Serialize;
 
 use super::{MeasureArgs, Which};
-use crate::output::{Page, Report};
 
 /// What a size came to.
 #[derive(Clone, Debug, Serialize)]
@@ -194,7 +194,7 @@ mod tests {
             warmup: 5,
             no_verify: false,
             verify: false,
-            timeout: crate::units::Span(std::time::Duration::ZERO),
+            timeout: castnet_console::units::Span(std::time::Duration::ZERO),
         };
         Table::new(Which::Reduce, &measure)
     }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use castnet_comm::{CommConfig, Fallback};
+use castnet_console::api;
+use castnet_console::output::{Output, remark};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::super::member::Dial;
 use super::RankArgs;
-use crate::api;
-use crate::output::{Output, remark};
 
 /// Nobody reads what is over sooner.
 const SILENT: Duration = Duration::from_secs(2);

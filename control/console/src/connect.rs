@@ -1,0 +1,164 @@
+//! Where switches and the controller are, and how connections to them are protected.
+
+use std::path::PathBuf;
+
+use castnet_proto::transport::{Address, Security, TlsFiles, TransportError, connect};
+use clap::Args;
+
+use crate::api::{AgentClient, ControllerClient};
+use crate::exit::{Failure, Outcome};
+
+/// Where the agent of a switch listens unless told otherwise.
+pub const AGENT: &str = "http://127.0.0.1:7471";
+
+/// Where the controller listens unless told otherwise.
+pub const CONTROLLER: &str = "http://127.0.0.1:7470";
+
+/// What protects a connection: the same files at both ends.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Security (https:// addresses need all three files)")]
+pub struct Tls {
+    /// PEM: the authority that the other side's certificate must come from
+    #[arg(long = "tls-ca", global = true, value_name = "FILE", env = "CASTNET_TLS_CA")]
+    pub ca: Option<PathBuf>,
+    /// PEM: this side's certificate
+    #[arg(
+        long = "tls-cert",
+        global = true,
+        value_name = "FILE",
+        env = "CASTNET_TLS_CERT"
+    )]
+    pub cert: Option<PathBuf>,
+    /// PEM: this side's private key
+    #[arg(long = "tls-key", global = true, value_name = "FILE", env = "CASTNET_TLS_KEY")]
+    pub key: Option<PathBuf>,
+    /// Accepts plaintext beyond this machine: anybody on the way can read and change it
+    #[arg(long, global = true)]
+    pub insecure: bool,
+}
+
+impl Tls {
+    /// The same where given, `other` elsewhere: flags before file.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            ca: self.ca.or(other.ca),
+            cert: self.cert.or(other.cert),
+            key: self.key.or(other.key),
+            insecure: self.insecure || other.insecure,
+        }
+    }
+
+    /// In the terms of the transport.
+    pub fn security(&self) -> Outcome<Security> {
+        let tls = match (&self.ca, &self.cert, &self.key) {
+            (Some(ca), Some(cert), Some(key)) => Some(TlsFiles {
+                ca: ca.clone(),
+                cert: cert.clone(),
+                key: key.clone(),
+            }),
+            (None, None, None) => None,
+            _ => {
+                return Err(Failure::usage("only a part of the certificates is given")
+                    .next("give all three: --tls-ca, --tls-cert and --tls-key"));
+            }
+        };
+        Ok(Security {
+            tls,
+            insecure: self.insecure,
+        })
+    }
+}
+
+/// The switch to ask.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "The switch")]
+pub struct AgentArgs {
+    /// Where its agent listens: http://127.0.0.1:PORT, https://HOST:PORT or unix:/PATH
+    #[arg(long, global = true, value_name = "URL", env = "CASTNET_AGENT", default_value = AGENT)]
+    pub agent: Address,
+    #[command(flatten)]
+    /// Files that protect the connection.
+    pub tls: Tls,
+}
+
+impl AgentArgs {
+    /// Connects to the switch's agent.
+    pub async fn connect(&self) -> Outcome<AgentClient> {
+        agent(&self.agent, &self.tls.security()?).await
+    }
+}
+
+/// The largest answer that is taken: counters of 100,000 groups do not fit the 4 MiB that gRPC takes by itself.
+const ANSWER_BYTES_MAX: usize = 1 << 30;
+
+/// Connects to a switch's agent.
+pub async fn agent(address: &Address, security: &Security) -> Outcome<AgentClient> {
+    let channel = connect(address, security).await.map_err(|e| {
+        failure(
+            &e,
+            "start the switch (castnet switch --help), or say where it is: --agent URL or CASTNET_AGENT",
+        )
+    })?;
+    Ok(AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
+}
+
+/// Connects to the controller.
+pub async fn controller(address: &Address, security: &Security) -> Outcome<ControllerClient> {
+    let channel = connect(address, security).await.map_err(|e| {
+        failure(
+            &e,
+            "start the controller (castnet controller --help), or say where it is: --controller URL or \
+             CASTNET_CONTROLLER",
+        )
+    })?;
+    Ok(ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
+}
+
+/// What a failed connection means for the user.
+pub fn failure(error: &TransportError, not_there: &str) -> Failure {
+    match error {
+        // The message of the rule about plaintext says what to do already.
+        TransportError::Plaintext { .. } | TransportError::NoCertificates { .. } => Failure::usage(error),
+        TransportError::File { .. } | TransportError::Tls { .. } => Failure::usage(error)
+            .next("see that the PEM files are whole, belong together and can be read by this user"),
+        TransportError::Listen { .. } => {
+            Failure::failed(error).next("choose another address with --listen; port 0 takes any free one")
+        }
+        TransportError::Resolve { .. } | TransportError::Connect { .. } | TransportError::Timeout { .. } => {
+            Failure::unreachable(error).next(not_there)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_come_together_or_not_at_all() {
+        let some = |name: &str| Some(PathBuf::from(name));
+        let part = Tls {
+            ca: some("ca.pem"),
+            ..Tls::default()
+        };
+        assert_eq!(part.security().map_err(|f| f.code()), Err(2));
+        let file = Tls {
+            ca: None,
+            cert: some("c.pem"),
+            key: some("k.pem"),
+            insecure: false,
+        };
+        let whole = part.or(file).security().expect("three files");
+        assert_eq!(whole.tls.map(|t| t.key), some("k.pem"));
+        assert!(
+            Tls::default()
+                .security()
+                .is_ok_and(|s| s.tls.is_none() && !s.insecure)
+        );
+    }
+
+    #[test]
+    fn the_default_addresses_are_addresses() {
+        assert!(AGENT.parse::<Address>().is_ok() && CONTROLLER.parse::<Address>().is_ok());
+    }
+}

@@ -1,0 +1,201 @@
+//! How a command ends: the exit codes, and failures that say what to do next.
+
+use std::fmt;
+use std::io;
+
+use serde::Serialize;
+
+/// What the exit code says; the table is printed by `castnet --help`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Kind {
+    /// The command ran, and did not reach its goal.
+    Failed = 1,
+    /// The command line or a file is wrong; nothing was tried.
+    Usage = 2,
+    /// The other side answered, and said no.
+    Refused = 3,
+    /// The other side did not answer.
+    Unreachable = 4,
+}
+
+/// Why a command failed, and what to do about it.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Which exit code.
+    pub kind: Kind,
+    /// What went wrong, in one line or more.
+    pub what: String,
+    /// What the reader can do next.
+    pub next: Option<String>,
+    /// The reader of our output has gone: end, but say nothing and call it success.
+    pub quiet: bool,
+}
+
+/// What a command returns.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    fn new(kind: Kind, what: impl fmt::Display) -> Self {
+        Self {
+            kind,
+            what: what.to_string(),
+            next: None,
+            quiet: false,
+        }
+    }
+
+    /// The command ran, and did not reach its goal.
+    pub fn failed(what: impl fmt::Display) -> Self {
+        Self::new(Kind::Failed, what)
+    }
+
+    /// The command line or a file is wrong.
+    pub fn usage(what: impl fmt::Display) -> Self {
+        Self::new(Kind::Usage, what)
+    }
+
+    /// The other side said no.
+    pub fn refused(what: impl fmt::Display) -> Self {
+        Self::new(Kind::Refused, what)
+    }
+
+    /// The other side did not answer.
+    pub fn unreachable(what: impl fmt::Display) -> Self {
+        Self::new(Kind::Unreachable, what)
+    }
+
+    /// Adds what to do next.
+    #[must_use]
+    pub fn next(mut self, next: impl fmt::Display) -> Self {
+        self.next = Some(next.to_string());
+        self
+    }
+
+    /// Puts what was being done before what went wrong.
+    #[must_use]
+    pub fn while_doing(mut self, doing: impl fmt::Display) -> Self {
+        self.what = format!("{doing}: {}", self.what);
+        self
+    }
+
+    /// The process's exit code.
+    pub fn code(&self) -> u8 {
+        if self.quiet { 0 } else { self.kind as u8 }
+    }
+
+    /// What stands on stderr for people.
+    pub fn text(&self) -> String {
+        let mut text = format!("error: {}\n", self.what);
+        if let Some(next) = &self.next {
+            for (i, line) in next.lines().enumerate() {
+                text.push_str(if i == 0 { " next: " } else { "       " });
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    /// What stands on stderr for machines.
+    pub fn json(&self) -> String {
+        let object = serde_json::json!({
+            "error": self.what, "kind": self.kind, "next": self.next, "exit_code": self.code(),
+        });
+        format!("{object}\n")
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+/// Errors while writing our own output. A reader that has seen enough (`castnet counters | head -1`) is no fault.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let quiet = error.kind() == io::ErrorKind::BrokenPipe;
+        Self {
+            quiet,
+            ..Self::failed(error)
+        }
+    }
+}
+
+impl From<tonic::Status> for Failure {
+    fn from(status: tonic::Status) -> Self {
+        use tonic::Code;
+        let message = match status.message() {
+            "" => status.code().description().to_owned(),
+            text => text.to_owned(),
+        };
+        match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded => Self::unreachable(message)
+                .next("see that the other side runs, and that the address and the port are right"),
+            Code::Internal | Code::Unknown | Code::DataLoss | Code::Aborted | Code::Cancelled => {
+                Self::failed(message)
+            }
+            Code::Unauthenticated | Code::PermissionDenied => Self::refused(message).next(
+                "give a client certificate that the other side trusts: --tls-ca, --tls-cert, --tls-key",
+            ),
+            Code::Unimplemented => {
+                Self::refused(format!("the other side does not know this call: {message}"))
+                    .next("use the same release on both sides")
+            }
+            _ => Self::refused(message),
+        }
+    }
+}
+
+/// Reads a file whole, or says which one and why not.
+pub fn read_text(path: &std::path::Path) -> Outcome<String> {
+    std::fs::read_to_string(path).map_err(|e| cannot_read(path, &e))
+}
+
+/// The failure of reading a file that the user named.
+pub fn cannot_read(path: &std::path::Path, error: &io::Error) -> Failure {
+    Failure::usage(format!("cannot read {}: {error}", path.display()))
+        .next("see that the path is right and that this user may read it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_becomes_the_exit_code_that_the_help_promises() {
+        let code = |c: tonic::Code| Failure::from(tonic::Status::new(c, "x")).code();
+        assert_eq!(code(tonic::Code::Unavailable), 4);
+        assert_eq!(code(tonic::Code::InvalidArgument), 3);
+        assert_eq!(code(tonic::Code::AlreadyExists), 3);
+        assert_eq!(code(tonic::Code::Unauthenticated), 3);
+        assert_eq!(code(tonic::Code::Internal), 1);
+    }
+
+    #[test]
+    fn a_reader_that_went_away_is_no_fault() {
+        assert_eq!(
+            Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).code(),
+            0
+        );
+        assert_eq!(
+            Failure::from(io::Error::from(io::ErrorKind::StorageFull)).code(),
+            1
+        );
+    }
+
+    #[test]
+    fn people_and_machines_read_the_same_failure() {
+        let failure = Failure::refused("no such group: g").next("castnet group list\nshows them");
+        assert_eq!(
+            failure.text(),
+            "error: no such group: g\n next: castnet group list\n       shows them\n"
+        );
+        let json: serde_json::Value = serde_json::from_str(&failure.json()).expect("JSON");
+        assert_eq!(json["exit_code"], 3);
+        assert_eq!(json["kind"], "refused");
+        assert_eq!(json["error"], "no such group: g");
+    }
+}

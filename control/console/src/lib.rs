@@ -1,0 +1,13 @@
+//! What the commands of the binary have in common: reports as tables and as JSON, failures and exit codes, units, configuration
+//! files, connections, readiness and signals.
+
+pub mod api;
+pub mod connect;
+pub mod drops;
+pub mod exit;
+pub mod output;
+pub mod service;
+pub mod settings;
+pub mod tree;
+pub mod units;
+pub mod watch;

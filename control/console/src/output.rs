@@ -1,0 +1,389 @@
+//! What commands print: tables for people and JSON for machines, both from the same data.
+
+use std::io::{self, IsTerminal, Write};
+
+use castnet_wire::CounterSet;
+use clap::ValueEnum;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde::{Serialize, Serializer};
+
+use crate::exit::{Failure, Outcome};
+use crate::units::{bytes, count};
+
+/// Who reads the output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Tables and sentences for people.
+    #[default]
+    Table,
+    /// JSON for machines: one object or array; for what goes on (`--watch`, live traces, runs of a bench) one object a line.
+    Json,
+}
+
+/// What a command found. Its fields are the JSON; the page is for people. Nothing is computed twice.
+pub trait Report: Serialize {
+    /// Writes it for people.
+    fn page(&self, page: &mut Page);
+}
+
+/// A line of a table; a list of them is a [`Report`].
+pub trait Row: Serialize {
+    /// The column names. Those of fields are the fields' own: `data_in` is shown as DATA IN.
+    const COLUMNS: &'static [&'static str];
+
+    /// As many cells as there are columns.
+    fn cells(&self) -> Vec<String>;
+}
+
+/// Implements [`Row`] by fields: `columns!(row: Type => row { a, b } (row.counters) { c })`. A column may have another
+/// heading, `a as "heading"`, or be a method, `a()`.
+#[macro_export]
+macro_rules! columns {
+    ($row:ident: $type:ty => $($of:tt { $($field:ident $(($($none:tt)*))? $(as $heading:literal)?),+ $(,)? })+) => {
+        impl $crate::output::Row for $type {
+            const COLUMNS: &'static [&'static str] = &[$($($crate::heading!($field $($heading)?),)+)+];
+
+            fn cells(&self) -> Vec<String> {
+                let $row = self;
+                vec![$($($crate::output::Cell::cell(&$of.$field $(($($none)*))?, stringify!($field)),)+)+]
+            }
+        }
+    };
+}
+
+/// The heading of a column.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! heading {
+    ($field:ident) => {
+        stringify!($field)
+    };
+    ($field:ident $heading:literal) => {
+        $heading
+    };
+}
+
+/// A value in a table.
+pub trait Cell {
+    /// For people. `name` is its field's: what is named bytes is shown as a size.
+    fn cell(&self, name: &str) -> String;
+}
+
+impl Cell for u64 {
+    fn cell(&self, name: &str) -> String {
+        if name.contains("bytes") {
+            bytes(*self)
+        } else {
+            count(*self)
+        }
+    }
+}
+
+/// Numbers and names: no thousands apart.
+macro_rules! plain_cells {
+    ($($type:ty)*) => {$(
+        impl Cell for $type {
+            fn cell(&self, _: &str) -> String {
+                self.to_string()
+            }
+        }
+    )*};
+}
+plain_cells! { u32 usize String &str }
+
+impl<T: Cell> Cell for Option<T> {
+    fn cell(&self, name: &str) -> String {
+        self.as_ref()
+            .map_or_else(|| "-".to_owned(), |value| value.cell(name))
+    }
+}
+
+/// Serializes counters as a map, each under its name.
+pub fn named<C: CounterSet, S: Serializer>(counters: &C, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(counters.fields())
+}
+
+/// Text that grows: titles, sentences, facts and tables.
+#[derive(Debug, Default)]
+pub struct Page {
+    text: String,
+}
+
+impl Page {
+    /// A heading, set apart from what stands above it.
+    pub fn title(&mut self, text: impl AsRef<str>) {
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+        self.line(text);
+    }
+
+    /// A line, or several.
+    pub fn line(&mut self, text: impl AsRef<str>) {
+        self.text.push_str(text.as_ref().trim_end());
+        self.text.push('\n');
+    }
+
+    /// Names and values, one pair a line, values below one another.
+    pub fn facts(&mut self, facts: &[(&str, String)]) {
+        let width = facts
+            .iter()
+            .map(|(name, _)| name.chars().count())
+            .max()
+            .unwrap_or(0);
+        for (name, value) in facts {
+            self.line(format!("  {name:width$}  {value}"));
+        }
+    }
+
+    /// A table; columns of figures are set to the right.
+    pub fn table(&mut self, columns: &[&str], rows: Vec<Vec<String>>) {
+        let mut table = Table::new();
+        table
+            .load_preset(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_header(columns.iter().map(|c| c.replace('_', " ").to_uppercase()));
+        let figures: Vec<bool> = (0..columns.len())
+            .map(|i| {
+                let mut cells = rows
+                    .iter()
+                    .filter_map(|row| row.get(i))
+                    .filter(|cell| !cell.is_empty())
+                    .peekable();
+                cells.peek().is_some() && cells.all(|cell| is_figure(cell))
+            })
+            .collect();
+        table.add_rows(rows);
+        for (i, _) in figures.iter().enumerate().filter(|(_, figure)| **figure) {
+            if let Some(column) = table.column_mut(i) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        for line in table.lines() {
+            self.line(line.strip_prefix(' ').unwrap_or(&line));
+        }
+    }
+
+    /// A table of [`Row`]s, or a sentence where there are none.
+    pub fn rows<R: Row>(&mut self, rows: &[R], empty: &str) {
+        if rows.is_empty() {
+            self.line(empty);
+        } else {
+            self.table(R::COLUMNS, rows.iter().map(Row::cells).collect());
+        }
+    }
+
+    /// All that was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+/// `12`, `1 234`, `1.5 KiB`, `2.31 Gb/s`, `-`; not addresses or versions.
+fn is_figure(cell: &str) -> bool {
+    cell == "-"
+        || (cell.starts_with(|c: char| c.is_ascii_digit())
+            && cell.matches('.').count() < 2
+            && !cell.contains([':', '/'])
+            && !cell.starts_with("0x"))
+        || (cell.ends_with("b/s") && cell.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// A list as a report: a JSON array, or a table.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub struct Rows<R> {
+    rows: Vec<R>,
+    #[serde(skip)]
+    empty: &'static str,
+}
+
+impl<R: Row> Rows<R> {
+    /// The rows, and the sentence for people where there are none.
+    pub fn new(rows: Vec<R>, empty: &'static str) -> Self {
+        Self { rows, empty }
+    }
+}
+
+impl<R: Row> Report for Rows<R> {
+    fn page(&self, page: &mut Page) {
+        page.rows(&self.rows, self.empty);
+    }
+}
+
+/// One sentence that says what was done, with its facts for machines.
+#[derive(Debug, Serialize)]
+pub struct Done<T: Serialize> {
+    /// The facts.
+    #[serde(flatten)]
+    pub facts: T,
+    /// The sentence.
+    #[serde(skip)]
+    pub sentence: String,
+}
+
+impl<T: Serialize> Report for Done<T> {
+    fn page(&self, page: &mut Page) {
+        page.line(&self.sentence);
+    }
+}
+
+/// Where reports go.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    format: Format,
+}
+
+impl Output {
+    /// Output in `format`, on stdout.
+    pub fn new(format: Format) -> Self {
+        Self { format }
+    }
+
+    /// Whether machines read it.
+    pub fn is_json(self) -> bool {
+        self.format == Format::Json
+    }
+
+    /// Prints a report that is the command's whole answer.
+    pub fn show<R: Report>(self, report: &R) -> Outcome {
+        write_stdout(&self.render(report, true)?)
+    }
+
+    /// Prints one report of many: in JSON, each on a line of its own.
+    pub fn show_next<R: Report>(self, report: &R) -> Outcome {
+        write_stdout(&self.render(report, false)?)
+    }
+
+    fn render<R: Report>(self, report: &R, pretty: bool) -> Outcome<String> {
+        match self.format {
+            Format::Table => {
+                let mut page = Page::default();
+                report.page(&mut page);
+                Ok(page.text)
+            }
+            Format::Json => {
+                let json = if pretty {
+                    serde_json::to_string_pretty(report)
+                } else {
+                    serde_json::to_string(report)
+                };
+                json.map(|text| text + "\n").map_err(Failure::failed)
+            }
+        }
+    }
+
+    /// Prints a failure on stderr; a stderr that is gone is no further fault.
+    pub fn failure(self, failure: &Failure) {
+        if !failure.quiet {
+            let text = if self.is_json() {
+                failure.json()
+            } else {
+                failure.text()
+            };
+            let _ = io::stderr().write_all(text.as_bytes());
+        }
+    }
+
+    /// Whether progress bars have a reader.
+    pub fn shows_progress(self) -> bool {
+        io::stderr().is_terminal()
+    }
+}
+
+/// Writes text to stdout as it is, at once.
+pub fn write_stdout(text: &str) -> Outcome {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Writes a remark to stderr: for people, beside the report.
+pub fn remark(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Counter {
+        port: &'static str,
+        frames: u64,
+    }
+
+    impl Row for Counter {
+        const COLUMNS: &'static [&'static str] = &["port", "frames"];
+        fn cells(&self) -> Vec<String> {
+            vec![self.port.to_owned(), crate::units::count(self.frames)]
+        }
+    }
+
+    fn page<R: Report>(report: &R) -> String {
+        Output::new(Format::Table).render(report, true).expect("text")
+    }
+
+    #[test]
+    fn figures_stand_right_and_names_left() {
+        let rows = Rows::new(
+            vec![
+                Counter {
+                    port: "h1",
+                    frames: 7,
+                },
+                Counter {
+                    port: "spine",
+                    frames: 12_345,
+                },
+            ],
+            "",
+        );
+        assert_eq!(page(&rows), "PORT   FRAMES\nh1          7\nspine  12 345\n");
+    }
+
+    #[test]
+    fn an_empty_list_says_so_to_people_and_is_an_array_to_machines() {
+        let rows = Rows::<Counter>::new(vec![], "no ports");
+        assert_eq!(page(&rows), "no ports\n");
+        assert_eq!(
+            Output::new(Format::Json).render(&rows, true).expect("JSON"),
+            "[]\n"
+        );
+    }
+
+    #[test]
+    fn json_is_the_same_data_one_object_a_line_when_it_goes_on() {
+        let rows = Rows::new(
+            vec![Counter {
+                port: "h1",
+                frames: 7,
+            }],
+            "",
+        );
+        let line = Output::new(Format::Json).render(&rows, false).expect("JSON");
+        assert_eq!(line, "[{\"port\":\"h1\",\"frames\":7}]\n");
+    }
+
+    #[test]
+    fn addresses_are_no_figures() {
+        for (cell, figure) in [
+            ("12", true),
+            ("1.5 KiB", true),
+            ("-", true),
+            ("2.31 Gb/s", true),
+            ("10.0.0.1", false),
+            ("10.0.0.0/24", false),
+        ] {
+            assert_eq!(is_figure(cell), figure, "{cell}");
+        }
+    }
+
+    #[test]
+    fn facts_line_up() {
+        let mut page = Page::default();
+        page.facts(&[("a", "1".to_owned()), ("long", "2".to_owned())]);
+        assert_eq!(page.text(), "  a     1\n  long  2\n");
+    }
+}

@@ -1,0 +1,163 @@
+//! What runs until it is told to stop: readiness and signals.
+
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::exit::{Failure, Outcome};
+use crate::output::{Done, Output};
+
+/// How a process that a signal ended looks to a shell: 128 + SIGINT.
+const FORCED: i32 = 130;
+
+/// SIGINT and SIGTERM, caught from when this is made on.
+#[derive(Debug)]
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    /// Catches them. Must be made before readiness is announced, or an early signal would kill.
+    pub fn catch() -> Outcome<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for the first. From then on a second one ends the process at once.
+    pub async fn first(mut self) {
+        self.any().await;
+        tokio::spawn(async move {
+            self.any().await;
+            let _ = writeln!(
+                std::io::stderr(),
+                "castnet: ended by force: not everything was put in order"
+            );
+            std::process::exit(FORCED);
+        });
+    }
+
+    /// Waits for one.
+    pub async fn any(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Listening<'a> {
+    name: &'a str,
+    listening: &'a str,
+}
+
+/// Tells that a service is ready: on stdout, to systemd, and in a file. Dropped, it removes the file.
+#[derive(Debug)]
+pub struct Ready {
+    file: Option<PathBuf>,
+}
+
+impl Ready {
+    /// Announces a service that listens at `address`.
+    pub fn announce(output: Output, name: &str, address: &str, file: Option<&Path>) -> Outcome<Self> {
+        let line = Done {
+            facts: Listening {
+                name,
+                listening: address,
+            },
+            sentence: format!("{name}: listening on {address}"),
+        };
+        // The file first: who reads the line may look for it at once.
+        let ready = match file {
+            Some(path) => Self::quiet(path, address)?,
+            None => Self::none(),
+        };
+        // A service whose stdout nobody reads any more still serves.
+        match output.show_next(&line) {
+            Err(failure) if !failure.quiet => return Err(failure),
+            _ => {}
+        }
+        notify("READY=1");
+        Ok(ready)
+    }
+
+    /// Nothing to tell.
+    pub fn none() -> Self {
+        Self { file: None }
+    }
+
+    /// Tells in a file alone.
+    pub fn quiet(path: &Path, text: &str) -> Outcome<Self> {
+        write_whole(path, &format!("{text}\n")).map_err(|e| {
+            Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
+                .next("give --ready-file a path in a folder that this user may write to")
+        })?;
+        Ok(Self {
+            file: Some(path.to_owned()),
+        })
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        notify("STOPPING=1");
+        if let Some(path) = &self.file {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Writes a file so that who waits for it never sees a part of it.
+fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(format!(".{}", std::process::id()));
+    let part = PathBuf::from(part);
+    std::fs::write(&part, text)?;
+    std::fs::rename(&part, path)
+}
+
+/// Tells systemd how the service is, where systemd asked for it (sd_notify(3)).
+fn notify(state: &str) {
+    let Some(target) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let target = target.to_string_lossy().into_owned();
+    let address = match target.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&target),
+    };
+    // Nobody to tell is no reason not to serve.
+    if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
+        let _ = socket.send_to_addr(state.as_bytes(), &address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Format;
+
+    #[test]
+    fn the_ready_file_holds_the_address_while_the_service_is_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ready");
+        let output = Output::new(Format::Table);
+        let ready = Ready::announce(output, "leaf1", "http://127.0.0.1:1", Some(&path)).expect("announced");
+        assert_eq!(
+            std::fs::read_to_string(&path).expect("a file"),
+            "http://127.0.0.1:1\n"
+        );
+        drop(ready);
+        assert!(!path.exists());
+        let failure =
+            Ready::announce(output, "x", "y", Some(Path::new("/nonexistent/ready"))).expect_err("no folder");
+        assert_eq!(failure.code(), 2);
+    }
+}

@@ -1,0 +1,64 @@
+//! `--watch`: the same question again and again.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::Args;
+use tokio::time::MissedTickBehavior;
+
+use crate::exit::Outcome;
+use crate::output::{Output, Report, write_stdout};
+use crate::units::Span;
+
+/// Clears a terminal and puts the cursor into its first corner.
+const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// The shortest time between two questions.
+const EVERY_MIN: Duration = Duration::from_millis(10);
+
+/// How often a question is asked.
+#[derive(Clone, Debug, Args)]
+pub struct WatchArgs {
+    /// Asks again and again, until Ctrl-C; the time between is 1s unless given
+    #[arg(short, long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "1s")]
+    watch: Option<Span>,
+    /// With --watch: ends after so many times
+    #[arg(long, value_name = "N", requires = "watch")]
+    count: Option<u64>,
+}
+
+impl WatchArgs {
+    /// The time between two questions; `None` where there is one alone.
+    pub fn every(&self) -> Option<Duration> {
+        self.watch.map(|every| every.0.max(EVERY_MIN))
+    }
+
+    /// Shows what `look` finds: once, or each time anew. In JSON, what is watched is one object a line.
+    pub async fn show<R: Report>(
+        &self,
+        output: Output,
+        mut look: impl AsyncFnMut() -> Outcome<R>,
+    ) -> Outcome {
+        let Some(every) = self.every() else {
+            return output.show(&look().await?);
+        };
+        let clears = !output.is_json() && std::io::stdout().is_terminal();
+        let mut ticks = tokio::time::interval(every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut shown = 0;
+        while self.count.is_none_or(|most| shown < most) {
+            ticks.tick().await;
+            let report = look().await?;
+            if !output.is_json() {
+                write_stdout(match (clears, shown) {
+                    (true, _) => CLEAR,
+                    (false, 0) => "",
+                    (false, _) => "\n",
+                })?;
+            }
+            output.show_next(&report)?;
+            shown += 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! When a switch of several workers moves groups by itself: `--balance`, and `[balance]` in its file.
+
+use std::fmt::Display;
+use std::ops::Range;
+use std::str::FromStr;
+use std::time::Duration;
+
+use castnet_console::settings::File;
+use castnet_console::units::{Ratio, Span};
+use castnet_worker::Balance;
+use serde::Deserialize;
+use toml::Spanned;
+
+/// The shortest time between two looks: less says little about load.
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
+
+/// What is asked for; what is not given is as usual.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BalanceRule {
+    enabled: Option<bool>,
+    interval: Option<Duration>,
+    threshold: Option<f64>,
+}
+
+impl FromStr for BalanceRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self {
+                enabled: Some(false),
+                ..Self::default()
+            });
+        }
+        let span: Span = text
+            .parse()
+            .map_err(|_| format!("'{text}' is neither off nor a time such as 1s"))?;
+        Ok(Self {
+            enabled: Some(true),
+            interval: Some(interval(span)?),
+            threshold: None,
+        })
+    }
+}
+
+fn interval(Span(span): Span) -> Result<Duration, String> {
+    if span < INTERVAL_MIN {
+        return Err(format!("{} is too often: at least 10ms", Span(span)));
+    }
+    Ok(span)
+}
+
+fn threshold(Ratio(share): Ratio) -> Result<f64, String> {
+    if share <= 0.0 {
+        return Err("a worker would always be overloaded: above 0, up to 1".to_owned());
+    }
+    Ok(share)
+}
+
+impl BalanceRule {
+    /// The same where given, `other` elsewhere.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            enabled: self.enabled.or(other.enabled),
+            interval: self.interval.or(other.interval),
+            threshold: self.threshold.or(other.threshold),
+        }
+    }
+
+    /// For the dataplane.
+    pub fn balance(self) -> Option<Balance> {
+        let usual = Balance::default();
+        self.enabled.unwrap_or(true).then(|| Balance {
+            interval: self.interval.unwrap_or(usual.interval),
+            threshold: self.threshold.unwrap_or(usual.threshold),
+        })
+    }
+}
+
+/// `[balance]`.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BalanceTable {
+    enabled: Option<bool>,
+    interval: Option<Spanned<String>>,
+    threshold: Option<Spanned<f64>>,
+}
+
+impl BalanceTable {
+    pub(crate) fn read(self, file: &mut File) -> BalanceRule {
+        fn checked<T>(
+            file: &mut File,
+            at: Range<usize>,
+            field: &str,
+            value: Result<T, impl Display>,
+        ) -> Option<T> {
+            value.map_err(|why| file.fault(at, field, why)).ok()
+        }
+        let interval = self.interval.and_then(|text| {
+            let read = text.get_ref().parse().and_then(interval);
+            checked(file, text.span(), "balance.interval", read)
+        });
+        let threshold = self.threshold.and_then(|share| {
+            let read = share.get_ref().to_string().parse().and_then(threshold);
+            checked(file, share.span(), "balance.threshold", read)
+        });
+        BalanceRule {
+            enabled: self.enabled,
+            interval,
+            threshold,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_on_off_or_every_so_often() {
+        let rule = |text: &str| text.parse::<BalanceRule>();
+        assert_eq!(BalanceRule::default().balance(), Some(Balance::default()));
+        assert_eq!(rule("off").unwrap().balance(), None);
+        let every = |text: &str| rule(text).unwrap().balance().unwrap().interval;
+        assert_eq!(every("500ms"), Duration::from_millis(500));
+        assert_eq!(every("2"), Duration::from_secs(2));
+        for bad in ["", "on", "1ms", "0"] {
+            assert!(rule(bad).is_err(), "{bad}");
+        }
+        let file = BalanceRule {
+            enabled: Some(false),
+            threshold: Some(0.5),
+            ..BalanceRule::default()
+        };
+        let both = rule("1s").unwrap().or(file).balance().unwrap();
+        assert_eq!((both.interval, both.threshold), (Duration::from_secs(1), 0.5));
+    }
+}

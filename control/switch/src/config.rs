@@ -1,0 +1,551 @@
+//! The configuration of a switch: a file, and flags with the same fields. Flags win.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use castnet_console::connect::{self, Tls};
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::settings::File;
+use castnet_console::units::{Size, Span};
+use castnet_port::PortSpec;
+use castnet_proto::transport::Address;
+use castnet_wire::PortId;
+use clap::ValueEnum;
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::balance::{BalanceRule, BalanceTable};
+use crate::dpdk::Hugepages;
+
+/// What a worker does when it finds no frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Idle {
+    /// Polls again at once: the shortest delay, and a whole core for each worker.
+    Busy,
+    /// Polls for a while, then sleeps until a frame comes.
+    #[default]
+    Adaptive,
+}
+
+impl FromStr for Idle {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        ValueEnum::from_str(text, false).map_err(|_| format!("'{text}' is neither busy nor adaptive"))
+    }
+}
+
+/// A port as written: `NAME=SPEC`. A bare interface name is short for `af_packet:INTERFACE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPort {
+    /// Name of the port.
+    pub name: String,
+    /// Text that [`PortSpec`] parses: checked, the port is not opened.
+    pub spec: String,
+}
+
+impl FromStr for NamedPort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, spec) = match text.split_once('=') {
+            Some((name, spec)) if !name.contains(':') => (name, spec),
+            _ if text.contains(':') => return Err("write NAME=SPEC, such as h1=af_packet:veth-h1".to_owned()),
+            _ => (text, text),
+        };
+        Self::new(name, spec)
+    }
+}
+
+impl NamedPort {
+    fn new(name: &str, spec: &str) -> Result<Self, String> {
+        if name.is_empty() || name.chars().any(|c| c.is_whitespace() || c.is_control()) {
+            return Err(format!(
+                "'{name}' is no name for a port: printable characters without blanks"
+            ));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            spec: port_text(spec)?,
+        })
+    }
+}
+
+/// The whole form of a port's text, checked. A bare interface name is short for `af_packet:INTERFACE`.
+pub fn port_text(spec: &str) -> Result<String, String> {
+    // Options may hold colons of their own; the kind ends at a colon before any of them.
+    let head = spec.split(',').next().unwrap_or(spec);
+    let whole = if head.contains(':') {
+        spec.to_owned()
+    } else {
+        format!("af_packet:{spec}")
+    };
+    // Parsing the text of a memory link takes its end, so it is parsed only once, when the port is opened.
+    if !whole.starts_with("memory:") {
+        whole.parse::<PortSpec>().map_err(|e| e.to_string())?;
+    }
+    Ok(whole)
+}
+
+/// Faults to inject: `[PORT:]OPTIONS`, with the options that [`PortSpec`] knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultRule {
+    /// Which port; `None`: all of them, each with a seed of its own that follows from the one given.
+    pub port: Option<String>,
+    options: Vec<String>,
+    seed: u64,
+}
+
+impl FromStr for FaultRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let head = text.split('=').next().unwrap_or(text);
+        let (port, rest) = match head.split_once(':') {
+            Some((port, _)) => (Some(port.to_owned()), &text[port.len() + 1..]),
+            None => (None, text),
+        };
+        let mut rule = Self {
+            port,
+            options: Vec::new(),
+            seed: 0,
+        };
+        for option in rest.split(',').map(str::trim) {
+            match option.strip_prefix("seed=") {
+                Some(seed) => {
+                    rule.seed = seed
+                        .parse()
+                        .map_err(|_| format!("'{seed}' is no seed: a number"))?
+                }
+                None => rule.options.push(option.to_owned()),
+            }
+        }
+        // Parsed with a port that always exists, so that a fault in the options is reported before anything starts.
+        match format!("pcap:,x,{}", rule.text(0)).parse::<PortSpec>() {
+            Ok(_) => Ok(rule),
+            Err(error) => Err(error.reason),
+        }
+    }
+}
+
+impl FaultRule {
+    /// The options for the port with number `index`, as [`PortSpec`] reads them.
+    fn text(&self, index: usize) -> String {
+        let seed = if self.port.is_some() {
+            self.seed
+        } else {
+            self.seed.wrapping_add(index as u64)
+        };
+        format!("{},seed={seed}", self.options.join(","))
+    }
+}
+
+impl fmt::Display for FaultRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} on {}",
+            self.text(0),
+            self.port.as_deref().unwrap_or("all ports")
+        )
+    }
+}
+
+/// A worker thread: `core=N`, or `any`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerPlace {
+    /// Core that the thread is pinned to; `None` for any.
+    pub core: Option<usize>,
+}
+
+impl FromStr for WorkerPlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fault = || format!("'{text}' is no place for a worker: core=N or any");
+        match text.strip_prefix("core=") {
+            Some(core) => Ok(Self {
+                core: Some(core.parse().map_err(|_| fault())?),
+            }),
+            None if text == "any" => Ok(Self { core: None }),
+            None => Err(fault()),
+        }
+    }
+}
+
+/// Configuration of a switch. A field that is `None` or empty has its default.
+#[derive(Clone, Debug, Default)]
+pub struct SwitchConfig {
+    /// Name of the switch.
+    pub name: Option<String>,
+    /// Ports in the order of their numbers.
+    pub ports: Vec<NamedPort>,
+    /// Rule file with static groups and routes.
+    pub rules: Option<PathBuf>,
+    /// Address that the agent listens at.
+    pub listen: Option<Address>,
+    /// Certificates of the agent.
+    pub tls: Tls,
+    /// Worker threads.
+    pub workers: Vec<WorkerPlace>,
+    /// What a worker does when it finds no frame.
+    pub idle: Option<Idle>,
+    /// When groups are moved off overloaded workers.
+    pub balance: BalanceRule,
+    /// Faults to inject.
+    pub faults: Vec<FaultRule>,
+    /// Names of ports that are not flooded to.
+    pub no_flood: Vec<String>,
+    /// Largest number of groups.
+    pub groups_max: Option<usize>,
+    /// Memory for the state of all groups.
+    pub memory: Option<Size>,
+    /// Interval of LLDP announcements; zero for none.
+    pub lldp: Option<Span>,
+    /// Where DPDK's buffers live.
+    pub hugepages: Option<Hugepages>,
+}
+
+impl SwitchConfig {
+    /// Fields of `self` where they are set, else those of `other`.
+    pub fn or(self, other: Self) -> Self {
+        fn list<T>(mine: Vec<T>, other: Vec<T>) -> Vec<T> {
+            if mine.is_empty() { other } else { mine }
+        }
+        Self {
+            name: self.name.or(other.name),
+            ports: list(self.ports, other.ports),
+            rules: self.rules.or(other.rules),
+            listen: self.listen.or(other.listen),
+            tls: self.tls.or(other.tls),
+            workers: list(self.workers, other.workers),
+            idle: self.idle.or(other.idle),
+            balance: self.balance.or(other.balance),
+            faults: list(self.faults, other.faults),
+            no_flood: list(self.no_flood, other.no_flood),
+            groups_max: self.groups_max.or(other.groups_max),
+            memory: self.memory.or(other.memory),
+            lldp: self.lldp.or(other.lldp),
+            hugepages: self.hugepages.or(other.hugepages),
+        }
+    }
+
+    /// Where its agent listens.
+    pub fn listen(&self) -> Address {
+        let default = || Address::Tcp {
+            tls: false,
+            host: "127.0.0.1".to_owned(),
+            port: 7471,
+        };
+        self.listen
+            .clone()
+            .or_else(|| connect::AGENT.parse().ok())
+            .unwrap_or_else(default)
+    }
+
+    /// Its ports with their faults, in the order of their numbers, ready to be opened.
+    pub fn port_specs(&self) -> Outcome<Vec<(String, PortSpec)>> {
+        if self.ports.is_empty() {
+            return Err(Failure::usage("a switch needs ports").next(
+                "castnet switch --port NAME=INTERFACE --port ...\nor [[ports]] in a file: --config FILE",
+            ));
+        }
+        if self.ports.len() > PortId::COUNT {
+            return Err(Failure::usage(format!(
+                "{} ports: a switch has {} at most",
+                self.ports.len(),
+                PortId::COUNT
+            )));
+        }
+        for rule in &self.faults {
+            if let Some(port) = &rule.port
+                && !self.ports.iter().any(|p| p.name == *port)
+            {
+                return Err(Failure::usage(format!(
+                    "faults are asked for on port {port}, which this switch has not"
+                )));
+            }
+        }
+        if let Some(port) = self
+            .no_flood
+            .iter()
+            .find(|n| !self.ports.iter().any(|p| p.name == **n))
+        {
+            return Err(Failure::usage(format!(
+                "no flooding is asked for on port {port}, which this switch has not"
+            )));
+        }
+        let mut specs: Vec<(String, PortSpec)> = Vec::new();
+        for (index, port) in self.ports.iter().enumerate() {
+            if specs.iter().any(|(name, _)| *name == port.name) {
+                return Err(Failure::usage(format!("two ports have the name {}", port.name)));
+            }
+            let rule = self
+                .faults
+                .iter()
+                .find(|r| r.port.as_ref().is_none_or(|p| *p == port.name));
+            let text = match rule {
+                Some(rule) => format!("{},{}", port.spec, rule.text(index)),
+                None => port.spec.clone(),
+            };
+            let spec = text
+                .parse()
+                .map_err(|e| Failure::usage(format!("port {}: {e}", port.name)))?;
+            specs.push((port.name.clone(), spec));
+        }
+        Ok(specs)
+    }
+
+    /// Reads a file; paths in it are taken from its folder.
+    pub fn read(path: &Path) -> Outcome<Self> {
+        let (mut file, table) = File::read::<Table>(path)?;
+        let ports = table.ports.iter().enumerate().filter_map(|(i, port)| {
+            let field = format!("ports[{i}]");
+            let spec = port.spec.as_ref().unwrap_or(&port.name);
+            match NamedPort::new(port.name.get_ref(), spec.get_ref()) {
+                Ok(port) => Some(port),
+                Err(message) => {
+                    file.fault(spec.span(), format!("{field}.spec"), message);
+                    None
+                }
+            }
+        });
+        let ports = ports.collect();
+        let each = |file: &mut File, name: &str, list: &[Spanned<String>]| -> Vec<FaultRule> {
+            let rule = |(i, text)| file.text(&format!("{name}[{i}]"), Some(text));
+            list.iter().enumerate().filter_map(rule).collect()
+        };
+        let faults = each(&mut file, "faults", &table.faults);
+        let tls = table.tls.unwrap_or_default();
+        let balance = table.balance.unwrap_or_default().read(&mut file);
+        let path_of = |file: &File, path: Option<PathBuf>| path.map(|p| file.beside(p));
+        let config = Self {
+            name: table.name,
+            ports,
+            listen: file.text("listen", table.listen.as_ref()),
+            idle: file.text("idle", table.idle.as_ref()),
+            lldp: file.text("lldp", table.lldp.as_ref()),
+            hugepages: file.text("hugepages", table.hugepages.as_ref()),
+            memory: file.text("memory", table.memory.as_ref()),
+            rules: path_of(&file, table.rules),
+            tls: Tls {
+                ca: path_of(&file, tls.ca),
+                cert: path_of(&file, tls.cert),
+                key: path_of(&file, tls.key),
+                insecure: table.insecure,
+            },
+            workers: table
+                .workers
+                .iter()
+                .map(|w| WorkerPlace { core: w.core })
+                .collect(),
+            balance,
+            faults,
+            no_flood: table.no_flood,
+            groups_max: table.groups_max,
+        };
+        file.finish()?;
+        Ok(config)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    name: Option<String>,
+    listen: Option<Spanned<String>>,
+    rules: Option<PathBuf>,
+    idle: Option<Spanned<String>>,
+    #[serde(default)]
+    insecure: bool,
+    tls: Option<TlsTable>,
+    #[serde(default)]
+    workers: Vec<WorkerTable>,
+    balance: Option<BalanceTable>,
+    #[serde(default)]
+    faults: Vec<Spanned<String>>,
+    #[serde(default)]
+    no_flood: Vec<String>,
+    groups_max: Option<usize>,
+    memory: Option<Spanned<String>>,
+    lldp: Option<Spanned<String>>,
+    hugepages: Option<Spanned<String>>,
+    #[serde(default)]
+    ports: Vec<PortTable>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsTable {
+    ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WorkerTable {
+    core: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PortTable {
+    name: Spanned<String>,
+    spec: Option<Spanned<String>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_written_short_or_whole() {
+        let port = |text: &str| text.parse::<NamedPort>().map(|p| (p.name, p.spec));
+        let whole = |name: &str, spec: &str| Ok((name.to_owned(), spec.to_owned()));
+        assert_eq!(port("eth0"), whole("eth0", "af_packet:eth0"));
+        assert_eq!(port("h1=veth-h1"), whole("h1", "af_packet:veth-h1"));
+        assert_eq!(port("h1=af_packet:v,rx=64"), whole("h1", "af_packet:v,rx=64"));
+        assert_eq!(
+            port("h1=veth1,loss=1%,seed=7"),
+            whole("h1", "af_packet:veth1,loss=1%,seed=7")
+        );
+        assert_eq!(port("cap=pcap:in.pcap"), whole("cap", "pcap:in.pcap"));
+        for bad in [
+            "",
+            "=eth0",
+            "h 1=eth0",
+            "h1=",
+            "h1=carrier:pigeon",
+            "af_packet:eth0",
+            "h1=eth0,colour=red",
+        ] {
+            assert!(port(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn faults_are_for_one_port_or_for_all_with_seeds_of_their_own() {
+        let config = SwitchConfig {
+            ports: vec![
+                "a=eth0".parse().expect("a port"),
+                "b=eth1".parse().expect("a port"),
+            ],
+            faults: vec!["loss=1%,seed=42".parse().expect("faults")],
+            ..SwitchConfig::default()
+        };
+        let seeds: Vec<_> = config
+            .port_specs()
+            .expect("ports")
+            .iter()
+            .map(|(_, s)| s.faults().map(|f| f.seed()))
+            .collect();
+        assert_eq!(seeds, [Some(42), Some(43)]);
+        let one = SwitchConfig {
+            faults: vec!["b:rx.loss=1%".parse().expect("faults")],
+            ..config.clone()
+        };
+        let specs = one.port_specs().expect("ports");
+        assert!(specs[0].1.faults().is_none() && specs[1].1.faults().is_some());
+        let other = SwitchConfig {
+            faults: vec!["c:loss=1%".parse().expect("faults")],
+            ..config
+        };
+        assert_eq!(other.port_specs().expect_err("no port c").code(), 2);
+        let other = SwitchConfig {
+            no_flood: vec!["c".into()],
+            faults: Vec::new(),
+            ..other
+        };
+        assert_eq!(other.port_specs().expect_err("no port c").code(), 2);
+        for bad in ["loss=200%", "gremlins=1%", "", "b:", "loss=1%,seed=x"] {
+            assert!(bad.parse::<FaultRule>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn workers_have_a_core_or_none() {
+        assert_eq!("core=3".parse(), Ok(WorkerPlace { core: Some(3) }));
+        assert_eq!("any".parse(), Ok(WorkerPlace { core: None }));
+        assert!("core=x".parse::<WorkerPlace>().is_err() && "3".parse::<WorkerPlace>().is_err());
+    }
+
+    #[test]
+    fn a_switch_without_ports_or_with_two_of_one_name_does_not_start() {
+        assert_eq!(
+            SwitchConfig::default()
+                .port_specs()
+                .map(|_| ())
+                .map_err(|f| f.code()),
+            Err(2)
+        );
+        let twice = SwitchConfig {
+            ports: vec![
+                "a=eth0".parse().expect("a port"),
+                "a=eth1".parse().expect("a port"),
+            ],
+            ..SwitchConfig::default()
+        };
+        assert!(twice.port_specs().is_err_and(|f| f.what.contains("two ports")));
+    }
+
+    #[test]
+    fn the_file_has_the_fields_of_the_flags_and_flags_win() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(
+            file.path(),
+            "name = \"leaf1\"\nlisten = \"unix:/run/l.sock\"\nrules = \"r.toml\"\nidle = \"busy\"\nworkers = [{ core = 2 }, {}]\n\
+             faults = [\"h1:loss=1%\"]\nlldp = \"5s\"\nmemory = \"1MiB\"\ntls = { ca = \"ca.pem\" }\n\
+             [[ports]]\nname = \"h1\"\nspec = \"veth1\"\n[[ports]]\nname = \"eth7\"\n",
+        )
+        .expect("written");
+        let read = SwitchConfig::read(file.path()).expect("no fault");
+        assert_eq!(
+            read.ports[1],
+            NamedPort {
+                name: "eth7".to_owned(),
+                spec: "af_packet:eth7".to_owned()
+            }
+        );
+        assert_eq!(
+            read.workers,
+            [WorkerPlace { core: Some(2) }, WorkerPlace { core: None }]
+        );
+        assert_eq!(read.rules, file.path().parent().map(|f| f.join("r.toml")));
+        assert_eq!(read.tls.ca, file.path().parent().map(|f| f.join("ca.pem")));
+        let flags = SwitchConfig {
+            name: Some("other".to_owned()),
+            ..SwitchConfig::default()
+        };
+        let both = flags.or(read);
+        assert_eq!(
+            (both.name.as_deref(), both.idle),
+            (Some("other"), Some(Idle::Busy))
+        );
+        assert_eq!(both.listen().to_string(), "unix:/run/l.sock");
+        assert_eq!(SwitchConfig::default().listen().to_string(), connect::AGENT);
+    }
+
+    #[test]
+    fn every_fault_of_a_file_is_named_with_line_and_field() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(
+            file.path(),
+            "listen = \"here\"\nidle = \"lazy\"\nfaults = [\"loss=300%\"]\n[[ports]]\nname = \"h1\"\nspec = \"x:y\"\n\
+             [balance]\ninterval = \"1ms\"\nthreshold = 1.5\n",
+        )
+        .expect("written");
+        let failure = SwitchConfig::read(file.path()).expect_err("faults");
+        for part in [
+            ":1:10: listen: ",
+            ":2:8: idle: ",
+            ":3:11: faults[0]: ",
+            ":6:8: ports[0].spec: ",
+            ":8:12: balance.interval: ",
+            ":9:13: balance.threshold: ",
+        ] {
+            assert!(failure.what.contains(part), "{part} in {}", failure.what);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The configuration of a switch, and the start of its dataplane.
+
+pub mod balance;
+pub mod config;
+pub mod dpdk;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::units::{Size, Span};
+use castnet_wire::{Nanos, PortId};
+use castnet_worker::{Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig, StartError, WorkerConfig};
+
+use config::{Idle, SwitchConfig, WorkerPlace};
+use dpdk::Hugepages;
+
+/// A random seed for the hashes of tables, so that nobody can choose colliding keys.
+pub fn hash_seed() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// The host name of this machine without its domain, or `switch`.
+fn machine_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let short = name.trim().split('.').next().unwrap_or_default();
+    if short.is_empty() {
+        "switch".to_owned()
+    } else {
+        short.to_owned()
+    }
+}
+
+/// The configuration of the dataplane, with defaults filled in.
+///
+/// # Errors
+/// A usage failure that names the port or option that is wrong.
+pub fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
+    let ports = config
+        .port_specs()?
+        .into_iter()
+        .enumerate()
+        .filter_map(|(index, (name, spec))| {
+            let id = PortId::new(u8::try_from(index).ok()?)?;
+            let flood = !config.no_flood.contains(&name);
+            Some(PortConfig {
+                flood,
+                ..PortConfig::new(id, name, spec)
+            })
+        });
+    let mut out = DataplaneConfig::new(config.name.clone().unwrap_or_else(machine_name), ports.collect());
+    let idle = match config.idle.unwrap_or_default() {
+        Idle::Busy => WorkerIdle::Busy,
+        Idle::Adaptive => WorkerIdle::default(),
+    };
+    let places = if config.workers.is_empty() {
+        &[WorkerPlace { core: None }][..]
+    } else {
+        &config.workers
+    };
+    out.workers = places
+        .iter()
+        .map(|place| WorkerConfig {
+            core: place.core,
+            idle,
+        })
+        .collect();
+    out.balance = config.balance.balance();
+    out.engine.hash_seed = hash_seed();
+    if let Some(most) = config.groups_max {
+        out.engine.groups_max = most;
+    }
+    if let Some(Size(bytes)) = config.memory {
+        out.engine.memory_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX);
+    }
+    if let Some(Span(every)) = config.lldp {
+        let nanos = Nanos(u64::try_from(every.as_nanos()).unwrap_or(u64::MAX));
+        out.engine.lldp_interval = Some(nanos).filter(|n| *n > Nanos::ZERO);
+    }
+    Ok(out)
+}
+
+/// Starts a dataplane, on a blocking thread since opening ports waits for the kernel.
+pub async fn start(config: DataplaneConfig) -> Outcome<Arc<Dataplane>> {
+    start_with(config, Hugepages::default()).await
+}
+
+/// The same with a choice of hugepages.
+pub async fn start_with(config: DataplaneConfig, hugepages: Hugepages) -> Outcome<Arc<Dataplane>> {
+    let started = tokio::task::spawn_blocking(move || dpdk::start(config, hugepages))
+        .await
+        .map_err(Failure::failed)?;
+    started.map(Arc::new).map_err(|e| match e {
+        StartError::Port { .. } => Failure::failed(e).next("castnet doctor --for switch"),
+        StartError::Config(_)
+        | StartError::NoWorkers
+        | StartError::TooManyWorkers { .. }
+        | StartError::Pin { .. } => Failure::usage(e),
+        _ => Failure::failed(e),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_example_configuration_is_valid() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/examples/switch.toml");
+        let config = SwitchConfig::read(Path::new(path)).expect("no fault");
+        let dataplane = dataplane_config(&config).expect("a dataplane");
+        assert_eq!(
+            (
+                dataplane.engine.switch.as_str(),
+                dataplane.ports.len(),
+                dataplane.workers.len()
+            ),
+            ("leaf1", 3, 1)
+        );
+    }
+
+    #[test]
+    fn defaults_are_filled_in_and_lldp_can_be_turned_off() {
+        let ports = vec!["a=eth0".parse().expect("a port")];
+        let config = SwitchConfig {
+            ports,
+            lldp: Some(Span(std::time::Duration::ZERO)),
+            ..SwitchConfig::default()
+        };
+        let dataplane = dataplane_config(&config).expect("a dataplane");
+        assert_eq!(dataplane.engine.lldp_interval, None);
+        assert!(!dataplane.engine.switch.is_empty());
+    }
+
+    #[test]
+    fn a_port_that_is_named_is_not_flooded_to() {
+        let ports = ["a=eth0", "b=eth1"].map(|p| p.parse().expect("a port")).into();
+        let config = SwitchConfig {
+            ports,
+            no_flood: vec!["b".into()],
+            ..SwitchConfig::default()
+        };
+        let dataplane = dataplane_config(&config).expect("a configuration");
+        assert_eq!(
+            dataplane.ports.iter().map(|p| p.flood).collect::<Vec<_>>(),
+            [true, false]
+        );
+    }
+}

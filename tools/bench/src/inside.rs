@@ -1,0 +1,217 @@
+//! A switch inside this process: how fast is this machine's switch?
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, remark};
+use castnet_console::service::Signals;
+use castnet_port::PoolConfig;
+use castnet_traffic::drive::{InCore, Lane, Live, Stage};
+use castnet_traffic::{Place, Plan, Scenario};
+use castnet_wire::{MacAddr, PortId};
+use castnet_worker::{DataplaneConfig, Idle, PortConfig, WorkerConfig};
+
+use super::measure::{Run, Watched};
+use super::players::{Part, Players, cores};
+use super::report::{BenchReport, RunReport};
+use super::{InsideArgs, Over, no_plan};
+
+/// What an IP packet may have beyond its payload: headers, immediate data, ICRC.
+const OVERHEAD: usize = 128;
+
+/// Where switch and hosts are.
+struct Where {
+    over: Over,
+    /// The worker's core.
+    core: Option<usize>,
+    /// Those of the hosts' threads.
+    others: Vec<Option<usize>>,
+}
+
+impl Where {
+    fn choose(args: &InsideArgs) -> Outcome<Self> {
+        let cores = cores();
+        let over = args
+            .over
+            .unwrap_or(if cores.len() > 1 { Over::Memory } else { Over::Core });
+        if let Some(core) = args.core.filter(|core| !cores.contains(core)) {
+            let all: Vec<_> = cores.iter().map(ToString::to_string).collect();
+            return Err(Failure::usage(format!("this process may not use core {core}"))
+                .next(format!("say one of these: {}", all.join(", "))));
+        }
+        if over == Over::Core && args.threads.is_some() {
+            return Err(Failure::usage(
+                "--over core plays the hosts in the worker, on no thread of their own",
+            )
+            .next("leave --threads out, or say --over memory"));
+        }
+        let core = args.core.or(cores.last().copied());
+        let mut free: Vec<usize> = cores.into_iter().filter(|c| Some(*c) != core).collect();
+        if free.is_empty() {
+            if over == Over::Memory {
+                remark(
+                    "one core for switch and hosts: they take turns, and the figures are of both together",
+                );
+            }
+            free.extend(core);
+        }
+        let threads = args.threads.map_or(free.len().min(4), |t| t as usize);
+        Ok(Self {
+            over,
+            core,
+            others: free
+                .iter()
+                .cycle()
+                .take(threads.max(1))
+                .map(|c| Some(*c))
+                .collect(),
+        })
+    }
+}
+
+pub(super) async fn run(
+    output: Output,
+    scenarios: &[Scenario],
+    time: Option<Duration>,
+    args: &InsideArgs,
+    signals: &mut Signals,
+) -> Outcome<BenchReport> {
+    let place = Where::choose(args)?;
+    let mut report = BenchReport::new(match place.over {
+        Over::Memory => format!(
+            "a switch inside, its worker on core {}; hosts on {} other thread(s), rings between",
+            place.core.unwrap_or_default(),
+            place.others.len()
+        ),
+        Over::Core => format!(
+            "a switch inside, its worker on core {}, which plays the hosts as well",
+            place.core.unwrap_or_default()
+        ),
+    });
+    for scenario in scenarios {
+        let run = one(output, scenario, time, &place, signals).await?;
+        let interrupted = run.interrupted;
+        report.runs.push(run);
+        if interrupted {
+            break;
+        }
+    }
+    Ok(report)
+}
+
+fn config(plan: &Plan, place: &Where, ports: Vec<PortConfig>, frame_max: usize) -> DataplaneConfig {
+    let mut config = DataplaneConfig::new("bench", ports);
+    config.engine.lldp_interval = None;
+    config.engine.hash_seed = castnet_switch::hash_seed();
+    config.engine.mac = MacAddr([0x02, 0xCA, 0x57, 0, 0, 1]);
+    config.engine.groups_max = plan.groups.len();
+    config.engine.memory_bytes_max = usize::MAX / 2;
+    config.workers = vec![WorkerConfig {
+        core: place.core,
+        idle: Idle::Busy,
+    }];
+    config.pool = pool(plan, 0..plan.hosts.len(), frame_max);
+    config
+}
+
+/// Buffers for those who play these hosts, and for what is under way.
+fn pool(plan: &Plan, hosts: impl IntoIterator<Item = usize>, frame_max: usize) -> PoolConfig {
+    let templates: usize = hosts.into_iter().map(|place| plan.templates(place)).sum();
+    PoolConfig {
+        buffers: 4096 + templates,
+        bodies: 1024 + templates,
+        frame_max,
+    }
+}
+
+async fn one(
+    output: Output,
+    scenario: &Scenario,
+    time: Option<Duration>,
+    place: &Where,
+    signals: &mut Signals,
+) -> Outcome<RunReport> {
+    let places = Place::star(scenario.places());
+    let plan = Arc::new(Plan::own(scenario, &places).map_err(|e| no_plan(&e))?);
+    let mtu = scenario.sizes.pmtu().bytes() + OVERHEAD;
+    let frame_max = mtu + 18;
+    let part = Part {
+        lives: plan.hosts.iter().map(|_| Live::new()).collect(),
+        stage: Arc::new(Stage::new()),
+        plan: plan.clone(),
+    };
+    let mac = |n: usize| MacAddr([0x02, 0xCA, 0x57, 0, 1, n as u8]);
+    let (told, hears) = channel();
+    let (mut ports, mut ends) = (Vec::new(), Vec::new());
+    for (n, host) in plan.hosts.iter().enumerate() {
+        let id = PortId::new(n as u8).unwrap_or_default();
+        ports.push(match place.over {
+            Over::Core => {
+                let (stage, live) = (part.stage.clone(), part.lives[n].clone());
+                PortConfig::new(
+                    id,
+                    &host.name,
+                    InCore::new(plan.clone(), n, mac(n), stage, live, told.clone()),
+                )
+            }
+            Over::Memory => {
+                let (near, far) = Lane::pair(&host.name, mac(n), mtu);
+                ends.push(far.into());
+                PortConfig::new(id, &host.name, near)
+            }
+        });
+    }
+    drop(told);
+    let players = match place.over {
+        Over::Core => None,
+        Over::Memory => Some(Players::open(
+            ends,
+            &place.others,
+            pool(&plan, 0..plan.hosts.len(), frame_max),
+        )?),
+    };
+    let dataplane = castnet_switch::start(config(&plan, place, ports, frame_max)).await?;
+    for rule in &plan.groups {
+        dataplane.install(rule).map_err(Failure::failed)?;
+    }
+    if let Some(players) = &players {
+        players.begin(&part)?;
+    }
+    let course = Run {
+        output,
+        title: scenario.workload.name().to_owned(),
+        time,
+        frames: scenario.frames.unwrap_or_default(),
+        stage: part.stage.clone(),
+        lives: part.lives.clone(),
+        watched: &mut Watched::Inside(dataplane.clone()),
+    }
+    .watch(signals)
+    .await?;
+    let played = match &players {
+        Some(players) => players.end(&part)?,
+        None => Vec::new(),
+    };
+    part.stage.end();
+    let stopped = tokio::task::spawn_blocking(move || {
+        dataplane.stop();
+        drop(dataplane);
+    });
+    stopped.await.map_err(Failure::failed)?;
+    let mut played = played;
+    if players.is_none() {
+        // The ports have told when they were closed.
+        drop(part);
+        let order = |name: &str| plan.hosts.iter().position(|h| h.name == name);
+        played = hears.try_iter().collect();
+        played.sort_by_key(|p| order(&p.host.name));
+    }
+    Ok(RunReport::new(
+        scenario,
+        &course,
+        &played,
+        place.over == Over::Core,
+    ))
+}

@@ -1,0 +1,265 @@
+//! One run: warm-up, the time that counts, and the end, until nothing comes any more.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use castnet_console::api;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::Output;
+use castnet_console::service::Signals;
+use castnet_traffic::Counts;
+use castnet_traffic::drive::{Live, Stage};
+use castnet_wire::CounterSet;
+use castnet_worker::{Clocks, Dataplane, PortReport};
+use indicatif::ProgressBar;
+
+/// How often somebody looks.
+const TICK: Duration = Duration::from_millis(10);
+/// It is over when nothing has moved for so long ...
+const QUIET: Duration = Duration::from_millis(150);
+/// ... or after so long.
+const DRAIN_MAX: Duration = Duration::from_secs(3);
+/// A run of so many frames that does not move for so long will not end by itself.
+const STUCK: Duration = Duration::from_secs(2);
+/// Runs of which a bar is shown.
+const LONG: Duration = Duration::from_secs(2);
+
+/// Whose counters are read.
+pub(super) enum Watched {
+    /// Nobody's: the switch is only seen from outside.
+    None,
+    /// Of a switch inside this process.
+    Inside(Arc<Dataplane>),
+    /// Of a switch elsewhere.
+    Agent(api::AgentClient),
+}
+
+/// A switch's counters.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SwitchNow {
+    pub(super) received: u64,
+    pub(super) sent: u64,
+    pub(super) rx_bytes: u64,
+    pub(super) tx_bytes: u64,
+    /// By reason's name.
+    pub(super) drops: Vec<(String, u64)>,
+    /// Frames lost before the switch saw them.
+    pub(super) missed: u64,
+    pub(super) worker: Option<WorkerNow>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerNow {
+    pub(super) elapsed_ns: u64,
+    pub(super) idle_ns: u64,
+    /// Time that its thread had a core, where the kernel tells.
+    pub(super) cpu_ns: Option<u64>,
+    pub(super) clocks: Clocks,
+    pub(super) clock_hz: u64,
+}
+
+impl Watched {
+    pub(super) async fn read(&mut self) -> Outcome<Option<SwitchNow>> {
+        match self {
+            Self::None => Ok(None),
+            Self::Inside(dataplane) => {
+                let dataplane = dataplane.clone();
+                let counters = tokio::task::spawn_blocking(move || dataplane.counters());
+                let counters = counters
+                    .await
+                    .map_err(Failure::failed)?
+                    .map_err(Failure::failed)?;
+                let sum = |of: fn(&PortReport) -> u64| counters.ports.iter().map(of).sum();
+                let drops = counters.drops.fields();
+                Ok(Some(SwitchNow {
+                    received: counters.totals.received,
+                    sent: counters.totals.sent,
+                    rx_bytes: sum(|p| p.stats.rx_bytes),
+                    tx_bytes: sum(|p| p.stats.tx_bytes),
+                    drops: drops
+                        .map(|(reason, frames)| (reason.to_owned(), frames))
+                        .collect(),
+                    missed: sum(|p| p.stats.rx_missed),
+                    worker: counters.workers.first().map(|w| WorkerNow {
+                        elapsed_ns: w.elapsed.0,
+                        idle_ns: w.idle.0,
+                        cpu_ns: cpu_ns(WORKER),
+                        clocks: w.clocks,
+                        clock_hz: w.clock_hz,
+                    }),
+                }))
+            }
+            Self::Agent(agent) => {
+                let counters = agent.get_counters(api::GetCountersRequest {}).await?.into_inner();
+                let ports = counters.ports.iter().filter_map(|p| p.counters.as_ref());
+                let sum = |of: fn(&api::PortCounters) -> u64| ports.clone().map(of).sum();
+                let totals = counters.totals.unwrap_or_default();
+                Ok(Some(SwitchNow {
+                    received: totals.received,
+                    sent: totals.sent,
+                    rx_bytes: sum(|p| p.rx_bytes),
+                    tx_bytes: sum(|p| p.tx_bytes),
+                    drops: counters
+                        .drops
+                        .iter()
+                        .map(|d| (d.reason.clone(), d.frames))
+                        .collect(),
+                    missed: sum(|p| p.rx_missed),
+                    worker: None,
+                }))
+            }
+        }
+    }
+}
+
+/// Counters of all at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Moment {
+    pub(super) at: Instant,
+    pub(super) hosts: Counts,
+    pub(super) switch: Option<SwitchNow>,
+}
+
+/// The moments of a run.
+#[derive(Clone, Debug)]
+pub(super) struct Course {
+    /// Before anything was sent.
+    pub(super) begin: Moment,
+    /// The time that counts, from here ...
+    pub(super) from: Moment,
+    /// ... to here.
+    pub(super) to: Moment,
+    /// When nothing moved any more.
+    pub(super) end: Moment,
+    /// A signal cut it short.
+    pub(super) interrupted: bool,
+}
+
+/// What a run is made of.
+pub(super) struct Run<'a> {
+    pub(super) output: Output,
+    pub(super) title: String,
+    /// `None`: until `frames` are sent.
+    pub(super) time: Option<Duration>,
+    pub(super) frames: u64,
+    pub(super) stage: Arc<Stage>,
+    pub(super) lives: Vec<Arc<Live>>,
+    pub(super) watched: &'a mut Watched,
+}
+
+impl Run<'_> {
+    fn hosts(&self) -> Counts {
+        let mut sum = Counts::default();
+        self.lives.iter().for_each(|live| sum.add(&live.read()));
+        sum
+    }
+
+    async fn moment(&mut self) -> Outcome<Moment> {
+        let switch = self.watched.read().await?;
+        Ok(Moment {
+            at: Instant::now(),
+            hosts: self.hosts(),
+            switch,
+        })
+    }
+
+    /// Lets all play, and looks on.
+    pub(super) async fn watch(mut self, signals: &mut Signals) -> Outcome<Course> {
+        let begin = self.moment().await?;
+        let bar = self.bar();
+        self.stage.go();
+        let mut interrupted = false;
+        let from = match self.time {
+            None => begin.clone(),
+            Some(time) => {
+                // Caches, pools and windows fill up first.
+                interrupted |= wait((time / 5).min(Duration::from_millis(500)), signals).await;
+                self.moment().await?
+            }
+        };
+        let (mut before, mut moved) = (from.hosts, Instant::now());
+        while !interrupted {
+            interrupted = wait(TICK, signals).await;
+            let hosts = self.hosts();
+            match self.time {
+                Some(time) => {
+                    bar.set_position(from.at.elapsed().as_millis() as u64);
+                    if from.at.elapsed() >= time {
+                        break;
+                    }
+                }
+                None => {
+                    bar.set_position(hosts.driven);
+                    if hosts != before {
+                        (before, moved) = (hosts, Instant::now());
+                    }
+                    if hosts.driven >= self.frames || moved.elapsed() > STUCK {
+                        break;
+                    }
+                }
+            }
+        }
+        let to = self.moment().await?;
+        self.stage.stop();
+        let (start, mut before, mut moved) = (Instant::now(), to.hosts, Instant::now());
+        while moved.elapsed() < QUIET && start.elapsed() < DRAIN_MAX {
+            interrupted |= wait(TICK, signals).await;
+            let hosts = self.hosts();
+            if hosts != before {
+                (before, moved) = (hosts, Instant::now());
+            }
+        }
+        bar.finish_and_clear();
+        let end = self.moment().await?;
+        Ok(Course {
+            begin,
+            from,
+            to,
+            end,
+            interrupted,
+        })
+    }
+
+    fn bar(&self) -> ProgressBar {
+        let length = match self.time {
+            Some(time) if time > LONG => time.as_millis() as u64,
+            None if self.frames > 0 => self.frames,
+            _ => return ProgressBar::hidden(),
+        };
+        if !self.output.shows_progress() {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(length).with_message(self.title.clone());
+        match indicatif::ProgressStyle::with_template("{msg} {bar:30} {percent} % {eta}") {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        }
+    }
+}
+
+/// The first worker's thread.
+const WORKER: &str = "castnet-w0";
+
+/// Nanoseconds that the thread of this name has run, as /proc tells.
+fn cpu_ns(name: &str) -> Option<u64> {
+    for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file));
+        if read("comm").is_ok_and(|comm| comm.trim_end() == name) {
+            return read("schedstat")
+                .ok()?
+                .split_ascii_whitespace()
+                .next()?
+                .parse()
+                .ok();
+        }
+    }
+    None
+}
+
+/// Waits; `true` where a signal came before.
+async fn wait(time: Duration, signals: &mut Signals) -> bool {
+    tokio::select! {
+        () = signals.any() => true,
+        () = tokio::time::sleep(time) => false,
+    }
+}

@@ -1,0 +1,124 @@
+//! A pattern's frames in a packet file, for other generators and for looking at.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+use std::time::Duration;
+
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Done, Output};
+use castnet_console::units::plural;
+use castnet_traffic::{Host, Place, Plan, Scenario};
+use castnet_wire::{Batch, Nanos};
+use pcap_file::PcapError;
+use pcap_file::pcap::{PcapPacket, PcapWriter};
+use serde::Serialize;
+
+use super::no_plan;
+
+/// Frames where nobody says how many.
+const FRAMES: u64 = 64;
+/// Frames at most: a packet file is read into memory by those who send it.
+const FRAMES_MAX: u64 = 1 << 20;
+/// Time from one frame to the next, in the file.
+const STEP: Duration = Duration::from_micros(1);
+
+#[derive(Serialize)]
+struct Written<'a> {
+    file: &'a Path,
+    host: &'a str,
+    pattern: String,
+    frames: usize,
+}
+
+/// Writes the frames of one host. The same command always writes the same file.
+pub(super) fn write(
+    output: Output,
+    scenarios: &[Scenario],
+    path: &Path,
+    host: Option<&str>,
+    chosen: bool,
+) -> Outcome {
+    let [scenario] = scenarios else {
+        return Err(Failure::usage("a packet file holds one pattern with one --size")
+            .next("castnet bench ack --write ack.pcap"));
+    };
+    if !chosen {
+        return Err(
+            Failure::usage("which pattern is to be written?").next("castnet bench ack --write ack.pcap")
+        );
+    }
+    let wanted = scenario.frames.unwrap_or(FRAMES);
+    if wanted > FRAMES_MAX {
+        return Err(Failure::usage(format!(
+            "{wanted} frames are too many for a packet file: at most {FRAMES_MAX}"
+        )));
+    }
+    let scenario = Scenario {
+        frames: None,
+        rate: Default::default(),
+        ..scenario.clone()
+    };
+    let plan = Plan::own(&scenario, &Place::star(scenario.places())).map_err(|e| no_plan(&e))?;
+    let drives = |place: usize| plan.hosts[place].flows.iter().any(|f| f.drives());
+    let place = match host {
+        None => (0..plan.hosts.len()).find(|p| drives(*p)),
+        Some(name) => plan.hosts.iter().position(|h| h.name == name),
+    };
+    let Some(place) = place else {
+        let names: Vec<_> = plan.hosts.iter().map(|h| h.name.as_str()).collect();
+        return Err(
+            Failure::usage(format!("no host '{}' takes part", host.unwrap_or_default()))
+                .next(format!("say one of these: {}", names.join(", "))),
+        );
+    };
+    let frames = frames(&plan, place, wanted as usize)?;
+    let written = store(path, &frames);
+    written.map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+    let name = plan.hosts[place].name.as_str();
+    output.show(&Done {
+        sentence: format!(
+            "{}: {} of {name}, {}, {} bytes of payload",
+            path.display(),
+            plural(frames.len(), "frame"),
+            scenario.workload,
+            scenario.sizes
+        ),
+        facts: Written {
+            file: path,
+            host: name,
+            pattern: scenario.workload.to_string(),
+            frames: frames.len(),
+        },
+    })
+}
+
+/// What the host sends if all of it is answered at once.
+fn frames(plan: &Plan, place: usize, wanted: usize) -> Outcome<Vec<Vec<u8>>> {
+    let mut host =
+        Host::<Vec<u8>>::new(plan, place, |bytes| Some(bytes.to_vec())).map_err(|e| no_plan(&e))?;
+    host.unbind();
+    let mut frames = Vec::new();
+    while frames.len() < wanted {
+        let mut batch = Batch::new();
+        // No time passes, so that the file is always the same.
+        host.fill(Nanos::ZERO, &mut batch, |template| Some(template.clone()));
+        if batch.is_empty() {
+            return Err(Failure::usage(format!(
+                "{} sends nothing in this pattern",
+                plan.hosts[place].name
+            )));
+        }
+        frames.extend(batch);
+    }
+    frames.truncate(wanted);
+    Ok(frames)
+}
+
+fn store(path: &Path, frames: &[Vec<u8>]) -> Result<(), PcapError> {
+    let mut writer = PcapWriter::new(BufWriter::new(File::create(path).map_err(PcapError::IoError)?))?;
+    for (at, frame) in (0_u32..).zip(frames) {
+        writer.write_packet(&PcapPacket::new(STEP * at, frame.len() as u32, frame))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,331 @@
+//! `castnet doctor`: what this machine has and lacks for each thing that Castnet can do, and what to do about it.
+
+mod cpu;
+mod dpdk;
+mod kernel;
+mod machine;
+mod network;
+mod plan;
+mod reach;
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Page, Report, Row};
+use castnet_port::DpdkSpec;
+use castnet_switch::config::SwitchConfig;
+use castnet_wire::PortId;
+use castnet_worker::{DataplaneConfig, PortConfig};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use dpdk::Need;
+use machine::Machine;
+
+/// Tells what this machine has and lacks for Castnet, and what to do about it
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code 1 if something that --for needs is missing. Without --for, that is what the demo needs; with --config, what the
+switch of that file needs.
+
+Examples:
+  castnet doctor
+  castnet doctor --for switch           can this machine run a switch on its interfaces?
+  castnet doctor --for dpdk             can it drive NICs by DPDK? Hugepages, IOMMU, drivers
+  castnet doctor --for speed            what slows workers down: cores, clocks, instructions
+  castnet doctor --config switch.toml   will the switch of this file start here, and run as meant?
+  castnet doctor --for lab              can it run the lab in network namespaces?
+  castnet doctor --mcst-id 10.0.0.200   at a host: does what it sends to this group reach a switch?"
+)]
+pub struct DoctorCommand {
+    /// The use that decides the exit code
+    #[arg(long = "for", value_enum, value_name = "USE")]
+    purpose: Option<Use>,
+    /// Looks also at what the switch of this configuration file needs
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Looks, at a host, only at the way to the group of this address: route, and who answers ARP
+    #[arg(long, value_name = "IP", conflicts_with_all = ["purpose", "config"])]
+    mcst_id: Option<Ipv4Addr>,
+}
+
+/// What somebody wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Use {
+    /// `castnet demo`: no privileges, no interfaces
+    Demo,
+    /// `castnet switch` and `castnet host` on interfaces of this machine
+    Switch,
+    /// Switch and hosts in network namespaces of this machine
+    Lab,
+    /// As fast as this machine can
+    Speed,
+    /// Ports that DPDK drives
+    Dpdk,
+    /// The switch of the file that was given
+    #[value(skip)]
+    File,
+    /// A host of the group whose address was given
+    #[value(skip)]
+    Group,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum Level {
+    /// It is as it should be.
+    Ok,
+    /// Works, but worse than it could; or it could not be told.
+    Warn,
+    /// It is not there.
+    Missing,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Check {
+    /// What.
+    pub(crate) what: String,
+    pub(crate) level: Level,
+    /// Who needs it.
+    #[serde(rename = "for")]
+    pub(crate) purpose: Use,
+    /// What was found.
+    pub(crate) found: String,
+    /// What to do; empty where nothing is.
+    pub(crate) advice: String,
+}
+
+impl Check {
+    pub(crate) fn ok(purpose: Use, what: impl Into<String>, found: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            level: Level::Ok,
+            purpose,
+            found: found.into(),
+            advice: String::new(),
+        }
+    }
+
+    pub(crate) fn warn(
+        purpose: Use,
+        what: impl Into<String>,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self {
+            level: Level::Warn,
+            advice: advice.into(),
+            ..Self::ok(purpose, what, found)
+        }
+    }
+
+    pub(crate) fn missing(
+        purpose: Use,
+        what: impl Into<String>,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self {
+            level: Level::Missing,
+            advice: advice.into(),
+            ..Self::ok(purpose, what, found)
+        }
+    }
+}
+
+impl Row for Check {
+    const COLUMNS: &'static [&'static str] = &["", "what", "for", "found", "what to do"];
+
+    fn cells(&self) -> Vec<String> {
+        let level = match self.level {
+            Level::Ok => "OK",
+            Level::Warn => "WARN",
+            Level::Missing => "MISSING",
+        };
+        // What cannot be asked for is there for the file.
+        let purpose = self.purpose.to_possible_value().map_or_else(
+            || {
+                if self.purpose == Use::Group {
+                    "group"
+                } else {
+                    "file"
+                }
+                .to_owned()
+            },
+            |v| v.get_name().to_owned(),
+        );
+        vec![
+            level.to_owned(),
+            self.what.clone(),
+            purpose,
+            self.found.clone(),
+            self.advice.clone(),
+        ]
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Examination {
+    #[serde(rename = "for")]
+    purpose: Use,
+    missing: Vec<String>,
+    checks: Vec<Check>,
+}
+
+impl Examination {
+    fn new(purpose: Use, checks: Vec<Check>) -> Self {
+        let missing = checks
+            .iter()
+            .filter(|c| c.level == Level::Missing && needs(purpose, c.purpose))
+            .map(|c| c.what.clone())
+            .collect();
+        Self {
+            purpose,
+            missing,
+            checks,
+        }
+    }
+}
+
+/// Whether who wants `purpose` needs what is there for `other`.
+fn needs(purpose: Use, other: Use) -> bool {
+    match purpose {
+        _ if other == Use::File => true,
+        Use::Demo | Use::File => other == Use::Demo,
+        Use::Group => other == Use::Group,
+        Use::Switch => matches!(other, Use::Demo | Use::Switch),
+        Use::Lab => matches!(other, Use::Demo | Use::Switch | Use::Lab),
+        Use::Speed => matches!(other, Use::Demo | Use::Switch | Use::Speed),
+        Use::Dpdk => matches!(other, Use::Demo | Use::Dpdk),
+    }
+}
+
+impl Report for Examination {
+    fn page(&self, page: &mut Page) {
+        page.rows(&self.checks, "nothing was looked at");
+        page.title(if self.missing.is_empty() {
+            "Nothing that is needed is missing.".to_owned()
+        } else {
+            format!("Missing: {}.", self.missing.join(", "))
+        });
+    }
+}
+
+/// What is looked at without a file.
+fn general(machine: &Machine, need: Option<&Need>) -> Vec<Check> {
+    let mut checks = kernel::checks(machine);
+    checks.extend(cpu::checks(machine));
+    checks.extend(network::checks(machine));
+    checks.extend(dpdk::checks(machine, castnet_switch::dpdk::version(), need));
+    checks
+}
+
+/// What a switch takes of hugepages.
+fn need(dataplane: &DataplaneConfig, of: &str) -> Option<Need> {
+    castnet_switch::dpdk::bytes(dataplane).map(|bytes| Need {
+        bytes,
+        of: of.to_owned(),
+    })
+}
+
+/// The same of one with two NICs and a worker, which many begin with.
+fn usual_need() -> Option<Need> {
+    let nic = |n: u8| {
+        let spec = DpdkSpec::new(format!("0000:00:00.{n}"), "");
+        Some(PortConfig::new(PortId::new(n)?, "nic", spec))
+    };
+    let ports = (0..2).filter_map(nic).collect();
+    need(
+        &DataplaneConfig::new("", ports),
+        "a switch of two NICs with one worker",
+    )
+}
+
+/// What the switch of a file is: one whose ports DPDK drives needs no raw sockets.
+fn purpose_of(dataplane: &DataplaneConfig) -> Use {
+    let dpdk = |port: &PortConfig| port.spec.dpdk().is_some();
+    if dataplane.ports.iter().all(dpdk) {
+        Use::Dpdk
+    } else {
+        Use::Switch
+    }
+}
+
+impl DoctorCommand {
+    /// Looks at everything.
+    pub fn run(self, output: Output) -> Outcome {
+        if let Some(mcst_id) = self.mcst_id {
+            return tell(Examination::new(Use::Group, reach::checks(mcst_id)), output);
+        }
+        let machine = Machine::this();
+        let config = self.config.as_deref().map(SwitchConfig::read).transpose()?;
+        let dataplane = config
+            .as_ref()
+            .map(castnet_switch::dataplane_config)
+            .transpose()?;
+        let need = match &dataplane {
+            Some(dataplane) => need(dataplane, "the switch of the file"),
+            None => usual_need(),
+        };
+        let mut checks = general(&machine, need.as_ref());
+        let mut purpose = self.purpose.unwrap_or(Use::Demo);
+        if let (Some(config), Some(dataplane)) = (&config, &dataplane) {
+            let hugepages = config.hugepages.unwrap_or_default();
+            let built_in = castnet_switch::dpdk::version().is_some();
+            checks.extend(plan::checks(
+                &machine,
+                dataplane,
+                hugepages,
+                built_in,
+                need.as_ref(),
+            ));
+            purpose = self.purpose.unwrap_or_else(|| purpose_of(dataplane));
+        }
+        tell(Examination::new(purpose, checks), output)
+    }
+}
+
+fn tell(examination: Examination, output: Output) -> Outcome {
+    output.show(&examination)?;
+    if examination.missing.is_empty() {
+        return Ok(());
+    }
+    let advice: Vec<_> = examination
+        .checks
+        .iter()
+        .filter(|c| examination.missing.contains(&c.what))
+        .map(|c| c.advice.as_str())
+        .collect();
+    Err(Failure::failed("something that is needed is missing").next(advice.join("\n")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_purpose_needs_decides() {
+        let checks = vec![
+            Check::missing(Use::Switch, "raw sockets", "not permitted", "run as root"),
+            Check::warn(Use::Demo, "cores", "1", "use more"),
+        ];
+        assert!(Examination::new(Use::Demo, checks.clone()).missing.is_empty());
+        assert_eq!(
+            Examination::new(Use::Switch, checks.clone()).missing,
+            ["raw sockets"]
+        );
+        assert_eq!(Examination::new(Use::Lab, checks).missing, ["raw sockets"]);
+    }
+
+    #[test]
+    fn every_warning_says_what_to_do() {
+        let machine = Machine::this();
+        for check in general(&machine, usual_need().as_ref()) {
+            assert_eq!(check.level == Level::Ok, check.advice.is_empty(), "{check:?}");
+        }
+    }
+}

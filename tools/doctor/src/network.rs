@@ -1,0 +1,295 @@
+//! Checks of interfaces, offloads, RDMA devices and the RoCEv2 port.
+
+use std::process::{Command, Stdio};
+
+use castnet_rnic::RnicError;
+use castnet_rnic::verbs::{self, VerbsDevice};
+
+use super::machine::Machine;
+use super::{Check, Use};
+
+/// All of them.
+pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
+    let mut checks = vec![roce_port(machine)];
+    checks.extend(rdma_devices(machine));
+    let interfaces: Vec<_> = machine
+        .names("/sys/class/net")
+        .into_iter()
+        .filter(|n| n != "lo")
+        .collect();
+    if interfaces.is_empty() {
+        checks.push(Check::warn(
+            Use::Switch,
+            "interfaces",
+            "none but loopback",
+            "add an interface, or make a pair: ip link add a type veth peer name b",
+        ));
+    }
+    let is_down = |name: &String| {
+        machine
+            .read(&format!("/sys/class/net/{name}/operstate"))
+            .is_some_and(|s| s == "down")
+    };
+    let (down, interfaces): (Vec<_>, Vec<_>) = interfaces.into_iter().partition(is_down);
+    if !down.is_empty() {
+        checks.push(Check::ok(
+            Use::Switch,
+            "interfaces that are down",
+            down.join(", "),
+        ));
+    }
+    for name in interfaces.iter().take(INTERFACES_SHOWN_MAX) {
+        checks.push(mtu(machine, name));
+        checks.extend(ethtool(machine, name).map(|features| offloads(name, &features)));
+    }
+    if !machine.has_program("ethtool") {
+        checks.push(Check::warn(
+            Use::Switch,
+            "offloads",
+            "cannot be told without ethtool",
+            "install ethtool; if TCP of kernels behind veth pairs stalls, at their ends: ethtool -K IF tso off gso off",
+        ));
+    }
+    if interfaces.len() > INTERFACES_SHOWN_MAX {
+        let more = interfaces.len() - INTERFACES_SHOWN_MAX;
+        checks.push(Check::ok(
+            Use::Switch,
+            "more interfaces",
+            format!("{more} were not looked at"),
+        ));
+    }
+    checks
+}
+
+/// A machine of many containers has hundreds.
+const INTERFACES_SHOWN_MAX: usize = 16;
+
+/// RoCEv2's UDP port, as /proc/net/udp writes it.
+const ROCE_PORT_HEX: &str = "12B7";
+
+fn roce_port(machine: &Machine) -> Check {
+    let what = "UDP port 4791";
+    let tables = ["/proc/net/udp", "/proc/net/udp6"].map(|path| machine.read(path));
+    let Some(v4) = &tables[0] else {
+        return Check::warn(Use::Switch, what, "cannot be told", "mount /proc");
+    };
+    let held = [Some(v4), tables[1].as_ref()]
+        .into_iter()
+        .flatten()
+        .any(|table| is_bound(table));
+    let rxe = machine.has("/sys/module/rdma_rxe");
+    match (held, rxe) {
+        (false, _) => Check::ok(Use::Switch, what, "free; `castnet host` holds it while it runs"),
+        (true, true) => Check::warn(
+            Use::Switch,
+            what,
+            "held by the kernel's SoftRoCE (rdma_rxe)",
+            "run `castnet host` on another interface or in another network namespace than rxe: both would answer",
+        ),
+        (true, false) => Check::warn(
+            Use::Switch,
+            what,
+            "held by a program",
+            "see who holds it: ss -ulpn 'sport = :4791'; another `castnet host` does no harm",
+        ),
+    }
+}
+
+/// Whether a line of the table has the RoCEv2 port as its local one.
+fn is_bound(table: &str) -> bool {
+    table.lines().skip(1).any(|line| {
+        let local = line.split_whitespace().nth(1);
+        local
+            .and_then(|l| l.rsplit_once(':'))
+            .is_some_and(|(_, port)| port.eq_ignore_ascii_case(ROCE_PORT_HEX))
+    })
+}
+
+/// RDMA devices: the library, and whether each device can be a host's RNIC. None is needed: the software RNIC does without.
+fn rdma_devices(machine: &Machine) -> Vec<Check> {
+    const WHAT: &str = "RDMA devices";
+    let names = machine.names("/sys/class/infiniband");
+    let looked_at = if machine.real {
+        verbs::devices()
+    } else {
+        Err(RnicError::NoRdmaDevice {
+            without_driver: names.clone(),
+        })
+    };
+    match looked_at {
+        Ok(devices) => devices.into_iter().map(rdma_device).collect(),
+        Err(error) if names.is_empty() => {
+            let found = format!("{error}; not needed: `castnet host` has a software RNIC of its own");
+            vec![Check::ok(Use::Switch, WHAT, found)]
+        }
+        Err(error) => {
+            let found = format!("{}: {error}", names.join(", "));
+            let advice = error.advice().unwrap_or_else(|| "dmesg".to_owned());
+            vec![Check::warn(Use::Switch, WHAT, found, advice)]
+        }
+    }
+}
+
+fn rdma_device(device: VerbsDevice) -> Check {
+    let what = format!("RDMA device {}", device.name);
+    match device.state {
+        Ok(attributes) => {
+            let found = format!(
+                "{}, path MTU {}: castnet host --rnic verbs --device {}",
+                attributes.ip,
+                attributes.active_pmtu.bytes(),
+                device.name
+            );
+            Check::ok(Use::Switch, what, found)
+        }
+        Err(error) => {
+            let advice = device.advice.unwrap_or_else(|| "dmesg".to_owned());
+            Check::warn(Use::Switch, what, error, advice)
+        }
+    }
+}
+
+/// IPv4, UDP, BTH, RETH, ImmDt and ICRC; Linux reserves a little more, so that RNICs agree on the same path MTU.
+const HEADERS_BYTES: u64 = 80;
+
+/// The largest RoCE path MTU that fits an interface.
+fn pmtu_of(mtu: u64) -> Option<usize> {
+    let fits = |p: &castnet_wire::Pmtu| p.bytes() as u64 + HEADERS_BYTES <= mtu;
+    castnet_wire::Pmtu::ALL
+        .into_iter()
+        .rev()
+        .find(fits)
+        .map(castnet_wire::Pmtu::bytes)
+}
+
+fn mtu(machine: &Machine, name: &str) -> Check {
+    let what = format!("{name}: MTU");
+    let state = machine
+        .read(&format!("/sys/class/net/{name}/operstate"))
+        .unwrap_or_else(|| "unknown".to_owned());
+    let Some(mtu) = machine.number(&format!("/sys/class/net/{name}/mtu")) else {
+        return Check::warn(Use::Speed, what, "cannot be told", "mount /sys");
+    };
+    let found = match pmtu_of(mtu) {
+        Some(pmtu) => format!("{mtu}, so path MTU {pmtu}; link {state}"),
+        None => format!("{mtu}: too small for any RoCE path MTU; link {state}"),
+    };
+    match pmtu_of(mtu) {
+        Some(4096) => Check::ok(Use::Speed, what, found),
+        _ => Check::warn(
+            Use::Speed,
+            what,
+            found,
+            format!("for path MTU 4096, on every interface of the path: ip link set {name} mtu 4200"),
+        ),
+    }
+}
+
+/// What `ethtool -k` says, where it is there and answers.
+fn ethtool(machine: &Machine, name: &str) -> Option<String> {
+    if !machine.real || !machine.has_program("ethtool") {
+        return None;
+    }
+    let answer = Command::new("ethtool")
+        .args(["-k", name])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    let answer = answer.ok().filter(|a| a.status.success())?;
+    Some(String::from_utf8_lossy(&answer.stdout).into_owned())
+}
+
+/// Offloads that merge or split frames: a switch on AF_PACKET would see frames that were never on the wire, and a
+/// merged RoCE frame has no right ICRC.
+const HARMFUL: [(&str, &str); 4] = [
+    ("generic-receive-offload", "gro"),
+    ("large-receive-offload", "lro"),
+    ("generic-segmentation-offload", "gso"),
+    ("tcp-segmentation-offload", "tso"),
+];
+
+fn offloads(name: &str, features: &str) -> Check {
+    let what = format!("{name}: offloads");
+    let is_on = |long: &str| {
+        features.lines().any(|line| {
+            line.trim()
+                .split_once(':')
+                .is_some_and(|(key, value)| key == long && value.trim().starts_with("on"))
+        })
+    };
+    let on: Vec<_> = HARMFUL
+        .iter()
+        .filter(|(long, _)| is_on(long))
+        .map(|(_, short)| *short)
+        .collect();
+    if on.is_empty() {
+        return Check::ok(Use::Switch, what, "none that merges or splits frames");
+    }
+    let off: String = on.iter().map(|short| format!(" {short} off")).collect();
+    Check::warn(
+        Use::Switch,
+        what,
+        format!(
+            "{} on: frames longer than the MTU can reach a switch on this port",
+            on.join(", ")
+        ),
+        format!("ethtool -K {name}{off} (a switch with CAP_NET_ADMIN turns gro off by itself)"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Level;
+    use crate::machine::tests::Fake;
+
+    #[test]
+    fn the_roce_port_is_found_in_the_kernels_table() {
+        let free = "  sl  local_address rem_address   st\n  1: 00000000:0044 00000000:0000 07\n";
+        let held = "  sl  local_address rem_address   st\n  1: 00000000:12B7 00000000:0000 07\n";
+        let remote = "  sl  local_address rem_address   st\n  1: 00000000:0044 00000000:12B7 07\n";
+        assert_eq!([free, held, remote].map(is_bound), [false, true, false]);
+    }
+
+    #[test]
+    fn path_mtus_leave_room_for_the_headers() {
+        assert_eq!(pmtu_of(1500), Some(1024));
+        assert_eq!(pmtu_of(4175), Some(2048));
+        assert_eq!(pmtu_of(4176), Some(4096));
+        assert_eq!(pmtu_of(9000), Some(4096));
+        assert_eq!(pmtu_of(300), None);
+    }
+
+    #[test]
+    fn offloads_that_are_on_are_named_with_the_way_to_turn_them_off() {
+        let text = "Features for eth0:\nrx-checksumming: on\ngeneric-receive-offload: on\nlarge-receive-offload: off [fixed]\n";
+        let check = offloads("eth0", text);
+        assert_eq!(check.level, Level::Warn);
+        assert!(
+            check.advice.starts_with("ethtool -K eth0 gro off "),
+            "{}",
+            check.advice
+        );
+        assert_eq!(offloads("eth0", "").level, Level::Ok);
+    }
+
+    #[test]
+    fn interfaces_are_read_from_sysfs() {
+        let fake = Fake::new(&[
+            ("proc/net/udp", "head\n"),
+            ("sys/class/net/eth7/mtu", "9000\n"),
+            ("sys/class/net/eth7/operstate", "up\n"),
+            ("sys/class/net/lo/mtu", "65536\n"),
+        ]);
+        let checks = checks(&fake.machine());
+        let mtu = checks
+            .iter()
+            .find(|c| c.what == "eth7: MTU")
+            .expect("the interface");
+        assert_eq!(
+            (mtu.level, mtu.found.as_str()),
+            (Level::Ok, "9000, so path MTU 4096; link up")
+        );
+        assert!(!checks.iter().any(|c| c.what.starts_with("lo")));
+    }
+}
