@@ -5,14 +5,14 @@ use crate::error::{Header, ParseError, fixed_header};
 use crate::time::Nanos;
 use core::fmt;
 
-/// What an acknowledgement says. Credit counts are not kept: an ACK goes out as 0x1F, "no end-to-end credits".
+/// The syndrome of an acknowledgement. Credit counts are not kept: an ACK is sent as 0x1F, "no end-to-end credits".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Syndrome {
-    /// All up to and with the PSN of the packet has arrived.
+    /// All packets up to and including the PSN have arrived.
     Ack,
-    /// All before the PSN has arrived; the responder had no receive posted for it: come again after the time.
+    /// All packets before the PSN have arrived. The responder had no receive posted; the requester repeats after the time.
     RnrNak(RnrTimer),
-    /// All before the PSN has arrived; the PSN itself was not taken.
+    /// All packets before the PSN have arrived. The responder refused the PSN itself.
     Nak(NakCode),
 }
 
@@ -20,7 +20,7 @@ pub enum Syndrome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum NakCode {
-    /// A gap: the PSN named is expected next.
+    /// A gap: the responder expects this PSN next.
     PsnSequenceError = 0,
     /// Not allowed here, malformed, or unsupported. Ends the connection.
     InvalidRequest = 1,
@@ -31,7 +31,7 @@ pub enum NakCode {
 }
 
 impl NakCode {
-    /// Whether it ends the connection: all but the sequence error.
+    /// Returns true if the NAK ends the connection: all but the sequence error do.
     pub const fn is_fatal(self) -> bool {
         !matches!(self, Self::PsnSequenceError)
     }
@@ -65,7 +65,7 @@ impl RnrTimer {
 }
 
 impl Syndrome {
-    /// The meaning of the byte, or `None` for a reserved one. Every credit count is an ACK.
+    /// Returns the meaning of the byte, or `None` for a reserved value. Every credit count is an ACK.
     pub const fn from_byte(byte: u8) -> Option<Self> {
         match byte {
             0x00..=0x1F => Some(Self::Ack),
@@ -78,7 +78,7 @@ impl Syndrome {
         }
     }
 
-    /// The byte of the wire. An ACK says "no end-to-end credits".
+    /// Returns the byte on the wire. An ACK has the value for "no end-to-end credits".
     pub const fn byte(self) -> u8 {
         match self {
             Self::Ack => 0x1F,
@@ -104,7 +104,7 @@ impl fmt::Display for Syndrome {
 /// An ACK extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Aeth {
-    /// What is acknowledged, and how.
+    /// ACK, NAK or RNR NAK.
     pub syndrome: Syndrome,
     /// Messages that the responder has completed, modulo 2^24.
     pub msn: u32,
@@ -116,7 +116,7 @@ impl Aeth {
     /// Bytes of the header.
     pub const LEN: usize = 4;
 
-    /// Reads it.
+    /// Reads the header.
     ///
     /// # Errors
     /// A reserved syndrome.
@@ -134,7 +134,7 @@ impl Aeth {
         }
     }
 
-    /// Its bytes; of the MSN the low 24 bits.
+    /// Returns the bytes of the header, with the low 24 bits of the MSN.
     pub const fn to_bytes(&self) -> [u8; Self::LEN] {
         let [_, m0, m1, m2] = self.msn.to_be_bytes();
         [self.syndrome.byte(), m0, m1, m2]

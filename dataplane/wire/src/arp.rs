@@ -4,13 +4,13 @@ use crate::error::{Header, ParseError, fixed_header};
 use crate::ids::MacAddr;
 use core::net::Ipv4Addr;
 
-/// What an ARP packet wants.
+/// The operation of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum ArpOp {
-    /// Who has the target address?
+    /// Requests the Ethernet address of the target address.
     Request = 1,
-    /// The sender has.
+    /// Gives the Ethernet address of the sender.
     Reply = 2,
 }
 
@@ -23,9 +23,9 @@ pub struct Arp {
     pub sender_mac: MacAddr,
     /// IP address of the sender.
     pub sender_ip: Ipv4Addr,
-    /// Ethernet address asked for: zeros in a request.
+    /// Requested Ethernet address: zeros in a request.
     pub target_mac: MacAddr,
-    /// IP address asked for.
+    /// Requested IP address.
     pub target_ip: Ipv4Addr,
 }
 
@@ -38,7 +38,7 @@ impl Arp {
     /// Bytes of a packet, without the Ethernet header.
     pub const LEN: usize = 28;
 
-    /// Who has `target_ip`? Tell the sender.
+    /// Returns a request for the Ethernet address of `target_ip`.
     pub const fn request(sender_mac: MacAddr, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) -> Self {
         Self {
             op: ArpOp::Request,
@@ -49,7 +49,7 @@ impl Arp {
         }
     }
 
-    /// The answer to this request: its target address is at `mac`.
+    /// Returns the reply to this request: its target address is at `mac`.
     pub const fn reply(&self, mac: MacAddr) -> Self {
         Self {
             op: ArpOp::Reply,
@@ -60,7 +60,7 @@ impl Arp {
         }
     }
 
-    /// Reads it.
+    /// Reads the header.
     ///
     /// # Errors
     /// Not Ethernet and IPv4, or neither request nor reply.
@@ -94,7 +94,7 @@ impl Arp {
         })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the header.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         b[..6].copy_from_slice(&PREFIX);

@@ -6,7 +6,7 @@ use crate::ids::Qpn;
 use crate::opcode::Opcode;
 use crate::psn::Psn;
 
-/// The partition key of who has no partitions: full member of the default one.
+/// The partition key without partitions: full member of the default partition.
 pub const PKEY_DEFAULT: u16 = 0xFFFF;
 
 /// A base transport header. Reserved bits are not kept; a transport version other than 0 is refused.
@@ -14,7 +14,7 @@ pub const PKEY_DEFAULT: u16 = 0xFFFF;
 pub struct Bth {
     /// Packet type.
     pub opcode: Opcode,
-    /// Whether the responder shall raise a solicited event.
+    /// True if the responder shall raise a solicited event.
     pub solicited: bool,
     /// Migration state.
     pub mig_req: bool,
@@ -26,11 +26,11 @@ pub struct Bth {
     pub fecn: bool,
     /// Backward congestion mark: set in a CNP. The ICRC masks it.
     pub becn: bool,
-    /// The queue pair that it is for.
+    /// The destination queue pair.
     pub dest_qp: Qpn,
-    /// Whether the requester wants an acknowledgement.
+    /// True if the requester wants an acknowledgement.
     pub ack_request: bool,
-    /// Sequence number; in an acknowledgement, of the requester's space.
+    /// Sequence number. An acknowledgement has a number of the requester's space.
     pub psn: Psn,
 }
 
@@ -56,11 +56,11 @@ impl Bth {
         }
     }
 
-    /// Reads it.
+    /// Reads the header.
     ///
     /// # Errors
-    /// An opcode that is not known here, or a transport version other than 0.
-    // Always: a result that goes through memory byte by byte makes the reader of wider pieces wait for it.
+    /// An opcode that this crate does not know, or a transport version other than 0.
+    // Always inlined: otherwise the result is stored to memory byte by byte, and wider loads of it wait for those stores.
     #[inline(always)]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let Some(opcode) = Opcode::from_byte(b[0]) else {
@@ -92,7 +92,7 @@ impl Bth {
         })
     }
 
-    /// Its bytes, reserved bits zero.
+    /// Returns the bytes of the header, reserved bits zero.
     pub const fn to_bytes(&self) -> [u8; Self::LEN] {
         let flags = (self.solicited as u8) << 7 | (self.mig_req as u8) << 6 | (self.pad & 3) << 4;
         let [k0, k1] = self.pkey.to_be_bytes();
@@ -117,8 +117,8 @@ impl Bth {
     }
 }
 
-/// Whether two partition keys let their holders talk: the same partition, not the invalid one, and at least one of the
-/// two a full member (bit 15) (IBA volume 1, 10.9.3).
+/// Returns true if holders of these two partition keys may communicate: both name the same valid partition, and at least one is a
+/// full member (bit 15) (IBA volume 1, 10.9.3).
 pub const fn pkey_matches(a: u16, b: u16) -> bool {
     a & 0x7FFF == b & 0x7FFF && a & 0x7FFF != 0 && (a | b) & 0x8000 != 0
 }

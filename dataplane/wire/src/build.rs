@@ -1,4 +1,4 @@
-//! Whole frames, ready to send.
+//! Builds whole frames.
 
 use crate::aeth::Aeth;
 use crate::arp::Arp;
@@ -86,7 +86,7 @@ impl Network {
         }
     }
 
-    /// Writes it for `datagram` bytes of UDP, which fit the length fields.
+    /// Writes the header for `datagram` bytes of UDP, which fit the length fields.
     fn emit(&self, out: &mut [u8], datagram: u16) -> Result<usize, EmitError> {
         match *self {
             Self::V4 {
@@ -132,15 +132,15 @@ pub fn roce_len(ethernet: &Ethernet, network: &Network, opcode: Opcode, payload_
     ethernet.length() + network.length() + Udp::LEN + packet
 }
 
-/// Writes a whole RoCEv2 frame to the start of `out` and returns its length in bytes. The EtherType is that of
-/// `network`, whatever `ethernet` says; the pad count follows from the payload, whatever `bth` says; lengths, IPv4
-/// checksum and ICRC are filled in, and there is no UDP checksum.
+/// Writes a whole RoCEv2 frame to the start of `out` and returns its length in bytes. The EtherType follows from `network` and the
+/// pad count from the payload; the fields in `ethernet` and `bth` are ignored. The function fills in lengths, IPv4 checksum and
+/// ICRC. There is no UDP checksum.
 ///
-/// A frame of less than 60 bytes is not padded here: whoever puts it on a wire does that.
+/// A frame of less than 60 bytes is not padded. The sender on a wire pads it. Headers in `ext` that the opcode does not have are
+/// ignored.
 ///
 /// # Errors
-/// `out` is too short; `ext` lacks a header that the opcode has; the payload is longer than 65,000 bytes, or there is
-/// one where the opcode has none. Headers in `ext` that the opcode does not have are left out.
+/// `out` is too short; `ext` lacks a header of the opcode; the payload is longer than 65,000 bytes, or the opcode has no payload.
 pub fn emit_roce(
     out: &mut [u8],
     ethernet: &Ethernet,
@@ -286,7 +286,7 @@ pub fn emit_cnp(
     emit_roce(out, ethernet, network, sport, &bth, &ExtHeaders::NONE, &[])
 }
 
-/// Fills up with zeros to the shortest frame of a wire; returns the length.
+/// Pads the frame with zeros to the shortest length on a wire. Returns the length.
 fn pad_frame(out: &mut [u8], length: usize) -> Result<usize, EmitError> {
     let padded = length.max(FRAME_MIN);
     let have = out.len();
@@ -299,7 +299,7 @@ fn pad_frame(out: &mut [u8], length: usize) -> Result<usize, EmitError> {
     Ok(padded)
 }
 
-/// Writes an ARP frame, padded to 60 bytes, and returns its length. Source is the sender that the packet names.
+/// Writes an ARP frame, padded to 60 bytes, and returns its length. The Ethernet source is the sender in the packet.
 ///
 /// # Errors
 /// `out` is too short.

@@ -1,8 +1,8 @@
-//! The control message of a collective: what a rank says it is about to do, before its data (EPIC 3.3).
+//! The control message of a collective. A rank sends it before its data, to describe the call (EPIC 3.3).
 //!
-//! It is the payload, 64 bytes always, of a SEND_ONLY_WITH_IMM whose immediate data is [`Control::IMMEDIATE`]. Switches
-//! [merge](Control::merge) those of all ranks on the way up, and send what comes of it back down to all of them.
-//! docs/control-message.md has the layout byte by byte.
+//! The message is the 64-byte payload of a SEND_ONLY_WITH_IMM whose immediate data is [`Control::IMMEDIATE`]. Switches
+//! [merge](Control::merge) the messages of all ranks on the way up, and send the merged message down to all of them.
+//! docs/control-message.md has the byte layout.
 
 use crate::error::{Header, ParseError, chunk};
 use core::fmt;
@@ -27,10 +27,10 @@ macro_rules! named {
         pub enum $name { $($(#[$member_doc])* $member = $byte,)* }
 
         impl $name {
-            /// All of them, by their byte.
+            /// All members, in order of their bytes.
             pub const ALL: &'static [Self] = &[$(Self::$member,)*];
 
-            /// The one of that byte, `None` for a byte without meaning.
+            /// Returns the member of a byte, or `None` if the byte has no meaning.
             pub const fn from_byte(byte: u8) -> Option<Self> {
                 match byte {
                     $($byte => Some(Self::$member),)*
@@ -53,7 +53,7 @@ macro_rules! named {
         impl FromStr for $name {
             type Err = UnknownName;
 
-            /// By name, upper or lower case.
+            /// Parses a name, in upper or lower case.
             fn from_str(text: &str) -> Result<Self, UnknownName> {
                 let found = Self::ALL.iter().copied().find(|m| m.name().eq_ignore_ascii_case(text));
                 let names = concat!($($text, " "),*);
@@ -66,7 +66,7 @@ macro_rules! named {
 named! {
     /// A collective's data flow. The other primitives are made of these (EPIC, appendix A).
     Primitive, "a primitive":
-    /// From all ranks to all ranks. Of no data: a barrier.
+    /// From all ranks to all ranks. Without data it is a barrier.
     AllReduce = 1 "allreduce",
     /// From all ranks to one.
     Reduce = 2 "reduce",
@@ -75,9 +75,9 @@ named! {
 }
 
 named! {
-    /// How two elements become one. castnet-reduce says what that is to the last bit.
+    /// The operation that reduces two elements to one. castnet-reduce defines each result bit by bit.
     Operation, "an operation":
-    /// Sum; also where nothing is reduced (Broadcast, barrier).
+    /// Sum; also if nothing is reduced (Broadcast, barrier).
     Sum = 1 "sum",
     /// The smaller.
     Min = 2 "min",
@@ -91,16 +91,16 @@ named! {
     BitOr = 6 "bitor",
     /// Bitwise exclusive or.
     BitXor = 7 "bitxor",
-    /// Logical and: 1 where both are not 0.
+    /// Logical and: 1 if both are not 0.
     And = 8 "and",
-    /// Logical or: 1 where one is not 0.
+    /// Logical or: 1 if at least one is not 0.
     Or = 9 "or",
-    /// Logical exclusive or: 1 where just one is not 0.
+    /// Logical exclusive or: 1 if exactly one is not 0.
     Xor = 10 "xor",
 }
 
 impl Operation {
-    /// Whether elements of `data_type` can be so reduced: bits and truth values are integers' only.
+    /// Returns true if the operation is defined for `data_type`. Bitwise and logical operations are for integers only.
     pub const fn supports(self, data_type: DataType) -> bool {
         match self {
             Self::Sum | Self::Min | Self::Max | Self::Prod => true,
@@ -151,50 +151,50 @@ impl DataType {
         }
     }
 
-    /// Whether it is one of the floating point types.
+    /// Returns true if it is one of the floating point types.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::F64)
     }
 }
 
-/// How the arithmetic is to be done: a set of bits.
+/// Options of the arithmetic: a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallFlags(pub u8);
 
 impl CallFlags {
     /// None.
     pub const NONE: Self = Self(0);
-    /// Integer sums and products stop at the ends of their range instead of wrapping. Elsewhere it changes nothing.
+    /// Integer sums and products saturate instead of wrapping. Other operations and types do not change.
     pub const SATURATE: Self = Self(1);
-    /// Contributions are added in rank order, so that a result is the same bit for bit whatever their order of arrival.
+    /// Contributions are reduced in rank order, so that the result is bit-identical for every order of arrival.
     pub const REPRODUCIBLE: Self = Self(2);
 
     const KNOWN: u8 = Self::SATURATE.0 | Self::REPRODUCIBLE.0;
 
-    /// Whether all bits of `other` are set.
+    /// Returns true if all bits of `other` are set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// With the bits of `other` too.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// What a rank calls: all ranks must say the same.
+/// The call of a rank. The calls of all ranks must be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Call {
     /// The data flow.
     pub primitive: Primitive,
     /// The receiving rank of a Reduce, the sending one of a Broadcast; 0 for AllReduce.
     pub root: u16,
-    /// How elements are reduced.
+    /// The operation that reduces elements.
     pub operation: Operation,
     /// The type of an element.
     pub data_type: DataType,
-    /// How the arithmetic is to be done.
+    /// Options of the arithmetic.
     pub flags: CallFlags,
     /// Elements of the whole collective.
     pub elements: u64,
@@ -206,7 +206,7 @@ pub struct Call {
 const CALL_LEN: usize = 20;
 
 impl Call {
-    /// Most data packets of one collective: PSNs of one are told apart over less than half their circle of 2^24.
+    /// Most data packets of one collective. PSNs can be compared only over less than half of their circle of 2^24.
     pub const PACKETS_MAX: u32 = (1 << 23) - 2;
 
     /// Bytes of the whole collective's elements.
@@ -214,17 +214,17 @@ impl Call {
         self.elements.saturating_mul(self.data_type.size() as u64)
     }
 
-    /// Whether it asks for contributions to be reduced in rank order, and has some.
+    /// Returns true if the call has contributions that are reduced in rank order.
     pub const fn is_in_rank_order(&self) -> bool {
         self.flags.contains(CallFlags::REPRODUCIBLE)
             && self.packets > 0
             && !matches!(self.primitive, Primitive::Broadcast)
     }
 
-    /// Whether it makes sense by itself: what [`Control::parse`] asks of each call that it reads.
+    /// Checks that the fields of the call fit each other. [`Control::parse`] checks each call that it reads.
     ///
     /// # Errors
-    /// The rule that it breaks.
+    /// The rule that the call breaks.
     pub fn check(&self) -> Result<(), ParseError> {
         const fn broken(rule: &'static str) -> Result<(), ParseError> {
             Err(ParseError::Rule {
@@ -294,7 +294,7 @@ impl Call {
 }
 
 impl fmt::Display for Call {
-    /// In words: `allreduce of 1024 f32 by sum in 4 packets`.
+    /// Writes, for example, `allreduce of 1024 f32 by sum in 4 packets`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.primitive {
             Primitive::AllReduce if self.packets == 0 => f.write_str("barrier")?,
@@ -322,30 +322,30 @@ impl fmt::Display for Call {
     }
 }
 
-/// Whether the ranks that a control message stands for agree.
+/// The result of comparing the calls of all ranks that a control message covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// All said the same.
+    /// All calls are equal.
     Agreed,
-    /// They did not.
+    /// At least one call differs.
     Conflict {
-        /// Of those that said something else than the rank that the message names, the lowest.
+        /// The lowest rank whose call differs from the call in the message.
         rank: u16,
-        /// What it said.
+        /// The call of that rank.
         call: Call,
     },
 }
 
-/// A control message: of one rank, or of all ranks of a part of the tree.
+/// A control message of one rank, or the merged message of all ranks in a subtree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Control {
     /// The number of the collective within its group; it wraps.
     pub sequence: u32,
-    /// Who says `call`: after merging, the lowest rank.
+    /// The rank of `call`; after merging, the lowest rank.
     pub rank: u16,
-    /// What it says.
+    /// The call of that rank.
     pub call: Call,
-    /// Whether others agree.
+    /// The result of the comparison with the other ranks.
     pub verdict: Verdict,
 }
 
@@ -359,11 +359,11 @@ impl Control {
     /// The immediate data of its packet, and the first four bytes of the message: `CNC` and [`Control::VERSION`].
     pub const IMMEDIATE: u32 = u32::from_be_bytes([b'C', b'N', b'C', Self::VERSION]);
 
-    /// Reads it from the start of `bytes`.
+    /// Reads the header from the start of `bytes`.
     ///
     /// # Errors
-    /// Too few bytes; another magic or version; a byte without meaning; reserved bytes that are not zero; a call that
-    /// makes no sense ([`Call::check`]); a conflict that is none.
+    /// Too few bytes; another magic or version; a byte without meaning; reserved bytes that are not zero; a call that breaks a
+    /// rule ([`Call::check`]); a conflict of two equal calls.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b: &[u8; Self::LEN] = chunk(bytes, Header::Control)?;
         let magic = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
@@ -410,7 +410,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Writes it.
+    /// Writes the header.
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         *out = [0; Self::LEN];
         out[..4].copy_from_slice(&Self::IMMEDIATE.to_be_bytes());
@@ -424,11 +424,11 @@ impl Control {
         }
     }
 
-    /// Takes in what other ranks say of the same collective.
+    /// Merges the message of other ranks for the same collective.
     ///
-    /// What comes of it depends on the set of what was said only, not on order, grouping or repetition: the lowest rank's
-    /// call, and, where anyone differs from that, the lowest rank that does. Should one rank have said two things, the
-    /// call that sorts first counts as the lower. Messages of two sequences must not be merged; the lower would stay.
+    /// The result depends only on the set of messages, not on order, grouping or repetition. It has the call of the lowest rank
+    /// and, if a call differs, the lowest rank with a different call. If one rank has sent two calls, the call that sorts first
+    /// counts as the lower one. Messages of two sequences must not be merged; the lower sequence would stay.
     pub fn merge(&mut self, other: &Self) {
         let said = |c: &Self| (c.rank, c.call);
         let (low, high) = if said(other) < said(self) {
@@ -454,8 +454,8 @@ impl Control {
 }
 
 impl fmt::Display for Control {
-    /// In words: `collective 7, rank 0: allreduce of 256 f32 by sum in 1 packet`, and where there is a conflict
-    /// ` CONFLICT rank 3: ` with what that one said.
+    /// Writes, for example, `collective 7, rank 0: allreduce of 256 f32 by sum in 1 packet`, and if there is a conflict
+    /// ` CONFLICT rank 3: ` with the call of that rank.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

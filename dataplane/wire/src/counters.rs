@@ -1,4 +1,4 @@
-//! Counters: structs of plain `u64` whose fields are named once and visited.
+//! Counters: structs of plain `u64` whose fields are named once. Sums, differences and reports visit the fields.
 
 /// A set of counters, such as a struct that [`counters!`](crate::counters!) defines.
 pub trait CounterSet: Copy + Default {
@@ -8,19 +8,19 @@ pub trait CounterSet: Copy + Default {
     /// Adds each counter of `more` to the one of that name.
     fn add(&mut self, more: &Self);
 
-    /// What was counted after `before`: 0 where a counter is less than before, as it then counts anew.
+    /// Returns the counts since `before`. A counter that is less than before has restarted: it gives 0.
     fn since(&self, before: &Self) -> Self;
 }
 
 /// Defines a struct of counters. It implements [`CounterSet`](crate::counters::CounterSet).
 ///
 /// - `pub struct Name { a, b }`: the fields are `u64`, and as visible as the struct.
-/// - `pub struct Name => copy_name { a, b }`: the same, and the exported macro `copy_name!(from => Type { more })`. It makes
-///   a `Type` of any value that has the fields of `Name`: with all of these fields, and those of `more`. So a message has
-///   a counter under its one name, or does not compile.
-/// - `pub struct Name { a, b; c: Set }`: the same with a part that is a `CounterSet` itself. `fields` leaves it out.
-/// - `pub struct Name => copy_name { x: pub(crate) X { a } y: pub(crate) Y { b } }`: counters that are kept in several structs, as
-///   some are touched more often than others, and reported in one: `Name::of(&x, &y)`.
+/// - `pub struct Name => copy_name { a, b }`: also defines and exports the macro `copy_name!(from => Type { more })`. It builds a
+///   `Type` from any value that has the fields of `Name`: with these fields and those of `more`. A message whose field has
+///   another name than the counter does not compile.
+/// - `pub struct Name { a, b; c: Set }`: a struct with a part that is a `CounterSet` itself. `fields` leaves it out.
+/// - `pub struct Name => copy_name { x: pub(crate) X { a } y: pub(crate) Y { b } }`: counters that are kept in several structs,
+///   because some are touched more often than others, and reported in one: `Name::of(&x, &y)`.
 #[macro_export]
 macro_rules! counters {
     (

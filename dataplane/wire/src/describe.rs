@@ -1,4 +1,4 @@
-//! A frame in words, for people: traces, captures, test differences.
+//! Describes a frame as text: for traces, captures and test differences.
 
 use crate::control::Control;
 use crate::ethernet::Ethernet;
@@ -8,8 +8,8 @@ use crate::opcode::Opcode;
 use crate::roce::{IpAddrs, Parsed, RoceHeader, parse_frame};
 use core::fmt;
 
-/// Shows a frame's headers: `{}` on one line, `{:#}` with a line for each layer. `head` and `frame_len` as for
-/// [`parse_frame`]. A frame that cannot be parsed shows why, after what can.
+/// Displays the headers of a frame: `{}` on one line, `{:#}` with a line for each layer. The arguments are those of
+/// [`parse_frame`]. If a frame cannot be parsed, the error follows the headers that can.
 pub const fn describe(head: &[u8], frame_len: usize) -> Describe<'_> {
     Describe { head, frame_len }
 }
@@ -71,7 +71,7 @@ impl fmt::Display for Describe<'_> {
     }
 }
 
-/// Between two layers.
+/// Writes the separator between two layers.
 fn next(f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(if f.alternate() { "\n  " } else { " | " })
 }
@@ -123,7 +123,7 @@ impl Describe<'_> {
         Ok(())
     }
 
-    /// A collective's control message, where the payload is one and all of it is at hand.
+    /// Writes the control message of a collective, if the payload is one and `head` has all of it.
     fn control(&self, f: &mut fmt::Formatter<'_>, h: &RoceHeader) -> fmt::Result {
         let payload = self.head.get(h.payload_at..h.payload_at + h.payload_len);
         match payload {

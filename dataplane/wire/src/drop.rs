@@ -1,4 +1,4 @@
-//! Why a frame ended in the switch: the whole list (contract S1).
+//! The reasons for which the switch drops a frame (contract S1).
 
 use core::fmt;
 use core::ops::{Index, IndexMut};
@@ -16,7 +16,7 @@ macro_rules! drop_reasons {
             /// All reasons, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// How many there are.
+            /// The number of reasons.
             pub const COUNT: usize = Self::ALL.len();
 
             /// Its number: an index into counters.
@@ -33,7 +33,7 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// Shorter than its headers say, a header that breaks its own rules, or more VLAN tags than are read.
+    /// The frame is shorter than its headers require, a header breaks its own rules, or there are more than two VLAN tags.
     Malformed = "malformed",
     /// The IPv4 header checksum is wrong.
     BadIpChecksum = "bad-ip-checksum",
@@ -41,15 +41,16 @@ drop_reasons! {
     BadIcrc = "bad-icrc",
     /// Longer than the MTU of the port it should leave by.
     TooLong = "too-long",
-    /// To a group, but its opcode cannot be multicast (READ, atomics, other transports).
+    /// The destination is a group, but the opcode cannot be multicast (READ, atomics, other transports).
     NotMulticastable = "not-multicastable",
-    /// To a group, from a port, address or QPN that is no member of it; or to others in the name of a group (contract C4).
+    /// The destination is a group, and port, address or QPN are not those of a member; or a frame to a host has a group address as
+    /// its source (contract C4).
     NotMember = "not-member",
     /// Data to a group from a member that is not its source.
     NotSource = "not-source",
     /// Feedback to a group from its own source.
     FeedbackFromSource = "feedback-from-source",
-    /// An ACK or NAK for a PSN that the source has not sent: believing it would lose data silently.
+    /// An ACK or NAK for a PSN that the source has not sent. Accepting it would lose data silently.
     AckAhead = "ack-ahead",
     /// Payload longer than the group's path MTU.
     OverPmtu = "over-pmtu",
@@ -57,11 +58,11 @@ drop_reasons! {
     NoRoute = "no-route",
     /// TTL or hop limit used up.
     TtlExpired = "ttl-expired",
-    /// It would leave by the port it came in, and nowhere else.
+    /// The only egress port is the ingress port.
     SamePort = "same-port",
-    /// A link-local control frame that a bridge must not forward, and that nobody here reads.
+    /// A link-local control frame that a bridge must not forward, and that this switch does not read.
     Reserved = "reserved",
-    /// No port to leave by.
+    /// There is no egress port.
     NoPort = "no-port",
     /// The port is down.
     PortDown = "port-down",
@@ -69,19 +70,20 @@ drop_reasons! {
     TxFull = "tx-full",
     /// The hand-over ring to another worker was full.
     HandOverFull = "hand-over-full",
-    /// Taken away by a fault injector.
+    /// Dropped by a fault injector.
     Injected = "injected",
-    /// Data of a collective whose control message has not come from that endpoint: what it belongs to is unknown.
+    /// Data of a collective whose control message has not come from that endpoint: the call is unknown.
     ControlMissing = "control-missing",
-    /// A contribution further ahead than the group has slots for.
+    /// A contribution beyond the slots of the group.
     EarlyContribution = "early-contribution",
-    /// The group's ranks disagreed: nothing after that collective is served.
+    /// The calls of the group's ranks differed: the group serves no later collective.
     GroupFailed = "group-failed",
-    /// A contribution that is not cut as the group's path MTU and message length prescribe, or that was not due.
+    /// The length or position of a contribution does not match the group's path MTU and message length, or the endpoint must not
+    /// contribute now.
     ContributionMismatch = "contribution-mismatch",
-    /// A result or a contribution of a time that is over.
+    /// A result or a contribution that is too old.
     Stale = "stale",
-    /// A call that asks for contributions to be reduced in rank order, to a group that is not reproducible.
+    /// A call for reduction in rank order, to a group that is not reproducible.
     NotReproducible = "not-reproducible",
 }
 

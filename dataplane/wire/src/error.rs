@@ -1,4 +1,4 @@
-//! What can be wrong with a frame, and with the room for one.
+//! Errors of parsing and writing frames.
 
 use crate::drop::DropReason;
 use core::fmt;
@@ -47,7 +47,7 @@ pub enum Header {
 }
 
 impl Header {
-    /// The field's name for it.
+    /// The usual name of the header.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ethernet => "Ethernet",
@@ -79,7 +79,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// Why bytes are not the header that they were taken for.
+/// Why bytes could not be parsed as a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum ParseError {
     /// The bytes end before the header does.
@@ -92,7 +92,7 @@ pub enum ParseError {
         /// Bytes that were left for it.
         have: usize,
     },
-    /// A field has a value that it must not have, or that nothing here understands.
+    /// A field has a value that is not allowed or not known.
     #[error("{header}: {field} {value:#x} is not allowed or not known")]
     Field {
         /// The header of the field.
@@ -102,7 +102,7 @@ pub enum ParseError {
         /// What it holds.
         value: u32,
     },
-    /// Two statements about the same length contradict each other.
+    /// Two fields give different lengths for the same bytes.
     #[error("{header}: {field} says {said}, but there is room for {found}")]
     Length {
         /// The header of the field.
@@ -114,7 +114,7 @@ pub enum ParseError {
         /// Bytes that the rest of the frame leaves.
         found: usize,
     },
-    /// Fields that each mean something make no sense together.
+    /// Fields contradict each other.
     #[error("{header}: {rule}")]
     Rule {
         /// The header of the fields.
@@ -125,7 +125,7 @@ pub enum ParseError {
 }
 
 impl ParseError {
-    /// The header that is wrong. A frame whose error lies above Ethernet can still be switched by its addresses.
+    /// The header with the error. A frame whose error lies above Ethernet can still be switched by its addresses.
     pub const fn header(&self) -> Header {
         match *self {
             Self::Short { header, .. }
@@ -135,7 +135,7 @@ impl ParseError {
         }
     }
 
-    /// What the frame counts as where the error is the end of it.
+    /// The drop reason under which a frame with this error is counted.
     pub const fn reason(&self) -> DropReason {
         DropReason::Malformed
     }
@@ -160,7 +160,7 @@ pub enum EmitError {
         /// The header.
         header: Header,
     },
-    /// Longer than the length field of its header can say, or a payload where the opcode has none.
+    /// Longer than the length field of its header allows, or a payload for an opcode without one.
     #[error("{header}: {have} bytes, at most {max}")]
     TooLong {
         /// The part that is too long.
@@ -172,7 +172,7 @@ pub enum EmitError {
     },
 }
 
-/// The first `N` bytes of `bytes`, or the error that names `header`.
+/// Returns the first `N` bytes of `bytes`, or an error with `header`.
 #[inline]
 pub(crate) fn chunk<const N: usize>(bytes: &[u8], header: Header) -> Result<&[u8; N], ParseError> {
     bytes.first_chunk().ok_or(ParseError::Short {
@@ -198,11 +198,11 @@ pub(crate) fn put<const N: usize>(
     Ok(N)
 }
 
-/// `parse` and `emit` of a header of one fixed length, over its `from_bytes` and `to_bytes`.
+/// Defines `parse` and `emit` of a header of fixed length, with its `from_bytes` and `to_bytes`.
 macro_rules! fixed_header {
     ($name:ident) => {
         impl $name {
-            /// Reads it from the start of `bytes`.
+            /// Reads the header from the start of `bytes`.
             ///
             /// # Errors
             /// Too few bytes, or a field that breaks the rules of the header.
@@ -211,7 +211,7 @@ macro_rules! fixed_header {
                 $crate::error::chunk(bytes, $crate::error::Header::$name).and_then(Self::from_bytes)
             }
 
-            /// Writes it to the start of `out`; returns its length in bytes.
+            /// Writes the header to the start of `out`; returns its length in bytes.
             ///
             /// # Errors
             /// `out` is too short.

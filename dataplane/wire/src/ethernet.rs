@@ -21,17 +21,24 @@ pub const ETHERTYPE_LLDP: u16 = 0x88CC;
 /// The most tags that a frame may have: one of a provider and one of its customer (802.1ad).
 pub const TAGS_MAX: usize = 2;
 
-/// The shortest frame on a wire, without its FCS: shorter ones are padded with zeros.
+/// The shortest frame on a wire, without its FCS. Shorter ones are padded with zeros.
 pub const FRAME_MIN: usize = 60;
+
+/// Bytes of destination and source address together.
+pub const MACS_LEN: usize = 12;
+/// Offset of the source address.
+pub const SRC_AT: usize = 6;
+/// Offset of the EtherType, or of the outer tag.
+pub const ETHERTYPE_AT: usize = MACS_LEN;
 
 /// An 802.1Q or 802.1ad tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VlanTag {
-    /// Which kind of tag: an EtherType of which [`is_tag`] is true.
+    /// The kind of tag: an EtherType for which [`is_tag`] is true.
     pub tpid: u16,
     /// Priority, 0 to 7.
     pub priority: u8,
-    /// Whether it may be dropped first.
+    /// True if the frame may be dropped first under congestion.
     pub drop_eligible: bool,
     /// VLAN number, below 4096; 0 means priority only.
     pub vid: u16,
@@ -72,14 +79,14 @@ pub struct Ethernet {
     pub dst: MacAddr,
     /// Source.
     pub src: MacAddr,
-    /// The outer tag. A second one is stepped over and not kept.
+    /// The outer tag. A second one is skipped and not kept.
     pub vlan: Option<VlanTag>,
-    /// What follows the tags; below 0x600 it is a length (802.3).
+    /// EtherType behind the tags; below 0x600 it is a length (802.3).
     pub ethertype: u16,
 }
 
-/// Whether this EtherType begins a VLAN tag: whatever a kernel or a network card may strip. 0x9100, 0x9200 and 0x9300
-/// are service tags from before 802.1ad.
+/// Returns true if this EtherType begins a VLAN tag that a kernel or a network card may strip. 0x9100, 0x9200 and 0x9300 are
+/// service tags from before 802.1ad.
 #[inline]
 pub const fn is_tag(ethertype: u16) -> bool {
     matches!(
@@ -92,11 +99,11 @@ impl Ethernet {
     /// Bytes without a tag.
     pub const LEN: usize = 14;
 
-    /// Reads it from the start of a frame; returns it with its length in bytes: 14, 18 or, with two tags, 22.
+    /// Reads the header from the start of a frame. Returns it with its length in bytes: 14, 18 or, with two tags, 22.
     ///
     /// # Errors
-    /// Too few bytes, or more than [`TAGS_MAX`] tags. Linux strips any number of priority tags (VID 0), so a further tag
-    /// would hide from every check what a receiver reads.
+    /// Too few bytes, or more than [`TAGS_MAX`] tags. Linux strips any number of priority tags (VID 0), so further tags would
+    /// hide the packet that a receiver reads from every check.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
         let b: &[u8; Self::LEN] = chunk(bytes, Header::Ethernet)?;
@@ -131,14 +138,14 @@ impl Ethernet {
         }
     }
 
-    /// Writes it to the start of `out`; returns its length in bytes.
+    /// Writes the header to the start of `out`. Returns its length in bytes.
     ///
     /// # Errors
     /// `out` is too short.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, EmitError> {
         let mut b = [0; Self::LEN + VlanTag::LEN];
-        b[..6].copy_from_slice(&self.dst.0);
-        b[6..12].copy_from_slice(&self.src.0);
+        b[..SRC_AT].copy_from_slice(&self.dst.0);
+        b[SRC_AT..MACS_LEN].copy_from_slice(&self.src.0);
         match self.vlan {
             None => {
                 b[12..14].copy_from_slice(&self.ethertype.to_be_bytes());

@@ -5,7 +5,7 @@ use crate::aeth::Aeth;
 use crate::error::{ParseError, fixed_header};
 use crate::ids::Qpn;
 
-/// RETH: where in the responder's memory.
+/// RETH: an address in the responder's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reth {
     /// Virtual address.
@@ -22,7 +22,7 @@ impl Reth {
     /// Bytes of the header.
     pub const LEN: usize = 16;
 
-    /// Reads it.
+    /// Reads the header.
     ///
     /// # Errors
     /// None: every value means something.
@@ -34,7 +34,7 @@ impl Reth {
         })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the header.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         b[..8].copy_from_slice(&self.va.to_be_bytes());
@@ -63,7 +63,7 @@ impl AtomicEth {
     /// Bytes of the header.
     pub const LEN: usize = 28;
 
-    /// Reads it.
+    /// Reads the header.
     ///
     /// # Errors
     /// None: every value means something.
@@ -76,7 +76,7 @@ impl AtomicEth {
         })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the header.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         b[..8].copy_from_slice(&self.va.to_be_bytes());
@@ -87,7 +87,7 @@ impl AtomicEth {
     }
 }
 
-/// DETH: what a datagram needs for want of a connection.
+/// DETH: key and source of a datagram, which has no connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Deth {
     /// Q_Key.
@@ -102,7 +102,7 @@ impl Deth {
     /// Bytes of the header.
     pub const LEN: usize = 8;
 
-    /// Reads it.
+    /// Reads the header.
     ///
     /// # Errors
     /// None: every value means something.
@@ -113,7 +113,7 @@ impl Deth {
         })
     }
 
-    /// Its bytes, the reserved one zero.
+    /// Returns the bytes of the header. The reserved byte is zero.
     pub const fn to_bytes(&self) -> [u8; Self::LEN] {
         let [k0, k1, k2, k3] = self.qkey.to_be_bytes();
         let [q0, q1, q2] = self.source_qp.to_bytes();
@@ -121,7 +121,7 @@ impl Deth {
     }
 }
 
-/// All extended headers of a packet; the opcode table says which there are. The sixteen reserved bytes of a CNP are
+/// All extended headers of a packet. The opcode table defines which headers a packet has. The sixteen reserved bytes of a CNP are
 /// zeros and not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExtHeaders {
@@ -135,14 +135,14 @@ pub struct ExtHeaders {
     pub aeth: Option<Aeth>,
     /// The value before an atomic.
     pub atomic_ack: Option<u64>,
-    /// Immediate data: the word as it stands on the wire, big endian.
+    /// Immediate data: the big-endian word on the wire.
     pub imm: Option<u32>,
     /// The key to invalidate.
     pub ieth: Option<u32>,
 }
 
 impl ExtHeaders {
-    /// None at all.
+    /// No headers.
     pub const NONE: Self = Self {
         deth: None,
         reth: None,

@@ -1,4 +1,4 @@
-//! What every holder of a frame agrees on, whether mbuf, ring slot or pool buffer.
+//! The trait of a frame in a buffer: an mbuf, a ring slot or a pool buffer.
 
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
@@ -9,43 +9,41 @@ pub const BATCH: usize = 32;
 /// Up to [`BATCH`] frames.
 pub type Batch<B> = ArrayVec<B, BATCH>;
 
-/// A frame in a buffer, in three pieces in wire order: a private head, a body that replicas may share, and the last
-/// four bytes, private again, because a RoCEv2 frame ends in its ICRC.
+/// A frame in a buffer, in three pieces in wire order: a private head, a body that replicas may share, and a private trailer of
+/// four bytes, because a RoCEv2 frame ends in its ICRC.
 ///
 /// The head holds all headers: it has at least `min(length, HEAD)` bytes.
 pub trait FrameBuf {
-    /// Bytes of head that are always there, unless the frame is shorter, or a replica that borrows what comes behind its rewritten
-    /// headers (64 bytes then): Ethernet, two VLAN tags, IPv6, UDP, BTH and
-    /// the longest extended headers fit.
+    /// The least bytes of head: Ethernet, two VLAN tags, IPv6, UDP, BTH and the longest extended headers fit. The head is shorter
+    /// only if the frame is, or if a replica borrows the bytes behind its rewritten headers (64 bytes then).
     const HEAD: usize = 128;
 
     /// Bytes from the destination MAC address to the ICRC or the end of the payload; no FCS.
     fn length(&self) -> usize;
 
-    /// The contiguous bytes from the start of the frame. May reach up to the whole frame.
+    /// The contiguous bytes from the start of the frame, up to the whole frame.
     fn head(&self) -> &[u8];
 
-    /// The same, to be rewritten; no other frame sees it.
+    /// The head, for rewriting. No other frame shares it.
     fn head_mut(&mut self) -> &mut [u8];
 
-    /// The last four bytes; zeros where the frame has fewer than four.
+    /// The last four bytes; zeros if the frame has fewer than four.
     fn trailer(&self) -> [u8; 4];
 
-    /// Writes the last four bytes; no other frame sees it. Nothing happens where the frame has fewer than four, or others
-    /// read them.
+    /// Writes the last four bytes. Does nothing if the frame has fewer than four, or if other frames share them.
     fn set_trailer(&mut self, bytes: [u8; 4]);
 
     /// Head, body and trailer in wire order, without overlap; any may be empty.
     fn segments(&self) -> [&[u8]; 3];
 
-    /// Whether a device has found the checksum of the IPv4 header right when the frame came in, so that nobody needs to sum it
-    /// again. `false` says nothing.
+    /// Returns true if a device has verified the checksum of the IPv4 header on receipt. False means unknown: the checksum must
+    /// be computed.
     #[inline]
     fn checksum_good(&self) -> bool {
         false
     }
 
-    /// Copies the frame into `out`, as much as fits, and returns the bytes written.
+    /// Copies the frame into `out`, as many bytes as fit. Returns the number of bytes written.
     fn copy_to(&self, out: &mut [u8]) -> usize {
         let mut at = 0;
         for segment in self.segments() {
@@ -57,7 +55,7 @@ pub trait FrameBuf {
     }
 }
 
-/// A frame in one piece, its whole length its head: for hosts, tests and whoever has frames in memory.
+/// A frame in one piece: all of it is head. For hosts and tests.
 impl FrameBuf for Vec<u8> {
     fn length(&self) -> usize {
         self.len()

@@ -1,4 +1,4 @@
-//! Small types for what must not be confused.
+//! Types for numbers and addresses that must not be confused.
 
 use core::fmt;
 use core::net::Ipv4Addr;
@@ -9,7 +9,7 @@ use core::str::FromStr;
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// The QPN of every virtual remote: what a group member's QP is connected to (Cepheus III.A).
+    /// The QPN of every virtual remote. The QP of a group member is connected to it (Cepheus III.A).
     pub const VIRTUAL: Self = Self(1);
 
     /// The number `value` modulo 2^24.
@@ -69,7 +69,7 @@ impl fmt::Display for PortId {
     }
 }
 
-/// A multicast group's address: the 32-bit McstID of Cepheus III.A. Each member's QP has it as its remote IP address.
+/// The address of a group: the 32-bit McstID of Cepheus III.A. The QP of each member has it as its remote IP address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct McstId(pub Ipv4Addr);
 
@@ -86,10 +86,10 @@ pub struct MacAddr(pub [u8; 6]);
 impl MacAddr {
     /// All ones.
     pub const BROADCAST: Self = Self([0xFF; 6]);
-    /// All zeros, which no station has: an address that is still to be found.
+    /// All zeros, which no station has: a sentinel for an unknown address.
     pub const UNSPECIFIED: Self = Self([0; 6]);
 
-    /// Whether the group bit is set (broadcast included).
+    /// Returns true if the group bit is set (broadcast included).
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
@@ -149,7 +149,7 @@ impl Pmtu {
         256 << self as usize
     }
 
-    /// The path MTU of `bytes`, where it is one of the five.
+    /// The path MTU of `bytes`, if it is one of the five.
     pub fn from_bytes(bytes: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.bytes() == bytes as usize)
     }

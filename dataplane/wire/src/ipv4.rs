@@ -10,12 +10,15 @@ pub const DONT_FRAGMENT: u16 = 0x4000;
 /// The flag "more fragments" in [`Ipv4::flags_frag`].
 pub const MORE_FRAGMENTS: u16 = 0x2000;
 
-/// An IPv4 header. Options are stepped over in parsing and never written.
+/// The bits of the fragment offset in [`Ipv4::flags_frag`].
+pub const FRAGMENT_OFFSET: u16 = 0x1FFF;
+
+/// An IPv4 header. Parsing skips options; writing makes none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ipv4 {
     /// Type of service: DSCP and, in the low two bits, ECN.
     pub tos: u8,
-    /// Bytes of header and what follows, Ethernet padding excluded.
+    /// Bytes of header and payload, without Ethernet padding.
     pub total_len: u16,
     /// Identification. The ICRC covers it.
     pub ident: u16,
@@ -23,7 +26,7 @@ pub struct Ipv4 {
     pub flags_frag: u16,
     /// Hops left.
     pub ttl: u8,
-    /// What follows.
+    /// Protocol number of the payload.
     pub protocol: u8,
     /// Source.
     pub src: Ipv4Addr,
@@ -35,8 +38,8 @@ impl Ipv4 {
     /// Bytes without options.
     pub const LEN: usize = 20;
 
-    /// Reads the header at the start of `bytes`; returns it with its length in bytes, options included: 20 to 60. The
-    /// checksum is not looked at, see [`checksum_is_right`].
+    /// Reads the header at the start of `bytes`. Returns it with its length in bytes, options included: 20 to 60. The
+    /// checksum is not checked, see [`checksum_is_right`].
     ///
     /// # Errors
     /// Too few bytes for the header, another version, or lengths that contradict each other.
@@ -89,15 +92,15 @@ impl Ipv4 {
         Ok((header, length))
     }
 
-    /// Whether it is a part of a datagram that was cut up.
+    /// Returns true if the packet is a fragment of a datagram.
     pub const fn is_fragment(&self) -> bool {
-        self.flags_frag & (MORE_FRAGMENTS | 0x1FFF) != 0
+        self.flags_frag & (MORE_FRAGMENTS | FRAGMENT_OFFSET) != 0
     }
 
-    /// Its bytes without options, checksum filled in.
+    /// Returns the bytes of the header without options, with its checksum.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
-        (b[0], b[1]) = (0x45, self.tos);
+        (b[0], b[1]) = (crate::layout::VERSION_LENGTH, self.tos);
         b[2..4].copy_from_slice(&self.total_len.to_be_bytes());
         b[4..6].copy_from_slice(&self.ident.to_be_bytes());
         b[6..8].copy_from_slice(&self.flags_frag.to_be_bytes());
@@ -108,7 +111,7 @@ impl Ipv4 {
         b
     }
 
-    /// Writes it to the start of `out`, checksum filled in; returns its length in bytes.
+    /// Writes the header with its checksum to the start of `out`. Returns its length in bytes.
     ///
     /// # Errors
     /// `out` is too short.
@@ -117,15 +120,15 @@ impl Ipv4 {
     }
 }
 
-/// Folds a sum of 16-bit words into one, carries added in again.
+/// Folds a sum of 16-bit words into one word, with end-around carry.
 const fn fold(mut sum: u32) -> u16 {
     sum = (sum & 0xFFFF) + (sum >> 16);
     sum = (sum & 0xFFFF) + (sum >> 16);
     sum as u16
 }
 
-/// The Internet checksum of `header` as it stands; the caller has zeroed the checksum field. An odd last byte counts as
-/// the upper half of a word.
+/// Returns the Internet checksum of `header`. The caller has zeroed the checksum field. An odd last byte counts as the upper
+/// half of a word.
 pub fn checksum(header: &[u8]) -> u16 {
     let (pairs, rest) = header.as_chunks::<2>();
     let sum: u32 = pairs.iter().map(|&p| u32::from(u16::from_be_bytes(p))).sum();
@@ -133,11 +136,12 @@ pub fn checksum(header: &[u8]) -> u16 {
     !fold(sum + last)
 }
 
-/// Whether the checksum of the IPv4 header at the start of `bytes` is right; `false` also where there is no header.
+/// Returns true if the checksum of the IPv4 header at the start of `bytes` is right; false also if there is no header.
 #[inline]
 pub fn checksum_is_right(bytes: &[u8]) -> bool {
     match bytes.first_chunk::<{ Ipv4::LEN }>() {
-        // Without options, as nearly all: five words, whose order of bytes does not matter to a sum with end-around carry.
+        // Nearly all headers have no options: five words. The byte order of the words does not matter to a sum with end-around
+        // carry.
         Some(header) if header[0] & 0xF == 5 => {
             let (words, _) = header.as_chunks::<4>();
             let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
@@ -153,39 +157,39 @@ pub fn checksum_is_right(bytes: &[u8]) -> bool {
     }
 }
 
-/// How an IPv4 checksum changes when known words of the header do. A leg of a group whose rewrite is always the same
-/// has one constant of these.
+/// The change of an IPv4 checksum when known words of the header change. A path whose rewrite is always the same has a constant
+/// difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ChecksumDelta(u16);
 
 impl ChecksumDelta {
-    /// Nothing changes.
+    /// No change.
     pub const NONE: Self = Self(0);
 
-    /// A word changes.
+    /// The difference when a word changes.
     pub const fn word(old: u16, new: u16) -> Self {
         Self(fold(!old as u32 + new as u32))
     }
 
-    /// An address changes.
+    /// The difference when an address changes.
     pub const fn address(old: Ipv4Addr, new: Ipv4Addr) -> Self {
         let (old, new) = (old.to_bits(), new.to_bits());
         Self::word((old >> 16) as u16, (new >> 16) as u16).and(Self::word(old as u16, new as u16))
     }
 
-    /// Both changes.
+    /// The difference of both changes together.
     pub const fn and(self, other: Self) -> Self {
         Self(fold(self.0 as u32 + other.0 as u32))
     }
 
-    /// The checksum after the change, from the one before it. What was wrong stays wrong.
+    /// Returns the checksum after the change, from the one before it. A wrong checksum stays wrong.
     pub const fn apply(self, checksum: u16) -> u16 {
         !fold(!checksum as u32 + self.0 as u32)
     }
 }
 
-/// Takes one hop off the TTL of the IPv4 header at the start of `bytes` and mends the checksum. Returns the hops that
-/// are left; `None`, with nothing changed, where none was left or there is no header.
+/// Decrements the TTL of the IPv4 header at the start of `bytes` and updates the checksum. Returns the new TTL; `None`, with
+/// nothing changed, if the TTL is zero or there is no header.
 pub fn decrement_ttl(bytes: &mut [u8]) -> Option<u8> {
     let b = bytes.first_chunk_mut::<{ Ipv4::LEN }>()?;
     let ttl = b[8].checked_sub(1)?;

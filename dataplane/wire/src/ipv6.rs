@@ -1,4 +1,4 @@
-//! IPv6 (RFC 8200). Extension headers are not stepped over: a datagram that has them is not RoCE to us.
+//! IPv6 (RFC 8200). Extension headers are not parsed: a datagram with extension headers is not taken for RoCEv2.
 
 use crate::error::{Header, ParseError, fixed_header};
 use core::net::Ipv6Addr;
@@ -12,7 +12,7 @@ pub struct Ipv6 {
     pub flow_label: u32,
     /// Bytes that follow this header.
     pub payload_len: u16,
-    /// What follows.
+    /// Protocol number of the next header.
     pub next_header: u8,
     /// Hops left.
     pub hop_limit: u8,
@@ -32,7 +32,7 @@ impl Ipv6 {
     /// Bytes of the header.
     pub const LEN: usize = 40;
 
-    /// Reads it.
+    /// Reads the header.
     ///
     /// # Errors
     /// Another version.
@@ -56,7 +56,7 @@ impl Ipv6 {
         })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the header.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         let first = 6 << 28 | u32::from(self.traffic_class) << 20 | (self.flow_label & 0xF_FFFF);

@@ -1,7 +1,24 @@
-//! Bytes to meaning and back: the frames of RoCEv2 and of the networks below it.
+//! Parses and writes RoCEv2 frames and the headers below them: Ethernet, ARP, LLDP, IPv4, IPv6, UDP, BTH and the extended headers.
 //!
-//! One header per file, each with a plain `Repr` that parses from and emits to bytes. Nothing here does I/O or
-//! knows a clock (time is [`Nanos`], an argument), and nothing on a frame's way allocates. All multi-byte fields are big endian on the wire.
+//! Main types: [`RoceHeader`] (all headers of a RoCEv2 packet, from [`parse_frame`]), one plain struct per header ([`Ethernet`],
+//! [`Ipv4`], [`Bth`], [`Reth`], [`Aeth`], ...), [`Opcode`] with its table, [`Psn`] arithmetic, the [`icrc`] module, and
+//! [`FrameBuf`], the trait of a frame in a buffer. Each header has its own file.
+//!
+//! The crate does no I/O and reads no clock: time is an argument of type [`Nanos`]. Parsing and writing frames does not allocate.
+//! Multi-byte fields are big endian on the wire.
+//!
+//! ```
+//! use castnet_wire::{Bth, Ethernet, ExtHeaders, MacAddr, Network, Opcode, Parsed, Psn, Qpn, emit_roce, parse_frame};
+//!
+//! let ethernet = Ethernet { dst: MacAddr([2; 6]), src: MacAddr([4; 6]), ..Ethernet::default() };
+//! let network = Network::v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+//! let bth = Bth::new(Opcode::SendOnly, Qpn::new(17), Psn::new(5));
+//! let mut frame = [0; 256];
+//! let length = emit_roce(&mut frame, &ethernet, &network, 0xC000, &bth, &ExtHeaders::NONE, b"data").unwrap();
+//!
+//! let Ok(Parsed::Roce(header)) = parse_frame(&frame, length) else { panic!("a RoCEv2 frame") };
+//! assert_eq!((header.bth.psn, header.payload_len), (Psn::new(5), 4));
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -25,6 +42,7 @@ pub mod icrc;
 pub mod ids;
 pub mod ipv4;
 pub mod ipv6;
+pub mod layout;
 pub mod lldp;
 pub mod opcode;
 pub mod psn;

@@ -1,36 +1,36 @@
-//! LLDP (IEEE 802.1AB), the few TLVs that say who is at the other end of a cable.
+//! LLDP (IEEE 802.1AB): the TLVs that identify the neighbour at the other end of a cable.
 
 use crate::error::{EmitError, Header, ParseError};
 use crate::ids::MacAddr;
 use core::fmt::{self, Write as _};
 use core::str;
 
-/// Where LLDP frames go: to the nearest bridge, which never forwards them.
+/// Destination of LLDP frames: the nearest bridge, which never forwards them.
 pub const NEAREST_BRIDGE: MacAddr = MacAddr([0x01, 0x80, 0xC2, 0, 0, 0x0E]);
 
-/// What identifies a chassis or a port.
+/// The identifier of a chassis or a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LldpId<'a> {
     /// An Ethernet address.
     Mac(MacAddr),
-    /// A text: an interface name, or whatever the sender calls it.
+    /// A text: an interface name, or another name that the sender has chosen.
     Text(&'a str),
-    /// Another kind, or a text that is not UTF-8, as it stands.
+    /// An identifier of another kind, or a text that is not UTF-8.
     Other {
         /// The subtype of the TLV.
         subtype: u8,
-        /// What follows it.
+        /// The bytes behind the subtype.
         bytes: &'a [u8],
     },
 }
 
-/// A text of an unknown sender, as it can be printed: control characters, which can drive a terminal, and characters without
-/// a shape of their own are escaped.
+/// Displays a text of an unknown sender safely: control characters, which can control a terminal, and invisible characters are
+/// escaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Printable<'a>(pub &'a str);
 
 impl fmt::Display for Printable<'_> {
-    /// Character by character, each in one piece.
+    /// Writes each character in one piece.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|c| match c {
             '\'' | '"' | '\\' => f.write_char(c),
@@ -59,9 +59,9 @@ pub struct Lldp<'a> {
     pub chassis: LldpId<'a>,
     /// Its port.
     pub port: LldpId<'a>,
-    /// Seconds for which this holds; 0: forget it now.
+    /// Seconds for which the data unit is valid; 0 withdraws it.
     pub ttl_secs: u16,
-    /// Name of the system; empty where it tells none, or none in UTF-8.
+    /// Name of the system; empty if it is missing or not UTF-8.
     pub system_name: &'a str,
 }
 
@@ -85,7 +85,7 @@ fn short(need: usize, have: usize) -> ParseError {
     }
 }
 
-/// Kind, value and what follows of the first TLV.
+/// Splits off the first TLV. Returns its kind, its value and the bytes behind it.
 fn tlv(bytes: &[u8]) -> Result<(u8, &[u8], &[u8]), ParseError> {
     let (&[a, b], rest) = bytes.split_first_chunk().ok_or(short(2, bytes.len()))?;
     let length = usize::from(a & 1) << 8 | usize::from(b);
@@ -128,8 +128,8 @@ fn mandatory(bytes: &[u8], wanted: u8) -> Result<(&[u8], &[u8]), ParseError> {
 }
 
 impl<'a> Lldp<'a> {
-    /// Reads a data unit: what follows the Ethernet header. Chassis, port and time must come first, in this order; what
-    /// follows is tolerated, whatever it is, even where it is cut off.
+    /// Reads a data unit, from behind the Ethernet header. Chassis, port and time to live must come first, in this order. Further
+    /// TLVs may be unknown or incomplete.
     ///
     /// # Errors
     /// One of the three is missing or too short.
@@ -172,7 +172,7 @@ impl<'a> Lldp<'a> {
     }
 }
 
-/// At most 255 bytes, whole characters.
+/// Cuts a text to at most 255 bytes of whole characters.
 fn cut(text: &str) -> &[u8] {
     &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX)]
 }

@@ -1,10 +1,11 @@
-//! The opcode table: one row for each packet type says which headers follow the BTH, which part of which message it
-//! is, and whether it has a payload. Every length check of this crate comes from it
+//! The opcode table. The row of a packet type has the headers that follow the BTH, the position of the packet in its message, and
+//! whether there is a payload. All length checks of this crate use the table
 //! (InfiniBand Architecture Specification, volume 1, 9.2.1 and tables 38 and 39; annex A17 for CNP).
 
+use crate::bth::Bth;
 use core::fmt;
 
-/// What kind of queue pair an opcode belongs to: its upper three bits.
+/// The kind of queue pair of an opcode: its upper three bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Transport {
@@ -14,37 +15,37 @@ pub enum Transport {
     Uc = 0x20,
     /// Unreliable datagram.
     Ud = 0x60,
-    /// Congestion notification: belongs to whatever queue pair it names.
+    /// Congestion notification, for a queue pair of any kind.
     Cnp = 0x80,
 }
 
-/// Where a packet stands in its message.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// More follow.
+    /// The first packet of several.
     First,
-    /// Some came, more follow.
+    /// Neither the first packet nor the last.
     Middle,
-    /// The end of a message of several packets.
+    /// The last packet of several.
     Last,
     /// A message of one packet.
     Only,
 }
 
-/// What a packet does.
+/// The operation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Bytes into a posted receive.
     Send,
     /// Bytes into memory that the requester names.
     Write,
-    /// Asks for bytes of memory.
+    /// Requests bytes of memory.
     ReadRequest,
-    /// Brings them.
+    /// Returns the requested bytes.
     ReadResponse,
-    /// Asks for an atomic operation on memory.
+    /// Requests an atomic operation on memory.
     Atomic,
-    /// Its answer.
+    /// Response to an atomic operation.
     AtomicAck,
     /// ACK, NAK or RNR NAK.
     Ack,
@@ -76,7 +77,7 @@ bitflags::bitflags! {
 }
 
 impl Headers {
-    /// Their bytes on the wire, together.
+    /// Bytes of all these headers on the wire.
     pub const fn length(self) -> usize {
         let lengths = [8, 16, 28, 4, 8, 4, 4, 16];
         let (mut sum, mut bit) = (0, 0);
@@ -99,13 +100,13 @@ pub struct OpcodeInfo {
     pub name: &'static str,
     /// The kind of queue pair.
     pub transport: Transport,
-    /// What the packet does.
+    /// The operation.
     pub kind: Kind,
-    /// Where it stands in its message.
+    /// The position in its message.
     pub position: Position,
     /// The headers between BTH and payload.
     pub headers: Headers,
-    /// Whether a payload may follow; where not, the ICRC follows the headers.
+    /// True if a payload may follow. Otherwise the ICRC directly follows the headers.
     pub has_payload: bool,
     /// Bytes of BTH and extended headers.
     header_len: u8,
@@ -117,17 +118,17 @@ impl OpcodeInfo {
         self.header_len as usize
     }
 
-    /// Whether it begins a message.
+    /// Returns true if it begins a message.
     pub const fn starts_message(&self) -> bool {
         matches!(self.position, Position::First | Position::Only)
     }
 
-    /// Whether it ends a message.
+    /// Returns true if it ends a message.
     pub const fn ends_message(&self) -> bool {
         matches!(self.position, Position::Last | Position::Only)
     }
 
-    /// Whether it goes from requester to responder and takes a PSN of the requester's space.
+    /// Returns true if the packet goes from requester to responder and has a PSN of the requester's space.
     pub const fn is_request(&self) -> bool {
         matches!(
             self.kind,
@@ -139,17 +140,17 @@ impl OpcodeInfo {
 macro_rules! opcodes {
     ($($byte:literal $name:ident $text:literal $transport:ident $kind:ident $position:ident
        [$($header:ident)*] $payload:literal,)*) => {
-        /// A packet type that is known here. Names without a transport are reliable connection's.
+        /// A packet type that this crate knows. Names without a transport belong to reliable connections.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum Opcode { $(#[doc = $text] $name = $byte,)* }
 
         impl Opcode {
-            /// All of them, by number.
+            /// All opcodes, in order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
         }
 
-        /// By opcode byte. A byte that is no opcode has the row of opcode 0, whose number then differs from the byte.
+        /// Rows by opcode byte. An unknown byte has the row of opcode 0: the number in that row then differs from the byte.
         static TABLE: [OpcodeInfo; 256] = {
             let rows = [$(OpcodeInfo {
                 opcode: Opcode::$name,
@@ -159,7 +160,7 @@ macro_rules! opcodes {
                 position: Position::$position,
                 headers: Headers::empty()$(.union(Headers::$header))*,
                 has_payload: $payload,
-                header_len: (12 + Headers::empty()$(.union(Headers::$header))*.length()) as u8,
+                header_len: (Bth::LEN + Headers::empty()$(.union(Headers::$header))*.length()) as u8,
             },)*];
             let mut table = [rows[0]; 256];
             let mut i = 0;
@@ -214,14 +215,14 @@ opcodes! {
 }
 
 impl Opcode {
-    /// The opcode of a byte, where it is known here.
+    /// Returns the opcode of a byte, or `None` if this crate does not know it.
     #[inline]
     pub fn from_byte(byte: u8) -> Option<Self> {
         let opcode = TABLE[usize::from(byte)].opcode;
         (opcode as u8 == byte).then_some(opcode)
     }
 
-    /// The byte of the wire.
+    /// The byte on the wire.
     pub const fn byte(self) -> u8 {
         self as u8
     }

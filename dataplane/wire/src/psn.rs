@@ -5,8 +5,8 @@ use core::fmt;
 
 /// A 24-bit packet sequence number.
 ///
-/// The numbers form a circle, so there is no total order: `a` is newer than `b` where `a - b` modulo 2^24 lies in
-/// `1..2^23`. Exactly 2^23 apart counts as older, as in Linux rxe.
+/// The numbers form a circle, so there is no total order: `a` is newer than `b` if `a - b` modulo 2^24 is in `1..2^23`. A
+/// difference of exactly 2^23 counts as older, as in Linux rxe.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
@@ -24,12 +24,12 @@ impl Psn {
         self.0
     }
 
-    /// `self - other` on the circle, in `-2^23..2^23`: positive where `self` is newer.
+    /// Returns `self - other` on the circle, in `-2^23..2^23`. It is positive if `self` is newer.
     pub const fn diff(self, other: Self) -> i32 {
         (self.0.wrapping_sub(other.0) << 8) as i32 >> 8
     }
 
-    /// The number `steps` further on the circle; negative steps go back.
+    /// Returns the number `steps` further on the circle. Negative steps go back.
     pub const fn add(self, steps: i32) -> Self {
         Self::new(self.0.wrapping_add(steps as u32))
     }
@@ -44,17 +44,17 @@ impl Psn {
         self.add(-1)
     }
 
-    /// Whether `self` is newer than `other`.
+    /// Returns true if `self` is newer than `other`.
     pub const fn is_after(self, other: Self) -> bool {
         self.diff(other) > 0
     }
 
-    /// Whether `self` is older than `other`.
+    /// Returns true if `self` is older than `other`.
     pub const fn is_before(self, other: Self) -> bool {
         self.diff(other) < 0
     }
 
-    /// Older, equal or newer, as [`Psn::diff`] says. Not an `Ord`: it is not transitive over the whole circle.
+    /// Compares two numbers by [`Psn::diff`]. It is no `Ord`, because it is not transitive over the whole circle.
     pub const fn compare(self, other: Self) -> Ordering {
         match self.diff(other) {
             0 => Ordering::Equal,
@@ -63,7 +63,7 @@ impl Psn {
         }
     }
 
-    /// The three bytes of the wire, big endian; also the form for tables that must be small.
+    /// The three bytes on the wire, big endian. Compact tables store this form.
     pub const fn to_bytes(self) -> [u8; 3] {
         let b = self.0.to_be_bytes();
         [b[1], b[2], b[3]]

@@ -1,16 +1,20 @@
-//! A frame's headers in one pass: fixed offsets, no allocation, one small result.
+//! Parses the headers of a frame in one pass: fixed offsets, no allocation, one small result.
 
 use crate::aeth::Aeth;
 use crate::arp::Arp;
 use crate::bth::Bth;
 use crate::error::{Header, ParseError};
-use crate::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_LLDP, Ethernet};
+use crate::ethernet::{
+    ETHERTYPE_ARP, ETHERTYPE_AT, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_LLDP, Ethernet,
+};
 use crate::ext::{AtomicEth, Deth, ExtHeaders, Reth};
-use crate::ipv4::{Ipv4, MORE_FRAGMENTS, PROTOCOL_UDP};
+use crate::ipv4::{FRAGMENT_OFFSET, Ipv4, MORE_FRAGMENTS, PROTOCOL_UDP};
 use crate::ipv6::Ipv6;
+use crate::layout::{self, PLAIN_FRAME, in_frame};
 use crate::opcode::Headers;
 use crate::udp::{ROCE_PORT, Udp};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::ops::Range;
 
 /// Bytes of the ICRC.
 pub const ICRC_LEN: usize = 4;
@@ -22,7 +26,7 @@ pub enum Parsed {
     Roce(RoceHeader),
     /// ARP for IPv4.
     Arp(Arp),
-    /// LLDP: [`crate::lldp::Lldp::parse`] reads what begins at the offset.
+    /// LLDP. [`crate::lldp::Lldp::parse`] reads the data unit.
     Lldp {
         /// Offset of the first TLV.
         at: usize,
@@ -90,12 +94,11 @@ impl IpAddrs {
     }
 }
 
-/// The headers of a RoCEv2 packet, and where they stand. Offsets and lengths in bytes; offsets count from the start of
-/// the frame.
+/// The headers of a RoCEv2 packet and their offsets. Offsets and lengths are in bytes; offsets count from the start of the frame.
 ///
 /// All lengths agree with one another: `l4 + 8 == bth_at`, and from `payload_at` on there are `payload_len` bytes, then
-/// `bth.pad` zeros, then the ICRC, which ends at `frame_len`. Not looked at: ICRC, IPv4 and UDP checksums, and whether
-/// the pad is zeros.
+/// `bth.pad` zeros, then the ICRC, which ends at `frame_len`. The parser does not check the ICRC, the IPv4 and UDP checksums, or
+/// that the pad is zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoceHeader {
     /// Offset of the IP header.
@@ -120,7 +123,7 @@ pub struct RoceHeader {
     pub imm: Option<u32>,
     /// The key to invalidate, where the opcode has it.
     pub ieth: Option<u32>,
-    /// Offset of the payload; of the ICRC where there is none.
+    /// Offset of the payload; of the ICRC if there is none.
     pub payload_at: usize,
     /// Bytes of payload, pad not counted.
     pub payload_len: usize,
@@ -134,12 +137,12 @@ impl RoceHeader {
         self.frame_len - ICRC_LEN
     }
 
-    /// Bytes between BTH and ICRC: what a change of the BTH or before it has to be shifted by.
+    /// Bytes between BTH and ICRC: the distance by which the ICRC difference of a header change is shifted.
     pub const fn after_bth(&self) -> usize {
         self.icrc_at() - self.bth_at - Bth::LEN
     }
 
-    /// Bytes between RETH and ICRC, where there is a RETH.
+    /// Bytes between RETH and ICRC, if there is a RETH.
     pub const fn after_reth(&self) -> Option<usize> {
         match self.reth {
             Some(_) => Some(self.after_bth() - Reth::LEN),
@@ -147,7 +150,7 @@ impl RoceHeader {
         }
     }
 
-    /// Offset of the RETH, where there is one. It follows the BTH in every opcode that has it.
+    /// Offset of the RETH, if there is one. It follows the BTH in every opcode that has it.
     pub const fn reth_at(&self) -> Option<usize> {
         match self.reth {
             Some(_) => Some(self.bth_at + Bth::LEN),
@@ -155,8 +158,8 @@ impl RoceHeader {
         }
     }
 
-    /// All extended headers, also those of atomics and datagrams, which this struct does not keep. `head` is the frame
-    /// that it was parsed from.
+    /// Reads all extended headers, including those of atomics and datagrams, which this struct does not keep. `head` is the frame
+    /// that the struct was parsed from.
     pub fn ext(&self, head: &[u8]) -> ExtHeaders {
         let at = self.bth_at + Bth::LEN;
         let bytes = head.get(at..self.payload_at).unwrap_or_default();
@@ -166,21 +169,21 @@ impl RoceHeader {
 
 /// Reads the headers of a frame.
 ///
-/// `head` are its first bytes, at least `min(frame_len, 128)`; `frame_len` is the length of the frame with any Ethernet
-/// padding, without FCS. A RoCEv2 packet is UDP to port 4791 of an opcode that this crate knows.
+/// `head` has the first bytes of the frame, at least `min(frame_len, 128)`. `frame_len` is the length of the frame with any
+/// Ethernet padding, without FCS. A RoCEv2 packet is UDP to port 4791 with an opcode that this crate knows.
 ///
 /// # Errors
-/// The headers contradict themselves or do not fit; a RoCEv2 packet with IPv4 options or in fragments; an opcode that
-/// is not known. The frame may be no business of ours all the same: [`parse_network`] tells how to forward it.
+/// The headers contradict each other or do not fit; a RoCEv2 packet has IPv4 options or is fragmented; the opcode is unknown. A
+/// switch may still have to forward the frame: [`parse_network`] reads what it needs.
 #[inline]
 pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
-    // Nearly every RoCEv2 frame: no tag, IPv4 without options, not in fragments. All offsets are known, so one look at the
-    // length does for all. Whatever is otherwise or wrong takes the slow path, which also says what is wrong.
-    let Some(b) = head.first_chunk::<PLAIN>().filter(|b| is_plain_roce(b)) else {
+    // Fast path, for nearly every RoCEv2 frame: no tag, IPv4 without options, no fragment. All offsets are constants, so one
+    // check of the length is enough. All other frames take the slow path, which also names the error.
+    let Some(b) = head.first_chunk::<PLAIN_FRAME>().filter(|b| is_plain_roce(b)) else {
         return parse_any(head, frame_len);
     };
-    let be16 = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
-    let (end, bth_at) = (14 + usize::from(be16(16)), 42);
+    let (l4, bth_at) = (in_frame(layout::UDP).start, in_frame(layout::BTH).start);
+    let end = Ethernet::LEN + usize::from(be16(b, layout::TOTAL_LENGTH));
     let Ok(bth) = Bth::parse(&b[bth_at..]) else {
         return parse_any(head, frame_len);
     };
@@ -188,7 +191,7 @@ pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> 
     let payload_at = bth_at + info.header_len();
     let (body, pad) = (end.wrapping_sub(payload_at + ICRC_LEN), usize::from(bth.pad));
     let fits = end <= frame_len && payload_at + ICRC_LEN <= end && payload_at <= head.len();
-    let right = usize::from(be16(38)) + 34 == end
+    let right = usize::from(be16(b, layout::UDP_LENGTH)) + l4 == end
         && body % 4 == 0
         && pad <= body
         && (info.has_payload || body == 0)
@@ -196,8 +199,8 @@ pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> 
     if !fits || !right {
         return parse_any(head, frame_len);
     }
-    // One by one: all together, in a struct, they would go through memory.
-    let ext = head.get(PLAIN..payload_at).unwrap_or_default();
+    // Separate variables stay in registers; a struct would go through memory.
+    let ext = head.get(PLAIN_FRAME..payload_at).unwrap_or_default();
     let (mut reth, mut aeth, mut imm) = (None, None, None);
     if info.headers.contains(Headers::AETH) {
         aeth = ext.first_chunk().and_then(|b| Aeth::from_bytes(b).ok());
@@ -211,14 +214,14 @@ pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> 
         return parse_any(head, frame_len);
     }
     Ok(Parsed::Roce(RoceHeader {
-        l3: 14,
+        l3: Ethernet::LEN,
         ip: IpAddrs::V4 {
-            src: Ipv4Addr::new(b[26], b[27], b[28], b[29]),
-            dst: Ipv4Addr::new(b[30], b[31], b[32], b[33]),
+            src: ipv4_address(b, layout::SRC),
+            dst: ipv4_address(b, layout::DST),
         },
-        tos: b[15],
-        l4: 34,
-        sport: be16(34),
+        tos: b[Ethernet::LEN + layout::TOS],
+        l4,
+        sport: be16(b, layout::SPORT),
         bth_at,
         bth,
         reth,
@@ -231,22 +234,32 @@ pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> 
     }))
 }
 
-/// Ethernet, IPv4, UDP and BTH, none of them with anything optional.
-const PLAIN: usize = 14 + 20 + 8 + 12;
 /// The extended headers of SEND, WRITE and ACK.
 const PLAIN_EXT: Headers = Headers::RETH.union(Headers::AETH).union(Headers::IMM);
 
-/// Whether these are the headers of UDP to RoCE's port, with nothing optional before it.
+/// Returns a 16-bit field of a plain frame.
 #[inline(always)]
-fn is_plain_roce(b: &[u8; PLAIN]) -> bool {
-    let ethertype = u16::from_be_bytes([b[12], b[13]]);
-    let fragment = u16::from_be_bytes([b[20], b[21]]) & (MORE_FRAGMENTS | 0x1FFF);
-    let dport = u16::from_be_bytes([b[36], b[37]]);
+fn be16(frame: &[u8; PLAIN_FRAME], field: Range<usize>) -> u16 {
+    let at = in_frame(field).start;
+    u16::from_be_bytes([frame[at], frame[at + 1]])
+}
+
+#[inline(always)]
+fn ipv4_address(frame: &[u8; PLAIN_FRAME], field: Range<usize>) -> Ipv4Addr {
+    let at = in_frame(field).start;
+    Ipv4Addr::new(frame[at], frame[at + 1], frame[at + 2], frame[at + 3])
+}
+
+/// Returns true for the headers of UDP to the RoCEv2 port over IPv4, without tags, options or fragments.
+#[inline(always)]
+fn is_plain_roce(b: &[u8; PLAIN_FRAME]) -> bool {
+    let ethertype = u16::from_be_bytes([b[ETHERTYPE_AT], b[ETHERTYPE_AT + 1]]);
+    let fragment = be16(b, layout::FRAGMENT) & (MORE_FRAGMENTS | FRAGMENT_OFFSET);
     ethertype == ETHERTYPE_IPV4
-        && b[14] == 0x45
+        && b[Ethernet::LEN] == layout::VERSION_LENGTH
         && fragment == 0
-        && b[23] == PROTOCOL_UDP
-        && dport == ROCE_PORT
+        && b[Ethernet::LEN + layout::PROTOCOL] == PROTOCOL_UDP
+        && be16(b, layout::DPORT) == ROCE_PORT
 }
 
 /// [`parse_frame`] without the fast path.
@@ -255,11 +268,11 @@ fn parse_any(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
     parse(head, frame_len, true)
 }
 
-/// The same without a look into UDP: never [`Parsed::Roce`]. For a frame that [`parse_frame`] refused and that is to no
-/// group: an Ethernet switch or a router forwards it whatever its UDP payload is.
+/// Reads Ethernet and IP headers, and never returns [`Parsed::Roce`]. It is for frames that [`parse_frame`] refused and whose
+/// destination is no group: a switch or router forwards them whatever UDP carries.
 ///
 /// # Errors
-/// As for [`parse_frame`], up to and with the IP header.
+/// The errors of [`parse_frame`] for headers up to and including IP.
 pub fn parse_network(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> {
     parse(head, frame_len, false)
 }
@@ -356,7 +369,7 @@ fn parse_ipv6(
     )
 }
 
-/// Where the datagram that begins at `l3` and has `said` bytes ends. Bytes after it are Ethernet padding.
+/// Returns the offset at which the datagram ends that begins at `l3` and has `said` bytes. Bytes after it are Ethernet padding.
 #[inline(always)]
 fn datagram_end(
     header: Header,
@@ -378,7 +391,7 @@ fn datagram_end(
     }
 }
 
-/// Whether there is a UDP header to RoCE's port at `l4`, before `end`.
+/// Returns true if a UDP header to the RoCEv2 port lies at `l4`, before `end`.
 #[inline(always)]
 fn is_roce(head: &[u8], l4: usize, end: usize) -> bool {
     let udp = head
@@ -387,7 +400,7 @@ fn is_roce(head: &[u8], l4: usize, end: usize) -> bool {
     udp.is_some_and(|b| u16::from_be_bytes([b[2], b[3]]) == ROCE_PORT)
 }
 
-/// What the layers below have said.
+/// What the headers below UDP contain.
 struct Below {
     l3: usize,
     ip: IpAddrs,
@@ -462,7 +475,7 @@ fn parse_roce(head: &[u8], below: Below) -> Result<Parsed, ParseError> {
     } else {
         read_ext(info.headers, ext)?
     };
-    // Built where the caller wants it: it is too large to be moved about.
+    // The struct is large: it is built directly as the return value, so that it is not copied.
     Ok(Parsed::Roce(RoceHeader {
         l3,
         ip,
@@ -481,7 +494,7 @@ fn parse_roce(head: &[u8], below: Below) -> Result<Parsed, ParseError> {
     }))
 }
 
-/// Reads the headers of an opcode, in wire order, from bytes of just their length.
+/// Reads the headers of an opcode, in wire order, from exactly their bytes.
 #[inline(always)]
 fn read_ext(headers: Headers, bytes: &[u8]) -> Result<ExtHeaders, ParseError> {
     let mut ext = ExtHeaders::NONE;
@@ -533,9 +546,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
-        /// Frames as they are sent, with a byte changed here or there, cut or padded.
+        /// Frames as they are sent, some with changed bytes, cut or padded.
         #[test]
-        fn the_short_way_and_the_long_way_agree(
+        fn fast_and_slow_parser_agree(
             opcode in prop::sample::select(Opcode::ALL), payload in 0usize..90, tagged: bool,
             changes in prop::collection::vec((0usize..90, any::<u8>()), 0..3), cut in 0usize..200, more in 0usize..8,
         ) {

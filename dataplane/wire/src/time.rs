@@ -1,4 +1,4 @@
-//! Time as an argument: nanoseconds on a monotonic clock whose origin is the caller's business.
+//! Time as an argument: nanoseconds on a monotonic clock. The caller defines the origin.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};

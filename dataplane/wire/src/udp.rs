@@ -1,4 +1,4 @@
-//! UDP (RFC 768), as far as RoCEv2 goes.
+//! UDP (RFC 768), as far as RoCEv2 needs it.
 
 use crate::error::{Header, ParseError, fixed_header};
 use crate::ids::Qpn;
@@ -9,13 +9,13 @@ pub const ROCE_PORT: u16 = 4791;
 /// A UDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Udp {
-    /// Source port: for RoCEv2 no address but entropy for equal-cost paths.
+    /// Source port. RoCEv2 uses it as entropy for equal-cost paths, not as an address.
     pub sport: u16,
     /// Destination port.
     pub dport: u16,
-    /// Bytes of header and what follows.
+    /// Bytes of header and payload.
     pub length: u16,
-    /// Checksum; 0 where the sender made none. The ICRC masks it.
+    /// Checksum; 0 if the sender made none. The ICRC masks it.
     pub checksum: u16,
 }
 
@@ -25,7 +25,7 @@ impl Udp {
     /// Bytes of the header.
     pub const LEN: usize = 8;
 
-    /// Reads it. The checksum is not looked at.
+    /// Reads the header. The checksum is not checked.
     ///
     /// # Errors
     /// A length below that of the header.
@@ -49,7 +49,7 @@ impl Udp {
         Ok(udp)
     }
 
-    /// Its bytes, checksum as given.
+    /// Returns the bytes of the header, checksum as given.
     pub const fn to_bytes(&self) -> [u8; Self::LEN] {
         let [s0, s1] = self.sport.to_be_bytes();
         let [d0, d1] = self.dport.to_be_bytes();
@@ -59,8 +59,8 @@ impl Udp {
     }
 }
 
-/// The source port of a queue pair, 0xC000 to 0xFFFF, as Linux chooses it: from the flow label where there is one,
-/// from both QPNs otherwise. It stays the same for the life of the queue pair, so that its packets keep to one path.
+/// Returns the source port of a queue pair, 0xC000 to 0xFFFF, as Linux chooses it: from the flow label if there is one, from
+/// both QPNs otherwise. The port is constant for the life of the queue pair, so that its packets keep to one path.
 pub const fn entropy_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
     let label = match flow_label & 0xF_FFFF {
         0 => {

@@ -1,20 +1,24 @@
-//! The ICRC of an acknowledge packet, which is verified whenever one comes in.
+//! The ICRC of an acknowledge packet. It is verified for each received one.
 //!
-//! A CRC is linear: that of so few words is the sum of what each word adds by itself, by table look-up. No look-up waits for
-//! another one, as the steps of a CRC do.
+//! A CRC is linear, so the CRC of these few words is the XOR of one table look-up for each word. The look-ups are independent of
+//! one another, while each step of a usual CRC waits for the step before it.
 
 use super::START;
 use super::shift::Shift;
+use crate::aeth::Aeth;
+use crate::ipv4::{Ipv4, PROTOCOL_UDP};
+use crate::layout::{PACKET_HEADERS, VERSION_LENGTH};
+use crate::roce::ICRC_LEN;
 
 /// Bytes of an acknowledge packet that its ICRC covers: IPv4 without options, UDP, BTH, AETH.
-pub const ACK_LEN: usize = 20 + 8 + 12 + 4;
+pub const ACK_LEN: usize = PACKET_HEADERS + Aeth::LEN;
 const WORDS: usize = ACK_LEN / 4;
 
 const fn operator(word: usize) -> Shift {
     Shift::by_bytes(ACK_LEN - 4 * word)
 }
 
-/// By word, the operator for its own bytes and all that follow.
+/// For each word, the operator for its own bytes and all that follow.
 static AFTER: [Shift; WORDS] = {
     let mut after = [const { operator(0) }; WORDS];
     let mut i = 0;
@@ -25,7 +29,7 @@ static AFTER: [Shift; WORDS] = {
     after
 };
 
-/// By word, what the ICRC takes for ones: TOS; TTL and checksum; UDP checksum; BTH byte 4.
+/// For each word, the bits that the ICRC takes for ones: TOS; TTL and checksum; UDP checksum; BTH byte 4.
 const ONES: [u32; WORDS] = {
     let mut ones = [0; WORDS];
     ones[0] = u32::from_le_bytes([0, 0xFF, 0, 0]);
@@ -35,12 +39,15 @@ const ONES: [u32; WORDS] = {
     ones
 };
 
-/// The words that are the same in nearly all of them, and what these add: version and length; protocol; UDP length.
+/// Bytes of an acknowledge packet with its ICRC.
+const PACKET: u8 = (ACK_LEN + ICRC_LEN) as u8;
+/// The words that are equal in nearly all acknowledge packets, and their values: version and length; protocol; UDP length.
 const SAME: [(usize, u32); 3] = [
-    (0, u32::from_le_bytes([0x45, 0xFF, 0, ACK_LEN as u8 + 4])),
-    (2, u32::from_le_bytes([0xFF, 17, 0xFF, 0xFF])),
-    (6, u32::from_le_bytes([0, ACK_LEN as u8 + 4 - 20, 0xFF, 0xFF])),
+    (0, u32::from_le_bytes([VERSION_LENGTH, 0xFF, 0, PACKET])),
+    (2, u32::from_le_bytes([0xFF, PROTOCOL_UDP, 0xFF, 0xFF])),
+    (6, u32::from_le_bytes([0, PACKET - Ipv4::LEN as u8, 0xFF, 0xFF])),
 ];
+/// The ICRC of these words.
 const SAME_ICRC: u32 = {
     let (mut icrc, mut i) = (!operator(0).apply(!START), 0);
     while i < SAME.len() {
@@ -50,8 +57,8 @@ const SAME_ICRC: u32 = {
     icrc
 };
 
-/// The ICRC of an acknowledge packet over IPv4.
-// Apart: its look-ups take all registers.
+/// Computes the ICRC of an acknowledge packet over IPv4.
+// Not inlined: the look-ups use all registers.
 #[inline(never)]
 pub fn of_ack(packet: &[u8; ACK_LEN]) -> u32 {
     let (words, _) = packet.as_chunks::<4>();
@@ -71,7 +78,7 @@ pub fn of_ack(packet: &[u8; ACK_LEN]) -> u32 {
 /// An acknowledge packet with its ICRC, in words of eight bytes.
 pub type AckWords = [u64; (ACK_LEN + 4) / 8];
 
-/// The bits in which [`follows`] has two packets agree: all that the ICRC covers but PSN and AETH.
+/// The bits in which two packets must agree for [`follows`]: all that the ICRC covers but PSN and AETH.
 const AGREE: AckWords = {
     let mut agree = [0; _];
     let mut i = 0;
@@ -86,8 +93,8 @@ const AGREE: AckWords = {
     agree
 };
 
-/// Whether the ICRC of an acknowledge packet is right, by that of another one, which was: `None` where the two differ in more
-/// than most do that come from one sender. Two look-ups of a word instead of eight.
+/// Verifies the ICRC of an acknowledge packet by comparison with `other`, whose ICRC is right. Returns whether the ICRC is right;
+/// `None` if the packets differ in more than PSN and AETH. It takes two word look-ups instead of eight.
 #[inline]
 pub fn follows(other: &AckWords, packet: &AckWords) -> Option<bool> {
     let mut differ = *packet;
@@ -108,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn by_another_packet_it_is_what_it_is_by_itself(
+        fn follows_agrees_with_the_full_icrc(
             bytes: [u8; 32], more: [u8; 12], change: [u8; 12], at in 0..ACK_LEN, free in 0..2_u8, wrong in 0..2_u32,
         ) {
             let mut packet = [0; ACK_LEN + 4];
@@ -123,15 +130,15 @@ mod tests {
             let first: AckWords = words(&mut packet, 0);
             packet[36..44].iter_mut().zip(change).for_each(|(byte, change)| *byte ^= change);
             let masked = [1, 8, 10, 11, 26, 27, 32];
-            let place = if free == 0 { masked[at % masked.len()] } else { at };
-            packet[place] ^= change[8];
-            let covered = change[8] != 0 && !masked.contains(&place) && place < 36;
+            let at = if free == 0 { masked[at % masked.len()] } else { at };
+            packet[at] ^= change[8];
+            let covered = change[8] != 0 && !masked.contains(&at) && at < 36;
             let second: AckWords = words(&mut packet, wrong);
             prop_assert_eq!(follows(&first, &second), (!covered).then_some(wrong == 0));
         }
 
         #[test]
-        fn it_is_the_icrc_of_any_other_packet(bytes: [u8; 32], more: [u8; 12]) {
+        fn of_ack_agrees_with_the_definition(bytes: [u8; 32], more: [u8; 12]) {
             let mut packet = [0; ACK_LEN];
             packet[..32].copy_from_slice(&bytes);
             packet[32..].copy_from_slice(&more);

@@ -1,53 +1,55 @@
-//! The ICRC change of the header fields that a switch rewrites, by table look-up.
+//! The change of the ICRC when a switch rewrites header fields, by table look-up.
 
 use super::shift::Shift;
+use crate::ext::Reth;
 use crate::ids::Qpn;
+use crate::layout;
 use crate::psn::Psn;
 use core::net::Ipv4Addr;
 
-// A word of four bytes at a known distance from the end of its header needs one operator: that of its own four bytes
-// and all that follow. Distances to the end of the BTH, in an IPv4 packet without options (IP 20, UDP 8, BTH 12).
-static SRC: Shift = Shift::by_bytes(40 - 12);
-static DST: Shift = Shift::by_bytes(40 - 16);
-/// BTH byte 4 and destination QPN; seen from the end of the RETH also its key.
+// Each word of four bytes needs one operator: for its own four bytes and all that follow in the header. These are distances to
+// the end of the BTH, in an IPv4 packet without options.
+static SRC: Shift = Shift::by_bytes(layout::BTH.end - layout::SRC.start);
+static DST: Shift = Shift::by_bytes(layout::BTH.end - layout::DST.start);
+/// BTH byte 4 and destination QPN. The key of the RETH has the same distance to the end of the RETH.
 static QPN: Shift = Shift::by_bytes(8);
 /// Acknowledgement request and PSN.
-static PSN: Shift = Shift::by_bytes(4);
+static PSN: Shift = Shift::by_bytes(layout::BTH.end - layout::ACK_REQUEST);
 // Distances to the end of the RETH.
-static RETH: Shift = Shift::by_bytes(16);
-static VA_LOW: Shift = Shift::by_bytes(12);
+static RETH: Shift = Shift::by_bytes(Reth::LEN);
+static VA_LOW: Shift = Shift::by_bytes(Reth::LEN - 4);
 
-/// How the ICRC of an IPv4 RoCEv2 packet changes when fields of its header do, whatever comes behind that header.
+/// The change of the ICRC of an IPv4 RoCEv2 packet when fields of its header change, for any bytes behind that header.
 ///
-/// Build it from the changes ([`HeaderDelta::and`] joins them), then ask for the change of a packet's ICRC with the
-/// operator for the bytes that follow:
+/// [`HeaderDelta::and`] joins changes. [`HeaderDelta::change`] returns the change of a packet's ICRC, with the operator for the
+/// bytes that follow:
 ///
 /// ```
 /// # use castnet_wire::{Qpn, icrc::{HeaderDelta, Shift}};
 /// # let (old_ip, new_ip) = ([10, 0, 0, 9].into(), [10, 0, 0, 2].into());
 /// # let icrc = 0x1234_5678;
-/// let leg = HeaderDelta::dst(old_ip, new_ip).and(HeaderDelta::dest_qp(Qpn::VIRTUAL, Qpn::new(0x11)));
-/// let after_bth = Shift::by_bytes(1024);   // kept by whoever sees that length again
-/// let new_icrc = icrc ^ leg.change(&after_bth);
+/// let path = HeaderDelta::dst(old_ip, new_ip).and(HeaderDelta::dest_qp(Qpn::VIRTUAL, Qpn::new(0x11)));
+/// let after_bth = Shift::by_bytes(1024); // keep it for further packets of that length
+/// let new_icrc = icrc ^ path.change(&after_bth);
 /// # assert_ne!(icrc, new_icrc);
 /// ```
 ///
-/// TOS, TTL and the checksums of IPv4 and UDP are not covered by the ICRC and need no part in it.
+/// The ICRC does not cover TOS, TTL and the checksums of IPv4 and UDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct HeaderDelta {
     /// The register at the end of the BTH.
     bth: u32,
-    /// What is added to it at the end of the RETH.
+    /// The XOR with the register at the end of the RETH.
     reth: u32,
 }
 
-/// The difference of two words as the CRC takes it in: the first byte of the wire is the lowest.
+/// The difference of two words in the byte order of the CRC: the first byte on the wire is the lowest.
 const fn word(old: u32, new: u32) -> u32 {
     (old ^ new).swap_bytes()
 }
 
 impl HeaderDelta {
-    /// Nothing changes.
+    /// No change.
     pub const NONE: Self = Self { bth: 0, reth: 0 };
 
     /// The source address changes.
@@ -86,7 +88,7 @@ impl HeaderDelta {
         }
     }
 
-    /// The acknowledgement request is set, or taken away: the change is the same.
+    /// The acknowledgement request is set or cleared: the change is the same.
     pub fn ack_request_flips() -> Self {
         Self {
             bth: PSN.apply(word(0, 0x8000_0000)),
@@ -129,22 +131,20 @@ impl HeaderDelta {
         self.bth
     }
 
-    /// The register at the end of the RETH: the same over [`crate::RoceHeader::after_reth`] bytes.
+    /// The register at the end of the RETH, to be shifted over [`crate::RoceHeader::after_reth`] bytes.
     #[inline]
     pub fn at_reth(self) -> u32 {
         RETH.apply(self.bth) ^ self.reth
     }
 
-    /// What to add (XOR) to the ICRC of a packet without RETH. The operator is that for
-    /// [`crate::RoceHeader::after_bth`] bytes.
+    /// The XOR with the ICRC of a packet without RETH. The operator is for [`crate::RoceHeader::after_bth`] bytes.
     #[inline]
     pub const fn change(self, after_bth: &Shift) -> u32 {
         after_bth.apply(self.bth)
     }
 
-    /// What to add (XOR) to the ICRC of a packet with RETH. The operator is that for
-    /// [`crate::RoceHeader::after_reth`] bytes, so of one path MTU for the first packet of a message and those in its
-    /// middle alike.
+    /// The XOR with the ICRC of a packet with RETH. The operator is for [`crate::RoceHeader::after_reth`] bytes: one path MTU,
+    /// for the first packet of a message as for those in its middle.
     #[inline]
     pub fn change_with_reth(self, after_reth: &Shift) -> u32 {
         after_reth.apply(self.at_reth())

@@ -1,9 +1,9 @@
-//! The ICRC of an IPv4 packet where it lies, its masked fields not set to ones.
+//! The ICRC of an IPv4 packet in place, without a masked copy of its header.
 //!
-//! A copy of the header to mask makes two short pieces out of one long one, and short pieces are what takes a CRC long.
-//! But a CRC is linear: a bit that masking would set has the same effect as some bits of the register before the packet,
-//! namely those that the bytes up to it turn into that bit. To run a CRC backwards over zeros is to run it forwards
-//! until it has gone round: the powers of x come again after 2^32 - 1, as the generator is primitive.
+//! A masked copy would split the packet into short pieces, and a CRC is slow on short pieces. A CRC is linear: setting a masked bit
+//! has the same effect as changing certain bits of the register before the packet. To find these bits, the CRC must run backwards
+//! over zeros. That is the same as running it forwards over 2^32 - 1 - n zeros, because the generator is primitive and the powers
+//! of x repeat after 2^32 - 1.
 
 use super::START;
 use super::shift::Shift;
@@ -12,21 +12,21 @@ use crc32fast::Hasher;
 /// Bytes of IPv4, UDP and BTH up to the last that is masked.
 pub const MASKED: usize = 33;
 
-/// The operator for as many bytes less.
+/// The operator that goes back over `bytes` bytes.
 const fn before(bytes: usize) -> Shift {
     Shift::by_bytes(u32::MAX as usize - bytes)
 }
 
-// By offset of the words that have masked bytes; the first word's needs none.
+// For the offsets of the words that have masked bytes. The first word needs none.
 static BEFORE_8: Shift = before(8);
 static BEFORE_24: Shift = before(24);
 static BEFORE_32: Shift = before(32);
 
-/// The register before an IPv4 packet without options that begins with `first`: from it on, the CRC over the packet as it
-/// stands is its ICRC. In the complemented form that the CRC of a message has.
+/// Returns the start register for an IPv4 packet without options that begins with `first`. From this register, the plain CRC over
+/// the packet is its ICRC. The register has the complemented form of a finished CRC.
 #[inline]
 pub fn start_of(first: &[u8; MASKED]) -> u32 {
-    // The bits that masking would set, byte by byte.
+    // The bits that masking would set.
     let unset = |at: usize| !first[at];
     let tos = u32::from_le_bytes([0, unset(1), 0, 0]);
     let ttl_checksum = u32::from_le_bytes([unset(8), 0, unset(10), unset(11)]);
@@ -35,7 +35,7 @@ pub fn start_of(first: &[u8; MASKED]) -> u32 {
     START ^ tos ^ BEFORE_8.apply(ttl_checksum) ^ BEFORE_24.apply(udp_checksum) ^ BEFORE_32.apply(congestion)
 }
 
-/// The ICRC of an IPv4 packet in pieces, of which `first` has its masked bytes.
+/// Computes the ICRC of an IPv4 packet in pieces. `first` has its first bytes, up to the last masked one.
 #[inline]
 pub(super) fn full_in_place(first: &[u8; MASKED], segments: &[&[u8]]) -> u32 {
     let mut hasher = Hasher::new_with_initial(start_of(first));
@@ -67,7 +67,7 @@ mod tests {
             let first = packet.first_chunk().expect("long enough");
             prop_assert_eq!(full_in_place(first, &segments), super::super::full_by_copy(&segments));
             prop_assert_eq!(super::super::full(&segments), full_in_place(first, &segments));
-            // However it is cut.
+            // The cut may also lie in the masked bytes.
             let early = [&packet[..at[0] % MASKED], &packet[at[0] % MASKED..]];
             prop_assert_eq!(super::super::full(&early), full_in_place(first, &segments));
         }

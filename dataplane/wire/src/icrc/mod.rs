@@ -1,13 +1,13 @@
-//! ICRC, the invariant CRC that ends every RoCEv2 packet: in full, and by difference.
+//! The ICRC, the invariant CRC at the end of every RoCEv2 packet: computed in full, or by difference.
 //!
-//! It is the CRC-32 of Ethernet over eight bytes of ones, then everything from the IP header to the pad, with those
-//! fields set to ones that a router may change (InfiniBand Architecture Specification, volume 1, 7.8.1 and annex A17.3.3).
-//! On the wire the least significant byte comes first.
+//! It is the CRC-32 of Ethernet over eight bytes of ones, then all bytes from the IP header to the pad. Fields that a router may
+//! change count as ones (InfiniBand Architecture Specification, volume 1, 7.8.1 and annex A17.3.3). On the wire the least
+//! significant byte comes first.
 //!
-//! A CRC is linear, so a packet whose header changes needs no second look at its payload:
-//! `new = old ^ shift(crc(old header ^ new header), bytes that follow)`. [`delta`] is that inner CRC, [`Shift`] the
-//! outer operator, [`HeaderDelta`] both for the fields that a switch rewrites, by table look-up. A packet that came in
-//! with a wrong ICRC leaves with a wrong one.
+//! A CRC is linear, so the payload need not be read again if only the header changes:
+//! `new = old ^ shift(crc(old header ^ new header), bytes that follow)`. [`delta`] is that inner CRC and [`Shift`] the outer
+//! operator. [`HeaderDelta`] computes both by table look-up, for the fields that a switch rewrites. A packet that is received with
+//! a wrong ICRC is sent with a wrong one.
 
 mod ack;
 mod header;
@@ -24,16 +24,18 @@ pub use neutral::Neutral;
 pub use shift::{Shift, ShiftCache, shift};
 
 use crate::frame::FrameBuf;
+use crate::ipv6::Ipv6;
 use crate::roce::ICRC_LEN;
+use crate::udp::Udp;
 use crc32fast::Hasher;
 
 /// The state after the eight bytes of ones, in crc32fast's complemented form.
 const START: u32 = !0xDEBB_20E3;
 
-/// Bytes that a mask reaches into: IPv6, UDP, and five of BTH.
-const MASKED_MAX: usize = 40 + 8 + 5;
+/// Bytes up to the last masked one: IPv6, UDP, and five of BTH.
+const MASKED_MAX: usize = Ipv6::LEN + Udp::LEN + 5;
 
-/// Sets to ones what the ICRC leaves out, in bytes that begin with the IP header.
+/// Sets the bytes that the ICRC does not cover to ones. `head` begins with the IP header.
 fn mask(head: &mut [u8]) {
     let v6 = head.first().is_some_and(|b| b >> 4 == 6);
     // IPv4: TOS, TTL, checksum; UDP checksum; BTH byte 4. IPv6: traffic class and flow label, hop limit; the same.
@@ -52,8 +54,8 @@ fn mask(head: &mut [u8]) {
     }
 }
 
-/// The ICRC of a packet in pieces: together they run from the first byte of the IP header to the last byte of the pad.
-/// Store it with [`u32::to_le_bytes`]. An IPv4 header must be one without options.
+/// Computes the ICRC of a packet in pieces. Together they run from the first byte of the IP header to the last byte of the pad.
+/// Store the result with [`u32::to_le_bytes`]. An IPv4 header must have no options.
 pub fn full(segments: &[&[u8]]) -> u32 {
     match segments {
         [ack] | [ack, [], []] if ack.len() == ACK_LEN && ack[0] >> 4 == 4 => match ack.first_chunk() {
@@ -68,7 +70,7 @@ pub fn full(segments: &[&[u8]]) -> u32 {
     }
 }
 
-/// The same for any packet, in the words of the definition: over a copy of the header that is masked.
+/// Computes the ICRC of any packet by its definition: over a masked copy of the header.
 fn full_by_copy(segments: &[&[u8]]) -> u32 {
     let mut head = [0; MASKED_MAX];
     let mut filled = 0;
@@ -97,8 +99,8 @@ fn full_by_copy(segments: &[&[u8]]) -> u32 {
     hasher.finalize()
 }
 
-/// The ICRC that a frame ought to have: `l3` is the offset of its IP header, `frame_len` that of its end, Ethernet
-/// padding excluded, both as [`crate::RoceHeader`] has them.
+/// Computes the ICRC of a frame. `l3` is the offset of its IP header, `frame_len` the offset of its end without Ethernet padding,
+/// both as in [`crate::RoceHeader`].
 pub fn of_frame(frame: &impl FrameBuf, l3: usize, frame_len: usize) -> u32 {
     let end = frame_len.saturating_sub(ICRC_LEN);
     let mut at = 0;
@@ -110,7 +112,7 @@ pub fn of_frame(frame: &impl FrameBuf, l3: usize, frame_len: usize) -> u32 {
     }))
 }
 
-/// The ICRC that a frame has, `None` where it is shorter than that.
+/// Reads the ICRC in a frame. `None` if the frame is shorter than `frame_len`.
 #[inline]
 pub fn read(frame: &impl FrameBuf, frame_len: usize) -> Option<u32> {
     let from = frame_len.checked_sub(ICRC_LEN)?;
@@ -120,7 +122,7 @@ pub fn read(frame: &impl FrameBuf, frame_len: usize) -> Option<u32> {
     if let Some(bytes) = frame.head().get(from..).and_then(|b| b.first_chunk()) {
         return Some(u32::from_le_bytes(*bytes));
     }
-    // Behind a long payload, and Ethernet padding after it: nobody sends this, so it may be slow.
+    // The ICRC lies behind a long payload, with Ethernet padding after it. No sender does this, so it may be slow.
     let mut bytes = [0; ICRC_LEN];
     let (mut at, mut found) = (0, 0);
     for segment in frame.segments() {
@@ -136,8 +138,8 @@ pub fn read(frame: &impl FrameBuf, frame_len: usize) -> Option<u32> {
     (found == ICRC_LEN).then_some(u32::from_le_bytes(bytes))
 }
 
-/// Stores `icrc` in a frame. `false`, with nothing changed, where its place is in the part that replicas share: only in
-/// a frame longer than its head that Ethernet padding follows.
+/// Stores `icrc` in a frame. Returns false, with nothing changed, if the ICRC lies in the part that replicas share: only in a
+/// frame that is longer than its head and has Ethernet padding.
 #[inline]
 pub fn write(frame: &mut impl FrameBuf, frame_len: usize, icrc: u32) -> bool {
     let Some(from) = frame_len.checked_sub(ICRC_LEN) else {
@@ -156,9 +158,9 @@ pub fn write(frame: &mut impl FrameBuf, frame_len: usize, icrc: u32) -> bool {
     }
 }
 
-/// Whether a frame has the ICRC that it ought to have. Arguments as for [`of_frame`].
+/// Returns true if the ICRC in a frame is right. The arguments are those of [`of_frame`].
 pub fn verify(frame: &impl FrameBuf, l3: usize, frame_len: usize) -> bool {
-    // Short frames, among them all feedback, lie in one piece.
+    // Short frames, including all feedback, are in one piece.
     if frame.head().len() >= frame_len {
         return verify_bytes(frame.head(), l3, frame_len);
     }
@@ -177,8 +179,8 @@ pub fn verify_bytes(frame: &[u8], l3: usize, frame_len: usize) -> bool {
     u32::from_le_bytes(*rest) == full(&[packet])
 }
 
-/// CRC of a difference, from a zero start and without complement: of `old ^ new`, byte by byte. Zero where they are
-/// equal, and linear. Only fields that the ICRC covers belong into it. Where one is longer, its rest is left out.
+/// Computes the CRC of `old ^ new`, byte by byte, with start value zero and without complement. It is linear, and zero if both are
+/// equal. Pass only fields that the ICRC covers. If one slice is longer, its rest is ignored.
 pub fn delta(old: &[u8], new: &[u8]) -> u32 {
     // crc32fast keeps the complement of the register, so all ones is a register of zeros.
     let mut hasher = Hasher::new_with_initial(!0);

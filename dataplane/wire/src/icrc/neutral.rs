@@ -1,30 +1,28 @@
-//! Rewriting that leaves the ICRC as it is.
+//! Header rewriting that keeps the ICRC.
 //!
-//! Two fields of a RoCEv2 packet over IPv4 are covered by the ICRC and free to choose, for whoever sends it on its last
-//! hop: the identification of a packet that is not to be fragmented (RFC 6864) and the UDP source port, which only spreads
-//! flows over equal paths (IBA annex A17). They are 32 bits, as many as the ICRC has, and the CRC of all their values are
-//! all values: so whatever else changes up to the end of the BTH, there is one change of these two that takes it back.
+//! The ICRC covers two fields that the last sender may choose freely: the IPv4 identification of a packet that must not be
+//! fragmented (RFC 6864), and the UDP source port, which only spreads flows over equal paths (IBA annex A17). Together they have
+//! 32 bits, as many as the ICRC, and their values map one to one to CRC values. So for every change of other fields up to the end
+//! of the BTH there is exactly one change of these two fields that restores the ICRC.
 //!
-//! A replica rewritten so has the ICRC of its original, and may share with it all that comes behind the header.
+//! A replica that is rewritten in this way has the ICRC of its original, and can share all bytes behind the header with it.
 
 use super::shift::Shift;
+use crate::layout;
 
-/// Offsets, in an IPv4 packet without options, and of the end of the BTH.
-const IDENT: usize = 4;
-const SPORT: usize = 20;
-const BTH_END: usize = 40;
+const BTH_END: usize = layout::BTH.end;
 
-/// What to change in a packet's identification and UDP source port (XOR, as they stand on the wire).
+/// The changes (XOR) of identification and UDP source port, in wire order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Neutral {
-    /// Of the IPv4 identification.
+    /// Change of the IPv4 identification.
     pub ident: [u8; 2],
-    /// Of the UDP source port.
+    /// Change of the UDP source port.
     pub sport: [u8; 2],
 }
 
 impl Neutral {
-    /// Takes back a change of the register at the end of the BTH, as [`super::HeaderDelta::at_bth`] gives it.
+    /// Returns the changes that cancel a change of the register at the end of the BTH ([`super::HeaderDelta::at_bth`]).
     #[inline]
     pub fn of(register: u32) -> Self {
         let [a, b, c, d] = register.to_le_bytes().map(usize::from);
@@ -37,19 +35,19 @@ impl Neutral {
     }
 }
 
-/// By byte of the register and its value, which bits of identification and source port make it.
+/// For each byte of the register and each of its values, the bits of identification and source port that produce it.
 static INVERSE: [[u32; 256]; 4] = inverse();
 
 /// The register at the end of the BTH of a packet that differs in these two fields by `bits`.
 const fn forward(bits: u32) -> u32 {
-    let ident = Shift::by_bytes(BTH_END - IDENT);
-    let sport = Shift::by_bytes(BTH_END - SPORT);
+    let ident = Shift::by_bytes(BTH_END - layout::IDENT.start);
+    let sport = Shift::by_bytes(BTH_END - layout::SPORT.start);
     ident.apply(bits & 0xFFFF) ^ sport.apply(bits >> 16)
 }
 
-/// Turns the linear map `forward` round, by elimination.
+/// Inverts the linear map `forward`, by Gaussian elimination.
 const fn inverse() -> [[u32; 256]; 4] {
-    // Row i: the register bits of input bit i, and which input bits make that up.
+    // Row i: the register bits of input bit i, and the input bits that produce them.
     let mut rows = [(0_u32, 0_u32); 32];
     let mut i = 0;
     while i < 32 {
@@ -60,7 +58,7 @@ const fn inverse() -> [[u32; 256]; 4] {
     while bit < 32 {
         let mut pivot = bit;
         while rows[pivot].0 >> bit & 1 == 0 {
-            // Out of bounds, and so no constant at all, were there a register that the two fields cannot make.
+            // If the two fields could not produce every register, this would run out of bounds and fail to compile.
             pivot += 1;
         }
         let row = rows[pivot];
@@ -75,7 +73,7 @@ const fn inverse() -> [[u32; 256]; 4] {
         }
         bit += 1;
     }
-    // Now row i says which inputs make register bit i alone.
+    // Now row i has the inputs that produce register bit i alone.
     let mut table = [[0; 256]; 4];
     let mut value = 0;
     while value < 256 {
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_back_by_nothing_and_every_register_by_something_else() {
+    fn zero_maps_to_zero_and_every_register_bit_has_an_inverse() {
         assert_eq!(Neutral::of(0), Neutral::default());
         for bit in 0..32 {
             let Neutral {

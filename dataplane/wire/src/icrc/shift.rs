@@ -1,4 +1,4 @@
-//! The operator "so many bytes of zeros follow", in three forms: by multiplication, by table, and a cache of tables.
+//! The operator that appends zero bytes to a CRC register, in three forms: multiplication, a table, and a cache of tables.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -43,8 +43,8 @@ const fn powers() -> [[u32; 16]; 16] {
     table
 }
 
-/// The register `crc` after `bytes` zeros more: no table, one multiplication for each hexadecimal digit of the length
-/// that is not 0. For lengths that come once.
+/// Returns the register `crc` after `bytes` further zero bytes. It uses no table, but one multiplication for each hexadecimal
+/// digit of the length that is not 0. It is for lengths that occur once.
 pub fn shift(crc: u32, bytes: usize) -> u32 {
     let mut out = crc;
     let mut left = bytes as u64;
@@ -58,7 +58,7 @@ pub fn shift(crc: u32, bytes: usize) -> u32 {
     out
 }
 
-/// The same for one length, as a table of 4 KiB.
+/// The operator for one length, as a table of 4 KiB.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shift([[u32; 256]; 4]);
 
@@ -67,7 +67,7 @@ impl Shift {
     pub const fn by_bytes(bytes: usize) -> Self {
         let mut factor = ONE;
         let (mut left, mut k) = (bytes as u64, 0);
-        // A constant cannot read a static, so the powers come from squaring here.
+        // A constant cannot read a static, so the powers are computed by squaring here.
         let mut base = ONE >> 8;
         while left != 0 && k < 64 {
             if left & 1 != 0 {
@@ -101,7 +101,7 @@ impl Shift {
         Self(table)
     }
 
-    /// The register `crc` after the zeros: four look-ups.
+    /// Returns the register `crc` after the zero bytes: four look-ups.
     #[inline]
     pub const fn apply(&self, crc: u32) -> u32 {
         let [a, b, c, d] = crc.to_le_bytes();
@@ -109,32 +109,32 @@ impl Shift {
     }
 }
 
-/// A cache of `N` operators, direct-mapped by length: a switch sees few lengths often. All memory is reserved in `new`
-/// (4 KiB each).
+/// A cache of `N` operators, direct-mapped by length. A switch sees few lengths often. All memory is reserved in `new` (4 KiB
+/// each).
 #[derive(Clone, Debug)]
 pub struct ShiftCache<const N: usize> {
     slots: Vec<(usize, Box<Shift>)>,
-    /// By slot, the length that was asked for last without being in it.
-    asked: [usize; N],
+    /// For each slot, the length of the last miss.
+    missed: [usize; N],
 }
 
 impl<const N: usize> ShiftCache<N> {
-    /// A cache of operators, all for length 0 as yet.
+    /// Returns a cache whose operators are all for length 0.
     pub fn new() -> Self {
         const { assert!(N > 0, "a cache needs a slot") };
         let identity = Box::new(Shift::by_factor(ONE));
         Self {
             slots: (0..N).map(|_| (0, identity.clone())).collect(),
-            asked: [0; N],
+            missed: [0; N],
         }
     }
 
     fn slot(bytes: usize) -> usize {
-        // Path MTUs are powers of two: a plain remainder would put them all into one slot.
+        // Path MTUs are powers of two. A plain remainder would map all of them to one slot.
         ((bytes as u32).wrapping_mul(0x9E37_79B1) >> 16) as usize % N
     }
 
-    /// The operator for `bytes` bytes; builds it where it is not there, in place of another.
+    /// Returns the operator for `bytes` bytes. If it is not cached, builds it in place of another.
     #[inline]
     pub fn get(&mut self, bytes: usize) -> &Shift {
         let slot = &mut self.slots[Self::slot(bytes)];
@@ -145,22 +145,22 @@ impl<const N: usize> ShiftCache<N> {
         &slot.1
     }
 
-    /// The operator for `bytes` bytes where it is there, or is missed the second time running and built. So frames of ever
-    /// new lengths cannot make a switch build tables all day: for `None`, [`shift`] does without.
+    /// Returns the operator for `bytes` bytes if it is cached, or builds it at the second consecutive miss. So frames of many
+    /// different lengths do not make a switch build a table each time: for `None`, use [`shift`].
     #[inline]
     pub fn find(&mut self, bytes: usize) -> Option<&Shift> {
         let i = Self::slot(bytes);
         if self.slots[i].0 == bytes {
             Some(&self.slots[i].1)
-        } else if self.asked[i] == bytes {
+        } else if self.missed[i] == bytes {
             Some(self.get(bytes))
         } else {
-            self.asked[i] = bytes;
+            self.missed[i] = bytes;
             None
         }
     }
 
-    /// The register `crc` after `bytes` zeros, by [`ShiftCache::find`] or without.
+    /// Returns the register `crc` after `bytes` zero bytes, with a cached operator or by [`shift`].
     #[inline]
     pub fn apply(&mut self, crc: u32, bytes: usize) -> u32 {
         match self.find(bytes) {

@@ -1,4 +1,4 @@
-//! The control message: its bytes, what it refuses, and that merging is a matter of what was said only.
+//! The control message: its bytes, the errors of parsing, and merging, which depends only on the set of messages.
 
 use crate::support::roce;
 use castnet_wire::control::UnknownName;
@@ -100,7 +100,7 @@ fn each_enum_goes_by_byte_and_by_name() {
     );
 }
 
-/// A right message with one thing wrong: the error names it.
+/// A message with one wrong field. The error names the field.
 #[test]
 fn each_wrong_byte_is_named() {
     let field = |field, value| ParseError::Field {
@@ -146,7 +146,7 @@ fn each_wrong_byte_is_named() {
 }
 
 #[test]
-fn calls_that_make_no_sense_are_refused() {
+fn inconsistent_calls_are_refused() {
     type Change = fn(&mut Call);
     let rules: [(Change, &str); 9] = [
         (
@@ -256,9 +256,9 @@ fn frame(imm: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn the_packet_decoder_shows_it() {
+fn the_packet_decoder_shows_a_control_message() {
     let right = frame(Control::IMMEDIATE, &bytes(&CONFLICT));
-    // All of it lies in the head that every frame has.
+    // The message lies in the head that every frame has.
     assert!(right.len() <= <Vec<u8> as FrameBuf>::HEAD);
     let text = format!("{:#}", describe(&right, right.len()));
     let line = format!("\n  payload 64\n  {CONFLICT}\n");
@@ -276,7 +276,7 @@ fn the_packet_decoder_shows_it() {
     );
     let text = describe(&long, long.len()).to_string();
     assert!(text.contains("control message of 68 bytes, not 64"), "{text}");
-    // Any other immediate data is somebody else's.
+    // Other immediate data does not mark a control message.
     let other = frame(7, &bytes(&CONTROL));
     let text = describe(&other, other.len()).to_string();
     assert!(
@@ -286,7 +286,7 @@ fn the_packet_decoder_shows_it() {
     assert_eq!(roce(&right).imm, Some(Control::IMMEDIATE));
 }
 
-/// Calls that make sense, few of them, so that ranks often agree.
+/// A few consistent calls, so that ranks often agree.
 fn call() -> impl Strategy<Value = Call> {
     (
         (
@@ -328,7 +328,7 @@ fn call() -> impl Strategy<Value = Call> {
         )
 }
 
-/// What ranks say of one collective, most of them the same; a few messages already stand for several.
+/// Messages of ranks for one collective. Most have the same call; a few are merged already.
 fn said() -> impl Strategy<Value = Vec<Control>> {
     (vec(call(), 1..4), any::<u32>()).prop_flat_map(|(calls, sequence)| {
         let one = (0u16..6, select(calls)).prop_map(move |(rank, call)| Control {
@@ -348,7 +348,7 @@ fn merged<'a>(messages: impl IntoIterator<Item = &'a Control>) -> Control {
     all
 }
 
-/// What merging all of them must give, from the definition.
+/// The result of merging all messages, by the definition.
 fn expected(messages: &[Control]) -> Control {
     let mut said: Vec<(u16, Call)> = messages.iter().map(|m| (m.rank, m.call)).collect();
     said.sort();
@@ -369,7 +369,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn what_is_written_reads_the_same(messages in said()) {
+    fn written_messages_parse_back(messages in said()) {
         let control = merged(&messages);
         let written = bytes(&control);
         prop_assert_eq!(Control::parse(&written), Ok(control));
@@ -377,9 +377,9 @@ proptest! {
         prop_assert_eq!(Control::parse(&[written.as_slice(), &[1; 5]].concat()), Ok(control));
     }
 
-    /// Right messages with wrong bytes, and any bytes: never a panic, and what is taken is written the same.
+    /// Messages with changed bytes, and random bytes: parsing never panics, and an accepted message is written back unchanged.
     #[test]
-    fn what_is_read_is_written_the_same(
+    fn accepted_bytes_are_written_back(
         messages in said(),
         wrong in vec((0usize..64, prop_oneof![0u8..14, any::<u8>()]), 0..4),
         any in vec(any::<u8>(), 0..80),
@@ -398,9 +398,9 @@ proptest! {
         }
     }
 
-    /// Commutative, associative, idempotent: whichever way round, in whichever groups, however often.
+    /// Merging is commutative, associative and idempotent.
     #[test]
-    fn merging_is_a_matter_of_what_was_said(
+    fn merging_depends_only_on_the_set_of_messages(
         messages in said(),
         order in vec(any::<prop::sample::Index>(), 0..12),
         cut in any::<prop::sample::Index>(),

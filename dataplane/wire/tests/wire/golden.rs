@@ -1,4 +1,4 @@
-//! The golden packets of tests/golden, whose README tells each one's story.
+//! The golden packets of tests/golden. The README there describes each packet.
 
 use crate::support::{Pieces, emit_again, golden, golden_dir, roce};
 use castnet_wire::{FrameBuf, IpAddrs, Opcode, Syndrome, describe, icrc, ipv4};
@@ -39,7 +39,7 @@ fn each_golden_packet_decodes_to_its_text() {
 fn each_golden_packet_is_written_again_byte_for_byte() {
     for (name, mut frame) in golden() {
         if name == "b-uc-send-only" {
-            // The only one with a UDP checksum: we make none, and the ICRC does not mind.
+            // The only packet with a UDP checksum. This crate writes none, and the ICRC does not cover it.
             frame[14 + 20 + 6..][..2].fill(0);
         }
         let again = emit_again(&frame);

@@ -1,4 +1,4 @@
-//! The ICRC and its fast paths, each against something slow and obvious.
+//! The ICRC and its fast paths, each compared with a slow reference.
 
 use crate::support::{Pieces, ipv4, roce, spec, spec_v4};
 use castnet_wire::icrc::{self, HeaderDelta, Shift, ShiftCache, shift};
@@ -6,7 +6,7 @@ use castnet_wire::{FrameBuf, Psn, Qpn};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// CRC-32 of Ethernet, bit by bit, over the register as it stands.
+/// CRC-32 of Ethernet, bit by bit, without complement.
 fn bitwise(mut register: u32, bytes: &[u8]) -> u32 {
     for byte in bytes {
         register ^= u32::from(*byte);
@@ -21,7 +21,7 @@ fn bitwise(mut register: u32, bytes: &[u8]) -> u32 {
     register
 }
 
-/// The ICRC as its definition says: eight bytes of ones, the masked packet, complement.
+/// The ICRC by its definition: eight bytes of ones, the masked packet, complement.
 fn icrc_reference(packet: &[u8]) -> u32 {
     let mut masked = packet.to_vec();
     let mut ones = |at: usize| {
@@ -50,7 +50,7 @@ fn the_start_state_is_eight_bytes_of_ones() {
 
 proptest! {
     #[test]
-    fn in_full_is_the_reference_however_it_is_cut(bytes in vec(any::<u8>(), 0..300), cuts in any::<[prop::sample::Index; 3]>()) {
+    fn full_icrc_equals_the_reference_for_all_cuts(bytes in vec(any::<u8>(), 0..300), cuts in any::<[prop::sample::Index; 3]>()) {
         let mut cuts = cuts.map(|i| i.index(bytes.len() + 1));
         cuts.sort_unstable();
         let [a, b, c] = cuts;
@@ -74,7 +74,7 @@ proptest! {
         prop_assert_eq!(icrc::read(&bytes, end), Some(wanted));
         prop_assert!(icrc::verify(&frame, l3, end) && icrc::verify_bytes(&bytes, l3, end));
 
-        // Writing it: where padding follows a long frame there is no private place for it.
+        // A long frame with padding has no private bytes for the ICRC.
         let private = padding == 0 || end <= Pieces::HEAD || bytes.len() < Pieces::HEAD + 4;
         prop_assert_eq!(icrc::write(&mut frame, end, !wanted), private);
         prop_assert_eq!(icrc::read(&frame, end), Some(if private { !wanted } else { wanted }));
@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn every_flipped_bit_that_is_covered_is_found_and_no_other(spec in spec(), at in any::<prop::sample::Index>(), bit in 0u8..8) {
+    fn exactly_the_covered_bits_change_the_icrc(spec in spec(), at in any::<prop::sample::Index>(), bit in 0u8..8) {
         let mut bytes = spec.emit();
         let header = roce(&bytes);
         let at = header.l3 + at.index(bytes.len() - header.l3);
@@ -106,7 +106,7 @@ proptest! {
         prop_assert_eq!(delta, bitwise(0, &difference));
         prop_assert_eq!(icrc::delta(&old, &old), 0);
 
-        // And what it is for: the CRC of the new follows from that of the old.
+        // The CRC of the new bytes follows from the CRC of the old ones.
         let whole = |first: &[u8]| !bitwise(bitwise(!0, first), &after);
         prop_assert_eq!(whole(&new), whole(&old) ^ shift(delta, after.len()));
     }
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn the_cache_never_forgets_what_it_is_asked(asked in vec((any::<u32>(), 0usize..40, any::<bool>()), 1..80)) {
+    fn the_cache_agrees_with_shift(asked in vec((any::<u32>(), 0usize..40, any::<bool>()), 1..80)) {
         let mut cache = ShiftCache::<4>::new();
         for (crc, n, table) in asked {
             let got = if table { cache.get(n).apply(crc) } else { cache.apply(crc, n) };
@@ -134,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn by_difference_is_in_full_for_every_field_that_a_leg_rewrites(
+    fn difference_equals_full_icrc_for_every_rewritten_field(
         spec in spec_v4(),
         src in ipv4(),
         dst in ipv4(),
@@ -149,7 +149,7 @@ proptest! {
         let (l3, bth) = (header.l3, header.bth);
         let old = icrc::of_frame(&bytes, l3, header.frame_len);
 
-        // Plain writes at plain offsets; nothing of the code under test.
+        // Writes at literal offsets, without the code under test.
         let mut change = HeaderDelta::NONE;
         let [with_src, with_dst, with_qpn, with_psn, with_ack, with_memory] = which;
         if with_src {
@@ -195,7 +195,7 @@ proptest! {
     }
 
     #[test]
-    fn a_spoilt_frame_stays_spoilt_by_difference(spec in spec_v4(), flip in any::<prop::sample::Index>(), qpn in 0u32..1 << 24) {
+    fn a_corrupted_frame_stays_corrupted_by_difference(spec in spec_v4(), flip in any::<prop::sample::Index>(), qpn in 0u32..1 << 24) {
         let mut bytes = spec.emit();
         let header = roce(&bytes);
         let (l3, end) = (header.l3, header.frame_len);

@@ -1,4 +1,4 @@
-//! LLDP: ours go there and back, foreign ones are understood as far as need be.
+//! LLDP: own data units round-trip, and foreign ones are parsed.
 
 use crate::support::mac;
 use castnet_wire::build::emit_lldp;
@@ -43,10 +43,10 @@ proptest! {
     }
 }
 
-/// Chassis and port by address, as lldpd sends them; then TLVs that we do not know, organisation's own, and a last one
+/// Chassis and port by address, as lldpd sends them; then unknown TLVs, organisation-specific TLVs, and a last one
 /// that is cut off.
 #[test]
-fn a_foreign_one_is_understood() {
+fn a_foreign_data_unit_is_parsed() {
     let mut bytes = vec![];
     bytes.extend([0x02, 7, 4, 2, 0, 0, 0, 0, 7]);
     bytes.extend([0x04, 7, 3, 2, 0, 0, 0, 0, 8]);
@@ -62,7 +62,7 @@ fn a_foreign_one_is_understood() {
     );
     assert_eq!((lldp.ttl_secs, lldp.system_name), (120, "tor"));
 
-    // Network address of a chassis: kept as it stands, and written again.
+    // A network address of a chassis is kept and written back unchanged.
     let mut bytes = vec![0x02, 6, 5, 1, 10, 0, 0, 1];
     bytes.extend([0x04, 3, 5, b'p', b'1']);
     bytes.extend([0x06, 2, 0, 0, 0, 0]);

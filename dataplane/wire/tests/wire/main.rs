@@ -1,5 +1,5 @@
-//! Tests of the wire crate from the outside: golden packets, a capture of real hosts, round trips, other people's
-//! parsers as oracles, slow twins of the fast paths, and bytes at random.
+//! Tests of the public API: golden packets, a capture of real hosts, round trips, other
+//! parsers as oracles, slow twins of the fast paths, and random bytes.
 
 mod capture;
 mod control;

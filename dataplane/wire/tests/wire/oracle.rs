@@ -1,4 +1,4 @@
-//! etherparse reads what we write, and we read what etherparse writes.
+//! etherparse parses frames of this crate, and this crate parses frames of etherparse.
 
 use crate::support::{ethernet, roce, spec};
 use castnet_wire::{Ethernet, Ipv4, Ipv6, Network, Parsed, Udp, ipv4, parse_frame};

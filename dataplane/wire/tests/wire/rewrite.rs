@@ -1,4 +1,4 @@
-//! Rewriting in place: the fields change, nothing else does, and all checksums stay right.
+//! Rewriting in place changes only the fields, and all checksums stay right.
 
 use crate::support::{Spec, aeth, ipv4 as address, mac, roce, spec_v4};
 use castnet_wire::icrc::{self, HeaderDelta, shift};
@@ -22,7 +22,7 @@ fn with_addresses(spec: &Spec, new_src: std::net::Ipv4Addr, new_dst: std::net::I
 
 proptest! {
     #[test]
-    fn a_leg_rewritten_in_place_is_the_frame_built_anew(
+    fn a_frame_rewritten_in_place_equals_a_new_frame(
         spec in spec_v4(), macs in (mac(), mac()), src in address(), dst in address(),
         qpn in 0u32..1 << 24, psn in 0u32..1 << 24, memory in any::<(u64, u32)>(), ack in any::<bool>(), one_by_one in any::<bool>(),
     ) {
@@ -31,7 +31,7 @@ proptest! {
         let (old_src, old_dst) = header.ip.v4().expect("IPv4");
         let (qpn, psn) = (Qpn::new(qpn), Psn::new(psn));
 
-        // As an engine does it: headers in place, ICRC by difference.
+        // The way of the engine: headers in place, ICRC by difference.
         frame[header.l4 + 6] = 0x77; // a UDP checksum that the rewrite would leave wrong
         prop_assert!(set_macs(&mut frame, macs.0, macs.1));
         let mut packet = RoceV4Mut::new(&mut frame, &header).expect("IPv4");
@@ -77,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn an_aeth_is_written_where_there_is_one(spec in spec_v4(), new in aeth(), sport in any::<u16>()) {
+    fn an_aeth_is_written_if_present(spec in spec_v4(), new in aeth(), sport in any::<u16>()) {
         let mut frame = spec.emit();
         let header = roce(&frame);
         let mut packet = RoceV4Mut::new(&mut frame, &header).expect("IPv4");

@@ -1,5 +1,5 @@
-//! Bytes at random, and right frames with wrong bytes in them: an error or a frame, never a panic, and what is taken
-//! for RoCEv2 holds together.
+//! Random bytes, and frames with changed bytes: parsing returns an error or a frame and never panics, and the lengths of
+//! an accepted RoCEv2 frame are consistent.
 
 use crate::support::{emit_again, golden};
 use castnet_wire::{
@@ -9,7 +9,7 @@ use castnet_wire::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Everything that takes bytes takes these.
+/// Passes the bytes to every parser.
 fn throw(frame: &[u8], frame_len: usize) {
     let _ = (
         Ethernet::parse(frame),
@@ -51,7 +51,7 @@ fn hold_together(frame: &[u8], frame_len: usize, header: &RoceHeader) {
     let _ = icrc::write(&mut owned, header.frame_len, 7);
     let _ = RoceV4Mut::new(&mut owned, header);
     if frame.len() == header.frame_len && header.l3 <= 18 {
-        // What was read and written again reads the same.
+        // A header that is written back parses to the same value.
         let again = emit_again(frame);
         let Ok(Parsed::Roce(second)) = parse_frame(&again, again.len()) else {
             panic!("written, but not read: {}", describe(&again, again.len()));
@@ -72,9 +72,9 @@ proptest! {
         throw(&bytes, usize::MAX);
     }
 
-    /// Random bytes seldom get past the EtherType; these do.
+    /// Random bytes behind valid headers, since random EtherTypes are seldom valid.
     #[test]
-    fn any_bytes_behind_headers_that_are_right(bytes in vec(any::<u8>(), 0..120), v6 in any::<bool>()) {
+    fn random_bytes_behind_valid_headers(bytes in vec(any::<u8>(), 0..120), v6 in any::<bool>()) {
         let (_, frame) = golden().swap_remove(if v6 { 5 } else { 4 });
         for keep in [14, 15, 34, 42, 54, 62] {
             let mut frame = frame[..keep].to_vec();
@@ -93,7 +93,7 @@ proptest! {
     }
 
     #[test]
-    fn golden_frames_with_wrong_bytes(
+    fn golden_frames_with_changed_bytes(
         which in any::<prop::sample::Index>(),
         wrong in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         keep in prop::option::of(any::<prop::sample::Index>()),

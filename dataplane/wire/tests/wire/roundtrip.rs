@@ -1,4 +1,4 @@
-//! What is written is read back, for every header and for whole frames.
+//! Written headers and whole frames parse back to the same values.
 
 use crate::support::{aeth, bth, ethernet, ext_all, ext_of, ipv4, mac, opcode, roce, spec};
 use castnet_wire::error::EmitError;
@@ -8,7 +8,7 @@ use castnet_wire::{
 };
 use proptest::prelude::*;
 
-/// Writes a header with room to spare and with none, reads it back from both, and finds every shorter room refused.
+/// Writes a header to a longer buffer and to an exact one, reads it back, and checks that every shorter buffer is refused.
 macro_rules! there_and_back {
     ($type:ty, $value:expr) => {{
         let value: $type = $value;
@@ -81,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn a_whole_frame_says_what_it_was_made_of(spec in spec(), padding in 0usize..64) {
+    fn a_whole_frame_parses_to_its_parts(spec in spec(), padding in 0usize..64) {
         let mut frame = spec.emit();
         let n = frame.len();
         prop_assert_eq!(n, build::roce_len(&spec.ethernet, &spec.network, spec.bth.opcode, spec.payload.len()));
@@ -101,10 +101,10 @@ proptest! {
         prop_assert_eq!(header.reth_at().is_some(), spec.ext.reth.is_some());
         prop_assert_eq!(crate::support::network(&frame, &header), spec.network);
 
-        // A head of 128 bytes says as much as the whole frame.
+        // A head of 128 bytes is enough.
         let short = &frame[..frame.len().min(128)];
         prop_assert_eq!(parse_frame(short, frame.len()), Ok(Parsed::Roce(header)));
-        // And to who forwards by address it is a datagram like any other.
+        // `parse_network` takes it for a plain datagram.
         let by_address = parse_network(short, frame.len());
         let is_ip = matches!(by_address, Ok(Parsed::Ipv4 { .. } | Parsed::Ipv6 { .. }));
         prop_assert!(is_ip);
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn a_header_that_the_opcode_has_must_be_given(opcode in opcode(), all in ext_all()) {
+    fn a_missing_header_of_the_opcode_is_refused(opcode in opcode(), all in ext_all()) {
         let bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(0));
         let network = Network::v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let ext = ext_of(opcode, all);

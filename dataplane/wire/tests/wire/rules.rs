@@ -1,4 +1,4 @@
-//! The rules of single fields, each by its table.
+//! The rules of single fields, with a table for each.
 
 use crate::support::{golden, roce, spec};
 use castnet_wire::bth::pkey_matches;
@@ -10,7 +10,7 @@ use castnet_wire::{
 use proptest::prelude::*;
 
 #[test]
-fn every_byte_of_an_opcode_is_known_by_its_own_name_or_not_at_all() {
+fn every_opcode_byte_is_known_by_its_name_or_unknown() {
     let known: Vec<_> = (0..=255)
         .filter_map(|b| Opcode::from_byte(b).map(|o| (b, o)))
         .collect();
@@ -150,7 +150,7 @@ fn partition_keys_match_as_the_specification_says() {
 #[test]
 fn the_entropy_port_is_the_one_that_linux_chooses() {
     assert_eq!(entropy_port(0, Qpn::new(0x11), Qpn::new(0x12)), 0xC132);
-    // Towards a virtual remote: the QPN itself.
+    // For a virtual remote it is the QPN itself.
     assert_eq!(entropy_port(0, Qpn::new(0x11), Qpn::VIRTUAL), 0xC011);
     assert_eq!(
         entropy_port(0x12345, Qpn::new(1), Qpn::new(2)),
@@ -162,7 +162,7 @@ fn the_entropy_port_is_the_one_that_linux_chooses() {
     );
 }
 
-/// A frame that is right, to be spoilt: RC WRITE_ONLY_IMM of five bytes.
+/// A valid frame that tests corrupt: RC WRITE_ONLY_IMM of five bytes.
 fn good() -> Vec<u8> {
     let (_, frame) = golden()
         .into_iter()
@@ -229,7 +229,7 @@ fn errors_name_the_header_that_is_wrong() {
 
 #[test]
 fn options_and_later_fragments() {
-    // IPv4 options: refused where RoCE is behind them, and found out although the offset of UDP has moved.
+    // IPv4 options before RoCE are refused, although they move the offset of UDP.
     let mut frame = good();
     frame[14] = 0x46;
     frame[17] += 4;
@@ -239,7 +239,7 @@ fn options_and_later_fragments() {
         parse_network(&frame, frame.len()),
         Ok(Parsed::Ipv4 { l3: 14, .. })
     ));
-    // Not RoCE: taken.
+    // Options before other protocols are accepted.
     frame[14 + 24 + 2] ^= 1;
     assert!(matches!(
         parse_frame(&frame, frame.len()),
@@ -252,7 +252,7 @@ fn options_and_later_fragments() {
         parse_frame(&frame, frame.len()),
         Ok(Parsed::Ipv4 { .. })
     ));
-    // What RoCE refuses can still be forwarded by its address.
+    // A frame that `parse_frame` refuses can still be forwarded by its address.
     let mut frame = good();
     frame[42] = 0xE0;
     assert_eq!(refused(&frame).header(), Header::Bth);
@@ -263,7 +263,7 @@ fn options_and_later_fragments() {
 }
 
 #[test]
-fn two_tags_are_stepped_over_and_a_third_is_malformed() {
+fn two_tags_are_skipped_and_a_third_is_malformed() {
     let plain = good();
     let mut frame = plain.clone();
     frame.splice(12..12, [0x88, 0xA8, 0x60, 0x05, 0x81, 0x00, 0x10, 0x07]);
@@ -280,7 +280,7 @@ fn two_tags_are_stepped_over_and_a_third_is_malformed() {
         (ethernet.vlan, ethernet.ethertype, length),
         (Some(outer), 0x0800, 22)
     );
-    // Whatever kind the third is, and whether or not it has a body.
+    // For a third tag of each kind, with and without a body.
     for tpid in [0x8100_u16, 0x88A8, 0x9100, 0x9200, 0x9300] {
         let [a, b] = tpid.to_be_bytes();
         let mut tagged = plain.clone();
@@ -314,7 +314,7 @@ fn a_head_that_is_too_short_is_an_error_and_not_a_guess() {
                 assert!(n >= header.payload_at, "{n}");
                 assert_eq!(parsed, header);
             }
-            // Without a whole UDP header nobody can know.
+            // Without a whole UDP header it cannot be known.
             Ok(Parsed::Ipv4 { .. }) => assert!((34..42).contains(&n), "{n}"),
             Ok(other) => panic!("{n}: {other:?}"),
             Err(error) => assert!(n < header.payload_at, "{n}: {error}"),
@@ -344,7 +344,7 @@ proptest! {
     }
 
     #[test]
-    fn a_hop_less_keeps_checksum_and_icrc_right(spec in spec()) {
+    fn decrementing_the_ttl_keeps_checksum_and_icrc_right(spec in spec()) {
         let mut frame = spec.emit();
         let header = roce(&frame);
         if let castnet_wire::Network::V4 { ttl, .. } = spec.network {

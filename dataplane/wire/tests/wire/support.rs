@@ -1,4 +1,4 @@
-//! Frames to test with: from files, and at random.
+//! Test frames: from files, and random.
 
 use castnet_wire::{
     Aeth, AtomicEth, Bth, Deth, Ethernet, ExtHeaders, FrameBuf, Headers, IpAddrs, Ipv4, Ipv6, MacAddr,
@@ -12,12 +12,12 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-/// Where the golden packets lie.
+/// The directory of the golden packets.
 pub(crate) fn golden_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
 }
 
-/// Name and bytes of each golden packet, by name.
+/// Name and bytes of each golden packet, in order of names.
 pub(crate) fn golden() -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(golden_dir()).expect("the folder of golden packets") {
@@ -41,7 +41,7 @@ pub(crate) fn roce(frame: &[u8]) -> RoceHeader {
     }
 }
 
-/// The IP header of a parsed frame as the builder takes it.
+/// The IP header of a parsed frame, for the builder.
 pub(crate) fn network(frame: &[u8], header: &RoceHeader) -> Network {
     match header.ip {
         IpAddrs::V4 { src, dst } => {
@@ -68,7 +68,7 @@ pub(crate) fn network(frame: &[u8], header: &RoceHeader) -> Network {
     }
 }
 
-/// Writes again what was read.
+/// Writes a parsed frame back.
 pub(crate) fn emit_again(frame: &[u8]) -> Vec<u8> {
     let header = roce(frame);
     let (ethernet, _) = Ethernet::parse(frame).expect("parsed before");
@@ -242,7 +242,7 @@ pub(crate) fn aeth() -> impl Strategy<Value = Aeth> {
     (syndrome, 0u32..1 << 24).prop_map(|(syndrome, msn)| Aeth { syndrome, msn })
 }
 
-/// Every extended header there is; the opcode picks its own.
+/// All extended headers. The opcode selects those that it has.
 pub(crate) fn ext_all() -> impl Strategy<Value = ExtHeaders> {
     (
         aeth(),
@@ -272,7 +272,7 @@ pub(crate) fn ext_all() -> impl Strategy<Value = ExtHeaders> {
         )
 }
 
-/// Of all headers those that the opcode has.
+/// The headers that the opcode has.
 pub(crate) fn ext_of(opcode: Opcode, all: ExtHeaders) -> ExtHeaders {
     let has = |h| opcode.info().headers.contains(h);
     ExtHeaders {
@@ -286,7 +286,7 @@ pub(crate) fn ext_of(opcode: Opcode, all: ExtHeaders) -> ExtHeaders {
     }
 }
 
-/// What a RoCEv2 frame is made of.
+/// The parts of a RoCEv2 frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) ethernet: Ethernet,
