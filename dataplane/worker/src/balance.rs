@@ -1,25 +1,26 @@
-//! Which group should go to which worker: pure, from how busy the workers were and what their groups did.
+//! Pure decisions on the worker of each group, from the load of the workers and the work of their groups.
 //!
-//! How busy a worker was is measured; how much of that a group took is reckoned. Each thing that a frame makes a worker do
-//! has a [price](price) in nanoseconds, of which only the proportions matter: what all groups and the rest of the
-//! worker's frames come to is stretched or shrunk to the time that the worker was busy.
+//! The load of a worker is measured; the share of a group is estimated. Each piece of work has a [cost](cost)
+//! in nanoseconds, of which only the proportions matter. The costs of all groups and of the worker's other
+//! frames are scaled to the time that the worker was busy.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use castnet_wire::{McstId, Nanos};
 
-/// When groups are moved from worker to worker by themselves.
+/// Settings for moving groups between workers automatically.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Balance {
-    /// How often the workers are looked at. Two looks in a row must find a worker overloaded before a group is moved.
+    /// Interval of the load measurement. A group is moved only if its worker was overloaded in two
+    /// consecutive measurements.
     pub interval: Duration,
-    /// The share of time, 0 to 1, from which on a busy worker is overloaded.
+    /// The load, 0 to 1, from which on a worker is overloaded.
     pub threshold: f64,
 }
 
 impl Default for Balance {
-    /// Every second; 0.9.
+    /// An interval of one second and a threshold of 0.9.
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(1),
@@ -28,26 +29,26 @@ impl Default for Balance {
     }
 }
 
-/// What things cost on a worker, in nanoseconds: round figures, meant as proportions.
-mod price {
-    /// A frame from a port, or to another worker, or from there.
+/// Estimated costs in nanoseconds. Only their proportions matter.
+mod cost {
+    /// A frame from a port, or to or from another worker.
     pub(super) const HANDLED: f64 = 25.0;
-    /// A frame of no group through the engine.
+    /// A frame that belongs to no group, in the engine.
     pub(super) const OTHER: f64 = 60.0;
-    /// A data frame of a multicast group, beside its copies; and each of these.
+    /// A data frame of a multicast group without its copies; and each copy.
     pub(super) const DATA: f64 = 45.0;
     pub(super) const COPY: f64 = 30.0;
-    /// A frame of feedback, in either direction.
+    /// A feedback frame, in or out.
     pub(super) const FEEDBACK: f64 = 35.0;
-    /// A packet of a collective, in either direction, and each of its bytes: verified and added, or written.
+    /// A packet of a collective, in or out, and each of its bytes, which is verified and added, or written.
     pub(super) const PACKET: f64 = 60.0;
     pub(super) const BYTE: f64 = 0.06;
 }
 
-/// What a group did, since some moment.
+/// Work of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupWork {
-    /// Data frames in, and copies of them out.
+    /// Data frames received, and copies sent.
     pub(crate) data: u64,
     pub(crate) copies: u64,
     /// ACKs, NAKs and CNPs, in and out.
@@ -55,7 +56,7 @@ pub(crate) struct GroupWork {
     /// Packets of collectives, in and out, and their bytes.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    /// Of all these, frames that came in.
+    /// All of the group's frames that were received.
     pub(crate) frames_in: u64,
 }
 
@@ -71,30 +72,30 @@ impl GroupWork {
         }
     }
 
-    fn price(&self) -> f64 {
-        self.data as f64 * price::DATA
-            + self.copies as f64 * price::COPY
-            + self.feedback as f64 * price::FEEDBACK
-            + self.packets as f64 * price::PACKET
-            + self.bytes as f64 * price::BYTE
+    fn cost(&self) -> f64 {
+        self.data as f64 * cost::DATA
+            + self.copies as f64 * cost::COPY
+            + self.feedback as f64 * cost::FEEDBACK
+            + self.packets as f64 * cost::PACKET
+            + self.bytes as f64 * cost::BYTE
     }
 }
 
-/// What a worker did, since its start.
+/// Work of a worker since its start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkerWork {
     pub(crate) elapsed: Nanos,
     pub(crate) idle: Nanos,
-    /// Frames that it received, handed over and took over.
+    /// Frames received, handed over and taken over.
     pub(crate) handled: u64,
-    /// Frames that its engine got.
+    /// Frames processed by the engine.
     pub(crate) processed: u64,
-    /// Its groups; empty where they were not asked for.
+    /// Work of the groups. Empty if not requested.
     pub(crate) groups: BTreeMap<McstId, GroupWork>,
 }
 
 impl WorkerWork {
-    /// The share of time since `before` that it was busy, 0 to 1.
+    /// The load since `before`, 0 to 1.
     pub(crate) fn busy_since(&self, before: &Self) -> f64 {
         let (elapsed, idle) = (self.elapsed.since(before.elapsed), self.idle.since(before.idle));
         if elapsed == Nanos::ZERO {
@@ -104,7 +105,7 @@ impl WorkerWork {
         }
     }
 
-    /// How it was loaded since `before`. Groups that it did not have then count as nothing yet.
+    /// The load since `before`, with the shares of the groups. Groups that are not in `before` are left out.
     pub(crate) fn load_since(&self, before: &Self) -> WorkerLoad {
         let busy = self.busy_since(before);
         let work: Vec<(McstId, GroupWork)> = self
@@ -118,10 +119,10 @@ impl WorkerWork {
             .saturating_sub(before.processed)
             .saturating_sub(in_groups);
         let handled = self.handled.saturating_sub(before.handled);
-        let rest = others as f64 * price::OTHER + handled as f64 * price::HANDLED;
-        let all = rest + work.iter().map(|(_, work)| work.price()).sum::<f64>();
+        let rest = others as f64 * cost::OTHER + handled as f64 * cost::HANDLED;
+        let all = rest + work.iter().map(|(_, work)| work.cost()).sum::<f64>();
         let share = |work: &GroupWork| {
-            if all > 0.0 { busy * work.price() / all } else { 0.0 }
+            if all > 0.0 { busy * work.cost() / all } else { 0.0 }
         };
         WorkerLoad {
             busy,
@@ -133,23 +134,23 @@ impl WorkerWork {
     }
 }
 
-/// How a worker is loaded.
+/// Load of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorkerLoad {
-    /// The share of time that it is busy, 0 to 1.
+    /// The share of time that the worker is busy, 0 to 1.
     pub(crate) busy: f64,
-    /// What of that its groups take.
+    /// The share of each group.
     pub(crate) groups: Vec<(McstId, f64)>,
 }
 
-/// What should be done.
+/// Result of [`advise`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Advice {
-    /// All is well, or nothing would make it better.
+    /// No worker is overloaded, or no move helps.
     Nothing,
     /// Move a group.
     Move { mcst_id: McstId, from: usize, to: usize },
-    /// A worker is overloaded, for the most part by this group alone: no other worker could carry it.
+    /// A worker is overloaded mainly by this group, and no other worker could carry it.
     Hot {
         mcst_id: McstId,
         worker: usize,
@@ -157,17 +158,18 @@ pub(crate) enum Advice {
     },
 }
 
-/// What a group takes of a worker to which its frames must first be handed over, at most, beside what it takes of the one
-/// whose ports they come in by.
-const ELSEWHERE: f64 = 1.1;
-/// What a move must make the overloaded worker and its new one better by.
-const WORTH_IT: f64 = 0.02;
-/// The part of an overloaded worker's load from which on a group is what makes it.
-const HOT: f64 = 0.5;
+/// Upper bound of a group's cost at a worker that must take its frames over, relative to its cost at the
+/// worker that receives them.
+const HAND_OVER_FACTOR: f64 = 1.1;
+/// The minimum decrease of the larger of both loads that justifies a move.
+const GAIN_MIN: f64 = 0.02;
+/// The share of an overloaded worker's load from which on a group is reported as hot.
+const HOT_SHARE: f64 = 0.5;
 
-/// One move, or none. It takes a group off an overloaded worker, the busiest where there are several, to the one least
-/// busy, and only where both are less busy afterwards than the first is now and the second is not overloaded. So of the loads, the
-/// largest first, each move makes the first that changes smaller: moves come to an end, and never go back.
+/// Recommends one move, or none. The move takes a group from an overloaded worker, the most loaded first, to
+/// the least loaded worker. It is recommended only if afterwards both workers have less load than the first
+/// has now, and the second is not overloaded. Each move therefore reduces the largest load that it changes,
+/// so moves end and never reverse.
 pub(crate) fn advise(workers: &[WorkerLoad], threshold: f64) -> Advice {
     let mut overloaded: Vec<usize> = (0..workers.len())
         .filter(|w| workers[*w].busy >= threshold)
@@ -179,8 +181,8 @@ pub(crate) fn advise(workers: &[WorkerLoad], threshold: f64) -> Advice {
     for from in overloaded.iter().copied().filter(|from| *from != to) {
         let WorkerLoad { busy, groups } = &workers[from];
         let after = |share: f64| {
-            let (here, there) = (busy - share, workers[to].busy + ELSEWHERE * share);
-            (there < threshold && here.max(there) < busy - WORTH_IT).then_some(here.max(there))
+            let (here, there) = (busy - share, workers[to].busy + HAND_OVER_FACTOR * share);
+            (there < threshold && here.max(there) < busy - GAIN_MIN).then_some(here.max(there))
         };
         let best = groups
             .iter()
@@ -193,7 +195,7 @@ pub(crate) fn advise(workers: &[WorkerLoad], threshold: f64) -> Advice {
     for worker in overloaded {
         let WorkerLoad { busy, groups } = &workers[worker];
         let largest = groups.iter().max_by(|a, b| a.1.total_cmp(&b.1));
-        if let Some((mcst_id, share)) = largest.copied().filter(|(_, share)| *share >= HOT * busy) {
+        if let Some((mcst_id, share)) = largest.copied().filter(|(_, share)| *share >= HOT_SHARE * busy) {
             return Advice::Hot {
                 mcst_id,
                 worker,
@@ -204,17 +206,17 @@ pub(crate) fn advise(workers: &[WorkerLoad], threshold: f64) -> Advice {
     Advice::Nothing
 }
 
-/// What each worker is expected to be busy with one group more, for choosing where a new one goes: its load when last
-/// looked at, and a guess for each group that it got since. In twentieths, so that small differences do not outweigh how
-/// many groups there are.
-pub(crate) fn expected(busy: f64, since: usize, groups: usize) -> u32 {
-    /// What a group takes of which nothing is known, at least.
-    const GUESS: f64 = 0.05;
+/// The expected load of a worker with one more group: its last measured load and an estimate for each group
+/// added since. The unit is a twentieth, so that small differences of load do not outweigh the number of
+/// groups.
+pub(crate) fn expected_load(busy: f64, since: usize, groups: usize) -> u32 {
+    /// The minimum load assumed for a group that is not measured.
+    const GROUP_MIN: f64 = 0.05;
     let known = groups.saturating_sub(since);
     let each = if known == 0 {
-        GUESS
+        GROUP_MIN
     } else {
-        (busy / known as f64).max(GUESS)
+        (busy / known as f64).max(GROUP_MIN)
     };
     ((busy + since as f64 * each) * 20.0) as u32
 }
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hot_groups_on_one_worker_part() {
+    fn one_of_two_hot_groups_moves() {
         let workers = [load(0.98, &[(1, 0.48), (2, 0.45)]), load(0.02, &[])];
         let moved = Advice::Move {
             mcst_id: mcst(2),
@@ -254,20 +256,20 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_alone_makes_the_load_stays_and_is_told_of() {
+    fn a_group_that_causes_the_load_alone_stays_and_is_reported() {
         let hot = [load(1.0, &[(1, 0.97)]), load(0.1, &[])];
-        let told = Advice::Hot {
+        let reported = Advice::Hot {
             mcst_id: mcst(1),
             worker: 0,
             share: 0.97,
         };
-        assert_eq!(advise(&hot, THRESHOLD), told);
-        // What runs beside it goes.
+        assert_eq!(advise(&hot, THRESHOLD), reported);
+        // The other group on the same worker moves.
         let both = [load(1.0, &[(1, 0.8), (2, 0.15)]), load(0.1, &[])];
         assert!(
             matches!(advise(&both, THRESHOLD), Advice::Move { mcst_id: m, to: 1, .. } if m == mcst(1) || m == mcst(2))
         );
-        // Nowhere to go, and nobody in particular to blame.
+        // No worker has capacity, and no single group causes the load.
         let full = [load(0.95, &[(1, 0.3), (2, 0.3)]), load(0.93, &[])];
         assert_eq!(advise(&full, THRESHOLD), Advice::Nothing);
         assert_eq!(advise(&[load(0.95, &[(1, 0.3)])], THRESHOLD), Advice::Nothing);
@@ -275,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_the_time_that_the_worker_was_busy() {
+    fn shares_sum_to_at_most_the_busy_time() {
         let before = WorkerWork {
             groups: [(mcst(1), GroupWork::default()), (mcst(2), GroupWork::default())].into(),
             ..WorkerWork::default()
@@ -300,29 +302,29 @@ mod tests {
             panic!("the third is new: {load:?}")
         };
         assert!((second / first - 3.0).abs() < 1e-9 && first + second < 0.8 && first + second > 0.4);
-        // What stands still takes nothing, and nothing is divided by nothing.
+        // A worker without new work has no load, and there is no division by zero.
         let still = now.load_since(&now);
         assert!(still.busy == 0.0 && still.groups.iter().all(|(_, share)| *share == 0.0));
     }
 
     #[test]
-    fn a_new_group_goes_where_there_is_time() {
-        assert!(expected(0.6, 0, 3) > expected(0.1, 0, 10));
-        assert_eq!(expected(0.0, 0, 0), expected(0.04, 0, 7));
-        assert!(expected(0.2, 2, 2) > expected(0.2, 0, 2));
+    fn expected_load_orders_workers() {
+        assert!(expected_load(0.6, 0, 3) > expected_load(0.1, 0, 10));
+        assert_eq!(expected_load(0.0, 0, 0), expected_load(0.04, 0, 7));
+        assert!(expected_load(0.2, 2, 2) > expected_load(0.2, 0, 2));
     }
 
-    /// Loads of workers whose groups keep theirs, whoever has them.
+    /// Workers whose groups keep their load wherever they are.
     fn any_workers() -> impl Strategy<Value = Vec<(f64, Vec<f64>)>> {
         let worker = (0.0..0.3, prop::collection::vec(0.0..0.6, 0..6));
         prop::collection::vec(worker, 1..6)
     }
 
     proptest! {
-        /// Under constant load: each move takes load off an overloaded worker and overloads none, of the loads the largest
-        /// that changes becomes smaller, and there are few moves before there are none.
+        /// Under constant load, each move reduces the load of an overloaded worker, overloads no other worker
+        /// and reduces the largest load that it changes. The number of moves is small.
         #[test]
-        fn moves_help_and_come_to_an_end(workers in any_workers(), extra in 1.0..1.1) {
+        fn moves_reduce_load_and_end(workers in any_workers(), extra in 1.0..1.1) {
             let mut next = 0;
             let mut loads: Vec<WorkerLoad> = workers
                 .iter()
@@ -340,7 +342,7 @@ mod tests {
             let mut moves = 0;
             while let Advice::Move { mcst_id, from, to } = advise(&loads, THRESHOLD) {
                 moves += 1;
-                prop_assert!(moves <= 100, "it never ends");
+                prop_assert!(moves <= 100, "moves do not end");
                 let (before, was) = (sorted(&loads), loads[from].busy);
                 prop_assert!(was >= THRESHOLD);
                 let at = loads[from].groups.iter().position(|g| g.0 == mcst_id).unwrap();

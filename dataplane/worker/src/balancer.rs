@@ -1,5 +1,5 @@
-//! Looks at the load of the workers from time to time, remembers it for those who place new groups, and moves a group
-//! where [`advise`] says so. Runs on the keeper's thread.
+//! Measures the load of the workers periodically, stores it for the placement of new groups, and moves a
+//! group when [`advise`] recommends it. Runs on the housekeeping thread.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -9,40 +9,40 @@ use castnet_wire::McstId;
 
 use crate::balance::{Advice, Balance, GroupWork, WorkerLoad, WorkerWork, advise};
 use crate::command::Command;
-use crate::control::Shared;
+use crate::control::SharedControl;
 use crate::error::Stopped;
 use crate::events::{MoveCause, SwitchEventKind};
 use crate::report::Report;
 
-/// Whoever looks.
+/// The periodic balancer.
 pub(crate) struct Balancer {
     balance: Balance,
     due: Instant,
-    /// What each worker had done when last looked at; with its groups where it was overloaded then.
+    /// Work of each worker at the last measurement, with its groups if the worker was overloaded.
     last: Vec<WorkerWork>,
-    /// Groups that were told to be hot.
-    told: BTreeSet<McstId>,
+    /// Groups already reported as hot.
+    reported_hot: BTreeSet<McstId>,
 }
 
 impl Balancer {
-    /// `None` where there is nothing to balance, or nobody wants it.
-    pub(crate) fn new(shared: &Shared) -> Option<Self> {
+    /// Returns `None` if balancing is disabled or there is only one worker.
+    pub(crate) fn new(shared: &SharedControl) -> Option<Self> {
         let balance = shared.config.balance.filter(|_| shared.workers.len() > 1)?;
         Some(Self {
             balance,
             due: Instant::now() + balance.interval,
             last: Vec::new(),
-            told: BTreeSet::new(),
+            reported_hot: BTreeSet::new(),
         })
     }
 
-    /// When it wants to look.
+    /// The time of the next measurement.
     pub(crate) fn due(&self) -> Instant {
         self.due
     }
 
-    /// Looks, where it is time to. A dataplane that has stopped needs no balance.
-    pub(crate) fn look(&mut self, shared: &Shared) {
+    /// Measures and balances if it is time. Errors are ignored: they mean that the dataplane has stopped.
+    pub(crate) fn run_if_due(&mut self, shared: &SharedControl) {
         if Instant::now() < self.due {
             return;
         }
@@ -50,7 +50,7 @@ impl Balancer {
         self.due = Instant::now() + self.balance.interval;
     }
 
-    fn balance(&mut self, shared: &Shared) -> Result<(), Stopped> {
+    fn balance(&mut self, shared: &SharedControl) -> Result<(), Stopped> {
         let threshold = self.balance.threshold;
         let workers = 0..shared.workers.len();
         let mut now: Vec<WorkerWork> = workers
@@ -66,13 +66,13 @@ impl Balancer {
         }
         let loads: Vec<WorkerLoad> = now.iter().zip(&self.last).map(|(n, b)| n.load_since(b)).collect();
         self.last = now;
-        shared.state.lock().loaded(&busy);
+        shared.state.lock().set_loads(&busy);
         match advise(&loads, threshold) {
             Advice::Move { mcst_id, from, to } => {
                 let cause = MoveCause::Overload {
                     busy_percent: percent(busy[from]),
                 };
-                // The group may have gone or moved meanwhile.
+                // The group may have been removed or moved in the meantime.
                 if let Err(error) = shared.move_group(mcst_id, to, cause) {
                     tracing::info!(%mcst_id, from, to, %error, "an overloaded worker's group is not moved");
                 }
@@ -82,12 +82,12 @@ impl Balancer {
                 worker,
                 share,
             } => {
-                if self.told.insert(mcst_id)
+                if self.reported_hot.insert(mcst_id)
                     && let Some(name) = shared.name_of(mcst_id)
                 {
                     let share_percent = percent(share);
                     tracing::warn!(group = name, %mcst_id, worker, share_percent, "group is too hot for one worker");
-                    shared.tell(SwitchEventKind::GroupHot {
+                    shared.send_event(SwitchEventKind::GroupHot {
                         mcst_id,
                         name,
                         worker,
@@ -95,7 +95,7 @@ impl Balancer {
                     });
                 }
             }
-            Advice::Nothing if busy.iter().all(|busy| *busy < threshold) => self.told.clear(),
+            Advice::Nothing if busy.iter().all(|busy| *busy < threshold) => self.reported_hot.clear(),
             Advice::Nothing => {}
         }
         Ok(())
@@ -106,8 +106,8 @@ fn percent(share: f64) -> u8 {
     (share * 100.0).round().clamp(0.0, 100.0) as u8
 }
 
-/// What a worker has done, and its groups where they are asked for.
-fn read(shared: &Shared, worker: usize, groups: bool) -> Result<WorkerWork, Stopped> {
+/// Reads the work of a worker, with its groups if `groups` is set.
+fn read(shared: &SharedControl, worker: usize, groups: bool) -> Result<WorkerWork, Stopped> {
     let mut report = Report::new();
     if !groups {
         report.counters.next_group = usize::MAX;

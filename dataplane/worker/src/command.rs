@@ -1,5 +1,5 @@
-//! What control asks of a worker. Whatever is allocated or freed for it is allocated and freed by control: boxes travel
-//! there and back.
+//! The commands from control to a worker. Control allocates and frees all memory; boxes travel to the worker
+//! and back.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -13,61 +13,62 @@ use crossbeam::channel::Sender;
 
 use crate::report::Report;
 
-/// Commands that one worker carries out in one round at most.
-pub(crate) const PER_ROUND: usize = 8;
-/// Commands that wait for one worker at most.
+/// Limit of commands that a worker executes per iteration.
+pub(crate) const PER_ITERATION: usize = 8;
+/// Capacity of a worker's command queue.
 pub(crate) const QUEUE: usize = 64;
 
 /// A subscriber of live traces or captured frames.
 pub(crate) struct Subscriber {
     pub(crate) id: TapId,
     pub(crate) to: Sink,
-    /// What found no place on its way.
+    /// Items lost because a queue was full.
     pub(crate) lost: Arc<AtomicU64>,
 }
 
-/// Where a worker puts what a subscriber wants.
+/// The channel to a subscriber.
 pub(crate) enum Sink {
     Traces(Sender<Trace>),
-    /// With the bytes that are kept of each frame.
+    /// Captured frames, and the number of bytes kept of each.
     Captured(Sender<Captured>, usize),
 }
 
-/// What came of an attempt to have a group, with what was kept for it, which control frees.
+/// Result of an attempt to take a group in, and the memory that was reserved for it, which control frees.
 pub(crate) type Attached<E> = (Result<(), E>, Box<Expected>);
 
-/// One command, with where its answer goes. An answer that nobody waits for any more is dropped.
+/// A command with its reply channel. A reply is dropped if its receiver is gone.
 pub(crate) enum Command {
-    /// All workers are there: begin.
+    /// Start the main loop. All workers are ready.
     Go,
     Install(Context, Sender<Result<Option<Context>, InstallError>>),
     Remove(McstId, Sender<Option<Context>>),
     Status(McstId, Sender<Option<ContextStatus>>),
-    /// Fills the report; groups go on from where it stands.
+    /// Fill the report. The groups continue at the report's cursor.
     Report(Box<Report>, Sender<Box<Report>>),
     Fdb(Vec<FdbEntry>, Sender<Vec<FdbEntry>>),
     Neighbours(Vec<Neighbour>, Sender<Vec<Neighbour>>),
-    /// Fills in what a dry run needs to know.
+    /// Copy the state that a dry run needs.
     DryRun(Box<DryRun>, Sender<Box<DryRun>>),
-    /// A subscriber to so many frames.
+    /// Subscribe to this many frames.
     Arm(Subscriber, FrameFilter, u64),
     Disarm(TapId),
-    /// A group will come: from now on its frames are held.
+    /// Reserve memory for a group and hold its frames from now on.
     Expect(Box<Expected>, Sender<Attached<InstallError>>),
-    /// It will not come, and what is kept for it, if anything is, is given back.
+    /// Cancel `Expect` and release the reserved memory, if any.
     Unexpect(Option<Box<Expected>>, Sender<()>),
-    /// Lets go of a group, once all that is on its way here has been taken over.
+    /// Remove a group once the frames now in the inbound rings have been processed.
     Detach(McstId, Sender<Option<Context>>),
-    /// The group has come. One that is refused goes back.
+    /// Take the group in. A refused group is returned.
     Attach(Context, Box<Expected>, Sender<Attached<(InstallError, Context)>>),
-    /// Answers once no frame waits here for a ring, and where asked for, once this worker has caught up with its own.
-    Settle(bool, Sender<()>),
-    /// Answers once the tables that were published before are in use.
+    /// Reply once no frame is blocked here. If the flag is set, wait also until the inbound rings are not
+    /// crowded.
+    Barrier(bool, Sender<()>),
+    /// Reply once the tables published before are in use.
     Sync(Sender<()>),
-    /// Stop receiving; go on with what other workers hand over.
+    /// Stop receiving, but continue to process frames from other workers.
     Quiesce(Sender<()>),
-    /// No worker receives any more: take what is on its way, send what is held back.
+    /// No worker receives any more: process the inbound rings and send everything.
     Drain(Sender<()>),
-    /// All workers have drained: end.
+    /// End. All workers have drained.
     End,
 }

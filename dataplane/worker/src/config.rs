@@ -1,4 +1,4 @@
-//! What a dataplane starts with.
+//! Configuration of a dataplane.
 
 use std::time::Duration;
 
@@ -8,34 +8,35 @@ use castnet_wire::PortId;
 
 use crate::balance::Balance;
 
-/// A switch: its ports, its workers and its limits.
+/// Configuration of a switch: its ports, workers and limits.
 #[derive(Clone, Debug)]
 pub struct DataplaneConfig {
-    /// The engine's configuration. Its `ports` are filled in from what is opened, and its `mac`, where it is zero, from
-    /// the first port. `groups_max` and `memory_bytes_max` are for all workers together.
+    /// The engine's configuration. `ports` is filled in when the ports are opened. A zero `mac` is replaced
+    /// by that of the first port. `groups_max` and `memory_bytes_max` apply to all workers together.
     pub engine: EngineConfig,
     /// The ports.
     pub ports: Vec<PortConfig>,
-    /// One thread each; at least one.
+    /// The workers, one thread each. At least one.
     pub workers: Vec<WorkerConfig>,
     /// The buffers of each worker.
     pub pool: PoolConfig,
-    /// Frames that fit into the ring between each pair of workers.
+    /// Capacity in frames of the ring between each pair of workers.
     pub hand_over: usize,
-    /// Frames of a group that is moved which its new worker holds until it has the group; further ones wait in ports and
-    /// rings.
+    /// The number of frames of a moving group that the target worker holds until it has the group. Further
+    /// frames wait in ports and rings.
     pub hold: usize,
-    /// Whether a frame that finds the ring to another worker full waits, and all others of that worker's ports behind it,
-    /// instead of being dropped. While a group is moved it does in any case.
+    /// True if a frame is blocked, not dropped, when the ring to another worker is full. All later frames of
+    /// that worker's ports wait behind it. During a move frames are always blocked.
     pub patient: bool,
-    /// When groups are moved from worker to worker by themselves; `None` for never. With one worker they never are.
+    /// Settings for moving groups automatically. `None` disables automatic moves. A single worker is never
+    /// balanced.
     pub balance: Option<Balance>,
-    /// Events that wait for each listener before further ones are only counted.
+    /// Queued events per subscriber. Further events are only counted.
     pub events_max: usize,
 }
 
 impl DataplaneConfig {
-    /// A switch of this name with these ports and one worker that is not pinned and sleeps when idle.
+    /// Configuration with these ports and one worker, which is not pinned and sleeps when idle.
     pub fn new(switch: impl Into<String>, ports: Vec<PortConfig>) -> Self {
         Self {
             engine: EngineConfig::new(switch, Vec::new()),
@@ -51,21 +52,21 @@ impl DataplaneConfig {
     }
 }
 
-/// One port of the switch.
+/// Configuration of one port.
 #[derive(Clone, Debug)]
 pub struct PortConfig {
-    /// Its number.
+    /// Number of the port.
     pub id: PortId,
-    /// Its name, as operators and LLDP neighbours see it.
+    /// Name of the port, as operators and LLDP neighbours see it.
     pub name: String,
-    /// What it is.
+    /// The device or link behind the port.
     pub spec: PortSpec,
-    /// Whether frames to unknown and to group Ethernet addresses are flooded to it.
+    /// True if frames to unknown and to group Ethernet addresses are flooded to this port.
     pub flood: bool,
 }
 
 impl PortConfig {
-    /// A port that is flooded to, as all ports of an Ethernet switch are.
+    /// A port with flooding enabled.
     pub fn new(id: PortId, name: impl Into<String>, spec: impl Into<PortSpec>) -> Self {
         Self {
             id,
@@ -76,25 +77,26 @@ impl PortConfig {
     }
 }
 
-/// One worker.
+/// Configuration of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerConfig {
-    /// The core that it is pinned to; `None` for any.
+    /// The core that the worker is pinned to. `None` leaves it unpinned.
     pub core: Option<usize>,
-    /// What it does when there is nothing to do.
+    /// Behaviour of the worker when it is idle.
     pub idle: Idle,
 }
 
-/// What a worker does when a round found nothing.
+/// Behaviour of a worker after an idle poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// Looks again at once: the least latency, and a whole core.
+    /// Polls again at once. This has the lowest latency and uses a whole core.
     Busy,
-    /// Looks again some times, then offers its core to others some times, then sleeps until a port or a command wakes it.
+    /// Spins for some polls, then yields the core for some polls, then sleeps until a port or a command wakes
+    /// the worker.
     Adaptive {
-        /// Rounds that find nothing before it yields.
+        /// The number of idle polls before the worker yields.
         spins: u32,
-        /// Further such rounds before it sleeps.
+        /// The number of further idle polls before the worker sleeps.
         yields: u32,
         /// The longest sleep.
         sleep: Duration,
@@ -102,7 +104,7 @@ pub enum Idle {
 }
 
 impl Default for Idle {
-    /// 200 rounds, 20 yields, sleeps of up to a millisecond.
+    /// 200 spins, 20 yields, sleeps of up to a millisecond.
     fn default() -> Self {
         Self::Adaptive {
             spins: 200,

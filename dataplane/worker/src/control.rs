@@ -1,4 +1,5 @@
-//! The control side of a dataplane: what is installed, who has it, and how that reaches the workers.
+//! The control side of a dataplane: the installed groups and routes, their workers, and the publication of
+//! tables.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,16 +18,16 @@ use castnet_wire::{MacAddr, McstId, Nanos, PortId};
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::balance::expected;
+use crate::balance::expected_load;
 use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::error::{InstallError, RouteError, Stopped};
-use crate::events::{Listeners, SwitchEvent, SwitchEventKind};
+use crate::events::{Subscribers, SwitchEvent, SwitchEventKind};
 use crate::published::Published;
 use crate::steering::FlowTables;
 use crate::worker::port_infos;
 
-/// One clock for all workers: nanoseconds since the start, and what time of day that was.
+/// The clock of all workers: nanoseconds since the start, and the time of day of the start.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     clock: quanta::Clock,
@@ -45,7 +46,7 @@ impl Clock {
         }
     }
 
-    /// One that goes on when the test says so, a nanosecond a tick.
+    /// A clock for tests. It advances only when the test says so, at one nanosecond per tick.
     #[cfg(test)]
     pub(crate) fn mock() -> (Self, Arc<quanta::Mock>) {
         let (clock, hand) = quanta::Clock::mock();
@@ -63,13 +64,13 @@ impl Clock {
         Nanos(self.clock.now().saturating_duration_since(self.origin).as_nanos() as u64)
     }
 
-    /// The processor's counter, or what stands in for it.
+    /// The processor's counter (TSC), or its substitute.
     #[inline]
     pub(crate) fn ticks(&self) -> u64 {
         self.clock.raw()
     }
 
-    /// Its ticks per second.
+    /// Frequency of [`Self::ticks`].
     pub(crate) fn ticks_per_second(&self) -> u64 {
         const MANY: u64 = 1 << 32;
         let nanos = self.clock.delta_as_nanos(0, MANY).max(1);
@@ -81,45 +82,50 @@ impl Clock {
     }
 }
 
-/// How control reaches one worker.
-pub(crate) struct Handle {
+/// The control side's handle to one worker.
+pub(crate) struct WorkerHandle {
     commands: Sender<Command>,
     waker: Waker,
-    seen: Arc<AtomicU64>,
-    /// Gone when the worker is.
-    life: Weak<()>,
+    generation_in_use: Arc<AtomicU64>,
+    /// Expires when the worker ends.
+    alive: Weak<()>,
 }
 
-/// How often one who waits for a worker makes sure that it lives.
-const LIFE_CHECK: Duration = Duration::from_millis(50);
+/// Interval at which a caller that waits for a worker checks that the worker is alive.
+const ALIVE_CHECK: Duration = Duration::from_millis(50);
 
-impl Handle {
-    pub(crate) fn new(commands: Sender<Command>, waker: Waker, seen: Arc<AtomicU64>, life: Weak<()>) -> Self {
+impl WorkerHandle {
+    pub(crate) fn new(
+        commands: Sender<Command>,
+        waker: Waker,
+        generation_in_use: Arc<AtomicU64>,
+        alive: Weak<()>,
+    ) -> Self {
         Self {
             commands,
             waker,
-            seen,
-            life,
+            generation_in_use,
+            alive,
         }
     }
 
-    /// Sends a command, waiting where the queue is full.
+    /// Sends a command. Blocks while the queue is full.
     pub(crate) fn send(&self, command: Command) -> Result<(), Stopped> {
         self.commands.send(command).map_err(|_| Stopped)?;
         self.waker.wake();
         Ok(())
     }
 
-    /// Sends a command and waits for its answer.
+    /// Sends a command and waits for the reply.
     pub(crate) fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Stopped> {
         let (reply, answer) = bounded(1);
         self.send(command(reply))?;
         loop {
-            match answer.recv_timeout(LIFE_CHECK) {
+            match answer.recv_timeout(ALIVE_CHECK) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
-                // A command that a worker left in its queue keeps its answer's channel open.
-                Err(RecvTimeoutError::Timeout) if self.life.strong_count() == 0 => {
+                // A worker that ended with commands in its queue keeps their reply channels open.
+                Err(RecvTimeoutError::Timeout) if self.alive.strong_count() == 0 => {
                     return answer.try_recv().map_err(|_| Stopped);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -128,84 +134,86 @@ impl Handle {
     }
 }
 
-/// A group as control remembers it.
-pub(crate) struct Registered {
-    /// Its endpoints in the engine's order.
+/// An installed group.
+pub(crate) struct RegisteredGroup {
+    /// The rule, with its endpoints in the engine's order.
     pub(crate) rule: GroupRule,
     pub(crate) worker: usize,
     pub(crate) memory: usize,
 }
 
-/// What is installed. Whoever changes it holds its lock until the workers have it.
+/// Everything that is installed. A function that changes it holds its lock until the workers use the change.
 #[derive(Default)]
 pub(crate) struct State {
-    pub(crate) groups: BTreeMap<McstId, Registered>,
+    pub(crate) groups: BTreeMap<McstId, RegisteredGroup>,
     index: GroupIndex,
-    /// What is published of the groups.
+    /// The published owners and members of the groups.
     owners: Owners,
     members: Members,
     routes: BTreeMap<Ipv4Net, Route>,
-    /// What was published last.
+    /// The tables published last.
     tables: Tables,
-    /// Bytes that all groups take, and how many groups each worker has.
+    /// Bytes used by all groups, and the number of groups per worker.
     memory_used: usize,
     groups_of: Vec<usize>,
-    /// By name of a group with lanes, how many of them each worker has.
+    /// The number of lanes per worker, by name of the group that has the lanes.
     lanes_of: BTreeMap<String, Vec<usize>>,
     generation: u64,
-    /// Whether a group moves, so that no frame may be lost between workers.
+    /// True while a group is moved. No frame may be dropped between workers then.
     pub(crate) patient: bool,
-    /// How busy the workers were when last looked at, and how many groups each got since; empty where nobody looks.
+    /// Per worker, the load at the last measurement and the number of groups added since. Empty if load is
+    /// not measured.
     loads: Vec<(f64, usize)>,
-    /// Tables that a worker may still use; freed here and not there.
+    /// Tables that a worker may still use. They are kept here so that control frees them, not a worker.
     retired: Vec<Arc<Published>>,
 }
 
-/// What an installation came to.
+/// Result of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
-    /// It is new, and this worker has it.
+    /// The group is new.
     New {
-        /// The worker.
+        /// The worker that serves the group.
         worker: usize,
     },
-    /// It took the place of another version, with fresh state.
+    /// The rule replaced another version. The state of the group is reset.
     Replaced {
-        /// The generation that ran before.
+        /// The generation of the replaced version.
         before: u64,
     },
-    /// The very same rule runs already; nothing was touched.
+    /// The same rule was already installed. Nothing has changed.
     Unchanged,
 }
 
-/// All that control, keeper and streams share.
-pub(crate) struct Shared {
+/// State shared by the control API, the housekeeping thread and the streams.
+pub(crate) struct SharedControl {
     pub(crate) config: Arc<DataplaneConfig>,
     pub(crate) clock: Clock,
     pub(crate) infos: Vec<PortInfo>,
     pub(crate) links: Vec<PortLink>,
     up: AtomicU64,
-    /// In the order of `infos`, whose own are those of the start.
+    /// Current MTUs in the order of `infos`. The MTUs in `infos` are those at start.
     mtus: Vec<AtomicUsize>,
     published: Arc<ArcSwap<Published>>,
     pub(crate) state: Mutex<State>,
-    /// Held while a group moves, and while somebody reads what must not be read then. Taken before `state`.
+    /// Write-locked while a group is moved, read-locked by readers that need a stable assignment. Locked
+    /// before `state`.
     pub(crate) moves: RwLock<()>,
-    pub(crate) workers: Vec<Handle>,
+    pub(crate) workers: Vec<WorkerHandle>,
     pub(crate) flow_tables: FlowTables,
-    pub(crate) listeners: Listeners,
+    pub(crate) subscribers: Subscribers,
     pub(crate) events_lost: Arc<AtomicU64>,
-    /// The numbers of subscribers that are taken: bit n for [`TapId`](castnet_engine::TapId) n.
+    /// Taps in use: bit n is set for [`TapId`](castnet_engine::TapId) n.
     pub(crate) taps: AtomicU64,
 }
 
-impl Shared {
+impl SharedControl {
     pub(crate) fn new(
         config: Arc<DataplaneConfig>,
         clock: Clock,
         links: Vec<PortLink>,
         published: Arc<ArcSwap<Published>>,
-        workers: Vec<Handle>,
+        workers: Vec<WorkerHandle>,
         flow_tables: FlowTables,
         events_lost: Arc<AtomicU64>,
     ) -> Self {
@@ -228,7 +236,7 @@ impl Shared {
             moves: RwLock::default(),
             workers,
             flow_tables,
-            listeners: Listeners::default(),
+            subscribers: Subscribers::default(),
             events_lost,
             taps: AtomicU64::default(),
         };
@@ -248,7 +256,7 @@ impl Shared {
             .unwrap_or_default()
     }
 
-    /// The ports as they are now.
+    /// The ports with their current MTUs.
     pub(crate) fn infos_now(&self) -> Vec<PortInfo> {
         let mut infos = self.infos.clone();
         for (info, mtu) in infos.iter_mut().zip(&self.mtus) {
@@ -257,11 +265,11 @@ impl Shared {
         infos
     }
 
-    /// A port's link came or went, or its MTU changed.
+    /// Applies a change of a port's link or MTU.
     pub(crate) fn set_link(&self, port: PortId, up: bool, mtu: usize) {
         let mut state = self.state.lock();
-        if let Some(place) = self.infos.iter().position(|i| i.id == port) {
-            self.mtus[place].store(mtu, Ordering::Relaxed);
+        if let Some(port_index) = self.infos.iter().position(|i| i.id == port) {
+            self.mtus[port_index].store(mtu, Ordering::Relaxed);
         }
         let bit = 1 << port.index();
         match up {
@@ -271,13 +279,13 @@ impl Shared {
         self.publish(&mut state);
     }
 
-    /// Gives all workers new tables of what is in `state`; they take them before their next batch.
+    /// Publishes new tables made from `state`. Workers load them before their next batch.
     pub(crate) fn publish(&self, state: &mut State) {
         state.generation += 1;
         let up = PortSet(self.up.load(Ordering::Relaxed));
         let mtus = self.infos.iter().zip(&self.mtus);
         let mtus = mtus.map(|(info, mtu)| (info.id, mtu.load(Ordering::Relaxed)));
-        // What did not change shares its memory with what was published before.
+        // Unchanged parts share memory with the tables published before.
         state.tables = state
             .tables
             .next(state.generation, up)
@@ -290,7 +298,7 @@ impl Shared {
         let oldest = self
             .workers
             .iter()
-            .map(|w| w.seen.load(Ordering::Acquire))
+            .map(|w| w.generation_in_use.load(Ordering::Acquire))
             .min()
             .unwrap_or(0);
         state.retired.retain(|tables| tables.generation() >= oldest);
@@ -298,9 +306,10 @@ impl Shared {
         self.steer(state);
     }
 
-    /// Tells devices where each group's frames are to come in. Until they do, workers hand them over.
+    /// Installs the steering rules of the devices. Until a rule is active, workers hand the group's frames
+    /// over.
     fn steer(&self, state: &State) {
-        // A group that is on its way from worker to worker is held; its rule follows once it is there.
+        // The frames of a moving group are held. Its rule is updated after the move.
         if state.patient {
             return;
         }
@@ -308,13 +317,13 @@ impl Shared {
             .groups
             .iter()
             .map(|(mcst_id, group)| (*mcst_id, group.worker));
-        for place in self.flow_tables.steer(groups) {
+        for port_index in self.flow_tables.steer(groups) {
             let name = self
                 .infos
-                .get(place)
+                .get(port_index)
                 .map(|info| info.name.as_str())
                 .unwrap_or_default();
-            let steered = self.flow_tables.came(place).unwrap_or_default();
+            let steered = self.flow_tables.result(port_index).unwrap_or_default();
             tracing::info!(
                 port = name,
                 rules = steered.rules,
@@ -325,7 +334,7 @@ impl Shared {
         }
     }
 
-    /// The same, and waits until all workers use them.
+    /// Publishes and waits until all workers use the new tables.
     pub(crate) fn publish_and_wait(&self, state: &mut State) -> Result<(), Stopped> {
         self.publish(state);
         for worker in &self.workers {
@@ -334,7 +343,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Runs `install` on all groups that are to be published together, and publishes them.
+    /// Calls `install`, then publishes all installed groups together.
     pub(crate) fn install_together<T>(
         &self,
         install: impl FnOnce(&mut Installer<'_>) -> T,
@@ -343,27 +352,30 @@ impl Shared {
             shared: self,
             state: self.state.lock(),
             infos: self.infos_now(),
-            news: Vec::new(),
+            events: Vec::new(),
         };
         let result = install(&mut installer);
-        let Installer { mut state, news, .. } = installer;
-        if !news.is_empty() {
+        let Installer {
+            mut state, events, ..
+        } = installer;
+        if !events.is_empty() {
             self.publish_and_wait(&mut state)?;
         }
         drop(state);
-        news.into_iter().for_each(|kind| self.tell(kind));
+        events.into_iter().for_each(|kind| self.send_event(kind));
         Ok(result)
     }
 
-    /// Puts a group into its worker's engine. It is served once the tables are published.
-    fn put(
+    /// Puts a group into the engine of its worker. The group is served once the tables are published.
+    fn install_unpublished(
         &self,
         state: &mut State,
         infos: &[PortInfo],
         rule: &GroupRule,
     ) -> Result<Installed, InstallError> {
         let rule = &*self.resolve(state, rule)?;
-        // Slots can be large: a group that reserves memory is made only when there is a place for it.
+        // Slots can be large. The context of a group that reserves memory is compiled only after the limits
+        // are checked.
         let mut made = None;
         let memory = match Context::reserved(rule, infos)? {
             Some(bytes) => bytes,
@@ -374,23 +386,23 @@ impl Shared {
         if before.as_ref().is_some_and(|(_, running)| *running == ordered) {
             return Ok(Installed::Unchanged);
         }
-        self.room_for(state, rule.mcst_id, memory)?;
+        self.check_limits(state, rule.mcst_id, memory)?;
         let worker = match &before {
             Some((worker, _)) => *worker,
-            None => state.place(&rule.name, self.workers.len()),
+            None => state.choose_worker(&rule.name, self.workers.len()),
         };
         let group = match made {
             Some(group) => group,
             None => Context::compile(rule, infos)?,
         };
         let handle = self.workers.get(worker).ok_or(Stopped)?;
-        // What comes back is the group that ran before, or the new one where both do the same: freed here.
+        // The worker returns the replaced context, or the new one if both are equal. It is freed here.
         drop(handle.ask(|reply| Command::Install(group, reply))??);
         if let (None, Some((_, since))) = (&before, state.loads.get_mut(worker)) {
             *since += 1;
         }
-        state.forget(rule.mcst_id);
-        state.register(Registered {
+        state.unregister(rule.mcst_id);
+        state.register(RegisteredGroup {
             rule: ordered,
             worker,
             memory,
@@ -403,8 +415,8 @@ impl Shared {
         })
     }
 
-    /// The limits of the whole switch; each worker's engine alone would allow as much.
-    fn room_for(&self, state: &State, mcst_id: McstId, need: usize) -> Result<(), Refused> {
+    /// Checks the limits of the whole switch. Each engine alone would allow as much.
+    fn check_limits(&self, state: &State, mcst_id: McstId, need: usize) -> Result<(), Refused> {
         let replaced = state.groups.get(&mcst_id).map(|g| g.memory);
         let max = self.config.engine.groups_max;
         if replaced.is_none() && state.groups.len() >= max {
@@ -422,15 +434,15 @@ impl Shared {
 
     pub(crate) fn remove(&self, mcst_id: McstId) -> Result<Option<GroupRule>, Stopped> {
         let mut state = self.state.lock();
-        let Some(group) = state.forget(mcst_id) else {
+        let Some(group) = state.unregister(mcst_id) else {
             return Ok(None);
         };
-        // First nobody hands frames over any more, then the group goes.
+        // Stop hand-over to the group's worker before the group is removed.
         self.publish_and_wait(&mut state)?;
         let handle = self.workers.get(group.worker).ok_or(Stopped)?;
         drop(handle.ask(|reply| Command::Remove(mcst_id, reply))?);
         drop(state);
-        self.tell(SwitchEventKind::GroupRemoved {
+        self.send_event(SwitchEventKind::GroupRemoved {
             mcst_id,
             name: group.rule.name.clone(),
         });
@@ -497,31 +509,32 @@ impl Shared {
         state.groups.get(&mcst_id).map(|g| g.rule.name.clone())
     }
 
-    pub(crate) fn tell(&self, kind: SwitchEventKind) {
-        self.listeners.tell(&SwitchEvent {
+    pub(crate) fn send_event(&self, kind: SwitchEventKind) {
+        self.subscribers.send(&SwitchEvent {
             at: self.clock.now(),
             kind,
         });
     }
 }
 
-/// Installs groups that are published together: see [`Dataplane::install_together`](crate::Dataplane::install_together).
+/// Installs groups that are published together. See
+/// [`Dataplane::install_together`](crate::Dataplane::install_together).
 pub struct Installer<'d> {
-    shared: &'d Shared,
+    shared: &'d SharedControl,
     state: MutexGuard<'d, State>,
-    /// The ports, which stay as they are while `state` is locked.
+    /// The ports. They cannot change while `state` is locked.
     infos: Vec<PortInfo>,
-    news: Vec<SwitchEventKind>,
+    events: Vec<SwitchEventKind>,
 }
 
 impl Installer<'_> {
-    /// The rule of a group; `None` where there is none.
+    /// The rule of a group. Returns `None` if there is no such group.
     pub fn rule(&self, mcst_id: McstId) -> Option<&GroupRule> {
         self.state.groups.get(&mcst_id).map(|g| &g.rule)
     }
 
-    /// The rule with the Ethernet addresses of next hops that it leaves open, as far as the switch knows them: from the same
-    /// generation of the rule where it runs, from its routes, and from ARP.
+    /// Fills in the next hops' Ethernet addresses that the rule leaves open and the switch knows. Sources are
+    /// the running rule of the same generation, the routes, and ARP.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -529,15 +542,17 @@ impl Installer<'_> {
         self.shared.resolve(&self.state, rule)
     }
 
-    /// Installs a group, or a new version of one, with its next hops [resolved](Installer::resolve). It is served once all groups
-    /// are published.
+    /// Installs a group, or a new version of one, with its next hops [resolved](Installer::resolve). It is
+    /// served once all groups are published.
     ///
     /// # Errors
-    /// As those of [`Dataplane::install`](crate::Dataplane::install). The other groups are not concerned.
+    /// As [`Dataplane::install`](crate::Dataplane::install). An error does not affect the other groups.
     pub fn install(&mut self, rule: &GroupRule) -> Result<Installed, InstallError> {
-        let installed = self.shared.put(&mut self.state, &self.infos, rule)?;
+        let installed = self
+            .shared
+            .install_unpublished(&mut self.state, &self.infos, rule)?;
         if installed != Installed::Unchanged {
-            self.news.push(SwitchEventKind::GroupInstalled {
+            self.events.push(SwitchEventKind::GroupInstalled {
                 mcst_id: rule.mcst_id,
                 name: rule.name.clone(),
                 generation: rule.generation,
@@ -548,10 +563,10 @@ impl Installer<'_> {
 }
 
 impl State {
-    /// Whether the rule goes with what is installed; and the worker and rule of the version that runs.
+    /// Checks the rule against what is installed. Returns the worker and rule of the running version.
     fn check(&self, rule: &GroupRule) -> Result<Option<(usize, GroupRule)>, InstallError> {
         let name = rule.name.as_str();
-        // A group of this address and another name is no older version of it: a clash.
+        // A group with this address but another name is a clash, not an older version.
         let running = self.groups.get(&rule.mcst_id).filter(|g| g.rule.name == name);
         let faults = self
             .index
@@ -572,14 +587,13 @@ impl State {
         Ok(Some((running.worker, running.rule.clone())))
     }
 
-    /// Remembers how busy the workers are.
-    pub(crate) fn loaded(&mut self, busy: &[f64]) {
+    /// Stores the measured load of the workers.
+    pub(crate) fn set_loads(&mut self, busy: &[f64]) {
         self.loads.clear();
         self.loads.extend(busy.iter().map(|busy| (*busy, 0)));
     }
 
-    /// Takes a group in.
-    fn register(&mut self, group: Registered) {
+    fn register(&mut self, group: RegisteredGroup) {
         self.index.insert(&(&group.rule).into());
         self.members.add(&group.rule);
         self.memory_used += group.memory;
@@ -588,8 +602,7 @@ impl State {
         self.groups.insert(group.rule.mcst_id, group);
     }
 
-    /// Lets a group go.
-    fn forget(&mut self, mcst_id: McstId) -> Option<Registered> {
+    fn unregister(&mut self, mcst_id: McstId) -> Option<RegisteredGroup> {
         let group = self.groups.remove(&mcst_id)?;
         self.index.remove(&(&group.rule).into());
         self.members.remove(&group.rule);
@@ -599,30 +612,30 @@ impl State {
         Some(group)
     }
 
-    /// The group is another worker's from now on.
-    pub(crate) fn give(&mut self, mcst_id: McstId, worker: usize) {
-        if let Some(mut group) = self.forget(mcst_id) {
+    /// Assigns a group to another worker.
+    pub(crate) fn reassign(&mut self, mcst_id: McstId, worker: usize) {
+        if let Some(mut group) = self.unregister(mcst_id) {
             group.worker = worker;
             self.register(group);
         }
     }
 
-    /// The next hop at `port` of the route to `ip` with the longest prefix.
-    pub(crate) fn routed(&self, ip: Ipv4Addr, port: PortId) -> Option<MacAddr> {
+    /// MAC address of the next hop at `port`, from the route to `ip` with the longest prefix.
+    pub(crate) fn next_hop_mac(&self, ip: Ipv4Addr, port: PortId) -> Option<MacAddr> {
         let routes = self.routes.values().filter(|route| route.prefix.contains(&ip));
         let longest = routes.max_by_key(|route| route.prefix.prefix_len())?;
         let hop = longest.next_hops.iter().find(|hop| hop.port == port)?;
         Some(hop.mac)
     }
 
-    /// The routes have changed.
+    /// Recompiles the routes into the tables.
     fn compile_routes(&mut self) {
         let routes: Vec<Route> = self.routes.values().cloned().collect();
         self.tables = std::mem::take(&mut self.tables).with_routes(&routes);
     }
 
-    /// Counts a group more or less of a worker's.
-    fn count(&mut self, group: &Registered, worker: usize, more: isize) {
+    /// Changes the number of groups of a worker by `more`.
+    fn count(&mut self, group: &RegisteredGroup, worker: usize, more: isize) {
         let add = |counts: &mut Vec<usize>| {
             counts.resize(counts.len().max(worker + 1), 0);
             counts[worker] = counts[worker].saturating_add_signed(more);
@@ -637,12 +650,13 @@ impl State {
         }
     }
 
-    /// The worker for a new group: the least busy one, as far as that is known; of several the one with the fewest groups, of
-    /// several the first. Lanes of one group go where the fewest others of them are: they are there to be spread.
-    fn place(&self, name: &str, workers: usize) -> usize {
+    /// Chooses the worker of a new group: the least loaded one as far as the load is known, then the one with
+    /// the fewest groups, then the first. Lanes go to the worker with the fewest other lanes of the same
+    /// group, so that they are spread.
+    fn choose_worker(&self, name: &str, workers: usize) -> usize {
         let of = lane_of(name).and_then(|(group, _)| self.lanes_of.get(group));
         let count = |counts: &Vec<usize>, worker: usize| counts.get(worker).copied().unwrap_or(0);
-        // Other lanes of the same group, how busy the worker will be, and groups.
+        // Key per worker: other lanes of the same group, expected load, groups.
         let mut load: Vec<(usize, u32, usize)> = (0..workers)
             .map(|w| {
                 (
@@ -653,7 +667,7 @@ impl State {
             })
             .collect();
         for ((_, busy, groups), (was, since)) in load.iter_mut().zip(&self.loads) {
-            *busy = expected(*was, *since, *groups);
+            *busy = expected_load(*was, *since, *groups);
         }
         load.iter()
             .enumerate()

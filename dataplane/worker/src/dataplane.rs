@@ -1,4 +1,4 @@
-//! A switch's dataplane, from the control side: start it, tell it what to do, ask it how it fares, stop it.
+//! [`Dataplane`]: the API that starts, controls, reads and stops the workers of one switch.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,52 +17,54 @@ use parking_lot::Mutex;
 
 use crate::command::{self, Command, Sink, Subscriber};
 use crate::config::DataplaneConfig;
-use crate::control::{Clock, Handle, Installed, Installer, Shared};
+use crate::control::{Clock, Installed, Installer, SharedControl, WorkerHandle};
 use crate::error::{InstallError, MoveError, RouteError, StartError, Stopped, TapError};
 use crate::events::{EventStream, MoveCause};
-use crate::keeper::{self, Note};
+use crate::housekeeping::{self, Note};
 use crate::moves::Moved;
-use crate::nursery::{Nursery, join, rings};
 use crate::published::Published;
 use crate::report::{
     Counters, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX, WorkerReport, WorkerStats,
 };
+use crate::startup::{Startup, join, rings};
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
-use crate::worker::{self, MakeMemory, Setup};
+use crate::worker::{self, MakeMemory, WorkerSetup};
 
-/// Traces or captured frames that wait for their reader at most.
+/// Capacity of the channel between the workers and one reader of traces or captured frames.
 const TAP_QUEUE: usize = 4096;
 
 /// A running dataplane. Dropping it stops it.
 ///
-/// All methods may be called from any thread. They wait for the workers, which answer between two batches, so within
-/// microseconds as a rule; they are not for async code without `spawn_blocking`.
+/// All methods may be called from any thread. They block until the workers reply. Workers reply between two
+/// batches, usually within microseconds. Async code must call them in `spawn_blocking`.
 pub struct Dataplane {
-    shared: Arc<Shared>,
+    shared: Arc<SharedControl>,
     threads: Mutex<Option<Threads>>,
 }
 
 struct Threads {
     workers: Vec<JoinHandle<()>>,
-    keeper: JoinHandle<()>,
+    housekeeping: JoinHandle<()>,
     notes: Sender<Note>,
 }
 
 impl Dataplane {
-    /// Opens all ports and starts the workers, whose frames live in a [`Pool`] each.
+    /// Opens all ports and starts the workers. Each worker keeps its frames in its own [`Pool`].
     ///
     /// # Errors
-    /// See [`StartError`]; of several the first worker's. Nothing is left running.
+    /// See [`StartError`]. If several workers fail, the error is that of the first one. No thread is left
+    /// running.
     pub fn start(config: DataplaneConfig) -> Result<Self, StartError> {
         let pool = config.pool;
         Self::start_in(config, move |_| Ok(Pool::new(pool)))
     }
 
-    /// The same with memory of another kind: `make` is called on each worker's thread, with the worker's number.
+    /// Starts a dataplane whose frames live in memory of type `M`. `make` is called on each worker's thread
+    /// with the worker's index.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Dataplane::start`].
     pub fn start_in<M: Memory>(
         config: DataplaneConfig,
         make: impl Fn(usize) -> Result<M, OpenError> + Send + Sync + 'static,
@@ -81,29 +83,29 @@ impl Dataplane {
         let config = Arc::new(config);
         let clock = Clock::start();
         let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default())));
-        let (notes, noted) = bounded(keeper::QUEUE);
+        let (notes, noted) = bounded(housekeeping::QUEUE);
         let events_lost = Arc::new(AtomicU64::new(0));
         let rings = rings::<M>(&config);
-        let mut nursery = Nursery {
+        let mut startup = Startup {
             commands: Vec::new(),
-            seen: Vec::new(),
+            generations_in_use: Vec::new(),
             threads: Vec::new(),
             opened: Vec::new(),
         };
         let mut failed = None;
         for index in 0..config.workers.len() {
-            let (commands, orders) = bounded(command::QUEUE);
-            let (opened, told) = bounded(1);
-            let seen = Arc::new(AtomicU64::new(0));
-            let setup = Setup {
+            let (commands, command_queue) = bounded(command::QUEUE);
+            let (opened, opened_reply) = bounded(1);
+            let generation_in_use = Arc::new(AtomicU64::new(0));
+            let setup = WorkerSetup {
                 index,
                 config: config.clone(),
                 clock: clock.clone(),
                 published: published.clone(),
-                seen: seen.clone(),
+                generation_in_use: generation_in_use.clone(),
                 inbound: rings.iter().map(|from| from[index].clone()).collect(),
                 outbound: rings[index].clone(),
-                commands: orders,
+                commands: command_queue,
                 notes: notes.clone(),
                 events_lost: events_lost.clone(),
                 opened,
@@ -111,24 +113,24 @@ impl Dataplane {
             let thread = thread::Builder::new().name(format!("castnet-w{index}"));
             let make = make.clone();
             match thread.spawn(move || worker::run(setup, &*make)) {
-                Ok(thread) => nursery.threads.push(thread),
+                Ok(thread) => startup.threads.push(thread),
                 Err(error) => {
                     failed = Some(StartError::Thread(error));
                     break;
                 }
             }
-            nursery.commands.push(commands);
-            nursery.seen.push(seen);
-            nursery.opened.push(told);
+            startup.commands.push(commands);
+            startup.generations_in_use.push(generation_in_use);
+            startup.opened.push(opened_reply);
         }
-        let (handles, links, flow_tables) = match nursery.ready(failed) {
+        let (handles, links, flow_tables) = match startup.ready(failed) {
             Ok(ready) => ready,
             Err((error, threads)) => {
                 join(threads);
                 return Err(error);
             }
         };
-        let shared = Arc::new(Shared::new(
+        let shared = Arc::new(SharedControl::new(
             config,
             clock,
             links,
@@ -137,15 +139,15 @@ impl Dataplane {
             flow_tables,
             events_lost,
         ));
-        let keeper = thread::Builder::new().name("castnet-keeper".into()).spawn({
+        let housekeeping = thread::Builder::new().name("castnet-control".into()).spawn({
             let shared = shared.clone();
-            move || keeper::keep(&shared, &noted)
+            move || housekeeping::run(&shared, &noted)
         });
-        let keeper = match keeper {
-            Ok(keeper) => keeper,
+        let housekeeping = match housekeeping {
+            Ok(housekeeping) => housekeeping,
             Err(error) => {
                 drop(shared);
-                join(nursery.threads);
+                join(startup.threads);
                 return Err(StartError::Thread(error));
             }
         };
@@ -153,8 +155,8 @@ impl Dataplane {
             let _ = worker.send(Command::Go);
         }
         let threads = Threads {
-            workers: nursery.threads,
-            keeper,
+            workers: startup.threads,
+            housekeeping,
             notes,
         };
         Ok(Self {
@@ -168,36 +170,37 @@ impl Dataplane {
         &self.shared.config.engine.switch
     }
 
-    /// What it was started with.
+    /// The configuration that the dataplane was started with.
     pub fn config(&self) -> &DataplaneConfig {
         &self.shared.config
     }
 
-    /// Now, on the dataplane's clock: nanoseconds since the start.
+    /// The current time on the dataplane's clock: nanoseconds since the start.
     pub fn now(&self) -> Nanos {
         self.shared.clock.now()
     }
 
-    /// The time of day of a moment on the dataplane's clock.
+    /// Converts a time on the dataplane's clock to the time of day.
     pub fn time_of_day(&self, at: Nanos) -> SystemTime {
         self.shared.clock.time_of_day(at)
     }
 
     // ------------------------------------------------------------------------------------------------- groups
 
-    /// Installs a group, or a new version of one. When this returns, frames of the group are served, and its McstID
-    /// is answered in ARP. Traffic of others is not disturbed. Slots are taken of the memory for groups here. The rule is
-    /// [resolved](Installer::resolve) first.
+    /// Installs a group, or a new version of one. When this returns, the group's frames are served and ARP
+    /// requests for its McstID are answered. Traffic of other groups is not disturbed. The group's slots are
+    /// allocated here. The rule is [resolved](Installer::resolve) first.
     ///
     /// # Errors
-    /// See [`InstallError`]: a faulty rule, a port or MTU that does not fit, limits, addresses and names that are taken;
-    /// [`castnet_engine::InstallError::NoMemory`] says how much is left.
+    /// See [`InstallError`]: the rule is faulty, a port or MTU does not fit, a limit is reached, or an
+    /// address or name is taken. [`castnet_engine::InstallError::NoMemory`] contains the number of bytes
+    /// left.
     pub fn install(&self, rule: &GroupRule) -> Result<Installed, InstallError> {
         self.install_together(|installer| installer.install(rule))?
     }
 
-    /// Installs many groups, one after the other by `install`, and publishes them together. When this returns, frames of all
-    /// that were not refused are served. Other changes wait meanwhile; workers do not.
+    /// Installs several groups and publishes them together. `install` installs them one by one. When this
+    /// returns, the frames of all installed groups are served. Other changes wait until then; workers do not.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -205,7 +208,7 @@ impl Dataplane {
         self.shared.install_together(install)
     }
 
-    /// Removes a group and returns its rule; `None` where there is none.
+    /// Removes a group and returns its rule. Returns `None` if there is no such group.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -213,33 +216,34 @@ impl Dataplane {
         self.shared.remove(mcst_id)
     }
 
-    /// Moves a group, with all its state, to another worker. When this returns, that worker has it. No frame
-    /// is lost, none is sent twice, and those of one connection stay in order.
+    /// Moves a group with all its state to another worker. When this returns, the new worker has the group.
+    /// No frame is lost or sent twice, and the frames of each connection stay in order.
     ///
     /// # Errors
-    /// See [`MoveError`]: no such group or worker, the group is there already, or has no place there.
+    /// See [`MoveError`]: the group or the worker does not exist, the worker already has the group, or the
+    /// worker has no capacity for it.
     pub fn move_group(&self, mcst_id: McstId, worker: usize) -> Result<Moved, MoveError> {
         self.shared.move_group(mcst_id, worker, MoveCause::Asked)
     }
 
-    /// The rules of all groups, in the order of their addresses.
+    /// The rules of all groups, in the order of their McstIDs.
     pub fn rules(&self) -> Vec<GroupRule> {
         self.map_rules(GroupRule::clone)
     }
 
-    /// What `read` finds in the rules of all groups, in the order of their addresses.
+    /// Calls `read` with the rule of each group, in the order of the McstIDs, and returns the results.
     pub fn map_rules<T>(&self, read: impl FnMut(&GroupRule) -> T) -> Vec<T> {
         let state = self.shared.state.lock();
         state.groups.values().map(|g| &g.rule).map(read).collect()
     }
 
-    /// The rule of a group; `None` where there is none.
+    /// The rule of a group. Returns `None` if there is no such group.
     pub fn rule(&self, mcst_id: McstId) -> Option<GroupRule> {
         let state = self.shared.state.lock();
         state.groups.get(&mcst_id).map(|g| g.rule.clone())
     }
 
-    /// One group with everything about it; `None` where there is none.
+    /// The rule and status of one group. Returns `None` if there is no such group.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -257,7 +261,7 @@ impl Dataplane {
         }))
     }
 
-    /// All groups with everything about them, in the order of their addresses.
+    /// The rules and status of all groups, in the order of their McstIDs.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -280,7 +284,7 @@ impl Dataplane {
         self.shared.set_routes(routes)
     }
 
-    /// Adds a route. `true` where it took the place of the one with the same prefix.
+    /// Adds a route. Returns true if it replaced a route with the same prefix.
     ///
     /// # Errors
     /// See [`RouteError`].
@@ -288,7 +292,7 @@ impl Dataplane {
         self.shared.add_route(route)
     }
 
-    /// Removes the route of a prefix. `false` where there is none.
+    /// Removes the route with this prefix. Returns false if there is none.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -301,19 +305,19 @@ impl Dataplane {
         self.shared.routes()
     }
 
-    /// Counts the publications of tables: routes, groups' addresses and links.
+    /// The number of times that tables were published: routes, group addresses and links.
     pub fn generation(&self) -> u64 {
         self.shared.state.lock().generation()
     }
 
     // ------------------------------------------------------------------------------------------------ reading
 
-    /// All counters. Each worker's are of one moment.
+    /// All counters. The counters of each worker are a consistent snapshot.
     ///
     /// # Errors
     /// The dataplane has stopped.
     pub fn counters(&self) -> Result<Counters, Stopped> {
-        let _still = self.shared.moves.read();
+        let _no_moves = self.shared.moves.read();
         self.counters_now()
     }
 
@@ -333,7 +337,7 @@ impl Dataplane {
         Ok(sum.finish())
     }
 
-    /// The ports with link and counters, in the order of the configuration.
+    /// All ports with their links and counters, in the order of the configuration.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -347,14 +351,14 @@ impl Dataplane {
         Ok(sum.finish().ports)
     }
 
-    /// What came of the rules that lead each group's frames to the receive queue of its worker; `None` where the port's device
-    /// has no choice of queues, or cannot be told.
+    /// The result of flow steering at this port. The steering rules direct each group's frames to the receive
+    /// queue of the group's worker. Returns `None` if the device does not support steering rules.
     pub fn steered(&self, port: PortId) -> Option<Steered> {
-        let place = self.shared.infos.iter().position(|info| info.id == port)?;
-        self.shared.flow_tables.came(place)
+        let port_index = self.shared.infos.iter().position(|info| info.id == port)?;
+        self.shared.flow_tables.result(port_index)
     }
 
-    /// How the workers fare.
+    /// The statistics of each worker.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -368,7 +372,7 @@ impl Dataplane {
         Ok(stats)
     }
 
-    /// How the workers fare, with their rings.
+    /// The statistics of each worker and the occupancy of its rings.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -386,9 +390,9 @@ impl Dataplane {
             let mut report = Report::new();
             report.counters.next_group = usize::MAX;
             let report = worker.ask(|reply| Command::Report(report, reply))?;
-            let told = rings.iter().zip(&report.rings);
-            let told = told.filter(|(_, occupancy)| occupancy.size > 0);
-            let rings = told.map(|(ring, occupancy)| RingReport {
+            let occupancies = rings.iter().zip(&report.rings);
+            let reported = occupancies.filter(|(_, occupancy)| occupancy.size > 0);
+            let rings = reported.map(|(ring, occupancy)| RingReport {
                 ring: ring.clone(),
                 occupancy: *occupancy,
             });
@@ -400,7 +404,7 @@ impl Dataplane {
         Ok(workers)
     }
 
-    /// Frames that ended anywhere in the switch, ports included.
+    /// Frames dropped anywhere in the switch, including the ports.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -408,18 +412,18 @@ impl Dataplane {
         Ok(self.counters()?.drops)
     }
 
-    /// The Ethernet addresses that are known, in order.
+    /// The learned Ethernet addresses, in order.
     ///
     /// # Errors
     /// The dataplane has stopped.
     pub fn fdb(&self) -> Result<Vec<FdbEntry>, Stopped> {
-        let room = Vec::with_capacity(self.shared.config.engine.fdb_capacity);
-        let mut entries = self.first()?.ask(|reply| Command::Fdb(room, reply))?;
+        let entries = Vec::with_capacity(self.shared.config.engine.fdb_capacity);
+        let mut entries = self.first_worker()?.ask(|reply| Command::Fdb(entries, reply))?;
         entries.sort_unstable();
         Ok(entries)
     }
 
-    /// Who is on the links, by port.
+    /// The neighbours on the links, ordered by port.
     ///
     /// # Errors
     /// The dataplane has stopped.
@@ -431,19 +435,19 @@ impl Dataplane {
 
     // ----------------------------------------------------------------------------------------------- watching
 
-    /// What happens from now on.
+    /// Subscribes to events from now on.
     pub fn events(&self) -> EventStream {
         self.shared
-            .listeners
+            .subscribers
             .subscribe(self.shared.config.events_max, &self.shared.events_lost)
     }
 
-    /// Says what would happen to this frame if it came in by `port`, and changes nothing.
+    /// Returns the trace of this frame as if it had been received by `port`. Changes no state.
     ///
     /// # Errors
     /// No such port, or the dataplane has stopped.
     pub fn trace(&self, port: PortId, frame: &[u8]) -> Result<Trace, TapError> {
-        self.known(port)?;
+        self.check_port(port)?;
         let state = self.shared.state.lock();
         let group_of = |address| state.groups.get(&McstId(address));
         let config = worker::engine_config(&self.shared.config, &self.shared.links);
@@ -459,20 +463,20 @@ impl Dataplane {
         Ok(dry.run())
     }
 
-    /// The ways of the next `count` frames that `filter` wants. Frames that ended between workers or in a port are not
-    /// among them.
+    /// Traces the next `count` frames that match `filter`. Frames that are dropped between workers or in a
+    /// port are not traced.
     ///
     /// # Errors
-    /// As many live traces and captures run as may, no such port, or the dataplane has stopped.
+    /// All tap slots are in use, the port does not exist, or the dataplane has stopped.
     pub fn trace_live(&self, filter: FrameFilter, count: u64) -> Result<TapStream<Trace>, TapError> {
         self.tap(filter, count, Sink::Traces)
     }
 
-    /// Copies of up to `length_max` bytes of the next `count` frames that `filter` wants. Frames that ended between
-    /// workers or in a port are not among them.
+    /// Captures up to `length_max` bytes of each of the next `count` frames that match `filter`. Frames that
+    /// are dropped between workers or in a port are not captured.
     ///
     /// # Errors
-    /// As for [`Dataplane::trace_live`].
+    /// As [`Dataplane::trace_live`].
     pub fn capture(
         &self,
         filter: FrameFilter,
@@ -488,7 +492,7 @@ impl Dataplane {
         count: u64,
         sink: impl Fn(Sender<T>) -> Sink,
     ) -> Result<TapStream<T>, TapError> {
-        filter.port.map_or(Ok(()), |port| self.known(port))?;
+        filter.port.map_or(Ok(()), |port| self.check_port(port))?;
         let guard = TapGuard::take(&self.shared).ok_or(TapError::Full { max: TAPS_MAX })?;
         let (to, from) = bounded(TAP_QUEUE);
         let lost = Arc::new(AtomicU64::new(0));
@@ -511,42 +515,43 @@ impl Dataplane {
         })
     }
 
-    fn known(&self, port: PortId) -> Result<(), TapError> {
+    fn check_port(&self, port: PortId) -> Result<(), TapError> {
         match self.shared.infos.iter().any(|info| info.id == port) {
             true => Ok(()),
             false => Err(TapError::NoPort(port)),
         }
     }
 
-    fn first(&self) -> Result<&Handle, Stopped> {
+    fn first_worker(&self) -> Result<&WorkerHandle, Stopped> {
         self.shared.workers.first().ok_or(Stopped)
     }
 
     // ----------------------------------------------------------------------------------------------- stopping
 
-    /// Stops: no port receives any more, what is on its way between workers and in the output is sent, the threads end.
-    /// Returns the last counters; `None` where it had stopped before, or a worker had died.
+    /// Stops receiving, sends the frames that are queued between workers and in the outputs, and ends the
+    /// threads. Returns the final counters, or `None` if the dataplane had already stopped or a worker had
+    /// died.
     pub fn stop(&self) -> Option<Counters> {
         let threads = self.threads.lock().take()?;
-        // A group that moves arrives first.
-        let still = self.shared.moves.write();
-        let last = self.wind_up().ok();
+        // Waits until a group that is being moved has arrived.
+        let no_moves = self.shared.moves.write();
+        let last = self.stop_workers().ok();
         for worker in &self.shared.workers {
-            // One that has died has ended already; the others must not wait for it.
+            // A worker that has died cannot be told to end; the others must still end.
             let _ = worker.send(Command::End);
         }
         join(threads.workers);
-        drop(still);
+        drop(no_moves);
         let _ = threads.notes.send(Note::End);
-        join(vec![threads.keeper]);
+        join(vec![threads.housekeeping]);
         last
     }
 
-    fn wind_up(&self) -> Result<Counters, Stopped> {
-        // Only when nobody receives any more, and nothing waits for a ring, is a ring that is empty empty for good.
+    fn stop_workers(&self) -> Result<Counters, Stopped> {
+        // An empty ring stays empty only when no worker receives and no frame is blocked on a ring.
         let steps: [fn(Sender<()>) -> Command; 3] = [
             Command::Quiesce,
-            |reply| Command::Settle(false, reply),
+            |reply| Command::Barrier(false, reply),
             Command::Drain,
         ];
         for command in steps {

@@ -1,4 +1,4 @@
-//! What can go wrong on the control side.
+//! Errors of the control side.
 
 use std::io;
 
@@ -7,40 +7,40 @@ use castnet_port::OpenError;
 use castnet_rules::Fault;
 use castnet_wire::{McstId, PortId};
 
-/// Why a dataplane does not start. Nothing is left running then.
+/// Error of starting a dataplane. No thread is left running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// There must be a worker.
+    /// No worker is configured.
     #[error("no worker is configured: at least one is needed")]
     NoWorkers,
-    /// More workers than this can be.
+    /// Too many workers are configured.
     #[error("{given} workers are configured: at most {max}")]
     TooManyWorkers {
-        /// How many were asked for.
+        /// The configured number of workers.
         given: usize,
-        /// How many there may be.
+        /// The maximum.
         max: usize,
     },
-    /// A worker's memory cannot be had.
+    /// The memory of a worker cannot be created.
     #[error("the memory of worker {worker}: {source}")]
     Memory {
         /// The worker.
         worker: usize,
-        /// Why.
+        /// The reason.
         source: OpenError,
     },
     /// A port cannot be opened.
     #[error("port {id} (`{name}`): {source}")]
     Port {
-        /// Its number.
+        /// Number of the port.
         id: PortId,
-        /// Its name.
+        /// Name of the port.
         name: String,
-        /// Why.
+        /// The reason.
         source: OpenError,
     },
-    /// The engine refuses its configuration.
+    /// The engine rejected its configuration.
     #[error("the switch's configuration: {0}")]
     Config(ConfigError),
     /// A worker cannot be pinned to its core.
@@ -50,14 +50,14 @@ pub enum StartError {
     Pin {
         /// The worker.
         worker: usize,
-        /// The core that it was to have.
+        /// The configured core.
         core: usize,
-        /// What the kernel said.
+        /// The reason reported by the kernel.
         reason: String,
-        /// How many cores this process may use.
+        /// The number of cores that this process may use.
         cores: usize,
     },
-    /// A thread, or what it sleeps with, cannot be had.
+    /// A thread, or a file descriptor that its sleep needs, cannot be created.
     #[error("cannot start a worker: {0}")]
     Thread(io::Error),
 }
@@ -67,24 +67,24 @@ pub enum StartError {
 #[error("the dataplane has stopped")]
 pub struct Stopped;
 
-/// Why a group is not installed. Nothing has changed then.
+/// Error of installing a group. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
-    /// The rule is wrong, or a limit is reached.
+    /// The rule is faulty, or a limit is reached.
     #[error(transparent)]
     Refused(#[from] castnet_engine::InstallError),
-    /// Another group has what is this one's alone: its name, its McstID, an address or a QP of its members.
+    /// Another group uses the same name, McstID, member address or member QP.
     #[error("{}", first_of(.0))]
     Clash(Vec<Fault>),
     /// A newer version of the group runs.
     #[error("group `{name}` runs generation {running}, this is generation {given}")]
     Older {
-        /// The group.
+        /// Name of the group.
         name: String,
-        /// What runs.
+        /// The generation that is installed.
         running: u64,
-        /// What was to be installed.
+        /// The generation that was rejected.
         given: u64,
     },
     /// See [`Stopped`].
@@ -97,33 +97,33 @@ fn first_of(faults: &[Fault]) -> String {
     format!("{} fault(s); the first: {first}", faults.len())
 }
 
-/// Why a group is not moved. Nothing has changed then.
+/// Error of moving a group. The group is where it was.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoveError {
-    /// There is no such group.
+    /// The group does not exist.
     #[error("there is no group {mcst_id}")]
     NoGroup {
-        /// The address that was given.
+        /// The given McstID.
         mcst_id: McstId,
     },
-    /// There is no such worker.
+    /// The worker does not exist.
     #[error("there is no worker {worker}: this switch has {workers}, counted from 0")]
     NoWorker {
-        /// The worker that was asked for.
+        /// The given worker.
         worker: usize,
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
     },
-    /// The worker has the group.
+    /// The worker already has the group.
     #[error("group `{name}` is at worker {worker} already")]
     Already {
-        /// The group.
+        /// Name of the group.
         name: String,
-        /// Its worker.
+        /// The worker that has the group.
         worker: usize,
     },
-    /// The worker has no place for the group.
+    /// The worker has no capacity for the group.
     #[error("the worker has no place for it: {0}")]
     Refused(castnet_engine::InstallError),
     /// See [`Stopped`].
@@ -131,19 +131,19 @@ pub enum MoveError {
     Stopped(#[from] Stopped),
 }
 
-/// Why routes are not changed. Nothing has changed then.
+/// Error of changing routes. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
-    /// The routes break rules of their own.
+    /// The routes are faulty.
     #[error("{}", first_of(.0))]
     Faults(Vec<Fault>),
-    /// A next hop is behind a port that the switch does not have, though it has one of a higher number.
+    /// A next hop uses a port that the switch does not have.
     #[error("route {prefix} leaves by port {port}, which this switch does not have")]
     NoPort {
-        /// The route's prefix.
+        /// Prefix of the route.
         prefix: String,
-        /// The port.
+        /// The missing port.
         port: PortId,
     },
     /// See [`Stopped`].
@@ -151,19 +151,19 @@ pub enum RouteError {
     Stopped(#[from] Stopped),
 }
 
-/// Why frames cannot be watched.
+/// Error of starting a trace or capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TapError {
-    /// As many run as may, live traces and captures together.
+    /// The maximum number of live traces and captures is running.
     #[error(
         "{max} live traces and captures are running, as many as this switch takes at once: end one first"
     )]
     Full {
-        /// How many there may be.
+        /// The maximum.
         max: usize,
     },
-    /// The switch has no such port.
+    /// The port does not exist.
     #[error("this switch has no port {0}")]
     NoPort(PortId),
     /// See [`Stopped`].

@@ -1,4 +1,4 @@
-//! What happens on a switch, told to whoever listens.
+//! Events of a switch and their subscribers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,104 +9,104 @@ use castnet_wire::{McstId, Nanos, PortId};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, bounded};
 use parking_lot::Mutex;
 
-/// Something that happened on the switch.
+/// An event of the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchEvent {
-    /// When, on the dataplane's clock.
+    /// Time of the event on the dataplane's clock.
     pub at: Nanos,
-    /// What.
+    /// The event.
     pub kind: SwitchEventKind,
 }
 
-/// What can happen.
+/// The kinds of events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-// The large one is what most of them are.
+// Most events are of the large variant.
 #[allow(clippy::large_enum_variant)]
 pub enum SwitchEventKind {
-    /// An engine saw it: stalls, baselines, neighbours.
+    /// Reported by an engine: stalls, baselines, neighbours.
     Engine(EventKind),
-    /// A port's link came or went, or its MTU changed.
+    /// The link of a port went up or down, or its MTU changed.
     Port {
         /// The port.
         port: PortId,
-        /// Its name.
+        /// Name of the port.
         name: String,
-        /// Whether it has a link now.
+        /// True if the link is up.
         up: bool,
-        /// Its MTU now, in bytes.
+        /// The MTU in bytes.
         mtu: usize,
     },
-    /// A group was installed, or took the place of an older version.
+    /// A group was installed, or replaced an older version.
     GroupInstalled {
-        /// Its address.
+        /// McstID of the group.
         mcst_id: McstId,
-        /// Its name.
+        /// Name of the group.
         name: String,
-        /// Which version.
+        /// Generation of the group's rule.
         generation: u64,
     },
     /// A group was removed.
     GroupRemoved {
-        /// Its address.
+        /// McstID of the group.
         mcst_id: McstId,
-        /// Its name.
+        /// Name of the group.
         name: String,
     },
-    /// A group has another worker.
+    /// A group was moved to another worker.
     GroupMoved {
-        /// Its address.
+        /// McstID of the group.
         mcst_id: McstId,
-        /// Its name.
+        /// Name of the group.
         name: String,
-        /// The worker that had it.
+        /// The worker that had the group.
         from: usize,
-        /// The worker that has it.
+        /// The worker that has the group now.
         to: usize,
-        /// Why.
+        /// The reason for the move.
         cause: MoveCause,
     },
-    /// A worker is overloaded, for the most part by this group, and no other worker could carry it. Told once until the
-    /// worker is not overloaded any more.
+    /// A worker is overloaded mainly by this group, and no other worker could carry it. Reported once per
+    /// overload.
     GroupHot {
-        /// Its address.
+        /// McstID of the group.
         mcst_id: McstId,
-        /// Its name.
+        /// Name of the group.
         name: String,
-        /// The worker that has it.
+        /// The worker that has the group.
         worker: usize,
-        /// What it takes of that worker's time, in percent.
+        /// The group's share of that worker's time, in percent.
         share_percent: u8,
     },
 }
 
-/// Why a group was moved.
+/// The reason for a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveCause {
-    /// Somebody asked for it.
+    /// An operator requested it.
     Asked,
     /// Its worker was overloaded.
     Overload {
-        /// The share of time that its worker was busy, in percent.
+        /// The load of the worker in percent.
         busy_percent: u8,
     },
 }
 
-struct Listener {
+struct EventSubscriber {
     to: Sender<SwitchEvent>,
     lost: Arc<AtomicU64>,
 }
 
-/// Those who listen.
+/// The subscribers to events.
 #[derive(Default)]
-pub(crate) struct Listeners(Mutex<Vec<Listener>>);
+pub(crate) struct Subscribers(Mutex<Vec<EventSubscriber>>);
 
-impl Listeners {
-    /// A new listener, for whom so many events wait at most.
+impl Subscribers {
+    /// Adds a subscriber with a queue of `events_max` events. `before` counts events lost inside the workers.
     pub(crate) fn subscribe(&self, events_max: usize, before: &Arc<AtomicU64>) -> EventStream {
         let (to, from) = bounded(events_max.max(1));
         let lost = Arc::new(AtomicU64::new(0));
-        self.0.lock().push(Listener {
+        self.0.lock().push(EventSubscriber {
             to,
             lost: lost.clone(),
         });
@@ -118,14 +118,14 @@ impl Listeners {
         }
     }
 
-    /// Tells all; forgets those who have gone.
-    pub(crate) fn tell(&self, event: &SwitchEvent) {
+    /// Sends an event to all subscribers and removes those that are gone.
+    pub(crate) fn send(&self, event: &SwitchEvent) {
         self.0
             .lock()
-            .retain(|listener| match listener.to.try_send(event.clone()) {
+            .retain(|subscriber| match subscriber.to.try_send(event.clone()) {
                 Ok(()) => true,
                 Err(TrySendError::Full(_)) => {
-                    listener.lost.fetch_add(1, Ordering::Relaxed);
+                    subscriber.lost.fetch_add(1, Ordering::Relaxed);
                     true
                 }
                 Err(TrySendError::Disconnected(_)) => false,
@@ -138,18 +138,18 @@ impl Listeners {
     }
 }
 
-/// Events from the moment of subscription on. Dropping it unsubscribes.
+/// A stream of events that starts at the subscription. Dropping it unsubscribes.
 #[derive(Debug)]
 pub struct EventStream {
     from: Receiver<SwitchEvent>,
     lost: Arc<AtomicU64>,
-    /// Events that did not even get out of the workers.
+    /// Events lost inside the workers.
     before: Arc<AtomicU64>,
     before_start: u64,
 }
 
 impl EventStream {
-    /// The next event, waiting for it for `timeout` at most.
+    /// Returns the next event. Waits for at most `timeout`.
     ///
     /// # Errors
     /// `Timeout`, or `Disconnected` once the dataplane has stopped and all events have been read.
@@ -157,20 +157,20 @@ impl EventStream {
         self.from.recv_timeout(timeout)
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event if one is queued.
     ///
     /// # Errors
-    /// `Empty`, or `Disconnected` as above.
+    /// `Empty`, or `Disconnected` as in [`Self::recv_timeout`].
     pub fn try_recv(&self) -> Result<SwitchEvent, TryRecvError> {
         self.from.try_recv()
     }
 
-    /// The channel itself, for `select!`.
+    /// The channel, for use in `select!`.
     pub fn receiver(&self) -> &Receiver<SwitchEvent> {
         &self.from
     }
 
-    /// Events that this listener has missed because too many waited.
+    /// The number of events that this subscriber missed because a queue was full.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed) + self.before.load(Ordering::Relaxed) - self.before_start
     }
@@ -189,18 +189,21 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_listener_misses_events_and_knows_how_many() {
-        let (listeners, before) = (Listeners::default(), Arc::default());
-        let (slow, fast) = (listeners.subscribe(2, &before), listeners.subscribe(10, &before));
-        (0..5).for_each(|n| listeners.tell(&event(n)));
+    fn a_slow_subscriber_loses_events_and_counts_them() {
+        let (subscribers, before) = (Subscribers::default(), Arc::default());
+        let (slow, fast) = (
+            subscribers.subscribe(2, &before),
+            subscribers.subscribe(10, &before),
+        );
+        (0..5).for_each(|n| subscribers.send(&event(n)));
         before.fetch_add(1, Ordering::Relaxed);
         assert_eq!((slow.lost(), fast.lost()), (4, 1));
         assert_eq!([slow.try_recv(), slow.try_recv()], [Ok(event(0)), Ok(event(1))]);
         assert_eq!(slow.try_recv(), Err(TryRecvError::Empty));
         drop(slow);
-        listeners.tell(&event(5));
-        assert_eq!(listeners.0.lock().len(), 1);
-        listeners.close();
+        subscribers.send(&event(5));
+        assert_eq!(subscribers.0.lock().len(), 1);
+        subscribers.close();
         assert_eq!(fast.receiver().iter().count(), 6);
         assert_eq!(fast.try_recv(), Err(TryRecvError::Disconnected));
     }

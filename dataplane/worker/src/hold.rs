@@ -1,9 +1,9 @@
-//! A group's way from one worker to another, as the workers see it.
+//! The worker side of moving a group between workers.
 //!
-//! Its new worker holds frames of the group back from before the first can come until it has the group. Its old one lets
-//! go of it once it has taken over all that was on the way here when the last worker began to hand frames of the group to
-//! the new one, and has sent what came of it. While that lasts nobody drops a frame because a ring is full: whoever finds
-//! it full keeps what he has and receives no more.
+//! The target worker holds frames of the group from before the first one can arrive until it has the group.
+//! The source worker releases the group after it has processed and sent all frames that were in its rings
+//! when the last worker switched to the target. During a move no frame is dropped because a ring is full: a
+//! worker that finds a ring full keeps the frame and stops receiving.
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -16,138 +16,139 @@ use crossbeam::channel::Sender;
 use crate::config::DataplaneConfig;
 use crate::worker::Worker;
 
-/// How long a group waits for frames that a port holds back, and control for a worker that has fallen behind.
+/// Longest time that a detach waits for frames queued in a port, and control for a worker that has fallen
+/// before_detach.
 const CATCH_UP: Nanos = Nanos::from_millis(10);
-/// How long a frame waits for a place in a ring. Only a worker that has died makes it wait so long.
-const PATIENCE: Nanos = Nanos::from_secs(1);
+/// Longest time that a frame is blocked on a full ring. Only a worker that has died causes so long a wait.
+const BLOCKED_MAX: Nanos = Nanos::from_secs(1);
 
-/// What a worker has under way for groups that move. Control moves one at a time.
-pub(crate) struct Moving<B> {
-    /// The group that is on its way here.
+/// State of the moves at one worker. Control moves one group at a time.
+pub(crate) struct MoveState<B> {
+    /// The group that will be attached here.
     expecting: Option<Ipv4Addr>,
-    /// Frames of it, oldest first.
+    /// Frames of that group, oldest first.
     held: VecDeque<(PortId, B)>,
     held_max: usize,
-    /// Frames of one port, oldest first, of which the first found a ring full.
-    stuck: Batch<B>,
-    stuck_place: usize,
-    stuck_until: Nanos,
-    /// The group that is to leave, and who waits for it.
-    leaving: Option<(McstId, Nanos, Sender<Option<Context>>)>,
-    /// By worker: frames in its ring that must be taken over before.
-    behind: Box<[usize]>,
-    /// Who waits until nothing that is stuck now is so any more, and also, if it is asked for, until the rings to here are
-    /// not crowded.
-    settling: Option<(bool, Nanos, Sender<()>)>,
-    /// Whether nothing was stuck at some moment since somebody waits for that.
-    clear: bool,
+    /// Frames of one port that are blocked because the first of them found a ring full, oldest first.
+    blocked: Batch<B>,
+    blocked_port: usize,
+    blocked_until: Nanos,
+    /// The group to detach, the deadline and the reply channel.
+    pending_detach: Option<(McstId, Nanos, Sender<Option<Context>>)>,
+    /// By worker, the number of frames in its ring that must be processed before the group is detached.
+    before_detach: Box<[usize]>,
+    /// Pending barrier: replies once the frames blocked now are flushed and, if the flag is set, once the
+    /// inbound rings are at most half full or the deadline has passed.
+    pending_barrier: Option<(bool, Nanos, Sender<()>)>,
+    /// True if no frame was blocked at some moment since the barrier was requested.
+    was_unblocked: bool,
 }
 
-impl<B> Moving<B> {
-    /// Nothing, with room for all that may come.
+impl<B> MoveState<B> {
+    /// Allocates the capacity for all frames that may be held.
     pub(crate) fn new(config: &DataplaneConfig) -> Self {
-        // What is held must leave buffers for what comes of it.
+        // Held frames must leave buffers for the frames that processing them creates.
         let spare = (config.pool.bodies / 2).min(config.pool.buffers / 4);
         let held_max = config.hold.min(spare).max(2 * BATCH);
         Self {
             expecting: None,
             held: VecDeque::with_capacity(held_max),
             held_max,
-            stuck: Batch::new(),
-            stuck_place: 0,
-            stuck_until: Nanos::ZERO,
-            leaving: None,
-            behind: vec![0; config.workers.len()].into(),
-            settling: None,
-            clear: true,
+            blocked: Batch::new(),
+            blocked_port: 0,
+            blocked_until: Nanos::ZERO,
+            pending_detach: None,
+            before_detach: vec![0; config.workers.len()].into(),
+            pending_barrier: None,
+            was_unblocked: true,
         }
     }
 
-    /// Whether a frame to `destination` must wait for its group.
+    /// Returns true if a frame to `destination` must be held until its group is attached.
     #[inline]
-    pub(crate) fn wants(&self, destination: Option<Ipv4Addr>) -> bool {
+    pub(crate) fn must_hold(&self, destination: Option<Ipv4Addr>) -> bool {
         self.expecting.is_some() && self.expecting == destination
     }
 
-    /// The same for a frame whose destination nobody has looked at yet.
+    /// As [`Self::must_hold`], for a frame whose destination has not been read.
     #[inline]
-    pub(crate) fn wants_frame(&self, frame: &impl FrameBuf) -> bool {
+    pub(crate) fn must_hold_frame(&self, frame: &impl FrameBuf) -> bool {
         self.expecting.is_some() && self.expecting == destination(frame.head())
     }
 
-    /// Keeps a frame for its group. There must be [room](Self::has_room).
+    /// Holds a frame. The caller has checked the [capacity](Self::has_capacity).
     pub(crate) fn hold(&mut self, from: PortId, frame: B) {
         self.held.push_back((from, frame));
     }
 
-    /// Whether so many frames can be held, where any are.
+    /// Returns true if so many frames can be held, or if no group is expected.
     #[inline]
-    pub(crate) fn has_room(&self, frames: usize) -> bool {
+    pub(crate) fn has_capacity(&self, frames: usize) -> bool {
         self.expecting.is_none() || self.held.len() + frames <= self.held_max
     }
 
-    /// Whether a frame waits for a ring: then all after it do.
+    /// Returns true if a frame is blocked on a ring. All later frames are blocked before_detach it.
     #[inline]
-    pub(crate) fn is_stuck(&self) -> bool {
-        !self.stuck.is_empty()
+    pub(crate) fn has_blocked(&self) -> bool {
+        !self.blocked.is_empty()
     }
 
-    /// Keeps a frame of the port at `place` until a ring has room.
-    pub(crate) fn stick(&mut self, now: Nanos, place: usize, frame: B) {
-        if self.stuck.is_empty() {
-            self.stuck_until = now + PATIENCE;
+    /// Blocks a frame of the port at `port_index` until a ring has capacity.
+    pub(crate) fn block(&mut self, now: Nanos, port_index: usize, frame: B) {
+        if self.blocked.is_empty() {
+            self.blocked_until = now + BLOCKED_MAX;
         }
-        self.stuck_place = place;
-        self.stuck.push(frame);
+        self.blocked_port = port_index;
+        self.blocked.push(frame);
     }
 
-    /// Counts a frame that was taken over.
+    /// Counts a frame taken from the ring of worker `from`.
     #[inline]
-    pub(crate) fn taken(&mut self, from: usize) {
-        self.behind[from] = self.behind[from].saturating_sub(1);
+    pub(crate) fn count_taken(&mut self, from: usize) {
+        self.before_detach[from] = self.before_detach[from].saturating_sub(1);
     }
 
-    /// Whether nothing is under way that goes on without being woken for it.
+    /// Returns true if nothing is pending that must be polled.
     pub(crate) fn is_idle(&self) -> bool {
-        self.leaving.is_none() && self.settling.is_none() && self.stuck.is_empty()
+        self.pending_detach.is_none() && self.pending_barrier.is_none() && self.blocked.is_empty()
     }
 }
 
 impl<M: Memory> Worker<M> {
-    /// Tries again with frames that wait for a ring.
+    /// Retries blocked frames.
     #[inline]
-    pub(crate) fn unstick(&mut self, now: Nanos) {
-        if self.moving.is_stuck() && self.moving.has_room(BATCH) {
-            self.try_again(now);
+    pub(crate) fn retry_blocked(&mut self, now: Nanos) {
+        if self.moving.has_blocked() && self.moving.has_capacity(BATCH) {
+            self.retry(now);
         }
-        // What gets stuck from here on came later.
-        self.moving.clear |= !self.moving.is_stuck();
+        // Frames that are blocked from here on arrived after the barrier was requested.
+        self.moving.was_unblocked |= !self.moving.has_blocked();
     }
 
     #[cold]
-    fn try_again(&mut self, now: Nanos) {
-        let (place, patient) = (self.moving.stuck_place, now < self.moving.stuck_until);
-        std::mem::swap(&mut self.batch, &mut self.moving.stuck);
-        let until = self.moving.stuck_until;
+    fn retry(&mut self, now: Nanos) {
+        let (port_index, patient) = (self.moving.blocked_port, now < self.moving.blocked_until);
+        std::mem::swap(&mut self.batch, &mut self.moving.blocked);
+        let until = self.moving.blocked_until;
         let before = self.batch.len();
-        self.hand_over(now, place, patient);
-        if self.moving.stuck.len() == before {
-            self.moving.stuck_until = until;
+        self.hand_over(now, port_index, patient);
+        if self.moving.blocked.len() == before {
+            self.moving.blocked_until = until;
         }
-        if let Some(slot) = self.outputs.slots.get(place) {
+        if let Some(slot) = self.outputs.slots.get(port_index) {
             let id = slot.id;
             self.engine.process(now, id, &mut self.batch, &mut self.outputs);
         }
     }
 
-    /// A group is about to be moved here.
+    /// Prepares for a group that will be attached here.
     pub(crate) fn expect(&mut self, group: &mut Expected) -> Result<(), InstallError> {
         self.engine.expect(group)?;
         self.moving.expecting = Some(group.mcst_id().0);
         Ok(())
     }
 
-    /// It will not come. What was held for it ends here.
+    /// Cancels [`Self::expect`]. Drops the held frames.
     pub(crate) fn unexpect(&mut self, group: Option<&Expected>) {
         if let Some(group) = group {
             self.engine.unexpect(group);
@@ -158,7 +159,7 @@ impl<M: Memory> Worker<M> {
         }
     }
 
-    /// It is here: what was held for it goes on, in order.
+    /// Attaches the group, then processes the held frames in order.
     pub(crate) fn attach(
         &mut self,
         now: Nanos,
@@ -183,45 +184,46 @@ impl<M: Memory> Worker<M> {
         Ok(())
     }
 
-    /// A group is to leave, once what is on its way here by now has been taken over.
+    /// Detaches a group once the frames now in the inbound rings have been processed.
     pub(crate) fn detach(&mut self, now: Nanos, mcst_id: McstId, reply: Sender<Option<Context>>) {
-        for (behind, ring) in self.moving.behind.iter_mut().zip(&self.inbound) {
-            *behind = ring.len();
+        for (before_detach, ring) in self.moving.before_detach.iter_mut().zip(&self.inbound) {
+            *before_detach = ring.len();
         }
-        self.moving.leaving = Some((mcst_id, now + CATCH_UP, reply));
+        self.moving.pending_detach = Some((mcst_id, now + CATCH_UP, reply));
     }
 
-    /// Control waits until nothing is stuck here and, where this worker is to `catch_up`, until it has.
-    pub(crate) fn settle(&mut self, now: Nanos, catch_up: bool, reply: Sender<()>) {
-        self.moving.clear = !self.moving.is_stuck();
-        self.moving.settling = Some((catch_up, now + CATCH_UP, reply));
+    /// Requests a barrier: the reply is sent once no frame is blocked and, if `catch_up` is set, the inbound
+    /// rings are not crowded.
+    pub(crate) fn barrier(&mut self, now: Nanos, catch_up: bool, reply: Sender<()>) {
+        self.moving.was_unblocked = !self.moving.has_blocked();
+        self.moving.pending_barrier = Some((catch_up, now + CATCH_UP, reply));
     }
 
-    /// Answers what can be answered by now, after all of a round was sent.
+    /// Completes pending detaches and barriers. Called after everything of an iteration was sent.
     #[inline]
-    pub(crate) fn go_on_moving(&mut self, now: Nanos) {
+    pub(crate) fn poll_moves(&mut self, now: Nanos) {
         if !self.moving.is_idle() {
-            self.answer(now);
+            self.complete_moves(now);
         }
     }
 
     #[cold]
-    fn answer(&mut self, now: Nanos) {
-        if let Some((mcst_id, until, reply)) = self.moving.leaving.take() {
-            let behind = self.moving.behind.iter().any(|frames| *frames > 0);
+    fn complete_moves(&mut self, now: Nanos) {
+        if let Some((mcst_id, until, reply)) = self.moving.pending_detach.take() {
+            let before_detach = self.moving.before_detach.iter().any(|frames| *frames > 0);
             let pending = || self.outputs.slots.iter().any(|slot| slot.port.pending() > 0);
-            if behind || (now < until && pending()) {
-                self.moving.leaving = Some((mcst_id, until, reply));
+            if before_detach || (now < until && pending()) {
+                self.moving.pending_detach = Some((mcst_id, until, reply));
             } else {
                 let group = self.engine.remove(mcst_id);
                 self.stats.counters.groups_out += u64::from(group.is_some());
                 let _ = reply.send(group);
             }
         }
-        if let Some((catch_up, until, reply)) = self.moving.settling.take() {
+        if let Some((catch_up, until, reply)) = self.moving.pending_barrier.take() {
             let crowded = || self.inbound.iter().any(|ring| 2 * ring.len() > ring.capacity());
-            if !self.moving.clear || (catch_up && now < until && crowded()) {
-                self.moving.settling = Some((catch_up, until, reply));
+            if !self.moving.was_unblocked || (catch_up && now < until && crowded()) {
+                self.moving.pending_barrier = Some((catch_up, until, reply));
             } else {
                 let _ = reply.send(());
             }

@@ -1,7 +1,10 @@
-//! The poll-mode loop on a pinned core, and the dataplane that several of them make.
+//! The poll-mode workers of a switch, and the [`Dataplane`] that they form.
 //!
-//! [`Dataplane::start`] opens the ports, each in the thread of the worker that receives from it, and starts the workers.
-//! A worker owns its engine, its side of every port and its groups, so a frame meets no lock:
+//! A worker is one thread, pinned to a core if so configured. It owns an engine, its groups, and its own send
+//! and receive side of the ports, so no frame waits for a lock. The main types are [`Dataplane`],
+//! [`DataplaneConfig`], [`Counters`] and [`EventStream`].
+//!
+//! [`Dataplane::start`] starts the workers. Each worker opens its side of all ports in its own thread:
 //!
 //! ```text
 //!   ports i mod n --receive--> worker i --engine--> out batches --send--> all ports (own send side each)
@@ -11,9 +14,23 @@
 //!                              worker 0, j, ...
 //! ```
 //!
-//! A group belongs to one worker, chosen at install, and [moved](Dataplane::move_group) with all its state where that worker is
-//! overloaded or somebody asks for it. Whatever belongs to no group is worker 0's, which alone learns
-//! Ethernet addresses and speaks ARP and LLDP.
+//! Each group belongs to one worker, which is chosen at installation. The group is
+//! [moved](Dataplane::move_group) with all its state when its worker is overloaded or when an operator
+//! requests it. Frames that belong to no group are processed by worker 0. Only worker 0 learns Ethernet
+//! addresses and runs ARP and LLDP.
+//!
+//! ```
+//! use castnet_port::{MemLink, MemLinkConfig};
+//! use castnet_wire::PortId;
+//! use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
+//!
+//! let (end, _host) = MemLink::pair(&MemLinkConfig::default());
+//! let port = PortConfig::new(PortId::default(), "p0", end);
+//! let dataplane = Dataplane::start(DataplaneConfig::new("leaf1", vec![port]))?;
+//! assert_eq!(dataplane.ports()?.len(), 1);
+//! dataplane.stop();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod balance;
@@ -25,15 +42,15 @@ mod dataplane;
 mod error;
 mod events;
 mod hold;
-mod keeper;
+mod housekeeping;
+mod iteration;
 mod meter;
 mod moves;
-mod nursery;
 mod outputs;
 mod published;
 mod report;
 mod resolve;
-mod round;
+mod startup;
 mod steering;
 mod sum;
 mod tap;

@@ -1,11 +1,11 @@
-//! What a worker measures of itself: the clocks that the parts of a round take, and how full its rings are.
+//! Measurements of a worker: the clocks spent in each part of an iteration, and the occupancy of its rings.
 //!
-//! Both are samples, so that they cost next to nothing: of sixteen rounds one is measured in parts, with one reading of the
-//! processor's counter where a part ends, never per frame; and of 64 rounds one looks at the rings. Sums only grow, so who
-//! reads them twice has the figures of the time between, and any number may read.
+//! Both are sampled so that they cost almost nothing. One of 16 iterations is measured in parts, with one
+//! read of the processor's counter at the end of each part and none per frame. One of 64 iterations samples
+//! the rings. The sums only grow, so any number of readers can compute the difference of two reads.
 //!
-//! The counter goes on while another thread has the core. A round in which that shows is left out: a batch takes
-//! microseconds, and a thread that is given a core keeps it for milliseconds.
+//! The counter also advances while another thread has the core. An iteration in which that happened is
+//! discarded. It is recognized by its length: a batch takes microseconds, a time slice milliseconds.
 
 use std::time::Duration;
 
@@ -14,35 +14,36 @@ use castnet_wire::counters;
 
 use crate::control::Clock;
 
-/// One round of so many is measured in parts ...
+/// One of this many iterations is measured in parts.
 const CLOCKS_EVERY: u64 = 16;
-/// ... and one of so many looks at the rings: another one, so that neither measures the other.
+/// One of this many iterations samples the rings. It is never a measured one, so that neither disturbs the
+/// other.
 const RINGS_EVERY: u64 = 64;
-/// A part of a round that takes longer has not had the core to itself.
+/// A part that takes longer was interrupted by another thread.
 const PART_MAX: Duration = Duration::from_micros(500);
 
 counters! {
-    /// Clocks of the polls that were measured and had frames and the core, by what they went to. A clock is a tick of the
-    /// processor's counter (TSC), or a nanosecond on machines that have none.
+    /// Clocks spent in the measured polls that processed frames without interruption, by part. A clock is a
+    /// tick of the processor's counter (TSC), or a nanosecond on machines without one.
     pub struct Clocks => copy_clocks {
-        /// Polls that were measured.
+        /// Measured polls.
         polls,
-        /// Frames that came in them, from ports and from other workers.
+        /// Frames processed in these polls, from ports and from other workers.
         frames,
-        /// Polling the ports and taking frames from them.
+        /// Polling the ports and receiving from them.
         receive,
-        /// Handing frames over to other workers, and taking theirs over.
+        /// Handing frames over to other workers and taking frames from them.
         hand_over,
-        /// The engine: from parsing to rewriting, and its timers.
+        /// The engine, from parsing to rewriting, and its timers.
         engine,
-        /// Giving frames to the ports.
+        /// Sending frames to the ports.
         send,
-        /// All of these polls; what is missing to the sum of the parts went to tables, commands and events.
+        /// All parts together. The difference to the sum of the other fields is tables, commands and events.
         all,
     }
 }
 
-/// What the clocks of a round go to.
+/// A part of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Other,
@@ -52,24 +53,24 @@ pub(crate) enum Part {
     Send,
 }
 
-/// How full a ring was, each time that somebody looked.
+/// Samples of the occupancy of a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Frames that fit; 0 where there is no such ring, or it does not tell.
+    /// Capacity in frames. Zero if the ring does not exist or does not report its occupancy.
     pub size: usize,
-    /// How often it was looked at.
+    /// The number of samples.
     pub samples: u64,
-    /// Frames that were in it then, all together.
+    /// Sum of the sampled occupancies, in frames.
     pub used_sum: u64,
-    /// The most that were in it.
+    /// The largest sampled occupancy, in frames.
     pub used_max: usize,
-    /// How often it was empty, and how often full to `i` sixteenths at most and over `i - 1`: so the maximum of any time
-    /// follows from two readings, to a sixteenth.
+    /// Histogram of the samples: element 0 counts empty rings, element `i` rings filled over `i - 1` and up
+    /// to `i` sixteenths. The difference of two reads shows the maximum between them, to a sixteenth.
     pub levels: [u64; Self::LEVELS],
 }
 
 impl Occupancy {
-    /// Empty, and sixteen sixteenths.
+    /// One level for empty and one per sixteenth.
     pub const LEVELS: usize = 17;
 
     pub(crate) fn add(&mut self, ring: RingUse) {
@@ -85,16 +86,16 @@ impl Occupancy {
     }
 }
 
-/// Measures the rounds of one worker.
+/// Measures the iterations of one worker.
 pub(crate) struct Meter {
     clock: Clock,
-    /// What reading the counter takes: it is no part of what is measured.
+    /// Ticks that one read of the counter takes. They are subtracted from each part.
     reading: u64,
     /// [`PART_MAX`] in ticks.
     part_max: u64,
-    /// Whether this round is measured.
+    /// True if this iteration is measured.
     on: bool,
-    /// When the part before ended.
+    /// Tick at which the previous part ended.
     at: u64,
     parts: [u64; 5],
     clocks: Clocks,
@@ -106,7 +107,7 @@ impl Meter {
             let before = clock.ticks();
             clock.ticks().saturating_sub(before)
         };
-        // The least of many, as any may be interrupted.
+        // The minimum, because any of the reads may be interrupted.
         let reading = (0..64).map(|_| reading()).min().unwrap_or(0);
         let part_max = u128::from(clock.ticks_per_second()) * PART_MAX.as_nanos() / 1_000_000_000;
         Self {
@@ -120,18 +121,18 @@ impl Meter {
         }
     }
 
-    /// A round begins. Returns whether it is one that looks at the rings.
+    /// Starts an iteration. Returns true if it samples the rings.
     #[inline]
-    pub(crate) fn begin(&mut self, round: u64) -> bool {
-        self.on = round.is_multiple_of(CLOCKS_EVERY);
+    pub(crate) fn begin(&mut self, iteration: u64) -> bool {
+        self.on = iteration.is_multiple_of(CLOCKS_EVERY);
         if self.on {
             self.at = self.clock.ticks();
             self.parts = [0; 5];
         }
-        round % RINGS_EVERY == 1
+        iteration % RINGS_EVERY == 1
     }
 
-    /// What was done since the last call was this.
+    /// Attributes the time since the last call to `part`.
     #[inline]
     pub(crate) fn lap(&mut self, part: Part) {
         if self.on {
@@ -143,7 +144,7 @@ impl Meter {
         }
     }
 
-    /// The round is over, and had so many frames.
+    /// Ends an iteration that processed `frames` frames.
     #[inline]
     pub(crate) fn end(&mut self, frames: usize) {
         if self.on {
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_remembers_how_full_it_was() {
+    fn occupancy_samples_fill_the_histogram() {
         let mut ring = Occupancy::default();
         for used in [0, 0, 1, 512, 513, 1024] {
             ring.add(RingUse { used, size: 1024 });
@@ -185,37 +186,37 @@ mod tests {
         assert_eq!((ring.levels[0], ring.levels[1], ring.levels[8]), (2, 1, 1));
         assert_eq!((ring.levels[9], ring.levels[16]), (1, 1));
         assert_eq!(ring.levels.iter().sum::<u64>(), ring.samples);
-        // More than fits is what a device may say that counts what it has not yet taken back.
+        // A device may report more than fits when it counts frames that it has not yet freed.
         ring.add(RingUse {
             used: 2000,
             size: 1024,
         });
         assert_eq!((ring.used_max, ring.levels[16]), (1024, 2));
-        // One that does not tell stays as it is.
+        // A ring that does not report its occupancy is not sampled.
         let before = ring;
         ring.add(RingUse::default());
         assert_eq!(ring, before);
     }
 
     #[test]
-    fn one_round_in_sixteen_is_measured_and_only_if_it_had_frames() {
+    fn one_of_16_iterations_is_measured_if_it_processed_frames() {
         let mut meter = Meter::new(Clock::start());
-        let mut looks = 0;
-        for round in 0..128 {
-            looks += u64::from(meter.begin(round));
+        let mut samples = 0;
+        for n in 0..128 {
+            samples += u64::from(meter.begin(n));
             meter.lap(Part::Receive);
             meter.lap(Part::Engine);
             meter.lap(Part::Send);
-            meter.end(if round < 64 { 0 } else { 32 });
+            meter.end(if n < 64 { 0 } else { 32 });
         }
         let clocks = meter.clocks();
-        assert_eq!((clocks.polls, clocks.frames, looks), (4, 128, 2));
+        assert_eq!((clocks.polls, clocks.frames, samples), (4, 128, 2));
         assert_eq!(clocks.hand_over, 0);
         assert!(clocks.receive + clocks.engine + clocks.send <= clocks.all);
     }
 
-    /// A round with these parts, on a clock that nothing else moves.
-    fn round(meter: &mut Meter, hand: &quanta::Mock, number: u64, parts: &[(Part, u64)]) {
+    /// Runs an iteration with these parts on the mock clock.
+    fn iteration(meter: &mut Meter, hand: &quanta::Mock, number: u64, parts: &[(Part, u64)]) {
         meter.begin(number);
         for (part, nanos) in parts {
             hand.increment(*nanos);
@@ -225,7 +226,7 @@ mod tests {
         meter.end(32);
     }
 
-    /// As a worker with a port that sends while the engine works.
+    /// The parts of an iteration in which a port sends while the engine works.
     const PARTS: [(Part, u64); 7] = [
         (Part::Other, 70),
         (Part::Receive, 300),
@@ -237,10 +238,10 @@ mod tests {
     ];
 
     #[test]
-    fn what_a_part_takes_is_counted_as_its_own_and_the_parts_are_the_whole() {
+    fn each_part_is_measured_and_the_parts_sum_to_the_whole() {
         let (clock, hand) = Clock::mock();
         let mut meter = Meter::new(clock);
-        round(&mut meter, &hand, 0, &PARTS);
+        iteration(&mut meter, &hand, 0, &PARTS);
         let expected = Clocks {
             polls: 1,
             frames: 32,
@@ -253,20 +254,21 @@ mod tests {
         assert_eq!(meter.clocks(), expected);
     }
 
-    /// `castnet bench` on a busy core reported twice what the engine takes: the time slices of others were in it.
+    /// Regression: on a busy core, `castnet bench` reported twice the engine's time because it included other
+    /// threads' time slices.
     #[test]
-    fn a_round_in_which_others_had_the_core_is_left_out() {
+    fn an_interrupted_iteration_is_discarded() {
         let (clock, hand) = Clock::mock();
         let mut meter = Meter::new(clock);
-        round(&mut meter, &hand, 0, &PARTS);
+        iteration(&mut meter, &hand, 0, &PARTS);
         let alone = meter.clocks();
         for at in 0..PARTS.len() {
             let mut parts = PARTS;
             parts[at].1 += 3_000_000;
-            round(&mut meter, &hand, 16, &parts);
+            iteration(&mut meter, &hand, 16, &parts);
             assert_eq!(meter.clocks(), alone, "in {:?}", PARTS[at].0);
         }
-        round(&mut meter, &hand, 32, &PARTS);
+        iteration(&mut meter, &hand, 32, &PARTS);
         let twice = meter.clocks();
         assert_eq!(
             (twice.polls, twice.engine, twice.all),

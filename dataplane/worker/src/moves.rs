@@ -1,31 +1,31 @@
-//! Moving a group from worker to worker, as control sees it (docs/decisions/0007-moving-groups.md).
+//! The control side of moving a group between workers (docs/decisions/0007-moving-groups.md).
 
 use castnet_engine::Expected;
 use castnet_wire::McstId;
 
 use crate::command::Command;
-use crate::control::{Handle, Shared, State};
+use crate::control::{SharedControl, State, WorkerHandle};
 use crate::error::{MoveError, Stopped};
 use crate::events::{MoveCause, SwitchEventKind};
 
-/// What a move came to.
+/// Result of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// The worker that had the group.
     pub from: usize,
-    /// The one that has it now.
+    /// The worker that has the group now.
     pub to: usize,
 }
 
-impl Shared {
-    /// Moves a group, and waits until its new worker has it and nothing waits any more.
+impl SharedControl {
+    /// Moves a group. Waits until the new worker has it and no frame is blocked or held.
     pub(crate) fn move_group(
         &self,
         mcst_id: McstId,
         to: usize,
         cause: MoveCause,
     ) -> Result<Moved, MoveError> {
-        // Who reads counters finds the group at one worker or at the other.
+        // Readers of counters must find the group at exactly one worker.
         let moves = self.moves.write();
         let mut state = self.state.lock();
         let group = state.groups.get(&mcst_id).ok_or(MoveError::NoGroup { mcst_id })?;
@@ -41,18 +41,18 @@ impl Shared {
         let source = self.workers.get(from).ok_or(Stopped)?;
         let next_hops: Vec<_> = group.rule.endpoints.iter().map(|e| e.next_hop.mac()).collect();
         let expected = Box::new(Expected::new(mcst_id, group.memory, next_hops));
-        // Nothing can be refused once the group is under way.
+        // The target reserves memory first, so that it cannot refuse the group later.
         let (answer, expected) = target.ask(|reply| Command::Expect(expected, reply))?;
         answer.map_err(MoveError::Refused)?;
         state.patient = true;
         let moved = self.carry(&mut state, (source, target), expected, (from, to));
-        // Also where it failed: nobody shall wait for ever.
+        // Reset also after a failure, so that no frame waits forever.
         state.patient = false;
         self.publish(&mut state);
         let settled: Result<(), Stopped> = self
             .workers
             .iter()
-            .try_for_each(|worker| worker.ask(|reply| Command::Settle(false, reply)));
+            .try_for_each(|worker| worker.ask(|reply| Command::Barrier(false, reply)));
         let moved = moved.and_then(|moved| Ok(settled.map(|()| moved)?))?;
         drop(state);
         drop(moves);
@@ -62,7 +62,7 @@ impl Shared {
                 tracing::info!(group = name, %mcst_id, from, to, busy_percent, "group moved: its worker was overloaded");
             }
         }
-        self.tell(SwitchEventKind::GroupMoved {
+        self.send_event(SwitchEventKind::GroupMoved {
             mcst_id,
             name,
             from,
@@ -75,16 +75,16 @@ impl Shared {
     fn carry(
         &self,
         state: &mut State,
-        (source, target): (&Handle, &Handle),
+        (source, target): (&WorkerHandle, &WorkerHandle),
         expected: Box<Expected>,
         (from, to): (usize, usize),
     ) -> Result<Moved, MoveError> {
         let mcst_id = expected.mcst_id();
-        let own = |state: &mut State, worker| state.give(mcst_id, worker);
-        // From here on new frames are the target's, which holds them.
+        let own = |state: &mut State, worker| state.reassign(mcst_id, worker);
+        // From here on new frames go to the target, which holds them.
         own(state, to);
         self.publish_and_wait(state)?;
-        // The source has what was handed to it before, and lets go.
+        // The source processes the frames handed to it before, then releases the group.
         let Some(group) = source.ask(|reply| Command::Detach(mcst_id, reply))? else {
             own(state, from);
             self.publish_and_wait(state)?;
@@ -93,11 +93,11 @@ impl Shared {
         };
         let (answer, expected) = target.ask(|reply| Command::Attach(group, expected, reply))?;
         let Err((error, group)) = answer else {
-            target.ask(|reply| Command::Settle(true, reply))?;
+            target.ask(|reply| Command::Barrier(true, reply))?;
             return Ok(Moved { from, to });
         };
-        // It cannot be refused, as places were kept for it; were it, it would go on where it was, and what was held for it
-        // would end as what finds a ring full does.
+        // Memory was reserved, so attaching cannot fail. If it does, the group returns to the source and the
+        // held frames are dropped.
         own(state, from);
         let (_, expected) = source.ask(|reply| Command::Expect(expected, reply))?;
         self.publish_and_wait(state)?;

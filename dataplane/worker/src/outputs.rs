@@ -1,4 +1,4 @@
-//! A worker's side of all ports: where it receives, and what it has gathered for sending.
+//! A worker's ports: the receive sides and the batches gathered for sending.
 
 use castnet_engine::{Egress, PortSet};
 use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port};
@@ -6,38 +6,38 @@ use castnet_wire::{DropReason, Drops, Nanos, PortId};
 
 use crate::meter::{Meter, Part};
 
-/// One port as this worker has it open.
-pub(crate) struct Slot<M: Memory> {
+/// A port as this worker has opened it.
+pub(crate) struct PortSlot<M: Memory> {
     pub(crate) id: PortId,
     pub(crate) port: MemoryPort<M>,
-    /// Whether this worker receives from it.
+    /// True if this worker receives from the port.
     pub(crate) receives: bool,
-    /// Whether this worker tells control about its link.
-    pub(crate) watched: bool,
-    /// What control was last told about its link: whether there is one, and the MTU.
-    pub(crate) told: (bool, usize),
-    /// Its link's speed, as last seen.
+    /// True if this worker reports the link to control.
+    pub(crate) reports_link: bool,
+    /// Link state and MTU as last reported to control.
+    pub(crate) reported_link: (bool, usize),
+    /// Link speed as last read.
     pub(crate) speed_mbps: Option<u32>,
-    /// Frames that ended between this port and an engine.
+    /// Frames dropped between this port and an engine.
     pub(crate) drops: Drops,
     out: Batch<M::Buf>,
 }
 
 /// All ports of the switch, in the order of the configuration.
 pub(crate) struct Outputs<M: Memory> {
-    pub(crate) slots: Vec<Slot<M>>,
-    /// The place of each port among the slots; [`NOWHERE`] for those that the switch does not have.
-    places: [u8; PortId::COUNT],
-    /// Slots that have something to send: one bit each.
+    pub(crate) slots: Vec<PortSlot<M>>,
+    /// The slot index by port number. [`NO_SLOT`] for ports that the switch does not have.
+    slot_of_port: [u8; PortId::COUNT],
+    /// Slots with gathered frames, one bit each.
     waiting: u64,
-    /// Ports that send frames of several segments: one bit each, by number.
+    /// Ports that send frames of several segments, one bit each by port number.
     multi_segment: u64,
     memory: M,
-    /// Here, since ports send while the engine works.
+    /// The meter is here because ports send while the engine works.
     pub(crate) meter: Meter,
 }
 
-const NOWHERE: u8 = u8::MAX;
+const NO_SLOT: u8 = u8::MAX;
 
 impl<M: Memory> Outputs<M> {
     pub(crate) fn new(memory: M, meter: Meter) -> Self {
@@ -45,58 +45,58 @@ impl<M: Memory> Outputs<M> {
             memory,
             meter,
             slots: Vec::with_capacity(PortId::COUNT),
-            places: [NOWHERE; PortId::COUNT],
+            slot_of_port: [NO_SLOT; PortId::COUNT],
             waiting: 0,
             multi_segment: 0,
         }
     }
 
-    /// Adds a port. Of two with one number the later counts; configurations with such are refused before.
-    pub(crate) fn add(&mut self, id: PortId, port: MemoryPort<M>, receives: bool, watched: bool) {
-        self.places[id.index()] = self.slots.len() as u8;
+    /// Adds a port. Port numbers are unique; the configuration is checked before.
+    pub(crate) fn add(&mut self, id: PortId, port: MemoryPort<M>, receives: bool, reports_link: bool) {
+        self.slot_of_port[id.index()] = self.slots.len() as u8;
         self.multi_segment |= u64::from(port.multi_segment()) << id.index();
-        let (told, speed_mbps) = ((port.is_up(), port.mtu()), port.speed_mbps());
-        self.slots.push(Slot {
+        let (reported_link, speed_mbps) = ((port.is_up(), port.mtu()), port.speed_mbps());
+        self.slots.push(PortSlot {
             id,
             port,
             receives,
-            watched,
-            told,
+            reports_link,
+            reported_link,
             speed_mbps,
             drops: Drops::default(),
             out: Batch::new(),
         });
     }
 
-    /// Sends all that was gathered.
+    /// Sends all gathered frames.
     pub(crate) fn flush(&mut self) {
         while self.waiting != 0 {
-            let place = self.waiting.trailing_zeros();
+            let slot_index = self.waiting.trailing_zeros();
             self.waiting &= self.waiting - 1;
-            let slot = &mut self.slots[place as usize];
+            let slot = &mut self.slots[slot_index as usize];
             slot.port.send(&mut slot.out);
         }
     }
 
-    /// When a port has something to do by itself.
+    /// The next time at which a port must be polled.
     pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
         self.slots.iter().filter_map(|s| s.port.poll_timeout()).min()
     }
 
-    /// Whether a port has something: received frames, or what other workers want sent.
+    /// Returns true if a port has received frames, or frames of other workers to send.
     pub(crate) fn ready(&self) -> bool {
         self.slots.iter().any(|s| s.port.ready())
     }
 
-    /// Counts a frame that came in by `port` and ended before it reached an engine.
+    /// Counts a frame received by `port` and dropped before it reached an engine.
     pub(crate) fn count_drop(&mut self, port: PortId, reason: DropReason) {
         if let Some(slot) = self.slot(port) {
             slot.drops[reason] += 1;
         }
     }
 
-    fn slot(&mut self, port: PortId) -> Option<&mut Slot<M>> {
-        self.slots.get_mut(usize::from(self.places[port.index()]))
+    fn slot(&mut self, port: PortId) -> Option<&mut PortSlot<M>> {
+        self.slots.get_mut(usize::from(self.slot_of_port[port.index()]))
     }
 }
 
@@ -130,9 +130,9 @@ impl<M: Memory> Egress for Outputs<M> {
     }
 
     fn send(&mut self, port: PortId, frame: M::Buf) {
-        let place = self.places[port.index()];
-        // The engine knows the same ports as this table.
-        let Some(slot) = self.slots.get_mut(usize::from(place)) else {
+        let slot_index = self.slot_of_port[port.index()];
+        // The engine has the same ports as this table.
+        let Some(slot) = self.slots.get_mut(usize::from(slot_index)) else {
             return;
         };
         slot.out.push(frame);
@@ -140,12 +140,12 @@ impl<M: Memory> Egress for Outputs<M> {
             self.meter.lap(Part::Engine);
             slot.port.send(&mut slot.out);
             self.meter.lap(Part::Send);
-            self.waiting &= !(1 << place);
+            self.waiting &= !(1 << slot_index);
         } else {
-            self.waiting |= 1 << place;
+            self.waiting |= 1 << slot_index;
         }
     }
 }
 
-// The set of waiting slots is one word.
+// `waiting` is one word.
 const _: () = assert!(PortId::COUNT <= 64 && BATCH > 1 && PoolBuf::HEAD >= 128);

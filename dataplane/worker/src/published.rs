@@ -1,15 +1,15 @@
-//! What control publishes to all workers: whole snapshots, taken between two batches.
+//! Snapshots that control publishes to all workers. Workers load them between two batches.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use castnet_engine::Tables;
 
-/// One snapshot: the engine's tables, and how rings that are full are met.
+/// One snapshot: the engine's tables and the policy for full rings.
 #[derive(Debug)]
 pub(crate) struct Published {
     pub(crate) tables: Arc<Tables>,
-    /// Whether a frame that finds a ring full waits.
+    /// True if a frame is blocked, not dropped, when the ring to another worker is full.
     patient: bool,
 }
 
@@ -21,7 +21,7 @@ impl Published {
         }
     }
 
-    /// The same, under which a frame that finds the ring to another worker full waits, and is not dropped.
+    /// Sets whether a frame is blocked, not dropped, when the ring to another worker is full.
     pub(crate) fn patient(self, patient: bool) -> Self {
         Self { patient, ..self }
     }
@@ -34,7 +34,7 @@ impl Published {
         self.tables.generation()
     }
 
-    /// The worker of frames to `destination`: the group's, or worker 0.
+    /// The worker that processes frames to `destination`: the group's worker, or worker 0.
     pub(crate) fn owner(&self, destination: Option<Ipv4Addr>) -> usize {
         destination
             .and_then(|address| self.tables.owner(address))
@@ -49,7 +49,7 @@ mod tests {
     use castnet_wire::McstId;
 
     #[test]
-    fn whoever_has_no_group_goes_to_worker_0() {
+    fn frames_of_no_group_go_to_worker_0() {
         let group = |n| McstId(Ipv4Addr::new(10, 200, 0, n));
         let mut owners = Owners::default();
         for (n, worker) in [(9, 2), (1, 1), (5, 0)] {

@@ -1,4 +1,4 @@
-//! What a dataplane tells about itself.
+//! Reports and counters of a dataplane.
 
 use castnet_engine::{
     CollectiveCounters, ContextStatus, CountersSnapshot, EndpointSnapshot, ForwardingCounters,
@@ -15,55 +15,55 @@ counters! {
     pub struct WorkerCounters => copy_worker_counters {
         /// Iterations of its loop.
         polls,
-        /// Of these: those that found nothing to do.
+        /// Polls that found nothing to do.
         idle_polls,
-        /// Times that it went to sleep.
+        /// Times that the worker went to sleep.
         sleeps,
-        /// Frames that it received from its ports.
+        /// Frames received from the worker's ports.
         frames,
-        /// Frames that it handed over to other workers.
+        /// Frames handed over to other workers.
         handed_over,
-        /// Frames that others handed over to it.
+        /// Frames taken over from other workers.
         taken_over,
-        /// Frames of others that it dropped because there was no place in their worker's ring.
+        /// Frames dropped because the ring to their worker was full.
         hand_over_drops,
-        /// Commands that it carried out.
+        /// Commands executed.
         commands,
-        /// Groups that were moved here.
+        /// Groups moved to this worker.
         groups_in,
-        /// Groups that were moved away from here.
+        /// Groups moved away from this worker.
         groups_out,
-        /// Events, traces and captured frames that found no place inside the engine.
+        /// Events, traces and captured frames lost because a queue in the engine was full.
         lost,
     }
 }
 
-/// How a worker fares, since its start.
+/// Statistics of a worker since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerStats {
-    /// Its number.
+    /// Index of the worker.
     pub worker: usize,
-    /// The core that it is pinned to.
+    /// The core that the worker is pinned to.
     pub core: Option<usize>,
-    /// What it has done.
+    /// Counters of the worker.
     pub counters: WorkerCounters,
-    /// Time since the start.
+    /// Time since the worker's start.
     pub elapsed: Nanos,
-    /// Of this: in polls that found nothing, or asleep.
+    /// The part of `elapsed` spent in idle polls and asleep.
     pub idle: Nanos,
-    /// Batches by their size: how many had so many frames, from 0 (never counted) to a full one.
+    /// Received batches by size, from 0 (never counted) to a full batch.
     pub batch_sizes: [u64; BATCH + 1],
-    /// Groups that it has.
+    /// The number of the worker's groups.
     pub groups: usize,
     /// Bytes of state of these groups.
     pub group_memory_bytes: usize,
-    /// The generation of the tables that it uses.
+    /// Generation of the tables in use.
     pub generation: u64,
-    /// Its buffers.
+    /// Statistics of the worker's buffers.
     pub pool: PoolStats,
-    /// Clocks by what they went to, in a sample of the polls.
+    /// Clocks per part of the loop, sampled.
     pub clocks: Clocks,
-    /// Clocks per second.
+    /// Frequency of the clock.
     pub clock_hz: u64,
 }
 
@@ -90,12 +90,12 @@ impl WorkerStats {
         }
     }
 
-    /// Frames that it had in hand: those of its ports, and those of other workers.
+    /// Frames from the worker's ports and from other workers.
     pub fn handled(&self) -> u64 {
         self.counters.frames + self.counters.taken_over
     }
 
-    /// The share of time that it was idle, 0 to 1.
+    /// The idle share of the time, 0 to 1.
     pub fn idle_share(&self) -> f64 {
         if self.elapsed == Nanos::ZERO {
             0.0
@@ -104,7 +104,7 @@ impl WorkerStats {
         }
     }
 
-    /// Frames per batch that was received, on average.
+    /// The mean number of frames per received batch.
     pub fn batch_mean(&self) -> f64 {
         let batches: u64 = self.batch_sizes.iter().sum();
         if batches == 0 {
@@ -115,32 +115,34 @@ impl WorkerStats {
     }
 }
 
-/// Workers at most: what is handed over is told apart by bits of a word.
+/// The maximum number of workers. The hand-over keeps a set of workers in one 64-bit word.
 pub(crate) const WORKERS_MAX: usize = 64;
 
-/// Groups, and paths of all of them, in one report of a worker; further ones come in the next.
+/// The number of groups, and of paths of all of them, in one report. Further groups follow in the next
+/// report.
 const GROUPS_PER_REPORT: usize = 256;
 const PATHS_PER_REPORT: usize = 2048;
 
-/// What a worker says of one port.
+/// A worker's report of one port.
 #[derive(Debug)]
 pub(crate) struct PortNow {
-    /// What the port did.
+    /// Statistics of the worker's side of the port.
     pub(crate) stats: PortStats,
-    /// What ended between it and the engine.
+    /// Frames dropped between the port and the engine.
     pub(crate) drops: Drops,
-    /// Of the worker that watches the link: its speed, and how frames get to queues.
+    /// Link speed and steering mode, from the worker that reports the link.
     pub(crate) link: Option<(Option<u32>, Steering)>,
 }
 
-/// What one worker says in one go. Made by control with room for all.
+/// A worker's report. Control allocates it with its full capacity.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) at: Nanos,
     pub(crate) counters: CountersSnapshot,
-    /// In the order of the configuration.
+    /// The ports in the order of the configuration.
     pub(crate) ports: Vec<PortNow>,
-    /// How full its rings were: those of the ports in the same order, then those of the other workers in theirs.
+    /// Occupancy of the rings: those of the ports in the same order, then those from the other workers by
+    /// index.
     pub(crate) rings: Vec<Occupancy>,
     pub(crate) runtime: WorkerStats,
 }
@@ -160,52 +162,53 @@ impl Report {
 /// A ring that a worker takes frames from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ring {
-    /// The receive queues of a port that are this worker's.
+    /// This worker's receive queues at a port.
     Port {
-        /// Its number.
+        /// Number of the port.
         id: PortId,
-        /// Its name.
+        /// Name of the port.
         name: String,
     },
-    /// Frames that another worker hands over.
+    /// The ring of frames from another worker.
     Worker(usize),
 }
 
-/// How full a ring was.
+/// Occupancy of a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingReport {
-    /// Which one.
+    /// The ring.
     pub ring: Ring,
-    /// How full.
+    /// Its occupancy.
     pub occupancy: Occupancy,
 }
 
-/// How a worker fares, and its rings.
+/// Statistics of a worker and its rings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerReport {
-    /// The worker.
+    /// Statistics of the worker.
     pub stats: WorkerStats,
-    /// The rings that tell how full they are: ports, then other workers.
+    /// The rings that report their occupancy: first ports, then other workers.
     pub rings: Vec<RingReport>,
 }
 
-/// A port: what it is, what its queues did, and what the engines counted there.
+/// Report of a port: its description, its queues' statistics and the engines' counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortReport {
-    /// Its number.
+    /// Number of the port.
     pub id: PortId,
-    /// Its name in the switch.
+    /// Name of the port in the switch.
     pub name: String,
-    /// What it is; its link as last seen.
+    /// Description of the port, with its link as last read.
     pub link: PortLink,
-    /// What its queues did, those of all workers together. Its drops are frames that ended in the port.
+    /// Statistics of the queues of all workers. The drops are frames dropped in the port.
     pub stats: PortStats,
-    /// What the engines counted. Its drops are frames that came in here and ended in an engine or on the way there.
+    /// Counters of the engines. The drops are frames received here and dropped in an engine or on the way to
+    /// one.
     pub engine: PortCounters,
 }
 
 counters! {
-    /// What a port did: its queues and the engines in one.
+    /// Counters of a port: its queues and the engines combined.
     pub struct PortTotals => copy_port_totals {
         /// See [`PortStats`].
         rx_frames,
@@ -217,7 +220,7 @@ counters! {
         tx_bytes,
         /// See [`PortStats`].
         rx_missed,
-        /// Frames that the send queue had no room for.
+        /// Frames dropped because the send queue was full.
         tx_full,
         /// Frames that were dropped, for any reason.
         dropped,
@@ -225,7 +228,7 @@ counters! {
 }
 
 impl PortReport {
-    /// What it did, and the drops by reason.
+    /// Returns the combined counters and the drops by reason.
     pub fn totals(&self) -> (PortTotals, Drops) {
         let mut drops = self.engine.drops;
         drops.add(&self.stats.drops);
@@ -237,34 +240,35 @@ impl PortReport {
     }
 }
 
-/// A group's counters.
+/// Counters of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupReport {
-    /// Its name.
+    /// Name of the group.
     pub name: String,
-    /// Its address.
+    /// McstID of the group.
     pub mcst_id: McstId,
-    /// Which version of its rule runs.
+    /// Generation of the installed rule.
     pub generation: u64,
-    /// The worker that has it.
+    /// The worker that has the group.
     pub worker: usize,
-    /// What it has done.
+    /// Counters of the group and its endpoints.
     pub counters: KindReport,
 }
 
-/// What a group of one kind has done: its counters, and those of its endpoints in the order of its own rule.
+/// Counters of a group and of its endpoints, by the group's kind. Endpoints are in the order of the group's
+/// rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KindReport {
-    /// It multicasts.
+    /// A multicast group.
     Multicast(MulticastCounters, Vec<PathSnapshot>),
-    /// It computes.
+    /// A collective group.
     Translated(CollectiveCounters, Vec<EndpointSnapshot>),
-    /// It forwards.
+    /// A forwarding group.
     Forwarding(ForwardingCounters, Vec<ForwardingEndpoint>),
 }
 
 impl KindReport {
-    /// Of a group that multicasts: its counters and its paths.
+    /// Counters and paths of a multicast group, `None` for other kinds.
     pub fn multicast(&self) -> Option<(&MulticastCounters, &[PathSnapshot])> {
         match self {
             Self::Multicast(counters, paths) => Some((counters, paths)),
@@ -272,7 +276,7 @@ impl KindReport {
         }
     }
 
-    /// Of a group that computes: its counters and its endpoints.
+    /// Counters and endpoints of a collective group, `None` for other kinds.
     pub fn translated(&self) -> Option<(&CollectiveCounters, &[EndpointSnapshot])> {
         match self {
             Self::Translated(counters, endpoints) => Some((counters, endpoints)),
@@ -281,45 +285,46 @@ impl KindReport {
     }
 }
 
-/// A group with everything about it.
+/// An installed group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledGroup {
     /// The worker that has it.
     pub worker: usize,
-    /// Its rule as it was installed.
+    /// The rule as it was installed.
     pub rule: GroupRule,
-    /// How it fares. Its own rule has the endpoints in the order of their ports, or of the lowest ranks behind them.
+    /// Status of the group. The rule in it has the endpoints in the order of their ports, or of the lowest
+    /// ranks behind them.
     pub status: ContextStatus,
 }
 
-/// All counters.
+/// All counters of a switch.
 ///
-/// Each frame that the workers took from their ports has one end:
-/// `received = switched + routed + flooded + replicated + absorbed + dropped`. And what the engines sent, the ports
-/// sent or dropped: `sent = sum(tx_frames) + sum(tx drops)`, where no fault injector is between.
+/// Each received frame has exactly one outcome: `received = switched + routed + flooded + replicated +
+/// absorbed + dropped`. Each frame sent by an engine is sent or dropped by a port: `sent = sum(tx_frames) +
+/// sum(tx drops)`, unless a fault injector wraps the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
-    /// When, on the dataplane's clock.
+    /// Time of the snapshot on the dataplane's clock.
     pub at: Nanos,
-    /// Of all workers together; frames that ended on their way to another worker are received and dropped.
+    /// Totals of all workers. Frames dropped on the way to another worker count as received and dropped.
     pub totals: Totals,
-    /// Frames that ended anywhere in the switch, ports included.
+    /// Frames dropped anywhere in the switch, including the ports.
     pub drops: Drops,
     /// The ports, in the order of the configuration.
     pub ports: Vec<PortReport>,
-    /// The groups, in the order of their addresses.
+    /// The groups, in the order of their McstIDs.
     pub groups: Vec<GroupReport>,
     /// The workers.
     pub workers: Vec<WorkerStats>,
 }
 
 impl Counters {
-    /// The group of this address.
+    /// The group with this McstID.
     pub fn group(&self, mcst_id: McstId) -> Option<&GroupReport> {
         self.groups.iter().find(|g| g.mcst_id == mcst_id)
     }
 
-    /// The port of this number.
+    /// The port with this number.
     pub fn port(&self, id: PortId) -> Option<&PortReport> {
         self.ports.iter().find(|p| p.id == id)
     }

@@ -1,5 +1,5 @@
-//! Next hops whose Ethernet address a rule leaves open: the switch finds it when the group is installed, and keeps it for as long
-//! as this generation of the rule runs.
+//! Resolves next hops whose Ethernet address a rule leaves open. The switch resolves them when the group is
+//! installed and keeps the addresses while this generation of the rule runs.
 
 use std::borrow::Cow;
 use std::net::Ipv4Addr;
@@ -9,12 +9,13 @@ use castnet_rules::{Endpoint, GroupRule};
 use castnet_wire::{MacAddr, PortId};
 
 use crate::command::Command;
-use crate::control::{Shared, State};
+use crate::control::{SharedControl, State};
 use crate::error::Stopped;
 
-impl Shared {
-    /// The rule with the Ethernet addresses of its next hops, as far as they are known: from the same generation of the rule where
-    /// it runs, else from the route with the longest prefix, else from ARP. An operator's routes go before what hosts say.
+impl SharedControl {
+    /// Fills in the Ethernet addresses of the rule's next hops as far as they are known. The sources, in
+    /// order, are the running rule of the same generation, the route with the longest prefix, and ARP. Routes
+    /// come before ARP because operators configure them and hosts do not.
     pub(crate) fn resolve<'r>(
         &self,
         state: &State,
@@ -34,18 +35,18 @@ impl Shared {
             Some(running?.endpoints.iter().find(same)?.next_hop.mac())
         };
         let mut resolved = rule.clone();
-        // Asked for once, and only where nothing else is known.
+        // Read at most once, and only if nothing else knows the address.
         let mut neighbours: Option<Vec<Neighbour>> = None;
         for endpoint in resolved.endpoints.iter_mut().filter(|e| is_open(e)) {
             let Some(ip) = endpoint.next_hop.ip() else {
                 continue;
             };
-            let mut mac = kept(endpoint).or_else(|| state.routed(ip, endpoint.port));
+            let mut mac = kept(endpoint).or_else(|| state.next_hop_mac(ip, endpoint.port));
             if mac.is_none() {
                 if neighbours.is_none() {
                     neighbours = Some(self.neighbours()?);
                 }
-                mac = seen(neighbours.as_deref().unwrap_or_default(), ip, endpoint.port);
+                mac = learned_mac(neighbours.as_deref().unwrap_or_default(), ip, endpoint.port);
             }
             if let Some(mac) = mac {
                 endpoint.next_hop.set_mac(mac);
@@ -54,16 +55,16 @@ impl Shared {
         Ok(Cow::Owned(resolved))
     }
 
-    /// Who is on the links.
+    /// The neighbours on the links, as worker 0 has learned them.
     pub(crate) fn neighbours(&self) -> Result<Vec<Neighbour>, Stopped> {
-        let room = Vec::with_capacity(self.config.engine.neighbours_max + PortId::COUNT);
+        let entries = Vec::with_capacity(self.config.engine.neighbours_max + PortId::COUNT);
         let worker = self.workers.first().ok_or(Stopped)?;
-        worker.ask(|reply| Command::Neighbours(room, reply))
+        worker.ask(|reply| Command::Neighbours(entries, reply))
     }
 }
 
-/// The Ethernet address that ARP has shown for `ip` at a port.
-fn seen(neighbours: &[Neighbour], ip: Ipv4Addr, port: PortId) -> Option<MacAddr> {
+/// The Ethernet address that ARP has learned for `ip` at `port`.
+fn learned_mac(neighbours: &[Neighbour], ip: Ipv4Addr, port: PortId) -> Option<MacAddr> {
     neighbours.iter().find_map(|neighbour| match neighbour.said {
         Said::Arp { ip: of, mac } if of == ip && neighbour.port == port => Some(mac),
         _ => None,

@@ -1,4 +1,4 @@
-//! Rules of devices that lead each group's frames to the queue of its worker, as far as devices can have such.
+//! Flow steering: rules in the devices that direct each group's frames to the receive queue of its worker.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -9,47 +9,48 @@ use parking_lot::Mutex;
 
 use crate::worker::rank;
 
-/// The rules of all ports, in the order of the configuration. Only control has them: a device may take its time.
+/// The flow tables of all ports, in the order of the configuration. Only control uses them, because device
+/// calls can be slow.
 pub(crate) struct FlowTables {
     tables: Vec<Option<Arc<dyn FlowTable>>>,
     workers: usize,
-    /// What came of them the last time.
-    came: Mutex<Vec<Option<Steered>>>,
+    /// The last result per port.
+    results: Mutex<Vec<Option<Steered>>>,
 }
 
 impl FlowTables {
     pub(crate) fn new(tables: Vec<Option<Arc<dyn FlowTable>>>, workers: usize) -> Self {
-        let came = Mutex::new(vec![None; tables.len()]);
+        let results = Mutex::new(vec![None; tables.len()]);
         Self {
             tables,
             workers,
-            came,
+            results,
         }
     }
 
-    /// Makes the rules those of these groups, each with its worker, in the order of their addresses. Returns the places of
-    /// ports whose device refuses what it did not refuse before.
+    /// Replaces the steering rules by those of `groups`, given as group and worker in the order of the
+    /// McstIDs. Returns the indexes of the ports whose device refuses rules now and refused none before.
     pub(crate) fn steer(&self, groups: impl Iterator<Item = (McstId, usize)> + Clone) -> Vec<usize> {
         let mut newly_refused = Vec::new();
-        let mut came = self.came.lock();
-        for (place, (table, came)) in self.tables.iter().zip(came.iter_mut()).enumerate() {
+        let mut results = self.results.lock();
+        for (port_index, (table, result)) in self.tables.iter().zip(results.iter_mut()).enumerate() {
             let Some(table) = table else { continue };
             let wanted: Vec<(Ipv4Addr, usize)> = groups
                 .clone()
-                .map(|(mcst_id, worker)| (mcst_id.0, rank(worker, place, self.workers)))
+                .map(|(mcst_id, worker)| (mcst_id.0, rank(worker, port_index, self.workers)))
                 .collect();
             let steered = table.steer(&wanted);
-            if steered.refused > 0 && came.as_ref().is_none_or(|before| before.refused == 0) {
-                newly_refused.push(place);
+            if steered.refused > 0 && result.as_ref().is_none_or(|before| before.refused == 0) {
+                newly_refused.push(port_index);
             }
-            *came = Some(steered);
+            *result = Some(steered);
         }
         newly_refused
     }
 
-    /// What came of the rules of the port at `place`; `None` where its device has none.
-    pub(crate) fn came(&self, place: usize) -> Option<Steered> {
-        self.came.lock().get(place).cloned().flatten()
+    /// The last result of the port at `port_index`. Returns `None` if its device has no flow table.
+    pub(crate) fn result(&self, port_index: usize) -> Option<Steered> {
+        self.results.lock().get(port_index).cloned().flatten()
     }
 }
 
@@ -57,7 +58,7 @@ impl FlowTables {
 mod tests {
     use super::*;
 
-    /// A device with as many queues as are not taken by others.
+    /// A device that accepts one rule and refuses the others.
     #[derive(Default)]
     struct Device(Mutex<Vec<(Ipv4Addr, usize)>>);
 
@@ -82,15 +83,15 @@ mod tests {
         ];
         let tables = FlowTables::new(tables.into(), 3);
         let group = |n| McstId(Ipv4Addr::new(10, 200, 0, n));
-        assert_eq!(tables.came(0), None);
+        assert_eq!(tables.result(0), None);
         let groups = [(group(1), 0), (group(2), 1), (group(3), 2)];
-        // Both refuse, and say so once.
+        // Both devices refuse; this is reported only once.
         assert_eq!(tables.steer(groups.into_iter()), [0, 2]);
         assert_eq!(tables.steer(groups.into_iter()), []);
         let queues = |n: usize| devices[n].0.lock().iter().map(|w| w.1).collect::<Vec<_>>();
-        // Port 0 is worker 0's, port 2 is worker 2's, whose queue there is the first.
+        // Port 0 belongs to worker 0, port 2 to worker 2, whose queue there has index 0.
         assert_eq!((queues(0), queues(1)), (vec![0, 1, 2], vec![1, 2, 0]));
-        assert_eq!(tables.came(2).map(|s| (s.rules, s.refused)), Some((1, 2)));
-        assert_eq!((tables.came(1), tables.came(7)), (None, None));
+        assert_eq!(tables.result(2).map(|s| (s.rules, s.refused)), Some((1, 2)));
+        assert_eq!((tables.result(1), tables.result(7)), (None, None));
     }
 }

@@ -1,20 +1,20 @@
-//! The counters of a switch out of those of its workers.
+//! Sums the workers' reports into the counters of the switch.
 
 use castnet_engine::{KindSnapshot, PortCounters, Totals};
 use castnet_port::PortStats;
 use castnet_wire::{CounterSet, Drops, Nanos};
 
-use crate::control::Shared;
+use crate::control::SharedControl;
 use crate::report::{Counters, GroupReport, KindReport, PortReport, Report};
 
-/// Adds up what the workers report.
+/// Sum of the workers' reports.
 pub(crate) struct Sum<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedControl,
     counters: Counters,
 }
 
 impl<'a> Sum<'a> {
-    pub(crate) fn new(shared: &'a Shared) -> Self {
+    pub(crate) fn new(shared: &'a SharedControl) -> Self {
         let infos = shared.infos_now();
         let ports = infos.into_iter().zip(&shared.links).map(|(info, link)| {
             let mut link = link.clone();

@@ -1,4 +1,4 @@
-//! Watching frames as they pass: live traces and captures.
+//! Streams of live traces and captured frames.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,23 +8,23 @@ use castnet_engine::TapId;
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 
 use crate::command::Command;
-use crate::control::Shared;
+use crate::control::SharedControl;
 
-/// What was watched, in the order of each worker. Ends after as many as were asked for, or when the dataplane stops;
-/// dropping it ends the watching.
+/// A stream of traces or captured frames, in order per worker. It ends after the requested number of items or
+/// when the dataplane stops. Dropping it cancels the subscription.
 pub struct TapStream<T> {
     pub(crate) from: Receiver<T>,
     pub(crate) left: u64,
     pub(crate) lost: Arc<AtomicU64>,
-    /// Ends it when it is dropped.
+    /// Cancels the subscription when it is dropped.
     pub(crate) _guard: TapGuard,
 }
 
 impl<T> TapStream<T> {
-    /// The next one, waiting for it for `timeout` at most.
+    /// Returns the next item. Waits for at most `timeout`.
     ///
     /// # Errors
-    /// `Timeout`, or `Disconnected` at the end.
+    /// `Timeout`, or `Disconnected` at the end of the stream.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<T, RecvTimeoutError> {
         if self.left == 0 {
             return Err(RecvTimeoutError::Disconnected);
@@ -34,12 +34,12 @@ impl<T> TapStream<T> {
         Ok(item)
     }
 
-    /// How many were lost because too many waited here or at a worker.
+    /// The number of items lost because a queue was full.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// How many wait here.
+    /// The number of items ready to be read.
     pub fn waiting(&self) -> usize {
         self.from.len()
     }
@@ -53,15 +53,15 @@ impl<T> std::fmt::Debug for TapStream<T> {
     }
 }
 
-/// Holds a subscriber's number, and gives it back.
+/// Reserves a tap id until it is dropped.
 pub(crate) struct TapGuard {
-    shared: Arc<Shared>,
+    shared: Arc<SharedControl>,
     pub(crate) id: TapId,
 }
 
 impl TapGuard {
-    /// Takes a number, where one is free.
-    pub(crate) fn take(shared: &Arc<Shared>) -> Option<Self> {
+    /// Reserves a free tap id. Returns `None` if all are in use.
+    pub(crate) fn take(shared: &Arc<SharedControl>) -> Option<Self> {
         let id = TapId::all().find(|id| {
             let bit = 1 << id.index();
             shared.taps.fetch_or(bit, Ordering::AcqRel) & bit == 0

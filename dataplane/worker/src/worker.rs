@@ -1,4 +1,4 @@
-//! A worker's thread: set-up, the loop over its rounds, the end.
+//! The thread of one worker: setup, main loop and shutdown.
 
 use std::hint;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,54 +19,54 @@ use crate::command::{Command, Subscriber};
 use crate::config::{DataplaneConfig, Idle};
 use crate::control::Clock;
 use crate::error::StartError;
-use crate::hold::Moving;
-use crate::keeper::Note;
+use crate::hold::MoveState;
+use crate::housekeeping::Note;
 use crate::meter::{Meter, Occupancy};
 use crate::outputs::Outputs;
 use crate::published::Published;
 use crate::report::WorkerStats;
 
-/// How often a worker looks after the links of its ports.
+/// Interval at which a worker checks the links of its ports.
 pub(crate) const LINK_INTERVAL: Nanos = Nanos::from_millis(50);
-/// How long a worker that ends waits for frames that its ports hold back.
-const LINGER: Nanos = Nanos::from_secs(1);
+/// Longest time that an ending worker waits for its ports to send their queued frames.
+const DRAIN_MAX: Nanos = Nanos::from_secs(1);
 
-/// Frames on their way from one worker to another, with the port they came in by.
+/// The ring for frames from one worker to another, each with its ingress port.
 pub(crate) type Ring<M> = Arc<<M as Memory>::HandOver>;
 
-/// What a worker's thread is born with.
-pub(crate) struct Setup<M: Memory> {
+/// Everything that a worker's thread needs to start.
+pub(crate) struct WorkerSetup<M: Memory> {
     pub(crate) index: usize,
     pub(crate) config: Arc<DataplaneConfig>,
     pub(crate) clock: Clock,
     pub(crate) published: Arc<ArcSwap<Published>>,
-    /// The generation in use, for control.
-    pub(crate) seen: Arc<AtomicU64>,
-    /// By worker; this one's own place is never used.
+    /// The generation of the tables in use. Control reads it.
+    pub(crate) generation_in_use: Arc<AtomicU64>,
+    /// Rings by worker. The entry at this worker's engine_config index is unused.
     pub(crate) inbound: Vec<Ring<M>>,
     pub(crate) outbound: Vec<Ring<M>>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
     pub(crate) events_lost: Arc<AtomicU64>,
-    pub(crate) opened: Sender<Result<Opened, StartError>>,
+    pub(crate) opened: Sender<Result<OpenedWorker, StartError>>,
 }
 
-/// Makes the memory of one worker, on that worker's thread.
+/// Function that creates the memory of one worker, called on that worker's thread.
 pub(crate) type MakeMemory<M> = dyn Fn(usize) -> Result<M, OpenError> + Send + Sync;
 
-/// What a worker tells when it is ready.
-pub(crate) struct Opened {
-    /// Gone when the worker is.
-    pub(crate) life: Weak<()>,
+/// Reply of a worker that is ready to run.
+pub(crate) struct OpenedWorker {
+    /// Expires when the worker ends.
+    pub(crate) alive: Weak<()>,
     pub(crate) waker: Waker,
     /// In the order of the configuration.
     pub(crate) links: Vec<PortLink>,
-    /// Of each port, where its device can have rules.
+    /// The flow table of each port, if its device has one.
     pub(crate) flow_tables: Vec<Option<Arc<dyn FlowTable>>>,
 }
 
-/// The thread.
-pub(crate) fn run<M: Memory>(setup: Setup<M>, make: &MakeMemory<M>) {
+/// Main function of a worker's thread.
+pub(crate) fn run<M: Memory>(setup: WorkerSetup<M>, make: &MakeMemory<M>) {
     let opened = setup.opened.clone();
     match Worker::open(setup, make) {
         Ok((mut worker, ready)) => {
@@ -88,47 +88,47 @@ pub(crate) struct Worker<M: Memory> {
     pub(crate) outputs: Outputs<M>,
     pub(crate) memory: M,
     pub(crate) published: Cache<Arc<ArcSwap<Published>>, Arc<Published>>,
-    pub(crate) seen: Arc<AtomicU64>,
+    pub(crate) generation_in_use: Arc<AtomicU64>,
     pub(crate) inbound: Vec<Ring<M>>,
     pub(crate) outbound: Vec<Ring<M>>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
     pub(crate) events_lost: Arc<AtomicU64>,
-    /// Those who want live traces or captured frames.
+    /// Subscribers to live traces or captures.
     pub(crate) subscribers: Vec<Subscriber>,
-    /// Frames just received, and those of them that stay here.
+    /// Frames just received, and those of them that this worker processes itself.
     pub(crate) batch: Batch<M::Buf>,
-    pub(crate) mine: Batch<M::Buf>,
+    pub(crate) own_frames: Batch<M::Buf>,
     pub(crate) receiving: bool,
-    pub(crate) moving: Moving<M::Buf>,
+    pub(crate) moving: MoveState<M::Buf>,
     pub(crate) stats: WorkerStats,
-    /// How full the rings are: those of the ports in the order of the slots, then the inbound ones.
+    /// Occupancy of the rings: first the ports' in slot order, then the inbound ones.
     pub(crate) rings: Vec<Occupancy>,
-    pub(crate) links_at: Nanos,
-    _life: Arc<()>,
+    pub(crate) next_link_check: Nanos,
+    _alive: Arc<()>,
     sleeper: Sleeper,
     started: Nanos,
-    /// Rounds in a row that found nothing.
-    empty: u32,
+    /// The number of consecutive idle iterations.
+    idle_polls: u32,
 }
 
-/// What a round came to.
+/// Result of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Round {
+pub(crate) enum Iteration {
     Busy,
     Empty,
-    /// The last one.
+    /// The worker must end.
     End,
 }
 
 impl<M: Memory> Worker<M> {
-    fn open(setup: Setup<M>, make: &MakeMemory<M>) -> Result<(Self, Opened), StartError> {
-        let Setup {
+    fn open(setup: WorkerSetup<M>, make: &MakeMemory<M>) -> Result<(Self, OpenedWorker), StartError> {
+        let WorkerSetup {
             index,
             config,
             clock,
             published,
-            seen,
+            generation_in_use,
             inbound,
             outbound,
             commands,
@@ -147,8 +147,8 @@ impl<M: Memory> Worker<M> {
         let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
         let mut outputs = Outputs::new(memory.clone(), Meter::new(clock.clone()));
         let (mut links, mut flow_tables) = (Vec::new(), Vec::new());
-        for (place, port) in config.ports.iter().enumerate() {
-            let rank = rank(index, place, config.workers.len());
+        for (port_index, port) in config.ports.iter().enumerate() {
+            let rank = rank(index, port_index, config.workers.len());
             let receives = rank < port.spec.receivers();
             let sides = if receives { Sides::Both } else { Sides::Send };
             let failed = |source| StartError::Port {
@@ -166,10 +166,10 @@ impl<M: Memory> Worker<M> {
             debug_assert!(from < config.workers.len());
             ring.attach(&mut sleeper).map_err(StartError::Thread)?;
         }
-        let engine = engine(&config, index, &links)?;
-        let life = Arc::new(());
-        let ready = Opened {
-            life: Arc::downgrade(&life),
+        let engine = create_engine(&config, index, &links)?;
+        let alive = Arc::new(());
+        let ready = OpenedWorker {
+            alive: Arc::downgrade(&alive),
             waker: sleeper.waker(),
             links,
             flow_tables,
@@ -184,7 +184,7 @@ impl<M: Memory> Worker<M> {
             outputs,
             memory,
             published: Cache::new(published),
-            seen,
+            generation_in_use,
             inbound,
             outbound,
             commands,
@@ -192,25 +192,25 @@ impl<M: Memory> Worker<M> {
             events_lost,
             subscribers: Vec::with_capacity(TAPS_MAX),
             batch: Batch::new(),
-            mine: Batch::new(),
+            own_frames: Batch::new(),
             receiving: true,
-            moving: Moving::new(&config),
+            moving: MoveState::new(&config),
             stats,
-            links_at: Nanos::ZERO,
-            _life: life,
+            next_link_check: Nanos::ZERO,
+            _alive: alive,
             sleeper,
             started: Nanos::ZERO,
-            empty: 0,
+            idle_polls: 0,
             config,
         };
         Ok((worker, ready))
     }
 
-    /// Waits until all workers are there, then goes from round to round.
+    /// Waits for the start command, then runs the main loop.
     fn run(&mut self) {
         match self.commands.recv() {
             Ok(Command::Go) => {}
-            // Another worker could not open its ports: nothing has begun.
+            // Another worker could not open its ports.
             _ => return,
         }
         self.started = self.clock.now();
@@ -224,23 +224,23 @@ impl<M: Memory> Worker<M> {
             }
             last = now;
             self.stats.counters.polls += 1;
-            match self.round(now) {
-                Round::Busy => {
+            match self.iterate(now) {
+                Iteration::Busy => {
                     idle = false;
-                    self.empty = 0;
+                    self.idle_polls = 0;
                 }
-                Round::Empty => {
+                Iteration::Empty => {
                     idle = true;
                     self.stats.counters.idle_polls += 1;
-                    self.rest(now);
+                    self.wait(now);
                 }
-                Round::End => return,
+                Iteration::End => return,
             }
         }
     }
 
-    /// What is done when there is nothing to do.
-    fn rest(&mut self, now: Nanos) {
+    /// Spins, yields or sleeps after an idle iteration, as configured.
+    fn wait(&mut self, now: Nanos) {
         let idle = self
             .config
             .workers
@@ -251,10 +251,10 @@ impl<M: Memory> Worker<M> {
             hint::spin_loop();
             return;
         };
-        self.empty = self.empty.saturating_add(1);
-        if self.empty <= spins {
+        self.idle_polls = self.idle_polls.saturating_add(1);
+        if self.idle_polls <= spins {
             hint::spin_loop();
-        } else if self.empty <= spins.saturating_add(yields) {
+        } else if self.idle_polls <= spins.saturating_add(yields) {
             thread::yield_now();
         } else {
             self.sleep(now, sleep);
@@ -265,7 +265,7 @@ impl<M: Memory> Worker<M> {
         let timers = [
             self.engine.poll_timeout(),
             self.outputs.poll_timeout(),
-            Some(self.links_at),
+            Some(self.next_link_check),
         ];
         let due = timers.into_iter().flatten().min().unwrap_or(Nanos::MAX);
         let timeout = Duration::from_nanos(due.since(now).0).min(longest);
@@ -273,12 +273,12 @@ impl<M: Memory> Worker<M> {
             return;
         }
         if !self.moving.is_idle() {
-            // What a group's move waits for wakes nobody.
+            // The conditions that a move waits for do not wake the worker.
             thread::yield_now();
             return;
         }
         if self.receiving && self.outputs.ready() {
-            // A port that can only be polled says so always: then others may have the core, but nobody sleeps.
+            // A port that can only be polled is always ready. Yield the core, but do not sleep.
             thread::yield_now();
             return;
         }
@@ -289,19 +289,20 @@ impl<M: Memory> Worker<M> {
             inbound,
             commands,
             published,
-            seen,
+            generation_in_use,
             receiving,
             ..
         } = self;
         sleeper.sleep(timeout, || {
             !commands.is_empty()
-                || published.load().generation() != seen.load(Ordering::Relaxed)
+                || published.load().generation() != generation_in_use.load(Ordering::Relaxed)
                 || (*receiving && outputs.ready())
                 || inbound.iter().any(|ring| !ring.is_empty())
         });
     }
 
-    /// No worker receives any more: takes what is still on its way here, and sends what is still held.
+    /// Called when no worker receives any more. Processes the frames in the inbound rings and sends
+    /// everything that the ports still hold.
     pub(crate) fn drain(&mut self) {
         let start = self.clock.now();
         loop {
@@ -312,7 +313,7 @@ impl<M: Memory> Worker<M> {
             }
             self.outputs.flush();
             let held: usize = self.outputs.slots.iter().map(|s| s.port.pending()).sum();
-            if taken == 0 && (held == 0 || now.since(start) > LINGER) {
+            if taken == 0 && (held == 0 || now.since(start) > DRAIN_MAX) {
                 return;
             }
             if taken == 0 {
@@ -322,32 +323,32 @@ impl<M: Memory> Worker<M> {
     }
 }
 
-/// The place of a worker among those that use a port: 0 for the one whose turn the port is, and which receives from it.
-/// Where a port has several receive queues, the next ones receive as well.
-pub(crate) fn rank(worker: usize, place: usize, workers: usize) -> usize {
-    (worker + workers - place % workers) % workers
+/// The index of a worker among those that use a port. Index 0 is the worker to which the port is assigned. A
+/// worker receives from the port if its index is below the number of receive queues.
+pub(crate) fn rank(worker: usize, port_index: usize, workers: usize) -> usize {
+    (worker + workers - port_index % workers) % workers
 }
 
-/// What all engines run with.
+/// The configuration that all engines share.
 pub(crate) fn engine_config(config: &DataplaneConfig, links: &[PortLink]) -> EngineConfig {
-    let mut own = config.engine.clone();
-    own.ports = port_infos(config, links);
-    if own.mac == MacAddr::default() {
-        own.mac = own.ports.first().map(|p| p.mac).unwrap_or_default();
+    let mut engine_config = config.engine.clone();
+    engine_config.ports = port_infos(config, links);
+    if engine_config.mac == MacAddr::default() {
+        engine_config.mac = engine_config.ports.first().map(|p| p.mac).unwrap_or_default();
     }
-    own
+    engine_config
 }
 
-/// The engine of one worker. Only worker 0 speaks LLDP, as only it hears it.
-fn engine(config: &DataplaneConfig, index: usize, links: &[PortLink]) -> Result<Engine, StartError> {
-    let mut own = engine_config(config, links);
+/// Creates the engine of one worker. Only worker 0 sends LLDP, because only worker 0 receives it.
+fn create_engine(config: &DataplaneConfig, index: usize, links: &[PortLink]) -> Result<Engine, StartError> {
+    let mut engine_config = engine_config(config, links);
     if index != 0 {
-        own.lldp_interval = None;
+        engine_config.lldp_interval = None;
     }
-    Engine::new(own).map_err(StartError::Config)
+    Engine::new(engine_config).map_err(StartError::Config)
 }
 
-/// The ports as engines see them.
+/// Describes the ports for the engine.
 pub(crate) fn port_infos(config: &DataplaneConfig, links: &[PortLink]) -> Vec<PortInfo> {
     let ports = config.ports.iter().zip(links);
     ports

@@ -1,5 +1,5 @@
-//! In steady state a worker's loop allocates nothing (contract S2): not for frames, not for hand-over, not for sleeping,
-//! not for commands that only read.
+//! In steady state a worker's loop does not allocate (contract S2): not for frames, hand-over, sleeping, or
+//! commands that only read.
 #![allow(unsafe_code)]
 
 #[path = "worker/common/mod.rs"]
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::*;
 
 thread_local! {
-    /// Whether this is the test's own thread, whose allocations do not count.
+    /// True on the test's own thread, whose allocations are not counted.
     static OURS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn round(h: &mut [Host], psn: u32) {
+fn iteration(h: &mut [Host], psn: u32) {
     for n in 0..2 {
         let source = n * 3;
         h[source].send(&[
@@ -49,20 +49,20 @@ fn round(h: &mut [Host], psn: u32) {
             assert_eq!(h[receiver].receive(1).len(), 1);
             h[receiver].send_one(ack(n, receiver, psn));
         }
-        // The plain frame of before, at the other source, and the ACK here.
+        // The plain frame sent before arrives at the other source, and the ACK here.
         h[3 - source].receive(1);
         h[source].receive(1);
     }
 }
 
 #[test]
-fn a_round_allocates_nothing() {
+fn an_iteration_allocates_nothing() {
     OURS.set(true);
     for workers in [1, 2] {
         let lab = Lab::new(4, workers);
         let mut h = lab.hosts();
         for n in [0, 3] {
-            // Both are known before it counts.
+            // Both hosts are learned before allocations are counted.
             h[n].send_one(plain(host_mac(n), castnet_wire::MacAddr::BROADCAST, 0, 60));
             for other in (0..4).filter(|other| *other != n) {
                 h[other].receive(1);
@@ -70,11 +70,11 @@ fn a_round_allocates_nothing() {
         }
         lab.install(&rule(0, &[0, 1, 2]));
         lab.install(&rule(1, &[3, 1, 2]));
-        (0..50).for_each(|psn| round(&mut h, psn));
+        (0..50).for_each(|psn| iteration(&mut h, psn));
         let before = ELSEWHERE.load(Ordering::Relaxed);
         assert!(before > 0, "set-up allocates, and that is counted");
         for psn in 50..500_u32 {
-            // Groups that move take no memory on the way, and neither does what is held for them.
+            // Moving groups and holding their frames allocates nothing.
             if psn.is_multiple_of(10) && workers > 1 {
                 for n in 0..2 {
                     lab.dataplane
@@ -82,7 +82,7 @@ fn a_round_allocates_nothing() {
                         .ok();
                 }
             }
-            round(&mut h, psn);
+            iteration(&mut h, psn);
         }
         lab.dataplane.counters().unwrap();
         let after = ELSEWHERE.load(Ordering::Relaxed);

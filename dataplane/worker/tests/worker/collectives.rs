@@ -1,4 +1,5 @@
-//! A collective group on a real dataplane over memory links: contributions in, sums out, and what control sees of it.
+//! A collective group on a dataplane over memory links: contributions, sums, and the counters that control
+//! reads.
 
 use crate::common::*;
 use castnet_rules::{GroupRule, HostEndpoint, RankPart, TranslatedRule};
@@ -84,12 +85,12 @@ fn control(rank: usize, group: usize, elements: u64) -> Vec<u8> {
     frame(rank, group, 0, Some(Control::IMMEDIATE), &bytes)
 }
 
-/// On either worker; frames come in on the ports of both.
+/// The groups are on both workers, and frames arrive on the ports of both.
 #[test]
-fn contributions_of_all_ranks_come_back_as_their_sum() {
+fn contributions_of_all_ranks_are_summed() {
     for workers in [1, 2] {
         let lab = Lab::with(RANKS, workers, |config| config.engine.lldp_interval = None);
-        // The first group goes to worker 0, the second to the next.
+        // The first group is placed on worker 0, the second on the next worker.
         for n in 1..=workers {
             let installed = lab.dataplane.install(&sums(n)).unwrap();
             assert_eq!(installed, Installed::New { worker: n - 1 });
@@ -146,7 +147,7 @@ fn contributions_of_all_ranks_come_back_as_their_sum() {
 }
 
 #[test]
-fn slots_are_counted_refused_and_given_back() {
+fn slots_are_counted_refused_and_freed() {
     let need = sums(1).reserved_bytes() as usize;
     let lab = Lab::with(RANKS, 1, |config| config.engine.memory_bytes_max = 2 * need);
     lab.dataplane.install(&sums(1)).unwrap();
@@ -184,7 +185,7 @@ fn slots_are_counted_refused_and_given_back() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_of() {
+fn ranks_that_disagree_raise_an_event() {
     let lab = Lab::with(RANKS, 1, |config| config.engine.lldp_interval = None);
     lab.dataplane.install(&sums(1)).unwrap();
     let events = lab.dataplane.events();
@@ -192,7 +193,7 @@ fn ranks_that_disagree_are_told_of() {
     for (rank, host) in hosts.iter_mut().enumerate() {
         host.send_one(control(rank, 1, 256 - rank as u64 / 2));
     }
-    let told = loop {
+    let event = loop {
         let event = events.recv_timeout(PATIENCE).expect("an event");
         if let SwitchEventKind::Engine(EventKind::CollectiveConflict {
             mcst_id,
@@ -204,6 +205,6 @@ fn ranks_that_disagree_are_told_of() {
             break (mcst_id, control.verdict);
         }
     };
-    assert_eq!(told.0, mcst(1));
-    assert!(matches!(told.1, Verdict::Conflict { .. }));
+    assert_eq!(event.0, mcst(1));
+    assert!(matches!(event.1, Verdict::Conflict { .. }));
 }

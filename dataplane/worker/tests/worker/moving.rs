@@ -1,5 +1,5 @@
-//! Groups that change workers while their frames flow: none is lost, none comes twice, each connection's stay in order,
-//! and what comes out is, byte for byte, what comes out of a switch where nothing moves.
+//! Groups that move between workers under load. No frame is lost or duplicated, the frames of each connection
+//! stay in order, and the output is byte for byte that of a switch without moves.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,7 +19,7 @@ use castnet_worker::{
     Balance, Counters, Idle, Installed, MoveCause, MoveError, Moved, SwitchEventKind, WorkerConfig,
 };
 
-/// A number generator whose seed is printed where a test fails.
+/// A random number generator whose seed is printed when a test fails.
 struct Numbers(u64);
 
 impl Numbers {
@@ -32,7 +32,7 @@ impl Numbers {
     }
 }
 
-/// What came to one host for one group, in order: of data, and of feedback.
+/// The sequence of frames received by one host for one group, split into data and feedback.
 type Seen = BTreeMap<(usize, usize, bool), Vec<u64>>;
 
 fn note(seen: &mut Seen, host: usize, group: usize, feedback: bool, frame: &[u8]) {
@@ -44,9 +44,9 @@ fn note(seen: &mut Seen, host: usize, group: usize, feedback: bool, frame: &[u8]
 }
 
 const HOSTS: usize = 4;
-/// Multicast groups 0 to 3, of which host `n` is the source of group `n`.
+/// Multicast groups 0 to 3. Host `n` is the source of group `n`.
 const CASTS: usize = 4;
-/// Collective groups 10 and 11, of hosts 0 to 2.
+/// Collective groups 10 and 11 of hosts 0 to 2.
 const SUMS: std::ops::Range<usize> = 10..12;
 const RANKS: usize = 3;
 
@@ -68,7 +68,7 @@ fn sums(n: usize) -> GroupRule {
         .into(),
     };
     let kind = TranslatedRule {
-        // Nothing is repeated because a test was not given the processor.
+        // The timeout is long, so that a slow test machine causes no retransmission.
         ack_timeout_us: 30_000_000,
         ..TranslatedRule::root(64)
     };
@@ -92,7 +92,7 @@ fn headers(from: usize, group: usize) -> (Ethernet, Network) {
     (ethernet, Network::v4(host_ip(from), mcst(group).0))
 }
 
-/// Packet `psn` of a rank: every other one says which collective comes, and the next is its only data.
+/// Packet `psn` of a rank. Packets alternate between the header of a collective and its only data packet.
 fn contribution(rank: usize, group: usize, psn: u32) -> Vec<u8> {
     let (ethernet, network) = headers(rank, group);
     let mut payload = vec![0; 1024];
@@ -152,16 +152,17 @@ fn acknowledge(rank: usize, group: usize, psn: Psn) -> Vec<u8> {
     out
 }
 
-/// How far a group is.
+/// Progress of a group.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     sent: [u32; HOSTS],
-    /// Acknowledged to the source; or, by rank, results that came.
+    /// PSN acknowledged to the source; or, by rank, the number of results received.
     done: [u32; HOSTS],
 }
 
-/// The hosts at work: every source sends its groups' data, at most `window` ahead of what was acknowledged, every receiver
-/// acknowledges each packet; every rank contributes, at most `window` ahead of its results.
+/// The traffic of all hosts. Each source sends the data of its groups at most `window` packets ahead of the
+/// acknowledgements, each receiver acknowledges every packet, and each rank contributes at most `window`
+/// packets ahead of its results.
 struct Traffic {
     hosts: Vec<Host>,
     window: u32,
@@ -187,8 +188,8 @@ impl Traffic {
         }
     }
 
-    /// One turn of all hosts. `more` says up to which packet the n-th group goes: casts first, then sums. Whether all that
-    /// was sent has come to its end.
+    /// One iteration of all hosts. `more` returns up to which packet the n-th group sends, multicast groups
+    /// first. Returns true if all sent packets are completed.
     fn turn(&mut self, more: impl Fn(usize) -> u32) -> bool {
         let mut all_done = true;
         for n in 0..CASTS {
@@ -203,7 +204,7 @@ impl Traffic {
         }
         for (i, progress) in self.sums.iter_mut().enumerate() {
             for rank in 0..RANKS {
-                // What is sent has a slot.
+                // A packet may be sent only if its slot is free.
                 let up_to = more(CASTS + i).min(progress.done[rank] + self.window.min(32));
                 let frames: Vec<_> = (progress.sent[rank]..up_to)
                     .map(|psn| contribution(rank, SUMS.start + i, psn))
@@ -218,7 +219,7 @@ impl Traffic {
             for frame in self.hosts[me].poll() {
                 let header = roce(&frame);
                 let castnet_wire::IpAddrs::V4 { src, .. } = header.ip else {
-                    panic!("not of a group: {header:?}")
+                    panic!("not a frame of a group: {header:?}")
                 };
                 let group = usize::from(src.octets()[3]);
                 let feedback = header.aeth.is_some();
@@ -229,14 +230,14 @@ impl Traffic {
                             assert_eq!(
                                 aeth.syndrome,
                                 Syndrome::Ack,
-                                "nothing was lost, so nothing is missed"
+                                "no packet is lost, so none is missed"
                             );
                             self.casts[group].done[0] = header.bth.psn.value() + 1;
                         }
                         None => answers.push(ack(group, me, header.bth.psn.value())),
                     }
                 } else if !feedback {
-                    // When a rank's own packets are acknowledged depends on who was first.
+                    // The timing of a rank's own acknowledgements depends on the order of the ranks.
                     note(&mut self.seen, me, group, false, &frame);
                     self.sums[group - SUMS.start].done[me] += 1;
                     answers.push(acknowledge(me, group, header.bth.psn));
@@ -259,10 +260,10 @@ impl Traffic {
         self.hosts.iter().map(|h| h.port.stats().tx_frames).sum()
     }
 
-    /// Goes on until all ranks have sent as much and all that was sent has come to its end.
+    /// Continues until all ranks have sent the same number of packets and all packets are completed.
     fn finish(&mut self, lab: &Lab) {
         let upto: Vec<u32> = (0..CASTS + SUMS.len()).map(|n| self.sent(n)).collect();
-        // A collective is of two packets.
+        // A collective has two packets.
         let upto = |n: usize| {
             if n < CASTS {
                 upto[n]
@@ -274,7 +275,7 @@ impl Traffic {
         while !self.turn(upto) || (0..CASTS + SUMS.len()).any(|n| self.sent(n) < upto(n)) {
             if start.elapsed() > PATIENCE {
                 panic!(
-                    "it stands still: {:?}",
+                    "no progress: {:?}",
                     (&self.casts, &self.sums, lab.dataplane.counters().unwrap())
                 );
             }
@@ -289,7 +290,7 @@ fn all_groups() -> Vec<usize> {
     (0..CASTS).chain(SUMS).collect()
 }
 
-/// The same traffic through a switch with one worker, where nothing moves.
+/// The same traffic through a switch with one worker and no moves.
 fn still(traffic: &Traffic) -> (Seen, Counters) {
     let lab = Lab::new(HOSTS, 1);
     let mut same = Traffic::new(&lab, 32);
@@ -297,7 +298,7 @@ fn still(traffic: &Traffic) -> (Seen, Counters) {
     while !same.turn(|n| traffic.sent(n)) || (0..CASTS + SUMS.len()).any(|n| same.sent(n) < traffic.sent(n)) {
         assert!(
             start.elapsed() < PATIENCE,
-            "the switch where nothing moves stands still"
+            "the switch without moves makes no progress"
         );
     }
     lab.wait("the last acknowledgements", |c| {
@@ -315,7 +316,7 @@ struct Case {
     moves: u64,
 }
 
-fn moves_are_not_seen(seed: u64, case: &Case) {
+fn check_moves_change_no_output(seed: u64, case: &Case) {
     let lab = Lab::with(HOSTS, case.workers, |config| {
         config.hand_over = case.hand_over;
         config.hold = case.hold;
@@ -326,7 +327,7 @@ fn moves_are_not_seen(seed: u64, case: &Case) {
             };
             case.workers
         ];
-        // So that rings and holds can be smaller than what is under way, moves or not.
+        // Rings and holds may be smaller than the traffic in flight.
         config.patient = true;
     });
     let mut traffic = Traffic::new(&lab, case.window);
@@ -376,7 +377,7 @@ fn moves_are_not_seen(seed: u64, case: &Case) {
         let same = got.iter().zip(frames).take_while(|(a, b)| a == b).count();
         assert!(
             same == frames.len() && got.len() == frames.len(),
-            "seed {seed}: (host, group, feedback) {key:?}: frame {same} differs; {} came, {} should",
+            "seed {seed}: (host, group, feedback) {key:?}: frame {same} differs; received {}, expected {}",
             got.len(),
             frames.len()
         );
@@ -402,12 +403,12 @@ fn moves_are_not_seen(seed: u64, case: &Case) {
     }
 }
 
-/// Longer with `CASTNET_MOVES`, which says how many times as many moves.
+/// `CASTNET_MOVES` multiplies the number of moves.
 #[test]
-fn moves_under_load_are_not_seen() {
+fn moves_under_load_change_no_output() {
     let adaptive = Idle::default();
     let cases = [
-        // What is under way fits everywhere.
+        // All frames in flight fit into rings and holds.
         Case {
             workers: 2,
             hand_over: 1024,
@@ -416,7 +417,7 @@ fn moves_under_load_are_not_seen() {
             idle: adaptive,
             moves: 300,
         },
-        // It fills the hold, so that rings and ports have to wait.
+        // The traffic fills the hold, so that frames wait in rings and ports.
         Case {
             workers: 2,
             hand_over: 128,
@@ -425,7 +426,7 @@ fn moves_under_load_are_not_seen() {
             idle: adaptive,
             moves: 100,
         },
-        // And the rings.
+        // The traffic fills the rings as well.
         Case {
             workers: 3,
             hand_over: 4,
@@ -438,12 +439,12 @@ fn moves_under_load_are_not_seen() {
     let more: u64 = std::env::var("CASTNET_MOVES").map_or(1, |times| times.parse().unwrap());
     for (i, mut case) in cases.into_iter().enumerate() {
         case.moves *= more;
-        moves_are_not_seen(0xCA57 + i as u64, &case);
+        check_moves_change_no_output(0xCA57 + i as u64, &case);
     }
 }
 
 #[test]
-fn a_move_that_cannot_be_is_refused_and_changes_nothing() {
+fn an_impossible_move_is_refused_and_changes_nothing() {
     let lab = Lab::with(3, 2, |config| config.engine.next_hops_max = 3);
     let move_to = |n, worker| lab.dataplane.move_group(mcst(n), worker);
     lab.install(&rule(1, &[0, 1]));
@@ -456,12 +457,12 @@ fn a_move_that_cannot_be_is_refused_and_changes_nothing() {
         }
         rule
     };
-    // The other worker knows two next hops, so it has place for one more.
+    // The other worker already has two next hops, so only one more fits.
     lab.install(&other(2, &[0, 1]));
     assert_eq!(
         move_to(1, 1),
         Err(MoveError::Refused(Refused::NextHopsFull)),
-        "one of two fits, and neither is kept"
+        "one of two fits; no memory stays reserved"
     );
     assert_eq!(move_to(7, 1), Err(MoveError::NoGroup { mcst_id: mcst(7) }));
     assert_eq!(
@@ -489,24 +490,25 @@ fn a_move_that_cannot_be_is_refused_and_changes_nothing() {
         (group.worker, group.status.multicast().unwrap().counters.data_in),
         (1, 2)
     );
-    let told = std::iter::from_fn(|| events.recv_timeout(PATIENCE).ok()).find_map(|event| match event.kind {
-        SwitchEventKind::GroupMoved {
-            name,
-            from,
-            to,
-            cause,
-            ..
-        } => Some((name, from, to, cause)),
-        _ => None,
-    });
-    assert_eq!(told, Some(("g1".into(), 0, 1, MoveCause::Asked)));
+    let moved =
+        std::iter::from_fn(|| events.recv_timeout(PATIENCE).ok()).find_map(|event| match event.kind {
+            SwitchEventKind::GroupMoved {
+                name,
+                from,
+                to,
+                cause,
+                ..
+            } => Some((name, from, to, cause)),
+            _ => None,
+        });
+    assert_eq!(moved, Some(("g1".into(), 0, 1, MoveCause::Asked)));
     lab.dataplane.stop();
     assert!(matches!(move_to(1, 0), Err(MoveError::Stopped(_))));
 }
 
-/// What a group waits for comes at its new worker.
+/// A group's timers work at its new worker.
 #[test]
-fn timers_go_along() {
+fn timers_move_with_the_group() {
     let lab = Lab::new(3, 2);
     let mut stalling = rule(1, &[0, 1]);
     stalling.stall_timeout_ms = 200;
@@ -520,7 +522,7 @@ fn timers_go_along() {
     let mut h = lab.hosts();
     h[0].send_one(data(1, 0, 0, 100));
     assert_eq!(h[1].receive(1).len(), 1);
-    // An early rank, which is kept waiting.
+    // A rank that is ahead and must wait.
     h[2].send(&[contribution(2, 10, 0), contribution(2, 10, 1)]);
     let sums = |c: &Counters| *c.group(mcst(10)).unwrap().counters.translated().unwrap().0;
     lab.wait("the contribution is there", |c| sums(c).contributions == 1);
@@ -528,7 +530,7 @@ fn timers_go_along() {
     lab.dataplane.move_group(mcst(10), 0).unwrap();
     let kept = sums(&lab.dataplane.counters().unwrap()).keep_alives;
     let stalled = |kind: &SwitchEventKind| matches!(kind, SwitchEventKind::Engine(EventKind::PathStalled { mcst_id, .. }) if *mcst_id == mcst(1));
-    while !stalled(&events.recv_timeout(PATIENCE).expect("a stall is told of").kind) {}
+    while !stalled(&events.recv_timeout(PATIENCE).expect("a stall event").kind) {}
     lab.wait("the early rank is kept waiting", |c| {
         sums(c).keep_alives > kept + 2
     });
@@ -536,9 +538,10 @@ fn timers_go_along() {
     assert_eq!(group.worker, 0);
 }
 
-/// Groups come, go and are replaced while they and others move; those that stay are not disturbed.
+/// Groups are installed, removed and replaced while they and others move. The remaining groups are not
+/// disturbed.
 #[test]
-fn removing_and_replacing_go_with_moving() {
+fn removing_and_replacing_work_during_moves() {
     const SEED: u64 = 0x5EED;
     let lab = Lab::with(HOSTS, 2, |config| config.patient = true);
     let mut traffic = Traffic::new(&lab, 32);
@@ -578,7 +581,7 @@ fn removing_and_replacing_go_with_moving() {
         mover.join().unwrap();
     });
     traffic.finish(&lab);
-    // What control believes is so.
+    // Control's view of the groups is correct.
     let counters = lab.dataplane.counters().unwrap();
     for group in lab.dataplane.groups().unwrap() {
         assert_eq!(counters.group(group.rule.mcst_id).unwrap().worker, group.worker);
@@ -591,9 +594,9 @@ fn removing_and_replacing_go_with_moving() {
     assert!(expected == traffic.seen, "seed {SEED}");
 }
 
-/// Two groups share a worker, and are made hotter until that is too much for it: then one goes.
+/// Two groups on one worker are loaded more and more until the worker is overloaded. Then one group moves.
 #[test]
-fn an_overloaded_worker_gives_a_group_away() {
+fn an_overloaded_worker_loses_a_group() {
     let lab = Lab::with(3, 2, |config| {
         config.balance = Some(Balance {
             interval: Duration::from_millis(50),
@@ -608,11 +611,11 @@ fn an_overloaded_worker_gives_a_group_away() {
     }
     let events = lab.dataplane.events();
     let (mut h, start) = (lab.hosts(), Instant::now());
-    let (mut psn, mut burst, mut told) = (0, 1, None);
-    while told.is_none() {
+    let (mut psn, mut burst, mut moved) = (0, 1, None);
+    while moved.is_none() {
         assert!(
             start.elapsed() < PATIENCE,
-            "nothing moves: {:?}",
+            "no group moved: {:?}",
             lab.dataplane.runtime()
         );
         for _ in 0..burst {
@@ -623,18 +626,18 @@ fn an_overloaded_worker_gives_a_group_away() {
             }
             psn += 1;
         }
-        // A pause that gets smaller beside the bursts: the load goes up slowly, to all that there is.
+        // The pause shrinks relative to the bursts, so the load rises slowly up to the maximum.
         burst += 1;
         thread::yield_now();
         while let Ok(event) = events.try_recv() {
             if let SwitchEventKind::GroupMoved { from, to, cause, .. } = event.kind {
-                told = Some((from, to, cause));
+                moved = Some((from, to, cause));
             }
         }
     }
     assert!(
-        matches!(told, Some((0, 1, MoveCause::Overload { busy_percent: 20.. }))),
-        "{told:?}"
+        matches!(moved, Some((0, 1, MoveCause::Overload { busy_percent: 20.. }))),
+        "{moved:?}"
     );
     assert_eq!(lab.dataplane.runtime().unwrap()[1].counters.groups_in, 1);
 }

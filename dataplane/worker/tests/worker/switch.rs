@@ -1,4 +1,4 @@
-//! One switch, one worker: unicast, groups, what control reads, limits, the end.
+//! One switch with one worker: unicast, groups, reading by control, limits, shutdown.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn addresses_are_learned_and_unicast_goes_one_way() {
 }
 
 #[test]
-fn a_group_replicates_and_gathers() {
+fn a_group_replicates_and_aggregates_feedback() {
     let lab = Lab::new(4, 1);
     let mut h = lab.hosts();
     assert_eq!(
@@ -88,7 +88,7 @@ fn a_group_replicates_and_gathers() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn a_rule_that_does_not_fit_is_refused_and_changes_nothing() {
     let lab = Lab::with(3, 1, |config| {
         config.engine.groups_max = 3;
         config.engine.memory_bytes_max = 4000;
@@ -184,7 +184,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn an_mtu_that_changes_is_told_and_both_frames_and_rules_go_by_it() {
+fn a_changed_mtu_raises_an_event_and_applies_to_frames_and_rules() {
     let mut ours = None;
     let lab = Lab::with(3, 1, |config| {
         if let PortSpec::Memory(end) = &config.ports[1].spec {
@@ -197,7 +197,7 @@ fn an_mtu_that_changes_is_told_and_both_frames_and_rules_go_by_it() {
     h[0].receive(1);
     let mut rule = rule(1, &[0, 1]);
     rule.pmtu = castnet_wire::Pmtu::B4096;
-    // Beyond what the port was opened for it does not go.
+    // A port does not exceed the MTU that it was opened with.
     for (set, mtu) in [(1500, 1500), (9000, 4200)] {
         ours.set_mtu(set);
         assert_eq!(
@@ -214,7 +214,7 @@ fn an_mtu_that_changes_is_told_and_both_frames_and_rules_go_by_it() {
         match mtu {
             1500 => {
                 let counters = lab.wait("it is too long", |c| c.drops[DropReason::TooLong] == 1);
-                // The engine's own word, and not the port's.
+                // The engine counts the drop, not the port.
                 assert_eq!(counters.ports[0].engine.drops[DropReason::TooLong], 1);
                 assert!(matches!(
                     lab.dataplane.install(&rule),
@@ -291,7 +291,7 @@ fn a_frame_is_traced_and_captured() {
     assert_eq!(
         lab.dataplane.counters().unwrap().totals.received,
         0,
-        "nothing really came"
+        "a dry run sends no frame"
     );
 
     let drops = FrameFilter {
@@ -342,9 +342,10 @@ fn a_frame_is_traced_and_captured() {
     assert!(lab.dataplane.capture(drops, usize::MAX, 1).is_err());
 }
 
-/// A burst makes more to see in a round than the engine keeps: whoever watches gets it, or is told how much he does not.
+/// A burst creates more traces per iteration than the engine can queue. The subscriber receives them or their
+/// number.
 #[test]
-fn who_watches_a_burst_sees_it_or_hears_what_was_lost() {
+fn a_subscriber_receives_a_burst_or_counts_its_losses() {
     const FRAMES: u64 = 600;
     let lab = Lab::new(9, 1);
     let mut h = lab.hosts();
@@ -367,9 +368,9 @@ fn who_watches_a_burst_sees_it_or_hears_what_was_lost() {
     assert_eq!(counters.totals.copies_lost, 0);
 }
 
-/// Who is a member of a group, whichever worker has it, is found however many others claim to be at his port.
+/// A member of a group stays a neighbour on whichever worker, even if many other hosts appear at its port.
 #[test]
-fn members_stay_neighbours_whatever_else_comes() {
+fn members_stay_neighbours() {
     let lab = Lab::with(4, 2, |config| config.engine.neighbours_max = 8);
     lab.install(&rule(1, &[2, 3]));
     lab.install(&rule(2, &[0, 1]));
@@ -378,7 +379,7 @@ fn members_stay_neighbours_whatever_else_comes() {
     h[1].send_one(arp_request(1, host_ip(9)));
     for n in 0..100 {
         let mut claim = arp_request(1, host_ip(9));
-        // Ethernet source, and ARP's sender.
+        // Offsets of the Ethernet source and of the ARP sender.
         for at in [6, 22] {
             claim[at..at + 6].copy_from_slice(&[2, 0xEE, 0, 0, 0, n]);
         }
@@ -398,7 +399,7 @@ fn members_stay_neighbours_whatever_else_comes() {
 }
 
 #[test]
-fn a_next_hop_that_a_rule_leaves_open_is_found_in_routes_and_by_arp() {
+fn an_open_next_hop_is_resolved_by_routes_and_arp() {
     let lab = Lab::new(3, 1);
     let mut h = lab.hosts();
     let open = |generation| {
@@ -422,7 +423,8 @@ fn a_next_hop_that_a_rule_leaves_open_is_found_in_routes_and_by_arp() {
     );
     assert!(refused.to_string().contains("castnet route add"), "{refused}");
 
-    // The longest prefix wins. A route by another port than the endpoint's says nothing, and ARP is asked.
+    // The longest prefix wins. A route through another port than the endpoint's is not used; ARP is used
+    // instead.
     let via = |prefix: &str, last| Route {
         prefix: prefix.parse().unwrap(),
         next_hops: vec![RouteHop {
@@ -449,7 +451,7 @@ fn a_next_hop_that_a_rule_leaves_open_is_found_in_routes_and_by_arp() {
     h[0].send_one(data(1, 0, 0, 64));
     assert_eq!(h[1].receive(1)[0][..6], [6, 0, 0, 0, 0, 32]);
 
-    // It stays for as long as this generation runs; the next one is resolved anew.
+    // The address is kept while this generation is installed. The next generation is resolved again.
     lab.dataplane.set_routes(vec![via("10.0.0.0/8", 8)]).unwrap();
     assert_eq!(lab.dataplane.install(&open(1)), Ok(Installed::Unchanged));
     assert_eq!(
@@ -460,7 +462,7 @@ fn a_next_hop_that_a_rule_leaves_open_is_found_in_routes_and_by_arp() {
 }
 
 #[test]
-fn what_happens_is_told() {
+fn changes_raise_events() {
     let lab = Lab::new(2, 1);
     let events = lab.dataplane.events();
     let next = || events.recv_timeout(PATIENCE).unwrap().kind;
@@ -523,7 +525,7 @@ fn stopping_sends_what_was_received_and_ends_everything() {
         let mut h = lab.hosts();
         h[1].send_one(plain(host_mac(1), MacAddr::BROADCAST, 0, 60));
         h[0].receive(1);
-        // Port 2 may be another worker's: its frames go over to worker 0.
+        // Port 2 may belong to another worker, which hands its frames over to worker 0.
         for n in [0, 2] {
             h[n].send(
                 &(0..500)
@@ -536,7 +538,7 @@ fn stopping_sends_what_was_received_and_ends_everything() {
         assert_eq!(
             last.totals.switched as usize,
             h[1].poll().len(),
-            "{workers} workers: {left} were not taken"
+            "{workers} workers: {left} were not processed"
         );
         assert_conserved(&last);
         assert_eq!(lab.dataplane.stop(), None);
@@ -549,7 +551,7 @@ fn stopping_sends_what_was_received_and_ends_everything() {
 }
 
 #[test]
-fn what_a_port_holds_back_is_sent_before_the_end() {
+fn frames_held_by_a_port_are_sent_before_the_end() {
     let faults = FaultControl::new(1).with(
         Faults::NONE,
         Faults {
@@ -573,7 +575,7 @@ fn what_a_port_holds_back_is_sent_before_the_end() {
 }
 
 #[test]
-fn what_cannot_start_says_why() {
+fn start_errors_name_the_reason() {
     let start = |config: DataplaneConfig| Dataplane::start(config).err().unwrap();
     let good = || PortConfig::new(port(0), "a", named_link("start-a", 1500));
     let mut none = DataplaneConfig::new("s", vec![good()]);
@@ -609,7 +611,7 @@ fn what_cannot_start_says_why() {
     ));
 }
 
-/// A port that panics at the first frame it is to send.
+/// A port that panics when it sends a frame.
 #[derive(Debug)]
 struct Trap(castnet_port::MemEnd);
 
@@ -650,7 +652,7 @@ impl Port for TrapPort {
 }
 
 #[test]
-fn a_worker_that_dies_is_noticed_and_the_rest_still_ends() {
+fn a_dead_worker_is_noticed_and_the_others_still_end() {
     let (trap, _far) = MemLink::pair(&MemLinkConfig::between("trap", "far"));
     let lab = Lab::with(2, 2, |config| {
         config.ports[1].spec = PortSpec::Custom(Arc::new(Trap(trap)));
@@ -670,7 +672,7 @@ fn a_worker_that_dies_is_noticed_and_the_rest_still_ends() {
 }
 
 #[test]
-fn a_pinned_and_busy_worker_works_and_tells_how_it_fares() {
+fn a_pinned_busy_worker_reports_its_statistics() {
     let lab = Lab::with(2, 1, |config| {
         config.workers = vec![WorkerConfig {
             core: Some(0),

@@ -1,4 +1,4 @@
-//! Several workers, and control at work while traffic flows.
+//! Several workers, and control operations while traffic flows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,12 @@ use castnet_worker::rules::{Route, RouteHop};
 use proptest::prelude::*;
 
 #[test]
-fn groups_are_spread_and_frames_go_over_to_their_worker() {
+fn groups_are_spread_and_frames_are_handed_over() {
     const PSNS: u32 = 64;
     let lab = Lab::new(4, 2);
     let mut h = lab.hosts();
-    // Each host is the source of two groups; so groups of either worker come in by ports of either worker.
+    // Each host is the source of two groups, so groups of either worker receive frames on ports of either
+    // worker.
     for n in 0..8 {
         let source = n % 4;
         let ports: Vec<usize> = (0..4).map(|i| (source + i) % 4).collect();
@@ -31,7 +32,8 @@ fn groups_are_spread_and_frames_go_over_to_their_worker() {
         for n in 0..8 {
             h[n % 4].send_one(data(n, n % 4, psn, 512));
         }
-        // Data from each of the other three hosts' two groups, and ACKs for its own two, which may come first.
+        // Data from both groups of each of the other three hosts, and ACKs for the host's own two groups,
+        // which may come first.
         let mut acks = [0; 4];
         for (me, host) in h.iter_mut().enumerate() {
             let mut data = 0;
@@ -84,14 +86,14 @@ fn groups_are_spread_and_frames_go_over_to_their_worker() {
     }
 }
 
-/// Lanes of a group are there to be spread: however the workers are loaded, no two share one while another has none.
+/// Lanes of a group are spread: at any load, no two lanes share a worker while another worker has none.
 #[test]
 fn lanes_of_a_group_are_on_different_workers() {
     let lab = Lab::new(4, 3);
     for n in 0..8 {
         lab.install(&rule(n, &[0, 1]));
     }
-    // Workers 1 and 2 are left with fewer groups than worker 0.
+    // Workers 1 and 2 have fewer groups than worker 0.
     for n in [1, 4, 7, 2] {
         lab.dataplane.remove_group(mcst(n)).unwrap();
     }
@@ -109,11 +111,11 @@ fn lanes_of_a_group_are_on_different_workers() {
     lab.dataplane.stop().unwrap();
 }
 
-/// Sends numbered frames from host `from` to host 1, at most `window` ahead of what has come out at the other end, and
-/// counts both.
+/// Sends numbered frames from host `from` to host 1, at most `window` ahead of the received frames. Counts
+/// both.
 fn stream(ends: [MemEnd; 2], from: usize, window: u32, stop: &AtomicBool) -> u32 {
     let [mut near, mut far] = ends.each_ref().map(Host::new);
-    // From here on host 1 is known, and nobody else is bothered.
+    // Host 1 is learned now, so its frames are not flooded.
     far.send_one(plain(host_mac(1), MacAddr::BROADCAST, 0, 60));
     near.receive(1);
     let (mut sent, mut received) = (0, 0);
@@ -137,7 +139,7 @@ fn stream(ends: [MemEnd; 2], from: usize, window: u32, stop: &AtomicBool) -> u32
     sent
 }
 
-/// Runs `control` some times while frames stream through the switch.
+/// Runs `control` repeatedly while frames stream through the switch.
 fn while_traffic_flows(lab: &Lab, times: u32, control: impl Fn(u32)) -> u32 {
     let stop = Arc::new(AtomicBool::new(false));
     let traffic = thread::spawn({
@@ -145,7 +147,7 @@ fn while_traffic_flows(lab: &Lab, times: u32, control: impl Fn(u32)) -> u32 {
         move || stream(ends, 0, 128, &stop)
     });
     for i in 0..times {
-        // Let frames pass in between, or there is nothing to lose.
+        // Let frames pass in between. Otherwise none could be lost.
         let before = lab.dataplane.counters().unwrap().totals.received;
         lab.wait("traffic flows", |c| c.totals.received > before);
         control(i);
@@ -194,7 +196,7 @@ fn installs_and_removals_lose_no_frame_of_others() {
         let sent = while_traffic_flows(&lab, 40, |i| {
             let n = 10 + i as usize;
             lab.install(&rule(n, &[2, 3]));
-            // Another group works meanwhile, and so does the new one from its first frame on.
+            // Another group works meanwhile, and the new group works from its first frame.
             let (mut hosts, mut psn) = (hosts.borrow_mut(), psn.borrow_mut());
             hosts[0].send(&[data(1, 2, *psn, 100), data(n, 2, 0, 100)]);
             let got = roce_frames(&mut hosts[1], 2);
@@ -210,10 +212,10 @@ fn installs_and_removals_lose_no_frame_of_others() {
     }
 }
 
-/// Groups that are installed together are published once. Each is a command of its own, so that frames pass between two
-/// of them; one that is refused does not hold up the others.
+/// Groups that are installed together are published once. Each is a separate command, so frames pass between
+/// two of them. A refused group does not delay the others.
 #[test]
-fn many_groups_at_once_lose_no_frame_of_others() {
+fn groups_installed_together_lose_no_frame_of_others() {
     const TOGETHER: usize = 100;
     for workers in [1, 2] {
         let lab = Lab::new(4, workers);
@@ -237,7 +239,7 @@ fn many_groups_at_once_lose_no_frame_of_others() {
     }
 }
 
-/// The PSNs of the next RoCE frames, past the stream's.
+/// The PSNs of the next RoCE frames, without those of the stream.
 fn roce_frames(host: &mut Host, count: usize) -> std::collections::BTreeSet<u32> {
     let mut psns = Vec::new();
     while psns.len() < count {
@@ -254,8 +256,8 @@ fn roce_frames(host: &mut Host, count: usize) -> std::collections::BTreeSet<u32>
 
 #[test]
 fn a_full_hand_over_ring_is_counted() {
-    // Port 1 is worker 1's, and all its frames are worker 0's, who cannot take them while it is asked to trace: so small
-    // a ring overflows sooner or later.
+    // Port 1 belongs to worker 1 and its frames to worker 0, which cannot take them while it runs a trace
+    // command. A ring of capacity 1 therefore overflows eventually.
     let lab = Lab::with(2, 2, |config| config.hand_over = 1);
     let mut h = lab.hosts();
     let mut sent = 0;
@@ -281,7 +283,7 @@ fn a_full_hand_over_ring_is_counted() {
     );
 }
 
-/// What a host may send.
+/// A frame that a host may send.
 fn any_frame() -> impl Strategy<Value = (usize, Vec<u8>)> {
     let host = 0usize..4;
     prop_oneof![
@@ -298,9 +300,9 @@ fn any_frame() -> impl Strategy<Value = (usize, Vec<u8>)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Contract S1 over the whole dataplane: whatever comes, every frame has one counted end.
+    /// Contract S1 for the whole dataplane: every frame has exactly one counted outcome.
     #[test]
-    fn every_frame_has_one_end(frames in prop::collection::vec(any_frame(), 1..300), workers in 1usize..4, seed: u64, loss in 0.0..0.3) {
+    fn every_frame_has_one_outcome(frames in prop::collection::vec(any_frame(), 1..300), workers in 1usize..4, seed: u64, loss in 0.0..0.3) {
         let faults = FaultControl::new(seed).with(Faults::loss(loss), Faults::NONE);
         let lab = Lab::with(4, workers, |config| {
             let spec = config.ports[3].spec.clone();
@@ -318,7 +320,7 @@ proptest! {
         let mut last = lab.dataplane.stop().unwrap();
         let got: usize = h.iter_mut().map(|h| h.poll().len()).sum();
         prop_assert_eq!(last.ports.iter().map(|p| p.stats.tx_frames).sum::<u64>(), got as u64);
-        // What the injector took away was received by the link and reached no engine.
+        // Frames dropped by the injector were received by the link and reached no engine.
         let lost = faults.counts()[0].lost;
         prop_assert_eq!(last.ports[3].stats.drops[DropReason::Injected], lost);
         last.ports[3].stats.rx_frames -= lost;

@@ -1,4 +1,4 @@
-//! The one thread beside the workers: takes what they have to tell, off their path.
+//! The housekeeping thread. It processes the workers' notes off their fast path and balances their load.
 
 use std::sync::Arc;
 
@@ -7,13 +7,14 @@ use castnet_wire::{Nanos, PortId};
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 
 use crate::balancer::Balancer;
-use crate::control::Shared;
+use crate::control::SharedControl;
 use crate::events::{SwitchEvent, SwitchEventKind};
 
-/// Messages that wait for the keeper at most.
+/// Capacity of the queue of notes.
 pub(crate) const QUEUE: usize = 4096;
 
-/// What a worker tells. The queue is made for the large ones, so that telling allocates nothing.
+/// A note from a worker. The queue is allocated once for the largest variant, so that sending allocates
+/// nothing.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Note {
     Event(EngineEvent),
@@ -27,14 +28,15 @@ pub(crate) enum Note {
     End,
 }
 
-/// Passes events on, publishes tables anew where a link came, went or changed, and balances the workers, until these end.
-pub(crate) fn keep(shared: &Arc<Shared>, notes: &Receiver<Note>) {
+/// Main loop of the housekeeping thread. It forwards events, publishes tables when a link or MTU changes, and
+/// balances the workers until they end.
+pub(crate) fn run(shared: &Arc<SharedControl>, notes: &Receiver<Note>) {
     let mut balancer = Balancer::new(shared);
     loop {
         let note = match &mut balancer {
             None => notes.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(balancer) => {
-                balancer.look(shared);
+                balancer.run_if_due(shared);
                 notes.recv_deadline(balancer.due())
             }
         };
@@ -45,7 +47,7 @@ pub(crate) fn keep(shared: &Arc<Shared>, notes: &Receiver<Note>) {
         };
         match note {
             Note::Event(event) => {
-                shared.listeners.tell(&SwitchEvent {
+                shared.subscribers.send(&SwitchEvent {
                     at: event.at,
                     kind: SwitchEventKind::Engine(event.kind),
                 });
@@ -53,7 +55,7 @@ pub(crate) fn keep(shared: &Arc<Shared>, notes: &Receiver<Note>) {
             Note::Link { at, port, up, mtu } => {
                 shared.set_link(port, up, mtu);
                 let name = shared.port_name(port);
-                shared.listeners.tell(&SwitchEvent {
+                shared.subscribers.send(&SwitchEvent {
                     at,
                     kind: SwitchEventKind::Port { port, name, up, mtu },
                 });
@@ -61,5 +63,5 @@ pub(crate) fn keep(shared: &Arc<Shared>, notes: &Receiver<Note>) {
             Note::End => break,
         }
     }
-    shared.listeners.close();
+    shared.subscribers.close();
 }

@@ -1,4 +1,4 @@
-//! One round of a worker's loop: new tables, commands, frames, timers, sending, telling.
+//! One iteration of a worker's loop: tables, commands, frames, timers, sending, events.
 
 use std::sync::atomic::Ordering;
 
@@ -7,38 +7,38 @@ use castnet_port::{BATCH, FrameBuf, HandOver, Memory, Port, RingUse};
 use castnet_wire::{DropReason, Nanos, PortId};
 use crossbeam::channel::{Sender, TryRecvError, TrySendError};
 
-use crate::command::{Command, PER_ROUND, Sink, Subscriber};
-use crate::keeper::Note;
+use crate::command::{Command, PER_ITERATION, Sink, Subscriber};
+use crate::housekeeping::Note;
 use crate::meter::Part;
 use crate::report::{PortNow, Report};
-use crate::worker::{Round, Worker};
+use crate::worker::{Iteration, Worker};
 
-/// Events that leave the engine in one round.
-const TOLD_PER_ROUND: usize = 256;
+/// Limit of events taken from the engine per iteration.
+const EVENTS_PER_ITERATION: usize = 256;
 
-/// Batches that one port may have taken in a round, while they are full: what a round costs beside its frames is spread over
-/// them, and the others wait some microseconds.
-const BATCHES_PER_TURN: usize = 4;
+/// Limit of full batches received from one port per iteration. Several batches amortize the fixed cost of an
+/// iteration; the other ports wait some microseconds.
+const BATCHES_PER_ITERATION: usize = 4;
 
 impl<M: Memory> Worker<M> {
-    pub(crate) fn round(&mut self, now: Nanos) -> Round {
+    pub(crate) fn iterate(&mut self, now: Nanos) -> Iteration {
         if self.outputs.meter.begin(self.stats.counters.polls) {
-            self.look_at_rings();
+            self.sample_rings();
         }
         self.take_tables(now);
         let mut work = 0;
-        for _ in 0..PER_ROUND {
+        for _ in 0..PER_ITERATION {
             match self.commands.try_recv() {
                 Ok(command) => {
                     work += 1;
                     self.stats.counters.commands += 1;
-                    if let Some(end) = self.carry_out(now, command) {
+                    if let Some(end) = self.execute(now, command) {
                         return end;
                     }
                 }
                 Err(TryRecvError::Empty) => break,
-                // Control is gone, and nobody can stop us any more.
-                Err(TryRecvError::Disconnected) => return Round::End,
+                // Control is gone.
+                Err(TryRecvError::Disconnected) => return Iteration::End,
             }
         }
         self.outputs.meter.lap(Part::Other);
@@ -50,40 +50,44 @@ impl<M: Memory> Worker<M> {
         }
         self.outputs.flush();
         self.outputs.meter.lap(Part::Send);
-        self.tell();
-        self.go_on_moving(now);
-        if now >= self.links_at {
-            self.look_after_links(now);
+        self.send_events();
+        self.poll_moves(now);
+        if now >= self.next_link_check {
+            self.check_links(now);
         }
         self.outputs.meter.end(frames);
-        if work > 0 { Round::Busy } else { Round::Empty }
+        if work > 0 {
+            Iteration::Busy
+        } else {
+            Iteration::Empty
+        }
     }
 
     fn take_tables(&mut self, now: Nanos) {
         let published = self.published.load();
         let generation = published.generation();
-        if generation != self.seen.load(Ordering::Relaxed) {
+        if generation != self.generation_in_use.load(Ordering::Relaxed) {
             self.engine.set_tables(now, published.tables.clone());
-            // Control frees older tables once it has read this.
-            self.seen.store(generation, Ordering::Release);
+            // Control frees older tables after it reads this generation.
+            self.generation_in_use.store(generation, Ordering::Release);
         }
     }
 
     fn receive(&mut self, now: Nanos) -> usize {
         let mut received = 0;
-        self.unstick(now);
-        for place in 0..self.outputs.slots.len() {
-            let slot = &mut self.outputs.slots[place];
+        self.retry_blocked(now);
+        for port_index in 0..self.outputs.slots.len() {
+            let slot = &mut self.outputs.slots[port_index];
             slot.port.poll(now);
             if !slot.receives || !self.receiving {
                 continue;
             }
-            for _ in 0..BATCHES_PER_TURN {
-                let frames = self.receive_batch(now, place);
+            for _ in 0..BATCHES_PER_ITERATION {
+                let frames = self.receive_batch(now, port_index);
                 received += frames;
-                // What is seen of each batch is carried off before the next one, or the engine's queue runs over.
-                if self.is_watched() {
-                    self.tell_watched();
+                // Empty the engine's tap queues before the next batch, or they overflow.
+                if self.has_subscribers() {
+                    self.send_taps();
                 }
                 if frames < BATCH {
                     break;
@@ -95,12 +99,12 @@ impl<M: Memory> Worker<M> {
         received
     }
 
-    /// Receives a batch from the port at `place`, and has it go through the engine. Returns how many frames it had.
-    fn receive_batch(&mut self, now: Nanos, place: usize) -> usize {
-        if self.moving.is_stuck() || !self.moving.has_room(BATCH) {
+    /// Receives a batch from the port at `port_index` and processes it. Returns the number of frames.
+    fn receive_batch(&mut self, now: Nanos, port_index: usize) -> usize {
+        if self.moving.has_blocked() || !self.moving.has_capacity(BATCH) {
             return 0;
         }
-        let slot = &mut self.outputs.slots[place];
+        let slot = &mut self.outputs.slots[port_index];
         slot.port.receive(&mut self.batch);
         let (id, frames) = (slot.id, self.batch.len());
         if frames == 0 {
@@ -109,7 +113,7 @@ impl<M: Memory> Worker<M> {
         self.stats.batch_sizes[frames] += 1;
         self.outputs.meter.lap(Part::Receive);
         if self.outbound.len() > 1 {
-            self.hand_over(now, place, false);
+            self.hand_over(now, port_index, false);
             self.outputs.meter.lap(Part::HandOver);
         }
         self.engine.process(now, id, &mut self.batch, &mut self.outputs);
@@ -117,50 +121,51 @@ impl<M: Memory> Worker<M> {
         frames
     }
 
-    /// Sends what is not this worker's to those whose it is; the rest stays in the batch, in order. Where a ring is full and
-    /// frames are to be `patient`, or all are while a group moves, this one and those after it wait.
-    pub(crate) fn hand_over(&mut self, now: Nanos, place: usize, patient: bool) {
-        let slot = &mut self.outputs.slots[place];
+    /// Hands frames that belong to other workers over to them. The rest stays in the batch, in order. If a
+    /// ring is full, the frame and all after it are blocked when `patient` is set or a group is being moved;
+    /// otherwise the frame is dropped.
+    pub(crate) fn hand_over(&mut self, now: Nanos, port_index: usize, patient: bool) {
+        let slot = &mut self.outputs.slots[port_index];
         let published = self.published.load();
         let patient = patient || published.is_patient();
-        let mut rung = 0_u64;
+        let mut woken = 0_u64;
         for frame in self.batch.drain(..) {
-            if self.moving.is_stuck() {
-                self.moving.stick(now, place, frame);
+            if self.moving.has_blocked() {
+                self.moving.block(now, port_index, frame);
                 continue;
             }
             let destination = destination(frame.head());
             let owner = published.owner(destination);
             let ring = match self.outbound.get(owner) {
                 Some(ring) if owner != self.index => ring,
-                _ if self.moving.wants(destination) => {
+                _ if self.moving.must_hold(destination) => {
                     self.moving.hold(slot.id, frame);
                     continue;
                 }
                 _ => {
-                    self.mine.push(frame);
+                    self.own_frames.push(frame);
                     continue;
                 }
             };
             match ring.push(slot.id, frame) {
                 Ok(()) => {
                     self.stats.counters.handed_over += 1;
-                    rung |= 1 << owner;
+                    woken |= 1 << owner;
                 }
-                Err((DropReason::TxFull, frame)) if patient => self.moving.stick(now, place, frame),
+                Err((DropReason::TxFull, frame)) if patient => self.moving.block(now, port_index, frame),
                 Err((DropReason::TxFull, _)) => slot.drops[DropReason::HandOverFull] += 1,
                 Err((reason, _)) => slot.drops[reason] += 1,
             }
         }
         for (owner, ring) in self.outbound.iter().enumerate() {
-            if rung & (1 << owner) != 0 {
+            if woken & (1 << owner) != 0 {
                 ring.wake();
             }
         }
-        std::mem::swap(&mut self.batch, &mut self.mine);
+        std::mem::swap(&mut self.batch, &mut self.own_frames);
     }
 
-    /// Takes up to a batch from each other worker.
+    /// Takes up to a batch from each other worker's ring and processes it.
     pub(crate) fn take_over(&mut self, now: Nanos) -> usize {
         let mut taken = 0;
         for from in 0..self.inbound.len() {
@@ -169,14 +174,14 @@ impl<M: Memory> Worker<M> {
             }
             let mut batch: Option<PortId> = None;
             for _ in 0..BATCH {
-                if !self.moving.has_room(1) {
+                if !self.moving.has_capacity(1) {
                     break;
                 }
                 let Some(popped) = self.inbound[from].pop(&self.memory) else {
                     break;
                 };
                 taken += 1;
-                self.moving.taken(from);
+                self.moving.count_taken(from);
                 let (port, frame) = match popped {
                     Ok(frame) => frame,
                     Err((port, reason)) => {
@@ -184,7 +189,7 @@ impl<M: Memory> Worker<M> {
                         continue;
                     }
                 };
-                if self.moving.wants_frame(&frame) {
+                if self.moving.must_hold_frame(&frame) {
                     self.moving.hold(port, frame);
                     continue;
                 }
@@ -208,8 +213,8 @@ impl<M: Memory> Worker<M> {
         self.outputs.meter.lap(Part::Engine);
     }
 
-    fn carry_out(&mut self, now: Nanos, command: Command) -> Option<Round> {
-        // Whoever asked may have gone; then the answer is dropped.
+    fn execute(&mut self, now: Nanos, command: Command) -> Option<Iteration> {
+        // A reply is dropped if the caller is gone.
         match command {
             Command::Go => {}
             Command::Install(group, reply) => drop(reply.send(self.engine.install(group))),
@@ -220,13 +225,13 @@ impl<M: Memory> Worker<M> {
                 let _ = reply.send(into);
             }
             Command::Fdb(mut into, reply) => {
-                let room = into.capacity();
-                into.extend(self.engine.fdb(now).take(room));
+                let capacity = into.capacity();
+                into.extend(self.engine.fdb(now).take(capacity));
                 let _ = reply.send(into);
             }
             Command::Neighbours(mut into, reply) => {
-                let room = into.capacity();
-                into.extend(self.engine.neighbours(now).take(room));
+                let capacity = into.capacity();
+                into.extend(self.engine.neighbours(now).take(capacity));
                 let _ = reply.send(into);
             }
             Command::DryRun(mut dry, reply) => {
@@ -259,7 +264,7 @@ impl<M: Memory> Worker<M> {
                 let answer = self.attach(now, group, &expected);
                 let _ = reply.send((answer, expected));
             }
-            Command::Settle(catch_up, reply) => self.settle(now, catch_up, reply),
+            Command::Barrier(catch_up, reply) => self.barrier(now, catch_up, reply),
             Command::Sync(reply) => {
                 let _ = reply.send(());
             }
@@ -270,10 +275,10 @@ impl<M: Memory> Worker<M> {
             }
             Command::Drain(reply) => {
                 self.drain();
-                self.tell();
+                self.send_events();
                 let _ = reply.send(());
             }
-            Command::End => return Some(Round::End),
+            Command::End => return Some(Iteration::End),
         }
         None
     }
@@ -285,7 +290,7 @@ impl<M: Memory> Worker<M> {
         into.ports.extend(self.outputs.slots.iter().map(|slot| PortNow {
             stats: slot.port.stats(),
             drops: slot.drops,
-            link: slot.watched.then(|| (slot.speed_mbps, slot.port.steering())),
+            link: slot.reports_link.then(|| (slot.speed_mbps, slot.port.steering())),
         }));
         into.rings.clear();
         into.rings.extend_from_slice(&self.rings);
@@ -298,33 +303,33 @@ impl<M: Memory> Worker<M> {
         self.stats.clocks = self.outputs.meter.clocks();
         self.stats.groups = self.engine.group_count();
         self.stats.group_memory_bytes = self.engine.group_memory_bytes();
-        self.stats.generation = self.seen.load(Ordering::Relaxed);
+        self.stats.generation = self.generation_in_use.load(Ordering::Relaxed);
         self.stats.counters.lost = self.engine.events_lost() + self.engine.taps_lost();
         self.stats.pool = self.memory.stats();
         into.runtime = self.stats;
     }
 
-    /// Remembers how full the rings are that frames are taken from.
-    fn look_at_rings(&mut self) {
+    /// Samples the occupancy of the rings that this worker takes frames from.
+    fn sample_rings(&mut self) {
         let (ports, others) = self.rings.split_at_mut(self.outputs.slots.len());
-        for (seen, slot) in ports.iter_mut().zip(&self.outputs.slots) {
+        for (occupancy, slot) in ports.iter_mut().zip(&self.outputs.slots) {
             if slot.receives
                 && let Some(ring) = slot.port.receive_ring()
             {
-                seen.add(ring);
+                occupancy.add(ring);
             }
         }
-        for (from, (seen, ring)) in others.iter_mut().zip(&self.inbound).enumerate() {
+        for (from, (occupancy, ring)) in others.iter_mut().zip(&self.inbound).enumerate() {
             if from != self.index {
                 let (used, size) = (ring.len(), ring.capacity());
-                seen.add(RingUse { used, size });
+                occupancy.add(RingUse { used, size });
             }
         }
     }
 
-    /// Carries off what the engine has to tell.
-    fn tell(&mut self) {
-        for _ in 0..TOLD_PER_ROUND {
+    /// Sends the engine's events, traces and captures to their receivers.
+    fn send_events(&mut self) {
+        for _ in 0..EVENTS_PER_ITERATION {
             let Some(event) = self.engine.pop_event() else {
                 break;
             };
@@ -332,38 +337,39 @@ impl<M: Memory> Worker<M> {
                 self.events_lost.fetch_add(1, Ordering::Relaxed);
             }
         }
-        if self.is_watched() {
-            self.tell_watched();
+        if self.has_subscribers() {
+            self.send_taps();
         }
     }
 
-    fn is_watched(&self) -> bool {
+    fn has_subscribers(&self) -> bool {
         !self.subscribers.is_empty()
     }
 
-    /// Carries off what waits for subscribers, and how much they lost. Lets those go who have all that they asked for.
-    fn tell_watched(&mut self) {
+    /// Sends traces and captures to their subscribers and updates the loss counters. Removes subscribers that
+    /// have received all requested frames.
+    fn send_taps(&mut self) {
         let engine = &mut self.engine;
         self.subscribers.retain(|Subscriber { id, to, lost }| {
             let full = match to {
-                Sink::Traces(to) => pass_on(to, || engine.pop_trace(*id)),
-                Sink::Captured(to, _) => pass_on(to, || engine.pop_captured(*id)),
+                Sink::Traces(to) => forward(to, || engine.pop_trace(*id)),
+                Sink::Captured(to, _) => forward(to, || engine.pop_captured(*id)),
             };
             lost.fetch_add(full + engine.take_tap_lost(*id), Ordering::Relaxed);
-            let stays = engine.tap_left(*id) > 0;
-            if !stays {
+            let active = engine.tap_left(*id) > 0;
+            if !active {
                 engine.disarm(*id);
             }
-            stays
+            active
         });
     }
 
-    fn look_after_links(&mut self, now: Nanos) {
-        self.links_at = now + crate::worker::LINK_INTERVAL;
-        for slot in self.outputs.slots.iter_mut().filter(|slot| slot.watched) {
+    fn check_links(&mut self, now: Nanos) {
+        self.next_link_check = now + crate::worker::LINK_INTERVAL;
+        for slot in self.outputs.slots.iter_mut().filter(|slot| slot.reports_link) {
             let link @ (up, mtu) = (slot.port.is_up(), slot.port.mtu());
-            // Where the keeper has no place for it, we tell it the next time.
-            if link != slot.told
+            // If the queue is full, report at the next check.
+            if link != slot.reported_link
                 && self
                     .notes
                     .try_send(Note::Link {
@@ -374,18 +380,18 @@ impl<M: Memory> Worker<M> {
                     })
                     .is_ok()
             {
-                slot.told = link;
+                slot.reported_link = link;
                 slot.speed_mbps = slot.port.speed_mbps();
             }
         }
     }
 }
 
-/// Empties one of the engine's queues into `to`. Returns how many found no place there.
-fn pass_on<T>(to: &Sender<T>, mut pop: impl FnMut() -> Option<T>) -> u64 {
-    let mut full = 0;
+/// Moves all items of an engine's queue into `to`. Returns how many were lost because `to` was full.
+fn forward<T>(to: &Sender<T>, mut pop: impl FnMut() -> Option<T>) -> u64 {
+    let mut lost = 0;
     while let Some(item) = pop() {
-        full += u64::from(matches!(to.try_send(item), Err(TrySendError::Full(_))));
+        lost += u64::from(matches!(to.try_send(item), Err(TrySendError::Full(_))));
     }
-    full
+    lost
 }

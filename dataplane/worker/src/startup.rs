@@ -1,4 +1,4 @@
-//! Workers between the making of their threads and the start.
+//! Startup of the workers: from the creation of their threads to the start command.
 
 use std::io;
 use std::sync::Arc;
@@ -10,32 +10,40 @@ use crossbeam::channel::{Receiver, Sender};
 
 use crate::command::Command;
 use crate::config::DataplaneConfig;
-use crate::control::Handle;
+use crate::control::WorkerHandle;
 use crate::error::StartError;
 use crate::steering::FlowTables;
-use crate::worker::{Opened, Ring};
+use crate::worker::{OpenedWorker, Ring};
 
-/// Workers that are being started.
-pub(crate) struct Nursery {
+/// The workers that are starting.
+pub(crate) struct Startup {
     pub(crate) commands: Vec<Sender<Command>>,
-    pub(crate) seen: Vec<Arc<AtomicU64>>,
+    pub(crate) generations_in_use: Vec<Arc<AtomicU64>>,
     pub(crate) threads: Vec<JoinHandle<()>>,
-    pub(crate) opened: Vec<Receiver<Result<Opened, StartError>>>,
+    pub(crate) opened: Vec<Receiver<Result<OpenedWorker, StartError>>>,
 }
 
-impl Nursery {
-    /// Waits until all workers have opened their ports. On failure the others end, as nobody will command them.
+impl Startup {
+    /// Waits until all workers have opened their ports. On failure the other workers end because their
+    /// command channels close.
     #[allow(clippy::type_complexity)]
     pub(crate) fn ready(
         &mut self,
         mut failed: Option<StartError>,
-    ) -> Result<(Vec<Handle>, Vec<PortLink>, FlowTables), (StartError, Vec<JoinHandle<()>>)> {
+    ) -> Result<(Vec<WorkerHandle>, Vec<PortLink>, FlowTables), (StartError, Vec<JoinHandle<()>>)> {
         let (mut handles, mut links, mut flow_tables) = (Vec::new(), Vec::new(), Vec::new());
         let commands = std::mem::take(&mut self.commands);
-        for ((opened, commands), seen) in self.opened.iter().zip(commands).zip(&self.seen) {
+        for ((opened, commands), generation_in_use) in
+            self.opened.iter().zip(commands).zip(&self.generations_in_use)
+        {
             match opened.recv() {
                 Ok(Ok(ready)) => {
-                    handles.push(Handle::new(commands, ready.waker, seen.clone(), ready.life));
+                    handles.push(WorkerHandle::new(
+                        commands,
+                        ready.waker,
+                        generation_in_use.clone(),
+                        ready.alive,
+                    ));
                     links = ready.links;
                     flow_tables = ready.flow_tables;
                 }
@@ -59,7 +67,8 @@ impl Nursery {
     }
 }
 
-/// The rings from each worker to each other; a worker's ring to itself has one place, which is never used.
+/// Creates the rings from each worker to each other worker. The ring from a worker to itself is never used
+/// and has capacity 1.
 pub(crate) fn rings<M: Memory>(config: &DataplaneConfig) -> Vec<Vec<Ring<M>>> {
     let workers = config.workers.len();
     let ring = |from, to| {
@@ -77,7 +86,7 @@ pub(crate) fn rings<M: Memory>(config: &DataplaneConfig) -> Vec<Vec<Ring<M>>> {
 
 pub(crate) fn join(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
-        // A worker that panicked has said so on standard error; its frames are lost with it.
+        // A worker that panicked has printed its message on standard error. Its frames are lost.
         let _ = thread.join();
     }
 }
