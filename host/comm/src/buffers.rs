@@ -1,4 +1,4 @@
-//! What users hand over: slices, in place or not, and owned vectors for collectives that run on.
+//! Memory of collectives: slices, in place or separate, and owned vectors for non-blocking collectives.
 
 use std::any::Any;
 use std::ops::Range;
@@ -6,15 +6,15 @@ use std::ops::Range;
 use crate::element::Element;
 use crate::machine::{Place, Space};
 
-/// The memory of a blocking collective. Made from `&mut [T]` (in place), `(&[T], &mut [T])` (from, to), and, where this rank
-/// only contributes, `&[T]`; also from vectors and arrays.
+/// The memory of a blocking collective. Converts from `&mut [T]` (in place), `(&[T], &mut [T])` (input, output) and,
+/// where this rank only contributes, `&[T]`; also from vectors and arrays.
 #[derive(Debug)]
 pub enum Buffers<'a, T> {
-    /// The result takes the place of the contribution.
+    /// The result replaces the contribution.
     InPlace(&'a mut [T]),
-    /// From one slice into another.
+    /// Separate input and output.
     Apart(&'a [T], &'a mut [T]),
-    /// Contributes, and gets nothing: the ranks of a Reduce that are not its root.
+    /// Input only: the ranks of a Reduce that are not its root.
     From(&'a [T]),
 }
 
@@ -61,7 +61,7 @@ impl<'a, T> From<&'a Vec<T>> for Buffers<'a, T> {
 }
 
 impl<T> Buffers<'_, T> {
-    /// Elements that go in, and that come out (`None`: the same memory).
+    /// Number of input elements, and of output elements (`None`: the same memory).
     pub(crate) fn lengths(&self) -> (usize, Option<usize>) {
         match self {
             Self::InPlace(all) => (all.len(), None),
@@ -71,13 +71,13 @@ impl<T> Buffers<'_, T> {
     }
 }
 
-/// The memory of a collective that runs on, given away until it ends. Made from `Vec<T>` (in place) and `(Vec<T>, Vec<T>)`
-/// (from, to).
+/// The memory of a non-blocking collective, which owns it until it ends. Converts from `Vec<T>` (in place) and
+/// `(Vec<T>, Vec<T>)` (input, output).
 #[derive(Debug)]
 pub enum OwnedBuffers<T> {
-    /// The result takes the place of the contribution.
+    /// The result replaces the contribution.
     InPlace(Vec<T>),
-    /// From one vector into another.
+    /// Separate input and output.
     Apart(Vec<T>, Vec<T>),
 }
 
@@ -101,7 +101,7 @@ impl<T> OwnedBuffers<T> {
         }
     }
 
-    /// Where the result is.
+    /// The buffer that holds the result.
     pub(crate) fn into_output(self) -> Vec<T> {
         match self {
             Self::InPlace(all) | Self::Apart(_, all) => all,
@@ -109,20 +109,20 @@ impl<T> OwnedBuffers<T> {
     }
 }
 
-/// Where in memory that is used in place the input and the output begin, in bytes.
+/// Where input and output begin in memory that is used in place, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bases {
     pub(crate) input: usize,
     pub(crate) output: usize,
 }
 
-/// A task's input and output, as bytes.
+/// Input and output of a task, as bytes.
 pub(crate) enum Data<'a> {
     Apart(&'a [u8], &'a mut [u8]),
     InPlace(&'a mut [u8], Bases),
 }
 
-/// The bytes of a place inside memory that begins at `base`.
+/// The range of bytes `offset..offset + length` behind `base`; `None` on overflow.
 fn range(base: usize, offset: u64, length: u64) -> Option<Range<usize>> {
     let from = base.checked_add(usize::try_from(offset).ok()?)?;
     Some(from..from.checked_add(usize::try_from(length).ok()?)?)
@@ -137,17 +137,17 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// The bytes of the input or the output; `None` where they are not all there, or are scratch.
+    /// `length` bytes of the input or output; `None` where they are out of range, or in scratch memory.
     pub(crate) fn read(&mut self, place: Place, length: u64) -> Option<&[u8]> {
-        self.again().into_read(place, length)
+        self.reborrow().into_read(place, length)
     }
 
-    /// The same, to be written. The input never is, but where it is the output too.
+    /// `length` writable bytes of the output; `None` where they are out of range. The input is read-only.
     pub(crate) fn write(&mut self, place: Place, length: u64) -> Option<&mut [u8]> {
-        self.again().into_write(place, length)
+        self.reborrow().into_write(place, length)
     }
 
-    /// [`Data::read`] of a view that is not needed any more.
+    /// [`Data::read`] that consumes the view.
     pub(crate) fn into_read(self, place: Place, length: u64) -> Option<&'a [u8]> {
         let offset = place.offset;
         match (self, place.space) {
@@ -159,7 +159,7 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// [`Data::write`] of a view that is not needed any more.
+    /// [`Data::write`] that consumes the view.
     pub(crate) fn into_write(self, place: Place, length: u64) -> Option<&'a mut [u8]> {
         let offset = place.offset;
         match (self, place.space) {
@@ -169,15 +169,15 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// The same view, for a shorter time.
-    pub(crate) fn again(&mut self) -> Data<'_> {
+    /// A copy of this view with a shorter lifetime.
+    pub(crate) fn reborrow(&mut self) -> Data<'_> {
         match self {
             Self::Apart(from, to) => Data::Apart(from, to),
             Self::InPlace(all, bases) => Data::InPlace(all, *bases),
         }
     }
 
-    /// From the input to the output; whether both were there.
+    /// Copies from the input to the output. Returns false if a range is out of bounds.
     pub(crate) fn copy_across(&mut self, from: u64, to: u64, length: u64) -> bool {
         let copied = match self {
             Self::Apart(input, output) => range(0, from, length)
@@ -197,7 +197,7 @@ impl<'a> Data<'a> {
     }
 }
 
-/// Owned memory of any type of element.
+/// Owned memory of any element type.
 pub(crate) trait Owned {
     fn data(&mut self) -> Data<'_>;
     fn into_any(self: Box<Self>) -> Box<dyn Any>;

@@ -1,4 +1,4 @@
-//! The communicator: what a program calls.
+//! The communicator: the type that a program calls.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,33 +13,34 @@ use crate::control::{Control, Lease};
 use crate::driver::{Borrowed, Driver};
 use crate::element::Element;
 use crate::error::CommError;
-use crate::establish::GOODBYE;
+use crate::establish::EXCHANGE_GOODBYE;
 use crate::machine::{Collective, Failure, Task, TaskId, Waiting};
 
-/// A sleeping rank looks after its group this often.
-const NAP: Duration = Duration::from_millis(20);
-/// A rank that only polls looks after its group after so many turns.
-const TURNS: u32 = 256;
-/// How long a communicator that is dropped without being closed waits for the acknowledgements of what it sent.
+/// How often a sleeping rank checks the state of its group.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
+/// A rank that polls without sleeping checks the state of its group once in so many iterations.
+const POLLS_PER_CHECK: u32 = 256;
+/// How long a communicator that is dropped without being closed waits for acknowledgements.
 const LINGER: Duration = Duration::from_millis(200);
-/// A group that has failed may have told its ranks why in band: for so long that is waited for.
+/// How long to wait, after the controller reported a failed group, for the in-band report with the cause.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
-/// A collective that runs on. Must be waited for: its memory stays with the communicator otherwise.
-#[must_use = "a collective that runs on must be waited for"]
+/// A non-blocking collective that is running. Pass it to [`Communicator::wait`]: until then the communicator keeps
+/// its memory.
+#[must_use = "a running collective must be waited for"]
 #[derive(Debug)]
 pub struct Request<T> {
     task: TaskId,
     collective: Collective,
-    /// Of which establishing.
+    /// The value of `Communicator::attempts` when it was started.
     attempt: u64,
     _type: PhantomData<T>,
 }
 
-/// One rank of a job: its group of ranks, and collectives among them. All ranks call the same collectives in the same order.
+/// One rank of a job, connected with all others. All ranks call the same collectives in the same order.
 ///
-/// Belongs to one thread. Collectives go on while it is in a call: a blocking one, [`Communicator::wait`],
-/// [`Communicator::test`] or [`Communicator::progress`]. With a hardware RNIC, what is posted moves by itself.
+/// Use it from one thread. Collectives progress only during a call: a blocking collective, [`Communicator::wait`],
+/// [`Communicator::test`] or [`Communicator::progress`]. A hardware RNIC also moves posted work between calls.
 pub struct Communicator {
     pub(crate) config: CommConfig,
     pub(crate) rnic: Box<dyn Rnic>,
@@ -48,27 +49,28 @@ pub struct Communicator {
     pub(crate) driver: Option<Driver>,
     pub(crate) path: CommPath,
     pub(crate) generation: Option<u64>,
-    /// The ranks' hosts, where known.
+    /// Host name of each rank, where known.
     pub(crate) names: Vec<String>,
+    /// How often [`Communicator::establish`] has run. A [`Request`] of an earlier attempt is void.
     pub(crate) attempts: u64,
-    /// The next call must establish the group again.
+    /// True if the next call must establish the group again.
     pub(crate) broken: bool,
-    /// The group came about, and failed before this rank saw it: the next call fails alike.
-    pub(crate) stillborn: Option<CommError>,
+    /// The group was created and failed before this rank saw it. The next call returns this error.
+    pub(crate) pending_failure: Option<CommError>,
 }
 
-/// What a call comes to: the task, and where in memory that is used in place its input and output are.
-struct Shape {
+/// A checked call: the task, and where its input and output begin in memory that is used in place.
+struct CheckedCall {
     task: Task,
     bases: Bases,
 }
 
 impl Communicator {
-    /// Connects this rank with all others of its job, over `rnic`; waits until all have come.
+    /// Connects this rank with all others of its job over `rnic`. Waits until all have joined.
     ///
     /// # Errors
-    /// A value out of its bounds; the controller cannot be reached or refuses; not all ranks come in time; with
-    /// [`crate::Fallback::Forbidden`] the group cannot be had in the network.
+    /// A value is out of bounds; the controller cannot be reached or refuses; not all ranks join in time; with
+    /// [`crate::Fallback::Forbidden`] the network cannot provide the group.
     pub fn connect(config: CommConfig, rnic: Box<dyn Rnic>) -> Result<Self, CommError> {
         config.check()?;
         let mut communicator = Self {
@@ -84,28 +86,28 @@ impl Communicator {
             names: Vec::new(),
             attempts: 0,
             broken: true,
-            stillborn: None,
+            pending_failure: None,
         };
         communicator.establish()?;
         Ok(communicator)
     }
 
-    /// This rank.
+    /// Number of this rank.
     pub fn rank(&self) -> u16 {
         self.config.rank
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn size(&self) -> u16 {
         self.config.size
     }
 
-    /// Which way its collectives take, and why.
+    /// The path that its collectives take, and the reason.
     pub fn path(&self) -> &CommPath {
         &self.path
     }
 
-    /// What it was made with.
+    /// The configuration that it was created with.
     pub fn config(&self) -> &CommConfig {
         &self.config
     }
@@ -115,10 +117,11 @@ impl Communicator {
         &*self.rnic
     }
 
-    /// Reduces all ranks' elements, one by one, and gives the result to all. Every rank has equally many.
+    /// Reduces the elements of all ranks, index by index, and returns the result at all ranks. Every rank passes the
+    /// same number of elements.
     ///
     /// # Errors
-    /// Any [`CommError`]; all ranks fail alike, though perhaps for other reasons.
+    /// Any [`CommError`]. All ranks fail, possibly with different errors.
     pub fn allreduce<'a, T: Element>(
         &mut self,
         buffers: impl Into<Buffers<'a, T>>,
@@ -127,7 +130,7 @@ impl Communicator {
         self.blocking(Collective::AllReduce, operation, buffers.into())
     }
 
-    /// Reduces all ranks' elements, and gives the result to `root`. The others may pass what they contribute alone.
+    /// Reduces the elements of all ranks and returns the result at `root`. The other ranks may pass an input only.
     ///
     /// # Errors
     /// Any [`CommError`].
@@ -140,7 +143,7 @@ impl Communicator {
         self.blocking(Collective::Reduce { root }, operation, buffers.into())
     }
 
-    /// Gives what `root` has to all.
+    /// Copies the buffer of `root` to all ranks.
     ///
     /// # Errors
     /// Any [`CommError`].
@@ -160,8 +163,8 @@ impl Communicator {
         self.blocking::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
     }
 
-    /// Reduces all ranks' elements and gives rank i the i-th block of the result. The input has as many blocks as there are ranks; in
-    /// place, the result is where this rank's block was, and the other blocks stay as they are.
+    /// Reduces the elements of all ranks and returns block i of the result at rank i. The input has one block for
+    /// each rank. In place, the result replaces this rank's block and the other blocks are unchanged.
     ///
     /// # Errors
     /// Any [`CommError`].
@@ -173,8 +176,8 @@ impl Communicator {
         self.blocking(Collective::ReduceScatter, operation, buffers.into())
     }
 
-    /// Gives all ranks' blocks to all. The output has as many blocks as there are ranks; in place, this rank's contribution is where
-    /// its block is.
+    /// Collects the blocks of all ranks at every rank. The output has one block for each rank. In place, this rank's
+    /// contribution is the block at its own index.
     ///
     /// # Errors
     /// Any [`CommError`].
@@ -182,10 +185,10 @@ impl Communicator {
         self.blocking(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
-    /// [`Communicator::allreduce`] that runs on.
+    /// Non-blocking [`Communicator::allreduce`].
     ///
     /// # Errors
-    /// Those that are known at once.
+    /// Errors that are known when the call is made.
     pub fn iallreduce<T: Element>(
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
@@ -194,10 +197,10 @@ impl Communicator {
         self.begin(Collective::AllReduce, operation, buffers.into())
     }
 
-    /// [`Communicator::reduce`] that runs on. At all ranks but `root` the result is as the memory was.
+    /// Non-blocking [`Communicator::reduce`]. At all ranks but `root` the memory is returned unchanged.
     ///
     /// # Errors
-    /// Those that are known at once.
+    /// Errors that are known when the call is made.
     pub fn ireduce<T: Element>(
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
@@ -207,10 +210,10 @@ impl Communicator {
         self.begin(Collective::Reduce { root }, operation, buffers.into())
     }
 
-    /// [`Communicator::broadcast`] that runs on.
+    /// Non-blocking [`Communicator::broadcast`].
     ///
     /// # Errors
-    /// Those that are known at once.
+    /// Errors that are known when the call is made.
     pub fn ibroadcast<T: Element>(&mut self, buffer: Vec<T>, root: u16) -> Result<Request<T>, CommError> {
         self.begin(
             Collective::Broadcast { root },
@@ -219,10 +222,10 @@ impl Communicator {
         )
     }
 
-    /// [`Communicator::barrier`] that runs on.
+    /// Non-blocking [`Communicator::barrier`].
     ///
     /// # Errors
-    /// Those that are known at once.
+    /// Errors that are known when the call is made.
     pub fn ibarrier(&mut self) -> Result<Request<u8>, CommError> {
         self.begin(
             Collective::Barrier,
@@ -231,10 +234,10 @@ impl Communicator {
         )
     }
 
-    /// [`Communicator::reduce_scatter`] that runs on.
+    /// Non-blocking [`Communicator::reduce_scatter`].
     ///
     /// # Errors
-    /// Those that are known at once.
+    /// Errors that are known when the call is made.
     pub fn ireduce_scatter<T: Element>(
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
@@ -243,10 +246,10 @@ impl Communicator {
         self.begin(Collective::ReduceScatter, operation, buffers.into())
     }
 
-    /// [`Communicator::allgather`] that runs on.
+    /// Non-blocking [`Communicator::allgather`].
     ///
     /// # Errors
-    /// Those that are known at once.
+    /// Errors that are known when the call is made.
     pub fn iallgather<T: Element>(
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
@@ -254,10 +257,10 @@ impl Communicator {
         self.begin(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
-    /// Waits for the end of a collective, and gives its result: the output, or, in place, all of the memory.
+    /// Waits until a non-blocking collective ends. Returns its output buffer; in place, the whole buffer.
     ///
     /// # Errors
-    /// Any [`CommError`]; the memory is lost then.
+    /// Any [`CommError`]. The buffers are lost in that case.
     pub fn wait<T: Element>(&mut self, request: Request<T>) -> Result<Vec<T>, CommError> {
         if request.attempt != self.attempts {
             return Err(CommError::Aborted);
@@ -267,7 +270,7 @@ impl Communicator {
         Ok(data.map(|d| d.buffers.into_output()).unwrap_or_default())
     }
 
-    /// Whether a collective has ended; lets all go on a bit. Never waits.
+    /// Returns true if a non-blocking collective has ended. Progresses all collectives first, and never waits.
     ///
     /// # Errors
     /// The RNIC or the group has failed.
@@ -279,25 +282,26 @@ impl Communicator {
         Ok(self.driver.as_ref().is_none_or(|d| d.is_done(request.task)))
     }
 
-    /// Lets all collectives go on a bit; whether there was anything to do. Never waits.
+    /// Progresses all collectives without waiting. Returns true if there was work to do.
     ///
     /// # Errors
     /// The RNIC or the group has failed.
     pub fn progress(&mut self) -> Result<bool, CommError> {
-        let worked = self.turn(None)?;
+        let worked = self.poll_driver(None)?;
         if !worked {
-            self.look_after_group()?;
+            self.check_group()?;
         }
         Ok(worked)
     }
 
-    /// Waits until all ranks close, so that nobody misses an answer; then leaves. The group is destroyed.
+    /// Waits until all ranks close, so that each rank receives its last messages, then leaves. Rank 0 destroys the
+    /// group.
     ///
     /// # Errors
-    /// Not all ranks close in time, or the RNIC failed. It is left all the same.
+    /// Not all ranks close in time, or the RNIC failed. The rank leaves in either case.
     pub fn close(mut self) -> Result<(), CommError> {
-        let result = self.goodbye();
-        self.tear_down();
+        let result = self.wait_for_goodbyes();
+        self.release();
         self.lease = None;
         if let Some(control) = &self.control {
             control.leave();
@@ -312,39 +316,39 @@ impl Communicator {
         result
     }
 
-    fn goodbye(&mut self) -> Result<(), CommError> {
+    fn wait_for_goodbyes(&mut self) -> Result<(), CommError> {
         if self.broken || self.config.size == 1 || self.config.is_interrupted() {
             return Ok(());
         }
         let patience = self.config.timeouts.close;
         self.drain(patience)?;
-        let answer = self.exchange(GOODBYE, Vec::new(), patience)?;
+        let answer = self.exchange(EXCHANGE_GOODBYE, Vec::new(), patience)?;
         self.await_answer(&answer, patience)?;
         Ok(())
     }
 
-    /// Waits until all that was sent is acknowledged, or `patience` is over.
+    /// Waits until every send is acknowledged, at most for `patience`.
     fn drain(&mut self, patience: Duration) -> Result<(), CommError> {
         let start = Instant::now();
         while let Some(driver) = &self.driver
             && !driver.machine().is_drained()
             && start.elapsed() < patience
         {
-            if !self.turn(None)? {
-                self.rnic.wait(NAP.min(patience))?;
+            if !self.poll_driver(None)? {
+                self.rnic.wait(SLEEP_MAX.min(patience))?;
             }
         }
         Ok(())
     }
 
-    /// Checks a call, and lays its memory out. `output` is `None` where input and output are one memory.
-    fn shape(
+    /// Checks a call and lays out its memory. `output` is `None` where input and output share one buffer.
+    fn check_call(
         &self,
         collective: Collective,
         operation: Operation,
         data_type: DataType,
         (input, output): (usize, Option<usize>),
-    ) -> Result<Shape, CommError> {
+    ) -> Result<CheckedCall, CommError> {
         let (rank, size) = (self.config.rank, self.config.size);
         if let Collective::Reduce { root } | Collective::Broadcast { root } = collective
             && root >= size
@@ -360,34 +364,40 @@ impl Communicator {
         }
         let ranks = usize::from(size);
         let (fits, expected, elements) = match collective {
-            Collective::AllReduce => (output.is_none_or(|o| o == input), "as many out as in", input),
-            Collective::Reduce { root } if root == rank => {
-                (output.is_none_or(|o| o == input), "as many out as in", input)
-            }
+            Collective::AllReduce => (
+                output.is_none_or(|o| o == input),
+                "input and output of equal length",
+                input,
+            ),
+            Collective::Reduce { root } if root == rank => (
+                output.is_none_or(|o| o == input),
+                "input and output of equal length",
+                input,
+            ),
             Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier => {
                 (true, "", input)
             }
             Collective::ReduceScatter => match output {
                 Some(output) => (
                     output.checked_mul(ranks) == Some(input),
-                    "a block for each rank in, one out",
+                    "one input block for each rank, one output block",
                     output,
                 ),
                 None => (
                     input.is_multiple_of(ranks),
-                    "a block for each rank",
+                    "one block for each rank",
                     input / ranks,
                 ),
             },
             Collective::AllGather => match output {
                 Some(output) => (
                     input.checked_mul(ranks) == Some(output),
-                    "one block in, one for each rank out",
+                    "one input block, one output block for each rank",
                     input,
                 ),
                 None => (
                     input.is_multiple_of(ranks),
-                    "a block for each rank",
+                    "one block for each rank",
                     input / ranks,
                 ),
             },
@@ -419,7 +429,7 @@ impl Communicator {
             },
             _ => Bases::default(),
         };
-        Ok(Shape {
+        Ok(CheckedCall {
             task: Task {
                 collective,
                 operation: if reduces { operation } else { Operation::Sum },
@@ -431,16 +441,16 @@ impl Communicator {
         })
     }
 
-    /// Starts a task, in a group that is joined again where it must be.
+    /// Starts a task. Joins the group again first if it is broken.
     fn start(&mut self, task: Task, owned: Option<Box<dyn Owned>>) -> Result<TaskId, CommError> {
         if !self.broken {
-            // Between calls nobody looks.
-            self.look_after_group()?;
+            // Nothing checks the group between calls.
+            self.check_group()?;
         }
-        if self.broken && self.stillborn.is_none() {
+        if self.broken && self.pending_failure.is_none() {
             self.establish()?;
         }
-        if let Some(error) = self.stillborn.take() {
+        if let Some(error) = self.pending_failure.take() {
             return Err(error);
         }
         match &mut self.driver {
@@ -455,11 +465,11 @@ impl Communicator {
         operation: Operation,
         buffers: Buffers<'_, T>,
     ) -> Result<(), CommError> {
-        let shape = self.shape(collective, operation, T::DATA_TYPE, buffers.lengths())?;
-        let task = self.start(shape.task, None)?;
+        let checked = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
+        let task = self.start(checked.task, None)?;
         let mut borrowed = Borrowed {
             task,
-            data: Data::new(buffers, shape.bases),
+            data: Data::new(buffers, checked.bases),
         };
         self.run(task, collective, Some(&mut borrowed))?;
         Ok(())
@@ -471,13 +481,13 @@ impl Communicator {
         operation: Operation,
         buffers: OwnedBuffers<T>,
     ) -> Result<Request<T>, CommError> {
-        let shape = self.shape(collective, operation, T::DATA_TYPE, buffers.lengths())?;
+        let checked = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
         let owned = OwnedData {
             buffers,
-            bases: shape.bases,
+            bases: checked.bases,
         };
-        let task = self.start(shape.task, Some(Box::new(owned)))?;
-        self.turn(None)?;
+        let task = self.start(checked.task, Some(Box::new(owned)))?;
+        self.poll_driver(None)?;
         Ok(Request {
             task,
             collective,
@@ -486,8 +496,8 @@ impl Communicator {
         })
     }
 
-    /// One turn of the driver.
-    fn turn(&mut self, borrowed: Option<&mut Borrowed<'_>>) -> Result<bool, CommError> {
+    /// One iteration of the driver. Returns true if there was work to do.
+    fn poll_driver(&mut self, borrowed: Option<&mut Borrowed<'_>>) -> Result<bool, CommError> {
         let Some(driver) = &mut self.driver else {
             return Ok(false);
         };
@@ -501,8 +511,8 @@ impl Communicator {
         }
     }
 
-    /// Fails where the group has.
-    fn look_after_group(&mut self) -> Result<(), CommError> {
+    /// Returns an error if the group has failed.
+    fn check_group(&mut self) -> Result<(), CommError> {
         match self.lost_group() {
             Some(error) => {
                 self.lease = None;
@@ -513,7 +523,7 @@ impl Communicator {
         }
     }
 
-    /// Ends all traffic; the next call establishes the group again.
+    /// Fails all queue pairs. The next call establishes the group again.
     fn give_up(&mut self) {
         self.broken = true;
         let qpns = self.driver.as_ref().map(Driver::qpns).unwrap_or_default();
@@ -524,7 +534,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for a task's end.
+    /// Runs the driver until a task ends.
     fn run(
         &mut self,
         task: TaskId,
@@ -532,10 +542,10 @@ impl Communicator {
         mut borrowed: Option<&mut Borrowed<'_>>,
     ) -> Result<Option<Box<dyn Owned>>, CommError> {
         let start = Instant::now();
-        let (mut turns, mut idle_since) = (0_u32, None);
+        let (mut polls, mut idle_since) = (0_u32, None);
         let mut lost: Option<(Instant, CommError)> = None;
         loop {
-            let worked = self.turn(borrowed.as_deref_mut())?;
+            let worked = self.poll_driver(borrowed.as_deref_mut())?;
             let Some(driver) = &mut self.driver else {
                 return Err(CommError::Aborted);
             };
@@ -552,10 +562,10 @@ impl Communicator {
                 driver.abandon(task);
                 return Err(CommError::Aborted);
             }
-            turns = turns.wrapping_add(1);
+            polls = polls.wrapping_add(1);
             if worked {
                 idle_since = None;
-                if !turns.is_multiple_of(TURNS) {
+                if !polls.is_multiple_of(POLLS_PER_CHECK) {
                     continue;
                 }
             }
@@ -566,7 +576,7 @@ impl Communicator {
                     !worked && idle_since.get_or_insert_with(Instant::now).elapsed() >= spin
                 }
             };
-            if sleeps || turns.is_multiple_of(TURNS) {
+            if sleeps || polls.is_multiple_of(POLLS_PER_CHECK) {
                 match lost {
                     None => lost = self.lost_group().map(|error| (Instant::now(), error)),
                     Some((at, error)) if at.elapsed() >= GRACE => {
@@ -588,18 +598,18 @@ impl Communicator {
                 }
                 if sleeps {
                     let left = self.config.timeouts.collective - after;
-                    self.rnic.wait(NAP.min(left))?;
+                    self.rnic.wait(SLEEP_MAX.min(left))?;
                 }
             } else if self.config.progress == Progress::Spin {
                 std::hint::spin_loop();
             } else {
-                // Whom this rank waits for may want this very core.
+                // The rank that this one waits for may run on the same core.
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Forgets a task whose caller does not wait any more.
+    /// Forgets a task whose caller no longer waits.
     fn abandon(&mut self, task: TaskId) {
         if let Some(driver) = &mut self.driver {
             driver.abandon(task);
@@ -608,7 +618,7 @@ impl Communicator {
 
     fn timed_out(&mut self, task: TaskId, collective: Collective, after: Duration) -> CommError {
         let waiting = self.driver.as_ref().and_then(|d| d.machine().waiting_for());
-        let mut missing = self.waited_for();
+        let mut missing = self.missing_ranks();
         if let Some(Waiting::Peers(ranks)) = &waiting {
             missing = ranks.iter().map(|&r| self.name(r)).collect();
         }
@@ -617,12 +627,12 @@ impl Communicator {
         CommError::TimedOut {
             collective,
             after,
-            what: waiting.map_or_else(|| "its end".to_owned(), |w| w.to_string()),
+            what: waiting.map_or_else(|| "completion".to_owned(), |w| w.to_string()),
             missing,
         }
     }
 
-    /// Reproducible sums were asked for, and the group does not give them.
+    /// The error where reproducible sums are required and the group does not provide them.
     pub(crate) fn not_reproducible(&self) -> CommError {
         CommError::NotReproducible {
             group: self.config.job.clone(),
@@ -659,11 +669,11 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if self.driver.is_some() && !self.broken {
-            // What others wait for should have come to them.
+            // Other ranks may wait for messages that are still unacknowledged.
             if let Err(error) = self.drain(LINGER) {
                 tracing::debug!(%error, "draining");
             }
         }
-        self.tear_down();
+        self.release();
     }
 }

@@ -1,4 +1,4 @@
-//! What a communicator is made with, and what it came to.
+//! Configuration of a communicator, and the path that it uses.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -15,44 +15,44 @@ use crate::error::CommError;
 /// How a rank waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
-    /// Polls without a pause: a busy core, the least latency.
+    /// Polls without a pause. Uses a whole core; lowest latency.
     Spin,
-    /// Sleeps where there is nothing to do.
+    /// Sleeps while there is nothing to do.
     #[default]
     Sleep,
     /// Polls for so long, then sleeps.
     SpinThenSleep(Duration),
 }
 
-/// Whether algorithms between hosts may take the place of those in the network.
+/// Whether host-based algorithms may replace those in the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fallback {
-    /// Where the group cannot be had in the network; it is said aloud.
+    /// Where the network cannot provide the group. A warning is logged.
     #[default]
     Allowed,
-    /// Never: an error instead.
+    /// Never. The call fails instead.
     Forbidden,
-    /// Nothing else: the network is not asked.
+    /// Always. The network is not asked.
     Only,
 }
 
-/// How long things may take.
+/// Time-outs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Until all ranks have joined and the group is there.
+    /// Until all ranks have joined and the group is active.
     pub join: Duration,
-    /// Until a collective has ended: then it fails with an error that names what it waited for.
+    /// Until a collective has ended. It then fails with an error that names what it waited for.
     pub collective: Duration,
     /// Until the first hop has answered ARP.
     pub resolve: Duration,
-    /// Until all ranks have said goodbye, in [`crate::Communicator::close`].
+    /// Until all ranks have called [`crate::Communicator::close`].
     pub close: Duration,
-    /// How long the controller waits for a rank that it has lost before it fails the group at the others.
+    /// How long the controller waits for a rank that lost its connection before it fails the group.
     pub lease: Duration,
 }
 
 impl Default for Timeouts {
-    /// A minute to join and for each collective, five seconds for the rest.
+    /// One minute to join and for each collective, five seconds for the others.
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self {
@@ -65,24 +65,24 @@ impl Default for Timeouts {
     }
 }
 
-/// What a communicator is made with. All but `rank`, `host`, `first_psn`, `timeouts`, `progress` and `interrupt` must be the
-/// same at all ranks.
+/// Configuration of a communicator. All fields but `rank`, `host`, `first_psn`, `timeouts`, `progress` and
+/// `interrupt` must be the same at all ranks.
 #[derive(Clone, Debug)]
 pub struct CommConfig {
-    /// Where the controller listens.
+    /// Address of the controller.
     pub controller: Address,
-    /// What protects the connection to it.
+    /// Transport security of the connection to the controller.
     pub security: Security,
-    /// The job's name, which is the group's.
+    /// Name of the job, which is also the name of the group.
     pub job: String,
     /// This rank, below `size`.
     pub rank: u16,
-    /// Ranks of the job, 1 to 1024.
+    /// Number of ranks of the job, 1 to 1024.
     pub size: u16,
-    /// This host's name, as the controller knows it.
+    /// Name of this host, as the controller knows it.
     pub host: String,
-    /// How many lanes the group has, sub-groups of the same ranks that several workers of a switch share: 1 to 16. 0: as
-    /// many as the group has, which one that is not there yet is made with one.
+    /// Number of lanes of the group, 1 to 16. Lanes are sub-groups of the same ranks; each may belong to another
+    /// worker of a switch. 0: as many as an existing group has; a new group gets one.
     pub lanes: u8,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
@@ -90,33 +90,34 @@ pub struct CommConfig {
     pub window_packets: u32,
     /// Packets of a full message (EPIC's M), at most the window.
     pub message_packets: u32,
-    /// Sums are bit-identical for any order of arrival, for more memory in the switches.
+    /// Whether sums are bit-identical for any order of arrival. Uses more memory in the switches.
     pub reproducible: bool,
-    /// Sums of integers stop at the ends of their range instead of wrapping.
+    /// Whether integer sums saturate instead of wrapping.
     pub saturate: bool,
-    /// Who repairs losses.
+    /// Which side repairs losses.
     pub loss: LossPolicy,
-    /// How ranks that wait for a late one are kept alive.
+    /// How the ranks that wait for a late one are kept alive.
     pub straggler: StragglerPolicy,
     /// Time-out exponent of the queue pair: 4.096 us * 2^t; 1 to 31.
     pub qp_timeout: u8,
-    /// Retries of the queue pair without progress; 7 for ever, where the device reads it so.
+    /// Retries of the queue pair without progress. 7 means no limit, where the device reads it so.
     pub retry_cnt: u8,
-    /// PSN of the first packet that this rank sends to its group. `None`: drawn at random, so that nothing old is taken for new.
+    /// PSN of the first packet that this rank sends to its group. `None`: random, so that packets of an earlier
+    /// connection are not accepted.
     pub first_psn: Option<Psn>,
-    /// How long things may take.
+    /// Time-outs.
     pub timeouts: Timeouts,
     /// How this rank waits.
     pub progress: Progress,
-    /// Whether algorithms between hosts may be used.
+    /// Whether host-based algorithms may be used.
     pub fallback: Fallback,
-    /// Set by anybody, it ends what this rank waits for with [`CommError::Interrupted`].
+    /// Set to true from any thread, it ends every wait of this rank with [`CommError::Interrupted`].
     pub interrupt: Option<Arc<AtomicBool>>,
 }
 
 impl CommConfig {
-    /// Rank `rank` of `size` of a job: path MTU 1024, 64 packets in flight in messages of 16, repair by the switch, 67 ms of QP
-    /// time-out, sleeping, algorithms between hosts allowed.
+    /// Rank `rank` of `size` of a job. Path MTU 1024, 64 packets in flight in messages of 16, repair by the switch,
+    /// 67 ms of QP time-out, sleeping, host-based algorithms allowed.
     pub fn new(
         controller: Address,
         job: impl Into<String>,
@@ -187,23 +188,23 @@ impl CommConfig {
     }
 }
 
-/// Which way a communicator's collectives take.
+/// The path that the collectives of a communicator take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommPath {
-    /// Through the switches, which compute.
+    /// The switches compute.
     InNetwork {
-        /// The group's address; of several lanes that of the first.
+        /// Address of the group; with several lanes, of the first lane.
         mcst_id: Ipv4Addr,
-        /// How many lanes it has.
+        /// Number of lanes.
         lanes: u8,
-        /// The generation of its rules.
+        /// Generation of the group's rules.
         generation: u64,
-        /// The switches that ranks are at, in the order of their names.
+        /// Switches that ranks are attached to, ordered by name.
         switches: Vec<String>,
     },
-    /// Between the hosts.
+    /// The hosts compute among themselves.
     HostBased {
-        /// Why.
+        /// Why the network is not used.
         reason: String,
     },
 }

@@ -1,5 +1,5 @@
-//! The line to the controller: a thread with a small runtime of its own, which holds the group's lease (the stream of InitGroup)
-//! as long as the rank is in it. The rank's thread never crosses an async boundary.
+//! The connection to the controller: a thread with its own small runtime. It holds the group's lease (the stream of
+//! InitGroup) as long as the rank is in the group. The rank's thread never crosses an async boundary.
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,12 +17,12 @@ use crate::error::ControllerError;
 
 type Client = api::controller_client::ControllerClient<Channel>;
 
-/// How soon a controller that is away is asked again.
-const AGAIN: Duration = Duration::from_millis(200);
-/// Blobs of a thousand ranks fit.
+/// Delay before a request to an unreachable controller is repeated.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// Large enough for the blobs of a thousand ranks.
 const ANSWER_BYTES_MAX: usize = 1 << 28;
 
-/// What the rank's thread sees of its lease.
+/// The state of the lease, as shared with the rank's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Lease(Mutex<LeaseState>);
 
@@ -37,12 +37,12 @@ impl Lease {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest state that the controller told.
+    /// The newest state that the controller sent.
     pub(crate) fn state(&self) -> Option<Arc<api::CollectiveState>> {
         self.lock().state.clone()
     }
 
-    /// Why the stream has ended for good, once.
+    /// The error that ended the stream. Returned once.
     pub(crate) fn take_error(&self) -> Option<ControllerError> {
         self.lock().error.take()
     }
@@ -58,11 +58,11 @@ enum Command {
     Lanes(String, Duration, Reply<u8>),
 }
 
-/// An answer that is to come.
+/// The answer to a request, received later.
 pub(crate) struct Answer<T>(Receiver<Result<T, ControllerError>>);
 
 impl<T> Answer<T> {
-    /// The answer, if it is here.
+    /// Returns the answer if it has arrived.
     pub(crate) fn poll(&self) -> Option<Result<T, ControllerError>> {
         match self.0.try_recv() {
             Ok(answer) => Some(answer),
@@ -72,24 +72,24 @@ impl<T> Answer<T> {
     }
 }
 
-/// The line. Dropped, it ends the lease.
+/// The connection. Dropping it ends the lease.
 pub(crate) struct Control {
     commands: Option<mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Control {
-    /// Starts the thread; connects only when there is something to ask.
+    /// Starts the thread. It connects with the first request.
     pub(crate) fn start(address: Address, security: Security) -> Result<Self, ControllerError> {
-        let (commands, todo) = mpsc::unbounded_channel();
+        let (commands, commands_received) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|e| ControllerError::Odd { what: e.to_string() })?;
+            .map_err(|e| ControllerError::Invalid { what: e.to_string() })?;
         let thread = std::thread::Builder::new()
             .name("castnet-comm".into())
-            .spawn(move || runtime.block_on(serve(Dial { address, security }, todo)))
-            .map_err(|e| ControllerError::Odd { what: e.to_string() })?;
+            .spawn(move || runtime.block_on(serve(Dial { address, security }, commands_received)))
+            .map_err(|e| ControllerError::Invalid { what: e.to_string() })?;
         Ok(Self {
             commands: Some(commands),
             thread: Some(thread),
@@ -97,11 +97,11 @@ impl Control {
     }
 
     fn send(&self, command: Command) {
-        // Where the thread has ended, the answer says so.
+        // Where the thread has ended, `Answer::poll` returns an error.
         let _ = self.commands.as_ref().map(|c| c.send(command));
     }
 
-    /// Joins a group and stays in it. Tries for `patience` while the controller is not there.
+    /// Joins a group and holds its lease. Retries for `patience` while the controller is unreachable.
     pub(crate) fn join(&self, request: api::InitGroupRequest, patience: Duration) -> Arc<Lease> {
         let lease = Arc::new(Lease::default());
         self.send(Command::Join(Box::new(request), lease.clone(), patience));
@@ -113,14 +113,14 @@ impl Control {
         self.send(Command::Leave);
     }
 
-    /// Hands a blob to all ranks.
+    /// Sends a blob to all ranks and returns the blobs of all.
     pub(crate) fn exchange(&self, request: api::ExchangeRequest, patience: Duration) -> Answer<Vec<Vec<u8>>> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Exchange(Box::new(request), patience, reply));
         Answer(answer)
     }
 
-    /// How many lanes a collective group has; one where there is no such group yet.
+    /// Returns the number of lanes of a collective group; 1 where it does not exist yet.
     pub(crate) fn lanes(&self, group: String, patience: Duration) -> Answer<u8> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Lanes(group, patience, reply));
@@ -141,7 +141,7 @@ impl Drop for Control {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that talks with the controller has panicked");
+            tracing::error!("the thread that calls the controller has panicked");
         }
     }
 }
@@ -159,9 +159,9 @@ impl Dial {
     }
 }
 
-async fn serve(dial: Dial, mut todo: mpsc::UnboundedReceiver<Command>) {
+async fn serve(dial: Dial, mut commands_received: mpsc::UnboundedReceiver<Command>) {
     let mut holding: Option<tokio::task::JoinHandle<()>> = None;
-    while let Some(command) = todo.recv().await {
+    while let Some(command) = commands_received.recv().await {
         match command {
             Command::Join(request, lease, patience) => {
                 if let Some(before) = holding.take() {
@@ -182,7 +182,7 @@ async fn serve(dial: Dial, mut todo: mpsc::UnboundedReceiver<Command>) {
             Command::Exchange(request, patience, reply) => {
                 let dial = dial.clone();
                 tokio::spawn(async move {
-                    // Nobody waits for it any more where the rank has given up.
+                    // The receiver is gone if the rank has given up.
                     let _ = reply.send(exchange(&dial, *request, patience).await);
                 });
             }
@@ -202,8 +202,8 @@ async fn serve(dial: Dial, mut todo: mpsc::UnboundedReceiver<Command>) {
     }
 }
 
-/// Whether it is worth to ask again.
-fn may_pass(error: &ControllerError) -> bool {
+/// Returns true if a repeated request may succeed.
+fn is_transient(error: &ControllerError) -> bool {
     use castnet_proto::transport::TransportError::{Connect, Timeout};
     match error {
         ControllerError::Transport(error) => matches!(error, Connect { .. } | Timeout { .. }),
@@ -217,8 +217,8 @@ fn may_pass(error: &ControllerError) -> bool {
     }
 }
 
-/// Holds the lease until the group has failed or was refused. Once the group was active, a controller that is away is waited
-/// for: traffic needs none.
+/// Holds the lease until the group fails or is refused. Once the group was active, it retries without limit: traffic
+/// needs no controller.
 async fn hold(
     dial: &Dial,
     mut request: api::InitGroupRequest,
@@ -237,18 +237,19 @@ async fn hold(
             },
             Err(error) => error,
         };
-        if !may_pass(&error) || active.is_none() && start.elapsed() >= patience {
+        if !is_transient(&error) || active.is_none() && start.elapsed() >= patience {
             return Err(error);
         }
         tracing::debug!(%error, job = request.job, "the lease's stream broke");
         if active.is_some() {
             (request.rejoin_of, request.returns_to) = (None, active);
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
-/// One stream, to its end; whether the group has failed or was refused. Notes the generation that was active.
+/// Follows one stream to its end. Returns true if the group has failed or was refused. Stores the generation of the
+/// active group.
 async fn follow(
     dial: &Dial,
     request: &api::InitGroupRequest,
@@ -284,10 +285,10 @@ async fn exchange(
             Ok(answer) => return Ok(answer.into_inner().blobs),
             Err(error) => error,
         };
-        if !may_pass(&error) || start.elapsed() >= patience {
+        if !is_transient(&error) || start.elapsed() >= patience {
             return Err(error);
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
@@ -306,10 +307,10 @@ async fn lanes(dial: &Dial, group: String, patience: Duration) -> Result<u8, Con
             Ok(Err(status)) => status.into(),
             Err(error) => error,
         };
-        if !may_pass(&error) || start.elapsed() >= patience {
+        if !is_transient(&error) || start.elapsed() >= patience {
             return Err(error);
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 

@@ -1,4 +1,5 @@
-//! Carries a machine's actions out on an RNIC: registered slots, posted work, bytes to and from the users' memory.
+//! Executes a machine's actions on an RNIC: registers slots, posts work requests, copies bytes to and from user
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use crate::machine::{
     Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Space, Task, TaskId,
 };
 
-/// Bytes at the start of a message that a machine may want to see.
+/// Bytes offset the start of a received message that are passed to the machine.
 const HEAD: usize = 64;
 
 /// A queue pair with its slots.
@@ -21,19 +22,19 @@ struct Channel {
     receives: MemoryRegion,
 }
 
-/// A task that is not fetched yet.
+/// A task whose result has not been taken.
 struct Pending {
     kernel: Kernel,
-    /// Where it is not the caller's, who waits.
+    /// Memory of a non-blocking task. `None` for a blocking task, whose caller lends its memory.
     data: Option<Box<dyn Owned>>,
     scratch: Vec<u8>,
     result: Option<Result<(), Failure>>,
 }
 
-/// How a task ended, and its memory where that is owned.
-pub(crate) type Ended = (Result<(), Failure>, Option<Box<dyn Owned>>);
+/// Result of a task, and its memory if owned.
+pub(crate) type TaskEnd = (Result<(), Failure>, Option<Box<dyn Owned>>);
 
-/// The memory of the one task whose caller waits.
+/// Memory of the one task whose caller waits.
 pub(crate) struct Borrowed<'a> {
     pub(crate) task: TaskId,
     pub(crate) data: Data<'a>,
@@ -45,12 +46,12 @@ pub(crate) struct Driver {
     shape: ChannelShape,
     channels: Vec<Channel>,
     pending: BTreeMap<TaskId, Pending>,
-    /// A message on its way from its slot into a reduction.
+    /// Copy of a received message that is being reduced.
     message: Vec<u8>,
 }
 
 impl Driver {
-    /// Registers the slots of the machine's queue pairs, which it owns from now on, whatever it answers.
+    /// Registers the slots of the machine's queue pairs. Takes ownership of the queue pairs, also if it fails.
     pub(crate) fn new(
         rnic: &mut dyn Rnic,
         machine: Box<dyn Machine>,
@@ -101,7 +102,7 @@ impl Driver {
         }
     }
 
-    /// Gives queue pairs and memory back.
+    /// Destroys the queue pairs and deregisters their memory.
     pub(crate) fn close(&mut self, rnic: &mut dyn Rnic) {
         for channel in self.channels.drain(..) {
             close(rnic, &channel);
@@ -117,7 +118,7 @@ impl Driver {
         &*self.machine
     }
 
-    /// Begins a task whose memory is its caller's, or `data`.
+    /// Starts a task. Its memory is `data`, or is lent by its caller.
     pub(crate) fn start(&mut self, task: Task, data: Option<Box<dyn Owned>>) -> TaskId {
         let scratch = self.machine.scratch_bytes(&task) as usize;
         let id = self.machine.start(task);
@@ -133,24 +134,24 @@ impl Driver {
         id
     }
 
-    /// Whether a task has ended.
+    /// Returns true if a task has ended.
     pub(crate) fn is_done(&self, task: TaskId) -> bool {
         self.pending.get(&task).is_none_or(|p| p.result.is_some())
     }
 
-    /// How a task ended, and its memory; `None` while it runs.
-    pub(crate) fn take(&mut self, task: TaskId) -> Option<Ended> {
+    /// Result and memory of a task; `None` while it runs.
+    pub(crate) fn take(&mut self, task: TaskId) -> Option<TaskEnd> {
         let result = self.pending.get(&task)?.result?;
         let pending = self.pending.remove(&task)?;
         Some((result, pending.data))
     }
 
-    /// Forgets a task: what still comes for it is lost.
+    /// Forgets a task. Messages that still arrive for it are dropped.
     pub(crate) fn abandon(&mut self, task: TaskId) -> Option<Box<dyn Owned>> {
         self.pending.remove(&task)?.data
     }
 
-    /// Polls the RNIC and does all that can be done now; whether there was anything.
+    /// Polls the RNIC, handles completions and executes actions. Returns true if there was work to do.
     pub(crate) fn progress(
         &mut self,
         rnic: &mut dyn Rnic,
@@ -164,7 +165,7 @@ impl Driver {
             let channel = ChannelId(index as u16);
             while let Some(completion) = rnic.poll_recv_completion(qpn) {
                 worked = true;
-                // Those that are flushed follow from another one's end.
+                // A flushed receive follows an error that is reported with its own completion.
                 if completion.status == Status::Flushed {
                     continue;
                 }
@@ -177,8 +178,8 @@ impl Driver {
                 let mut head = [0; HEAD];
                 let head = &mut head[..HEAD.min(completion.byte_len as usize)];
                 if completion.imm.is_some() {
-                    let at = u64::from(slot) * u64::from(self.shape.slot_bytes);
-                    rnic.read_memory(self.channels[index].receives.key, at, head)?;
+                    let offset = u64::from(slot) * u64::from(self.shape.slot_bytes);
+                    rnic.read_memory(self.channels[index].receives.key, offset, head)?;
                 }
                 self.machine.handle(Event::Received {
                     channel,
@@ -204,7 +205,7 @@ impl Driver {
         Ok(polled || worked)
     }
 
-    /// Does what the machine wants; whether it wanted anything.
+    /// Executes the machine's actions. Returns true if there were any.
     pub(crate) fn carry_out(
         &mut self,
         rnic: &mut dyn Rnic,
@@ -223,22 +224,24 @@ impl Driver {
                     content,
                     immediate,
                 } => {
-                    let at = u64::from(slot) * u64::from(self.shape.slot_bytes);
-                    let Some(here) = self.channels.get(usize::from(channel.0)) else {
+                    let offset = u64::from(slot) * u64::from(self.shape.slot_bytes);
+                    let Some(queue_pair) = self.channels.get(usize::from(channel.0)) else {
                         continue;
                     };
-                    let (qpn, key) = (here.qpn, here.sends.key);
+                    let (qpn, key) = (queue_pair.qpn, queue_pair.sends.key);
                     let length = match content {
                         Content::Control(bytes) => {
-                            rnic.write_memory(key, at, &bytes)?;
+                            rnic.write_memory(key, offset, &bytes)?;
                             bytes.len() as u32
                         }
                         Content::Data { length: 0, .. } => 0,
                         Content::Data { from, length } => {
                             let bytes = self.bytes(task, borrowed.as_deref_mut(), from, length.into());
                             match bytes {
-                                Some(bytes) => rnic.write_memory(key, at, bytes)?,
-                                None => tracing::error!(?task, ?from, length, "no such bytes to send"),
+                                Some(bytes) => rnic.write_memory(key, offset, bytes)?,
+                                None => {
+                                    tracing::error!(?task, ?from, length, "bytes to send are out of range")
+                                }
                             }
                             length
                         }
@@ -246,11 +249,7 @@ impl Driver {
                     let local = if length == 0 {
                         LocalSlice::EMPTY
                     } else {
-                        LocalSlice {
-                            key,
-                            offset: at,
-                            length,
-                        }
+                        LocalSlice { key, offset, length }
                     };
                     let op = immediate.map_or(SendOp::Send, SendOp::SendImm);
                     rnic.post_send(qpn, SendWr::new(wr, op, local))?;
@@ -288,16 +287,16 @@ impl Driver {
     }
 
     fn post_receive(&self, rnic: &mut dyn Rnic, channel: ChannelId, slot: u32) -> Result<(), RnicError> {
-        let Some(here) = self.channels.get(usize::from(channel.0)) else {
+        let Some(queue_pair) = self.channels.get(usize::from(channel.0)) else {
             return Ok(());
         };
         let bytes = self.shape.slot_bytes;
         rnic.post_recv(
-            here.qpn,
+            queue_pair.qpn,
             RecvWr {
                 wr_id: slot.into(),
                 local: LocalSlice {
-                    key: here.receives.key,
+                    key: queue_pair.receives.key,
                     offset: u64::from(slot) * u64::from(bytes),
                     length: bytes,
                 },
@@ -305,7 +304,7 @@ impl Driver {
         )
     }
 
-    /// Bytes of a task, to be read.
+    /// Readable bytes of a task.
     fn bytes<'b>(
         &'b mut self,
         task: TaskId,
@@ -319,12 +318,12 @@ impl Driver {
         }
         match borrowed.filter(|b| b.task == task) {
             Some(borrowed) => borrowed.data.read(place, length),
-            // What is owned is made to a view anew each time; the view ends, its bytes stay.
+            // `into_read` takes a view by value: the lifetime of its result does not depend on the view.
             None => pending.data.as_mut()?.data().into_read(place, length),
         }
     }
 
-    /// Takes a message out of its slot. Where its task has been abandoned, it is lost.
+    /// Copies a message out of its slot. The message of an abandoned task is dropped.
     fn deliver(
         &mut self,
         rnic: &mut dyn Rnic,
@@ -334,22 +333,22 @@ impl Driver {
         combine: Option<Place>,
         mut borrowed: Option<&mut Borrowed<'_>>,
     ) -> Result<(), RnicError> {
-        let Some(here) = self.channels.get(usize::from(channel.0)) else {
+        let Some(queue_pair) = self.channels.get(usize::from(channel.0)) else {
             return Ok(());
         };
-        let (key, at) = (
-            here.receives.key,
+        let (key, offset) = (
+            queue_pair.receives.key,
             u64::from(slot) * u64::from(self.shape.slot_bytes),
         );
         let Some(with) = combine else {
             return match self.bytes_mut(task, borrowed, to, length.into()) {
-                Some(bytes) => rnic.read_memory(key, at, bytes),
+                Some(bytes) => rnic.read_memory(key, offset, bytes),
                 None => Ok(()),
             };
         };
         let mut message = std::mem::take(&mut self.message);
         let part = &mut message[..length as usize];
-        rnic.read_memory(key, at, part)?;
+        rnic.read_memory(key, offset, part)?;
         let kernel = self.pending.get(&task).map(|p| p.kernel);
         if let Some(own) = self.bytes(task, borrowed.as_deref_mut(), with, length.into())
             && let Some(kernel) = kernel
@@ -392,7 +391,7 @@ impl Driver {
             return;
         };
         let data = match borrowed.filter(|b| b.task == task) {
-            Some(borrowed) => Some(borrowed.data.again()),
+            Some(borrowed) => Some(borrowed.data.reborrow()),
             None => pending.data.as_mut().map(|d| d.data()),
         };
         let Some(mut data) = data else { return };
@@ -409,7 +408,7 @@ impl Driver {
             _ => false,
         };
         if !copied {
-            tracing::error!(?task, ?from, ?to, length, "no such bytes to copy");
+            tracing::error!(?task, ?from, ?to, length, "bytes to copy are out of range");
         }
     }
 }

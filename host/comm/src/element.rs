@@ -1,4 +1,4 @@
-//! The types of elements.
+//! Element types.
 
 use castnet_wire::control::DataType;
 
@@ -6,10 +6,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that collectives work on: all floating point types and integers of EPIC's and MPI's usual set. Elements are little
-/// endian in memory and on the wire.
+/// A type that collectives work on: the floating point and integer types that EPIC and MPI commonly use. Elements are
+/// little endian in memory and on the wire.
 pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + std::fmt::Debug + Send + 'static {
-    /// What it is called on the wire.
+    /// The type's code on the wire.
     const DATA_TYPE: DataType;
 }
 

@@ -1,4 +1,4 @@
-//! Why a communicator did not do what was asked.
+//! Errors of a communicator.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use castnet_proto::transport::TransportError;
 use castnet_rnic::{RnicError, Status, status_text};
 use castnet_wire::control::{Call, DataType, Operation};
 
-use crate::machine::{Collective, InLane, Said};
+use crate::machine::{CallText, Collective, InLane};
 
 /// A rank and its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankName {
-    /// Its number.
+    /// Number of the rank.
     pub rank: u16,
-    /// Its host's name; empty where it is not known.
+    /// Name of its host; empty where not known.
     pub host: String,
 }
 
@@ -28,44 +28,43 @@ impl fmt::Display for RankName {
     }
 }
 
-/// Names in a row.
-fn names(ranks: &[RankName]) -> String {
+fn join_names(ranks: &[RankName]) -> String {
     let names: Vec<_> = ranks.iter().map(ToString::to_string).collect();
     names.join(", ")
 }
 
-/// ", for rank 3 (h4)" where ranks are known.
-fn behind(ranks: &[RankName]) -> String {
+/// "; missing: rank 3 (h4)"; empty where no rank is known.
+fn missing_suffix(ranks: &[RankName]) -> String {
     if ranks.is_empty() {
         String::new()
     } else {
-        format!("; missing: {}", names(ranks))
+        format!("; missing: {}", join_names(ranks))
     }
 }
 
-/// Why the controller did not do what was asked.
+/// Errors of requests to the controller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControllerError {
-    /// It could not be reached.
+    /// The controller could not be reached.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// It said no.
+    /// The controller refused.
     #[error("the controller refuses: {message} ({code:?})")]
     Status {
         /// gRPC's code.
         code: tonic::Code,
-        /// Its words.
+        /// Message of the controller.
         message: String,
     },
-    /// Its answer makes no sense.
-    #[error("the controller's answer makes no sense: {what}")]
-    Odd {
-        /// What.
+    /// The controller's answer is invalid.
+    #[error("invalid answer of the controller: {what}")]
+    Invalid {
+        /// What is invalid.
         what: String,
     },
-    /// The thread that talks with it has ended.
-    #[error("the thread that talks with the controller has ended")]
+    /// The thread that calls the controller has ended.
+    #[error("the thread that calls the controller has ended")]
     Ended,
 }
 
@@ -78,7 +77,7 @@ impl From<tonic::Status> for ControllerError {
     }
 }
 
-/// Why a communicator did not do what was asked.
+/// Errors of a communicator.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
@@ -87,83 +86,86 @@ pub enum CommError {
     OutOfRange {
         /// The field's name.
         field: &'static str,
-        /// What it was.
+        /// Its value.
         value: u64,
-        /// The least allowed.
+        /// Lowest allowed value.
         min: u64,
-        /// The most allowed.
+        /// Highest allowed value.
         max: u64,
     },
-    /// The slices do not fit the collective.
+    /// The lengths of the slices do not fit the collective.
     #[error("{}: {input} elements in and {output} out, expected {expected}", collective.name())]
     Lengths {
-        /// Which.
+        /// The collective.
         collective: Collective,
         /// Elements of the input.
         input: usize,
         /// Elements of the output.
         output: usize,
-        /// What was expected, in words.
+        /// The required lengths, in words.
         expected: &'static str,
     },
-    /// There is no such rank.
+    /// The rank does not exist.
     #[error("there is no rank {rank} among {size}")]
     NoSuchRank {
-        /// Who was named.
+        /// The rank that was named.
         rank: u16,
-        /// How many there are.
+        /// Number of ranks.
         size: u16,
     },
-    /// The operation is not for that type.
-    #[error("{operation} is not for {data_type}")]
+    /// The operation does not support the type.
+    #[error("{operation} does not support {data_type}")]
     Unsupported {
         /// The operation.
         operation: Operation,
         /// The type.
         data_type: DataType,
     },
-    /// The RNIC refused.
+    /// The RNIC returned an error.
     #[error(transparent)]
     Rnic(#[from] RnicError),
-    /// The controller did not do what was asked.
+    /// The controller returned an error.
     #[error(transparent)]
     Controller(#[from] ControllerError),
-    /// The group cannot be had in the network, and nothing else is allowed.
-    #[error("the group cannot be had in the network: {reason}")]
+    /// The network cannot provide the group, and host-based algorithms are forbidden.
+    #[error("the network cannot provide the group: {reason}")]
     Refused {
-        /// The switch that lacks something, where it is one.
+        /// The switch that refused, if it was a switch.
         switch: Option<String>,
-        /// What the controller says.
+        /// Reason that the controller reports.
         reason: String,
     },
-    /// Not all ranks came in time.
-    #[error("the group is not there after {after:?}: {reason}{}", behind(missing))]
+    /// Not all ranks joined in time.
+    #[error(
+        "the group is not active after {after:?}: {reason}{}",
+        missing_suffix(missing)
+    )]
     JoinTimedOut {
-        /// How long was waited.
+        /// Time waited.
         after: Duration,
-        /// What the controller says.
+        /// Reason that the controller reports.
         reason: String,
         /// Ranks that have not joined.
         missing: Vec<RankName>,
     },
-    /// A rank is gone, and the group with it.
-    #[error("{rank} is gone, and the group with it: {reason}")]
+    /// A rank is gone and the group has failed.
+    #[error("{rank} is gone and the group has failed: {reason}")]
     RankFailed {
-        /// Who.
+        /// The rank that is gone.
         rank: RankName,
-        /// What the controller says.
+        /// Reason that the controller reports.
         reason: String,
     },
-    /// The group is no more.
+    /// The group has failed.
     #[error("the group has failed: {reason}")]
     GroupFailed {
-        /// What the controller says.
+        /// Reason that the controller reports.
         reason: String,
     },
     /// Ranks made different calls.
     #[error(
-        "ranks disagree on collective {sequence}: {} said {}, {} said {}",
-        first.0, Said(&first.1), second.0, Said(&second.1)
+        "ranks disagree on collective {sequence}: {} called {}, {} called {}",
+        first.0, CallText(&first.1), second.0, CallText(&second.1)
     )]
     Conflict {
         /// Number of the collective in its group.
@@ -173,56 +175,56 @@ pub enum CommError {
         /// Another rank and its call.
         second: Box<(RankName, Call)>,
     },
-    /// Reproducible sums were asked for, and the group does not give them.
+    /// Reproducible sums are required, and the group does not provide them.
     #[error(
         "group {group:?} is not reproducible: its sums depend on the order of arrival; create it as reproducible, and let all ranks join it so"
     )]
     NotReproducible {
-        /// Its name, the job's.
+        /// Name of the group, which is the job's.
         group: String,
     },
-    /// Between hosts: a rank made another call.
+    /// Host-based: a rank made another call.
     #[error("{rank} made another call than this rank in collective {task}")]
     Mismatch {
-        /// Who.
+        /// The other rank.
         rank: RankName,
         /// Number of the collective.
         task: u64,
     },
-    /// A collective before this one failed. The group is joined again at the next call.
-    #[error("a collective before this one failed: the group must be joined again, which the next call does")]
+    /// An earlier collective failed. The next call joins the group again.
+    #[error("an earlier collective failed: the next call joins the group again")]
     Aborted,
-    /// A queue pair is dead.
+    /// A queue pair has failed.
     #[error(
-        "the queue pair towards {} is dead{}: {}",
+        "the queue pair towards {} has failed{}: {}",
         .peer.as_ref().map_or("the group".to_owned(), ToString::to_string),
         InLane(*.lane), status_text(*.status)
     )]
     QueuePair {
-        /// The rank at its other end; `None`: the group.
+        /// The rank at the remote end; `None`: the group.
         peer: Option<RankName>,
-        /// The lane that it is of, where the group has several.
+        /// Lane of the queue pair, where the group has several.
         lane: Option<u8>,
-        /// What its work request said.
+        /// Status of its work request.
         status: Status,
     },
-    /// A message came that cannot be.
+    /// An invalid message was received.
     #[error("{}", .failure)]
     Protocol {
-        /// What it was.
+        /// What is invalid.
         failure: crate::machine::Failure,
     },
     /// [`crate::CommConfig::interrupt`] was set.
     #[error("interrupted")]
     Interrupted,
-    /// The collective did not end in time. The group is joined again at the next call.
-    #[error("{} did not end within {after:?}: waited for {what}{}", collective.name(), behind(missing))]
+    /// The collective did not end in time. The next call joins the group again.
+    #[error("{} did not end within {after:?}: waited for {what}{}", collective.name(), missing_suffix(missing))]
     TimedOut {
-        /// Which.
+        /// The collective.
         collective: Collective,
-        /// How long was waited.
+        /// Time waited.
         after: Duration,
-        /// For what.
+        /// What it waited for.
         what: String,
         /// The ranks that it is known to have waited for.
         missing: Vec<RankName>,

@@ -1,4 +1,4 @@
-//! How a communicator comes about, and comes about again: the group in the network, or connections between hosts.
+//! Establishes a communicator, also after a failure: joins the group in the network, or connects the hosts.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -19,44 +19,44 @@ use crate::driver::Driver;
 use crate::error::{CommError, ControllerError, RankName};
 use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Laned, Machine, peers};
 
-/// How long a rank sleeps while it waits for the controller: it must answer ARP meanwhile.
-const NAP: Duration = Duration::from_millis(2);
+/// Longest sleep of a rank that waits for the controller. It must answer ARP in the meantime.
+const SLEEP_MAX: Duration = Duration::from_millis(2);
 
-/// Rounds of exchanges between the ranks. They are the same each time: a rank that was started anew has not counted how often the
-/// others have joined.
-const CARDS: u64 = 0;
-const CONNECTED: u64 = 1;
-/// The round of [`Communicator::close`].
-pub(crate) const GOODBYE: u64 = 2;
+/// Numbers of the exchanges between the ranks. They are the same in each attempt: a restarted rank has not counted
+/// how often the others have joined.
+const EXCHANGE_CARDS: u64 = 0;
+const EXCHANGE_CONNECTED: u64 = 1;
+/// The exchange of [`Communicator::close`].
+pub(crate) const EXCHANGE_GOODBYE: u64 = 2;
 
-/// How often a rank that waits for its group shows switches where it is.
+/// How often a rank that waits for its group announces its address to the switches.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Nanoseconds of the unit of QP time-outs.
+/// Unit of QP time-outs, in nanoseconds.
 const TIMEOUT_UNIT_NS: u64 = 4096;
 
-/// A first PSN that nothing old can be taken for.
+/// A random first PSN, so that packets of an earlier connection are not accepted.
 fn random_psn() -> Psn {
     Psn::new(RandomState::new().build_hasher().finish() as u32 & (Psn::MODULUS - 1))
 }
 
-/// 4.096 us * 2^code, in whole microseconds, rounded down as the controller's default is: the two are compared.
+/// 4.096 us * 2^code in whole microseconds. Rounded down like the controller's default, because the two are compared.
 fn timeout_us(code: u8) -> u32 {
     let ns = TIMEOUT_UNIT_NS << u32::from(code.min(31));
     u32::try_from(ns / 1000).unwrap_or(u32::MAX)
 }
 
-/// The smallest code whose time-out is at least that long, within a microsecond.
+/// The smallest code whose time-out is at least `us`, within one microsecond.
 fn timeout_code(us: u32) -> u8 {
     let ns = u64::from(us.saturating_sub(1)) * 1000;
     (1..31).find(|&code| TIMEOUT_UNIT_NS << code >= ns).unwrap_or(31)
 }
 
-fn odd(what: impl Into<String>) -> CommError {
-    ControllerError::Odd { what: what.into() }.into()
+fn invalid(what: impl Into<String>) -> CommError {
+    ControllerError::Invalid { what: what.into() }.into()
 }
 
-/// Why the network has no group for us.
+/// Why the network provides no group.
 enum NoGroup {
     Refused { switch: Option<String>, reason: String },
     Failed(CommError),
@@ -69,26 +69,26 @@ impl From<CommError> for NoGroup {
 }
 
 impl Communicator {
-    /// Makes the way for collectives, in the network or between hosts, and says which it is.
+    /// Establishes the path of the collectives, in the network or between hosts, and logs which it is.
     pub(crate) fn establish(&mut self) -> Result<(), CommError> {
-        self.let_it_be_known()?;
-        self.tear_down();
+        self.await_failure_notice()?;
+        self.release();
         self.attempts += 1;
         if self.config.size == 1 {
-            self.between_hosts("the job has one rank".into())?;
+            self.connect_hosts("the job has one rank".into())?;
         } else if self.config.fallback == Fallback::Only {
-            self.between_hosts("asked for".into())?;
+            self.connect_hosts("asked for".into())?;
         } else {
-            match self.in_network() {
+            match self.connect_in_network() {
                 Ok(()) => {}
                 Err(NoGroup::Failed(error)) => return Err(error),
                 Err(NoGroup::Refused { switch, reason }) if self.config.fallback == Fallback::Forbidden => {
                     return Err(CommError::Refused { switch, reason });
                 }
-                Err(NoGroup::Refused { reason, .. }) => self.between_hosts(reason)?,
+                Err(NoGroup::Refused { reason, .. }) => self.connect_hosts(reason)?,
             }
         }
-        self.broken = self.stillborn.is_some();
+        self.broken = self.pending_failure.is_some();
         let (job, rank, size) = (&self.config.job, self.config.rank, self.config.size);
         match &self.path {
             CommPath::HostBased { .. } if size > 1 && self.config.fallback != Fallback::Only => {
@@ -99,8 +99,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// Who joins again takes the group from those who have not heard yet why: so the switches' word for it goes first.
-    fn let_it_be_known(&mut self) -> Result<(), CommError> {
+    /// Waits until the switches have reported why the group failed. Joining again removes the old group, and a rank
+    /// that has not received the report would never see it.
+    fn await_failure_notice(&mut self) -> Result<(), CommError> {
         let start = Instant::now();
         while self.lease.is_some() && self.lost_group().is_none() && start.elapsed() < 2 * GRACE {
             self.idle()?;
@@ -109,19 +110,19 @@ impl Communicator {
         Ok(())
     }
 
-    /// Gives everything of the last time back.
-    pub(crate) fn tear_down(&mut self) {
+    /// Releases the driver and its queue pairs.
+    pub(crate) fn release(&mut self) {
         if let Some(mut driver) = self.driver.take() {
             driver.close(&mut *self.rnic);
         }
         self.broken = true;
     }
 
-    /// Polls the RNIC, and sleeps a moment where it had nothing to do.
+    /// Polls the RNIC; sleeps if it had nothing to do.
     pub(crate) fn idle(&mut self) -> Result<(), CommError> {
         let now = self.rnic.now();
         if !self.rnic.poll(now)? {
-            self.rnic.wait(NAP)?;
+            self.rnic.wait(SLEEP_MAX)?;
         }
         Ok(())
     }
@@ -159,21 +160,21 @@ impl Communicator {
         }
     }
 
-    /// How many lanes the group has or shall have.
+    /// Number of lanes that the group has or will have.
     fn lanes(&mut self) -> Result<usize, CommError> {
         if self.config.lanes > 0 {
             return Ok(self.config.lanes.into());
         }
         let (job, patience) = (self.config.job.clone(), self.config.timeouts.join);
         let answer = self.control()?.lanes(job, patience);
-        // The controller's word for why it cannot be had is better than ours.
+        // Waits longer than the request itself: the controller's error is more precise than ours.
         Ok(self.await_answer(&answer, patience + GRACE)?.into())
     }
 
     /// Joins the group and connects its queue pairs, one for each lane.
-    fn in_network(&mut self) -> Result<(), NoGroup> {
+    fn connect_in_network(&mut self) -> Result<(), NoGroup> {
         let lanes = self.lanes()?;
-        // Room for the settings of a group that was created before, where they are not our own.
+        // An existing group may have larger settings than ours.
         let limits = QueueLimits {
             send: 1024,
             receive: 1024,
@@ -198,12 +199,12 @@ impl Communicator {
                 control.leave();
             }
             self.lease = None;
-            self.destroy(&qpns, "not joined");
+            self.destroy_qps(&qpns, "not joined");
         }
         joined
     }
 
-    fn destroy(&mut self, qpns: &[Qpn], why: &str) {
+    fn destroy_qps(&mut self, qpns: &[Qpn], why: &str) {
         for &qpn in qpns {
             let destroyed = self.rnic.destroy_qp(qpn);
             tracing::debug!(?destroyed, %qpn, why, "queue pair");
@@ -245,9 +246,9 @@ impl Communicator {
         self.names = state.members.iter().map(|m| m.host.clone()).collect();
         self.generation = Some(state.generation);
         if state.phase() == api::CollectivePhase::Failed {
-            self.stillborn = Some(group_failure(&state));
+            self.pending_failure = Some(group_failure(&state));
             self.lease = None;
-            self.destroy(qpns, &state.reason);
+            self.destroy_qps(qpns, &state.reason);
             return Ok(());
         }
         if !state.reason.is_empty() {
@@ -259,7 +260,7 @@ impl Communicator {
         if self.config.reproducible && !reproducible {
             return Err(NoGroup::Failed(self.not_reproducible()));
         }
-        let read = |text: &String| text.parse().map_err(|_| odd(format!("McstID '{text}'")));
+        let read = |text: &String| text.parse().map_err(|_| invalid(format!("McstID '{text}'")));
         let mcst_ids: Vec<Ipv4Addr> = match state.lanes.len() {
             0 => vec![read(&state.mcst_id)?],
             _ => state
@@ -270,10 +271,10 @@ impl Communicator {
         };
         if mcst_ids.len() != qpns.len() {
             let what = format!("{} lanes for {} queue pairs", mcst_ids.len(), qpns.len());
-            return Err(NoGroup::Failed(odd(what)));
+            return Err(NoGroup::Failed(invalid(what)));
         }
         let pmtu =
-            Pmtu::from_bytes(settings.pmtu).ok_or_else(|| odd(format!("path MTU {}", settings.pmtu)))?;
+            Pmtu::from_bytes(settings.pmtu).ok_or_else(|| invalid(format!("path MTU {}", settings.pmtu)))?;
         let mut config = InNetworkConfig {
             pmtu,
             window_packets: settings.window_packets,
@@ -282,7 +283,7 @@ impl Communicator {
             ..InNetworkConfig::new(self.config.rank, self.config.size)
         };
         let mut machine = InNetwork::new(config);
-        // A smaller window is always allowed; messages must have the length that all agree upon.
+        // A smaller window is always allowed. The length of messages must be the same at all ranks.
         while machine.shape().send_slots as usize > limits.send && config.window_packets > 1 {
             config.window_packets = (config.window_packets / 2).max(config.message_packets);
             let before = *machine.config();
@@ -319,7 +320,7 @@ impl Communicator {
         });
         self.driver = Some(driver);
         if let Err(error) = connected {
-            self.tear_down();
+            self.release();
             self.control()?.leave();
             return Err(NoGroup::Failed(error.into()));
         }
@@ -338,12 +339,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits until the group is there.
+    /// Waits until the group is active, or has failed for a reason that the ranks caused.
     fn await_group(&mut self, lease: &Lease) -> Result<api::CollectiveState, NoGroup> {
         let start = Instant::now();
         let mut announced: Option<Instant> = None;
         loop {
-            // Only who is seen can be placed, and a switch that was restarted has seen nobody yet.
+            // The controller can only place hosts that switches have seen, and a restarted switch has seen none.
             if announced.is_none_or(|at| at.elapsed() >= ANNOUNCE_INTERVAL) {
                 announced = Some(Instant::now());
                 if let Err(error) = self.rnic.announce() {
@@ -360,7 +361,8 @@ impl Communicator {
                             reason: state.reason.clone(),
                         });
                     }
-                    // Nobody's fault but of those who called: all were in, and this rank has only come to see it late.
+                    // The ranks themselves made it fail, for example by different calls. All had joined; this rank
+                    // sees it late.
                     api::CollectivePhase::Failed
                         if state.failed_rank.is_none() && state.failed_switch.is_empty() =>
                     {
@@ -394,7 +396,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for an answer of the controller, and polls the RNIC meanwhile.
+    /// Waits for an answer of the controller and polls the RNIC meanwhile.
     pub(crate) fn await_answer<T>(&mut self, answer: &Answer<T>, patience: Duration) -> Result<T, CommError> {
         let start = Instant::now();
         loop {
@@ -415,7 +417,7 @@ impl Communicator {
                 Some(driver) => {
                     let now = self.rnic.now();
                     if !driver.progress(&mut *self.rnic, now, None)? {
-                        self.rnic.wait(NAP)?;
+                        self.rnic.wait(SLEEP_MAX)?;
                     }
                 }
                 None => self.idle()?,
@@ -423,7 +425,7 @@ impl Communicator {
         }
     }
 
-    /// Hands a blob to all ranks; the answer is to come.
+    /// Sends a blob to all ranks. The answer holds the blobs of all.
     pub(crate) fn exchange(
         &mut self,
         round: u64,
@@ -442,7 +444,7 @@ impl Communicator {
     }
 
     /// Connects to each partner.
-    fn between_hosts(&mut self, reason: String) -> Result<(), CommError> {
+    fn connect_hosts(&mut self, reason: String) -> Result<(), CommError> {
         if self.config.size > 1
             && let Ok(control) = self.control()
         {
@@ -467,13 +469,13 @@ impl Communicator {
         }
         let mut driver = Driver::new(&mut *self.rnic, Box::new(HostBased::new(config)), qpns)?;
         let posted = driver.carry_out(&mut *self.rnic, None);
-        // From here on tear_down cleans up.
+        // From here on `release` cleans up.
         self.driver = Some(driver);
         posted?;
         if self.config.size > 1
             && let Err(error) = self.connect_partners(&card)
         {
-            self.tear_down();
+            self.release();
             return Err(error);
         }
         self.path = CommPath::HostBased { reason };
@@ -482,15 +484,16 @@ impl Communicator {
 
     fn connect_partners(&mut self, card: &Card) -> Result<(), CommError> {
         let patience = self.config.timeouts.join;
-        let answer = self.exchange(CARDS, card.to_bytes(), patience)?;
+        let answer = self.exchange(EXCHANGE_CARDS, card.to_bytes(), patience)?;
         let blobs = self.await_answer(&answer, patience)?;
         for &(peer, qpn, sq_psn) in &card.ends {
             let other = blobs
                 .get(usize::from(peer))
                 .and_then(|b| Card::from_bytes(b))
-                .ok_or_else(|| odd(format!("no card of rank {peer}")))?;
+                .ok_or_else(|| invalid(format!("no card of rank {peer}")))?;
             let end = other.ends.iter().find(|e| e.0 == self.config.rank);
-            let &(_, other_qpn, rq_psn) = end.ok_or_else(|| odd(format!("rank {peer} has no end for us")))?;
+            let &(_, other_qpn, rq_psn) =
+                end.ok_or_else(|| invalid(format!("rank {peer} has no end for us")))?;
             let remote = QpRemote {
                 sq_psn,
                 rq_psn,
@@ -501,13 +504,13 @@ impl Communicator {
             };
             self.rnic.connect_qp(qpn, &remote, self.config.timeouts.resolve)?;
         }
-        // Until all have: who resolves our address must be answered.
-        let answer = self.exchange(CONNECTED, Vec::new(), patience)?;
+        // Wait until all are connected: this rank must answer ARP until then.
+        let answer = self.exchange(EXCHANGE_CONNECTED, Vec::new(), patience)?;
         self.await_answer(&answer, patience)?;
         Ok(())
     }
 
-    /// What has become of the group, if it is no more.
+    /// The error of the group, if it has failed or was removed.
     pub(crate) fn lost_group(&self) -> Option<CommError> {
         let lease = self.lease.as_ref()?;
         if let Some(error) = lease.take_error() {
@@ -521,14 +524,14 @@ impl Communicator {
         over.then(|| group_failure(&state))
     }
 
-    /// The ranks that the switches say they wait for.
-    pub(crate) fn waited_for(&self) -> Vec<RankName> {
+    /// The ranks that the switches report as missing.
+    pub(crate) fn missing_ranks(&self) -> Vec<RankName> {
         let state: Option<Arc<api::CollectiveState>> = self.lease.as_ref().and_then(|l| l.state());
         let ranks = state.map(|s| s.waiting_for.clone()).unwrap_or_default();
         ranks.into_iter().map(|r| self.name(r as u16)).collect()
     }
 
-    /// A rank by its name.
+    /// A rank with its host name.
     pub(crate) fn name(&self, rank: u16) -> RankName {
         RankName {
             rank,
@@ -561,15 +564,15 @@ fn group_failure(state: &api::CollectiveState) -> CommError {
     }
 }
 
-/// Who said what, as the control result of the group would have told it; `None` where it makes no sense.
-fn conflict(state: &api::CollectiveState, said: &api::Disagreement) -> Option<CommError> {
+/// The conflict, as the group's control result would have reported it; `None` if it is invalid.
+fn conflict(state: &api::CollectiveState, reported: &api::Disagreement) -> Option<CommError> {
     let castnet_wire::Control {
         sequence,
         rank,
         call,
         verdict,
-    } = disagreement_from_proto("conflict", said)
-        .inspect_err(|invalid| tracing::debug!(%invalid, "a conflict that does not read"))
+    } = disagreement_from_proto("conflict", reported)
+        .inspect_err(|error| tracing::debug!(%error, "a conflict that does not read"))
         .ok()?;
     let Verdict::Conflict {
         rank: other,
@@ -593,7 +596,7 @@ fn conflict(state: &api::CollectiveState, said: &api::Disagreement) -> Option<Co
     })
 }
 
-/// Ranks that are not in.
+/// The ranks that have not joined.
 fn missing(state: &api::CollectiveState) -> Vec<RankName> {
     state
         .members
@@ -606,8 +609,8 @@ fn missing(state: &api::CollectiveState) -> Vec<RankName> {
         .collect()
 }
 
-/// What a rank tells the others of its queue pairs. On the line: version 1, address (4), MAC (6), then for each partner its rank
-/// (2), the queue pair's number (4) and first PSN (4), all big endian.
+/// The queue pairs of a rank, as sent to the other ranks. Encoding, all big endian: version 1, address (4 bytes), MAC
+/// (6), then for each partner its rank (2), queue pair number (4) and first PSN (4).
 struct Card {
     ip: Ipv4Addr,
     mac: MacAddr,
@@ -664,17 +667,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_outs_and_their_codes_fit() {
+    fn time_outs_and_their_codes_match() {
         for code in 1..=20 {
             assert_eq!(timeout_code(timeout_us(code)), code);
         }
         assert_eq!(timeout_us(14), castnet_rules::DEFAULT_ACK_TIMEOUT_US);
-        // Values that were rounded up instead, as others do.
+        // Values that were rounded up instead.
         assert_eq!(timeout_code(67_109), 14);
         assert_eq!(timeout_code(70_000), 15);
     }
 
-    /// The controller's word comes before or after that of the switches: a program sees the same error.
+    /// A program sees the same error, whether the controller or the switches report it first.
     #[test]
     fn a_conflict_is_the_same_error_from_the_controller_as_in_band() {
         use castnet_wire::{Call, CallFlags, DataType, Operation, Primitive};
@@ -694,7 +697,7 @@ mod tests {
             packets: 1,
             ..barrier
         };
-        let said = castnet_wire::Control {
+        let control = castnet_wire::Control {
             sequence: 5,
             rank: 0,
             call: barrier,
@@ -711,7 +714,7 @@ mod tests {
             phase: api::CollectivePhase::Failed.into(),
             reason: "in words".into(),
             members: vec![member("h1"), member("h2")],
-            conflict: castnet_proto::convert::disagreement_to_proto(&said),
+            conflict: castnet_proto::convert::disagreement_to_proto(&control),
             ..Default::default()
         };
         let CommError::Conflict {
@@ -730,7 +733,7 @@ mod tests {
             (sequence, *first, *second),
             (5, (name(0, "h1"), barrier), (name(1, "h2"), broadcast))
         );
-        // One that makes no sense still fails, in words.
+        // An invalid conflict still fails the group, with the reason in words.
         state.conflict = Some(api::Disagreement::default());
         assert_eq!(
             group_failure(&state).to_string(),
@@ -739,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_survives_the_line() {
+    fn a_card_is_decoded_as_it_was_encoded() {
         let mut card = Card::new(Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 9]));
         card.ends.push((3, Qpn::new(77), Psn::new(0xFF_FFFF)));
         card.ends.push((900, Qpn::new(0xAB_CDEF), Psn::new(0)));

@@ -1,14 +1,27 @@
-//! CommLib (EPIC 3.2, 3.3): groups of ranks and six collectives on slices of any [`Element`], computed in the network by the
-//! switches, or between the hosts where the group cannot be had there. Which way is taken is always told:
-//! [`Communicator::path`].
+//! CommLib (EPIC 3.2, 3.3): six collectives on slices of any [`Element`], called by the ranks of a job. The switches compute
+//! them in the network. Where the network cannot provide the group, the hosts compute them among themselves.
+//! [`Communicator::path`] returns which of the two is in use, and why.
 //!
-//! - [`Communicator`] connects a rank by the controller's address, job, rank and size, over any [`castnet_rnic::Rnic`].
-//! - [`machine`] has the algorithms as pure machines, for the simulator and for tests.
+//! - [`Communicator`] connects one rank. It needs the controller's address, the job's name, the rank and the number of ranks
+//!   ([`CommConfig`]), and any [`castnet_rnic::Rnic`].
+//! - [`machine`] holds the algorithms as pure machines, without I/O. The simulator and the tests use them too.
+//!
+//! ```no_run
+//! use castnet_comm::{CommConfig, CommError, Communicator, Operation};
+//!
+//! fn sum(config: CommConfig, rnic: Box<dyn castnet_rnic::Rnic>) -> Result<Vec<f32>, CommError> {
+//!     let mut communicator = Communicator::connect(config, rnic)?;
+//!     let mut values = vec![1.0_f32; 1024];
+//!     communicator.allreduce(&mut values, Operation::Sum)?;
+//!     communicator.close()?;
+//!     Ok(values)
+//! }
+//! ```
 //!
 //! # Reliability
 //!
-//! Every collective ends: with its result, or, at the latest after its time-out, with a [`CommError`] that names what it waited
-//! for. After a failure the next call joins the group again by itself, at all ranks together.
+//! Every collective ends: with its result or, after its time-out at the latest, with a [`CommError`] that names what it
+//! waited for. After a failure the next call joins the group again, at all ranks together.
 #![forbid(unsafe_code)]
 
 mod buffers;

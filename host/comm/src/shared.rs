@@ -10,8 +10,8 @@ use castnet_rnic::{
 };
 use castnet_wire::{Nanos, Qpn};
 
-/// An RNIC that several communicators of one thread use, each a clone. Whoever polls it moves the traffic of all; their
-/// collectives go on when their own communicator is asked.
+/// An RNIC that several communicators of one thread share; each holds a clone. Polling any clone moves the traffic of
+/// all. The collectives of a communicator progress when that communicator is called.
 #[derive(Clone)]
 pub struct SharedRnic {
     attributes: Rc<DeviceAttributes>,

@@ -1,7 +1,7 @@
-//! Collectives between hosts: rings, binomial trees, dissemination, over a reliable connection to each partner.
+//! Collectives between hosts: ring, binomial tree and dissemination, over a reliable connection to each peer.
 //!
-//! Each message carries an immediate that names its call, so that ranks that made different calls find out instead of
-//! taking each other's bytes.
+//! Each message carries an immediate that identifies its call. So ranks that made different calls detect it instead
+//! of using each other's bytes.
 
 use std::collections::VecDeque;
 
@@ -12,26 +12,26 @@ use super::{
     Action, ChannelId, ChannelShape, Collective, Content, Event, Failure, Machine, Task, TaskId, Waiting,
 };
 
-/// The ranks that `rank` of `size` needs a connection to, in order: channel i is to the i-th of them.
+/// The ranks that `rank` of `size` needs a connection to, in order. Channel i is to the i-th of them.
 pub fn peers(rank: u16, size: u16) -> Vec<u16> {
     partners(rank, size)
 }
 
-/// What the connections between ranks are like; all but `rank` is the same at all ranks.
+/// Configuration of the connections between ranks; all fields but `rank` are the same at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostBasedConfig {
     /// This rank.
     pub rank: u16,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub size: u16,
-    /// Bytes of the longest message; at least 64, and a multiple of 8.
+    /// Bytes of the longest message; at least 64, a multiple of 8.
     pub message_bytes: u32,
-    /// Messages in flight on each channel, both ways; at least 1.
+    /// Most messages in flight on each channel and direction; at least 1.
     pub depth: u32,
 }
 
 impl HostBasedConfig {
-    /// Rank `rank` of `size`, with messages of 32 KiB, eight in flight to each partner.
+    /// Rank `rank` of `size`, with messages of 32 KiB, eight in flight to each peer.
     pub const fn new(rank: u16, size: u16) -> Self {
         Self {
             rank,
@@ -42,16 +42,16 @@ impl HostBasedConfig {
     }
 }
 
-/// A task under way.
+/// A running task.
 #[derive(Clone, Debug)]
 struct Running {
     id: TaskId,
     /// Immediate of all its messages.
-    word: u32,
+    immediate: u32,
     schedule: Schedule,
-    /// How often each signal came.
+    /// How often each signal was given.
     signals: Vec<u32>,
-    /// Receives that are to come, and sends that are not acknowledged or not posted.
+    /// Receives not completed, and sends not acknowledged.
     receives_left: usize,
     sends_left: usize,
 }
@@ -63,39 +63,39 @@ struct StepRef {
     step: usize,
 }
 
-/// A message that has come before its task was started.
+/// A received message whose task may not have been started.
 #[derive(Clone, Copy, Debug)]
-struct Early {
+struct Arrived {
     slot: u32,
     length: u32,
-    word: Option<u32>,
+    immediate: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Channel {
     sends: VecDeque<StepRef>,
     receives: VecDeque<StepRef>,
-    early: VecDeque<Early>,
-    /// Sends that are not acknowledged: of which tasks.
+    arrived: VecDeque<Arrived>,
+    /// Sends that are not acknowledged: work request and task.
     outstanding: VecDeque<(u64, TaskId)>,
     wr_next: u64,
 }
 
-/// The machine.
+/// The machine of one rank over a queue pair to each peer.
 #[derive(Clone, Debug)]
 pub struct HostBased {
     config: HostBasedConfig,
     peers: Vec<u16>,
     channels: Vec<Channel>,
     tasks: u64,
-    /// Tasks under way, oldest first.
+    /// Running tasks, oldest first.
     running: VecDeque<Running>,
     has_failed: bool,
     actions: VecDeque<Action>,
 }
 
-/// The word that names a task: both sides of a message must say the same. FNV-1a over what must agree.
-fn word_of(id: TaskId, task: &Task) -> u32 {
+/// The immediate that identifies a task: FNV-1a over the fields that must be equal at both sides.
+fn immediate_of(id: TaskId, task: &Task) -> u32 {
     let (kind, root) = match task.collective {
         Collective::AllReduce => (0, 0),
         Collective::Reduce { root } => (1, root),
@@ -115,7 +115,7 @@ fn word_of(id: TaskId, task: &Task) -> u32 {
 }
 
 impl HostBased {
-    /// A rank that has done nothing yet, with a connection to each of its [`peers`]. Values below their bounds are raised to
+    /// A rank without tasks, with a connection to each of its [`peers`]. Values below their bounds are raised to
     /// them.
     pub fn new(config: HostBasedConfig) -> Self {
         let config = HostBasedConfig {
@@ -142,18 +142,18 @@ impl HostBased {
         }
     }
 
-    /// The algorithm for a collective, by its usual name.
+    /// The usual name of the algorithm for a collective.
     pub fn algorithm(collective: Collective) -> &'static str {
         super::schedule::algorithm(collective)
     }
 
-    /// The ranks at the other ends of its channels.
+    /// The ranks at the remote ends of its channels.
     pub fn peers(&self) -> &[u16] {
         &self.peers
     }
 
     fn channel_to(&self, rank: u16) -> usize {
-        // Schedules name partners only.
+        // Schedules contain only peers.
         self.peers.binary_search(&rank).unwrap_or_default()
     }
 
@@ -163,7 +163,7 @@ impl HostBased {
         (at < self.running.len()).then_some(at)
     }
 
-    /// Posts what may be posted, on all channels.
+    /// Posts what may be posted on all channels, and ends finished tasks.
     fn advance(&mut self) {
         for channel in 0..self.channels.len() {
             while self.post_one(channel) {}
@@ -206,23 +206,26 @@ impl HostBased {
             return false;
         };
         if let Some((signal, times)) = after
-            && task.signals.get(signal as usize).is_none_or(|&came| came < times)
+            && task
+                .signals
+                .get(signal as usize)
+                .is_none_or(|&times_given| times_given < times)
         {
             return false;
         }
-        let (id, word) = (task.id, task.word);
-        let here = &mut self.channels[channel];
-        here.sends.pop_front();
-        let wr = here.wr_next;
-        here.wr_next += 1;
-        here.outstanding.push_back((wr, id));
+        let (id, immediate) = (task.id, task.immediate);
+        let state = &mut self.channels[channel];
+        state.sends.pop_front();
+        let wr = state.wr_next;
+        state.wr_next += 1;
+        state.outstanding.push_back((wr, id));
         self.actions.push_back(Action::Send {
             channel: ChannelId(channel as u16),
             wr,
             slot: (wr % u64::from(self.config.depth)) as u32,
             task: id,
             content: Content::Data { from, length },
-            immediate: Some(word),
+            immediate: Some(immediate),
         });
         true
     }
@@ -238,13 +241,13 @@ impl HostBased {
         }
     }
 
-    /// Takes the messages of a channel in that have a task.
-    fn take(&mut self, channel: usize) {
-        while let Some(here) = self.channels.get_mut(channel)
-            && let (Some(&early), Some(&next)) = (here.early.front(), here.receives.front())
+    /// Matches the received messages of a channel with the receives of started tasks.
+    fn match_arrived(&mut self, channel: usize) {
+        while let Some(state) = self.channels.get_mut(channel)
+            && let (Some(&arrived), Some(&next)) = (state.arrived.front(), state.receives.front())
         {
-            here.early.pop_front();
-            here.receives.pop_front();
+            state.arrived.pop_front();
+            state.receives.pop_front();
             let peer = self.peers[channel];
             let Some(at) = self.at(next.task) else { continue };
             let task = &mut self.running[at];
@@ -258,13 +261,13 @@ impl HostBased {
             else {
                 continue;
             };
-            if early.word != Some(task.word) || early.length != length {
+            if arrived.immediate != Some(task.immediate) || arrived.length != length {
                 let id = task.id;
                 return self.fail(id, Failure::Mismatch { peer, task: id.0 });
             }
             for signal in signals.first..signals.end {
-                if let Some(came) = task.signals.get_mut(signal as usize) {
-                    *came += 1;
+                if let Some(times_given) = task.signals.get_mut(signal as usize) {
+                    *times_given += 1;
                 }
             }
             task.receives_left -= 1;
@@ -272,7 +275,7 @@ impl HostBased {
             if length > 0 {
                 self.actions.push_back(Action::Deliver {
                     channel: id_channel,
-                    slot: early.slot,
+                    slot: arrived.slot,
                     task: id,
                     to,
                     length,
@@ -281,16 +284,16 @@ impl HostBased {
             }
             self.actions.push_back(Action::Receive {
                 channel: id_channel,
-                slot: early.slot,
+                slot: arrived.slot,
             });
         }
     }
 
-    /// Ends all tasks: one with the failure.
+    /// Ends all tasks. `culprit` fails with `failure`.
     fn fail(&mut self, culprit: TaskId, failure: Failure) {
         self.has_failed = true;
         for task in std::mem::take(&mut self.running) {
-            // What ended in the middle cannot be told from what did not: earlier ones are lost as well.
+            // Tasks before the culprit fail alike: they are incomplete too.
             let failure = if task.id <= culprit {
                 failure
             } else {
@@ -374,14 +377,14 @@ impl Machine for HostBased {
         }
         self.running.push_back(Running {
             id,
-            word: word_of(id, &task),
+            immediate: immediate_of(id, &task),
             signals: vec![0; schedule.signals as usize],
             schedule,
             receives_left,
             sends_left,
         });
         for channel in 0..self.channels.len() {
-            self.take(channel);
+            self.match_arrived(channel);
         }
         self.advance();
         id
@@ -406,13 +409,13 @@ impl Machine for HostBased {
                 ..
             } => {
                 let channel = usize::from(channel.0);
-                if let Some(here) = self.channels.get_mut(channel) {
-                    here.early.push_back(Early {
+                if let Some(state) = self.channels.get_mut(channel) {
+                    state.arrived.push_back(Arrived {
                         slot,
                         length,
-                        word: immediate,
+                        immediate,
                     });
-                    self.take(channel);
+                    self.match_arrived(channel);
                 }
             }
             Event::Failed { channel, status } => self.channel_failed(channel.0.into(), status),

@@ -2,34 +2,37 @@
 //!
 //! # On the wire
 //!
-//! Each call is a control message (SEND with immediate, 64 bytes), then its data as SENDs of at most `message_packets`
-//! packets, pipelined behind it. What comes back is the control result, the same at all ranks, and, where this rank
-//! receives, results in messages of the same lengths. All is in order, both ways.
+//! Each call is a control message (SEND with immediate, 64 bytes), followed by its data as SENDs of at most
+//! `message_packets` packets, pipelined. A rank receives the control result, which is the same at all ranks, and, if
+//! the call has results for it, results in messages of the same lengths. Both directions are in order.
 //!
 //! # Flow control
 //!
-//! A call of n packets takes n + 1 numbers `g` of the group: one for its control message, the others for its packets. A number is
-//! finished at this rank when its result is here; where this rank only sends it, when it is acknowledged, which the
-//! switch does only when those have it who receive it. With `l` the lowest number that is not finished at a rank and W the window, it
-//! posts a message whose last number is `b` only if `b < l + W`, and a control message only if `b + 1 < l + W`.
+//! A call of n packets takes n + 1 numbers `g` of the group: one for its control message, the others for its packets.
+//! A number is finished at a rank when its result has arrived. If the rank only sends that number, it is finished
+//! when it is acknowledged; the switch acknowledges it only when every receiver has it. With `l` the lowest
+//! unfinished number of a rank and W the window, the rank posts a message whose last number is `b` only if `b < l +
+//! W`, and a control message only if `b + 1 < l + W`.
 //!
-//! A switch has slots for two windows (EPIC's 2MW), above the lowest `l` of all ranks. Whoever has the result of an AllReduce up to `b`
-//! knows that all ranks have posted it, so that each one's `l` is above `b - W`, and what it posts itself is within the two windows. A
-//! Broadcast's data tells its receivers less: the source has posted it, and a window before it others have acknowledged. A receiver that
-//! were not held back could run three windows ahead of another one. So each rank keeps what it knows: a lower bound of
-//! every rank's `l`, from
+//! A switch has slots for two windows (EPIC's 2MW) above the lowest `l` of all ranks. A rank that has the result of
+//! an AllReduce up to `b` knows that all ranks have posted it. So the `l` of each rank is above `b - W`, and what
+//! this rank posts itself is within the two windows. Data of a Broadcast proves less: the source has posted it, and
+//! the other ranks have acknowledged everything a window before it. A receiver without a further limit could run
+//! three windows ahead of another one. So each rank keeps a lower bound of every rank's `l`, from
 //!
 //! - a control result, number `g`: `g + 2 - W`;
-//! - data up to `b` of an AllReduce or Reduce that came or was acknowledged, of a Broadcast that was acknowledged: `b + 1 - W`;
-//! - data up to `b` of a Broadcast with control number `g` that came: `b + 1 - W` where that is above `g + 1`.
+//! - data up to `b` of an AllReduce or Reduce that was received or acknowledged, or of a Broadcast that was
+//!   acknowledged: `b + 1 - W`;
+//! - received data up to `b` of a Broadcast with control number `g`: `b + 1 - W` where that is above `g + 1`.
 //!
-//! and posts nothing that is two windows above the bound. What is known after a call always suffices for the next one: with
-//! n at most W by its control result, with n above W by its data. For the first case control messages keep the one number
-//! of distance; a window of 1 has no room for that, and is the only one that can ask too much of a switch (which drops then, and is
-//! asked again).
+//! It posts nothing that is two windows above the bound. The bound after a call always suffices for the next one:
+//! with n at most W by its control result, with n above W by its data. For the first case control messages keep the
+//! distance of one number. A window of 1 has no capacity for that; it is the only one that can exceed the slots of a
+//! switch, which then drops, and the rank retransmits.
 //!
-//! Those numbers are the group's only as long as all ranks make the same calls: behind a call that is longer at another rank, a switch
-//! counts further than this one. So what follows a call whose control result is not here yet stays half a window below the bound.
+//! These numbers are the same at all ranks only while all make the same calls: after a call that is longer at another
+//! rank, the switch counts further than this rank. So a rank posts what follows a call without a control result only
+//! up to half a window below the bound.
 
 use std::collections::VecDeque;
 
@@ -40,27 +43,27 @@ use castnet_wire::control::{Control, Primitive, Verdict};
 use super::task::{Task, WireCall, wire_calls};
 use super::{Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, TaskId, Waiting};
 
-/// What a group is like for one rank; all but `rank` is the same at all ranks.
+/// Configuration of a group as one rank sees it; all fields but `rank` are the same at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InNetworkConfig {
     /// This rank.
     pub rank: u16,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub size: u16,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
-    /// Packets in flight; at least 2.
+    /// Most packets in flight; at least 2.
     pub window_packets: u32,
     /// Packets of a full message, at most the window.
     pub message_packets: u32,
-    /// Calls in flight; at least 1. Switches follow twice as many.
+    /// Most calls in flight; at least 1. Switches track twice as many.
     pub calls_max: u32,
-    /// Whether switches keep contributions and reduce them in rank order: else no task may ask for it.
+    /// Whether switches keep contributions and reduce them in rank order. Otherwise a task that requires it fails.
     pub reproducible: bool,
 }
 
 impl InNetworkConfig {
-    /// Calls in flight, unless configured.
+    /// Default of `calls_max`.
     pub const CALLS_MAX: u32 = 8;
 
     /// Rank `rank` of `size`, with path MTU 1024, a window of 64 packets, messages of 16.
@@ -76,7 +79,7 @@ impl InNetworkConfig {
         }
     }
 
-    /// The same with all bounds kept.
+    /// The configuration with all values within their bounds.
     const fn clamped(self) -> Self {
         const fn at_least_one(value: u32) -> u32 {
             if value == 0 { 1 } else { value }
@@ -96,14 +99,14 @@ impl InNetworkConfig {
     }
 }
 
-/// A call under way.
+/// A call that is running or waiting.
 #[derive(Clone, Debug)]
 struct Part {
     task: TaskId,
-    /// Whether it is the task's last.
+    /// True if it is the last call of the task.
     is_last: bool,
     wire: WireCall,
-    /// Its first number; the control message's.
+    /// Its first number `g`, that of the control message.
     g: u64,
     control_sent: bool,
     control_received: bool,
@@ -125,7 +128,7 @@ impl Part {
         (messages * u64::from(message_packets)).min(self.wire.call.packets.into())
     }
 
-    /// Data messages that are finished, and of how many.
+    /// Data messages that are finished.
     fn finished_messages(&self) -> u64 {
         if self.wire.receives.is_some() {
             self.received
@@ -153,23 +156,23 @@ struct Outstanding {
     is_data: bool,
 }
 
-/// The machine.
+/// The machine of one rank over one queue pair.
 #[derive(Clone, Debug)]
 pub struct InNetwork {
     config: InNetworkConfig,
     tasks: u64,
-    /// Calls under way and calls that wait, oldest first.
+    /// Running and waiting calls, oldest first.
     parts: VecDeque<Part>,
-    /// Number of the oldest of them.
+    /// Number of the oldest call in `parts`.
     sequence: u64,
-    /// Which of them sends next.
+    /// Index in `parts` of the call that sends next.
     sending: usize,
-    /// The group's number after all calls.
+    /// The number `g` that follows all calls.
     g_next: u64,
     outstanding: VecDeque<Outstanding>,
     wr_next: u64,
-    /// A window above what is known of every rank's lowest number that is not finished.
-    known: u64,
+    /// Lower bound of every rank's lowest unfinished number, plus one window.
+    bound: u64,
     has_failed: bool,
     actions: VecDeque<Action>,
 }
@@ -177,11 +180,11 @@ pub struct InNetwork {
 const CHANNEL: ChannelId = ChannelId(0);
 
 impl InNetwork {
-    /// A rank of a group that has done nothing yet. Values below their bounds are raised to them.
+    /// A rank of a new group. Values below their bounds are raised to them.
     pub fn new(config: InNetworkConfig) -> Self {
         let config = config.clamped();
         let mut machine = Self {
-            known: config.window_packets.into(),
+            bound: config.window_packets.into(),
             config,
             tasks: 0,
             parts: VecDeque::new(),
@@ -202,12 +205,12 @@ impl InNetwork {
         machine
     }
 
-    /// What it was made with.
+    /// The configuration.
     pub fn config(&self) -> &InNetworkConfig {
         &self.config
     }
 
-    /// Lowest number of the group, counted from its start, that is not finished at this rank.
+    /// The lowest number `g` of the group that is not finished at this rank.
     pub fn lowest_unfinished(&self) -> u64 {
         let Some(part) = self.parts.front() else {
             return self.g_next;
@@ -219,7 +222,7 @@ impl InNetwork {
         }
     }
 
-    /// Why a task is not begun.
+    /// Returns an error if a task must not be started.
     pub(super) fn check(&self, task: &Task) -> Result<(), Failure> {
         if self.has_failed {
             Err(Failure::Aborted)
@@ -230,12 +233,12 @@ impl InNetwork {
         }
     }
 
-    /// Number of the next call to start.
+    /// Number of the next call to be started.
     pub fn next_sequence(&self) -> u64 {
         self.sequence + self.parts.len() as u64
     }
 
-    /// Ends finished calls and posts what may be posted.
+    /// Ends finished calls and posts what the window allows.
     fn advance(&mut self) {
         let message_packets = self.config.message_packets;
         loop {
@@ -257,15 +260,15 @@ impl InNetwork {
         }
     }
 
-    /// Posts the next message if it may go; whether it did.
+    /// Posts the next message if the window allows it. Returns true if it did.
     fn post_one(&mut self) -> bool {
         let config = self.config;
         let window = u64::from(config.window_packets);
         let own = self.lowest_unfinished() + window;
-        // Control results come in order: with that of the call before, those of all before it are here.
+        // Control results arrive in order: if the previous call has its result, all earlier ones have too.
         let before = self.sending.checked_sub(1).and_then(|at| self.parts.get(at));
         let is_agreed = before.is_none_or(|part| part.control_received);
-        let known = self.known + if is_agreed { window } else { window / 2 };
+        let bound = self.bound + if is_agreed { window } else { window / 2 };
         if self.sending >= config.calls_max as usize
             || self.outstanding.len() >= self.shape().send_slots as usize
         {
@@ -276,11 +279,11 @@ impl InNetwork {
             return false;
         };
         let (content, immediate) = if !part.control_sent {
-            if part.g + u64::from(window > 1) >= own || part.g >= known {
+            if part.g + u64::from(window > 1) >= own || part.g >= bound {
                 return false;
             }
             let control = Control {
-                // The field is 32 bits wide and wraps.
+                // The wire field has 32 bits and wraps.
                 sequence: sequence as u32,
                 rank: config.rank,
                 call: part.wire.call,
@@ -291,9 +294,9 @@ impl InNetwork {
             part.control_sent = true;
             (Content::Control(bytes), Some(Control::IMMEDIATE))
         } else if let Some(from) = part.wire.sends {
-            // 1 + packets up to and with this message: one beyond its last number.
+            // One above the last number of this message.
             let end = part.g + 1 + part.packets_in(part.sent + 1, config.message_packets);
-            if end > own.min(known) {
+            if end > own.min(bound) {
                 return false;
             }
             let (offset, length) = message(part, part.sent, &config);
@@ -317,7 +320,7 @@ impl InNetwork {
         self.actions.push_back(Action::Send {
             channel: CHANNEL,
             wr,
-            // Slots are used in turn, and sends end in turn.
+            // Slots are used and released in order.
             slot: (wr % u64::from(self.shape().send_slots)) as u32,
             task,
             content,
@@ -337,14 +340,15 @@ impl InNetwork {
             {
                 part.acknowledged += 1;
                 let end = part.g + 1 + part.packets_in(part.acknowledged, self.config.message_packets);
-                self.known = self.known.max(end);
+                self.bound = self.bound.max(end);
             }
         }
     }
 
     fn received(&mut self, slot: u32, length: u32, immediate: Option<u32>, head: &[u8]) {
         if self.has_failed {
-            // Of calls before the one that failed nothing can come after it, and its own data is no result.
+            // Nothing of earlier calls can arrive after the failed one, and the data of the failed one is not a
+            // result.
             return;
         }
         let message_packets = self.config.message_packets;
@@ -352,18 +356,18 @@ impl InNetwork {
             let all = part.messages(message_packets);
             !part.control_received || part.wire.receives.is_some() && part.received < all
         });
-        let wrong = |reason| Failure::Protocol { peer: None, reason };
+        let invalid = |reason| Failure::Protocol { peer: None, reason };
         let Some(at) = next else {
-            return self.fail(0, wrong("nothing is awaited"));
+            return self.fail(0, invalid("no message is expected"));
         };
         let sequence = self.sequence + at as u64;
         let part = &mut self.parts[at];
         if !part.control_received {
             if immediate != Some(Control::IMMEDIATE) {
-                return self.fail(at, wrong("data before the control result"));
+                return self.fail(at, invalid("data before the control result"));
             }
             let Ok(control) = Control::parse(head) else {
-                return self.fail(at, wrong("a malformed control result"));
+                return self.fail(at, invalid("a malformed control result"));
             };
             let own = (self.config.rank, part.wire.call);
             if let Verdict::Conflict { rank, call } = control.verdict {
@@ -375,7 +379,7 @@ impl InNetwork {
                 return self.fail(at, failure);
             }
             if control.sequence != sequence as u32 {
-                return self.fail(at, wrong("the control result of another collective"));
+                return self.fail(at, invalid("the control result of another collective"));
             }
             if control.call != own.1 {
                 let failure = Failure::Conflict {
@@ -386,21 +390,21 @@ impl InNetwork {
                 return self.fail(at, failure);
             }
             part.control_received = true;
-            self.known = self.known.max(part.g + 2);
+            self.bound = self.bound.max(part.g + 2);
         } else {
             if immediate.is_some() {
-                return self.fail(at, wrong("a control result in the midst of data"));
+                return self.fail(at, invalid("a control result within data"));
             }
             let (offset, expected) = message(part, part.received, &self.config);
             if length != expected {
-                return self.fail(at, wrong("a result of another length"));
+                return self.fail(at, invalid("a result of wrong length"));
             }
             part.received += 1;
             let end = part.g + 1 + part.packets_in(part.received, message_packets);
-            let tells = part.wire.call.primitive != Primitive::Broadcast
+            let raises_bound = part.wire.call.primitive != Primitive::Broadcast
                 || end > part.g + 1 + u64::from(self.config.window_packets);
-            if tells {
-                self.known = self.known.max(end);
+            if raises_bound {
+                self.bound = self.bound.max(end);
             }
             if let Some(to) = part.wire.receives {
                 self.actions.push_back(Action::Deliver {
@@ -419,7 +423,7 @@ impl InNetwork {
         });
     }
 
-    /// Ends the task that the call at an index belongs to with a failure, and all after it. Those before it go on.
+    /// Fails the task of the call at index `at` and all later tasks. Earlier tasks continue.
     fn fail(&mut self, at: usize, failure: Failure) {
         self.has_failed = true;
         let culprit = self.parts.get(at).map(|p| p.task);
@@ -454,7 +458,7 @@ impl InNetwork {
     }
 }
 
-/// First byte and bytes of a data message of a call.
+/// Offset and length, in bytes, of a data message of a call.
 fn message(part: &Part, index: u64, config: &InNetworkConfig) -> (u64, u32) {
     let full = u64::from(config.message_packets) * config.pmtu.bytes() as u64;
     let offset = index * full;
@@ -467,8 +471,8 @@ impl Machine for InNetwork {
     fn shape(&self) -> ChannelShape {
         let config = &self.config;
         let window = config.window_packets.div_ceil(config.message_packets);
-        // Each call may have a control message and a message that is not full. Twice, as those who are a window ahead
-        // need not wait for a slow reader of results, nor for acknowledgements on their way.
+        // Each call may have a control message and a message that is not full. The factor 2 lets a rank that is a
+        // window ahead continue while results are read slowly or acknowledgements are in flight.
         let slots = 2 * (window + 2 * config.calls_max);
         ChannelShape {
             send_slots: slots,

@@ -1,16 +1,16 @@
-//! Collectives over several lanes: sub-groups of the same ranks, each with a machine and a queue pair of its own.
+//! Collectives over several lanes: sub-groups of the same ranks, each with its own machine and queue pair.
 //!
-//! A group belongs to one worker of a switch. One that is too hot for a core is split into K groups, its lanes, and large
-//! collectives are cut into K parts of elements that follow one another, one for each lane. All ranks cut alike, as they all
-//! know the number of elements. What is small takes the first lane alone, and so does a barrier.
+//! A group belongs to one worker of a switch. If one core is not enough for it, it is split into K groups, its lanes,
+//! and a large collective is split into K consecutive ranges of elements, one for each lane. All ranks split alike,
+//! because they all know the number of elements. A small collective and a barrier use the first lane only.
 //!
-//! Ranks that call different collectives are found out in the first lane, which has a part of every one. Its part alone does
-//! not tell how many elements the whole has: K numbers come to the same. So a barrier goes before it whose type and flags
-//! say what is left of the elements when each lane has had as many; its flags are never those of a barrier that is called.
+//! The first lane has a part of every collective, so it detects ranks that call different ones. Its part alone does
+//! not identify the total number of elements: K totals give the same part. So a barrier precedes it whose type and
+//! flags encode the remainder of the division by K. Its flags never equal those of a barrier that a program calls.
 //!
-//! What is called block here is the unit of [`Task::elements`]: the whole of an AllReduce, one rank's part of a
-//! ReduceScatter or AllGather. Each block is cut alike, so a lane's part of a collective is one of the same kind with fewer
-//! elements, and only the places of its bytes differ.
+//! A block here is the unit of [`Task::elements`]: the whole of an AllReduce, one rank's part of a ReduceScatter or
+//! AllGather. Each block is split alike, so a lane's part of a collective is a collective of the same kind with fewer
+//! elements; only the addresses of its bytes differ.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -20,21 +20,21 @@ use super::{
     Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Task, TaskId, Waiting,
 };
 
-/// The least bytes of a lane's part of a block: below, its control message costs more than it spares.
+/// Least bytes of a lane's part of a block: a shorter part costs more for its control message than it saves.
 pub const LANE_BYTES_MIN: u64 = 64 << 10;
 
-/// A lane's part of a task.
+/// The part of a task in one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     task: TaskId,
-    /// Bytes of a block, of the whole task and of this part, and where the part is in it.
+    /// Bytes of a block in the task (`whole`) and in this part (`part`), and offset of the part in the block.
     whole: u64,
     part: u64,
     offset: u64,
 }
 
 impl Cut {
-    /// A place of the part in the task's memory.
+    /// Translates an address of the part to one of the task.
     fn place(&self, place: Place) -> Place {
         let (block, within) = match self.part {
             0 => (0, place.offset),
@@ -47,44 +47,44 @@ impl Cut {
     }
 }
 
-/// A machine for each lane.
+/// A lane with its machine.
 struct Lane {
     machine: InNetwork,
-    /// Its tasks that are under way.
+    /// Its running tasks.
     cuts: BTreeMap<TaskId, Cut>,
 }
 
-/// How much of a task is still to come, and whether it has failed.
-struct Open {
+/// Parts of a task that are running, and the first failure.
+struct OpenTask {
     parts: usize,
     result: Result<(), Failure>,
 }
 
-/// The machine: channel k is that of lane k.
+/// The machine over all lanes. Channel k is the queue pair of lane k.
 pub struct Laned {
     lanes: Vec<Lane>,
     tasks: u64,
-    open: BTreeMap<TaskId, Open>,
+    open: BTreeMap<TaskId, OpenTask>,
     has_failed: bool,
     actions: VecDeque<Action>,
-    /// The lane that is asked next for something to do.
+    /// The lane to poll next.
     next: usize,
-    /// [`LANE_BYTES_MIN`], but in tests.
-    least: u64,
+    /// [`LANE_BYTES_MIN`], except in tests.
+    part_bytes_min: u64,
 }
 
-/// The elements of each lane's part, in order; the first alone has them where not all would have `least` bytes.
-fn cut(task: &Task, lanes: usize, least: u64) -> Vec<u64> {
+/// Number of elements of each lane's part, in order. One part only if a part would have fewer than `part_bytes_min` bytes.
+fn cut(task: &Task, lanes: usize, part_bytes_min: u64) -> Vec<u64> {
     let lanes = lanes.max(1) as u64;
     let (each, more) = (task.elements / lanes, task.elements % lanes);
     match each * task.data_type.size() as u64 {
-        bytes if bytes < least.max(1) => vec![task.elements],
+        bytes if bytes < part_bytes_min.max(1) => vec![task.elements],
         _ => (0..lanes).map(|lane| each + u64::from(lane < more)).collect(),
     }
 }
 
-/// The barrier that says how many elements are left when each lane has had as many: fewer than lanes.
-fn rest(left: u64) -> Task {
+/// The barrier that encodes `left`, the remainder of the division of the elements by the number of lanes.
+fn remainder_barrier(left: u64) -> Task {
     use castnet_wire::control::{CallFlags, DataType as T};
     const TYPES: [T; 12] = [
         T::F32,
@@ -112,12 +112,12 @@ fn rest(left: u64) -> Task {
 }
 
 impl Laned {
-    /// A rank whose group has a lane for each of these machines, all alike.
+    /// A rank whose group has one lane for each machine. All machines are configured alike.
     pub fn new(machines: Vec<InNetwork>) -> Self {
-        Self::with_least(machines, LANE_BYTES_MIN)
+        Self::with_part_bytes_min(machines, LANE_BYTES_MIN)
     }
 
-    pub(crate) fn with_least(machines: Vec<InNetwork>, least: u64) -> Self {
+    pub(crate) fn with_part_bytes_min(machines: Vec<InNetwork>, part_bytes_min: u64) -> Self {
         let lane = |machine| Lane {
             machine,
             cuts: BTreeMap::new(),
@@ -129,12 +129,12 @@ impl Laned {
             has_failed: false,
             actions: VecDeque::new(),
             next: 0,
-            least,
+            part_bytes_min,
         }
     }
 
-    /// A lane's action as one of the whole; `None` where there is nothing to be done for it yet.
-    fn lift(&mut self, lane: usize, action: Action) -> Option<Action> {
+    /// Translates a lane's action to one of the whole task; `None` where the driver has nothing to do.
+    fn translate(&mut self, lane: usize, action: Action) -> Option<Action> {
         let channel = ChannelId(lane as u16);
         let cuts = &mut self.lanes[lane].cuts;
         let cut = |task: &TaskId| cuts.get(task).copied();
@@ -199,13 +199,13 @@ impl Laned {
             }
             Action::Done { task, result } => {
                 let cut = cuts.remove(&task)?;
-                return self.ended(lane, cut.task, result);
+                return self.part_ended(lane, cut.task, result);
             }
         })
     }
 
-    /// A part has ended, and perhaps its task with it. The first part that fails ends the task, and all that come after.
-    fn ended(&mut self, lane: usize, task: TaskId, result: Result<(), Failure>) -> Option<Action> {
+    /// Ends one part, and its task if it was the last. The first part that fails ends the task and all later ones.
+    fn part_ended(&mut self, lane: usize, task: TaskId, result: Result<(), Failure>) -> Option<Action> {
         let open = self.open.get_mut(&task)?;
         open.parts -= 1;
         if open.result.is_ok() {
@@ -222,7 +222,7 @@ impl Laned {
         Some(Action::Done { task, result })
     }
 
-    /// Ends the tasks behind one that has failed: other lanes may go on for ever without this one.
+    /// Ends the tasks after one that has failed: other lanes would wait without end for this one.
     fn fail_after(&mut self, task: TaskId) {
         self.has_failed = true;
         for (task, _) in self.open.split_off(&task) {
@@ -234,7 +234,7 @@ impl Laned {
     }
 }
 
-/// A queue pair is named with its lane.
+/// Adds the lane to a failure of a queue pair.
 fn in_lane(failure: Failure, lane: usize) -> Failure {
     match failure {
         Failure::Channel { peer, status, .. } => Failure::Channel {
@@ -248,7 +248,7 @@ fn in_lane(failure: Failure, lane: usize) -> Failure {
 
 impl Machine for Laned {
     fn shape(&self) -> ChannelShape {
-        // All lanes are alike.
+        // All lanes have the same shape.
         self.lanes[0].machine.shape()
     }
 
@@ -270,9 +270,9 @@ impl Machine for Laned {
             });
             return id;
         }
-        let parts = cut(&task, self.lanes.len(), self.least);
+        let parts = cut(&task, self.lanes.len(), self.part_bytes_min);
         let is_cut = parts.len() > 1;
-        let open = Open {
+        let open = OpenTask {
             parts: parts.len() + usize::from(is_cut),
             result: Ok(()),
         };
@@ -285,7 +285,7 @@ impl Machine for Laned {
                 part: 0,
                 offset: 0,
             };
-            let own = first.machine.start(rest(left));
+            let own = first.machine.start(remainder_barrier(left));
             first.cuts.insert(own, none);
         }
         let mut offset = 0;
@@ -305,7 +305,7 @@ impl Machine for Laned {
     }
 
     fn scratch_bytes(&self, _: &Task) -> u64 {
-        // As the lanes' machines: they need none.
+        // The lanes' machines need none.
         0
     }
 
@@ -318,21 +318,21 @@ impl Machine for Laned {
     }
 
     fn poll_action(&mut self) -> Option<Action> {
-        let mut quiet = 0;
-        while quiet < self.lanes.len() {
+        let mut idle_lanes = 0;
+        while idle_lanes < self.lanes.len() {
             if let Some(action) = self.actions.pop_front() {
                 return Some(action);
             }
             let lane = self.next % self.lanes.len();
             match self.lanes[lane].machine.poll_action() {
                 Some(action) => {
-                    quiet = 0;
-                    if let Some(action) = self.lift(lane, action) {
+                    idle_lanes = 0;
+                    if let Some(action) = self.translate(lane, action) {
                         return Some(action);
                     }
                 }
                 None => {
-                    quiet += 1;
+                    idle_lanes += 1;
                     self.next = lane + 1;
                 }
             }
@@ -361,39 +361,39 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The parts are all of the block, in order, without gaps; each but a single one has its least bytes.
+        /// The parts cover the block in order, without gaps. Each of several parts has at part_bytes_min `part_bytes_min` bytes.
         #[test]
-        fn a_task_is_cut_whole(elements in 0_u64..100_000, lanes in 1_usize..=16, least in 1_u64..100_000) {
+        fn the_parts_of_a_task_cover_it(elements in 0_u64..100_000, lanes in 1_usize..=16, part_bytes_min in 1_u64..100_000) {
             let task = Task { collective: Collective::AllReduce, elements, ..Task::BARRIER };
-            let parts = cut(&task, lanes, least);
+            let parts = cut(&task, lanes, part_bytes_min);
             prop_assert!((1..=lanes).contains(&parts.len()));
             prop_assert_eq!(parts.iter().sum::<u64>(), elements);
             let (most, fewest) = (parts.iter().max().unwrap(), parts.iter().min().unwrap());
             prop_assert!(most - fewest <= 1);
-            prop_assert!(parts.len() == 1 || parts.len() == lanes && *fewest >= least);
+            prop_assert!(parts.len() == 1 || parts.len() == lanes && *fewest >= part_bytes_min);
         }
     }
 
     #[test]
-    fn what_the_first_lane_hears_tells_the_whole() {
-        let mut heard = std::collections::BTreeSet::new();
+    fn the_calls_of_the_first_lane_identify_the_number_of_elements() {
+        let mut seen = std::collections::BTreeSet::new();
         for elements in 16..1000 {
             let task = Task {
                 collective: Collective::AllReduce,
                 elements,
                 ..Task::BARRIER
             };
-            let Task { data_type, flags, .. } = rest(elements % 16);
+            let Task { data_type, flags, .. } = remainder_barrier(elements % 16);
             assert_ne!(flags, Task::BARRIER.flags);
             assert!(
-                heard.insert((cut(&task, 16, 1)[0], data_type, flags)),
+                seen.insert((cut(&task, 16, 1)[0], data_type, flags)),
                 "{elements}"
             );
         }
     }
 
     #[test]
-    fn a_part_lies_in_every_block_at_the_same_place() {
+    fn a_part_has_the_same_offset_in_every_block() {
         let cut = Cut {
             task: TaskId(0),
             whole: 100,

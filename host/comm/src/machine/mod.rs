@@ -1,19 +1,22 @@
-//! The algorithms of one rank as pure machines: no I/O, no clock. The driver of this crate and the simulator carry
-//! their actions out.
+//! The collectives of one rank as pure machines: no I/O, no clock. The driver of this crate and the simulator execute
+//! their actions.
 //!
-//! [`InNetwork`] is the rank's side of collectives that switches compute (EPIC 3.3.2, appendix A); [`HostBased`] are ring,
-//! tree and dissemination algorithms between ranks over plain reliable connections. Both are a [`Machine`].
+//! [`InNetwork`] is the rank's side of collectives that switches compute (EPIC 3.3.2, appendix A). [`HostBased`] runs
+//! ring, tree and dissemination algorithms between ranks over plain reliable connections. [`Laned`] splits
+//! collectives over several [`InNetwork`]. All are a [`Machine`].
 //!
 //! # Calling order
 //!
-//! [`Machine::start`] collectives in the same order at all ranks; carry out what [`Machine::poll_action`] gives until it gives
-//! nothing; tell by [`Machine::handle`] what became of it. [`Action::Done`] comes once per collective, in order.
+//! Call [`Machine::start`] for the same collectives in the same order at all ranks. Execute the actions of
+//! [`Machine::poll_action`] until it returns `None`. Report their outcome to [`Machine::handle`]. [`Action::Done`]
+//! comes once per collective, in order.
 //!
 //! # Buffers
 //!
-//! A machine never sees payload but control messages. It names bytes by [`Place`]: a task's input, its output, or scratch
-//! memory of [`Machine::scratch_bytes`]. Messages travel through slots of registered memory, so many per channel as
-//! [`ChannelShape`] says: send slots belong to the machine until [`Event::Sent`], receive slots until [`Action::Receive`].
+//! A machine sees control messages, but no other payload. It names bytes by [`Place`]: in the input or output of a
+//! task, or in scratch memory of [`Machine::scratch_bytes`]. Messages pass through slots of registered memory;
+//! [`ChannelShape`] is their number per channel. A send slot belongs to the machine until [`Event::Sent`], a receive
+//! slot until [`Action::Receive`].
 
 mod host_based;
 mod in_network;
@@ -37,38 +40,38 @@ pub use task::{Collective, Task};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId(pub u64);
 
-/// Which of the machine's queue pairs. [`InNetwork`] has one, number 0.
+/// Index of a queue pair of the machine. [`InNetwork`] has one, number 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelId(pub u16);
 
-/// What memory a channel has, both ways.
+/// Memory that a channel needs in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelShape {
-    /// Messages that may be posted and not acknowledged.
+    /// Most messages that are posted and not acknowledged.
     pub send_slots: u32,
-    /// Receives that may be posted.
+    /// Most receives that are posted.
     pub receive_slots: u32,
-    /// Bytes of each slot: of the longest message.
+    /// Bytes of each slot: the length of the longest message.
     pub slot_bytes: u32,
 }
 
-/// Which memory of a task.
+/// A memory area of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// What this rank contributes. Its layout is [`Task::input_bytes`].
+    /// The contribution of this rank, [`Task::input_bytes`] long.
     Input,
-    /// What this rank gets. Its layout is [`Task::output_bytes`].
+    /// The result at this rank, [`Task::output_bytes`] long.
     Output,
-    /// Memory of the driver, [`Machine::scratch_bytes`] long, whose content does not matter at the start.
+    /// Memory of the driver, [`Machine::scratch_bytes`] long, with undefined content at the start.
     Scratch,
 }
 
-/// Bytes of a task, from here on.
+/// The address of bytes of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Which memory.
+    /// The memory area.
     pub space: Space,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
 }
 
@@ -97,7 +100,7 @@ impl Place {
         }
     }
 
-    /// So many bytes further on.
+    /// The address `bytes` further on.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
         Self {
@@ -107,108 +110,109 @@ impl Place {
     }
 }
 
-/// What a message carries.
+/// Content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// A control message.
     Control([u8; 64]),
-    /// Bytes of a task; none where `length` is 0.
+    /// Bytes of a task; empty where `length` is 0.
     Data {
-        /// Where they begin.
+        /// Address of the first byte.
         from: Place,
-        /// How many, at most [`ChannelShape::slot_bytes`].
+        /// Number of bytes, at most [`ChannelShape::slot_bytes`].
         length: u32,
     },
 }
 
-/// What the driver shall do.
+/// An instruction to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Post a receive for a whole slot.
     Receive {
-        /// To which queue pair.
+        /// The queue pair.
         channel: ChannelId,
-        /// Into which of its receive slots.
+        /// Index of its receive slot.
         slot: u32,
     },
-    /// Copy the content into the send slot, and post it as one SEND with completion.
+    /// Copy the content into the send slot and post it as one SEND with completion.
     Send {
-        /// To which queue pair.
+        /// The queue pair.
         channel: ChannelId,
-        /// Comes back in [`Event::Sent`]; 0, 1, ... on each channel.
+        /// Number of the work request, 0, 1, ... on each channel. [`Event::Sent`] repeats it.
         wr: u64,
-        /// Through which of its send slots.
+        /// Index of the send slot.
         slot: u32,
-        /// Whose bytes.
+        /// The task that the bytes belong to.
         task: TaskId,
-        /// What.
+        /// The content.
         content: Content,
-        /// With this immediate; `None`: a plain SEND.
+        /// The immediate; `None`: a SEND without immediate.
         immediate: Option<u32>,
     },
-    /// Take a message out of its slot.
+    /// Copy a received message out of its slot.
     Deliver {
-        /// Of which queue pair.
+        /// The queue pair.
         channel: ChannelId,
-        /// Which of its receive slots.
+        /// Index of its receive slot.
         slot: u32,
-        /// To which task.
+        /// The task.
         task: TaskId,
-        /// Where its bytes go.
+        /// Destination of the bytes.
         to: Place,
-        /// How many.
+        /// Number of bytes.
         length: u32,
-        /// The task's operation is applied first: to the message, then the bytes from here on. May be `to` itself.
+        /// If present, the task's operation is applied first, to the message and the bytes at this address. May equal
+        /// `to`.
         combine: Option<Place>,
     },
-    /// Copy inside a task. Where both places are the same bytes there is nothing to do.
+    /// Copy inside a task. There is nothing to do where `from` and `to` are the same bytes.
     Copy {
-        /// Whose bytes.
+        /// The task.
         task: TaskId,
-        /// From here.
+        /// Source.
         from: Place,
-        /// To here.
+        /// Destination.
         to: Place,
-        /// So many.
+        /// Number of bytes.
         length: u64,
     },
-    /// The task has ended: its output is complete, or this is why not.
+    /// The task has ended: its output is complete, or it failed.
     Done {
-        /// Which.
+        /// The task.
         task: TaskId,
-        /// How.
+        /// Its result.
         result: Result<(), Failure>,
     },
 }
 
-/// What became of actions.
+/// The outcome of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A send was acknowledged, and with it all before it on the channel.
+    /// A send was acknowledged, and all earlier ones of the channel with it.
     Sent {
-        /// Of which queue pair.
+        /// The queue pair.
         channel: ChannelId,
-        /// As in [`Action::Send`].
+        /// Number of the work request in [`Action::Send`].
         wr: u64,
     },
-    /// A receive was filled. Those of a channel are told in the order of their messages.
+    /// A receive was filled. The receives of a channel are reported in the order of their messages.
     Received {
-        /// Of which queue pair.
+        /// The queue pair.
         channel: ChannelId,
-        /// Which slot.
+        /// Index of the slot.
         slot: u32,
-        /// Bytes.
+        /// Bytes of the message.
         length: u32,
-        /// The immediate that came with it.
+        /// The immediate of the message.
         immediate: Option<u32>,
-        /// The message's first 64 bytes, or all of a shorter one. Looked at only where there is an immediate.
+        /// The first 64 bytes of the message, or all of a shorter one. Only read where there is an immediate.
         head: &'a [u8],
     },
-    /// The queue pair is dead.
+    /// The queue pair has failed.
     Failed {
-        /// Which.
+        /// The queue pair.
         channel: ChannelId,
-        /// As its first work request said that failed.
+        /// Status of the first work request that failed.
         status: Status,
     },
 }
@@ -217,7 +221,7 @@ pub enum Event<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// Ranks made different calls.
-    #[error("ranks disagree on collective {sequence}: rank {} said {}, rank {} said {}", first.0, Said(&first.1), second.0, Said(&second.1))]
+    #[error("ranks disagree on collective {sequence}: rank {} called {}, rank {} called {}", first.0, CallText(&first.1), second.0, CallText(&second.1))]
     Conflict {
         /// Number of the collective in its group.
         sequence: u32,
@@ -226,12 +230,10 @@ pub enum Failure {
         /// Another rank and its call.
         second: (u16, Call),
     },
-    /// The task asks for contributions to be reduced in rank order. Nothing of it has been sent.
-    #[error(
-        "contributions are reduced in rank order only in a group that is reproducible, and this one is not"
-    )]
+    /// The task requires reduction in rank order, and the group does not provide it. Nothing was sent.
+    #[error("reduction in rank order needs a reproducible group, and this one is not")]
     NotReproducible,
-    /// Another rank's message belongs to another call than ours.
+    /// A message of another rank belongs to a different call.
     #[error("rank {peer} made another call than this rank (collective {task})")]
     Mismatch {
         /// The rank that sent it.
@@ -239,39 +241,39 @@ pub enum Failure {
         /// Number of the collective.
         task: u64,
     },
-    /// A collective before this one failed, and the group with it.
-    #[error("a collective before this one failed: the group must be joined again")]
+    /// An earlier collective failed, and the group with it.
+    #[error("an earlier collective failed: the group must be joined again")]
     Aborted,
-    /// A queue pair is dead.
-    #[error("the queue pair towards {} is dead{}: {status:?}", Towards(*.peer), InLane(*.lane))]
+    /// A queue pair has failed.
+    #[error("the queue pair towards {} has failed{}: {status:?}", Towards(*.peer), InLane(*.lane))]
     Channel {
-        /// The rank at its other end; `None`: the group.
+        /// The rank at the remote end; `None`: the group.
         peer: Option<u16>,
-        /// The lane that it is of, where the group has several.
+        /// Lane of the queue pair, where the group has several.
         lane: Option<u8>,
-        /// What its work request said.
+        /// Status of its work request.
         status: Status,
     },
-    /// A message came that cannot be.
-    #[error("a message that does not fit came from {}: {reason}", Towards(*.peer))]
+    /// An invalid message was received.
+    #[error("invalid message from {}: {reason}", Towards(*.peer))]
     Protocol {
         /// The rank that sent it; `None`: the group.
         peer: Option<u16>,
-        /// What is wrong with it.
+        /// What is invalid.
         reason: &'static str,
     },
 }
 
-/// A call in words.
-pub(crate) struct Said<'a>(pub(crate) &'a Call);
+/// Displays a call in words.
+pub(crate) struct CallText<'a>(pub(crate) &'a Call);
 
-impl fmt::Display for Said<'_> {
+impl fmt::Display for CallText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use castnet_wire::control::Primitive;
         let call = self.0;
         match call.primitive {
             Primitive::AllReduce if call.packets == 0 && call.flags.0 == 0 => return f.write_str("barrier"),
-            // A barrier with flags is what goes before a collective over lanes.
+            // A barrier with flags precedes a collective over lanes.
             Primitive::AllReduce if call.packets == 0 => {
                 return f.write_str("one of another size, over lanes");
             }
@@ -301,7 +303,7 @@ impl fmt::Display for Towards {
     }
 }
 
-/// ` in lane 2`; nothing where there is one.
+/// Displays ` in lane 2`; empty without a lane.
 pub(crate) struct InLane(pub(crate) Option<u8>);
 
 impl fmt::Display for InLane {
@@ -310,10 +312,10 @@ impl fmt::Display for InLane {
     }
 }
 
-/// What the oldest task that is not done waits for.
+/// What the oldest unfinished task waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// For all ranks to make the call: its control result is missing.
+    /// For all ranks to make the call: the control result is missing.
     Calls {
         /// Number of the collective.
         sequence: u64,
@@ -322,18 +324,18 @@ pub enum Waiting {
     Results {
         /// Number of the collective.
         sequence: u64,
-        /// Packets that are here.
+        /// Packets received.
         received: u64,
-        /// Packets in all.
+        /// Packets in total.
         of: u64,
     },
     /// For acknowledgements of what this rank sent.
     Acknowledgements {
         /// Number of the collective.
         sequence: u64,
-        /// Packets that are acknowledged.
+        /// Packets acknowledged.
         acknowledged: u64,
-        /// Packets in all.
+        /// Packets in total.
         of: u64,
     },
     /// For messages of these ranks.
@@ -350,7 +352,7 @@ impl fmt::Display for Waiting {
                 of,
             } => write!(
                 f,
-                "results of collective {sequence}: {received} of {of} packets are here"
+                "results of collective {sequence}: {received} of {of} packets received"
             ),
             Self::Acknowledgements {
                 sequence,
@@ -358,7 +360,7 @@ impl fmt::Display for Waiting {
                 of,
             } => write!(
                 f,
-                "acknowledgements in collective {sequence}: {acknowledged} of {of} packets have them"
+                "acknowledgements in collective {sequence}: {acknowledged} of {of} packets acknowledged"
             ),
             Self::Peers(ranks) => write!(f, "messages of ranks {ranks:?}"),
         }
@@ -370,27 +372,27 @@ pub trait Machine {
     /// The memory that each channel needs.
     fn shape(&self) -> ChannelShape;
 
-    /// How many channels there are.
+    /// Number of channels.
     fn channels(&self) -> u16;
 
-    /// Begins a collective; any number may be under way.
+    /// Starts a collective. Any number may run at once.
     fn start(&mut self, task: Task) -> TaskId;
 
     /// Scratch memory that a task needs, in bytes.
     fn scratch_bytes(&self, task: &Task) -> u64;
 
-    /// Takes in what became of actions.
+    /// Handles the outcome of actions.
     fn handle(&mut self, event: Event<'_>);
 
-    /// The next thing to do.
+    /// The next action to execute.
     fn poll_action(&mut self) -> Option<Action>;
 
-    /// Whether all that was sent is acknowledged.
+    /// Returns true if all sends are acknowledged.
     fn is_drained(&self) -> bool;
 
-    /// Whether a failure has ended it: all further tasks fail.
+    /// Returns true if a failure has ended the machine: all further tasks fail.
     fn has_failed(&self) -> bool;
 
-    /// What the oldest task that is not done waits for; `None` where all are done.
+    /// What the oldest unfinished task waits for; `None` if all are done.
     fn waiting_for(&self) -> Option<Waiting>;
 }

@@ -1,8 +1,9 @@
-//! Host-based algorithms as schedules: what one rank sends to and receives from whom, and what must have come before.
+//! Host-based algorithms as schedules: the sends and receives of one rank, and the receives that each send depends
+//! on.
 //!
-//! Messages are cut into pieces of a slot each, and each piece goes on as soon as what it needs is here, so that long messages
-//! fill the whole ring or tree. All schedules of a collective agree on the number, order and lengths of the messages between any
-//! two ranks; between them they are matched by order.
+//! Messages are split into pieces of one slot. A piece is sent as soon as the pieces that it depends on have arrived,
+//! so long messages fill the whole ring or tree. All schedules of a collective agree on the number, order and lengths
+//! of the messages between two ranks: these are matched by order.
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ pub(super) enum Step {
         to: u16,
         from: Place,
         length: u32,
-        /// A signal, and how often it must have come.
+        /// A signal, and how often it must have been given.
         after: Option<(u32, u32)>,
     },
     Receive {
@@ -23,7 +24,7 @@ pub(super) enum Step {
         to: Place,
         length: u32,
         combine: bool,
-        /// The signals that this gives.
+        /// The signals that this step gives.
         signals: Signals,
     },
 }
@@ -44,7 +45,7 @@ impl Signals {
     }
 }
 
-/// Bytes that are copied inside the rank.
+/// Bytes to copy inside the rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CopyStep {
     pub(super) from: Place,
@@ -52,20 +53,20 @@ pub(super) struct CopyStep {
     pub(super) length: u64,
 }
 
-/// What one rank does for a task.
+/// The steps of one rank for a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Schedule {
-    /// Before all else.
+    /// Copied before all steps.
     pub(super) first: Option<CopyStep>,
-    /// In this order towards and from each rank.
+    /// Executed in this order for each peer.
     pub(super) steps: Vec<Step>,
-    /// How many signals there are.
+    /// Number of signals.
     pub(super) signals: u32,
-    /// After all else.
+    /// Copied after all steps.
     pub(super) last: Option<CopyStep>,
 }
 
-/// Cuts `bytes` into pieces; of nothing there is none.
+/// Splits a range into pieces of at most `piece` bytes. An empty range has none.
 fn pieces(bytes: Range<u64>, piece: u32) -> impl Iterator<Item = (u64, u32)> {
     let step = u64::from(piece.max(1));
     let count = (bytes.end - bytes.start).div_ceil(step);
@@ -93,7 +94,7 @@ pub(super) fn schedule(task: &Task, rank: u16, size: u16, piece: u32) -> Schedul
     }
 }
 
-/// The algorithm for a collective, by its usual name.
+/// The usual name of the algorithm for a collective.
 pub(super) fn algorithm(collective: Collective) -> &'static str {
     match collective {
         Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => "ring",
@@ -110,7 +111,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// The rank so many steps behind this one in the ring.
+    /// The rank that is `steps` before this one in the ring.
     fn behind(&self, steps: u32) -> u32 {
         (self.rank + self.size - steps % self.size) % self.size
     }
@@ -123,9 +124,9 @@ impl Plan {
         self.behind(1) as u16
     }
 
-    /// size - 1 steps round the ring: in step s the block `first - s` goes out and the block `first - s - 1` comes in, piece by
-    /// piece, each piece as soon as it has come in itself. `base`, where the first block of the ring needs something that
-    /// came before: the signal of its first piece.
+    /// `size - 1` steps round the ring. In step s the block `first - s` is sent and the block `first - s - 1`
+    /// received. Each piece is sent as soon as it has been received. `base` is the signal of the first piece of the
+    /// first block, if that block depends on earlier steps.
     fn ring(
         &self,
         out: &mut Schedule,
@@ -135,20 +136,20 @@ impl Plan {
         combine: bool,
         base: Option<u32>,
     ) {
-        let mut came = base;
+        let mut received_signal = base;
         for step in 0..self.size - 1 {
-            let goes = (first + 2 * self.size - step) % self.size;
-            let comes = (goes + self.size - 1) % self.size;
-            for (index, (offset, length)) in pieces(block(goes), self.piece).enumerate() {
+            let sent_block = (first + 2 * self.size - step) % self.size;
+            let received_block = (sent_block + self.size - 1) % self.size;
+            for (index, (offset, length)) in pieces(block(sent_block), self.piece).enumerate() {
                 out.steps.push(Step::Send {
                     to: self.next(),
                     from: place(offset),
                     length,
-                    after: came.map(|signal| (signal + index as u32, 1)),
+                    after: received_signal.map(|signal| (signal + index as u32, 1)),
                 });
             }
-            came = Some(out.signals);
-            for (offset, length) in pieces(block(comes), self.piece) {
+            received_signal = Some(out.signals);
+            for (offset, length) in pieces(block(received_block), self.piece) {
                 out.steps.push(Step::Receive {
                     from: self.prev(),
                     to: place(offset),
@@ -161,7 +162,7 @@ impl Plan {
         }
     }
 
-    /// Where in `elements` the block of a rank is, in bytes.
+    /// The bytes of a rank's block within all elements.
     fn share(&self, task: &Task, block: u32) -> Range<u64> {
         let size = task.data_type.size() as u64;
         let at = |block: u32| {
@@ -180,7 +181,7 @@ impl Plan {
             ..Schedule::default()
         };
         let block = |b| self.share(task, b);
-        // Ends with this rank's own block reduced, whose pieces gave the last signals.
+        // Ends with this rank's own block reduced. Its pieces gave the last signals.
         self.ring(&mut out, self.behind(1), block, Place::output, true, None);
         let own = pieces(block(self.rank), self.piece).count() as u32;
         let base = (self.size > 1).then(|| out.signals - own);
@@ -227,7 +228,7 @@ impl Plan {
     fn tree(&self, root: u32) -> (Option<u16>, Vec<u16>) {
         let own = (self.rank + self.size - root) % self.size;
         let real = |relative: u32| ((relative + root) % self.size) as u16;
-        // Below the lowest bit that is set are the bits of children; the root has all.
+        // The children of a rank have the bits below its lowest set bit. The root may have children at all bits.
         let low = if own == 0 {
             self.size.next_power_of_two()
         } else {
@@ -315,7 +316,7 @@ impl Plan {
         out
     }
 
-    /// In round k a word to rank + 2^k, once those of all rounds before have come.
+    /// In round k this rank sends an empty message to rank + 2^k, after those of all earlier rounds have arrived.
     fn dissemination(&self) -> Schedule {
         let mut out = Schedule::default();
         let rounds = self.size.next_power_of_two().trailing_zeros();
@@ -332,7 +333,7 @@ impl Plan {
                 to: Place::input(0),
                 length: 0,
                 combine: false,
-                // Signal j comes from all rounds up to j.
+                // Signal j is given by all rounds up to j.
                 signals: Signals {
                     first: round,
                     end: rounds,
@@ -344,7 +345,8 @@ impl Plan {
     }
 }
 
-/// The ranks that `rank` of `size` talks with in any of the algorithms, in order: those a power of two away, either way.
+/// The peers of `rank` of `size` in all algorithms, in order: the ranks at distances that are powers of two, in both
+/// directions.
 pub(super) fn partners(rank: u16, size: u16) -> Vec<u16> {
     let (rank, size) = (u32::from(rank), u32::from(size.max(1)));
     let mut all: Vec<u16> = (0..16)

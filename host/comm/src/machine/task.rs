@@ -1,34 +1,34 @@
-//! What a rank calls, and the calls on the wire that make it up.
+//! Collectives as a rank calls them, and their calls on the wire.
 
 use castnet_wire::control::{Call, CallFlags, DataType, Operation, Primitive};
 
 use super::Place;
 
-/// The six collectives (EPIC, appendix A). Ranks that are named must be below the number of ranks.
+/// The six collectives (EPIC, appendix A). `root` must be below the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
-    /// Every rank gets the reduction of all.
+    /// Every rank receives the reduction over all ranks.
     AllReduce,
-    /// One rank gets it.
+    /// One rank receives it.
     Reduce {
         /// That rank.
         root: u16,
     },
-    /// Every rank gets what one has.
+    /// Every rank receives the data of one.
     Broadcast {
         /// That rank.
         root: u16,
     },
-    /// Nobody goes on before all have come.
+    /// No rank continues before all have called it.
     Barrier,
-    /// Rank i gets the reduction of all ranks' i-th blocks.
+    /// Rank i receives the reduction of the i-th blocks of all ranks.
     ReduceScatter,
-    /// Every rank gets all ranks' blocks.
+    /// Every rank receives the blocks of all ranks.
     AllGather,
 }
 
 impl Collective {
-    /// As the command line and nccl-tests call it.
+    /// Its name on the command line, as in nccl-tests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "allreduce",
@@ -44,15 +44,16 @@ impl Collective {
 /// A collective of one rank. All ranks start the same ones in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Task {
-    /// Which.
+    /// The collective.
     pub collective: Collective,
-    /// How contributions become one. Not looked at by Broadcast, AllGather and Barrier.
+    /// How contributions are combined. Ignored by Broadcast, AllGather and Barrier.
     pub operation: Operation,
-    /// Of what.
+    /// Type of the elements.
     pub data_type: DataType,
-    /// How integers overflow, and whether the order of additions is fixed.
+    /// Whether integers saturate, and whether contributions are reduced in rank order.
     pub flags: CallFlags,
-    /// Elements: of the whole for AllReduce, Reduce and Broadcast; of one rank's block for ReduceScatter and AllGather.
+    /// Number of elements: of the whole for AllReduce, Reduce and Broadcast; of one rank's block for ReduceScatter
+    /// and AllGather.
     pub elements: u64,
 }
 
@@ -66,7 +67,7 @@ impl Task {
         elements: 0,
     };
 
-    /// Whether contributions must be reduced in rank order, where there are any.
+    /// Returns true if contributions must be reduced in rank order.
     pub const fn is_in_rank_order(&self) -> bool {
         self.flags.contains(CallFlags::REPRODUCIBLE)
             && self.elements > 0
@@ -91,7 +92,7 @@ impl Task {
         }
     }
 
-    /// Bytes that `rank` of `size` gets.
+    /// Bytes that `rank` of `size` receives.
     pub const fn output_bytes(&self, rank: u16, size: u16) -> u64 {
         match self.collective {
             Collective::AllReduce | Collective::ReduceScatter => self.bytes(),
@@ -103,26 +104,26 @@ impl Task {
     }
 }
 
-/// Most packets of one call on the wire: a switch tells PSNs apart over less than half their circle of 2^24. What is longer
-/// becomes several calls, which are pipelined like any others.
+/// Most packets of one call on the wire: a switch can order PSNs over less than half of their range of 2^24. A longer
+/// task becomes several calls, which are pipelined.
 pub(crate) const CALL_PACKETS_MAX: u64 = 1 << 20;
 
 /// One call on the wire that is part of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WireCall {
     pub(crate) call: Call,
-    /// Bytes of its data.
+    /// Number of data bytes.
     pub(crate) bytes: u64,
-    /// What this rank sends.
+    /// Source of the data, if this rank sends.
     pub(crate) sends: Option<Place>,
-    /// Where to this rank receives.
+    /// Destination of the data, if this rank receives.
     pub(crate) receives: Option<Place>,
-    /// What this rank adds itself to what it receives (the root of a Reduce).
+    /// Bytes that this rank combines with the received ones (the root of a Reduce).
     pub(crate) adds: Option<Place>,
 }
 
-/// The calls on the wire that make up a task, in order (EPIC, appendix A: ReduceScatter is Reduces, AllGather is
-/// Broadcasts, Barrier is an AllReduce of nothing).
+/// The calls on the wire of a task, in order (EPIC, appendix A: a ReduceScatter is one Reduce per rank, an AllGather
+/// one Broadcast per rank, a Barrier an AllReduce without data).
 pub(crate) fn wire_calls(task: &Task, rank: u16, size: u16, pmtu: u64) -> Vec<WireCall> {
     let mut calls = Vec::new();
     let bytes = task.bytes();
@@ -172,7 +173,8 @@ fn broadcast_places(is_root: bool, to: Place) -> [Option<Place>; 3] {
     }
 }
 
-/// Cuts `bytes` into calls of at most [`CALL_PACKETS_MAX`] packets; at least one, as also nothing must be agreed upon.
+/// Splits `bytes` into calls of at most [`CALL_PACKETS_MAX`] packets. Returns at least one: ranks must also agree on
+/// an empty call.
 fn split(
     calls: &mut Vec<WireCall>,
     task: &Task,

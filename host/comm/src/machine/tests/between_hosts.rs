@@ -1,4 +1,4 @@
-//! Host-based algorithms over wires.
+//! Host-based algorithms over connections in memory.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::super::{ChannelId, Event, Failure, HostBased, HostBasedConfig, Task, 
 use super::rank::Rank;
 use super::{Choices, any_task, cases, expected};
 
-/// Runs the tasks at all ranks to their end, or until nothing moves any more.
+/// Runs the tasks at all ranks until nothing progresses.
 fn run(ranks: &mut [Rank], tasks: &[Vec<(Task, bool)>], seed: u64) {
     let mut choices = Choices::new(seed);
     let size = ranks.len() as u16;
@@ -24,7 +24,7 @@ fn run(ranks: &mut [Rank], tasks: &[Vec<(Task, bool)>], seed: u64) {
         }
         let channel = choices.below(ranks[at].wires.len());
         if choices.below(2) == 0 {
-            // An acknowledgement: of some of what has been delivered.
+            // Acknowledges some of the delivered messages.
             let wire = &mut ranks[at].wires[channel];
             let delivered = wire.in_use.len() - wire.sends.len();
             if delivered > 0 {
@@ -76,7 +76,7 @@ proptest! {
     #![proptest_config(cases(160))]
 
     #[test]
-    fn every_collective_gives_what_it_must(
+    fn every_collective_returns_the_expected_output(
         (size, tasks, places) in (1_u16..10).prop_flat_map(|size| (
             Just(size),
             prop::collection::vec(any_task(size, 400), 1..5),
@@ -102,7 +102,7 @@ proptest! {
 }
 
 #[test]
-fn ranks_that_disagree_find_out() {
+fn ranks_that_disagree_detect_it() {
     let mut all = ranks(4, 256, 2);
     let task = |elements| {
         let task = Task {
@@ -113,14 +113,14 @@ fn ranks_that_disagree_find_out() {
         vec![(task, false), (Task::BARRIER, false)]
     };
     run(&mut all, &[task(100), task(100), task(101), task(100)], 7);
-    // Those next to the odd one see it; the others wait, and their time-outs end that.
+    // The neighbours of the odd rank detect it. The others wait until their time-outs.
     let seen = |rank: &Rank| matches!(rank.tasks[0].result, Some(Err(Failure::Mismatch { .. })));
     assert!(seen(&all[3]) && all[3].tasks[1].result == Some(Err(Failure::Aborted)));
     assert!(seen(&all[2]));
 }
 
 #[test]
-fn a_dead_connection_ends_everything() {
+fn a_failed_connection_ends_all_tasks() {
     let mut all = ranks(3, 256, 2);
     all[0].start(Task::BARRIER, false);
     all[0].machine.handle(Event::Failed {

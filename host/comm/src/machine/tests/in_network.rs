@@ -9,32 +9,32 @@ use super::super::{ChannelId, Collective, Event, Failure, InNetwork, InNetworkCo
 use super::rank::Rank;
 use super::{Choices, any_task, cases, expected};
 
-/// A call as the switch has it.
+/// A call as the switch sees it.
 struct CallState {
     g: u64,
     controls: Vec<Option<Control>>,
     /// By message and rank.
     data: Vec<Vec<Option<Vec<u8>>>>,
-    /// Who has the control result.
+    /// By rank: whether it has the control result.
     control_done: Vec<bool>,
-    /// By message: who has the result.
+    /// By message and rank: whether it has the result.
     done: Vec<Vec<bool>>,
 }
 
-/// What a rank sends next, or receives next: of which call, and there the control message (0) or data message n - 1.
+/// Position of a rank's next send or receive: the call, and in it the control message (0) or data message n - 1.
 #[derive(Clone, Copy, Default)]
 struct At {
     call: usize,
     item: usize,
 }
 
-/// One switch, reliable wires.
+/// One switch with reliable links.
 struct Switch {
     config: InNetworkConfig,
     calls: Vec<CallState>,
     sends: Vec<At>,
     receives: Vec<At>,
-    /// Messages taken from each rank that it has no acknowledgement of.
+    /// Messages of each rank that are received and not acknowledged.
     unacknowledged: Vec<Vec<(u64, At)>>,
     failed_at: Option<usize>,
 }
@@ -77,13 +77,13 @@ impl Switch {
         }
     }
 
-    /// The lowest number that not all who get it have.
+    /// The lowest number that some receiver lacks.
     fn base(&self) -> u64 {
         for (index, state) in self.calls.iter().enumerate() {
             if !state.control_done.iter().all(|&d| d) {
                 return state.g;
             }
-            let call = self.call(index).expect("said by all");
+            let call = self.call(index).expect("all have called");
             let most = u64::from(self.config.message_packets);
             for (message, done) in state.done.iter().enumerate() {
                 let has = |rank: usize| done[rank] || !Self::receives_data(call, rank);
@@ -98,8 +98,8 @@ impl Switch {
         self.calls.last().map_or(0, |s| s.g + 1 + u64::from(packets))
     }
 
-    /// Takes a message in.
-    fn take(&mut self, rank: usize, message: super::rank::Message) {
+    /// Receives a message.
+    fn receive(&mut self, rank: usize, message: super::rank::Message) {
         let size = self.sends.len();
         let at = self.sends[rank];
         let base = self.base();
@@ -136,7 +136,7 @@ impl Switch {
                 last < base + 2 * u64::from(self.config.window_packets),
                 "beyond two windows"
             );
-            // Disagreement makes more messages than the first caller announced; they are never looked at.
+            // On disagreement a call may have more messages than the first caller announced. They are ignored.
             if let Some(data) = state.data.get_mut(index) {
                 data[rank] = Some(message.bytes);
             }
@@ -161,8 +161,8 @@ impl Switch {
         };
     }
 
-    /// The next message for a rank, in its order, if it is complete.
-    fn give(&self, rank: usize) -> Option<(Vec<u8>, Option<u32>)> {
+    /// The next message for a rank, in order, if it is complete.
+    fn next_for(&self, rank: usize) -> Option<(Vec<u8>, Option<u32>)> {
         let at = self.receives[rank];
         if self
             .failed_at
@@ -192,8 +192,8 @@ impl Switch {
         Some((sum, None))
     }
 
-    /// The rank has the message that [`Switch::give`] gave.
-    fn given(&mut self, rank: usize) {
+    /// Records that the rank has received the message of [`Switch::next_for`].
+    fn received_by(&mut self, rank: usize) {
         let at = self.receives[rank];
         let call = *self.call(at.call).expect("said");
         let state = &mut self.calls[at.call];
@@ -223,7 +223,7 @@ impl Switch {
         };
     }
 
-    /// How many of a rank's messages can be acknowledged now.
+    /// Number of messages of a rank that can be acknowledged now.
     fn acknowledgeable(&self, rank: usize) -> usize {
         let is_over = |at: &At| {
             let state = &self.calls[at.call];
@@ -249,7 +249,7 @@ impl Switch {
     }
 }
 
-/// Runs the programs until nothing moves any more. `late` may start only when the others cannot go on.
+/// Runs the programs until nothing progresses. Rank `late` starts only when the others cannot continue.
 fn run(
     ranks: &mut [Rank],
     config: InNetworkConfig,
@@ -257,7 +257,7 @@ fn run(
     seed: u64,
     late: Option<usize>,
 ) {
-    // One for each lane: they know nothing of each other.
+    // One switch for each lane, independent of the others.
     let lanes = ranks[0].wires.len();
     let mut switches: Vec<Switch> = (0..lanes).map(|_| Switch::new(config)).collect();
     let mut choices = Choices::new(seed);
@@ -277,17 +277,17 @@ fn run(
             }
             1 => {
                 if let Some(message) = rank.wires[lane].sends.pop_front() {
-                    switch.take(at, message);
+                    switch.receive(at, message);
                     idle = 0;
                 }
             }
             2 => {
                 if !rank.wires[lane].receives.is_empty()
-                    && let Some((bytes, immediate)) = switch.give(at)
+                    && let Some((bytes, immediate)) = switch.next_for(at)
                 {
                     let slot = rank.wires[lane].receives.pop_front().expect("a receive");
                     rank.wires[lane].arrived[slot as usize].clone_from(&bytes);
-                    switch.given(at);
+                    switch.received_by(at);
                     rank.machine.handle(Event::Received {
                         channel,
                         slot,
@@ -315,10 +315,10 @@ fn run(
     }
 }
 
-/// Ranks whose group has so many lanes; a part of a collective has at least `least` bytes.
+/// Ranks of a group with `lanes` lanes. A part of a collective has at least `least` bytes.
 fn laned(config: InNetworkConfig, lanes: usize, least: u64) -> Vec<Rank> {
     let machine = |rank| InNetwork::new(InNetworkConfig { rank, ..config });
-    let laned = |rank| Laned::with_least(vec![machine(rank); lanes], least);
+    let laned = |rank| Laned::with_part_bytes_min(vec![machine(rank); lanes], least);
     (0..config.size)
         .map(|rank| Rank::new(rank, config.size, Box::new(laned(rank))))
         .collect()
@@ -347,7 +347,7 @@ proptest! {
     #![proptest_config(cases(600))]
 
     #[test]
-    fn every_collective_gives_what_it_must(
+    fn every_collective_returns_the_expected_output(
         (config, tasks, places) in any_config().prop_flat_map(|config| (
             Just(config),
             prop::collection::vec(any_task(config.size, 1200), 1..5),
@@ -370,8 +370,8 @@ proptest! {
         }
     }
 
-    /// One rank makes another call at one point: all learn of it, by the names of two who said different things; what came
-    /// before is right, and what comes after fails as well.
+    /// One rank makes another call at one point: all report it, naming two ranks that called differently. Earlier
+    /// tasks succeed and later ones fail.
     #[test]
     fn a_rank_that_disagrees_is_named(
         config in any_config(),
@@ -410,9 +410,9 @@ proptest! {
 proptest! {
     #![proptest_config(cases(400))]
 
-    /// Over several lanes every collective gives, byte for byte, what it gives over one.
+    /// Over several lanes every collective returns the same bytes as over one.
     #[test]
-    fn lanes_change_no_result(
+    fn results_are_equal_over_several_lanes(
         (config, tasks, places) in any_config().prop_flat_map(|config| (
             Just(config),
             prop::collection::vec(any_task(config.size, 1200), 1..5),
@@ -436,16 +436,16 @@ proptest! {
         }
     }
 
-    /// Ranks that disagree find out, over whatever lanes each of them took.
+    /// Ranks that disagree detect it, whichever lanes each of them used.
     #[test]
-    fn disagreement_is_found_out_over_lanes(
+    fn disagreement_is_detected_over_lanes(
         config in any_config(), lanes in 2_usize..5, before in 0_usize..3, odd in 0_u16..7, more in 1_u64..2000, seed: u64,
     ) {
         disagree_over_lanes(config, lanes, before, (odd % config.size, more), seed)?;
     }
 }
 
-/// After `before` calls alike, rank `odd.0` makes one that has `odd.1` elements more.
+/// After `before` equal calls, rank `odd.0` makes a call with `odd.1` more elements.
 fn disagree_over_lanes(
     config: InNetworkConfig,
     lanes: usize,
@@ -479,10 +479,11 @@ fn disagree_over_lanes(
     Ok(())
 }
 
-/// Rank 1 goes over both lanes and so begins with an empty call in the first; the call that rank 0 made in its place has two
-/// packets. By the switch's count rank 1 was then more than two windows ahead of rank 2, which had not finished a call yet.
+/// Rank 1 uses both lanes and so begins with an empty call in the first. The call of rank 0 at that point has two
+/// packets. In the switch's numbering rank 1 was then more than two windows ahead of rank 2, which had not finished a
+/// call yet.
 #[test]
-fn a_call_that_is_longer_elsewhere_leaves_a_rank_within_two_windows() {
+fn a_longer_call_at_another_rank_keeps_a_rank_within_two_windows() {
     let config = InNetworkConfig {
         pmtu: Pmtu::B256,
         window_packets: 5,
@@ -490,12 +491,12 @@ fn a_call_that_is_longer_elsewhere_leaves_a_rank_within_two_windows() {
         calls_max: 2,
         ..InNetworkConfig::new(0, 3)
     };
-    disagree_over_lanes(config, 2, 2, (1, 213), 16_443_945_553_686_430_635).expect("found out");
+    disagree_over_lanes(config, 2, 2, (1, 213), 16_443_945_553_686_430_635).expect("detected");
 }
 
-/// It went out, and the sum was in the order of arrival.
+/// Such a task used to be sent, and the sum depended on the order of arrival.
 #[test]
-fn rank_order_is_refused_where_the_group_does_not_keep_it() {
+fn rank_order_is_refused_in_a_group_that_is_not_reproducible() {
     let config = InNetworkConfig::new(0, 2);
     let task = |collective, elements| Task {
         collective,
@@ -520,7 +521,7 @@ fn rank_order_is_refused_where_the_group_does_not_keep_it() {
             }
             let sent = rank.wires.iter().any(|wire| !wire.sends.is_empty());
             assert_eq!((sent, rank.machine.has_failed()), (!refused, false));
-            // Nothing is reduced: any order will do.
+            // AllGather reduces nothing, so any order is valid.
             rank.start(task(Collective::AllGather, 9), false);
             assert_eq!(rank.tasks.last().expect("a task").result, None);
         }
@@ -528,7 +529,7 @@ fn rank_order_is_refused_where_the_group_does_not_keep_it() {
 }
 
 #[test]
-fn a_dead_lane_ends_all_by_name() {
+fn a_failed_lane_is_named_and_ends_all_tasks() {
     let mut rank = laned(InNetworkConfig::new(0, 2), 3, 1).remove(0);
     let task = Task {
         collective: Collective::AllReduce,
@@ -562,7 +563,7 @@ fn a_dead_lane_ends_all_by_name() {
 }
 
 #[test]
-fn a_late_rank_is_waited_for_and_seen() {
+fn ranks_wait_for_a_late_rank_and_report_it() {
     let config = InNetworkConfig::new(0, 3);
     let mut all = ranks(config);
     let task = Task {
@@ -578,7 +579,7 @@ fn a_late_rank_is_waited_for_and_seen() {
 }
 
 #[test]
-fn what_cannot_be_ends_the_group() {
+fn invalid_messages_end_the_group() {
     let machine = |bytes: &[u8], immediate| {
         let mut rank = Rank::new(0, 2, Box::new(InNetwork::new(InNetworkConfig::new(0, 2))));
         rank.start(Task::BARRIER, false);
@@ -614,7 +615,7 @@ fn what_cannot_be_ends_the_group() {
 }
 
 #[test]
-fn long_calls_are_cut() {
+fn long_tasks_are_split_into_calls() {
     let task = Task {
         collective: Collective::AllReduce,
         data_type: castnet_wire::control::DataType::F32,

@@ -1,5 +1,5 @@
-//! Ranks as machines over networks in memory that are trivially right: a switch that sums and returns results in order, and
-//! wires between hosts. Who does what next is drawn from a seed.
+//! Ranks as machines over simple networks in memory: a switch that reduces and returns results in order, and
+//! connections between hosts. A seed determines the order of events.
 
 mod between_hosts;
 mod in_network;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::{Collective, Task};
 
-/// So many cases of a property; `PROPTEST_CASES` in the environment says otherwise.
+/// Number of cases of a property, unless `PROPTEST_CASES` is set in the environment.
 pub(super) fn cases(cases: u32) -> ProptestConfig {
     let config = ProptestConfig::default();
     match std::env::var_os("PROPTEST_CASES") {
@@ -75,7 +75,7 @@ pub(super) fn encode(data_type: DataType, value: i64, out: &mut Vec<u8>) {
     }
 }
 
-/// The reduction of small numbers.
+/// The reduction of two small numbers.
 pub(super) fn fold(operation: Operation, a: i64, b: i64) -> i64 {
     match operation {
         Operation::Sum => a.wrapping_add(b),
@@ -91,8 +91,8 @@ pub(super) fn fold(operation: Operation, a: i64, b: i64) -> i64 {
     }
 }
 
-/// What a rank contributes as element `index` of task number `task`: small enough that all types hold every sum and product
-/// of nine of them.
+/// The contribution of a rank as element `index` of task number `task`. It is small enough that every type holds all
+/// sums and products of nine of them.
 pub(super) fn contribution(operation: Operation, task: usize, rank: u16, index: u64) -> i64 {
     let mixed = (index + 1)
         .wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -122,7 +122,7 @@ pub(super) fn input(task: &Task, number: usize, rank: u16, size: u16) -> Vec<u8>
     )
 }
 
-/// What the rank must get.
+/// The expected output of a rank.
 pub(super) fn expected(task: &Task, number: usize, rank: u16, size: u16) -> Vec<u8> {
     let op = task.operation;
     let reduced = |index: u64| {

@@ -1,4 +1,4 @@
-//! A rank in a test: a machine with memory, as a driver would give it.
+//! A rank in a test: a machine with the memory that a driver would provide.
 
 use std::collections::VecDeque;
 
@@ -45,7 +45,7 @@ pub(crate) struct Wire {
     pub(crate) receives: VecDeque<u32>,
     /// What arrived in each slot.
     pub(crate) arrived: Vec<Vec<u8>>,
-    /// Posted sends that nobody has taken yet.
+    /// Posted sends that have not been taken from the queue.
     pub(crate) sends: VecDeque<Message>,
     /// Send slots that are in use.
     pub(crate) in_use: VecDeque<(u64, u32)>,
@@ -90,7 +90,7 @@ impl Rank {
                 0
             };
             let mut all = vec![0xEE; out];
-            // A Broadcast's receivers have nothing, and an AllGather's own block is where it goes.
+            // Receivers of a Broadcast have no input. The own block of an AllGather is at its index in the output.
             all[at..at + own.len()].copy_from_slice(&own);
             let input = if own.is_empty() { 0 } else { at };
             Memory::InPlace(all, Bases { input, output: 0 })
@@ -111,7 +111,7 @@ impl Rank {
         self.carry_out();
     }
 
-    /// What a task has put out.
+    /// The output of a task.
     pub(crate) fn output(&mut self, task: usize) -> Vec<u8> {
         let state = &mut self.tasks[task];
         let length = state.task.output_bytes(self.number, self.size);
