@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use castnet_proto::transport::{Address, Security, TlsFiles};
 use castnet_rules::Ipv4Net;
-use castnet_topology::{Switch, SwitchKind, Topology};
+use castnet_topology::{Switch, SwitchKind, Topology, overlaps};
 use serde::Deserialize;
 
 use crate::error::StartError;
@@ -184,15 +184,26 @@ impl Config {
         if let Some(Switch { name, kind, .. }) = switches().find(wrong) {
             let reason = match kind {
                 SwitchKind::Castnet => format!(
-                    "the topology has a switch {name:?}, but its agent is not configured; an ordinary switch is of kind = \"plain\""
+                    "the topology has a switch {name:?}, but its agent is not configured; one without is of kind = \"plain\" or \"router\""
                 ),
-                SwitchKind::Plain => {
-                    format!(
-                        "{name:?} has an agent, but the topology says that it is an ordinary switch (kind = \"plain\")"
-                    )
-                }
+                SwitchKind::Plain | SwitchKind::Router => format!(
+                    "{name:?} has an agent, but the topology says that it runs no groups (kind = {:?})",
+                    kind.name()
+                ),
             };
             return bad("switches".into(), reason);
+        }
+        let (pool, mut prefixes) = (
+            self.mcst_pool,
+            switches().filter_map(|s| Some((&s.name, s.mcst_prefix?))),
+        );
+        if let Some((name, prefix)) = prefixes.find(|(_, prefix)| overlaps(prefix, &pool)) {
+            let reason = format!("{pool} overlaps mcst_prefix {prefix} of switch {name:?} in the topology");
+            return bad("mcst_pool".into(), reason);
+        }
+        let mut missing = self.topology.iter().flat_map(Topology::prefixes_missing);
+        if let Some(missing) = missing.next() {
+            return bad("topology".into(), missing.to_string());
         }
         if self.mcst_pool.hosts().next().is_none() {
             return bad("mcst_pool".into(), format!("{} has no address", self.mcst_pool));
@@ -293,6 +304,8 @@ impl fmt::Debug for Checkpoints {
 
 #[cfg(test)]
 mod tests {
+    use castnet_topology::End;
+
     use super::*;
 
     #[test]
@@ -334,6 +347,36 @@ mod tests {
         assert!(orphan.is_err_and(|e| e.contains("\"s1\", but its agent")));
         let plain = with(|topology| assert!(topology.set_switch_kind("s0", SwitchKind::Plain)));
         assert!(plain.is_err_and(|e| e.contains("\"s0\" has an agent")));
+    }
+
+    #[test]
+    fn the_pool_has_no_address_that_is_routed_to_one_switch() {
+        let file = "[[switches]]\nname = \"s0\"\nagent = \"http://127.0.0.1:1\"\n";
+        let with = |prefix: Option<&str>| {
+            let mut config = Config::from_toml(file, Path::new("/")).unwrap();
+            let mut topology = Topology::new();
+            topology.add_switch("s0", [(0, [2; 6])]).unwrap();
+            topology.add_plain("rt", 4).unwrap();
+            topology.set_switch_kind("rt", SwitchKind::Router);
+            topology
+                .connect(End::port("rt", 0), End::port("s0", 0), 9000)
+                .unwrap();
+            if let Some(prefix) = prefix {
+                topology.set_mcst_prefix("s0", prefix.parse().unwrap()).unwrap();
+            }
+            config.topology = Some(topology);
+            config.check().map_err(|e| e.to_string())
+        };
+        assert_eq!(with(Some("10.201.0.0/24")), Ok(()));
+        let refused = with(Some("10.200.7.0/24")).unwrap_err();
+        let both =
+            "mcst_pool: 10.200.0.0/16 overlaps mcst_prefix 10.200.7.0/24 of switch \"s0\" in the topology";
+        assert_eq!(refused, both);
+        let refused = with(None).unwrap_err();
+        assert!(
+            refused.starts_with("topology: missing: the prefix of McstIDs that router \"rt\""),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
-use castnet_topology::{DEFAULT_MTU, End, PORTS_MAX, SwitchKind, Topology};
+use castnet_topology::{DEFAULT_MTU, End, PORTS_MAX, Topology};
 use serde::{Deserialize, Serialize};
 
 /// Of a link whose ends say how narrow it is.
@@ -163,8 +163,8 @@ impl Facts {
             if topology.add_switch(&name, ports).is_ok() {
                 topology.set_switch_up(&name, up);
             }
-            if self.file.as_ref().is_some_and(|file| file.is_plain(&name)) {
-                topology.set_switch_kind(&name, SwitchKind::Plain);
+            if let Some(filed) = self.file.as_ref().and_then(|file| file.switch(&name)) {
+                topology.set_switch_kind(&name, filed.kind);
             }
         }
         for (a, b, mtu, up) in self.switch_links() {

@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use ipnet::Ipv4Net;
+
 use crate::graph::End;
 
 /// Why a fabric cannot be as asked.
@@ -82,6 +84,40 @@ pub enum TopologyError {
         end: End,
         /// The MTU.
         mtu: u32,
+    },
+    /// A prefix that McstIDs cannot come from.
+    #[error("{prefix} cannot be a prefix of McstIDs: {reason}")]
+    BadPrefix {
+        /// The prefix.
+        prefix: Ipv4Net,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// McstIDs that would be routed to two switches.
+    #[error("{prefix} of switch {switch:?} overlaps {theirs} of switch {other:?}")]
+    PrefixesOverlap {
+        /// The prefix.
+        prefix: Ipv4Net,
+        /// Its switch.
+        switch: String,
+        /// The prefix that was there before.
+        theirs: Ipv4Net,
+        /// Its switch.
+        other: String,
+    },
+    /// McstIDs of a switch that runs no groups.
+    #[error("{name:?} runs no groups: McstIDs are routed to Castnet switches")]
+    PrefixOfForwarder {
+        /// The plain switch or router.
+        name: String,
+    },
+    /// A Castnet switch that a router leads to, without McstIDs that are routed to it.
+    #[error("missing: the prefix of McstIDs that router {router:?} and others route to switch {switch:?}")]
+    PrefixMissing {
+        /// The switch.
+        switch: String,
+        /// A router that leads to it.
+        router: String,
     },
     /// A size that a builder cannot build.
     #[error("{what} is {given}: {allowed}")]

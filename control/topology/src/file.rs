@@ -4,10 +4,11 @@
 //! [[switches]]
 //! name = "leaf"
 //! ports = ["06:00:00:00:01:00", "06:00:00:00:01:01"]   # addresses of ports 0 and 1; or a number of ports
+//! mcst_prefix = "10.201.0.0/24"                        # McstIDs that routers route to it; needed where one leads to it
 //!
 //! [[switches]]
 //! name = "rack"
-//! kind = "plain"                                       # an ordinary switch; the default is "castnet"
+//! kind = "plain"                                       # an ordinary switch; "router"; the default is "castnet"
 //! ports = 8
 //!
 //! [[hosts]]
@@ -26,6 +27,7 @@ use core::fmt::Write;
 use core::net::Ipv4Addr;
 use core::ops::Range;
 
+use ipnet::Ipv4Net;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -40,13 +42,15 @@ impl Topology {
     /// Where the text is not TOML, only that is told.
     ///
     /// `[[switches]]` have a `name` and `ports`: a list of the ports' Ethernet addresses, or their number, whose
-    /// addresses are then made up; a `kind`, `"castnet"` or `"plain"`; and `up`. `[[hosts]]` have a `name` and, where known, `ip` and `mac`. `[[links]]`
+    /// addresses are then made up; a `kind`, `"castnet"`, `"plain"` or `"router"`; `up`; and Castnet switches that routers lead to a
+    /// `mcst_prefix`, which overlaps no other. `[[hosts]]` have a `name` and, where known, `ip` and `mac`. `[[links]]`
     /// have two ends, `a` and `b`, each `"switch:port"` or `"host"`, and `mtu` and `up`.
     pub fn from_toml(text: &str) -> Result<Self, FileFaults> {
         let mut reader = Reader {
             text,
             faults: Vec::new(),
             broken: Vec::new(),
+            switches: Vec::new(),
         };
         let (document, errors) = DeTable::parse_recoverable(text);
         for error in errors {
@@ -65,6 +69,9 @@ impl Topology {
                 list.iter()
                     .for_each(|table| read(&mut reader, table, &mut topology));
             }
+        }
+        if reader.faults.is_empty() {
+            reader.prefixes(&topology);
         }
         if reader.faults.is_empty() {
             return Ok(topology);
@@ -89,6 +96,9 @@ impl Topology {
             );
             if switch.kind != SwitchKind::default() {
                 let _ = writeln!(out, "kind = \"{}\"", switch.kind.name());
+            }
+            if let Some(prefix) = switch.mcst_prefix {
+                let _ = writeln!(out, "mcst_prefix = \"{prefix}\"");
             }
             // Lists have no holes: ports that do not count from 0 are tables.
             let dense = switch.ports.keys().enumerate().all(|(i, p)| i == *p as usize);
@@ -149,6 +159,8 @@ struct Reader<'t> {
     faults: Vec<(usize, FileFault)>,
     /// Switches that are there, but could not be read: links to them are not at fault.
     broken: Vec<String>,
+    /// Name, field and place of each switch.
+    switches: Vec<(String, String, Range<usize>)>,
 }
 
 impl Reader<'_> {
@@ -211,11 +223,12 @@ impl Reader<'_> {
     }
 
     fn switch(&mut self, table: &Table<'_>, topology: &mut Topology) {
-        self.known(table, &["name", "kind", "ports", "up"]);
+        self.known(table, &["name", "kind", "ports", "up", "mcst_prefix"]);
         let name = self.text_of(table, "name", "a name in quotes");
         let kind = self.kind(table);
         let up = self.flag(table, "up");
         let ports = self.ports(table, topology.switches().count());
+        let prefix = self.prefix(table);
         let Some((name, span)) = name else {
             return;
         };
@@ -227,6 +240,13 @@ impl Reader<'_> {
             Ok(()) => {
                 topology.set_switch_kind(name, kind);
                 topology.set_switch_up(name, up);
+                let field = table.field("mcst_prefix");
+                if let Some((prefix, span)) = prefix
+                    && let Err(e) = topology.set_mcst_prefix(name, prefix)
+                {
+                    self.fault(span, &field, e.to_string());
+                }
+                self.switches.push((name.into(), field, table.span.clone()));
             }
             Err(e) => self.fault(span, &table.field("name"), e.to_string()),
         }
@@ -242,6 +262,28 @@ impl Reader<'_> {
             self.fault(span, &table.field("kind"), format!("{text:?} is not {KIND}"));
         }
         kind
+    }
+
+    fn prefix(&mut self, table: &Table<'_>) -> Option<(Ipv4Net, Range<usize>)> {
+        let (text, span) = self.optional_text(table, "mcst_prefix", PREFIX)??;
+        let prefix = text.parse::<Ipv4Net>().ok();
+        if prefix.is_none() {
+            let message = format!("{text:?} is not {PREFIX}");
+            self.fault(span.clone(), &table.field("mcst_prefix"), message);
+        }
+        Some((prefix?, span))
+    }
+
+    /// Faults for all prefixes that are needed and lacking.
+    fn prefixes(&mut self, topology: &Topology) {
+        for error in topology.prefixes_missing() {
+            let TopologyError::PrefixMissing { switch, .. } = &error else {
+                continue;
+            };
+            if let Some((_, field, span)) = self.switches.iter().find(|(name, ..)| name == switch).cloned() {
+                self.fault(span, &field, error.to_string());
+            }
+        }
     }
 
     fn ports(&mut self, table: &Table<'_>, number: usize) -> Option<Vec<(u8, [u8; 6])>> {
@@ -461,7 +503,8 @@ impl Reader<'_> {
     }
 }
 
-const KIND: &str = "a kind of switch: \"castnet\" or \"plain\"";
+const KIND: &str = "a kind of switch: \"castnet\", \"plain\" or \"router\"";
+const PREFIX: &str = "a prefix of IPv4 addresses, such as \"10.201.0.0/24\"";
 const IP: &str = "an IPv4 address, such as \"10.0.0.1\"";
 const MAC: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
 

@@ -4,6 +4,7 @@ use core::fmt;
 use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
+use ipnet::Ipv4Net;
 use petgraph::graph::{EdgeIndex, NodeIndex, UnGraph};
 
 use crate::build::port_mac;
@@ -23,19 +24,22 @@ pub enum SwitchKind {
     /// A Castnet switch: runs groups.
     #[default]
     Castnet,
-    /// An ordinary Ethernet switch or router: forwards, runs no groups.
+    /// An ordinary Ethernet switch: forwards, runs no groups.
     Plain,
+    /// A router: forwards by IP address, with its own Ethernet addresses, and runs no groups.
+    Router,
 }
 
 impl SwitchKind {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::Castnet, Self::Plain];
+    pub const ALL: [Self; 3] = [Self::Castnet, Self::Plain, Self::Router];
 
     /// Its name in files and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Castnet => "castnet",
             Self::Plain => "plain",
+            Self::Router => "router",
         }
     }
 }
@@ -47,8 +51,10 @@ pub struct Switch {
     pub name: String,
     /// What it can do.
     pub kind: SwitchKind,
-    /// The Ethernet address of each port; numbers below [`PORTS_MAX`]. Those of a plain switch are never used.
+    /// The Ethernet address of each port; numbers below [`PORTS_MAX`]. Those of a plain switch or router are never used.
     pub ports: BTreeMap<u8, [u8; 6]>,
+    /// The McstIDs that routers route to it: a group that passes routers has one of them here. Of Castnet switches alone.
+    pub mcst_prefix: Option<Ipv4Net>,
     /// Whether it forwards.
     pub up: bool,
 }
@@ -185,6 +191,7 @@ impl Topology {
                 name: name.into(),
                 kind: SwitchKind::Castnet,
                 ports,
+                mcst_prefix: None,
                 up: true,
             }),
         )
@@ -311,6 +318,39 @@ impl Topology {
         self.switch_mut(name).map(|s| s.kind = kind).is_some()
     }
 
+    /// Says which McstIDs are routed to a Castnet switch.
+    ///
+    /// # Errors
+    /// The prefix is none of unicast addresses, or overlaps that of another switch; or the switch is none that runs groups.
+    pub fn set_mcst_prefix(&mut self, name: &str, prefix: Ipv4Net) -> Result<(), TopologyError> {
+        let bad = |reason| Err(TopologyError::BadPrefix { prefix, reason });
+        let [first, last] = [prefix.network(), prefix.broadcast()].map(|ip| ip.octets()[0]);
+        if prefix != prefix.trunc() {
+            return bad("it has bits beyond its length");
+        }
+        if first == 0 || last >= 224 || (first..=last).contains(&127) {
+            return bad("it has addresses that are none of a host");
+        }
+        let all = self.switches().filter(|s| s.name != name);
+        let overlap = all
+            .filter_map(|s| Some((s.name.clone(), s.mcst_prefix?)))
+            .find(|(_, theirs)| overlaps(theirs, &prefix));
+        if let Some((other, theirs)) = overlap {
+            return Err(TopologyError::PrefixesOverlap {
+                prefix,
+                switch: name.into(),
+                theirs,
+                other,
+            });
+        }
+        match self.switch_mut(name) {
+            Some(switch) if switch.kind == SwitchKind::Castnet => switch.mcst_prefix = Some(prefix),
+            Some(_) => return Err(TopologyError::PrefixOfForwarder { name: name.into() }),
+            None => return Err(TopologyError::UnknownNode { name: name.into() }),
+        }
+        Ok(())
+    }
+
     /// Corrects a port's Ethernet address; whether there is such a port.
     pub fn set_port_mac(&mut self, switch: &str, port: u8, mac: [u8; 6]) -> bool {
         self.switch_mut(switch)
@@ -344,4 +384,9 @@ impl Topology {
             _ => None,
         }
     }
+}
+
+/// Whether an address is in both. One of two prefixes that overlap holds the other.
+pub fn overlaps(a: &Ipv4Net, b: &Ipv4Net) -> bool {
+    a.contains(b) || b.contains(a)
 }

@@ -5,7 +5,8 @@
 //! planner asks: neighbours, distances, equal-cost next hops, and where a path is cut. Every answer is in a fixed
 //! order, so that the same fabric gives the same plan.
 //!
-//! A switch is a Castnet switch, which runs groups, or a plain one, which only forwards ([`SwitchKind`]).
+//! A switch is a Castnet switch, which runs groups, or a plain one or a router, which only forward ([`SwitchKind`]). A Castnet
+//! switch that routers lead to has a prefix of McstIDs, which they route to it ([`Switch::mcst_prefix`]).
 //! A host is one network interface with one link. Names of switches and hosts share one name space.
 #![forbid(unsafe_code)]
 
@@ -16,5 +17,5 @@ mod graph;
 mod query;
 
 pub use error::{FileFault, FileFaults, TopologyError};
-pub use graph::{DEFAULT_MTU, End, Host, Link, LinkId, PORTS_MAX, Switch, SwitchKind, Topology};
+pub use graph::{DEFAULT_MTU, End, Host, Link, LinkId, PORTS_MAX, Switch, SwitchKind, Topology, overlaps};
 pub use query::{Cut, Distances, Down, Neighbour};

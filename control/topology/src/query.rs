@@ -1,10 +1,11 @@
 //! What a planner asks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use petgraph::graph::{EdgeIndex, NodeIndex};
 use petgraph::visit::EdgeRef;
 
+use crate::error::TopologyError;
 use crate::graph::{End, Host, Link, LinkId, Node, Switch, SwitchKind, Topology};
 
 /// What is at the other end of a node's link.
@@ -68,6 +69,48 @@ impl Topology {
     /// Whether that is the name of a plain switch.
     pub fn is_plain(&self, name: &str) -> bool {
         self.switch(name).is_some_and(|s| s.kind == SwitchKind::Plain)
+    }
+
+    /// Whether that is the name of a router.
+    pub fn is_router(&self, name: &str) -> bool {
+        self.switch(name).is_some_and(|s| s.kind == SwitchKind::Router)
+    }
+
+    /// Whether that is the name of a switch that runs no groups: a plain one or a router.
+    pub fn is_forwarder(&self, name: &str) -> bool {
+        self.switch(name).is_some_and(|s| s.kind != SwitchKind::Castnet)
+    }
+
+    /// The Castnet switches that lack a prefix of McstIDs, in the order of their names: routers lead to them, over plain switches
+    /// or without, whether up or down.
+    pub fn prefixes_missing(&self) -> Vec<TopologyError> {
+        let mut missing = BTreeMap::new();
+        for router in self.switches().filter(|s| s.kind == SwitchKind::Router) {
+            let mut seen = BTreeSet::from([router.name.clone()]);
+            let mut open = vec![router.name.clone()];
+            while let Some(name) = open.pop() {
+                for next in self
+                    .neighbours(&name)
+                    .into_iter()
+                    .map(|n| n.far.node().to_owned())
+                {
+                    let Some(switch) = self.switch(&next).filter(|_| seen.insert(next.clone())) else {
+                        continue;
+                    };
+                    match switch.kind {
+                        SwitchKind::Plain => open.push(next),
+                        SwitchKind::Castnet if switch.mcst_prefix.is_none() => {
+                            missing.entry(next).or_insert_with(|| router.name.clone());
+                        }
+                        SwitchKind::Castnet | SwitchKind::Router => {}
+                    }
+                }
+            }
+        }
+        let missing = missing.into_iter();
+        missing
+            .map(|(switch, router)| TopologyError::PrefixMissing { switch, router })
+            .collect()
     }
 
     /// The host of that name.

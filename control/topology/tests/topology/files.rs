@@ -25,9 +25,11 @@ fn files_go_there_and_back() {
     mixed
         .connect(End::port("rack", 3), End::port("box", 0), 9000)
         .unwrap();
+    let routed = Topology::from_toml(ROUTED).unwrap();
     for t in [
         Topology::new(),
         mixed,
+        routed,
         Topology::star(3).unwrap(),
         Topology::leaf_spine(2, 2, 2).unwrap(),
         down,
@@ -53,15 +55,94 @@ fn switches_are_castnet_switches_unless_the_file_says_plain() {
     let kinds: Vec<&str> = t.switches().map(|s| s.kind.name()).collect();
     assert_eq!(kinds, ["castnet", "plain", "castnet"]);
     assert!(t.is_plain("b") && !t.is_plain("a") && !t.is_plain("nobody"));
-    let faults = Topology::from_toml(&text.replace("plain", "router")).unwrap_err();
+    let faults = Topology::from_toml(&text.replace("plain", "hub")).unwrap_err();
     assert_eq!(
         faults.to_string(),
-        "6:8: switches[1].kind: \"router\" is not a kind of switch: \"castnet\" or \"plain\""
+        "6:8: switches[1].kind: \"hub\" is not a kind of switch: \"castnet\", \"plain\" or \"router\""
     );
     let faults = Topology::from_toml(&text.replace("\"plain\"", "1")).unwrap_err();
     assert_eq!(
         faults.to_string(),
-        "6:8: switches[1].kind: a kind of switch: \"castnet\" or \"plain\" belongs here"
+        "6:8: switches[1].kind: a kind of switch: \"castnet\", \"plain\" or \"router\" belongs here"
+    );
+}
+
+/// Two boxes with a router between them, one of them beside a plain switch, and a spine that no router leads to.
+const ROUTED: &str = r#"
+[[switches]]
+name = "rt"
+kind = "router"
+ports = 4
+[[switches]]
+name = "rack"
+kind = "plain"
+ports = 4
+[[switches]]
+name = "a"
+ports = 4
+mcst_prefix = "10.201.0.192/26"
+[[switches]]
+name = "b"
+ports = 4
+mcst_prefix = "10.202.0.0/24"
+[[switches]]
+name = "spine"
+ports = 4
+[[links]]
+a = "rt:0"
+b = "a:0"
+[[links]]
+a = "rt:1"
+b = "rack:0"
+[[links]]
+a = "rack:1"
+b = "b:0"
+[[links]]
+a = "b:1"
+b = "spine:0"
+"#;
+
+#[test]
+fn routers_and_the_prefixes_behind_them() {
+    let t = Topology::from_toml(ROUTED).unwrap();
+    assert!(t.is_router("rt") && t.is_forwarder("rt") && !t.is_plain("rt"));
+    assert!(t.is_forwarder("rack") && !t.is_router("rack") && !t.is_forwarder("a"));
+    let prefix = |name| t.switch(name).and_then(|s| s.mcst_prefix).map(|p| p.to_string());
+    assert_eq!(prefix("a").as_deref(), Some("10.201.0.192/26"));
+    assert_eq!(prefix("spine"), None, "no router leads to it");
+    assert!(t.connected("a", "spine"));
+    let told = |from: &str, to: &str| {
+        let text = ROUTED.replace(from, to);
+        assert_ne!(text, ROUTED);
+        Topology::from_toml(&text).unwrap_err().to_string()
+    };
+    let line = "mcst_prefix = \"10.202.0.0/24\"\n";
+    assert_eq!(
+        told(line, ""),
+        "14:1: switches[3].mcst_prefix: missing: the prefix of McstIDs that router \"rt\" and others route to switch \"b\""
+    );
+    assert_eq!(
+        told("10.202.0.0/24", "10.201.0.0/24"),
+        "17:15: switches[3].mcst_prefix: 10.201.0.0/24 of switch \"b\" overlaps 10.201.0.192/26 of switch \"a\""
+    );
+    let wrong = |prefix: &str, reason: &str| {
+        let expected = format!("17:15: switches[3].mcst_prefix: {reason}");
+        assert_eq!(told("10.202.0.0/24", prefix), expected);
+    };
+    let none = "is not a prefix of IPv4 addresses, such as \"10.201.0.0/24\"";
+    wrong("10.202.0.0", &format!("\"10.202.0.0\" {none}"));
+    let cannot = |prefix, reason| {
+        let says = "cannot be a prefix of McstIDs:";
+        wrong(prefix, &format!("{prefix} {says} {reason}"));
+    };
+    cannot("10.202.0.7/24", "it has bits beyond its length");
+    for prefix in ["0.0.0.0/0", "126.0.0.0/7", "192.0.0.0/2"] {
+        cannot(prefix, "it has addresses that are none of a host");
+    }
+    let of_rack = ROUTED.replace("\"plain\"\n", "\"plain\"\nmcst_prefix = \"10.9.0.0/24\"\n");
+    assert_eq!(
+        Topology::from_toml(&of_rack).unwrap_err().to_string(),
+        "9:15: switches[1].mcst_prefix: \"rack\" runs no groups: McstIDs are routed to Castnet switches"
     );
 }
 
@@ -117,7 +198,7 @@ b = "x"
     let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links
 fabric.toml:5:9: switches[0].ports: 70 is out of range: ports of a switch, 1 to 64
 fabric.toml:8:31: switches[1].ports[1]: "nonsense" is not an Ethernet address, such as "02:00:00:00:00:01"
-fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, kind, ports, up
+fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, kind, ports, up, mcst_prefix
 fabric.toml:15:6: hosts[0].ip: "10.0.0.256" is not an IPv4 address, such as "10.0.0.1"
 fabric.toml:16:7: hosts[0].mac: an Ethernet address, such as "02:00:00:00:00:01" belongs here
 fabric.toml:17:1: hosts[1].name: missing: a name in quotes
