@@ -297,7 +297,8 @@ impl Footprint {
             groups: lanes.into(),
         };
         let load = rules().flat_map(|(switch, rule)| {
-            let edge = |endpoint| Edge::new(switch, rule, endpoint);
+            let other = |name: &str| record.plan.as_ref()?.rules.get(name);
+            let edge = move |endpoint| Edge::new(switch, rule, endpoint, other);
             rule.endpoints.iter().map(move |e| (edge(e), u32::from(lanes)))
         });
         let parties = record.kind.behaviour().parties();

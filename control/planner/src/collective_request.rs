@@ -15,6 +15,8 @@ pub struct CollectiveRequest {
     pub generation: u64,
     /// The group's address; no host of the fabric has it.
     pub mcst_id: McstId,
+    /// Its address at each switch, where its tree passes routers: each switch of such a tree has one of its own.
+    pub mcst_ids: BTreeMap<String, McstId>,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// The group's first PSN.
@@ -87,6 +89,7 @@ impl CollectiveRequest {
             name: name.into(),
             generation: 1,
             mcst_id,
+            mcst_ids: BTreeMap::new(),
             pmtu,
             start_psn: Psn::new(0),
             window_packets: window,

@@ -4,21 +4,60 @@ use std::collections::BTreeMap;
 
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, NextHop};
 use castnet_topology::Topology;
-use castnet_wire::{MacAddr, PortId, Qpn};
+use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 
-/// A switch as next hop, by the port at its end of the path. Its QPN is given by [`number`].
-pub(crate) fn switch_hop(topology: &Topology, name: &str, port: PortId, ranks: Vec<u16>) -> NextHop {
-    let mac = topology
-        .switch(name)
-        .and_then(|s| s.ports.get(&(port.index() as u8)).copied())
-        .unwrap_or_default();
+use crate::tree::{Tree, TreeLink};
+
+/// A switch as next hop, by the path to it and the port at its end. Its QPN is given by [`number`], its McstID behind routers by
+/// [`address`]; the switch that sends there finds the router's Ethernet address itself.
+pub(crate) fn switch_hop(
+    topology: &Topology,
+    name: &str,
+    (path, port): (&TreeLink, PortId),
+    ranks: Vec<u16>,
+) -> NextHop {
+    let ports = topology.switch(name).map(|s| &s.ports);
+    let mac = ports.and_then(|ports| ports.get(&(port.index() as u8)).copied().map(MacAddr));
     NextHop::Switch {
         name: name.into(),
         ip: None,
         qpn: Qpn::VIRTUAL,
-        mac: MacAddr(mac),
+        mac: mac.filter(|_| !path.is_routed()).unwrap_or(MacAddr::UNSPECIFIED),
         ranks,
     }
+}
+
+/// A member as next hop, by the path to it.
+pub(crate) fn host_hop(host: &HostEndpoint, path: &TreeLink) -> NextHop {
+    let mut hop = NextHop::Host(host.clone());
+    if path.is_routed() {
+        hop.set_mac(MacAddr::UNSPECIFIED);
+    }
+    hop
+}
+
+/// Gives each switch of a tree that passes routers its own McstID. Neighbours name that of each other. A tree without routers stays
+/// as it is.
+///
+/// # Errors
+/// The switch that has no McstID of its own.
+pub(crate) fn address(
+    tree: &Tree,
+    own: &BTreeMap<String, McstId>,
+    rules: &mut BTreeMap<String, GroupRule>,
+) -> Result<(), String> {
+    if !tree.is_routed() {
+        return Ok(());
+    }
+    for (switch, rule) in rules.iter_mut() {
+        rule.mcst_id = *own.get(switch).ok_or_else(|| switch.clone())?;
+        for endpoint in &mut rule.endpoints {
+            if let NextHop::Switch { name, ip, .. } = &mut endpoint.next_hop {
+                *ip = Some(own.get(name).ok_or_else(|| name.clone())?.0);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Gives the endpoints of a group their QPNs. Those that port and source address do not tell from the others of their switch get

@@ -67,7 +67,7 @@ pub enum PlanError {
         cut: Cut,
     },
     /// Plain switches alone cannot run a group.
-    #[error("the fabric has no Castnet switch: plain switches run no groups")]
+    #[error("the fabric has no Castnet switch: plain switches and routers run no groups")]
     NoCastnetSwitch,
     /// A link of the tree cannot carry full packets.
     #[error("pmtu: {} needs an MTU of {needed} on every link, but {a} - {b} has {mtu}", .pmtu.bytes())]
@@ -82,6 +82,12 @@ pub enum PlanError {
         b: End,
         /// Its MTU.
         mtu: u32,
+    },
+    /// The tree passes routers, and the request has no McstID for one of its switches.
+    #[error("switch {switch:?} has no McstID of its own, as each has where a tree passes routers")]
+    NoMcstId {
+        /// The switch.
+        switch: String,
     },
     /// What the rules' own checker says of the request's values, fields as in the request.
     #[error("{}", faults_text(.faults))]
@@ -113,7 +119,7 @@ impl PlanError {
             Self::McstIdIsHost { .. } => "mcst_id",
             Self::PmtuTooLarge { .. } => "pmtu",
             Self::Refused { faults } => faults.first().map_or("", |f| &f.field),
-            Self::BadRule { .. } | Self::NoCastnetSwitch => "",
+            Self::BadRule { .. } | Self::NoCastnetSwitch | Self::NoMcstId { .. } => "",
         }
     }
 }

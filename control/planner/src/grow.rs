@@ -146,9 +146,9 @@ fn best(load: &LinkLoad, paths: &[Path], ways: &BTreeMap<String, Way>) -> Option
 }
 
 /// Leaves out each switch that saves no links: where its children can hang on its parent by fewer links in all, over plain
-/// switches, they do. The switches farthest from the top come first. A host keeps one child, a switch.
+/// switches and routers, they do. The switches farthest from the top come first. A host keeps one child, a switch.
 pub(crate) fn leave_out(topology: &Topology, load: &LinkLoad, parents: &mut Parents) {
-    if !topology.switches().any(|s| topology.is_plain(&s.name)) {
+    if !topology.switches().any(|s| topology.is_forwarder(&s.name)) {
         return;
     }
     let depth = |name: &str| {
@@ -215,13 +215,21 @@ pub(crate) fn cost(load: &LinkLoad, parents: &Parents) -> (u32, u64) {
 pub(crate) fn children(parents: &Parents) -> Children {
     let mut all = Children::new();
     for (child, path) in parents {
+        let Path {
+            near: from,
+            far: to,
+            links,
+            via,
+            routers,
+        } = path.reversed();
         let link = TreeLink {
-            links: path.links.iter().rev().copied().collect(),
-            via: path.via.iter().rev().cloned().collect(),
-            parent_port: port(&path.far),
-            own_port: port(&path.near),
+            links,
+            via,
+            routers,
+            parent_port: port(&from),
+            own_port: port(&to),
         };
-        all.entry(path.far.node().into())
+        all.entry(from.node().into())
             .or_default()
             .push((link, child.clone()));
     }

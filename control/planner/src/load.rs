@@ -2,46 +2,65 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::{Endpoint, GroupRule};
+use castnet_rules::{Endpoint, GroupRule, NextHop};
 use castnet_topology::{End, LinkId, Topology};
-use castnet_wire::{MacAddr, McstId, PortId};
+use castnet_wire::{MacAddr, PortId};
 
 use crate::overlay::between;
 use crate::plan::{HEADROOM, Plan};
 use crate::tree::Tree;
 
 /// Groups per link (Cepheus III.C: the port that is "least used by MGs"). A group whose tree uses a link several times, as at
-/// a Castnet switch that hangs on a plain one by a single link, counts there as often.
+/// a Castnet switch that hangs on a plain one or a router by a single link, counts there as often.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
     groups: BTreeMap<LinkId, u32>,
 }
 
-/// An edge of a group's tree as the rule of a switch has it: from the switch's port to an endpoint. Where a plain switch is at
-/// that port, it is a shortest path through plain switches to the host or switch of the endpoint's name.
+/// An edge of a group's tree as the rule of a switch has it: from the switch's port to an endpoint. Where a plain switch or a router
+/// is at that port, it is a path through such to the host or switch of the endpoint's name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Edge {
     switch: String,
     port: PortId,
     to: String,
-    /// The address of a switch at the far end.
-    mac: Option<MacAddr>,
+    far: Far,
     /// The least MTU of the links that it may use.
     mtu: u32,
 }
 
+/// What an edge ends at.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Far {
+    Host,
+    /// The port of a switch that has this Ethernet address.
+    Mac(MacAddr),
+    /// The port of a switch behind routers, where the rule of that switch is known.
+    Port(Option<PortId>),
+}
+
 impl Edge {
-    /// Of an endpoint in the rule of that switch.
-    pub fn new(switch: &str, rule: &GroupRule, endpoint: &Endpoint) -> Self {
+    /// Of an endpoint in the rule of that switch. `other` has the rules of the group at other switches.
+    pub fn new<'r>(
+        switch: &str,
+        rule: &GroupRule,
+        endpoint: &Endpoint,
+        other: impl FnOnce(&str) -> Option<&'r GroupRule>,
+    ) -> Self {
+        let far = match &endpoint.next_hop {
+            NextHop::Host(_) => Far::Host,
+            NextHop::Switch { name, mac, .. } if *mac == MacAddr::UNSPECIFIED => {
+                let back = |e: &&Endpoint| e.next_hop.host().is_none() && e.next_hop.name() == switch;
+                let back = other(name).and_then(|rule| rule.endpoints.iter().find(back));
+                Far::Port(back.map(|endpoint| endpoint.port))
+            }
+            NextHop::Switch { mac, .. } => Far::Mac(*mac),
+        };
         Self {
             switch: switch.into(),
             port: endpoint.port,
             to: endpoint.next_hop.name().into(),
-            mac: endpoint
-                .next_hop
-                .host()
-                .is_none()
-                .then(|| endpoint.next_hop.mac()),
+            far,
             // Collective groups avoid narrow links; multicast groups are refused where they would use one.
             mtu: rule
                 .translated()
@@ -54,7 +73,7 @@ impl Edge {
         let near = End::port(&self.switch, self.port.index() as u8);
         let first = topology.link_at(&near)?;
         let next = topology.link(first)?.far(&self.switch);
-        if !topology.is_plain(next.node()) {
+        if !topology.is_forwarder(next.node()) {
             return Some(vec![first]);
         }
         let far = self.far(topology)?;
@@ -62,12 +81,16 @@ impl Edge {
         between(topology, a, b, self.mtu).map(|path| path.links)
     }
 
-    /// The far end of a path through plain switches. The ranks of one host are called `host#rank`.
+    /// The far end of a path through plain switches and routers. The ranks of one host are called `host#rank`.
     fn far(&self, topology: &Topology) -> Option<End> {
-        if let Some(mac) = self.mac {
-            let mut ports = topology.switch(&self.to)?.ports.iter();
-            let port = ports.find(|(_, own)| **own == mac.0);
-            return port.map(|(port, _)| End::port(&self.to, *port));
+        match &self.far {
+            Far::Host => {}
+            Far::Mac(mac) => {
+                let mut ports = topology.switch(&self.to)?.ports.iter();
+                let port = ports.find(|(_, own)| **own == mac.0);
+                return port.map(|(port, _)| End::port(&self.to, *port));
+            }
+            Far::Port(port) => return port.map(|port| End::port(&self.to, port.index() as u8)),
         }
         let short = self.to.rsplit_once('#').map(|(host, _)| host);
         let mut names = core::iter::once(self.to.as_str()).chain(short);
@@ -81,19 +104,23 @@ impl LinkLoad {
         Self::default()
     }
 
-    /// Counted from rules that are installed or wanted, each with the name of its switch. An edge of a group counts once,
-    /// though both ends have a rule for it; links that the fabric does not have do not count.
+    /// Counted from rules that are installed or wanted, each with the name of its switch. Rules of one name are of one group. An edge
+    /// of a group counts once, though both ends have a rule for it; links that the fabric does not have do not count.
     pub fn from_rules<'a>(
         topology: &Topology,
         rules: impl IntoIterator<Item = (&'a str, &'a GroupRule)>,
     ) -> Self {
-        let mut groups: BTreeMap<McstId, BTreeSet<Edge>> = BTreeMap::new();
+        let mut groups: BTreeMap<&str, BTreeMap<&str, &GroupRule>> = BTreeMap::new();
         for (switch, rule) in rules {
-            let edges = rule.endpoints.iter().map(|e| Edge::new(switch, rule, e));
-            groups.entry(rule.mcst_id).or_default().extend(edges);
+            groups.entry(&rule.name).or_default().insert(switch, rule);
         }
         let mut load = Self::new();
-        for edges in groups.values() {
+        for rules in groups.values() {
+            let edge = |(switch, rule, e)| Edge::new(switch, rule, e, |name| rules.get(name).copied());
+            let all = rules
+                .iter()
+                .flat_map(|(switch, rule)| rule.endpoints.iter().map(|e| (*switch, *rule, e)));
+            let edges: BTreeSet<Edge> = all.map(edge).collect();
             load.count_edges(topology, edges.iter().map(|edge| (edge, 1)));
         }
         load

@@ -1,16 +1,21 @@
 //! The fabric as trees see it: hosts and Castnet switches, and the paths between them.
 //!
 //! A tree replicates and aggregates at Castnet switches only. Two of its nodes are adjacent where a path of links joins them
-//! whose inner nodes are plain switches; a link alone is such a path. Plain switches choose the path themselves, so between two
-//! ends there is one path here: a shortest one, always the same.
+//! whose inner nodes are plain switches and routers, which are called forwarders here; a link alone is such a path. Forwarders
+//! choose the path themselves, so between two ends there is one path here: one with the fewest routers, among those a
+//! shortest one, always the same. Two ends of one Ethernet segment have no router between them, however long the way.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use core::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use castnet_topology::{Cut, Distances, End, LinkId, Neighbour, Topology};
 
 use crate::load::LinkLoad;
 
-/// Links from one node of a tree to another, with plain switches between them.
+/// What a router on a path costs: more links than a path can have.
+const ROUTER: u32 = 1 << 16;
+
+/// Links from one node of a tree to another, with forwarders between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     /// Where it begins.
@@ -19,14 +24,27 @@ pub(crate) struct Path {
     pub(crate) far: End,
     /// The links, at least one, from `near` to `far`.
     pub(crate) links: Vec<LinkId>,
-    /// The plain switches between the links.
+    /// The forwarders between the links.
     pub(crate) via: Vec<String>,
+    /// Those of them that are routers.
+    pub(crate) routers: Vec<String>,
 }
 
 impl Path {
     /// How many links it has.
     pub(crate) fn length(&self) -> u32 {
         self.links.len() as u32
+    }
+
+    /// The same path from its other end.
+    pub(crate) fn reversed(&self) -> Self {
+        Self {
+            near: self.far.clone(),
+            far: self.near.clone(),
+            links: self.links.iter().rev().copied().collect(),
+            via: self.via.iter().rev().cloned().collect(),
+            routers: self.routers.iter().rev().cloned().collect(),
+        }
     }
 
     /// The sum of the load of its links.
@@ -45,64 +63,72 @@ fn live(topology: &Topology, node: &str, mtu: u32) -> Vec<Neighbour> {
     all
 }
 
-/// How many links each plain switch is from this end, over plain switches only; where one is sought, of those that are nearer
-/// than it, and of it.
-fn plain_distances(topology: &Topology, end: &End, mtu: u32, sought: Option<&str>) -> BTreeMap<String, u32> {
-    let mut distances = BTreeMap::new();
-    let mut queue = VecDeque::new();
-    let visit = |n: Neighbour, distance: u32, distances: &mut BTreeMap<_, _>, queue: &mut VecDeque<_>| {
+/// What it costs to go over a forwarder, and by one link.
+fn step(topology: &Topology, forwarder: &str) -> u32 {
+    1 + if topology.is_router(forwarder) { ROUTER } else { 0 }
+}
+
+/// What it costs to reach this end from each forwarder, over forwarders only, that one included: links, and [`ROUTER`] for each
+/// router. Where one is sought, of those that are nearer than it, and of it.
+fn costs(topology: &Topology, end: &End, mtu: u32, sought: Option<&str>) -> BTreeMap<String, u32> {
+    let mut costs = BTreeMap::new();
+    let mut open = BinaryHeap::new();
+    let visit = |n: Neighbour, cost: u32, open: &mut BinaryHeap<_>| {
         let name = n.far.node();
-        if topology.is_plain(name) && !distances.contains_key(name) {
-            distances.insert(name.to_string(), distance);
-            queue.push_back((name.to_string(), distance));
+        if topology.is_forwarder(name) {
+            open.push(Reverse((cost + step(topology, name), name.to_string())));
         }
     };
     let mut first = live(topology, end.node(), mtu);
     first.retain(|n| n.near == *end);
-    for hop in first {
-        visit(hop, 1, &mut distances, &mut queue);
-    }
-    while let Some((node, distance)) = queue.pop_front() {
-        if sought.is_some_and(|sought| distances.contains_key(sought)) {
+    first.into_iter().for_each(|hop| visit(hop, 0, &mut open));
+    while let Some(Reverse((cost, node))) = open.pop() {
+        if costs.contains_key(&node) {
+            continue;
+        }
+        costs.insert(node.clone(), cost);
+        if sought == Some(node.as_str()) {
             break;
         }
         for next in live(topology, &node, mtu) {
-            visit(next, distance + 1, &mut distances, &mut queue);
+            visit(next, cost, &mut open);
         }
     }
-    distances
+    costs
 }
 
-/// The path between the ends of two nodes over plain switches and links of at least this MTU. It is the same in both
-/// directions.
+/// The path between the ends of two nodes over forwarders and links of at least this MTU. It is the same in both directions.
 pub(crate) fn between(topology: &Topology, near: &End, far: &End, mtu: u32) -> Option<Path> {
     let (from, to) = if near <= far { (near, far) } else { (far, near) };
     let first = live(topology, from.node(), mtu);
     let mut hop = first.into_iter().find(|n| n.near == *from)?;
     let (mut links, mut via) = (vec![hop.link], Vec::new());
     if hop.far != *to {
-        let distances = plain_distances(topology, to, mtu, Some(hop.far.node()));
+        let costs = costs(topology, to, mtu, Some(hop.far.node()));
         while hop.far != *to {
             let here = hop.far.node();
-            let distance = distances.get(here)?;
+            let rest = costs.get(here)? - step(topology, here);
             via.push(here.to_string());
-            hop = live(topology, here, mtu).into_iter().find(|n| match distance {
-                1 => n.far == *to,
-                _ => distances.get(n.far.node()) == Some(&(distance - 1)),
+            hop = live(topology, here, mtu).into_iter().find(|n| match rest {
+                0 => n.far == *to,
+                _ => costs.get(n.far.node()) == Some(&rest),
             })?;
             links.push(hop.link);
         }
     }
-    if from != near {
-        links.reverse();
-        via.reverse();
-    }
-    Some(Path {
-        near: near.clone(),
-        far: far.clone(),
+    let routers = via
+        .iter()
+        .filter(|name| topology.is_router(name))
+        .cloned()
+        .collect();
+    let path = Path {
+        near: from.clone(),
+        far: to.clone(),
         links,
         via,
-    })
+        routers,
+    };
+    Some(if from == near { path } else { path.reversed() })
 }
 
 /// The paths from a host to the Castnet switches nearest to it, all of one length, in the order of the switches' ends.
@@ -113,12 +139,13 @@ pub(crate) fn nearest(topology: &Topology, host: &str) -> Vec<Path> {
     while !layer.is_empty() {
         let mut next = BTreeSet::new();
         for end in layer {
-            let forwards = end == start || topology.is_plain(end.node());
+            let forwards = end == start || topology.is_forwarder(end.node());
             if forwards && seen.insert(end.node().to_string()) {
                 next.extend(live(topology, end.node(), 0).into_iter().map(|n| n.far));
             }
         }
-        let castnet = |end: &&End| matches!(end, End::Switch { switch, .. } if !topology.is_plain(switch));
+        let castnet =
+            |end: &&End| matches!(end, End::Switch { switch, .. } if !topology.is_forwarder(switch));
         let found: Vec<Path> = next
             .iter()
             .filter(castnet)
@@ -141,7 +168,7 @@ pub(crate) fn next_hops(topology: &Topology, from: &str, distances: &Distances) 
         let mut seen: BTreeSet<String> = BTreeSet::new();
         let mut open = vec![first.far];
         while let Some(end) = open.pop() {
-            if !topology.is_plain(end.node()) {
+            if !topology.is_forwarder(end.node()) {
                 ends.insert(end);
             } else if seen.insert(end.node().to_string()) {
                 let hops = topology.next_hops(end.node(), distances);
@@ -157,7 +184,7 @@ pub(crate) fn next_hops(topology: &Topology, from: &str, distances: &Distances) 
     all
 }
 
-/// How far plain switches are from each end of a node.
+/// What it costs to reach each end of a node from forwarders.
 pub(crate) struct Reach(Vec<(End, BTreeMap<String, u32>)>);
 
 impl Reach {
@@ -165,38 +192,38 @@ impl Reach {
     pub(crate) fn new(topology: &Topology, node: &str) -> Self {
         let ends = live(topology, node, 0).into_iter().map(|n| n.near);
         let each = ends.map(|end| {
-            let distances = plain_distances(topology, &end, 0, None);
-            (end, distances)
+            let costs = costs(topology, &end, 0, None);
+            (end, costs)
         });
         Self(each.collect())
     }
 
-    /// The ends between which shortest paths over plain switches join another node with this one, that node's first, and their
-    /// length.
+    /// The ends between which the cheapest paths over forwarders join another node with this one, that node's first, and their
+    /// length in links.
     fn ends(&self, topology: &Topology, from: &str) -> Option<(u32, Vec<(End, &End)>)> {
         let mut best: Option<(u32, Vec<(End, &End)>)> = None;
         for near in live(topology, from, 0) {
-            for (far, distances) in &self.0 {
-                let Some(length) = distances.get(near.far.node()).map(|d| d + 1) else {
+            for (far, costs) in &self.0 {
+                let Some(cost) = costs.get(near.far.node()).map(|cost| cost + 1) else {
                     continue;
                 };
                 let ends = (near.near.clone(), far);
                 match &mut best {
-                    Some((least, _)) if *least < length => {}
-                    Some((least, all)) if *least == length => all.push(ends),
-                    _ => best = Some((length, vec![ends])),
+                    Some((least, _)) if *least < cost => {}
+                    Some((least, all)) if *least == cost => all.push(ends),
+                    _ => best = Some((cost, vec![ends])),
                 }
             }
         }
-        best
+        best.map(|(cost, ends)| (cost % ROUTER, ends))
     }
 
-    /// How many links lead over plain switches from another node to this one.
+    /// How many links lead over forwarders from another node to this one.
     pub(crate) fn length(&self, topology: &Topology, from: &str) -> Option<u32> {
         self.ends(topology, from).map(|(length, _)| length)
     }
 
-    /// The shortest path over plain switches from another node to this one; among equal ones that with the least load, then the
+    /// The cheapest path over forwarders from another node to this one; among equal ones that with the least load, then the
     /// first in the order of the ends.
     pub(crate) fn path(&self, topology: &Topology, load: &LinkLoad, from: &str) -> Option<Path> {
         let (_, ends) = self.ends(topology, from)?;
@@ -210,7 +237,7 @@ impl Reach {
 /// The Castnet switch that is cut off from a host by the fewest things that are down, and by which; `None` where the fabric
 /// has no Castnet switch.
 pub(crate) fn cut_off(topology: &Topology, host: &str) -> Option<(String, Cut)> {
-    let castnet = topology.switches().filter(|s| !topology.is_plain(&s.name));
+    let castnet = topology.switches().filter(|s| !topology.is_forwarder(&s.name));
     let cuts = castnet.filter_map(|s| Some((s.name.clone(), topology.cut(host, &s.name)?)));
     cuts.min_by_key(|(_, cut)| match cut {
         Cut::NeverLinked => usize::MAX,

@@ -13,13 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{
-    ENDPOINTS_MAX, Endpoint, Fault, FaultKind, GroupRule, HostEndpoint, NextHop, RankPart, TranslatedRule,
+    ENDPOINTS_MAX, Endpoint, Fault, FaultKind, GroupRule, HostEndpoint, RankPart, TranslatedRule,
 };
 use castnet_topology::{Cut, Distances, SwitchKind, Topology};
 use castnet_wire::{MacAddr, PortId};
 
 use crate::collective_request::{CollectiveRequest, RankMember, Room, Rooms, slots, slots_min};
-use crate::endpoints::{number, switch_hop};
+use crate::endpoints::{address, host_hop, number, switch_hop};
 use crate::grow::{CANDIDATES_MAX, Children, Leaf, children, cost, grow, leave_out};
 use crate::load::LinkLoad;
 use crate::overlay::{cut_off, nearest};
@@ -213,6 +213,7 @@ fn lowest(
         let member = request.ranks.get(usize::from(host.rank()?.rank))?;
         Some(member.host.as_str())
     });
+    address(&tree, &request.mcst_ids, &mut rules).map_err(|switch| PlaceError::NoMcstId { switch })?;
     for (switch, rule) in &rules {
         let mut faults = rule.check(PortId::COUNT);
         // A shortage of this switch, not a fault of the rule.
@@ -308,26 +309,25 @@ fn write_rules(
         let mut below = BTreeSet::new();
         ranks_below(child, &mut below);
         elsewhere.retain(|rank| !below.contains(rank));
-        let Some(TreeLink {
-            parent_port: Some(port),
-            own_port,
-            ..
-        }) = child.up
-        else {
+        let Some((path, port)) = child.up.as_ref().and_then(|path| Some((path, path.parent_port?))) else {
             continue;
         };
-        let next_hop = match (by_name.get(child.name.as_str()), own_port) {
-            (Some(rank), _) => NextHop::Host((*rank).clone()),
-            (None, Some(own_port)) => {
-                switch_hop(topology, &child.name, own_port, below.into_iter().collect())
+        let next_hop = match (by_name.get(child.name.as_str()), path.own_port) {
+            (Some(rank), _) => host_hop(rank, path),
+            (None, Some(far)) => {
+                let ranks = below.into_iter().collect();
+                switch_hop(topology, &child.name, (path, far), ranks)
             }
             (None, None) => continue,
         };
         endpoints.push(Endpoint::new(port, next_hop));
     }
-    let up = node.up.as_ref().and_then(|up| up.own_port.zip(up.parent_port));
-    if let Some(((port, far), parent)) = up.zip(parent) {
-        let hop = switch_hop(topology, &parent.name, far, elsewhere.into_iter().collect());
+    let ends = |path: &TreeLink| path.own_port.zip(path.parent_port);
+    if let Some((path, parent)) = node.up.as_ref().zip(parent)
+        && let Some((port, far)) = ends(path)
+    {
+        let ranks = elsewhere.into_iter().collect();
+        let hop = switch_hop(topology, &parent.name, (path, far), ranks);
         endpoints.push(Endpoint::new(port, hop));
     }
     endpoints.sort_by_key(|e| e.next_hop.ranks().first().copied());

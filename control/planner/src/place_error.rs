@@ -57,7 +57,7 @@ pub enum PlaceError {
         cut: Cut,
     },
     /// Plain switches alone cannot run a group.
-    #[error("the fabric has no Castnet switch: plain switches run no groups")]
+    #[error("the fabric has no Castnet switch: plain switches and routers run no groups")]
     NoCastnetSwitch,
     /// A link that is needed cannot carry full packets.
     #[error("pmtu: {} needs an MTU of {needed} on every link, but {a} - {b} has {mtu}", .pmtu.bytes())]
@@ -79,6 +79,12 @@ pub enum PlaceError {
         /// The switches that were tried and what they lack, in the order they were tried; at least one. The last is the
         /// one that the ranks could not be linked without.
         shortages: Vec<Shortage>,
+    },
+    /// The tree passes routers, and the request has no McstID for one of its switches.
+    #[error("switch {switch:?} has no McstID of its own, as each has where a tree passes routers")]
+    NoMcstId {
+        /// The switch.
+        switch: String,
     },
     /// What the rules' checker says of the request's values.
     #[error("{}", faults_text(.faults))]
@@ -154,7 +160,7 @@ impl PlaceError {
                 .map(|s| format!("switches.{}", s.switch))
                 .unwrap_or_default(),
             Self::Refused { faults } => faults.first().map(|f| f.field.clone()).unwrap_or_default(),
-            Self::BadRule { switch, .. } => format!("switches.{switch}"),
+            Self::BadRule { switch, .. } | Self::NoMcstId { switch } => format!("switches.{switch}"),
         }
     }
 

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{
-    Endpoint, EndpointDraft, Fault, GroupDraft, GroupRule, HopDraft, HostEndpoint, MulticastRule, NextHop,
+    Endpoint, EndpointDraft, Fault, GroupDraft, GroupRule, HopDraft, HostEndpoint, MulticastRule,
 };
 use castnet_topology::{Link, Topology};
 use castnet_wire::{MacAddr, PortId};
 
-use crate::endpoints::{number, switch_hop};
+use crate::endpoints::{address, host_hop, number, switch_hop};
 use crate::error::PlanError;
 use crate::grow::{CANDIDATES_MAX, Children, Leaf, Parents, children, cost, grow, leave_out};
 use crate::load::LinkLoad;
@@ -44,6 +44,7 @@ pub fn plan(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<P
     number(&mut rules, |host| {
         members.get_key_value(host.name.as_str()).map(|(name, _)| *name)
     });
+    address(&tree, &request.mcst_ids, &mut rules).map_err(|switch| PlanError::NoMcstId { switch })?;
     for (switch, rule) in &rules {
         let faults = rule.check(PortId::COUNT);
         if !faults.is_empty() {
@@ -176,13 +177,7 @@ fn best_tree(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<
             return Err(no_path(topology, request));
         }
         let mut parents = grow(topology, load, (first, &distances), &leaves);
-        let from_source = Path {
-            near: entry.far.clone(),
-            far: entry.near.clone(),
-            links: entry.links.iter().rev().copied().collect(),
-            via: entry.via.iter().rev().cloned().collect(),
-        };
-        parents.insert(first.into(), from_source);
+        parents.insert(first.into(), entry.reversed());
         leave_out(topology, load, &mut parents);
         trees.push((cost(load, &parents), first, parents));
     }
@@ -269,19 +264,19 @@ fn write_rules(
     if let Some((parent, up)) = parent.zip(node.up.as_ref())
         && let Some(own_port) = up.own_port
     {
-        let next_hop = |name: &str, port: Option<PortId>| {
-            let member = || members.get(name).cloned().map(NextHop::Host);
-            port.map(|port| switch_hop(topology, name, port, Vec::new()))
+        let next_hop = |name: &str, path: &TreeLink, port: Option<PortId>| {
+            let member = || members.get(name).map(|host| host_hop(host, path));
+            port.map(|port| switch_hop(topology, name, (path, port), Vec::new()))
                 .or_else(member)
         };
         let below = node.children.iter().filter_map(|child| {
             let up = child.up.as_ref()?;
             Some(Endpoint::new(
                 up.parent_port?,
-                next_hop(&child.name, up.own_port)?,
+                next_hop(&child.name, up, up.own_port)?,
             ))
         });
-        let source = next_hop(&parent.name, up.parent_port);
+        let source = next_hop(&parent.name, up, up.parent_port);
         let source = source.map(|hop| Endpoint::new(own_port, hop));
         let mut endpoints: Vec<Endpoint> = source.into_iter().chain(below).collect();
         endpoints.sort_by(|x, y| (x.port, x.next_hop.name()).cmp(&(y.port, y.next_hop.name())));

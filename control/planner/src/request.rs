@@ -1,6 +1,7 @@
 //! What is asked for.
 
 use core::net::Ipv4Addr;
+use std::collections::BTreeMap;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, RemoteMemory};
 use castnet_wire::{MacAddr, McstId, Pmtu, Psn, Qpn};
@@ -14,6 +15,8 @@ pub struct Request {
     pub generation: u64,
     /// The group's address; no host of the fabric has it.
     pub mcst_id: McstId,
+    /// Its address at each switch, where its tree passes routers: each switch of such a tree has one of its own.
+    pub mcst_ids: BTreeMap<String, McstId>,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// The PSN of the source's first packet; `None` where the switches shall learn it.
@@ -50,6 +53,7 @@ impl Request {
             name: name.into(),
             generation: 1,
             mcst_id,
+            mcst_ids: BTreeMap::new(),
             pmtu,
             start_psn: None,
             va_base: 0,

@@ -17,7 +17,8 @@ use castnet_wire::{PortId, Qpn};
 ///          └─[0]─(rack)─ h2 10.0.0.3 QP 0x13
 /// ```
 ///
-/// Plain switches are no nodes of it: those on the path between two nodes are in parentheses.
+/// Plain switches and routers are no nodes of it: those on the path between two nodes are in parentheses, routers in angle
+/// brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
     /// The source of a multicast group; the topmost switch of an IncTree.
@@ -67,13 +68,15 @@ pub enum Role {
     },
 }
 
-/// The path between a node and its parent: one link, or several with plain switches between them.
+/// The path between a node and its parent: one link, or several with plain switches and routers between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeLink {
     /// The fabric's links, at least one, from the parent to the node.
     pub links: Vec<LinkId>,
-    /// The plain switches between the links, from the parent to the node.
+    /// The plain switches and routers between the links, from the parent to the node.
     pub via: Vec<String>,
+    /// Those of them that are routers. Where there are any, the two ends are in different networks.
+    pub routers: Vec<String>,
     /// The parent's port; `None` where the parent is a host.
     pub parent_port: Option<PortId>,
     /// The node's own port; `None` where it is a host.
@@ -99,6 +102,13 @@ impl Tree {
         paths.flat_map(|up| up.links.iter().copied()).collect()
     }
 
+    /// Whether one of its paths passes a router.
+    pub fn is_routed(&self) -> bool {
+        let nodes = self.nodes();
+        let mut paths = nodes.iter().filter_map(|n| n.up.as_ref());
+        paths.any(TreeLink::is_routed)
+    }
+
     /// Castnet switches from the source to the farthest receiver.
     pub fn tiers(&self) -> usize {
         fn deepest(node: &TreeNode) -> usize {
@@ -106,6 +116,13 @@ impl Tree {
             own + node.children.iter().map(deepest).max().unwrap_or(0)
         }
         deepest(&self.root)
+    }
+}
+
+impl TreeLink {
+    /// Whether routers lie between its ends.
+    pub fn is_routed(&self) -> bool {
+        !self.routers.is_empty()
     }
 }
 
@@ -118,8 +135,11 @@ impl TreeNode {
                 if let Some(port) = up.parent_port {
                     write!(f, "[{port}]─")?;
                 }
-                for plain in &up.via {
-                    write!(f, "({plain})─")?;
+                for name in &up.via {
+                    match up.routers.contains(name) {
+                        true => write!(f, "<{name}>─")?,
+                        false => write!(f, "({name})─")?,
+                    }
                 }
                 if let Some(port) = up.own_port {
                     write!(f, "[{port}]")?;

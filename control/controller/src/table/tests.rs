@@ -149,7 +149,7 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>) {
         for record in others() {
             for (switch, rule) in &record.plan.as_ref().unwrap().rules {
                 for endpoint in &rule.endpoints {
-                    let edge = Edge::new(switch, rule, endpoint);
+                    let edge = Edge::new(switch, rule, endpoint, |_| None);
                     *walk.entry(edge).or_default() += u32::from(record.lanes());
                 }
             }

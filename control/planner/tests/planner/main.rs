@@ -5,3 +5,4 @@ mod mixed;
 mod placement;
 mod plans;
 mod properties;
+mod routed;

@@ -1,15 +1,16 @@
-//! Fabrics with plain switches, and hosts with several ranks: known trees, and what holds for any plan in any such fabric.
+//! Fabrics with plain switches and routers, and hosts with several ranks: known trees, and what holds for any plan in any such
+//! fabric.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use castnet_planner::{
-    CollectiveRequest, Edge, LinkLoad, PlaceError, PlanError, RankMember, Room, Rooms, Tree, TreeNode, place,
-    plan,
+    CollectiveRequest, Edge, LinkLoad, PlaceError, PlanError, RankMember, Request, Room, Rooms, Tree,
+    TreeNode, place, plan,
 };
 use castnet_rules::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop};
 use castnet_topology::{End, LinkId, SwitchKind, Topology};
-use castnet_wire::{McstId, Pmtu, PortId, Qpn};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -17,21 +18,26 @@ use crate::common::{case, request};
 
 /// A fabric under construction: each link takes the next free port of its switches.
 #[derive(Default)]
-struct Fabric {
-    topology: Topology,
+pub(crate) struct Fabric {
+    pub(crate) topology: Topology,
     ports: BTreeMap<String, u8>,
     hosts: u8,
 }
 
 impl Fabric {
-    fn castnet(&mut self, name: &str) {
+    pub(crate) fn castnet(&mut self, name: &str) {
         let number = self.topology.switches().count() as u8;
         let ports = (0..64).map(|p| (p, [6, 0, 0, 0, number, p]));
         self.topology.add_switch(name, ports).expect("a new name");
     }
 
-    fn plain(&mut self, name: &str) {
+    pub(crate) fn plain(&mut self, name: &str) {
         self.topology.add_plain(name, 64).expect("a new name");
+    }
+
+    pub(crate) fn router(&mut self, name: &str) {
+        self.plain(name);
+        self.topology.set_switch_kind(name, SwitchKind::Router);
     }
 
     fn end(&mut self, switch: &str) -> End {
@@ -40,12 +46,12 @@ impl Fabric {
         End::port(switch, *next - 1)
     }
 
-    fn link(&mut self, a: &str, b: &str) -> LinkId {
+    pub(crate) fn link(&mut self, a: &str, b: &str) -> LinkId {
         let (a, b) = (self.end(a), self.end(b));
         self.topology.connect(a, b, 9000).expect("free ports")
     }
 
-    fn hosts(&mut self, switch: &str, count: u8) {
+    pub(crate) fn hosts(&mut self, switch: &str, count: u8) {
         for _ in 0..count {
             let (name, last) = (format!("h{}", self.hosts), self.hosts + 1);
             let ip = Ipv4Addr::new(10, 0, 0, last);
@@ -77,7 +83,7 @@ fn racks(hosts: &[u8]) -> Fabric {
     f
 }
 
-fn names(hosts: impl IntoIterator<Item = u8>) -> Vec<String> {
+pub(crate) fn names(hosts: impl IntoIterator<Item = u8>) -> Vec<String> {
     hosts.into_iter().map(|h| format!("h{h}")).collect()
 }
 
@@ -87,7 +93,7 @@ fn multicast(t: &Topology, source: &str, receivers: &[String]) -> castnet_planne
 }
 
 /// Rank `i` at the host `hosts[i]`, each with a QP of its own.
-fn job(hosts: &[String]) -> CollectiveRequest {
+pub(crate) fn job(hosts: &[String]) -> CollectiveRequest {
     let rank = |(i, host): (u32, &String)| RankMember::new(host, Qpn::new(0x100 + i));
     let ranks = (0..).zip(hosts).map(rank).collect();
     CollectiveRequest::new("job", McstId([10, 255, 0, 1].into()), Pmtu::B1024, 64, ranks)
@@ -267,7 +273,7 @@ fn a_fabric_without_a_castnet_switch_is_refused() {
         let c = place(t, &LinkLoad::new(), &Rooms::new(), &job(&names(0..2))).expect_err("no switch");
         ((p.to_string(), p.field().to_string()), (c.to_string(), c.field()))
     };
-    let none = "the fabric has no Castnet switch: plain switches run no groups";
+    let none = "the fabric has no Castnet switch: plain switches and routers run no groups";
     let both = (none.to_string(), String::new());
     assert_eq!(refused(&f.topology), (both.clone(), both));
     f.castnet("box");
@@ -340,22 +346,52 @@ fn load_counts_the_links_that_full_packets_fit_through() {
         .filter_map(|n| Some(&n.up.as_ref()?.via[..]))
         .collect();
     assert_eq!(via, [&["near"][..], &["near", "wide", "far"][..]]);
-    check(&f.topology, &p.tree, &p.rules).expect("the same load");
+    check(&f.topology, &p.tree, &p.rules, &BTreeMap::new()).expect("the same load");
 }
 
-/// Any fabric of the other properties, with some switches plain.
-fn mixed() -> impl Strategy<Value = (Topology, Vec<String>)> {
-    (case(), proptest::collection::vec(any::<bool>(), 10)).prop_map(|(case, plain)| {
+/// McstIDs of switches.
+type Own = BTreeMap<String, McstId>;
+
+/// Any fabric of the other properties, with some switches plain and some routers; members; and a McstID for each Castnet switch.
+fn mixed() -> impl Strategy<Value = (Topology, Vec<String>, Own)> {
+    let kind = prop_oneof![
+        2 => Just(SwitchKind::Castnet),
+        1 => Just(SwitchKind::Plain),
+        1 => Just(SwitchKind::Router),
+    ];
+    (case(), proptest::collection::vec(kind, 10)).prop_map(|(case, kinds)| {
         let mut topology = case.topology;
-        for (i, _) in plain.iter().enumerate().filter(|(_, plain)| **plain) {
-            topology.set_switch_kind(&format!("s{i}"), SwitchKind::Plain);
+        for (i, kind) in kinds.iter().enumerate() {
+            topology.set_switch_kind(&format!("s{i}"), *kind);
         }
+        let castnet = topology.switches().filter(|s| s.kind == SwitchKind::Castnet);
+        let own = (1..)
+            .zip(castnet)
+            .map(|(n, s)| (s.name.clone(), McstId([10, 254, 0, n].into())));
+        let own = own.collect();
         let members = core::iter::once(&case.request.source).chain(&case.request.receivers);
-        (topology, members.map(|m| m.host.clone()).collect())
+        let members = members.map(|m| m.host.clone()).collect();
+        (topology, members, own)
     })
 }
 
-/// Follows the links of a path over plain switches; the end where it arrives.
+/// Whether plain switches alone lead from one end to the other, or nothing but a link.
+fn is_one_segment(t: &Topology, from: &End, to: &End) -> bool {
+    let mut seen = BTreeSet::new();
+    let mut open = vec![from.clone()];
+    while let Some(at) = open.pop() {
+        for next in t.neighbours(at.node()) {
+            let enters = at == *from || t.is_plain(at.node());
+            let passes = t.link(next.link).is_some_and(|l| l.up) && (at != *from || next.near == at);
+            if enters && passes && seen.insert(next.far.clone()) {
+                open.push(next.far);
+            }
+        }
+    }
+    seen.contains(to)
+}
+
+/// Follows the links of a path over plain switches and routers. It passes a router only where it must.
 fn follow(t: &Topology, from: &TreeNode, to: &TreeNode) -> Result<(), TestCaseError> {
     let up = to.up.as_ref().expect("a path");
     let host = |node: &TreeNode| node.name.split('#').next().unwrap_or_default().to_string();
@@ -363,7 +399,8 @@ fn follow(t: &Topology, from: &TreeNode, to: &TreeNode) -> Result<(), TestCaseEr
         Some(port) => End::port(&node.name, port.index() as u8),
         None => End::host(host(node)),
     };
-    let mut at = end(from, up.parent_port);
+    let start = end(from, up.parent_port);
+    let mut at = start.clone();
     let mut via = Vec::new();
     for (i, link) in up.links.iter().enumerate() {
         let link = t.link(*link).expect("a link");
@@ -372,21 +409,31 @@ fn follow(t: &Topology, from: &TreeNode, to: &TreeNode) -> Result<(), TestCaseEr
         if i == 0 {
             prop_assert_eq!(link.near(at.node()), &at);
         } else {
-            prop_assert!(t.is_plain(at.node()) && t.switch(at.node()).is_some_and(|s| s.up));
+            prop_assert!(t.is_forwarder(at.node()) && t.switch(at.node()).is_some_and(|s| s.up));
             via.push(at.node().to_string());
         }
         at = link.far(at.node()).clone();
     }
     prop_assert_eq!(&at, &end(to, up.own_port));
     prop_assert_eq!(&via, &up.via);
+    via.retain(|name| t.is_router(name));
+    prop_assert_eq!(&via, &up.routers);
+    prop_assert_eq!(up.is_routed(), !is_one_segment(t, &start, &at));
     Ok(())
 }
 
-/// The tree's paths are real, its edges are those of the rules, and the load is the same from tree, rules and edges.
-fn check(t: &Topology, tree: &Tree, rules: &BTreeMap<String, GroupRule>) -> Result<(), TestCaseError> {
+/// The tree's paths are real, its edges are those of the rules, and the load is the same from tree, rules and edges. Where a path
+/// passes routers, the rules say so.
+pub(crate) fn check(
+    t: &Topology,
+    tree: &Tree,
+    rules: &BTreeMap<String, GroupRule>,
+    own: &Own,
+) -> Result<(), TestCaseError> {
     let mut edges = 0;
+    let mut routed = BTreeMap::new();
     for node in tree.nodes() {
-        prop_assert!(!t.is_plain(&node.name));
+        prop_assert!(!t.is_forwarder(&node.name));
         prop_assert_eq!(
             rules.contains_key(&node.name),
             node.up.as_ref().is_none_or(|up| up.own_port.is_some()) && t.switch(&node.name).is_some()
@@ -394,18 +441,32 @@ fn check(t: &Topology, tree: &Tree, rules: &BTreeMap<String, GroupRule>) -> Resu
         for child in &node.children {
             edges += 1;
             follow(t, node, child)?;
+            let is_routed = child.up.as_ref().is_some_and(|up| up.is_routed());
+            routed.insert((node.name.as_str(), child.name.as_str()), is_routed);
+            routed.insert((child.name.as_str(), node.name.as_str()), is_routed);
         }
     }
     let (mut hosts, mut switches) = (0, 0);
+    let passes_routers = routed.values().any(|routed| *routed);
     for (switch, rule) in rules {
+        let common = McstId([10, 255, 0, 1].into());
+        prop_assert_eq!(rule.mcst_id, if passes_routers { own[switch] } else { common });
         prop_assert_eq!(rule.check(PortId::COUNT), vec![]);
         prop_assert_eq!(&rule.clone().in_order(), rule, "as a switch keeps it");
         for endpoint in &rule.endpoints {
-            let NextHop::Switch { name, qpn, mac, .. } = &endpoint.next_hop else {
+            let is_routed = routed[&(switch.as_str(), endpoint.next_hop.name())];
+            prop_assert_eq!(endpoint.next_hop.mac() == MacAddr::UNSPECIFIED, is_routed);
+            let NextHop::Switch {
+                name, ip, qpn, mac, ..
+            } = &endpoint.next_hop
+            else {
                 hosts += 1;
                 continue;
             };
             switches += 1;
+            let there = rules[name].mcst_id;
+            prop_assert_eq!(*ip, Some(there.0).filter(|_| there != rule.mcst_id));
+            prop_assert!(ip.is_some() || !is_routed);
             let back = rules[name].endpoints.iter().find(|e| e.next_hop.name() == switch);
             let Some(Endpoint {
                 port,
@@ -417,9 +478,10 @@ fn check(t: &Topology, tree: &Tree, rules: &BTreeMap<String, GroupRule>) -> Resu
                 return Err(TestCaseError::fail(format!("{name} does not know {switch}")));
             };
             prop_assert_eq!((virtual_qpn, next_hop.qpn()), (qpn, endpoint.virtual_qpn));
+            let far = MacAddr(t.switch(name).expect("a switch").ports[&(port.index() as u8)]);
             prop_assert_eq!(
-                t.switch(name).expect("a switch").ports[&(port.index() as u8)],
-                mac.0
+                Some(*mac).filter(|_| !is_routed),
+                Some(far).filter(|_| !is_routed)
             );
         }
     }
@@ -429,7 +491,10 @@ fn check(t: &Topology, tree: &Tree, rules: &BTreeMap<String, GroupRule>) -> Resu
     let named = || rules.iter().map(|(switch, rule)| (switch.as_str(), rule));
     prop_assert_eq!(&LinkLoad::from_rules(t, named()), &load);
     let edges: Vec<Edge> = named()
-        .flat_map(|(switch, rule)| rule.endpoints.iter().map(move |e| Edge::new(switch, rule, e)))
+        .flat_map(|(switch, rule)| {
+            let edge = move |e| Edge::new(switch, rule, e, |name| rules.get(name));
+            rule.endpoints.iter().map(edge)
+        })
         .collect();
     prop_assert_eq!(
         &LinkLoad::from_edges(t, edges.iter().map(|edge| (edge, 1))),
@@ -458,13 +523,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn multicast_reaches_each_member_once((t, members) in mixed()) {
+    fn multicast_reaches_each_member_once((t, members, own) in mixed()) {
         let (source, receivers) = (members[0].as_str(), members[1..].iter().map(String::as_str));
-        let wanted = request(source, &receivers.collect::<Vec<_>>());
+        let wanted = Request { mcst_ids: own.clone(), ..request(source, &receivers.collect::<Vec<_>>()) };
         let castnet = t.switches().any(|s| s.kind == SwitchKind::Castnet && t.connected(source, &s.name));
         match plan(&t, &LinkLoad::new(), &wanted) {
             Ok(p) => {
-                check(&t, &p.tree, &p.rules)?;
+                check(&t, &p.tree, &p.rules, &own)?;
                 let first: Vec<&String> = p.rules.iter()
                     .filter(|(_, rule)| rule.upstream().is_some_and(|e| e.next_hop.name() == source))
                     .map(|(switch, _)| switch).collect();
@@ -480,7 +545,7 @@ proptest! {
                 prop_assert_eq!(plan(&t, &LinkLoad::new(), &reversed).ok(), Some(p));
             }
             Err(PlanError::NoPath { from, to, .. }) => prop_assert!(!t.connected(&from, &to)),
-            Err(PlanError::NoCastnetSwitch) => prop_assert!(t.switches().all(|s| s.kind == SwitchKind::Plain)),
+            Err(PlanError::NoCastnetSwitch) => prop_assert!(t.switches().all(|s| s.kind != SwitchKind::Castnet)),
             Err(other) => prop_assert!(false, "{}", other),
         }
         if !castnet {
@@ -489,12 +554,12 @@ proptest! {
     }
 
     #[test]
-    fn what_a_rank_gives_reaches_each_other_once((t, members) in mixed(), more in proptest::collection::vec(any::<Index>(), 0..6)) {
+    fn what_a_rank_gives_reaches_each_other_once((t, members, own) in mixed(), more in proptest::collection::vec(any::<Index>(), 0..6)) {
         let more: Vec<String> = more.iter().map(|i| members[i.index(members.len())].clone()).collect();
-        let wanted = job(&[members.clone(), more].concat());
+        let wanted = CollectiveRequest { mcst_ids: own.clone(), ..job(&[members.clone(), more].concat()) };
         match place(&t, &LinkLoad::new(), &Rooms::new(), &wanted) {
             Ok(p) => {
-                check(&t, &p.tree, &p.rules)?;
+                check(&t, &p.tree, &p.rules, &own)?;
                 prop_assert!(p.tree.root.children.len() > 1, "else its child is the better root");
                 let leaves = p.tree.nodes().iter().filter(|n| !p.rules.contains_key(&n.name)).count();
                 prop_assert_eq!(leaves, wanted.ranks.len(), "a leaf for each rank");
@@ -505,21 +570,21 @@ proptest! {
                 prop_assert_eq!(place(&t, &LinkLoad::new(), &Rooms::new(), &wanted), Ok(p));
             }
             Err(PlaceError::NoPath { from, to, .. }) => prop_assert!(!t.connected(&from, &to)),
-            Err(PlaceError::NoCastnetSwitch) => prop_assert!(t.switches().all(|s| s.kind == SwitchKind::Plain)),
+            Err(PlaceError::NoCastnetSwitch) => prop_assert!(t.switches().all(|s| s.kind != SwitchKind::Castnet)),
             Err(other) => prop_assert!(false, "{}", other),
         }
     }
 
     /// A loaded fabric has a plan too, and the same one as before where the load is gone.
     #[test]
-    fn load_moves_a_mixed_tree_and_can_be_taken_back((t, members) in mixed()) {
+    fn load_moves_a_mixed_tree_and_can_be_taken_back((t, members, own) in mixed()) {
         let receivers: Vec<&str> = members[1..].iter().map(String::as_str).collect();
-        let wanted = request(&members[0], &receivers);
+        let wanted = Request { mcst_ids: own.clone(), ..request(&members[0], &receivers) };
         let Ok(first) = plan(&t, &LinkLoad::new(), &wanted) else { return Ok(()) };
         let mut load = LinkLoad::new();
         load.add(&first);
         let loaded = plan(&t, &load, &wanted).expect("load is no obstacle");
-        check(&t, &loaded.tree, &loaded.rules)?;
+        check(&t, &loaded.tree, &loaded.rules, &own)?;
         load.remove(&first);
         prop_assert_eq!(plan(&t, &load, &wanted).ok(), Some(first));
     }

@@ -1,5 +1,7 @@
 //! From a multicast group to the request that the planner understands, and its answer.
 
+use std::collections::BTreeMap;
+
 use castnet_planner::{Member, PlanError, Request};
 use castnet_rules::HostEndpoint;
 use castnet_wire::Qpn;
@@ -67,6 +69,7 @@ fn request(group: &Multicast, record: &Record) -> Request {
         name: record.name.clone(),
         generation: record.generation,
         mcst_id: record.mcst_id,
+        mcst_ids: BTreeMap::new(),
         pmtu: group.pmtu,
         start_psn: Some(group.start_psn),
         va_base: group.va_base,

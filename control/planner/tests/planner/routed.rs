@@ -1,0 +1,194 @@
+//! Trees that pass routers.
+
+use std::collections::BTreeMap;
+
+use castnet_planner::{CollectiveRequest, LinkLoad, PlaceError, PlanError, Request, Rooms, place, plan};
+use castnet_rules::GroupRule;
+use castnet_topology::{End, Topology};
+use castnet_wire::{MacAddr, McstId};
+
+use crate::common::request;
+use crate::mixed::{Fabric, check, job, names};
+
+/// The McstID of a group at a switch of its own: 10.201.0.7 for `leaf1`.
+fn own(switch: &str) -> McstId {
+    let number = switch.as_bytes().last().map_or(0, |b| b - b'0');
+    McstId([10, 200 + number, 0, 7].into())
+}
+
+fn ids(switches: &[&str]) -> BTreeMap<String, McstId> {
+    switches.iter().map(|s| (s.to_string(), own(s))).collect()
+}
+
+/// h0 and h1 at leaf1, h2 and h3 at leaf2, and a router between the leaves.
+fn leaves() -> Topology {
+    let mut f = Fabric::default();
+    f.router("rt");
+    for leaf in ["leaf1", "leaf2"] {
+        f.castnet(leaf);
+        f.hosts(leaf, 2);
+        f.link(leaf, "rt");
+    }
+    f.topology
+}
+
+fn multicast(t: &Topology, own: &[&str], hosts: u8) -> Result<castnet_planner::Plan, PlanError> {
+    let receivers = names(1..hosts);
+    let receivers: Vec<&str> = receivers.iter().map(String::as_str).collect();
+    let wanted = Request {
+        mcst_ids: ids(own),
+        ..request("h0", &receivers)
+    };
+    plan(t, &LinkLoad::new(), &wanted)
+}
+
+/// Name, McstID and Ethernet address of each next hop; nothing where the rule leaves it open.
+fn hops(rule: &GroupRule) -> Vec<(&str, Option<String>, bool)> {
+    let hop = |e: &castnet_rules::Endpoint| {
+        let ip = e.next_hop.host().is_none().then(|| e.next_hop.ip()).flatten();
+        (
+            ip.map(|ip| ip.to_string()),
+            e.next_hop.mac() != MacAddr::UNSPECIFIED,
+        )
+    };
+    let all = rule.endpoints.iter().map(|e| (e.next_hop.name(), hop(e)));
+    all.map(|(name, (ip, mac))| (name, ip, mac)).collect()
+}
+
+#[test]
+fn an_edge_over_a_router_names_the_mcst_id_at_its_other_end() {
+    let t = leaves();
+    let p = multicast(&t, &["leaf1", "leaf2"], 4).expect("a plan");
+    let tree = "\
+h0 10.0.0.1 QP 0x11, source
+└─[0] leaf1
+   ├─[1]─ h1 10.0.0.2 QP 0x11
+   └─[2]─<rt>─[2] leaf2
+      ├─[0]─ h2 10.0.0.3 QP 0x11
+      └─[1]─ h3 10.0.0.4 QP 0x11";
+    assert_eq!(p.tree.to_string(), tree);
+    let there = |leaf: &str| Some(own(leaf).to_string());
+    for (leaf, other, hosts) in [("leaf1", "leaf2", ["h0", "h1"]), ("leaf2", "leaf1", ["h2", "h3"])] {
+        let rule = &p.rules[leaf];
+        assert_eq!(rule.mcst_id, own(leaf));
+        let expected = [
+            (hosts[0], None, true),
+            (hosts[1], None, true),
+            (other, there(other), false),
+        ];
+        assert_eq!(hops(rule), expected);
+    }
+    check(&t, &p.tree, &p.rules, &ids(&["leaf1", "leaf2"])).expect("as the tree says");
+    let wanted = CollectiveRequest {
+        mcst_ids: ids(&["leaf1", "leaf2"]),
+        ..job(&names(0..4))
+    };
+    let p = place(&t, &LinkLoad::new(), &Rooms::new(), &wanted).expect("a plan");
+    check(&t, &p.tree, &p.rules, &wanted.mcst_ids).expect("as the tree says");
+    assert_eq!(p.rules.len(), 2);
+    // Without a router in the tree all is as ever.
+    let p = multicast(&t, &["leaf1", "leaf2"], 2).expect("a plan");
+    assert_eq!(p.rules["leaf1"].mcst_id, request("h0", &[]).mcst_id);
+}
+
+#[test]
+fn hosts_behind_a_router_are_reached_by_its_address() {
+    let mut f = Fabric::default();
+    f.router("rt1");
+    f.plain("rack");
+    f.castnet("box1");
+    f.link("box1", "rack");
+    f.link("rack", "rt1");
+    f.hosts("rack", 1);
+    f.hosts("rt1", 2);
+    let t = f.topology;
+    let p = multicast(&t, &["box1"], 3).expect("a plan");
+    let rule = &p.rules["box1"];
+    assert_eq!(rule.mcst_id, own("box1"));
+    assert_eq!(
+        hops(rule),
+        [("h0", None, true), ("h1", None, false), ("h2", None, false)]
+    );
+    assert!(
+        p.tree.to_string().contains("─[0]─(rack)─<rt1>─ h1 10.0.0.2"),
+        "{}",
+        p.tree
+    );
+    let mut load = LinkLoad::new();
+    load.add(&p);
+    let arm = t.link_at(&End::port("box1", 0)).expect("a link");
+    assert_eq!(load.get(arm), 3);
+    check(&t, &p.tree, &p.rules, &ids(&["box1"])).expect("as the tree says");
+}
+
+/// Also a spine that no router leads to: the frames that its neighbours send there keep no McstID that both have.
+#[test]
+fn where_a_tree_passes_a_router_adjacent_switches_have_different_mcst_ids() {
+    let mut f = Fabric::default();
+    f.router("rt1");
+    ["spine0", "leaf1", "leaf2"]
+        .iter()
+        .for_each(|name| f.castnet(name));
+    for leaf in ["leaf1", "leaf2"] {
+        f.link("spine0", leaf);
+        f.hosts(leaf, 1);
+    }
+    f.link("leaf2", "rt1");
+    f.hosts("rt1", 1);
+    let t = f.topology;
+    let all = ["leaf1", "leaf2", "spine0"];
+    let p = multicast(&t, &all, 3).expect("a plan");
+    let found: Vec<McstId> = p.rules.values().map(|rule| rule.mcst_id).collect();
+    assert_eq!(found, all.map(own));
+    let ip = |switch: &str| Some(own(switch).to_string());
+    assert_eq!(
+        hops(&p.rules["spine0"]),
+        [("leaf1", ip("leaf1"), true), ("leaf2", ip("leaf2"), true)]
+    );
+    assert!(hops(&p.rules["leaf1"]).contains(&("spine0", ip("spine0"), true)));
+    check(&t, &p.tree, &p.rules, &ids(&all)).expect("as the tree says");
+}
+
+#[test]
+fn each_switch_of_such_a_tree_needs_a_mcst_id() {
+    let t = leaves();
+    let refused = multicast(&t, &["leaf1"], 4).expect_err("leaf2 has none");
+    assert_eq!(
+        refused,
+        PlanError::NoMcstId {
+            switch: "leaf2".into()
+        }
+    );
+    let wanted = CollectiveRequest {
+        mcst_ids: ids(&["leaf2"]),
+        ..job(&names(0..4))
+    };
+    let refused = place(&t, &LinkLoad::new(), &Rooms::new(), &wanted).expect_err("leaf1 has none");
+    assert_eq!(
+        refused,
+        PlaceError::NoMcstId {
+            switch: "leaf1".into()
+        }
+    );
+    assert_eq!(refused.field(), "switches.leaf1");
+}
+
+/// Two ends of one segment have no router between them, though one were nearer.
+#[test]
+fn the_way_within_a_segment_is_taken_though_it_is_longer() {
+    let mut f = Fabric::default();
+    ["a", "b", "c"].iter().for_each(|name| f.plain(name));
+    f.router("rt");
+    f.castnet("box1");
+    f.link("box1", "a");
+    f.hosts("c", 2);
+    for (x, y) in [("a", "rt"), ("rt", "c"), ("a", "b"), ("b", "c")] {
+        f.link(x, y);
+    }
+    f.plain("d");
+    f.link("a", "d");
+    let t = f.topology;
+    let p = multicast(&t, &[], 2).expect("a plan");
+    assert!(!p.tree.to_string().contains("<rt>"), "{}", p.tree);
+    assert!(p.tree.to_string().contains("(a)─(b)─(c)"), "{}", p.tree);
+}
