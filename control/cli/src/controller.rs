@@ -37,9 +37,13 @@ pub(crate) struct ControllerCommand {
     /// Keeps what is wanted in this file, so that a restart takes it up; without it, in memory alone
     #[arg(long, value_name = "PATH")]
     store: Option<PathBuf>,
-    /// Addresses for groups; no host may have one of them
+    /// Addresses for groups; no host may have one of them. Where a group passes routers, each switch has one of the mcst_prefix that
+    /// the topology file gives it
     #[arg(long, value_name = "PREFIX")]
     mcst_pool: Option<Ipv4Net>,
+    /// Has switches drop frames of a member that come from another Ethernet address than its own; such groups forgo the fast path
+    #[arg(long)]
+    verify_mac: bool,
     /// Where to listen; port 0 takes any free one
     #[arg(long, value_name = "URL", help = format!("Where to listen; port 0 takes any free one [default: {DEFAULT_LISTEN}]"))]
     listen: Option<Address>,
@@ -113,6 +117,7 @@ impl ControllerCommand {
         if let Some(pool) = self.mcst_pool {
             config.mcst_pool = pool;
         }
+        config.verify_mac |= self.verify_mac;
         if let Some(listen) = &self.listen {
             config.listen = listen.clone();
         }

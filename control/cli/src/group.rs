@@ -9,6 +9,8 @@ pub(crate) mod show;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use castnet_console::api;
 use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
@@ -178,10 +180,23 @@ struct MemberLine {
     more_qpns: Vec<u32>,
     switch: Option<String>,
     port: Option<u32>,
+    /// What its queue pair of the first lane is connected to.
+    mcst_id: String,
+    remote_qpn: u32,
 }
 
 impl Row for MemberLine {
-    const COLUMNS: &'static [&'static str] = &["host", "role", "phase", "ip", "mac", "qpn", "switch", "port"];
+    const COLUMNS: &'static [&'static str] = &[
+        "host",
+        "role",
+        "phase",
+        "ip",
+        "mac",
+        "qpn",
+        "switch",
+        "port",
+        "connects to",
+    ];
 
     fn cells(&self) -> Vec<String> {
         let text = |t: &Option<String>| t.clone().unwrap_or_else(|| "-".to_owned());
@@ -194,8 +209,22 @@ impl Row for MemberLine {
             qpns(self.qpn, &self.more_qpns),
             text(&self.switch),
             self.port.map_or_else(|| "-".to_owned(), |p| p.to_string()),
+            remote(&self.mcst_id, self.remote_qpn),
         ]
     }
+}
+
+/// What a member's queue pair is connected to.
+fn remote(mcst_id: &str, qpn: u32) -> String {
+    format!("{mcst_id} QP {qpn:#x}")
+}
+
+/// The McstID that each member is told, where switches have their own.
+fn mcst_ids(state: &api::GroupState) -> BTreeMap<String, String> {
+    let members = state.members.iter();
+    members
+        .filter_map(|m| Some((m.host.clone(), m.mcst_id.clone()?)))
+        .collect()
 }
 
 /// A member's queue pairs, one for each lane.
@@ -257,7 +286,7 @@ fn group_line(group: api::Group) -> GroupLine {
     }
 }
 
-fn member_line(member: api::MemberState) -> MemberLine {
+fn member_line(group: &str, member: api::MemberState) -> MemberLine {
     let (role, phase) = (role_name(member.role()), member_phase_name(member.phase()));
     let connection = member.connection;
     MemberLine {
@@ -270,6 +299,8 @@ fn member_line(member: api::MemberState) -> MemberLine {
         more_qpns: connection.map_or_else(Vec::new, more_qpns),
         switch: Some(member.switch_name).filter(|name| !name.is_empty()),
         port: member.port,
+        mcst_id: member.mcst_id.unwrap_or_else(|| group.to_owned()),
+        remote_qpn: 1,
     }
 }
 
@@ -289,6 +320,9 @@ fn in_lanes(lanes: usize) -> String {
 struct Created {
     group: String,
     mcst_id: String,
+    /// Where switches have their own, that of each member.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    mcst_ids: BTreeMap<String, String>,
     lanes: usize,
     start_psn: u32,
     pmtu: u32,
@@ -314,7 +348,7 @@ fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
     let mut sentence = format!(
         "collective group {} has McstID {}{} and is {phase}{reason}",
         state.name,
-        state.mcst_id,
+        collective::addresses(&state),
         in_lanes(state.lanes.len())
     );
     if let Some(first) = state.members.first() {
@@ -416,16 +450,21 @@ impl GroupCommand {
                 } else {
                     format!("; waits for {} to join (castnet host --help)", waits.join(", "))
                 };
+                let mcst_ids = mcst_ids(&state);
+                let own = mcst_ids
+                    .iter()
+                    .map(|(host, own)| (host.as_str(), Some(own.as_str())));
                 let sentence = format!(
                     "group {} has McstID {}{} and is {phase}{waits}",
                     state.name,
-                    state.mcst_id,
+                    lanes::addresses(&state.mcst_id, own),
                     in_lanes(state.lanes.len())
                 );
                 output.show(&Done {
                     facts: Created {
                         group: state.name,
                         mcst_id: state.mcst_id,
+                        mcst_ids,
                         lanes: state.lanes.len().max(1),
                         start_psn: state.start_psn,
                         pmtu: state.pmtu,
@@ -478,11 +517,10 @@ impl GroupCommand {
                     let lines = collective::rank_lines(&collective.state.unwrap_or_default());
                     return output.show(&Rows::new(lines, "no ranks"));
                 }
-                let members = group.state.unwrap_or_default().members;
-                output.show(&Rows::new(
-                    members.into_iter().map(member_line).collect(),
-                    "no members",
-                ))
+                let state = group.state.unwrap_or_default();
+                let members = state.members.into_iter();
+                let lines = members.map(|m| member_line(&state.mcst_id, m));
+                output.show(&Rows::new(lines.collect(), "no members"))
             }
             Verb::Move { group, .. } => Err(Failure::usage(format!(
                 "each switch has workers of its own: at which is group {group} to move?"

@@ -26,6 +26,8 @@ pub(crate) struct TopologyCommand {
 struct TopologyReport {
     from_file: bool,
     switches: Vec<SwitchRow>,
+    /// Those of the topology file that run no groups.
+    forwarders: Vec<ForwarderRow>,
     hosts: Vec<HostRow>,
     links: Vec<LinkRow>,
 }
@@ -43,6 +45,8 @@ struct SwitchRow {
     /// For groups: all of it, and what is free.
     memory_bytes_max: u64,
     memory_bytes_free: u64,
+    /// The McstIDs that routers route to it.
+    mcst_prefix: Option<String>,
 }
 
 impl Row for SwitchRow {
@@ -53,6 +57,7 @@ impl Row for SwitchRow {
         "ports",
         "groups",
         "memory free",
+        "mcst ids",
         "version",
         "remark",
     ];
@@ -74,9 +79,24 @@ impl Row for SwitchRow {
                 0 => "-".to_owned(),
                 max => format!("{} of {}", bytes(self.memory_bytes_free), bytes(max)),
             },
+            self.mcst_prefix.clone().unwrap_or_else(|| "-".to_owned()),
             self.version.clone(),
             self.reason.clone(),
         ]
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct ForwarderRow {
+    name: String,
+    kind: String,
+}
+
+impl Row for ForwarderRow {
+    const COLUMNS: &'static [&'static str] = &["name", "kind"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.name.clone(), self.kind.clone()]
     }
 }
 
@@ -140,6 +160,11 @@ impl From<api::Topology> for TopologyReport {
             groups_max: s.groups_max,
             memory_bytes_max: s.memory_bytes_max,
             memory_bytes_free: s.memory_bytes_free,
+            mcst_prefix: s.mcst_prefix,
+        };
+        let forwarder = |f: api::Forwarder| ForwarderRow {
+            name: f.name,
+            kind: f.kind,
         };
         let host = |h: api::Host| HostRow {
             name: h.name,
@@ -161,6 +186,7 @@ impl From<api::Topology> for TopologyReport {
         Self {
             from_file: topology.from_file,
             switches: topology.switches.into_iter().map(switch).collect(),
+            forwarders: topology.forwarders.into_iter().map(forwarder).collect(),
             hosts: topology.hosts.into_iter().map(host).collect(),
             links: topology.links.into_iter().map(link).collect(),
         }
@@ -171,6 +197,10 @@ impl Report for TopologyReport {
     fn page(&self, page: &mut Page) {
         page.title("Switches");
         page.rows(&self.switches, "none: castnet controller --switch NAME=URL");
+        if !self.forwarders.is_empty() {
+            page.title("Plain switches and routers");
+            page.rows(&self.forwarders, "none");
+        }
         page.title("Hosts");
         page.rows(&self.hosts, "none seen yet");
         page.title(if self.from_file {

@@ -31,6 +31,8 @@ pub struct Config {
     pub topology: Option<Topology>,
     /// Where McstIDs come from; first and last address are left out.
     pub mcst_pool: Ipv4Net,
+    /// Whether switches drop frames of a member that come from another Ethernet address than its own.
+    pub verify_mac: bool,
     /// The store's file; `None`: desired state ends with the process.
     pub store: Option<PathBuf>,
     /// How long things may take.
@@ -92,6 +94,7 @@ impl Config {
             topology: None,
             // Ten, two hundred: a private range that is rarely in use.
             mcst_pool: Ipv4Net::new_assert([10, 200, 0, 0].into(), 16),
+            verify_mac: false,
             store: None,
             timeouts: Timeouts::default(),
             checkpoints: Checkpoints::default(),
@@ -105,6 +108,7 @@ impl Config {
     /// store = "controller.redb"             # left out: nothing outlives the process
     /// topology = "fabric.toml"              # left out: from the switches' reports
     /// mcst_pool = "10.200.0.0/16"           # the default
+    /// verify_mac = false                    # the default
     /// insecure = false                      # the default
     /// tls = { ca = "ca.pem", cert = "controller.pem", key = "controller.key" }
     /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000, link_ms = 5000 }
@@ -128,6 +132,7 @@ impl Config {
         let mut config = Self::new(Vec::new());
         config.listen = address("listen", file.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?;
         config.security.insecure = file.insecure;
+        config.verify_mac = file.verify_mac;
         config.security.tls = file.tls.map(|tls| TlsFiles {
             ca: path(tls.ca),
             cert: path(tls.cert),
@@ -219,6 +224,8 @@ struct File {
     store: Option<PathBuf>,
     topology: Option<PathBuf>,
     mcst_pool: Option<String>,
+    #[serde(default)]
+    verify_mac: bool,
     #[serde(default)]
     insecure: bool,
     tls: Option<TlsTable>,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use castnet_proto::v1;
+use castnet_rules::Ipv4Net;
 use castnet_wire::McstId;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, broadcast, watch};
@@ -20,6 +21,7 @@ use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::Link;
 use crate::planning::Foreign;
+use crate::record::Plan;
 use crate::table::{Entry, Groups};
 
 /// Events that a slow reader may lag behind before it loses some.
@@ -35,8 +37,10 @@ pub(crate) struct Core {
     pub(crate) foreign: BTreeMap<String, Foreign>,
     /// Number of the last call to join.
     pub(crate) calls: u64,
-    /// The McstID that was given out last: the next one comes after it, so that none is used again soon.
-    pub(crate) last_mcst_id: Option<McstId>,
+    /// Where McstIDs come from that are not of one switch.
+    pub(crate) mcst_pool: Ipv4Net,
+    /// The McstID that was given out last of each pool: the next one comes after it, so that none is used again soon.
+    pub(crate) last_mcst_ids: BTreeMap<Ipv4Net, McstId>,
     /// What of all this is not on disk yet.
     pub(crate) journal: Journal,
 }
@@ -81,6 +85,15 @@ impl Core {
                 phase: entry.phase_name(),
             }),
             None => Ok(()),
+        }
+    }
+
+    /// Keeps how a group would be laid out for its members to be told their switches' McstIDs, where switches have their own.
+    pub(crate) fn foresee(&mut self, group: &str, plan: &Option<Plan>) {
+        if let Some(entry) = self.groups.get_mut(group)
+            && !entry.record().own_mcst_ids.is_empty()
+        {
+            entry.foreseen = plan.clone();
         }
     }
 

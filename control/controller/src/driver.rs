@@ -16,6 +16,7 @@ use crate::lifecycle::{After, Cause, Event, Failure, Phase};
 use crate::link::SwitchError;
 use crate::planning::NoPlan;
 use crate::record::{Ending, Plan, Record};
+use crate::table::Entry;
 
 /// How often a switch of a tree is told in one installation, at most.
 const CALLS_PER_SWITCH_MAX: usize = 4;
@@ -59,7 +60,6 @@ pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
 /// From Installing to Active, or to Removing where anything goes wrong. All switches or none.
 async fn install(shared: &Arc<Shared>, record: Record) {
     let (name, generation) = (record.name.as_str(), record.generation);
-    let mcst_ids: Vec<McstId> = record.mcst_ids().collect();
     let pass = |checkpoint| shared.config.checkpoints.pass(checkpoint);
     pass(Checkpoint::Joined).await;
     let plan = match record.plan {
@@ -76,7 +76,7 @@ async fn install(shared: &Arc<Shared>, record: Record) {
     pass(Checkpoint::Planned).await;
     // A switch that restarts meanwhile has to be told again; one that does so again and again is no switch to rely on.
     let mut calls_left = CALLS_PER_SWITCH_MAX * plan.rules.len();
-    while let Some(switch) = next_switch(shared, name, generation, &plan) {
+    while let Some((switch, mcst_ids)) = next_switch(shared, name, generation, &plan) {
         let done = match shared.links.get(&switch) {
             Some(link) if calls_left > 0 => link.sync(shared, name, &mcst_ids).await,
             Some(_) => Err(SwitchError::Unreachable("it was lost again and again".into())),
@@ -92,26 +92,22 @@ async fn install(shared: &Arc<Shared>, record: Record) {
     pass(Checkpoint::AllInstalled).await;
     let mut core = shared.lock();
     // Where a switch was lost since, the next round tells it again.
-    let complete = core
-        .groups
-        .get(name)
-        .is_some_and(crate::table::Entry::is_confirmed);
+    let complete = core.groups.get(name).is_some_and(Entry::is_confirmed);
     if complete && is_installing(&core, name, generation) {
         shared.try_step(&mut core, name, Event::Confirmed, None);
     }
 }
 
-/// The next switch to be told; `None` where all have confirmed, or the installation is off.
-fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &Plan) -> Option<String> {
+/// The next switch to be told, with the addresses of rules that it may have; `None` where all have confirmed, or the installation
+/// is off.
+fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &Plan) -> Option<(String, Vec<McstId>)> {
     let core = shared.lock();
-    let confirmed = &core
+    let entry = core
         .groups
         .get(name)
-        .filter(|_| is_installing(&core, name, generation))?
-        .confirmed;
-    plan.leaves_first()
-        .find(|s| !confirmed.contains(*s))
-        .map(String::from)
+        .filter(|_| is_installing(&core, name, generation))?;
+    let switch = plan.leaves_first().find(|s| !entry.confirmed.contains(*s))?;
+    Some((switch.into(), entry.record().mcst_ids_left_on(switch)))
 }
 
 fn is_installing(core: &Core, name: &str, generation: u64) -> bool {
@@ -221,7 +217,12 @@ fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &Record) -> Result
 }
 
 /// Stores how a group is laid out. From then on its switches may have a part of it.
-pub(crate) fn place(shared: &Arc<Shared>, core: &mut Core, name: &str, plan: Plan) -> Result<Plan, NoPlan> {
+pub(crate) fn place(
+    shared: &Arc<Shared>,
+    core: &mut Core,
+    name: &str,
+    mut plan: Plan,
+) -> Result<Plan, NoPlan> {
     // The addresses of its ports and what it has left are in its report: without it they would be guesses.
     let silent = plan
         .tree
@@ -234,7 +235,15 @@ pub(crate) fn place(shared: &Arc<Shared>, core: &mut Core, name: &str, plan: Pla
             reason: "has not reported yet".into(),
         }));
     }
+    if shared.config.verify_mac {
+        plan.verify_macs();
+    }
+    let record = core.groups.get(name).map(Entry::record);
+    let new = record.map(|record| core.new_mcst_ids(record, &plan));
+    let new = new.unwrap_or_default();
+    core.given_out(&new);
     shared.try_change(core, name, |r| {
+        r.own_mcst_ids.extend(new);
         r.placed.extend(plan.rules.keys().cloned());
         r.plan = Some(plan.clone());
     });
@@ -244,7 +253,6 @@ pub(crate) fn place(shared: &Arc<Shared>, core: &mut Core, name: &str, plan: Pla
 /// Takes the group off its switches, the first of its tree first: from then on nothing flows. Whether there is more to do.
 async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     let name = record.name.as_str();
-    let mcst_ids: Vec<McstId> = record.mcst_ids().collect();
     shared.config.checkpoints.pass(Checkpoint::Removing).await;
     let order = record.plan.iter().flat_map(|p| &p.tree).map(|s| &s.name);
     let (mut switches, mut cleared): (Vec<&String>, Vec<&String>) = (order.collect(), Vec::new());
@@ -252,7 +260,7 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     switches.extend(others);
     switches.retain(|s| record.placed.contains(*s));
     for switch in switches {
-        match off(shared, name, &mcst_ids, switch).await {
+        match off(shared, name, &record.mcst_ids_left_on(switch), switch).await {
             Ok(()) => cleared.push(switch),
             Err(reason) => {
                 tracing::warn!(group = name, switch, reason, "cannot be cleaned now");

@@ -100,6 +100,14 @@ pub enum Refusal {
         /// Who has it.
         group: String,
     },
+    /// A McstID that nobody could use: each switch has its own.
+    #[error(
+        "{mcst_id} cannot be had: the group's tree passes routers, and each switch has a McstID of its own for it"
+    )]
+    McstIdNotOwn {
+        /// The McstID.
+        mcst_id: McstId,
+    },
     /// The address of a host is a group's, or the other way round.
     #[error("{ip} is the McstID of group {group:?}, and the address of a host")]
     AddressIsMcstId {
@@ -221,7 +229,7 @@ impl Refusal {
             Self::UnknownGroup { .. } => "group",
             Self::DuplicateGroup { .. } => "name",
             Self::NotAMember { .. } => "host",
-            Self::McstIdTaken { .. } | Self::PoolExhausted { .. } => "mcst_id",
+            Self::McstIdTaken { .. } | Self::McstIdNotOwn { .. } | Self::PoolExhausted { .. } => "mcst_id",
             Self::NotNow { field, .. } => field,
             Self::OtherSize { .. } => "size",
             Self::OtherSetting { field, .. } => field,
@@ -244,6 +252,7 @@ impl Refusal {
             Self::Invalid(_) | Self::OtherAddress { .. } | Self::AddressIsMcstId { .. } => {
                 Code::InvalidArgument
             }
+            Self::McstIdNotOwn { .. } => Code::InvalidArgument,
             Self::OtherSize { .. } | Self::OtherSetting { .. } | Self::OtherHost { .. } => {
                 Code::InvalidArgument
             }

@@ -94,7 +94,8 @@ impl Controller {
             groups,
             foreign: BTreeMap::new(),
             calls: 0,
-            last_mcst_id: None,
+            mcst_pool: config.mcst_pool,
+            last_mcst_ids: BTreeMap::new(),
             journal: Journal::new(stored.versions, staged.clone()),
         };
         let (listen, security) = (config.listen.clone(), config.security.clone());

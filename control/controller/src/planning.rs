@@ -1,14 +1,17 @@
 //! From a record to a plan: what planning is alike for all kinds of groups.
 
+use std::collections::BTreeMap;
+
 use castnet_planner::{LinkLoad, Role, Room, Rooms, Tree, TreeNode};
 use castnet_proto::v1;
-use castnet_topology::Topology;
-use castnet_wire::{MacAddr, Pmtu};
+use castnet_rules::{GroupRule, Ipv4Net};
+use castnet_topology::{SwitchKind, Topology};
+use castnet_wire::{MacAddr, McstId, Pmtu};
 
 use crate::core::Core;
 use crate::fabric::Place;
 use crate::lifecycle::{Cause, Failure};
-use crate::record::{Record, TreeSwitch};
+use crate::record::{Plan, Record, TreeSwitch};
 use crate::table::Own;
 
 /// Why there is no plan.
@@ -53,6 +56,90 @@ impl Core {
         };
         self.foreign.insert(switch.into(), foreign);
         self.capabilities.insert(switch.into(), capabilities);
+    }
+
+    /// The addresses of a pool that neither groups nor hosts have, those after the last that was given out first.
+    pub(crate) fn free_mcst_ids(&self, pool: Ipv4Net) -> impl Iterator<Item = McstId> {
+        let last = self.last_mcst_ids.get(&pool).map(|m| m.0);
+        let free = self.groups.mcst_ids().free_in(pool, last).map(McstId);
+        free.filter(|m| self.facts.host_of(m.0, None).is_none())
+    }
+
+    /// Where the McstIDs come from that a switch has for groups whose trees pass routers: those that are routed to it, or where no
+    /// router leads to it the pool.
+    fn pool_of(&self, switch: &str) -> Ipv4Net {
+        let filed = self.facts.file.as_ref().and_then(|file| file.switch(switch));
+        filed.and_then(|s| s.mcst_prefix).unwrap_or(self.mcst_pool)
+    }
+
+    /// McstIDs for all lanes of a group at each switch, where the fabric has routers: those that it has there, or the next free
+    /// ones. A switch that has not as many is left out.
+    fn offers(&self, record: &Record) -> BTreeMap<String, Vec<McstId>> {
+        let switches = || self.facts.file.iter().flat_map(Topology::switches);
+        let mut offers = BTreeMap::new();
+        if !switches().any(|s| s.kind == SwitchKind::Router) {
+            return offers;
+        }
+        let mut free: BTreeMap<Ipv4Net, _> = BTreeMap::new();
+        for switch in switches().filter(|s| s.kind == SwitchKind::Castnet) {
+            let pool = self.pool_of(&switch.name);
+            let own = record.own_mcst_ids.get(&switch.name).cloned();
+            let ids = own.unwrap_or_else(|| {
+                let free = free.entry(pool).or_insert_with(|| {
+                    let free = self.free_mcst_ids(pool);
+                    free.filter(|m| record.mcst_ids().all(|lane| lane != *m))
+                });
+                free.take(record.lanes().into()).collect()
+            });
+            if ids.len() == usize::from(record.lanes()) {
+                offers.insert(switch.name.clone(), ids);
+            }
+        }
+        offers
+    }
+
+    /// The McstID of the first lane at each switch that has one to offer, for the planner.
+    pub(crate) fn first_offers(&self, record: &Record) -> BTreeMap<String, McstId> {
+        let offers = self.offers(record).into_iter();
+        offers
+            .filter_map(|(switch, ids)| Some((switch, *ids.first()?)))
+            .collect()
+    }
+
+    /// The McstIDs that a group gets with a plan for it, at switches where it has none yet: none where its tree passes no routers.
+    pub(crate) fn new_mcst_ids(&self, record: &Record, plan: &Plan) -> BTreeMap<String, Vec<McstId>> {
+        let is_new = |(switch, rule): (&String, &GroupRule)| {
+            rule.mcst_id != record.mcst_id && !record.own_mcst_ids.contains_key(switch)
+        };
+        if !plan.rules.iter().any(is_new) {
+            return BTreeMap::new();
+        }
+        let mut new = self.offers(record);
+        new.retain(|switch, _| plan.rules.get_key_value(switch).is_some_and(is_new));
+        new
+    }
+
+    /// Notes which McstIDs a group has got at its switches.
+    pub(crate) fn given_out<'i>(&mut self, own: impl IntoIterator<Item = (&'i String, &'i Vec<McstId>)>) {
+        for (switch, ids) in own {
+            if let Some(last) = ids.last() {
+                self.last_mcst_ids.insert(self.pool_of(switch), *last);
+            }
+        }
+    }
+
+    /// Why a switch has no McstID to offer.
+    pub(crate) fn no_mcst_id(&self, switch: &str) -> Failure {
+        let pool = self.pool_of(switch);
+        let name = match pool == self.mcst_pool {
+            true => "mcst_pool",
+            false => "mcst_prefix",
+        };
+        Failure {
+            cause: Cause::NoRoom,
+            field: format!("switches.{switch}"),
+            reason: format!("switch {switch} has no McstID left: groups and hosts have all of {name} {pool}"),
+        }
     }
 
     /// What each switch has left for each lane of a group.

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::lane_name;
-use castnet_wire::{Control, McstId, Qpn};
+use castnet_rules::{HostEndpoint, lane_name};
+use castnet_wire::{Control, MacAddr, McstId, Qpn};
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::Kind;
@@ -11,7 +11,7 @@ use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::lifecycle::{Cause, Failure, Phase};
 use crate::reconcile::{Version, Wanted};
-use castnet_rules::GroupRule;
+use castnet_rules::{GroupRule, NextHop};
 
 /// A group: what was asked for, who has joined, how it is planned and where its rules may be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,13 @@ pub struct Record {
     /// The addresses of its lanes after the first: sub-groups of the same members.
     #[serde(default, with = "text::mcst_ids")]
     pub more_lanes: Vec<McstId>,
+    /// The addresses of all lanes at each switch that was part of a tree which passes routers. They are the group's until it ends.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        with = "text::own_mcst_ids"
+    )]
+    pub own_mcst_ids: BTreeMap<String, Vec<McstId>>,
     /// Where in its life it is.
     pub phase: Phase,
     /// How the last generation that ended did so.
@@ -78,6 +85,21 @@ impl Plan {
         own.filter_map(|e| Some((e.next_hop.rank()?.rank, e.virtual_qpn)))
             .collect()
     }
+
+    /// Has each frame of a member verified whose Ethernet address is known: of those that no router is before.
+    pub(crate) fn verify_macs(&mut self) {
+        for endpoint in self.rules.values_mut().flat_map(|rule| &mut rule.endpoints) {
+            let is_host = endpoint.next_hop.host().is_some();
+            endpoint.verify_mac = is_host && endpoint.next_hop.mac() != MacAddr::UNSPECIFIED;
+        }
+    }
+
+    /// The switch next to a member.
+    pub(crate) fn switch_of(&self, member: impl Fn(&HostEndpoint) -> bool) -> Option<&str> {
+        let has = |rule: &GroupRule| rule.hosts().any(|(_, host)| member(host));
+        let (switch, _) = self.rules.iter().find(|(_, rule)| has(rule))?;
+        Some(switch)
+    }
 }
 
 /// A switch of a tree.
@@ -97,6 +119,7 @@ impl Record {
             generation: 0,
             mcst_id,
             more_lanes,
+            own_mcst_ids: BTreeMap::new(),
             phase: Phase::Registered,
             ended: None,
             plan: None,
@@ -121,9 +144,37 @@ impl Record {
         }
     }
 
-    /// The addresses of its lanes.
+    /// The addresses of its lanes, where its tree passes no routers.
     pub fn mcst_ids(&self) -> impl Iterator<Item = McstId> {
         std::iter::once(self.mcst_id).chain(self.more_lanes.iter().copied())
+    }
+
+    /// All addresses that it has anywhere.
+    pub fn all_mcst_ids(&self) -> impl Iterator<Item = McstId> {
+        let own = self.own_mcst_ids.values().flatten();
+        self.mcst_ids().chain(own.copied())
+    }
+
+    /// The addresses of its lanes at a switch, by a plan.
+    pub(crate) fn mcst_ids_by(&self, plan: Option<&Plan>, switch: &str) -> impl Iterator<Item = McstId> {
+        let rule = plan.and_then(|p| p.rules.get(switch));
+        let is_own = rule.is_some_and(|rule| rule.mcst_id != self.mcst_id);
+        let own = self.own_mcst_ids.get(switch).filter(|_| is_own);
+        let (first, more) = own
+            .and_then(|own| own.split_first())
+            .unwrap_or((&self.mcst_id, &self.more_lanes));
+        std::iter::once(*first).chain(more.iter().copied())
+    }
+
+    /// The addresses of its lanes at a switch, as it is laid out.
+    pub(crate) fn mcst_ids_on(&self, switch: &str) -> impl Iterator<Item = McstId> {
+        self.mcst_ids_by(self.plan.as_ref(), switch)
+    }
+
+    /// The addresses of rules that a switch may have of it, by this plan or an earlier one.
+    pub(crate) fn mcst_ids_left_on(&self, switch: &str) -> Vec<McstId> {
+        let own = self.own_mcst_ids.get(switch).into_iter().flatten();
+        self.mcst_ids().chain(own.copied()).collect()
     }
 
     /// How many lanes it has.
@@ -145,14 +196,23 @@ impl Record {
         };
         let kind = self.kind.behaviour();
         let has_run = self.has_run();
-        let wanted = |(lane, mcst_id)| {
+        let wanted = |(lane, mcst_id): (u8, McstId)| {
             let mut rule = rule.clone();
             rule.name = lane_name(&self.name, lane, self.lanes());
             rule.mcst_id = mcst_id;
+            for endpoint in &mut rule.endpoints {
+                if let NextHop::Switch {
+                    name, ip: Some(ip), ..
+                } = &mut endpoint.next_hop
+                    && let Some(there) = self.mcst_ids_on(name).nth(lane.into())
+                {
+                    *ip = there.0;
+                }
+            }
             kind.address_lane(&mut rule, lane);
             Wanted { rule, has_run }
         };
-        (0..).zip(self.mcst_ids()).map(wanted).collect()
+        (0..).zip(self.mcst_ids_on(switch)).map(wanted).collect()
     }
 
     /// The version of the switch's part, where the group's rules belong on its switches and this is one of them.
@@ -274,6 +334,8 @@ pub(crate) mod text {
         };
     }
 
+    use std::collections::BTreeMap;
+
     use castnet_wire::{Control as C, McstId as M, Pmtu as P, Psn as N};
 
     stored!(
@@ -291,6 +353,21 @@ pub(crate) mod text {
         |ids| ids.iter().map(|m| m.0).collect(),
         |ips| Some(ips.into_iter().map(super::M).collect()),
         "not McstIDs"
+    );
+    stored!(
+        own_mcst_ids,
+        super::BTreeMap<String, Vec<super::M>>,
+        super::BTreeMap<String, Vec<std::net::Ipv4Addr>>,
+        |own| own
+            .iter()
+            .map(|(switch, ids)| (switch.clone(), ids.iter().map(|m| m.0).collect()))
+            .collect(),
+        |own| Some(
+            own.into_iter()
+                .map(|(switch, ips)| (switch, ips.into_iter().map(super::M).collect()))
+                .collect()
+        ),
+        "not McstIDs of switches"
     );
     stored!(
         pmtu,

@@ -22,12 +22,23 @@ pub(crate) fn draw() -> u64 {
 
 impl Shared {
     /// Checks a group that is to be created: what can be known to go wrong is refused now and not when the last member
-    /// joins. How it can be laid out, as far as that is known.
-    pub(crate) fn check_new(&self, core: &Core, record: &Record) -> Result<Option<Plan>, Refusal> {
-        match record.kind.behaviour().plan(core, record) {
-            Ok(plan) => Ok(Some(plan)),
-            Err(NoPlan::NotYet(_)) => Ok(None),
-            Err(NoPlan::Never(failure)) => Err(Refusal::Failed(failure)),
+    /// joins. How it can be laid out, as far as that is known. Where its tree passes routers, it gets its McstIDs at each switch;
+    /// then nobody can have `wanted` another one.
+    pub(crate) fn check_new(
+        &self,
+        core: &Core,
+        record: &mut Record,
+        wanted: Option<McstId>,
+    ) -> Result<Option<Plan>, Refusal> {
+        let plan = match record.kind.behaviour().plan(core, record) {
+            Ok(plan) => plan,
+            Err(NoPlan::NotYet(_)) => return Ok(None),
+            Err(NoPlan::Never(failure)) => return Err(Refusal::Failed(failure)),
+        };
+        record.own_mcst_ids = core.new_mcst_ids(record, &plan);
+        match wanted.filter(|_| !record.own_mcst_ids.is_empty()) {
+            Some(mcst_id) => Err(Refusal::McstIdNotOwn { mcst_id }),
+            None => Ok(Some(plan)),
         }
     }
 
@@ -40,10 +51,8 @@ impl Shared {
         lanes: u8,
     ) -> Result<(McstId, Vec<McstId>), Refusal> {
         let wanted = wanted.map(|mcst_id| wanted_mcst_id(core, mcst_id)).transpose()?;
-        let pool = self.config.mcst_pool;
-        let last = core.last_mcst_id.map(|m| m.0);
-        let free = core.groups.mcst_ids().free_in(pool, last).map(McstId);
-        let free = free.filter(|m| Some(*m) != wanted && core.facts.host_of(m.0, None).is_none());
+        let pool = core.mcst_pool;
+        let free = core.free_mcst_ids(pool).filter(|m| Some(*m) != wanted);
         let mut mcst_ids = wanted.into_iter().chain(free).take(lanes.into());
         let first = mcst_ids.next();
         let more: Vec<McstId> = mcst_ids.collect();

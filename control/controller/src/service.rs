@@ -245,6 +245,7 @@ impl Controller for Service {
                 hosts: view::hosts(core),
                 links: view::links(core),
                 from_file: core.facts.file.is_some(),
+                forwarders: view::forwarders(core),
             })
         })
         .await

@@ -24,7 +24,10 @@ impl Shared {
         core.journal.stage_added(&record);
         let name = record.name.clone();
         tracing::info!(group = name, mcst_id = %record.mcst_id, lanes = record.lanes(), "created");
-        core.last_mcst_id = record.mcst_ids().last();
+        if let Some(last) = record.mcst_ids().last() {
+            core.last_mcst_ids.insert(core.mcst_pool, last);
+        }
+        core.given_out(&record.own_mcst_ids);
         core.groups.put(record);
         self.told(core, &name);
         Ok(())

@@ -12,7 +12,7 @@ use crate::detour::Detours;
 use crate::kinds::collective::live::Live;
 use crate::lifecycle::Phase;
 use crate::pool::AddressSet;
-use crate::record::Record;
+use crate::record::{Plan, Record};
 
 #[cfg(test)]
 mod tests;
@@ -36,6 +36,8 @@ pub(crate) struct Entry {
     pub(crate) detoured: String,
     /// Who is in and who is waited for, in a group of ranks.
     pub(crate) live: Live,
+    /// Where the tree passes routers: how it would have been laid out when it was created.
+    pub(crate) foreseen: Option<Plan>,
 }
 
 impl Entry {
@@ -50,7 +52,36 @@ impl Entry {
             detours: Detours::default(),
             detoured: String::new(),
             live: Live::default(),
+            foreseen: None,
         }
+    }
+
+    /// How it is laid out, or else would be, as far as that matters to its members.
+    pub(crate) fn plan(&self) -> Option<&Plan> {
+        self.record.plan.as_ref().or(self.foreseen.as_ref())
+    }
+
+    /// The address of the first lane for each member, where switches have their own: that of the switch next to it.
+    pub(crate) fn own_mcst_ids<K: Ord>(
+        &self,
+        member: impl Fn(&HostEndpoint) -> Option<K>,
+    ) -> BTreeMap<K, McstId> {
+        let plan = self.plan().filter(|_| !self.record.own_mcst_ids.is_empty());
+        let rules = plan.iter().flat_map(|plan| plan.rules.values());
+        let own = rules.filter(|rule| rule.mcst_id != self.record.mcst_id);
+        let members = own.flat_map(|rule| rule.hosts().map(|(_, host)| (host, rule.mcst_id)));
+        members
+            .filter_map(|(host, mcst_id)| Some((member(host)?, mcst_id)))
+            .collect()
+    }
+
+    /// The addresses of its lanes for a member, where switches have their own: those of the switch next to it.
+    pub(crate) fn mcst_ids_for(&self, member: impl Fn(&HostEndpoint) -> bool) -> Option<Vec<McstId>> {
+        if self.record.own_mcst_ids.is_empty() {
+            return None;
+        }
+        let switch = self.plan()?.switch_of(member)?;
+        Some(self.record.mcst_ids_by(self.plan(), switch).collect())
     }
 
     /// What is stored of it. [`Groups::put`] changes it.
@@ -124,7 +155,7 @@ impl Groups {
             let old = std::mem::replace(&mut entry.record, record);
             let new = &entry.record;
             // Most changes are of the phase alone.
-            let same = old.mcst_ids().eq(new.mcst_ids())
+            let same = old.all_mcst_ids().eq(new.all_mcst_ids())
                 && (&old.kind, &old.plan, &old.placed) == (&new.kind, &new.plan, &new.placed);
             if same && is_watched(&old) == is_watched(new) {
                 return;
@@ -304,7 +335,7 @@ impl Footprint {
         let parties = record.kind.behaviour().parties();
         let ends = parties.iter().flat_map(|p| &p.ends);
         Self {
-            mcst_ids: record.mcst_ids().collect(),
+            mcst_ids: record.all_mcst_ids().collect(),
             switches: rules().map(|(s, _)| s).chain(&record.placed).cloned().collect(),
             own: record.placed.iter().map(|s| (s.clone(), own(s))).collect(),
             load: load.collect(),

@@ -2,11 +2,12 @@
 
 use castnet_proto::v1;
 use castnet_rules::lane_name;
-use castnet_topology::End;
+use castnet_topology::{End, SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId};
 
 use crate::core::Core;
 use crate::fabric::{Place, Reach};
+use crate::record::Record;
 use crate::table::Entry;
 
 /// The lanes of a group.
@@ -17,6 +18,14 @@ pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
         mcst_id: mcst_id.to_string(),
     };
     (0..).zip(mcst_ids).map(lane).collect()
+}
+
+/// The lanes of a group at a switch that has McstIDs of its own for it; else nothing.
+pub(crate) fn own_lanes(record: &Record, switch: &str) -> Vec<v1::Lane> {
+    match record.own_mcst_ids.is_empty() {
+        true => Vec::new(),
+        false => lanes(&record.name, record.mcst_ids_on(switch).collect()),
+    }
 }
 
 /// What is wrong at switches.
@@ -44,6 +53,7 @@ pub(crate) fn switch(core: &Core, name: &str, endpoint: String) -> v1::SwitchSta
         .map(|(reach, _)| reach.clone())
         .unwrap_or_default();
     let said = core.capabilities.get(name).cloned().unwrap_or_default();
+    let filed = core.facts.file.as_ref().and_then(|file| file.switch(name));
     v1::SwitchState {
         name: name.into(),
         endpoint,
@@ -60,6 +70,7 @@ pub(crate) fn switch(core: &Core, name: &str, endpoint: String) -> v1::SwitchSta
         groups_max: said.groups_max,
         memory_bytes_max: said.memory_bytes_max,
         memory_bytes_free: said.memory_bytes_free,
+        mcst_prefix: filed.and_then(|s| s.mcst_prefix).map(|prefix| prefix.to_string()),
     }
 }
 
@@ -77,6 +88,17 @@ pub(crate) fn hosts(core: &Core) -> Vec<v1::Host> {
         }
     };
     core.facts.all_hosts().into_iter().map(host).collect()
+}
+
+/// What the file says of switches that run no groups.
+pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
+    let all = core.facts.file.iter().flat_map(Topology::switches);
+    let all = all.filter(|s| s.kind != SwitchKind::Castnet);
+    all.map(|s| v1::Forwarder {
+        name: s.name.clone(),
+        kind: s.kind.name().into(),
+    })
+    .collect()
 }
 
 /// The links between switches.

@@ -96,6 +96,9 @@ pub(crate) struct RankLine {
     rq_psn: Option<u32>,
     switch: Option<String>,
     port: Option<u32>,
+    /// What its queue pair of the first lane is connected to.
+    mcst_id: String,
+    remote_qpn: u32,
 }
 
 impl Row for RankLine {
@@ -110,6 +113,7 @@ impl Row for RankLine {
         "receives from psn",
         "switch",
         "port",
+        "connects to",
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -125,6 +129,7 @@ impl Row for RankLine {
             number(self.rq_psn),
             text(&self.switch),
             number(self.port),
+            super::remote(&self.mcst_id, self.remote_qpn),
         ]
     }
 }
@@ -150,9 +155,22 @@ pub(crate) fn rank_lines(state: &api::CollectiveState) -> Vec<RankLine> {
             rq_psn: connection.map(|_| member.rq_psn),
             switch: some(&member.switch_name),
             port: member.port,
+            mcst_id: member.mcst_id.clone().unwrap_or_else(|| state.mcst_id.clone()),
+            remote_qpn: member.virtual_qpn.unwrap_or(1),
         }
     };
     state.members.iter().map(line).collect()
+}
+
+/// A group's address, or those that its ranks are told.
+pub(super) fn addresses(state: &api::CollectiveState) -> String {
+    let ranks: Vec<(String, Option<&str>)> = state
+        .members
+        .iter()
+        .map(|m| (format!("rank {}", m.rank), m.mcst_id.as_deref()))
+        .collect();
+    let ranks = ranks.iter().map(|(rank, own)| (rank.as_str(), *own));
+    lanes::addresses(&state.mcst_id, ranks)
 }
 
 /// A collective group as the controller placed it and as the switches see it.
@@ -160,7 +178,10 @@ pub(crate) fn rank_lines(state: &api::CollectiveState) -> Vec<RankLine> {
 pub(crate) struct CollectiveReport {
     group: String,
     kind: &'static str,
+    /// Where switches have their own, those of the ranks are in their lines.
     mcst_id: String,
+    #[serde(skip)]
+    addresses: String,
     lanes: Vec<LaneLine>,
     phase: &'static str,
     reason: String,
@@ -230,6 +251,7 @@ impl CollectiveReport {
                 let member = |rank| state.members.iter().find(|m| m.rank == rank);
                 Conflict::new(said, |rank| member(rank).map(|m| m.host.clone()))
             }),
+            addresses: addresses(&state),
             group: state.name,
             mcst_id: state.mcst_id,
             reason: state.reason,
@@ -248,7 +270,7 @@ impl SwitchPart {
         (lane, memory_bytes): (&api::Lane, u64),
         security: &Security,
     ) -> Self {
-        let found = super::show::installed(endpoint, &lane.mcst_id, security).await;
+        let found = super::show::installed(endpoint, lanes::at(lane, &node.lanes), security).await;
         let (answer, reason) = match found {
             Ok(answer) => (Some(answer), node.reason.clone()),
             Err(why) if node.reason.is_empty() => (None, why),
@@ -346,7 +368,7 @@ impl Report for CollectiveReport {
         };
         let (window, slots) = (self.window_packets, self.slots);
         let facts = [
-            ("McstID", self.mcst_id.clone()),
+            ("McstID", self.addresses.clone()),
             ("generation", self.generation.to_string()),
             ("start PSN", self.start_psn.to_string()),
             ("PMTU", pmtu.to_string()),

@@ -33,7 +33,8 @@ pub(crate) struct Create {
     /// hosts join and use all of them as one
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: u8,
-    /// The group's address, of several lanes that of the first; without it, the next free one of the controller's pool
+    /// The group's address, of several lanes that of the first; without it, the next free one of the controller's pool. Not for
+    /// groups that pass routers, which have another one at each switch
     #[arg(long, value_name = "IP")]
     mcst_id: Option<std::net::Ipv4Addr>,
     /// The source's start PSN; without it, the controller draws one

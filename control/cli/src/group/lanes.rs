@@ -40,6 +40,35 @@ pub(crate) fn of(lanes: &[api::Lane], group: &str, mcst_id: &str) -> Vec<api::La
     }
 }
 
+/// The address of a lane at a switch that has lanes of its own.
+pub(crate) fn at<'l>(lane: &'l api::Lane, own: &'l [api::Lane]) -> &'l str {
+    let own = own.iter().find(|own| own.name == lane.name);
+    &own.unwrap_or(lane).mcst_id
+}
+
+/// A group's address, and where switches have their own, each with its members: `10.200.0.1`, or
+/// `10.201.0.1 for h1 h2, 10.202.0.1 for h3`.
+pub(crate) fn addresses<'m>(
+    common: &str,
+    members: impl Iterator<Item = (&'m str, Option<&'m str>)>,
+) -> String {
+    let mut by_address: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (member, own) in members.filter_map(|(member, own)| Some((member, own?))) {
+        match by_address.iter_mut().find(|(address, _)| *address == own) {
+            Some((_, members)) => members.push(member),
+            None => by_address.push((own, vec![member])),
+        }
+    }
+    let each = by_address.iter();
+    let each: Vec<String> = each
+        .map(|(address, members)| format!("{address} for {}", members.join(" ")))
+        .collect();
+    match each.is_empty() {
+        true => common.to_owned(),
+        false => each.join(", "),
+    }
+}
+
 /// A line for each lane; `parts` are switch, lane and worker.
 pub(crate) fn lines<'p>(
     lanes: &[api::Lane],
@@ -91,6 +120,24 @@ mod tests {
         assert_eq!(lines[0].cells(), ["g/0", "10.200.0.0", "leaf1:1"]);
         assert_eq!(lines[1].cells(), ["g/1", "10.200.0.1", "leaf1:0 spine:3"]);
         assert_eq!(of(&[], "g", "10.200.0.9")[0].mcst_id, "10.200.0.9");
+        let own = [api::Lane {
+            mcst_id: "10.201.0.7".to_owned(),
+            ..lane(7)
+        }];
+        assert_eq!(
+            (at(&lane(7), &own), at(&lane(7), &[])),
+            ("10.201.0.7", "10.200.0.7")
+        );
+        let members = [
+            ("h1", Some("10.201.0.1")),
+            ("h2", Some("10.202.0.1")),
+            ("h3", Some("10.201.0.1")),
+        ];
+        assert_eq!(
+            addresses("10.200.0.1", members.into_iter()),
+            "10.201.0.1 for h1 h3, 10.202.0.1 for h2"
+        );
+        assert_eq!(addresses("10.200.0.1", [("h1", None)].into_iter()), "10.200.0.1");
         assert_eq!(title(1, "g", Some(0)), "");
         assert_eq!(title(2, "g/1", Some(0)), ", lane g/1, worker 0");
     }

@@ -1,5 +1,7 @@
 //! One group: its tree drawn, and how far each path has acknowledged.
 
+use std::collections::BTreeMap;
+
 use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::connect;
@@ -20,6 +22,9 @@ use crate::counters::Counted;
 pub(crate) struct GroupReport {
     pub(crate) group: String,
     pub(crate) mcst_id: String,
+    /// Where switches have McstIDs of their own, that of each member.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) mcst_ids: BTreeMap<String, String>,
     pub(crate) lanes: Vec<LaneLine>,
     pub(crate) phase: &'static str,
     pub(crate) reason: String,
@@ -113,6 +118,7 @@ impl GroupReport {
             lanes: lanes::lines(&lanes, at),
             phase: phase_name(state.phase()),
             tree: draw(&state.source, &group.tree),
+            mcst_ids: super::mcst_ids(&state),
             group: state.name,
             mcst_id: state.mcst_id,
             reason: state.reason,
@@ -134,7 +140,7 @@ impl SwitchPart {
         lane: &api::Lane,
         security: &Security,
     ) -> Self {
-        let (answer, reason) = match installed(endpoint, &lane.mcst_id, security).await {
+        let (answer, reason) = match installed(endpoint, lanes::at(lane, &node.lanes), security).await {
             Ok(answer) => (Some(answer), node.reason.clone()),
             Err(why) => (
                 None,
@@ -268,8 +274,12 @@ impl Report for GroupReport {
             format!(": {}", self.reason)
         };
         page.title(format!("Group {}, {}{reason}", self.group, self.phase));
+        let own = self
+            .mcst_ids
+            .iter()
+            .map(|(host, own)| (host.as_str(), Some(own.as_str())));
         page.facts(&[
-            ("McstID", self.mcst_id.clone()),
+            ("McstID", lanes::addresses(&self.mcst_id, own)),
             ("generation", self.generation.to_string()),
             ("source", self.source.clone()),
             ("PMTU", self.pmtu.to_string()),
@@ -447,6 +457,7 @@ mod tests {
                 })),
                 ..Default::default()
             }),
+            ..Default::default()
         }
     }
 

@@ -84,7 +84,7 @@ impl Link {
                 let record = core.groups.get(name)?.record();
                 let Version { generation, .. } = record.wanted_version(switch)?;
                 let before = rules.len();
-                if record.mcst_ids().any(|lane| lacking.contains(&lane)) {
+                if record.mcst_ids_on(switch).any(|lane| lacking.contains(&lane)) {
                     let lanes = record.wanted_on(switch).into_iter();
                     let lanes = lanes.filter(|w| lacking.contains(&w.rule.mcst_id));
                     rules.extend(lanes.map(|w| w.to_install()));
@@ -93,7 +93,7 @@ impl Link {
                 Some(Part {
                     name,
                     generation,
-                    has_rest: record.mcst_ids().all(has),
+                    has_rest: record.mcst_ids_on(switch).all(has),
                     lacks: rules.len() - before,
                 })
             };
@@ -138,7 +138,7 @@ fn wanted(core: &Core, switch: &str) -> BTreeMap<McstId, Version> {
         .filter_map(|name| Some(core.groups.get(name)?.record()));
     let versions = records.filter_map(|r| Some((r, r.wanted_version(switch)?)));
     versions
-        .flat_map(|(r, version)| r.mcst_ids().map(move |lane| (lane, version)))
+        .flat_map(|(r, version)| r.mcst_ids_on(switch).map(move |lane| (lane, version)))
         .collect()
 }
 

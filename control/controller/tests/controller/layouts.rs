@@ -76,6 +76,10 @@ async fn layout_1_is_read_and_written_anew() {
         (2, 3)
     );
     assert_eq!(of("job").collective().unwrap().ranks.len(), 4);
+    // A group without routers is stored as it was before they were known.
+    let written = serde_json::to_value(of("running")).unwrap();
+    assert!(written.get("own_mcst_ids").is_none());
+    assert_eq!(&serde_json::from_value::<Record>(written).unwrap(), of("running"));
     drop(first);
     // Once written anew, it is read as any other.
     let again = Stored::load(&RedbStore::open(&path).unwrap(), "us")

@@ -12,4 +12,5 @@ mod lanes;
 mod layouts;
 mod refusals;
 mod restarts;
+mod routed;
 mod store;

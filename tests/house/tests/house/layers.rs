@@ -75,7 +75,15 @@ const IMPURE: &[&str] = &[
 
 /// Crates that may use tokio and tonic, beside the binary: a frame never crosses an async boundary. In comm they are on a thread of their own, which talks
 /// with the controller.
-const ASYNC: &[&str] = &["proto", "agent", "controller", "comm", "console", "switch", "bench"];
+const ASYNC: &[&str] = &[
+    "proto",
+    "agent",
+    "controller",
+    "comm",
+    "console",
+    "switch",
+    "bench",
+];
 
 fn ours() -> Vec<Package> {
     let metadata = MetadataCommand::new().no_deps().exec().expect("cargo metadata");

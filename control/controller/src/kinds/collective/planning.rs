@@ -21,7 +21,11 @@ pub(crate) fn plan(group: &Collective, core: &Core, record: &Record) -> Result<P
     let none = Detours::default();
     let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
     detours.apply(&mut rooms);
-    let plan = place(&topology, &load, &rooms, &request(group, record)).map_err(|error| {
+    let request = CollectiveRequest {
+        mcst_ids: core.first_offers(record),
+        ..request(group, record)
+    };
+    let plan = place(&topology, &load, &rooms, &request).map_err(|error| {
         let cause = match error {
             PlaceError::NoRoom { .. } => Cause::NoRoom,
             _ => Cause::Unfit,
@@ -36,6 +40,7 @@ pub(crate) fn plan(group: &Collective, core: &Core, record: &Record) -> Result<P
         };
         // Reports trickle in; a file is complete from the start.
         match error {
+            PlaceError::NoMcstId { switch } => NoPlan::Never(core.no_mcst_id(&switch)),
             PlaceError::NoPath { .. } if core.facts.file.is_none() && detours.is_empty() => {
                 NoPlan::NotYet(failure)
             }

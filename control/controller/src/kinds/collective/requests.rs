@@ -57,9 +57,10 @@ impl Shared {
         let settings = Settings::new(&new.settings);
         let mcst_ids = self.mcst_ids_for(&core, new.mcst_id, settings.lanes)?;
         let kind = Kind::Collective(Collective::new(new.ranks, settings, false));
-        let record = Record::new(new.name.clone(), mcst_ids, kind);
-        self.check_new(&core, &record)?;
+        let mut record = Record::new(new.name.clone(), mcst_ids, kind);
+        let plan = self.check_new(&core, &mut record, new.mcst_id)?;
         self.add(&mut core, record)?;
+        core.foresee(&new.name, &plan);
         let (entry, group) = core.collective(&new.name)?;
         Ok(view::state(group, &core, entry))
     }

@@ -11,8 +11,8 @@ use crate::core::Core;
 use crate::lifecycle::{After, Phase};
 use crate::record::{Ending, Plan, TreeSwitch};
 use crate::table::Entry;
-use crate::view::{lanes, place, problems};
-use castnet_rules::GroupRule;
+use crate::view::{lanes, own_lanes, place, problems};
+use castnet_rules::{GroupRule, HostEndpoint};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {
     match phase {
@@ -47,8 +47,10 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
     let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
     let ending = record.ended.as_ref().filter(|_| over);
     let qpns = record.plan.as_ref().map(Plan::virtual_qpns).unwrap_or_default();
+    let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
     let member = |(rank, member): (u16, &RankRecord)| v1::RankState {
         virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
+        mcst_id: own.get(&rank).map(ToString::to_string),
         ..rank_state(core, entry, rank, member)
     };
     v1::CollectiveState {
@@ -82,6 +84,11 @@ pub(crate) fn state_for(
     let record = entry.record();
     let mut seen = state(group, core, entry);
     seen.rank = Some(rank.into());
+    let is_own = |end: &HostEndpoint| end.rank().is_some_and(|part| part.rank == rank);
+    if let Some(own) = entry.mcst_ids_for(is_own) {
+        seen.mcst_id = own.first().map(ToString::to_string).unwrap_or_default();
+        seen.lanes = lanes(&record.name, own);
+    }
     seen.rq_psn = group.ranks.get(usize::from(rank)).map_or(0, |r| r.rq_psn.value());
     match &record.ended {
         Some(ending) if ending.generation >= generation => over(&mut seen, ending),
@@ -198,6 +205,7 @@ fn rank_state(core: &Core, entry: &Entry, rank: u16, member: &RankRecord) -> v1:
         switch_name,
         port,
         virtual_qpn: None,
+        mcst_id: None,
     }
 }
 
@@ -215,6 +223,7 @@ pub(crate) fn group(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
             memory_bytes: rule.map_or(0, |rule| {
                 u64::from(entry.record().lanes()) * rule.reserved_bytes()
             }),
+            lanes: own_lanes(entry.record(), &switch.name),
         }
     };
     v1::Collective {

@@ -1,7 +1,5 @@
 //! From a multicast group to the request that the planner understands, and its answer.
 
-use std::collections::BTreeMap;
-
 use castnet_planner::{Member, PlanError, Request};
 use castnet_rules::HostEndpoint;
 use castnet_wire::Qpn;
@@ -18,7 +16,10 @@ use crate::record::{Plan, Record};
 pub(crate) fn plan(group: &Multicast, core: &Core, record: &Record) -> Result<Plan, NoPlan> {
     locate(core, record)?;
     let topology = core.facts.topology();
-    let request = request(group, record);
+    let request = Request {
+        mcst_ids: core.first_offers(record),
+        ..request(group, record)
+    };
     let plan =
         castnet_planner::plan(&topology, &load(core, &topology, record), &request).map_err(|error| {
             let failure = Failure {
@@ -28,6 +29,7 @@ pub(crate) fn plan(group: &Multicast, core: &Core, record: &Record) -> Result<Pl
             };
             // Reports trickle in; a file is complete from the start.
             match error {
+                PlanError::NoMcstId { switch } => NoPlan::Never(core.no_mcst_id(&switch)),
                 PlanError::NoPath { .. } if core.facts.file.is_none() => NoPlan::NotYet(failure),
                 _ => NoPlan::Never(failure),
             }
@@ -69,7 +71,7 @@ fn request(group: &Multicast, record: &Record) -> Request {
         name: record.name.clone(),
         generation: record.generation,
         mcst_id: record.mcst_id,
-        mcst_ids: BTreeMap::new(),
+        mcst_ids: Default::default(),
         pmtu: group.pmtu,
         start_psn: Some(group.start_psn),
         va_base: group.va_base,

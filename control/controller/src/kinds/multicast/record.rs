@@ -163,7 +163,9 @@ impl Multicast {
                 && let Some((_, member)) = self.member(&host.name)
                 && let Some(end) = member.state.ends().nth(lane.into())
             {
-                *host = end.clone();
+                // Behind routers the rule has no Ethernet address.
+                let mac = host.mac;
+                *host = HostEndpoint { mac, ..end.clone() };
             }
         }
     }

@@ -41,18 +41,20 @@ impl Shared {
             check_no_switch(&core, &field, &member.host)?;
             check_connection(&core, &format!("members[{i}].connection"), None, &member.ends)?;
         }
-        let mcst_ids = self.mcst_ids_for(&core, group.mcst_id, group.lanes)?;
+        let wanted = group.mcst_id;
+        let mcst_ids = self.mcst_ids_for(&core, wanted, group.lanes)?;
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
         let name = group.name.clone();
         let kind = Multicast::new(group, start_psn);
         let ends = kind.members.iter().filter_map(|m| m.state.endpoint());
         let (ends, complete) = (ends.cloned().collect::<Vec<_>>(), kind.all_joined());
-        let record = Record::new(name.clone(), mcst_ids, Kind::Multicast(kind));
-        let plan = self.check_new(&core, &record)?;
+        let mut record = Record::new(name.clone(), mcst_ids, Kind::Multicast(kind));
+        let plan = self.check_new(&core, &mut record, wanted)?;
         for end in &ends {
             self.know(&mut core, end)?;
         }
         self.add(&mut core, record)?;
+        core.foresee(&name, &plan);
         self.settle(&mut core, &name)?;
         // Nothing has changed since it was planned. A switch that has not reported yet is left to the driver.
         if let Some(mut plan) = plan.filter(|_| complete) {

@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::lifecycle::{After, Phase};
 use crate::record::TreeSwitch;
 use crate::table::Entry;
-use crate::view::{lanes, place, problems};
+use crate::view::{lanes, own_lanes, place, problems};
 
 fn phase(phase: Phase) -> v1::GroupPhase {
     match phase {
@@ -32,11 +32,14 @@ fn role(group: &Multicast, host: &str) -> v1::Role {
 /// A group's state, as `member` sees it.
 pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Option<&str>) -> v1::GroupState {
     let record = entry.record();
+    let own = member.and_then(|host| entry.mcst_ids_for(|end| end.name == host));
+    let each = entry.own_mcst_ids(|end| Some(end.name.clone()));
+    let mcst_ids = own.unwrap_or_else(|| record.mcst_ids().collect());
     v1::GroupState {
         name: record.name.clone(),
         phase: phase(record.phase) as i32,
         reason: reason(group, entry),
-        mcst_id: record.mcst_id.to_string(),
+        mcst_id: mcst_ids.first().map(ToString::to_string).unwrap_or_default(),
         start_psn: group.start_psn.value(),
         pmtu: group.pmtu.bytes() as u32,
         va_base: group.va_base,
@@ -44,11 +47,14 @@ pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Optio
         members: group
             .members
             .iter()
-            .map(|m| member_state(group, core, m))
+            .map(|m| v1::MemberState {
+                mcst_id: each.get(&m.host).map(ToString::to_string),
+                ..member_state(group, core, m)
+            })
             .collect(),
         role: member.map_or(v1::Role::Unspecified, |host| role(group, host)) as i32,
         generation: record.generation,
-        lanes: lanes(&record.name, record.mcst_ids().collect()),
+        lanes: lanes(&record.name, mcst_ids),
         stall_timeout_ms: group.stall_timeout_ms,
     }
 }
@@ -85,6 +91,7 @@ fn member_state(group: &Multicast, core: &Core, member: &MemberRecord) -> v1::Me
             .map(|_| connection_to_proto(member.state.ends())),
         switch_name,
         port,
+        mcst_id: None,
     }
 }
 
@@ -97,6 +104,7 @@ pub(crate) fn group(group: &Multicast, core: &Core, entry: &Entry) -> v1::Group 
         installed: entry.confirmed.contains(&switch.name),
         reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
         rule: plan.and_then(|p| p.rules.get(&switch.name)).map(rule_to_proto),
+        lanes: own_lanes(entry.record(), &switch.name),
     };
     let tree = plan.iter().flat_map(|p| &p.tree).map(node).collect();
     v1::Group {

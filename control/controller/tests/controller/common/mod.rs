@@ -17,7 +17,7 @@ use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
 use castnet_proto::v1::controller_client::ControllerClient;
-use castnet_topology::Topology;
+use castnet_topology::{SwitchKind, Topology};
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_stream::Stream;
@@ -418,13 +418,13 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// The switches of a topology, all running; the controller gets the topology as from a file, and a store.
+    /// The Castnet switches of a topology, all running; the controller gets the topology as from a file, and a store.
     pub(crate) async fn new(topology: Topology) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let journal = Journal::default();
         let mut switches = BTreeMap::new();
         let mut configs = Vec::new();
-        for known in topology.switches() {
+        for known in topology.switches().filter(|s| s.kind == SwitchKind::Castnet) {
             let path: PathBuf = folder.path().join(format!("{}.sock", known.name));
             let port = |(number, mac): (&u8, &[u8; 6])| v1::Port {
                 port: u32::from(*number),
