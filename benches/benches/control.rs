@@ -1,7 +1,7 @@
 //! What a group costs from the controller to the switch, over the number of groups: a real controller and a real agent in
 //! one process, gRPC over Unix sockets between them and to the client, memory links. Groups are created by many requests at
-//! once, each until the group is served; then the switch restarts and gets all of them anew. The baseline is the first row
-//! of the same run.
+//! once, each until the group is served; then the switch restarts and gets all of them anew. `cpu` is the processor time of
+//! all of them together. The baseline is the first row of the same run.
 //!
 //! `cargo bench -p castnet-benches --bench control [-- GROUPS_MAX]`
 
@@ -22,9 +22,15 @@ use castnet_proto::v1::controller_client::ControllerClient;
 use castnet_topology::Topology;
 use castnet_wire::{MacAddr, PortId};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use tonic::transport::Channel;
 
 const COUNTS: [usize; 3] = [1_000, 10_000, 100_000];
+/// As in the binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Receivers of each group.
 const RECEIVERS: usize = 8;
 /// Groups that are asked for at one time.
@@ -39,7 +45,7 @@ async fn main() -> Outcome<()> {
     let counts = || COUNTS.into_iter().filter(|&n| most.is_none_or(|most| n <= most));
     println!("Microseconds per group of {RECEIVERS} receivers; {CLIENTS} requests at a time.\n");
     println!(
-        "{:>8} {:>8} {:>20} {:>20}",
+        "{:>8} {:>8} {:>28} {:>28}",
         "store", "groups", "created", "installed anew"
     );
     for name in ["memory", "redb"] {
@@ -51,17 +57,41 @@ async fn main() -> Outcome<()> {
                 _ => Arc::new(MemoryStore::default()),
             };
             let times = measure(folder.path(), store, groups).await?;
-            let each = times.map(|time| time.as_secs_f64() * 1e6 / groups as f64);
+            let each = times.map(|took| took.map(|time| time.as_secs_f64() * 1e6 / groups as f64));
             let first = *first.get_or_insert(each);
-            let cell = |i: usize| format!("{:.1} ({:.2} x)", each[i], each[i] / first[i]);
-            println!("{name:>8} {groups:>8} {:>20} {:>20}", cell(0), cell(1));
+            let cell = |i: usize| {
+                let [time, cpu] = each[i];
+                format!("{time:.1} ({:.2} x), cpu {cpu:.1}", time / first[i][0])
+            };
+            println!("{name:>8} {groups:>8} {:>28} {:>28}", cell(0), cell(1));
         }
     }
     Ok(())
 }
 
-/// The times to create that many groups, and to install them on a switch that has lost them.
-async fn measure(folder: &Path, store: Arc<dyn Store>, groups: usize) -> Outcome<[Duration; 2]> {
+/// Since when a phase runs, and the processor time that was spent before.
+struct Since(Instant, Duration);
+
+impl Since {
+    fn now() -> Outcome<Self> {
+        Ok(Self(Instant::now(), cpu()?))
+    }
+
+    /// How long that is, and the processor time.
+    fn elapsed(&self) -> Outcome<[Duration; 2]> {
+        Ok([self.0.elapsed(), cpu()?.saturating_sub(self.1)])
+    }
+}
+
+/// The processor time of this process.
+fn cpu() -> Outcome<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let spent = usage.user_time() + usage.system_time();
+    Ok(Duration::from_micros(spent.num_microseconds().try_into()?))
+}
+
+/// What it takes to create that many groups, and to install them on a switch that has lost them.
+async fn measure(folder: &Path, store: Arc<dyn Store>, groups: usize) -> Outcome<[[Duration; 2]; 2]> {
     let topology = Topology::star(RECEIVERS + 1)?;
     let at = Address::Unix(folder.join("agent"));
     let before = switch(&at, groups).await?;
@@ -77,12 +107,12 @@ async fn measure(folder: &Path, store: Arc<dyn Store>, groups: usize) -> Outcome
     let address = controller.address().ok_or("not listening")?;
     let client = ControllerClient::new(connect(address, &Security::default()).await?);
 
-    let began = Instant::now();
+    let began = Since::now()?;
     create(&client, &topology, groups).await?;
-    let created = began.elapsed();
+    let created = began.elapsed()?;
 
     before.agent.stop().await;
-    let began = Instant::now();
+    let began = Since::now()?;
     let after = switch(&at, groups).await?;
     // Groups are settled in the order of their names.
     for phase in [v1::GroupPhase::Degraded, v1::GroupPhase::Active] {
@@ -90,7 +120,7 @@ async fn measure(folder: &Path, store: Arc<dyn Store>, groups: usize) -> Outcome
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
-    let installed = began.elapsed();
+    let installed = began.elapsed()?;
     after.agent.stop().await;
     controller.stop().await;
     Ok([created, installed])
