@@ -10,6 +10,7 @@ mod request;
 mod route;
 mod rule;
 
+use std::fmt::Display;
 use std::net::Ipv4Addr;
 
 use castnet_rules::{Fault, FaultKind, GroupRule, IP_TEXT, Ipv4Net, Limit, MAC_TEXT, PREFIX_TEXT};
@@ -205,8 +206,9 @@ pub fn install_requests<'r>(
 }
 
 /// Notes a fault under `field` and goes on.
-fn take<T>(faults: &mut Vec<Fault>, field: &str, read: Result<T, FaultKind>) -> Option<T> {
-    read.map_err(|kind| faults.push(Fault::new(field, kind))).ok()
+fn take<T>(faults: &mut Vec<Fault>, field: impl Display, read: Result<T, FaultKind>) -> Option<T> {
+    read.map_err(|kind| faults.push(Fault::new(field.to_string(), kind)))
+        .ok()
 }
 
 fn port_to_proto(port: PortId) -> u32 {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use core::fmt;
 use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, PortId, Qpn};
@@ -12,6 +13,16 @@ use crate::group::ENDPOINTS_MAX;
 use crate::index::GroupIndex;
 
 const NAME_LENGTH_MAX: usize = 64;
+
+/// The field of a next hop: its endpoint's index, and `host` or `switch`. It is written only where something is wrong.
+#[derive(Clone, Copy)]
+struct HopField(usize, &'static str);
+
+impl fmt::Display for HopField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "endpoints[{}].{}", self.0, self.1)
+    }
+}
 
 impl GroupDraft {
     /// Every rule that what is known of this group breaks on a switch with `ports` ports; fields are relative to the
@@ -49,8 +60,8 @@ impl GroupDraft {
     }
 
     fn check_endpoints(&self, endpoints: &[EndpointDraft], ports: usize, faults: &mut Vec<Fault>) {
-        let mut name_of: BTreeMap<&str, String> = BTreeMap::new();
-        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), String> = BTreeMap::new();
+        let mut name_of: BTreeMap<&str, HopField> = BTreeMap::new();
+        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), HopField> = BTreeMap::new();
         for (i, endpoint) in endpoints.iter().enumerate() {
             if let Some(port) = endpoint.port.filter(|port| port.index() >= ports) {
                 let kind = FaultKind::NoSuchPort { port, ports };
@@ -66,18 +77,18 @@ impl GroupDraft {
                 None => continue,
             };
             let adjacent = endpoint.next_hop.as_ref().and_then(HopDraft::ip) == Some(None);
-            let hop = format!("endpoints[{i}].{kind}");
+            let hop = HopField(i, kind);
             if let Some(name) = name.as_deref() {
                 if let Some(kind) = bad_name(name) {
                     faults.push(Fault::new(format!("{hop}.name"), kind));
-                } else if let Some(first) = name_of.get(name).cloned() {
+                } else if let Some(first) = name_of.get(name) {
                     let kind = FaultKind::DuplicateName {
                         name: name.into(),
-                        first,
+                        first: first.to_string(),
                     };
                     faults.push(Fault::new(format!("{hop}.name"), kind));
                 } else {
-                    name_of.insert(name, hop.clone());
+                    name_of.insert(name, hop);
                 }
             }
             // The switch finds one that is not given, where the next hop has an address.
@@ -86,12 +97,13 @@ impl GroupDraft {
                 faults.push(Fault::new(format!("{hop}.mac"), kind));
             }
             match &endpoint.next_hop {
-                Some(HopDraft::Host(host)) => self.check_host(host, &hop, faults),
-                Some(HopDraft::Switch(switch)) => self.check_switch(switch, &hop, faults),
+                Some(HopDraft::Host(host)) => self.check_host(host, hop, faults),
+                Some(HopDraft::Switch(switch)) => self.check_switch(switch, hop, faults),
                 None => {}
             }
             if let Some((ip, qpn)) = endpoint.next_hop.as_ref().and_then(HopDraft::qp) {
-                if let Some(first) = qp_of.get(&(ip, qpn)).cloned() {
+                if let Some(first) = qp_of.get(&(ip, qpn)) {
+                    let first = first.to_string();
                     let kind = FaultKind::DuplicateMember { ip, qpn, first };
                     faults.push(Fault::new(format!("{hop}.qpn"), kind));
                 } else {
@@ -102,7 +114,7 @@ impl GroupDraft {
         check_senders(endpoints, faults);
     }
 
-    fn check_host(&self, host: &HostDraft, hop: &str, faults: &mut Vec<Fault>) {
+    fn check_host(&self, host: &HostDraft, hop: HopField, faults: &mut Vec<Fault>) {
         if let Some(ip) = host.ip {
             if let Some(kind) = bad_ip(ip) {
                 faults.push(Fault::new(format!("{hop}.ip"), kind));
@@ -118,20 +130,20 @@ impl GroupDraft {
             faults.push(Fault::new(format!("{hop}.qpn"), FaultKind::ReservedQpn { qpn }));
         }
         if let Some(PartDraft::Memory(memory)) = host.part {
-            let field = format!("{hop}.memory.length");
+            let field = || format!("{hop}.memory.length");
             if memory.length == 0 {
-                faults.push(Fault::new(field, FaultKind::EmptyMemory));
+                faults.push(Fault::new(field(), FaultKind::EmptyMemory));
             } else if memory.va.checked_add(memory.length - 1).is_none() {
                 let kind = FaultKind::MemoryWraps {
                     va: memory.va,
                     length: memory.length,
                 };
-                faults.push(Fault::new(field, kind));
+                faults.push(Fault::new(field(), kind));
             }
         }
     }
 
-    fn check_switch(&self, switch: &SwitchDraft, hop: &str, faults: &mut Vec<Fault>) {
+    fn check_switch(&self, switch: &SwitchDraft, hop: HopField, faults: &mut Vec<Fault>) {
         if let Some(ip) = switch.ip.flatten() {
             if let Some(kind) = bad_ip(ip) {
                 faults.push(Fault::new(format!("{hop}.ip"), kind));

@@ -124,8 +124,8 @@ pub enum NextHop {
 }
 
 /// A member of a group: a host's QP.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "text::Host", into = "text::Host")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(from = "text::Host<String>")]
 pub struct HostEndpoint {
     /// The host's name.
     pub name: String,

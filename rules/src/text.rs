@@ -3,15 +3,15 @@
 use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, Qpn};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::group::{HostEndpoint, HostPart, RankPart, RemoteMemory};
 
 /// A host, with its part as a field of its own.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Host {
-    name: String,
+pub(crate) struct Host<N> {
+    name: N,
     ip: Ipv4Addr,
     #[serde(with = "qpn")]
     qpn: Qpn,
@@ -23,8 +23,8 @@ pub(crate) struct Host {
     rank: Option<RankPart>,
 }
 
-impl From<Host> for HostEndpoint {
-    fn from(host: Host) -> Self {
+impl From<Host<String>> for HostEndpoint {
+    fn from(host: Host<String>) -> Self {
         let memory = HostPart::from(host.memory);
         Self {
             name: host.name,
@@ -36,16 +36,17 @@ impl From<Host> for HostEndpoint {
     }
 }
 
-impl From<HostEndpoint> for Host {
-    fn from(host: HostEndpoint) -> Self {
-        Self {
-            memory: host.memory().copied(),
-            rank: host.rank().copied(),
-            name: host.name,
-            ip: host.ip,
-            qpn: host.qpn,
-            mac: host.mac,
-        }
+impl Serialize for HostEndpoint {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let host = Host {
+            name: self.name.as_str(),
+            ip: self.ip,
+            qpn: self.qpn,
+            mac: self.mac,
+            memory: self.memory().copied(),
+            rank: self.rank().copied(),
+        };
+        host.serialize(s)
     }
 }
 

@@ -97,8 +97,14 @@ impl MacAddr {
 
 impl fmt::Display for MacAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        // One text and not eleven: a controller writes millions of them.
+        let mut text = [b':'; 17];
+        for (at, byte) in self.0.iter().enumerate() {
+            text[3 * at] = DIGITS[usize::from(byte >> 4)];
+            text[3 * at + 1] = DIGITS[usize::from(byte & 15)];
+        }
+        f.write_str(core::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }
 }
 

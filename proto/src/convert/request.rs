@@ -1,6 +1,7 @@
 //! Requests, filters and what else hosts and operators send.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::Ipv4Addr;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, Fault, FaultKind, HostEndpoint, LANES_MAX};
@@ -99,8 +100,12 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     let mut qp_of = BTreeMap::new();
     let mut members = Vec::with_capacity(message.members.len());
     for (i, member) in message.members.iter().enumerate() {
-        let field = format!("members[{i}]");
-        let Some(host) = take(&mut faults, &format!("{field}.host"), self::name(&member.host)) else {
+        let field = format_args!("members[{i}]");
+        let Some(host) = take(
+            &mut faults,
+            format_args!("{field}.host"),
+            self::name(&member.host),
+        ) else {
             continue;
         };
         if let Some(first) = first_of.insert(&member.host, i) {
@@ -110,10 +115,10 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
             };
             faults.push(Fault::new(format!("{field}.host"), kind));
         }
-        let field = format!("{field}.connection");
+        let field = format_args!("{field}.connection");
         let ends = match &member.connection {
             None => Vec::new(),
-            Some(connection) => match connection_from_proto(&field, &host, Some(connection)) {
+            Some(connection) => match connection_from_proto(field, &host, Some(connection)) {
                 Ok(ends) => ends,
                 Err(Invalid(more)) => {
                     faults.extend(more);
@@ -124,7 +129,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         if let Some(lanes) = lanes
             && !ends.is_empty()
         {
-            faults.extend(one_each(&field, ends.len(), lanes));
+            faults.extend(one_each(field, ends.len(), lanes));
         }
         if let Some(endpoint) = ends.first()
             && let Some(first) = qp_of.insert(endpoint.ip, i)
@@ -213,7 +218,7 @@ pub fn one_end_each(field: &str, ends: usize, lanes: u8) -> Result<(), Invalid> 
     }
 }
 
-fn one_each(field: &str, ends: usize, lanes: u8) -> Option<Fault> {
+fn one_each(field: impl Display, ends: usize, lanes: u8) -> Option<Fault> {
     (ends != usize::from(lanes)).then(|| {
         let kind = FaultKind::OutOfRange {
             value: ends.to_string(),
@@ -228,7 +233,7 @@ fn one_each(field: &str, ends: usize, lanes: u8) -> Option<Fault> {
 /// # Errors
 /// Every fault, with fields below `field`.
 pub fn connection_from_proto(
-    field: &str,
+    field: impl Display,
     host: &str,
     message: Option<&v1::Connection>,
 ) -> Result<Vec<HostEndpoint>, Invalid> {
@@ -241,14 +246,14 @@ pub fn connection_from_proto(
     }) = message.cloned()
     else {
         return Err(Invalid::one(
-            field,
+            field.to_string(),
             FaultKind::Missing {
                 expected: "ip, mac and qpn of the member's queue pair",
             },
         ));
     };
     let first = rule::host(
-        field,
+        &field,
         &v1::HostEndpoint {
             name: host.into(),
             ip,
@@ -266,13 +271,13 @@ pub fn connection_from_proto(
         return Err(Invalid::one(format!("{field}.more_lanes"), kind));
     }
     for (i, v1::LaneConnection { qpn, memory }) in more_lanes.into_iter().enumerate() {
-        let field = format!("{field}.more_lanes[{i}]");
+        let field = format_args!("{field}.more_lanes[{i}]");
         let message = v1::HostEndpoint {
             qpn,
             part: memory.map(Part::Memory),
             ..rule::host_to_proto(&ends[0])
         };
-        let end = rule::host(&field, &message)?;
+        let end = rule::host(field, &message)?;
         if ends.iter().any(|e| e.qpn == end.qpn) {
             let kind = FaultKind::OutOfRange {
                 value: qpn.to_string(),

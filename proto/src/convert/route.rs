@@ -60,12 +60,12 @@ pub fn prefix_from_proto(field: &str, text: &str) -> Result<Ipv4Net, Invalid> {
 }
 
 fn route(field: &str, message: &v1::Route, faults: &mut Vec<Fault>) -> Option<Route> {
-    let prefix = take(faults, &format!("{field}.prefix"), prefix(&message.prefix));
+    let prefix = take(faults, format_args!("{field}.prefix"), prefix(&message.prefix));
     let mut hops = Vec::with_capacity(message.next_hops.len());
     for (i, hop) in message.next_hops.iter().enumerate() {
         let field = format!("{field}.next_hops[{i}]");
-        let port = take(faults, &format!("{field}.port"), port(hop.port));
-        let mac = take(faults, &format!("{field}.mac"), mac(&hop.mac));
+        let port = take(faults, format_args!("{field}.port"), port(hop.port));
+        let mac = take(faults, format_args!("{field}.mac"), mac(&hop.mac));
         hops.push(port.zip(mac).map(|(port, mac)| RouteHop { port, mac }));
     }
     Some(Route {

@@ -1,5 +1,7 @@
 //! The rules of groups.
 
+use std::fmt::Display;
+
 use castnet_rules::{
     Endpoint, EndpointDraft, EndpointRef, Fault, FaultKind, ForwardingDraft, ForwardingRule, GroupDraft,
     GroupKind, GroupRule, HopDraft, HostDraft, HostEndpoint, HostPart, KindDraft, Limit, LossPolicy,
@@ -110,47 +112,47 @@ fn virtual_qpn(value: Option<u32>) -> Result<Qpn, FaultKind> {
 }
 
 fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> EndpointDraft {
-    let field = format!("endpoints[{index}]");
+    let field = format_args!("endpoints[{index}]");
     let next_hop = match &message.next_hop {
         Some(Hop::Host(message)) => Some(HopDraft::Host(host_draft(
-            &format!("{field}.host"),
+            format_args!("{field}.host"),
             message,
             faults,
         ))),
         Some(Hop::Switch(switch)) => {
-            let field = format!("{field}.switch");
+            let field = format_args!("{field}.switch");
             // Each is read, so that each fault is told.
             let ranks: Vec<Option<u16>> = switch
                 .ranks
                 .iter()
                 .enumerate()
-                .map(|(i, r)| take(faults, &format!("{field}.ranks[{i}]"), rank(*r)))
+                .map(|(i, r)| take(faults, format_args!("{field}.ranks[{i}]"), rank(*r)))
                 .collect();
             Some(HopDraft::Switch(SwitchDraft {
                 name: Some(switch.name.clone()),
                 ip: match &switch.ip {
                     None => Some(None),
-                    Some(value) => take(faults, &format!("{field}.ip"), ip(value)).map(Some),
+                    Some(value) => take(faults, format_args!("{field}.ip"), ip(value)).map(Some),
                 },
-                qpn: take(faults, &format!("{field}.qpn"), virtual_qpn(switch.qpn)),
+                qpn: take(faults, format_args!("{field}.qpn"), virtual_qpn(switch.qpn)),
                 mac: take(
                     faults,
-                    &format!("{field}.mac"),
+                    format_args!("{field}.mac"),
                     mac_or_none(&switch.mac, switch.ip.is_some()),
                 ),
                 ranks: ranks.into_iter().collect(),
             }))
         }
         None => {
-            faults.push(Fault::new(field.clone(), FaultKind::NoNextHop));
+            faults.push(Fault::new(field.to_string(), FaultKind::NoNextHop));
             None
         }
     };
     EndpointDraft {
-        port: take(faults, &format!("{field}.port"), port(message.port)),
+        port: take(faults, format_args!("{field}.port"), port(message.port)),
         virtual_qpn: take(
             faults,
-            &format!("{field}.virtual_qpn"),
+            format_args!("{field}.virtual_qpn"),
             virtual_qpn(message.virtual_qpn),
         ),
         verify_mac: Some(message.verify_mac),
@@ -158,7 +160,7 @@ fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> En
     }
 }
 
-fn host_draft(field: &str, message: &v1::HostEndpoint, faults: &mut Vec<Fault>) -> HostDraft {
+fn host_draft(field: impl Display, message: &v1::HostEndpoint, faults: &mut Vec<Fault>) -> HostDraft {
     let part = match &message.part {
         None => PartDraft::Plain,
         Some(Part::Memory(memory)) => PartDraft::Memory(RemoteMemory {
@@ -167,19 +169,23 @@ fn host_draft(field: &str, message: &v1::HostEndpoint, faults: &mut Vec<Fault>) 
             length: memory.length,
         }),
         Some(Part::Rank(part)) => {
-            let field = format!("{field}.rank");
+            let field = format_args!("{field}.rank");
             PartDraft::Rank(RankDraft {
-                rank: take(faults, &field, rank(part.rank)),
-                sq_psn: take(faults, &format!("{field}.sq_psn"), psn(part.sq_psn)),
-                rq_psn: take(faults, &format!("{field}.rq_psn"), psn(part.rq_psn)),
+                rank: take(faults, field, rank(part.rank)),
+                sq_psn: take(faults, format_args!("{field}.sq_psn"), psn(part.sq_psn)),
+                rq_psn: take(faults, format_args!("{field}.rq_psn"), psn(part.rq_psn)),
             })
         }
     };
     HostDraft {
         name: Some(message.name.clone()),
-        ip: take(faults, &format!("{field}.ip"), ip(&message.ip)),
-        qpn: take(faults, &format!("{field}.qpn"), qpn(message.qpn)),
-        mac: take(faults, &format!("{field}.mac"), mac_or_none(&message.mac, true)),
+        ip: take(faults, format_args!("{field}.ip"), ip(&message.ip)),
+        qpn: take(faults, format_args!("{field}.qpn"), qpn(message.qpn)),
+        mac: take(
+            faults,
+            format_args!("{field}.mac"),
+            mac_or_none(&message.mac, true),
+        ),
         part: Some(part),
     }
 }
@@ -193,7 +199,7 @@ fn mac_or_none(text: &str, has_ip: bool) -> Result<MacAddr, FaultKind> {
 }
 
 /// One member alone, by the rules that hold for it within any group; its Ethernet address is known.
-pub(super) fn host(field: &str, message: &v1::HostEndpoint) -> Result<HostEndpoint, Invalid> {
+pub(super) fn host(field: impl Display, message: &v1::HostEndpoint) -> Result<HostEndpoint, Invalid> {
     let mut faults = Vec::new();
     let host = host_draft("", message, &mut faults);
     if host.mac == Some(MacAddr::UNSPECIFIED) {
@@ -217,7 +223,7 @@ pub(super) fn host(field: &str, message: &v1::HostEndpoint) -> Result<HostEndpoi
             faults.push(fault);
         }
     }
-    let faults = faults.into_iter().map(|f| f.within(field)).collect();
+    let faults = faults.into_iter().map(|f| f.within(&field.to_string())).collect();
     finish(host.finish(), faults)
 }
 
