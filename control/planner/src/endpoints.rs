@@ -91,8 +91,9 @@ pub(crate) fn number<'r>(
                 *qpn += 1;
                 endpoint.virtual_qpn = Qpn::new(*qpn);
             }
-            let ends = (switch.clone(), endpoint.next_hop.name().to_string());
-            known.insert(ends, endpoint.virtual_qpn);
+            if let NextHop::Switch { name, .. } = &endpoint.next_hop {
+                known.insert((switch.clone(), name.clone()), endpoint.virtual_qpn);
+            }
         }
     }
     for (switch, rule) in rules.iter_mut() {
