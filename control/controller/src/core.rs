@@ -1,11 +1,13 @@
 //! The controller's state in memory, and what all its tasks share.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
+use castnet_topology::Topology;
 use castnet_wire::McstId;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, broadcast, watch};
@@ -27,9 +29,43 @@ use crate::table::{Entry, Groups};
 /// Events that a slow reader may lag behind before it loses some.
 pub(crate) const EVENTS_MAX: usize = 1024;
 
+/// The facts, and the fabric that follows from them: made once, and anew after any access that may change the facts.
+pub(crate) struct Fabric {
+    facts: Facts,
+    topology: OnceLock<Arc<Topology>>,
+}
+
+impl Fabric {
+    pub(crate) fn new(facts: Facts) -> Self {
+        let topology = OnceLock::new();
+        Self { facts, topology }
+    }
+
+    /// See [`Facts::topology`].
+    pub(crate) fn topology(&self) -> Arc<Topology> {
+        let made = || Arc::new(self.facts.topology());
+        self.topology.get_or_init(made).clone()
+    }
+}
+
+impl Deref for Fabric {
+    type Target = Facts;
+
+    fn deref(&self) -> &Facts {
+        &self.facts
+    }
+}
+
+impl DerefMut for Fabric {
+    fn deref_mut(&mut self) -> &mut Facts {
+        self.topology.take();
+        &mut self.facts
+    }
+}
+
 /// All that is known.
 pub(crate) struct Core {
-    pub(crate) facts: Facts,
+    pub(crate) facts: Fabric,
     /// What each switch said of itself last.
     pub(crate) capabilities: BTreeMap<String, v1::Capabilities>,
     pub(crate) groups: Groups,
@@ -219,6 +255,32 @@ impl Shared {
         }
     }
 
+    /// What `look` finds at last, now or after a change that `changed` reports, once all that it was found in is on disk.
+    /// `None`: there are no more changes.
+    pub(crate) async fn find<T>(
+        &self,
+        mut changed: watch::Receiver<()>,
+        mut look: impl FnMut(&Core) -> Option<T>,
+    ) -> Result<Option<T>, Refusal> {
+        loop {
+            changed.mark_unchanged();
+            let found = {
+                let core = self.lock();
+                look(&core).map(|found| (found, core.journal.ticket()))
+            };
+            match found {
+                Some((found, ticket)) => match ticket.durable().await {
+                    Ok(()) => return Ok(Some(found)),
+                    // Taken back: what is there now counts.
+                    Err(Refusal::Store(_)) => {}
+                    Err(other) => return Err(other),
+                },
+                None if changed.changed().await.is_err() => return Ok(None),
+                None => {}
+            }
+        }
+    }
+
     /// Runs `task` to its end, also while the controller stops.
     pub(crate) fn spawn_to_end(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
@@ -261,5 +323,44 @@ impl Shared {
             let mut core = shared.lock();
             act(&shared, &mut core);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::{PortReport, Reach, SwitchReport};
+
+    /// Whatever way the facts are changed, the fabric is that of the facts as they are.
+    #[test]
+    fn the_fabric_follows_the_facts() {
+        let mut fabric = Fabric::new(Facts::new(None, ["a".into()], []));
+        let first = fabric.topology();
+        assert!(Arc::ptr_eq(&first, &fabric.topology()), "made once");
+        let port = PortReport {
+            name: "a0".into(),
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: 1500,
+            up: true,
+        };
+        let ports = [(0, port)].into();
+        let report = SwitchReport {
+            ports,
+            neighbours: Vec::new(),
+        };
+        fabric.switches.insert("a".into(), (Reach::Up, report));
+        let ports = |fabric: &Fabric| fabric.topology().switch("a").map(|s| s.ports.len());
+        assert_eq!(ports(&fabric), Some(1));
+        fabric.switches.entry("a".into()).or_default().0 = Reach::Down("gone".into());
+        assert_eq!(fabric.topology().switch("a").map(|s| s.up), Some(false));
+        let host = crate::fabric::HostRecord {
+            name: "h".into(),
+            ip: [10, 0, 0, 1].into(),
+            mac: [2, 0, 0, 0, 0, 2],
+        };
+        fabric.know(host);
+        assert!(fabric.topology().host("h").is_some());
+        fabric.take_back("h", None);
+        assert!(fabric.topology().host("h").is_none());
     }
 }

@@ -178,7 +178,7 @@ fn refuse(shared: &Arc<Shared>, name: &str, generation: u64, failure: Failure) {
 }
 
 /// Places the group and stores that, waiting for reports where they are lacking. `None`: there is nothing to install.
-async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Plan> {
+async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Arc<Plan>> {
     let deadline = Instant::now() + shared.config.timeouts.host;
     let mut changes = shared.fabric_changes();
     loop {
@@ -211,7 +211,7 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Pl
     }
 }
 
-fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &Record) -> Result<Plan, NoPlan> {
+fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &Record) -> Result<Arc<Plan>, NoPlan> {
     let plan = record.kind.behaviour().plan(core, record)?;
     place(shared, core, &record.name, plan)
 }
@@ -222,7 +222,7 @@ pub(crate) fn place(
     core: &mut Core,
     name: &str,
     mut plan: Plan,
-) -> Result<Plan, NoPlan> {
+) -> Result<Arc<Plan>, NoPlan> {
     // The addresses of its ports and what it has left are in its report: without it they would be guesses.
     let silent = plan
         .tree
@@ -242,6 +242,7 @@ pub(crate) fn place(
     let new = record.map(|record| core.new_mcst_ids(record, &plan));
     let new = new.unwrap_or_default();
     core.given_out(&new);
+    let plan = Arc::new(plan);
     shared.try_change(core, name, |r| {
         r.own_mcst_ids.extend(new);
         r.placed.extend(plan.rules.keys().cloned());

@@ -96,7 +96,7 @@ pub struct Facts {
     pub switches: BTreeMap<String, (Reach, SwitchReport)>,
     /// Every host that made itself known.
     pub(crate) hosts: BTreeMap<String, HostRecord>,
-    /// Their names by address.
+    /// The names of these and of the hosts of the file, by address.
     pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
 }
 
@@ -144,6 +144,9 @@ impl Facts {
                 .collect(),
             ..Self::default()
         };
+        let filed = facts.file.iter().flat_map(Topology::hosts);
+        let named = filed.filter_map(|h| Some((h.ip?, h.name.clone())));
+        facts.names = named.collect();
         hosts.into_iter().for_each(|host| facts.know(host));
         facts
     }
@@ -282,37 +285,40 @@ impl Facts {
         self.switches.contains_key(name) || self.file.as_ref().is_some_and(|f| f.switch(name).is_some())
     }
 
+    /// A host's address; what it said of itself counts more than the file.
+    fn ip_of(&self, host: &str) -> Option<Ipv4Addr> {
+        let said = self.hosts.get(host).map(|h| h.ip);
+        said.or_else(|| self.file.as_ref()?.host(host)?.ip)
+    }
+
+    /// A host is from now on what it said of itself, or what the file says.
+    fn set(&mut self, name: &str, host: Option<HostRecord>) {
+        let before = self.ip_of(name).map(|ip| (ip, name.to_owned()));
+        before.map(|named| self.names.remove(&named));
+        match host {
+            Some(host) => drop(self.hosts.insert(name.into(), host)),
+            None => drop(self.hosts.remove(name)),
+        }
+        self.names
+            .extend(self.ip_of(name).map(|ip| (ip, name.to_owned())));
+    }
+
     /// Takes in what a host says of itself.
     pub(crate) fn know(&mut self, host: HostRecord) {
-        if let Some(before) = self.hosts.get(&host.name) {
-            self.names.remove(&(before.ip, host.name.clone()));
-        }
-        self.names.insert((host.ip, host.name.clone()));
-        self.hosts.insert(host.name.clone(), host);
+        self.set(&host.name.clone(), Some(host));
     }
 
     /// A host is as it was.
     pub(crate) fn take_back(&mut self, name: &str, before: Option<HostRecord>) {
-        if let Some(host) = self.hosts.remove(name) {
-            self.names.remove(&(host.ip, host.name));
-        }
-        if let Some(host) = before {
-            self.know(host);
-        }
+        self.set(name, before);
     }
 
     /// The host that has an address, other than `but`.
     pub(crate) fn host_of(&self, ip: Ipv4Addr, but: Option<&str>) -> Option<&str> {
-        let said = self
-            .names
-            .range((ip, String::new())..)
-            .take_while(|(theirs, _)| *theirs == ip);
-        let said = said.map(|(_, name)| name.as_str());
-        // What a host said of itself counts more than the file.
-        let filed = self.file.iter().flat_map(Topology::hosts);
-        let filed = filed.filter(|h| h.ip == Some(ip) && !self.hosts.contains_key(&h.name));
-        let mut all = said.chain(filed.map(|h| h.name.as_str()));
-        all.find(|name| Some(*name) != but)
+        let named = self.names.range((ip, String::new())..);
+        let named = named.take_while(|(theirs, _)| *theirs == ip);
+        let mut named = named.map(|(_, name)| name.as_str());
+        named.find(|name| Some(*name) != but)
     }
 
     /// All hosts with their addresses, by name; what a host said of itself counts more than the file.
@@ -588,6 +594,29 @@ mod tests {
             .unwrap()
             .up = false;
         assert!(!facts.topology().connected("h1", "h2"));
+    }
+
+    #[test]
+    fn an_address_is_of_who_says_so_else_of_whom_the_file_says() {
+        let file = Topology::star(2).unwrap();
+        let filed = file.host("h0").unwrap().ip.unwrap();
+        let mut facts = Facts::new(Some(file), [], []);
+        let moved = HostRecord {
+            name: "h0".into(),
+            ..host("h9", 9)
+        };
+        for (said, there, gone) in [
+            (None, filed, moved.ip),
+            (Some(moved.clone()), moved.ip, filed),
+            (None, filed, moved.ip),
+        ] {
+            facts.take_back("h0", said);
+            assert_eq!(
+                (facts.host_of(there, None), facts.host_of(gone, None)),
+                (Some("h0"), None)
+            );
+            assert_eq!(facts.host_of(there, Some("h0")), None);
+        }
     }
 
     #[test]

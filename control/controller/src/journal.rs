@@ -5,7 +5,7 @@
 //! answers and calls to switches wait for the [`Ticket`] of what they were made from. A change that cannot be written is
 //! taken back in memory, with all that were made after it: they may rest on it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use castnet_proto::v1;
@@ -15,7 +15,7 @@ use crate::core::{Core, EVENTS_MAX, Shared};
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::record::Record;
-use crate::store::{self, Entry, Key, StoreError, Table, Version, Write};
+use crate::store::{self, Entry, Key, StoreError, Table, Version, Write, encode};
 use crate::table;
 
 /// What became of a batch; `None` while it is under way.
@@ -54,9 +54,27 @@ pub(crate) enum Undo {
 /// What is tried again after a pause where its changes could not be written and no client waits for them.
 pub(crate) type Retry = Box<dyn FnOnce(&Arc<Shared>, &mut Core) + Send>;
 
+/// What an entry is to be from then on.
+pub(crate) enum Value {
+    /// A group, which shares its large parts with the one in memory.
+    Group(Box<Record>),
+    /// A host.
+    Host(HostRecord),
+}
+
+/// A write of an entry.
+pub(crate) struct Staged {
+    /// See [`Write::was`].
+    was: Version,
+    /// Its version from then on; `None`: it is removed.
+    version: Option<Version>,
+    /// Its value as it is when the batch is taken: of several changes the last is written alone.
+    value: Option<Value>,
+}
+
 /// Changes that are written together.
 pub(crate) struct Batch {
-    pub(crate) writes: store::Batch,
+    writes: BTreeMap<Key, Staged>,
     pub(crate) undo: Vec<Undo>,
     pub(crate) retries: Vec<Retry>,
     pub(crate) events: VecDeque<v1::ControllerEvent>,
@@ -68,7 +86,7 @@ pub(crate) struct Batch {
 impl Default for Batch {
     fn default() -> Self {
         Self {
-            writes: store::Batch::new(),
+            writes: BTreeMap::new(),
             undo: Vec::new(),
             retries: Vec::new(),
             events: VecDeque::new(),
@@ -83,6 +101,28 @@ impl Batch {
         self.writes.is_empty() && self.events.is_empty()
     }
 
+    /// The writes as a store takes them.
+    pub(crate) fn encoded(&self) -> store::Batch {
+        let entry = |version, value: &Value| Entry {
+            version,
+            value: match value {
+                Value::Group(record) => encode(record),
+                Value::Host(record) => encode(record),
+            },
+        };
+        let write = |staged: &Staged| Write {
+            was: staged.was,
+            entry: staged
+                .version
+                .zip(staged.value.as_ref())
+                .map(|(version, value)| entry(version, value)),
+        };
+        self.writes
+            .iter()
+            .map(|(key, staged)| (key.clone(), write(staged)))
+            .collect()
+    }
+
     /// Tells all who wait.
     pub(crate) fn end(self, outcome: Result<(), Arc<StoreError>>) {
         self.outcome.send_replace(Some(outcome));
@@ -91,7 +131,7 @@ impl Batch {
 
 /// Changes that are made in memory and not on disk yet.
 pub(crate) struct Journal {
-    versions: BTreeMap<Key, Version>,
+    versions: HashMap<Key, Version>,
     staged: Batch,
     /// What is being written.
     under_way: Option<watch::Receiver<Outcome>>,
@@ -103,7 +143,7 @@ pub(crate) struct Journal {
 impl Journal {
     pub(crate) fn new(versions: BTreeMap<Key, Version>, wake: Arc<tokio::sync::Notify>) -> Self {
         Self {
-            versions,
+            versions: versions.into_iter().collect(),
             staged: Batch::default(),
             under_way: None,
             is_closed: false,
@@ -169,21 +209,21 @@ impl Journal {
             name: name.into(),
         };
         let before = self.versions.get(&key).copied().unwrap_or(0);
-        // Its value is read when the batch is taken: of several changes the last is written alone.
-        let entry = stays.then(|| Entry {
-            version: before + 1,
-            value: Vec::new(),
-        });
-        match &entry {
-            Some(entry) => drop(self.versions.insert(key.clone(), entry.version)),
+        let version = stays.then_some(before + 1);
+        match version {
+            Some(version) => drop(self.versions.insert(key.clone(), version)),
             None => drop(self.versions.remove(&key)),
         }
+        let count = self.staged.writes.len();
+        let staged = self.staged.writes.entry(key).or_insert(Staged {
+            was: before,
+            version: None,
+            value: None,
+        });
         // Of several writes of an entry the last counts, in place of what the first replaces.
-        let staged = self.staged.writes.get(&key).map(|w| w.was);
-        let was = staged.unwrap_or(before);
-        self.staged.writes.insert(key, Write { was, entry });
+        staged.version = version;
         self.wake.notify_one();
-        staged.is_none()
+        self.staged.writes.len() > count
     }
 
     /// Hands an event back where nothing is staged that it may rest on; else it waits.
@@ -209,16 +249,13 @@ impl Journal {
     }
 
     /// What is to be written next, with the values that entries have now.
-    pub(crate) fn take(&mut self, value: impl Fn(&Key) -> Option<Vec<u8>>) -> Option<Batch> {
+    pub(crate) fn take(&mut self, value: impl Fn(&Key) -> Option<Value>) -> Option<Batch> {
         if self.staged.is_empty() {
             return None;
         }
         let mut batch = std::mem::take(&mut self.staged);
-        for (key, write) in &mut batch.writes {
-            let Some(Entry { version, .. }) = write.entry else {
-                continue;
-            };
-            write.entry = value(key).map(|value| Entry { version, value });
+        for (key, staged) in &mut batch.writes {
+            staged.value = value(key);
         }
         self.under_way = Some(batch.outcome.subscribe());
         Some(batch)

@@ -43,7 +43,7 @@ use tonic::service::Routes;
 pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
-use crate::core::{Core, Shared};
+use crate::core::{Core, Fabric, Shared};
 pub use crate::error::{Refusal, StartError};
 use crate::fabric::Facts;
 use crate::journal::Journal;
@@ -89,7 +89,7 @@ impl Controller {
         }
         let switches = config.switches.iter().map(|s| s.name.clone());
         let core = Core {
-            facts: Facts::new(config.topology.clone(), switches, stored.hosts),
+            facts: Fabric::new(Facts::new(config.topology.clone(), switches, stored.hosts)),
             capabilities: BTreeMap::new(),
             groups,
             foreign: BTreeMap::new(),

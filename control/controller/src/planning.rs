@@ -177,7 +177,8 @@ pub(crate) fn load(core: &Core, topology: &Topology, record: &Record) -> LinkLoa
 
 /// Every host of a group must have a place.
 pub(crate) fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
-    for party in record.kind.behaviour().parties() {
+    let kind = record.kind.behaviour();
+    for (i, party) in kind.parties().into_iter().enumerate() {
         let host = party.host;
         let reason = match core.facts.place(host) {
             Place::At { .. } => continue,
@@ -189,7 +190,7 @@ pub(crate) fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
                 )
             }
             Place::Unseen => {
-                let end = party.ends.first();
+                let end = party.first;
                 format!(
                     "host {host:?}{} was not seen yet; looked for its ARP at the ports without LLDP neighbours of {}",
                     end.map(|e| format!(" ({}, {})", e.ip, e.mac)).unwrap_or_default(),
@@ -199,7 +200,7 @@ pub(crate) fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
         };
         return Err(NoPlan::NotYet(Failure {
             cause: Cause::Unseen,
-            field: party.field,
+            field: kind.party_field(i),
             reason,
         }));
     }

@@ -55,10 +55,10 @@ pub enum Action {
 
 impl Wanted {
     /// The rule as it is to be installed where it is lacking.
-    pub fn to_install(&self) -> GroupRule {
+    pub fn into_rule(self) -> GroupRule {
         match self.has_run {
-            true => crate::rule::learning(self.rule.clone()),
-            false => self.rule.clone(),
+            true => crate::rule::learning(self.rule),
+            false => self.rule,
         }
     }
 }
@@ -214,7 +214,7 @@ mod tests {
     fn a_rule_that_has_run_learns_its_psn() {
         let start_psn = |has_run| {
             let rule = rule(1, 3);
-            let rule = Wanted { rule, has_run }.to_install();
+            let rule = Wanted { rule, has_run }.into_rule();
             rule.multicast().and_then(|kind| kind.start_psn)
         };
         assert_eq!((start_psn(true), start_psn(false)), (None, Some(Psn::new(7))));

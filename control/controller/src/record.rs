@@ -1,6 +1,7 @@
 //! What the controller knows of a group, as it is stored: what all groups have in common, and a section for its kind.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use castnet_rules::{HostEndpoint, lane_name};
 use castnet_wire::{Control, MacAddr, McstId, Qpn};
@@ -38,7 +39,7 @@ pub struct Record {
     /// How the last generation that ended did so.
     pub ended: Option<Ending>,
     /// How it is laid out, while it is installed or being so.
-    pub plan: Option<Plan>,
+    pub plan: Option<Arc<Plan>>,
     /// The switches that may have a rule of it. Written before the first is told, cleared as each confirms to have
     /// none.
     pub placed: BTreeSet<String>,
@@ -168,7 +169,7 @@ impl Record {
 
     /// The addresses of its lanes at a switch, as it is laid out.
     pub(crate) fn mcst_ids_on(&self, switch: &str) -> impl Iterator<Item = McstId> {
-        self.mcst_ids_by(self.plan.as_ref(), switch)
+        self.mcst_ids_by(self.plan.as_deref(), switch)
     }
 
     /// The addresses of rules that a switch may have of it, by this plan or an earlier one.

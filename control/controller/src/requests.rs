@@ -1,11 +1,12 @@
 //! What hosts and operators ask for, of any group.
 
+use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use castnet_proto::convert::{GivenHost, Invalid};
 use castnet_rules::{FaultKind, HostEndpoint, HostPart};
-use castnet_wire::McstId;
+use castnet_wire::{MacAddr, McstId};
 use tokio::sync::watch;
 
 use crate::core::{Core, Shared};
@@ -67,12 +68,13 @@ impl Shared {
     /// Remembers a host's addresses.
     pub(crate) fn know(&self, core: &mut Core, endpoint: &HostEndpoint) -> Result<(), Refusal> {
         let HostEndpoint { name, ip, mac, .. } = endpoint;
-        let record = HostRecord {
-            name: name.clone(),
-            ip: *ip,
-            mac: mac.0,
-        };
-        if core.facts.host(name) != Some(&record) {
+        let same = |known: &HostRecord| (known.ip, known.mac) == (*ip, mac.0);
+        if !core.facts.host(name).is_some_and(same) {
+            let record = HostRecord {
+                name: name.clone(),
+                ip: *ip,
+                mac: mac.0,
+            };
             core.journal.check_open()?;
             core.journal.stage_host(&record, core.facts.host(name).cloned());
             core.facts.know(record);
@@ -109,43 +111,35 @@ impl Shared {
     pub(crate) async fn gone(
         &self,
         group: &str,
-        mut changed: watch::Receiver<()>,
+        changed: watch::Receiver<()>,
     ) -> Result<Vec<String>, Refusal> {
-        loop {
-            changed.mark_unchanged();
-            let pending = |core: &Core| {
-                let Some(entry) = core.groups.get(group) else {
-                    return Some(Vec::new());
-                };
-                let placed = &entry.record().placed;
-                let tried = placed.iter().all(|s| entry.problems.contains_key(s));
-                let removing = matches!(entry.record().phase, Phase::Removing(_));
-                (tried && !placed.is_empty() && removing).then(|| placed.iter().cloned().collect())
+        let pending = |core: &Core| {
+            let Some(entry) = core.groups.get(group) else {
+                return Some(Vec::new());
             };
-            if let Some(pending) = self.read(pending).await? {
-                return Ok(pending);
-            }
-            if changed.changed().await.is_err() {
-                return Ok(Vec::new());
-            }
-        }
+            let placed = &entry.record().placed;
+            let tried = placed.iter().all(|s| entry.problems.contains_key(s));
+            let removing = matches!(entry.record().phase, Phase::Removing(_));
+            (tried && !placed.is_empty() && removing).then(|| placed.iter().cloned().collect())
+        };
+        Ok(self.find(changed, pending).await?.unwrap_or_default())
     }
 }
 
 /// A host that a request names must be known. Without a file nothing says who exists: such a host is looked for when it
 /// joins.
-pub(crate) fn check_known(core: &Core, field: &str, host: &str) -> Result<(), Refusal> {
+pub(crate) fn check_known(core: &Core, field: impl Display, host: &str) -> Result<(), Refusal> {
     if core.facts.file.is_some() && !core.facts.knows_host(host) {
-        let (field, host) = (field.into(), host.into());
+        let (field, host) = (field.to_string(), host.into());
         return Err(Refusal::UnknownHost { field, host });
     }
     Ok(())
 }
 
 /// No host has the name of a switch.
-pub(crate) fn check_no_switch(core: &Core, field: &str, host: &str) -> Result<(), Refusal> {
+pub(crate) fn check_no_switch(core: &Core, field: impl Display, host: &str) -> Result<(), Refusal> {
     if core.facts.knows_switch(host) {
-        let (field, name) = (field.into(), host.into());
+        let (field, name) = (field.to_string(), host.into());
         return Err(Refusal::NameOfSwitch { field, name });
     }
     Ok(())
@@ -170,16 +164,14 @@ fn wanted_mcst_id(core: &Core, mcst_id: McstId) -> Result<McstId, Refusal> {
 /// A member's ends of its connections, one for each lane, must be its own, and in no other group.
 pub(crate) fn check_connection<'e>(
     core: &Core,
-    field: &str,
+    field: impl Display,
     group: Option<&str>,
     ends: impl IntoIterator<Item = &'e HostEndpoint>,
 ) -> Result<(), Refusal> {
     for (lane, endpoint) in ends.into_iter().enumerate() {
-        let field = match lane {
-            0 => field.to_owned(),
-            _ => format!("{field}.more_lanes[{}]", lane - 1),
-        };
-        check_addresses(core, &format!("{field}."), endpoint)?;
+        let more = lane.checked_sub(1).map(|lane| format!(".more_lanes[{lane}]"));
+        let field = format_args!("{field}{}", more.as_deref().unwrap_or_default());
+        check_addresses(core, format_args!("{field}."), endpoint)?;
         if let Some(other) = core.groups.of_queue_pair(endpoint, group) {
             return Err(Refusal::QueuePairTaken {
                 field: format!("{field}.qpn"),
@@ -193,7 +185,7 @@ pub(crate) fn check_connection<'e>(
 }
 
 /// Addresses must be those of the topology file, and no other host's or group's.
-fn check_addresses(core: &Core, prefix: &str, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+fn check_addresses(core: &Core, prefix: impl Display, endpoint: &HostEndpoint) -> Result<(), Refusal> {
     let HostEndpoint {
         name: host, ip, mac, ..
     } = endpoint;
@@ -206,24 +198,18 @@ fn check_addresses(core: &Core, prefix: &str, endpoint: &HostEndpoint) -> Result
         });
     }
     if let Some(known) = core.facts.file.as_ref().and_then(|f| f.host(host)) {
-        let other = |field: &str, given: String, known: Option<String>| match known {
-            Some(known) if known != given => {
-                let field = format!("{prefix}{field}");
-                Err(Refusal::OtherAddress {
-                    field,
-                    host: host.clone(),
-                    given,
-                    known,
-                })
-            }
-            _ => Ok(()),
+        let other = |field, given: &dyn Display, known: &dyn Display| Refusal::OtherAddress {
+            field: format!("{prefix}{field}"),
+            host: host.clone(),
+            given: given.to_string(),
+            known: known.to_string(),
         };
-        other("ip", ip.to_string(), known.ip.map(|ip| ip.to_string()))?;
-        other(
-            "mac",
-            mac.to_string(),
-            known.mac.map(|m| castnet_wire::MacAddr(m).to_string()),
-        )?;
+        if let Some(known) = known.ip.filter(|known| known != ip) {
+            return Err(other("ip", ip, &known));
+        }
+        if let Some(known) = known.mac.map(MacAddr).filter(|known| known != mac) {
+            return Err(other("mac", mac, &known));
+        }
     }
     match core.facts.host_of(*ip, Some(host)) {
         Some(taken) => Err(Refusal::AddressTaken {

@@ -19,7 +19,6 @@ use crate::core::{Core, Shared};
 use crate::error::Refusal;
 use crate::kinds::collective::requests::{Attendance, Seen};
 use crate::kinds::multicast::requests::Join;
-use crate::kinds::multicast::view as multicast;
 use crate::requests::missing;
 use crate::table::Entry;
 use crate::view;
@@ -134,20 +133,15 @@ impl Controller for Service {
     ) -> Answer<v1::CreateGroupResponse> {
         let group = new_group_from_proto(request.get_ref())?;
         let name = group.name.clone();
-        if self.stored(self.shared.create(group)).await?
-            && let Some(failure) = self.shared.installed(&name).await?
-        {
-            // Everything was given, and it cannot be: refused whole, and nothing stays.
-            let changed = self.stored(self.shared.destroy(&name)).await?;
-            self.shared.gone(&name, changed).await?;
-            return Err(Refusal::Failed(failure).into());
-        }
-        self.read(|core| {
-            let (entry, kind) = core.multicast(&name)?;
-            let group = Some(multicast::state(kind, core, entry, None));
-            Ok(v1::CreateGroupResponse { group })
-        })
-        .await
+        let complete = self.stored(self.shared.create(group)).await?;
+        let failure = match self.shared.created(&name, complete).await? {
+            Ok(group) => return Ok(Response::new(v1::CreateGroupResponse { group: Some(group) })),
+            Err(failure) => failure,
+        };
+        // Everything was given, and it cannot be: refused whole, and nothing stays.
+        let changed = self.stored(self.shared.destroy(&name)).await?;
+        self.shared.gone(&name, changed).await?;
+        Err(Refusal::Failed(failure).into())
     }
 
     type JoinGroupStream = BoxStream<v1::GroupState>;

@@ -1,7 +1,8 @@
 //! All groups in memory, with an index for each question that is asked often: none of them walks the groups.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use castnet_planner::Edge;
 use castnet_rules::HostEndpoint;
@@ -58,7 +59,7 @@ impl Entry {
 
     /// How it is laid out, or else would be, as far as that matters to its members.
     pub(crate) fn plan(&self) -> Option<&Plan> {
-        self.record.plan.as_ref().or(self.foreseen.as_ref())
+        self.record.plan.as_deref().or(self.foreseen.as_ref())
     }
 
     /// The address of the first lane for each member, where switches have their own: that of the switch next to it.
@@ -120,13 +121,21 @@ pub(crate) type Load = BTreeMap<Edge, u32>;
 #[derive(Default)]
 pub(crate) struct Groups {
     entries: BTreeMap<String, Entry>,
-    by_mcst_id: BTreeMap<McstId, String>,
+    indexes: Indexes,
+}
+
+/// A group, and the host of its member.
+type Holder = (Arc<str>, String);
+
+#[derive(Default)]
+struct Indexes {
+    by_mcst_id: HashMap<McstId, Arc<str>>,
     mcst_ids: AddressSet,
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Own>,
     load: Load,
     /// The groups and hosts of each queue pair.
-    queue_pairs: BTreeMap<(Ipv4Addr, Qpn), Vec<(String, String)>>,
+    queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
     watched: BTreeSet<String>,
 }
 
@@ -160,13 +169,12 @@ impl Groups {
             if same && is_watched(&old) == is_watched(new) {
                 return;
             }
-            let (old, new) = (Footprint::of(&old), Footprint::of(new));
-            if old != new {
-                self.index(&name, &old, false);
-                self.index(&name, &new, true);
-            }
+            let (mut old, mut new) = (Footprint::of(&old), Footprint::of(new));
+            old.leave_differences(&mut new);
+            self.indexes.set(&name, &old, false);
+            self.indexes.set(&name, &new, true);
         } else {
-            self.index(&name, &Footprint::of(&record), true);
+            self.indexes.set(&name, &Footprint::of(&record), true);
             self.entries.insert(name, Entry::new(record));
         }
     }
@@ -176,39 +184,35 @@ impl Groups {
         let name = entry.record.name.clone();
         // The task that worked on it has ended.
         entry.driven = false;
-        self.index(&name, &Footprint::of(&entry.record), true);
+        self.indexes.set(&name, &Footprint::of(&entry.record), true);
         self.entries.insert(name, entry);
     }
 
     pub(crate) fn remove(&mut self, name: &str) -> Option<Entry> {
         let entry = self.entries.remove(name)?;
-        self.index(name, &Footprint::of(&entry.record), false);
+        self.indexes.set(name, &Footprint::of(&entry.record), false);
         Some(entry)
     }
 
     /// The group of that McstID.
     pub(crate) fn by_mcst_id(&self, mcst_id: McstId) -> Option<&Entry> {
-        self.get(self.by_mcst_id.get(&mcst_id)?)
+        self.get(self.indexes.by_mcst_id.get(&mcst_id)?)
     }
 
     /// The McstIDs of all lanes.
     pub(crate) fn mcst_ids(&self) -> &AddressSet {
-        &self.mcst_ids
+        &self.indexes.mcst_ids
     }
 
     /// The groups that have a part on a switch, or may have one.
     pub(crate) fn on_switch(&self, switch: &str) -> Vec<String> {
-        self.by_switch
-            .get(switch)
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect()
+        let names = self.indexes.by_switch.get(switch).into_iter().flatten();
+        names.cloned().collect()
     }
 
     /// What is ours on a switch, but for one group.
     pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Own {
-        let mut own = self.own.get(switch).copied().unwrap_or_default();
+        let mut own = self.indexes.own.get(switch).copied().unwrap_or_default();
         if let Some(entry) = but.and_then(|name| self.get(name))
             && let Some(share) = Footprint::of(&entry.record).own.get(switch)
         {
@@ -224,7 +228,7 @@ impl Groups {
             .get(but)
             .map(|e| Footprint::of(&e.record).load)
             .unwrap_or_default();
-        self.load.iter().map(move |(edge, groups)| {
+        self.indexes.load.iter().map(move |(edge, groups)| {
             let own = own.get(edge).copied().unwrap_or(0);
             (edge, groups - own)
         })
@@ -232,22 +236,26 @@ impl Groups {
 
     /// The group that has a queue pair, other than for this member of this group.
     pub(crate) fn of_queue_pair(&self, end: &HostEndpoint, group: Option<&str>) -> Option<&str> {
-        let holders = self.queue_pairs.get(&(end.ip, end.qpn))?;
+        let holders = self.indexes.queue_pairs.get(&(end.ip, end.qpn))?;
         let mut others = holders
             .iter()
-            .filter(|(name, host)| group != Some(name.as_str()) || *host != end.name);
-        others.next().map(|(name, _)| name.as_str())
+            .filter(|(name, host)| group != Some(&**name) || *host != end.name);
+        others.next().map(|(name, _)| &**name)
     }
 
     /// The active groups that are lost with a link of their tree.
     pub(crate) fn watched(&self) -> Vec<String> {
-        self.watched.iter().cloned().collect()
+        self.indexes.watched.iter().cloned().collect()
     }
+}
 
-    fn index(&mut self, name: &str, footprint: &Footprint, add: bool) {
+impl Indexes {
+    /// Adds a group with this footprint, or takes it out.
+    fn set(&mut self, name: &str, footprint: &Footprint<'_>, add: bool) {
+        let shared: Arc<str> = name.into();
         for mcst_id in &footprint.mcst_ids {
             match add {
-                true => drop(self.by_mcst_id.insert(*mcst_id, name.into())),
+                true => drop(self.by_mcst_id.insert(*mcst_id, shared.clone())),
                 false => drop(self.by_mcst_id.remove(mcst_id)),
             }
             self.mcst_ids.set(mcst_id.0, add);
@@ -256,7 +264,7 @@ impl Groups {
             set(&mut self.by_switch, switch, name, add);
         }
         for (switch, share) in &footprint.own {
-            let own = self.own.entry(switch.clone()).or_default();
+            let own = self.own.entry((*switch).into()).or_default();
             own.memory = count(own.memory, share.memory, add);
             own.groups = count(own.groups, share.groups, add);
         }
@@ -269,7 +277,7 @@ impl Groups {
         }
         for (queue_pair, host) in &footprint.queue_pairs {
             let holders = self.queue_pairs.entry(*queue_pair).or_default();
-            let holder = (name.to_owned(), host.clone());
+            let holder = (shared.clone(), (*host).into());
             match holders.iter().position(|h| *h == holder) {
                 _ if add => holders.push(holder),
                 Some(at) => drop(holders.swap_remove(at)),
@@ -309,21 +317,34 @@ fn is_watched(record: &Record) -> bool {
 }
 
 /// What a record has in the indexes.
-#[derive(PartialEq, Eq)]
-struct Footprint {
+struct Footprint<'r> {
     mcst_ids: Vec<McstId>,
-    switches: BTreeSet<String>,
-    own: BTreeMap<String, Own>,
+    switches: BTreeSet<&'r str>,
+    own: BTreeMap<&'r str, Own>,
     load: Load,
-    queue_pairs: Vec<((Ipv4Addr, Qpn), String)>,
+    queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
     is_watched: bool,
 }
 
-impl Footprint {
-    fn of(record: &Record) -> Self {
+impl<'r> Footprint<'r> {
+    /// Forgets of both what is alike: most changes are of some indexes alone.
+    fn leave_differences(&mut self, other: &mut Self) {
+        fn part<T: Default + PartialEq>(one: &mut T, other: &mut T) {
+            if one == other {
+                (*one, *other) = Default::default();
+            }
+        }
+        part(&mut self.mcst_ids, &mut other.mcst_ids);
+        part(&mut self.switches, &mut other.switches);
+        part(&mut self.own, &mut other.own);
+        part(&mut self.load, &mut other.load);
+        part(&mut self.queue_pairs, &mut other.queue_pairs);
+    }
+
+    fn of(record: &'r Record) -> Self {
         let rules = || record.plan.iter().flat_map(|p| &p.rules);
         let lanes = record.lanes();
-        let own = |switch: &String| Own {
+        let own = |switch: &str| Own {
             memory: record.reserved_on(switch),
             groups: lanes.into(),
         };
@@ -333,13 +354,17 @@ impl Footprint {
             rule.endpoints.iter().map(move |e| (edge(e), u32::from(lanes)))
         });
         let parties = record.kind.behaviour().parties();
-        let ends = parties.iter().flat_map(|p| &p.ends);
+        let ends = parties.iter().flat_map(|p| p.ends());
         Self {
             mcst_ids: record.all_mcst_ids().collect(),
-            switches: rules().map(|(s, _)| s).chain(&record.placed).cloned().collect(),
-            own: record.placed.iter().map(|s| (s.clone(), own(s))).collect(),
+            switches: rules()
+                .map(|(s, _)| s)
+                .chain(&record.placed)
+                .map(String::as_str)
+                .collect(),
+            own: record.placed.iter().map(|s| (s.as_str(), own(s))).collect(),
             load: load.collect(),
-            queue_pairs: ends.map(|e| ((e.ip, e.qpn), e.name.clone())).collect(),
+            queue_pairs: ends.map(|e| ((e.ip, e.qpn), e.name.as_str())).collect(),
             is_watched: is_watched(record),
         }
     }

@@ -6,8 +6,8 @@ use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
 use crate::core::Shared;
-use crate::journal::Batch;
-use crate::store::{Store, StoreError, Table, encode};
+use crate::journal::{Batch, Value};
+use crate::store::{Store, StoreError, Table};
 
 /// Writes until the controller stops, then lets go of the store.
 pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
@@ -16,8 +16,10 @@ pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
             let core = &mut *shared.lock();
             let (groups, facts) = (&core.groups, &core.facts);
             core.journal.take(|key| match key.table {
-                Table::Groups => groups.get(&key.name).map(|e| encode(e.record())),
-                Table::Hosts => facts.host(&key.name).map(encode),
+                Table::Groups => groups
+                    .get(&key.name)
+                    .map(|e| Value::Group(Box::new(e.record().clone()))),
+                Table::Hosts => facts.host(&key.name).cloned().map(Value::Host),
                 Table::Meta => None,
             })
         };
@@ -28,13 +30,14 @@ pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
             }
             continue;
         };
-        let written = match batch.writes.is_empty() {
+        let writes = batch.encoded();
+        let written = match writes.is_empty() {
             true => Ok(()),
             false => tokio::select! {
                 biased;
                 // As if killed: nobody hears what became of it.
                 () = shared.stopped() => break,
-                written = store.commit(batch.writes.clone()) => written,
+                written = store.commit(writes) => written,
             },
         };
         match written {

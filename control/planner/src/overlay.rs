@@ -135,13 +135,14 @@ pub(crate) fn between(topology: &Topology, near: &End, far: &End, mtu: u32) -> O
 pub(crate) fn nearest(topology: &Topology, host: &str) -> Vec<Path> {
     // Most hosts are at a Castnet switch: then their one link is the path.
     if let [hop] = &live(topology, host, 0)[..]
-        && !topology.is_plain(hop.far.node())
+        && !topology.is_forwarder(hop.far.node())
     {
         return vec![Path {
             near: hop.near.clone(),
             far: hop.far.clone(),
             links: vec![hop.link],
             via: Vec::new(),
+            routers: Vec::new(),
         }];
     }
     let start = End::host(host);

@@ -30,11 +30,18 @@ pub enum Kind {
 
 /// Somebody who takes part in a group.
 pub(crate) struct Party<'r> {
-    /// The field of the request that names the host.
-    pub(crate) field: String,
     pub(crate) host: &'r str,
-    /// Its ends of the connections, one for each lane; none before it has joined.
-    pub(crate) ends: Vec<&'r HostEndpoint>,
+    /// Its end of the first lane's connection; `None` before it has joined.
+    pub(crate) first: Option<&'r HostEndpoint>,
+    /// The same of the other lanes.
+    pub(crate) more: &'r [HostEndpoint],
+}
+
+impl<'r> Party<'r> {
+    /// Its ends of the connections, one for each lane.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = &'r HostEndpoint> + use<'r> {
+        self.first.into_iter().chain(self.more)
+    }
 }
 
 /// What the life of a group asks its kind.
@@ -44,6 +51,9 @@ pub(crate) trait GroupKind {
 
     /// All who take part, in the order of the request.
     fn parties(&self) -> Vec<Party<'_>>;
+
+    /// The field of the request that names the host of one of them.
+    fn party_field(&self, party: usize) -> String;
 
     /// Whether a rule that a switch has lost can be installed again while data flows. If not, the group is lost with it.
     fn outlives_switches(&self) -> bool;

@@ -9,7 +9,6 @@ use tonic::Code;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::core::{Core, Shared};
-use crate::reconcile::Wanted;
 
 /// A group that a driver waits for.
 pub(super) struct Asked {
@@ -83,14 +82,11 @@ impl Link {
                 (true, _) => self.remove_lanes(&mut client, shared, &asked.mcst_ids).await,
             });
         }
-        let lanes = || {
-            (0..)
-                .zip(&wanted)
-                .flat_map(|(at, lanes)| lanes.iter().map(move |w| (at, w)))
-        };
-        let rules: Vec<GroupRule> = lanes().map(|(_, w): (usize, &Wanted)| w.to_install()).collect();
+        let lanes = (0..).zip(wanted);
+        let lanes = lanes.flat_map(|(at, lanes)| lanes.into_iter().map(move |w| (at, w.into_rule())));
+        let (of, rules): (Vec<usize>, Vec<GroupRule>) = lanes.unzip();
         let installed = self.install(&mut client, shared, &rules).await;
-        for ((at, _), installed) in lanes().zip(installed) {
+        for (at, installed) in of.into_iter().zip(installed) {
             if results[at].is_ok() {
                 results[at] = installed;
             }

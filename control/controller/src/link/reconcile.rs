@@ -10,7 +10,7 @@ use castnet_wire::McstId;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::core::{Core, Shared};
-use crate::reconcile::{Action, Found, Version, diff};
+use crate::reconcile::{Action, Found, Version, Wanted, diff};
 
 /// A group that is wanted on the switch.
 struct Part<'n> {
@@ -87,7 +87,7 @@ impl Link {
                 if record.mcst_ids_on(switch).any(|lane| lacking.contains(&lane)) {
                     let lanes = record.wanted_on(switch).into_iter();
                     let lanes = lanes.filter(|w| lacking.contains(&w.rule.mcst_id));
-                    rules.extend(lanes.map(|w| w.to_install()));
+                    rules.extend(lanes.map(Wanted::into_rule));
                 }
                 let has = |lane| lacking.contains(&lane) || ours.get(&lane) == Some(&generation);
                 Some(Part {

@@ -191,13 +191,13 @@ impl From<Group> for Record {
             va_base: old.va_base,
             stall_timeout_ms: old.stall_timeout_ms,
             source: old.source,
-            members: old.members,
+            members: old.members.into(),
         });
         Self {
             generation: old.generation,
             phase,
             ended: failure.map(|failure| Ending::refused(old.generation, failure)),
-            plan: old.plan.map(Layout::into_plan),
+            plan: old.plan.map(|plan| plan.into_plan().into()),
             placed: old.placed,
             ..Self::new(old.name, (old.mcst_id, old.more_lanes), kind)
         }
@@ -229,7 +229,7 @@ impl From<CollectiveGroupRecord> for Record {
             generation: old.generation,
             phase,
             ended: old.ended,
-            plan: old.plan.map(Layout::into_plan),
+            plan: old.plan.map(|plan| plan.into_plan().into()),
             placed: old.placed,
             ..Self::new(old.name, (old.mcst_id, old.more_lanes), kind)
         }

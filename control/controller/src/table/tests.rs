@@ -107,10 +107,10 @@ fn record(shape: &Shape) -> Record {
     let rules = shape.tree.iter().map(|(s, port)| (switch(s), rule(shape, *port)));
     Record {
         phase: shape.phase,
-        plan: Some(Plan {
+        plan: Some(Arc::new(Plan {
             tree: Vec::new(),
             rules: rules.collect(),
-        }),
+        })),
         placed: shape.placed.iter().map(switch).collect(),
         ..Record::new(request.name, (lane(shape.name, 0), more), kind)
     }
@@ -170,7 +170,7 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>) {
             };
             let holds = |r: &&Record| {
                 let parties = r.kind.behaviour().parties();
-                let mut ends = parties.iter().flat_map(|p| &p.ends);
+                let mut ends = parties.iter().flat_map(|p| p.ends());
                 ends.any(|e| (e.ip, e.qpn) == (end.ip, end.qpn))
             };
             let walk: Vec<&str> = others().filter(holds).map(|r| r.name.as_str()).collect();
@@ -207,8 +207,9 @@ proptest! {
         for name in all.keys() {
             groups.remove(name);
         }
-        let left = groups.own.values().any(|own| *own != Own::default());
-        prop_assert!(!left && groups.load.is_empty() && groups.by_switch.is_empty());
-        prop_assert!(groups.queue_pairs.is_empty() && groups.by_mcst_id.is_empty() && groups.watched.is_empty());
+        let indexes = groups.indexes;
+        let left = indexes.own.values().any(|own| *own != Own::default());
+        prop_assert!(!left && indexes.load.is_empty() && indexes.by_switch.is_empty());
+        prop_assert!(indexes.queue_pairs.is_empty() && indexes.by_mcst_id.is_empty() && indexes.watched.is_empty());
     }
 }

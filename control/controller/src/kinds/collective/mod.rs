@@ -37,13 +37,17 @@ impl GroupKind for Collective {
     }
 
     fn parties(&self) -> Vec<Party<'_>> {
-        let all = self.ranks.iter().enumerate();
-        all.map(|(i, r)| Party {
-            field: format!("ranks[{i}]"),
-            host: &r.host,
-            ends: r.state.seat().into_iter().flat_map(|s| s.ends()).collect(),
+        let all = self.ranks.iter().map(|r| (r, r.state.seat()));
+        all.map(|(rank, seat)| Party {
+            host: &rank.host,
+            first: seat.map(|s| &s.endpoint),
+            more: seat.map_or(&[], |s| &s.more),
         })
         .collect()
+    }
+
+    fn party_field(&self, party: usize) -> String {
+        format!("ranks[{party}]")
     }
 
     /// What a switch has lost of a collective cannot be had again.

@@ -46,7 +46,7 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
     let phase = phase(record.phase);
     let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
     let ending = record.ended.as_ref().filter(|_| over);
-    let qpns = record.plan.as_ref().map(Plan::virtual_qpns).unwrap_or_default();
+    let qpns = record.plan.as_deref().map(Plan::virtual_qpns).unwrap_or_default();
     let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
     let member = |(rank, member): (u16, &RankRecord)| v1::RankState {
         virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),

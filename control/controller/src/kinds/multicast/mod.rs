@@ -27,13 +27,16 @@ impl GroupKind for Multicast {
     }
 
     fn parties(&self) -> Vec<Party<'_>> {
-        let all = self.members.iter().enumerate();
-        all.map(|(i, m)| Party {
-            field: format!("members[{i}].host"),
+        let all = self.members.iter().map(|m| Party {
             host: &m.host,
-            ends: m.state.ends().collect(),
-        })
-        .collect()
+            first: m.state.endpoint(),
+            more: m.state.more(),
+        });
+        all.collect()
+    }
+
+    fn party_field(&self, party: usize) -> String {
+        format!("members[{party}].host")
     }
 
     fn outlives_switches(&self) -> bool {

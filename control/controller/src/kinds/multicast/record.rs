@@ -1,5 +1,7 @@
 //! What only a multicast group has: its source and its members.
 
+use std::sync::Arc;
+
 use castnet_proto::convert::{NewGroup, NewMember};
 use castnet_rules::{GroupRule, HostEndpoint, NextHop};
 use castnet_wire::{Pmtu, Psn};
@@ -23,7 +25,7 @@ pub struct Multicast {
     /// The host that sends.
     pub source: String,
     /// All members, the source included, in the order they were given.
-    pub members: Vec<MemberRecord>,
+    pub members: Arc<Vec<MemberRecord>>,
 }
 
 /// A member.
@@ -86,7 +88,7 @@ impl Multicast {
             va_base: group.va_base,
             stall_timeout_ms: group.stall_timeout_ms,
             source: group.source,
-            members: group.members.into_iter().map(member).collect(),
+            members: Arc::new(group.members.into_iter().map(member).collect()),
         }
     }
 
@@ -97,8 +99,11 @@ impl Multicast {
 
     /// Sets a member's state; whether there is such a member.
     pub fn set_member(&mut self, host: &str, state: MemberState) -> bool {
-        let member = self.members.iter_mut().find(|m| m.host == host);
-        member.map(|m| m.state = state).is_some()
+        let mut members = Arc::make_mut(&mut self.members).iter_mut();
+        members
+            .find(|m| m.host == host)
+            .map(|m| m.state = state)
+            .is_some()
     }
 
     /// Whether every member is in.
@@ -123,14 +128,14 @@ impl Multicast {
 
     /// All members must join again: connections of one group start and end together, as they share one PSN space.
     pub fn forget_connections(&mut self) {
-        for member in &mut self.members {
+        for member in Arc::make_mut(&mut self.members) {
             member.state = MemberState::Expected;
         }
     }
 
     /// Joins that stood on a call are over: the calls ended with the failure, or with the controller.
     pub fn forget_calls(&mut self) {
-        for member in &mut self.members {
+        for member in Arc::make_mut(&mut self.members) {
             if matches!(
                 member.state,
                 MemberState::Joined {
@@ -145,7 +150,7 @@ impl Multicast {
 
     /// Joins that stand on a call stand on one of an earlier controller.
     pub(crate) fn calls_are_old(&mut self) {
-        for member in &mut self.members {
+        for member in Arc::make_mut(&mut self.members) {
             if let MemberState::Joined {
                 by: JoinedBy::Call(call),
                 ..
@@ -162,6 +167,7 @@ impl Multicast {
             if let NextHop::Host(host) = &mut endpoint.next_hop
                 && let Some((_, member)) = self.member(&host.name)
                 && let Some(end) = member.state.ends().nth(lane.into())
+                && host != end
             {
                 // Behind routers the rule has no Ethernet address.
                 let mac = host.mac;
@@ -184,11 +190,15 @@ impl MemberState {
 
     /// Its ends of the connections, one for each lane, once it has joined.
     pub fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
-        let more: &[HostEndpoint] = match self {
+        self.endpoint().into_iter().chain(self.more())
+    }
+
+    /// Its ends of the connections of the lanes after the first.
+    pub fn more(&self) -> &[HostEndpoint] {
+        match self {
             Self::Expected => &[],
             Self::Joined { more, .. } | Self::Left { more, .. } => more,
-        };
-        self.endpoint().into_iter().chain(more)
+        }
     }
 
     /// Its end of the first lane's connection, once it has joined.

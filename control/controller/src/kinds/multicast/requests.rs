@@ -15,9 +15,8 @@ use crate::driver;
 use crate::error::Refusal;
 use crate::kinds::Kind;
 use crate::lifecycle::{Event, Failure, Phase};
-use crate::record::{Ending, Record};
+use crate::record::Record;
 use crate::requests::{check_connection, check_known, check_no_switch, draw};
-use crate::table::Entry;
 
 /// A join that stands on a call: withdrawn when dropped before the group is active.
 pub(crate) struct Join {
@@ -34,23 +33,23 @@ impl Shared {
         let mut core = self.lock();
         core.free_name(&group.name)?;
         for (i, member) in group.members.iter().enumerate() {
-            let field = format!("members[{i}].host");
+            let field = format_args!("members[{i}].host");
             if member.ends.is_empty() {
-                check_known(&core, &field, &member.host)?;
+                check_known(&core, field, &member.host)?;
             }
-            check_no_switch(&core, &field, &member.host)?;
-            check_connection(&core, &format!("members[{i}].connection"), None, &member.ends)?;
+            check_no_switch(&core, field, &member.host)?;
+            let field = format_args!("members[{i}].connection");
+            check_connection(&core, field, None, &member.ends)?;
         }
         let wanted = group.mcst_id;
         let mcst_ids = self.mcst_ids_for(&core, wanted, group.lanes)?;
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
         let name = group.name.clone();
         let kind = Multicast::new(group, start_psn);
-        let ends = kind.members.iter().filter_map(|m| m.state.endpoint());
-        let (ends, complete) = (ends.cloned().collect::<Vec<_>>(), kind.all_joined());
+        let (members, complete) = (kind.members.clone(), kind.all_joined());
         let mut record = Record::new(name.clone(), mcst_ids, Kind::Multicast(kind));
         let plan = self.check_new(&core, &mut record, wanted)?;
-        for end in &ends {
+        for end in members.iter().filter_map(|m| m.state.endpoint()) {
             self.know(&mut core, end)?;
         }
         self.add(&mut core, record)?;
@@ -211,25 +210,27 @@ impl Shared {
         })
     }
 
-    /// Waits until a group that is being installed is active, or has failed and why.
-    pub(crate) async fn installed(&self, group: &str) -> Result<Option<Failure>, Refusal> {
-        let Some(mut changed) = self.lock().group(group).ok().map(|e| e.changed.subscribe()) else {
-            return Ok(None);
-        };
-        loop {
-            changed.mark_unchanged();
-            let rests = |core: &Core| match core.groups.get(group).map(Entry::record) {
-                Some(r) if matches!(r.phase, Phase::Installing | Phase::Removing(_)) => None,
-                Some(r) if r.phase == Phase::Refused => Some(r.ended.as_ref().map(Ending::failure)),
-                Some(_) | None => Some(None),
+    /// A group that was just created; where all members are in, once it is active. Or why it cannot be installed.
+    pub(crate) async fn created(
+        &self,
+        group: &str,
+        complete: bool,
+    ) -> Result<Result<v1::GroupState, Failure>, Refusal> {
+        let changed = self.lock().group(group)?.changed.subscribe();
+        let rests = |core: &Core| {
+            let (entry, kind) = match core.multicast(group) {
+                Ok(found) => found,
+                Err(gone) => return Some(Err(gone)),
             };
-            if let Some(failure) = self.read(rests).await? {
-                return Ok(failure);
+            let record = entry.record();
+            match (record.phase, &record.ended) {
+                (Phase::Installing | Phase::Removing(_), _) if complete => None,
+                (Phase::Refused, Some(ending)) if complete => Some(Ok(Err(ending.failure()))),
+                _ => Some(Ok(Ok(view::state(kind, core, entry, None)))),
             }
-            if changed.changed().await.is_err() {
-                return Ok(None);
-            }
-        }
+        };
+        let gone = || Err(Refusal::UnknownGroup { name: group.into() });
+        self.find(changed, rests).await?.unwrap_or_else(gone)
     }
 }
 
