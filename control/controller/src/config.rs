@@ -320,6 +320,7 @@ mod tests {
         let text = r#"
             listen = "unix:/run/c.sock"
             store = "state.redb"
+            verify_mac = true
             tls = { ca = "ca.pem", cert = "c.pem", key = "/abs/c.key" }
             timeouts = { switch_ms = 7 }
             [[switches]]
@@ -329,6 +330,7 @@ mod tests {
         let config = Config::from_toml(text, Path::new("/etc/castnet")).unwrap();
         config.check().unwrap();
         assert_eq!(config.store, Some("/etc/castnet/state.redb".into()));
+        assert!(config.verify_mac && !Config::new(Vec::new()).verify_mac);
         let tls = config.security.tls.unwrap();
         assert_eq!(
             (tls.ca, tls.key),

@@ -128,17 +128,21 @@ impl Core {
         }
     }
 
-    /// Why a switch has no McstID to offer.
-    pub(crate) fn no_mcst_id(&self, switch: &str) -> Failure {
+    /// Why a switch has no McstIDs to offer to a group.
+    pub(crate) fn no_mcst_id(&self, record: &Record, switch: &str) -> Failure {
         let pool = self.pool_of(switch);
         let name = match pool == self.mcst_pool {
             true => "mcst_pool",
             false => "mcst_prefix",
         };
+        let lacking = match record.lanes() {
+            1 => "McstID left".into(),
+            lanes => format!("{lanes} McstIDs left, one for each lane"),
+        };
         Failure {
             cause: Cause::NoRoom,
             field: format!("switches.{switch}"),
-            reason: format!("switch {switch} has no McstID left: groups and hosts have all of {name} {pool}"),
+            reason: format!("switch {switch} has no {lacking}: groups and hosts have those of {name} {pool}"),
         }
     }
 

@@ -176,7 +176,7 @@ async fn an_exhausted_prefix_is_named_and_is_free_again_when_groups_end() {
             .unwrap();
         assert_eq!(told(&state)[0], own);
     }
-    let says = "switches.leaf0: switch leaf0 has no McstID left: groups and hosts have all of mcst_prefix 10.201.0.0/30";
+    let says = "switches.leaf0: switch leaf0 has no McstID left: groups and hosts have those of mcst_prefix 10.201.0.0/30";
     let third = lab.given("g3", &["h0", "h2"], 19);
     let refused = client.create_group(third.clone()).await.unwrap_err();
     assert_eq!(
@@ -188,10 +188,9 @@ async fn an_exhausted_prefix_is_named_and_is_free_again_when_groups_end() {
     let mut two = creation("two", &["h0", "h2"]);
     two.lanes = 2;
     client.destroy_group(destroy("g1")).await.unwrap();
-    assert_eq!(
-        client.create_group(two.clone()).await.unwrap_err().code(),
-        Code::ResourceExhausted
-    );
+    let refused = client.create_group(two).await.unwrap_err();
+    let two_left = says.replace("no McstID left", "no 2 McstIDs left, one for each lane");
+    assert_eq!(refused.message(), two_left);
     let state = client
         .create_group(third)
         .await

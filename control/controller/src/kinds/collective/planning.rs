@@ -40,7 +40,7 @@ pub(crate) fn plan(group: &Collective, core: &Core, record: &Record) -> Result<P
         };
         // Reports trickle in; a file is complete from the start.
         match error {
-            PlaceError::NoMcstId { switch } => NoPlan::Never(core.no_mcst_id(&switch)),
+            PlaceError::NoMcstId { switch } => NoPlan::Never(core.no_mcst_id(record, &switch)),
             PlaceError::NoPath { .. } if core.facts.file.is_none() && detours.is_empty() => {
                 NoPlan::NotYet(failure)
             }

@@ -29,7 +29,7 @@ pub(crate) fn plan(group: &Multicast, core: &Core, record: &Record) -> Result<Pl
             };
             // Reports trickle in; a file is complete from the start.
             match error {
-                PlanError::NoMcstId { switch } => NoPlan::Never(core.no_mcst_id(&switch)),
+                PlanError::NoMcstId { switch } => NoPlan::Never(core.no_mcst_id(record, &switch)),
                 PlanError::NoPath { .. } if core.facts.file.is_none() => NoPlan::NotYet(failure),
                 _ => NoPlan::Never(failure),
             }
