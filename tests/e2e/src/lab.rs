@@ -1,5 +1,6 @@
 //! Switches, hosts and a controller as an operator would start them, each in a namespace of its own.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -41,8 +42,8 @@ pub const ONE_ARMED: Plan<'static> = &[
 /// A switch with one port, beside a router: hN is 10.0.N.1, its gateway 10.0.N.254, and 10.200.0.0/24 is routed to the switch.
 pub const ROUTED: Plan<'static> = &[("rt1", &["sw", "h1", "h2", "h3", "h4"]), ("sw", &[])];
 
-/// Two switches with a router between them. The hosts of leafN are in 10.20N.0.0/24, and so is the group's address there; the
-/// router is 10.20N.0.254.
+/// Two switches with a router between them. The hosts of leafN are in 10.20N.0.0/24, hM is 10.20N.0.M, and the group's address there
+/// is in that network too; the router is 10.20N.0.254.
 pub const ROUTED_LEAVES: Plan<'static> = &[
     ("rt1", &["leaf1", "leaf2"]),
     ("leaf1", &["h1", "h2"]),
@@ -110,6 +111,8 @@ pub struct Lab {
     controller: Option<Process>,
     switches: Vec<Switch>,
     hosts: Vec<(String, Namespace)>,
+    /// Those that are not [`Lab::ip`].
+    addresses: BTreeMap<String, String>,
     _fabric: Vec<(String, Namespace)>,
     folder: TempDir,
 }
@@ -171,9 +174,20 @@ impl Lab {
                 be_ordinary(switch, namespace, ends)?;
             }
         }
+        let routed = |leaf: &str| {
+            let mut routers = plan.iter().filter(|(switch, _)| switch.starts_with("rt"));
+            routers.any(|(_, ends)| ends.contains(&leaf))
+        };
+        let leaves = plan.iter().filter(|(switch, _)| routed(switch));
+        let addresses = leaves.flat_map(|(leaf, hosts)| {
+            let network = leaf.trim_start_matches("leaf");
+            let ip = move |host: &str| format!("10.20{network}.0.{}", host.trim_start_matches('h'));
+            hosts.iter().map(move |host| (host.to_string(), ip(host)))
+        });
         let mut lab = Self {
             controller: None,
             switches: Vec::new(),
+            addresses: addresses.collect(),
             hosts,
             _fabric: fabric,
             folder,
@@ -232,7 +246,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Starts the controller, on the store of the one before if there was one.
+    /// Starts the controller, on the store of the one before if there was one, and with the file `topology.toml` of the lab's folder
+    /// where it has one.
     pub fn start_controller(&mut self) -> Result<()> {
         let mut command = Command::new(castnet());
         command
@@ -241,11 +256,27 @@ impl Lab {
         command
             .arg("--store")
             .arg(self.folder.path().join("controller.redb"));
+        let topology = self.folder.path().join("topology.toml");
+        if topology.exists() {
+            command.arg("--topology").arg(topology);
+        }
         for Switch { name, .. } in &self.switches {
             command.args(["--switch", &format!("{name}={}", self.socket(name))]);
         }
         self.controller = Some(self.ready("controller", command)?);
         Ok(())
+    }
+
+    /// Waits until `done` returns no error, while the controller runs: for what it refuses until switches have reported their links.
+    pub fn wait_for(&mut self, what: &str, mut done: impl FnMut(&Self) -> Result<()>) -> Result<()> {
+        let mut controller = self.controller.take().context("a controller")?;
+        let mut last = None;
+        let waited = controller.wait_until(what, |_| {
+            last = done(self).err();
+            last.is_none()
+        });
+        self.controller = Some(controller);
+        waited.with_context(|| last.map_or_else(String::new, |error| format!("{error:#}")))
     }
 
     /// Kills the controller as `kill -9` does.
@@ -294,6 +325,14 @@ impl Lab {
     /// The IP address of a host: 10.0.0.N for hN.
     pub fn ip(name: &str) -> String {
         format!("10.0.0.{}", name.trim_start_matches('h'))
+    }
+
+    /// The IP address of a host in this lab.
+    pub fn address(&self, name: &str) -> String {
+        self.addresses
+            .get(name)
+            .cloned()
+            .unwrap_or_else(|| Self::ip(name))
     }
 
     /// Runs `castnet` with `args` here, outside of all namespaces, and gives what it printed.
@@ -346,7 +385,7 @@ impl Lab {
     pub fn start_host(&self, host: &str, verb: &str, group: &str, rest: &[&str]) -> Result<Process> {
         let mut command = self.host(host)?.command(castnet());
         command.args(["host", verb, "--name", host, "--interface", "eth0"]);
-        command.args(["--ip", &format!("{}/24", Self::ip(host)), "--group", group]);
+        command.args(["--ip", &format!("{}/24", self.address(host)), "--group", group]);
         command
             .args(["--controller", &self.socket("controller"), "--output", "json"])
             .args(rest);
@@ -376,7 +415,7 @@ impl Lab {
     ) -> Result<Process> {
         let mut command = self.host(host)?.command(castnet());
         command.args(["host", verb, "--name", host, "--interface", "eth0"]);
-        command.args(["--ip", &format!("{}/24", Self::ip(host)), "--job", job]);
+        command.args(["--ip", &format!("{}/24", self.address(host)), "--job", job]);
         command.args(["--rank", &rank.to_string(), "--size", &size.to_string()]);
         command
             .args(["--controller", &self.socket("controller"), "--output", "json"])

@@ -12,6 +12,7 @@ mod multicast;
 mod programs;
 mod ranks;
 mod restart;
+mod routed_groups;
 mod routed_sums;
 mod runtime;
 mod static_rules;
