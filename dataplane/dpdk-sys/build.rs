@@ -1,5 +1,5 @@
-//! Finds DPDK by pkg-config and compiles the shim with exactly the flags that it names: among them are
-//! `-include rte_config.h` and `-march=...`, without which DPDK's headers describe another layout.
+//! Finds DPDK by pkg-config and compiles the shim with the flags that it reports. They include `-include
+//! rte_config.h` and `-march=...`, which affect the layout in DPDK's headers.
 
 fn main() {
     println!("cargo::rerun-if-changed=shim/shim.c");
@@ -15,7 +15,7 @@ fn main() {
 mod dpdk {
     use std::process::Command;
 
-    /// The oldest version that is supported; mbufs of older ones look different.
+    /// The oldest supported version. The mbufs of older versions have another layout.
     const OLDEST: &str = "22.11";
 
     pub(crate) fn build() -> Result<(), String> {

@@ -1,6 +1,6 @@
 /*
- * What of DPDK is inline in its headers, or takes structures whose layout differs from release to release, as plain
- * functions over scalars. The assertions hold the Rust side's view of an mbuf (src/mbuf.rs) to the headers'.
+ * Plain functions over scalars for the parts of DPDK that are inline in its headers, or that use structures
+ * whose layout differs between releases. The assertions check the layout of an mbuf in Rust (src/lib.rs).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -37,13 +37,13 @@ AT(hash.usr, 44, 4);
 AT(buf_len, 54, 2);
 _Static_assert(sizeof(struct rte_mbuf) == 128, "rte_mbuf has another size");
 #ifndef RTE_MBUF_REFCNT_ATOMIC
-#error "frames go from thread to thread, so their reference counts must be atomic"
+#error "frames change threads, so their reference counts must be atomic"
 #endif
 _Static_assert(RTE_MBUF_F_RX_IP_CKSUM_MASK == (UINT64_C(1) << 4 | UINT64_C(1) << 7) &&
 		       RTE_MBUF_F_RX_IP_CKSUM_GOOD == UINT64_C(1) << 7,
-	       "what a device says of checksums has another place");
-_Static_assert((RTE_MBUF_F_EXTERNAL | RTE_MBUF_F_INDIRECT) == UINT64_C(3) << 61, "whose a buffer is has another place");
-_Static_assert(RTE_PKTMBUF_HEADROOM >= 64, "no room for what a device puts in front of a frame");
+	       "the checksum flags of a received frame have moved");
+_Static_assert((RTE_MBUF_F_EXTERNAL | RTE_MBUF_F_INDIRECT) == UINT64_C(3) << 61, "the flags of attached buffers have moved");
+_Static_assert(RTE_PKTMBUF_HEADROOM >= 64, "the headroom is too small for devices");
 
 /* ------------------------------------------------------------------------------------------------------- process */
 
@@ -57,7 +57,7 @@ static ssize_t log_write(void *cookie, const char *text, size_t length)
 	return length;
 }
 
-/* All that DPDK logs goes to `sink`. */
+/* Sends DPDK's log to `sink`. */
 int cn_log_to(void (*sink)(const char *, size_t))
 {
 	cookie_io_functions_t io = {.write = log_write};
@@ -82,9 +82,9 @@ void cn_free(struct rte_mbuf *mbuf) { rte_pktmbuf_free(mbuf); }
 struct rte_mbuf *cn_next(const struct rte_mbuf *mbuf) { return mbuf->next; }
 
 /*
- * Makes `head`, `body` and `tail`, fresh all three, one frame: the first `private_head` bytes and the last
- * `private_tail` are theirs, to be filled in by the caller, and the bytes between are those of `original`, which lives
- * on until the last frame that shares it has gone. `original` is one segment, or such a frame itself.
+ * Combines the new mbufs `head`, `body` and `tail` into one frame. The caller fills in the first `private_head`
+ * and the last `private_tail` bytes. The bytes between are those of `original`, which lives until the last frame
+ * that shares it is freed. `original` has one segment or is a frame made by this function.
  */
 void cn_share(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *tail, struct rte_mbuf *original,
 	      uint16_t private_head, uint16_t private_tail)
@@ -99,7 +99,7 @@ void cn_share(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *tai
 	}
 	body->data_len = length - private_head - private_tail;
 	body->pkt_len = body->data_len;
-	/* What the device said of the original's checksums is not true of a rewritten frame. */
+	/* The device's checksum flags do not apply to a rewritten frame. */
 	body->ol_flags &= RTE_MBUF_F_INDIRECT | RTE_MBUF_F_EXTERNAL;
 	head->data_len = private_head;
 	tail->data_len = private_tail;
@@ -111,10 +111,10 @@ void cn_share(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *tai
 }
 
 /*
- * Makes `head` and `body`, fresh both, one frame: the first `private_head` bytes are its own, to be filled in by the caller,
- * and all the rest is that of `original`, a frame of one segment in its own buffer, which lives on until the last frame that
- * shares it has gone: the caller has counted this one in its reference count. So this is rte_pktmbuf_attach without that,
- * and without what a device said of the original, which is in another cache line.
+ * Combines the new mbufs `head` and `body` into one frame. The caller fills in the first `private_head` bytes. The
+ * rest is that of `original`, a frame of one segment in its own buffer, which lives until the last frame that
+ * borrows it is freed. The caller has incremented its reference count. This is rte_pktmbuf_attach without the
+ * counting and without the device's flags of the original, which are in another cache line.
  */
 void cn_lend(struct rte_mbuf *head, struct rte_mbuf *body, struct rte_mbuf *original, uint16_t private_head)
 {
@@ -143,7 +143,7 @@ uint16_t cn_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs, uin
 	return rte_eth_tx_burst(port, queue, mbufs, count);
 }
 
-/* Frames that wait; negative where the device does not tell. */
+/* The number of waiting frames. Negative if the device does not report it. */
 int cn_rx_waiting(uint16_t port, uint16_t queue) { return rte_eth_rx_queue_count(port, queue); }
 
 /* ------------------------------------------------------------------------------------------------------- devices */
@@ -198,13 +198,13 @@ struct cn_setup {
 	uint16_t mtu;
 	uint8_t rss_key_length;
 	uint8_t promiscuous;
-	/* What the device does not do is done by us; so these are what came of the wish. */
+	/* Output: what the device supports. */
 	uint8_t multi_segment;
 	uint8_t rss;
 	uint8_t rx_checksum;
 };
 
-/* Configures and starts a device. On failure `*step` says at what. */
+/* Configures and starts a device. On failure `*step` is the step that failed. */
 int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
 {
 	struct rte_eth_dev_info info;
@@ -217,7 +217,7 @@ int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
 
 	if (socket < 0)
 		socket = SOCKET_ID_ANY;
-	*step = "ask for its abilities";
+	*step = "query its capabilities";
 	failed = rte_eth_dev_info_get(port, &info);
 	if (failed != 0)
 		return failed;
@@ -243,12 +243,12 @@ int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
 	*step = "configure it";
 	failed = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, &conf);
 	if (failed != 0 && setup->rss) {
-		/* Not every driver takes the hash of destinations alone; the key does nearly the same. */
+		/* Not every driver can hash the destination alone; the key has nearly the same effect. */
 		rss->rss_hf = hash;
 		failed = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, &conf);
 	}
 	if (failed != 0 && setup->tx_queues != setup->rx_queues) {
-		/* Some want as many of the one kind as of the other (AF_XDP, tap). */
+		/* Some drivers need equal numbers of both kinds of queues (AF_XDP, tap). */
 		failed = rte_eth_dev_configure(port, setup->rx_queues, setup->rx_queues, &conf);
 		if (failed == 0)
 			setup->tx_queues = setup->rx_queues;
@@ -274,7 +274,7 @@ int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
 	}
 	*step = "set its MTU";
 	failed = rte_eth_dev_set_mtu(port, setup->mtu);
-	/* Where it cannot be set, the one of the configuration counts. */
+	/* If the MTU cannot be set, that of the configuration applies. */
 	if (failed != 0 && failed != -ENOTSUP)
 		return failed;
 	*step = "start it";
@@ -295,8 +295,8 @@ int cn_setup(uint16_t port, struct cn_setup *setup, const char **step)
 /* ---------------------------------------------------------------------------------------------------------- rules */
 
 /*
- * Frames to one IPv4 address go to one receive queue. The narrow form asks for RoCEv2's UDP port as well, for devices that
- * cannot look at an address alone.
+ * A rule that directs frames to one IPv4 address to one receive queue. The narrow form also matches RoCEv2's UDP
+ * port, for devices that cannot match an address alone.
  */
 struct rule {
 	struct rte_flow_attr attr;
@@ -333,7 +333,7 @@ static void rule_build(struct rule *rule, uint32_t dst, uint16_t queue, int narr
 	rule->actions[1].type = RTE_FLOW_ACTION_TYPE_END;
 }
 
-/* Null where the device refuses; then rte_errno says why, and `why` gets the driver's words. */
+/* Returns null if the device refuses the rule. rte_errno is the reason, and `why` the driver's message. */
 struct rte_flow *cn_flow_create(uint16_t port, uint32_t dst, uint16_t queue, int narrow, char *why, size_t room)
 {
 	struct rte_flow *flow = NULL;
@@ -351,7 +351,7 @@ struct rte_flow *cn_flow_create(uint16_t port, uint32_t dst, uint16_t queue, int
 
 int cn_flow_destroy(uint16_t port, struct rte_flow *flow) { return rte_flow_destroy(port, flow, NULL); }
 
-/* A rule in the words of testpmd, read back from what a device would be given. */
+/* Writes a rule in testpmd's syntax, decoded from the structures that a device would receive. */
 int cn_flow_text(uint32_t dst, uint16_t queue, int narrow, char *out, size_t room)
 {
 	const struct rte_flow_item *item;
@@ -401,7 +401,7 @@ int cn_flow_text(uint32_t dst, uint16_t queue, int narrow, char *out, size_t roo
 
 /* ---------------------------------------------------------------------------------------------------------- state */
 
-/* 1 where it has a link, 0 where not; `*mbps` is the link's speed, 0 where unknown. */
+/* Returns 1 if the link is up, else 0. `*mbps` is its speed, 0 if unknown. */
 int cn_link(uint16_t port, uint32_t *mbps)
 {
 	struct rte_eth_link link;
@@ -415,7 +415,7 @@ int cn_link(uint16_t port, uint32_t *mbps)
 	return link.link_status == RTE_ETH_LINK_UP;
 }
 
-/* Frames that came and were lost: no room in the device's ring, no buffer, or damaged. */
+/* Received frames lost in the device: no space in its ring, no buffer, or damaged. */
 uint64_t cn_missed(uint16_t port)
 {
 	struct rte_eth_stats stats;
@@ -425,7 +425,7 @@ uint64_t cn_missed(uint16_t port)
 	return stats.imissed + stats.ierrors + stats.rx_nombuf;
 }
 
-/* Stops and closes a device, and takes it away. */
+/* Stops, closes and removes a device. */
 int cn_remove(uint16_t port)
 {
 	struct rte_eth_dev_info info;
@@ -441,5 +441,5 @@ int cn_remove(uint16_t port)
 	return failed;
 }
 
-/* The hash of DPDK's own software, for the test that holds ours to it. */
+/* DPDK's software implementation of the hash, for tests. */
 uint32_t cn_softrss(uint32_t *tuple, uint32_t words, const uint8_t *key) { return rte_softrss(tuple, words, key); }

@@ -1,29 +1,31 @@
-//! What Castnet calls in DPDK: a shim over what is inline in its headers, and the few functions that are plain.
+//! Bindings to the part of DPDK that Castnet uses: a C shim over DPDK's inline functions, and some plain
+//! functions.
 //!
-//! Hand-written, so no libclang is needed: the shim (`shim/shim.c`) asserts every offset that `rte_mbuf` relies on when it
-//! is compiled, and everything that differs from release to release stays on its side. Errors are negative `errno`
-//! values, or -1 or a null pointer with the reason in `cn_errno`; `castnet-dpdk` makes types of them.
+//! The bindings are written by hand, so libclang is not needed. The shim (`shim/shim.c`) asserts every offset
+//! of [`rte_mbuf`] at compile time and hides everything that differs between DPDK releases. An error is a
+//! negative `errno` value, or -1 or a null pointer with the reason in `cn_errno`. The crate `castnet-dpdk`
+//! converts errors to types.
 //!
-//! Built only with the feature `dpdk`; without it the crate is empty, and nothing of DPDK is needed.
+//! The crate is built only with the feature `dpdk`. Without it the crate is empty and needs nothing of DPDK.
 #![cfg(feature = "dpdk")]
-// The fence: declarations of foreign functions, which are unsafe by nature, and nothing else.
+// Only declarations of foreign functions, which are unsafe by nature.
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types)]
 
 use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::{AtomicU16, AtomicU32};
 
-/// The fields of a buffer's header that are used on this side; all others are reached through the shim.
+/// The header of a buffer, with the fields that Rust code uses. The shim accesses all others.
 #[repr(C, align(64))]
 pub struct rte_mbuf {
-    /// Where its memory begins.
+    /// Start of the buffer's memory.
     pub buf_addr: *mut u8,
     _iova_or_next: u64,
-    /// Bytes from there to the frame's first.
+    /// Offset of the frame's first byte in that memory.
     pub data_off: u16,
-    /// Who uses its memory: itself, and one for each mbuf that is attached to it.
+    /// Reference count: the buffer itself, and one per mbuf attached to it.
     pub refcnt: AtomicU16,
-    /// Segments of the frame.
+    /// The number of segments of the frame.
     pub nb_segs: u16,
     _port: u16,
     /// `RTE_MBUF_F_*`.
@@ -34,37 +36,38 @@ pub struct rte_mbuf {
     /// Bytes of this segment.
     pub data_len: u16,
     _vlan: u16,
-    /// Whoever has the frame may keep a word here; a received one has the device's there, if any.
+    /// A word for the owner of the frame. In a received frame the device may have written it.
     pub usr: AtomicU32,
     _hash: u32,
     _vlan_outer: u16,
-    /// Bytes of its memory.
+    /// Bytes of the buffer's memory.
     pub buf_len: u16,
     _rest: [u64; 9],
 }
 
 const _: () = assert!(size_of::<rte_mbuf>() == 128);
 
-/// A pool of buffers; only ever behind a pointer.
+/// A pool of buffers. Used only behind a pointer.
 #[repr(C)]
 pub struct rte_mempool {
     _opaque: [u8; 0],
 }
 
-/// A rule of a device; only ever behind a pointer.
+/// A flow rule of a device. Used only behind a pointer.
 #[repr(C)]
 pub struct rte_flow {
     _opaque: [u8; 0],
 }
 
-/// In [`rte_mbuf::ol_flags`]: what the device says of the IPv4 header's checksum, and that it is right.
+/// Bits in [`rte_mbuf::ol_flags`]: the device's result of checking the IPv4 header checksum; and that it is
+/// correct.
 pub const RX_IP_CKSUM_MASK: u64 = 1 << 4 | RX_IP_CKSUM_GOOD;
 /// See [`RX_IP_CKSUM_MASK`].
 pub const RX_IP_CKSUM_GOOD: u64 = 1 << 7;
-/// In [`rte_mbuf::ol_flags`]: its bytes are in another mbuf's buffer, or in one of no mbuf.
+/// Bits in [`rte_mbuf::ol_flags`]: the bytes are in another mbuf's buffer or in external memory.
 pub const NOT_ITS_OWN: u64 = 3 << 61;
 
-/// What a device is and can do.
+/// Properties of a device.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -80,7 +83,8 @@ pub struct cn_info {
     pub rss: u8,
 }
 
-/// How a device is to be set up. Its send queues, descriptors and last three fields come back as they have become.
+/// Configuration of a device. The shim updates the number of send queues, the descriptors and the last three
+/// fields to the actual values.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -99,7 +103,7 @@ pub struct cn_setup {
     pub rx_checksum: u8,
 }
 
-/// Takes what DPDK logs, piece by piece, from any thread.
+/// Receives DPDK's log in pieces, from any thread.
 pub type LogSink = extern "C" fn(text: *const c_char, length: usize);
 
 #[allow(missing_docs)]
@@ -140,7 +144,7 @@ unsafe extern "C" {
     pub fn cn_remove(port: u16) -> c_int;
     pub fn cn_softrss(tuple: *mut u32, words: u32, key: *const u8) -> u32;
 
-    // These are plain functions of DPDK's own, the same in all releases.
+    // Plain functions of DPDK, the same in all releases.
     pub fn rte_eal_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
     pub fn rte_strerror(errnum: c_int) -> *const c_char;
     pub fn rte_thread_register() -> c_int;

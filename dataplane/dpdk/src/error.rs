@@ -1,17 +1,17 @@
-//! What DPDK refuses, with its own reason.
+//! Errors of DPDK with their reasons.
 
 use std::fmt;
 
 use castnet_port::OpenError;
 
-/// Why DPDK refused: its error number, and what it logged meanwhile.
+/// The reason of a failure: DPDK's error number and its log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// An `errno` value; DPDK adds a few of its own from 1000 on.
+    /// An `errno` value. DPDK's own values start at 1000.
     pub code: i32,
-    /// The error number in words.
+    /// The text of the error number.
     pub text: String,
-    /// The last lines of DPDK's log, one after the other; empty where it said nothing.
+    /// The last lines of DPDK's log. Empty if nothing was logged.
     pub log: String,
 }
 
@@ -25,91 +25,91 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What can go wrong between Castnet and DPDK.
+/// Errors of DPDK and of its use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DpdkError {
-    /// The environment (EAL) does not start. It can be tried again with other settings.
+    /// The environment (EAL) cannot be started. A retry with other settings is possible.
     #[error("DPDK does not start with `{arguments}`: {reason}")]
     Start {
-        /// What it was started with.
+        /// The arguments of the start.
         arguments: String,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// Hugepages were asked for, and there are not enough that are free.
+    /// Hugepages are required, but not enough are free.
     #[error(
         "{needed} MiB of hugepages are needed and {free} MiB are free: `sysctl vm.nr_hugepages={pages}` reserves enough of 2 MiB, or do without them (hugepages=no)"
     )]
     Hugepages {
-        /// MiB that the buffers take.
+        /// MiB needed for the buffers.
         needed: usize,
-        /// MiB that are free.
+        /// MiB free.
         free: usize,
-        /// How many pages of 2 MiB would do.
+        /// The sufficient number of pages of 2 MiB.
         pages: usize,
     },
-    /// A thread cannot become one of DPDK's.
+    /// A thread cannot be registered with DPDK.
     #[error("a thread cannot be registered with DPDK: {0}")]
     Thread(Reason),
-    /// There is no memory for the buffers.
-    #[error("no memory for {count} buffers of {room} bytes: {reason}")]
+    /// The buffers cannot be allocated.
+    #[error("no memory for {count} buffers of {capacity} bytes: {reason}")]
     Buffers {
-        /// How many.
+        /// The number of buffers.
         count: usize,
         /// Bytes of each.
-        room: usize,
-        /// Why.
+        capacity: usize,
+        /// The reason.
         reason: Reason,
     },
-    /// There is no such device, or its driver refuses it.
+    /// The device does not exist, or its driver rejected it.
     #[error("no DPDK device `{device}`: {reason}")]
     NoDevice {
         /// The device with its options.
         device: String,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// A step of a device's set-up was refused.
+    /// A step of a device's setup failed.
     #[error("cannot set up `{device}` ({step}): {reason}")]
     SetUp {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The step.
         step: String,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// Somebody else in this process has the device, or its queue.
+    /// The device or queue is already in use in this process.
     #[error("`{device}` is in use already")]
     InUse {
         /// The device.
         device: String,
     },
-    /// The device has fewer queues than are needed.
+    /// The device has too few queues.
     #[error("`{device}` has {max} {direction} queues, {asked} are needed: one for each {what}")]
     Queues {
         /// The device.
         device: String,
         /// `receive` or `send`.
         direction: &'static str,
-        /// How many it has.
+        /// The number of queues of the device.
         max: usize,
-        /// How many are needed.
+        /// The number of queues needed.
         asked: usize,
-        /// What each is for.
+        /// The purpose of each queue.
         what: &'static str,
     },
-    /// The device, or the buffers, do not take packets as long as that.
+    /// The device or the buffers do not support this MTU.
     #[error("`{device}` takes an MTU from {min} to {max}, not {asked}")]
     Mtu {
         /// The device.
         device: String,
-        /// The least.
+        /// The minimum.
         min: usize,
-        /// The most.
+        /// The maximum.
         max: usize,
-        /// What was asked for.
+        /// The configured MTU.
         asked: usize,
     },
 }

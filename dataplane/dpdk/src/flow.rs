@@ -1,4 +1,4 @@
-//! Which addresses a device has rules for, so that their frames come in by the queue of their group's worker.
+//! The flow rules of a device: which addresses are directed to the queue of their group's worker.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -8,41 +8,42 @@ use castnet_port::{FlowTable, Steered};
 
 use crate::fence::device::Device;
 
-/// What a rule looks at. Devices differ in what they can match in hardware.
+/// The fields that a rule matches. Devices differ in what their hardware supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// The destination address alone.
+    /// The destination address.
     Wide,
-    /// And that it is RoCEv2's UDP port.
+    /// The destination address and RoCEv2's UDP port.
     Narrow,
 }
 
-/// What makes and takes away rules.
-pub(crate) trait Rules {
-    /// A rule that is there.
+/// Creates and destroys the rules of a device.
+pub(crate) trait RuleDriver {
+    /// A rule that exists.
     type Rule;
 
     /// # Errors
-    /// The device refuses: its driver's words.
+    /// The driver's message if the device refuses the rule.
     fn create(&self, address: Ipv4Addr, queue: usize, form: Form) -> Result<Self::Rule, String>;
 
-    /// Takes a rule away that [`Rules::create`] made. `false` where it stays.
+    /// Destroys a rule. Returns false if it still exists.
     fn destroy(&self, rule: &Self::Rule) -> bool;
 }
 
 /// The rules of one device.
 #[derive(Debug)]
-pub(crate) struct Flows<R> {
+pub(crate) struct FlowRules<R> {
     rules: BTreeMap<Ipv4Addr, (usize, R)>,
-    /// What was refused, and is not tried again before something else has gone.
+    /// Refused rules. They are not retried until a rule has been removed.
     refused: BTreeMap<Ipv4Addr, usize>,
-    /// Forms that may be tried. Once a device has taken one, that is it; once it has taken none, it is left alone.
+    /// The forms to try. After the first success only that form is used. After the first failure of all forms
+    /// none is used.
     forms: &'static [Form],
-    /// Of the latest refusal.
+    /// The reason of the latest refusal.
     reason: String,
 }
 
-impl<R> Default for Flows<R> {
+impl<R> Default for FlowRules<R> {
     fn default() -> Self {
         Self {
             rules: BTreeMap::new(),
@@ -53,17 +54,17 @@ impl<R> Default for Flows<R> {
     }
 }
 
-impl<R> Flows<R> {
-    /// Makes the device's rules those that are wanted, each an address and its queue, with as few changes as that takes.
+impl<R> FlowRules<R> {
+    /// Changes the device's rules to `wanted`, pairs of address and queue, with as few changes as possible.
     pub(crate) fn steer(
         &mut self,
-        device: &impl Rules<Rule = R>,
+        device: &impl RuleDriver<Rule = R>,
         wanted: impl IntoIterator<Item = (Ipv4Addr, usize)>,
     ) -> Steered {
         let wanted: BTreeMap<_, _> = wanted.into_iter().collect();
         let before = self.rules.len();
-        // Two rules for one address would contradict each other, so the old one goes first. Meanwhile frames come by any queue,
-        // and workers hand them over.
+        // Two rules for one address would conflict, so the old one is removed first. Meanwhile frames arrive
+        // at any queue and workers hand them over.
         self.rules
             .retain(|address, (queue, rule)| wanted.get(address) == Some(queue) || !device.destroy(rule));
         if self.rules.len() < before {
@@ -95,7 +96,7 @@ impl<R> Flows<R> {
         }
     }
 
-    fn create(&mut self, device: &impl Rules<Rule = R>, address: Ipv4Addr, queue: usize) -> Option<R> {
+    fn create(&mut self, device: &impl RuleDriver<Rule = R>, address: Ipv4Addr, queue: usize) -> Option<R> {
         for (n, form) in self.forms.iter().enumerate() {
             match device.create(address, queue, *form) {
                 Ok(rule) => {
@@ -112,18 +113,18 @@ impl<R> Flows<R> {
     }
 }
 
-/// What control holds of a device. The device's end does not wait for it.
+/// The flow table of a device, owned by control. It does not keep the device open.
 #[derive(Debug)]
-pub(crate) struct DeviceFlows(pub(crate) Weak<Device>);
+pub(crate) struct DeviceFlowTable(pub(crate) Weak<Device>);
 
-impl FlowTable for DeviceFlows {
+impl FlowTable for DeviceFlowTable {
     fn steer(&self, wanted: &[(Ipv4Addr, usize)]) -> Steered {
         let Some(device) = self.0.upgrade() else {
             return Steered::default();
         };
         let queues = device.rx_queues;
         let mut flows = device.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of a thread that has several queues, the first is the one of its number.
+        // If a thread has several queues, the one with the thread's own index is used.
         let steered = flows.steer(
             &*device,
             wanted.iter().copied().filter(|(_, queue)| *queue < queues),
@@ -133,8 +134,8 @@ impl FlowTable for DeviceFlows {
     }
 }
 
-impl DeviceFlows {
-    /// Where there is a choice of queues.
+impl DeviceFlowTable {
+    /// Returns `None` if there is only one queue.
     pub(crate) fn of(device: &Arc<Device>) -> Option<Arc<dyn FlowTable>> {
         (device.rx_queues > 1).then(|| Arc::new(Self(Arc::downgrade(device))) as _)
     }
@@ -147,11 +148,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fence::flow::words;
+    use crate::fence::flow::flow_text;
 
-    /// A device with room for so many rules, of one form, whose refusals are counted.
+    /// A device with capacity for a number of rules of one form. It counts the requests.
     struct Fake {
-        room: usize,
+        capacity: usize,
         form: Option<Form>,
         sticks: bool,
         has: RefCell<BTreeMap<Ipv4Addr, usize>>,
@@ -159,9 +160,9 @@ mod tests {
     }
 
     impl Fake {
-        fn new(room: usize, form: Option<Form>) -> Self {
+        fn new(capacity: usize, form: Option<Form>) -> Self {
             Self {
-                room,
+                capacity,
                 form,
                 sticks: false,
                 has: RefCell::default(),
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    impl Rules for Fake {
+    impl RuleDriver for Fake {
         type Rule = Ipv4Addr;
 
         fn create(&self, address: Ipv4Addr, queue: usize, form: Form) -> Result<Ipv4Addr, String> {
@@ -179,7 +180,7 @@ mod tests {
             if Some(form) != self.form {
                 return Err("not this form".to_owned());
             }
-            if has.len() == self.room {
+            if has.len() == self.capacity {
                 return Err("full".to_owned());
             }
             assert_eq!(has.insert(address, queue), None, "a second rule for {address}");
@@ -206,12 +207,12 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// The twin forgets all rules each time and makes those that are wanted.
+        /// The model removes all rules each time and creates those that are wanted.
         #[test]
-        fn a_device_has_the_rules_that_are_wanted(steps in wanted(), narrow: bool, room in 0..14_usize) {
+        fn a_device_gets_the_wanted_rules(steps in wanted(), narrow: bool, capacity in 0..14_usize) {
             let form = if narrow { Form::Narrow } else { Form::Wide };
-            let device = Fake::new(room, Some(form));
-            let mut flows = Flows::default();
+            let device = Fake::new(capacity, Some(form));
+            let mut flows = FlowRules::default();
             for step in &steps {
                 let twin: BTreeMap<_, _> = step.iter().map(|(n, queue)| (address(*n), *queue)).collect();
                 let steered = flows.steer(&device, twin.clone());
@@ -219,22 +220,22 @@ mod tests {
                 prop_assert!(has.iter().all(|(address, queue)| twin.get(address) == Some(queue)));
                 prop_assert_eq!(has.len(), steered.rules);
                 prop_assert_eq!(has.len() + steered.refused, twin.len());
-                // As many as fit, but that room is looked for again only once something has gone.
-                prop_assert!(room > twin.len() || has.len() <= room);
-                prop_assert!(room < 12 || *has == twin);
+                // As many as fit. Refused rules are retried only after a rule has been removed.
+                prop_assert!(capacity > twin.len() || has.len() <= capacity);
+                prop_assert!(capacity < 12 || *has == twin);
                 prop_assert_eq!(steered.refused == 0, steered.reason.is_empty());
                 drop(has);
                 let asked = device.asked.get();
                 prop_assert_eq!(flows.steer(&device, twin), steered);
-                prop_assert_eq!(device.asked.get(), asked, "nothing changed, so nobody is asked");
+                prop_assert_eq!(device.asked.get(), asked, "nothing changed, so the device is not called");
             }
         }
     }
 
     #[test]
-    fn a_device_that_takes_no_rule_is_left_alone() {
+    fn a_device_that_takes_no_rule_is_not_retried() {
         let device = Fake::new(9, None);
-        let mut flows = Flows::default();
+        let mut flows = FlowRules::default();
         let steered = flows.steer(&device, [(address(1), 1), (address(2), 0)]);
         assert_eq!(
             (steered.rules, steered.refused, steered.reason.as_str()),
@@ -247,16 +248,16 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_stays_against_our_will_is_not_doubled() {
+    fn a_rule_that_cannot_be_removed_is_not_duplicated() {
         let mut device = Fake::new(9, Some(Form::Wide));
-        let mut flows = Flows::default();
+        let mut flows = FlowRules::default();
         flows.steer(&device, [(address(1), 1)]);
         device.sticks = true;
         let steered = flows.steer(&device, [(address(1), 2)]);
         assert_eq!(
             (steered.rules, steered.refused),
             (1, 1),
-            "the old one leads to the wrong queue"
+            "the old rule selects the wrong queue"
         );
         device.sticks = false;
         let steered = flows.steer(&device, [(address(1), 2)]);
@@ -265,13 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_given_the_address_and_the_queue() {
+    fn a_rule_has_the_address_and_the_queue() {
         assert_eq!(
-            words(address(7), 3, Form::Wide),
+            flow_text(address(7), 3, Form::Wide),
             "ingress pattern eth / ipv4 dst is 10.200.0.7 / end actions queue index 3 / end"
         );
         assert_eq!(
-            words(address(7), 0, Form::Narrow),
+            flow_text(address(7), 0, Form::Narrow),
             "ingress pattern eth / ipv4 proto is 17 dst is 10.200.0.7 / udp dst is 4791 / end actions queue index 0 / end"
         );
     }

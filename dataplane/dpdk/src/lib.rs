@@ -1,13 +1,14 @@
 //! DPDK devices as ports.
 //!
-//! A `Runtime` is DPDK for one dataplane: the environment (EAL), started once in a process, the buffers, and the devices
-//! that the dataplane's ports name. Each of its threads has a `DpdkMemory` of it, in which its frames live as
-//! `Mbuf`s, and opens its ports there; a port of any other kind joins behind a bridge that copies.
+//! A `Runtime` is DPDK for one dataplane: the environment (EAL), which is started once per process, the
+//! buffers, and the devices that the dataplane's ports name. Each thread has a `DpdkMemory`, in which its
+//! frames live as `Mbuf`s, and opens its ports there. A port of another kind is opened behind a bridge that
+//! copies.
 //!
-//! Replicas copy short frames, and share the body of long ones where the device can send frames of several segments. From
-//! which length on is measured when the first thread has its memory.
+//! Replicas copy short frames. They share the body of long frames if the device can send frames of several
+//! segments. The length threshold is measured when the first thread creates its memory.
 //!
-//! Built only with the feature `dpdk`; without it the crate is empty, and nothing of DPDK is needed.
+//! The crate is built only with the feature `dpdk`. Without it the crate is empty and needs nothing of DPDK.
 #![cfg(feature = "dpdk")]
 
 mod error;

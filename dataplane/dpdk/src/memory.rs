@@ -1,4 +1,4 @@
-//! The memory of one thread: DPDK's buffers, as a worker's loop wants them.
+//! [`DpdkMemory`]: DPDK's buffers as the frame memory of one thread.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
@@ -17,23 +17,23 @@ use crate::port::DpdkPort;
 use crate::runtime::Runtime;
 use crate::sharing::Thresholds;
 
-/// Where the frames of one thread live. A handle: clones are the same memory.
+/// The memory of one thread's frames. It is a handle; clones refer to the same memory.
 #[derive(Clone)]
-pub struct DpdkMemory(Rc<Shared>);
+pub struct DpdkMemory(Rc<MemoryInner>);
 
-struct Shared {
-    /// Fresh buffers, taken in bulk.
+struct MemoryInner {
+    /// New buffers, allocated in bulk.
     whole: Stash,
     small: Stash,
-    /// Where frames of ports of other kinds live; made when the first is opened.
+    /// Frames of ports of other kinds. Created when the first is opened.
     pool: OnceCell<Pool>,
     thresholds: Cell<Thresholds>,
     runtime: Arc<Runtime>,
-    // The last field, so that all buffers have gone back through this thread's caches before it is dropped.
+    // The last field, so that all buffers are freed through this thread's caches before it is dropped.
     _registered: Registered,
 }
 
-/// Buffers of one pool.
+/// New buffers of one pool.
 struct Stash {
     fresh: RefCell<Batch<Mbuf>>,
     lease: Arc<Lease>,
@@ -50,7 +50,7 @@ impl Stash {
     }
 
     #[inline]
-    fn take(&self) -> Option<Mbuf> {
+    fn pop(&self) -> Option<Mbuf> {
         let mut fresh = self.fresh.borrow_mut();
         if fresh.is_empty() && !self.lease.refill(&mut fresh) {
             self.exhausted.set(self.exhausted.get() + 1);
@@ -59,7 +59,7 @@ impl Stash {
     }
 
     #[inline]
-    fn take_two(&self) -> Option<[Mbuf; 2]> {
+    fn pop_two(&self) -> Option<[Mbuf; 2]> {
         let mut fresh = self.fresh.borrow_mut();
         if fresh.len() < 2 && !self.lease.refill(&mut fresh) {
             self.exhausted.set(self.exhausted.get() + 1);
@@ -68,7 +68,7 @@ impl Stash {
         Some([fresh.pop()?, fresh.pop()?])
     }
 
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         let mut fresh = self.fresh.borrow_mut();
         !fresh.is_empty() || self.lease.refill(&mut fresh)
     }
@@ -76,7 +76,7 @@ impl Stash {
 
 impl DpdkMemory {
     pub(crate) fn new(runtime: Arc<Runtime>, registered: Registered) -> Self {
-        let memory = Self(Rc::new(Shared {
+        let memory = Self(Rc::new(MemoryInner {
             whole: Stash::new(runtime.whole()),
             small: Stash::new(runtime.small()),
             pool: OnceCell::new(),
@@ -89,13 +89,13 @@ impl DpdkMemory {
         memory
     }
 
-    /// From which lengths on replicas share their body, where the device can send such: as measured when the first thread's
-    /// memory was made, unless [set](Self::set_thresholds).
+    /// The frame lengths from which on replicas share their body, if the device supports it. They are
+    /// measured when the first thread creates its memory, unless [set](Self::set_thresholds).
     pub fn thresholds(&self) -> Thresholds {
         self.0.thresholds.get()
     }
 
-    /// Sets them for this thread. A frame that is all head and tail has nothing to share.
+    /// Sets the thresholds of this thread. A frame that has only head and tail cannot be shared.
     pub fn set_thresholds(&self, thresholds: Thresholds) {
         self.0.thresholds.set(Thresholds {
             lend: thresholds.lend.max(HEAD + TAIL),
@@ -104,29 +104,29 @@ impl DpdkMemory {
     }
 
     /// Bytes that a buffer holds.
-    pub(crate) fn room(&self) -> usize {
-        self.0.whole.lease.room()
+    pub(crate) fn capacity(&self) -> usize {
+        self.0.whole.lease.capacity()
     }
 
-    /// A frame with these bytes. `None` where no buffer is free, or they are too many.
+    /// Creates a frame with these bytes. Returns `None` if no buffer is free or they are too long.
     pub fn copy_from(&self, bytes: &[u8]) -> Option<Mbuf> {
         self.gather(&[bytes])
     }
 
     #[inline(always)]
     pub(crate) fn copy(&self, original: &Mbuf) -> Option<Mbuf> {
-        let mut frame = self.0.whole.take()?;
+        let mut frame = self.0.whole.pop()?;
         frame.copy(original).then_some(frame)
     }
 
     #[inline]
     pub(crate) fn share(&self, original: &Mbuf) -> Option<Mbuf> {
         let small = &self.0.small;
-        let parts = [small.take()?, small.take()?, small.take()?];
+        let parts = [small.pop()?, small.pop()?, small.pop()?];
         original.share(parts)
     }
 
-    /// The pool for frames of ports that are no DPDK devices.
+    /// The pool for frames of ports that are not DPDK devices.
     fn pool(&self) -> &Pool {
         self.0.pool.get_or_init(|| Pool::new(self.0.runtime.pool()))
     }
@@ -134,10 +134,10 @@ impl DpdkMemory {
 
 impl Memory for DpdkMemory {
     type Buf = Mbuf;
-    /// Buffers belong to no thread.
+    /// Any thread may own a buffer.
     type HandOver = MoveRing<PortId, Mbuf>;
 
-    /// A DPDK device is opened as what it is, any other port behind a bridge that copies.
+    /// Opens a DPDK device directly, and any other port behind a bridge that copies.
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
         let inner = match spec {
             PortSpec::Dpdk(spec) => {
@@ -145,7 +145,7 @@ impl Memory for DpdkMemory {
                 let port = DpdkPort::open(device, self, sides, queue, self.0.runtime.threads(), spec.queues)?;
                 return Ok(Box::new(port));
             }
-            // Fault injectors work on the pool's frames: over there, and back.
+            // Fault injectors work on the pool's frames, so the port is bridged to the pool and back.
             PortSpec::Faulty(inner, control) if inner.dpdk().is_some() => {
                 let port = self.open(inner, sides, queue)?;
                 let there = Bridge::new(port, self.clone(), self.pool().clone());
@@ -158,7 +158,7 @@ impl Memory for DpdkMemory {
 
     #[inline]
     fn gather(&self, parts: &[&[u8]]) -> Option<Mbuf> {
-        let mut frame = self.0.whole.take()?;
+        let mut frame = self.0.whole.pop()?;
         frame.fill(parts).then_some(frame)
     }
 
@@ -181,23 +181,24 @@ impl Memory for DpdkMemory {
     #[inline]
     fn lend(&self, original: &Mbuf, to_come: usize) -> Option<Mbuf> {
         if !original.can_lend() {
-            // A copy does as well: nobody will write its trailer.
+            // A copy is allowed as well: its trailer is not written.
             return self.copy(original);
         }
-        original.lend(self.0.small.take_two(), to_come.try_into().ok()?)
+        original.lend(self.0.small.pop_two(), to_come.try_into().ok()?)
     }
 
     #[inline]
     fn allocate(&self, length: usize) -> Option<Mbuf> {
-        let mut frame = self.0.whole.take()?;
+        let mut frame = self.0.whole.pop()?;
         frame.fill_zero(length).then_some(frame)
     }
 
-    fn has_room(&self) -> bool {
-        self.0.whole.has_room()
+    fn has_capacity(&self) -> bool {
+        self.0.whole.has_capacity()
     }
 
-    /// Of the buffers that all threads of the dataplane share; `bodies_free` are those for replicas that share.
+    /// Statistics of the buffers shared by all threads. `bodies_free` counts the buffers for replicas that
+    /// share.
     fn stats(&self) -> PoolStats {
         let (whole, small) = (&self.0.whole, &self.0.small);
         PoolStats {

@@ -1,4 +1,4 @@
-//! A DPDK device in the thread that uses it.
+//! [`DpdkPort`]: a thread's queues of a DPDK device.
 
 use std::io;
 use std::sync::Arc;
@@ -10,32 +10,32 @@ use castnet_port::{
 use castnet_wire::{DropReason, Nanos};
 
 use crate::error::DpdkError;
-use crate::fence::device::{Device, Lane, RxQueue, TxQueue};
+use crate::fence::device::{Device, RxQueue, SendRing, TxQueue};
 use crate::fence::mbuf::Mbuf;
-use crate::flow::DeviceFlows;
+use crate::flow::DeviceFlowTable;
 use crate::memory::DpdkMemory;
 
-/// How often the rest of a batch that the device did not take is offered again.
-const OFFERS: usize = 3;
+/// The number of attempts to send the rest of a batch.
+const SEND_ATTEMPTS: usize = 3;
 
-/// How a thread sends.
+/// The way in which a thread sends.
 #[derive(Debug)]
 enum Tx {
-    /// On a queue of its own, and what others put down for it there.
-    Own(TxQueue, Option<Arc<Lane>>),
-    /// By the thread that takes from here, as the device has no queue left.
-    Lane(Arc<Lane>),
+    /// On its own queue. It also sends the frames that other threads put into the ring.
+    Own(TxQueue, Option<Arc<SendRing>>),
+    /// Through the thread that reads this ring, because the device has no further send queue.
+    Through(Arc<SendRing>),
 }
 
 /// One thread's queues of a device.
 #[derive(Debug)]
 pub struct DpdkPort {
-    // Queues go before the device, which stops when nobody has it.
+    // Queues are dropped before the device, which stops with its last owner.
     rx: Vec<RxQueue>,
     tx: Tx,
-    /// The receive queue that is asked first the next time.
-    turn: usize,
-    /// Whether this is the thread that tells what the device as a whole counts.
+    /// The index of the receive queue that is polled first next time.
+    next_queue: usize,
+    /// True if this thread reports the counters of the whole device.
     first: bool,
     mtu: usize,
     multi_segment: bool,
@@ -45,8 +45,8 @@ pub struct DpdkPort {
 }
 
 impl DpdkPort {
-    /// Takes the queues of the thread that is the `rank`th of `threads`: the send queue of that number, if there is one, and
-    /// the receive queues whose turn it is.
+    /// Takes the queues of thread `rank` of `threads`: the send queue with this index, if it exists, and this
+    /// thread's share of the receive queues.
     pub(crate) fn open(
         device: Arc<Device>,
         memory: &DpdkMemory,
@@ -62,14 +62,14 @@ impl DpdkPort {
                 .collect::<Result<_, _>>()?,
             Sides::Send => Vec::new(),
         };
-        let tx = match device.lane(rank) {
-            Some(lane) => Tx::Lane(lane.clone()),
-            None => Tx::Own(TxQueue::new(&device, rank)?, device.lanes.get(rank).cloned()),
+        let tx = match device.send_ring(rank) {
+            Some(send_ring) => Tx::Through(send_ring.clone()),
+            None => Tx::Own(TxQueue::new(&device, rank)?, device.send_rings.get(rank).cloned()),
         };
         Ok(Self {
             rx,
             tx,
-            turn: 0,
+            next_queue: 0,
             first: rank == 0,
             mtu: device.mtu,
             multi_segment: device.multi_segment,
@@ -79,14 +79,15 @@ impl DpdkPort {
         })
     }
 
-    /// Whether the device checks the IPv4 checksum of what it receives.
+    /// Returns true if the device checks the IPv4 checksum of received frames.
     pub fn has_rx_checksum(&self) -> bool {
         self.device.rx_checksum
     }
 
-    /// Whether this thread sends through another's queue, as the device has fewer than there are threads.
+    /// Returns true if another thread sends this thread's frames, because the device has fewer send queues
+    /// than threads.
     pub fn sends_through_another(&self) -> bool {
-        matches!(self.tx, Tx::Lane(_))
+        matches!(self.tx, Tx::Through(_))
     }
 
     fn check(&self, frame: &Mbuf) -> Result<(), DropReason> {
@@ -99,9 +100,9 @@ impl DpdkPort {
         Ok(())
     }
 
-    /// Takes out of the batch what cannot go, and makes whole what must be.
+    /// Drops frames that cannot be sent, and copies frames that must have one segment.
     #[cold]
-    fn sort_out(&mut self, batch: &mut Batch<Mbuf>) {
+    fn drop_unsendable(&mut self, batch: &mut Batch<Mbuf>) {
         for mut frame in std::mem::take(batch) {
             let mut fate = self.check(&frame);
             if fate.is_ok() && frame.segment_count() > 1 && !self.multi_segment {
@@ -121,11 +122,11 @@ impl DpdkPort {
         self.stats.drops[reason] += frames as u64;
     }
 
-    /// Gives the device what it takes, and gives up the rest.
-    fn offer(&mut self, batch: &mut Batch<Mbuf>) {
+    /// Sends what the device accepts and drops the rest.
+    fn send_or_drop(&mut self, batch: &mut Batch<Mbuf>) {
         let (frames, all) = (batch.len(), bytes(batch));
         let Tx::Own(queue, _) = &mut self.tx else { return };
-        for _ in 0..OFFERS {
+        for _ in 0..SEND_ATTEMPTS {
             if batch.is_empty() {
                 break;
             }
@@ -136,23 +137,23 @@ impl DpdkPort {
         if !batch.is_empty() {
             self.stats.tx_frames -= batch.len() as u64;
             self.stats.tx_bytes -= bytes(batch);
-            self.give_up(batch);
+            self.drop_unsent(batch);
         }
     }
 
-    /// Leaves the batch to the thread that sends for this one, which counts it as sent.
-    fn put_down(&mut self, batch: &mut Batch<Mbuf>) {
-        let Tx::Lane(lane) = &self.tx else { return };
+    /// Queues the batch for the thread that sends for this one. That thread counts the frames as sent.
+    fn queue_for_sender(&mut self, batch: &mut Batch<Mbuf>) {
+        let Tx::Through(send_ring) = &self.tx else { return };
         let mut lost = 0;
         for frame in batch.drain(..) {
-            lost += usize::from(lane.push((), frame).is_err());
+            lost += usize::from(send_ring.push((), frame).is_err());
         }
-        lane.wake();
+        send_ring.wake();
         self.count_drops(DropReason::TxFull, lost);
     }
 
     #[cold]
-    fn give_up(&mut self, batch: &mut Batch<Mbuf>) {
+    fn drop_unsent(&mut self, batch: &mut Batch<Mbuf>) {
         let reason = if self.is_up() {
             DropReason::TxFull
         } else {
@@ -177,12 +178,12 @@ impl Port for DpdkPort {
             if batch.is_full() {
                 break;
             }
-            let at = (self.turn + offset) % self.rx.len();
+            let at = (self.next_queue + offset) % self.rx.len();
             let lost = self.rx[at].receive(batch, |parts| memory.gather(parts));
             self.stats.drops[DropReason::TooLong] += lost;
         }
         if self.rx.len() > 1 {
-            self.turn = (self.turn + 1) % self.rx.len();
+            self.next_queue = (self.next_queue + 1) % self.rx.len();
         }
         let received = batch.get(before..).unwrap_or_default();
         self.stats.rx_frames += received.len() as u64;
@@ -197,34 +198,36 @@ impl Port for DpdkPort {
     fn send(&mut self, batch: &mut Batch<Mbuf>) {
         let can_go = |f: &Mbuf| self.check(f).is_ok() && (self.multi_segment || f.segment_count() == 1);
         if !batch.iter().all(can_go) {
-            self.sort_out(batch);
+            self.drop_unsendable(batch);
         }
         match &self.tx {
-            Tx::Own(..) => self.offer(batch),
-            Tx::Lane(_) => self.put_down(batch),
+            Tx::Own(..) => self.send_or_drop(batch),
+            Tx::Through(_) => self.queue_for_sender(batch),
         }
     }
 
-    /// Sends what threads without a queue have put down here.
+    /// Sends the frames that threads without a send queue have queued.
     fn poll(&mut self, _now: Nanos) {
-        let Tx::Own(_, Some(lane)) = &self.tx else { return };
-        let lane = lane.clone();
+        let Tx::Own(_, Some(send_ring)) = &self.tx else {
+            return;
+        };
+        let send_ring = send_ring.clone();
         let mut batch = Batch::new();
-        // What comes meanwhile is the next round's.
-        for _ in 0..lane.len() {
-            let Some(((), frame)) = lane.pop() else { break };
+        // Frames queued meanwhile are sent in the next iteration.
+        for _ in 0..send_ring.len() {
+            let Some(((), frame)) = send_ring.pop() else { break };
             batch.push(frame);
             if batch.is_full() {
-                self.offer(&mut batch);
+                self.send_or_drop(&mut batch);
             }
         }
-        self.offer(&mut batch);
+        self.send_or_drop(&mut batch);
     }
 
-    /// Frames that nobody has taken out of the ring yet.
+    /// The number of frames in the ring.
     fn pending(&self) -> usize {
         match &self.tx {
-            Tx::Lane(lane) => lane.len(),
+            Tx::Through(send_ring) => send_ring.len(),
             Tx::Own(..) => 0,
         }
     }
@@ -264,7 +267,8 @@ impl Port for DpdkPort {
     }
 
     fn ready(&self) -> bool {
-        self.rx.iter().any(RxQueue::ready) || matches!(&self.tx, Tx::Own(_, Some(lane)) if !lane.is_empty())
+        self.rx.iter().any(RxQueue::ready)
+            || matches!(&self.tx, Tx::Own(_, Some(send_ring)) if !send_ring.is_empty())
     }
 
     fn receive_ring(&self) -> Option<RingUse> {
@@ -291,13 +295,13 @@ impl Port for DpdkPort {
     }
 
     fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
-        DeviceFlows::of(&self.device)
+        DeviceFlowTable::of(&self.device)
     }
 
-    /// Nothing wakes who waits for a device: it is polled. Who sends for others is woken by them.
+    /// A device cannot wake a thread; it is polled. A thread that sends for others is woken by them.
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
         match &self.tx {
-            Tx::Own(_, Some(lane)) => lane.attach(sleeper),
+            Tx::Own(_, Some(send_ring)) => send_ring.attach(sleeper),
             _ => Ok(()),
         }
     }

@@ -1,21 +1,22 @@
-//! The hash by which a device spreads frames over its receive queues (Toeplitz), and a key that makes it one of the
-//! destination address: then all data of a group comes in by one queue, to one worker.
+//! The Toeplitz hash by which a device spreads frames over its receive queues, and a key that makes it a hash
+//! of the destination address. All data frames of a group then arrive at one queue and one worker.
 
 use std::net::Ipv4Addr;
 
-/// Bytes of the key; drivers take as many of them as they have room for, 40 at least.
+/// Bytes of the key. Drivers use the part that they support, at least 40.
 pub const KEY_LENGTH: usize = 52;
 
-/// The key. Toeplitz hashes source address, destination address and, with ports, source and destination port; bit `i` of
-/// that brings in 32 bits of the key from bit `i` on. The first 63 bits are zero here, so no bit of the source address
-/// does anything, and what follows is such that all low bits of the hash, which choose the queue, depend on many bits of the
-/// destination address.
+/// The hash key. Toeplitz hashes the source address, the destination address and, if enabled, the ports. Bit
+/// `i` of this input selects 32 bits of the key starting at bit `i`. The first 63 bits of the key are zero,
+/// so the source address has no effect. The other bits are chosen so that each low bit of the hash, which
+/// select the queue, depends on many bits of the destination address.
 ///
-/// Devices that can hash destinations alone are asked for that as well; for others, and where ports are hashed too,
-/// frames of one group may still spread by the source's UDP port, and workers hand them over to the group's.
+/// Devices that can hash the destination alone are configured for that as well. On other devices, and if
+/// ports are hashed, frames of one group may still be spread by the source's UDP port. Workers then hand them
+/// over.
 pub const fn destination_key() -> [u8; KEY_LENGTH] {
     let mut key = [0; KEY_LENGTH];
-    // Bits of the golden ratio after the point, and zeros from bit 96 on: as good as any.
+    // The fractional bits of the golden ratio, and zeros from bit 96 on. Any mixed bits would do.
     let bits = 0x9E37_79B9_u32;
     let mut i = 0;
     while i < 32 {

@@ -1,4 +1,4 @@
-//! DPDK for one dataplane: its buffers and its devices.
+//! DPDK for one dataplane: its buffers and devices.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -13,42 +13,42 @@ use crate::fence::pool::{CACHE, Lease};
 use crate::memory::DpdkMemory;
 use crate::sharing::Thresholds;
 
-/// The MTU of a device that takes as much: RoCE's largest packets and those of jumbo Ethernet.
+/// The default MTU, if the device supports it: it fits RoCE's largest packets and jumbo frames.
 const MTU: usize = 9000;
-/// Buffers of each thread's caches: DPDK's own holds half as much again before it gives back.
+/// Buffers in a thread's cache. DPDK's cache holds half as many more before it frees any.
 const CACHED: usize = CACHE * 3 / 2 + BATCH;
 
-/// What EAL and devices take beside the buffers, in bytes.
+/// Memory in bytes for the EAL and devices, without the buffers.
 const BESIDE: usize = 64 << 20;
 
-/// AF_XDP's buffers lie within a page, headers included.
+/// Driver of AF_XDP. Its buffers including headers must fit a page.
 const XDP: &str = "net_af_xdp";
 const XDP_ROOM: usize = 3328;
-/// Buffers for each of its queues: the kernel holds as many for either direction.
+/// Buffers per AF_XDP queue. The kernel holds this many per direction.
 const XDP_BUFFERS: usize = 8192;
 
 /// What a dataplane needs of DPDK.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Threads that will have a [`DpdkMemory`]: each sends on a queue of its own of each device.
+    /// The number of threads with a [`DpdkMemory`]. Each has its own send queue at each device.
     pub threads: usize,
-    /// The longest frame. `bodies` counts the buffers of each thread beyond those in the devices' rings; `buffers` is not
-    /// used.
+    /// The longest frame. `bodies` is the number of buffers per thread beyond those in the devices' rings.
+    /// `buffers` is not used.
     pub pool: PoolConfig,
-    /// Frames that wait between each two threads at most: each is a buffer.
+    /// Capacity in frames of the ring between each pair of threads. Each entry needs a buffer.
     pub hand_over: usize,
-    /// Where buffers live.
+    /// Placement of the buffers.
     pub hugepages: Hugepages,
-    /// The devices that ports will name.
+    /// The devices of the ports.
     pub devices: Vec<DpdkSpec>,
 }
 
-/// How many buffers that makes.
+/// The required number and size of buffers.
 struct Needs {
     threads: usize,
-    /// Whole frames, and their bytes.
+    /// Whole frames: number and bytes of each.
     whole: usize,
-    room: usize,
+    capacity: usize,
     small: usize,
     xdp: usize,
 }
@@ -56,28 +56,28 @@ struct Needs {
 impl Config {
     fn needs(&self) -> Needs {
         let threads = self.threads.max(1);
-        // A thread without a send queue has as many places in the ring to the one that sends for it.
+        // A thread without a send queue has as many entries in the ring to the thread that sends for it.
         let sends: usize = self.devices.iter().map(|d| d.tx_frames * threads).sum();
         let receives: usize = self.devices.iter().map(|d| d.rx_frames * d.queues).sum();
         let ports = self.devices.len();
         let between = threads * (threads - 1) * self.hand_over;
         let whole = sends + receives + between + threads * (CACHED + self.pool.bodies + ports * BATCH);
-        // A device's ring holds segments; a frame that shares has three, of which one is counted there. A ring between threads holds
-        // frames.
+        // A device's ring holds segments. A shared frame has three, of which one is counted there. A ring
+        // between threads holds frames.
         let small = sends * if threads > 1 { 3 } else { 1 } + threads * (CACHED + 3 * (ports + 1) * BATCH);
-        let room = self.pool.frame_max.max(HEAD).next_multiple_of(64);
+        let capacity = self.pool.frame_max.max(HEAD).next_multiple_of(64);
         let xdp = self.devices.iter().filter(|d| d.device.starts_with(XDP));
         let xdp = XDP_BUFFERS * xdp.map(|d| d.queues).sum::<usize>();
         Needs {
             threads,
             whole,
-            room,
+            capacity,
             small,
             xdp,
         }
     }
 
-    /// Bytes of memory that DPDK needs for it: the buffers, and what EAL and devices take beside.
+    /// Memory in bytes for the buffers, the EAL and the devices.
     pub fn bytes(&self) -> usize {
         let needs = self.needs();
         let xdp = if needs.xdp == 0 {
@@ -85,28 +85,28 @@ impl Config {
         } else {
             Lease::bytes(needs.xdp, XDP_ROOM)
         };
-        Lease::bytes(needs.whole, needs.room) + Lease::bytes(needs.small, HEAD) + xdp + BESIDE
+        Lease::bytes(needs.whole, needs.capacity) + Lease::bytes(needs.small, HEAD) + xdp + BESIDE
     }
 }
 
-/// DPDK for one dataplane. Devices stop when the last port over them has gone.
+/// DPDK for one dataplane. A device stops when its last port is dropped.
 #[derive(Debug)]
 pub struct Runtime {
     eal: Eal,
     threads: usize,
     pool: PoolConfig,
-    /// Buffers for whole frames, and for the heads, bodies and tails of those that share.
+    /// Buffers for whole frames; and for the heads, bodies and tails of shared frames.
     whole: Arc<Lease>,
     small: Arc<Lease>,
-    /// Those that AF_XDP receives into, where there is such a device.
+    /// Buffers for AF_XDP devices, if there are any.
     xdp: Option<Arc<Lease>>,
     devices: Mutex<BTreeMap<String, Weak<Device>>>,
-    /// Measured by the first thread that has memory.
+    /// Measured by the first thread that creates its memory.
     thresholds: OnceLock<Thresholds>,
 }
 
 impl Runtime {
-    /// Starts DPDK, if this process has not yet, and reserves the buffers.
+    /// Starts DPDK, if it is not running in this process, and allocates the buffers.
     ///
     /// # Errors
     /// [`DpdkError::Start`], [`DpdkError::Hugepages`], [`DpdkError::Buffers`].
@@ -126,7 +126,7 @@ impl Runtime {
             eal,
             threads: needs.threads,
             pool: config.pool,
-            whole: Arc::new(Lease::new(eal, needs.whole, needs.room)?),
+            whole: Arc::new(Lease::new(eal, needs.whole, needs.capacity)?),
             small: Arc::new(Lease::new(eal, needs.small, HEAD)?),
             xdp: match needs.xdp {
                 0 => None,
@@ -137,12 +137,12 @@ impl Runtime {
         }))
     }
 
-    /// Whether buffers live in hugepages.
+    /// Returns true if buffers are in hugepages.
     pub fn hugepages(&self) -> bool {
         self.eal.hugepages()
     }
 
-    /// The memory of the thread that calls this, which becomes one of DPDK's.
+    /// Creates the memory of the calling thread and registers the thread with DPDK.
     ///
     /// # Errors
     /// [`DpdkError::Thread`].
@@ -171,7 +171,7 @@ impl Runtime {
         &self.small
     }
 
-    /// The device that `spec` describes: running, if somebody has it, or else set up and started.
+    /// Returns the running device that `spec` describes, or starts it.
     pub(crate) fn device(&self, spec: &DpdkSpec) -> Result<Arc<Device>, DpdkError> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = devices.get(&spec.device).and_then(Weak::upgrade) {
@@ -213,7 +213,7 @@ impl Runtime {
             Some(xdp) if spec.device.starts_with(XDP) => xdp,
             _ => &self.whole,
         };
-        let max = device_max.min(pool.room() - frame_max(0));
+        let max = device_max.min(pool.capacity() - frame_max(0));
         let mtu = spec.mtu.unwrap_or(MTU.min(max));
         if !(info.mtu_min..=max).contains(&mtu) {
             return Err(DpdkError::Mtu {
@@ -223,7 +223,7 @@ impl Runtime {
                 asked: mtu,
             });
         }
-        // The other end of a memif has as many queues as it was told, and what goes to others is lost.
+        // The other end of a memif has a configured number of queues. Frames to other queues are lost.
         let sends_max = if info.memif {
             spec.queues
         } else {
@@ -242,7 +242,7 @@ impl Runtime {
     }
 }
 
-/// Bytes of a buffer in the ring of a memif device, as both of its ends must be told.
+/// Bytes of a buffer in a memif ring. Both ends must have the same value.
 fn memif_buffer(spec: &DpdkSpec) -> usize {
     let options = spec.arguments.split(',');
     let mut given = options.filter_map(|o| o.strip_prefix("bsize=")?.parse().ok());

@@ -1,5 +1,5 @@
-//! From which length a replica reads its original's bytes rather than having a copy of them. CPUs differ by a factor of two in
-//! what either costs, so both are measured where the dataplane runs.
+//! Measures the frame length from which on a replica shares its original's bytes instead of copying them. The
+//! costs differ by a factor of two between CPUs, so they are measured at run time.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,31 +9,31 @@ use castnet_port::{BATCH, Batch, Memory};
 use crate::fence::mbuf::Mbuf;
 use crate::memory::DpdkMemory;
 
-/// Bytes of the frames that are tried.
+/// Frame lengths measured, in bytes.
 const LENGTHS: [usize; 7] = [512, 1024, 1536, 2048, 3072, 4096, 8192];
 /// Replicas of each frame.
 const REPLICAS: usize = 7;
-/// Rounds of each length: the best counts, since whatever else runs on the core takes time from the others.
-const ROUNDS: usize = 32;
+/// Iterations per length. The best one counts, because other threads on the core disturb the others.
+const ITERATIONS: usize = 32;
 
-/// Bytes from which on a frame's replicas share its body, shorter ones being copies.
+/// Frame lengths in bytes from which on replicas share the body. Replicas of shorter frames are copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    /// For replicas that [borrow](Memory::lend) all behind their heads: two buffers.
+    /// For replicas that [borrow](Memory::lend) everything behind their head (two buffers).
     pub lend: usize,
-    /// For replicas with a trailer of their own: three buffers.
+    /// For replicas with their own trailer (three buffers).
     pub share: usize,
 }
 
 impl Thresholds {
-    /// Measures on this thread, in some milliseconds. What a device adds for each segment that it sends is not in it.
+    /// Measures on this thread, in some milliseconds. The cost of a device per sent segment is not included.
     pub(crate) fn measure(memory: &DpdkMemory) -> Self {
         let (mut lend, mut share) = (Vec::new(), Vec::new());
-        for length in LENGTHS.into_iter().filter(|&l| l <= memory.room()) {
+        for length in LENGTHS.into_iter().filter(|&l| l <= memory.capacity()) {
             let bytes = vec![0x5A; length];
-            let [by_leg, lent] = best(memory, &bytes, leg_by_leg, [copied, lent]);
-            lend.push((length, by_leg, lent));
-            let [by_frame, shared] = best(memory, &bytes, frame_by_frame, [copied, shared]);
+            let [by_path, lent] = best_times(memory, &bytes, path_by_path, [copied, lent]);
+            lend.push((length, by_path, lent));
+            let [by_frame, shared] = best_times(memory, &bytes, frame_by_frame, [copied, shared]);
             share.push((length, by_frame, shared));
         }
         Self {
@@ -56,8 +56,8 @@ impl fmt::Display for Thresholds {
     }
 }
 
-/// Makes a replica of a frame, with so many more to come.
-type Way = fn(&DpdkMemory, &Mbuf, usize) -> Option<Mbuf>;
+/// A function that creates a replica. The number is that of the replicas still to come.
+type Replicate = fn(&DpdkMemory, &Mbuf, usize) -> Option<Mbuf>;
 
 fn copied(memory: &DpdkMemory, frame: &Mbuf, _: usize) -> Option<Mbuf> {
     memory.copy(frame)
@@ -71,24 +71,29 @@ fn shared(memory: &DpdkMemory, frame: &Mbuf, _: usize) -> Option<Mbuf> {
     memory.share(frame)
 }
 
-/// Makes all replicas of these frames, and gives them away batch by batch; whether each could be made. All are asked for in any
-/// case: a frame that was promised more borrowers than come is lost ([`Memory::lend`]).
-type Order = fn(&DpdkMemory, &[Mbuf], Way) -> bool;
+/// A function that creates all replicas of the frames and frees them in batches. Returns true if all were
+/// created. It always requests all of them, because a frame leaks if fewer borrowers are created than
+/// announced ([`Memory::lend`]).
+type Schedule = fn(&DpdkMemory, &[Mbuf], Replicate) -> bool;
 
-/// As plain data of one flow leaves: by the time that a frame's next replica is made, the frame may have left the
-/// first-level cache.
-fn leg_by_leg(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> bool {
+/// The schedule of plain data of one flow: all frames for one path, then for the next. A frame may have left the
+/// first-level cache when its next replica is created.
+fn path_by_path(memory: &DpdkMemory, frames: &[Mbuf], replicate: Replicate) -> bool {
     let mut made = 0;
     for to_come in (0..REPLICAS).rev() {
         let mut sent = Batch::<Mbuf>::new();
-        sent.extend(frames.iter().filter_map(|frame| way(memory, frame, to_come)));
+        sent.extend(
+            frames
+                .iter()
+                .filter_map(|frame| replicate(memory, frame, to_come)),
+        );
         made += sent.len();
     }
     made == REPLICAS * frames.len()
 }
 
-/// As all others leave.
-fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> bool {
+/// The schedule of all other frames: all replicas of one frame, then of the next.
+fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], replicate: Replicate) -> bool {
     let mut made = 0;
     for frames in frames.chunks(BATCH / REPLICAS) {
         let mut sent = Batch::<Mbuf>::new();
@@ -96,7 +101,7 @@ fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> bool {
             sent.extend(
                 (0..REPLICAS)
                     .rev()
-                    .filter_map(|to_come| way(memory, frame, to_come)),
+                    .filter_map(|to_come| replicate(memory, frame, to_come)),
             );
         }
         made += sent.len();
@@ -104,17 +109,22 @@ fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], way: Way) -> bool {
     made == REPLICAS * frames.len()
 }
 
-/// The least time of a round of frames of these bytes in each of two ways.
-fn best(memory: &DpdkMemory, bytes: &[u8], order: Order, ways: [Way; 2]) -> [Duration; 2] {
+/// The minimum time of an iteration with each of two functions.
+fn best_times(
+    memory: &DpdkMemory,
+    bytes: &[u8],
+    schedule: Schedule,
+    functions: [Replicate; 2],
+) -> [Duration; 2] {
     let mut best = [Duration::MAX; 2];
-    for _ in 0..ROUNDS {
-        for (way, best) in ways.into_iter().zip(&mut best) {
-            // How a frame lends its bytes is settled by the first replica, so each round has frames of its own.
+    for _ in 0..ITERATIONS {
+        for (replicate, best) in functions.into_iter().zip(&mut best) {
+            // The first replica decides how a frame is lent, so each iteration has new frames.
             let frames: Vec<Mbuf> = (0..BATCH).filter_map(|_| memory.copy_from(bytes)).collect();
             let start = Instant::now();
-            let made = order(memory, &frames, way);
+            let made = schedule(memory, &frames, replicate);
             let elapsed = start.elapsed();
-            // What could not be made costs nothing.
+            // An incomplete iteration is not measured.
             if made && frames.len() == BATCH {
                 *best = elapsed.min(*best);
             }
@@ -123,8 +133,8 @@ fn best(memory: &DpdkMemory, bytes: &[u8], order: Order, ways: [Way; 2]) -> [Dur
     best
 }
 
-/// The shortest length from which on sharing costs no more than a copy, of (length, cost of a copy, cost of sharing). A cost that
-/// could not be measured is [`Duration::MAX`].
+/// The shortest length from which on sharing costs no more than copying, given (length, cost of copying, cost
+/// of sharing). A cost of [`Duration::MAX`] means that it could not be measured.
 fn threshold(costs: &[(usize, Duration, Duration)]) -> usize {
     let cheaper = costs
         .iter()
@@ -138,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_lengths_from_the_threshold_on_cost_no_more_shared_than_copied() {
+    fn no_length_above_the_threshold_is_cheaper_to_copy() {
         let chosen = |shared: [u64; 4]| {
             let copied = [10, 20, 30, 40].map(Duration::from_nanos);
             let shared = shared.map(Duration::from_nanos);
@@ -149,7 +159,7 @@ mod tests {
         };
         assert_eq!(chosen([25; 4]), 2048);
         assert_eq!(chosen([20; 4]), 1024);
-        assert_eq!(chosen([5, 25, 25, 25]), 2048, "one short length is no reason");
+        assert_eq!(chosen([5, 25, 25, 25]), 2048, "one short length is not enough");
         assert_eq!(chosen([5; 4]), 512);
         assert_eq!(chosen([5, 5, 5, 50]), usize::MAX);
         assert_eq!(threshold(&[]), usize::MAX);
@@ -157,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_told_in_words() {
+    fn thresholds_are_displayed() {
         let thresholds = Thresholds {
             lend: 1024,
             share: usize::MAX,

@@ -210,7 +210,7 @@ fn buffers_come_back_and_what_cannot_be_had_is_counted() {
     while let Some(frame) = memory.allocate(60) {
         held.push(frame);
     }
-    assert!(memory.stats().exhausted >= 2 && !memory.has_room());
+    assert!(memory.stats().exhausted >= 2 && !memory.has_capacity());
     assert!(
         memory.replicate(&held[0], 129, true).is_none(),
         "no head is as long as that"
@@ -224,7 +224,7 @@ fn buffers_come_back_and_what_cannot_be_had_is_counted() {
         (back.buffers_free, back.bodies_free),
         (free.buffers_free, free.bodies_free)
     );
-    assert!(memory.has_room());
+    assert!(memory.has_capacity());
 }
 
 #[test]

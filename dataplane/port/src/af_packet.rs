@@ -1,18 +1,17 @@
-//! Real interfaces through the kernel's packet sockets, with rings mapped into this process.
+//! Network interfaces through the kernel's packet sockets (AF_PACKET), with rings mapped into this process.
 //!
-//! - A port takes all frames that arrive at the interface, to whatever address, and none that leave it. Leave the
-//!   interface without IP addresses, or the kernel answers as well.
-//! - A VLAN tag that the kernel took off is put back. A UDP or TCP checksum that the kernel left to the device (its own
-//!   traffic over a veth pair has none) is filled in.
-//! - The interface's receive offload (GRO), which glues several frames into one, is switched off, since a switch
-//!   must forward what was sent. The sender's segmentation offload at the other end of a veth pair has the same effect
-//!   and can only be switched off there ([`set_offloads`], or `ethtool -K IF tso off gso off`); until then its
-//!   super-frames are counted as [`TooLong`](DropReason::TooLong).
-//! - RoCE frames that arrive end here: the kernel's IP stack would route each of them for nothing, and does not see them
-//!   while the port is open, from Linux 6.6 on and with CAP_NET_ADMIN.
-//! - One thread receives; each thread that sends has its own socket and ring.
-//! - The interface's MTU is followed while the port is open, up to what it was when the port was opened: the rings hold no
-//!   longer frames.
+//! - A port receives all frames that arrive at the interface, with any destination address, and none that
+//!   leave it. The interface should have no IP address; otherwise the kernel replies as well.
+//! - A VLAN tag that the kernel removed is reinserted. A UDP or TCP checksum that the kernel left to the
+//!   device is filled in, because a veth pair has no such device.
+//! - The interface's receive offload (GRO), which merges frames, is disabled, because a switch must forward
+//!   the original frames. Segmentation offload at the other end of a veth pair has the same effect. It can
+//!   only be disabled there ([`set_offloads`], or `ethtool -K IF tso off gso off`). Until then its oversized
+//!   frames are counted as [`TooLong`](DropReason::TooLong).
+//! - RoCE frames that arrive are hidden from the kernel's IP stack, which would otherwise route each of them
+//!   in vain. This needs Linux 6.6 and CAP_NET_ADMIN.
+//! - One thread receives. Each sending thread has its own socket and ring.
+//! - The port follows changes of the interface's MTU up to the MTU at opening, which sizes the ring slots.
 
 mod stack;
 mod sys;
@@ -29,41 +28,44 @@ use crate::pool::{Pool, PoolBuf};
 use crate::port::{Port, PortDevice, PortLink, PortStats, RingUse, Sides, fits_from, frame_max};
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
-use stack::Unseen;
+use stack::RoceFilter;
 use sys::{RxRing, TxRing};
 
-/// Frames in the rings of a switch's port.
+/// Default ring sizes in frames of a switch port.
 const RX_FRAMES: usize = 1024;
 const TX_FRAMES: usize = 128;
 
-/// Frames that are received or sent at one go.
+/// The maximum number of frames per receive or send call.
 const BATCH: usize = 32;
 
-/// How often the interface's MTU is looked at. One that was lowered is seen at once, by the first frame that is lost.
+/// Interval of reading the interface's MTU. A lower MTU is also detected by the first frame that the kernel
+/// drops.
 const MTU_INTERVAL: Nanos = Nanos::from_millis(50);
 
-/// A real interface, and how to use it.
+/// A network interface and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AfPacketSpec {
-    /// Its name, in the network namespace of the thread that opens it.
+    /// Name of the interface in the network namespace of the thread that opens it.
     pub interface: String,
-    /// Frames that the receive ring holds; `None`: 1024. All of its memory is gone through again and again, so a ring that
-    /// is larger than bursts ask for costs cache: between hosts on one machine, a sixth of the rate.
+    /// Capacity of the receive ring in frames; `None` means 1024. The whole ring is cycled through, so a ring
+    /// larger than the bursts costs cache: a sixth of the rate between hosts on one machine.
     pub rx_frames: Option<usize>,
-    /// Frames that each send ring holds; `None`: 128.
+    /// Capacity of each send ring in frames; `None` means 128.
     pub tx_frames: Option<usize>,
-    /// Whether frames to other Ethernet addresses than the interface's own are taken, as a switch must.
+    /// True to receive frames to all Ethernet addresses, as a switch must.
     pub promiscuous: bool,
-    /// Whether sent frames go to the device without passing the interface's queueing discipline.
+    /// True to bypass the queueing discipline of the interface when sending.
     pub qdisc_bypass: bool,
-    /// Whether the receive offload (GRO) stays as it is.
+    /// True to leave the receive offload (GRO) unchanged.
     pub keep_offloads: bool,
-    /// Whether RoCE frames go to the kernel's IP stack as well: for a kernel whose own RDMA device shares the interface.
+    /// True to pass RoCE frames to the kernel's IP stack as well, for a kernel whose own RDMA device uses the
+    /// interface.
     pub share_roce: bool,
 }
 
 impl AfPacketSpec {
-    /// The interface of this name: rings as a switch wants them, promiscuous, no queueing discipline, no receive offload.
+    /// An interface with the defaults of a switch: default rings, promiscuous, no queueing discipline, no
+    /// receive offload.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
@@ -76,7 +78,8 @@ impl AfPacketSpec {
         }
     }
 
-    /// The same for one RNIC, whose windows bound what can come: rings of 256 and 64 frames where none were asked for.
+    /// Applies the defaults of one RNIC, whose windows limit the frames in flight: rings of 256 and 64 frames
+    /// unless configured.
     pub fn for_rnic(self) -> Self {
         Self {
             rx_frames: self.rx_frames.or(Some(256)),
@@ -85,10 +88,11 @@ impl AfPacketSpec {
         }
     }
 
-    /// Opens it for the thread that owns `pool`.
+    /// Opens the port for the thread that owns `pool`.
     ///
     /// # Errors
-    /// No such interface, no permission, or a step of the set-up that the kernel refused.
+    /// The interface does not exist, the process has no permission, or the kernel rejected a step of the
+    /// setup.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<AfPacketPort, OpenError> {
         let step = |step: &'static str, hint: &'static str| {
             move |source: io::Error| match source.raw_os_error() {
@@ -116,7 +120,7 @@ impl AfPacketSpec {
 
         let rx = if sides.receives() {
             if !self.keep_offloads {
-                // What an interface cannot do, it need not stop doing.
+                // An interface without this offload returns an error, which does not matter.
                 let _ = set_offloads(&self.interface, &[Offload::Receive], false);
             }
             let fd = sys::packet_socket().map_err(step("socket", general))?;
@@ -132,9 +136,9 @@ impl AfPacketSpec {
         } else {
             None
         };
-        // Without it the kernel does more than it need; no reason not to begin.
-        let unseen = (rx.is_some() && !self.share_roce)
-            .then(|| Unseen::new(index).ok())
+        // Optional: without the filter the kernel only does unnecessary work.
+        let roce_filter = (rx.is_some() && !self.share_roce)
+            .then(|| RoceFilter::new(index).ok())
             .flatten();
 
         let fd = sys::packet_socket().map_err(step("socket", general))?;
@@ -155,11 +159,11 @@ impl AfPacketSpec {
             mac,
             mtu,
             mtu_max: mtu,
-            mtu_at: Nanos::ZERO,
+            next_mtu_check: Nanos::ZERO,
             rx,
             tx,
-            unseen,
-            unkicked: false,
+            roce_filter,
+            has_unsent: false,
             pool: pool.clone(),
             stats: PortStats::default(),
             missed: AtomicU64::new(0),
@@ -167,36 +171,36 @@ impl AfPacketSpec {
     }
 }
 
-/// A real interface in the thread that uses it.
+/// A port on a network interface.
 #[derive(Debug)]
 pub struct AfPacketPort {
     interface: String,
-    /// For questions about the interface.
+    /// Socket for ioctls on the interface.
     control: OwnedFd,
     mac: MacAddr,
     mtu: usize,
-    /// The MTU that the rings are made for.
+    /// The MTU that the ring slots are sized for.
     mtu_max: usize,
-    /// When the interface's MTU is looked at next.
-    mtu_at: Nanos,
+    /// The time of the next read of the interface's MTU.
+    next_mtu_check: Nanos,
     rx: Option<RxRing>,
     tx: TxRing,
-    unseen: Option<Unseen>,
-    /// Frames lie in the send ring that the kernel has not been told of, or did not take.
-    unkicked: bool,
+    roce_filter: Option<RoceFilter>,
+    /// True if the send ring has frames that the kernel was not told of or did not accept.
+    has_unsent: bool,
     pool: Pool,
     stats: PortStats,
-    /// What the kernel had to drop; it forgets the number when asked.
+    /// Frames dropped by the kernel. The kernel resets its counter when it is read.
     missed: AtomicU64,
 }
 
 impl AfPacketPort {
-    /// Whether RoCE frames end here, unseen by the kernel's IP stack.
+    /// Returns true if RoCE frames are hidden from the kernel's IP stack.
     pub fn hides_roce(&self) -> bool {
-        self.unseen.is_some()
+        self.roce_filter.is_some()
     }
 
-    /// The interface's driver, and what the kernel knows of the device.
+    /// The interface's driver and device properties.
     fn device(&self) -> PortDevice {
         let (driver, bus) = sys::driver(&self.control, &self.interface)
             .unwrap_or_else(|_| ("af_packet".to_owned(), String::new()));
@@ -207,36 +211,37 @@ impl AfPacketPort {
         }
     }
 
-    /// Has the kernel send what is committed. Returns whether the interface is up as far as that shows.
+    /// Asks the kernel to send the committed frames. Returns false if the interface is down.
     fn kick(&mut self) -> bool {
         let result = self.tx.kick();
-        self.unkicked = self.tx.is_unsettled();
+        self.has_unsent = self.tx.has_unreaped();
         if result.is_err_and(|error| error.raw_os_error() == Some(libc::ENETDOWN)) {
             return false;
         }
-        if self.unkicked {
-            self.settle();
+        if self.has_unsent {
+            self.reap();
         }
         true
     }
 
-    /// The kernel did not take all that it was given. It drops what is longer than its MTU, and stops where it has no memory.
+    /// Handles frames that the kernel did not accept. The kernel drops frames longer than its MTU and stops
+    /// when it has no memory.
     #[cold]
-    fn settle(&mut self) {
-        self.follow_mtu();
+    fn reap(&mut self) {
+        self.update_mtu();
         let (mtu, stats) = (self.mtu, &mut self.stats);
-        self.tx.settle(|head, length| {
+        self.tx.reap(|head, length| {
             if let Err(reason) = check_length(head, length, mtu) {
                 stats.tx_frames -= 1;
                 stats.tx_bytes -= length as u64;
                 stats.count_drop(reason);
             }
         });
-        self.unkicked = self.tx.is_unsettled();
+        self.has_unsent = self.tx.has_unreaped();
     }
 
-    /// Goes by the interface's MTU as it is now, as far as the rings allow.
-    fn follow_mtu(&mut self) {
+    /// Reads the interface's MTU and applies it up to the limit of the rings.
+    fn update_mtu(&mut self) {
         if let Ok(mtu) = sys::mtu(&self.control, &self.interface) {
             self.mtu = mtu.min(self.mtu_max);
         }
@@ -251,14 +256,14 @@ impl AfPacketPort {
         let slot = self.tx.reserve().ok_or(DropReason::TxFull)?;
         frame.copy_to(slot);
         self.tx.commit(length);
-        self.unkicked = true;
+        self.has_unsent = true;
         Ok(())
     }
 }
 
-/// The NUMA node of a device on the PCI bus.
+/// The NUMA node of a PCI device.
 fn numa_node(bus: &str) -> Option<u32> {
-    // The address is the kernel's own word, but a path is made of it.
+    // The address comes from the kernel but is used in a path, so it is checked.
     if bus.is_empty()
         || !bus
             .bytes()
@@ -267,16 +272,16 @@ fn numa_node(bus: &str) -> Option<u32> {
         return None;
     }
     let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{bus}/numa_node")).ok()?;
-    // -1 where the machine does not tell.
+    // -1 means unknown.
     node.trim().parse().ok()
 }
 
-/// Whether a frame that starts with `head` may go out.
+/// Checks the length of a frame that starts with `head`.
 fn check_length(head: &[u8], length: usize, mtu: usize) -> Result<(), DropReason> {
     if length < frame_max(0) - 4 {
         return Err(DropReason::Malformed);
     }
-    // On top of the MTU the kernel allows the tag of 802.1Q, and no other.
+    // Above the MTU, the kernel allows an 802.1Q tag and no other tag.
     let other_tag = || matches!(head.get(12..14), Some([0x88, 0xA8]));
     if !fits_from(head, length, mtu) || (length > frame_max(mtu) - 4 && other_tag()) {
         return Err(DropReason::TooLong);
@@ -284,7 +289,8 @@ fn check_length(head: &[u8], length: usize, mtu: usize) -> Result<(), DropReason
     Ok(())
 }
 
-/// One frame out of the ring, in up to three pieces, to `with`; or why there is none.
+/// Passes one received frame in up to three pieces to `with`. Returns the reason if the frame must be
+/// dropped.
 fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) -> Result<T, DropReason> {
     let (wire_length, vlan, lacks_checksum) =
         (received.wire_length(), received.vlan(), received.lacks_checksum());
@@ -301,7 +307,8 @@ fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) ->
     })
 }
 
-/// A buffer with what was received. There was room, so a frame for which there is none is longer than this pool's.
+/// Copies a received frame into a buffer. A buffer is free, so an allocation can fail only because the frame
+/// is too long.
 fn into_buffer(pool: &Pool, pieces: &[&[u8]]) -> Result<PoolBuf, DropReason> {
     let frame = match pieces {
         [whole] => pool.copy_from(whole),
@@ -315,7 +322,7 @@ impl Port for AfPacketPort {
 
     fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
         let Some(ring) = &mut self.rx else { return };
-        while !batch.is_full() && self.pool.has_room() {
+        while !batch.is_full() && self.pool.has_capacity() {
             let Some(received) = ring.next() else { break };
             match take(received, |pieces| into_buffer(&self.pool, pieces)).flatten() {
                 Ok(frame) => {
@@ -339,7 +346,7 @@ impl Port for AfPacketPort {
                     with(whole);
                     Ok(whole.len())
                 }
-                // A tag that the kernel took off.
+                // The kernel removed a tag.
                 _ => {
                     let length = pieces.iter().map(|p| p.len()).sum();
                     let whole = scratch.get_mut(..length).ok_or(DropReason::TooLong)?;
@@ -365,11 +372,11 @@ impl Port for AfPacketPort {
         least: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
     ) -> Option<(usize, bool)> {
-        // A ring for small frames would have them refused before they are known to be too long.
+        // A ring with smaller slots would reject frames before their length is known.
         if self.tx.slot_bytes() < least {
             return None;
         }
-        if self.unkicked && !self.kick() {
+        if self.has_unsent && !self.kick() {
             return Some((0, false));
         }
         let (mut count, mut more) = (0, true);
@@ -386,13 +393,13 @@ impl Port for AfPacketPort {
             match check_length(slot, length, self.mtu) {
                 Ok(()) => {
                     self.tx.commit(length);
-                    self.unkicked = true;
+                    self.has_unsent = true;
                     self.stats.count_sent(length);
                 }
                 Err(reason) => self.stats.count_drop(reason),
             }
         }
-        if self.unkicked {
+        if self.has_unsent {
             self.kick();
         }
         Some((count, more))
@@ -402,8 +409,8 @@ impl Port for AfPacketPort {
         if batch.is_empty() {
             return;
         }
-        // What the kernel did not take last time tells whether the interface is down, before more is piled up.
-        let up = !self.unkicked || self.kick();
+        // A failed send from before shows that the interface is down before more frames are queued.
+        let up = !self.has_unsent || self.kick();
         for frame in batch.drain(..) {
             let sent = if up {
                 self.send_one(&frame)
@@ -467,31 +474,31 @@ impl Port for AfPacketPort {
     }
 
     fn poll(&mut self, now: Nanos) {
-        if self.unkicked {
+        if self.has_unsent {
             self.kick();
         }
-        if now >= self.mtu_at {
-            self.mtu_at = now + MTU_INTERVAL;
-            self.follow_mtu();
+        if now >= self.next_mtu_check {
+            self.next_mtu_check = now + MTU_INTERVAL;
+            self.update_mtu();
         }
     }
 }
 
-/// Something that an interface, or the kernel for it, does to frames on their way between the wire and the stack.
+/// A transformation of frames between the wire and the network stack, by the interface or the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
-    /// Fills in UDP and TCP checksums of what is sent.
+    /// Fills in UDP and TCP checksums of sent frames.
     TxChecksum,
-    /// Cuts long TCP frames (TSO).
+    /// Segments long TCP frames (TSO).
     TcpSegmentation,
-    /// The same in software, just before the device (GSO).
+    /// Segments long frames in software before the device (GSO).
     Segmentation,
-    /// Glues received frames together (GRO).
+    /// Merges received frames (GRO).
     Receive,
 }
 
 impl Offload {
-    /// All of them.
+    /// All offloads.
     pub const ALL: [Self; 4] = [
         Self::TxChecksum,
         Self::TcpSegmentation,
@@ -499,7 +506,7 @@ impl Offload {
         Self::Receive,
     ];
 
-    /// ethtool's command that sets it (linux/ethtool.h).
+    /// The ethtool command that sets this offload (linux/ethtool.h).
     const fn command(self) -> u32 {
         match self {
             Self::TxChecksum => 0x17,
@@ -510,11 +517,12 @@ impl Offload {
     }
 }
 
-/// Switches offloads of an interface on or off. Off is what the hosts' ends of veth pairs need, where a switch stands in
-/// for the device that would have cut long frames.
+/// Enables or disables offloads of an interface. The host's end of a veth pair to a switch needs them
+/// disabled, because no device segments long frames there.
 ///
 /// # Errors
-/// No such interface, or no permission (CAP_NET_ADMIN). Offloads that an interface does not have are left out.
+/// The interface does not exist, or the process has no permission (CAP_NET_ADMIN). Offloads that the
+/// interface does not have are skipped.
 pub fn set_offloads(interface: &str, offloads: &[Offload], on: bool) -> io::Result<()> {
     let socket = sys::packet_socket()?;
     for offload in offloads {

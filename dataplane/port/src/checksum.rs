@@ -1,7 +1,7 @@
-//! Fills in the checksum that a sender left to its device.
+//! Completes checksums that a sender left to its device.
 //!
-//! The sender has put the sum of the pseudo header into the checksum field (RFC 1071; Linux calls it a partial
-//! checksum), so the sum over the whole segment with that field in it, inverted, is the checksum.
+//! The sender has stored the sum of the pseudo header in the checksum field (RFC 1071; a partial checksum in
+//! Linux). The inverted sum over the whole segment including that field is the final checksum.
 
 use castnet_wire::Ethernet;
 use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
@@ -9,7 +9,7 @@ use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Fills in the TCP or UDP checksum of an Ethernet frame. Anything else is left as it is.
+/// Completes the TCP or UDP checksum of an Ethernet frame. Leaves all other frames unchanged.
 pub(crate) fn complete(frame: &mut [u8]) {
     let Some((protocol, segment)) = segment(frame) else {
         return;
@@ -23,7 +23,7 @@ pub(crate) fn complete(frame: &mut [u8]) {
     let Some(field) = segment.get_mut(at..at + 2) else {
         return;
     };
-    // In UDP, zero means that there is none.
+    // In UDP, zero means that there is no checksum.
     let sum = if protocol == UDP && sum == 0 { 0xFFFF } else { sum };
     field.copy_from_slice(&sum.to_be_bytes());
 }
@@ -40,7 +40,7 @@ fn sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// The layer 4 protocol and its bytes, without what pads the frame.
+/// The layer 4 protocol and segment, without the frame's padding.
 fn segment(frame: &mut [u8]) -> Option<(u8, &mut [u8])> {
     let (ethernet, l3) = Ethernet::parse(frame).ok()?;
     let ip = frame.get_mut(l3..)?;
@@ -48,7 +48,7 @@ fn segment(frame: &mut [u8]) -> Option<(u8, &mut [u8])> {
         ETHERTYPE_IPV4 => {
             let header = usize::from(ip.first()? & 0x0F) * 4;
             let total = usize::from(word(ip, 2)?);
-            // Only a whole datagram has its checksum inside.
+            // Fragments carry no complete checksum.
             let fragment = word(ip, 6)? & 0x3FFF != 0;
             let protocol = *ip.get(9)?;
             if fragment || header < 20 {
@@ -57,7 +57,7 @@ fn segment(frame: &mut [u8]) -> Option<(u8, &mut [u8])> {
                 Some((protocol, ip.get_mut(header..total)?))
             }
         }
-        // Nothing that computes a partial checksum puts an extension header before TCP or UDP.
+        // No sender of partial checksums puts an extension header before TCP or UDP.
         ETHERTYPE_IPV6 => {
             let length = usize::from(word(ip, 4)?);
             Some((*ip.get(6)?, ip.get_mut(40..40 + length)?))
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A frame with a partial checksum, where its segment starts, and its pseudo header.
+    /// Returns a frame with a partial checksum, the offset of its segment, and its pseudo header.
     fn frame(v6: bool, tagged: bool, udp: bool, payload: &[u8], pad: usize) -> (Vec<u8>, usize, Vec<u8>) {
         let (protocol, header, field) = if udp { (UDP, 8, 6) } else { (TCP, 20, 16) };
         let length = header + payload.len();
@@ -145,7 +145,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_taken(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_accepted(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             complete(&mut bytes);
         }
     }

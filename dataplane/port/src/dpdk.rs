@@ -1,27 +1,29 @@
-//! What a DPDK device is as a port. Only its description lives here: it is opened by `castnet-dpdk`, since buffers are
-//! the devices' own there.
+//! Description of a DPDK device. The crate `castnet-dpdk` opens the device, because its frames live in DPDK's
+//! buffers.
 
-/// A device that DPDK drives, and how to use it.
+/// A DPDK device and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DpdkSpec {
-    /// A PCI address (`0000:3b:00.0`), or a virtual device's driver and number (`net_memif0`).
+    /// PCI address (`0000:3b:00.0`), or driver and number of a virtual device (`net_memif0`).
     pub device: String,
-    /// The driver's own options, as DPDK writes them: `key=value`, with commas between.
+    /// Options of the driver in DPDK's form: `key=value`, separated by commas.
     pub arguments: String,
-    /// Frames that each receive queue's ring holds.
+    /// Capacity of each receive queue in frames.
     pub rx_frames: usize,
-    /// Segments that each send queue's ring holds.
+    /// Capacity of each send queue in segments.
     pub tx_frames: usize,
-    /// Receive queues. The first goes to the worker whose turn the port is, the others to those after it.
+    /// The number of receive queues. The first belongs to the worker to which the port is assigned, the
+    /// others to the following workers.
     pub queues: usize,
-    /// The largest packet at layer 3, in bytes; `None` for as much as device and buffers can, 9000 at most.
+    /// The largest packet at layer 3 in bytes. `None` for the maximum that device and buffers support, up to
+    /// 9000.
     pub mtu: Option<usize>,
-    /// Whether frames to other Ethernet addresses than the device's own are taken, as a switch must.
+    /// True to receive frames to all Ethernet addresses, as a switch must.
     pub promiscuous: bool,
 }
 
 impl DpdkSpec {
-    /// The device of this name with these options of its driver: rings of 1024, one receive queue, promiscuous.
+    /// A device with these driver options: rings of 1024, one receive queue, promiscuous.
     pub fn new(device: impl Into<String>, arguments: impl Into<String>) -> Self {
         Self {
             device: device.into(),
@@ -34,12 +36,12 @@ impl DpdkSpec {
         }
     }
 
-    /// Whether it is a device on the PCI bus.
+    /// Returns true if the device is on the PCI bus.
     pub fn is_pci(&self) -> bool {
         pci(&self.device)
     }
 
-    /// Device and options as DPDK writes them.
+    /// Device and options in DPDK's form.
     pub fn devargs(&self) -> String {
         if self.arguments.is_empty() {
             self.device.clone()
@@ -49,7 +51,7 @@ impl DpdkSpec {
     }
 }
 
-/// `[dddd:]bb:dd.f`, in hexadecimal.
+/// Returns true if `name` has the form `[dddd:]bb:dd.f` in hexadecimal.
 fn pci(name: &str) -> bool {
     let hex = |text: &str, longest: usize| {
         (1..=longest).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
@@ -66,7 +68,7 @@ fn pci(name: &str) -> bool {
     address && hex(function, 1)
 }
 
-/// Whether DPDK can have a device of this name.
+/// Returns true if DPDK accepts `name` as the name of a device.
 pub(crate) fn is_device(name: &str) -> bool {
     let virtual_device = name.starts_with("net_")
         && name.len() < 64
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_on_a_bus_or_made_up() {
+    fn device_names_are_pci_or_virtual() {
         for name in ["0000:3b:00.0", "3b:00.1", "0000:3b:00.f"] {
             assert!(pci(name) && is_device(name), "{name}");
         }

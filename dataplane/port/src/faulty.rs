@@ -1,8 +1,9 @@
-//! A port that loses, repeats, delays, reorders and corrupts frames as a seed says.
+//! A fault injector: a port that drops, duplicates, delays, reorders and corrupts frames, controlled by a
+//! seed.
 //!
-//! What happens to a frame depends on the seed, the direction, the port's queue and how many frames went before it in
-//! that direction; nothing else. Each frame takes the same eight words of a ChaCha8 stream whatever is switched on, so
-//! changing one rate does not change what the others hit.
+//! The faults of a frame depend only on the seed, the direction, the port's queue and the number of earlier
+//! frames in that direction. Each frame uses eight words of a ChaCha8 stream, whichever faults are enabled.
+//! Changing one rate therefore does not change which frames the other faults affect.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -21,27 +22,27 @@ use crate::steer::FlowTable;
 
 /// Words of the random stream per frame.
 const WORDS: usize = 8;
-/// Frames that one direction can hold back; what comes on top is not held.
+/// Capacity of one direction for delayed frames. Further frames are not delayed.
 const HELD_MAX: usize = 4096;
-/// A reordered frame goes on after 1 to this many later ones ...
+/// A reordered frame is forwarded after 1 to this many later frames.
 const REORDER_DISTANCE: u64 = 8;
-/// ... or after this time, where none come.
+/// A reordered frame is forwarded after this time at the latest.
 const REORDER_TIME: Nanos = Nanos::from_millis(1);
 
-/// What goes wrong in one direction. Probabilities are per frame, 0 to 1, and independent.
+/// Faults of one direction. Probabilities are per frame, 0 to 1, and independent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// The frame is lost.
+    /// Probability of loss.
     pub loss: f64,
-    /// It comes twice.
+    /// Probability that the frame is delivered twice.
     pub duplicate: f64,
-    /// Up to eight later frames overtake it.
+    /// Probability that up to eight later frames overtake the frame.
     pub reorder: f64,
-    /// One bit of it is wrong, anywhere.
+    /// Probability that one bit of the frame is inverted.
     pub corrupt: f64,
-    /// All frames come later by this.
+    /// Delay of all frames.
     pub delay: Nanos,
-    /// And by up to this more, each frame differently, so that they overtake one another.
+    /// Maximum additional delay, random per frame, so that frames overtake each other.
     pub jitter: Nanos,
 }
 
@@ -56,7 +57,7 @@ impl Faults {
         jitter: Nanos::ZERO,
     };
 
-    /// Only loss.
+    /// Only loss, with this probability.
     pub const fn loss(probability: f64) -> Self {
         Self {
             loss: probability,
@@ -69,27 +70,27 @@ impl Faults {
     }
 }
 
-/// What a fault injector has done in one direction, in frames.
+/// Counters of one direction, in frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
-    /// Frames that came to it.
+    /// Frames processed.
     pub frames: u64,
-    /// Lost.
+    /// Frames dropped.
     pub lost: u64,
-    /// Sent twice.
+    /// Frames duplicated.
     pub duplicated: u64,
-    /// Overtaken on purpose.
+    /// Frames reordered.
     pub reordered: u64,
-    /// Corrupted.
+    /// Frames corrupted.
     pub corrupted: u64,
-    /// Delayed.
+    /// Frames delayed.
     pub delayed: u64,
 }
 
-/// One direction, as its handle and its ports share it.
+/// Settings and counters of one direction, shared by the control and the ports.
 #[derive(Debug, Default)]
-struct Direction {
-    /// Probabilities as numbers below 2^32 (2^32 is certain), and nanoseconds.
+struct DirectionSettings {
+    /// Probabilities scaled to 2^32 (which means certain), and times in nanoseconds.
     loss: AtomicU64,
     duplicate: AtomicU64,
     reorder: AtomicU64,
@@ -99,7 +100,7 @@ struct Direction {
     counts: [AtomicU64; 6],
 }
 
-/// The thresholds of one moment.
+/// A copy of the settings.
 #[derive(Clone, Copy)]
 struct Thresholds {
     loss: u64,
@@ -110,7 +111,7 @@ struct Thresholds {
     jitter: u64,
 }
 
-impl Direction {
+impl DirectionSettings {
     fn set(&self, faults: Faults) {
         let threshold = |p: f64| (p.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64;
         self.loss.store(threshold(faults.loss), Ordering::Relaxed);
@@ -174,17 +175,17 @@ impl Direction {
     }
 }
 
-/// A handle on a fault injector, from any thread, while it runs. Clones are the same injector; ports that were opened
-/// from one [`PortSpec`](crate::PortSpec) share it.
+/// Control of a fault injector, usable from any thread while it runs. Clones control the same injector. Ports
+/// opened from one [`PortSpec`](crate::PortSpec) share it.
 #[derive(Clone, Debug)]
 pub struct FaultControl {
     seed: u64,
-    /// Receive, send.
-    directions: Arc<[Direction; 2]>,
+    /// Receive direction, then send direction.
+    directions: Arc<[DirectionSettings; 2]>,
 }
 
 impl FaultControl {
-    /// An injector with this seed that does nothing yet.
+    /// Creates an injector with this seed and no faults.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -192,46 +193,46 @@ impl FaultControl {
         }
     }
 
-    /// The same with these faults for frames that are received and for those that are sent.
+    /// Sets the faults for received and for sent frames.
     pub fn with(self, rx: Faults, tx: Faults) -> Self {
         self.set_rx(rx);
         self.set_tx(tx);
         self
     }
 
-    /// Its seed.
+    /// The seed.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Changes what happens to frames that are received.
+    /// Sets the faults for received frames.
     pub fn set_rx(&self, faults: Faults) {
         self.directions[0].set(faults);
     }
 
-    /// Changes what happens to frames that are sent.
+    /// Sets the faults for sent frames.
     pub fn set_tx(&self, faults: Faults) {
         self.directions[1].set(faults);
     }
 
-    /// What happens to frames that are received, and to those that are sent.
+    /// The faults for received and for sent frames.
     pub fn faults(&self) -> [Faults; 2] {
-        self.directions.each_ref().map(Direction::get)
+        self.directions.each_ref().map(DirectionSettings::get)
     }
 
-    /// Whether nothing happens to any frame.
+    /// Returns true if no faults are set.
     pub fn is_idle(&self) -> bool {
         self.faults().iter().all(Faults::is_none)
     }
 
-    /// What it has done to frames that were received, and to those that were sent.
+    /// Counters of received and of sent frames.
     pub fn counts(&self) -> [FaultCounts; 2] {
-        self.directions.each_ref().map(Direction::counts)
+        self.directions.each_ref().map(DirectionSettings::counts)
     }
 
-    /// Puts the injector in front of a port: its `queue`th, where several threads have opened it.
+    /// Wraps a port. `queue` is the index of the thread if several threads have opened it.
     pub fn wrap<P: Port<Buf = PoolBuf>>(&self, inner: P, queue: usize) -> Faulty<P> {
-        let line = |direction: u64| Line::new(self.seed, queue as u64 * 2 + direction);
+        let line = |direction: u64| DirectionState::new(self.seed, queue as u64 * 2 + direction);
         Faulty {
             inner,
             control: self.clone(),
@@ -244,56 +245,56 @@ impl FaultControl {
     }
 }
 
-/// A frame that waits for its time. In a heap the next one is on top.
+/// A delayed frame. The heap has the one that is due first on top.
 #[derive(Debug)]
-struct Held {
+struct DelayedFrame {
     due: Nanos,
     order: u64,
     frame: PoolBuf,
 }
 
-impl Ord for Held {
+impl Ord for DelayedFrame {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         Reverse((self.due, self.order)).cmp(&Reverse((other.due, other.order)))
     }
 }
 
-impl PartialOrd for Held {
+impl PartialOrd for DelayedFrame {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Held {
+impl PartialEq for DelayedFrame {
     fn eq(&self, other: &Self) -> bool {
         (self.due, self.order) == (other.due, other.order)
     }
 }
 
-impl Eq for Held {}
+impl Eq for DelayedFrame {}
 
-/// A frame that is being overtaken.
+/// A frame that later frames overtake.
 #[derive(Debug)]
-struct Overtaken {
-    /// Goes on once this many frames have come in.
+struct ReorderedFrame {
+    /// The frame is forwarded after the frame with this number.
     after: u64,
     due: Nanos,
     frame: PoolBuf,
 }
 
-/// One direction of one port.
+/// State of one direction of one port.
 #[derive(Debug)]
-struct Line {
+struct DirectionState {
     rng: ChaCha8Rng,
-    /// Frames so far.
+    /// The number of frames so far.
     index: u64,
-    delayed: BinaryHeap<Held>,
-    overtaken: VecDeque<Overtaken>,
-    /// Those that go on now.
+    delayed: BinaryHeap<DelayedFrame>,
+    overtaken: VecDeque<ReorderedFrame>,
+    /// Frames that can be forwarded now.
     ready: VecDeque<PoolBuf>,
 }
 
-impl Line {
+impl DirectionState {
     fn new(seed: u64, stream: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(stream);
@@ -318,8 +319,8 @@ impl Line {
         [(); WORDS].map(|()| self.rng.next_u32())
     }
 
-    /// Decides what becomes of the next frame.
-    fn take(&mut self, mut frame: PoolBuf, now: Nanos, t: &Thresholds, counts: &mut FaultCounts) {
+    /// Applies the faults to the next frame.
+    fn inject(&mut self, mut frame: PoolBuf, now: Nanos, t: &Thresholds, counts: &mut FaultCounts) {
         let hit = |word: u32, threshold: u64| u64::from(word) < threshold;
         let [
             lost,
@@ -349,30 +350,30 @@ impl Line {
         if hit(reordered, t.reorder) && self.overtaken.len() < HELD_MAX {
             counts.reordered += 1;
             let after = self.index + 1 + scale(distance, REORDER_DISTANCE);
-            self.overtaken.push_back(Overtaken {
+            self.overtaken.push_back(ReorderedFrame {
                 after,
                 due: now + REORDER_TIME,
                 frame,
             });
         } else {
-            self.pass(frame, now, t, jitter, counts);
+            self.forward(frame, now, t, jitter, counts);
         }
         if let Some(copy) = copy {
             counts.duplicated += 1;
-            self.pass(copy, now, t, jitter_of_copy, counts);
+            self.forward(copy, now, t, jitter_of_copy, counts);
         }
         self.release_overtaken(now);
     }
 
-    /// On at once, or after the delay.
-    fn pass(&mut self, frame: PoolBuf, now: Nanos, t: &Thresholds, jitter: u32, counts: &mut FaultCounts) {
+    /// Forwards a frame at once or after its delay.
+    fn forward(&mut self, frame: PoolBuf, now: Nanos, t: &Thresholds, jitter: u32, counts: &mut FaultCounts) {
         let delay = t.delay + Nanos(scale(jitter, t.jitter.saturating_add(1)));
         if delay == Nanos::ZERO || self.delayed.len() == HELD_MAX {
             self.ready.push_back(frame);
         } else {
             counts.delayed += 1;
             let order = self.index;
-            self.delayed.push(Held {
+            self.delayed.push(DelayedFrame {
                 due: now + delay,
                 order,
                 frame,
@@ -392,7 +393,7 @@ impl Line {
         }
     }
 
-    /// Moves on what is due.
+    /// Releases the frames that are due.
     fn release(&mut self, now: Nanos) {
         self.release_overtaken(now);
         while self.delayed.peek().is_some_and(|held| held.due <= now) {
@@ -406,12 +407,12 @@ impl Line {
     }
 }
 
-/// A number below `below`, in proportion to `word`.
+/// Scales `word` to a number below `below`.
 fn scale(word: u32, below: u64) -> u64 {
     ((u128::from(word) * u128::from(below)) >> 32) as u64
 }
 
-/// Inverts the bit that `word` picks among all of the frame's.
+/// Inverts the bit of the frame that `word` selects.
 fn flip_bit(frame: &mut PoolBuf, word: u32) -> bool {
     let bit = scale(word, frame.length() as u64 * 8) as usize;
     let Some(byte) = frame.byte(bit / 8) else {
@@ -420,31 +421,31 @@ fn flip_bit(frame: &mut PoolBuf, word: u32) -> bool {
     frame.write_at(bit / 8, &[byte ^ (1 << (bit % 8))])
 }
 
-/// A port with a fault injector in front of it.
+/// A port behind a fault injector.
 #[derive(Debug)]
 pub struct Faulty<P> {
     inner: P,
     control: FaultControl,
-    rx: Line,
-    tx: Line,
+    rx: DirectionState,
+    tx: DirectionState,
     now: Nanos,
     scratch: Batch<PoolBuf>,
     lost: u64,
 }
 
 impl<P: Port<Buf = PoolBuf>> Faulty<P> {
-    /// The handle by which its faults can be changed.
+    /// The control of the injector.
     pub fn control(&self) -> &FaultControl {
         &self.control
     }
 
-    /// Frames that it holds back: received ones that are not delivered, and those to be sent. The former are lost with the
-    /// port, as on a wire that is cut.
+    /// The number of delayed frames: received ones not delivered yet, and ones to be sent. Delayed received
+    /// frames are lost when the port is dropped, as on a cut wire.
     pub fn held(&self) -> [usize; 2] {
         [self.rx.held(), self.tx.held()]
     }
 
-    /// Sends what is ready.
+    /// Sends the frames that are ready.
     fn flush(&mut self) {
         while !self.tx.ready.is_empty() {
             while !self.scratch.is_full()
@@ -464,7 +465,7 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
         let thresholds = self.control.directions[0].thresholds();
         let mut counts = FaultCounts::default();
         self.rx.release(self.now);
-        // Bounded, or a fast sender whose frames are all lost would keep us here.
+        // Bounded, because a fast sender whose frames are all dropped would otherwise keep this thread here.
         for _ in 0..2 {
             while !batch.is_full()
                 && let Some(frame) = self.rx.ready.pop_front()
@@ -479,7 +480,7 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
                 break;
             }
             for frame in self.scratch.drain(..) {
-                self.rx.take(frame, self.now, &thresholds, &mut counts);
+                self.rx.inject(frame, self.now, &thresholds, &mut counts);
             }
         }
         self.lost += counts.lost;
@@ -490,7 +491,7 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
         let thresholds = self.control.directions[1].thresholds();
         let mut counts = FaultCounts::default();
         for frame in batch.drain(..) {
-            self.tx.take(frame, self.now, &thresholds, &mut counts);
+            self.tx.inject(frame, self.now, &thresholds, &mut counts);
         }
         self.flush();
         self.lost += counts.lost;

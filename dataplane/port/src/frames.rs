@@ -1,4 +1,5 @@
-//! Where a thread's frames live: what a worker's loop is generic over, and how ports of another kind of memory join in.
+//! [`Memory`], the trait of frame memory over which a worker's loop is generic, and [`Bridge`], which
+//! connects ports of another kind of memory.
 
 use std::io;
 use std::sync::Arc;
@@ -12,50 +13,53 @@ use crate::sleep::Sleeper;
 use crate::spec::{OpenError, PortSpec};
 use crate::steer::FlowTable;
 
-/// A port over a given kind of memory.
+/// A port whose frames live in memory of type `M`.
 pub type MemoryPort<M> = Box<dyn Port<Buf = <M as Memory>::Buf>>;
 
-/// Where the frames of one thread live: a handle, clones are the same memory.
+/// The memory of one thread's frames. It is a handle; clones refer to the same memory.
 ///
-/// A worker's loop is compiled once for each kind, so nothing on a frame's way asks which it is. A port whose frames live
-/// elsewhere is opened behind a [`Bridge`].
+/// A worker's loop is compiled once per kind of memory, so the fast path has no dynamic dispatch on it. A
+/// port whose frames live in another kind of memory is opened behind a [`Bridge`].
 pub trait Memory: Clone + 'static {
-    /// How it holds a frame.
+    /// The representation of a frame.
     type Buf: FrameBuf + 'static;
 
-    /// How frames go from one thread to another: as they are, or copied.
+    /// The ring between threads. It moves or copies frames.
     type HandOver: HandOver<Self::Buf>;
 
-    /// Opens a port for this thread, which is the `queue`th of those that use the port, counted from the first that
-    /// receives from it, 0.
+    /// Opens a port for this thread. `queue` is the index of the thread among those that use the port, where
+    /// 0 is the first thread that receives.
     ///
     /// # Errors
     /// See [`OpenError`].
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError>;
 
-    /// A frame with the bytes of all `parts`, one after the other. `None` where no buffer is free, or it is too long.
+    /// Creates a frame from the concatenated bytes of `parts`. Returns `None` if no buffer is free or the
+    /// frame is too long.
     fn gather(&self, parts: &[&[u8]]) -> Option<Self::Buf>;
 
-    /// A replica of `original` whose first `header` bytes and trailer are its own; the body is shared or copied, whichever
-    /// costs less, and copied where the port that it leaves by is not `multi_segment`. `None` where no buffer is free, or
-    /// `header` is more than a head holds ([`FrameBuf::HEAD`]).
+    /// Creates a replica of `original` with its own first `header` bytes and its own trailer. The body is
+    /// shared or copied, whichever costs less. It is copied if the egress port is not `multi_segment`.
+    /// Returns `None` if no buffer is free or `header` exceeds [`FrameBuf::HEAD`].
     fn replicate(&self, original: &Self::Buf, header: usize, multi_segment: bool) -> Option<Self::Buf>;
 
-    /// Whether [`Memory::lend`] is what makes replicas of so long frames at the least cost.
+    /// Returns true if [`Memory::lend`] is the cheapest way to replicate frames of this length.
     fn lends(&self, length: usize) -> bool;
 
-    /// A replica with a head of 64 bytes of its own that borrows all the rest of `original`, the trailer too: while both live,
-    /// neither's trailer can be written. For ports that are [`Port::multi_segment`]. So many more replicas of this original
-    /// are to come, so that they can be counted at once; if they do not, its buffer is lost. `None` where no buffer is free.
+    /// Creates a replica with its own head of 64 bytes that borrows the rest of `original`, including the
+    /// trailer. While both exist, neither trailer can be written. For ports that are [`Port::multi_segment`].
+    ///
+    /// `to_come` is the number of further replicas of this original, so that all references are counted at
+    /// once. If they are not created, the buffer leaks. Returns `None` if no buffer is free.
     fn lend(&self, original: &Self::Buf, to_come: usize) -> Option<Self::Buf>;
 
-    /// A frame of `length` zero bytes. `None` where no buffer is free, or it is too long.
+    /// Creates a frame of `length` zero bytes. Returns `None` if no buffer is free or the frame is too long.
     fn allocate(&self, length: usize) -> Option<Self::Buf>;
 
-    /// Whether a frame of any length can be had.
-    fn has_room(&self) -> bool;
+    /// Returns true if a frame of any length can be allocated.
+    fn has_capacity(&self) -> bool;
 
-    /// What is left.
+    /// Statistics of the buffers.
     fn stats(&self) -> PoolStats;
 }
 
@@ -79,7 +83,7 @@ impl Memory for Pool {
         original.replicate()
     }
 
-    /// Never: a replica's own trailer costs nothing here.
+    /// Always false: a replica's own trailer is free of cost in a [`Pool`].
     #[inline]
     fn lends(&self, _: usize) -> bool {
         false
@@ -95,8 +99,8 @@ impl Memory for Pool {
         Self::allocate(self, length)
     }
 
-    fn has_room(&self) -> bool {
-        Self::has_room(self)
+    fn has_capacity(&self) -> bool {
+        Self::has_capacity(self)
     }
 
     fn stats(&self) -> PoolStats {
@@ -104,21 +108,22 @@ impl Memory for Pool {
     }
 }
 
-/// A port over `inside`, for a thread whose frames live in `outside`: each frame is copied once in each direction.
+/// A port for a thread whose frames live in `outside`, over a port whose frames live in `inside`. Each frame
+/// is copied once in each direction.
 pub struct Bridge<I: Memory, O: Memory> {
     port: MemoryPort<I>,
     inside: I,
     outside: O,
-    /// Received, and not yet copied.
+    /// Frames received from `port` and not yet copied.
     received: Batch<I::Buf>,
     sending: Batch<I::Buf>,
     drops: Drops,
-    /// Frames and bytes that `port` has delivered, and this has not.
+    /// Frames and bytes received from `port` and not yet returned by this bridge.
     undelivered: (u64, u64),
 }
 
 impl<I: Memory, O: Memory> Bridge<I, O> {
-    /// A bridge to `port`, whose frames live in `inside`.
+    /// Creates a bridge to `port`, whose frames live in `inside`.
     pub fn new(port: MemoryPort<I>, inside: I, outside: O) -> Self {
         Self {
             port,
@@ -138,12 +143,12 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
     fn receive(&mut self, batch: &mut Batch<O::Buf>) {
         if self.received.is_empty() {
             self.port.receive(&mut self.received);
-            // From the back is from the oldest on.
+            // `pop` then returns the oldest frame first.
             self.received.reverse();
             self.undelivered.0 += self.received.len() as u64;
             self.undelivered.1 += self.received.iter().map(|f| f.length() as u64).sum::<u64>();
         }
-        while !batch.is_full() && self.outside.has_room() {
+        while !batch.is_full() && self.outside.has_capacity() {
             let Some(frame) = self.received.pop() else { break };
             match self.outside.gather(&frame.segments()) {
                 Some(copy) => {
@@ -151,7 +156,7 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
                     self.undelivered.1 -= frame.length() as u64;
                     batch.push(copy);
                 }
-                // There was room, so it is longer than this memory's frames.
+                // A buffer was free, so the frame is longer than this memory's buffers.
                 None => self.drops[DropReason::TooLong] += 1,
             }
         }
@@ -161,7 +166,7 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
         for frame in batch.drain(..) {
             match self.inside.gather(&frame.segments()) {
                 Some(copy) => self.sending.push(copy),
-                None if self.inside.has_room() => self.drops[DropReason::TooLong] += 1,
+                None if self.inside.has_capacity() => self.drops[DropReason::TooLong] += 1,
                 None => self.drops[DropReason::TxFull] += 1,
             }
         }

@@ -1,9 +1,11 @@
-//! Where frames come in and go out: memory links, pcap files, AF_PACKET on real interfaces, and a seeded fault injector
-//! that wraps any of them.
+//! Ports: where frames enter and leave the switch. A port is a memory link, a pcap file, or a network
+//! interface (AF_PACKET). A seeded fault injector can wrap any of them. DPDK devices are in the crate
+//! `castnet-dpdk`.
 //!
-//! A [`PortSpec`] says what a port is and can be sent to the thread that will use it; there [`PortSpec::open`] makes a
-//! [`BoxPort`] of it, whose frames live in that thread's [`Pool`]. A port never blocks: a thread that finds nothing to
-//! do sleeps in a [`Sleeper`], to which it has attached its ports.
+//! The main types are [`Port`], [`PortSpec`], [`Pool`] and [`Sleeper`]. A [`PortSpec`] describes a port and
+//! can be sent to the thread that will use it. There [`PortSpec::open`] creates a [`BoxPort`] whose frames
+//! live in that thread's [`Pool`]. A port never blocks. A thread that has nothing to do sleeps in a
+//! [`Sleeper`] to which its ports are attached.
 //!
 //! ```
 //! use castnet_port::{Batch, MemLink, MemLinkConfig, Pool, PoolConfig, Port, Sides, Sleeper};

@@ -1,7 +1,7 @@
-//! Links inside a process: two bounded rings of slots that are made once.
+//! Links inside a process. A link has two bounded rings whose slots are allocated once.
 //!
-//! An end can be sent to the thread that will use it and opened there. Several threads may send on one end; one receives.
-//! A frame is copied into a slot and out of it, so that buffers never change threads.
+//! An end of a link can be sent to the thread that will use it. Several threads may send on an end; one
+//! thread receives. Each frame is copied into a slot and out of it, so that buffers never change threads.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,21 +14,21 @@ use crate::port::{Port, PortDevice, PortLink, PortStats, RingUse, Sides, fits, f
 use crate::ring::FrameRing;
 use crate::sleep::Sleeper;
 
-/// What a link is like.
+/// Configuration of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemLinkConfig {
-    /// Frames that can be under way in each direction.
+    /// Capacity in frames of each direction.
     pub capacity: usize,
-    /// The largest packet at layer 3, in bytes.
+    /// The largest packet at layer 3 in bytes.
     pub mtu: usize,
-    /// What the two ends are called.
+    /// Names of the two ends.
     pub names: [String; 2],
-    /// The Ethernet addresses of the two ends.
+    /// Ethernet addresses of the two ends.
     pub macs: [MacAddr; 2],
 }
 
 impl MemLinkConfig {
-    /// A link between ends of these names, whose Ethernet addresses follow from the names.
+    /// A link between ends with these names. The Ethernet addresses are derived from the names.
     pub fn between(a: &str, b: &str) -> Self {
         Self {
             capacity: 512,
@@ -38,27 +38,28 @@ impl MemLinkConfig {
         }
     }
 
-    /// The same with another MTU.
+    /// Sets the MTU.
     pub fn mtu(self, mtu: usize) -> Self {
         Self { mtu, ..self }
     }
 
-    /// The same with another capacity.
+    /// Sets the capacity.
     pub fn capacity(self, capacity: usize) -> Self {
         Self { capacity, ..self }
     }
 }
 
 impl Default for MemLinkConfig {
-    /// Between ends called `a` and `b`: 512 frames, MTU 4200.
+    /// Ends named `a` and `b`, 512 frames, MTU 4200.
     fn default() -> Self {
         Self::between("a", "b")
     }
 }
 
-/// A unicast, locally administered Ethernet address that is always the same for the same name.
+/// Derives a unicast, locally administered Ethernet address from a name. The same name always gives the same
+/// address.
 pub fn mac_from_name(name: &str) -> MacAddr {
-    // FNV-1a, 64 bits: spreads well enough over 40 bits, and needs no more than this.
+    // FNV-1a with 64 bits spreads well enough over 40 bits.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
         (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
     });
@@ -66,23 +67,23 @@ pub fn mac_from_name(name: &str) -> MacAddr {
     MacAddr([0x02, a, b, c, d, e])
 }
 
-/// Makes links.
+/// Constructor of links.
 #[derive(Debug)]
 pub struct MemLink;
 
 impl MemLink {
-    /// A link's two ends, with the first and the second name of `config`.
+    /// Creates a link and returns its two ends, in the order of the names in `config`.
     pub fn pair(config: &MemLinkConfig) -> (MemEnd, MemEnd) {
         let frame_max = frame_max(config.mtu);
         let rings = [(); 2].map(|()| Arc::new(FrameRing::new(config.capacity, frame_max)));
-        let lives = [(); 2].map(|()| Arc::new(()));
-        let plugged = Arc::new(AtomicBool::new(true));
+        let alive = [(); 2].map(|()| Arc::new(()));
+        let connected = Arc::new(AtomicBool::new(true));
         let end = |mine: usize, other: usize| MemEnd {
             rx: rings[mine].clone(),
             tx: rings[other].clone(),
-            plugged: plugged.clone(),
-            _life: lives[mine].clone(),
-            peer: Arc::downgrade(&lives[other]),
+            connected: connected.clone(),
+            _alive: alive[mine].clone(),
+            peer: Arc::downgrade(&alive[other]),
             name: config.names[mine].clone(),
             mac: config.macs[mine],
             mtu: Arc::new(AtomicUsize::new(config.mtu)),
@@ -92,13 +93,13 @@ impl MemLink {
     }
 }
 
-/// One end of a link. Clones are the same end.
+/// One end of a link. Clones are handles to the same end.
 #[derive(Clone, Debug)]
 pub struct MemEnd {
     rx: Arc<FrameRing<()>>,
     tx: Arc<FrameRing<()>>,
-    plugged: Arc<AtomicBool>,
-    _life: Arc<()>,
+    connected: Arc<AtomicBool>,
+    _alive: Arc<()>,
     peer: Weak<()>,
     name: String,
     mac: MacAddr,
@@ -107,7 +108,7 @@ pub struct MemEnd {
 }
 
 impl MemEnd {
-    /// A port on this end, for the thread that owns `pool`. One port receives; any number may send.
+    /// Opens a port on this end for the thread that owns `pool`. One port receives; any number may send.
     pub fn open(&self, pool: &Pool, sides: Sides) -> MemPort {
         MemPort {
             end: self.clone(),
@@ -117,43 +118,43 @@ impl MemEnd {
         }
     }
 
-    /// Pulls the cable (`false`) or plugs it in again, for both ends. What is under way arrives.
+    /// Connects or disconnects the cable for both ends. Frames in flight still arrive.
     pub fn set_up(&self, up: bool) {
-        self.plugged.store(up, Ordering::Relaxed);
+        self.connected.store(up, Ordering::Relaxed);
     }
 
-    /// Changes how long packets may be that leave here, in bytes: up to what the link was made for.
+    /// Changes the MTU in bytes for frames sent from this end. The maximum is the MTU at creation.
     pub fn set_mtu(&self, mtu: usize) {
         self.mtu.store(mtu.min(self.mtu_max), Ordering::Relaxed);
     }
 
-    /// Whether the cable is plugged in and the other end still exists.
+    /// Returns true if the cable is connected and the other end exists.
     pub fn is_up(&self) -> bool {
-        self.plugged.load(Ordering::Relaxed) && self.peer.strong_count() > 0
+        self.connected.load(Ordering::Relaxed) && self.peer.strong_count() > 0
     }
 
-    /// What this end is called.
+    /// Name of this end.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its Ethernet address.
+    /// Ethernet address of this end.
     pub fn mac(&self) -> MacAddr {
         self.mac
     }
 
-    /// The largest packet at layer 3, in bytes.
+    /// The largest packet at layer 3 in bytes.
     pub fn mtu(&self) -> usize {
         self.mtu.load(Ordering::Relaxed)
     }
 
-    /// Frames that this end has not yet received.
+    /// The number of frames that this end has not received yet.
     pub fn waiting(&self) -> usize {
         self.rx.len()
     }
 }
 
-/// An end of a memory link in the thread that uses it.
+/// A port on one end of a memory link.
 #[derive(Debug)]
 pub struct MemPort {
     end: MemEnd,

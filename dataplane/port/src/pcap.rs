@@ -1,7 +1,8 @@
-//! Capture files as ports: frames come out of one file and go into another.
+//! Ports on capture files. Frames are read from one file and written to another.
 //!
-//! Both formats are read, by their magic number; what is written is pcapng where the file's name ends in `.pcapng`, else
-//! pcap with nanoseconds. This backend is for tests and for replaying what was seen; it locks its output file.
+//! The input format, pcap or pcapng, is detected by its magic number. The output is pcapng if the file name
+//! ends in `.pcapng`, otherwise pcap with nanoseconds. This backend is for tests and replay. It locks its
+//! output file.
 
 use std::fmt;
 use std::fs::File;
@@ -25,22 +26,22 @@ use crate::port::{Port, PortDevice, PortLink, PortStats, Sides, fits};
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
 
-/// Files to read frames from and to write frames to. Clones share the output file.
+/// Input and output files. Clones share the output file.
 #[derive(Clone, Debug)]
 pub struct PcapSpec {
-    /// Where frames come from; `None` for a port that receives nothing.
+    /// The file to receive frames from. `None` for a port that receives nothing.
     pub input: Option<PathBuf>,
-    /// Where sent frames go; `None` for a port that swallows them.
+    /// The file to write sent frames to. `None` for a port that discards them.
     pub output: Option<PathBuf>,
-    /// Whether frames arrive at the pace at which they were captured, else as fast as they are taken.
+    /// True to receive frames at the pace of the capture. False to receive them as fast as possible.
     pub timed: bool,
-    /// The largest packet at layer 3, in bytes.
+    /// The largest packet at layer 3 in bytes.
     pub mtu: usize,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<SharedOutput>>,
 }
 
 impl PcapSpec {
-    /// These files, as fast as possible, with room for any frame of 9000 bytes.
+    /// Replays as fast as possible, with an MTU that fits any frame of 9000 bytes.
     pub fn new(input: Option<PathBuf>, output: Option<PathBuf>) -> Self {
         Self {
             input,
@@ -54,7 +55,7 @@ impl PcapSpec {
     /// Opens the files for the thread that owns `pool`.
     ///
     /// # Errors
-    /// A file that cannot be opened, or is no capture of Ethernet frames.
+    /// A file cannot be opened, or is not a capture of Ethernet frames.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<PcapPort, OpenError> {
         let reader = match &self.input {
             Some(path) if sides.receives() => Some(Reader::open(path)?),
@@ -96,15 +97,15 @@ impl PcapSpec {
     }
 }
 
-/// The output file of all ports of one spec.
+/// The output file, shared by all ports of one spec.
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedOutput {
     writer: Option<Writer>,
     ports: usize,
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    // A frame that was written in part is the reader's to notice.
+fn lock(shared: &Mutex<SharedOutput>) -> MutexGuard<'_, SharedOutput> {
+    // A panic may leave a partly written frame, which readers of the file detect.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -179,11 +180,11 @@ impl Writer {
 
 enum Reader {
     Pcap(PcapReader<BufReader<File>>),
-    /// With the timestamp unit of each interface of the section.
+    /// Includes the timestamp unit of each interface of the section.
     PcapNg(PcapNgReader<BufReader<File>>, Vec<Unit>),
 }
 
-/// A pcapng timestamp unit: so many per second (option if_tsresol).
+/// A pcapng timestamp unit in units per second (option if_tsresol).
 #[derive(Clone, Copy, Debug)]
 struct Unit(u128);
 
@@ -200,13 +201,13 @@ impl Unit {
     }
 
     fn nanos(self, raw: Duration) -> Nanos {
-        // The library takes each timestamp for nanoseconds.
+        // The library interprets each timestamp as nanoseconds.
         let nanos = raw.as_nanos().saturating_mul(1_000_000_000) / self.0.max(1);
         Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
 
-/// A frame of a file: when it was captured, its length on the wire, and its bytes.
+/// A frame of a file: its capture time, its length on the wire, and its bytes.
 struct Record<'a> {
     at: Nanos,
     length: u32,
@@ -249,7 +250,7 @@ impl Reader {
         }
     }
 
-    /// Gives the next frame to `take`. `None` at the end of the file, and where it cannot be read on.
+    /// Passes the next frame to `take`. Returns `None` at the end of the file or at a read error.
     fn next<T>(&mut self, take: impl FnOnce(Record<'_>) -> T) -> Option<T> {
         match self {
             Self::Pcap(reader) => {
@@ -292,32 +293,32 @@ impl Reader {
     }
 }
 
-/// Capture files in the thread that uses them.
+/// A port on capture files.
 #[derive(Debug)]
 pub struct PcapPort {
     link: PortLink,
     reader: Option<Reader>,
     timed: bool,
-    /// The next frame and when it was captured; read ahead, to know when it is due.
+    /// The next frame and its capture time. Read ahead to know when it is due.
     next: Option<(Nanos, PoolBuf)>,
-    /// When replaying began, and when the first frame had been captured.
+    /// The start time of the replay, and the capture time of the first frame.
     origin: Option<(Nanos, Nanos)>,
     now: Nanos,
     opened: Duration,
     scratch: Vec<u8>,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<SharedOutput>>,
     pool: Pool,
     stats: PortStats,
 }
 
 impl PcapPort {
-    /// Whether the input file has been read to its end, or as far as it can be read.
+    /// Returns true if the input file has been read to its end or to a read error.
     pub fn is_finished(&self) -> bool {
         self.reader.is_none() && self.next.is_none()
     }
 
     fn read_ahead(&mut self) {
-        while self.next.is_none() && self.pool.has_room() {
+        while self.next.is_none() && self.pool.has_capacity() {
             let Some(reader) = &mut self.reader else { return };
             let pool = &self.pool;
             let frame = reader.next(|r| {
@@ -336,7 +337,7 @@ impl PcapPort {
         }
     }
 
-    /// When the next frame is due, on the caller's clock.
+    /// The time at which the next frame is due, on the caller's clock.
     fn due(&self) -> Option<Nanos> {
         let (at, _) = self.next.as_ref()?;
         match self.origin {
@@ -424,7 +425,7 @@ impl Drop for PcapPort {
         if shared.ports == 0
             && let Some(writer) = shared.writer.take()
         {
-            // Nobody is left to hear of it; the frames were counted as sent to a file, and the file shows what it has.
+            // The error cannot be reported any more. The file shows what was written.
             let _ = writer.finish();
         }
     }

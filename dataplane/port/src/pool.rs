@@ -1,7 +1,8 @@
-//! Buffers that are made once and used over and over, without a lock and without allocation.
+//! Frame buffers that are allocated once and reused, without locks.
 //!
-//! A [`PoolBuf`] owns its head and its last four bytes and may share the bytes between with replicas. A replica thus
-//! costs the copy of two cache lines and a count, whatever the frame's length. The last holder gives the body back.
+//! A [`PoolBuf`] owns its head and its last four bytes. Replicas may share the bytes in between. A replica
+//! therefore costs a copy of two cache lines and a reference count, at any frame length. The last holder
+//! frees the body.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -9,25 +10,25 @@ use std::rc::Rc;
 
 use castnet_wire::FrameBuf;
 
-/// Bytes of the private head; what [`FrameBuf::HEAD`] promises.
+/// Bytes of the private head, see [`FrameBuf::HEAD`].
 const HEAD: usize = 128;
 /// Bytes of the private trailer of a frame that has a body.
 const TRAILER: usize = 4;
-/// The longest frame that needs no body.
+/// The longest frame without a body.
 const INLINE: usize = HEAD + TRAILER;
 
-/// The bytes that are private to one frame: all of it where `length <= INLINE`, else its first [`HEAD`] bytes and, after
-/// these, its last [`TRAILER`].
+/// The private bytes of one frame. If `length <= INLINE`, they are the whole frame. Otherwise they are the
+/// first [`HEAD`] bytes followed by the last [`TRAILER`] bytes.
 #[repr(align(64))]
 struct Node {
     bytes: [u8; INLINE],
     length: usize,
-    /// Bytes `HEAD..length - TRAILER` of the frame; `None` if and only if `length <= INLINE`.
+    /// Bytes `HEAD..length - TRAILER` of the frame. `None` if and only if `length <= INLINE`.
     body: Option<Rc<[u8]>>,
 }
 
-struct Shared {
-    // A frame takes its node along and moves it by its box.
+struct PoolInner {
+    // Nodes are boxed so that a frame moves as a pointer.
     #[allow(clippy::vec_box)]
     nodes: RefCell<Vec<Box<Node>>>,
     bodies: RefCell<Vec<Rc<[u8]>>>,
@@ -36,14 +37,15 @@ struct Shared {
     exhausted: Cell<u64>,
 }
 
-/// How many frames a pool holds, and how long they may be.
+/// Configuration of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Frames that can exist at a time, replicas counted; 192 bytes each.
+    /// The maximum number of frames including replicas. Each takes 192 bytes.
     pub buffers: usize,
-    /// Bodies that can exist at a time: frames of more than 132 bytes whose content differs; `frame_max` bytes each.
+    /// The maximum number of bodies. A body is shared by the replicas of a frame of more than 132 bytes. Each
+    /// takes `frame_max` bytes.
     pub bodies: usize,
-    /// The longest frame, in bytes without FCS.
+    /// The longest frame in bytes, without the FCS.
     pub frame_max: usize,
 }
 
@@ -58,25 +60,25 @@ impl Default for PoolConfig {
     }
 }
 
-/// What is left of a pool.
+/// Statistics of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolStats {
-    /// All buffers.
+    /// The number of buffers.
     pub buffers: usize,
-    /// Free buffers.
+    /// The number of free buffers.
     pub buffers_free: usize,
-    /// Free bodies.
+    /// The number of free bodies.
     pub bodies_free: usize,
-    /// How often a buffer or a body was asked for and there was none.
+    /// The number of failed allocations of a buffer or body.
     pub exhausted: u64,
 }
 
-/// The buffers of one thread. A handle: clones are the same pool.
+/// The buffers of one thread. It is a handle; clones refer to the same pool.
 #[derive(Clone)]
-pub struct Pool(Rc<Shared>);
+pub struct Pool(Rc<PoolInner>);
 
 impl Pool {
-    /// Makes all buffers. Nothing is allocated later.
+    /// Allocates all buffers. Nothing is allocated later.
     pub fn new(config: PoolConfig) -> Self {
         let frame_max = config.frame_max.max(INLINE);
         let node = || {
@@ -87,7 +89,7 @@ impl Pool {
             })
         };
         let body = || Rc::from(vec![0; frame_max - INLINE]);
-        Self(Rc::new(Shared {
+        Self(Rc::new(PoolInner {
             nodes: RefCell::new((0..config.buffers).map(|_| node()).collect()),
             bodies: RefCell::new((0..config.bodies).map(|_| body()).collect()),
             frame_max,
@@ -96,12 +98,12 @@ impl Pool {
         }))
     }
 
-    /// The longest frame that a buffer holds.
+    /// The longest frame in bytes.
     pub fn frame_max(&self) -> usize {
         self.0.frame_max
     }
 
-    /// What is left.
+    /// Statistics of the pool.
     pub fn stats(&self) -> PoolStats {
         PoolStats {
             buffers: self.0.buffers,
@@ -111,15 +113,16 @@ impl Pool {
         }
     }
 
-    /// Whether a frame of any length can be had.
+    /// Returns true if a frame of any length can be allocated.
     #[inline]
-    pub fn has_room(&self) -> bool {
+    pub fn has_capacity(&self) -> bool {
         !self.0.nodes.borrow().is_empty() && !self.0.bodies.borrow().is_empty()
     }
 
-    /// A frame of `length` zero bytes. `None` where no buffer is free, or `length` is over [`Pool::frame_max`].
+    /// Creates a frame of `length` zero bytes. Returns `None` if no buffer is free or `length` exceeds
+    /// [`Pool::frame_max`].
     pub fn allocate(&self, length: usize) -> Option<PoolBuf> {
-        let mut frame = self.take(length)?;
+        let mut frame = self.allocate_uninit(length)?;
         if let Some(node) = &mut frame.node {
             node.bytes = [0; INLINE];
             if let Some(body) = node.body.as_mut().and_then(Rc::get_mut) {
@@ -129,9 +132,10 @@ impl Pool {
         Some(frame)
     }
 
-    /// A frame with these bytes. `None` where no buffer is free, or it is over [`Pool::frame_max`].
+    /// Creates a frame with these bytes. Returns `None` if no buffer is free or it is longer than
+    /// [`Pool::frame_max`].
     pub fn copy_from(&self, bytes: &[u8]) -> Option<PoolBuf> {
-        let mut frame = self.take(bytes.len())?;
+        let mut frame = self.allocate_uninit(bytes.len())?;
         if let Some(node) = &mut frame.node {
             match node.body.as_mut().and_then(Rc::get_mut) {
                 None => node.bytes[..bytes.len()].copy_from_slice(bytes),
@@ -146,9 +150,9 @@ impl Pool {
         Some(frame)
     }
 
-    /// A frame with the bytes of all `parts`, one after the other. `None` as for [`Pool::copy_from`].
+    /// Creates a frame from the concatenated bytes of `parts`. Returns `None` as [`Pool::copy_from`].
     pub fn gather(&self, parts: &[&[u8]]) -> Option<PoolBuf> {
-        let mut frame = self.take(parts.iter().map(|p| p.len()).sum())?;
+        let mut frame = self.allocate_uninit(parts.iter().map(|p| p.len()).sum())?;
         let mut at = 0;
         for part in parts {
             if !frame.write_at(at, part) {
@@ -159,37 +163,41 @@ impl Pool {
         Some(frame)
     }
 
-    /// A copy of a frame that is held in any way. `None` as for [`Pool::copy_from`].
+    /// Copies a frame of any representation. Returns `None` as [`Pool::copy_from`].
     pub fn copy_of(&self, frame: &impl FrameBuf) -> Option<PoolBuf> {
         self.gather(&frame.segments())
     }
 
     #[cold]
-    fn none<T>(&self) -> Option<T> {
+    fn count_exhausted<T>(&self) -> Option<T> {
         self.0.exhausted.set(self.0.exhausted.get() + 1);
         None
     }
 
     #[inline]
     fn take_node(&self) -> Option<Box<Node>> {
-        self.0.nodes.borrow_mut().pop().or_else(|| self.none())
+        self.0.nodes.borrow_mut().pop().or_else(|| self.count_exhausted())
     }
 
     #[inline]
     fn take_body(&self) -> Option<Rc<[u8]>> {
-        self.0.bodies.borrow_mut().pop().or_else(|| self.none())
+        self.0
+            .bodies
+            .borrow_mut()
+            .pop()
+            .or_else(|| self.count_exhausted())
     }
 
     #[inline]
-    fn give_body(&self, mut body: Rc<[u8]>) {
+    fn free_body(&self, mut body: Rc<[u8]>) {
         if Rc::get_mut(&mut body).is_some() {
             self.0.bodies.borrow_mut().push(body);
         }
     }
 
-    /// A frame of `length` bytes of whatever was there.
+    /// Allocates a frame of `length` bytes with undefined content.
     #[inline]
-    fn take(&self, length: usize) -> Option<PoolBuf> {
+    fn allocate_uninit(&self, length: usize) -> Option<PoolBuf> {
         if length > self.0.frame_max {
             return None;
         }
@@ -217,9 +225,9 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A frame in a buffer of a [`Pool`]. Dropping it gives the buffer back.
+/// A frame in a buffer of a [`Pool`]. Dropping it frees the buffer.
 pub struct PoolBuf {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     node: Option<Box<Node>>,
     pool: Pool,
 }
@@ -241,7 +249,8 @@ impl PoolBuf {
         }
     }
 
-    /// A frame with its own head and trailer that shares the body. `None` where no buffer is free.
+    /// Creates a frame with its own head and trailer that shares the body. Returns `None` if no buffer is
+    /// free.
     #[inline]
     pub fn replicate(&self) -> Option<Self> {
         let mut node = self.pool.take_node()?;
@@ -255,8 +264,8 @@ impl PoolBuf {
         })
     }
 
-    /// Writes `bytes` from byte `at` on. A body that replicas share is copied first, so that they do not see it.
-    /// `false`, and the frame unchanged, where it would reach beyond the end or no body is free.
+    /// Writes `bytes` at offset `at`. A shared body is copied first, so that replicas do not change. Returns
+    /// false and leaves the frame unchanged if the bytes would exceed the frame or no body is free.
     pub fn write_at(&mut self, at: usize, bytes: &[u8]) -> bool {
         let length = self.node().length;
         let Some(end) = at.checked_add(bytes.len()).filter(|&end| end <= length) else {
@@ -283,7 +292,7 @@ impl PoolBuf {
         true
     }
 
-    /// Makes the body private. `false` where it is shared and no body is free.
+    /// Makes the body private. Returns false if it is shared and no body is free.
     fn own_body(&mut self) -> bool {
         let length = self.node().length;
         if self
@@ -305,7 +314,7 @@ impl PoolBuf {
         true
     }
 
-    /// Byte `at` of the frame.
+    /// The byte at offset `at`.
     pub fn byte(&self, mut at: usize) -> Option<u8> {
         for segment in self.segments() {
             match segment.get(at) {
@@ -316,7 +325,7 @@ impl PoolBuf {
         None
     }
 
-    /// All bytes, copied. For tests and slow paths.
+    /// A copy of all bytes. For tests and slow paths.
     pub fn to_vec(&self) -> Vec<u8> {
         self.segments().concat()
     }
@@ -327,7 +336,7 @@ impl Drop for PoolBuf {
     fn drop(&mut self) {
         if let Some(mut node) = self.node.take() {
             if let Some(body) = node.body.take() {
-                self.pool.give_body(body);
+                self.pool.free_body(body);
             }
             self.pool.0.nodes.borrow_mut().push(node);
         }

@@ -1,4 +1,4 @@
-//! The trait that every backend implements, and what a port tells about itself.
+//! The trait [`Port`], which every backend implements, and the description and statistics of a port.
 
 use std::io;
 use std::sync::Arc;
@@ -9,31 +9,32 @@ use crate::pool::PoolBuf;
 use crate::sleep::Sleeper;
 use crate::steer::FlowTable;
 
-/// A port whose frames live in the thread's [`Pool`](crate::Pool): what a worker holds.
+/// A port whose frames live in the thread's [`Pool`](crate::Pool). Workers use this form.
 pub type BoxPort = Box<dyn Port<Buf = PoolBuf>>;
 
-/// One queue of an interface. It belongs to one thread and never blocks.
-///
-/// Object-safe; `BoxPort` is the form that workers use.
+/// One queue of an interface. It belongs to one thread and never blocks. The trait is object-safe.
 pub trait Port {
-    /// How this port holds a frame: a pool buffer, a ring slot, an mbuf.
+    /// The representation of a frame: a pool buffer, a ring slot or an mbuf.
     type Buf: FrameBuf;
 
-    /// Adds received frames to `batch` until it is full or nothing is left. Where there is no free buffer, frames stay
-    /// where they are until there is one.
+    /// Appends received frames to `batch` until it is full or no frame is left. Frames stay in the receive
+    /// queue while no buffer is free.
     fn receive(&mut self, batch: &mut Batch<Self::Buf>);
 
-    /// Whether it sends frames whose body others share ([`crate::Memory::replicate`]) as they are. Asked once.
+    /// Returns true if the port can send frames that share their body with other frames
+    /// ([`crate::Memory::replicate`]) without a copy. Read once at start.
     fn multi_segment(&self) -> bool {
         true
     }
 
-    /// Sends all of `batch` and empties it. A frame that cannot go is dropped and counted under its [`DropReason`]:
-    /// [`TxFull`](DropReason::TxFull), [`TooLong`](DropReason::TooLong), [`PortDown`](DropReason::PortDown).
+    /// Sends all frames of `batch` and empties it. A frame that cannot be sent is dropped and counted as
+    /// [`TxFull`](DropReason::TxFull), [`TooLong`](DropReason::TooLong) or
+    /// [`PortDown`](DropReason::PortDown).
     fn send(&mut self, batch: &mut Batch<Self::Buf>);
 
-    /// Hands received frames to `take`, each in one piece, where they lie if the port can: at most a batch. Returns how
-    /// many there were. For those who look at a frame once and keep nothing of it; `scratch` has room for the longest.
+    /// Calls `take` with up to a batch of received frames, each in one piece, and returns their number. A
+    /// frame is passed in place if the port can do that, otherwise in `scratch`, which must hold the longest
+    /// frame. Used by receivers that read a frame once and do not keep it.
     fn receive_with(&mut self, scratch: &mut [u8], take: &mut dyn FnMut(&[u8])) -> usize {
         let mut batch = Batch::new();
         self.receive(&mut batch);
@@ -48,9 +49,9 @@ pub trait Port {
         batch.len()
     }
 
-    /// Sends what `fill` writes, each frame in one piece and in the very memory that it goes out of, of at least `least`
-    /// bytes: at most a batch, until `fill` has no more, or there is no room, before which it is not asked. Returns how
-    /// many there were, and whether `fill` may have more; `None` from a port that has no such memory.
+    /// Sends up to a batch of frames that `fill` writes directly into send memory. Each frame has a slot of
+    /// at least `least` bytes. Stops when `fill` returns nothing or no slot is free. Returns the number of
+    /// frames and whether `fill` may have more. Returns `None` if the port has no such memory.
     fn send_in_place(
         &mut self,
         least: usize,
@@ -60,64 +61,63 @@ pub trait Port {
         None
     }
 
-    /// What the port is, as far as it is known now. Not for the path of a frame: it may ask the kernel.
+    /// Description of the port and its current state. Not for the fast path: it may call the kernel.
     fn info(&self) -> PortLink;
 
-    /// [`PortLink::mtu`] alone, as last seen; without allocation where it can change.
+    /// The current [`PortLink::mtu`]. Must not allocate if the MTU can change.
     fn mtu(&self) -> usize {
         self.info().mtu
     }
 
-    /// [`PortLink::up`] alone, without allocation.
+    /// The current [`PortLink::up`], without allocation.
     fn is_up(&self) -> bool;
 
-    /// What it has done since it was opened.
+    /// Statistics since the port was opened.
     fn stats(&self) -> PortStats;
 
-    /// Whether [`Port::receive`] would find something. Spurious `true`s are allowed: a port that can only be polled says
-    /// so always, and keeps its thread awake.
+    /// Returns true if [`Port::receive`] would return frames. False positives are allowed. A port that can
+    /// only be polled always returns true, which keeps its thread awake.
     fn ready(&self) -> bool;
 
-    /// Lets `sleeper` be woken by what arrives here.
+    /// Registers the port as a wake source of `sleeper`.
     ///
     /// # Errors
-    /// The file descriptors or slots for it cannot be had.
+    /// A file descriptor or source slot cannot be allocated.
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()>;
 
-    /// Called about once per round with the time of the round: does what is due (frames that were delayed, a send that
-    /// the kernel interrupted).
+    /// Performs due work, for example delayed frames or a send that the kernel interrupted. Called about once
+    /// per iteration with the current time.
     fn poll(&mut self, now: Nanos) {
         let _ = now;
     }
 
-    /// When [`Port::poll`] has something to do next.
+    /// The next time at which [`Port::poll`] has work.
     fn poll_timeout(&self) -> Option<Nanos> {
         None
     }
 
-    /// Frames that were taken over for sending and are not on their way yet.
+    /// The number of frames accepted for sending that have not been sent.
     fn pending(&self) -> usize {
         0
     }
 
-    /// How full the rings are that this port receives from, where it can tell. Cheap enough for now and then on the path
-    /// of frames: it neither allocates nor asks the kernel.
+    /// Occupancy of the port's receive rings, if it is known. It neither allocates nor calls the kernel, so
+    /// it may be sampled on the fast path.
     fn receive_ring(&self) -> Option<RingUse> {
         None
     }
 
-    /// [`PortDevice::speed_mbps`] alone, without allocation. It may ask the kernel.
+    /// The current [`PortDevice::speed_mbps`], without allocation. It may call the kernel.
     fn speed_mbps(&self) -> Option<u32> {
         None
     }
 
-    /// [`PortDevice::steering`] alone, without allocation.
+    /// The current [`PortDevice::steering`], without allocation.
     fn steering(&self) -> Steering {
         Steering::None
     }
 
-    /// The rules by which the device chooses a receive queue, where it can have such and there is a choice. Not for the path
-    /// of a frame.
+    /// The device's flow table, if it has one and several receive queues. Not for the fast path.
     fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
         None
     }
@@ -186,58 +186,58 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
 }
 
-/// Which sides of a port a thread opens. One thread receives from a port; any number may send on it.
+/// The sides of a port that a thread opens. One thread receives from each queue; any number may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sides {
     /// Receive and send.
     Both,
-    /// Send only; `receive` finds nothing.
+    /// Send only. `receive` returns nothing.
     Send,
 }
 
 impl Sides {
-    /// Whether frames are received.
+    /// Returns true if this includes receiving.
     pub const fn receives(self) -> bool {
         matches!(self, Self::Both)
     }
 }
 
-/// What a port is: its name, its address, the largest IP packet in bytes, whether it has a link, and what drives it.
+/// Description of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortLink {
-    /// As the operator knows it: an interface's name, a file's, a link's.
+    /// Name known to the operator: of an interface, a file or a link.
     pub name: String,
-    /// Its Ethernet address.
+    /// Ethernet address.
     pub mac: MacAddr,
-    /// The largest packet at layer 3, in bytes; a frame may have 14 more, and 4 for a VLAN tag.
+    /// The largest packet at layer 3 in bytes. A frame may have 14 bytes more, and 4 for a VLAN tag.
     pub mtu: usize,
-    /// Whether frames can go.
+    /// True if frames can be sent.
     pub up: bool,
-    /// What is behind it.
+    /// The device behind the port.
     pub device: PortDevice,
 }
 
-/// What drives a port, and what that can do.
+/// A device and its capabilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortDevice {
-    /// The driver's name, as the kernel or DPDK has it, or the backend's.
+    /// Name of the driver in the kernel or DPDK, or of the backend.
     pub driver: String,
-    /// The link's speed in Mb/s; `None` where it is unknown or means nothing.
+    /// Link speed in Mb/s. `None` if it is unknown or does not apply.
     pub speed_mbps: Option<u32>,
-    /// Queues that are received from, those of all threads together.
+    /// The number of receive queues of all threads together.
     pub rx_queues: usize,
-    /// Queues that are sent on; `None` where each thread that sends has one of its own.
+    /// The number of send queues. `None` if each sending thread has its own.
     pub tx_queues: Option<usize>,
-    /// How frames get to one of several receive queues.
+    /// The method that selects one of several receive queues.
     pub steering: Steering,
-    /// Whether frames of several segments can be sent, so that replicas share their payload.
+    /// True if frames of several segments can be sent, so that replicas share their payload.
     pub multi_segment: bool,
-    /// The NUMA node that it is attached to.
+    /// The NUMA node that the device is attached to.
     pub numa_node: Option<u32>,
 }
 
 impl PortDevice {
-    /// A device of this driver with one receive queue, of which nothing else is known.
+    /// A device with this driver and one receive queue. Everything else is unknown.
     pub fn new(driver: impl Into<String>) -> Self {
         Self {
             driver: driver.into(),
@@ -247,20 +247,21 @@ impl PortDevice {
     }
 }
 
-/// How frames get to one of a device's receive queues.
+/// The method by which a device selects the receive queue of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Steering {
-    /// There is one queue, or the device spreads frames as it likes; workers hand over what is not theirs.
+    /// There is one queue, or the device spreads frames in an unknown way. Workers hand over frames of other
+    /// workers' groups.
     #[default]
     None,
-    /// By a hash of the destination address (receive-side scaling).
+    /// A hash of the destination address (receive-side scaling).
     Rss,
-    /// By a rule for each group's address, to the queue of the group's worker.
+    /// A rule per group address, which selects the queue of the group's worker.
     FlowRules,
 }
 
 impl Steering {
-    /// How operators read it.
+    /// The name shown to operators.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -270,30 +271,30 @@ impl Steering {
     }
 }
 
-/// How full a ring is, in frames.
+/// Occupancy of a ring in frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingUse {
-    /// Frames in it.
+    /// Frames in the ring.
     pub used: usize,
-    /// Frames that fit.
+    /// Capacity of the ring.
     pub size: usize,
 }
 
 counters! {
-    /// What a port has done, in frames and bytes (without FCS).
+    /// Statistics of a port in frames and bytes, without the FCS.
     pub struct PortStats => copy_port_stats {
-        /// Frames that [`Port::receive`] delivered.
+        /// Frames returned by [`Port::receive`].
         rx_frames,
-        /// Their bytes.
+        /// Bytes of these frames.
         rx_bytes,
-        /// Frames that were lost before they reached this program, as the kernel or the device tells.
+        /// Frames lost before they reached this program, as reported by the kernel or the device.
         rx_missed,
-        /// Frames that went out.
+        /// Frames sent.
         tx_frames,
-        /// Their bytes.
+        /// Bytes of these frames.
         tx_bytes,
         ;
-        /// Frames that ended in the port, in either direction.
+        /// Frames dropped in the port, in either direction.
         drops: Drops,
     }
 }
@@ -314,21 +315,22 @@ impl PortStats {
     }
 }
 
-/// Bytes of an Ethernet header and of a VLAN tag.
+/// Bytes of an Ethernet header, and of a VLAN tag.
 const ETHERNET: usize = 14;
 const VLAN: usize = 4;
 
-/// The longest frame of a port with this MTU, in bytes.
+/// The longest frame in bytes of a port with this MTU.
 pub const fn frame_max(mtu: usize) -> usize {
     mtu + ETHERNET + VLAN
 }
 
-/// Whether a frame may go out of a port with this MTU: only a tagged one may have the four bytes more.
+/// Returns true if a port with this MTU may send the frame. Only a tagged frame may use the four bytes of the
+/// tag.
 pub fn fits(frame: &impl FrameBuf, mtu: usize) -> bool {
     fits_from(frame.head(), frame.length(), mtu)
 }
 
-/// The same of a frame of `length` bytes that starts with `head`.
+/// As [`fits`], for a frame of `length` bytes that starts with `head`.
 pub(crate) fn fits_from(head: &[u8], length: usize, mtu: usize) -> bool {
     length <= mtu + ETHERNET
         || (length <= frame_max(mtu) && matches!(head.get(12..14), Some([0x81, 0x00] | [0x88, 0xA8])))

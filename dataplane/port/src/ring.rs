@@ -1,7 +1,7 @@
-//! Rings that carry frames from thread to thread: bounded, made once, without a lock.
+//! Bounded lock-free rings that carry frames between threads. All memory is allocated at creation.
 //!
-//! Pool buffers belong to one thread, so a [`FrameRing`] copies a frame into a slot and out of it. Buffers that any thread
-//! may have go through a [`MoveRing`] as they are.
+//! Pool buffers belong to one thread, so a [`FrameRing`] copies each frame into a slot and out of it. Buffers
+//! that any thread may own go through a [`MoveRing`] without a copy.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use castnet_wire::{DropReason, FrameBuf, PortId};
 use crossbeam::queue::ArrayQueue;
 
 use crate::frames::Memory;
-use crate::sleep::{Bell, Sleeper};
+use crate::sleep::{Sleeper, WakeEvent};
 
 #[derive(Debug)]
 struct Slot<M> {
@@ -19,68 +19,70 @@ struct Slot<M> {
     bytes: Box<[u8]>,
 }
 
-/// What comes out of a ring: what was said about a frame, and the frame, or why it is gone.
+/// An item from a ring: the metadata of a frame, and the frame or the reason why it was dropped.
 pub type Popped<M, B> = Result<(M, B), (M, DropReason)>;
 
-/// How frames of one kind go from one worker to another, each with the port that it came in by. One thread pushes, one pops
-/// and may sleep.
+/// A ring of frames from one worker to another, each with its ingress port. One thread pushes. One thread
+/// pops and may sleep.
 pub trait HandOver<B: FrameBuf>: Send + Sync + Sized + 'static {
-    /// A ring for `capacity` frames of up to `frame_max` bytes.
+    /// Creates a ring for `capacity` frames of up to `frame_max` bytes.
     fn new(capacity: usize, frame_max: usize) -> Self;
 
-    /// Puts a frame in. Call [`HandOver::wake`] after the last of a batch.
+    /// Pushes a frame. Call [`HandOver::wake`] after the last frame of a batch.
     ///
     /// # Errors
-    /// [`DropReason::TxFull`], or [`DropReason::TooLong`]; the frame comes back.
+    /// [`DropReason::TxFull`] or [`DropReason::TooLong`], with the frame.
     fn push(&self, from: PortId, frame: B) -> Result<(), (DropReason, B)>;
 
-    /// Takes the oldest frame out, into `memory` if it must be copied. `None` where there is no frame, or no buffer for it.
+    /// Pops the oldest frame, into a buffer of `memory` if it must be copied. Returns `None` if the ring is
+    /// empty or no buffer is free.
     ///
     /// # Errors
-    /// [`DropReason::TooLong`]: the frame was longer than this memory's buffers, and is gone.
+    /// [`DropReason::TooLong`]: the frame was longer than this memory's buffers and has been dropped.
     fn pop(&self, memory: &impl Memory<Buf = B>) -> Option<Popped<PortId, B>>;
 
-    /// Wakes the thread that pops, where it sleeps.
+    /// Wakes the popping thread if it sleeps.
     fn wake(&self);
 
-    /// Frames in it.
+    /// The number of frames in the ring.
     fn len(&self) -> usize;
 
-    /// Whether there is no frame in it.
+    /// Returns true if the ring is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Frames that fit.
+    /// Capacity in frames.
     fn capacity(&self) -> usize;
 
-    /// Lets `sleeper` be woken by [`HandOver::wake`].
+    /// Registers the ring as a wake source of `sleeper`, used by [`HandOver::wake`].
     ///
     /// # Errors
-    /// No file descriptor, or too many sources.
+    /// No file descriptor or source slot is free.
     fn attach(&self, sleeper: &mut Sleeper) -> io::Result<()>;
 }
 
-/// A ring of frames, each with something small said about it. Any number of threads may push; one pops and may sleep.
+/// A ring of copied frames, each with metadata. Any number of threads may push. One thread pops and may
+/// sleep.
 ///
-/// Each slot is in one of two queues or in the hands of a thread, so neither queue overflows.
+/// Each slot is in one of two queues or owned by a thread, so neither queue overflows.
 #[derive(Debug)]
 pub struct FrameRing<M> {
     full: ArrayQueue<Slot<M>>,
     free: ArrayQueue<Slot<M>>,
     frame_max: usize,
-    bell: Arc<Bell>,
+    wake_event: Arc<WakeEvent>,
 }
 
 impl<M: Copy + Default> FrameRing<M> {
-    /// A ring for `capacity` frames of up to `frame_max` bytes.
+    /// Creates a ring for `capacity` frames of up to `frame_max` bytes.
     pub fn new(capacity: usize, frame_max: usize) -> Self {
         let capacity = capacity.max(1);
         let ring = Self {
             full: ArrayQueue::new(capacity),
             free: ArrayQueue::new(capacity),
             frame_max,
-            bell: Arc::default(),
+            wake_event: Arc::default(),
         };
         for _ in 0..capacity {
             let slot = Slot {
@@ -88,16 +90,16 @@ impl<M: Copy + Default> FrameRing<M> {
                 length: 0,
                 bytes: vec![0; frame_max].into(),
             };
-            // There are as many places as slots, here and below.
+            // Each queue has capacity for all slots, so no push of a slot can fail.
             let _ = ring.free.push(slot);
         }
         ring
     }
 
-    /// Puts a copy of `frame` in. Call [`FrameRing::wake`] after the last of a batch.
+    /// Pushes a copy of `frame`. Call [`FrameRing::wake`] after the last frame of a batch.
     ///
     /// # Errors
-    /// [`DropReason::TxFull`], or [`DropReason::TooLong`].
+    /// [`DropReason::TxFull`] or [`DropReason::TooLong`].
     pub fn push(&self, meta: M, frame: &impl FrameBuf) -> Result<(), DropReason> {
         if frame.length() > self.frame_max {
             return Err(DropReason::TooLong);
@@ -109,17 +111,18 @@ impl<M: Copy + Default> FrameRing<M> {
         Ok(())
     }
 
-    /// Wakes the thread that pops, where it sleeps.
+    /// Wakes the popping thread if it sleeps.
     pub fn wake(&self) {
-        self.bell.ring();
+        self.wake_event.wake();
     }
 
-    /// Takes the oldest frame out into a buffer of `memory`. `None` where there is no frame, or no buffer for it.
+    /// Pops the oldest frame into a buffer of `memory`. Returns `None` if the ring is empty or no buffer is
+    /// free.
     ///
     /// # Errors
-    /// [`DropReason::TooLong`]: the frame was longer than this memory's buffers, and is gone.
+    /// [`DropReason::TooLong`]: the frame was longer than this memory's buffers and has been dropped.
     pub fn pop<P: Memory>(&self, memory: &P) -> Option<Popped<M, P::Buf>> {
-        if self.full.is_empty() || !memory.has_room() {
+        if self.full.is_empty() || !memory.has_capacity() {
             return None;
         }
         let slot = self.full.pop()?;
@@ -132,27 +135,27 @@ impl<M: Copy + Default> FrameRing<M> {
         )
     }
 
-    /// Whether there is no frame in it.
+    /// Returns true if the ring is empty.
     pub fn is_empty(&self) -> bool {
         self.full.is_empty()
     }
 
-    /// Frames in it.
+    /// The number of frames in the ring.
     pub fn len(&self) -> usize {
         self.full.len()
     }
 
-    /// Frames that fit.
+    /// Capacity in frames.
     pub fn capacity(&self) -> usize {
         self.full.capacity()
     }
 
-    /// Lets `sleeper` be woken by [`FrameRing::wake`].
+    /// Registers the ring as a wake source of `sleeper`, used by [`FrameRing::wake`].
     ///
     /// # Errors
-    /// No file descriptor, or too many sources.
+    /// No file descriptor or source slot is free.
     pub fn attach(&self, sleeper: &mut Sleeper) -> io::Result<()> {
-        sleeper.add_bell(self.bell.clone())
+        sleeper.add_event(self.wake_event.clone())
     }
 }
 
@@ -183,59 +186,59 @@ impl<B: FrameBuf> HandOver<B> for FrameRing<PortId> {
     }
 }
 
-/// A ring of frames whose buffers any thread may have: they go over as they are. Any number of threads may push; one pops
-/// and may sleep. What is in it when it is dropped goes back to where it came from.
+/// A ring of frames whose buffers may change threads, so no frame is copied. Any number of threads may push.
+/// One thread pops and may sleep. Dropping the ring frees the frames in it.
 #[derive(Debug)]
 pub struct MoveRing<M, B> {
     frames: ArrayQueue<(M, B)>,
-    bell: Arc<Bell>,
+    wake_event: Arc<WakeEvent>,
 }
 
 impl<M, B> MoveRing<M, B> {
-    /// A ring for `capacity` frames.
+    /// Creates a ring for `capacity` frames.
     pub fn new(capacity: usize) -> Self {
         Self {
             frames: ArrayQueue::new(capacity.max(1)),
-            bell: Arc::default(),
+            wake_event: Arc::default(),
         }
     }
 
-    /// Puts a frame in. Call [`MoveRing::wake`] after the last of a batch.
+    /// Pushes a frame. Call [`MoveRing::wake`] after the last frame of a batch.
     ///
     /// # Errors
-    /// There is no place; the frame comes back.
+    /// The ring is full; the frame is returned.
     #[inline]
     pub fn push(&self, meta: M, frame: B) -> Result<(), B> {
         self.frames.push((meta, frame)).map_err(|(_, frame)| frame)
     }
 
-    /// Takes the oldest frame out.
+    /// Pops the oldest frame.
     #[inline]
     pub fn pop(&self) -> Option<(M, B)> {
         self.frames.pop()
     }
 
-    /// Wakes the thread that pops, where it sleeps.
+    /// Wakes the popping thread if it sleeps.
     pub fn wake(&self) {
-        self.bell.ring();
+        self.wake_event.wake();
     }
 
-    /// Whether there is no frame in it.
+    /// Returns true if the ring is empty.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Frames in it.
+    /// The number of frames in the ring.
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Lets `sleeper` be woken by [`MoveRing::wake`].
+    /// Registers the ring as a wake source of `sleeper`, used by [`MoveRing::wake`].
     ///
     /// # Errors
-    /// No file descriptor, or too many sources.
+    /// No file descriptor or source slot is free.
     pub fn attach(&self, sleeper: &mut Sleeper) -> io::Result<()> {
-        sleeper.add_bell(self.bell.clone())
+        sleeper.add_event(self.wake_event.clone())
     }
 }
 

@@ -1,7 +1,7 @@
-//! Sleeping until there is something to do, without a cost for those who send while the sleeper is awake.
+//! Sleeping until there is work. A sender pays no system call while the receiver is awake.
 //!
-//! Each source that can wake a thread has a bell: a flag that says whether somebody sleeps, and an event descriptor. A
-//! sender looks at the flag after it has put its frame down; only where somebody sleeps does it make a system call.
+//! Each wake source has an event: a flag that says whether a thread sleeps, and an event descriptor. A sender
+//! reads the flag after it has published its frame, and writes to the descriptor only if the flag is set.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,26 +15,28 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::sys::time::TimeSpec;
 
-/// Sources that one sleeper listens to: a port's bell and file descriptor each, commands, and rings from other workers.
+/// The maximum number of sources of one sleeper: an event and a file descriptor per port, commands, and rings
+/// from other workers.
 const SOURCES_MAX: usize = 256;
 
-/// A source's flag and event descriptor. The descriptor is made when somebody first wants to sleep.
+/// Sleep flag and event descriptor of a source. The descriptor is created before the first sleep.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub(crate) struct WakeEvent {
     asleep: AtomicBool,
     event: OnceLock<EventFd>,
 }
 
-impl Bell {
-    /// Wakes the sleeper, if there is one. What it shall find must have been put down before.
-    pub(crate) fn ring(&self) {
-        // Pairs with the fence in `Sleeper::sleep`: either the sleeper sees what was put down, or we see its flag.
+impl WakeEvent {
+    /// Wakes the sleeper if it sleeps. The work must be published before.
+    pub(crate) fn wake(&self) {
+        // Pairs with the fence in `Sleeper::sleep`: either the sleeper sees the work, or this thread sees the
+        // flag.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed)
             && self.asleep.swap(false, Ordering::Relaxed)
             && let Some(event) = self.event.get()
         {
-            // The only error of a write of 1 is a full counter, and then the sleeper wakes as well.
+            // A write of 1 fails only if the counter is full, in which case the sleeper wakes as well.
             let _ = event.write(1);
         }
     }
@@ -48,67 +50,68 @@ impl Bell {
     }
 }
 
-/// Wakes the thread that sleeps in a [`Sleeper`]. Cheap while it is awake.
+/// Wakes the thread that sleeps in a [`Sleeper`]. Cheap while that thread is awake.
 #[derive(Clone, Debug)]
-pub struct Waker(Arc<Bell>);
+pub struct Waker(Arc<WakeEvent>);
 
 impl Waker {
-    /// Wakes the sleeper, if it sleeps; otherwise its next sleep is not affected, so put down first what it shall find.
+    /// Wakes the sleeper if it sleeps. Publish the work before. If the sleeper is awake, its next sleep is
+    /// not affected.
     pub fn wake(&self) {
-        self.0.ring();
+        self.0.wake();
     }
 }
 
-/// Lets one thread sleep until one of its sources has something for it.
+/// Lets one thread sleep until one of its sources has work.
 #[derive(Debug)]
 pub struct Sleeper {
-    bells: Vec<Arc<Bell>>,
+    events: Vec<Arc<WakeEvent>>,
     files: Vec<Arc<OwnedFd>>,
-    own: Arc<Bell>,
+    own_event: Arc<WakeEvent>,
 }
 
 impl Sleeper {
-    /// A sleeper with no source but its own [`Waker`].
+    /// Creates a sleeper whose only source is its [`Waker`].
     ///
     /// # Errors
     /// The process has no free file descriptor.
     pub fn new() -> io::Result<Self> {
-        let own = Arc::new(Bell::default());
+        let own_event = Arc::new(WakeEvent::default());
         let mut sleeper = Self {
-            bells: Vec::new(),
+            events: Vec::new(),
             files: Vec::new(),
-            own: own.clone(),
+            own_event: own_event.clone(),
         };
-        sleeper.add_bell(own)?;
+        sleeper.add_event(own_event)?;
         Ok(sleeper)
     }
 
-    /// A handle by which any thread can end the sleep.
+    /// A handle that wakes the sleeper from any thread.
     pub fn waker(&self) -> Waker {
-        Waker(self.own.clone())
+        Waker(self.own_event.clone())
     }
 
-    /// Ends the sleep when `file` can be read.
+    /// Adds a file that wakes the sleeper when it is readable.
     ///
     /// # Errors
     /// Too many sources.
     pub fn add_file(&mut self, file: Arc<OwnedFd>) -> io::Result<()> {
-        self.room()?;
+        self.check_capacity()?;
         self.files.push(file);
         Ok(())
     }
 
-    pub(crate) fn add_bell(&mut self, bell: Arc<Bell>) -> io::Result<()> {
-        self.room()?;
-        bell.prepare()?;
-        if !self.bells.iter().any(|known| Arc::ptr_eq(known, &bell)) {
-            self.bells.push(bell);
+    pub(crate) fn add_event(&mut self, wake_event: Arc<WakeEvent>) -> io::Result<()> {
+        self.check_capacity()?;
+        wake_event.prepare()?;
+        if !self.events.iter().any(|known| Arc::ptr_eq(known, &wake_event)) {
+            self.events.push(wake_event);
         }
         Ok(())
     }
 
-    fn room(&self) -> io::Result<()> {
-        if self.bells.len() + self.files.len() < SOURCES_MAX {
+    fn check_capacity(&self) -> io::Result<()> {
+        if self.events.len() + self.files.len() < SOURCES_MAX {
             return Ok(());
         }
         Err(io::Error::new(
@@ -117,23 +120,24 @@ impl Sleeper {
         ))
     }
 
-    /// Sleeps until a source has something, a waker is used, or `timeout` is over. `ready` must look at everything that
-    /// the thread would have to do; where it says `true`, nobody sleeps.
+    /// Sleeps until a source has work, a waker is used, or `timeout` has passed. `ready` must check
+    /// everything that the thread may have to do; if it returns true, the thread does not sleep.
     ///
-    /// Returns early without a reason at times, as all such waits do.
+    /// Spurious wakeups are possible.
     pub fn sleep(&mut self, timeout: Duration, ready: impl FnOnce() -> bool) {
-        for bell in &self.bells {
-            bell.asleep.store(true, Ordering::Relaxed);
+        for wake_event in &self.events {
+            wake_event.asleep.store(true, Ordering::Relaxed);
         }
-        // Pairs with the fence in `Bell::ring`.
+        // Pairs with the fence in `WakeEvent::wake`.
         fence(Ordering::SeqCst);
         if !ready() {
             self.poll(timeout);
         }
-        for bell in &self.bells {
-            // Who has taken the flag has rung, or is about to: the event then cuts the next sleep short, and no more.
-            if !bell.asleep.swap(false, Ordering::Relaxed)
-                && let Some(event) = bell.event.get()
+        for wake_event in &self.events {
+            // A thread that has cleared the flag writes to the descriptor. The only effect is that the next
+            // sleep is short.
+            if !wake_event.asleep.swap(false, Ordering::Relaxed)
+                && let Some(event) = wake_event.event.get()
             {
                 let _ = event.read();
             }
@@ -142,15 +146,16 @@ impl Sleeper {
 
     fn poll(&self, timeout: Duration) {
         let mut fds = ArrayVec::<PollFd<'_>, SOURCES_MAX>::new();
-        let events = self.bells.iter().filter_map(|b| b.event.get()).map(AsFd::as_fd);
+        let events = self.events.iter().filter_map(|b| b.event.get()).map(AsFd::as_fd);
         fds.extend(
             events
                 .chain(self.files.iter().map(|f| f.as_fd()))
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
         );
-        // A signal ends the sleep early, which is allowed; other errors cannot come of descriptors that we own.
+        // A signal may end the sleep early. Other errors cannot occur with descriptors that are open.
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(timeout)), None);
-        // A socket whose interface went down reports that until it is asked, and would let nobody sleep.
+        // A socket whose interface went down stays readable until its error is read, which would prevent any
+        // sleep.
         for (fd, file) in fds.iter().rev().zip(self.files.iter().rev()) {
             if fd.revents().is_some_and(|r| r.contains(PollFlags::POLLERR)) {
                 let _ = getsockopt(file, sockopt::SocketError);

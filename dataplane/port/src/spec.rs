@@ -1,4 +1,4 @@
-//! What a port is, before a thread opens it.
+//! [`PortSpec`]: the description of a port before it is opened.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,14 +18,14 @@ use crate::pcap::PcapSpec;
 use crate::pool::Pool;
 use crate::port::{BoxPort, Sides};
 
-/// Why a port could not be opened, and what to do about it.
+/// Error of opening a port, with a hint for the operator.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no such interface in this network namespace.
+    /// The interface does not exist in this network namespace.
     #[error("no interface `{0}` in this network namespace: `ip link` lists those there are")]
     NoSuchInterface(String),
-    /// The process may not open raw sockets.
+    /// The process has no permission to open raw sockets.
     #[error(
         "no permission to open a raw socket on `{interface}`: needs CAP_NET_RAW; run as root, or `setcap cap_net_raw+ep` the program"
     )]
@@ -33,56 +33,56 @@ pub enum OpenError {
         /// The interface.
         interface: String,
     },
-    /// The kernel refused a step of the set-up.
+    /// The kernel rejected a step of the setup.
     #[error("cannot set up `{interface}` ({step}): {source}; {hint}")]
     SetUp {
         /// The interface.
         interface: String,
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
-        /// What to do next.
+        /// A hint for the operator.
         hint: &'static str,
     },
-    /// A file cannot be read or written.
+    /// A file cannot be opened.
     #[error("cannot open `{}`: {source}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// A file is no capture of Ethernet frames.
-    #[error("`{}` is no pcap or pcapng file of Ethernet frames: {reason}", .path.display())]
+    /// A file is not a capture of Ethernet frames.
+    #[error("`{}` is not a pcap or pcapng file of Ethernet frames: {reason}", .path.display())]
     NotACapture {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
-    /// A DPDK device was to be opened by a program, or a part of one, that does without DPDK.
+    /// The program or context does not support DPDK devices.
     #[error(
-        "`{device}` is a DPDK device: only switches use such, and only where DPDK was built in: install libdpdk-dev, then `cargo build --release -p castnet --features dpdk`"
+        "`{device}` is a DPDK device, which only a switch built with DPDK can open: install libdpdk-dev, then `cargo build --release -p castnet --features dpdk`"
     )]
     NoDpdk {
         /// The device.
         device: String,
     },
-    /// The memory in which frames are to live cannot be had.
+    /// The memory for frames cannot be allocated.
     #[error("no buffers for frames: {0}")]
     Buffers(String),
-    /// Any other backend's reason.
+    /// Error of another backend.
     #[error("cannot open port `{name}`: {reason}")]
     Other {
         /// The port.
         name: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// A backend that this crate does not know.
+/// A backend outside this crate.
 pub trait Backend: fmt::Debug + Send + Sync {
     /// Opens the port for the thread that owns `pool`.
     ///
@@ -90,42 +90,45 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// See [`OpenError`].
     fn open(&self, pool: &Pool, sides: Sides) -> Result<BoxPort, OpenError>;
 
-    /// How an operator writes it.
+    /// The text form of the port.
     fn text(&self) -> String;
 }
 
-/// What a port is. It can be sent to the thread that will use it, and clones are the same port.
+/// Description of a port. It can be sent to the thread that will use the port. Clones describe the same port.
 ///
-/// As text (`FromStr`, `Display`): the kind, a colon, what it needs, and options, all with commas between:
+/// The text form (`FromStr`, `Display`) is the kind, a colon, the arguments and the options, separated by
+/// commas:
 ///
 /// - `af_packet:eth0`; options `rx=FRAMES`, `tx=FRAMES` (ring sizes), `promiscuous=no`, `bypass=no` (send through the
 ///   queueing discipline), `offloads=keep`, `roce=share` (the kernel's stack sees RoCE frames too).
 /// - `pcap:in.pcap,out.pcapng`; either may be left out, as in `pcap:,out.pcap`; options `timed=yes`, `mtu=BYTES`.
-/// - `memory:NAME`: a link inside this process. The first to name it has one end, the second the other.
+/// - `memory:NAME`: a link inside this process. The first port with this name gets one end, the second port
+///   the other.
 /// - `dpdk:DEVICE`: a PCI address or a virtual device (`net_memif0`); options `rx=FRAMES`, `tx=FRAMES` (ring sizes),
 ///   `queues=NUMBER` (to receive from), `mtu=BYTES`, `promiscuous=no`; all others are the driver's own
 ///   (`dpdk:net_pcap0,rx_pcap=in.pcap,tx_pcap=out.pcap`). Opened by switches that were built with DPDK.
-/// - For each kind, faults on both directions, or on one with `rx.` or `tx.` before: `loss=1%` (or `0.01`),
-///   `duplicate=`, `reorder=`, `corrupt=`, `delay=50us`, `jitter=1ms`; and `seed=NUMBER`.
+/// - Faults, for each kind, in both directions or in one with the prefix `rx.` or `tx.`: `loss=1%` (or
+///   `0.01`), `duplicate=`, `reorder=`, `corrupt=`, `delay=50us`, `jitter=1ms`; and `seed=NUMBER`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum PortSpec {
-    /// An end of a link inside this process.
+    /// One end of a memory link.
     Memory(MemEnd),
     /// Capture files.
     Pcap(PcapSpec),
-    /// A real interface.
+    /// A network interface.
     AfPacket(AfPacketSpec),
-    /// A device that DPDK drives. [`PortSpec::open`] refuses it: its frames live in DPDK's buffers.
+    /// A DPDK device. [`PortSpec::open`] refuses it because its frames live in DPDK's buffers.
     Dpdk(DpdkSpec),
-    /// Another port behind a fault injector.
+    /// A port behind a fault injector.
     Faulty(Box<PortSpec>, FaultControl),
-    /// Anything else.
+    /// A port of another backend.
     Custom(Arc<dyn Backend>),
 }
 
 impl PortSpec {
-    /// Opens the port for the thread that owns `pool`, the only one or the first to do so.
+    /// Opens the port for the thread that owns `pool`. This thread is the only user of the port, or the first
+    /// one.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -133,8 +136,8 @@ impl PortSpec {
         self.open_queue(pool, sides, 0)
     }
 
-    /// The same for one of several threads, counted from the first that receives from it, 0. Their fault injectors take
-    /// different parts of the seed's stream; nothing else differs.
+    /// Opens the port for one of several threads. `queue` is the index of the thread, where 0 is the first
+    /// thread that receives. The index selects the part of the fault injector's random stream.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -155,17 +158,17 @@ impl PortSpec {
         })
     }
 
-    /// This port behind a fault injector.
+    /// Wraps the port in a fault injector.
     pub fn with_faults(self, control: FaultControl) -> Self {
         Self::Faulty(Box::new(self), control)
     }
 
-    /// How many threads receive from it.
+    /// The number of threads that receive from the port.
     pub fn receivers(&self) -> usize {
         self.dpdk().map_or(1, |spec| spec.queues)
     }
 
-    /// The DPDK device that it is, behind a fault injector or not.
+    /// The DPDK device of this port, also behind a fault injector.
     pub fn dpdk(&self) -> Option<&DpdkSpec> {
         match self {
             Self::Dpdk(spec) => Some(spec),
@@ -174,7 +177,7 @@ impl PortSpec {
         }
     }
 
-    /// The handle on its fault injector, where it has one.
+    /// The control of the port's fault injector, if it has one.
     pub fn faults(&self) -> Option<&FaultControl> {
         match self {
             Self::Faulty(_, control) => Some(control),
@@ -208,7 +211,7 @@ impl From<PcapSpec> for PortSpec {
 }
 
 impl fmt::Display for PortSpec {
-    /// The kind and what it needs; of the options, only that there are faults, since these change.
+    /// Writes the kind and the arguments. Of the options only the seed is written, because faults can change.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = |p: &Option<PathBuf>| p.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
         match self {
@@ -222,13 +225,13 @@ impl fmt::Display for PortSpec {
     }
 }
 
-/// A text that names no port.
+/// A text that does not describe a port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no port: {reason}")]
+#[error("`{text}` is not a port: {reason}")]
 pub struct BadPortSpec {
     /// The text.
     pub text: String,
-    /// What is wrong with it.
+    /// The reason.
     pub reason: String,
 }
 
@@ -277,7 +280,7 @@ fn af_packet(plain: &[&str], options: &mut Options<'_>) -> Result<AfPacketSpec, 
     let [interface] = plain else {
         return Err("write af_packet:INTERFACE".into());
     };
-    // The kernel's limit: IFNAMSIZ with the zero at the end.
+    // The kernel's limit: IFNAMSIZ minus the terminating zero.
     if interface.is_empty() || interface.len() > 15 || interface.contains(['/', ' ']) {
         return Err(format!("`{interface}` cannot be an interface's name"));
     }
@@ -347,7 +350,7 @@ fn dpdk(plain: &[&str], options: &mut Options<'_>) -> Result<DpdkSpec, String> {
     }
     let mut spec = DpdkSpec::new(*device, "");
     for (key, frames) in [("rx", &mut spec.rx_frames), ("tx", &mut spec.tx_frames)] {
-        // The rings of NICs hold a power of two as a rule, and DPDK's own limit is 16 bits.
+        // Most NICs need a power of two. DPDK's own limit is 16 bits.
         if let Some(given) = options.number(key, "a number of frames", 1..=32768)? {
             *frames = given;
         }
@@ -359,13 +362,13 @@ fn dpdk(plain: &[&str], options: &mut Options<'_>) -> Result<DpdkSpec, String> {
     if let Some(yes) = options.take("promiscuous", "yes or no", yes_or_no)? {
         spec.promiscuous = yes;
     }
-    // What is left is the driver's, which says itself what it does not know.
+    // The remaining options belong to the driver, which reports unknown ones.
     let left: Vec<_> = options.0.drain(..).map(|(k, v)| format!("{k}={v}")).collect();
     spec.arguments = left.join(",");
     Ok(spec)
 }
 
-/// The ends of links that were named once.
+/// Links by name. The value is the end that has not been taken yet.
 static NAMED: Mutex<BTreeMap<String, Option<MemEnd>>> = Mutex::new(BTreeMap::new());
 
 fn memory(plain: &[&str]) -> Result<MemEnd, String> {
@@ -421,7 +424,7 @@ fn direction(options: &mut Options<'_>, prefix: &str, start: Faults) -> Result<F
     Ok(faults)
 }
 
-/// Options that have not been understood yet.
+/// Options that have not been parsed yet.
 #[derive(Default)]
 struct Options<'a>(Vec<(&'a str, &'a str)>);
 
@@ -441,7 +444,7 @@ impl Options<'_> {
             .ok_or_else(|| format!("`{key}={value}`: must be {what}"))
     }
 
-    /// A number within `range`, of `what`.
+    /// Parses a number within `range`. `what` describes it in the error.
     fn number(
         &mut self,
         key: &str,
@@ -487,7 +490,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_operators_write_is_understood() {
+    fn texts_are_parsed() {
         let PortSpec::AfPacket(spec) = "af_packet:eth0,rx=64,tx=32,bypass=no".parse().unwrap() else {
             panic!()
         };
@@ -539,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_problem() {
         for (text, word) in [
             ("eth0", "af_packet:INTERFACE"),
             ("ebpf:0", "unknown kind `ebpf`"),

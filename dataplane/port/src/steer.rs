@@ -1,25 +1,26 @@
-//! Which receive queue of a device the frames of a group come in by.
+//! Flow steering: selection of a device's receive queue by destination address.
 
 use std::net::Ipv4Addr;
 
-/// A device that can be told, for an address, the receive queue of what is sent to it. Control holds it; no worker calls it,
-/// as a device may take milliseconds for a rule.
+/// The table of a device that maps destination addresses to receive queues. Control uses it; no worker does,
+/// because a device may need milliseconds per rule.
 pub trait FlowTable: Send + Sync {
-    /// Makes these the device's rules, which take the place of those of before: what is sent to an address goes to the queue
-    /// of the thread that opened the port as the one of this number (the `queue` of [`Memory::open`](crate::Memory::open)).
-    /// The addresses are in order. Where that thread does not receive from the port, there is no rule.
+    /// Replaces all rules of the device. Each entry of `wanted` maps an address to the `queue` given to
+    /// [`Memory::open`](crate::Memory::open) by the thread that must receive it. The addresses are in order.
+    /// An address whose thread does not receive from this port gets no rule.
     ///
-    /// What the device refuses is left to its hash, and after that to the workers, which hand over what is not theirs.
+    /// For an address without a rule the device selects a queue by its hash, and the workers hand the frames
+    /// over.
     fn steer(&self, wanted: &[(Ipv4Addr, usize)]) -> Steered;
 }
 
-/// What came of the rules for a device.
+/// Result of flow steering at one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Steered {
-    /// Rules that the device has now.
+    /// The number of rules that are installed.
     pub rules: usize,
-    /// Addresses that it has no rule for, though it was to have.
+    /// The number of addresses whose rule the device refused.
     pub refused: usize,
-    /// Why it refused one of them, in the driver's words; empty where there is none.
+    /// The driver's message for one refused rule. Empty if none was refused.
     pub reason: String,
 }

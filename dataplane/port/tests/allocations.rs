@@ -1,4 +1,4 @@
-//! In steady state a port allocates nothing: neither for a frame, nor for a replica, nor for a sleep.
+//! In steady state a port does not allocate: not for a frame, a replica or a sleep.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -17,15 +17,15 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: everything is handed to the system's allocator as it comes.
+// SAFETY: every call is forwarded to the system allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -33,8 +33,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One round: 32 frames there, each replicated and rewritten, and back.
-fn round(
+/// One iteration: 32 frames in one direction, each replicated and rewritten, and back.
+fn iteration(
     pool: &Pool,
     near: &mut impl Port<Buf = castnet_port::PoolBuf>,
     far: &mut impl Port<Buf = castnet_port::PoolBuf>,
@@ -82,10 +82,10 @@ fn a_frame_costs_no_allocation() {
     far.attach(&mut sleeper).unwrap();
     let (mut batch, bytes) = (Batch::new(), vec![0x5A; 4218]);
 
-    round(&pool, &mut near, &mut far, &mut batch, &bytes, Nanos(0));
+    iteration(&pool, &mut near, &mut far, &mut batch, &bytes, Nanos(0));
     let before = ALLOCATIONS.get();
     for i in 1..200 {
-        round(&pool, &mut near, &mut far, &mut batch, &bytes, Nanos(i * 1000));
+        iteration(&pool, &mut near, &mut far, &mut batch, &bytes, Nanos(i * 1000));
         sleeper.sleep(Duration::from_micros(1), || far.ready());
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);

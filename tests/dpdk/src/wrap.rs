@@ -66,8 +66,8 @@ impl<M: Memory, W: Wrap<M>> Memory for Wrapped<M, W> {
         self.inner.allocate(length)
     }
 
-    fn has_room(&self) -> bool {
-        self.inner.has_room()
+    fn has_capacity(&self) -> bool {
+        self.inner.has_capacity()
     }
 
     fn stats(&self) -> PoolStats {

@@ -1,4 +1,4 @@
-//! Devices and their queues. A queue is a value that one thread has, so nobody shares one.
+//! Devices and their queues. A queue is a value that one thread owns.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -15,18 +15,18 @@ use super::flow::Rule;
 use super::mbuf::Mbuf;
 use super::pool::Lease;
 use crate::error::DpdkError;
-use crate::flow::Flows;
+use crate::flow::FlowRules;
 use crate::rss;
 
-/// Drivers that send frames of several segments and do not say so (seen in DPDK 22.11: they read or free them segment by
-/// segment).
+/// Drivers that send frames of several segments but do not report it. Verified in DPDK 22.11: they read or
+/// free segment by segment.
 const TAKES_SEGMENTS: &[&str] = &["net_null", "net_pcap"];
-/// memif. It says that 1518 bytes are the most and that it takes several segments; but it carries whatever fits one buffer
-/// of its ring, and where a frame needs several, whether for its length or its segments, its descriptors keep a flag of
-/// earlier frames (seen in DPDK 22.11), and later frames come out glued together.
+/// The memif driver. It reports a maximum length of 1518 bytes and support for several segments. In fact any
+/// frame that fits one buffer of its ring is carried. If a frame needs several buffers, because of its length
+/// or its segments, the descriptors keep a stale flag and later frames are merged (DPDK 22.11).
 const MEMIF: &str = "net_memif";
 
-/// What a device is and can do.
+/// Properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceInfo {
     pub(crate) driver: String,
@@ -34,19 +34,19 @@ pub(crate) struct DeviceInfo {
     pub(crate) rx_queues_max: usize,
     pub(crate) tx_queues_max: usize,
     pub(crate) mtu_min: usize,
-    /// As far as the driver knows.
+    /// The maximum MTU reported by the driver.
     pub(crate) mtu_max: usize,
-    /// Whether what it says of lengths and segments is not to be believed: see [`MEMIF`].
+    /// True if the reported lengths and segments are wrong, see [`MEMIF`].
     pub(crate) memif: bool,
-    /// The NUMA node that it is attached to, where it is to one.
+    /// The NUMA node of the device, if it has one.
     pub(crate) numa_node: Option<u32>,
 }
 
-/// How a device is set up.
+/// Configuration of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SetUp {
     pub(crate) rx_queues: usize,
-    /// As many as there are threads, or fewer.
+    /// The number of threads or less.
     pub(crate) tx_queues: usize,
     pub(crate) threads: usize,
     pub(crate) rx_frames: usize,
@@ -55,41 +55,41 @@ pub(crate) struct SetUp {
     pub(crate) promiscuous: bool,
 }
 
-/// A device that DPDK knows and that is ours; taken away when it is dropped.
+/// A probed device. Dropping it removes the device.
 #[derive(Debug)]
 pub(crate) struct Probed {
     port: u16,
     name: String,
 }
 
-/// A device that runs. It stops when the last holder, queues included, has gone.
+/// A running device. It stops when its last owner, including queues, is dropped.
 #[derive(Debug)]
 pub(crate) struct Device {
     probed: Probed,
     pub(crate) info: DeviceInfo,
     pub(crate) mtu: usize,
-    /// Whether it sends frames of several segments.
+    /// True if the device sends frames of several segments.
     pub(crate) multi_segment: bool,
-    /// Whether it spreads frames over its receive queues by their destination address.
+    /// True if the device spreads frames over its receive queues by destination address.
     pub(crate) rss: bool,
     pub(crate) rx_queues: usize,
     pub(crate) tx_queues: usize,
-    /// Frames that each receive queue's ring holds, as the device has adjusted it.
+    /// Capacity of each receive queue in frames, as adjusted by the device.
     rx_frames: usize,
-    /// Whether it says of received frames whether their IPv4 checksum is right.
+    /// True if the device checks the IPv4 checksum of received frames.
     pub(crate) rx_checksum: bool,
-    /// By send queue: what threads without one put down for the one that has it. Empty where all have one.
-    pub(crate) lanes: Vec<Arc<Lane>>,
-    /// Its rules, of which control makes as many as there are groups.
-    pub(crate) flows: Mutex<Flows<Rule>>,
+    /// By send queue, the ring for frames of threads without a send queue. Empty if all threads have one.
+    pub(crate) send_rings: Vec<Arc<SendRing>>,
+    /// The flow rules of the device.
+    pub(crate) flows: Mutex<FlowRules<Rule>>,
     rules: AtomicUsize,
-    /// The queues that somebody has.
+    /// The queues in use.
     taken: Mutex<Vec<(Direction, usize)>>,
     _pool: Arc<Lease>,
 }
 
-/// Frames on their way to the thread that has a send queue.
-pub(crate) type Lane = MoveRing<(), Mbuf>;
+/// A ring of frames to the thread that owns a send queue.
+pub(crate) type SendRing = MoveRing<(), Mbuf>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -97,11 +97,11 @@ enum Direction {
     Send,
 }
 
-/// Devices come and go one at a time.
+/// Serializes probing and removal of devices.
 static HOTPLUG: Mutex<()> = Mutex::new(());
 
 impl Probed {
-    /// Finds or makes a device.
+    /// Probes a device.
     ///
     /// # Errors
     /// [`DpdkError::NoDevice`].
@@ -115,12 +115,12 @@ impl Probed {
         };
         let _alone = HOTPLUG.lock().unwrap_or_else(PoisonError::into_inner);
         let mut port = u16::MAX;
-        // SAFETY: the name ends in a zero, and DPDK writes to `port` alone.
+        // SAFETY: the name is zero-terminated, and DPDK writes only to `port`.
         let mut find = || unsafe { sys::rte_eth_dev_get_port_by_name(c_name.as_ptr(), &mut port) };
         eal::forget_log();
-        // A PCI device was probed at the start, as it was allowed there.
+        // PCI devices were probed when the environment started.
         if find() != 0 {
-            // SAFETY: the text ends in a zero and is copied.
+            // SAFETY: the text is zero-terminated and copied.
             let failed = unsafe { sys::rte_dev_probe(c_devargs.as_ptr()) };
             if failed != 0 {
                 return Err(no_device(failed));
@@ -141,13 +141,13 @@ impl Probed {
     pub(crate) fn info(&self) -> Result<DeviceInfo, DpdkError> {
         let mut info = MaybeUninit::<sys::cn_info>::zeroed();
         eal::forget_log();
-        // SAFETY: the device is there; DPDK writes to `info` alone, for which zeros are a value.
+        // SAFETY: the device exists. DPDK writes only to `info`, for which zeros are valid.
         let (failed, info) = unsafe {
             let failed = sys::cn_info(self.port, info.as_mut_ptr());
             (failed, info.assume_init())
         };
         if failed != 0 {
-            return Err(self.refused("ask what it is", failed));
+            return Err(self.refused("query its properties", failed));
         }
         let driver = eal::text(info.driver.as_ptr());
         Ok(DeviceInfo {
@@ -170,7 +170,8 @@ impl Probed {
         }
     }
 
-    /// Configures the device and starts it; received frames go to buffers of `pool`, each of which holds a whole frame.
+    /// Configures and starts the device. Received frames use buffers of `pool`, each of which holds a whole
+    /// frame.
     ///
     /// # Errors
     /// [`DpdkError::SetUp`].
@@ -194,18 +195,18 @@ impl Probed {
         };
         let mut step = ptr::null();
         eal::forget_log();
-        // SAFETY: the device is there and stopped; the pool lives for ever, the key until the call is over, as DPDK copies
-        // it; the shim writes to `setup` and `step` alone.
+        // SAFETY: the device exists and is stopped. The pool exists forever. DPDK copies the key. The shim
+        // writes only to `setup` and `step`.
         let failed = unsafe { sys::cn_setup(self.port, &mut setup, &mut step) };
         if failed != 0 {
             let step = eal::text(step);
             return Err(self.refused(&step, failed));
         }
         let tx_queues = usize::from(setup.tx_queues);
-        // Each place is a buffer, and those are counted: see `Runtime::start`.
+        // Each entry of a ring holds a buffer, which `Runtime::start` has counted.
         let without = set_up.threads.saturating_sub(tx_queues);
         let clients = without.div_ceil(tx_queues.max(1));
-        let lanes = match clients {
+        let send_rings = match clients {
             0 => 0,
             _ => tx_queues,
         };
@@ -220,8 +221,8 @@ impl Probed {
             tx_queues,
             rx_frames: setup.rx_descriptors.into(),
             rx_checksum: setup.rx_checksum != 0,
-            lanes: (0..lanes)
-                .map(|_| Arc::new(Lane::new(clients * set_up.tx_frames)))
+            send_rings: (0..send_rings)
+                .map(|_| Arc::new(SendRing::new(clients * set_up.tx_frames)))
                 .collect(),
             flows: Mutex::default(),
             rules: AtomicUsize::new(0),
@@ -234,7 +235,7 @@ impl Probed {
 impl Drop for Probed {
     fn drop(&mut self) {
         let _alone = HOTPLUG.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the device is ours, and no queue of it is left.
+        // SAFETY: this value owns the device, and no queue of it exists.
         unsafe { sys::cn_remove(self.port) };
     }
 }
@@ -244,17 +245,17 @@ impl Device {
         &self.probed.name
     }
 
-    /// Whether it has a link, and its speed in Mb/s, 0 where that is unknown.
+    /// Returns true if the link is up, and the speed in Mb/s, 0 if unknown.
     pub(crate) fn link(&self) -> (bool, u32) {
         let mut mbps = 0;
-        // SAFETY: the device is there, and DPDK writes to `mbps` alone.
+        // SAFETY: the device exists, and DPDK writes only to `mbps`.
         let up = unsafe { sys::cn_link(self.probed.port, &mut mbps) };
         (up != 0, mbps)
     }
 
-    /// Frames that came and were lost in the device.
+    /// Received frames that were lost in the device.
     pub(crate) fn missed(&self) -> u64 {
-        // SAFETY: the device is there.
+        // SAFETY: the device exists.
         unsafe { sys::cn_missed(self.probed.port) }
     }
 
@@ -262,13 +263,14 @@ impl Device {
         self.probed.port
     }
 
-    /// What the thread puts frames down in that is the `rank`th and has no send queue; `None` for one that has.
-    pub(crate) fn lane(&self, rank: usize) -> Option<&Arc<Lane>> {
+    /// The ring in which the thread with index `rank` queues frames if it has no send queue. `None` if it has
+    /// one.
+    pub(crate) fn send_ring(&self, rank: usize) -> Option<&Arc<SendRing>> {
         let at = rank.checked_sub(self.tx_queues)?;
-        self.lanes.get(at % self.tx_queues.max(1))
+        self.send_rings.get(at % self.tx_queues.max(1))
     }
 
-    /// Rules that lead frames to their queues.
+    /// The number of flow rules.
     pub(crate) fn rules(&self) -> usize {
         self.rules.load(Ordering::Relaxed)
     }
@@ -277,7 +279,7 @@ impl Device {
         self.rules.store(rules, Ordering::Relaxed);
     }
 
-    fn take(&self, direction: Direction, queue: usize) -> Result<(), DpdkError> {
+    fn claim(&self, direction: Direction, queue: usize) -> Result<(), DpdkError> {
         let there = match direction {
             Direction::Receive => self.rx_queues,
             Direction::Send => self.tx_queues,
@@ -292,13 +294,13 @@ impl Device {
         Ok(())
     }
 
-    fn give(&self, direction: Direction, queue: usize) {
+    fn release(&self, direction: Direction, queue: usize) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.retain(|t| *t != (direction, queue));
     }
 }
 
-/// A receive queue of a device, in the hands of the one who uses it.
+/// A receive queue of a device.
 #[derive(Debug)]
 pub(crate) struct RxQueue {
     device: Arc<Device>,
@@ -307,17 +309,18 @@ pub(crate) struct RxQueue {
 
 impl RxQueue {
     /// # Errors
-    /// [`DpdkError::InUse`]: somebody has it, or there is no such queue.
+    /// [`DpdkError::InUse`]: the queue is in use or does not exist.
     pub(crate) fn new(device: &Arc<Device>, queue: usize) -> Result<Self, DpdkError> {
-        device.take(Direction::Receive, queue)?;
+        device.claim(Direction::Receive, queue)?;
         Ok(Self {
             device: device.clone(),
             queue: queue as u16,
         })
     }
 
-    /// Adds what has come to `batch`, as much as it holds. A frame of several segments, which are there only where the
-    /// device does not keep to the buffers' size, is made whole by `whole`, or lost and counted in what is returned.
+    /// Appends received frames to `batch` up to its capacity. A frame of several segments occurs only if the
+    /// device ignores the buffer size. `whole` copies it into one segment. Returns the number of frames lost
+    /// because that failed.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -326,7 +329,8 @@ impl RxQueue {
     ) -> u64 {
         let mut raw = [ptr::null_mut::<sys::rte_mbuf>(); BATCH];
         let room = batch.remaining_capacity().min(BATCH) as u16;
-        // SAFETY: the queue is ours, and the array has room for as many; DPDK writes frames that are ours from here on.
+        // SAFETY: this value owns the queue, and the array has this capacity. The written frames are owned by
+        // this thread.
         let count = unsafe { sys::cn_rx_burst(self.device.probed.port, self.queue, raw.as_mut_ptr(), room) };
         let mut lost = 0;
         let received = &raw[..usize::from(count).min(BATCH)];
@@ -335,7 +339,8 @@ impl RxQueue {
         }
         for &raw in received {
             let Some(raw) = NonNull::new(raw) else { continue };
-            // SAFETY: received, so it is there and ours; where it has several segments, it is only dropped.
+            // SAFETY: the frame was received and has no other owner. If it has several segments, it is only
+            // dropped.
             let frame = unsafe { Mbuf::from_raw(raw) };
             if frame.segment_count() == 1 {
                 batch.push(frame);
@@ -349,19 +354,19 @@ impl RxQueue {
         lost
     }
 
-    /// Whether frames wait; `true` where the device does not tell.
+    /// Returns true if frames are waiting or if the device does not report it.
     pub(crate) fn ready(&self) -> bool {
         self.waiting().is_none_or(|frames| frames > 0)
     }
 
-    /// Frames that wait, where the device tells.
+    /// The number of waiting frames, if the device reports it.
     pub(crate) fn waiting(&self) -> Option<usize> {
-        // SAFETY: the queue is there and ours.
+        // SAFETY: the queue exists and is owned by this value.
         let frames = unsafe { sys::cn_rx_waiting(self.device.probed.port, self.queue) };
         usize::try_from(frames).ok()
     }
 
-    /// Frames that its ring holds.
+    /// Capacity of the ring in frames.
     pub(crate) fn size(&self) -> usize {
         self.device.rx_frames
     }
@@ -369,15 +374,15 @@ impl RxQueue {
 
 impl Drop for RxQueue {
     fn drop(&mut self) {
-        self.device.give(Direction::Receive, self.queue.into());
+        self.device.release(Direction::Receive, self.queue.into());
     }
 }
 
-/// Has the first lines of a frame on their way while those before it are looked at.
+/// Prefetches the first lines of a frame.
 #[inline]
 fn prefetch(raw: *const sys::rte_mbuf) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a received buffer's header is there; prefetching any address is allowed.
+    // SAFETY: the header of a received buffer exists. Any address may be prefetched.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let data = (*raw).buf_addr.wrapping_add(usize::from((*raw).data_off));
@@ -388,7 +393,7 @@ fn prefetch(raw: *const sys::rte_mbuf) {
     let _ = raw;
 }
 
-/// Segments of a received frame at most.
+/// The maximum number of segments of a received frame.
 const SEGMENTS_MAX: usize = 16;
 
 #[cold]
@@ -399,7 +404,8 @@ fn gather(raw: NonNull<sys::rte_mbuf>, whole: &mut impl FnMut(&[&[u8]]) -> Optio
         if at.is_null() {
             break;
         }
-        // SAFETY: a segment of a frame that is ours and lives until the caller drops it; nobody writes it meanwhile.
+        // SAFETY: a segment of a frame that is owned here and exists until the caller drops it. No thread
+        // writes it.
         unsafe {
             let segment = &*at;
             let start = segment.buf_addr.add(usize::from(segment.data_off));
@@ -410,7 +416,7 @@ fn gather(raw: NonNull<sys::rte_mbuf>, whole: &mut impl FnMut(&[&[u8]]) -> Optio
     if at.is_null() { whole(&parts) } else { None }
 }
 
-/// A send queue of a device, in the hands of the one who uses it.
+/// A send queue of a device.
 #[derive(Debug)]
 pub(crate) struct TxQueue {
     device: Arc<Device>,
@@ -419,21 +425,23 @@ pub(crate) struct TxQueue {
 
 impl TxQueue {
     /// # Errors
-    /// [`DpdkError::InUse`]: somebody has it, or there is no such queue.
+    /// [`DpdkError::InUse`]: the queue is in use or does not exist.
     pub(crate) fn new(device: &Arc<Device>, queue: usize) -> Result<Self, DpdkError> {
-        device.take(Direction::Send, queue)?;
+        device.claim(Direction::Send, queue)?;
         Ok(Self {
             device: device.clone(),
             queue: queue as u16,
         })
     }
 
-    /// Hands over the first frames of `batch`, as many as the device takes, and keeps the rest. Returns how many went.
+    /// Sends the first frames of `batch`, as many as the device accepts, and keeps the rest. Returns the
+    /// number sent.
     #[inline]
     pub(crate) fn send(&mut self, batch: &mut Batch<Mbuf>) -> usize {
         let length = batch.len();
-        // SAFETY: the queue is ours. An `Mbuf` is a pointer to one, and there are `length` of them; the device owns the first
-        // `sent` from here on, so those are taken out of the batch without dropping them, and the rest moves up.
+        // SAFETY: this value owns the queue. An `Mbuf` is a pointer, and there are `length` of them. The
+        // device owns the first `sent` afterwards, so they are removed from the batch without a drop, and the
+        // rest moves to the front.
         unsafe {
             let first: *mut *mut sys::rte_mbuf = batch.as_mut_ptr().cast();
             let sent = sys::cn_tx_burst(self.device.probed.port, self.queue, first, length as u16);
@@ -450,6 +458,6 @@ impl TxQueue {
 
 impl Drop for TxQueue {
     fn drop(&mut self) {
-        self.device.give(Direction::Send, self.queue.into());
+        self.device.release(Direction::Send, self.queue.into());
     }
 }

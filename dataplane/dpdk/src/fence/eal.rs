@@ -1,4 +1,4 @@
-//! DPDK's environment: started once in a process, its log, and the threads that it knows.
+//! DPDK's environment (EAL), which is started once per process, its log, and its registered threads.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
@@ -12,31 +12,31 @@ use nix::unistd::Pid;
 
 use crate::error::{DpdkError, Reason};
 
-/// DPDK's release, as it names itself.
+/// The version of DPDK.
 pub fn version() -> String {
-    // SAFETY: a constant of DPDK's, ended by a zero.
+    // SAFETY: a zero-terminated constant of DPDK.
     text(unsafe { sys::cn_version() })
 }
 
-/// Whether buffers live in hugepages. PCI devices as a rule need them; virtual devices do not.
+/// Placement of buffers in hugepages. Most PCI devices need hugepages; virtual devices do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hugepages {
-    /// Where enough of them are free.
+    /// Use hugepages if enough are free.
     #[default]
     Auto,
-    /// They must.
+    /// Require hugepages.
     Yes,
-    /// They do not.
+    /// Do not use hugepages.
     No,
 }
 
-/// What the environment is started with, if it is the first time.
+/// Settings of the environment. Only those of the first start have an effect.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EalConfig {
     pub(crate) hugepages: Hugepages,
-    /// Bytes that are needed, all in all.
+    /// Memory in bytes that is needed in total.
     pub(crate) bytes: usize,
-    /// PCI devices with their options; DPDK touches no others.
+    /// PCI devices with their options. DPDK uses no others.
     pub(crate) pci: Vec<String>,
 }
 
@@ -48,14 +48,14 @@ pub(crate) struct Eal {
 
 static RUNNING: Mutex<Option<Eal>> = Mutex::new(None);
 
-/// What DPDK logged since somebody last looked.
+/// DPDK's log since it was last cleared.
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 const LOG_MAX: usize = 16 << 10;
-/// Lines of it that an error carries.
+/// The number of log lines in an error.
 const LOG_LINES: usize = 5;
 
 extern "C" fn log(text: *const c_char, length: usize) {
-    // SAFETY: DPDK hands over `length` bytes that are there until this returns.
+    // SAFETY: DPDK passes `length` bytes that are valid during this call.
     let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
     let over = (log.len() + length).saturating_sub(LOG_MAX).min(log.len());
@@ -63,17 +63,17 @@ extern "C" fn log(text: *const c_char, length: usize) {
     log.extend(bytes.iter().take(LOG_MAX));
 }
 
-/// Forgets what was logged: before something whose failure shall be explained.
+/// Clears the log before an operation whose failure must be explained.
 pub(crate) fn forget_log() {
     LOG.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// The reason for a negative return value, which is an error number, or else for what [`sys::cn_errno`] says.
+/// The reason for a negative return value. The value is an error number, or -1 if [`sys::cn_errno`] has it.
 pub(crate) fn reason(code: i32) -> Reason {
-    // SAFETY: reads a variable of this thread.
+    // SAFETY: reads a thread-local variable.
     let errno = || unsafe { sys::cn_errno() };
     let code = if code < -1 { -code } else { errno() };
-    // SAFETY: any number is allowed; the text is this thread's until the next call, and copied.
+    // SAFETY: any number is allowed. The text is valid until the thread's next call, and is copied.
     let words = text(unsafe { sys::rte_strerror(code) });
     let log = std::mem::take(&mut *LOG.lock().unwrap_or_else(PoisonError::into_inner));
     let log = String::from_utf8_lossy(&log).into_owned();
@@ -85,17 +85,17 @@ pub(crate) fn reason(code: i32) -> Reason {
     }
 }
 
-/// A C string that lives on at least until this returns.
+/// Copies a C string, which must be valid during this call.
 pub(crate) fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
     }
-    // SAFETY: not null, and all callers hand over strings of DPDK's, which end in a zero.
+    // SAFETY: not null, and all callers pass zero-terminated strings of DPDK.
     unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned()
 }
 
 impl Eal {
-    /// Starts the environment, or finds it running; then the settings are those of who came first.
+    /// Starts the environment if it is not running. The settings of the first start apply.
     ///
     /// # Errors
     /// [`DpdkError::Start`], [`DpdkError::Hugepages`].
@@ -120,7 +120,7 @@ impl Eal {
         };
         let arguments = arguments(config, hugepages, megabytes);
         let line = arguments.join(" ");
-        // DPDK ties the thread that starts it to cores, and that of its threads' children: so it is one of its own.
+        // DPDK pins the thread that starts it and the threads created by it, so a separate thread starts it.
         let started = thread::Builder::new()
             .name("castnet-eal".into())
             .spawn(move || init(&arguments))
@@ -144,7 +144,7 @@ impl Eal {
         })
     }
 
-    /// Whether memory comes in hugepages.
+    /// Returns true if memory is allocated in hugepages.
     pub(crate) fn hugepages(self) -> bool {
         self.hugepages
     }
@@ -152,7 +152,7 @@ impl Eal {
 
 fn init(arguments: &[String]) -> Result<(), Reason> {
     forget_log();
-    // No argument holds a zero: they are numbers and checked names.
+    // No argument contains a zero: they are numbers and checked names.
     let owned: Vec<_> = arguments
         .iter()
         .filter_map(|a| CString::new(a.as_str()).ok())
@@ -160,8 +160,8 @@ fn init(arguments: &[String]) -> Result<(), Reason> {
     let mut pointers: Vec<_> = owned.into_iter().map(CString::into_raw).collect();
     let count = pointers.len() as i32;
     pointers.push(std::ptr::null_mut());
-    // SAFETY: the sink is a function of this module, which is there for ever. The arguments are strings that end in a
-    // zero, in an array that ends in a null; DPDK may reorder and keep them, so they are never freed.
+    // SAFETY: the sink is a function and exists forever. The arguments are zero-terminated strings in an
+    // array terminated by null. They are never freed, because DPDK may reorder and keep them.
     let started = unsafe {
         sys::cn_log_to(log);
         sys::rte_eal_init(count, pointers.leak().as_mut_ptr())
@@ -179,7 +179,7 @@ fn arguments(config: &EalConfig, hugepages: bool, megabytes: usize) -> Vec<Strin
     let mut out: Vec<String> = ["castnet", "--no-shconf", "--no-telemetry", "--lcores"]
         .map(str::to_owned)
         .into();
-    // One thread of DPDK's own, on any core; ours are registered.
+    // One thread of DPDK's own on any core. The workers' threads are registered.
     out.push(format!("0@({})", cores.join(",")));
     if hugepages {
         out.push("--in-memory".to_owned());
@@ -199,7 +199,7 @@ fn arguments(config: &EalConfig, hugepages: bool, megabytes: usize) -> Vec<Strin
     out
 }
 
-/// Bytes of hugepages that nobody has taken.
+/// Bytes of free hugepages.
 fn free_hugepages() -> usize {
     let sizes = fs::read_dir("/sys/kernel/mm/hugepages")
         .into_iter()
@@ -220,22 +220,23 @@ fn free_hugepages() -> usize {
 }
 
 thread_local! {
-    /// How many [`Registered`] of this thread there are.
+    /// The number of [`Registered`] values in this thread.
     static REGISTERED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// This thread is known to DPDK, and has caches of its own in all pools; without, each buffer costs three times as much.
+/// Registration of this thread with DPDK. A registered thread has its own cache in each pool. Without it each
+/// buffer costs three times as much.
 #[derive(Debug)]
 pub(crate) struct Registered {
-    /// It is this thread that must be taken off the list again.
+    /// Makes the type `!Send`: the same thread must unregister.
     _here: std::marker::PhantomData<*const ()>,
 }
 
 impl Registered {
-    /// Registers this thread, if it is not yet.
+    /// Registers this thread if it is not registered.
     ///
     /// # Errors
-    /// [`DpdkError::Thread`]: DPDK has room for 128, as a rule.
+    /// [`DpdkError::Thread`]: DPDK supports 128 threads by default.
     pub(crate) fn new(_running: Eal) -> Result<Self, DpdkError> {
         if REGISTERED.get() == 0 {
             forget_log();
@@ -256,7 +257,8 @@ impl Drop for Registered {
     fn drop(&mut self) {
         REGISTERED.set(REGISTERED.get() - 1);
         if REGISTERED.get() == 0 {
-            // SAFETY: this thread is registered, and was by us. Buffers that it still holds may go back without a cache.
+            // SAFETY: this module registered this thread. Buffers that it still has can be freed without a
+            // cache.
             unsafe { sys::rte_thread_unregister() };
         }
     }

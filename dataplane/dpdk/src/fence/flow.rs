@@ -1,4 +1,4 @@
-//! Rules of a device: frames to an address go to a receive queue.
+//! Flow rules of a device, which direct frames by destination address to a receive queue.
 
 use std::ffi::c_char;
 use std::net::Ipv4Addr;
@@ -8,27 +8,27 @@ use castnet_dpdk_sys as sys;
 
 use super::device::Device;
 use super::eal;
-use crate::flow::{Form, Rules};
+use crate::flow::{Form, RuleDriver};
 
-/// A rule that a device has. It goes with the device, if nobody takes it away before.
+/// A rule that a device has. Closing the device removes it.
 #[derive(Debug)]
 pub(crate) struct Rule(NonNull<sys::rte_flow>);
 
-// SAFETY: DPDK's functions for rules lock the device where its driver does not (`RTE_ETH_DEV_FLOW_OPS_THREAD_SAFE`), so any
-// thread may call them; nothing is read through the pointer on this side.
+// SAFETY: DPDK's flow functions lock the device if its driver does not (`RTE_ETH_DEV_FLOW_OPS_THREAD_SAFE`),
+// so any thread may call them. This side reads nothing through the pointer.
 unsafe impl Send for Rule {}
 
-/// Bytes of a driver's explanation.
-const WORDS: usize = 160;
+/// Capacity in bytes for a driver's message.
+const MESSAGE_MAX: usize = 160;
 
-impl Rules for Device {
+impl RuleDriver for Device {
     type Rule = Rule;
 
     fn create(&self, address: Ipv4Addr, queue: usize, form: Form) -> Result<Rule, String> {
-        let mut why = [0; WORDS];
+        let mut why = [0; MESSAGE_MAX];
         let narrow = (form == Form::Narrow).into();
         let port = self.port();
-        // SAFETY: the device is there and runs; DPDK writes at most as many bytes of `why` as it has, and ends them in a zero.
+        // SAFETY: the device exists and runs. DPDK writes at most the length of `why`, zero-terminated.
         let rule = unsafe {
             sys::cn_flow_create(
                 port,
@@ -36,31 +36,39 @@ impl Rules for Device {
                 queue as u16,
                 narrow,
                 why.as_mut_ptr(),
-                WORDS,
+                MESSAGE_MAX,
             )
         };
         NonNull::new(rule).map(Rule).ok_or_else(|| {
             let reason = eal::reason(-1).text;
-            let rule = words(address, queue, form);
+            let rule = flow_text(address, queue, form);
             match eal::text(why.as_ptr()) {
-                said if said.is_empty() => format!("{reason}: {rule}"),
-                said => format!("{said} ({reason}): {rule}"),
+                message if message.is_empty() => format!("{reason}: {rule}"),
+                message => format!("{message} ({reason}): {rule}"),
             }
         })
     }
 
     fn destroy(&self, rule: &Rule) -> bool {
-        // SAFETY: the device is there and has this rule, as who holds it calls this once.
+        // SAFETY: the device exists and has this rule. The owner of the rule destroys it once.
         unsafe { sys::cn_flow_destroy(self.port(), rule.0.as_ptr()) == 0 }
     }
 }
 
-/// A rule in the words of testpmd, as a device would be given it.
-pub(crate) fn words(address: Ipv4Addr, queue: usize, form: Form) -> String {
-    const ROOM: usize = 256;
-    let mut out: [c_char; ROOM] = [0; ROOM];
+/// A rule in testpmd's syntax, as the device would receive it.
+pub(crate) fn flow_text(address: Ipv4Addr, queue: usize, form: Form) -> String {
+    const TEXT_MAX: usize = 256;
+    let mut out: [c_char; TEXT_MAX] = [0; TEXT_MAX];
     let narrow = (form == Form::Narrow).into();
-    // SAFETY: as many bytes are written as there are, and they end in a zero.
-    unsafe { sys::cn_flow_text(address.to_bits(), queue as u16, narrow, out.as_mut_ptr(), ROOM) };
+    // SAFETY: at most the length of the array is written, zero-terminated.
+    unsafe {
+        sys::cn_flow_text(
+            address.to_bits(),
+            queue as u16,
+            narrow,
+            out.as_mut_ptr(),
+            TEXT_MAX,
+        )
+    };
     eal::text(out.as_ptr())
 }

@@ -1,4 +1,4 @@
-//! The fence: all that is unsafe about DPDK is in here, and only safe types leave it.
+//! All unsafe code of this crate. Only safe types are visible outside.
 #![allow(unsafe_code)]
 
 pub(crate) mod device;

@@ -1,5 +1,5 @@
-//! Pools of buffers. They live as long as the process, since any buffer may outlive whoever made the pool; one to which
-//! all buffers have come back is used again.
+//! Pools of buffers. They exist as long as the process, because a buffer may outlive the owner of its pool. A
+//! pool is reused when all its buffers are free again.
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ use super::eal::{self, Eal};
 use super::mbuf::Mbuf;
 use crate::error::DpdkError;
 
-/// Buffers that a thread keeps for itself, by DPDK's cache.
+/// Buffers in a thread's cache of a pool.
 pub(crate) const CACHE: usize = 256;
 /// Bytes of a buffer's header.
 const HEADER: usize = 128;
@@ -21,42 +21,43 @@ const HEADER: usize = 128;
 struct Pool {
     raw: NonNull<sys::rte_mempool>,
     count: usize,
-    /// Bytes for a frame.
-    room: usize,
+    /// Bytes for a frame in each buffer.
+    capacity: usize,
     leased: bool,
 }
 
-// SAFETY: DPDK's pools may be used by any thread at any time; the rest of the structure is guarded by a lock.
+// SAFETY: any thread may use DPDK's pools at any time. The other fields are guarded by a lock.
 unsafe impl Send for Pool {}
 
 static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
-/// A pool, for as long as somebody takes new buffers from it.
+/// The use of a pool. New buffers are allocated only through it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     raw: NonNull<sys::rte_mempool>,
     count: usize,
-    room: usize,
+    capacity: usize,
 }
 
-// SAFETY: see `Pool`; nothing here changes.
+// SAFETY: see `Pool`; a lease is immutable.
 unsafe impl Send for Lease {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Lease {}
 
 impl Lease {
-    /// A pool of at least `count` buffers, each with `room` bytes for a frame and DPDK's headroom before them.
+    /// Leases a pool of at least `count` buffers, each with `capacity` bytes for a frame and DPDK's headroom
+    /// before them.
     ///
     /// # Errors
     /// [`DpdkError::Buffers`].
-    pub(crate) fn new(_running: Eal, count: usize, room: usize) -> Result<Self, DpdkError> {
+    pub(crate) fn new(_running: Eal, count: usize, capacity: usize) -> Result<Self, DpdkError> {
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         let free = pools.iter_mut().find(|pool| {
-            // SAFETY: the pool lives for ever.
-            let home = unsafe { sys::rte_mempool_avail_count(pool.raw.as_ptr()) } as usize;
+            // SAFETY: the pool exists forever.
+            let available = unsafe { sys::rte_mempool_avail_count(pool.raw.as_ptr()) } as usize;
             !pool.leased
-                && home == pool.count
-                && pool.room == room
+                && available == pool.count
+                && pool.capacity == capacity
                 && (count..=count * 2).contains(&pool.count)
         });
         if let Some(pool) = free {
@@ -64,73 +65,75 @@ impl Lease {
             return Ok(Self {
                 raw: pool.raw,
                 count: pool.count,
-                room,
+                capacity,
             });
         }
         let count = count.max(2 * CACHE);
         let fail = |code| DpdkError::Buffers {
             count,
-            room,
+            capacity,
             reason: eal::reason(code),
         };
         eal::forget_log();
         // SAFETY: reads a constant.
-        let data_room = room + usize::from(unsafe { sys::cn_headroom() });
+        let data_room = capacity + usize::from(unsafe { sys::cn_headroom() });
         let (Ok(buffers), Ok(data_room)) = (u32::try_from(count), u16::try_from(data_room)) else {
             return Err(fail(-nix::libc::E2BIG));
         };
-        // Digits and letters alone, and short enough for DPDK's 26 characters.
+        // The name has only digits and letters and fits DPDK's limit of 26 characters.
         let name = CString::new(format!("castnet_{}", pools.len())).unwrap_or_default();
-        // SAFETY: the name ends in a zero and is copied; any numbers are allowed and checked. -1 is any NUMA node.
+        // SAFETY: the name is zero-terminated and copied. All numbers are valid or checked. -1 means any NUMA
+        // node.
         let raw =
             unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), buffers, CACHE as u32, 0, data_room, -1) };
         let raw = NonNull::new(raw).ok_or_else(|| fail(-1))?;
         pools.push(Pool {
             raw,
             count,
-            room,
+            capacity,
             leased: true,
         });
-        Ok(Self { raw, count, room })
+        Ok(Self { raw, count, capacity })
     }
 
-    /// Bytes that `count` buffers of `room` take, roughly.
-    pub(crate) fn bytes(count: usize, room: usize) -> usize {
-        // Header and headroom, and what the pool puts around each buffer.
-        count.max(2 * CACHE) * (room + HEADER + 256)
+    /// The approximate size in bytes of `count` buffers with this capacity.
+    pub(crate) fn bytes(count: usize, capacity: usize) -> usize {
+        // Header, headroom, and the overhead of the pool per buffer.
+        count.max(2 * CACHE) * (capacity + HEADER + 256)
     }
 
     pub(crate) fn raw(&self) -> *mut sys::rte_mempool {
         self.raw.as_ptr()
     }
 
-    /// All its buffers.
+    /// The number of buffers.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes for a frame in each.
-    pub(crate) fn room(&self) -> usize {
-        self.room
+    /// Bytes for a frame in each buffer.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
     }
 
-    /// Buffers that nobody has, other threads' caches included.
+    /// The number of free buffers, including those in thread caches.
     pub(crate) fn available(&self) -> usize {
-        // SAFETY: the pool lives for ever.
+        // SAFETY: the pool exists forever.
         unsafe { sys::rte_mempool_avail_count(self.raw.as_ptr()) as usize }
     }
 
-    /// Fills `stash` up with fresh, empty buffers: all or none.
+    /// Fills `stash` with new, empty buffers. Takes all or none.
     #[inline]
     pub(crate) fn refill(&self, stash: &mut Batch<Mbuf>) -> bool {
-        let (length, room) = (stash.len(), stash.remaining_capacity());
-        // SAFETY: an `Mbuf` is a pointer to one, and there are `room` places after the first `length`. On success DPDK has
-        // written each of them with a fresh buffer of one segment that nobody else has; on failure none.
+        let (length, capacity) = (stash.len(), stash.remaining_capacity());
+        // SAFETY: an `Mbuf` is a pointer, and the array has space for this many after the first `length`. On
+        // success DPDK has written each of them with a new buffer of one segment and no other owner; on
+        // failure none.
         unsafe {
-            let places = stash.as_mut_ptr().add(length).cast();
-            let failed = sys::cn_alloc_bulk(self.raw.as_ptr(), places, room as u32);
+            let free_entries = stash.as_mut_ptr().add(length).cast();
+            let failed = sys::cn_alloc_bulk(self.raw.as_ptr(), free_entries, capacity as u32);
             if failed == 0 {
-                stash.set_len(length + room);
+                stash.set_len(length + capacity);
             }
             failed == 0
         }

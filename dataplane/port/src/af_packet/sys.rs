@@ -1,10 +1,9 @@
-//! The fence round the kernel's packet sockets: mapped rings, socket options and interface ioctls. All `unsafe` of this
-//! crate is here, and nothing else is.
+//! The `unsafe` interface to the kernel's packet sockets: mapped rings, socket options and interface ioctls.
 //!
-//! The rings are of TPACKET_V2 in both directions: one status word per frame, so a frame can be read as soon as it is
-//! there. TPACKET_V3 hands frames over in blocks, and a block that is not full is handed over only when its timer fires,
-//! a millisecond or a jiffy later; a RoCE sender that stalls at 128 unacknowledged packets would wait for that timer in
-//! every window, at every switch.
+//! Both directions use TPACKET_V2, which has one status word per frame, so a frame can be read as soon as it
+//! arrives. TPACKET_V3 delivers frames in blocks, and a partly filled block only when its timer fires, a
+//! millisecond or a jiffy later. A RoCE sender that stops at 128 unacknowledged packets would wait for that
+//! timer in every window, at every switch.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -19,11 +18,13 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socket
 
 use crate::port::RingUse;
 
-/// Where a sent frame's bytes begin in its slot: after the header, and no `sockaddr_ll`.
+/// Offset of a sent frame in its slot: after the header, without a `sockaddr_ll`.
 const TX_DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
-/// What a received frame's slot holds before the frame at most: header, `sockaddr_ll`, room to align the IP header.
+/// The maximum number of bytes before a received frame in its slot: header, `sockaddr_ll`, alignment of the
+/// IP header.
 const RX_OVERHEAD: usize = 128;
-/// A block of ring memory; the kernel wants it contiguous, so not too large. Slots do not cross blocks.
+/// Bytes of a block of ring memory. The kernel allocates each block contiguously, so blocks are small. Slots
+/// do not cross blocks.
 const BLOCK: usize = 1 << 16;
 
 /// The layout of one ring.
@@ -60,7 +61,7 @@ impl Layout {
     }
 }
 
-/// A ring's memory, shared with the kernel.
+/// The memory of a ring, shared with the kernel.
 #[derive(Debug)]
 struct Map {
     base: NonNull<u8>,
@@ -82,8 +83,8 @@ impl Map {
         };
         set_option(fd, option, &request)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice; nothing that exists is touched. The descriptor
-        // is open, and the result is checked.
+        // SAFETY: a new mapping at an address that the kernel chooses; existing memory is not touched. The
+        // descriptor is open and the result is checked.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -108,39 +109,41 @@ impl Map {
             "slot {index} of {}",
             self.layout.slots()
         );
-        // SAFETY: the index is in the ring, so the offset and the slot after it lie inside the mapping, which is less
-        // than isize::MAX bytes.
+        // SAFETY: the index is in the ring, so the offset and the slot after it are inside the mapping, which
+        // is less than isize::MAX bytes.
         unsafe { self.base.add(self.layout.offset(index)).cast() }
     }
 
     fn status(&self, index: usize) -> &AtomicU32 {
         let header = self.header(index).as_ptr();
-        // SAFETY: the status word is the header's first field, lies inside the mapping for as long as `self`, is aligned
-        // (slots are aligned to 16 bytes), and is accessed by both this program and the kernel only as one word.
+        // SAFETY: the status word is the first field of the header, is inside the mapping while `self`
+        // exists, is aligned (slots are aligned to 16 bytes), and is accessed only as one word by this
+        // program and the kernel.
         unsafe { AtomicU32::from_ptr(&raw mut (*header).tp_status) }
     }
 
-    /// Bytes `from..from + length` of a slot, cut off at its end.
+    /// Bytes `from..from + length` of a slot, limited to the slot.
     ///
     /// # Safety
-    /// The slot must be the caller's by its status, and no other slice of it may exist.
+    /// The slot's status must give it to the caller, and no other slice of it may exist.
     unsafe fn bytes(&mut self, index: usize, from: usize, length: usize) -> &mut [u8] {
         let from = from.min(self.layout.slot);
         let length = length.min(self.layout.slot - from);
         let slot = self.header(index).cast::<u8>();
-        // SAFETY: inside the slot and so inside the mapping; by the caller's promise nobody else reads or writes it.
+        // SAFETY: inside the slot and so inside the mapping. By the caller's promise nothing else reads or
+        // writes it.
         unsafe { std::slice::from_raw_parts_mut(slot.add(from).as_ptr(), length) }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: this mapping was made in `new` with this length, and nothing borrows from it any more.
+        // SAFETY: the mapping was created in `new` with this length, and nothing borrows from it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast::<c_void>(), self.layout.bytes()) };
     }
 }
 
-/// Received frames, in the order of arrival.
+/// The ring of received frames, in the order of arrival.
 #[derive(Debug)]
 pub(super) struct RxRing {
     map: Map,
@@ -148,7 +151,7 @@ pub(super) struct RxRing {
     fd: Arc<OwnedFd>,
 }
 
-/// A received frame in its slot. Dropping it gives the slot back.
+/// A received frame in its slot. Dropping it returns the slot to the kernel.
 pub(super) struct Received<'a> {
     ring: &'a mut RxRing,
     header: libc::tpacket2_hdr,
@@ -177,13 +180,14 @@ impl RxRing {
             return None;
         }
         let header = self.map.header(self.next);
-        // SAFETY: the status, read with acquire order, says that the kernel has written this slot and left it to us.
+        // SAFETY: the status, read with acquire order, says that the kernel has written this slot and does
+        // not access it.
         let header = unsafe { header.read() };
         Some(Received { ring: self, header })
     }
 
-    /// How many slots hold frames that were not taken yet. The kernel fills them in order, so it is found in a few steps,
-    /// and exact but for what comes in meanwhile.
+    /// The number of slots with frames not received yet. The kernel fills slots in order, so a binary search
+    /// finds it. It is exact except for frames that arrive meanwhile.
     pub(super) fn usage(&self) -> RingUse {
         let size = self.map.layout.slots();
         let (mut full, mut free) = (0, size);
@@ -199,9 +203,9 @@ impl RxRing {
         RingUse { used: full, size }
     }
 
-    /// Frames that the kernel had no slot for since the last call.
+    /// Frames dropped since the last call because no slot was free.
     pub(super) fn missed(&self) -> u64 {
-        // SAFETY: plain integers, for which all zeros are a value.
+        // SAFETY: plain integers, for which zeros are valid.
         let mut stats: libc::tpacket_stats = unsafe { std::mem::zeroed() };
         let mut length = size_of_val(&stats) as libc::socklen_t;
         let (fd, out) = (self.fd.as_raw_fd(), (&raw mut stats).cast::<c_void>());
@@ -220,26 +224,27 @@ impl RxRing {
 }
 
 impl Received<'_> {
-    /// The frame as far as it fitted into the slot.
+    /// The bytes of the frame, truncated to the slot.
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         let (from, length) = (usize::from(self.header.tp_mac), self.header.tp_snaplen as usize);
         let index = self.ring.next;
-        // SAFETY: the slot is ours until `drop` sets its status, and `self` is the only `Received` of the ring.
+        // SAFETY: the slot belongs to this program until `drop` sets its status, and `self` is the only
+        // `Received` of the ring.
         unsafe { self.ring.map.bytes(index, from, length) }
     }
 
-    /// Its length on the wire, without a VLAN tag that was taken off.
+    /// Length on the wire, without a VLAN tag that the kernel removed.
     pub(super) fn wire_length(&self) -> usize {
         self.header.tp_len as usize
     }
 
-    /// Whether its UDP or TCP checksum is still to be filled in: the kernel leaves that to the device, and over a veth
-    /// pair there is none.
+    /// Returns true if the UDP or TCP checksum must be completed. The kernel leaves it to the device, and a
+    /// veth pair has none.
     pub(super) fn lacks_checksum(&self) -> bool {
         self.header.tp_status & libc::TP_STATUS_CSUMNOTREADY != 0
     }
 
-    /// The VLAN tag that the kernel took off, as it was on the wire.
+    /// The VLAN tag that the kernel removed, in wire format.
     pub(super) fn vlan(&self) -> Option<[u8; 4]> {
         if self.header.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
             return None;
@@ -261,12 +266,12 @@ impl Drop for Received<'_> {
     }
 }
 
-/// Frames to be sent.
+/// The ring of frames to send.
 #[derive(Debug)]
 pub(super) struct TxRing {
     map: Map,
     next: usize,
-    /// The oldest slot that was committed and not settled, and the bytes of the frames from there to `next`.
+    /// The oldest committed slot that is not reaped, and the bytes of the frames from it up to `next`.
     oldest: usize,
     unsettled: usize,
     fd: OwnedFd,
@@ -274,7 +279,7 @@ pub(super) struct TxRing {
 
 impl TxRing {
     pub(super) fn new(fd: OwnedFd, frames: usize, frame_max: usize) -> io::Result<Self> {
-        // A frame that the kernel finds malformed shall not block those behind it.
+        // A frame that the kernel rejects must not block later frames.
         set_option(&fd, libc::PACKET_LOSS, &1)?;
         let map = Map::new(&fd, libc::PACKET_TX_RING, Layout::new(frames, frame_max))?;
         Ok(Self {
@@ -286,32 +291,32 @@ impl TxRing {
         })
     }
 
-    /// Ties it to an interface.
+    /// Binds the ring to an interface.
     pub(super) fn bind(&self, interface: u32) -> io::Result<()> {
         bind(&self.fd, interface, false)
     }
 
-    /// How long a frame may be.
+    /// The maximum length of a frame.
     pub(super) fn slot_bytes(&self) -> usize {
         self.map.layout.slot - TX_DATA
     }
 
-    /// The memory for the next frame, or `None` while the kernel still holds it.
+    /// The memory for the next frame. Returns `None` while the kernel holds the slot.
     pub(super) fn reserve(&mut self) -> Option<&mut [u8]> {
         match self.map.status(self.next).load(Ordering::Acquire) {
             libc::TP_STATUS_AVAILABLE | libc::TP_STATUS_WRONG_FORMAT => {}
             _ => return None,
         }
         let index = self.next;
-        // SAFETY: the status, read with acquire order, says that the slot is ours; the slice borrows the ring, so there
-        // is no second one before `commit`.
+        // SAFETY: the status, read with acquire order, says that the slot belongs to this program. The slice
+        // borrows the ring, so there is no second one before `commit`.
         Some(unsafe { self.map.bytes(index, TX_DATA, usize::MAX) })
     }
 
-    /// Gives what was reserved to the kernel; it goes at the next [`TxRing::kick`].
+    /// Commits the reserved frame. The kernel sends it at the next [`TxRing::kick`].
     pub(super) fn commit(&mut self, length: usize) {
         let header = self.map.header(self.next).as_ptr();
-        // SAFETY: the slot is ours (reserved), and the field lies inside it.
+        // SAFETY: the slot is reserved by this program, and the field is inside it.
         unsafe { (&raw mut (*header).tp_len).write(length as u32) };
         self.map
             .status(self.next)
@@ -320,7 +325,7 @@ impl TxRing {
         self.unsettled += length;
     }
 
-    /// Has the kernel send what was committed. It says how many bytes it took: if all, all frames are settled.
+    /// Asks the kernel to send the committed frames. If it accepts all bytes, all frames are done.
     pub(super) fn kick(&mut self) -> io::Result<()> {
         let sent = send(self.fd.as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT)?;
         if sent == self.unsettled {
@@ -330,21 +335,22 @@ impl TxRing {
         Ok(())
     }
 
-    /// Whether frames were committed that are not settled.
-    pub(super) fn is_unsettled(&self) -> bool {
+    /// Returns true if committed frames are not reaped yet.
+    pub(super) fn has_unreaped(&self) -> bool {
         self.unsettled > 0
     }
 
-    /// Settles the frames that the kernel is done with, sent or not: calls `done` with the start and the length of each.
-    pub(super) fn settle(&mut self, mut done: impl FnMut(&[u8], usize)) {
+    /// Reaps the frames that the kernel has processed, sent or not. Calls `done` with the start and the
+    /// length of each.
+    pub(super) fn reap(&mut self, mut done: impl FnMut(&[u8], usize)) {
         while self.unsettled > 0
             && self.map.status(self.oldest).load(Ordering::Acquire) != libc::TP_STATUS_SEND_REQUEST
         {
             let header = self.map.header(self.oldest).as_ptr();
-            // SAFETY: the field lies inside the slot, and nobody but `commit` writes it.
+            // SAFETY: the field is inside the slot, and only `commit` writes it.
             let length = unsafe { (&raw const (*header).tp_len).read() } as usize;
-            // SAFETY: the slot was not reserved again since it was committed, so no other slice of it exists; the kernel
-            // at most reads it, and so do we.
+            // SAFETY: the slot has not been reserved since it was committed, so no other slice of it exists.
+            // The kernel only reads it.
             done(unsafe { self.map.bytes(self.oldest, TX_DATA, length) }, length);
             self.unsettled -= length;
             self.oldest = (self.oldest + 1) % self.map.layout.slots();
@@ -352,7 +358,7 @@ impl TxRing {
     }
 }
 
-/// A packet socket that receives nothing until it is bound.
+/// Opens a packet socket that receives nothing until it is bound.
 pub(super) fn packet_socket() -> io::Result<OwnedFd> {
     Ok(socket(
         AddressFamily::Packet,
@@ -362,9 +368,9 @@ pub(super) fn packet_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Ties a socket to an interface. With `receive` it gets all frames, else none.
+/// Binds a socket to an interface. It receives all frames if `receive` is set, otherwise none.
 pub(super) fn bind(fd: &OwnedFd, interface: u32, receive: bool) -> io::Result<()> {
-    // SAFETY: plain integers, for which all zeros are a value.
+    // SAFETY: plain integers, for which zeros are valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_ifindex = interface as c_int;
@@ -379,7 +385,7 @@ pub(super) fn bind(fd: &OwnedFd, interface: u32, receive: bool) -> io::Result<()
     check(rc)
 }
 
-/// Takes frames to all Ethernet addresses, for as long as the socket is open.
+/// Enables promiscuous mode while the socket is open.
 pub(super) fn promiscuous(fd: &OwnedFd, interface: u32) -> io::Result<()> {
     let request = libc::packet_mreq {
         mr_ifindex: interface as c_int,
@@ -390,13 +396,12 @@ pub(super) fn promiscuous(fd: &OwnedFd, interface: u32) -> io::Result<()> {
     set_option(fd, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
-/// Sets an option of the packet layer that takes a plain value.
+/// Sets a packet-layer option with a plain value.
 pub(super) fn set_option<T: Copy>(fd: &OwnedFd, option: c_int, value: &T) -> io::Result<()> {
     set_any_option(fd, libc::SOL_PACKET, option, value)
 }
 
-/// Lets the kernel hold `bytes` of sent frames before it says that it is full; beyond the system's limit where the
-/// process may.
+/// Sets the socket's send buffer to `bytes`, above the system's limit if the process has permission.
 pub(super) fn send_buffer(fd: &OwnedFd, bytes: usize) {
     let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
     if set_any_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes).is_err() {
@@ -409,22 +414,22 @@ fn set_any_option<T: Copy>(fd: &OwnedFd, level: c_int, option: c_int, value: &T)
         (&raw const *value).cast::<c_void>(),
         size_of::<T>() as libc::socklen_t,
     );
-    // SAFETY: pointer and length describe `value`, which outlives the call; the kernel only reads it.
+    // SAFETY: pointer and length describe `value`, which outlives the call. The kernel only reads it.
     let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, pointer, length) };
     check(rc)
 }
 
 /// The MTU of an interface, in bytes.
 pub(super) fn mtu(fd: &OwnedFd, interface: &str) -> io::Result<usize> {
-    let request = ask(fd, interface, libc::SIOCGIFMTU)?;
+    let request = interface_request(fd, interface, libc::SIOCGIFMTU)?;
     // SAFETY: the kernel has filled in this member of the union; any bits are an integer.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     usize::try_from(mtu).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// The Ethernet address of an interface. `InvalidData` where it is no Ethernet interface.
+/// The Ethernet address of an interface. The error is `InvalidData` if it is not an Ethernet interface.
 pub(super) fn mac(fd: &OwnedFd, interface: &str) -> io::Result<MacAddr> {
-    let request = ask(fd, interface, libc::SIOCGIFHWADDR)?;
+    let request = interface_request(fd, interface, libc::SIOCGIFHWADDR)?;
     // SAFETY: the kernel has filled in this member of the union; any bits are integers.
     let address = unsafe { request.ifr_ifru.ifru_hwaddr };
     if ![libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&address.sa_family) {
@@ -440,15 +445,15 @@ pub(super) fn mac(fd: &OwnedFd, interface: &str) -> io::Result<MacAddr> {
     Ok(MacAddr(bytes))
 }
 
-/// Whether an interface is up and has a carrier.
+/// Returns true if an interface is up and has a carrier.
 pub(super) fn is_up(fd: &OwnedFd, interface: &str) -> io::Result<bool> {
-    let request = ask(fd, interface, libc::SIOCGIFFLAGS)?;
+    let request = interface_request(fd, interface, libc::SIOCGIFFLAGS)?;
     // SAFETY: the kernel has filled in this member of the union; any bits are an integer.
     let flags = c_int::from(unsafe { request.ifr_ifru.ifru_flags });
     Ok(flags & (libc::IFF_UP | libc::IFF_RUNNING) == libc::IFF_UP | libc::IFF_RUNNING)
 }
 
-/// Sets one of ethtool's switches of an interface.
+/// Sets an ethtool flag of an interface.
 pub(super) fn ethtool_set(fd: &OwnedFd, interface: &str, command: u32, value: u32) -> io::Result<()> {
     /// `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
@@ -457,11 +462,11 @@ pub(super) fn ethtool_set(fd: &OwnedFd, interface: &str, command: u32, value: u3
         value: u32,
     }
     let mut argument = EthtoolValue { command, value };
-    // SAFETY: an `ethtool_value` is what these sub-commands want.
+    // SAFETY: these sub-commands take an `ethtool_value`.
     unsafe { ethtool(fd, interface, &mut argument) }
 }
 
-/// The link's speed in Mb/s, where there is a link and it has one.
+/// The link speed in Mb/s, if known.
 pub(super) fn speed_mbps(fd: &OwnedFd, interface: &str) -> Option<u32> {
     /// `struct ethtool_cmd` of linux/ethtool.h.
     #[repr(C)]
@@ -478,17 +483,17 @@ pub(super) fn speed_mbps(fd: &OwnedFd, interface: &str) -> Option<u32> {
     }
     const GET_SETTINGS: u32 = 0x1;
     const { assert!(size_of::<EthtoolCmd>() == 44) };
-    // SAFETY: plain integers, for which all zeros are a value.
+    // SAFETY: plain integers, for which zeros are valid.
     let mut settings: EthtoolCmd = unsafe { std::mem::zeroed() };
     settings.command = GET_SETTINGS;
-    // SAFETY: an `ethtool_cmd` is what this sub-command wants.
+    // SAFETY: this sub-command takes an `ethtool_cmd`.
     unsafe { ethtool(fd, interface, &mut settings) }.ok()?;
     let speed = u32::from(settings.speed_high) << 16 | u32::from(settings.speed);
-    // All ones is the kernel's word for unknown.
+    // All ones means unknown.
     (speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
 }
 
-/// The name of an interface's driver, and where on which bus the device is; empty for one that is made up.
+/// The driver's name and the bus address of an interface. The bus address of a virtual interface is empty.
 pub(super) fn driver(fd: &OwnedFd, interface: &str) -> io::Result<(String, String)> {
     /// `struct ethtool_drvinfo` of linux/ethtool.h.
     #[repr(C)]
@@ -501,10 +506,10 @@ pub(super) fn driver(fd: &OwnedFd, interface: &str) -> io::Result<(String, Strin
     }
     const GET_DRIVER: u32 = 0x3;
     const { assert!(size_of::<EthtoolDrvinfo>() == 196) };
-    // SAFETY: plain integers, for which all zeros are a value.
+    // SAFETY: plain integers, for which zeros are valid.
     let mut info: EthtoolDrvinfo = unsafe { std::mem::zeroed() };
     info.command = GET_DRIVER;
-    // SAFETY: an `ethtool_drvinfo` is what this sub-command wants.
+    // SAFETY: this sub-command takes an `ethtool_drvinfo`.
     unsafe { ethtool(fd, interface, &mut info)? };
     let text = |bytes: &[u8]| {
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
@@ -513,30 +518,30 @@ pub(super) fn driver(fd: &OwnedFd, interface: &str) -> io::Result<(String, Strin
     Ok((text(&info.driver), text(&info.bus_info)))
 }
 
-/// Asks ethtool's part of the kernel.
+/// Runs an ethtool sub-command.
 ///
 /// # Safety
-/// `argument` must be the structure that its sub-command, its first word, wants.
+/// `argument` must be the structure that the sub-command in its first word takes.
 unsafe fn ethtool<T>(fd: &OwnedFd, interface: &str, argument: &mut T) -> io::Result<()> {
-    let mut request = named(interface)?;
+    let mut request = request_for(interface)?;
     request.ifr_ifru.ifru_data = (&raw mut *argument).cast();
-    // SAFETY: the request is a whole `ifreq` whose data points at what the sub-command wants, by the caller's promise; both
-    // outlive the call.
+    // SAFETY: the request is a whole `ifreq` whose data points at the structure of the sub-command, by the
+    // caller's promise. Both outlive the call.
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     check(rc)
 }
 
-fn ask(fd: &OwnedFd, interface: &str, what: libc::c_ulong) -> io::Result<libc::ifreq> {
-    let mut request = named(interface)?;
-    // SAFETY: the request is a whole `ifreq` with a name that ends in a zero, as these commands want, and outlives the
-    // call.
+fn interface_request(fd: &OwnedFd, interface: &str, what: libc::c_ulong) -> io::Result<libc::ifreq> {
+    let mut request = request_for(interface)?;
+    // SAFETY: the request is a whole `ifreq` with a zero-terminated name, as these commands require, and
+    // outlives the call.
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut request) };
     check(rc)?;
     Ok(request)
 }
 
-fn named(interface: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: integers and a union of integers and a pointer, for all of which zeros are a value.
+fn request_for(interface: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: integers, and a union of integers and a pointer, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if interface.len() >= request.ifr_name.len() {
         return Err(io::Error::from_raw_os_error(libc::ENODEV));

@@ -1,4 +1,5 @@
-//! AF_PACKET over veth pairs in fresh network namespaces. Needs root; says so in one line where it has to skip.
+//! AF_PACKET over veth pairs in new network namespaces. Needs root; otherwise the tests report that they are
+//! skipped.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -21,13 +22,14 @@ use nix::unistd::gettid;
 /// How long a test waits for a frame before it fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs `test` in a thread with a network namespace of its own, without IPv6 chatter. `false` where that is not allowed.
+/// Runs `test` in a thread with its own network namespace without IPv6 traffic. Returns false if that is not
+/// permitted.
 fn in_namespace(test: impl FnOnce() + Send + 'static) -> bool {
     let thread = thread::spawn(move || {
         if unshare(CloneFlags::CLONE_NEWNET).is_err() {
             return false;
         }
-        // Read by the thread's namespace; where there is no IPv6 there is nothing to switch off.
+        // These files apply to the thread's namespace. They do not exist if there is no IPv6.
         for which in ["all", "default"] {
             let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
         }
@@ -76,7 +78,7 @@ fn open(interface: &str, pool: &Pool) -> AfPacketPort {
     AfPacketSpec::new(interface).open(pool, Sides::Both).unwrap()
 }
 
-/// A frame with a made-up EtherType; `n` tells it from others.
+/// A frame with an unused EtherType. `n` makes it unique.
 fn frame(n: u32, length: usize, vlan: Option<u16>) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..length)
         .map(|i| (i as u32).wrapping_mul(n + 7) as u8)
@@ -102,7 +104,7 @@ fn send(port: &mut impl Port<Buf = PoolBuf>, pool: &Pool, frames: &[Vec<u8>]) {
     }
 }
 
-/// Receives `count` frames, sleeping in between.
+/// Receives `count` frames and sleeps in between.
 fn receive(port: &mut impl Port<Buf = PoolBuf>, sleeper: &mut Sleeper, count: usize) -> Vec<Vec<u8>> {
     let (start, mut frames, mut batch) = (Instant::now(), Vec::new(), Batch::new());
     while frames.len() < count {
@@ -150,7 +152,7 @@ fn frames_go_both_ways_byte_for_byte() {
         send(&mut far, &pool, &frames);
         assert_eq!(receive(&mut near, &mut at_near, frames.len()), frames);
 
-        // The kernel has room for the tag of 802.1Q on top of the MTU, and for no other.
+        // Above the MTU, the kernel allows an 802.1Q tag and no other tag.
         let mut service = frame(4, 4218, Some(7));
         service[12..14].copy_from_slice(&[0x88, 0xA8]);
         send(
@@ -177,7 +179,7 @@ fn frames_go_both_ways_byte_for_byte() {
 }
 
 #[test]
-fn a_burst_with_a_window_loses_nothing_in_either_direction() {
+fn a_windowed_burst_loses_no_frame() {
     const COUNT: usize = 10_000;
     const WINDOW: usize = 128;
     in_namespace(|| {
@@ -236,7 +238,7 @@ fn a_frame_wakes_the_sleeper() {
         });
         let start = Instant::now();
         sleeper.sleep(PATIENCE * 2, || {
-            // The frame comes when we are about to sleep, or sleep.
+            // The frame arrives shortly before or during the sleep.
             ready.send(()).unwrap();
             false
         });
@@ -245,9 +247,9 @@ fn a_frame_wakes_the_sleeper() {
     });
 }
 
-/// However far round the ring reading has come, what it tells is what was sent and not yet taken.
+/// At any read position, the reported occupancy is the number of frames sent and not received.
 #[test]
-fn a_ring_tells_how_full_it_is_and_a_port_what_drives_it() {
+fn a_port_reports_ring_occupancy_and_driver() {
     in_namespace(|| {
         veth("v0", "v1", 1500);
         let pool = pool();
@@ -273,7 +275,7 @@ fn a_ring_tells_how_full_it_is_and_a_port_what_drives_it() {
             while far.receive_ring().unwrap().used != waiting {
                 assert!(
                     start.elapsed() < PATIENCE,
-                    "round {round}: {waiting} are there, told was {:?}",
+                    "round {round}: expected {waiting}, reported {:?}",
                     far.receive_ring()
                 );
                 thread::yield_now();
@@ -284,7 +286,7 @@ fn a_ring_tells_how_full_it_is_and_a_port_what_drives_it() {
             batch.clear();
         }
         let device = far.info().device;
-        // The kernel says 10 Gb/s of any veth pair.
+        // The kernel reports 10 Gb/s for any veth pair.
         assert_eq!(
             (device.driver.as_str(), device.speed_mbps),
             ("veth", Some(10_000))
@@ -298,7 +300,7 @@ fn a_ring_tells_how_full_it_is_and_a_port_what_drives_it() {
     });
 }
 
-/// Waits until the port's link is so: the kernel looks at carriers in its own time.
+/// Waits until the link of the port has this state. The kernel updates carriers asynchronously.
 fn until_link(port: &AfPacketPort, up: bool) {
     let start = Instant::now();
     while port.info().up != up {
@@ -312,7 +314,7 @@ fn until_link(port: &AfPacketPort, up: bool) {
 }
 
 #[test]
-fn a_link_that_goes_down_is_seen_and_comes_back() {
+fn a_link_that_goes_down_and_up_is_detected() {
     in_namespace(|| {
         veth("v0", "v1", 1500);
         let pool = pool();
@@ -322,7 +324,7 @@ fn a_link_that_goes_down_is_seen_and_comes_back() {
         until_link(&near, false);
         assert!(!far.info().up);
         ip("link set v0 down");
-        // The first batch shows it, the second does not try.
+        // The first batch detects that the link is down. The second is not sent.
         send(&mut near, &pool, &[frame(1, 60, None)]);
         send(&mut near, &pool, &[frame(2, 60, None)]);
         assert_eq!(near.stats().drops[DropReason::PortDown], 1);
@@ -340,9 +342,9 @@ fn a_link_that_goes_down_is_seen_and_comes_back() {
     });
 }
 
-/// What the interface does not carry any more is never counted as sent, from the first frame on.
+/// Frames that the interface drops are never counted as sent, from the first frame on.
 #[test]
-fn an_mtu_that_changes_is_followed_and_nothing_is_lost_unseen() {
+fn a_changed_mtu_is_applied_and_every_loss_is_counted() {
     in_namespace(|| {
         veth("v0", "v1", 4200);
         let pool = pool();
@@ -359,7 +361,7 @@ fn an_mtu_that_changes_is_followed_and_nothing_is_lost_unseen() {
         let long = frame(1, 1515, None);
         let short = [(2, 60, None), (3, 1514, None), (4, 1518, Some(7))];
         let short = short.map(|(n, length, vlan)| frame(n, length, vlan));
-        // The kernel finds out that one of the first batch is too long, and the port that one of the second is.
+        // The kernel detects an oversized frame in the first batch, and the port in the second.
         for batch in 1..=2 {
             send(
                 &mut near,
@@ -372,7 +374,7 @@ fn an_mtu_that_changes_is_followed_and_nothing_is_lost_unseen() {
             assert_eq!((near.mtu(), near.info().mtu), (1500, 1500));
         }
 
-        // Raised again, and beyond what the port was opened for.
+        // The MTU is raised beyond the MTU at opening.
         ip("link set v0 mtu 9000");
         near.poll(Nanos::from_secs(1));
         assert_eq!(near.mtu(), 4200);
@@ -384,7 +386,7 @@ fn an_mtu_that_changes_is_followed_and_nothing_is_lost_unseen() {
         );
         assert_eq!((sent(&near).0, sent(&near).2), (9, 3));
 
-        // The same of frames that are made in place.
+        // The same with frames that are built in place.
         ip("link set v0 mtu 1000");
         let mut left = vec![frame(8, 60, None), frame(9, 1015, None)];
         let given = near.send_in_place(2000, &mut |slot| {
@@ -399,7 +401,7 @@ fn an_mtu_that_changes_is_followed_and_nothing_is_lost_unseen() {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn open_errors_name_the_reason() {
     in_namespace(|| {
         let pool = pool();
         let open = |text: &str| {
@@ -416,7 +418,7 @@ fn what_cannot_be_opened_says_why() {
     });
 }
 
-/// A host in a namespace of its own, at the other end of `interface`'s link, and what it does there.
+/// Runs a host in its own namespace at the other end of `interface`'s link.
 fn host<T: Send + 'static>(
     interface: &'static str,
     address: &'static str,
@@ -430,7 +432,7 @@ fn host<T: Send + 'static>(
         wait.recv().unwrap();
         ip(&format!("addr add {address} dev {interface}"));
         ip(&format!("link set {interface} up"));
-        // Frames that no wire could carry; checksums stay the device's business, which here is nobody's.
+        // The frames exceed any wire. Checksums are left to the device, which does not exist here.
         set_offloads(
             interface,
             &[Offload::TcpSegmentation, Offload::Segmentation],
@@ -444,7 +446,7 @@ fn host<T: Send + 'static>(
     thread
 }
 
-/// Forwards all frames between two interfaces until `stop`.
+/// Forwards all frames between two interfaces until `stop` is set.
 fn forward(interfaces: [&str; 2], stop: &AtomicBool) {
     let pool = pool();
     let mut ports = interfaces.map(|i| open(i, &pool));
@@ -466,7 +468,7 @@ fn forward(interfaces: [&str; 2], stop: &AtomicBool) {
 }
 
 #[test]
-fn the_kernels_own_udp_and_tcp_pass_with_good_checksums() {
+fn udp_and_tcp_of_the_kernel_pass_with_good_checksums() {
     const BYTES: usize = 2 << 20;
     in_namespace(|| {
         for (near, far) in [("sa", "ha"), ("sb", "hb")] {
@@ -548,7 +550,7 @@ fn the_kernels_stack_sees_no_roce_while_a_port_is_open() {
             let mut bytes = [0; 64];
             sockets[0].set_read_timeout(Some(PATIENCE)).unwrap();
             sockets[0].recv(&mut bytes).expect("what is not RoCE goes on");
-            // It came first, so it has gone where it goes.
+            // This frame arrived first, so the kernel has already processed it.
             sockets[1].set_nonblocking(true).unwrap();
             (far.hides_roce(), sockets[1].recv(&mut bytes).is_ok())
         };

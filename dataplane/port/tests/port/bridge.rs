@@ -1,5 +1,5 @@
-//! A port whose frames live elsewhere than its thread's: what goes through the bridge is what came, nothing is lost where a
-//! side has no buffers, and the counts are those of what was delivered.
+//! A port whose frames live in another memory than its thread's. Frames cross the bridge unchanged, no frame
+//! is lost when one side has no buffers, and the counters count the delivered frames.
 
 use castnet_port::{
     Batch, Bridge, FrameBuf, MemLink, MemLinkConfig, Memory, Pool, PoolBuf, PoolConfig, Port, Sides,
@@ -31,11 +31,11 @@ fn frames_cross_in_order_and_wait_for_buffers() {
     batch.extend(lengths.iter().map(|&n| host.copy_from(&frame(n)).unwrap()));
     far.send(&mut batch);
 
-    // Eight buffers at a time; what is longer than those of this side is dropped and counted.
+    // Eight buffers at a time. Frames longer than the outer buffers are dropped and counted.
     let (mut got, mut held) = (Vec::new(), Vec::new());
     bridge.receive(&mut batch);
     assert_eq!(batch.len(), 8);
-    assert!(bridge.ready() && !outside.has_room());
+    assert!(bridge.ready() && !outside.has_capacity());
     assert_eq!(bridge.stats().rx_frames, 8);
     held.extend(batch.drain(..));
     bridge.receive(&mut batch);
@@ -54,7 +54,7 @@ fn frames_cross_in_order_and_wait_for_buffers() {
     assert_eq!(stats.rx_bytes, short.iter().map(|f| f.len() as u64).sum::<u64>());
     assert_eq!(stats.drops[DropReason::TooLong], 2);
 
-    // And back: replicas and fresh frames are this side's own.
+    // In the other direction: replicas and new frames live in the outer memory.
     batch.extend(outside.copy_from(&frame(1000)));
     let copy = Memory::replicate(&outside, &batch[0], 60, bridge.multi_segment()).unwrap();
     batch.push(copy);

@@ -1,4 +1,4 @@
-//! The fault injector: repeatable, at the rates that were asked for, and nothing gets lost that is not counted.
+//! The fault injector is repeatable, has the configured rates, and counts every lost frame.
 
 use castnet_port::{
     Batch, FaultControl, FaultCounts, Faults, Faulty, MemLink, MemLinkConfig, MemPort, Pool, PoolBuf,
@@ -48,8 +48,8 @@ fn drain(port: &mut impl Port<Buf = PoolBuf>) -> Vec<Vec<u8>> {
     }
 }
 
-/// Sends `count` frames through the injector in batches of `per_batch`, a microsecond apart, then waits until nothing is
-/// held any more. Gives what arrived.
+/// Sends `count` frames through the injector in batches of `per_batch`, a microsecond apart, until no frame
+/// is delayed any more. Returns the frames that arrived.
 fn through(net: &mut Net, count: u32, per_batch: usize, sent: bool) -> Vec<Vec<u8>> {
     let mut arrived = Vec::new();
     let mut now = Nanos(1_000);
@@ -93,14 +93,14 @@ const ALL: Faults = Faults {
 };
 
 #[test]
-fn the_same_seed_does_the_same_and_another_does_not() {
+fn equal_seeds_give_equal_faults() {
     let run = |seed| through(&mut net(&FaultControl::new(seed).with(ALL, ALL)), 500, 8, true);
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
 }
 
 #[test]
-fn which_frames_are_hit_depends_on_their_number_only() {
+fn faults_depend_on_the_frame_number_only() {
     let lost = |control: &FaultControl, per_batch, sent| {
         let arrived = through(&mut net(control), 2_000, per_batch, sent);
         let arrived: Vec<u32> = arrived.iter().map(|f| number(f)).collect();
@@ -112,7 +112,7 @@ fn which_frames_are_hit_depends_on_their_number_only() {
     assert_eq!(
         one_by_one,
         lost(&control().with(loss, loss), 32, true),
-        "whatever the batches"
+        "independent of the batches"
     );
     let others = Faults {
         loss: 0.2,
@@ -123,7 +123,7 @@ fn which_frames_are_hit_depends_on_their_number_only() {
     assert_eq!(
         one_by_one,
         lost(&control().with(loss, others), 32, true),
-        "whatever else is switched on"
+        "independent of other faults"
     );
     assert_ne!(
         one_by_one,
@@ -133,7 +133,7 @@ fn which_frames_are_hit_depends_on_their_number_only() {
 }
 
 #[test]
-fn rates_are_what_was_asked_for() {
+fn rates_are_as_configured() {
     let control = FaultControl::new(3).with(
         Faults::NONE,
         Faults {
@@ -146,7 +146,7 @@ fn rates_are_what_was_asked_for() {
     through(&mut net, 20_000, 32, true);
     let [rx, tx] = control.counts();
     assert_eq!((tx.frames, rx), (20_000, FaultCounts::default()));
-    // Of what is not lost, a tenth: six standard deviations are 250.
+    // A tenth of the frames that are not lost. Six standard deviations are 250.
     for (what, count, expected) in [
         ("lost", tx.lost, 2_000_u64),
         ("duplicated", tx.duplicated, 1_800),
@@ -159,7 +159,7 @@ fn rates_are_what_was_asked_for() {
 }
 
 #[test]
-fn certain_and_impossible_are_exact_and_can_be_changed_while_it_runs() {
+fn probabilities_0_and_1_are_exact_and_can_change_at_run_time() {
     let control = FaultControl::new(9);
     let mut net = net(&control);
     assert!(control.is_idle());
@@ -202,7 +202,7 @@ fn a_corrupted_frame_differs_in_one_bit_and_its_replicas_do_not() {
 }
 
 #[test]
-fn a_delay_is_kept_to_the_nanosecond_and_order_too() {
+fn a_delay_is_exact_and_keeps_the_order() {
     let delay = Faults {
         delay: Nanos(10_000),
         ..Faults::NONE
@@ -228,9 +228,9 @@ fn a_delay_is_kept_to_the_nanosecond_and_order_too() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Frames in and copies made are frames out and frames lost; nothing else changes.
+    /// Received frames plus copies equal delivered plus lost frames. Nothing else changes.
     #[test]
-    fn nothing_is_lost_that_is_not_counted(
+    fn every_lost_frame_is_counted(
         seed: u64, loss in 0.0..0.5, duplicate in 0.0..0.5, reorder in 0.0..0.5, delay in 0u64..5_000, jitter in 0u64..5_000, sent: bool,
     ) {
         let faults = Faults { loss, duplicate, reorder, corrupt: 0.0, delay: Nanos(delay), jitter: Nanos(jitter) };
@@ -246,7 +246,7 @@ proptest! {
         prop_assert_eq!(net.pool.stats().buffers_free, 2048, "no buffer is kept");
     }
 
-    /// Reordered frames are overtaken by at most eight, and by duplicates of these.
+    /// A reordered frame is overtaken by at most eight frames and their duplicates.
     #[test]
     fn reordering_is_bounded(seed: u64) {
         let control = FaultControl::new(seed).with(Faults::NONE, Faults { reorder: 0.3, ..Faults::NONE });

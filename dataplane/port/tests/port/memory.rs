@@ -1,4 +1,4 @@
-//! Memory links: order, bounds, threads, sleeping.
+//! Memory links: order, limits, threads and sleeping.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -16,7 +16,7 @@ fn pool() -> Pool {
     })
 }
 
-/// All frames that are there now.
+/// Receives all frames that have arrived.
 fn drain(port: &mut impl Port<Buf = PoolBuf>) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     let mut batch = Batch::new();
@@ -109,7 +109,7 @@ fn a_pulled_cable_and_a_lost_peer_are_port_down() {
 }
 
 #[test]
-fn without_a_free_buffer_frames_wait_in_the_link() {
+fn frames_wait_in_the_link_while_no_buffer_is_free() {
     let small = Pool::new(PoolConfig {
         buffers: 4,
         bodies: 4,
@@ -132,7 +132,7 @@ fn without_a_free_buffer_frames_wait_in_the_link() {
     assert_eq!(
         drain_slowly(&mut b),
         [vec![9; 60]],
-        "what can never fit is counted, and does not block"
+        "a frame that never fits is counted and does not block"
     );
     assert_eq!(b.stats().drops[DropReason::TooLong], 1);
 }
@@ -147,7 +147,7 @@ fn drain_slowly(port: &mut impl Port<Buf = PoolBuf>) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Sends `count` numbered frames as sender `sender`, each until there is room for it.
+/// Sends `count` numbered frames as `sender`. Waits for capacity before each.
 fn flood(end: MemEnd, sender: u8, count: u32) {
     let pool = pool();
     let mut port = end.open(&pool, Sides::Send);
@@ -210,8 +210,8 @@ fn several_threads_send_and_one_that_sleeps_receives() {
     assert_eq!(received, COUNT * u32::from(SENDERS));
 }
 
-/// Sends each frame that comes back again, `rounds` times.
-fn play(end: MemEnd, serves: bool, rounds: u32) {
+/// Sends each received frame back, `iterations` times.
+fn ping_pong(end: MemEnd, serves: bool, iterations: u32) {
     let pool = pool();
     let mut port = end.open(&pool, Sides::Both);
     let mut sleeper = Sleeper::new().unwrap();
@@ -220,7 +220,7 @@ fn play(end: MemEnd, serves: bool, rounds: u32) {
         send(&mut port, &pool, &[vec![0; 60]]);
     }
     let mut batch = Batch::new();
-    for _ in 0..rounds {
+    for _ in 0..iterations {
         while batch.is_empty() {
             sleeper.sleep(Duration::from_secs(10), || port.ready());
             port.receive(&mut batch);
@@ -230,14 +230,14 @@ fn play(end: MemEnd, serves: bool, rounds: u32) {
 }
 
 #[test]
-fn no_wake_is_lost() {
+fn no_wakeup_is_lost() {
     let (near, far) = MemLink::pair(&MemLinkConfig::default());
-    // Both ends live on until both threads are through.
+    // Both ends exist until both threads have ended.
     let ends = (near.clone(), far.clone());
     let start = Instant::now();
     let threads = [
-        thread::spawn(|| play(near, true, 3_000)),
-        thread::spawn(|| play(far, false, 3_000)),
+        thread::spawn(|| ping_pong(near, true, 3_000)),
+        thread::spawn(|| ping_pong(far, false, 3_000)),
     ];
     for thread in threads {
         thread.join().unwrap();
@@ -245,12 +245,12 @@ fn no_wake_is_lost() {
     drop(ends);
     assert!(
         start.elapsed() < Duration::from_secs(10),
-        "a lost wake costs a time-out of ten seconds"
+        "a lost wakeup costs a timeout of ten seconds"
     );
 }
 
 #[test]
-fn a_link_tells_how_many_frames_wait_also_through_bridges_and_fault_injectors() {
+fn ring_occupancy_is_reported_through_bridges_and_fault_injectors() {
     use castnet_port::{Bridge, FaultControl, RingUse};
     let (near, far) = MemLink::pair(&MemLinkConfig::default().capacity(16));
     let (here, there) = (pool(), pool());
@@ -272,7 +272,7 @@ fn a_link_tells_how_many_frames_wait_also_through_bridges_and_fault_injectors() 
         (far.info().device.driver.as_str(), far.speed_mbps()),
         ("memory", None)
     );
-    // One that only sends has no such ring.
+    // An end that only sends has no receive ring.
     let (end, _other) = MemLink::pair(&MemLinkConfig::default());
     assert_eq!(end.open(&here, Sides::Send).receive_ring(), None);
 }

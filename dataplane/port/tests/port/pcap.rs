@@ -1,4 +1,4 @@
-//! Capture files: what goes in comes out, byte for byte.
+//! Capture files keep every byte of the frames.
 
 use std::fs;
 use std::path::Path;
@@ -59,7 +59,7 @@ proptest! {
 }
 
 #[test]
-fn timed_replay_keeps_the_distances() {
+fn timed_replay_keeps_the_intervals() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["t.pcap", "t.pcapng"] {
         let path = folder.path().join(name);
@@ -108,7 +108,7 @@ fn several_queues_share_one_output() {
 }
 
 #[test]
-fn a_file_that_breaks_off_ends_the_input() {
+fn a_truncated_file_ends_the_input() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cut.pcap");
     write(&path, &[(0, vec![1; 60]), (1, vec![2; 600])]);
@@ -118,7 +118,7 @@ fn a_file_that_breaks_off_ends_the_input() {
 }
 
 #[test]
-fn frames_that_were_captured_in_part_are_left_out_and_counted() {
+fn truncated_frames_are_skipped_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("snap.pcap");
     write(&path, &[(0, vec![1; 60]), (1, vec![2; 60])]);
@@ -134,7 +134,7 @@ fn frames_that_were_captured_in_part_are_left_out_and_counted() {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn open_errors_name_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let pool = pool();
     let open = |input: Option<&Path>, output: Option<&Path>| {

@@ -1,4 +1,4 @@
-//! Pool buffers against plain byte vectors.
+//! Pool buffers compared with plain byte vectors.
 
 use castnet_port::{FrameBuf, Pool, PoolBuf, PoolConfig};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn pool() -> Pool {
     })
 }
 
-/// What every frame of these bytes must look like.
+/// Asserts that a frame has these bytes in every view.
 fn assert_is(frame: &PoolBuf, bytes: &[u8]) {
     assert_eq!(frame.length(), bytes.len());
     assert_eq!(frame.segments().concat(), bytes);
@@ -32,7 +32,7 @@ fn length() -> impl Strategy<Value = usize> {
     prop_oneof![0usize..=600, 124usize..=140]
 }
 
-/// What can be done to a frame.
+/// An operation on a frame.
 #[derive(Clone, Debug)]
 enum Op {
     Head { at: usize, value: u8 },
@@ -66,9 +66,9 @@ proptest! {
         assert_is(&pool.allocate(bytes.len()).unwrap(), &vec![0; bytes.len()]);
     }
 
-    /// The twin of a frame is a `Vec`; what is done to one frame never shows in another.
+    /// The model of a frame is a `Vec`. An operation on one frame never changes another.
     #[test]
-    fn frames_behave_as_vectors_of_their_own(
+    fn frames_behave_as_separate_vectors(
         bytes in length().prop_flat_map(|n| prop::collection::vec(any::<u8>(), n)),
         ops in prop::collection::vec(op(), 1..60),
     ) {
@@ -116,7 +116,7 @@ proptest! {
 }
 
 #[test]
-fn an_empty_pool_gives_nothing_counts_it_and_recovers() {
+fn an_exhausted_pool_counts_failures_and_recovers() {
     let pool = Pool::new(PoolConfig {
         buffers: 3,
         bodies: 1,
@@ -127,9 +127,9 @@ fn an_empty_pool_gives_nothing_counts_it_and_recovers() {
     assert_eq!(
         (pool.stats().exhausted, pool.stats().buffers_free),
         (1, 2),
-        "the buffer went back"
+        "the buffer was freed"
     );
-    assert!(!pool.has_room());
+    assert!(!pool.has_capacity());
     let mut replica = long.replicate().unwrap();
     assert!(
         !replica.write_at(200, &[9]),
@@ -145,14 +145,14 @@ fn an_empty_pool_gives_nothing_counts_it_and_recovers() {
     drop((long, short));
     assert!(replica.write_at(200, &[9]), "alone, it owns the body");
     drop(replica);
-    assert!(pool.has_room());
+    assert!(pool.has_capacity());
     assert_eq!((pool.stats().buffers_free, pool.stats().bodies_free), (3, 1));
     assert!(pool.copy_from(&[0; 1001]).is_none(), "over the longest frame");
     assert_eq!(pool.stats().exhausted, 4, "which is not for want of buffers");
 }
 
 #[test]
-fn frames_outlive_the_handle_of_their_pool() {
+fn frames_outlive_the_pool_handle() {
     let frame = pool().copy_from(&[7; 400]).unwrap();
     assert_eq!(frame.replicate().unwrap().to_vec(), [7; 400]);
 }

@@ -1,4 +1,4 @@
-//! Rings between threads: both kinds are the queue that they look like.
+//! Rings between threads. Both kinds behave as a queue.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ fn port(n: usize) -> PortId {
     PortId::new(n as u8).unwrap()
 }
 
-/// Puts a frame of so many bytes in, or takes one out.
+/// Pushes a frame of this many bytes, or pops one.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Push(usize),
@@ -32,12 +32,12 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_ring_is_a_queue_with_so_many_places(steps in steps(), capacity in 1..9_usize) {
+    fn a_ring_is_a_bounded_queue(steps in steps(), capacity in 1..9_usize) {
         let pool = Pool::new(PoolConfig { buffers: 64, bodies: 64, frame_max: 2 * FRAME_MAX });
         let free = pool.stats();
         let copied: FrameRing<PortId> = HandOver::<PoolBuf>::new(capacity, FRAME_MAX);
         let moved = MoveRing::<PortId, Vec<u8>>::new(capacity);
-        // By port and bytes; what is too long for slots is no matter to who moves.
+        // Frames as port and bytes. A ring that moves frames has no limit on their length.
         let mut twins = [VecDeque::new(), VecDeque::new()];
         for (n, step) in steps.into_iter().enumerate() {
             match step {
@@ -78,16 +78,16 @@ proptest! {
 }
 
 #[test]
-fn between_threads_every_frame_comes_once_and_in_order() {
+fn frames_cross_threads_once_and_in_order() {
     let ring = MoveRing::<usize, Vec<u8>>::new(16);
     let frames = 20_000;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for n in 0..frames {
                 let mut frame = bytes(n % 70, n);
-                // A full ring gives it back.
-                while let Err(again) = ring.push(n, frame) {
-                    frame = again;
+                // A full ring returns the frame.
+                while let Err(returned) = ring.push(n, frame) {
+                    frame = returned;
                     std::thread::yield_now();
                 }
                 ring.wake();

@@ -106,7 +106,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     fn fill_batch(&mut self, now: Nanos) -> bool {
         while !self.batch.is_full() {
             // What the endpoint has handed out counts as sent: so first the room, then the frame.
-            if !self.pool.has_room() {
+            if !self.pool.has_capacity() {
                 return true;
             }
             let Some(length) = self.endpoint.poll_transmit(now, &mut self.frame) else {

@@ -207,7 +207,7 @@ impl Port for LanePort {
     type Buf = PoolBuf;
 
     fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
-        if !self.receives || !self.pool.has_room() {
+        if !self.receives || !self.pool.has_capacity() {
             return;
         }
         let (room, pool, stats) = (batch.remaining_capacity(), &self.pool, &mut self.stats);
