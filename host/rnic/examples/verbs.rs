@@ -1,5 +1,5 @@
-//! The RDMA devices of this machine, and whether the first does what Castnet needs; with arguments, messages to or from a
-//! group whose address, QPNs and PSN are known:
+//! Lists the RDMA devices of this machine and runs the conformance checks on the first. With arguments it
+//! sends messages to a group, or receives them, if the group's address, QPNs and PSN are known:
 //!
 //! ```text
 //! verbs                                                   list and try out
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 println!("connected");
                 start = Instant::now();
                 let summary = receiver.receive(&mut rnic, &mut |_, _| Flow::Continue)?;
-                // The device answers duplicates by itself.
+                // The device replies to duplicates by itself.
                 let until = Instant::now() + Duration::from_secs(3);
                 while Instant::now() < until {
                     rnic.wait(Duration::from_millis(100))?;

@@ -1,4 +1,4 @@
-//! What calls are refused with.
+//! Errors of RNICs.
 
 use std::borrow::Cow;
 use std::io;
@@ -10,95 +10,95 @@ use castnet_wire::{Pmtu, Qpn};
 
 use crate::verbs::GidEntry;
 
-/// Why an RNIC did not do what was asked.
+/// Error of an RNIC.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RnicError {
-    /// A QP could not be made or changed.
+    /// A QP could not be created or changed.
     #[error(transparent)]
     Qp(#[from] QpError),
-    /// A work request was not taken.
+    /// A work request was refused.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// A memory region could not be made or found.
+    /// A memory region could not be created or found.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Bytes outside a memory region.
+    /// An access outside a memory region.
     #[error("{length} bytes at {offset} are outside a memory region of {region} bytes")]
     OutOfBounds {
-        /// First byte, relative to the region's start.
+        /// First byte relative to the start of the region.
         offset: u64,
-        /// Bytes.
+        /// Bytes accessed.
         length: usize,
         /// Bytes of the region.
         region: usize,
     },
-    /// Nobody answered for the address of the next hop.
+    /// The next hop did not reply to ARP.
     #[error("no answer from {next_hop} to ARP, the next hop towards {remote}, within {waited:?}")]
     Unreachable {
-        /// Where the QP should connect to.
+        /// The remote address of the QP.
         remote: Ipv4Addr,
-        /// Whose Ethernet address was asked for.
+        /// The next hop whose Ethernet address was requested.
         next_hop: Ipv4Addr,
-        /// How long.
+        /// Time waited.
         waited: Duration,
     },
     /// Too many addresses are being resolved.
     #[error("all {max} entries of the neighbour table are in use")]
     NeighboursFull {
-        /// The bound.
+        /// The maximum number of entries.
         max: usize,
     },
-    /// The path MTU does not fit the port.
+    /// The path MTU is too large for the port.
     #[error("path MTU {} does not fit: the port carries at most {}", .asked.bytes(), .active.bytes())]
     PmtuTooLarge {
-        /// The path MTU asked for.
+        /// The requested path MTU.
         asked: Pmtu,
-        /// The largest that fits.
+        /// The largest path MTU that fits.
         active: Pmtu,
     },
-    /// The port is too narrow for any RoCEv2 path MTU.
+    /// The port's MTU is too small for any RoCEv2 path MTU.
     #[error("the port's MTU is {mtu}; RoCEv2 needs at least {least}")]
     MtuTooSmall {
-        /// Bytes at layer 3.
+        /// MTU of the port in bytes.
         mtu: usize,
-        /// The least that works.
+        /// The minimum in bytes.
         least: usize,
     },
-    /// The device gives numbers itself.
+    /// The device does not support chosen QP numbers.
     #[error("this device does not let its user choose QP number {qpn}")]
     ChosenQpn {
-        /// The number asked for.
+        /// The requested number.
         qpn: Qpn,
     },
-    /// libibverbs is not installed, or is not what it should be.
+    /// libibverbs is not installed or is not usable.
     #[error("{library} cannot be loaded: {reason}")]
     NoVerbsLibrary {
-        /// Its name or path.
+        /// Name or path of the library.
         library: String,
-        /// What the loader said.
+        /// The loader's message.
         reason: String,
     },
-    /// There is no RDMA device that the library can drive.
+    /// There is no RDMA device with a driver.
     #[error("no RDMA device{}", without_driver_text(.without_driver))]
     NoRdmaDevice {
-        /// Devices that the kernel has and the library knows no driver for.
+        /// Devices of the kernel for which the library has no driver.
         without_driver: Vec<String>,
     },
-    /// There is no device of that name.
+    /// There is no RDMA device with this name.
     #[error("no RDMA device {asked}; there is {}", .devices.join(", "))]
     UnknownRdmaDevice {
-        /// The name asked for.
+        /// The requested name.
         asked: String,
-        /// Those that there are.
+        /// The existing devices.
         devices: Vec<String>,
     },
-    /// A device is there and could not be opened.
+    /// An existing device could not be opened.
     #[error("RDMA device {device} cannot be opened: {source}")]
     VerbsOpen {
         /// The device.
         device: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The port is not up.
@@ -108,10 +108,10 @@ pub enum RnicError {
         device: String,
         /// Its port.
         port: u8,
-        /// The state that it is in, IBV_PORT_*.
+        /// The state of the port, IBV_PORT_*.
         state: String,
     },
-    /// The port is one of InfiniBand.
+    /// The port is an InfiniBand port.
     #[error("port {port} of RDMA device {device} is InfiniBand, not Ethernet: it has no RoCEv2")]
     NotEthernet {
         /// The device.
@@ -119,52 +119,54 @@ pub enum RnicError {
         /// Its port.
         port: u8,
     },
-    /// The port has no GID of RoCEv2 for the address, or the one asked for is not of that kind.
+    /// The port has no RoCEv2 GID for the address, or the requested GID is not RoCEv2.
     #[error("port {port} of RDMA device {device} has no GID of RoCEv2 {}; {}", gid_text(.index, .ip), table_text(.gids))]
     NoGid {
         /// The device.
         device: String,
         /// Its port.
         port: u8,
-        /// The address asked for.
+        /// The requested address.
         ip: Option<Ipv4Addr>,
-        /// The number asked for.
+        /// The requested index.
         index: Option<u32>,
-        /// The table.
+        /// The GID table of the port.
         gids: Vec<GidEntry>,
     },
-    /// The kernel knows no way to an address.
+    /// The kernel has no route to the address through the device.
     #[error("the kernel has no route to {remote} by RDMA device {device} at {ip}{}", from_text(.from))]
     NoRoute {
-        /// Where the QP should connect to.
+        /// The remote address of the QP.
         remote: Ipv4Addr,
         /// The device.
         device: String,
-        /// Its address.
+        /// The device's address.
         ip: Ipv4Addr,
-        /// The address of this host that the kernel would send from instead.
+        /// The source address that the kernel would use instead.
         from: Option<IpAddr>,
     },
-    /// The device has failed as a whole.
+    /// The device has failed.
     #[error("RDMA device {device} has failed: {event}")]
     DeviceFailed {
         /// The device.
         device: String,
-        /// What it reported.
+        /// The event that the device reported.
         event: String,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 fn from_text(from: &Option<IpAddr>) -> String {
-    from.map_or_else(String::new, |from| format!(": its way begins at {from}"))
+    from.map_or_else(String::new, |from| {
+        format!(": its source address would be {from}")
+    })
 }
 
 fn without_driver_text(devices: &[String]) -> String {
@@ -203,7 +205,7 @@ fn table_text(gids: &[GidEntry]) -> String {
     )
 }
 
-/// How a work request ended, in the words of verbs (ibv_wc_status_str(3)); what only the device knows, in its own.
+/// The text of a status as in verbs (ibv_wc_status_str(3)). Device-specific statuses have the device's text.
 pub fn status_text(status: Status) -> Cow<'static, str> {
     let text = match status {
         Status::Success => "success",
@@ -224,7 +226,7 @@ pub fn status_text(status: Status) -> Cow<'static, str> {
 }
 
 impl RnicError {
-    /// What to do about it, where that can be said: what to install, load or set.
+    /// Advice for the operator, if there is any: what to install, load or configure.
     pub fn advice(&self) -> Option<String> {
         let advice = match self {
             Self::NoVerbsLibrary { .. } => "apt install ibverbs-providers libibverbs1".to_owned(),
@@ -234,27 +236,27 @@ impl RnicError {
                     .to_owned()
             }
             Self::NoRdmaDevice { .. } => {
-                "apt install ibverbs-providers; and see that /dev/infiniband/uverbs* are there (modprobe ib_uverbs)".to_owned()
+                "apt install ibverbs-providers; and check that /dev/infiniband/uverbs* exist (modprobe ib_uverbs)".to_owned()
             }
             Self::UnknownRdmaDevice { .. } => "rdma link, or castnet doctor, lists the devices".to_owned(),
             Self::VerbsOpen { .. } => {
-                "see that /dev/infiniband/uverbs* are there (modprobe ib_uverbs) and that this user may use them".to_owned()
+                "check that /dev/infiniband/uverbs* exist (modprobe ib_uverbs) and that this user may use them".to_owned()
             }
             Self::PortDown { .. } => {
                 "ip link set IF up; rdma link shows which interface a device is on, and its state".to_owned()
             }
-            Self::NotEthernet { .. } => "--device with a device of Ethernet; rdma link lists them".to_owned(),
+            Self::NotEthernet { .. } => "use --device with an Ethernet device; rdma link lists them".to_owned(),
             Self::NoGid { ip, index, .. } => match (index, ip) {
-                (Some(_), _) => "leave --gid-index away, or name an index of a GID of kind v2 with this host's address".to_owned(),
+                (Some(_), _) => "omit --gid-index, or name an index of a GID of kind v2 with this host's address".to_owned(),
                 (None, Some(ip)) => format!("give the device's interface the address: ip address add {ip}/24 dev IF"),
                 (None, None) => "give the device's interface an address: ip address add 10.0.0.1/24 dev IF".to_owned(),
             },
             Self::NoRoute { remote, .. } => format!("a route to it on the device's interface: ip route add {remote}/32 dev IF"),
             Self::Unreachable { remote, .. } => format!(
-                "see that a switch or host answers ARP for it: ping {remote}, or ip neighbour add {remote} lladdr MAC dev IF"
+                "check that a switch or host answers ARP for it: ping {remote}, or ip neighbour add {remote} lladdr MAC dev IF"
             ),
             Self::PmtuTooLarge { .. } => "ip link set IF mtu 4200, or a smaller path MTU".to_owned(),
-            Self::ChosenQpn { .. } => "leave the number away: the device draws one and it is told".to_owned(),
+            Self::ChosenQpn { .. } => "omit the number: the device chooses one and it is printed".to_owned(),
             Self::DeviceFailed { .. } => "see the kernel's log: dmesg".to_owned(),
             _ => return None,
         };

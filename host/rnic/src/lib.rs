@@ -1,14 +1,31 @@
-//! What a program on a host talks to: the trait [`Rnic`] with its QPs, memory regions and completions, and the two that
-//! implement it. [`SoftRnic`] is the software RNIC: an [`Endpoint`](castnet_endpoint::Endpoint) on a
-//! [`Port`](castnet_port::Port), with ARP. [`VerbsRnic`](verbs::VerbsRnic) is an RNIC of the machine, by libibverbs.
+//! RNICs as a program on a host uses them: the trait [`Rnic`] with QPs, memory regions and completions.
 //!
-//! [`stream`] sends files and other streams over a QP, to one receiver or, where the QP is a member of a group, to many.
-//! [`messages`] sends messages of one size and nothing else, for checks.
+//! Two types implement the trait. [`SoftRnic`] is the software RNIC: an
+//! [`Endpoint`](castnet_endpoint::Endpoint) on a [`Port`](castnet_port::Port), with ARP.
+//! [`VerbsRnic`](verbs::VerbsRnic) is an RNIC of the machine, used through libibverbs.
+//!
+//! [`stream`] sends files and other streams over a QP to one receiver, or to many if the QP is a member of a
+//! group. [`messages`] sends messages of one size, for checks.
 //!
 //! # Calling order
 //!
-//! One thread owns an RNIC. It posts work, calls [`Rnic::poll`] with the time, looks for completions, and where
-//! there was nothing to do, [`Rnic::wait`]s.
+//! One thread owns an RNIC. It posts work, calls [`Rnic::poll`] with the current time and reads completions.
+//! If there was nothing to do, it calls [`Rnic::wait`].
+//!
+//! ```
+//! use castnet_port::{MemLink, MemLinkConfig, Pool, PoolConfig, Sides};
+//! use castnet_rnic::{Rnic, SoftRnic, SoftRnicConfig};
+//!
+//! let (end, _other) = MemLink::pair(&MemLinkConfig::default());
+//! let pool = Pool::new(PoolConfig::default());
+//! let port = end.open(&pool, Sides::Both);
+//! let mut rnic = SoftRnic::new(port, pool, SoftRnicConfig::new([10, 0, 0, 1].into()))?;
+//! let qpn = rnic.create_qp(&Default::default())?;
+//! let now = rnic.now();
+//! rnic.poll(now)?;
+//! assert!(rnic.poll_recv_completion(qpn).is_none());
+//! # Ok::<(), castnet_rnic::RnicError>(())
+//! ```
 
 pub mod conformance;
 mod error;

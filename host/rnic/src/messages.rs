@@ -1,6 +1,6 @@
-//! Messages of one size and nothing round them, for checks of RNICs and of the network between: exactly `count` messages of
-//! exactly `size` bytes by SEND or WRITE with immediate. The immediate is the message's number, its bytes a pattern of that
-//! number, so that a receiver knows every byte that must come.
+//! Messages of one size without framing, for checks of RNICs and of the network: exactly `count` messages of
+//! exactly `size` bytes, sent by SEND or WRITE with immediate. The immediate is the message's number and the
+//! bytes are a pattern derived from it, so the receiver can verify every byte.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,14 +10,15 @@ use castnet_wire::Qpn;
 use sha2::{Digest as _, Sha256};
 
 use crate::rnic::{MemoryRegion, Rnic};
-use crate::stream::{Digest, Flow, StreamError, Transfer, check, turn};
+use crate::stream::{Digest, Flow, StreamError, Transfer, check, poll_or_wait};
 
-/// The largest message of a check.
+/// The largest message in bytes.
 const SIZE_MAX: u64 = 1 << 30;
-/// The most messages of a check: each is remembered with its time.
+/// The maximum number of messages. The time of each is recorded.
 const COUNT_MAX: u64 = 1 << 20;
 
-/// The bytes of message `number`: the little-endian words of SplitMix64 from a seed of that number.
+/// Fills `bytes` with the pattern of message `number`: the little-endian words of SplitMix64 seeded with the
+/// number.
 pub fn fill(number: u64, bytes: &mut [u8]) {
     const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
     let mut state = number.wrapping_mul(STEP) ^ 0x5EED;
@@ -31,12 +32,12 @@ pub fn fill(number: u64, bytes: &mut [u8]) {
     }
 }
 
-/// What is sent, the same at all members.
+/// The messages of a check. All members use the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Messages {
-    /// Bytes of each: 0 to 1 GiB.
+    /// Bytes of each message: 0 to 1 GiB.
     pub size: u32,
-    /// How many: 1 to 1,048,576.
+    /// The number of messages: 1 to 1,048,576.
     pub count: u32,
 }
 
@@ -47,23 +48,24 @@ impl Messages {
     }
 }
 
-/// What the messages came to at one side.
+/// Result of a check at one side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessagesSummary {
-    /// Bytes in all.
+    /// Bytes of all messages.
     pub bytes: u64,
-    /// SHA-256 of all, one after the other.
+    /// SHA-256 of all messages in order.
     pub digest: Digest,
-    /// At the sender: from the post of each to its completion, which is when the last receiver has acknowledged it. At a
-    /// receiver: from the first completion to that of each.
+    /// Time per message. At the sender, from its posting to its completion, when the last receiver has
+    /// acknowledged it. At a receiver, from the first completion to its completion.
     pub times: Vec<Duration>,
 }
 
-/// Sends `messages` over these QPs in turn, the lanes of a group, `in_flight` of them under way at most, and returns when all
-/// are acknowledged. `progress` is told how many are, and may stop it.
+/// Sends `messages` over the QPs in turn, which are the lanes of a group. At most `in_flight` messages are
+/// unacknowledged. Returns when all are acknowledged. `progress` receives the number of acknowledged messages
+/// and may stop the loop.
 ///
 /// # Errors
-/// [`StreamError::Work`] with the status of the first that failed, and any other of a sender's.
+/// [`StreamError::Work`] with the status of the first failed message, and any other error of a sender.
 pub fn send<R: Rnic>(
     rnic: &mut R,
     qpns: &[Qpn],
@@ -108,8 +110,8 @@ pub fn send<R: Rnic>(
             posted.push_back(Instant::now());
             number += 1;
         }
-        turn(rnic)?;
-        // In the order in which they were sent: a later one's memory is used again only after all before it.
+        poll_or_wait(rnic)?;
+        // In the order of sending: the memory of a later message is reused only after all earlier ones.
         loop {
             let lane = times.len() % qpns.len();
             let qpn = qpns[lane];
@@ -143,23 +145,22 @@ fn failed(qpns: &[Qpn], lane: usize, wr_id: u64, status: Status) -> StreamError 
     }
 }
 
-/// The receiving side: a ring of buffers with posted receives, as that of a stream (see [`crate::stream`] for its flow
-/// control).
+/// The receiving side: a ring of buffers with posted receives, with the flow control of [`crate::stream`].
 pub struct MessageReceiver {
     qpns: Vec<Qpn>,
     by_write: bool,
     messages: Messages,
     slots: u32,
-    /// One for each QP.
+    /// One ring per QP.
     rings: Vec<MemoryRegion>,
 }
 
 impl MessageReceiver {
-    /// A receiver on QPs that have received nothing yet, the lanes of a group, with `slots` buffers each: 2 to 65,536, and
-    /// with WRITE as many as the sender counts with.
+    /// Creates a receiver on QPs that have received nothing yet, the lanes of a group. Each has `slots`
+    /// buffers: 2 to 65,536, and with WRITE the same number as at the sender.
     ///
     /// # Errors
-    /// [`StreamError::OutOfRange`], or the RNIC refused memory or receives.
+    /// [`StreamError::OutOfRange`], or the RNIC has no capacity for the memory or receives.
     pub fn new(
         rnic: &mut dyn Rnic,
         qpns: &[Qpn],
@@ -192,7 +193,7 @@ impl MessageReceiver {
         Ok(receiver)
     }
 
-    /// The rings, one for each lane: what a member of a group names as its memory where the sender uses WRITE.
+    /// The rings, one per lane. With WRITE, a member of a group publishes them as its memory.
     pub fn rings(&self) -> &[MemoryRegion] {
         &self.rings
     }
@@ -211,13 +212,14 @@ impl MessageReceiver {
         Ok(rnic.post_recv(self.qpns[lane], RecvWr { wr_id, local })?)
     }
 
-    /// Receives all messages and holds each byte against what was sent. `progress` is told how many have come.
+    /// Receives all messages and verifies every byte. `progress` receives the number of messages.
     ///
-    /// The last acknowledgement may still wait to be sent: go on polling the RNIC until the sender is known to be done.
+    /// The last acknowledgement may not be sent yet. Continue to poll the RNIC until the sender is known to
+    /// be done.
     ///
     /// # Errors
-    /// [`StreamError::Work`], and [`StreamError::Malformed`] or [`StreamError::OutOfSequence`] for bytes or numbers that
-    /// are not those sent.
+    /// [`StreamError::Work`]; and [`StreamError::Malformed`] or [`StreamError::OutOfSequence`] if bytes or
+    /// numbers differ from those sent.
     pub fn receive<R: Rnic>(
         &mut self,
         rnic: &mut R,
@@ -228,7 +230,7 @@ impl MessageReceiver {
         let (mut hasher, mut times) = (Sha256::new(), Vec::with_capacity(self.messages.count as usize));
         let mut first = None;
         while times.len() < self.messages.count as usize {
-            turn(rnic)?;
+            poll_or_wait(rnic)?;
             while times.len() < self.messages.count as usize {
                 let (number, lanes) = (times.len() as u64, self.qpns.len());
                 let lane = times.len() % lanes;
@@ -263,7 +265,7 @@ impl MessageReceiver {
                 hasher.update(&came);
                 times.push(first.get_or_insert_with(Instant::now).elapsed());
                 self.post(rnic, lane, slot)?;
-                // Checking must not keep ACKs waiting.
+                // Verification must not delay ACKs.
                 let now = rnic.now();
                 rnic.poll(now)?;
             }

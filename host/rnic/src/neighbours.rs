@@ -1,28 +1,30 @@
-//! ARP as a pure machine: answers for its own address, resolves others, announces itself (RFC 826, RFC 5227).
+//! ARP as a pure machine. It answers requests for its own address, resolves other addresses and announces
+//! itself (RFC 826, RFC 5227).
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use castnet_wire::{Arp, ArpOp, MacAddr, Nanos};
 
-/// How an RNIC resolves and announces.
+/// Configuration of ARP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeighbourConfig {
-    /// Between two requests for the same address.
+    /// Interval between requests for the same address.
     pub retry_interval: Nanos,
-    /// Requests without an answer before the address counts as unreachable.
+    /// The number of unanswered requests after which an address is unreachable.
     pub retries: u32,
-    /// Between two questions to a neighbour that is known, but in doubt because a QP had to send again: it may have
-    /// moved, or what was learned of it was wrong. No question without a doubt.
+    /// Minimum interval between confirmation requests to a known neighbour. A neighbour is confirmed only
+    /// after a QP had to retransmit: it may have moved, or a learned address may be wrong.
     pub confirm_interval: Nanos,
-    /// Between two announcements of its own address: switches forget addresses that are silent.
+    /// Interval between announcements of the own address. Switches age out silent addresses.
     pub announce_interval: Nanos,
-    /// Most addresses that are resolved or being resolved.
+    /// The maximum number of addresses in the table.
     pub entries_max: usize,
 }
 
 impl Default for NeighbourConfig {
-    /// A request every 250 ms, 12 of them; one a second to who is in doubt; an announcement every 30 s; 1,024 addresses.
+    /// Requests every 250 ms, at most 12; confirmation once a second; announcements every 30 s; 1,024
+    /// addresses.
     fn default() -> Self {
         Self {
             retry_interval: Nanos::from_millis(250),
@@ -34,31 +36,31 @@ impl Default for NeighbourConfig {
     }
 }
 
-/// Where the resolution of an address stands.
+/// State of the resolution of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
-    /// Its Ethernet address.
+    /// The address is resolved.
     Reachable(MacAddr),
-    /// Asked, no answer yet.
+    /// A request was sent and not answered yet.
     Pending,
-    /// Asked as often as configured. Asking again begins anew.
+    /// All requests were unanswered. The next call starts again.
     Unreachable,
     /// The table is full.
     NoRoom,
 }
 
-/// What the ARP machine did.
+/// Counters of the ARP machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NeighbourStats {
-    /// Requests sent for others' addresses.
+    /// Requests sent for other addresses.
     pub requests_out: u64,
-    /// Answers given for its own address.
+    /// Replies sent for the own address.
     pub replies_out: u64,
-    /// Announcements of its own address.
+    /// Announcements sent for the own address.
     pub announcements_out: u64,
     /// ARP packets received.
     pub packets_in: u64,
-    /// Packets of others that claim its own address.
+    /// Packets from other hosts that claim the own address.
     pub conflicts: u64,
 }
 
@@ -70,22 +72,22 @@ enum Entry {
     },
     Known {
         mac: MacAddr,
-        /// When it was last asked again.
+        /// The time of the last confirmation request.
         confirmed: Nanos,
-        /// To be asked again.
-        in_doubt: bool,
+        /// A confirmation request must be sent.
+        unconfirmed: bool,
     },
     Unreachable,
 }
 
-/// What a packet told.
+/// Result of processing a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Heard {
-    /// A reply to be sent to its target.
+pub(crate) struct ArpOutcome {
+    /// A reply to send to the packet's sender.
     pub(crate) reply: Option<Arp>,
-    /// An address that is somewhere, or somewhere else, now.
+    /// An address that was learned or has changed.
     pub(crate) learned: Option<(Ipv4Addr, MacAddr)>,
-    /// Somebody else claims our address.
+    /// The Ethernet address of another host that claims the own address.
     pub(crate) conflict: Option<MacAddr>,
 }
 
@@ -95,7 +97,7 @@ pub(crate) struct Neighbours {
     ip: Ipv4Addr,
     config: NeighbourConfig,
     entries: BTreeMap<Ipv4Addr, Entry>,
-    /// When to announce next; the first time at once.
+    /// The time of the next announcement. The first one is due at once.
     announce: Nanos,
     stats: NeighbourStats,
 }
@@ -116,7 +118,7 @@ impl Neighbours {
         self.stats
     }
 
-    /// Where an address stands; begins to ask where nobody has.
+    /// Returns the state of an address. Starts the resolution if necessary.
     pub(crate) fn resolve(&mut self, now: Nanos, ip: Ipv4Addr) -> Resolution {
         match self.entries.get(&ip) {
             Some(Entry::Known { mac, .. }) => return Resolution::Reachable(*mac),
@@ -134,65 +136,67 @@ impl Neighbours {
         Resolution::Pending
     }
 
-    /// A QP had to send again: those that are known are asked whether they are still there. What is known stays until
-    /// an answer says otherwise.
-    pub(crate) fn doubt(&mut self, now: Nanos) {
+    /// Requests confirmation of all known neighbours after a QP had to retransmit. Known addresses stay valid
+    /// until a reply changes them.
+    pub(crate) fn confirm_all(&mut self, now: Nanos) {
         for entry in self.entries.values_mut() {
             if let Entry::Known {
-                confirmed, in_doubt, ..
+                confirmed,
+                unconfirmed,
+                ..
             } = entry
                 && now.since(*confirmed) >= self.config.confirm_interval
             {
                 *confirmed = now;
-                *in_doubt = true;
+                *unconfirmed = true;
             }
         }
     }
 
-    /// Takes a packet in.
-    pub(crate) fn handle(&mut self, arp: &Arp) -> Heard {
+    /// Processes a received packet.
+    pub(crate) fn handle(&mut self, arp: &Arp) -> ArpOutcome {
         self.stats.packets_in += 1;
-        let mut heard = Heard::default();
+        let mut outcome = ArpOutcome::default();
         if arp.sender_mac == self.mac || arp.sender_mac.is_multicast() {
-            return heard;
+            return outcome;
         }
         if arp.sender_ip == self.ip {
             self.stats.conflicts += 1;
-            heard.conflict = Some(arp.sender_mac);
-            return heard;
+            outcome.conflict = Some(arp.sender_mac);
+            return outcome;
         }
-        // Only those whom we know or ask for: a table that anybody may fill is no bound.
+        // Only known or requested addresses are updated. Otherwise any host could fill the table.
         if let Some(entry) = self.entries.get_mut(&arp.sender_ip) {
             let mac = arp.sender_mac;
             match entry {
                 Entry::Known { mac: known, .. } if *known == mac => {}
                 Entry::Known { mac: known, .. } => {
                     *known = mac;
-                    heard.learned = Some((arp.sender_ip, mac));
+                    outcome.learned = Some((arp.sender_ip, mac));
                 }
                 Entry::Asking { .. } | Entry::Unreachable => {
                     *entry = Entry::Known {
                         mac,
                         confirmed: Nanos::ZERO,
-                        in_doubt: false,
+                        unconfirmed: false,
                     };
-                    heard.learned = Some((arp.sender_ip, mac));
+                    outcome.learned = Some((arp.sender_ip, mac));
                 }
             }
         }
         if arp.op == ArpOp::Request && arp.target_ip == self.ip {
             self.stats.replies_out += 1;
-            heard.reply = Some(arp.reply(self.mac));
+            outcome.reply = Some(arp.reply(self.mac));
         }
-        heard
+        outcome
     }
 
-    /// Announces itself at the next [`Neighbours::poll_transmit`].
+    /// Schedules an announcement for the next [`Neighbours::poll_transmit`].
     pub(crate) fn announce(&mut self, now: Nanos) {
         self.announce = self.announce.min(now);
     }
 
-    /// The next packet that is due, with the Ethernet address it goes to.
+    /// The next due packet and its destination Ethernet address.
     pub(crate) fn poll_transmit(&mut self, now: Nanos) -> Option<(MacAddr, Arp)> {
         if self.announce <= now {
             self.announce = now + self.config.announce_interval;
@@ -201,7 +205,7 @@ impl Neighbours {
         }
         for (&ip, entry) in &mut self.entries {
             match entry {
-                Entry::Known { in_doubt, .. } if *in_doubt => *in_doubt = false,
+                Entry::Known { unconfirmed, .. } if *unconfirmed => *unconfirmed = false,
                 Entry::Asking { sent, next } if *next <= now => {
                     if *sent >= self.config.retries {
                         *entry = Entry::Unreachable;
@@ -218,7 +222,7 @@ impl Neighbours {
         None
     }
 
-    /// When [`Neighbours::poll_transmit`] has something next.
+    /// The time of the next work for [`Neighbours::poll_transmit`].
     pub(crate) fn poll_timeout(&self) -> Nanos {
         let asking = self.entries.values().filter_map(|entry| match entry {
             Entry::Asking { next, .. } => Some(*next),
@@ -250,23 +254,23 @@ mod tests {
     }
 
     #[test]
-    fn it_answers_for_its_own_address_only() {
+    fn replies_are_for_the_own_address_only() {
         let mut m = machine();
         let request = Arp::request(OTHER, THERE, IP);
         assert_eq!(m.handle(&request).reply, Some(request.reply(MAC)));
         assert_eq!(
             m.handle(&Arp::request(OTHER, THERE, Ipv4Addr::new(10, 0, 0, 3))),
-            Heard::default()
+            ArpOutcome::default()
         );
         assert_eq!(
             m.resolve(Nanos(2), THERE),
             Resolution::Pending,
-            "a request to us fills no table"
+            "a request adds no entry to the table"
         );
     }
 
     #[test]
-    fn it_asks_as_often_as_configured_and_again_when_asked_again() {
+    fn requests_are_sent_as_often_as_configured() {
         let mut m = machine();
         let mut now = Nanos(2);
         assert_eq!(m.resolve(now, THERE), Resolution::Pending);
@@ -289,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_that_moves_is_learned_anew_and_one_that_repeats_itself_is_no_news() {
+    fn a_neighbour_that_moves_is_learned_once() {
         let mut m = machine();
         m.resolve(Nanos(2), THERE);
         let gratuitous = |mac| Arp::request(mac, THERE, THERE);
@@ -300,29 +304,29 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_in_doubt_is_asked_again_now_and_then_and_stays_known() {
+    fn an_unconfirmed_neighbour_is_asked_periodically_and_stays_known() {
         let mut m = machine();
         let now = Nanos::from_secs(5);
         m.resolve(now, THERE);
         let asked = m.poll_transmit(now).map(|(_, arp)| arp.reply(OTHER)).unwrap();
         m.handle(&asked);
         assert_eq!(m.poll_transmit(now), None);
-        m.doubt(now);
+        m.confirm_all(now);
         assert_eq!(
             m.poll_transmit(now),
             Some((MacAddr::BROADCAST, Arp::request(MAC, IP, THERE)))
         );
         for step in 1..10 {
-            m.doubt(now + Nanos::from_millis(step * 100));
+            m.confirm_all(now + Nanos::from_millis(step * 100));
             assert_eq!(m.poll_transmit(now + Nanos::from_millis(step * 100)), None);
         }
-        m.doubt(now + Nanos::from_secs(1));
+        m.confirm_all(now + Nanos::from_secs(1));
         assert!(m.poll_transmit(now + Nanos::from_secs(1)).is_some());
         assert_eq!(m.resolve(now, THERE), Resolution::Reachable(OTHER));
     }
 
     #[test]
-    fn the_table_is_bounded_and_conflicts_are_told() {
+    fn the_table_is_bounded_and_conflicts_are_reported() {
         let mut m = machine();
         m.resolve(Nanos(2), THERE);
         m.resolve(Nanos(2), Ipv4Addr::new(10, 0, 0, 3));
@@ -335,14 +339,14 @@ mod tests {
     }
 
     #[test]
-    fn it_announces_itself_again_and_again() {
+    fn announcements_are_periodic() {
         let mut m = machine();
         let at = m.poll_timeout();
         assert_eq!(at, Nanos(1) + Nanos::from_secs(30));
         assert_eq!(m.poll_transmit(Nanos(at.0 - 1)), None);
         assert!(m.poll_transmit(at).is_some());
         assert_eq!(m.poll_transmit(at), None);
-        // When it is asked to.
+        // An explicit announcement.
         m.announce(at);
         assert_eq!(m.poll_timeout(), at);
         assert!(m.poll_transmit(at).is_some());

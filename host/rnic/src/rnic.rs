@@ -1,4 +1,4 @@
-//! The trait that every RNIC implements: software here, libibverbs behind the same calls.
+//! The trait [`Rnic`], which the software RNIC and devices behind libibverbs implement.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -8,49 +8,50 @@ use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn};
 
 use crate::error::RnicError;
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
-    /// As the operator knows it.
+    /// Name known to the operator.
     pub name: String,
-    /// Its Ethernet address.
+    /// Ethernet address.
     pub mac: MacAddr,
-    /// Its IPv4 address, the GID of its QPs.
+    /// IPv4 address, which is the GID of the QPs.
     pub ip: Ipv4Addr,
-    /// Bytes of the largest IP packet.
+    /// The largest IP packet in bytes.
     pub mtu: usize,
-    /// The largest path MTU that fits.
+    /// The largest path MTU that fits `mtu`.
     pub active_pmtu: Pmtu,
 }
 
-/// Memory that work requests and the remote can name.
+/// Memory that local work requests and the remote can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
-    /// What local work requests name it by.
+    /// Key for local work requests.
     pub key: MemoryKey,
-    /// Virtual address of the first byte: what the remote names.
+    /// Virtual address of the first byte, used by the remote.
     pub va: u64,
-    /// What the remote names it by.
+    /// Key for the remote.
     pub rkey: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub length: usize,
 }
 
-/// What a QP is made with.
+/// Options for creating a QP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpOptions {
-    /// The number that it shall have. `None`: the device chooses; hardware always does, and refuses a wish.
+    /// The requested QP number. `None` lets the device choose. Hardware always chooses and refuses a
+    /// requested number.
     pub qpn: Option<Qpn>,
-    /// Depths of its queues.
+    /// Capacities of the queues.
     pub limits: QueueLimits,
 }
 
-/// What a QP is connected to, and how it behaves. The meaning of each field is that of verbs.
+/// The remote end of a connection and its parameters, with the meaning that they have in verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpRemote {
-    /// Another host's address, or a group's McstID.
+    /// Address of the remote host, or the McstID of a group.
     pub ip: Ipv4Addr,
-    /// Ethernet address of the next hop, where it is known already. `None`: by ARP.
+    /// Ethernet address of the next hop if known. `None` resolves it by ARP.
     pub mac: Option<MacAddr>,
     /// The remote QP; [`Qpn::VIRTUAL`] for a group.
     pub qpn: Qpn,
@@ -60,13 +61,13 @@ pub struct QpRemote {
     pub rq_psn: Psn,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
-    /// Time-out exponent: 4.096 us * 2^t, 0 for none.
+    /// Timeout exponent t: the timeout is 4.096 us * 2^t. 0 means no timeout.
     pub timeout: u8,
-    /// Retries without progress; 7 for ever, where the device reads it so.
+    /// Retries without progress. 7 means no limit on devices that define it so.
     pub retry_cnt: u8,
-    /// Retries after receiver-not-ready NAKs; 7 for ever.
+    /// Retries after receiver-not-ready NAKs. 7 means no limit.
     pub rnr_retry: u8,
-    /// Code of the wait that is asked for where no receive is posted.
+    /// Code of the delay requested from the sender when no receive is posted.
     pub min_rnr_timer: u8,
     /// IPv4 type of service.
     pub tos: u8,
@@ -75,8 +76,8 @@ pub struct QpRemote {
 }
 
 impl QpRemote {
-    /// The QP `qpn` at `ip`: PSNs from 0, path MTU 1024, time-out 16 (268 ms), 7 retries of both kinds (for ever),
-    /// RNR timer 12 (0.64 ms).
+    /// The QP `qpn` at `ip`: PSNs start at 0, path MTU 1024, timeout 16 (268 ms), 7 retries of both kinds (no
+    /// limit), RNR timer 12 (0.64 ms).
     pub const fn new(ip: Ipv4Addr, qpn: Qpn) -> Self {
         Self {
             ip,
@@ -95,102 +96,104 @@ impl QpRemote {
     }
 }
 
-/// An RNIC: QPs, memory regions, completions. One thread owns it. Every QP has a completion queue for its sends and one
-/// for its receives, so that users of different QPs, or of the two directions of one, do not take each other's.
+/// An RNIC with QPs, memory regions and completions. One thread owns it. Each QP has a completion queue for
+/// sends and one for receives, so users of different QPs or directions do not take each other's completions.
 pub trait Rnic {
-    /// What the device is.
+    /// Properties of the device.
     fn attributes(&self) -> &DeviceAttributes;
 
-    /// The device's clock, for [`Rnic::poll`]; its origin is the device's business.
+    /// The current time of the device's clock, for [`Rnic::poll`]. The origin is unspecified.
     fn now(&self) -> Nanos;
 
-    /// Registers `length` zero bytes.
+    /// Registers a region of `length` zero bytes.
     ///
     /// # Errors
-    /// The device has no room for more regions.
+    /// The device has no capacity for further regions.
     fn register_memory(&mut self, length: usize, access: Access) -> Result<MemoryRegion, RnicError>;
 
-    /// Gives a region up.
+    /// Releases a region.
     ///
     /// # Errors
-    /// There is no such region.
+    /// The region does not exist.
     fn deregister_memory(&mut self, key: MemoryKey) -> Result<(), RnicError>;
 
-    /// Copies bytes of a region, from `offset` on, into `out`.
+    /// Copies bytes of a region, starting at `offset`, into `out`.
     ///
     /// # Errors
-    /// There is no such region, or not that many bytes.
+    /// The region does not exist or is too short.
     fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError>;
 
-    /// Copies `bytes` into a region, from `offset` on.
+    /// Copies `bytes` into a region, starting at `offset`.
     ///
     /// # Errors
-    /// There is no such region, or not that many bytes.
+    /// The region does not exist or is too short.
     fn write_memory(&mut self, key: MemoryKey, offset: u64, bytes: &[u8]) -> Result<(), RnicError>;
 
-    /// Makes a QP; receives may be posted from now on.
+    /// Creates a QP. Receives may be posted from now on.
     ///
     /// # Errors
-    /// The number is taken or cannot be chosen, or there are too many QPs.
+    /// The number is in use or cannot be chosen, or there are too many QPs.
     fn create_qp(&mut self, options: &QpOptions) -> Result<Qpn, RnicError>;
 
-    /// Connects a QP: it sends and receives from now on. Blocks until the Ethernet address of the next hop is known.
+    /// Connects a QP, which sends and receives from now on. Blocks until the Ethernet address of the next hop
+    /// is resolved.
     ///
     /// # Errors
-    /// The QP's state or a value of `remote` does not allow it, or nobody answers within `timeout`.
+    /// The QP's state or a value of `remote` does not allow it, or the next hop does not reply within
+    /// `timeout`.
     fn connect_qp(&mut self, qpn: Qpn, remote: &QpRemote, timeout: Duration) -> Result<(), RnicError>;
 
     /// The state of a QP.
     ///
     /// # Errors
-    /// There is no such QP.
+    /// The QP does not exist.
     fn qp_state(&self, qpn: Qpn) -> Result<QpState, RnicError>;
 
-    /// Ends a QP's traffic and flushes its work requests.
+    /// Moves a QP to the error state and flushes its work requests.
     ///
     /// # Errors
-    /// There is no such QP.
+    /// The QP does not exist.
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError>;
 
     /// Removes a QP with its work requests and completions.
     ///
     /// # Errors
-    /// There is no such QP.
+    /// The QP does not exist.
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), RnicError>;
 
     /// Posts a send.
     ///
     /// # Errors
-    /// Mostly [`RnicError::Post`]; nothing was posted then.
+    /// Usually [`RnicError::Post`]. Nothing was posted.
     fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), RnicError>;
 
     /// Posts a receive.
     ///
     /// # Errors
-    /// Mostly [`RnicError::Post`]; nothing was posted then.
+    /// Usually [`RnicError::Post`]. Nothing was posted.
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError>;
 
-    /// Shows switches where this host is, soon: one that was restarted has forgotten. It is a broadcast: once a
-    /// second is often.
+    /// Announces this host to switches soon, because a restarted switch has lost its table. Sends a
+    /// broadcast, so once a second is often enough.
     ///
     /// # Errors
-    /// The device or the kernel refused.
+    /// The device or the kernel failed.
     fn announce(&mut self) -> Result<(), RnicError>;
 
-    /// Does what is due at `now`, in bounded batches: receive, answer, send, timers. Returns whether there was anything
-    /// to do; if so, call it again soon.
+    /// Does the work that is due at `now` in bounded batches: receiving, replying, sending and timers.
+    /// Returns true if there was work, in which case it should be called again soon.
     ///
     /// # Errors
     /// The device failed.
     fn poll(&mut self, now: Nanos) -> Result<bool, RnicError>;
 
-    /// The next send of the QP that ended, in order.
+    /// The next completion of a send on this QP, in order.
     fn poll_send_completion(&mut self, qpn: Qpn) -> Option<Completion>;
 
-    /// The next receive of the QP that ended, in order.
+    /// The next completion of a receive on this QP, in order.
     fn poll_recv_completion(&mut self, qpn: Qpn) -> Option<Completion>;
 
-    /// Sleeps until there may be something to poll, or `timeout` is over. May return early without a reason.
+    /// Sleeps until there may be work or `timeout` has passed. It may return early.
     ///
     /// # Errors
     /// The device failed.

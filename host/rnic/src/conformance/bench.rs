@@ -1,4 +1,4 @@
-//! What the checks run on: one device whose QPs talk to each other, or two with a link between.
+//! The setup of the checks: one device whose QPs are connected to each other, or two connected devices.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use crate::error::RnicError;
 use crate::rnic::Rnic;
 use crate::soft::{SoftRnic, SoftRnicConfig};
 
-/// How long one of two devices sleeps before the other is looked at.
-const NAP: Duration = Duration::from_millis(1);
+/// Time for which one of two devices sleeps before the other is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Two ends, 0 and 1, whose RNICs reach each other.
+/// Two ends, 0 and 1, whose RNICs can reach each other.
 pub trait Bench {
     /// The RNIC of an end.
     fn rnic(&mut self, end: usize) -> &mut dyn Rnic;
 
-    /// Polls, and sleeps where there was nothing to do: until an event of the device, for `at_most`. Two devices take turns,
-    /// so each sleeps a moment only. Returns whether it slept.
+    /// Polls. If there was no work, sleeps until an event of the device or for at most `at_most`. Two devices
+    /// are polled in turn, so each sleeps only briefly. Returns true if it slept.
     ///
     /// # Errors
     /// A device failed.
-    fn turn(&mut self, at_most: Duration) -> Result<bool, RnicError>;
+    fn poll_or_wait(&mut self, at_most: Duration) -> Result<bool, RnicError>;
 }
 
 /// Both ends on one device.
@@ -33,7 +33,7 @@ impl Bench for OneDevice<'_> {
         self.0
     }
 
-    fn turn(&mut self, at_most: Duration) -> Result<bool, RnicError> {
+    fn poll_or_wait(&mut self, at_most: Duration) -> Result<bool, RnicError> {
         let now = self.0.now();
         let idle = !self.0.poll(now)?;
         if idle {
@@ -43,7 +43,7 @@ impl Bench for OneDevice<'_> {
     }
 }
 
-/// An end on each of two devices.
+/// One end on each of two devices.
 pub struct TwoDevices<A, B>(pub A, pub B);
 
 impl<A: Rnic, B: Rnic> Bench for TwoDevices<A, B> {
@@ -51,21 +51,21 @@ impl<A: Rnic, B: Rnic> Bench for TwoDevices<A, B> {
         if end == 0 { &mut self.0 } else { &mut self.1 }
     }
 
-    fn turn(&mut self, at_most: Duration) -> Result<bool, RnicError> {
+    fn poll_or_wait(&mut self, at_most: Duration) -> Result<bool, RnicError> {
         let (now, also) = (self.0.now(), self.1.now());
         let (a, b) = (self.0.poll(now)?, self.1.poll(also)?);
         let idle = !a && !b;
         if idle {
-            self.0.wait(at_most.min(NAP))?;
+            self.0.wait(at_most.min(POLL_INTERVAL))?;
         }
         Ok(idle)
     }
 }
 
-/// Two software RNICs on a link in memory, of this MTU.
+/// Creates two software RNICs on a memory link with this MTU.
 ///
 /// # Errors
-/// The MTU is too small, or the process has no file descriptor left.
+/// The MTU is too small, or no file descriptor is free.
 pub fn software(mtu: usize) -> Result<TwoDevices<SoftRnic<MemPort>, SoftRnic<MemPort>>, RnicError> {
     let pool = Pool::new(PoolConfig {
         buffers: 1024,

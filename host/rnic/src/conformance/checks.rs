@@ -5,48 +5,48 @@ use std::time::{Duration, Instant};
 use castnet_endpoint::{Access, CompletionOp, LocalSlice, PostError, QpState, SendOp, SendWr, Status};
 use castnet_wire::{Pmtu, Psn};
 
-use super::{Checked, Session, good, pattern, same, whole, wrong};
+use super::{Checked, Session, expect_equal, fail, good, pattern, whole};
 use crate::error::{RnicError, status_text};
 
 type Check = fn(&mut Session<'_>) -> Checked<String>;
 
-/// Name, what it looks at, and the check.
+/// Name, description and function of each check.
 pub(super) const ALL: [(&str, &str, Check); 18] = [
     (
         "memory",
-        "regions are written and read within their bounds, and are gone when given up",
+        "regions can be written and read within their bounds, and not after their release",
         memory,
     ),
     (
         "qp-life",
-        "QPs go from their start to connected to failed, and are gone when destroyed",
+        "QPs move from init to ready to error, and do not exist after their destruction",
         qp_life,
     ),
     ("send", "SEND of 0 bytes to 1 MiB fills the next receive", send),
     (
         "send-imm",
-        "SEND with immediate brings the same 32 bits",
+        "SEND with immediate delivers the same 32 bits",
         send_imm,
     ),
     (
         "write",
-        "WRITE fills the named memory and nothing beside it, and tells nobody",
+        "WRITE fills the addressed memory only, without a completion at the receiver",
         write,
     ),
     (
         "write-imm",
-        "WRITE with immediate completes a receive and leaves its room alone",
+        "WRITE with immediate completes a receive and does not change its buffer",
         write_imm,
     ),
     (
         "path-mtu",
-        "every path MTU up to the port's carries messages round its size; a larger one is refused",
+        "every path MTU up to the port's carries messages of about its size; a larger one is refused",
         path_mtu,
     ),
-    ("psn-wrap", "start PSNs are those chosen, and wrap", psn_wrap),
+    ("psn-wrap", "start PSNs are as configured, and wrap", psn_wrap),
     (
         "order",
-        "300 messages complete in order at both ends, with 32 under way",
+        "300 messages complete in order at both ends, with 32 in flight",
         order,
     ),
     ("unsignaled", "only signaled requests complete", unsignaled),
@@ -55,27 +55,27 @@ pub(super) const ALL: [(&str, &str, Check); 18] = [
         "a full queue refuses requests and loses none",
         queue_full,
     ),
-    ("rnr", "a message waits for a receive, and nothing is lost", rnr),
+    ("rnr", "a message waits for a receive and is not lost", rnr),
     (
         "rnr-exceeded",
-        "with few RNR retries the sender is told",
+        "with few RNR retries the sender fails",
         rnr_exceeded,
     ),
     ("rkey", "a WRITE with a wrong key fails at both ends", rkey),
     (
         "bounds",
-        "a WRITE beyond its region fails and changes nothing",
+        "a WRITE outside its region fails and changes nothing",
         bounds,
     ),
     (
         "too-long",
-        "a SEND longer than the receive's room fails at both ends",
+        "a SEND longer than the receive buffer fails at both ends",
         too_long,
     ),
-    ("flush", "a failed QP gives its requests back", flush),
+    ("flush", "a failed QP flushes its requests", flush),
     (
         "events",
-        "a wait sleeps while nothing happens, and ends when a completion comes",
+        "a wait sleeps without events, and ends at a completion",
         events,
     ),
 ];
@@ -83,24 +83,24 @@ pub(super) const ALL: [(&str, &str, Check); 18] = [
 fn memory(s: &mut Session<'_>) -> Checked<String> {
     let bytes = pattern(10_000, 1);
     let region = s.region(0, Access::LOCAL, &bytes)?;
-    same("the region's length", region.length, bytes.len())?;
+    expect_equal("the region's length", region.length, bytes.len())?;
     let read = s.bytes(0, &region)?;
-    same("what was written", read == bytes, true)?;
+    expect_equal("the written data", read == bytes, true)?;
     let over = s.rnic(0).read_memory(region.key, 9_999, &mut [0; 2]);
     if !matches!(over, Err(RnicError::OutOfBounds { .. })) {
-        return wrong(format!("a read beyond the region gave {over:?}"));
+        return fail(format!("a read beyond the region gave {over:?}"));
     }
     let over = s.rnic(0).write_memory(region.key, u64::MAX, &[0]);
     if !matches!(over, Err(RnicError::OutOfBounds { .. })) {
-        return wrong(format!("a write beyond the region gave {over:?}"));
+        return fail(format!("a write beyond the region gave {over:?}"));
     }
     let fresh = s.rnic(0).register_memory(5000, Access::REMOTE_WRITE)?;
     let mut read = vec![1; 5000];
     s.rnic(0).read_memory(fresh.key, 0, &mut read)?;
-    same("a new region", read == [0; 5000], true)?;
+    expect_equal("a new region", read == [0; 5000], true)?;
     s.rnic(0).deregister_memory(fresh.key)?;
     if s.rnic(0).read_memory(fresh.key, 0, &mut [0]).is_ok() {
-        return wrong("a region that was given up can be read");
+        return fail("a released region can be read");
     }
     Ok(format!("va {:#x}, rkey {:#x}", region.va, region.rkey))
 }
@@ -110,7 +110,7 @@ fn qp_life(s: &mut Session<'_>) -> Checked<String> {
     s.state(0, pair[0], QpState::Ready)?;
     let remote = s.towards(0, pair[1]);
     if s.rnic(0).connect_qp(pair[0], &remote, Duration::ZERO).is_ok() {
-        return wrong("a connected QP can be connected again");
+        return fail("a connected QP can be connected again");
     }
     let early = s.create(0)?;
     s.state(0, early, QpState::Init)?;
@@ -118,19 +118,19 @@ fn qp_life(s: &mut Session<'_>) -> Checked<String> {
         .rnic(0)
         .post_send(early, SendWr::new(1, SendOp::Send, LocalSlice::EMPTY));
     if !matches!(posted, Err(RnicError::Post(PostError::NotConnected { .. }))) {
-        return wrong(format!("a send on a QP that is not connected gave {posted:?}"));
+        return fail(format!("a send on a QP that is not connected gave {posted:?}"));
     }
     s.rnic(0).fail_qp(pair[0])?;
     s.state(0, pair[0], QpState::Error)?;
     let gone = s.rnic(0).create_qp(&Default::default())?;
     s.rnic(0).destroy_qp(gone)?;
     if s.rnic(0).qp_state(gone).is_ok() {
-        return wrong("a QP that was destroyed is still there");
+        return fail("a destroyed QP still exists");
     }
     Ok(format!("QPs {} and {}", pair[0], pair[1]))
 }
 
-/// One message by SEND, compared at the other end.
+/// Sends one message by SEND and compares it at the other end.
 fn one_send(s: &mut Session<'_>, pair: super::Pair, length: usize, imm: Option<u32>) -> Checked {
     let bytes = pattern(length, length as u64);
     let from = s.region(0, Access::READ, &bytes)?;
@@ -140,12 +140,12 @@ fn one_send(s: &mut Session<'_>, pair: super::Pair, length: usize, imm: Option<u
     s.post_send(0, pair[0], 7, op, whole(&from))?;
     let received = s.received(1, pair[1])?;
     good(&received, CompletionOp::Recv, 70)?;
-    same("the length received", received.byte_len, length as u32)?;
-    same("the immediate", received.imm, imm)?;
+    expect_equal("the length received", received.byte_len, length as u32)?;
+    expect_equal("the immediate", received.imm, imm)?;
     good(&s.sent(0, pair[0])?, CompletionOp::Send, 7)?;
     let came = s.bytes(1, &to)?;
-    same("the bytes sent", came[..length] == bytes, true)?;
-    same("the bytes behind them", came[length..] == [0; 3], true)
+    expect_equal("the bytes sent", came[..length] == bytes, true)?;
+    expect_equal("the bytes after them", came[length..] == [0; 3], true)
 }
 
 fn send(s: &mut Session<'_>) -> Checked<String> {
@@ -178,11 +178,11 @@ fn write(s: &mut Session<'_>) -> Checked<String> {
     s.post_send(0, pair[0], 7, op, whole(&from))?;
     good(&s.sent(0, pair[0])?, CompletionOp::Write, 7)?;
     let came = s.bytes(1, &to)?;
-    same("the bytes written", came[500..5500] == bytes, true)?;
-    same("the bytes before", came[..500] == [0xAA; 500], true)?;
-    same("the bytes behind", came[5500..] == [0xAA; 500], true)?;
-    same(
-        "what the receiver is told",
+    expect_equal("the bytes written", came[500..5500] == bytes, true)?;
+    expect_equal("the bytes before", came[..500] == [0xAA; 500], true)?;
+    expect_equal("the bytes after", came[5500..] == [0xAA; 500], true)?;
+    expect_equal(
+        "the completion at the receiver",
         s.rnic(1).poll_recv_completion(pair[1]),
         None,
     )?;
@@ -205,14 +205,14 @@ fn write_imm(s: &mut Session<'_>) -> Checked<String> {
         s.post_send(0, pair[0], i as u64, op, whole(&from))?;
         let received = s.received(1, pair[1])?;
         good(&received, CompletionOp::RecvWriteImm, i as u64)?;
-        same("the length", received.byte_len, size as u32)?;
-        same("the immediate", received.imm, Some(0x0A0B_0C00 + i as u32))?;
+        expect_equal("the length", received.byte_len, size as u32)?;
+        expect_equal("the immediate", received.imm, Some(0x0A0B_0C00 + i as u32))?;
         good(&s.sent(0, pair[0])?, CompletionOp::Write, i as u64)?;
         let came = s.bytes(1, &to)?;
-        same("the bytes written", came[..size] == bytes, true)?;
+        expect_equal("the bytes written", came[..size] == bytes, true)?;
     }
     let room = s.bytes(1, &room)?;
-    same("the receive's room", room == [0x55; 64], true)?;
+    expect_equal("the receive buffer", room == [0x55; 64], true)?;
     Ok("0 bytes to 1 MiB".to_owned())
 }
 
@@ -235,7 +235,7 @@ fn path_mtu(s: &mut Session<'_>) -> Checked<String> {
         remote.pmtu = pmtu;
         let refused = s.rnic(0).connect_qp(qpn, &remote, Duration::ZERO);
         if !matches!(refused, Err(RnicError::PmtuTooLarge { .. })) {
-            return wrong(format!("path MTU {} gave {refused:?}", pmtu.bytes()));
+            return fail(format!("path MTU {} gave {refused:?}", pmtu.bytes()));
         }
     }
     Ok(format!("up to {}", active.bytes()))
@@ -274,7 +274,7 @@ fn order(s: &mut Session<'_>) -> Checked<String> {
         }
         while let Some(done) = s.rnic(1).poll_recv_completion(pair[1]) {
             good(&done, CompletionOp::Recv, received)?;
-            same("the immediate", done.imm, Some(received as u32))?;
+            expect_equal("the immediate", done.imm, Some(received as u32))?;
             received += 1;
         }
         Ok((sent == COUNT && received == COUNT).then_some(()))
@@ -295,8 +295,8 @@ fn unsignaled(s: &mut Session<'_>) -> Checked<String> {
         s.rnic(0).post_send(pair[0], wr)?;
     }
     good(&s.sent(0, pair[0])?, CompletionOp::Send, 4)?;
-    same(
-        "what comes after the last",
+    expect_equal(
+        "a completion after the last",
         s.rnic(0).poll_send_completion(pair[0]),
         None,
     )?;
@@ -312,7 +312,7 @@ fn queue_full(s: &mut Session<'_>) -> Checked<String> {
     let refused = loop {
         match s.post_recv(1, pair[1], posted, LocalSlice::EMPTY) {
             Ok(()) if posted < 1000 => posted += 1,
-            Ok(()) => return wrong("1000 receives fit a queue of 64"),
+            Ok(()) => return fail("1000 receives fit a queue of 64"),
             Err(fault) => break fault,
         }
     };
@@ -320,9 +320,9 @@ fn queue_full(s: &mut Session<'_>) -> Checked<String> {
         &refused,
         super::Fault::Rnic(RnicError::Post(PostError::QueueFull { .. }))
     ) {
-        return wrong(format!("the last was refused with: {refused}"));
+        return fail(format!("the last one failed with: {refused}"));
     }
-    same("the receives that fit", posted, 64)?;
+    expect_equal("the receives that fit", posted, 64)?;
     for wr_id in 0..3 {
         s.post_send(0, pair[0], wr_id, SendOp::Send, LocalSlice::EMPTY)?;
     }
@@ -341,9 +341,9 @@ fn rnr(s: &mut Session<'_>) -> Checked<String> {
     s.post_send(0, pair[0], 1, SendOp::SendImm(5), whole(&from))?;
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(50) {
-        s.bench.turn(super::NAP)?;
+        s.bench.poll_or_wait(super::POLL_INTERVAL)?;
     }
-    same(
+    expect_equal(
         "a completion before there was a receive",
         s.rnic(0).poll_send_completion(pair[0]),
         None,
@@ -352,19 +352,17 @@ fn rnr(s: &mut Session<'_>) -> Checked<String> {
     good(&s.received(1, pair[1])?, CompletionOp::Recv, 2)?;
     good(&s.sent(0, pair[0])?, CompletionOp::Send, 1)?;
     let came = s.bytes(1, &to)?;
-    same("the bytes sent", came == bytes, true)?;
+    expect_equal("the bytes sent", came == bytes, true)?;
     Ok("waited 50 ms".to_owned())
 }
 
-/// That a completion is a failure of one of these kinds.
+/// Checks that a completion failed with one of these statuses.
 fn failed(done: &castnet_endpoint::Completion, expected: &[Status]) -> Checked<String> {
     if expected.contains(&done.status) {
         return Ok(status_text(done.status).into_owned());
     }
     let seen = status_text(done.status);
-    wrong(format!(
-        "it ended with: {seen}; one of {expected:?} was to be expected"
-    ))
+    fail(format!("it ended with: {seen}, expected one of {expected:?}"))
 }
 
 fn rnr_exceeded(s: &mut Session<'_>) -> Checked<String> {
@@ -393,10 +391,10 @@ fn rkey(s: &mut Session<'_>) -> Checked<String> {
     s.state(1, pair[1], QpState::Error)?;
     let done = s.received(1, pair[1])?;
     if done.status == Status::Success {
-        return wrong("the receiver's request succeeded");
+        return fail("the receiver's request succeeded");
     }
     let came = s.bytes(1, &to)?;
-    same("the memory", came == [0; 64], true)?;
+    expect_equal("the memory", came == [0; 64], true)?;
     Ok(seen)
 }
 
@@ -411,7 +409,7 @@ fn bounds(s: &mut Session<'_>) -> Checked<String> {
     s.post_send(0, pair[0], 1, op, whole(&from))?;
     let seen = failed(&s.sent(0, pair[0])?, &[Status::RemoteAccessError])?;
     let came = s.bytes(1, &to)?;
-    same("the memory", came == [0; 64], true)?;
+    expect_equal("the memory", came == [0; 64], true)?;
     Ok(seen)
 }
 
@@ -425,15 +423,15 @@ fn too_long(s: &mut Session<'_>) -> Checked<String> {
     };
     s.post_recv(1, pair[1], 9, room)?;
     s.post_send(0, pair[0], 1, SendOp::Send, whole(&from))?;
-    // Invalid request, says the specification (9.7.4.1.4); rxe: remote operational error.
+    // The specification (9.7.4.1.4) requires invalid request; rxe returns remote operational error.
     let expected = [Status::RemoteInvalidRequest, Status::RemoteOperationalError];
     let seen = failed(&s.sent(0, pair[0])?, &expected)?;
     let done = s.received(1, pair[1])?;
     if done.status == Status::Success {
-        return wrong("the receiver's request succeeded");
+        return fail("the receiver's request succeeded");
     }
     let came = s.bytes(1, &to)?;
-    same("the bytes behind the room", came[100..] == [0; 100], true)?;
+    expect_equal("the bytes after the buffer", came[100..] == [0; 100], true)?;
     Ok(format!("{seen}; at the receiver {}", status_text(done.status)))
 }
 
@@ -446,17 +444,17 @@ fn flush(s: &mut Session<'_>) -> Checked<String> {
     for wr_id in 0..3 {
         let done = s.received(1, pair[1])?;
         failed(&done, &[Status::Flushed])?;
-        same("the flushed request", done.wr_id, wr_id)?;
+        expect_equal("the flushed request", done.wr_id, wr_id)?;
     }
-    // The other end is not told, and finds nobody any more.
+    // The other end is not notified. Its packets are no longer answered.
     Ok("3 receives".to_owned())
 }
 
 fn events(s: &mut Session<'_>) -> Checked<String> {
     const IDLE: Duration = Duration::from_millis(50);
-    // Code 20 is 10 ms: the message comes again by itself after that, when everybody sleeps.
+    // Code 20 is 10 ms, after which the message is retransmitted while both ends sleep.
     let pair = s.pair(|remote| remote.min_rnr_timer = 20)?;
-    // A wait may end early for no reason, but not every time.
+    // A single wait may end early, but not every one.
     let mut slept = false;
     for _ in 0..20 {
         for end in 0..2 {
@@ -471,25 +469,25 @@ fn events(s: &mut Session<'_>) -> Checked<String> {
         }
     }
     if !slept {
-        return wrong("20 waits of 50 ms ended at once though nothing happened");
+        return fail("20 waits of 50 ms returned at once without an event");
     }
     let (start, mut waits, mut received, mut sent) = (Instant::now(), 0, None, None);
     s.post_send(0, pair[0], 2, SendOp::SendImm(3), LocalSlice::EMPTY)?;
-    s.bench.turn(Duration::ZERO)?;
+    s.bench.poll_or_wait(Duration::ZERO)?;
     s.post_recv(1, pair[1], 1, LocalSlice::EMPTY)?;
     while received.is_none() || sent.is_none() {
         if waits == 1000 {
-            return wrong("1000 waits and no completion");
+            return fail("no completion after 1000 waits");
         }
-        waits += u32::from(s.bench.turn(super::PATIENCE)?);
+        waits += u32::from(s.bench.poll_or_wait(super::TIMEOUT)?);
         received = received.or(s.rnic(1).poll_recv_completion(pair[1]));
         sent = sent.or(s.rnic(0).poll_send_completion(pair[0]));
     }
     for (done, op, wr_id) in [(received, CompletionOp::Recv, 1), (sent, CompletionOp::Send, 2)] {
         done.map_or(Ok(()), |done| good(&done, op, wr_id))?;
     }
-    if start.elapsed() >= super::PATIENCE {
-        return wrong("no event: the wait ended by its time-out alone");
+    if start.elapsed() >= super::TIMEOUT {
+        return fail("no event: the wait ended by its timeout");
     }
     Ok(format!(
         "{waits} waits, {:.1} ms",

@@ -1,7 +1,7 @@
-//! What every [`Rnic`] must do, tried out: two QPs that are connected to each other, on one device or on two.
+//! Checks that every [`Rnic`] must pass, with two connected QPs on one or two devices.
 //!
-//! The software RNIC passes this in its tests, a device of the machine when an operator runs `castnet host selftest`: so both
-//! mean the same by the same calls.
+//! The software RNIC passes them in its tests. `castnet host selftest` runs them on a device of the machine.
+//! This ensures that all RNICs behave the same.
 
 mod bench;
 mod checks;
@@ -19,20 +19,20 @@ use crate::rnic::{MemoryRegion, QpOptions, QpRemote, Rnic};
 
 pub use bench::{Bench, OneDevice, TwoDevices, software};
 
-/// How one check came out.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Its name.
+    /// Name of the check.
     pub name: &'static str,
-    /// What it looks at.
+    /// What the check verifies.
     pub about: &'static str,
-    /// What was seen, or what was wrong.
+    /// The observation, or the error.
     pub outcome: Result<String, String>,
-    /// How long it took.
+    /// Duration of the check.
     pub elapsed: Duration,
 }
 
-/// Why a check failed.
+/// The reason why a check failed.
 #[derive(Debug, thiserror::Error)]
 enum Fault {
     #[error(transparent)]
@@ -43,25 +43,25 @@ enum Fault {
 
 type Checked<T = ()> = Result<T, Fault>;
 
-fn wrong<T>(what: impl Into<String>) -> Checked<T> {
+fn fail<T>(what: impl Into<String>) -> Checked<T> {
     Err(Fault::Wrong(what.into()))
 }
 
-/// Fails a check where what was seen is not what must be.
-fn same<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, expected: T) -> Checked {
+/// Fails the check if `seen` differs from `expected`.
+fn expect_equal<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, expected: T) -> Checked {
     if seen == expected {
         return Ok(());
     }
-    wrong(format!("{what} is {seen:?}, must be {expected:?}"))
+    fail(format!("{what} is {seen:?}, expected {expected:?}"))
 }
 
-/// How long anything may take that must happen.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout for every expected event.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the checks sleep where nothing happens, before they look again at what no event tells.
-const NAP: Duration = Duration::from_millis(1);
+/// Sleep between polls for conditions that no event reports.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Runs all checks; `each` is told of each as it ends.
+/// Runs all checks and calls `each` with the result of each.
 pub fn run(bench: &mut dyn Bench, each: &mut dyn FnMut(&CheckReport)) -> Vec<CheckReport> {
     let mut reports = Vec::new();
     for (name, about, check) in checks::ALL {
@@ -82,7 +82,7 @@ pub fn run(bench: &mut dyn Bench, each: &mut dyn FnMut(&CheckReport)) -> Vec<Che
     reports
 }
 
-/// One check's QPs and memory; they are given back at its end, whatever that is.
+/// The QPs and memory of one check. They are released at its end in any case.
 struct Session<'a> {
     bench: &'a mut dyn Bench,
     qps: Vec<(usize, Qpn)>,
@@ -115,7 +115,7 @@ impl<'a> Session<'a> {
         self.bench.rnic(end)
     }
 
-    /// A region at an end that holds `bytes`.
+    /// A region at an end, filled with `bytes`.
     fn region(&mut self, end: usize, access: Access, bytes: &[u8]) -> Checked<MemoryRegion> {
         let region = self.rnic(end).register_memory(bytes.len(), access)?;
         self.regions.push((end, region.key));
@@ -139,7 +139,7 @@ impl<'a> Session<'a> {
         Ok(qpn)
     }
 
-    /// Where a QP of one end goes that is connected to the QP `qpn` of the other.
+    /// The connection parameters for a QP at one end to the QP `qpn` at the other.
     fn towards(&mut self, end: usize, qpn: Qpn) -> QpRemote {
         let attributes = self.rnic(1 - end).attributes().clone();
         let pmtu = attributes.active_pmtu;
@@ -158,22 +158,22 @@ impl<'a> Session<'a> {
             let psns = [Psn::new(0x1234), Psn::new(0x9876)];
             (remote.sq_psn, remote.rq_psn) = (psns[end], psns[1 - end]);
             change(&mut remote);
-            // Both ends begin where the other expects, also where a check chose one number for both.
-            self.rnic(end).connect_qp(pair[end], &remote, PATIENCE)?;
+            // Each end starts at the PSN that the other expects, also if a check sets one value for both.
+            self.rnic(end).connect_qp(pair[end], &remote, TIMEOUT)?;
         }
         Ok(pair)
     }
 
-    /// Turns until `look` sees something.
+    /// Polls until `look` returns a value.
     fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Checked<Option<T>>) -> Checked<T> {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < TIMEOUT {
             if let Some(seen) = look(self)? {
                 return Ok(seen);
             }
-            self.bench.turn(NAP)?;
+            self.bench.poll_or_wait(POLL_INTERVAL)?;
         }
-        wrong(format!("{what} did not come within {PATIENCE:?}"))
+        fail(format!("{what} did not occur within {TIMEOUT:?}"))
     }
 
     fn sent(&mut self, end: usize, qpn: Qpn) -> Checked<Completion> {
@@ -202,7 +202,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// All bytes of a region.
+/// The slice of a whole region.
 fn whole(region: &MemoryRegion) -> LocalSlice {
     LocalSlice {
         key: region.key,
@@ -211,16 +211,16 @@ fn whole(region: &MemoryRegion) -> LocalSlice {
     }
 }
 
-/// That a completion is good, and of what.
+/// Checks that a completion succeeded and has this kind and id.
 fn good(done: &Completion, op: CompletionOp, wr_id: u64) -> Checked {
     if done.status != Status::Success {
-        return wrong(format!("{op:?} {wr_id} ended with: {}", status_text(done.status)));
+        return fail(format!("{op:?} {wr_id} ended with: {}", status_text(done.status)));
     }
-    same("the completion's kind", done.op, op)?;
-    same("the completion's wr_id", done.wr_id, wr_id)
+    expect_equal("the completion's kind", done.op, op)?;
+    expect_equal("the completion's wr_id", done.wr_id, wr_id)
 }
 
-/// Bytes that are not alike anywhere.
+/// Pseudo-random bytes.
 fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; length];
     crate::messages::fill(seed, &mut bytes);

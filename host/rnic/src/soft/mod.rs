@@ -1,6 +1,6 @@
-//! The software RNIC: an endpoint on a port.
+//! [`SoftRnic`]: an endpoint on a port.
 
-mod turn;
+mod iteration;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::Ipv4Addr;
@@ -17,44 +17,45 @@ use crate::error::RnicError;
 use crate::neighbours::{NeighbourConfig, NeighbourStats, Neighbours, Resolution};
 use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
 
-/// What RoCEv2 headers may take of the port's MTU; as rxe reckons.
+/// Bytes of the port's MTU reserved for RoCEv2 headers, as in rxe.
 const HEADERS: usize = 80;
-/// The least QP number that is given, as in rxe, and the end of those that are.
+/// The smallest assigned QP number, as in rxe, and the end of the range.
 const LEAST_QPN: u32 = 0x11;
 const END_QPN: u32 = 0xFF_FFF0;
-/// Where virtual addresses of regions begin, and what they are multiples of.
+/// The first virtual address of regions, and their alignment.
 const VA_BASE: u64 = 1 << 32;
 const VA_STEP: u64 = 1 << 21;
 
-/// Where packets go whose destination is not on the link.
+/// The gateway for destinations that are not on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gateway {
-    /// Bits of the link's prefix, 0 to 32. Addresses that share them with our own are on the link.
+    /// Length of the link's prefix, 0 to 32. Addresses with this prefix are on the link.
     pub prefix_len: u8,
-    /// The next hop to all others.
+    /// The next hop for all other addresses.
     pub ip: Ipv4Addr,
 }
 
-/// What a software RNIC is made with.
+/// Configuration of a software RNIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftRnicConfig {
     /// Its IPv4 address.
     pub ip: Ipv4Addr,
-    /// Its Ethernet address; `None`: the port's.
+    /// Ethernet address. `None` uses that of the port.
     pub mac: Option<MacAddr>,
-    /// `None`: everything is on the link. Groups' McstIDs always are: the switch answers for them.
+    /// The gateway. `None` if all addresses are on the link. McstIDs of groups are always on the link,
+    /// because the switch answers ARP for them.
     pub gateway: Option<Gateway>,
-    /// ARP.
+    /// Configuration of ARP.
     pub neighbours: NeighbourConfig,
-    /// PSNs that each QP may have sent and not acknowledged.
+    /// The maximum number of unacknowledged PSNs per QP.
     pub window: u32,
-    /// Where QP numbers begin that the RNIC chooses. Those of two RNICs at one address, one after the other or beside
-    /// each other, are told apart only by beginning elsewhere.
+    /// The first QP number that the RNIC assigns. Two RNICs with the same address, at the same time or one
+    /// after the other, need different first numbers so that their frames can be told apart.
     pub first_qpn: Qpn,
 }
 
 impl SoftRnicConfig {
-    /// An RNIC at `ip` with the port's Ethernet address, everything on the link, and rxe's window.
+    /// An RNIC at `ip` with the port's Ethernet address, all addresses on the link, and rxe's window.
     pub fn new(ip: Ipv4Addr) -> Self {
         Self {
             ip,
@@ -67,7 +68,7 @@ impl SoftRnicConfig {
     }
 }
 
-/// The QP number to give after `qpn`.
+/// The QP number assigned after `qpn`.
 fn following_qpn(qpn: u32) -> u32 {
     let next = qpn.wrapping_add(1);
     if (LEAST_QPN..END_QPN).contains(&next) {
@@ -82,15 +83,15 @@ fn following_qpn(qpn: u32) -> u32 {
 struct Queues {
     sends: VecDeque<Completion>,
     receives: VecDeque<Completion>,
-    /// Whose Ethernet address its frames have.
+    /// The next hop whose Ethernet address is in the QP's frames.
     next_hop: Option<Ipv4Addr>,
     limits: QueueLimits,
 }
 
-/// An RC endpoint on a port, with ARP: it answers for its own address, resolves others, and announces itself at the
-/// start and every half minute, so that switches know where it is.
+/// An RC endpoint on a port, with ARP. It answers for its own address, resolves others, and announces itself
+/// at start and every 30 seconds, so that switches learn its port.
 ///
-/// It looks only at frames to its own Ethernet address and at broadcasts.
+/// It processes only frames to its own Ethernet address and broadcasts.
 pub struct SoftRnic<P> {
     attributes: DeviceAttributes,
     config: SoftRnicConfig,
@@ -104,21 +105,21 @@ pub struct SoftRnic<P> {
     queues: BTreeMap<Qpn, Queues>,
     qpn_next: u32,
     va_next: u64,
-    /// Frames on their way out.
+    /// Frames to send.
     batch: Batch<PoolBuf>,
-    /// What was received of ARP, until it is looked at.
+    /// Received ARP packets that are not processed yet.
     arps: Vec<Arp>,
-    /// A whole frame in one piece.
+    /// Buffer for a whole frame in one piece.
     frame: Box<[u8]>,
-    /// The last poll stopped before there was nothing left to do.
+    /// True if the last poll stopped at its limit before the work was done.
     busy: bool,
 }
 
 impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
-    /// An RNIC on `port`, whose frames live in `pool`.
+    /// Creates an RNIC on `port`, whose frames live in `pool`.
     ///
     /// # Errors
-    /// [`RnicError::MtuTooSmall`], or the operating system has no file descriptor left.
+    /// [`RnicError::MtuTooSmall`], or no file descriptor is free.
     pub fn new(mut port: P, pool: Pool, config: SoftRnicConfig) -> Result<Self, RnicError> {
         let link = port.info();
         let least = Pmtu::B256.bytes() + HEADERS;
@@ -165,40 +166,40 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         })
     }
 
-    /// The endpoint's counters.
+    /// Counters of the endpoint.
     pub fn stats(&self) -> &Stats {
         self.endpoint.stats()
     }
 
-    /// The port's counters.
+    /// Counters of the port.
     pub fn port_stats(&self) -> PortStats {
         self.port.stats()
     }
 
-    /// The ARP machine's counters.
+    /// Counters of the ARP machine.
     pub fn neighbour_stats(&self) -> NeighbourStats {
         self.neighbours.stats()
     }
 
-    /// Where a QP stands.
+    /// Status of a QP.
     ///
     /// # Errors
-    /// There is no such QP.
+    /// The QP does not exist.
     pub fn qp_status(&self, qpn: Qpn) -> Result<castnet_endpoint::QpStatus, RnicError> {
         Ok(self.endpoint.qp_status(qpn)?)
     }
 
-    /// A handle by which any thread can end [`Rnic::wait`].
+    /// A handle that wakes [`Rnic::wait`] from any thread.
     pub fn waker(&self) -> Waker {
         self.sleeper.waker()
     }
 
-    /// The port, for instance to look at or change a fault injector.
+    /// The port, for example to access a fault injector.
     pub fn port_mut(&mut self) -> &mut P {
         &mut self.port
     }
 
-    /// The next hop towards an address.
+    /// The next hop to an address.
     fn next_hop(&self, ip: Ipv4Addr) -> Ipv4Addr {
         match self.config.gateway {
             Some(Gateway {
@@ -215,14 +216,14 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         }
     }
 
-    /// The Ethernet address towards `ip`, without blocking: the first call asks, later ones tell how it stands. Poll
-    /// between them.
+    /// Resolves the Ethernet address of the next hop to `ip` without blocking. The first call sends a
+    /// request. Later calls return the state. Poll in between.
     pub fn resolve(&mut self, now: Nanos, ip: Ipv4Addr) -> Resolution {
         let next_hop = self.next_hop(ip);
         self.neighbours.resolve(now, next_hop)
     }
 
-    /// [`SoftRnic::resolve`], until there is an answer or `timeout` is over.
+    /// As [`SoftRnic::resolve`], but blocks until there is a result or `timeout` has passed.
     ///
     /// # Errors
     /// [`RnicError::Unreachable`], [`RnicError::NeighboursFull`].
@@ -253,7 +254,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         }
     }
 
-    /// Connects a QP whose next hop's Ethernet address is known.
+    /// Connects a QP with a known Ethernet address of the next hop.
     fn connect(&mut self, qpn: Qpn, remote: &QpRemote, mac: MacAddr) -> Result<(), RnicError> {
         let active = self.attributes.active_pmtu;
         if remote.pmtu > active {
@@ -283,7 +284,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     }
 }
 
-/// The bytes `offset..offset + length` of a region of `region` bytes.
+/// Checks that `offset..offset + length` is inside a region of `region` bytes.
 fn range(offset: u64, length: usize, region: usize) -> Result<std::ops::Range<usize>, RnicError> {
     let from = usize::try_from(offset).ok();
     let end = from
@@ -310,7 +311,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
 
     fn register_memory(&mut self, length: usize, access: Access) -> Result<MemoryRegion, RnicError> {
         let va = self.va_next;
-        // One step of distance at least: an overrun hits nobody else's region.
+        // Regions are at least one alignment step apart, so an overrun hits no other region.
         let span = (length as u64)
             .checked_next_multiple_of(VA_STEP)
             .and_then(|span| va.checked_add(span)?.checked_add(VA_STEP));
@@ -362,7 +363,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
             },
         );
         if options.qpn.is_none() {
-            // Not the same one at once: frames of the old one may still be under way.
+            // A number is not reused at once, because frames of the old QP may still be in flight.
             self.qpn_next = following_qpn(self.qpn_next);
         }
         Ok(qpn)
@@ -422,7 +423,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
         let timeouts = self.endpoint.stats().timeouts;
         self.endpoint.handle_timeout(now);
         if self.endpoint.stats().timeouts != timeouts {
-            self.neighbours.doubt(now);
+            self.neighbours.confirm_all(now);
         }
         let sent = self.transmit(now);
         let completed = self.sort_completions();

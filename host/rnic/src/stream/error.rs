@@ -1,4 +1,4 @@
-//! Why a stream ended before its end.
+//! Errors of streams.
 
 use std::io;
 
@@ -7,90 +7,91 @@ use castnet_wire::Qpn;
 
 use crate::error::{RnicError, status_text};
 
-/// Why a stream ended before its end. The machine that says it is of no more use.
+/// Error of a stream. The sender or receiver cannot be used afterwards.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The RNIC refused something.
+    /// An error of the RNIC.
     #[error(transparent)]
     Rnic(#[from] RnicError),
-    /// A work request failed, and its QP with it.
+    /// A work request failed, and with it its QP.
     #[error("{}work request {wr_id} of QP {qpn} ended with {status:?}: {}", in_lane(*.lane), status_text(*.status))]
     Work {
-        /// The lane, where there are several.
+        /// The lane, if there are several.
         lane: Option<u8>,
         /// The QP.
         qpn: Qpn,
-        /// Number of the message (sender) or of the slot (receiver).
+        /// Number of the message (at the sender) or of the slot (at the receiver).
         wr_id: u64,
-        /// How it ended.
+        /// Status of the work request.
         status: Status,
     },
-    /// A value of the configuration is out of its bounds.
+    /// A value of the configuration is out of range.
     #[error("{field} is {value}, must be {min} to {max}")]
     OutOfRange {
         /// The field.
         field: &'static str,
-        /// What it was.
+        /// The value.
         value: u64,
-        /// The least allowed.
+        /// The minimum.
         min: u64,
-        /// The most allowed.
+        /// The maximum.
         max: u64,
     },
-    /// The last stream has not ended, or none has begun.
+    /// The call is not possible in the current state.
     #[error("{call} is not possible now: {reason}")]
     WrongOrder {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// The source had more or fewer bytes than its header said.
+    /// The source has more or fewer bytes than declared.
     #[error("the stream was declared with {declared} bytes and has {found}{}", if *.is_end { "" } else { " or more" })]
     Length {
-        /// Bytes that the header said.
+        /// The declared number of bytes.
         declared: u64,
-        /// Bytes that there are, so far.
+        /// The number of bytes so far.
         found: u64,
-        /// Whether it has ended.
+        /// True if the source has ended.
         is_end: bool,
     },
-    /// A message that breaks the form of streams.
+    /// A message violates the format of streams.
     #[error("message {number} is no part of a stream: {what}")]
     Malformed {
-        /// Number of the message, counted here.
+        /// Number of the message, counted at the receiver.
         number: u64,
-        /// What is wrong.
+        /// The violation.
         what: &'static str,
     },
-    /// A message with another number than the next one. RC delivers in order: the two sides did not begin together.
+    /// The number of a message is not the expected one. RC delivers in order, so the two sides did not start
+    /// together.
     #[error("message {expected} was next, {found:#x} (modulo 2^30) came")]
     OutOfSequence {
-        /// Number that was next.
+        /// The expected number.
         expected: u64,
-        /// Number that came.
+        /// The received number.
         found: u32,
     },
-    /// The bytes that arrived are not those that were sent.
+    /// The received bytes differ from the sent ones.
     #[error("{name}: SHA-256 of {bytes} bytes received differs from that of {sent_bytes} bytes sent")]
     Digest {
-        /// The stream's name.
+        /// Name of the stream.
         name: String,
         /// Bytes received.
         bytes: u64,
-        /// Bytes that the sender says it sent.
+        /// Bytes sent according to the sender.
         sent_bytes: u64,
     },
     /// The source or the sink failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The caller wanted no more.
+    /// The caller stopped the loop.
     #[error("stopped by its owner")]
     Stopped,
 }
@@ -99,7 +100,7 @@ fn in_lane(lane: Option<u8>) -> String {
     lane.map_or_else(String::new, |lane| format!("lane {lane}: "))
 }
 
-/// Refuses a value outside of its bounds.
+/// Returns an error if a value is out of range.
 pub(crate) fn check(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), StreamError> {
     if (min..=max).contains(&value) {
         Ok(())

@@ -1,30 +1,30 @@
-//! The form of messages.
+//! The format of messages.
 
 use std::fmt;
 
-/// The least that a message must hold: a begin with the longest name.
+/// The minimum message size: it must hold a begin with the longest name.
 pub(super) const MESSAGE_MIN: u64 = 1024;
-/// The most: beyond, a message takes too long for its QP's time-out.
+/// The maximum message size. A larger message would take too long for the QP's timeout.
 pub(super) const MESSAGE_MAX: u64 = 16 << 20;
-/// The longest name, in bytes.
+/// The longest name in bytes.
 const NAME_MAX: usize = 512;
 
-/// The most lanes.
+/// The maximum number of lanes.
 pub(super) const LANES_MAX: u64 = 16;
 
 const MAGIC: [u8; 4] = *b"CNST";
 const VERSION: u8 = 1;
-/// Length of a stream whose length is not known at its beginning.
+/// Code for an unknown length.
 const UNKNOWN: u64 = u64::MAX;
-/// Bytes of a begin before the name.
+/// Bytes of a begin message before the name.
 const BEGIN: usize = 18;
 
-/// What a stream says of itself at its beginning.
+/// Header of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamHeader {
-    /// A name, such as a file's; at most 512 bytes.
+    /// Name, for example of a file. At most 512 bytes.
     pub name: String,
-    /// Bytes that will follow, where that is known.
+    /// Length in bytes, if known.
     pub length: Option<u64>,
 }
 
@@ -44,18 +44,18 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// What a stream was, once it has ended.
+/// Result of a complete stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamSummary {
-    /// Its name.
+    /// Name of the stream.
     pub name: String,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// SHA-256 of them.
+    /// SHA-256 of the bytes.
     pub digest: Digest,
 }
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageKind {
     Begin = 0,
@@ -68,7 +68,7 @@ pub(super) fn immediate(kind: MessageKind, number: u64) -> u32 {
     (kind as u32) << 30 | (number as u32 & 0x3FFF_FFFF)
 }
 
-/// Kind and number (modulo 2^30) of an immediate.
+/// Decodes kind and number (modulo 2^30) from an immediate.
 pub(super) fn read_immediate(imm: u32) -> Option<(MessageKind, u32)> {
     let kind = match imm >> 30 {
         0 => MessageKind::Begin,
@@ -79,7 +79,7 @@ pub(super) fn read_immediate(imm: u32) -> Option<(MessageKind, u32)> {
     Some((kind, imm & 0x3FFF_FFFF))
 }
 
-/// The payload of a begin; `None` where the name is too long.
+/// The payload of a begin message. `None` if the name is too long.
 pub(super) fn begin(header: &StreamHeader) -> Option<Vec<u8>> {
     let name = header.name.as_bytes();
     let length = u16::try_from(name.len())
@@ -94,7 +94,7 @@ pub(super) fn begin(header: &StreamHeader) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads the payload of a begin.
+/// Decodes the payload of a begin message.
 pub(super) fn read_begin(bytes: &[u8]) -> Result<StreamHeader, &'static str> {
     let (fixed, name) = bytes
         .split_first_chunk::<BEGIN>()
@@ -119,7 +119,7 @@ pub(super) fn read_begin(bytes: &[u8]) -> Result<StreamHeader, &'static str> {
     })
 }
 
-/// The payload of an end.
+/// The payload of an end message.
 pub(super) fn end(bytes: u64, digest: Digest) -> [u8; 40] {
     let mut out = [0; 40];
     out[..8].copy_from_slice(&bytes.to_be_bytes());
@@ -127,7 +127,7 @@ pub(super) fn end(bytes: u64, digest: Digest) -> [u8; 40] {
     out
 }
 
-/// Reads the payload of an end.
+/// Decodes the payload of an end message.
 pub(super) fn read_end(bytes: &[u8]) -> Option<(u64, Digest)> {
     let (length, digest) = bytes.split_first_chunk::<8>()?;
     Some((u64::from_be_bytes(*length), Digest(digest.try_into().ok()?)))

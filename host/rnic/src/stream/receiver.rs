@@ -10,22 +10,22 @@ use super::frame::{
 };
 use crate::rnic::{MemoryRegion, Rnic};
 
-/// What a receiver is made with.
+/// Configuration of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiverConfig {
-    /// Its QP. Nobody else may post receives to it.
+    /// The QP. No other code may post receives to it.
     pub qpn: Qpn,
-    /// Whether the sender uses WRITE.
+    /// True if the sender uses WRITE.
     pub by_write: bool,
-    /// Bytes of a full message: 1 KiB to 16 MiB, the same at both sides.
+    /// Bytes of a full message, 1 KiB to 16 MiB. The same at both sides.
     pub message_size: u32,
-    /// Messages in the ring of each lane: 2 to 65,536, and no more than the QP's receive queue holds. With WRITE the same
-    /// at the sender and all receivers.
+    /// Messages in the ring of each lane: 2 to 65,536, and at most the capacity of the QP's receive queue.
+    /// With WRITE the same at the sender and all receivers.
     pub slots: u32,
 }
 
 impl ReceiverConfig {
-    /// Messages of 64 KiB, 32 of them in the ring: 2 MiB.
+    /// Messages of 64 KiB and 32 slots: 2 MiB.
     pub const fn new(qpn: Qpn, by_write: bool) -> Self {
         Self {
             qpn,
@@ -36,55 +36,55 @@ impl ReceiverConfig {
     }
 }
 
-/// What came next.
+/// An event of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A stream begins.
+    /// A stream has begun.
     Begin(&'a StreamHeader),
-    /// The next bytes of it.
+    /// The next bytes of the stream.
     Data(&'a [u8]),
-    /// It ended, and every byte is as it was sent.
+    /// The stream has ended, and its digest is correct.
     End(StreamSummary),
 }
 
-/// The stream that is arriving.
-struct Open {
+/// The stream that is being received.
+struct OpenStream {
     header: StreamHeader,
     bytes: u64,
     hasher: Sha256,
 }
 
-/// A QP and the ring of its messages.
+/// A QP and its ring.
 struct Lane {
     qpn: Qpn,
     ring: MemoryRegion,
 }
 
-/// The receiving side: a ring of buffers, of which each is free for the next message once it was consumed.
+/// The receiving side: a ring of buffers. A buffer is free again after its message was consumed.
 ///
-/// Nothing is consumed but by [`StreamReceiver::next_event`]: who does not call it holds the sender back.
+/// Only [`StreamReceiver::next_event`] consumes messages. Without calls the sender is blocked.
 pub struct StreamReceiver {
     config: ReceiverConfig,
-    /// Message k comes by lane k modulo their number.
+    /// Message k uses the lane with index k modulo the number of lanes.
     lanes: Vec<Lane>,
     /// Messages consumed, over all streams.
     consumed: u64,
-    open: Option<Open>,
-    /// The message that was consumed last.
+    open: Option<OpenStream>,
+    /// The last consumed message.
     message: Vec<u8>,
 }
 
 impl StreamReceiver {
-    /// A receiver on a QP that has received nothing yet; the QP need not be connected. Its receives are posted.
+    /// Creates a receiver and posts its receives. The QP has received nothing yet and need not be connected.
     ///
     /// # Errors
-    /// [`StreamError::OutOfRange`], or the RNIC refused memory or receives.
+    /// [`StreamError::OutOfRange`], or the RNIC has no capacity for the memory or receives.
     pub fn new(rnic: &mut dyn Rnic, config: ReceiverConfig) -> Result<Self, StreamError> {
         Self::over_lanes(rnic, config, &[])
     }
 
-    /// A receiver over several lanes: `config` has the QP of the first, `more` those of the others in their order. Each has
-    /// a ring of its own.
+    /// Creates a receiver over several lanes. `config` has the QP of the first lane, `more` has the other QPs
+    /// in order. Each lane has its own ring.
     ///
     /// # Errors
     /// As [`StreamReceiver::new`].
@@ -120,7 +120,7 @@ impl StreamReceiver {
             open: None,
             message,
         };
-        // One less with WRITE: see the flow control of this module.
+        // One less with WRITE, see the flow control in the module documentation.
         for lane in &receiver.lanes {
             for slot in 0..config.slots - u32::from(config.by_write) {
                 receiver.post(rnic, lane, slot.into())?;
@@ -129,12 +129,12 @@ impl StreamReceiver {
         Ok(receiver)
     }
 
-    /// What it was made with.
+    /// The configuration.
     pub fn config(&self) -> &ReceiverConfig {
         &self.config
     }
 
-    /// The ring of the first lane: what a member of a group names as its memory where the sender uses WRITE.
+    /// The ring of the first lane. With WRITE, a member of a group publishes it as its memory.
     pub fn ring(&self) -> &MemoryRegion {
         &self.lanes[0].ring
     }
@@ -149,7 +149,7 @@ impl StreamReceiver {
         self.consumed
     }
 
-    /// The stream that is arriving, and its bytes so far.
+    /// The stream that is being received, and its bytes so far.
     pub fn open_stream(&self) -> Option<(&StreamHeader, u64)> {
         self.open.as_ref().map(|open| (&open.header, open.bytes))
     }
@@ -168,22 +168,22 @@ impl StreamReceiver {
         Ok(rnic.post_recv(lane.qpn, RecvWr { wr_id: slot, local })?)
     }
 
-    /// Consumes the next message that has arrived; `None` where none has.
+    /// Consumes the next message. Returns `None` if none has arrived.
     ///
     /// # Errors
-    /// The QP has failed, or what came is no stream, or not the bytes that were sent.
+    /// The QP has failed, the messages do not form a stream, or bytes differ from those sent.
     pub fn next_event(&mut self, rnic: &mut dyn Rnic) -> Result<Option<Event<'_>>, StreamError> {
-        let turn = (self.consumed % self.lanes.len() as u64) as usize;
-        let Some(completion) = rnic.poll_recv_completion(self.lanes[turn].qpn) else {
+        let lane_index = (self.consumed % self.lanes.len() as u64) as usize;
+        let Some(completion) = rnic.poll_recv_completion(self.lanes[lane_index].qpn) else {
             return Ok(None);
         };
-        let kind = self.take(rnic, turn, &completion)?;
+        let kind = self.take(rnic, lane_index, &completion)?;
         let number = self.consumed - 1;
         let malformed = |what| StreamError::Malformed { number, what };
         match (kind, &mut self.open) {
             (MessageKind::Begin, open @ None) => {
                 let header = frame::read_begin(&self.message).map_err(malformed)?;
-                let open = open.insert(Open {
+                let open = open.insert(OpenStream {
                     header,
                     bytes: 0,
                     hasher: Sha256::new(),
@@ -217,7 +217,7 @@ impl StreamReceiver {
     fn take(
         &mut self,
         rnic: &mut dyn Rnic,
-        turn: usize,
+        lane_index: usize,
         completion: &Completion,
     ) -> Result<MessageKind, StreamError> {
         let Completion {
@@ -229,7 +229,7 @@ impl StreamReceiver {
             ..
         } = *completion;
         if status != Status::Success {
-            let lane = (self.lanes.len() > 1).then_some(turn as u8);
+            let lane = (self.lanes.len() > 1).then_some(lane_index as u8);
             return Err(StreamError::Work {
                 lane,
                 qpn,
@@ -250,8 +250,8 @@ impl StreamReceiver {
         if byte_len > self.config.message_size {
             return Err(malformed("it is longer than a slot"));
         }
-        let lane = &self.lanes[turn];
-        // Of this lane the message is number / lanes.
+        let lane = &self.lanes[lane_index];
+        // Within the lane, the message has the number `number / lanes`.
         let slot = number / self.lanes.len() as u64 % u64::from(self.config.slots);
         self.message.resize(byte_len as usize, 0);
         rnic.read_memory(
@@ -260,11 +260,11 @@ impl StreamReceiver {
             &mut self.message,
         )?;
         self.consumed += 1;
-        self.post(rnic, &self.lanes[turn], slot)?;
+        self.post(rnic, &self.lanes[lane_index], slot)?;
         Ok(kind)
     }
 
-    /// Gives its memory back. The QPs must have been destroyed or failed before.
+    /// Releases the memory. The QPs must have been destroyed or failed before.
     ///
     /// # Errors
     /// The RNIC does not know the memory any more.
@@ -276,9 +276,9 @@ impl StreamReceiver {
     }
 }
 
-/// Holds what arrived against what the sender says.
-fn finish(open: Open, (sent_bytes, sent): (u64, Digest)) -> Result<StreamSummary, StreamError> {
-    let Open {
+/// Compares the received stream with the sender's length and digest.
+fn finish(open: OpenStream, (sent_bytes, sent): (u64, Digest)) -> Result<StreamSummary, StreamError> {
+    let OpenStream {
         header: StreamHeader { name, length },
         bytes,
         hasher,

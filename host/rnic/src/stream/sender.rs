@@ -10,18 +10,19 @@ use super::frame::{
 };
 use crate::rnic::{MemoryRegion, Rnic};
 
-/// The receivers' ring, as WRITEs name it.
+/// The receivers' ring as WRITEs address it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRing {
-    /// Virtual address of its first byte. For a group: the group's base, to which each receiver's own is related.
+    /// Virtual address of the first byte. For a group it is the group's base address, which switches
+    /// translate per receiver.
     pub va: u64,
-    /// Its key. For a group: any, the switch puts each receiver's own.
+    /// Remote key. For a group any value; switches insert each receiver's key.
     pub rkey: u32,
-    /// Its slots of `message_size` bytes; the same at all receivers.
+    /// Slots of `message_size` bytes. The same at all receivers.
     pub slots: u32,
 }
 
-/// How the bytes travel.
+/// The operation that transfers the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// By SEND with immediate.
@@ -30,26 +31,26 @@ pub enum Transfer {
     Write(RemoteRing),
 }
 
-/// A QP that carries a part of a stream's messages.
+/// A QP that carries a part of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderLane {
-    /// Its QP. Nobody else may post sends to it.
+    /// The QP. No other code may post sends to it.
     pub qpn: Qpn,
-    /// How the bytes travel: by the same operation in all lanes.
+    /// The transfer. All lanes use the same operation.
     pub transfer: Transfer,
 }
 
-/// What a sender is made with.
+/// Configuration of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderConfig {
-    /// Its QP. Nobody else may post sends to it.
+    /// The QP. No other code may post sends to it.
     pub qpn: Qpn,
-    /// How the bytes travel.
+    /// The operation that transfers the bytes.
     pub transfer: Transfer,
-    /// Bytes of a full message: 1 KiB to 16 MiB, the same at both sides.
+    /// Bytes of a full message, 1 KiB to 16 MiB. The same at both sides.
     pub message_size: u32,
-    /// Messages that are posted and not acknowledged in a lane, at most: 1 to 4096, and no more than the QP's send queue
-    /// holds. The sender's memory is this many messages for each lane.
+    /// The maximum number of unacknowledged messages per lane: 1 to 4096, and at most the capacity of the
+    /// QP's send queue. The sender's memory holds this many messages per lane.
     pub in_flight: u32,
 }
 
@@ -71,7 +72,7 @@ impl SenderConfig {
     }
 }
 
-/// A lane and how far it is.
+/// A lane and its progress.
 struct Lane {
     at: SenderLane,
     /// Messages posted, over all streams.
@@ -81,40 +82,42 @@ struct Lane {
 }
 
 /// The stream that is being sent.
-struct Open {
+struct OpenStream {
     header: StreamHeader,
     bytes: u64,
     hasher: Sha256,
 }
 
-/// The sending side: takes bytes as long as it has room, and posts them message by message.
+/// The sending side. It accepts bytes while it has capacity and posts them as messages.
 ///
-/// [`StreamSender::start`], [`StreamSender::write`] until all is taken, [`StreamSender::finish`]; between them
-/// [`Rnic::poll`] and [`StreamSender::poll`]; at last until [`StreamSender::is_drained`]. Then the next stream may
-/// start. Receivers must be there before the first one: messages are counted.
+/// Call [`StreamSender::start`], then [`StreamSender::write`] until all bytes are accepted, then
+/// [`StreamSender::finish`]. In between, and at the end until [`StreamSender::is_drained`], call
+/// [`Rnic::poll`] and [`StreamSender::poll`]. Then the next stream may start. All receivers must exist before
+/// the first stream, because messages are numbered.
 pub struct StreamSender {
     config: SenderConfig,
-    /// Message k goes by lane k modulo their number.
+    /// Message k uses the lane with index k modulo the number of lanes.
     lanes: Vec<Lane>,
-    /// `in_flight` messages for each lane.
+    /// `in_flight` messages per lane.
     staging: MemoryRegion,
     /// Messages posted, over all streams.
     posted: u64,
     /// Bytes in the message that is being filled.
     filled: u32,
-    open: Option<Open>,
+    open: Option<OpenStream>,
 }
 
 impl StreamSender {
-    /// A sender on a connected QP that has sent nothing yet.
+    /// Creates a sender on a connected QP that has sent nothing yet.
     ///
     /// # Errors
-    /// [`StreamError::OutOfRange`], or no memory can be registered.
+    /// [`StreamError::OutOfRange`], or the memory cannot be registered.
     pub fn new(rnic: &mut dyn Rnic, config: SenderConfig) -> Result<Self, StreamError> {
         Self::over_lanes(rnic, config, &[])
     }
 
-    /// A sender over several lanes: `config` has the first, `more` the others in their order, the same at all receivers.
+    /// Creates a sender over several lanes. `config` has the first lane, `more` the others. The order must be
+    /// the same at all receivers.
     ///
     /// # Errors
     /// As [`StreamSender::new`].
@@ -153,24 +156,24 @@ impl StreamSender {
         })
     }
 
-    /// What it was made with.
+    /// The configuration.
     pub fn config(&self) -> &SenderConfig {
         &self.config
     }
 
-    /// The lane of the next message.
-    fn turn(&self) -> usize {
+    /// The index of the lane for the next message.
+    fn next_lane(&self) -> usize {
         (self.posted % self.lanes.len() as u64) as usize
     }
 
-    fn has_room(&self) -> bool {
-        let lane = &self.lanes[self.turn()];
+    fn has_capacity(&self) -> bool {
+        let lane = &self.lanes[self.next_lane()];
         lane.posted - lane.acknowledged < u64::from(self.config.in_flight)
     }
 
-    /// Where in the staging memory the next message is.
+    /// Offset of the next message in the staging memory.
     fn staged_at(&self) -> u64 {
-        let (lane, in_flight) = (self.turn(), u64::from(self.config.in_flight));
+        let (lane, in_flight) = (self.next_lane(), u64::from(self.config.in_flight));
         let slot = lane as u64 * in_flight + self.lanes[lane].posted % in_flight;
         slot * u64::from(self.config.message_size)
     }
@@ -180,20 +183,20 @@ impl StreamSender {
         self.posted
     }
 
-    /// Messages acknowledged so far, over all streams: they have arrived at all receivers.
+    /// Messages acknowledged by all receivers so far, over all streams.
     pub fn messages_acknowledged(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.acknowledged).sum()
     }
 
-    /// Whether all that was posted is acknowledged.
+    /// Returns true if all posted messages are acknowledged.
     pub fn is_drained(&self) -> bool {
         self.posted == self.messages_acknowledged() && self.open.is_none()
     }
 
-    /// Begins a stream; `false` where there is no room for its first message yet: poll, and call again.
+    /// Starts a stream. Returns false if there is no capacity for its first message; poll and call again.
     ///
     /// # Errors
-    /// A stream is open, its name is over 512 bytes, or a work request was refused.
+    /// A stream is already open, its name is longer than 512 bytes, or a work request was refused.
     pub fn start(&mut self, rnic: &mut dyn Rnic, header: &StreamHeader) -> Result<bool, StreamError> {
         if self.open.is_some() {
             return Err(StreamError::WrongOrder {
@@ -207,11 +210,11 @@ impl StreamSender {
             min: 0,
             max: 512,
         })?;
-        if !self.has_room() {
+        if !self.has_capacity() {
             return Ok(false);
         }
         self.post_whole(rnic, MessageKind::Begin, &bytes)?;
-        self.open = Some(Open {
+        self.open = Some(OpenStream {
             header: header.clone(),
             bytes: 0,
             hasher: Sha256::new(),
@@ -219,10 +222,10 @@ impl StreamSender {
         Ok(true)
     }
 
-    /// Takes as many of `bytes` as there is room for, and says how many: from 0 to all of them.
+    /// Accepts bytes up to the capacity and returns their number, which may be 0.
     ///
     /// # Errors
-    /// No stream is open, it would be longer than declared, or a work request was refused.
+    /// No stream is open, the stream would exceed its declared length, or a work request was refused.
     pub fn write(&mut self, rnic: &mut dyn Rnic, bytes: &[u8]) -> Result<usize, StreamError> {
         let Some(open) = &self.open else {
             return Err(StreamError::WrongOrder {
@@ -239,7 +242,7 @@ impl StreamSender {
             });
         }
         let mut rest = bytes;
-        while !rest.is_empty() && self.has_room() {
+        while !rest.is_empty() && self.has_capacity() {
             let room = self.config.message_size - self.filled;
             let (now, later) = rest.split_at(rest.len().min(room as usize));
             rnic.write_memory(self.staging.key, self.staged_at() + u64::from(self.filled), now)?;
@@ -256,10 +259,10 @@ impl StreamSender {
         Ok(bytes.len() - rest.len())
     }
 
-    /// Ends the stream; `None` where there is no room for its last messages yet: poll, and call again.
+    /// Ends the stream. Returns `None` if there is no capacity for its last messages; poll and call again.
     ///
     /// # Errors
-    /// No stream is open, it is shorter than declared, or a work request was refused.
+    /// No stream is open, the stream is shorter than declared, or a work request was refused.
     pub fn finish(&mut self, rnic: &mut dyn Rnic) -> Result<Option<StreamSummary>, StreamError> {
         let Some(open) = &self.open else {
             return Err(StreamError::WrongOrder {
@@ -277,12 +280,12 @@ impl StreamSender {
         }
         let digest = Digest(open.hasher.clone().finalize().into());
         if self.filled > 0 {
-            if !self.has_room() {
+            if !self.has_capacity() {
                 return Ok(None);
             }
             self.post(rnic, MessageKind::Data)?;
         }
-        if !self.has_room() {
+        if !self.has_capacity() {
             return Ok(None);
         }
         self.post_whole(rnic, MessageKind::End, &frame::end(bytes, digest))?;
@@ -290,7 +293,7 @@ impl StreamSender {
         Ok(Some(StreamSummary { name, bytes, digest }))
     }
 
-    /// Looks for acknowledgements; returns how many messages were.
+    /// Reads acknowledgements. Returns the number of newly acknowledged messages.
     ///
     /// # Errors
     /// [`StreamError::Work`]: the QP has failed.
@@ -313,7 +316,7 @@ impl StreamSender {
         Ok(came)
     }
 
-    /// Gives its memory back. Fails the QPs first that have messages under way.
+    /// Releases the memory. Fails QPs that have unacknowledged messages first.
     ///
     /// # Errors
     /// The RNIC does not know a QP or the memory any more.
@@ -324,7 +327,8 @@ impl StreamSender {
         Ok(rnic.deregister_memory(self.staging.key)?)
     }
 
-    /// Posts a message of these bytes; there is room, and no message is half full.
+    /// Posts a message with these bytes. The caller has checked the capacity, and no message is partly
+    /// filled.
     fn post_whole(
         &mut self,
         rnic: &mut dyn Rnic,
@@ -336,15 +340,15 @@ impl StreamSender {
         self.post(rnic, kind)
     }
 
-    /// Posts the message that is filled.
+    /// Posts the filled message.
     fn post(&mut self, rnic: &mut dyn Rnic, kind: MessageKind) -> Result<(), StreamError> {
         let imm = frame::immediate(kind, self.posted);
-        let turn = self.turn();
-        let SenderLane { qpn, transfer } = self.lanes[turn].at;
+        let lane_index = self.next_lane();
+        let SenderLane { qpn, transfer } = self.lanes[lane_index].at;
         let op = match transfer {
             Transfer::Send => SendOp::SendImm(imm),
             Transfer::Write(ring) => {
-                let slot = self.lanes[turn].posted % u64::from(ring.slots);
+                let slot = self.lanes[lane_index].posted % u64::from(ring.slots);
                 let va = ring.va.wrapping_add(slot * u64::from(self.config.message_size));
                 SendOp::WriteImm {
                     va,
@@ -363,7 +367,7 @@ impl StreamSender {
             ..SendWr::new(self.posted, op, local)
         };
         rnic.post_send(qpn, wr)?;
-        self.lanes[turn].posted += 1;
+        self.lanes[lane_index].posted += 1;
         self.posted += 1;
         self.filled = 0;
         Ok(())

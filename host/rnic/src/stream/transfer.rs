@@ -1,4 +1,4 @@
-//! The loops round the two machines, for threads that have nothing else to do.
+//! Loops that drive the two machines in a thread of their own.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -9,20 +9,20 @@ use super::receiver::{Event, StreamReceiver};
 use super::sender::StreamSender;
 use crate::rnic::Rnic;
 
-/// How long the loops sleep where nothing happens, before they ask their owner again.
+/// Longest sleep before the loop calls its owner again.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// What the owner of a loop wants.
+/// Decision of the owner of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Go on.
+    /// Continue.
     Continue,
-    /// Stop; the loop ends with [`StreamError::Stopped`].
+    /// Stop. The loop returns [`StreamError::Stopped`].
     Stop,
 }
 
-/// Polls, and sleeps where there was nothing to do.
-pub(crate) fn turn(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+/// Polls the RNIC, and sleeps if there was no work.
+pub(crate) fn poll_or_wait(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
     let now = rnic.now();
     if !rnic.poll(now)? {
         rnic.wait(WAIT)?;
@@ -30,10 +30,11 @@ pub(crate) fn turn(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
     Ok(())
 }
 
-/// Sends all of `source` as one stream and returns when every receiver has acknowledged it.
+/// Sends all of `source` as one stream. Returns when every receiver has acknowledged it.
 ///
-/// `progress` is told the bytes taken from the source, about once per message and at least some times a second, and
-/// may stop the loop. It sees the RNIC, whose counters tell whether anybody answers.
+/// `progress` is called about once per message and at least several times per second. It receives the number
+/// of bytes read from the source and may stop the loop. Its argument gives access to the RNIC's counters,
+/// which show whether receivers reply.
 ///
 /// # Errors
 /// Any [`StreamError`].
@@ -45,7 +46,7 @@ pub fn send<R: Rnic>(
     progress: &mut dyn FnMut(&R, u64) -> Flow,
 ) -> Result<StreamSummary, StreamError> {
     let mut step = |rnic: &mut R, sender: &mut StreamSender, bytes| {
-        turn(rnic)?;
+        poll_or_wait(rnic)?;
         sender.poll(rnic)?;
         if progress(rnic, bytes) == Flow::Stop {
             Err(StreamError::Stopped)
@@ -89,12 +90,12 @@ pub fn send<R: Rnic>(
     Ok(summary)
 }
 
-/// Receives one stream. `open` makes the sink once the header is there; it comes back, flushed, with the summary.
-/// `progress` is told header and bytes so far, about once per message and at least some times a second, and may stop
-/// the loop.
+/// Receives one stream. `open` creates the sink when the header has arrived. The flushed sink is returned
+/// with the summary. `progress` is called with the header and the bytes so far, about once per message and at
+/// least several times per second. It may stop the loop.
 ///
-/// The last acknowledgement may still wait to be sent, or get lost, when this returns: go on polling the RNIC until
-/// the sender is known to be done.
+/// The last acknowledgement may still be unsent, or may get lost. Continue to poll the RNIC until the sender
+/// is known to be done.
 ///
 /// # Errors
 /// Any [`StreamError`].
@@ -117,7 +118,7 @@ pub fn receive<W: Write>(
         source,
     };
     loop {
-        turn(rnic)?;
+        poll_or_wait(rnic)?;
         loop {
             match receiver.next_event(rnic)? {
                 Some(Event::Begin(header)) => {
@@ -139,17 +140,17 @@ pub fn receive<W: Write>(
                 }
                 None => break,
             }
-            tell(receiver, progress)?;
-            // Consuming must not keep ACKs waiting.
+            report_progress(receiver, progress)?;
+            // Consuming must not delay ACKs.
             let now = rnic.now();
             rnic.poll(now)?;
         }
-        tell(receiver, progress)?;
+        report_progress(receiver, progress)?;
     }
 }
 
-/// Tells how far a stream is, and asks whether to go on.
-fn tell(
+/// Reports progress. Returns an error if the owner stops the loop.
+fn report_progress(
     receiver: &StreamReceiver,
     progress: &mut dyn FnMut(Option<&StreamHeader>, u64) -> Flow,
 ) -> Result<(), StreamError> {

@@ -1,7 +1,9 @@
-//! What the device gives out, each thing with its owner: who drops it gives it back, and what it stands on stays until then.
+//! Owned handles to objects of the device. Dropping a handle releases its object. A handle keeps the objects
+//! that it depends on.
 //!
-//! A QP holds its completion queues and its protection domain, a region its memory and its domain, a completion queue its
-//! channel, and all of them the open device. None can be copied, so each is given back once, after all that use it.
+//! A QP holds its completion queues and its protection domain, a region its memory and its domain, a
+//! completion queue its channel, and all of them the open device. Handles cannot be cloned, so each object is
+//! released once, after all its users.
 #![allow(unsafe_code)] // Fence: every call into libibverbs is in this file.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -17,18 +19,18 @@ use super::library::Api;
 use super::sys;
 use crate::error::RnicError;
 
-/// The error of a call that failed.
+/// Builds the error of a failed call.
 fn io_error(what: &'static str, source: io::Error) -> RnicError {
     RnicError::Io { what, source }
 }
 
-/// The error of a call that returns null and sets errno.
-fn made<T>(what: &'static str, raw: *mut T) -> Result<NonNull<T>, RnicError> {
+/// Checks the result of a call that returns null and sets errno on failure.
+fn check_pointer<T>(what: &'static str, raw: *mut T) -> Result<NonNull<T>, RnicError> {
     NonNull::new(raw).ok_or_else(|| io_error(what, io::Error::last_os_error()))
 }
 
-/// The error of a call that returns an errno, or -1 and sets it.
-fn done(code: c_int) -> io::Result<()> {
+/// Checks the result of a call that returns an errno, or -1 and sets errno.
+fn check_code(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
         -1 => Err(io::Error::last_os_error()),
@@ -36,7 +38,7 @@ fn done(code: c_int) -> io::Result<()> {
     }
 }
 
-/// Lets reads of a descriptor return at once, and gives a second one of the same file for those who sleep on it.
+/// Makes reads of a descriptor non-blocking. Returns a duplicate to sleep on.
 fn unblock(fd: c_int) -> Result<Arc<OwnedFd>, RnicError> {
     // SAFETY: the descriptor is open as long as the caller's handle, which outlives this call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -49,16 +51,16 @@ fn unblock(fd: c_int) -> Result<Arc<OwnedFd>, RnicError> {
     Ok(Arc::new(own))
 }
 
-/// The names of the RDMA devices that the library finds, each with a driver for it.
+/// The names of the RDMA devices for which the library has drivers.
 pub(super) fn device_names(api: &Api) -> Result<Vec<String>, RnicError> {
     let list = DeviceList::new(api)?;
     Ok(list.iter().map(|(name, _)| name).collect())
 }
 
-/// The devices; what they point to lives as long as the list.
+/// The list of devices. The devices exist as long as the list.
 struct DeviceList<'a> {
     api: &'a Api,
-    /// `None`: the kernel has nothing of RDMA.
+    /// `None` if the kernel has no RDMA support.
     raw: Option<NonNull<*mut sys::Device>>,
     length: usize,
 }
@@ -66,9 +68,9 @@ struct DeviceList<'a> {
 impl<'a> DeviceList<'a> {
     fn new(api: &'a Api) -> Result<Self, RnicError> {
         let mut length = 0;
-        // SAFETY: the argument is a place for an int.
+        // SAFETY: the argument points to an int.
         let raw = unsafe { (api.get_device_list)(&raw mut length) };
-        let raw = match made("listing RDMA devices", raw) {
+        let raw = match check_pointer("listing RDMA devices", raw) {
             Ok(raw) => Some(raw),
             Err(RnicError::Io { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => None,
             Err(error) => return Err(error),
@@ -80,8 +82,8 @@ impl<'a> DeviceList<'a> {
     fn iter(&self) -> impl Iterator<Item = (String, *mut sys::Device)> {
         let list = self.raw.map(|raw| (0..self.length).map(move |i| (raw, i)));
         list.into_iter().flatten().filter_map(|(raw, i)| {
-            // SAFETY: the library has put `length` pointers there, good as long as the list; a name is text that ends
-            // with zero inside the device.
+            // SAFETY: the library has written `length` pointers, valid as long as the list. A name is a
+            // zero-terminated string in the device.
             unsafe {
                 let device = *raw.as_ptr().add(i);
                 let name = NonNull::new((self.api.get_device_name)(device).cast_mut())?;
@@ -95,7 +97,7 @@ impl<'a> DeviceList<'a> {
 impl Drop for DeviceList<'_> {
     fn drop(&mut self) {
         if let Some(raw) = self.raw {
-            // SAFETY: made by `get_device_list`, freed once.
+            // SAFETY: created by `get_device_list`, freed once.
             unsafe { (self.api.free_device_list)(raw.as_ptr()) };
         }
     }
@@ -109,26 +111,26 @@ pub(super) struct Context {
     pub(super) events: Arc<OwnedFd>,
 }
 
-// SAFETY: libibverbs allows every call from every thread (ibv_* man pages: "thread-safe"), and nothing here is bound to
-// the thread that made it.
+// SAFETY: libibverbs allows every call from every thread (ibv_* man pages: "thread-safe"), and nothing here
+// is bound to the thread that created it.
 unsafe impl Send for Context {}
-// SAFETY: as above; the library has locks of its own.
+// SAFETY: as above; the library has its own locks.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Opens the device of that name; `None` where the library knows none.
+    /// Opens the device with this name. Returns `None` if the library does not know it.
     pub(super) fn open(api: &Arc<Api>, name: &str) -> Result<Option<Arc<Self>>, RnicError> {
         let list = DeviceList::new(api)?;
         let Some((_, device)) = list.iter().find(|(known, _)| known == name) else {
             return Ok(None);
         };
-        // SAFETY: the list, and so the device, lives; an open device outlives the list by itself.
+        // SAFETY: the list, and so the device, exists. An open device may outlive the list.
         let raw = unsafe { (api.open_device)(device) };
         let raw = NonNull::new(raw).ok_or_else(|| RnicError::VerbsOpen {
             device: name.to_owned(),
             source: io::Error::last_os_error(),
         })?;
-        // SAFETY: just made by the library; the field is behind `ops`, as the test of the layout holds.
+        // SAFETY: the library has just created it. The layout test verifies the position of the field.
         let async_fd = unsafe { (*raw.as_ptr()).async_fd };
         match unblock(async_fd) {
             Ok(events) => Ok(Some(Arc::new(Self {
@@ -137,40 +139,40 @@ impl Context {
                 events,
             }))),
             Err(error) => {
-                // SAFETY: open, used by nobody, closed once.
+                // SAFETY: open, without users, closed once.
                 unsafe { (api.close_device)(raw.as_ptr()) };
                 Err(error)
             }
         }
     }
 
-    /// What the device can do.
+    /// Attributes of the device.
     pub(super) fn query(&self) -> Result<sys::DeviceAttr, RnicError> {
-        // SAFETY: all zero bytes are a value of this plain structure.
+        // SAFETY: all zero bytes are valid for this plain structure.
         let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: the device is open, the place has the header's size.
+        // SAFETY: the device is open and the structure has the header's size.
         let code = unsafe { (self.api.query_device)(self.raw.as_ptr(), &raw mut attr) };
-        done(code).map_err(|e| io_error("asking an RDMA device for its attributes", e))?;
+        check_code(code).map_err(|e| io_error("asking an RDMA device for its attributes", e))?;
         Ok(attr)
     }
 
-    /// What a port is. The exported function fills all but the last field, which stays 0.
+    /// Attributes of a port. The exported function does not fill the last field, which stays 0.
     pub(super) fn query_port(&self, port: u8) -> Result<sys::PortAttr, RnicError> {
         let mut attr = sys::PortAttr::default();
-        // SAFETY: the device is open, the place is no smaller than what the function fills.
+        // SAFETY: the device is open and the structure is not smaller than what the function fills.
         let code = unsafe { (self.api.query_port)(self.raw.as_ptr(), port, &raw mut attr) };
-        done(code).map_err(|e| io_error("asking an RDMA device for its port", e))?;
+        check_code(code).map_err(|e| io_error("asking an RDMA device for its port", e))?;
         Ok(attr)
     }
 
-    /// The next asynchronous event: its type and, where it is about a QP, that QP's number. An error where the device is
-    /// gone.
+    /// The next asynchronous event: its type and, if it concerns a QP, the QP's number. Returns an error if
+    /// the device is gone.
     pub(super) fn next_event(&self) -> io::Result<Option<(c_uint, Option<u32>)>> {
         let mut event = sys::AsyncEvent {
             element: ptr::null_mut(),
             event_type: 0,
         };
-        // SAFETY: the device is open; its descriptor does not block, so neither does this.
+        // SAFETY: the device is open. Its descriptor is non-blocking, so this call does not block.
         if unsafe { (self.api.get_async_event)(self.raw.as_ptr(), &raw mut event) } != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
@@ -190,11 +192,11 @@ impl Context {
                 | sys::EVENT_QP_LAST_WQE_REACHED
         );
         let qpn = (is_of_qp && !event.element.is_null()).then(|| {
-            // SAFETY: an event of one of these types names a QP; it cannot be destroyed before the event is
+            // SAFETY: an event of these types refers to a QP, which cannot be destroyed before the event is
             // acknowledged below.
             unsafe { (*event.element.cast::<sys::Qp>()).qp_num }
         });
-        // SAFETY: got above, acknowledged once.
+        // SAFETY: read above, acknowledged once.
         unsafe { (self.api.ack_async_event)(&raw mut event) };
         Ok(Some((event.event_type, qpn)))
     }
@@ -202,7 +204,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: open, and all that was made from it is gone, as each such thing holds it.
+        // SAFETY: open, and all objects created from it are gone, because each holds it.
         unsafe { (self.api.close_device)(self.raw.as_ptr()) };
     }
 }
@@ -222,7 +224,7 @@ impl Domain {
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, RnicError> {
         // SAFETY: the device is open.
         let raw = unsafe { (context.api.alloc_pd)(context.raw.as_ptr()) };
-        let raw = made("allocating a protection domain", raw)?;
+        let raw = check_pointer("allocating a protection domain", raw)?;
         Ok(Arc::new(Self {
             context: context.clone(),
             raw,
@@ -232,12 +234,12 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: made above; QPs and regions of it are gone, as each holds it.
+        // SAFETY: created above. Its QPs and regions are gone, because each holds it.
         unsafe { (self.context.api.dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
-/// Where completion queues report that they have something.
+/// The channel on which completion queues send events.
 pub(super) struct Channel {
     context: Arc<Context>,
     raw: NonNull<sys::CompChannel>,
@@ -254,8 +256,8 @@ impl Channel {
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, RnicError> {
         // SAFETY: the device is open.
         let raw = unsafe { (context.api.create_comp_channel)(context.raw.as_ptr()) };
-        let raw = made("making a completion channel", raw)?;
-        // SAFETY: just made by the library.
+        let raw = check_pointer("making a completion channel", raw)?;
+        // SAFETY: the library has just created it.
         let fd = unsafe { raw.as_ref().fd };
         match unblock(fd) {
             Ok(events) => Ok(Arc::new(Self {
@@ -264,24 +266,24 @@ impl Channel {
                 events,
             })),
             Err(error) => {
-                // SAFETY: made above, used by nobody.
+                // SAFETY: created above, without users.
                 unsafe { (context.api.destroy_comp_channel)(raw.as_ptr()) };
                 Err(error)
             }
         }
     }
 
-    /// The token of the next completion queue that reports; its event is acknowledged at once, so that the queue can be
-    /// destroyed at any time.
+    /// The token of the next completion queue with an event. The event is acknowledged at once, so that the
+    /// queue can be destroyed at any time.
     pub(super) fn next_event(&self) -> Option<usize> {
         let (mut cq, mut token) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is open and does not block. The kernel drops unread events of queues that are destroyed, so
-        // the queue that is named exists.
+        // SAFETY: the channel is open and non-blocking. The kernel drops unread events of destroyed queues,
+        // so the returned queue exists.
         let code = unsafe { (self.context.api.get_cq_event)(self.raw.as_ptr(), &raw mut cq, &raw mut token) };
         if code != 0 {
             return None;
         }
-        // SAFETY: one event of this queue was got, and one is acknowledged.
+        // SAFETY: one event of this queue was read, and one is acknowledged.
         unsafe { (self.context.api.ack_cq_events)(cq, 1) };
         Some(token.addr())
     }
@@ -289,7 +291,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: its queues are gone, as each holds it.
+        // SAFETY: its queues are gone, because each holds it.
         unsafe { (self.context.api.destroy_comp_channel)(self.raw.as_ptr()) };
     }
 }
@@ -304,15 +306,15 @@ pub(super) struct CompletionQueue {
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
-    /// What the device's library says of a completion's status.
+    /// The library's text for a completion status.
     pub(super) fn status_text(&self, status: c_uint) -> Option<&'static str> {
         self.channel.context.api.status_text(status)
     }
 
-    /// A queue of at least `depth` completions, whose events carry `token`.
+    /// Creates a queue for at least `depth` completions. Its events carry `token`.
     pub(super) fn new(channel: &Arc<Channel>, depth: c_int, token: usize) -> Result<Self, RnicError> {
         let context = &channel.context;
-        // SAFETY: device and channel are open; the token is never used as a pointer.
+        // SAFETY: device and channel are open. The token is never used as a pointer.
         let raw = unsafe {
             (context.api.create_cq)(
                 context.raw.as_ptr(),
@@ -324,14 +326,14 @@ impl CompletionQueue {
         };
         Ok(Self {
             channel: channel.clone(),
-            raw: made("making a completion queue", raw)?,
+            raw: check_pointer("making a completion queue", raw)?,
         })
     }
 
-    /// Takes completions; returns how many.
+    /// Reads completions. Returns their number.
     pub(super) fn poll(&mut self, out: &mut [sys::Wc]) -> Result<usize, RnicError> {
         let room = c_int::try_from(out.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue exists, and so does its device with the provider's functions; there is room for so many.
+        // SAFETY: the queue and its device with the provider's functions exist. The slice has this capacity.
         let count = unsafe {
             match (*self.raw.as_ref().context).ops.poll_cq {
                 Some(poll) => poll(self.raw.as_ptr(), room, out.as_mut_ptr()),
@@ -346,7 +348,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Asks for an event at the next completion.
+    /// Requests an event for the next completion.
     pub(super) fn arm(&mut self) -> Result<(), RnicError> {
         // SAFETY: as for `poll`.
         let code = unsafe {
@@ -355,13 +357,14 @@ impl CompletionQueue {
                 None => libc::ENOSYS,
             }
         };
-        done(code).map_err(|e| io_error("arming a completion queue", e))
+        check_code(code).map_err(|e| io_error("arming a completion queue", e))
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: its QP is gone, as that holds it; all its events are acknowledged, so this does not wait.
+        // SAFETY: its QP is gone, because the QP holds it. All events are acknowledged, so this call does not
+        // wait.
         unsafe { (self.channel.context.api.destroy_cq)(self.raw.as_ptr()) };
     }
 }
@@ -377,7 +380,7 @@ pub(super) struct QueuePair {
 // SAFETY: as for `Context`.
 unsafe impl Send for QueuePair {}
 
-/// A work request's bytes.
+/// The bytes of a work request.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes {
     pub(super) addr: u64,
@@ -411,31 +414,31 @@ impl QueuePair {
             qp_type: sys::QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and queues exist, and are held as long as the QP.
+        // SAFETY: domain and queues exist, and the QP holds them.
         let raw = unsafe { (domain.context.api.create_qp)(domain.raw.as_ptr(), &raw mut init) };
         Ok(Self {
             domain: domain.clone(),
-            raw: made("making a QP", raw)?,
+            raw: check_pointer("making a QP", raw)?,
             send_queue,
             recv_queue,
         })
     }
 
-    /// Its number.
+    /// The QP number.
     pub(super) fn number(&self) -> u32 {
-        // SAFETY: the QP exists; its number never changes.
+        // SAFETY: the QP exists and its number never changes.
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
-    /// Changes what `mask` names.
+    /// Changes the attributes in `mask`.
     pub(super) fn modify(&mut self, mut attr: sys::QpAttr, mask: c_uint) -> io::Result<()> {
-        // SAFETY: the QP exists, the structure is the header's.
-        done(unsafe {
+        // SAFETY: the QP exists and the structure has the header's layout.
+        check_code(unsafe {
             (self.domain.context.api.modify_qp)(self.raw.as_ptr(), &raw mut attr, mask.cast_signed())
         })
     }
 
-    /// The state that it is in, IBV_QPS_*.
+    /// The state of the QP, IBV_QPS_*.
     pub(super) fn state(&self) -> io::Result<c_uint> {
         let mut attr = sys::QpAttr::default();
         let mut init = sys::QpInitAttr {
@@ -447,8 +450,8 @@ impl QueuePair {
             qp_type: 0,
             sq_sig_all: 0,
         };
-        // SAFETY: the QP exists, both places are the header's structures.
-        done(unsafe {
+        // SAFETY: the QP exists and both structures have the header's layout.
+        check_code(unsafe {
             (self.domain.context.api.query_qp)(
                 self.raw.as_ptr(),
                 &raw mut attr,
@@ -459,16 +462,16 @@ impl QueuePair {
         Ok(attr.qp_state)
     }
 
-    /// Posts a send; `bytes` is `None` for an empty message.
+    /// Posts a send. `bytes` is `None` for an empty message.
     pub(super) fn post_send(&mut self, mut wr: sys::SendWr, bytes: Option<Bytes>) -> io::Result<()> {
         let mut sge = bytes.map(Bytes::sge).unwrap_or_default();
         if bytes.is_some() {
             (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the QP exists; request and list live for the call, which copies them. The bytes are those of a region,
-        // or the device refuses them: it knows its regions itself.
-        done(unsafe {
+        // SAFETY: the QP exists. Request and list live for the call, which copies them. The bytes are in a
+        // region, otherwise the device refuses them, because it checks its regions.
+        check_code(unsafe {
             match (*self.raw.as_ref().context).ops.post_send {
                 Some(post) => post(self.raw.as_ptr(), &raw mut wr, &raw mut bad),
                 None => libc::ENOSYS,
@@ -476,7 +479,7 @@ impl QueuePair {
         })
     }
 
-    /// Posts a receive; `bytes` is `None` for one without room.
+    /// Posts a receive. `bytes` is `None` for a receive without a buffer.
     pub(super) fn post_recv(&mut self, wr_id: u64, bytes: Option<Bytes>) -> io::Result<()> {
         let mut sge = bytes.map(Bytes::sge).unwrap_or_default();
         let mut wr = sys::RecvWr {
@@ -490,7 +493,7 @@ impl QueuePair {
         }
         let mut bad = ptr::null_mut();
         // SAFETY: as for `post_send`.
-        done(unsafe {
+        check_code(unsafe {
             match (*self.raw.as_ref().context).ops.post_recv {
                 Some(post) => post(self.raw.as_ptr(), &raw mut wr, &raw mut bad),
                 None => libc::ENOSYS,
@@ -501,14 +504,14 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: made above, destroyed once, before its queues and its domain are let go. Its events are acknowledged as
-        // they are read, so this does not wait.
+        // SAFETY: created above, destroyed once, before its queues and domain are released. Its events are
+        // acknowledged when they are read, so this call does not wait.
         unsafe { (self.domain.context.api.destroy_qp)(self.raw.as_ptr()) };
     }
 }
 
-/// Pages of this process that the device may read and write at any time: they are looked at through copies alone, and no
-/// reference to them is ever made.
+/// Pages of this process that the device may read and write at any time. They are accessed only by copies,
+/// and no reference to them is ever created.
 struct Pages {
     start: NonNull<c_void>,
     length: usize,
@@ -519,7 +522,7 @@ impl Pages {
     fn new(length: usize) -> Result<Self, RnicError> {
         let failed = |e: nix::Error| io_error("getting memory", e.into());
         let mapped = std::num::NonZeroUsize::new(length).unwrap_or(std::num::NonZeroUsize::MIN);
-        // SAFETY: a new mapping, of nothing that exists.
+        // SAFETY: a new mapping; existing memory is not touched.
         let start = unsafe {
             mmap_anonymous(
                 None,
@@ -534,8 +537,8 @@ impl Pages {
             length,
             mapped,
         };
-        // A child process that shared the pages would take them from the device at the first write.
-        // SAFETY: the mapping is ours.
+        // A child process that shared the pages would take them from the device at its first write.
+        // SAFETY: this function created the mapping.
         unsafe { madvise(start, mapped.get(), MmapAdvise::MADV_DONTFORK) }.map_err(failed)?;
         Ok(pages)
     }
@@ -543,26 +546,26 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped above, unmapped once; the device has given it up, as `Region` sees to.
+        // SAFETY: mapped above, unmapped once. The device has released it, as `Region` ensures.
         let _ = unsafe { munmap(self.start, self.mapped.get()) };
     }
 }
 
-/// A memory region: pages that are registered.
+/// A memory region: registered pages.
 pub(super) struct Region {
     domain: Arc<Domain>,
     raw: NonNull<sys::Mr>,
     pages: std::mem::ManuallyDrop<Pages>,
 }
 
-// SAFETY: as for `Context`; the pages belong to the region alone.
+// SAFETY: as for `Context`; the region is the only owner of the pages.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Registers `length` zero bytes with these rights, IBV_ACCESS_*.
+    /// Registers `length` zero bytes with the rights IBV_ACCESS_*.
     pub(super) fn new(domain: &Arc<Domain>, length: usize, access: c_uint) -> Result<Self, RnicError> {
         let pages = Pages::new(length)?;
-        // SAFETY: the domain exists; the pages are mapped, and stay so until the region is given back.
+        // SAFETY: the domain exists. The pages are mapped until the region is released.
         let raw = unsafe {
             (domain.context.api.reg_mr)(
                 domain.raw.as_ptr(),
@@ -573,19 +576,19 @@ impl Region {
         };
         Ok(Self {
             domain: domain.clone(),
-            raw: made("registering memory", raw)?,
+            raw: check_pointer("registering memory", raw)?,
             pages: std::mem::ManuallyDrop::new(pages),
         })
     }
 
-    /// The keys for local and for remote use.
+    /// The keys for local and remote use.
     pub(super) fn keys(&self) -> (u32, u32) {
-        // SAFETY: the region exists; its keys never change.
+        // SAFETY: the region exists and its keys never change.
         let mr = unsafe { self.raw.as_ref() };
         (mr.lkey, mr.rkey)
     }
 
-    /// The address of its first byte.
+    /// Address of the first byte.
     pub(super) fn va(&self) -> u64 {
         self.pages.start.as_ptr().expose_provenance() as u64
     }
@@ -594,7 +597,7 @@ impl Region {
         self.pages.length
     }
 
-    /// Copies bytes from `offset` on into `out`; `false` where they are not all there.
+    /// Copies bytes starting at `offset` into `out`. Returns false if the region is too short.
     pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> bool {
         if offset
             .checked_add(out.len())
@@ -602,8 +605,8 @@ impl Region {
         {
             return false;
         }
-        // SAFETY: inside the mapping. The device may be writing there: then the copy has some old and some new bytes, as
-        // with any memory that is shared with hardware; `out` is ours alone.
+        // SAFETY: inside the mapping. The device may write at the same time; then the copy has old and new
+        // bytes, as with any memory shared with hardware. `out` has no other user.
         unsafe {
             let from = self.pages.start.as_ptr().cast::<u8>().add(offset);
             ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
@@ -611,7 +614,7 @@ impl Region {
         true
     }
 
-    /// Copies `bytes` into it from `offset` on; `false` where there is no room.
+    /// Copies `bytes` into the region at `offset`. Returns false if the region is too short.
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> bool {
         if offset
             .checked_add(bytes.len())
@@ -619,7 +622,7 @@ impl Region {
         {
             return false;
         }
-        // SAFETY: as for `read`, the other way.
+        // SAFETY: as for `read`, in the other direction.
         unsafe {
             let to = self.pages.start.as_ptr().cast::<u8>().add(offset);
             ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -630,8 +633,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: registered above, given back once. Only where the device has let go may the pages be unmapped: else they
-        // stay for ever, as it may still write there.
+        // SAFETY: registered above, released once. The pages may be unmapped only if the device has released
+        // them. Otherwise they stay mapped forever, because the device may still write to them.
         unsafe {
             if (self.domain.context.api.dereg_mr)(self.raw.as_ptr()) == 0 {
                 std::mem::ManuallyDrop::drop(&mut self.pages);

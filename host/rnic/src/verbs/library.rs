@@ -1,4 +1,4 @@
-//! libibverbs, found when somebody asks for it.
+//! libibverbs, loaded on demand.
 #![allow(unsafe_code)] // Fence: symbols of a shared library are given their C types here.
 
 use std::error::Error as _;
@@ -12,7 +12,7 @@ use crate::error::RnicError;
 
 macro_rules! api {
     ($($name:ident = $symbol:literal: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
-        /// The exported functions that are used, with the types that <infiniband/verbs.h> gives them.
+        /// The used functions, with their types in <infiniband/verbs.h>.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
         }
@@ -21,8 +21,9 @@ macro_rules! api {
             fn look_up(library: &Library, name: &str) -> Result<Self, RnicError> {
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is that of the header for the symbol's newest version, which a look-up
-                        // without a version finds; the library is never unloaded, so the pointer stays good.
+                        // SAFETY: the type is that of the header for the symbol's newest version, which a
+                        // look-up without a version returns. The library is never unloaded, so the pointer
+                        // stays valid.
                         unsafe { library.get::<unsafe extern "C" fn($($arg),*) $(-> $ret)?>($symbol) }
                             .map(|symbol| *symbol)
                             .map_err(|error| missing(name, &error))?
@@ -75,25 +76,25 @@ fn missing(library: &str, error: &libloading::Error) -> RnicError {
 }
 
 impl Api {
-    /// Loads the library of that name or path.
+    /// Loads the library with this name or path.
     pub(super) fn load(name: &str) -> Result<Arc<Self>, RnicError> {
-        // SAFETY: initialisers of a shared library run here. libibverbs' register its clean-up and nothing else; another
-        // library is only loaded where the user names one.
+        // SAFETY: this runs initializers of a shared library. Those of libibverbs only register its clean-up.
+        // Another library is loaded only if the user names it.
         let library = unsafe { Library::new(name) }.map_err(|error| missing(name, &error))?;
         let api = Self::look_up(&library, name)?;
-        // Never unloaded: providers that it has loaded may have threads and exit handlers of their own.
+        // Never unloaded: loaded providers may have threads and exit handlers.
         std::mem::forget(library);
         Ok(Arc::new(api))
     }
 
-    /// What the library says of a completion's status.
+    /// The library's text for a completion status.
     pub(super) fn status_text(&self, status: c_uint) -> Option<&'static str> {
-        // SAFETY: it takes any number.
+        // SAFETY: any number is allowed.
         let text = unsafe { (self.wc_status_str)(status) };
         if text.is_null() {
             return None;
         }
-        // SAFETY: ibv_wc_status_str(3) gives constants of the library, which is never unloaded.
+        // SAFETY: ibv_wc_status_str(3) returns constants of the library, which is never unloaded.
         let text: &'static CStr = unsafe { CStr::from_ptr(text) };
         text.to_str().ok().filter(|text| !text.is_empty())
     }
@@ -105,7 +106,7 @@ mod tests {
     use std::ffi::CString;
 
     #[test]
-    fn a_library_that_is_not_there_is_named_with_what_to_install() {
+    fn a_missing_library_is_named_with_advice() {
         let error = Api::load("/nowhere/libibverbs.so.1").err().expect("no library");
         assert!(matches!(&error, RnicError::NoVerbsLibrary { library, .. } if library.contains("/nowhere/")));
         assert!(error.to_string().contains("/nowhere/libibverbs.so.1"), "{error}");
@@ -117,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_another_one_is_refused() {
+    fn a_library_without_verbs_is_refused() {
         let error = Api::load("libc.so.6").err().expect("it has no verbs");
         assert!(error.to_string().contains("ibv_"), "{error}");
     }
 
-    /// Many functions are there twice, for programs of 2006 (IBVERBS_1.0) and for those of today.
+    /// Many functions exist in two versions: for programs of 2006 (IBVERBS_1.0) and for current ones.
     #[test]
-    fn a_look_up_without_a_version_finds_the_newest() {
+    fn a_lookup_without_a_version_finds_the_newest() {
         const NEWEST: &[(&str, &str)] = &[
             ("ibv_create_comp_channel", "IBVERBS_1.0"),
             ("ibv_destroy_comp_channel", "IBVERBS_1.0"),
@@ -148,7 +149,8 @@ mod tests {
                 CString::new(*symbol).expect("text"),
                 CString::new(version).expect("text"),
             );
-            // SAFETY: the handle is open, the strings end with zero; the addresses are compared and never called.
+            // SAFETY: the handle is open and the strings are zero-terminated. The addresses are compared,
+            // never called.
             let (plain, versioned) = unsafe {
                 (
                     libc::dlsym(handle, c_symbol.as_ptr()),

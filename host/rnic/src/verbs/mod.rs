@@ -1,9 +1,12 @@
-//! An RNIC of the machine, by libibverbs: real hardware, or the kernel's rdma_rxe (SoftRoCE).
+//! RNICs of the machine through libibverbs: hardware, or the kernel's rdma_rxe (SoftRoCE).
 //!
-//! The library is loaded when a [`VerbsRnic`] is opened, so that a program runs as well where it is not installed. What
-//! may differ from the software RNIC: the device gives QPs their numbers; the kernel finds the next hop, so a known Ethernet
-//! address in [`QpRemote::mac`] is not looked at; a completion does not tell whether the sender asked to wake the
-//! receiver; memory regions lie where this process has them, and their local and remote keys may be two.
+//! The library is loaded when a [`VerbsRnic`] is opened, so programs also run where it is not installed.
+//! Differences from the software RNIC:
+//!
+//! - The device assigns QP numbers.
+//! - The kernel resolves the next hop, so [`QpRemote::mac`] is ignored.
+//! - A completion does not contain whether the sender requested a solicited event.
+//! - Regions are at this process's addresses, and their local and remote keys may differ.
 
 mod announce;
 mod handles;
@@ -37,16 +40,16 @@ use sysfs::Sysfs;
 
 pub use sysfs::GidEntry;
 
-/// Which device, and how it is found.
+/// Selection of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsConfig {
-    /// Its name, such as rxe0 or mlx5_0. `None`: the first whose port is up and has a fitting GID.
+    /// Name, such as rxe0 or mlx5_0. `None` selects the first device whose port is up and has a matching GID.
     pub device: Option<String>,
-    /// Its port, from 1.
+    /// Port number, starting at 1.
     pub port: u8,
-    /// The host's address. `None`: that of the first GID of RoCEv2 that has one.
+    /// Address of the host. `None` uses that of the first RoCEv2 GID with an IPv4 address.
     pub ip: Option<Ipv4Addr>,
-    /// Number of the GID. `None`: that of RoCEv2 with the host's address.
+    /// Index of the GID. `None` selects the RoCEv2 GID with the host's address.
     pub gid_index: Option<u32>,
     /// Name or path of the library.
     pub library: String,
@@ -64,18 +67,18 @@ impl Default for VerbsConfig {
     }
 }
 
-/// What there is of RDMA on this machine, for those who look before they open.
+/// An RDMA device of this machine, for listings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Whether it can be used with [`VerbsConfig::default`] and this device: its attributes, or why not.
+    /// Its attributes with [`VerbsConfig::default`], or why it cannot be used.
     pub state: Result<DeviceAttributes, String>,
-    /// What to do where it cannot.
+    /// Advice for the operator if it cannot be used.
     pub advice: Option<String>,
 }
 
-/// All RDMA devices of this machine.
+/// Lists all RDMA devices of this machine.
 ///
 /// # Errors
 /// [`RnicError::NoVerbsLibrary`], [`RnicError::NoRdmaDevice`].
@@ -111,7 +114,7 @@ pub fn devices() -> Result<Vec<VerbsDevice>, RnicError> {
 
 /// An RNIC of the machine.
 pub struct VerbsRnic {
-    // Dropped in this order: QPs with their queues, regions, channel, domain, and with the last of them the device.
+    // Dropped in this order: QPs with their queues, regions, channel, domain; the last one drops the device.
     qps: BTreeMap<Qpn, VerbsQp>,
     regions: BTreeMap<MemoryKey, Region>,
     channel: Arc<Channel>,
@@ -126,25 +129,25 @@ pub struct VerbsRnic {
     sleeper: Sleeper,
     origin: Instant,
     token_next: usize,
-    /// Completions on their way from the device to the queues of QPs.
+    /// Buffer for completions read from the device.
     wcs: Box<[sys::Wc]>,
     completions: u64,
-    /// The device has said that it failed.
+    /// The event with which the device has failed.
     failed: Option<String>,
 }
 
-/// Completions that are taken at once.
+/// The maximum number of completions per call.
 const BATCH: usize = 64;
-/// Asynchronous events that are looked at in one turn.
+/// The maximum number of asynchronous events per iteration.
 const EVENTS_MAX: usize = 64;
-/// How long to wait before the kernel is asked for a next hop again, where it has answered at once.
+/// Delay before the kernel is asked again for a next hop if it failed immediately.
 const RESOLVE_AGAIN: Duration = Duration::from_millis(100);
 
 impl VerbsRnic {
     /// Opens a device.
     ///
     /// # Errors
-    /// What is missing, each by its own variant of [`RnicError`]: the library, a device, a GID, a port that is up.
+    /// The library, a device, a GID or an active port is missing. [`RnicError`] has a variant for each.
     pub fn open(config: VerbsConfig) -> Result<Self, RnicError> {
         let (api, sysfs) = (Api::load(&config.library)?, Sysfs::default());
         let chosen = select::choose(&api, &sysfs, &config)?;
@@ -179,15 +182,16 @@ impl VerbsRnic {
         })
     }
 
-    /// A handle by which any thread can end [`Rnic::wait`].
+    /// A handle that wakes [`Rnic::wait`] from any thread.
     pub fn waker(&self) -> Waker {
         self.sleeper.waker()
     }
 
-    /// Has the kernel broadcast an ARP request on the device's interface, so that switches see where this host is: an RDMA
-    /// device says nothing of its own accord.
+    /// Makes the kernel broadcast an ARP request on the device's interface, so that switches learn this
+    /// host's port. An RDMA device does not announce itself.
     ///
     /// # Errors
+    /// The interface is unknown, or the kernel returned an error.
     /// The interface is not known, or the kernel refused.
     pub fn announce(&self) -> Result<(), RnicError> {
         let interface = self.interface.as_deref().unwrap_or_default();
@@ -197,18 +201,18 @@ impl VerbsRnic {
         })
     }
 
-    /// Number of the GID that its QPs have.
+    /// Index of the GID of the QPs.
     pub fn gid_index(&self) -> u8 {
         self.gid_index
     }
 
-    /// The device's counters as the kernel has them, of all its QPs and all users, by their names there; which there are
-    /// is the driver's business.
+    /// The kernel's counters of the device by name, for all QPs and users. The driver defines which counters
+    /// exist.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         self.sysfs.counters(&self.attributes.name, self.config.port)
     }
 
-    /// Work requests that the device has finished since it was opened.
+    /// The number of work requests that the device has completed since it was opened.
     pub fn completions(&self) -> u64 {
         self.completions
     }
@@ -221,7 +225,7 @@ impl VerbsRnic {
         Ok(self.regions.get(&key).ok_or(MemoryError::UnknownKey { key })?)
     }
 
-    /// The bytes of a work request, as the device names them; `None` where there are none.
+    /// A work request's bytes in the form of the device. `None` if the slice is empty.
     fn bytes(&self, slice: LocalSlice) -> Result<Option<Bytes>, RnicError> {
         let LocalSlice { key, offset, length } = slice;
         if length == 0 {
@@ -245,7 +249,7 @@ impl VerbsRnic {
         }))
     }
 
-    /// Takes what the device has finished; returns whether there was anything.
+    /// Reads completions from the device. Returns true if there were any.
     fn drain(&mut self) -> Result<bool, RnicError> {
         let before = self.completions;
         for (qpn, qp) in &mut self.qps {
@@ -256,7 +260,7 @@ impl VerbsRnic {
         Ok(self.completions != before)
     }
 
-    /// Reads the events that woke us, so that they do not wake us again.
+    /// Reads pending events, so that they do not wake the thread again.
     fn take_events(&mut self) {
         for _ in 0..EVENTS_MAX {
             let Some(token) = self.channel.next_event() else {
@@ -270,7 +274,7 @@ impl VerbsRnic {
             match self.context.next_event() {
                 Ok(Some((event, qpn))) => self.take_async_event(event, qpn),
                 Ok(None) => break,
-                // Removed, or its driver unloaded.
+                // The device was removed or its driver unloaded.
                 Err(error) => {
                     self.failed = Some(error.to_string());
                     break;
@@ -291,9 +295,9 @@ impl VerbsRnic {
         }
     }
 
-    /// Why nobody was found at an address: the kernel may look for it on another interface.
+    /// The error for a next hop that did not reply. The kernel may have used another interface.
     fn unreached(&self, remote: Ipv4Addr, waited: Duration) -> RnicError {
-        // Connecting a UDP socket sends nothing: it only asks the routing table.
+        // Connecting a UDP socket sends nothing; it only looks up the route.
         let routed = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
             socket.connect((remote, castnet_wire::udp::ROCE_PORT))?;
             socket.local_addr()
@@ -318,7 +322,7 @@ impl VerbsRnic {
         }
     }
 
-    /// Takes a QP to where it receives, then to where it sends.
+    /// Moves a QP to ready-to-receive, then to ready-to-send.
     fn ready(&mut self, qpn: Qpn, remote: &QpRemote) -> Result<(), (&'static str, io::Error)> {
         let dgid = sys::Gid {
             raw: remote.ip.to_ipv6_mapped().octets(),
@@ -379,7 +383,7 @@ impl VerbsRnic {
     }
 }
 
-/// Refuses values that would not fit their fields, as the software RNIC does.
+/// Refuses values that exceed their fields, as the software RNIC does.
 fn check_remote(remote: &QpRemote) -> Result<(), QpError> {
     let bounds = [
         ("timeout", remote.timeout, 31),
@@ -400,7 +404,7 @@ fn check_remote(remote: &QpRemote) -> Result<(), QpError> {
     Ok(())
 }
 
-/// A queue's depth in the device's type.
+/// Converts a queue's capacity to the device's type.
 fn depth(field: &'static str, asked: usize, max: i32) -> Result<u32, QpError> {
     let max = u32::try_from(max).unwrap_or(0).max(1);
     u32::try_from(asked)
@@ -426,7 +430,7 @@ impl Rnic for VerbsRnic {
     fn register_memory(&mut self, length: usize, access: Access) -> Result<MemoryRegion, RnicError> {
         let mut rights = 0;
         if access.local_write || access.remote_write {
-            // The one needs the other (ibv_reg_mr(3)).
+            // Remote write requires local write (ibv_reg_mr(3)).
             rights |= sys::ACCESS_LOCAL_WRITE;
         }
         if access.remote_write {
@@ -535,7 +539,7 @@ impl Rnic for VerbsRnic {
             };
             let waited = start.elapsed();
             match source.raw_os_error() {
-                // Nobody answered; the kernel says so after a second, or at once where it has given up before.
+                // No reply: the kernel reports it after a second, or at once if it failed before.
                 Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::EAGAIN) => {
                     if waited >= timeout {
                         return Err(self.unreached(remote.ip, waited));
@@ -656,7 +660,7 @@ impl Rnic for VerbsRnic {
         for qp in self.qps.values_mut() {
             armed |= qp.arm()?;
         }
-        // What was done before a queue was armed is reported by no event.
+        // Completions before the queue was armed cause no event.
         if armed && self.drain()? {
             return Ok(());
         }
@@ -666,16 +670,16 @@ impl Rnic for VerbsRnic {
     }
 }
 
-/// The longest RC message, in bytes (InfiniBand Architecture Specification, volume 1, 9.7.6).
+/// The longest RC message in bytes (InfiniBand Architecture Specification, volume 1, 9.7.6).
 const MESSAGE_MAX: u32 = 1 << 31;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Libraries, drivers and devices differ from machine to machine; that there is a reason and advice does not.
+    /// Libraries, drivers and devices differ between machines, but there is always a reason and advice.
     #[test]
-    fn a_machine_without_an_rdma_device_says_what_to_install_or_load() {
+    fn a_machine_without_an_rdma_device_gives_advice() {
         match VerbsRnic::open(VerbsConfig::default()) {
             Ok(rnic) => assert!(!rnic.attributes().name.is_empty()),
             Err(error) => {
@@ -693,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn values_beyond_their_fields_are_refused() {
+    fn values_that_exceed_their_fields_are_refused() {
         let good = QpRemote::new(Ipv4Addr::new(10, 255, 0, 1), Qpn::VIRTUAL);
         assert_eq!(check_remote(&good), Ok(()));
         for bad in [
@@ -710,7 +714,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_deeper_than_the_device_allows_is_refused_with_the_bound() {
+    fn a_queue_larger_than_the_device_allows_is_refused() {
         assert_eq!(depth("limits.send", 256, 16384), Ok(256));
         let bound = QpError::OutOfRange {
             field: "limits.send",

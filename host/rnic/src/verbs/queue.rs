@@ -1,4 +1,4 @@
-//! A QP's work requests on their way through the device, and its completions.
+//! The work requests and completions of a QP.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,14 +13,14 @@ use super::handles::{CompletionQueue, QueuePair};
 use super::{status, sys};
 use crate::error::RnicError;
 
-/// The two halves of a QP.
+/// The two directions of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Send,
     Receive,
 }
 
-/// A work request that the device has.
+/// A posted work request.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     wr_id: u64,
@@ -29,18 +29,19 @@ struct Posted {
     signaled: bool,
 }
 
-/// The work requests and completions of one direction. The device gets numbers of our own as wr_id: it completes in order,
-/// so that the number of a completion says which requests without a completion of their own are done as well.
+/// The work requests and completions of one direction. The device receives consecutive numbers as wr_id. It
+/// completes in order, so the number of a completion implies that all earlier unsignaled requests are
+/// complete.
 #[derive(Debug)]
-pub(super) struct Works {
+pub(super) struct WorkQueue {
     posted: VecDeque<Posted>,
-    /// The number of the first in `posted`.
+    /// The number of the first request in `posted`.
     first: u64,
     done: VecDeque<Completion>,
     max: usize,
 }
 
-impl Works {
+impl WorkQueue {
     fn new(max: usize) -> Self {
         Self {
             posted: VecDeque::with_capacity(max),
@@ -54,7 +55,7 @@ impl Works {
         self.max
     }
 
-    /// The number of the next request, where there is room for it.
+    /// The number of the next request, if the queue has capacity.
     pub(super) fn reserve(&self, qpn: Qpn) -> Result<u64, PostError> {
         if self.posted.len() >= self.max {
             return Err(PostError::QueueFull { qpn, max: self.max });
@@ -86,15 +87,15 @@ impl Works {
         });
     }
 
-    /// Takes in what the device has finished.
+    /// Processes a completion of the device.
     fn complete(&mut self, qpn: Qpn, direction: Direction, wc: &sys::Wc, status: Status) {
-        // What comes before it and had no completion of its own succeeded.
+        // Earlier requests without a completion have succeeded.
         while self.first < wc.wr_id && self.posted.front().is_some_and(|p| !p.signaled) {
             self.posted.pop_front();
             self.first += 1;
         }
         if wc.wr_id != self.first {
-            warn!(%qpn, ?direction, expected = self.first, found = wc.wr_id, "a completion out of order");
+            warn!(%qpn, ?direction, expected = self.first, found = wc.wr_id, "completion out of order");
             return;
         }
         let Some(posted) = self.posted.pop_front() else {
@@ -129,13 +130,13 @@ impl Works {
     }
 }
 
-/// A QP with what is under way on it.
+/// A QP and its pending work.
 pub(super) struct VerbsQp {
     pub(super) pair: QueuePair,
-    pub(super) sends: Works,
-    pub(super) receives: Works,
+    pub(super) sends: WorkQueue,
+    pub(super) receives: WorkQueue,
     pub(super) is_connected: bool,
-    /// By what its completion queues are known in events, and whether each will report the next completion.
+    /// Tokens of the completion queues in events, and whether each queue is armed.
     tokens: [usize; 2],
     armed: [bool; 2],
 }
@@ -144,15 +145,15 @@ impl VerbsQp {
     pub(super) fn new(pair: QueuePair, limits: QueueLimits, tokens: [usize; 2]) -> Self {
         Self {
             pair,
-            sends: Works::new(limits.send),
-            receives: Works::new(limits.receive),
+            sends: WorkQueue::new(limits.send),
+            receives: WorkQueue::new(limits.receive),
             is_connected: false,
             tokens,
             armed: [false; 2],
         }
     }
 
-    /// Takes what the device has finished in one direction; returns how many work requests.
+    /// Reads completions of one direction. Returns the number of completed work requests.
     pub(super) fn drain(
         &mut self,
         qpn: Qpn,
@@ -160,12 +161,12 @@ impl VerbsQp {
         room: &mut [sys::Wc],
         device: &str,
     ) -> Result<u64, RnicError> {
-        let (queue, works): (&mut CompletionQueue, _) = match direction {
+        let (queue, requests): (&mut CompletionQueue, _) = match direction {
             Direction::Send => (&mut self.pair.send_queue, &mut self.sends),
             Direction::Receive => (&mut self.pair.recv_queue, &mut self.receives),
         };
         let mut all = 0;
-        // Ends: no more can be there than were posted, and nobody posts meanwhile.
+        // The loop ends, because there cannot be more completions than posted requests.
         loop {
             let count = queue.poll(room)?;
             for wc in room.iter().take(count) {
@@ -174,7 +175,7 @@ impl VerbsQp {
                     warn!(device, %qpn, ?direction, status = name, vendor, "a work request failed");
                 }
                 let status = status::status(wc.status, |code| queue.status_text(code));
-                works.complete(qpn, direction, wc, status);
+                requests.complete(qpn, direction, wc, status);
             }
             all += count as u64;
             if count < room.len() {
@@ -183,7 +184,7 @@ impl VerbsQp {
         }
     }
 
-    /// Asks for events where none is asked for yet; returns whether it did.
+    /// Arms completion queues that are not armed. Returns true if it armed any.
     pub(super) fn arm(&mut self) -> Result<bool, RnicError> {
         let [send, receive] = self.armed;
         if !send {
@@ -196,7 +197,7 @@ impl VerbsQp {
         Ok(!send || !receive)
     }
 
-    /// The queue of that token has reported, and will not again before it is asked.
+    /// Records that the queue with this token has sent its event and must be armed again.
     pub(super) fn has_reported(&mut self, token: usize) {
         for (known, armed) in self.tokens.iter().zip(&mut self.armed) {
             if *known == token {
@@ -206,7 +207,7 @@ impl VerbsQp {
     }
 }
 
-/// The error of a work request that the device does not take.
+/// The error of a work request that the device refused.
 pub(super) fn refused(qpn: Qpn, what: &'static str, max: usize, error: io::Error) -> RnicError {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => PostError::QueueFull { qpn, max }.into(),
@@ -235,8 +236,8 @@ mod tests {
 
     #[test]
     fn an_immediate_has_the_byte_order_of_the_wire() {
-        let mut works = Works::new(4);
-        works.posted_recv(&RecvWr {
+        let mut queue = WorkQueue::new(4);
+        queue.posted_recv(&RecvWr {
             wr_id: 5,
             local: LocalSlice::EMPTY,
         });
@@ -247,8 +248,8 @@ mod tests {
             wc_flags: sys::WC_WITH_IMM,
             ..sys::Wc::default()
         };
-        works.complete(QPN, Direction::Receive, &wc, Status::Success);
-        let done = works.pop().expect("a completion");
+        queue.complete(QPN, Direction::Receive, &wc, Status::Success);
+        let done = queue.pop().expect("a completion");
         assert_eq!(done.imm, Some(0x0102_0304));
         assert_eq!(
             (done.wr_id, done.byte_len, done.op),
@@ -258,12 +259,12 @@ mod tests {
 
     #[test]
     fn a_flushed_receive_is_a_receive_without_bytes_or_immediate() {
-        let mut works = Works::new(4);
-        works.posted_recv(&RecvWr {
+        let mut queue = WorkQueue::new(4);
+        queue.posted_recv(&RecvWr {
             wr_id: 5,
             local: LocalSlice::EMPTY,
         });
-        // Where a request failed, only wr_id, status, qp_num and vendor_err are to be believed (ibv_poll_cq(3)).
+        // For a failed request only wr_id, status, qp_num and vendor_err are valid (ibv_poll_cq(3)).
         let wc = sys::Wc {
             status: sys::WC_WR_FLUSH_ERR,
             opcode: 0x55,
@@ -271,39 +272,39 @@ mod tests {
             wc_flags: u32::MAX,
             ..sys::Wc::default()
         };
-        works.complete(QPN, Direction::Receive, &wc, Status::Flushed);
-        let done = works.pop().expect("a completion");
+        queue.complete(QPN, Direction::Receive, &wc, Status::Flushed);
+        let done = queue.pop().expect("a completion");
         assert_eq!((done.status, done.op), (Status::Flushed, CompletionOp::Recv));
         assert_eq!((done.byte_len, done.imm, done.invalidated), (0, None, None));
     }
 
     proptest! {
-        /// Whatever is signaled: each request that asks for it gets one completion, in order, with its own id; the queue
-        /// takes exactly as many requests as it is deep.
+        /// Each signaled request gets one completion with its id, in order. The queue accepts exactly as many
+        /// requests as its capacity.
         #[test]
-        fn completions_come_to_their_own_requests(
+        fn completions_match_their_requests(
             signaled in proptest::collection::vec(any::<bool>(), 1..40),
             depth in 1_usize..8,
         ) {
-            let mut works = Works::new(depth);
+            let mut queue = WorkQueue::new(depth);
             let (mut device, mut seen) = (VecDeque::new(), Vec::new());
             for (i, &signaled) in signaled.iter().enumerate() {
-                let mut number = works.reserve(QPN);
+                let mut number = queue.reserve(QPN);
                 while number.is_err() {
-                    // A device whose queue is full of unsignaled requests never has room again: verbs users know.
+                    // A queue full of unsignaled requests never has capacity again, as with any verbs device.
                     let Some(next) = device.pop_front() else { return Ok(()) };
-                    works.complete(QPN, Direction::Send, &sys::Wc { wr_id: next, ..sys::Wc::default() }, Status::Success);
-                    seen.extend(works.pop().map(|c| (c.wr_id, c.byte_len)));
-                    number = works.reserve(QPN);
+                    queue.complete(QPN, Direction::Send, &sys::Wc { wr_id: next, ..sys::Wc::default() }, Status::Success);
+                    seen.extend(queue.pop().map(|c| (c.wr_id, c.byte_len)));
+                    number = queue.reserve(QPN);
                 }
                 if signaled {
                     device.push_back(number.unwrap());
                 }
-                works.posted_send(&send(1000 + i as u64, signaled));
+                queue.posted_send(&send(1000 + i as u64, signaled));
             }
             for next in device {
-                works.complete(QPN, Direction::Send, &sys::Wc { wr_id: next, ..sys::Wc::default() }, Status::Success);
-                seen.extend(works.pop().map(|c| (c.wr_id, c.byte_len)));
+                queue.complete(QPN, Direction::Send, &sys::Wc { wr_id: next, ..sys::Wc::default() }, Status::Success);
+                seen.extend(queue.pop().map(|c| (c.wr_id, c.byte_len)));
             }
             let asked = signaled.iter().enumerate().filter(|(_, s)| **s);
             prop_assert_eq!(seen, asked.map(|(i, _)| (1000 + i as u64, 7)).collect::<Vec<_>>());

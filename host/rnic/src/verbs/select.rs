@@ -1,4 +1,4 @@
-//! Which device, port and GID: what the user names, or what fits.
+//! Selection of a device, port and GID: those that the user names, or the first that match.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use super::{VerbsConfig, sys};
 use crate::error::RnicError;
 use crate::rnic::DeviceAttributes;
 
-/// A device that can do what is asked.
-pub(super) struct Chosen {
+/// A selected device.
+pub(super) struct ChosenDevice {
     pub(super) context: Arc<Context>,
     pub(super) attributes: DeviceAttributes,
     pub(super) gid_index: u8,
-    /// The interface that the GID belongs to.
+    /// The interface of the GID.
     pub(super) interface: Option<String>,
     pub(super) limits: sys::DeviceAttr,
 }
 
-/// Opens the device that the user names, or else the first whose port is up and has a fitting GID.
-pub(super) fn choose(api: &Arc<Api>, sysfs: &Sysfs, config: &VerbsConfig) -> Result<Chosen, RnicError> {
+/// Opens the device that the user names, or the first whose port is up and has a matching GID.
+pub(super) fn choose(api: &Arc<Api>, sysfs: &Sysfs, config: &VerbsConfig) -> Result<ChosenDevice, RnicError> {
     let names = handles::device_names(api)?;
     if names.is_empty() {
         return Err(RnicError::NoRdmaDevice {
@@ -54,7 +54,7 @@ fn open(
     sysfs: &Sysfs,
     config: &VerbsConfig,
     name: &str,
-) -> Result<Option<Chosen>, RnicError> {
+) -> Result<Option<ChosenDevice>, RnicError> {
     let Some(context) = Context::open(api, name)? else {
         return Ok(None);
     };
@@ -67,7 +67,7 @@ fn open(
         .as_deref()
         .and_then(|interface| sysfs.interface(interface));
     let (mac, mtu) = behind.unwrap_or((MacAddr([0; 6]), active_pmtu.bytes()));
-    Ok(Some(Chosen {
+    Ok(Some(ChosenDevice {
         limits: context.query()?,
         attributes: DeviceAttributes {
             name: name.to_owned(),
@@ -82,7 +82,7 @@ fn open(
     }))
 }
 
-/// That a port is up and of Ethernet; its path MTU.
+/// Checks that a port is up and Ethernet. Returns its path MTU.
 fn check_port(device: &str, port: u8, attr: &sys::PortAttr) -> Result<Pmtu, RnicError> {
     let device = device.to_owned();
     if attr.link_layer == sys::LINK_LAYER_INFINIBAND as u8 {
@@ -103,7 +103,7 @@ fn check_port(device: &str, port: u8, attr: &sys::PortAttr) -> Result<Pmtu, Rnic
     })
 }
 
-/// The path MTU of a code, IBV_MTU_*.
+/// The path MTU of a code IBV_MTU_*.
 pub(super) fn pmtu(code: u32) -> Option<Pmtu> {
     Pmtu::ALL.into_iter().find(|pmtu| mtu_code(*pmtu) == code)
 }
@@ -119,7 +119,8 @@ pub(super) fn mtu_code(pmtu: Pmtu) -> u32 {
     }
 }
 
-/// The GID that is asked for, or else the first of RoCEv2 with the host's address. Number, address, interface.
+/// Selects the requested GID, or the first RoCEv2 GID with the host's address. Returns index, address and
+/// interface.
 fn pick_gid(
     device: &str,
     gids: &[GidEntry],
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gid_is_the_one_of_roce_v2_with_the_hosts_address() {
+    fn the_roce_v2_gid_of_the_host_is_selected() {
         assert_eq!(pick(None, None).ok(), Some(1));
         assert_eq!(pick(Some(OWN), None).ok(), Some(1));
         assert_eq!(pick(Some(OWN), Some(1)).ok(), Some(1));
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn path_mtu_codes_go_there_and_back() {
+    fn path_mtu_codes_round_trip() {
         for size in Pmtu::ALL {
             assert_eq!(pmtu(mtu_code(size)), Some(size));
         }

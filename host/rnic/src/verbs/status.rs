@@ -1,4 +1,4 @@
-//! How the device says that work requests ended, and events, in our words.
+//! Conversion of the device's statuses and events.
 
 use std::ffi::c_uint;
 
@@ -6,7 +6,8 @@ use castnet_endpoint::Status;
 
 use super::sys;
 
-/// The status of a work completion, IBV_WC_*. What has no counterpart keeps its number, and what the library says of it.
+/// Converts the status of a work completion, IBV_WC_*. A status without an equivalent keeps its number and
+/// the library's text.
 pub(super) fn status(wc: c_uint, text: impl FnOnce(c_uint) -> Option<&'static str>) -> Status {
     match wc {
         sys::WC_SUCCESS => Status::Success,
@@ -26,7 +27,7 @@ pub(super) fn status(wc: c_uint, text: impl FnOnce(c_uint) -> Option<&'static st
     }
 }
 
-/// The header's name of a status, for log lines: several are one [`Status`].
+/// The header's name of a status, for logs. Several names map to one [`Status`].
 pub(super) fn wc_name(wc: c_uint) -> String {
     name_of("IBV_WC_", wc, |name| {
         name.ends_with("_ERR") || name == "IBV_WC_SUCCESS"
@@ -57,7 +58,7 @@ mod tests {
     use crate::error::status_text;
 
     #[test]
-    fn every_status_of_the_endpoint_has_its_number_of_verbs() {
+    fn every_status_has_its_verbs_number() {
         let pairs = [
             (0, Status::Success),
             (1, Status::LocalLengthError),
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_counterpart_keeps_its_number_and_the_librarys_words() {
+    fn other_statuses_keep_number_and_text() {
         let fatal = status(sys::WC_FATAL_ERR, |code| (code == 19).then_some("fatal error"));
         let expected = Status::Device {
             code: 19,
@@ -98,9 +99,9 @@ mod tests {
         );
     }
 
-    /// The real library, where there is one.
+    /// Uses the installed library, if there is one.
     #[test]
-    fn the_library_says_what_its_numbers_mean() {
+    fn the_library_describes_its_statuses() {
         let Ok(api) = Api::load("libibverbs.so.1") else {
             castnet_wrap_up::skip(
                 "the words of libibverbs",

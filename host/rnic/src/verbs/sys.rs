@@ -1,9 +1,9 @@
-//! The parts of <infiniband/verbs.h> that are used: shapes and numbers, nothing that runs.
+//! The used part of <infiniband/verbs.h>: structures and constants.
 //!
-//! libibverbs promises these to stay as they are (its soname is libibverbs.so.1 since 2006; new fields come behind the old
-//! ones). `sys/layout.rs` compiles a C program against the header and holds every size, offset and number equal.
+//! libibverbs keeps them stable: its soname is libibverbs.so.1 since 2006, and new fields are appended.
+//! `sys/layout.rs` compiles a C program against the header and compares every size, offset and number.
 //!
-//! Of structures that the library makes, only the first fields are here, as far as they are read.
+//! Structures that the library allocates have only their first fields here, as far as they are read.
 
 #[cfg(test)]
 mod layout;
@@ -22,7 +22,7 @@ pub(super) struct Pd {
     _opaque: [u8; 0],
 }
 
-/// An open device: its first fields. What follows holds a mutex of the C library.
+/// An open device: its first fields. They are followed by a mutex of the C library.
 #[repr(C)]
 pub(super) struct Context {
     pub(super) device: *mut Device,
@@ -92,14 +92,14 @@ pub(super) struct Mr {
     pub(super) rkey: u32,
 }
 
-/// A GID; the header has it aligned as its two halves of 64 bits.
+/// A GID. The header aligns it as two halves of 64 bits.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Gid {
     pub(super) raw: [u8; 16],
 }
 
-/// What a device can do.
+/// Attributes of a device.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct DeviceAttr {
@@ -126,7 +126,7 @@ pub(super) struct DeviceAttr {
     pub(super) phys_port_cnt: u8,
 }
 
-/// What a port is.
+/// Attributes of a port.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct PortAttr {
@@ -158,12 +158,12 @@ pub(super) struct PortAttr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct AsyncEvent {
-    /// A pointer to what it is about, or a port's number in its first bytes.
+    /// A pointer to the object of the event, or a port number in its first bytes.
     pub(super) element: *mut c_void,
     pub(super) event_type: c_uint,
 }
 
-/// One end of a work request.
+/// A work completion.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Wc {
@@ -172,7 +172,7 @@ pub(super) struct Wc {
     pub(super) opcode: c_uint,
     pub(super) vendor_err: u32,
     pub(super) byte_len: u32,
-    /// The immediate, big endian, or a key that was made invalid.
+    /// The immediate, big endian, or an invalidated key.
     pub(super) imm_data: u32,
     pub(super) qp_num: u32,
     pub(super) src_qp: u32,
@@ -194,7 +194,7 @@ pub(super) struct GlobalRoute {
     pub(super) traffic_class: u8,
 }
 
-/// Where a QP's packets go.
+/// The address of a QP's packets.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct AhAttr {
@@ -207,7 +207,7 @@ pub(super) struct AhAttr {
     pub(super) port_num: u8,
 }
 
-/// Depths of a QP's queues.
+/// Capacities of a QP's queues.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct QpCap {
@@ -218,7 +218,7 @@ pub(super) struct QpCap {
     pub(super) max_inline_data: u32,
 }
 
-/// What a QP is made with.
+/// Parameters for creating a QP.
 #[repr(C)]
 pub(super) struct QpInitAttr {
     pub(super) qp_context: *mut c_void,
@@ -230,7 +230,7 @@ pub(super) struct QpInitAttr {
     pub(super) sq_sig_all: c_int,
 }
 
-/// What a QP is.
+/// Attributes of a QP.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct QpAttr {
@@ -262,7 +262,7 @@ pub(super) struct QpAttr {
     pub(super) rate_limit: u32,
 }
 
-/// A piece of local memory.
+/// A slice of local memory.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sge {
@@ -271,8 +271,8 @@ pub(super) struct Sge {
     pub(super) lkey: u32,
 }
 
-/// A send work request. The header has unions behind the immediate; of these only the address and key of WRITEs are
-/// named here.
+/// A send work request. The header has unions after the immediate, of which only the address and key of
+/// WRITEs are declared.
 #[repr(C)]
 pub(super) struct SendWr {
     pub(super) wr_id: u64,
@@ -291,7 +291,7 @@ pub(super) struct SendWr {
 }
 
 impl SendWr {
-    /// One without bytes, address and key.
+    /// A request without bytes, address and key.
     pub(super) const fn new(wr_id: u64, opcode: c_uint, send_flags: c_uint) -> Self {
         Self {
             wr_id,
@@ -319,11 +319,11 @@ pub(super) struct RecvWr {
     pub(super) num_sge: c_int,
 }
 
-/// Declares numbers of the header with their C names, and a table of them for the test of the layout.
+/// Declares constants of the header with their C names, and a table of them for the layout test.
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident = $value:expr, $c:literal;)*) => {
         $($(#[$doc])* pub(super) const $name: c_uint = $value;)*
-        /// Every number here, with its name in the header.
+        /// All constants with their names in the header.
         pub(super) const NUMBERS: &[(&str, u64)] = &[$(($c, $name as u64)),*];
     };
 }

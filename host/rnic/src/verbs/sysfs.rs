@@ -1,4 +1,4 @@
-//! What the kernel tells about RDMA devices in files: their GIDs, and what interface is behind them.
+//! The kernel's files about RDMA devices: GIDs, interfaces and counters.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,27 +7,27 @@ use std::path::{Path, PathBuf};
 
 use castnet_wire::MacAddr;
 
-/// One entry of a port's GID table that is in use.
+/// A used entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its number, as QPs name it.
+    /// Index of the GID.
     pub index: u8,
     /// The GID.
     pub gid: Ipv6Addr,
-    /// Whether it stands for RoCEv2; otherwise for RoCEv1 or InfiniBand.
+    /// True for RoCEv2, false for RoCEv1 or InfiniBand.
     pub is_roce_v2: bool,
-    /// The interface that it belongs to.
+    /// The interface of the GID.
     pub interface: Option<String>,
 }
 
 impl GidEntry {
-    /// The IPv4 address that it is made of.
+    /// The IPv4 address that the GID contains, if any.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         self.gid.to_ipv4_mapped()
     }
 }
 
-/// The folder of the kernel's files; tests have another.
+/// The root folder of the kernel's files. Tests use another one.
 #[derive(Clone, Debug)]
 pub(super) struct Sysfs(PathBuf);
 
@@ -44,12 +44,12 @@ impl Sysfs {
     }
 
     fn read(&self, path: impl AsRef<Path>) -> Option<String> {
-        // Entries of the GID table that are not in use answer with an error.
+        // Unused entries of the GID table return an error.
         let text = fs::read_to_string(self.0.join(path)).ok()?;
         Some(text.trim().to_owned())
     }
 
-    /// The names of the RDMA devices that the kernel has, whether or not the library has a driver for them.
+    /// The kernel's RDMA devices, with or without a driver in the library.
     pub(super) fn devices(&self) -> Vec<String> {
         let entries = fs::read_dir(self.0.join("class/infiniband"))
             .into_iter()
@@ -62,7 +62,7 @@ impl Sysfs {
         names
     }
 
-    /// The GIDs of a port that are in use, by number.
+    /// The used GIDs of a port, by index.
     pub(super) fn gids(&self, device: &str, port: u8, count: usize) -> Vec<GidEntry> {
         let port = format!("class/infiniband/{device}/ports/{port}");
         let entry = |index: u8| {
@@ -78,14 +78,14 @@ impl Sysfs {
         (0..=u8::MAX).take(count).filter_map(entry).collect()
     }
 
-    /// The Ethernet address and the MTU of an interface.
+    /// Ethernet address and MTU of an interface.
     pub(super) fn interface(&self, name: &str) -> Option<(MacAddr, usize)> {
         let mac = self.read(format!("class/net/{name}/address"))?.parse().ok()?;
         let mtu = self.read(format!("class/net/{name}/mtu"))?.parse().ok()?;
         Some((mac, mtu))
     }
 
-    /// The counters of a port: those of the hardware (or of rxe) by name.
+    /// The hardware counters of a port (or those of rxe) by name.
     pub(super) fn counters(&self, device: &str, port: u8) -> BTreeMap<String, u64> {
         let folder = self
             .0
@@ -104,7 +104,7 @@ impl Sysfs {
 pub(super) mod tests {
     use super::*;
 
-    /// Files as rxe0 on an interface with 10.0.0.1 and MTU 1500 has them.
+    /// The files of rxe0 on an interface with 10.0.0.1 and MTU 1500.
     pub(in crate::verbs) fn rxe0() -> (tempfile::TempDir, Sysfs) {
         let folder = tempfile::tempdir().expect("a folder");
         let port = "class/infiniband/rxe0/ports/1";
@@ -143,7 +143,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_gid_table_tells_addresses_kinds_and_interfaces() {
+    fn the_gid_table_has_addresses_kinds_and_interfaces() {
         let (_folder, sysfs) = rxe0();
         assert_eq!(sysfs.devices(), ["rxe0"]);
         let gids = sysfs.gids("rxe0", 1, 1024);

@@ -1,4 +1,4 @@
-//! Software RNICs over memory links: devices, QPs, memory, ARP, sleep.
+//! Software RNICs over memory links: devices, QPs, memory, ARP and sleeping.
 
 use crate::common::*;
 use castnet_port::{Batch, Faults, FrameBuf, MemLink, MemLinkConfig, MemPort, Pool, PoolConfig, Port, Sides};
@@ -37,7 +37,7 @@ fn attributes_follow_from_the_port() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_requests_are_refused() {
     let mut net = Net::quiet();
     let [qpn, _] = net.connect(|_| ());
     let rnic = &mut net.rnics[0];
@@ -151,7 +151,7 @@ fn sends_and_writes_between_two() {
 }
 
 #[test]
-fn completions_that_nobody_polls_stop_the_posting() {
+fn unpolled_completions_block_posting() {
     let mut net = Net::quiet();
     let [a, _] = net.connect(|_| ());
     let wr = SendWr::new(1, SendOp::Write { va: 0, rkey: 0 }, LocalSlice::EMPTY);
@@ -174,7 +174,7 @@ fn completions_that_nobody_polls_stop_the_posting() {
 }
 
 #[test]
-fn it_announces_itself_again_and_again() {
+fn announcements_are_periodic() {
     let mut net = Net::quiet();
     net.connect(|_| ());
     for rnic in &net.rnics {
@@ -189,7 +189,7 @@ fn it_announces_itself_again_and_again() {
 }
 
 #[test]
-fn it_follows_a_neighbour_that_moves_and_looks_only_at_frames_to_itself() {
+fn a_moved_neighbour_is_followed_and_frames_to_others_are_ignored() {
     let pool = Pool::new(PoolConfig::default());
     let (a, b) = MemLink::pair(&MemLinkConfig::default());
     let mut rnic = SoftRnic::new(
@@ -226,7 +226,7 @@ fn it_follows_a_neighbour_that_moves_and_looks_only_at_frames_to_itself() {
         wire.receive(&mut batch);
         let last = batch.pop().unwrap();
         assert_eq!((last.length(), &last.head()[..6]), (58, &mac.0[..]));
-        // Back to the sender, whom it is not for: nobody looks at it.
+        // The frame returns to its sender, which ignores it because the destination is another address.
         let mut back = Batch::from_iter([last]);
         wire.send(&mut back);
         rnic.poll(now).unwrap();
@@ -235,7 +235,7 @@ fn it_follows_a_neighbour_that_moves_and_looks_only_at_frames_to_itself() {
 }
 
 #[test]
-fn an_address_that_nobody_has_becomes_unreachable() {
+fn an_unused_address_becomes_unreachable() {
     let mut net = Net::quiet();
     let nobody = Ipv4Addr::new(10, 0, 0, 77);
     assert_eq!(net.rnics[0].resolve(net.now, nobody), Resolution::Pending);
@@ -250,7 +250,7 @@ fn an_address_that_nobody_has_becomes_unreachable() {
 }
 
 #[test]
-fn what_goes_beyond_the_link_goes_to_the_gateway() {
+fn frames_to_other_networks_go_to_the_gateway() {
     let pool = Pool::new(PoolConfig::default());
     let (a, b) = MemLink::pair(&MemLinkConfig::default());
     let gateway = castnet_rnic::Gateway {
@@ -278,11 +278,11 @@ fn what_goes_beyond_the_link_goes_to_the_gateway() {
 }
 
 #[test]
-fn waiting_sleeps_until_something_comes_and_no_longer_than_told() {
+fn wait_returns_at_an_event_or_timeout() {
     let pool = Pool::new(PoolConfig::default());
     let (a, b) = MemLink::pair(&MemLinkConfig::default());
     let mut left = SoftRnic::new(a.open(&pool, Sides::Both), pool, SoftRnicConfig::new(IPS[0])).unwrap();
-    // The other end lives in its own thread and answers ARP: connecting blocks until it has.
+    // The other end runs in its own thread and answers ARP, which connecting waits for.
     let thread = std::thread::spawn(move || {
         let pool = Pool::new(PoolConfig::default());
         let mut right = SoftRnic::new(b.open(&pool, Sides::Both), pool, SoftRnicConfig::new(IPS[1])).unwrap();
@@ -301,10 +301,10 @@ fn waiting_sleeps_until_something_comes_and_no_longer_than_told() {
     assert!(start.elapsed() < Duration::from_secs(3));
 }
 
-/// Found by the streams over bad links: ARP has no checksum, one bit of a reply was flipped, and all frames went to
-/// nobody until the next announcement, half a minute later.
+/// Found by the streams over bad links: ARP has no checksum. One inverted bit of a reply sent all frames to a
+/// wrong address until the next announcement, 30 seconds later.
 #[test]
-fn a_damaged_arp_reply_is_put_right_once_frames_get_no_answer() {
+fn a_damaged_arp_reply_is_corrected_after_missing_acks() {
     let pool = Pool::new(PoolConfig::default());
     let (a, b) = MemLink::pair(&MemLinkConfig::default());
     let mut rnic = SoftRnic::new(

@@ -13,14 +13,14 @@ use castnet_wire::{Nanos, Pmtu, Qpn};
 use proptest::prelude::*;
 use std::time::Duration;
 
-/// A stream between the two ends of a net.
+/// A stream between the two ends of a link.
 struct StreamTest {
     net: Net,
     sender: StreamSender,
     receiver: StreamReceiver,
-    /// Those of the first lane.
+    /// The QPs of the first lane.
     qpns: [Qpn; 2],
-    /// Those of the others.
+    /// The QPs of the other lanes.
     more: Vec<[Qpn; 2]>,
 }
 
@@ -29,7 +29,7 @@ impl StreamTest {
         Self::over(1, net, by_write, message_size, in_flight, slots)
     }
 
-    /// The same over so many lanes.
+    /// As [`Self::new`], over several lanes.
     fn over(
         lanes: usize,
         mut net: Net,
@@ -82,7 +82,8 @@ impl StreamTest {
         }
     }
 
-    /// Sends `bytes` while the receiver consumes one message every `pace` turns; gives what arrived.
+    /// Sends `bytes` while the receiver consumes one message every `pace` iterations. Returns the received
+    /// bytes.
     fn run(&mut self, name: &str, bytes: &[u8], pace: u64) -> Result<(Vec<u8>, StreamSummary), StreamError> {
         let header = StreamHeader {
             name: name.to_owned(),
@@ -116,7 +117,7 @@ impl StreamTest {
                 }
             }
         }
-        panic!("it hangs");
+        panic!("no progress");
     }
 }
 
@@ -132,7 +133,7 @@ fn some_bytes(length: usize, seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn streams_follow_one_another_on_one_qp() {
+fn several_streams_use_one_qp_in_turn() {
     for by_write in [false, true] {
         let mut test = StreamTest::new(Net::quiet(), by_write, 3000, 4, 5);
         for (i, length) in [0, 1, 2999, 3000, 3001, 100_000].into_iter().enumerate() {
@@ -154,9 +155,9 @@ fn the_digest_is_sha_256() {
 }
 
 #[test]
-fn a_slow_consumer_holds_the_sender_back_and_loses_nothing() {
-    // Messages of several packets and a ring as small as can be: the first packets of a WRITE come without a receive, so
-    // one slot too many would be overwritten before it was read.
+fn a_slow_consumer_slows_the_sender_and_loses_nothing() {
+    // Messages of several packets and the smallest possible rings. The first packets of a WRITE need no
+    // receive, so one receive too many would let a slot be overwritten before it is read.
     for (by_write, slots) in [(false, 2), (true, 2), (true, 3), (true, 7)] {
         let mut test = StreamTest::new(Net::quiet(), by_write, 4096, 8, slots);
         let bytes = some_bytes(300_000, 9);
@@ -171,7 +172,7 @@ fn a_slow_consumer_holds_the_sender_back_and_loses_nothing() {
 }
 
 #[test]
-fn a_consumer_that_never_consumes_holds_the_sender_back_for_ever() {
+fn a_consumer_that_never_consumes_blocks_the_sender() {
     for by_write in [false, true] {
         let mut test = StreamTest::new(Net::quiet(), by_write, 2048, 4, 3);
         let [left, _] = &mut test.net.rnics;
@@ -182,7 +183,7 @@ fn a_consumer_that_never_consumes_holds_the_sender_back_for_ever() {
             test.net.turn();
             test.sender.poll(&mut test.net.rnics[0]).unwrap();
         }
-        // What is acknowledged is in the ring; what is not, in the sender's staging memory. No more.
+        // Acknowledged messages are in the ring, the others in the sender's staging memory.
         assert_eq!(test.sender.messages_acknowledged(), if by_write { 2 } else { 3 });
         assert!(taken <= 8 * 2048);
         assert_eq!(test.net.rnics[0].qp_state(test.qpns[0]).unwrap(), QpState::Ready);
@@ -190,7 +191,7 @@ fn a_consumer_that_never_consumes_holds_the_sender_back_for_ever() {
 }
 
 #[test]
-fn a_lane_that_fails_fails_the_stream_by_name() {
+fn a_failed_lane_fails_the_stream_and_is_named() {
     for end in [0, 1] {
         let mut test = StreamTest::over(3, Net::quiet(), false, 1024, 4, 4);
         test.run("before", &some_bytes(10_000, 1), 1).unwrap();
@@ -208,7 +209,7 @@ fn a_lane_that_fails_fails_the_stream_by_name() {
 fn lanes_share_the_messages() {
     let mut test = StreamTest::over(4, Net::quiet(), false, 1024, 8, 8);
     test.run("x", &some_bytes(40 * 1024, 3), 1).unwrap();
-    // A begin, forty full messages and an end, one after the other by the four.
+    // A begin, forty full messages and an end over four lanes.
     assert_eq!(test.sender.messages_acknowledged(), 42);
     let qpns = std::iter::once(test.qpns).chain(test.more.iter().copied());
     let came: Vec<u32> = qpns
@@ -218,7 +219,7 @@ fn lanes_share_the_messages() {
 }
 
 #[test]
-fn a_stream_that_is_not_what_it_said_is_refused() {
+fn a_stream_that_differs_from_its_header_is_refused() {
     let mut test = StreamTest::new(Net::quiet(), false, 1024, 4, 4);
     let left = &mut test.net.rnics[0];
     let sender = &mut test.sender;
@@ -257,8 +258,8 @@ fn a_stream_that_is_not_what_it_said_is_refused() {
 }
 
 #[test]
-fn what_is_no_stream_is_refused_by_the_receiver() {
-    // Raw messages from a QP whose other end expects a stream: payload, immediate, and what the receiver says.
+fn messages_that_are_no_stream_are_refused() {
+    // Raw messages to a receiver that expects a stream: payload, immediate, and the expected error.
     let cases: [(&[u8], Option<u32>, &str); 6] = [
         (b"hello", None, "it has no immediate"),
         (b"hello", Some(3 << 30), "its kind is not known"),
@@ -355,7 +356,7 @@ fn the_loops_carry_a_stream_between_threads() {
                 },
                 &mut |_, _| Flow::Continue,
             );
-            // The last ACK has to go out, and may be lost: answer until the sender says that it has it.
+            // The last ACK may be lost. Continue to reply until the sender reports that it has the ACK.
             while done_in.try_recv().is_err() {
                 if !rnic.poll(rnic.now()).unwrap() {
                     rnic.wait(Duration::from_millis(1)).unwrap();

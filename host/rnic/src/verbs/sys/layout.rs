@@ -1,4 +1,4 @@
-//! Our shapes and numbers against those that a C compiler reads from <infiniband/verbs.h>.
+//! Compares the structures and constants with those that a C compiler reads from <infiniband/verbs.h>.
 
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
@@ -7,13 +7,13 @@ use std::process::Command;
 
 use super::*;
 
-/// A C program that prints the value of each expression, a line each.
+/// A C program that prints the value of each expression on its own line.
 fn program(all: &[(String, u64)]) -> String {
     let mut text = String::from(
         "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n",
     );
     for (expression, _) in all {
-        // A string never fails to take more.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "    printf(\"%llu\\n\", (unsigned long long)({expression}));"
@@ -67,7 +67,7 @@ fn shapes_and_numbers_are_those_of_the_header() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Sizes and offsets: the C type or field, and what it is here.
+/// Sizes and offsets: the C type or field, and the value in Rust.
 fn layout() -> Vec<(String, u64)> {
     let mut all = Vec::new();
     macro_rules! offsets {
@@ -83,7 +83,7 @@ fn layout() -> Vec<(String, u64)> {
             $(all.push((format!("sizeof({})", $c), size_of::<$ty>() as u64));)*
         };
     }
-    // Only what we allocate must have its full size; what the library makes is read through pointers.
+    // Only allocated structures need their full size. Those of the library are read through pointers.
     sizes! {
         Gid = "union ibv_gid", DeviceAttr = "struct ibv_device_attr", PortAttr = "struct ibv_port_attr",
         AsyncEvent = "struct ibv_async_event", Wc = "struct ibv_wc", GlobalRoute = "struct ibv_global_route",

@@ -1,4 +1,4 @@
-//! One turn of a software RNIC: what came in, what goes out, what is done.
+//! One iteration of a software RNIC: receiving, sending and completions.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tracing::warn;
 
 use super::SoftRnic;
 
-/// Batches that one turn receives, and sends, at most: its time is bounded, and nobody starves.
+/// The maximum number of batches received and sent per iteration. It bounds the time of an iteration.
 const BATCHES_MAX: usize = 8;
 
 impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
-    /// Takes received frames in; returns whether there were any.
+    /// Processes received frames. Returns true if there were any.
     pub(super) fn receive(&mut self, now: Nanos) -> bool {
         let mac = self.attributes.mac.0;
         for round in 0..BATCHES_MAX {
@@ -47,17 +47,17 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     }
 
     fn receive_arp(&mut self, arp: &Arp) {
-        let heard = self.neighbours.handle(arp);
-        if let Some(reply) = heard.reply {
+        let outcome = self.neighbours.handle(arp);
+        if let Some(reply) = outcome.reply {
             self.send_arp(reply.target_mac, &reply);
         }
-        if let Some((ip, mac)) = heard.learned {
+        if let Some((ip, mac)) = outcome.learned {
             for (&qpn, _) in self.queues.iter().filter(|(_, q)| q.next_hop == Some(ip)) {
-                // A multicast address is refused, and the old one stays.
+                // A multicast address is refused, and the old address stays.
                 let _ = self.endpoint.set_remote_mac(qpn, mac);
             }
         }
-        if let Some(mac) = heard.conflict {
+        if let Some(mac) = outcome.conflict {
             warn!(port = %self.attributes.name, ip = %self.config.ip, %mac, "another host claims this address");
         }
     }
@@ -73,7 +73,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         }
     }
 
-    /// Sends what is due; returns whether there was anything.
+    /// Sends due frames. Returns true if there were any.
     pub(super) fn transmit(&mut self, now: Nanos) -> bool {
         let mut worked = false;
         while let Some((dst, arp)) = self.neighbours.poll_transmit(now) {
@@ -102,10 +102,10 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         (count, !is_last)
     }
 
-    /// Puts frames of the endpoint into the batch; returns whether those were all.
+    /// Moves frames of the endpoint into the batch. Returns true if no further frame is due.
     fn fill_batch(&mut self, now: Nanos) -> bool {
         while !self.batch.is_full() {
-            // What the endpoint has handed out counts as sent: so first the room, then the frame.
+            // A frame taken from the endpoint counts as sent, so a buffer is needed first.
             if !self.pool.has_capacity() {
                 return true;
             }
@@ -119,7 +119,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         false
     }
 
-    /// Sorts completions into the queues of their QPs; returns whether there were any.
+    /// Moves completions into the queues of their QPs. Returns true if there were any.
     pub(super) fn sort_completions(&mut self) -> bool {
         let mut any = false;
         while let Some(completion) = self.endpoint.poll_completion() {
@@ -135,7 +135,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         any
     }
 
-    /// How long nothing is due.
+    /// The time until the next work is due.
     pub(super) fn idle_for(&self, now: Nanos) -> Duration {
         let due = [
             self.endpoint.poll_timeout().map(|(at, _)| at),
