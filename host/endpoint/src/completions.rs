@@ -1,4 +1,4 @@
-//! The ends of work requests, and the end of a QP.
+//! Completion of work requests and failure of QPs.
 
 use castnet_wire::Qpn;
 
@@ -8,15 +8,15 @@ use crate::state::QpEvent;
 use crate::work::{Completion, CompletionOp, RecvWr, SendOp, SendWr, Status};
 
 impl Endpoint {
-    /// Ends the sends that are acknowledged.
+    /// Completes the acknowledged sends.
     pub(crate) fn complete_acknowledged(&mut self, qpn: Qpn) {
         while let Some(wr) = self.qps.get_mut(&qpn).and_then(|qp| qp.requester.pop_completed()) {
             self.complete_send(qpn, &wr, Status::Success);
         }
     }
 
-    /// Moves a QP to the error state. The send at an index of the queue gets a status, the oldest receive may get
-    /// another; all other work requests are flushed.
+    /// Moves a QP to the error state. `send` is the index and status of a failed send, `receive` the status of the
+    /// oldest receive. All other work requests are flushed.
     pub(crate) fn fail(&mut self, qpn: Qpn, send: Option<(usize, Status)>, receive: Option<Status>) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let Some(state) = qp.state.step(QpEvent::Fail) else {

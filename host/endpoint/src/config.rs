@@ -1,37 +1,36 @@
-//! What an endpoint and its QPs are made with.
+//! Configuration of an endpoint and its QPs.
 
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn};
 use core::net::Ipv4Addr;
 
 use crate::error::QpError;
 
-/// An endpoint's addresses and bounds. All bounds are hard: beyond them calls are refused with a typed error.
+/// Addresses and limits of an endpoint. Calls that would exceed a limit return an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointConfig {
-    /// Its Ethernet address; frames to another are dropped and counted.
+    /// Ethernet address. Frames to other addresses are discarded and counted.
     pub mac: MacAddr,
-    /// Its IPv4 address, the GID of all its QPs.
+    /// IPv4 address, which is the GID of all QPs.
     pub ip: Ipv4Addr,
-    /// The one entry of its partition table; 0xFFFF is the default partition, full member.
+    /// The only entry of the partition table. 0xFFFF is the default partition with full membership.
     pub pkey: u16,
-    /// Most QPs at one time.
+    /// The maximum number of QPs.
     pub qps_max: usize,
-    /// Most memory regions at one time.
+    /// The maximum number of memory regions.
     pub regions_max: usize,
-    /// Most completions that work requests may still bring, unpolled ones included. Posting is refused beyond, so the
+    /// The maximum number of completions that are queued or still to come. Posting beyond it is refused, so the
     /// completion queue never overflows.
     pub completions_max: usize,
-    /// Most ACKs and NAKs that wait to be sent, per QP. Beyond, a newer ACK takes the place of the newest waiting
-    /// one, which it includes.
+    /// The maximum number of queued ACKs and NAKs per QP. When the queue is full, a newer ACK replaces a queued ACK at
+    /// the end, which it includes.
     pub responses_max: usize,
-    /// Whether of several ACKs that wait to be sent only the newest goes, which includes the others (IBA 9.7.5.1.2), as
-    /// RNICs in hardware do it; rxe sends each.
+    /// True to send only the newest of several queued ACKs, which includes the others (IBA 9.7.5.1.2), as hardware
+    /// RNICs do. rxe sends each ACK.
     pub coalesce_acks: bool,
 }
 
 impl EndpointConfig {
-    /// An endpoint at `mac` and `ip` in the default partition, with room for 1,024 QPs, 4,096 regions and 65,536
-    /// completions.
+    /// An endpoint in the default partition, with limits of 1,024 QPs, 4,096 regions and 65,536 completions.
     pub const fn new(mac: MacAddr, ip: Ipv4Addr) -> Self {
         Self {
             mac,
@@ -46,12 +45,12 @@ impl EndpointConfig {
     }
 }
 
-/// Work requests that a QP holds at one time.
+/// Capacities of a QP's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// In the send queue, until acknowledged.
+    /// Sends that are not acknowledged.
     pub send: usize,
-    /// In the receive queue, until filled.
+    /// Receives that are not completed.
     pub receive: usize,
 }
 
@@ -64,48 +63,49 @@ impl Default for QueueLimits {
     }
 }
 
-/// A QP and what it is connected to.
+/// Configuration of a QP and its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpConfig {
-    /// Its own number; 0 and 1 are reserved (subnet and general management).
+    /// QP number. 0 and 1 are reserved (subnet and general management).
     pub qpn: Qpn,
-    /// Depths of its queues.
+    /// Capacities of the queues.
     pub limits: QueueLimits,
-    /// The only address it sends to and takes frames from: another host's, or a group's McstID.
+    /// The only remote address: that of another host, or the McstID of a group.
     pub remote_ip: Ipv4Addr,
-    /// The Ethernet address of the next hop towards it.
+    /// Ethernet address of the next hop.
     pub remote_mac: MacAddr,
     /// The remote QP; [`Qpn::VIRTUAL`] for a group.
     pub remote_qpn: Qpn,
-    /// PSN of the first packet it sends.
+    /// PSN of the first packet sent.
     pub sq_psn: Psn,
-    /// PSN of the first packet it expects.
+    /// PSN of the first packet expected.
     pub rq_psn: Psn,
-    /// Payload bytes of a full packet, both ways.
+    /// Payload bytes of a full packet in both directions.
     pub pmtu: Pmtu,
-    /// Time-out exponent, below 32: 4.096 us * 2^t without an acknowledgement, and it sends again. 0: never.
+    /// Timeout exponent t, below 32. The QP retransmits after 4.096 us * 2^t without an acknowledgement. 0 disables the
+    /// timeout.
     pub timeout: u8,
-    /// Sends again this many times without progress, then fails; below 8. 7: for ever, as rxe reads it (the
-    /// InfiniBand specification means seven).
+    /// Retries without progress before the QP fails, below 8. 7 means no limit, as in rxe; in the InfiniBand
+    /// specification it means seven.
     pub retry_cnt: u8,
-    /// The same for receiver-not-ready NAKs. 7: for ever.
+    /// Retries after RNR NAKs before the QP fails, below 8. 7 means no limit.
     pub rnr_retry: u8,
-    /// Code of the wait that it asks for where no receive is posted; below 32.
+    /// Code of the delay requested from the sender when no receive is posted, below 32.
     pub min_rnr_timer: u8,
-    /// Most PSNs that are sent and not acknowledged.
+    /// The maximum number of unacknowledged PSNs.
     pub window: u32,
-    /// IPv4 type of service of all its frames, ACKs included: DSCP and ECN.
+    /// IPv4 type of service of all frames including ACKs: DSCP and ECN.
     pub tos: u8,
-    /// IPv4 time to live of all its frames.
+    /// IPv4 time to live of all frames.
     pub ttl: u8,
 }
 
 impl QpConfig {
-    /// PSNs that may be sent and not acknowledged, unless configured: rxe's constant is 128, and it lets one more out.
+    /// The default of `window`. rxe's constant is 128, and it sends one packet more.
     pub const WINDOW: u32 = 129;
 
-    /// A QP with the usual values of verbs programs: PSNs from 0, path MTU 1024, time-out 14 (67 ms), 7 retries of
-    /// both kinds (for ever), RNR timer 12 (0.64 ms).
+    /// A QP with the usual values of verbs programs: PSNs start at 0, path MTU 1024, timeout 14 (67 ms), 7 retries of
+    /// both kinds (no limit), RNR timer 12 (0.64 ms).
     pub fn new(qpn: Qpn, remote_ip: Ipv4Addr, remote_mac: MacAddr, remote_qpn: Qpn) -> Self {
         Self {
             qpn,
@@ -126,7 +126,7 @@ impl QpConfig {
         }
     }
 
-    /// Refuses what does not fit its field's bounds.
+    /// Checks the ranges of all fields.
     pub(crate) fn check(&self) -> Result<(), QpError> {
         check_qpn(self.qpn)?;
         let bounds = [
@@ -134,7 +134,7 @@ impl QpConfig {
             ("retry_cnt", self.retry_cnt as u64, 0, 7),
             ("rnr_retry", self.rnr_retry as u64, 0, 7),
             ("min_rnr_timer", self.min_rnr_timer as u64, 0, 31),
-            // Half the circle less one: beyond, old and new PSNs could not be told apart.
+            // A quarter of the PSN space less one. With a larger window, old and new PSNs could not be distinguished.
             ("window", self.window as u64, 1, (1 << 22) - 1),
             ("ttl", self.ttl as u64, 1, 255),
         ];
@@ -155,7 +155,7 @@ impl QpConfig {
     }
 }
 
-/// Refuses the reserved numbers.
+/// Refuses reserved QP numbers.
 pub(crate) fn check_qpn(qpn: Qpn) -> Result<(), QpError> {
     if qpn.value() < 2 || qpn.value() == 0xFF_FFFF {
         Err(QpError::Reserved { qpn })

@@ -1,4 +1,4 @@
-//! The endpoint: QPs, memory, completions, and the order in which they get their turn.
+//! [`Endpoint`]: QPs, memory, completions, and the order in which QPs send.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -14,31 +14,31 @@ use crate::state::{QpEvent, QpState};
 use crate::stats::Stats;
 use crate::work::{Completion, MESSAGE_MAX, RecvWr, SendWr, Status};
 
-/// Why a timer runs.
+/// Reason of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimerReason {
-    /// An acknowledgement is awaited; without it the QP goes back.
+    /// The retransmission timer, which waits for an acknowledgement.
     Retransmit,
-    /// The remote had no receive posted; then the QP sends again.
+    /// The wait after an RNR NAK. The QP retransmits afterwards.
     RnrWait,
 }
 
-/// Where a QP stands: for tables and tests.
+/// Status of a QP, for tables and tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpStatus {
-    /// Its state.
+    /// State of the QP.
     pub state: QpState,
-    /// PSN of the next packet that it sends for the first time.
+    /// PSN of the next new packet.
     pub psn_next: Psn,
-    /// Oldest PSN that it sent, or will send next, and that is not acknowledged.
+    /// The oldest unacknowledged PSN, or `psn_next` if there is none.
     pub psn_unacked: Psn,
-    /// PSN that it expects next.
+    /// The next expected PSN.
     pub psn_expected: Psn,
-    /// Messages that it has completed as a responder, modulo 2^24.
+    /// The number of messages completed as a responder, modulo 2^24.
     pub msn: u32,
-    /// Send work requests not yet done.
+    /// Send work requests that are not completed.
     pub sends: usize,
-    /// Receives not yet filled.
+    /// Posted receives that are not completed.
     pub receives: usize,
 }
 
@@ -47,30 +47,30 @@ pub struct QpStatus {
 pub(crate) struct Qp {
     pub(crate) state: QpState,
     pub(crate) config: QpConfig,
-    /// UDP source port of all its frames.
+    /// UDP source port of all frames of the QP.
     pub(crate) sport: u16,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// Whether it waits in the ring of those with answers.
+    /// True if the QP is in the queue of QPs with responses.
     answering: bool,
-    /// Whether it waits in the ring of those with requests.
+    /// True if the QP is in the queue of QPs with requests.
     requesting: bool,
-    /// Its entry among the timers.
+    /// The QP's entry in the timers.
     timer: Option<Nanos>,
 }
 
-/// An RC endpoint: many QPs at one IP and Ethernet address. See the crate's documentation for the calling order.
+/// An RC endpoint: many QPs at one IP and Ethernet address. The crate documentation describes the calling order.
 #[derive(Debug)]
 pub struct Endpoint {
     pub(crate) config: EndpointConfig,
     pub(crate) qps: BTreeMap<Qpn, Qp>,
     pub(crate) memory: Memory,
     pub(crate) completions: VecDeque<Completion>,
-    /// Work requests that are posted and not done.
+    /// Posted work requests that are not completed.
     pub(crate) outstanding: usize,
-    /// QPs that may have ACKs or NAKs to send, in turn.
+    /// QPs that may have ACKs or NAKs to send, round robin.
     pub(crate) answering: VecDeque<Qpn>,
-    /// QPs that may have requests to send, in turn.
+    /// QPs that may have requests to send, round robin.
     pub(crate) requesting: VecDeque<Qpn>,
     timers: BTreeSet<(Nanos, Qpn)>,
     pub(crate) stats: Stats,
@@ -79,7 +79,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint without QPs and memory.
+    /// Creates an endpoint without QPs and memory.
     pub fn new(config: EndpointConfig) -> Self {
         Self {
             memory: Memory::new(config.regions_max),
@@ -95,17 +95,17 @@ impl Endpoint {
         }
     }
 
-    /// What it was made with.
+    /// The configuration.
     pub fn config(&self) -> &EndpointConfig {
         &self.config
     }
 
-    /// What it did so far.
+    /// Counters since creation.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Registers `bytes` as a region whose first byte the remote names by the virtual address `va`.
+    /// Registers `bytes` as a region. `va` is the virtual address of the first byte, which the remote uses.
     ///
     /// # Errors
     /// [`MemoryError::TooMany`], [`MemoryError::Wraps`].
@@ -118,7 +118,7 @@ impl Endpoint {
         self.memory.register(va, bytes, access)
     }
 
-    /// Gives the bytes of a region back. Work requests that still name it fail, and their QPs with them.
+    /// Removes a region and returns its bytes. Work requests that still refer to it fail, and their QPs with them.
     ///
     /// # Errors
     /// [`MemoryError::UnknownKey`].
@@ -134,7 +134,7 @@ impl Endpoint {
         self.memory.bytes(key).ok_or(MemoryError::UnknownKey { key })
     }
 
-    /// The bytes of a region, to be changed by their owner.
+    /// Mutable access to the bytes of a region.
     ///
     /// # Errors
     /// [`MemoryError::UnknownKey`].
@@ -142,17 +142,17 @@ impl Endpoint {
         self.memory.bytes_mut(key).ok_or(MemoryError::UnknownKey { key })
     }
 
-    /// A QP that is connected at once: [`Endpoint::open_qp`], then [`Endpoint::connect_qp`].
+    /// Creates a connected QP: [`Endpoint::open_qp`], then [`Endpoint::connect_qp`].
     ///
     /// # Errors
-    /// As theirs; nothing has changed then.
+    /// As those calls. Nothing has changed after an error.
     pub fn create_qp(&mut self, config: QpConfig) -> Result<(), QpError> {
         config.check()?;
         self.open_qp(config.qpn, config.limits)?;
         self.connect_qp(config)
     }
 
-    /// A QP in state [`QpState::Init`]: receives may be posted, the remote is named later.
+    /// Creates a QP in state [`QpState::Init`]. Receives may be posted. The remote is set when the QP is connected.
     ///
     /// # Errors
     /// [`QpError::Exists`], [`QpError::Reserved`], [`QpError::TooMany`].
@@ -186,8 +186,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Connects the QP `config.qpn`, which must be in state [`QpState::Init`]. It keeps its receives and the queue
-    /// limits that it was opened with.
+    /// Connects the QP `config.qpn`, which must be in state [`QpState::Init`]. It keeps its receives and queue limits.
     ///
     /// # Errors
     /// [`QpError::Unknown`], [`QpError::WrongState`], [`QpError::OutOfRange`], [`QpError::MulticastMac`].
@@ -207,7 +206,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The next hop towards the remote has another Ethernet address now.
+    /// Changes the Ethernet address of the next hop.
     ///
     /// # Errors
     /// [`QpError::Unknown`], [`QpError::MulticastMac`].
@@ -230,7 +229,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes a QP back to [`QpState::Init`]. Its work requests are forgotten; completions that wait stay.
+    /// Resets a QP to [`QpState::Init`]. Its work requests are removed; completions stay until they are polled.
     ///
     /// # Errors
     /// [`QpError::Unknown`].
@@ -249,7 +248,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Removes a QP. Its work requests are forgotten; completions that wait stay.
+    /// Removes a QP and its work requests. Completions stay until they are polled.
     ///
     /// # Errors
     /// [`QpError::Unknown`].
@@ -261,7 +260,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Where a QP stands.
+    /// Status of a QP.
     ///
     /// # Errors
     /// [`QpError::Unknown`].
@@ -282,10 +281,10 @@ impl Endpoint {
         })
     }
 
-    /// Posts a send. On a failed QP it is flushed at once.
+    /// Posts a send. On a failed QP it is flushed immediately.
     ///
     /// # Errors
-    /// Any [`PostError`]; nothing was posted then.
+    /// Any [`PostError`]. Nothing was posted.
     pub fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), PostError> {
         let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
         if qp.state == QpState::Init {
@@ -319,10 +318,10 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Posts a receive. On a failed QP it is flushed at once.
+    /// Posts a receive. On a failed QP it is flushed immediately.
     ///
     /// # Errors
-    /// Any [`PostError`] but [`PostError::NotConnected`]; nothing was posted then.
+    /// Any [`PostError`] except [`PostError::NotConnected`]. Nothing was posted.
     pub fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), PostError> {
         let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
         if qp.responder.is_full() {
@@ -346,17 +345,17 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The next work request that ended, in order of their ends; of one queue, in the order they were posted.
+    /// The next completion. Completions of one queue are in the order of posting.
     pub fn poll_completion(&mut self) -> Option<Completion> {
         self.completions.pop_front()
     }
 
-    /// Completions that wait to be polled.
+    /// The number of completions not polled yet.
     pub fn completions_waiting(&self) -> usize {
         self.completions.len()
     }
 
-    /// When [`Endpoint::handle_timeout`] must be called next, and why.
+    /// The time and reason of the next required call of [`Endpoint::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let &(at, qpn) = self.timers.first()?;
         let waits = self.qps.get(&qpn).and_then(|qp| qp.requester.rnr_deadline()) == Some(at);
@@ -370,7 +369,7 @@ impl Endpoint {
         ))
     }
 
-    /// Lets all timers up to `now` run out.
+    /// Processes all timers that expire at or before `now`.
     pub fn handle_timeout(&mut self, now: Nanos) {
         while let Some(&(at, qpn)) = self.timers.first()
             && at <= now
@@ -391,7 +390,7 @@ impl Endpoint {
         }
     }
 
-    /// Puts a QP's timer and its places in the rings right, after anything changed it.
+    /// Updates a QP's timer and its membership in the send queues after a change.
     pub(crate) fn refresh(&mut self, qpn: Qpn) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let timer = match (qp.requester.ack_deadline(), qp.requester.rnr_deadline()) {
@@ -417,8 +416,8 @@ impl Endpoint {
         }
     }
 
-    /// The next QP in the ring of those with answers. It has left the ring: refresh it afterwards.
-    pub(crate) fn turn_to_answer(&mut self) -> Option<Qpn> {
+    /// Removes the next QP from the queue of QPs with responses. The caller must refresh it afterwards.
+    pub(crate) fn pop_answering(&mut self) -> Option<Qpn> {
         let qpn = self.answering.pop_front()?;
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.answering = false;
@@ -426,8 +425,8 @@ impl Endpoint {
         Some(qpn)
     }
 
-    /// The next QP in the ring of those with requests. It has left the ring: refresh it afterwards.
-    pub(crate) fn turn_to_request(&mut self) -> Option<Qpn> {
+    /// Removes the next QP from the queue of QPs with requests. The caller must refresh it afterwards.
+    pub(crate) fn pop_requesting(&mut self) -> Option<Qpn> {
         let qpn = self.requesting.pop_front()?;
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.requesting = false;

@@ -1,74 +1,74 @@
-//! What calls are refused with. Each error carries the facts.
+//! Errors of the endpoint's calls.
 
 use castnet_wire::{MacAddr, Qpn};
 
 use crate::memory::MemoryKey;
 use crate::state::{QpEvent, QpState};
 
-/// Why a QP could not be made or changed.
+/// Error of creating or changing a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QpError {
-    /// The number is taken.
+    /// The number is in use.
     #[error("QP {qpn} exists already")]
     Exists {
-        /// The number asked for.
+        /// The requested number.
         qpn: Qpn,
     },
-    /// There is no such QP.
+    /// The QP does not exist.
     #[error("no QP {qpn}")]
     Unknown {
-        /// The number asked for.
+        /// The requested number.
         qpn: Qpn,
     },
-    /// QPNs 0, 1 and 0xFFFFFF have their own meaning.
+    /// QPNs 0, 1 and 0xFFFFFF are reserved.
     #[error("QP number {qpn} is reserved")]
     Reserved {
-        /// The number asked for.
+        /// The requested number.
         qpn: Qpn,
     },
-    /// As many QPs as the endpoint may have.
+    /// The maximum number of QPs exists.
     #[error("all {max} QPs are in use")]
     TooMany {
-        /// The bound.
+        /// The maximum.
         max: usize,
     },
-    /// Its state does not allow that step.
+    /// The QP's state does not allow the event.
     #[error("QP {qpn} is in state {state:?}, which has no step {event:?}")]
     WrongState {
         /// The QP.
         qpn: Qpn,
-        /// The state it is in.
+        /// The state of the QP.
         state: QpState,
-        /// The step asked for.
+        /// The requested event.
         event: QpEvent,
     },
-    /// A field of the configuration is out of its bounds.
+    /// A field of the configuration is out of range.
     #[error("{field} is {value}, must be {min} to {max}")]
     OutOfRange {
-        /// The field's name.
+        /// Name of the field.
         field: &'static str,
-        /// What it was.
+        /// The value.
         value: u64,
-        /// The least allowed.
+        /// The minimum.
         min: u64,
-        /// The most allowed.
+        /// The maximum.
         max: u64,
     },
-    /// RC frames go to one station.
+    /// The next hop of an RC connection must be a unicast address.
     #[error("the next hop {mac} is a multicast address")]
     MulticastMac {
-        /// The address asked for.
+        /// The requested address.
         mac: MacAddr,
     },
 }
 
-/// Why a work request was not taken.
+/// Error of posting a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// There is no such QP.
+    /// The QP does not exist.
     #[error("no QP {qpn}")]
     UnknownQp {
-        /// The number asked for.
+        /// The requested number.
         qpn: Qpn,
     },
     /// Sends need a connected QP.
@@ -77,75 +77,75 @@ pub enum PostError {
         /// The QP.
         qpn: Qpn,
     },
-    /// The queue holds as many as it may.
+    /// The queue is full.
     #[error("the queue of QP {qpn} is full, {max} work requests")]
     QueueFull {
         /// The QP.
         qpn: Qpn,
-        /// The queue's bound.
+        /// Capacity of the queue.
         max: usize,
     },
-    /// Polling completions makes room.
+    /// The completion queue has no capacity left. Polling completions frees capacity.
     #[error("all {max} completions are spoken for")]
     CompletionQueueFull {
-        /// The bound.
+        /// The maximum.
         max: usize,
     },
-    /// No region has that key.
+    /// No region has this key.
     #[error("no memory region has key {key}")]
     UnknownKey {
-        /// The key asked for.
+        /// The given key.
         key: MemoryKey,
     },
-    /// The bytes are not all inside the region.
+    /// The slice is not inside the region.
     #[error("{length} bytes at {offset} are outside region {key} of {region} bytes")]
     OutOfBounds {
-        /// The region's key.
+        /// Key of the region.
         key: MemoryKey,
-        /// First byte, relative to the region's start.
+        /// First byte relative to the start of the region.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u32,
         /// Bytes of the region.
         region: u64,
     },
-    /// A receive needs a region that may be written.
+    /// A receive needs a writable region.
     #[error("region {key} may not be written locally")]
     NotWritable {
-        /// The region's key.
+        /// Key of the region.
         key: MemoryKey,
     },
-    /// Longer than an RC message may be.
+    /// The message exceeds the maximum of RC.
     #[error("a message of {length} bytes, at most {max}")]
     TooLong {
-        /// Bytes asked for.
+        /// Length in bytes.
         length: u32,
-        /// The bound: 2^31.
+        /// The maximum: 2^31.
         max: u32,
     },
 }
 
-/// Why a memory region could not be made or found.
+/// Error of creating or finding a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// As many regions as the endpoint may have.
+    /// The maximum number of regions exists.
     #[error("all {max} memory regions are in use")]
     TooMany {
-        /// The bound.
+        /// The maximum.
         max: usize,
     },
-    /// No region has that key.
+    /// No region has this key.
     #[error("no memory region has key {key}")]
     UnknownKey {
-        /// The key asked for.
+        /// The given key.
         key: MemoryKey,
     },
-    /// The last byte's virtual address would be beyond 2^64 - 1.
+    /// The virtual addresses of the region exceed 2^64 - 1.
     #[error("{length} bytes at virtual address {va:#x} go beyond the address space")]
     Wraps {
         /// Virtual address of the first byte.
         va: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
 }

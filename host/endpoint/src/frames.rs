@@ -1,4 +1,4 @@
-//! Frames in, frames out.
+//! Receiving and sending of frames.
 
 use castnet_wire::bth::pkey_matches;
 use castnet_wire::ethernet::ETHERTYPE_IPV4;
@@ -8,8 +8,8 @@ use castnet_wire::{
 };
 
 use crate::endpoint::{Endpoint, Qp};
-use crate::packet::{Meaning, Request, request_opcode};
-use crate::requester::{Outgoing, Response};
+use crate::packet::{DecodedPacket, Request, request_opcode};
+use crate::requester::{OutgoingPacket, Response};
 use crate::responder::{Answer, Verdict};
 use crate::state::QpState;
 use crate::stats::Discard;
@@ -20,24 +20,24 @@ impl Endpoint {
     /// immediate 4, 4096 bytes of payload, ICRC 4.
     pub const FRAME_MAX: usize = 14 + 20 + 8 + 12 + 16 + 4 + 4096 + 4;
 
-    /// Takes one whole Ethernet frame, without FCS. What it does not take, it counts by [`Discard`].
+    /// Processes a received Ethernet frame without FCS. Discarded frames are counted by [`Discard`].
     pub fn handle_frame(&mut self, now: Nanos, frame: &[u8]) {
         self.stats.frames_in += 1;
-        let (qpn, meaning) = match self.accept(frame) {
+        let (qpn, packet) = match self.accept(frame) {
             Ok(accepted) => accepted,
             Err(reason) => return self.stats.discard(reason),
         };
-        match meaning {
-            Meaning::Request(request) => self.handle_request(qpn, &request),
-            Meaning::Acknowledge { psn, syndrome } => self.handle_response(now, qpn, psn, syndrome),
-            Meaning::DataResponse => self.stats.discard(Discard::UnexpectedResponse),
-            Meaning::Cnp => self.stats.cnps_in += 1,
+        match packet {
+            DecodedPacket::Request(request) => self.handle_request(qpn, &request),
+            DecodedPacket::Acknowledge { psn, syndrome } => self.handle_response(now, qpn, psn, syndrome),
+            DecodedPacket::DataResponse => self.stats.discard(Discard::UnexpectedResponse),
+            DecodedPacket::Cnp => self.stats.cnps_in += 1,
         }
         self.refresh(qpn);
     }
 
-    /// The checks that come before any state is looked at, in rxe's order, and the ICRC.
-    fn accept<'a>(&self, frame: &'a [u8]) -> Result<(Qpn, Meaning<'a>), Discard> {
+    /// Performs the stateless checks in rxe's order, and the ICRC check.
+    fn accept<'a>(&self, frame: &'a [u8]) -> Result<(Qpn, DecodedPacket<'a>), Discard> {
         if frame.get(..6).is_some_and(|dst| dst != self.config.mac.0) {
             return Err(Discard::NotMyMac);
         }
@@ -70,8 +70,8 @@ impl Endpoint {
         if !icrc::verify_bytes(frame, header.l3, header.frame_len) {
             return Err(Discard::BadIcrc);
         }
-        let meaning = Meaning::of(&header, frame).ok_or(Discard::Malformed)?;
-        Ok((bth.dest_qp, meaning))
+        let packet = DecodedPacket::decode(&header, frame).ok_or(Discard::Malformed)?;
+        Ok((bth.dest_qp, packet))
     }
 
     fn handle_request(&mut self, qpn: Qpn, request: &Request<'_>) {
@@ -84,7 +84,7 @@ impl Endpoint {
                 self.stats.requests_in += 1;
                 self.complete_recv(qpn, &received);
             }
-            // What they send is counted when it goes out.
+            // The NAK is counted when it is sent.
             Verdict::NotReady | Verdict::Gap => {}
             Verdict::OutOfOrder => self.stats.discard(Discard::OutOfOrder),
             Verdict::Duplicate => self.stats.duplicates_in += 1,
@@ -113,16 +113,16 @@ impl Endpoint {
         }
     }
 
-    /// Writes one whole Ethernet frame, without FCS, to the start of `out`, and returns its length; `None` where there
-    /// is nothing to send now. ACKs and NAKs go before requests; in both, the QPs take turns.
+    /// Writes the next Ethernet frame without FCS to the start of `out` and returns its length. Returns `None` if there
+    /// is nothing to send. ACKs and NAKs precede requests. QPs are served round robin.
     ///
-    /// `out` must have [`Endpoint::FRAME_MAX`] bytes; a shorter one is counted, and nothing is written.
+    /// `out` must have [`Endpoint::FRAME_MAX`] bytes. A shorter buffer is counted, and nothing is written.
     pub fn poll_transmit(&mut self, now: Nanos, out: &mut [u8]) -> Option<usize> {
         if out.len() < Self::FRAME_MAX {
             self.stats.short_buffers += 1;
             return None;
         }
-        while let Some(qpn) = self.turn_to_answer() {
+        while let Some(qpn) = self.pop_answering() {
             let answer = self.qps.get_mut(&qpn).and_then(|qp| qp.responder.pop_answer());
             self.refresh(qpn);
             if let Some(answer) = answer
@@ -131,7 +131,7 @@ impl Endpoint {
                 return Some(length);
             }
         }
-        while let Some(qpn) = self.turn_to_request() {
+        while let Some(qpn) = self.pop_requesting() {
             let packet = self
                 .qps
                 .get_mut(&qpn)
@@ -140,7 +140,7 @@ impl Endpoint {
             let Some(packet) = packet else { continue };
             match self.emit_request(qpn, &packet, out) {
                 Some(length) => return Some(length),
-                // Its memory was deregistered after it was posted.
+                // The memory was deregistered after the send was posted.
                 None => self.fail(qpn, Some((packet.index, Status::LocalProtectionError)), None),
             }
         }
@@ -173,7 +173,7 @@ impl Endpoint {
         Some(length)
     }
 
-    fn emit_request(&mut self, qpn: Qpn, packet: &Outgoing, out: &mut [u8]) -> Option<usize> {
+    fn emit_request(&mut self, qpn: Qpn, packet: &OutgoingPacket, out: &mut [u8]) -> Option<usize> {
         let (ethernet, network) = self.envelope(qpn)?;
         let qp = self.qps.get(&qpn)?;
         let slice = packet.payload;
@@ -192,7 +192,7 @@ impl Endpoint {
                 dma_len: packet.message_length,
             })
         };
-        // Those that the opcode does not carry are left out.
+        // Headers that the opcode does not have are omitted.
         let (reth, imm) = match packet.op {
             SendOp::Send => (None, None),
             SendOp::SendImm(imm) => (None, Some(imm)),
@@ -207,12 +207,12 @@ impl Endpoint {
         let length = emit_roce(out, &ethernet, &network, qp.sport, &bth, &ext, payload).ok()?;
         self.stats.frames_out += 1;
         self.stats.requests_out += 1;
-        self.stats.retransmits += packet.again as u64;
+        self.stats.retransmits += packet.is_retransmission as u64;
         self.stats.ack_requests_out += packet.ack_request as u64;
         Some(length)
     }
 
-    /// Ethernet and IP headers of the next frame of a QP.
+    /// The Ethernet and IP headers of the next frame of a QP.
     fn envelope(&mut self, qpn: Qpn) -> Option<(Ethernet, Network)> {
         let Qp { config: remote, .. } = self.qps.get(&qpn)?;
         let ethernet = Ethernet {

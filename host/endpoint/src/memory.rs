@@ -1,4 +1,4 @@
-//! Memory regions: bytes with a virtual address, a key and rights.
+//! Memory regions: bytes with a virtual address, a key and access rights.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -6,27 +6,27 @@ use core::fmt;
 use crate::error::{MemoryError, PostError};
 use crate::work::LocalSlice;
 
-/// The key of a memory region: its lkey and rkey in one, as in rxe.
+/// The key of a memory region, used as lkey and rkey, as in rxe.
 ///
-/// The low byte changes each time a slot is used again, so that a stale key finds nothing.
+/// The low byte changes each time a slot is reused, so a stale key matches no region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryKey(u32);
 
 impl MemoryKey {
-    /// The key of no region.
+    /// A key that matches no region.
     pub const NONE: Self = Self(0);
 
-    /// The key with that value.
+    /// The key with this value.
     pub const fn new(value: u32) -> Self {
         Self(value)
     }
 
-    /// What local work requests name it by.
+    /// The key for local work requests.
     pub const fn lkey(self) -> u32 {
         self.0
     }
 
-    /// What remote WRITEs name it by.
+    /// The key for remote WRITEs.
     pub const fn rkey(self) -> u32 {
         self.0
     }
@@ -38,31 +38,31 @@ impl fmt::Display for MemoryKey {
     }
 }
 
-/// What may be done to a region. Reading it locally always may.
+/// Access rights of a region. Local reads are always allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Receives may fill it.
+    /// Receives may write to the region.
     pub local_write: bool,
-    /// WRITEs from the remote may fill it.
+    /// Remote WRITEs may write to the region.
     pub remote_write: bool,
-    /// A SEND with invalidate may close it to WRITEs.
+    /// A SEND with invalidate may revoke remote writes.
     pub remote_invalidate: bool,
 }
 
 impl Access {
-    /// Sends only.
+    /// Access for sends.
     pub const READ: Self = Self {
         local_write: false,
         remote_write: false,
         remote_invalidate: false,
     };
-    /// Sends and receives.
+    /// Access for sends and receives.
     pub const LOCAL: Self = Self {
         local_write: true,
         remote_write: false,
         remote_invalidate: false,
     };
-    /// Sends, receives, and WRITEs from the remote.
+    /// Access for sends, receives and remote WRITEs.
     pub const REMOTE_WRITE: Self = Self {
         local_write: true,
         remote_write: true,
@@ -77,7 +77,7 @@ struct Region {
     access: Access,
 }
 
-/// The slot of a region; outlives it, to tell its keys apart.
+/// The slot of a region. It outlives the region so that keys differ between its uses.
 #[derive(Debug)]
 struct Slot {
     variant: u8,
@@ -94,7 +94,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new(max: usize) -> Self {
-        // A key has 24 bits of slot number, and slot 0's keys start at 0x100: 0 is the key of no region.
+        // A key contains 24 bits of slot index. The keys of slot 0 start at 0x100, because 0 matches no region.
         Self {
             slots: Vec::new(),
             free: Vec::new(),
@@ -168,7 +168,7 @@ impl Memory {
         self.region_mut(key).map(|r| r.bytes.as_mut_slice())
     }
 
-    /// Whether a work request may name the slice; `write`: as the room of a receive.
+    /// Checks the slice of a work request. `write` is true for the buffer of a receive.
     pub(crate) fn check_local(&self, slice: LocalSlice, write: bool) -> Result<(), PostError> {
         let LocalSlice { key, offset, length } = slice;
         if length == 0 {
@@ -190,7 +190,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The bytes at `offset` of the region, if it is still there and has them.
+    /// The bytes at `offset` of a region, if they exist.
     pub(crate) fn read(&self, key: MemoryKey, offset: u64, length: usize) -> Option<&[u8]> {
         if length == 0 {
             return Some(&[]);
@@ -199,7 +199,7 @@ impl Memory {
         self.region(key)?.bytes.get(from..from.checked_add(length)?)
     }
 
-    /// Copies `data` to `offset` of the region; `None` where it is gone or too short.
+    /// Copies `data` to `offset` of a region. Returns `None` if the region does not exist or is too short.
     pub(crate) fn write(&mut self, key: MemoryKey, offset: u64, data: &[u8]) -> Option<()> {
         if data.is_empty() {
             return Some(());
@@ -213,7 +213,7 @@ impl Memory {
         Some(())
     }
 
-    /// Where in the region a remote WRITE of `length` bytes at `va` begins, if the region allows it.
+    /// The region and offset of a remote WRITE of `length` bytes at `va`, if the region allows it.
     pub(crate) fn check_remote(&self, rkey: u32, va: u64, length: u32) -> Option<(MemoryKey, u64)> {
         let key = MemoryKey(rkey);
         let region = self.region(key).filter(|r| r.access.remote_write)?;
@@ -222,13 +222,13 @@ impl Memory {
         (end <= region.bytes.len() as u64).then_some((key, offset))
     }
 
-    /// Whether a SEND with invalidate may name the key.
+    /// Returns true if a SEND with invalidate may use the key.
     pub(crate) fn may_invalidate(&self, rkey: u32) -> bool {
         self.region(MemoryKey(rkey))
             .is_some_and(|r| r.access.remote_invalidate)
     }
 
-    /// Closes the region to the remote; its owner keeps it.
+    /// Revokes remote access to the region. The owner keeps it.
     pub(crate) fn invalidate(&mut self, rkey: u32) {
         if let Some(region) = self.region_mut(MemoryKey(rkey)) {
             region.access.remote_write = false;

@@ -1,48 +1,48 @@
-//! What a frame means to an RC endpoint, apart from its bytes.
+//! Decoded packets, independent of the frame format.
 
 use castnet_wire::{Kind, Opcode, Psn, RoceHeader, Syndrome};
 
 use crate::work::SendOp;
 
-/// What a request does. Kept apart from opcodes: the responder's rules are about this.
+/// The operation of a request. The responder's rules depend on it, not on the opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Send,
     Write,
-    /// READ and atomics: known, and refused.
+    /// READ and atomics, which are refused.
     Unsupported,
 }
 
-/// RETH: what a WRITE names.
+/// RETH: the target of a WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct WriteTarget {
     pub(crate) va: u64,
     pub(crate) rkey: u32,
     pub(crate) length: u32,
 }
 
-/// One request packet.
+/// A request packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) kind: RequestKind,
-    /// FIRST or ONLY.
+    /// True for FIRST and ONLY.
     pub(crate) is_first: bool,
-    /// LAST or ONLY.
+    /// True for LAST and ONLY.
     pub(crate) is_last: bool,
     pub(crate) psn: Psn,
     pub(crate) ack_request: bool,
     pub(crate) solicited: bool,
-    /// Pad bytes after the payload, 0 to 3.
+    /// The number of pad bytes after the payload, 0 to 3.
     pub(crate) pad: u8,
-    pub(crate) target: Option<Target>,
+    pub(crate) target: Option<WriteTarget>,
     pub(crate) imm: Option<u32>,
     pub(crate) invalidate: Option<u32>,
     pub(crate) payload: &'a [u8],
 }
 
-/// What a packet of a QP's transport is.
+/// A decoded RC packet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Meaning<'a> {
+pub(crate) enum DecodedPacket<'a> {
     Request(Request<'a>),
     /// ACK, NAK or RNR NAK.
     Acknowledge {
@@ -55,9 +55,9 @@ pub(crate) enum Meaning<'a> {
     Cnp,
 }
 
-impl<'a> Meaning<'a> {
-    /// Of a packet whose header was read from `frame`; `None` where the two do not fit.
-    pub(crate) fn of(header: &RoceHeader, frame: &'a [u8]) -> Option<Self> {
+impl<'a> DecodedPacket<'a> {
+    /// Decodes a packet whose header was parsed from `frame`. Returns `None` if the two are inconsistent.
+    pub(crate) fn decode(header: &RoceHeader, frame: &'a [u8]) -> Option<Self> {
         let info = header.bth.opcode.info();
         let kind = match info.kind {
             Kind::Send => RequestKind::Send,
@@ -80,7 +80,7 @@ impl<'a> Meaning<'a> {
             ack_request: header.bth.ack_request,
             solicited: header.bth.solicited,
             pad: header.bth.pad,
-            target: header.reth.map(|r| Target {
+            target: header.reth.map(|r| WriteTarget {
                 va: r.va,
                 rkey: r.rkey,
                 length: r.dma_len,

@@ -1,7 +1,7 @@
-//! The requester of a QP: its send queue, window, go-back-N and timers, as rxe has them.
+//! The requester of a QP: send queue, window, go-back-N and timers, as in rxe.
 //!
-//! Inside, packets are numbered by 64-bit sequence numbers from 0; only the wire knows the 24-bit PSNs, so nothing
-//! here can trip over their wrap.
+//! Packets are numbered internally by 64-bit sequence numbers that start at 0. Only frames contain the 24-bit PSNs, so
+//! no code here handles their wrap.
 
 use alloc::collections::VecDeque;
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
@@ -9,52 +9,52 @@ use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
 use crate::config::QpConfig;
 use crate::work::{LocalSlice, SendOp, SendWr, Status};
 
-/// rxe asks for an ACK with the packet before which this many went out without asking: "more than 64".
-const ASK_AFTER: u32 = 65;
+/// rxe requests an ACK after this many packets without a request: "more than 64".
+const ACK_REQUEST_INTERVAL: u32 = 65;
 
-/// A send work request with the sequence numbers of its packets.
+/// A send work request and the sequence numbers of its packets.
 #[derive(Clone, Copy, Debug)]
-struct Sending {
+struct QueuedSend {
     wr: SendWr,
     first: u64,
     last: u64,
 }
 
-/// One request packet to be sent.
+/// A request packet to be sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingPacket {
     pub(crate) op: SendOp,
     pub(crate) is_first: bool,
     pub(crate) is_last: bool,
     pub(crate) psn: Psn,
     pub(crate) ack_request: bool,
     pub(crate) solicited: bool,
-    /// Bytes of the whole message: RETH's length.
+    /// Bytes of the whole message, the length in RETH.
     pub(crate) message_length: u32,
-    /// Its payload.
+    /// Payload of the packet.
     pub(crate) payload: LocalSlice,
-    /// It was sent before.
-    pub(crate) again: bool,
-    /// Place of its work request in the queue.
+    /// True for a retransmission.
+    pub(crate) is_retransmission: bool,
+    /// Index of the work request in the queue.
     pub(crate) index: usize,
 }
 
-/// What a response did.
+/// Effect of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Response {
-    /// An ACK of something new.
+    /// An ACK that acknowledged new packets.
     Acknowledged,
-    /// A sequence NAK: going back.
+    /// A sequence NAK that started a retransmission.
     GoingBack,
-    /// A second sequence NAK without progress between: taken as an ACK of all before, no more.
+    /// A second sequence NAK without progress in between. It only acknowledges earlier packets.
     NakRepeated,
-    /// An RNR NAK: waiting.
+    /// An RNR NAK that started a wait.
     Waiting,
-    /// Of a PSN already acknowledged. It only re-arms the timer.
+    /// The PSN was already acknowledged. The response only re-arms the timer.
     Old,
-    /// Of a PSN that was never sent. Ignored.
+    /// The PSN was never sent. The response is ignored.
     Ahead,
-    /// The QP has failed: the status of the oldest work request.
+    /// The QP has failed, with the status of the oldest work request.
     Failed(Status),
 }
 
@@ -63,33 +63,34 @@ pub(crate) struct Requester {
     start_psn: Psn,
     pmtu: u64,
     window: u64,
-    ask_after: u32,
+    ack_request_interval: u32,
     timeout: Option<Nanos>,
     retry_cnt: u8,
     rnr_retry: u8,
 
-    queue: VecDeque<Sending>,
+    queue: VecDeque<QueuedSend>,
     queue_max: usize,
-    /// One past the last packet of the queue.
+    /// One past the last packet in the queue.
     posted: u64,
-    /// Oldest packet not acknowledged.
+    /// The oldest unacknowledged packet.
     unacked: u64,
-    /// Next packet to send; behind `sent` after going back.
+    /// The next packet to send. It is less than `sent` during a retransmission.
     next: u64,
     /// One past the newest packet ever sent.
     sent: u64,
-    /// No later in the queue than the work request of `next`.
+    /// An index in the queue that is not after the work request of `next`.
     cursor: usize,
-    /// Packets since the last one with AckReq.
-    unasked: u32,
+    /// Packets sent since the last AckReq.
+    since_ack_request: u32,
 
     retries_left: u8,
     rnr_retries_left: u8,
-    /// A retry has begun and no ACK came since, nor did a message end: sequence NAKs begin no other.
+    /// True from the start of a retry until an ACK arrives or a message completes. Meanwhile sequence NAKs start no
+    /// retry.
     retrying: bool,
-    /// When the oldest unacknowledged packet is given up waiting for.
+    /// Time at which the retransmission timer expires.
     ack_deadline: Option<Nanos>,
-    /// Until when nothing is sent, after an RNR NAK.
+    /// End of the wait after an RNR NAK.
     rnr_deadline: Option<Nanos>,
 }
 
@@ -99,9 +100,9 @@ impl Requester {
             start_psn: config.sq_psn,
             pmtu: config.pmtu.bytes() as u64,
             window: config.window as u64,
-            // A window too small for rxe's habit would stall without ever asking.
-            ask_after: if config.window > ASK_AFTER {
-                ASK_AFTER
+            // A window smaller than rxe's interval would stall without requesting an ACK.
+            ack_request_interval: if config.window > ACK_REQUEST_INTERVAL {
+                ACK_REQUEST_INTERVAL
             } else {
                 config.window / 2
             },
@@ -118,7 +119,7 @@ impl Requester {
             next: 0,
             sent: 0,
             cursor: 0,
-            unasked: 0,
+            since_ack_request: 0,
             retries_left: config.retry_cnt,
             rnr_retries_left: config.rnr_retry,
             retrying: false,
@@ -141,7 +142,7 @@ impl Requester {
 
     pub(crate) fn post(&mut self, wr: SendWr) {
         let packets = (wr.local.length as u64).div_ceil(self.pmtu).max(1);
-        self.queue.push_back(Sending {
+        self.queue.push_back(QueuedSend {
             wr,
             first: self.posted,
             last: self.posted + packets - 1,
@@ -158,7 +159,7 @@ impl Requester {
         self.psn(self.sent)
     }
 
-    /// PSN of the oldest packet not acknowledged.
+    /// PSN of the oldest unacknowledged packet.
     pub(crate) fn psn_unacked(&self) -> Psn {
         self.psn(self.unacked)
     }
@@ -167,8 +168,8 @@ impl Requester {
         self.rnr_deadline.is_none() && self.next < self.posted && self.next - self.unacked < self.window
     }
 
-    /// The next packet, which counts as sent with this call.
-    pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<Outgoing> {
+    /// Returns the next packet, which then counts as sent.
+    pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<OutgoingPacket> {
         if !self.can_send() {
             return None;
         }
@@ -180,8 +181,8 @@ impl Requester {
         let LocalSlice { key, offset, length } = sending.wr.local;
         let from = (sequence - sending.first) * self.pmtu;
         let is_last = sequence == sending.last;
-        let ack_request = is_last || self.unasked >= self.ask_after;
-        let packet = Outgoing {
+        let ack_request = is_last || self.since_ack_request >= self.ack_request_interval;
+        let packet = OutgoingPacket {
             op: sending.wr.op,
             is_first: sequence == sending.first,
             is_last,
@@ -194,10 +195,14 @@ impl Requester {
                 offset: offset + from,
                 length: (length as u64 - from).min(self.pmtu) as u32,
             },
-            again: sequence < self.sent,
+            is_retransmission: sequence < self.sent,
             index: self.cursor,
         };
-        self.unasked = if ack_request { 0 } else { self.unasked + 1 };
+        self.since_ack_request = if ack_request {
+            0
+        } else {
+            self.since_ack_request + 1
+        };
         self.next = sequence + 1;
         self.sent = self.sent.max(self.next);
         if self.ack_deadline.is_none() {
@@ -206,19 +211,19 @@ impl Requester {
         Some(packet)
     }
 
-    /// (Re-)arms the retransmission timer where something is outstanding.
+    /// Re-arms the retransmission timer if packets are outstanding, else disarms it.
     fn arm(&mut self, now: Nanos) {
         self.ack_deadline = self.timeout.filter(|_| self.unacked < self.next).map(|t| now + t);
     }
 
-    /// An ACK or NAK. Completed work requests are then ready for [`Requester::pop_completed`].
+    /// Processes an ACK or NAK. Completed work requests are then available from [`Requester::pop_completed`].
     ///
-    /// rxe believes an ACK of a PSN that it has never sent, and completes work requests whose data nobody has. This
-    /// requester does not: such a response is [`Response::Ahead`] and changes nothing.
+    /// rxe accepts an ACK of a PSN that was never sent and completes work requests whose data was not delivered. This
+    /// requester returns [`Response::Ahead`] and changes nothing.
     pub(crate) fn handle_response(&mut self, now: Nanos, psn: Psn, syndrome: Syndrome) -> Response {
         let ahead = psn.diff(self.psn(self.unacked)) as i64;
         if ahead < 0 {
-            // An old ACK shows that the responder lives. Switches keep waiting requesters alive with it.
+            // An old ACK shows that the responder is alive. Switches use it to keep waiting requesters alive.
             self.arm(now);
             return Response::Old;
         }
@@ -226,17 +231,17 @@ impl Requester {
         if sequence >= self.sent {
             return Response::Ahead;
         }
-        // As in rxe: a NAK is no progress, unless it lies past the end of the oldest message and so completes it.
+        // As in rxe: a NAK is progress only if it is past the end of the oldest message and so completes it.
         if self.queue.front().is_some_and(|oldest| sequence > oldest.last) {
-            self.renew_retries();
+            self.reset_retries();
         }
         let response = match syndrome {
             Syndrome::Ack => {
                 self.acknowledge(sequence + 1);
-                self.renew_retries();
+                self.reset_retries();
                 Response::Acknowledged
             }
-            // Every NAK acknowledges what is before its PSN.
+            // Every NAK acknowledges the packets before its PSN.
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 self.acknowledge(sequence);
                 if self.retrying {
@@ -262,24 +267,24 @@ impl Requester {
         response
     }
 
-    /// There was progress: retries are counted anew, and a sequence NAK begins one.
-    fn renew_retries(&mut self) {
+    /// Resets the retry counters after progress. A sequence NAK may start a retry again.
+    fn reset_retries(&mut self) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;
         self.retrying = false;
     }
 
-    /// All before `sequence` has arrived.
+    /// Acknowledges all packets before `sequence`.
     fn acknowledge(&mut self, sequence: u64) {
         self.unacked = sequence;
         if self.next < sequence {
-            // The answer to an earlier sending, after going back: what it covers need not go again.
+            // A response to the first transmission, during a retransmission: the covered packets are not sent again.
             self.next = sequence;
             self.cursor = 0;
         }
     }
 
-    /// Goes back to the oldest unacknowledged packet, if the retries allow it.
+    /// Goes back to the oldest unacknowledged packet, if retries are left.
     fn retry(&mut self, done: Response) -> Response {
         if self.retries_left == 0 {
             return Response::Failed(Status::RetryExceeded);
@@ -299,8 +304,8 @@ impl Requester {
         self.cursor = 0;
     }
 
-    /// Sends nothing for a while. As in rxe, the retransmission timer keeps running meanwhile: a wait longer than it
-    /// uses up retries. Unlike rxe, nothing new is sent either: it would be refused.
+    /// Stops sending for the time of an RNR NAK. As in rxe, the retransmission timer keeps running, so a longer wait
+    /// uses up retries. Unlike rxe, no new work is sent, because it would be refused.
     fn wait_for_receiver(&mut self, now: Nanos, timer: RnrTimer) -> Response {
         if self.rnr_retries_left == 0 {
             return Response::Failed(Status::RnrRetryExceeded);
@@ -312,7 +317,7 @@ impl Requester {
         Response::Waiting
     }
 
-    /// The next work request that is done, in order.
+    /// The next completed work request, in order.
     pub(crate) fn pop_completed(&mut self) -> Option<SendWr> {
         if self.queue.front()?.last >= self.unacked {
             return None;
@@ -334,7 +339,7 @@ impl Requester {
         self.rnr_deadline
     }
 
-    /// Stops for good: the QP has failed.
+    /// Stops permanently after the QP has failed.
     pub(crate) fn halt(&mut self) {
         self.posted = self.next;
         self.ack_deadline = None;
@@ -349,12 +354,12 @@ impl Requester {
         }
     }
 
-    /// Sends again if the retransmission timer has run out; `None` if it has not.
+    /// Retransmits if the retransmission timer has expired. Returns `None` if it has not.
     pub(crate) fn handle_ack_timeout(&mut self, now: Nanos) -> Option<Response> {
         if self.ack_deadline.is_none_or(|at| at > now) {
             return None;
         }
-        // Armed before going back, while something is outstanding: also a window that cannot be sent must time out.
+        // Re-armed before going back: a window that cannot be sent must time out as well.
         self.arm(now);
         Some(self.retry(Response::GoingBack))
     }

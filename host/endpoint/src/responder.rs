@@ -1,11 +1,11 @@
-//! The responder of a QP: order, checks, placement and answers, as rxe has them.
+//! The responder of a QP: packet order, checks, placement of data and responses, as in rxe.
 
 use alloc::collections::VecDeque;
 use castnet_wire::{NakCode, Psn, RnrTimer, Syndrome};
 
 use crate::config::QpConfig;
 use crate::memory::{Memory, MemoryKey};
-use crate::packet::{Request, RequestKind, Target};
+use crate::packet::{Request, RequestKind, WriteTarget};
 use crate::work::{CompletionOp, MESSAGE_MAX, RecvWr, Status};
 
 /// An ACK or NAK to be sent.
@@ -16,28 +16,28 @@ pub(crate) struct Answer {
     pub(crate) syndrome: Syndrome,
 }
 
-/// What became of a request packet.
+/// Result of a request packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// In order and done.
+    /// In order and processed.
     Taken,
-    /// In order, and its last packet ended a receive.
+    /// In order, and its last packet completed a receive.
     Received(Received),
     /// No receive is posted.
     NotReady,
-    /// The first packet after a gap: NAKed.
+    /// The first packet after a gap. A NAK was queued.
     Gap,
-    /// After a gap that was NAKed already.
+    /// A packet after a gap that was already NAKed.
     OutOfOrder,
-    /// Taken before: answered again.
+    /// A duplicate. It is acknowledged again.
     Duplicate,
-    /// A READ or atomic from before.
+    /// A duplicate READ or atomic.
     DuplicateUnsupported,
-    /// Refused with a NAK that ends the QP; the receive that it would have filled ends with that status.
+    /// Refused with a NAK that fails the QP. The status is that of the receive that the request would have used.
     Refused(Option<Status>),
 }
 
-/// A receive that was filled.
+/// A completed receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) wr: RecvWr,
@@ -48,9 +48,9 @@ pub(crate) struct Received {
     pub(crate) solicited: bool,
 }
 
-/// The message that is arriving.
+/// The message that is being received.
 #[derive(Clone, Copy, Debug)]
-enum Arriving {
+enum OpenMessage {
     Nothing,
     Send {
         received: u32,
@@ -63,7 +63,7 @@ enum Arriving {
     },
 }
 
-/// Why a packet in order was not taken.
+/// The reason why a packet in order was refused.
 enum Refusal {
     NotReady,
     Fatal(NakCode, Option<Status>),
@@ -77,11 +77,11 @@ pub(crate) struct Responder {
     pmtu: u32,
     rnr_timer: RnrTimer,
     expected: Psn,
-    /// Messages completed, modulo 2^24.
+    /// The number of completed messages, modulo 2^24.
     msn: u32,
-    /// The gap before `expected` has been NAKed.
+    /// True if the gap before `expected` was NAKed.
     nak_sent: bool,
-    arriving: Arriving,
+    arriving: OpenMessage,
     queue: VecDeque<RecvWr>,
     queue_max: usize,
     answers: VecDeque<Answer>,
@@ -98,7 +98,7 @@ impl Responder {
             expected: config.rq_psn,
             msn: 0,
             nak_sent: false,
-            arriving: Arriving::Nothing,
+            arriving: OpenMessage::Nothing,
             queue: VecDeque::new(),
             queue_max: config.limits.receive,
             answers: VecDeque::new(),
@@ -108,7 +108,7 @@ impl Responder {
         }
     }
 
-    /// Takes the values of a connection; receives that are posted stay.
+    /// Applies the parameters of a connection. Posted receives stay.
     pub(crate) fn connect(&mut self, config: &QpConfig) {
         self.pmtu = config.pmtu.bytes() as u32;
         self.rnr_timer = RnrTimer::new(config.min_rnr_timer);
@@ -152,7 +152,7 @@ impl Responder {
         self.answers.pop_front()
     }
 
-    /// Answers that found no room, since the last call.
+    /// Returns and resets the number of responses lost because the queue was full.
     pub(crate) fn take_lost(&mut self) -> u64 {
         core::mem::take(&mut self.answers_lost)
     }
@@ -163,22 +163,22 @@ impl Responder {
             msn: self.msn,
             syndrome,
         };
-        let has_room = self.answers.len() < self.answers_max;
+        let has_capacity = self.answers.len() < self.answers_max;
         match self.answers.back_mut() {
             // A newer ACK includes an older one.
             Some(last)
-                if (self.coalesces || !has_room)
+                if (self.coalesces || !has_capacity)
                     && last.syndrome == Syndrome::Ack
                     && syndrome == Syndrome::Ack =>
             {
                 *last = answer;
             }
-            _ if has_room => self.answers.push_back(answer),
+            _ if has_capacity => self.answers.push_back(answer),
             _ => self.answers_lost += 1,
         }
     }
 
-    /// One request packet, its ICRC and addresses checked.
+    /// Processes a request packet whose ICRC and addresses are verified.
     pub(crate) fn handle(&mut self, request: &Request<'_>, memory: &mut Memory) -> Verdict {
         match request.psn.diff(self.expected) {
             0 => self.nak_sent = false,
@@ -190,12 +190,12 @@ impl Responder {
             }
             _ if request.kind == RequestKind::Unsupported => return Verdict::DuplicateUnsupported,
             _ => {
-                // With the newest PSN, whatever the duplicate's, and whether it asks or not.
+                // Acknowledges the newest PSN, whichever PSN the duplicate has and whether or not it requests an ACK.
                 self.answer(self.expected.prev(), Syndrome::Ack);
                 return Verdict::Duplicate;
             }
         }
-        match self.take(request, memory) {
+        match self.process_expected(request, memory) {
             Ok(received) => {
                 self.expected = self.expected.next();
                 if request.is_last {
@@ -217,43 +217,47 @@ impl Responder {
         }
     }
 
-    /// Applies the packet that is expected next. Nothing has changed where it is refused.
-    fn take(&mut self, request: &Request<'_>, memory: &mut Memory) -> Result<Option<Received>, Refusal> {
+    /// Processes the expected packet. Nothing changes if it is refused.
+    fn process_expected(
+        &mut self,
+        request: &Request<'_>,
+        memory: &mut Memory,
+    ) -> Result<Option<Received>, Refusal> {
         let wr = self.queue.front().copied();
-        // The order of rxe's checks: sequence of opcodes, receive, length, key.
+        // In rxe's order of checks: sequence of opcodes, receive, length, key.
         match (request.kind, request.is_first, self.arriving) {
-            (RequestKind::Send, true, Arriving::Nothing) => {
-                self.take_send(request, wr.ok_or(Refusal::NotReady)?, 0, memory)
+            (RequestKind::Send, true, OpenMessage::Nothing) => {
+                self.process_send(request, wr.ok_or(Refusal::NotReady)?, 0, memory)
             }
-            (RequestKind::Send, false, Arriving::Send { received }) => {
-                self.take_send(request, wr.ok_or(Refusal::NotReady)?, received, memory)
+            (RequestKind::Send, false, OpenMessage::Send { received }) => {
+                self.process_send(request, wr.ok_or(Refusal::NotReady)?, received, memory)
             }
-            (RequestKind::Write, true, Arriving::Nothing)
-            | (RequestKind::Write, false, Arriving::Write { .. })
+            (RequestKind::Write, true, OpenMessage::Nothing)
+            | (RequestKind::Write, false, OpenMessage::Write { .. })
                 if request.imm.is_some() && wr.is_none() =>
             {
                 Err(Refusal::NotReady)
             }
-            (RequestKind::Write, true, Arriving::Nothing) => {
+            (RequestKind::Write, true, OpenMessage::Nothing) => {
                 let (key, offset, length) = self.check_target(request.target, memory)?;
-                self.take_write(request, key, offset, length, length, memory)
+                self.process_write(request, key, offset, length, length, memory)
             }
             (
                 RequestKind::Write,
                 false,
-                Arriving::Write {
+                OpenMessage::Write {
                     key,
                     offset,
                     rest,
                     length,
                 },
-            ) => self.take_write(request, key, offset, rest, length, memory),
-            // READ and atomics; the middle or end of what was not begun; the start of another while one is open.
+            ) => self.process_write(request, key, offset, rest, length, memory),
+            // READ and atomics; a middle or last packet without a first; a first packet inside another message.
             _ => Err(INVALID),
         }
     }
 
-    fn take_send(
+    fn process_send(
         &mut self,
         request: &Request<'_>,
         wr: RecvWr,
@@ -300,7 +304,7 @@ impl Responder {
             ));
         }
         if !request.is_last {
-            self.arriving = Arriving::Send { received: total };
+            self.arriving = OpenMessage::Send { received: total };
             return Ok(None);
         }
         if let Some(rkey) = request.invalidate {
@@ -309,7 +313,7 @@ impl Responder {
         Ok(Some(self.finish(request, wr, CompletionOp::Recv, total)))
     }
 
-    fn take_write(
+    fn process_write(
         &mut self,
         request: &Request<'_>,
         key: MemoryKey,
@@ -319,7 +323,7 @@ impl Responder {
         memory: &mut Memory,
     ) -> Result<Option<Received>, Refusal> {
         let payload = request.payload.len() as u32;
-        // The last packet carries all the rest, every other one exactly a full packet of more than that.
+        // The last packet carries the rest. Each other packet is full and leaves a rest.
         let fits = if request.is_last {
             rest <= self.pmtu
         } else {
@@ -330,7 +334,7 @@ impl Responder {
         }
         memory.write(key, offset, request.payload).ok_or(NO_ACCESS)?;
         if !request.is_last {
-            self.arriving = Arriving::Write {
+            self.arriving = OpenMessage::Write {
                 key,
                 offset: offset + payload as u64,
                 rest: rest - payload,
@@ -338,20 +342,20 @@ impl Responder {
             };
             return Ok(None);
         }
-        self.arriving = Arriving::Nothing;
+        self.arriving = OpenMessage::Nothing;
         match (request.imm, self.queue.front().copied()) {
             (Some(_), Some(wr)) => Ok(Some(self.finish(request, wr, CompletionOp::RecvWriteImm, length))),
             _ => Ok(None),
         }
     }
 
-    /// Where a WRITE goes. Without bytes, key and address are not looked at.
+    /// Checks the target of a WRITE. Key and address are ignored for an empty WRITE.
     fn check_target(
         &self,
-        target: Option<Target>,
+        target: Option<WriteTarget>,
         memory: &Memory,
     ) -> Result<(MemoryKey, u64, u32), Refusal> {
-        let Some(Target { va, rkey, length }) = target.filter(|t| t.length <= MESSAGE_MAX) else {
+        let Some(WriteTarget { va, rkey, length }) = target.filter(|t| t.length <= MESSAGE_MAX) else {
             return Err(INVALID);
         };
         if length == 0 {
@@ -362,7 +366,7 @@ impl Responder {
     }
 
     fn finish(&mut self, request: &Request<'_>, wr: RecvWr, op: CompletionOp, byte_len: u32) -> Received {
-        self.arriving = Arriving::Nothing;
+        self.arriving = OpenMessage::Nothing;
         self.queue.pop_front();
         Received {
             wr,
@@ -375,7 +379,7 @@ impl Responder {
     }
 }
 
-/// Pad bytes that bring `length` to a multiple of four.
+/// Pad bytes that round `length` up to a multiple of four.
 fn pad_of(length: u32) -> u8 {
     (length.wrapping_neg() & 3) as u8
 }

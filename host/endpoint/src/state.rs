@@ -4,31 +4,31 @@ use castnet_wire::Qpn;
 
 use crate::error::QpError;
 
-/// Where a QP is in its life (InfiniBand Architecture Specification, volume 1, 10.3.1; there Ready has two halves,
-/// ready to receive and ready to send, which here are entered together).
+/// State of a QP (InfiniBand Architecture Specification, volume 1, 10.3.1). Ready combines the specification's states
+/// ready-to-receive and ready-to-send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
-    /// Not connected: receives may be posted, no frame is taken.
+    /// Not connected. Receives may be posted. Received frames are discarded.
     Init,
-    /// Connected: sends and receives.
+    /// Connected. The QP sends and receives.
     Ready,
-    /// Failed: all work requests are flushed, later ones at once; no frame is taken or sent.
+    /// Failed. All work requests are flushed, later ones immediately. No frames are sent or received.
     Error,
 }
 
-/// What moves a QP from state to state.
+/// An event that changes the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpEvent {
-    /// The owner names the remote.
+    /// The owner connects the QP.
     Connect,
-    /// A fatal NAK, either way, retries used up, or the owner's wish.
+    /// A fatal NAK was sent or received, retries are used up, or the owner fails the QP.
     Fail,
-    /// The owner takes it back to the start; work requests are forgotten without a completion.
+    /// The owner resets the QP. Work requests are removed without a completion.
     Reset,
 }
 
 impl QpState {
-    /// The whole life cycle.
+    /// The next state. Returns `None` if the event is not allowed.
     pub const fn step(self, event: QpEvent) -> Option<Self> {
         use QpEvent::{Connect, Fail, Reset};
         use QpState::{Error, Init, Ready};
@@ -40,7 +40,7 @@ impl QpState {
         }
     }
 
-    /// [`QpState::step`] with the error that names the QP.
+    /// As [`QpState::step`], with an error that names the QP.
     pub(crate) fn try_step(self, qpn: Qpn, event: QpEvent) -> Result<Self, QpError> {
         self.step(event).ok_or(QpError::WrongState {
             qpn,

@@ -1,20 +1,20 @@
-//! Counters: what was sent and received, and why frames were not taken.
+//! Counters of frames and of the reasons for discarding them.
 
 macro_rules! discards {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Why a received frame changed nothing.
+        /// The reason why a received frame had no effect.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum Discard { $($(#[$doc])* $name,)* }
 
         impl Discard {
-            /// All of them, in the order of their numbers.
+            /// All reasons in order.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// How many there are.
+            /// The number of reasons.
             pub const COUNT: usize = Self::ALL.len();
 
-            /// Its name in tables and metrics: lower case, hyphens.
+            /// The name in tables and metrics: lower case with hyphens.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
@@ -23,92 +23,92 @@ macro_rules! discards {
 }
 
 discards! {
-    /// To another Ethernet address.
+    /// The destination is another Ethernet address.
     NotMyMac = "not-my-mac",
-    /// No RoCEv2 over IPv4.
+    /// Not RoCEv2 over IPv4.
     NotRoce = "not-roce",
-    /// Shorter than its headers say, a header that breaks its own rules, or an unknown opcode.
+    /// Shorter than its headers require, with an invalid header, or with an unknown opcode.
     Malformed = "malformed",
-    /// To another IP address.
+    /// The destination is another IP address.
     NotMyIp = "not-my-ip",
-    /// No such QP.
+    /// The destination QP does not exist.
     UnknownQp = "unknown-qp",
-    /// The QP is not connected, or has failed.
+    /// The QP is not connected or has failed.
     QpNotReady = "qp-not-ready",
-    /// An opcode of another transport than RC.
+    /// The opcode belongs to another transport than RC.
     WrongTransport = "wrong-transport",
-    /// Not from the IP address that the QP is connected to.
+    /// The source is not the IP address that the QP is connected to.
     WrongSourceIp = "wrong-source-ip",
-    /// Of another partition.
+    /// The frame belongs to another partition.
     BadPkey = "bad-pkey",
-    /// The ICRC is wrong: damaged on its way.
+    /// The ICRC is wrong.
     BadIcrc = "bad-icrc",
-    /// After a gap that was already NAKed.
+    /// A packet after a gap that was already NAKed.
     OutOfOrder = "out-of-order",
-    /// A duplicate READ or atomic; none was ever taken.
+    /// A duplicate READ or atomic. None was ever accepted.
     DuplicateUnsupported = "duplicate-unsupported",
-    /// A READ or atomic response; none was ever asked for.
+    /// A READ or atomic response. None was ever requested.
     UnexpectedResponse = "unexpected-response",
-    /// An ACK or NAK of a PSN already acknowledged.
+    /// An ACK or NAK of a PSN that was already acknowledged.
     AckOld = "ack-old",
-    /// An ACK or NAK for a PSN that was never sent.
+    /// An ACK or NAK of a PSN that was never sent.
     AckAhead = "ack-ahead",
-    /// A sequence NAK after another one without progress between them: an ACK, or the end of a message.
+    /// A second sequence NAK without an ACK or the end of a message in between.
     NakRepeated = "nak-repeated",
 }
 
-/// What an endpoint did, since it was made. All count frames, unless said otherwise.
+/// Counters of an endpoint since its creation. They count frames unless stated otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Received, of any kind.
+    /// Frames received.
     pub frames_in: u64,
-    /// Sent, of any kind.
+    /// Frames sent.
     pub frames_out: u64,
-    /// Requests taken in order.
+    /// Requests processed in order.
     pub requests_in: u64,
-    /// Requests that had been taken before.
+    /// Duplicate requests received.
     pub duplicates_in: u64,
-    /// Requests sent, again or not.
+    /// Requests sent, including retransmissions.
     pub requests_out: u64,
-    /// Requests sent again.
+    /// Retransmitted requests.
     pub retransmits: u64,
     /// Requests sent with AckReq set.
     pub ack_requests_out: u64,
-    /// ACKs that acknowledged something new.
+    /// ACKs that acknowledged new packets.
     pub acks_in: u64,
     /// ACKs sent.
     pub acks_out: u64,
-    /// Sequence NAKs that began a retry.
+    /// Sequence NAKs that started a retry.
     pub sequence_naks_in: u64,
     /// Sequence NAKs sent.
     pub sequence_naks_out: u64,
-    /// RNR NAKs that began a wait.
+    /// RNR NAKs that started a wait.
     pub rnr_naks_in: u64,
     /// RNR NAKs sent.
     pub rnr_naks_out: u64,
-    /// NAKs that ended a QP here.
+    /// Received NAKs that failed a QP.
     pub fatal_naks_in: u64,
-    /// NAKs sent that ended a QP here.
+    /// Sent NAKs that failed a QP.
     pub fatal_naks_out: u64,
-    /// Congestion notifications, which change nothing for now.
+    /// Congestion notifications received. They have no effect.
     pub cnps_in: u64,
-    /// Times that a QP's retransmission timer ran out.
+    /// Expirations of retransmission timers.
     pub timeouts: u64,
-    /// Responses that found no room to wait in. The requester's timer repairs it.
+    /// Responses lost because the queue was full. The requester's timer recovers from it.
     pub responses_lost: u64,
-    /// Calls of `poll_transmit` with a buffer too short for a full frame.
+    /// Calls of `poll_transmit` with a buffer shorter than a full frame.
     pub short_buffers: u64,
-    /// Frames not taken, by [`Discard`].
+    /// Discarded frames by [`Discard`].
     discards: [u64; Discard::COUNT],
 }
 
 impl Stats {
-    /// Frames not taken for that reason.
+    /// The number of frames discarded for this reason.
     pub const fn discarded(&self, reason: Discard) -> u64 {
         self.discards[reason as usize]
     }
 
-    /// Frames not taken, by reason, the zeros left out.
+    /// The reasons with a count other than 0.
     pub fn discards(&self) -> impl Iterator<Item = (Discard, u64)> + '_ {
         Discard::ALL
             .iter()

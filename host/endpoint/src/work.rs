@@ -1,25 +1,25 @@
-//! Work requests in, completions out: the shapes of verbs (InfiniBand Architecture Specification, volume 1, 10.8, 11.4).
+//! Work requests and completions, as in verbs (InfiniBand Architecture Specification, volume 1, 10.8, 11.4).
 
 use castnet_wire::Qpn;
 
 use crate::memory::MemoryKey;
 
-/// The longest RC message, in bytes (InfiniBand Architecture Specification, volume 1, 9.7.6).
+/// The longest RC message in bytes (InfiniBand Architecture Specification, volume 1, 9.7.6).
 pub(crate) const MESSAGE_MAX: u32 = 1 << 31;
 
-/// Bytes of a local memory region.
+/// A slice of a local memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalSlice {
-    /// The region. Not looked at where `length` is 0.
+    /// The region. Ignored if `length` is 0.
     pub key: MemoryKey,
-    /// First byte, relative to the region's start.
+    /// First byte relative to the start of the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
 impl LocalSlice {
-    /// No bytes at all.
+    /// An empty slice.
     pub const EMPTY: Self = Self {
         key: MemoryKey::NONE,
         offset: 0,
@@ -27,25 +27,25 @@ impl LocalSlice {
     };
 }
 
-/// What a send work request does at the other side.
+/// The operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
-    /// Fills the next posted receive.
+    /// Fills the next posted receive of the remote.
     Send,
-    /// The same, with an immediate (the 32-bit word as read from the wire, big endian).
+    /// As `Send`, with an immediate: the big-endian 32-bit word in the frame.
     SendImm(u32),
-    /// Writes memory; nobody there is told.
+    /// Writes memory of the remote without a completion there.
     Write {
-        /// Virtual address of the first byte there.
+        /// Virtual address of the first byte at the remote.
         va: u64,
-        /// Key of the region there.
+        /// Remote key of the region.
         rkey: u32,
     },
-    /// Writes memory and completes the next posted receive with an immediate.
+    /// Writes memory of the remote and completes its next posted receive with an immediate.
     WriteImm {
-        /// Virtual address of the first byte there.
+        /// Virtual address of the first byte at the remote.
         va: u64,
-        /// Key of the region there.
+        /// Remote key of the region.
         rkey: u32,
         /// The immediate.
         imm: u32,
@@ -55,15 +55,15 @@ pub enum SendOp {
 /// A send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWr {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// What it does.
+    /// The operation.
     pub op: SendOp,
-    /// The bytes. They must stay unchanged until the completion.
+    /// The bytes to send. They must not change until the completion.
     pub local: LocalSlice,
-    /// Marks the last packet: wake the receiver.
+    /// Requests a solicited event at the receiver.
     pub solicited: bool,
-    /// Whether success brings a completion. Failure always does.
+    /// True to get a completion on success. A failure always has a completion.
     pub signaled: bool,
 }
 
@@ -80,75 +80,75 @@ impl SendWr {
     }
 }
 
-/// A receive work request: room for one SEND, or one WRITE with immediate (which leaves the room untouched).
+/// A receive work request for one SEND or one WRITE with immediate. A WRITE does not change its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvWr {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// The room.
+    /// The buffer.
     pub local: LocalSlice,
 }
 
-/// How a work request ended.
+/// Status of a completed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// Done. For a send: the responder has acknowledged it.
+    /// Success. For a send, the responder has acknowledged it.
     Success,
-    /// A SEND longer than the receive that it should fill.
+    /// A SEND was longer than the receive that it would fill.
     LocalLengthError,
-    /// The local memory region is gone.
+    /// The local memory region does not exist any more.
     LocalProtectionError,
     /// The responder refused the key or the bounds.
     RemoteAccessError,
-    /// The responder refused the request as not allowed or malformed.
+    /// The responder refused the request as invalid.
     RemoteInvalidRequest,
     /// The responder failed.
     RemoteOperationalError,
-    /// No acknowledgement, however often it was sent.
+    /// All retries were used up without an acknowledgement.
     RetryExceeded,
-    /// No receive was posted at the other side, however often it was sent.
+    /// All retries were used up while no receive was posted at the remote.
     RnrRetryExceeded,
-    /// The QP failed, or was made to, before this was done.
+    /// The QP failed before the request was completed.
     Flushed,
-    /// An error of an RNIC of the machine that none of the others says. The endpoint itself has no such errors.
+    /// An error that only a device reports and that has no other variant. The endpoint does not use it.
     Device {
-        /// Its number among the status numbers of verbs (`enum ibv_wc_status`).
+        /// The status in verbs (`enum ibv_wc_status`).
         code: u32,
-        /// What the provider's library says of it, where it says something.
+        /// The text of the provider's library, if it has one.
         text: Option<&'static str>,
     },
 }
 
-/// Which work request a completion ends.
+/// The kind of the completed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompletionOp {
     /// A SEND, with or without immediate.
     Send,
     /// A WRITE, with or without immediate.
     Write,
-    /// A receive, by a SEND or by a flush.
+    /// A receive, completed by a SEND or flushed.
     Recv,
-    /// A receive, by a WRITE with immediate.
+    /// A receive, completed by a WRITE with immediate.
     RecvWriteImm,
 }
 
-/// The end of one work request.
+/// Completion of one work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The QP it was posted to.
+    /// The QP.
     pub qpn: Qpn,
-    /// As posted.
+    /// The id given when it was posted.
     pub wr_id: u64,
-    /// How it ended.
+    /// The status.
     pub status: Status,
-    /// What it was.
+    /// The kind.
     pub op: CompletionOp,
-    /// Bytes of the message: sent, received, or written by the WRITE with immediate. 0 where it failed.
+    /// Bytes of the message that were sent, received, or written by the WRITE with immediate. 0 after a failure.
     pub byte_len: u32,
-    /// The immediate that came with it.
+    /// The received immediate.
     pub imm: Option<u32>,
-    /// The key that a SEND with invalidate made invalid here.
+    /// The key that a SEND with invalidate has invalidated.
     pub invalidated: Option<MemoryKey>,
-    /// The sender asked for the receiver to be woken.
+    /// True if the sender requested a solicited event.
     pub solicited: bool,
 }

@@ -1,5 +1,5 @@
-//! Frames between two Linux SoftRoCE hosts, replayed: what rxe answered, this responder answers, byte for byte, and what
-//! rxe sent, this requester sends.
+//! Replays a capture of two Linux SoftRoCE hosts. The responder must reply byte for byte as rxe did, and the requester
+//! must send the same requests.
 
 use crate::common::describe;
 use castnet_endpoint::{
@@ -36,7 +36,7 @@ fn host(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, last)
 }
 
-/// The frames between the two hosts' QPs of that number, both ways, in order. (Both had the same number each time.)
+/// The frames between the two hosts' QPs with this number, in order. Both hosts used the same number.
 fn captured(qpn: u32) -> Vec<Captured> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/rxe-sample.pcap");
     let file = std::fs::read(path).unwrap();
@@ -67,7 +67,7 @@ fn mac_at(frame: &[u8], at: usize) -> MacAddr {
     MacAddr(frame[at..at + 6].try_into().unwrap())
 }
 
-/// The endpoint of the host that `request` goes to, with a QP that expects just it.
+/// The endpoint of the host that receives `request`, with a QP that expects it.
 fn responder_of(request: &Captured) -> Endpoint {
     let (src, dst) = request.header.ip.v4().unwrap();
     let mut endpoint = Endpoint::new(EndpointConfig::new(mac_at(&request.bytes, 0), dst));
@@ -80,10 +80,10 @@ fn responder_of(request: &Captured) -> Endpoint {
     endpoint
 }
 
-/// The QP that was connected by the connection manager, which draws a flow label; its source port follows from that.
+/// The QP that was created by the connection manager, which chooses a flow label. The source port is derived from it.
 const BY_CM: Qpn = Qpn::new(0x16);
 
-/// A frame without what two hosts may choose differently: IP identification and what is computed from it.
+/// Masks the fields that two hosts may choose differently: the IP identification and values derived from it.
 fn settled(frame: &[u8]) -> Vec<u8> {
     let Ok(Parsed::Roce(h)) = parse_frame(frame, frame.len()) else {
         panic!()
@@ -104,7 +104,7 @@ fn assert_same_frame(ours: &[u8], rxe: &[u8]) {
     assert_eq!(settled(ours), settled(rxe));
 }
 
-/// Feeds the requests that host `source` sent, and expects the very ACKs that rxe answered.
+/// Feeds the requests of host `source` and expects the ACKs that rxe sent.
 fn replay(frames: &[Captured], source: u8, endpoint: &mut Endpoint) {
     let mut acks = frames
         .iter()
@@ -116,7 +116,7 @@ fn replay(frames: &[Captured], source: u8, endpoint: &mut Endpoint) {
     {
         endpoint.handle_frame(Nanos(1), &request.bytes);
         while let Some(length) = endpoint.poll_transmit(Nanos(1), &mut out) {
-            let expected = acks.next().expect("rxe answered this too");
+            let expected = acks.next().expect("rxe also sent an ACK");
             assert_same_frame(&out[..length], &expected.bytes);
         }
     }
@@ -124,8 +124,9 @@ fn replay(frames: &[Captured], source: u8, endpoint: &mut Endpoint) {
 }
 
 #[test]
-fn sends_are_answered_as_rxe_did_repeats_included() {
-    // Host 1 went back once (PSNs 3892633 to 3892635 went twice): each repeat was acknowledged with the newest PSN.
+fn sends_and_duplicates_are_acknowledged_as_by_rxe() {
+    // Host 1 went back once (PSNs 3892633 to 3892635 were sent twice). Each duplicate was acknowledged with the newest
+    // PSN.
     for source in [1, 2] {
         let frames = captured(0x11);
         let first = frames
@@ -178,14 +179,14 @@ fn small_sends_are_answered_one_by_one() {
                 .post_recv(Qpn::new(qpn), RecvWr { wr_id, local })
                 .unwrap();
         }
-        // Of QP 0x16 the other direction has READs; host 1's answers to these are no ACKs for host 1's requests.
+        // The other direction of QP 0x16 has READs. Host 1's responses to them are not ACKs of host 1's requests.
         replay(&frames, 1, &mut endpoint);
         assert_eq!(endpoint.qp_status(Qpn::new(qpn)).unwrap().msn as u64, count);
     }
 }
 
 #[test]
-fn writes_land_where_they_say_and_are_answered_as_rxe_did() {
+fn writes_are_placed_and_acknowledged_as_by_rxe() {
     let mut frames = captured(0x12);
     let first = frames.iter().find(|f| f.is_request()).unwrap();
     let va = first.header.reth.unwrap().va;
@@ -193,7 +194,7 @@ fn writes_land_where_they_say_and_are_answered_as_rxe_did() {
     let key = endpoint
         .register_memory(va, vec![0; 5000], Access::REMOTE_WRITE)
         .unwrap();
-    // The capture has the key that rxe gave to the region; we give another.
+    // The capture contains rxe's key for the region, which differs from this endpoint's key.
     for frame in &mut frames {
         if let Some(at) = frame.header.reth_at() {
             frame.bytes[at + 8..at + 12].copy_from_slice(&key.rkey().to_be_bytes());
@@ -235,7 +236,7 @@ fn reads_and_atomics_are_refused() {
     }
 }
 
-/// Posts what host `source` posted, and expects the very requests that rxe sent.
+/// Posts the work of host `source` and expects the requests that rxe sent.
 fn resend(qpn: u32, source: u8, messages: &[(SendOp, usize)]) {
     let frames = captured(qpn);
     let first = frames

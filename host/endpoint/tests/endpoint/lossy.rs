@@ -1,6 +1,6 @@
-//! Two endpoints over a pipe that loses, repeats, reorders and damages frames, in virtual time: every byte arrives,
-//! completions come in order and exactly once, none before the responder has the data; and where the pipe dies, every
-//! work request ends all the same.
+//! Two endpoints over a pipe that drops, duplicates, reorders and damages frames, in virtual time. Every byte arrives.
+//! Each completion comes exactly once, in order, and not before the responder has the data. When the pipe fails, every
+//! work request still completes.
 
 use crate::common::pipe::{Faults, Random, World, ip, mac};
 use castnet_endpoint::{
@@ -10,16 +10,16 @@ use castnet_endpoint::{
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
 use proptest::prelude::*;
 
-/// Bytes between the areas of two messages: an overrun shows.
+/// Bytes between the areas of two messages, which detect overruns.
 const GAP: u64 = 16;
-/// More steps than this means that it hangs.
+/// The test fails after this many steps.
 const STEPS_MAX: u64 = 300_000;
 
 #[derive(Clone, Debug)]
 struct Message {
     op: u8,
     length: u32,
-    /// Offset of its area, the same in the sender's region, the receiver's, and the target's.
+    /// Offset of the message's area in the sender's, the receiver's and the target's region.
     area: u64,
 }
 
@@ -33,19 +33,19 @@ impl Message {
     }
 }
 
-/// One direction of one QP: the messages, and how far they are.
+/// One direction of one QP: its messages and their progress.
 #[derive(Debug)]
 struct Direction {
     qpn: Qpn,
     from: usize,
     messages: Vec<Message>,
     source: MemoryKey,
-    /// Receives' room and WRITEs' target are different regions of the responder.
+    /// Receive buffers and WRITE targets are in different regions of the responder.
     room: MemoryKey,
     target: MemoryKey,
     sent: usize,
     received: usize,
-    /// When the next receive will be posted.
+    /// The time of posting the next receive.
     receive_at: Nanos,
     receives_posted: usize,
     sends_posted: usize,
@@ -57,7 +57,7 @@ impl Direction {
         1 - self.from
     }
 
-    /// Messages that take a receive, in order.
+    /// The messages that need a receive, in order.
     fn receivers(&self) -> impl Iterator<Item = (usize, &Message)> {
         self.messages
             .iter()
@@ -128,7 +128,7 @@ impl Test {
         let mut directions = Vec::new();
         for q in 0..scenario.qps {
             let qpns = [Qpn::new(0x11 + q), Qpn::new(0x51 + q)];
-            // Near the wrap, half of the time.
+            // Half of the runs start near the PSN wrap.
             let psns = [0, 1].map(|_| match world.random.below(2) {
                 0 => Psn::new(world.random.next() as u32),
                 _ => Psn::new(0).add(-(world.random.below(40) as i32)),
@@ -188,7 +188,7 @@ impl Test {
         })
     }
 
-    /// Posts sends, and the receives whose time has come.
+    /// Posts sends, and the receives that are due.
     fn post(&mut self) {
         let world = &mut self.world;
         for d in &mut self.directions {
@@ -234,7 +234,7 @@ impl Test {
         }
     }
 
-    /// The responder of `d` has message `index`, byte for byte.
+    /// Checks that the responder of `d` has message `index`, byte for byte.
     fn check_delivered(&self, d: &Direction, index: usize) {
         let m = &d.messages[index];
         let key = if m.is_write() { d.target } else { d.room };
@@ -299,7 +299,7 @@ impl Test {
         self.directions[at].received += 1;
     }
 
-    /// Receives first: at equal times the responder had it before the requester knew.
+    /// Receives first: the responder must complete a message before the requester does.
     fn completions(&mut self) {
         let mut all = Vec::new();
         for end in 0..2 {
@@ -346,11 +346,11 @@ impl Test {
         while !all_done(self) {
             assert!(
                 self.step() || all_done(self),
-                "nothing will happen any more: {:?}",
+                "no further event: {:?}",
                 self.directions
             );
         }
-        // Areas between the messages are as they were.
+        // The bytes between the areas are unchanged.
         for d in &self.directions {
             for key in [d.room, d.target] {
                 let bytes = self.world.ends[d.to()].memory(key).unwrap();
@@ -398,12 +398,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_byte_arrives_and_every_completion_comes_once(scenario in scenario()) {
+    fn every_byte_arrives_and_every_work_request_completes_once(scenario in scenario()) {
         Test::new(scenario).run_until_done();
     }
 
     #[test]
-    fn where_the_pipe_dies_every_work_request_ends(
+    fn every_work_request_completes_when_the_pipe_fails(
         scenario in scenario(), dead_at in 0u64..3_000_000, retry_cnt in 0u8..7
     ) {
         let mut test = Test::new(Scenario { retry_cnt, dead_at: Nanos(dead_at), ..scenario });

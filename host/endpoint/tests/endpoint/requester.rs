@@ -1,11 +1,11 @@
-//! The requester against a script: what rxe was seen to do (and, where it is safer, what it should have done).
+//! The requester against scripted responses. It must behave as rxe, except where rxe is unsafe.
 
 use crate::common::*;
 use castnet_endpoint::{Discard, PostError, QpConfig, QpState, SendOp, SendWr, Status, TimerReason};
 use castnet_wire::{NakCode, Nanos, Pmtu, Psn};
 
 #[test]
-fn a_message_is_cut_at_the_pmtu_and_asks_for_an_ack_at_its_end() {
+fn a_message_is_segmented_at_the_pmtu_and_requests_an_ack_at_its_end() {
     let mut b = Bench::new(QpConfig {
         sq_psn: Psn::new(0xFF_FFFE),
         ..config()
@@ -58,7 +58,7 @@ fn a_message_is_cut_at_the_pmtu_and_asks_for_an_ack_at_its_end() {
         "SEND_FIRST 8 [1024]",
         "SEND_LAST 9 A S [1024]",
     ]);
-    // One cumulative ACK ends all that lies before, across the wrap.
+    // One cumulative ACK completes all earlier messages, across the wrap.
     b.ack(3);
     b.completes(&[(1, Status::Success), (2, Status::Success), (3, Status::Success)]);
     b.ack(9);
@@ -87,7 +87,7 @@ fn payload_comes_from_the_region_at_the_offset() {
 }
 
 #[test]
-fn inside_a_long_message_it_asks_for_an_ack_at_the_66th_packet_and_stops_at_the_window() {
+fn a_long_message_requests_an_ack_at_the_66th_packet_and_stops_at_the_window() {
     let mut b = Bench::new(QpConfig {
         pmtu: Pmtu::B256,
         window: 200,
@@ -97,7 +97,7 @@ fn inside_a_long_message_it_asks_for_an_ack_at_the_66th_packet_and_stops_at_the_
     let sent = b.drain();
     assert_eq!(sent.len(), 200);
     let asks: Vec<usize> = (0..200).filter(|&i| sent[i].contains(" A ")).collect();
-    // As seen on the wire of rxe: at +65, then every 66.
+    // As observed with rxe: at +65, then every 66.
     assert_eq!(asks, [65, 131, 197]);
 
     let mut b = Bench::new(QpConfig {
@@ -115,7 +115,7 @@ fn inside_a_long_message_it_asks_for_an_ack_at_the_66th_packet_and_stops_at_the_
 }
 
 #[test]
-fn a_window_smaller_than_rxes_habit_still_asks() {
+fn a_window_smaller_than_rxes_interval_still_requests_acks() {
     let mut b = Bench::new(QpConfig {
         pmtu: Pmtu::B256,
         window: 8,
@@ -137,25 +137,25 @@ fn a_window_smaller_than_rxes_habit_still_asks() {
 }
 
 #[test]
-fn a_sequence_nak_acknowledges_what_lies_before_and_goes_back_once() {
+fn a_sequence_nak_acknowledges_earlier_packets_and_goes_back_once() {
     let mut b = Bench::new(config());
     b.post(1, SendOp::Send, 1024);
     b.post(2, SendOp::Send, 4096);
     assert_eq!(b.drain().len(), 5);
     b.nak(2, NakCode::PsnSequenceError);
     b.completes(&[(1, Status::Success)]);
-    // In the middle of a message: same opcodes and PSNs as the first time.
+    // A retransmission from the middle of a message has the same opcodes and PSNs.
     b.sends(&[
         "SEND_MIDDLE 2 [1024]",
         "SEND_MIDDLE 3 [1024]",
         "SEND_LAST 4 A [1024]",
     ]);
-    // A second one before an ACK acknowledges, and no more.
+    // A second NAK before an ACK only acknowledges.
     b.nak(4, NakCode::PsnSequenceError);
     b.completes(&[]);
     b.sends(&[]);
     assert_eq!(b.endpoint.stats().discarded(Discard::NakRepeated), 1);
-    // The timer repairs it.
+    // The timer recovers.
     b.wait();
     b.sends(&["SEND_LAST 4 A [1024]"]);
     b.ack(4);
@@ -181,7 +181,7 @@ fn a_sequence_nak_that_ends_a_message_is_progress() {
 }
 
 #[test]
-fn after_an_ack_a_nak_counts_again() {
+fn after_an_ack_a_nak_starts_a_retry() {
     let mut b = Bench::new(QpConfig {
         retry_cnt: 1,
         ..config()
@@ -198,7 +198,7 @@ fn after_an_ack_a_nak_counts_again() {
 }
 
 #[test]
-fn an_ack_of_the_first_sending_cuts_the_second_short() {
+fn an_ack_of_the_first_transmission_shortens_the_second() {
     let mut b = Bench::new(config());
     b.post(1, SendOp::Send, 4096);
     assert_eq!(b.drain().len(), 4);
@@ -212,7 +212,7 @@ fn an_ack_of_the_first_sending_cuts_the_second_short() {
 
 #[test]
 fn an_ack_of_a_psn_that_was_never_sent_completes_nothing() {
-    // rxe believes it, and the data is lost without an error. This is the one place where it is not copied.
+    // rxe accepts it and loses data without an error. This is intentionally different here.
     let mut b = Bench::new(config());
     b.post(1, SendOp::Send, 1024);
     b.post(2, SendOp::Send, 1024);
@@ -250,7 +250,7 @@ fn responses_while_idle_are_harmless() {
 }
 
 #[test]
-fn without_an_ack_it_sends_retries_plus_one_times_then_fails_and_flushes() {
+fn without_an_ack_all_retries_are_used_then_the_qp_fails() {
     let mut b = Bench::new(QpConfig {
         timeout: 14,
         retry_cnt: 3,
@@ -278,14 +278,14 @@ fn without_an_ack_it_sends_retries_plus_one_times_then_fails_and_flushes() {
     ]);
     b.sends(&[]);
     assert_eq!(b.endpoint.poll_timeout(), None);
-    // What is posted later is flushed at once.
+    // A later send is flushed immediately.
     b.post(4, SendOp::Send, 1);
     b.post_recv(5, 1);
     b.completes(&[(4, Status::Flushed), (5, Status::Flushed)]);
 }
 
 #[test]
-fn retry_count_7_means_for_ever_and_an_ack_gives_the_retries_back() {
+fn retry_count_7_means_no_limit_and_an_ack_resets_the_retries() {
     let mut b = Bench::new(QpConfig {
         retry_cnt: 7,
         timeout: 1,
@@ -311,8 +311,8 @@ fn retry_count_7_means_for_ever_and_an_ack_gives_the_retries_back() {
 }
 
 #[test]
-fn old_acks_keep_a_waiting_requester_alive_without_a_repeat() {
-    // What a switch does for a rank that waits for a straggler.
+fn old_acks_keep_a_waiting_requester_from_retransmitting() {
+    // Switches send such ACKs for a rank that waits for a slow one.
     let mut b = Bench::new(QpConfig {
         retry_cnt: 0,
         timeout: 14,
@@ -333,7 +333,7 @@ fn old_acks_keep_a_waiting_requester_alive_without_a_repeat() {
 }
 
 #[test]
-fn a_time_out_of_zero_never_fires() {
+fn a_timeout_of_zero_never_expires() {
     let mut b = Bench::new(QpConfig {
         timeout: 0,
         ..config()
@@ -344,7 +344,7 @@ fn a_time_out_of_zero_never_fires() {
 }
 
 #[test]
-fn an_rnr_nak_acknowledges_what_lies_before_waits_and_sends_again() {
+fn an_rnr_nak_acknowledges_earlier_packets_waits_and_retransmits() {
     let mut b = Bench::new(config());
     b.post(1, SendOp::Send, 10);
     b.post(2, SendOp::Send, 20);
@@ -379,7 +379,7 @@ fn rnr_retries_run_out() {
 }
 
 #[test]
-fn an_rnr_wait_longer_than_the_time_out_uses_up_retries_as_in_rxe() {
+fn an_rnr_wait_longer_than_the_timeout_uses_up_retries_as_in_rxe() {
     let mut b = Bench::new(QpConfig {
         timeout: 10,
         retry_cnt: 1,
@@ -395,7 +395,7 @@ fn an_rnr_wait_longer_than_the_time_out_uses_up_retries_as_in_rxe() {
 }
 
 #[test]
-fn a_fatal_nak_ends_the_work_request_that_it_names_and_flushes_the_rest() {
+fn a_fatal_nak_fails_its_work_request_and_flushes_the_rest() {
     for (code, status) in [
         (NakCode::InvalidRequest, Status::RemoteInvalidRequest),
         (NakCode::RemoteAccessError, Status::RemoteAccessError),
@@ -416,7 +416,7 @@ fn a_fatal_nak_ends_the_work_request_that_it_names_and_flushes_the_rest() {
 }
 
 #[test]
-fn memory_that_goes_away_fails_the_send_that_needs_it() {
+fn deregistered_memory_fails_the_send_that_needs_it() {
     let mut b = Bench::new(config());
     let other = b
         .endpoint
@@ -462,7 +462,7 @@ fn unsignaled_sends_complete_silently_unless_they_fail() {
 }
 
 #[test]
-fn what_cannot_be_posted_is_refused_with_the_facts() {
+fn invalid_posts_are_refused_with_the_facts() {
     let mut b = Bench::new(config());
     let key = b.key;
     let at = |offset, length| castnet_endpoint::LocalSlice { key, offset, length };
@@ -536,7 +536,7 @@ fn completions_never_overflow() {
 }
 
 #[test]
-fn qps_take_turns_and_answers_go_first() {
+fn qps_send_round_robin_and_answers_first() {
     use castnet_wire::{Opcode, Qpn};
     let mut b = Bench::new(config());
     let second = Qpn::new(0x33);

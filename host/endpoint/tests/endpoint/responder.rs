@@ -1,4 +1,4 @@
-//! The responder against a script: what rxe was seen to do.
+//! The responder against scripted requests. It must behave as rxe.
 
 use crate::common::*;
 use castnet_endpoint::{Access, CompletionOp, Discard, EndpointConfig, MemoryKey, QpConfig, QpState, Status};
@@ -31,7 +31,7 @@ impl Bench {
 }
 
 #[test]
-fn a_send_fills_the_receive_and_is_acknowledged_where_asked() {
+fn a_send_fills_the_receive_and_is_acknowledged_on_request() {
     let mut b = bench();
     b.post_recv(1, 3000);
     b.feed(&Packet::request(Opcode::SendFirst, 100, 1024));
@@ -57,7 +57,7 @@ fn a_send_fills_the_receive_and_is_acknowledged_where_asked() {
 }
 
 #[test]
-fn one_ack_per_request_for_one_never_merged() {
+fn each_ack_request_gets_its_own_ack() {
     let mut b = bench();
     for i in 0..40 {
         b.write(Opcode::WriteOnly, 100 + i, 16, VA, 16);
@@ -67,7 +67,7 @@ fn one_ack_per_request_for_one_never_merged() {
 }
 
 #[test]
-fn acks_that_wait_go_as_one_where_that_is_wanted_and_naks_keep_their_place() {
+fn queued_acks_are_coalesced_if_configured_and_naks_are_kept() {
     let config = QpConfig {
         rq_psn: Psn::new(100),
         ..config()
@@ -89,7 +89,7 @@ fn acks_that_wait_go_as_one_where_that_is_wanted_and_naks_keep_their_place() {
 }
 
 #[test]
-fn a_write_goes_where_reth_says_and_only_its_immediate_takes_a_receive() {
+fn a_write_uses_the_reth_and_only_its_immediate_takes_a_receive() {
     let mut b = bench();
     let rkey = b.key.rkey();
     b.endpoint.memory_mut(b.key).unwrap().fill(0xEE);
@@ -117,7 +117,7 @@ fn a_write_goes_where_reth_says_and_only_its_immediate_takes_a_receive() {
 }
 
 #[test]
-fn one_nak_per_gap_then_silence_until_it_is_filled() {
+fn one_nak_per_gap() {
     let mut b = bench();
     for _ in 0..4 {
         b.post_recv(0, 100);
@@ -132,7 +132,7 @@ fn one_nak_per_gap_then_silence_until_it_is_filled() {
     assert_eq!(b.endpoint.stats().discarded(Discard::OutOfOrder), 2);
     b.send(Opcode::SendOnly, 101, 1);
     b.sends(&["ACK 101 #2"]);
-    // The next gap is a new one.
+    // The next gap is NAKed again.
     b.send(Opcode::SendOnly, 103, 1);
     b.sends(&["NAK0 102 #2"]);
 }
@@ -149,7 +149,7 @@ fn duplicates_are_not_applied_and_acknowledged_with_the_newest_psn() {
     b.completes(&[(1, Status::Success)]);
     b.feed(&Packet::request(Opcode::SendFirst, 100, 1024));
     b.send(Opcode::SendLast, 101, 10);
-    // A gap before which everything was NAKed changes nothing for duplicates.
+    // A NAKed gap does not affect duplicates.
     b.send(Opcode::SendLast, 104, 10);
     b.write(Opcode::WriteOnly, 90, 4, VA, 4);
     b.sends(&["ACK 102 #1", "ACK 102 #1", "NAK0 103 #1", "ACK 102 #1"]);
@@ -161,7 +161,7 @@ fn duplicates_are_not_applied_and_acknowledged_with_the_newest_psn() {
 }
 
 #[test]
-fn half_the_circle_back_is_still_a_duplicate() {
+fn half_the_psn_space_back_is_still_a_duplicate() {
     let mut b = bench();
     b.write(Opcode::WriteOnly, 100 + (1 << 23), 4, VA, 4);
     b.sends(&["ACK 99 #0"]);
@@ -170,12 +170,12 @@ fn half_the_circle_back_is_still_a_duplicate() {
 }
 
 #[test]
-fn without_a_receive_an_rnr_nak_each_time() {
+fn without_a_receive_each_request_gets_an_rnr_nak() {
     let mut b = bench();
     for _ in 0..2 {
         b.send(Opcode::SendOnly, 100, 1);
         b.sends(&["RNR12 100 #0"]);
-        // What was in flight behind it is a gap, as in rxe.
+        // Packets in flight behind it are a gap, as in rxe.
         b.send(Opcode::SendOnly, 101, 1);
         b.sends(&["NAK0 100 #0"]);
     }
@@ -191,7 +191,7 @@ fn without_a_receive_an_rnr_nak_each_time() {
     b.sends(&["ACK 100 #1"]);
     b.completes(&[(1, Status::Success)]);
 
-    // Of a WRITE of several packets only the last one needs a receive.
+    // Only the last packet of a WRITE needs a receive.
     b.write(Opcode::WriteFirst, 101, 1024, VA, 1030);
     b.sends(&["ACK 101 #1"]);
     b.send(Opcode::WriteLastImm, 102, 6);
@@ -202,7 +202,7 @@ fn without_a_receive_an_rnr_nak_each_time() {
     b.completes(&[(2, Status::Success)]);
 }
 
-/// Requests that must end the QP: NAK code, status of the receive, and the packets, of which the last is refused.
+/// Requests that must fail the QP: NAK code, status of the receive, and the packets. The last packet is refused.
 fn refusals(rkey: u32) -> Vec<(&'static str, u8, Status, Vec<Packet>)> {
     use Opcode::*;
     let p = |opcode, psn, length| Packet::request(opcode, psn, length);
@@ -389,7 +389,7 @@ fn refusals(rkey: u32) -> Vec<(&'static str, u8, Status, Vec<Packet>)> {
 }
 
 #[test]
-fn what_is_not_allowed_is_refused_and_ends_the_qp() {
+fn invalid_requests_are_refused_and_fail_the_qp() {
     let rkey = bench().key.rkey();
     for (what, code, status, packets) in refusals(rkey) {
         let mut b = bench();
@@ -429,7 +429,7 @@ fn a_write_of_no_bytes_needs_no_key() {
 }
 
 #[test]
-fn memory_that_goes_away_during_a_write_or_a_send_ends_the_qp() {
+fn memory_deregistered_during_a_write_or_a_send_fails_the_qp() {
     let mut b = bench();
     b.write(Opcode::WriteFirst, 100, 1024, VA, 2000);
     b.endpoint.deregister_memory(b.key).unwrap();
@@ -469,7 +469,7 @@ fn send_with_invalidate_closes_a_region_that_allows_it() {
     assert_eq!(
         b.endpoint.memory(key).unwrap()[3],
         pattern(3),
-        "its owner still has it"
+        "the owner still has access"
     );
 }
 
@@ -486,7 +486,7 @@ fn a_region_without_the_right_is_not_written() {
 }
 
 #[test]
-fn a_stale_key_finds_nothing() {
+fn a_stale_key_matches_no_region() {
     let mut b = bench();
     let old: MemoryKey = b
         .endpoint
@@ -502,9 +502,9 @@ fn a_stale_key_finds_nothing() {
     b.sends(&["NAK2 100 #0"]);
 }
 
-/// Frames that are dropped before any state is looked at.
+/// Frames that are discarded before any state is read.
 #[test]
-fn what_is_not_for_the_qp_is_dropped_and_counted() {
+fn frames_not_for_the_qp_are_dropped_and_counted() {
     type Change = fn(&mut Packet);
     let cases: [(Discard, Change); 8] = [
         (Discard::NotMyMac, |p| p.ethernet.dst.0[5] = 9),
@@ -536,7 +536,7 @@ fn what_is_not_for_the_qp_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_limited_member_of_the_partition_is_heard() {
+fn a_limited_member_of_the_partition_is_accepted() {
     let mut b = bench();
     b.post_recv(1, 100);
     let mut packet = Packet::request(Opcode::SendOnly, 100, 4).ack_request();
@@ -554,7 +554,8 @@ fn any_flipped_bit_that_the_icrc_covers_drops_the_frame() {
         let mut bad = frame.clone();
         bad[bit / 8] ^= 0x80 >> (bit % 8);
         b.endpoint.handle_frame(Nanos(5), &bad);
-        // Not covered: TOS, TTL, IP checksum (these three fail the IP checksum), UDP checksum, FECN and BECN.
+        // Not covered by the ICRC: TOS, TTL, IP checksum (these three fail the IP checksum), UDP checksum, FECN and
+        // BECN.
         let byte = bit / 8;
         let free = (40..42).contains(&byte) || byte == 46;
         assert_eq!(b.completions().len(), free as usize, "byte {byte}");
@@ -572,7 +573,7 @@ fn a_cnp_is_counted_and_changes_nothing() {
 }
 
 #[test]
-fn a_full_queue_of_answers_merges_acks_and_loses_no_nak_before_them() {
+fn a_full_queue_of_answers_merges_acks_and_keeps_naks() {
     let mut b = bench();
     for i in 0..300 {
         b.write(Opcode::WriteOnly, 100 + i, 4, VA, 4);
@@ -617,7 +618,7 @@ fn receives_wait_for_the_connection_in_init() {
 }
 
 #[test]
-fn a_qp_that_cannot_be_is_refused_with_the_field() {
+fn an_invalid_qp_is_refused_with_the_field() {
     use castnet_endpoint::{Endpoint, EndpointConfig, QpError};
     let mut endpoint = Endpoint::new(EndpointConfig {
         qps_max: 1,

@@ -1,4 +1,4 @@
-//! No bytes make the endpoint panic, and none but right ones change anything.
+//! No input makes the endpoint panic, and only valid frames change its state.
 
 use crate::common::*;
 use castnet_endpoint::{QpConfig, SendOp};
@@ -18,7 +18,7 @@ fn busy() -> Bench {
     b
 }
 
-/// Packets of every opcode, with all headers, near what the QP expects.
+/// Packets of every opcode with all headers, with values close to those that the QP expects.
 fn packet() -> impl Strategy<Value = Packet> {
     let opcode = prop::sample::select(Opcode::ALL);
     let syndrome = prop_oneof![
@@ -79,14 +79,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_are_taken_without_panic(frame in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn any_bytes_are_handled_without_panic(frame in prop::collection::vec(any::<u8>(), 0..300)) {
         let mut b = busy();
         b.endpoint.handle_frame(b.now, &frame);
         settle(&mut b);
     }
 
     #[test]
-    fn any_packets_are_taken_without_panic(packets in prop::collection::vec(packet(), 1..20)) {
+    fn any_packets_are_handled_without_panic(packets in prop::collection::vec(packet(), 1..20)) {
         let mut b = busy();
         for p in &packets {
             b.feed(p);
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_packets_with_a_right_icrc_are_taken_without_panic(
+    fn damaged_packets_with_a_valid_icrc_are_handled_without_panic(
         p in packet(), cut in any::<Option<u16>>(), flips in prop::collection::vec((any::<u16>(), any::<u8>()), 0..6)
     ) {
         let mut b = busy();
@@ -111,7 +111,7 @@ proptest! {
         if let Some(cut) = cut {
             frame.truncate(cut as usize % (frame.len() + 1));
         }
-        // The checks behind the ICRC shall see it too.
+        // The checks after the ICRC must see the damage.
         if frame.len() > 14 + 20 + 8 + 12 + 4 {
             let end = frame.len() - 4;
             let icrc = icrc::full(&[&frame[14..end]]);

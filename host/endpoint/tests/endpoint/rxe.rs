@@ -1,8 +1,8 @@
-//! Scripts that were played to Linux rxe, replayed: frame by frame, this endpoint sends what rxe sent.
+//! Replays scripts that were played to Linux rxe. The endpoint must send the same frames as rxe.
 //!
-//! `tests/data/NAME.script` is what happened, `NAME.pcap` all frames of both sides, in order, as they passed beside an rxe of
-//! Linux 6.1. `cargo test -p castnet-softroce-tests -- habits` plays the scripts to a living rxe; with
-//! `CASTNET_RECORD=1` it writes the captures anew.
+//! `tests/data/NAME.script` contains the events and `NAME.pcap` the frames of both sides, in the order in which they
+//! were captured with the rxe of Linux 6.1. `cargo test -p castnet-softroce-tests -- habits` plays the scripts to a
+//! running rxe. With `CASTNET_RECORD=1` it rewrites the captures.
 
 #[path = "common/script.rs"]
 mod script;
@@ -26,7 +26,7 @@ fn replay(name: &str) {
     let text = std::fs::read_to_string(at("script")).expect("a script");
     let script = Script::parse(&text).expect("a script");
     let frames = read_pcap(&std::fs::read(at("pcap")).expect("a capture"));
-    // The script's own Ethernet address tells the two sides apart.
+    // The script's Ethernet address distinguishes the two sides.
     let script_mac = MacAddr([2, 0, 0, 0, 0, 0x55]);
     let is_from_script = |frame: &&Vec<u8>| mac_at(frame, 6) == script_mac;
     let to_rxe = frames.iter().find(is_from_script).expect("a frame to rxe");

@@ -1,4 +1,4 @@
-//! An endpoint beside a scripted peer: frames as short lines of text.
+//! An endpoint and a scripted peer. Frames are short lines of text.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod pipe;
@@ -24,11 +24,11 @@ pub const VA: u64 = 0x1000_0000;
 /// Bytes of that region.
 pub const REGION: usize = 64 * 1024;
 
-/// The endpoint under test, one QP of which talks with a peer that is a script.
+/// The endpoint under test. One of its QPs is connected to the scripted peer.
 pub struct Bench {
     pub endpoint: Endpoint,
     pub now: Nanos,
-    /// Readable and writable by work requests and by the peer: byte i is `pattern(i)` at first.
+    /// A region for work requests and the peer. Byte i is initially `pattern(i)`.
     pub key: MemoryKey,
     pub pmtu: usize,
 }
@@ -79,7 +79,7 @@ impl Bench {
         self.endpoint.post_recv(MY_QPN, RecvWr { wr_id, local }).unwrap();
     }
 
-    /// All frames that the endpoint has to send now, as text.
+    /// All frames that the endpoint sends now, as text.
     pub fn drain(&mut self) -> Vec<String> {
         let mut out = [0; Endpoint::FRAME_MAX];
         let mut lines = Vec::new();
@@ -120,7 +120,7 @@ impl Bench {
         self.feed(&Packet::response(psn, Syndrome::RnrNak(RnrTimer::new(code))));
     }
 
-    /// Lets time pass until the next timer, and it run out; returns how long that was.
+    /// Advances the time to the next timer and processes it. Returns the time passed.
     pub fn wait(&mut self) -> Nanos {
         let (at, _) = self.endpoint.poll_timeout().expect("a timer");
         let waited = at.since(self.now);
@@ -200,7 +200,7 @@ impl Packet {
     }
 }
 
-/// A frame as a line: opcode, PSN, `A` for AckReq, `S` for solicited, RETH, immediate, payload bytes; or ACK, NAK, RNR
+/// Describes a frame: opcode, PSN, `A` for AckReq, `S` for solicited, RETH, immediate, payload bytes; or ACK, NAK, RNR
 /// with PSN and `#` MSN.
 pub fn describe(frame: &[u8]) -> String {
     let Ok(Parsed::Roce(h)) = parse_frame(frame, frame.len()) else {

@@ -1,11 +1,11 @@
-//! Two endpoints and a pipe between them that loses, repeats, reorders and damages frames, in virtual time.
+//! Two endpoints and a pipe that drops, duplicates, reorders and damages frames, in virtual time.
 
 use castnet_endpoint::{Endpoint, EndpointConfig};
 use castnet_wire::{MacAddr, Nanos};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-/// Small, seeded, and the same everywhere (splitmix64).
+/// A small seeded random number generator (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -22,13 +22,13 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    /// True that many times in 1000.
+    /// True with a probability of `rate` / 1000.
     pub fn permille(&mut self, rate: u64) -> bool {
         self.below(1000) < rate
     }
 }
 
-/// What happens to frames, each in so many of 1000.
+/// Faults per 1000 frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub loss: u64,
@@ -44,9 +44,9 @@ pub struct World {
     pub now: Nanos,
     pub faults: Faults,
     pub random: Random,
-    /// From then on nothing gets through.
+    /// From this time on all frames are lost.
     pub dead_at: Nanos,
-    /// By time of arrival and serial number: which end, and the frame.
+    /// Frames by arrival time and serial number, with their destination end.
     pipe: BTreeMap<(Nanos, u64), (usize, Vec<u8>)>,
     serial: u64,
     pub steps: u64,
@@ -65,7 +65,7 @@ impl World {
         Self {
             ends: [0, 1].map(|end| {
                 Endpoint::new(EndpointConfig {
-                    // Half of the runs as RNICs in hardware do it, in either direction.
+                    // Half of the runs coalesce ACKs as hardware RNICs do, chosen per end.
                     coalesce_acks: (seed >> end) & 1 == 1,
                     ..EndpointConfig::new(mac(end), ip(end))
                 })
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// Lets both ends send what they have.
+    /// Sends all frames of both ends.
     pub fn transmit(&mut self) {
         let mut out = [0; Endpoint::FRAME_MAX];
         for end in 0..2 {
@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// When something happens next without anybody's doing.
+    /// The time of the next event.
     pub fn next_at(&self) -> Option<Nanos> {
         let timers = self
             .ends
@@ -131,7 +131,7 @@ impl World {
             .min()
     }
 
-    /// Jumps to `at`, no later than the next event, and lets one happen there.
+    /// Advances to `at`, which is not after the next event, and processes an event that is due.
     pub fn advance(&mut self, at: Nanos) {
         self.steps += 1;
         self.now = self.now.max(at);

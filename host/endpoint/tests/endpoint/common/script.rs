@@ -1,8 +1,8 @@
-//! Scripts of what happens to one RC endpoint: work that is posted, frames that come, timers that run out. The same
-//! script is played to Linux rxe, whose frames are recorded beside it, and to this crate's endpoint, whose frames must
-//! be those.
+//! Scripts of events at one RC endpoint: posted work, received frames and expired timers. The same script is played to
+//! Linux rxe, whose frames are recorded, and to this crate's endpoint, which must send the same frames.
 //!
-//! One step a line; `#` begins a story. PSNs are counted from the script's first one of that direction (`sq`, `rq`).
+//! Each line is one step. A comment starts with `#`. PSNs are relative to the first PSN of their direction (`sq`,
+//! `rq`).
 //!
 //! ```text
 //! qp sq=16777200 rq=5 pmtu=256 timeout=16 retry=7 rnr_timer=12
@@ -25,28 +25,28 @@ use std::net::Ipv4Addr;
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A SEND with immediate, or a WRITE with immediate, of zeros.
+    /// Post a SEND or WRITE with immediate, of zeros.
     Post { by_write: bool, length: usize },
-    /// A receive.
+    /// Post a receive.
     Receive { length: usize },
-    /// A response comes.
+    /// Feed a response.
     Response { psn: u32, syndrome: Syndrome },
-    /// A request comes.
+    /// Feed a request.
     Request(Request),
-    /// The requester's timer runs out.
+    /// Let the requester's timer expire.
     Timer,
 }
 
-/// A request that comes; its payload is zeros.
+/// A received request. Its payload is zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub opcode: Opcode,
     pub psn: u32,
     pub length: usize,
     pub ack_request: bool,
-    /// RETH: offset into the region, and length of the message.
+    /// RETH: offset in the region, and length of the message.
     pub reth: Option<(u64, u32)>,
-    /// The key in it is none.
+    /// True to use an invalid key in RETH.
     pub bad_key: bool,
 }
 
@@ -63,10 +63,10 @@ pub struct Script {
     pub steps: Vec<Step>,
 }
 
-/// Virtual address for the remote of requests that are posted here, and its key.
+/// Virtual address and key of the remote in posted requests.
 pub const THEIR_VA: u64 = 0x5000_0000;
 pub const THEIR_RKEY: u32 = 0x1234;
-/// The immediate of what is posted.
+/// The immediate of posted requests.
 pub const IMM: u32 = 0x0A0B_0C0D;
 /// Bytes of the region.
 pub const REGION: usize = 256 << 10;
@@ -154,7 +154,7 @@ impl Script {
         Ok(script)
     }
 
-    /// The PSN of a step, counted from the first one of its direction.
+    /// The PSN of a step, relative to the first PSN of its direction.
     pub fn psn(first: u32, offset: u32) -> Psn {
         Psn::new((first + offset) & 0xFF_FFFF)
     }
@@ -166,13 +166,13 @@ fn opcode(name: &str) -> Option<Opcode> {
         .find(|o| o.info().name == format!("RC {name}"))
 }
 
-/// Who the two are: the endpoint under test, and the script beside it.
+/// The addresses of the endpoint under test and of the script.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
     pub mac: MacAddr,
     pub ip: Ipv4Addr,
     pub qpn: Qpn,
-    /// The endpoint's region.
+    /// Virtual address of the endpoint's region.
     pub va: u64,
     pub rkey: u32,
     pub script_mac: MacAddr,
@@ -181,7 +181,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// The frame of a step that is one.
+    /// The frame of a step, if the step has one.
     pub fn frame(&self, script: &Script, step: &Step) -> Option<Vec<u8>> {
         let mut ext = ExtHeaders::NONE;
         let (bth, length) = match step {
@@ -222,7 +222,7 @@ impl Ends {
     }
 }
 
-/// The endpoint of this crate, played a script.
+/// This crate's endpoint, playing a script.
 pub struct Twin {
     pub endpoint: Endpoint,
     qpn: Qpn,
@@ -254,12 +254,12 @@ impl Twin {
         }
     }
 
-    /// Its key for the remote, which a recorded frame does not have.
+    /// The region's remote key, which differs from the key in recorded frames.
     pub fn rkey(&self) -> u32 {
         self.key.rkey()
     }
 
-    /// Plays one step; `frame` is what comes, where something does. Returns all that it sends then.
+    /// Plays one step. `frame` is the received frame, if there is one. Returns the frames sent.
     pub fn step(&mut self, step: &Step, frame: Option<&[u8]>) -> Vec<Vec<u8>> {
         let slice = |length: usize| LocalSlice {
             key: self.key,
@@ -307,7 +307,7 @@ impl Twin {
     }
 }
 
-/// A frame without what two implementations may choose: IP identification, and what is computed from it.
+/// Masks the fields that implementations may choose: the IP identification and values derived from it.
 pub fn settled(frame: &[u8]) -> Vec<u8> {
     let Ok(Parsed::Roce(h)) = parse_frame(frame, frame.len()) else {
         return frame.to_vec();
@@ -319,7 +319,7 @@ pub fn settled(frame: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Opcode, PSN, AckReq, answer and RETH of a frame, in a line.
+/// Opcode, PSN, AckReq, response and RETH of a frame as a line.
 pub fn line(frame: &[u8]) -> String {
     let Ok(Parsed::Roce(h)) = parse_frame(frame, frame.len()) else {
         return format!("no RoCE: {frame:02x?}");
@@ -337,7 +337,7 @@ pub fn line(frame: &[u8]) -> String {
     format!("{line} [{}]", h.payload_len)
 }
 
-/// The same frame with another key in its RETH.
+/// The frame with another key in its RETH.
 pub fn with_key(frame: &[u8], rkey: u32) -> Vec<u8> {
     let mut bytes = frame.to_vec();
     if let Ok(Parsed::Roce(h)) = parse_frame(frame, frame.len())
@@ -351,7 +351,7 @@ pub fn with_key(frame: &[u8], rkey: u32) -> Vec<u8> {
     bytes
 }
 
-/// A capture in the classic form, times in microseconds.
+/// Writes a classic pcap file with times in microseconds.
 pub fn write_pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     let mut out = Vec::new();
     for word in [0xA1B2_C3D4u32, 0x0004_0002, 0, 0, 65535, 1] {
@@ -366,7 +366,7 @@ pub fn write_pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     out
 }
 
-/// The frames of a capture in the classic form.
+/// Reads the frames of a classic pcap file.
 pub fn read_pcap(file: &[u8]) -> Vec<Vec<u8>> {
     assert_eq!(file[..4], 0xA1B2_C3D4u32.to_le_bytes(), "little endian");
     let (mut rest, mut frames) = (&file[24..], Vec::new());
