@@ -38,8 +38,7 @@ const TX_FRAMES: usize = 128;
 /// The maximum number of frames per receive or send call.
 const BATCH: usize = 32;
 
-/// Interval of reading the interface's MTU. A lower MTU is also detected by the first frame that the kernel
-/// drops.
+/// Interval of reading the interface's MTU. A lower MTU is also detected by the first frame that the kernel drops.
 const MTU_INTERVAL: Nanos = Nanos::from_millis(50);
 
 /// A network interface and its settings.
@@ -91,8 +90,7 @@ impl AfPacketSpec {
     /// Opens the port for the thread that owns `pool`.
     ///
     /// # Errors
-    /// The interface does not exist, the process has no permission, or the kernel rejected a step of the
-    /// setup.
+    /// The interface does not exist, the process has no permission, or the kernel rejected a step of the setup.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<AfPacketPort, OpenError> {
         let step = |step: &'static str, hint: &'static str| {
             move |source: io::Error| match source.raw_os_error() {
@@ -289,8 +287,7 @@ fn check_length(head: &[u8], length: usize, mtu: usize) -> Result<(), DropReason
     Ok(())
 }
 
-/// Passes one received frame in up to three pieces to `with`. Returns the reason if the frame must be
-/// dropped.
+/// Passes one received frame in up to three pieces to `with`. Returns the reason if the frame must be dropped.
 fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) -> Result<T, DropReason> {
     let (wire_length, vlan, lacks_checksum) =
         (received.wire_length(), received.vlan(), received.lacks_checksum());

@@ -1,5 +1,4 @@
-//! Description of a DPDK device. The crate `castnet-dpdk` opens the device, because its frames live in DPDK's
-//! buffers.
+//! Description of a DPDK device. The crate `castnet-dpdk` opens the device, because its frames live in DPDK's buffers.
 
 /// A DPDK device and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]

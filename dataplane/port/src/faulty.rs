@@ -1,5 +1,4 @@
-//! A fault injector: a port that drops, duplicates, delays, reorders and corrupts frames, controlled by a
-//! seed.
+//! A fault injector: a port that drops, duplicates, delays, reorders and corrupts frames, controlled by a seed.
 //!
 //! The faults of a frame depend only on the seed, the direction, the port's queue and the number of earlier
 //! frames in that direction. Each frame uses eight words of a ChaCha8 stream, whichever faults are enabled.

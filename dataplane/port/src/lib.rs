@@ -1,6 +1,5 @@
-//! Ports: where frames enter and leave the switch. A port is a memory link, a pcap file, or a network
-//! interface (AF_PACKET). A seeded fault injector can wrap any of them. DPDK devices are in the crate
-//! `castnet-dpdk`.
+//! Ports: where frames enter and leave the switch. A port is a memory link, a pcap file, or a network interface
+//! (AF_PACKET). A seeded fault injector can wrap any of them. DPDK devices are in the crate `castnet-dpdk`.
 //!
 //! The main types are [`Port`], [`PortSpec`], [`Pool`] and [`Sleeper`]. A [`PortSpec`] describes a port and
 //! can be sent to the thread that will use it. There [`PortSpec::open`] creates a [`BoxPort`] whose frames

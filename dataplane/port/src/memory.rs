@@ -56,8 +56,7 @@ impl Default for MemLinkConfig {
     }
 }
 
-/// Derives a unicast, locally administered Ethernet address from a name. The same name always gives the same
-/// address.
+/// Derives a unicast, locally administered Ethernet address from a name. The same name always gives the same address.
 pub fn mac_from_name(name: &str) -> MacAddr {
     // FNV-1a with 64 bits spreads well enough over 40 bits.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {

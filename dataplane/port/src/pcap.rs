@@ -1,8 +1,7 @@
 //! Ports on capture files. Frames are read from one file and written to another.
 //!
-//! The input format, pcap or pcapng, is detected by its magic number. The output is pcapng if the file name
-//! ends in `.pcapng`, otherwise pcap with nanoseconds. This backend is for tests and replay. It locks its
-//! output file.
+//! The input format, pcap or pcapng, is detected by its magic number. The output is pcapng if the file name ends in
+//! `.pcapng`, otherwise pcap with nanoseconds. This backend is for tests and replay. It locks its output file.
 
 use std::fmt;
 use std::fs::File;

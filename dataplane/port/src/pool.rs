@@ -1,8 +1,7 @@
 //! Frame buffers that are allocated once and reused, without locks.
 //!
-//! A [`PoolBuf`] owns its head and its last four bytes. Replicas may share the bytes in between. A replica
-//! therefore costs a copy of two cache lines and a reference count, at any frame length. The last holder
-//! frees the body.
+//! A [`PoolBuf`] owns its head and its last four bytes. Replicas may share the bytes in between. A replica therefore
+//! costs a copy of two cache lines and a reference count, at any frame length. The last holder frees the body.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -132,8 +131,7 @@ impl Pool {
         Some(frame)
     }
 
-    /// Creates a frame with these bytes. Returns `None` if no buffer is free or it is longer than
-    /// [`Pool::frame_max`].
+    /// Creates a frame with these bytes. Returns `None` if no buffer is free or it is longer than [`Pool::frame_max`].
     pub fn copy_from(&self, bytes: &[u8]) -> Option<PoolBuf> {
         let mut frame = self.allocate_uninit(bytes.len())?;
         if let Some(node) = &mut frame.node {
@@ -249,8 +247,7 @@ impl PoolBuf {
         }
     }
 
-    /// Creates a frame with its own head and trailer that shares the body. Returns `None` if no buffer is
-    /// free.
+    /// Creates a frame with its own head and trailer that shares the body. Returns `None` if no buffer is free.
     #[inline]
     pub fn replicate(&self) -> Option<Self> {
         let mut node = self.pool.take_node()?;

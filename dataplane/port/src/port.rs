@@ -28,8 +28,7 @@ pub trait Port {
     }
 
     /// Sends all frames of `batch` and empties it. A frame that cannot be sent is dropped and counted as
-    /// [`TxFull`](DropReason::TxFull), [`TooLong`](DropReason::TooLong) or
-    /// [`PortDown`](DropReason::PortDown).
+    /// [`TxFull`](DropReason::TxFull), [`TooLong`](DropReason::TooLong) or [`PortDown`](DropReason::PortDown).
     fn send(&mut self, batch: &mut Batch<Self::Buf>);
 
     /// Calls `take` with up to a batch of received frames, each in one piece, and returns their number. A
@@ -324,8 +323,7 @@ pub const fn frame_max(mtu: usize) -> usize {
     mtu + ETHERNET + VLAN
 }
 
-/// Returns true if a port with this MTU may send the frame. Only a tagged frame may use the four bytes of the
-/// tag.
+/// Returns true if a port with this MTU may send the frame. Only a tagged frame may use the four bytes of the tag.
 pub fn fits(frame: &impl FrameBuf, mtu: usize) -> bool {
     fits_from(frame.head(), frame.length(), mtu)
 }

@@ -62,8 +62,7 @@ pub trait HandOver<B: FrameBuf>: Send + Sync + Sized + 'static {
     fn attach(&self, sleeper: &mut Sleeper) -> io::Result<()>;
 }
 
-/// A ring of copied frames, each with metadata. Any number of threads may push. One thread pops and may
-/// sleep.
+/// A ring of copied frames, each with metadata. Any number of threads may push. One thread pops and may sleep.
 ///
 /// Each slot is in one of two queues or owned by a thread, so neither queue overflows.
 #[derive(Debug)]
@@ -116,8 +115,7 @@ impl<M: Copy + Default> FrameRing<M> {
         self.wake_event.wake();
     }
 
-    /// Pops the oldest frame into a buffer of `memory`. Returns `None` if the ring is empty or no buffer is
-    /// free.
+    /// Pops the oldest frame into a buffer of `memory`. Returns `None` if the ring is empty or no buffer is free.
     ///
     /// # Errors
     /// [`DropReason::TooLong`]: the frame was longer than this memory's buffers and has been dropped.

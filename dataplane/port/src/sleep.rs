@@ -29,8 +29,7 @@ pub(crate) struct WakeEvent {
 impl WakeEvent {
     /// Wakes the sleeper if it sleeps. The work must be published before.
     pub(crate) fn wake(&self) {
-        // Pairs with the fence in `Sleeper::sleep`: either the sleeper sees the work, or this thread sees the
-        // flag.
+        // Pairs with the fence in `Sleeper::sleep`: either the sleeper sees the work, or this thread sees the flag.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed)
             && self.asleep.swap(false, Ordering::Relaxed)
@@ -154,8 +153,7 @@ impl Sleeper {
         );
         // A signal may end the sleep early. Other errors cannot occur with descriptors that are open.
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(timeout)), None);
-        // A socket whose interface went down stays readable until its error is read, which would prevent any
-        // sleep.
+        // A socket whose interface went down stays readable until its error is read, which would prevent any sleep.
         for (fd, file) in fds.iter().rev().zip(self.files.iter().rev()) {
             if fd.revents().is_some_and(|r| r.contains(PollFlags::POLLERR)) {
                 let _ = getsockopt(file, sockopt::SocketError);

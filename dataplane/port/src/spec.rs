@@ -96,8 +96,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 
 /// Description of a port. It can be sent to the thread that will use the port. Clones describe the same port.
 ///
-/// The text form (`FromStr`, `Display`) is the kind, a colon, the arguments and the options, separated by
-/// commas:
+/// The text form (`FromStr`, `Display`) is the kind, a colon, the arguments and the options, separated by commas:
 ///
 /// - `af_packet:eth0`; options `rx=FRAMES`, `tx=FRAMES` (ring sizes), `promiscuous=no`, `bypass=no` (send through the
 ///   queueing discipline), `offloads=keep`, `roce=share` (the kernel's stack sees RoCE frames too).
@@ -127,8 +126,7 @@ pub enum PortSpec {
 }
 
 impl PortSpec {
-    /// Opens the port for the thread that owns `pool`. This thread is the only user of the port, or the first
-    /// one.
+    /// Opens the port for the thread that owns `pool`. This thread is the only user of the port, or the first one.
     ///
     /// # Errors
     /// See [`OpenError`].

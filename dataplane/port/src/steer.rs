@@ -9,8 +9,7 @@ pub trait FlowTable: Send + Sync {
     /// [`Memory::open`](crate::Memory::open) by the thread that must receive it. The addresses are in order.
     /// An address whose thread does not receive from this port gets no rule.
     ///
-    /// For an address without a rule the device selects a queue by its hash, and the workers hand the frames
-    /// over.
+    /// For an address without a rule the device selects a queue by its hash, and the workers hand the frames over.
     fn steer(&self, wanted: &[(Ipv4Addr, usize)]) -> Steered;
 }
 

@@ -21,8 +21,7 @@ const TCX_INGRESS: u32 = 46;
 const TCX_NEXT: i32 = -1;
 const TCX_DROP: i32 = 2;
 
-/// `struct bpf_insn`: operation, registers (destination in the low bits, source in the high bits), jump,
-/// constant.
+/// `struct bpf_insn`: operation, registers (destination in the low bits, source in the high bits), jump, constant.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Instruction {

@@ -20,8 +20,7 @@ use crate::port::RingUse;
 
 /// Offset of a sent frame in its slot: after the header, without a `sockaddr_ll`.
 const TX_DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
-/// The maximum number of bytes before a received frame in its slot: header, `sockaddr_ll`, alignment of the
-/// IP header.
+/// The maximum number of bytes before a received frame in its slot: header, `sockaddr_ll`, alignment of the IP header.
 const RX_OVERHEAD: usize = 128;
 /// Bytes of a block of ring memory. The kernel allocates each block contiguously, so blocks are small. Slots
 /// do not cross blocks.
@@ -116,9 +115,8 @@ impl Map {
 
     fn status(&self, index: usize) -> &AtomicU32 {
         let header = self.header(index).as_ptr();
-        // SAFETY: the status word is the first field of the header, is inside the mapping while `self`
-        // exists, is aligned (slots are aligned to 16 bytes), and is accessed only as one word by this
-        // program and the kernel.
+        // SAFETY: the status word is the first field of the header, is inside the mapping while `self` exists, is
+        // aligned (slots are aligned to 16 bytes), and is accessed only as one word by this program and the kernel.
         unsafe { AtomicU32::from_ptr(&raw mut (*header).tp_status) }
     }
 
@@ -130,8 +128,7 @@ impl Map {
         let from = from.min(self.layout.slot);
         let length = length.min(self.layout.slot - from);
         let slot = self.header(index).cast::<u8>();
-        // SAFETY: inside the slot and so inside the mapping. By the caller's promise nothing else reads or
-        // writes it.
+        // SAFETY: inside the slot and so inside the mapping. By the caller's promise nothing else reads or writes it.
         unsafe { std::slice::from_raw_parts_mut(slot.add(from).as_ptr(), length) }
     }
 }
@@ -340,8 +337,7 @@ impl TxRing {
         self.unsettled > 0
     }
 
-    /// Reaps the frames that the kernel has processed, sent or not. Calls `done` with the start and the
-    /// length of each.
+    /// Reaps the frames that the kernel has processed, sent or not. Calls `done` with the start and the length of each.
     pub(super) fn reap(&mut self, mut done: impl FnMut(&[u8], usize)) {
         while self.unsettled > 0
             && self.map.status(self.oldest).load(Ordering::Acquire) != libc::TP_STATUS_SEND_REQUEST

@@ -1,5 +1,4 @@
-//! AF_PACKET over veth pairs in new network namespaces. Needs root; otherwise the tests report that they are
-//! skipped.
+//! AF_PACKET over veth pairs in new network namespaces. Needs root; otherwise the tests report that they are skipped.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,11 +18,10 @@ use castnet_wrap_up::skip;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::gettid;
 
-/// How long a test waits for a frame before it fails.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time after which a test without a frame fails.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs `test` in a thread with its own network namespace without IPv6 traffic. Returns false if that is not
-/// permitted.
+/// Runs `test` in a thread with its own network namespace without IPv6 traffic. Returns false if that is not permitted.
 fn in_namespace(test: impl FnOnce() + Send + 'static) -> bool {
     let thread = thread::spawn(move || {
         if unshare(CloneFlags::CLONE_NEWNET).is_err() {
@@ -109,8 +107,8 @@ fn receive(port: &mut impl Port<Buf = PoolBuf>, sleeper: &mut Sleeper, count: us
     let (start, mut frames, mut batch) = (Instant::now(), Vec::new(), Batch::new());
     while frames.len() < count {
         assert!(
-            start.elapsed() < PATIENCE,
-            "{} of {count} frames after {PATIENCE:?}: {:?}",
+            start.elapsed() < TIMEOUT,
+            "{} of {count} frames after {TIMEOUT:?}: {:?}",
             frames.len(),
             port.stats()
         );
@@ -190,7 +188,7 @@ fn a_windowed_burst_loses_no_frame() {
         let (start, mut batch) = (Instant::now(), Batch::new());
         while received != [COUNT; 2] {
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "{received:?} of {sent:?}: {:?}",
                 ports.each_ref().map(Port::stats)
             );
@@ -237,12 +235,12 @@ fn a_frame_wakes_the_sleeper() {
             send(&mut far, &pool, &[frame(1, 60, None)]);
         });
         let start = Instant::now();
-        sleeper.sleep(PATIENCE * 2, || {
+        sleeper.sleep(TIMEOUT * 2, || {
             // The frame arrives shortly before or during the sleep.
             ready.send(()).unwrap();
             false
         });
-        assert!(near.ready() && start.elapsed() < PATIENCE);
+        assert!(near.ready() && start.elapsed() < TIMEOUT);
         sender.join().unwrap();
     });
 }
@@ -274,7 +272,7 @@ fn a_port_reports_ring_occupancy_and_driver() {
             let start = Instant::now();
             while far.receive_ring().unwrap().used != waiting {
                 assert!(
-                    start.elapsed() < PATIENCE,
+                    start.elapsed() < TIMEOUT,
                     "round {round}: expected {waiting}, reported {:?}",
                     far.receive_ring()
                 );
@@ -305,7 +303,7 @@ fn until_link(port: &AfPacketPort, up: bool) {
     let start = Instant::now();
     while port.info().up != up {
         assert!(
-            start.elapsed() < PATIENCE,
+            start.elapsed() < TIMEOUT,
             "the link of {} does not go {up}",
             port.info().name
         );
@@ -482,14 +480,14 @@ fn udp_and_tcp_of_the_kernel_pass_with_good_checksums() {
             bound
                 .send((udp.local_addr().unwrap(), tcp.local_addr().unwrap()))
                 .unwrap();
-            udp.set_read_timeout(Some(PATIENCE)).unwrap();
+            udp.set_read_timeout(Some(TIMEOUT)).unwrap();
             let mut buffer = [0; 2000];
             for _ in 0..20 {
                 let (length, from) = udp.recv_from(&mut buffer).unwrap();
                 udp.send_to(&buffer[..length], from).unwrap();
             }
             let (mut stream, _) = tcp.accept().unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             let mut bytes = Vec::new();
             stream.read_to_end(&mut bytes).unwrap();
             bytes
@@ -497,7 +495,7 @@ fn udp_and_tcp_of_the_kernel_pass_with_good_checksums() {
         let client = host("ha", "10.9.0.1/24", move || {
             let (udp_to, tcp_to) = server_is_up.recv().unwrap();
             let udp = UdpSocket::bind("10.9.0.1:0").unwrap();
-            udp.set_read_timeout(Some(PATIENCE)).unwrap();
+            udp.set_read_timeout(Some(TIMEOUT)).unwrap();
             let mut buffer = [0; 2000];
             for i in 0..20 {
                 let message = vec![i; 1 + 70 * usize::from(i)];
@@ -505,8 +503,8 @@ fn udp_and_tcp_of_the_kernel_pass_with_good_checksums() {
                 let (length, _) = udp.recv_from(&mut buffer).unwrap();
                 assert_eq!(buffer[..length], message);
             }
-            let mut stream = TcpStream::connect_timeout(&tcp_to, PATIENCE).unwrap();
-            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            let mut stream = TcpStream::connect_timeout(&tcp_to, TIMEOUT).unwrap();
+            stream.set_write_timeout(Some(TIMEOUT)).unwrap();
             stream.write_all(&pattern()).unwrap();
         });
         let stop = Arc::new(AtomicBool::new(false));
@@ -548,7 +546,7 @@ fn the_kernels_stack_sees_no_roce_while_a_port_is_open() {
             send(&mut near, &pool, &[4791, 4790].map(|port| datagram(dst.0, port)));
             assert_eq!(receive(&mut far, &mut at_far, 2).len(), 2, "the port has both");
             let mut bytes = [0; 64];
-            sockets[0].set_read_timeout(Some(PATIENCE)).unwrap();
+            sockets[0].set_read_timeout(Some(TIMEOUT)).unwrap();
             sockets[0].recv(&mut bytes).expect("what is not RoCE goes on");
             // This frame arrived first, so the kernel has already processed it.
             sockets[1].set_nonblocking(true).unwrap();
