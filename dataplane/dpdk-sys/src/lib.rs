@@ -1,10 +1,8 @@
-//! Bindings to the part of DPDK that Castnet uses: a C shim over DPDK's inline functions, and some plain
-//! functions.
+//! Bindings to the part of DPDK that Castnet uses: a C shim over DPDK's inline functions, and some plain functions.
 //!
-//! The bindings are written by hand, so libclang is not needed. The shim (`shim/shim.c`) asserts every offset
-//! of [`rte_mbuf`] at compile time and hides everything that differs between DPDK releases. An error is a
-//! negative `errno` value, or -1 or a null pointer with the reason in `cn_errno`. The crate `castnet-dpdk`
-//! converts errors to types.
+//! The bindings are written by hand, so libclang is not needed. The shim (`shim/shim.c`) asserts every offset of
+//! [`rte_mbuf`] at compile time and hides everything that differs between DPDK releases. An error is a negative `errno`
+//! value, or -1 or a null pointer with the reason in `cn_errno`. The crate `castnet-dpdk` converts errors to types.
 //!
 //! The crate is built only with the feature `dpdk`. Without it the crate is empty and needs nothing of DPDK.
 #![cfg(feature = "dpdk")]
@@ -59,8 +57,7 @@ pub struct rte_flow {
     _opaque: [u8; 0],
 }
 
-/// Bits in [`rte_mbuf::ol_flags`]: the device's result of checking the IPv4 header checksum; and that it is
-/// correct.
+/// Bits in [`rte_mbuf::ol_flags`]: the device's result of checking the IPv4 header checksum; and that it is correct.
 pub const RX_IP_CKSUM_MASK: u64 = 1 << 4 | RX_IP_CKSUM_GOOD;
 /// See [`RX_IP_CKSUM_MASK`].
 pub const RX_IP_CKSUM_GOOD: u64 = 1 << 7;

@@ -1,9 +1,8 @@
 //! DPDK devices as ports.
 //!
-//! A `Runtime` is DPDK for one dataplane: the environment (EAL), which is started once per process, the
-//! buffers, and the devices that the dataplane's ports name. Each thread has a `DpdkMemory`, in which its
-//! frames live as `Mbuf`s, and opens its ports there. A port of another kind is opened behind a bridge that
-//! copies.
+//! A `Runtime` is DPDK for one dataplane: the environment (EAL), which is started once per process, the buffers, and
+//! the devices that the dataplane's ports name. Each thread has a `DpdkMemory`, in which its frames live as `Mbuf`s,
+//! and opens its ports there. A port of another kind is opened behind a bridge that copies.
 //!
 //! Replicas copy short frames. They share the body of long frames if the device can send frames of several
 //! segments. The length threshold is measured when the first thread creates its memory.

@@ -197,8 +197,7 @@ impl Memory for DpdkMemory {
         self.0.whole.has_capacity()
     }
 
-    /// Statistics of the buffers shared by all threads. `bodies_free` counts the buffers for replicas that
-    /// share.
+    /// Statistics of the buffers shared by all threads. `bodies_free` counts the buffers for replicas that share.
     fn stats(&self) -> PoolStats {
         let (whole, small) = (&self.0.whole, &self.0.small);
         PoolStats {

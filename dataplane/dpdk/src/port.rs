@@ -79,17 +79,6 @@ impl DpdkPort {
         })
     }
 
-    /// Returns true if the device checks the IPv4 checksum of received frames.
-    pub fn has_rx_checksum(&self) -> bool {
-        self.device.rx_checksum
-    }
-
-    /// Returns true if another thread sends this thread's frames, because the device has fewer send queues
-    /// than threads.
-    pub fn sends_through_another(&self) -> bool {
-        matches!(self.tx, Tx::Through(_))
-    }
-
     fn check(&self, frame: &Mbuf) -> Result<(), DropReason> {
         if frame.length() < frame_max(0) - 4 {
             return Err(DropReason::Malformed);

@@ -11,9 +11,8 @@ pub const KEY_LENGTH: usize = 52;
 /// so the source address has no effect. The other bits are chosen so that each low bit of the hash, which
 /// select the queue, depends on many bits of the destination address.
 ///
-/// Devices that can hash the destination alone are configured for that as well. On other devices, and if
-/// ports are hashed, frames of one group may still be spread by the source's UDP port. Workers then hand them
-/// over.
+/// Devices that can hash the destination alone are configured for that as well. On other devices, and if ports are
+/// hashed, frames of one group may still be spread by the source's UDP port. Workers then hand them over.
 pub const fn destination_key() -> [u8; KEY_LENGTH] {
     let mut key = [0; KEY_LENGTH];
     // The fractional bits of the golden ratio, and zeros from bit 96 on. Any mixed bits would do.

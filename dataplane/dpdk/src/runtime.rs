@@ -27,7 +27,7 @@ const XDP_ROOM: usize = 3328;
 /// Buffers per AF_XDP queue. The kernel holds this many per direction.
 const XDP_BUFFERS: usize = 8192;
 
-/// What a dataplane needs of DPDK.
+/// DPDK resources that a dataplane needs.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The number of threads with a [`DpdkMemory`]. Each has its own send queue at each device.
@@ -201,7 +201,7 @@ impl Runtime {
             "receive",
             info.rx_queues_max,
             spec.queues,
-            "that queues= asks for",
+            "configured queue (queues=)",
         )?;
         enough("send", info.tx_queues_max, 1, "port")?;
         let device_max = if info.memif {

@@ -71,9 +71,8 @@ fn shared(memory: &DpdkMemory, frame: &Mbuf, _: usize) -> Option<Mbuf> {
     memory.share(frame)
 }
 
-/// A function that creates all replicas of the frames and frees them in batches. Returns true if all were
-/// created. It always requests all of them, because a frame leaks if fewer borrowers are created than
-/// announced ([`Memory::lend`]).
+/// A function that creates all replicas of the frames and frees them in batches. Returns true if all were created. It
+/// always requests all of them, because a frame leaks if fewer borrowers are created than announced ([`Memory::lend`]).
 type Schedule = fn(&DpdkMemory, &[Mbuf], Replicate) -> bool;
 
 /// The schedule of plain data of one flow: all frames for one path, then for the next. A frame may have left the

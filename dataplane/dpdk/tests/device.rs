@@ -1,4 +1,4 @@
-//! Devices, buffers and errors, in this process alone: DPDK starts without hugepages, the devices are virtual.
+//! Tests of devices, buffers and errors inside one process. DPDK runs without hugepages and the devices are virtual.
 #![cfg(feature = "dpdk")]
 #![allow(unsafe_code)]
 
@@ -84,10 +84,10 @@ fn read(path: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn frames_go_in_and_out_as_they_are() {
+fn frames_are_received_and_sent_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in.pcap"), folder.path().join("out.pcap"));
-    // Of all lengths about the seams: head, tail, and one buffer.
+    // Lengths around the boundaries of head, tail and one buffer.
     let lengths = [
         14, 60, 127, 128, 129, 131, 132, 133, 136, 1024, 2047, 2048, 2049, 4200, 9014,
     ];
@@ -136,13 +136,13 @@ fn frames_go_in_and_out_as_they_are() {
         "longer than a buffer"
     );
 
-    // The device writes its file out when it is closed.
+    // The device completes its file when it is closed.
     drop(port);
     assert_eq!(read(&output), [frames.clone(), frames].concat());
 }
 
 #[test]
-fn all_threads_share_from_the_lengths_that_were_measured_once() {
+fn all_threads_use_the_thresholds_measured_once() {
     let device = spec("dpdk:net_null8,no-rx=1");
     let runtime = runtime(&[device.dpdk().unwrap()], 2);
     let memory = runtime.memory().unwrap();
@@ -156,13 +156,13 @@ fn all_threads_share_from_the_lengths_that_were_measured_once() {
     assert_eq!(
         others.join().unwrap(),
         measured,
-        "what one thread was told is its own"
+        "set_thresholds affects only its own thread"
     );
-    assert_eq!(memory.stats(), free, "no buffer was lost");
+    assert_eq!(memory.stats(), free, "a buffer leaked");
 }
 
 #[test]
-fn a_device_is_there_once_and_again_after_it_has_gone() {
+fn a_device_can_be_opened_once_and_again_after_closing() {
     let text = "dpdk:net_null1";
     let one = spec(text);
     let runtime = runtime(&[one.dpdk().unwrap()], 1);
@@ -175,7 +175,7 @@ fn a_device_is_there_once_and_again_after_it_has_gone() {
 }
 
 #[test]
-fn what_dpdk_refuses_comes_with_its_reason() {
+fn errors_include_dpdks_reason() {
     for (text, words) in [
         (
             "dpdk:net_pcap2,rx_pcap=/nowhere/in.pcap",
@@ -198,7 +198,7 @@ fn what_dpdk_refuses_comes_with_its_reason() {
 }
 
 #[test]
-fn buffers_come_back_and_what_cannot_be_had_is_counted() {
+fn buffers_are_freed_and_failed_allocations_are_counted() {
     let (memory, _port) = open("dpdk:net_null3,no-rx=1");
     let free = memory.stats();
     let original = memory.copy_from(&bytes(4096, 0)).unwrap();
@@ -213,10 +213,10 @@ fn buffers_come_back_and_what_cannot_be_had_is_counted() {
     assert!(memory.stats().exhausted >= 2 && !memory.has_capacity());
     assert!(
         memory.replicate(&held[0], 129, true).is_none(),
-        "no head is as long as that"
+        "the head is too long"
     );
     drop(held);
-    // The original's body is its own again.
+    // The original's body is not shared any more.
     assert_eq!(original.head().len(), 4096);
     drop(original);
     let back = memory.stats();
@@ -228,7 +228,7 @@ fn buffers_come_back_and_what_cannot_be_had_is_counted() {
 }
 
 #[test]
-fn ports_of_other_kinds_join_in_and_faults_are_injected() {
+fn ports_of_other_kinds_are_bridged_and_faults_are_injected() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in.pcap"), folder.path().join("out.pcap"));
     let frames: Vec<_> = (0..100).map(|i| bytes(60 + 40 * i, i)).collect();
@@ -258,7 +258,7 @@ fn ports_of_other_kinds_join_in_and_faults_are_injected() {
     assert_eq!(read(&output), frames);
 }
 
-/// What happens to a frame, and to its twin, which is bytes.
+/// An operation on a frame and on its model, a byte vector.
 #[derive(Clone, Debug)]
 enum Step {
     Replicate(usize),
@@ -277,7 +277,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 #[test]
-fn frames_that_share_are_what_their_copies_would_be() {
+fn shared_frames_equal_copies() {
     let (memory, _port) = open("dpdk:net_null5,no-rx=1");
     let free = memory.stats();
     let seed = std::env::var("CASTNET_SEED")
@@ -345,7 +345,7 @@ fn frames_that_share_are_what_their_copies_would_be() {
 }
 
 #[test]
-fn a_frame_goes_to_another_thread_as_it_is_and_a_full_ring_gives_it_back() {
+fn a_frame_changes_threads_unchanged_and_a_full_ring_returns_it() {
     let (memory, mut port) = open("dpdk:net_null6,no-rx=1");
     let free = memory.stats();
     let ring = MoveRing::<PortId, Mbuf>::new(4);
@@ -374,7 +374,7 @@ fn a_frame_goes_to_another_thread_as_it_is_and_a_full_ring_gives_it_back() {
     let (reason, more) = HandOver::push(&ring, from, more).unwrap_err();
     assert_eq!((reason, more.to_vec()), (DropReason::TxFull, vec![7; 60]));
     drop(more);
-    // What is in a ring when it goes is not lost to the pools.
+    // Frames in a dropped ring return to their pools.
     drop(ring);
     let mut none = Batch::new();
     port.send(&mut none);
@@ -385,10 +385,10 @@ fn a_frame_goes_to_another_thread_as_it_is_and_a_full_ring_gives_it_back() {
     );
 }
 
-/// Threads replicate frames, write to them, drop them and pass them on to one another, originals and those that share them
-/// alike: each frame is at any time what its twin is, of plain bytes.
+/// Threads replicate frames, write to them, drop them and pass them on, originals and replicas. Each frame always
+/// equals its model, a byte vector.
 #[test]
-fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
+fn shared_frames_equal_copies_in_several_threads() {
     const THREADS: usize = 3;
     const STEPS: usize = 30_000;
     const HAVE: usize = 60;
@@ -410,7 +410,7 @@ fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
             scope.spawn(move || {
                 let memory = runtime.memory().unwrap();
                 share_from(&memory, 0);
-                // xorshift: good enough to choose steps.
+                // xorshift is good enough to choose steps.
                 let mut state = (seed << 8 | own as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
                 let mut random = |below: usize| {
                     state ^= state << 13;
@@ -434,7 +434,7 @@ fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
                     match random(8) {
                         0..3 if room => {
                             let copies: Vec<_> = match random(4) {
-                                // None of what has lent less before.
+                                // A frame whose body was lent without its tail cannot lend.
                                 0 => (0..=random(3))
                                     .rev()
                                     .filter_map(|left| memory.lend(frame, left))
@@ -453,14 +453,14 @@ fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
                         5 => {
                             let trailer = (step as u32).to_be_bytes();
                             frame.set_trailer(trailer);
-                            // It stays as it is where others read it; what it is instead, the check below finds.
+                            // Borrowed bytes cannot be written. The check below compares the content.
                             if frame.trailer() == trailer {
                                 *twin.last_chunk_mut().unwrap() = trailer;
                             }
                         }
                         _ => {
                             let (frame, twin) = frames.swap_remove(at);
-                            // A full ring drops it.
+                            // A full ring returns the frame, which is dropped.
                             let _ = rings[random(THREADS)].push(twin, frame);
                         }
                     }
@@ -483,10 +483,10 @@ fn frames_that_share_are_what_their_copies_would_be_in_several_threads() {
 }
 
 #[test]
-fn a_device_without_rules_says_so_and_what_was_to_be_tried() {
+fn a_device_without_rules_reports_the_refused_rule() {
     let text = "dpdk:net_null8,queues=2,no-rx=1";
     let (_memory, port) = open(text);
-    let table = port.flow_table().expect("a choice of queues");
+    let table = port.flow_table().expect("several queues");
     let wanted = [
         (Ipv4Addr::new(10, 200, 0, 1), 1),
         (Ipv4Addr::new(10, 200, 0, 2), 5),
@@ -496,7 +496,7 @@ fn a_device_without_rules_says_so_and_what_was_to_be_tried() {
         refused,
         reason,
     } = table.steer(&wanted);
-    // The second address is of a thread that does not receive here.
+    // The thread of the second address does not receive here.
     assert_eq!((rules, refused), (0, 1), "{reason}");
     assert!(
         reason.contains("udp dst is 4791 / end actions queue index 1 / end"),
@@ -504,23 +504,23 @@ fn a_device_without_rules_says_so_and_what_was_to_be_tried() {
     );
     assert_ne!(port.steering(), Steering::FlowRules);
     drop(port);
-    // The device has gone, and control does not keep it.
+    // The device is closed. Control does not keep it open.
     assert_eq!(table.steer(&wanted), Steered::default());
     let (_memory, single) = open("dpdk:net_null9,no-rx=1");
-    assert!(single.flow_table().is_none(), "there is nothing to choose");
+    assert!(single.flow_table().is_none(), "there is only one queue");
 }
 
 #[test]
-fn the_hash_is_of_the_destination_alone_and_spreads() {
+fn the_hash_depends_on_the_destination_alone_and_spreads() {
     let key = destination_key();
     let mut queues = BTreeSet::new();
     for dst in 0..64_u8 {
         let dst = Ipv4Addr::new(10, 200, 0, dst);
         let hash = toeplitz(&key, [10, 0, 0, 1].into(), dst);
         let mut tuple = [0x0A00_0001, u32::from_be_bytes([10, 200, 0, dst.octets()[3]])];
-        // SAFETY: two words, and a key longer than they need.
+        // SAFETY: the tuple has two words, and the key is longer than needed.
         let theirs = unsafe { castnet_dpdk_sys::cn_softrss(tuple.as_mut_ptr(), 2, key.as_ptr()) };
-        assert_eq!(theirs, hash, "what DPDK computes");
+        assert_eq!(theirs, hash, "DPDK computes another hash");
         for src in [[10, 0, 0, 2], [192, 168, 7, 9], [255; 4]] {
             assert_eq!(toeplitz(&key, src.into(), dst), hash, "{dst}");
         }
@@ -531,7 +531,7 @@ fn the_hash_is_of_the_destination_alone_and_spreads() {
 }
 
 #[test]
-fn a_device_says_what_it_is() {
+fn a_device_describes_itself() {
     let spec = spec("dpdk:net_null8,no-rx=1,queues=2,rx=256");
     let memory = runtime(&[spec.dpdk().unwrap()], 3).memory().unwrap();
     let port = memory.open(&spec, Sides::Both, 0).unwrap();
@@ -541,6 +541,6 @@ fn a_device_says_what_it_is() {
     assert_eq!(device.speed_mbps, Some(10_000));
     assert!(device.multi_segment && port.multi_segment());
     assert_eq!(device.steering, port.steering());
-    // This one does not tell how full its ring is; one that does says no more than fits.
+    // This device does not report the occupancy of its ring. Others report at most the capacity.
     assert!(port.receive_ring().is_none_or(|ring| ring.used <= ring.size));
 }

@@ -76,8 +76,6 @@ pub(crate) struct Device {
     pub(crate) tx_queues: usize,
     /// Capacity of each receive queue in frames, as adjusted by the device.
     rx_frames: usize,
-    /// True if the device checks the IPv4 checksum of received frames.
-    pub(crate) rx_checksum: bool,
     /// By send queue, the ring for frames of threads without a send queue. Empty if all threads have one.
     pub(crate) send_rings: Vec<Arc<SendRing>>,
     /// The flow rules of the device.
@@ -170,8 +168,7 @@ impl Probed {
         }
     }
 
-    /// Configures and starts the device. Received frames use buffers of `pool`, each of which holds a whole
-    /// frame.
+    /// Configures and starts the device. Received frames use buffers of `pool`, each of which holds a whole frame.
     ///
     /// # Errors
     /// [`DpdkError::SetUp`].
@@ -220,7 +217,6 @@ impl Probed {
             rx_queues: set_up.rx_queues,
             tx_queues,
             rx_frames: setup.rx_descriptors.into(),
-            rx_checksum: setup.rx_checksum != 0,
             send_rings: (0..send_rings)
                 .map(|_| Arc::new(SendRing::new(clients * set_up.tx_frames)))
                 .collect(),
@@ -263,8 +259,7 @@ impl Device {
         self.probed.port
     }
 
-    /// The ring in which the thread with index `rank` queues frames if it has no send queue. `None` if it has
-    /// one.
+    /// The ring in which the thread with index `rank` queues frames if it has no send queue. `None` if it has one.
     pub(crate) fn send_ring(&self, rank: usize) -> Option<&Arc<SendRing>> {
         let at = rank.checked_sub(self.tx_queues)?;
         self.send_rings.get(at % self.tx_queues.max(1))
@@ -328,10 +323,11 @@ impl RxQueue {
         mut whole: impl FnMut(&[&[u8]]) -> Option<Mbuf>,
     ) -> u64 {
         let mut raw = [ptr::null_mut::<sys::rte_mbuf>(); BATCH];
-        let room = batch.remaining_capacity().min(BATCH) as u16;
+        let capacity = batch.remaining_capacity().min(BATCH) as u16;
         // SAFETY: this value owns the queue, and the array has this capacity. The written frames are owned by
         // this thread.
-        let count = unsafe { sys::cn_rx_burst(self.device.probed.port, self.queue, raw.as_mut_ptr(), room) };
+        let count =
+            unsafe { sys::cn_rx_burst(self.device.probed.port, self.queue, raw.as_mut_ptr(), capacity) };
         let mut lost = 0;
         let received = &raw[..usize::from(count).min(BATCH)];
         for &raw in received {
@@ -339,8 +335,7 @@ impl RxQueue {
         }
         for &raw in received {
             let Some(raw) = NonNull::new(raw) else { continue };
-            // SAFETY: the frame was received and has no other owner. If it has several segments, it is only
-            // dropped.
+            // SAFETY: the frame was received and has no other owner. If it has several segments, it is only dropped.
             let frame = unsafe { Mbuf::from_raw(raw) };
             if frame.segment_count() == 1 {
                 batch.push(frame);
@@ -404,8 +399,7 @@ fn gather(raw: NonNull<sys::rte_mbuf>, whole: &mut impl FnMut(&[&[u8]]) -> Optio
         if at.is_null() {
             break;
         }
-        // SAFETY: a segment of a frame that is owned here and exists until the caller drops it. No thread
-        // writes it.
+        // SAFETY: a segment of a frame that is owned here and exists until the caller drops it. No thread writes it.
         unsafe {
             let segment = &*at;
             let start = segment.buf_addr.add(usize::from(segment.data_off));
@@ -434,8 +428,7 @@ impl TxQueue {
         })
     }
 
-    /// Sends the first frames of `batch`, as many as the device accepts, and keeps the rest. Returns the
-    /// number sent.
+    /// Sends the first frames of `batch`, as many as the device accepts, and keeps the rest. Returns the number sent.
     #[inline]
     pub(crate) fn send(&mut self, batch: &mut Batch<Mbuf>) -> usize {
         let length = batch.len();

@@ -134,7 +134,7 @@ impl Eal {
             Ok(Ok(Err(reason))) => reason,
             Ok(Err(_)) | Err(_) => Reason {
                 code: 0,
-                text: "no thread for it".to_owned(),
+                text: "cannot create a thread".to_owned(),
                 log: String::new(),
             },
         };
@@ -257,8 +257,7 @@ impl Drop for Registered {
     fn drop(&mut self) {
         REGISTERED.set(REGISTERED.get() - 1);
         if REGISTERED.get() == 0 {
-            // SAFETY: this module registered this thread. Buffers that it still has can be freed without a
-            // cache.
+            // SAFETY: this module registered this thread. Buffers that it still has can be freed without a cache.
             unsafe { sys::rte_thread_unregister() };
         }
     }

@@ -25,9 +25,8 @@ pub(crate) const HEAD: usize = 128;
 pub(crate) const TAIL: usize = 4;
 /// Bytes of the private head of a borrowed frame: a cache line.
 pub(crate) const LENT_HEAD: usize = 64;
-/// Flag in a whole frame's `usr` word: its body is lent without the tail. It is set when the first other
-/// frame shares the body. The upper bits are the number of references already counted for replicas that are
-/// still to be created.
+/// Values of the lowest byte of a whole frame's `usr` word, set when the first other frame starts to read it: how the
+/// frame is lent. The upper bits are the number of references already counted for replicas that are still to be created.
 const LENT_WITHOUT_TAIL: u32 = 1;
 const LENT_WITH_TAIL: u32 = 2;
 const LENT: u32 = 0xFF;
@@ -47,8 +46,7 @@ impl Mbuf {
 
     #[inline]
     fn raw(&self) -> &sys::rte_mbuf {
-        // SAFETY: this frame owns the buffer. Other threads change only `refcnt` of its header, which is
-        // atomic.
+        // SAFETY: this frame owns the buffer. Other threads change only `refcnt` of its header, which is atomic.
         unsafe { self.0.as_ref() }
     }
 
@@ -57,8 +55,7 @@ impl Mbuf {
         self.raw().nb_segs == 1
     }
 
-    /// Returns true if other frames share this whole frame's body. Other threads can only reduce their
-    /// number.
+    /// Returns true if other frames share this whole frame's body. Other threads can only reduce their number.
     #[inline]
     fn is_lent(&self) -> bool {
         self.raw().refcnt.load(Ordering::Acquire) != 1
@@ -208,8 +205,7 @@ impl Mbuf {
         let (tail, _) = self.tail();
         for (part, (from, bytes)) in parts.iter_mut().step_by(2).zip([(own, HEAD), (tail, TAIL)]) {
             let to = part.first().0;
-            // SAFETY: this frame is longer than head and tail together, and the new frame has capacity for
-            // either.
+            // SAFETY: this frame is longer than head and tail together, and the new frame has capacity for either.
             unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
         }
         let [head, body, tail] = parts.map(|p| {
@@ -388,9 +384,8 @@ impl FrameBuf for Mbuf {
     #[inline]
     fn segments(&self) -> [&[u8]; 3] {
         let slice = |(start, length): (*mut u8, usize)| {
-            // SAFETY: the bytes are in a segment of the frame, which exists while `self` is borrowed. No
-            // thread writes the bytes of a body while it is shared. All others are written only through a
-            // `&mut` to this frame.
+            // SAFETY: the bytes are in a segment of the frame, which exists while `self` is borrowed. No thread writes
+            // the bytes of a body while it is shared. All others are written only through a `&mut` to this frame.
             unsafe { slice::from_raw_parts(start, length) }
         };
         if !self.is_whole() {

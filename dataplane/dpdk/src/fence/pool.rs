@@ -82,8 +82,7 @@ impl Lease {
         };
         // The name has only digits and letters and fits DPDK's limit of 26 characters.
         let name = CString::new(format!("castnet_{}", pools.len())).unwrap_or_default();
-        // SAFETY: the name is zero-terminated and copied. All numbers are valid or checked. -1 means any NUMA
-        // node.
+        // SAFETY: the name is zero-terminated and copied. All numbers are valid or checked. -1 means any NUMA node.
         let raw =
             unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), buffers, CACHE as u32, 0, data_room, -1) };
         let raw = NonNull::new(raw).ok_or_else(|| fail(-1))?;
@@ -126,9 +125,8 @@ impl Lease {
     #[inline]
     pub(crate) fn refill(&self, stash: &mut Batch<Mbuf>) -> bool {
         let (length, capacity) = (stash.len(), stash.remaining_capacity());
-        // SAFETY: an `Mbuf` is a pointer, and the array has space for this many after the first `length`. On
-        // success DPDK has written each of them with a new buffer of one segment and no other owner; on
-        // failure none.
+        // SAFETY: an `Mbuf` is a pointer, and the array has space for this many after the first `length`. On success
+        // DPDK has written each of them with a new buffer of one segment and no other owner; on failure none.
         unsafe {
             let free_entries = stash.as_mut_ptr().add(length).cast();
             let failed = sys::cn_alloc_bulk(self.raw.as_ptr(), free_entries, capacity as u32);
