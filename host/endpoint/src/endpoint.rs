@@ -350,11 +350,6 @@ impl Endpoint {
         self.completions.pop_front()
     }
 
-    /// The number of completions not polled yet.
-    pub fn completions_waiting(&self) -> usize {
-        self.completions.len()
-    }
-
     /// The time and reason of the next required call of [`Endpoint::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let &(at, qpn) = self.timers.first()?;

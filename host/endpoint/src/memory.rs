@@ -205,11 +205,11 @@ impl Memory {
             return Some(());
         }
         let from = usize::try_from(offset).ok()?;
-        let room = self
+        let target = self
             .region_mut(key)?
             .bytes
             .get_mut(from..from.checked_add(data.len())?)?;
-        room.copy_from_slice(data);
+        target.copy_from_slice(data);
         Some(())
     }
 

@@ -41,7 +41,7 @@ struct Direction {
     messages: Vec<Message>,
     source: MemoryKey,
     /// Receive buffers and WRITE targets are in different regions of the responder.
-    room: MemoryKey,
+    receive_region: MemoryKey,
     target: MemoryKey,
     sent: usize,
     received: usize,
@@ -151,7 +151,7 @@ impl Test {
                 let source = (0..size).map(|at| byte(scenario.seed, at)).collect();
                 let source = world.ends[from].register_memory(0, source, Access::READ).unwrap();
                 let zeros = || vec![0; size as usize];
-                let room = world.ends[1 - from]
+                let receive_region = world.ends[1 - from]
                     .register_memory(0, zeros(), Access::LOCAL)
                     .unwrap();
                 let target = world.ends[1 - from]
@@ -162,7 +162,7 @@ impl Test {
                     from,
                     messages,
                     source,
-                    room,
+                    receive_region,
                     target,
                     sent: 0,
                     received: 0,
@@ -216,7 +216,7 @@ impl Test {
                 };
                 let length = if m.is_write() { 0 } else { m.length };
                 let local = LocalSlice {
-                    key: d.room,
+                    key: d.receive_region,
                     offset: m.area,
                     length,
                 };
@@ -237,7 +237,7 @@ impl Test {
     /// Checks that the responder of `d` has message `index`, byte for byte.
     fn check_delivered(&self, d: &Direction, index: usize) {
         let m = &d.messages[index];
-        let key = if m.is_write() { d.target } else { d.room };
+        let key = if m.is_write() { d.target } else { d.receive_region };
         let bytes = &self.world.ends[d.to()].memory(key).unwrap()[m.area as usize..][..m.length as usize];
         let right = bytes
             .iter()
@@ -352,7 +352,7 @@ impl Test {
         }
         // The bytes between the areas are unchanged.
         for d in &self.directions {
-            for key in [d.room, d.target] {
+            for key in [d.receive_region, d.target] {
                 let bytes = self.world.ends[d.to()].memory(key).unwrap();
                 let mut touched = vec![false; bytes.len()];
                 for m in d.messages.iter().filter(|m| m.is_write() == (key == d.target)) {
