@@ -106,7 +106,7 @@ pub enum RnicError {
     PortDown {
         /// The device.
         device: String,
-        /// Its port.
+        /// Port number.
         port: u8,
         /// The state of the port, IBV_PORT_*.
         state: String,
@@ -116,7 +116,7 @@ pub enum RnicError {
     NotEthernet {
         /// The device.
         device: String,
-        /// Its port.
+        /// Port number.
         port: u8,
     },
     /// The port has no RoCEv2 GID for the address, or the requested GID is not RoCEv2.
@@ -124,7 +124,7 @@ pub enum RnicError {
     NoGid {
         /// The device.
         device: String,
-        /// Its port.
+        /// Port number.
         port: u8,
         /// The requested address.
         ip: Option<Ipv4Addr>,

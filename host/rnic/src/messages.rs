@@ -17,8 +17,7 @@ const SIZE_MAX: u64 = 1 << 30;
 /// The maximum number of messages. The time of each is recorded.
 const COUNT_MAX: u64 = 1 << 20;
 
-/// Fills `bytes` with the pattern of message `number`: the little-endian words of SplitMix64 seeded with the
-/// number.
+/// Fills `bytes` with the pattern of message `number`: the little-endian words of SplitMix64 seeded with the number.
 pub fn fill(number: u64, bytes: &mut [u8]) {
     const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
     let mut state = number.wrapping_mul(STEP) ^ 0x5EED;
@@ -214,8 +213,7 @@ impl MessageReceiver {
 
     /// Receives all messages and verifies every byte. `progress` receives the number of messages.
     ///
-    /// The last acknowledgement may not be sent yet. Continue to poll the RNIC until the sender is known to
-    /// be done.
+    /// The last acknowledgement may not be sent yet. Continue to poll the RNIC until the sender is known to be done.
     ///
     /// # Errors
     /// [`StreamError::Work`]; and [`StreamError::Malformed`] or [`StreamError::OutOfSequence`] if bytes or
@@ -226,7 +224,7 @@ impl MessageReceiver {
         progress: &mut dyn FnMut(&R, u64) -> Flow,
     ) -> Result<MessagesSummary, StreamError> {
         let size = self.messages.size as usize;
-        let (mut came, mut expected) = (vec![0; size], vec![0; size]);
+        let (mut received, mut expected) = (vec![0; size], vec![0; size]);
         let (mut hasher, mut times) = (Sha256::new(), Vec::with_capacity(self.messages.count as usize));
         let mut first = None;
         while times.len() < self.messages.count as usize {
@@ -254,15 +252,15 @@ impl MessageReceiver {
                     None => return Err(malformed("it has no immediate")),
                 }
                 if done.byte_len != self.messages.size {
-                    return Err(malformed("it has another size"));
+                    return Err(malformed("it has a wrong size"));
                 }
                 let offset = u64::from(slot) * u64::from(self.messages.size);
-                rnic.read_memory(self.rings[lane].key, offset, &mut came)?;
+                rnic.read_memory(self.rings[lane].key, offset, &mut received)?;
                 fill(number, &mut expected);
-                if came != expected {
-                    return Err(malformed("its bytes are not those that were sent"));
+                if received != expected {
+                    return Err(malformed("its bytes differ from those sent"));
                 }
-                hasher.update(&came);
+                hasher.update(&received);
                 times.push(first.get_or_insert_with(Instant::now).elapsed());
                 self.post(rnic, lane, slot)?;
                 // Verification must not delay ACKs.
@@ -286,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_differ_from_message_to_message_and_begin_alike_whatever_the_size() {
+    fn patterns_depend_on_the_number_and_not_on_the_size() {
         let pattern = |number, length| {
             let mut bytes = vec![0; length];
             fill(number, &mut bytes);

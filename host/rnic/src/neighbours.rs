@@ -23,8 +23,7 @@ pub struct NeighbourConfig {
 }
 
 impl Default for NeighbourConfig {
-    /// Requests every 250 ms, at most 12; confirmation once a second; announcements every 30 s; 1,024
-    /// addresses.
+    /// Requests every 250 ms, at most 12; confirmation once a second; announcements every 30 s; 1,024 addresses.
     fn default() -> Self {
         Self {
             retry_interval: Nanos::from_millis(250),

@@ -39,8 +39,7 @@ pub struct MemoryRegion {
 /// Options for creating a QP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpOptions {
-    /// The requested QP number. `None` lets the device choose. Hardware always chooses and refuses a
-    /// requested number.
+    /// The requested QP number. `None` lets the device choose. Hardware always chooses and refuses a requested number.
     pub qpn: Option<Qpn>,
     /// Capacities of the queues.
     pub limits: QueueLimits,
@@ -139,8 +138,7 @@ pub trait Rnic {
     /// is resolved.
     ///
     /// # Errors
-    /// The QP's state or a value of `remote` does not allow it, or the next hop does not reply within
-    /// `timeout`.
+    /// The QP's state or a value of `remote` does not allow it, or the next hop does not reply within `timeout`.
     fn connect_qp(&mut self, qpn: Qpn, remote: &QpRemote, timeout: Duration) -> Result<(), RnicError>;
 
     /// The state of a QP.

@@ -122,9 +122,9 @@ fn qp_life(s: &mut Session<'_>) -> Checked<String> {
     }
     s.rnic(0).fail_qp(pair[0])?;
     s.state(0, pair[0], QpState::Error)?;
-    let gone = s.rnic(0).create_qp(&Default::default())?;
-    s.rnic(0).destroy_qp(gone)?;
-    if s.rnic(0).qp_state(gone).is_ok() {
+    let destroyed = s.rnic(0).create_qp(&Default::default())?;
+    s.rnic(0).destroy_qp(destroyed)?;
+    if s.rnic(0).qp_state(destroyed).is_ok() {
         return fail("a destroyed QP still exists");
     }
     Ok(format!("QPs {} and {}", pair[0], pair[1]))
@@ -143,9 +143,9 @@ fn one_send(s: &mut Session<'_>, pair: super::Pair, length: usize, imm: Option<u
     expect_equal("the length received", received.byte_len, length as u32)?;
     expect_equal("the immediate", received.imm, imm)?;
     good(&s.sent(0, pair[0])?, CompletionOp::Send, 7)?;
-    let came = s.bytes(1, &to)?;
-    expect_equal("the bytes sent", came[..length] == bytes, true)?;
-    expect_equal("the bytes after them", came[length..] == [0; 3], true)
+    let bytes_received = s.bytes(1, &to)?;
+    expect_equal("the bytes sent", bytes_received[..length] == bytes, true)?;
+    expect_equal("the bytes after them", bytes_received[length..] == [0; 3], true)
 }
 
 fn send(s: &mut Session<'_>) -> Checked<String> {
@@ -177,10 +177,10 @@ fn write(s: &mut Session<'_>) -> Checked<String> {
     };
     s.post_send(0, pair[0], 7, op, whole(&from))?;
     good(&s.sent(0, pair[0])?, CompletionOp::Write, 7)?;
-    let came = s.bytes(1, &to)?;
-    expect_equal("the bytes written", came[500..5500] == bytes, true)?;
-    expect_equal("the bytes before", came[..500] == [0xAA; 500], true)?;
-    expect_equal("the bytes after", came[5500..] == [0xAA; 500], true)?;
+    let bytes_received = s.bytes(1, &to)?;
+    expect_equal("the bytes written", bytes_received[500..5500] == bytes, true)?;
+    expect_equal("the bytes before", bytes_received[..500] == [0xAA; 500], true)?;
+    expect_equal("the bytes after", bytes_received[5500..] == [0xAA; 500], true)?;
     expect_equal(
         "the completion at the receiver",
         s.rnic(1).poll_recv_completion(pair[1]),
@@ -208,8 +208,8 @@ fn write_imm(s: &mut Session<'_>) -> Checked<String> {
         expect_equal("the length", received.byte_len, size as u32)?;
         expect_equal("the immediate", received.imm, Some(0x0A0B_0C00 + i as u32))?;
         good(&s.sent(0, pair[0])?, CompletionOp::Write, i as u64)?;
-        let came = s.bytes(1, &to)?;
-        expect_equal("the bytes written", came[..size] == bytes, true)?;
+        let bytes_received = s.bytes(1, &to)?;
+        expect_equal("the bytes written", bytes_received[..size] == bytes, true)?;
     }
     let room = s.bytes(1, &room)?;
     expect_equal("the receive buffer", room == [0x55; 64], true)?;
@@ -351,8 +351,8 @@ fn rnr(s: &mut Session<'_>) -> Checked<String> {
     s.post_recv(1, pair[1], 2, whole(&to))?;
     good(&s.received(1, pair[1])?, CompletionOp::Recv, 2)?;
     good(&s.sent(0, pair[0])?, CompletionOp::Send, 1)?;
-    let came = s.bytes(1, &to)?;
-    expect_equal("the bytes sent", came == bytes, true)?;
+    let bytes_received = s.bytes(1, &to)?;
+    expect_equal("the bytes sent", bytes_received == bytes, true)?;
     Ok("waited 50 ms".to_owned())
 }
 
@@ -393,8 +393,8 @@ fn rkey(s: &mut Session<'_>) -> Checked<String> {
     if done.status == Status::Success {
         return fail("the receiver's request succeeded");
     }
-    let came = s.bytes(1, &to)?;
-    expect_equal("the memory", came == [0; 64], true)?;
+    let bytes_received = s.bytes(1, &to)?;
+    expect_equal("the memory", bytes_received == [0; 64], true)?;
     Ok(seen)
 }
 
@@ -408,8 +408,8 @@ fn bounds(s: &mut Session<'_>) -> Checked<String> {
     };
     s.post_send(0, pair[0], 1, op, whole(&from))?;
     let seen = failed(&s.sent(0, pair[0])?, &[Status::RemoteAccessError])?;
-    let came = s.bytes(1, &to)?;
-    expect_equal("the memory", came == [0; 64], true)?;
+    let bytes_received = s.bytes(1, &to)?;
+    expect_equal("the memory", bytes_received == [0; 64], true)?;
     Ok(seen)
 }
 
@@ -430,8 +430,12 @@ fn too_long(s: &mut Session<'_>) -> Checked<String> {
     if done.status == Status::Success {
         return fail("the receiver's request succeeded");
     }
-    let came = s.bytes(1, &to)?;
-    expect_equal("the bytes after the buffer", came[100..] == [0; 100], true)?;
+    let bytes_received = s.bytes(1, &to)?;
+    expect_equal(
+        "the bytes after the buffer",
+        bytes_received[100..] == [0; 100],
+        true,
+    )?;
     Ok(format!("{seen}; at the receiver {}", status_text(done.status)))
 }
 

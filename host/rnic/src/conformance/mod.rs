@@ -24,7 +24,7 @@ pub use bench::{Bench, OneDevice, TwoDevices, software};
 pub struct CheckReport {
     /// Name of the check.
     pub name: &'static str,
-    /// What the check verifies.
+    /// Description of the check.
     pub about: &'static str,
     /// The observation, or the error.
     pub outcome: Result<String, String>,

@@ -38,7 +38,7 @@ pub struct Gateway {
 /// Configuration of a software RNIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftRnicConfig {
-    /// Its IPv4 address.
+    /// IPv4 address.
     pub ip: Ipv4Addr,
     /// Ethernet address. `None` uses that of the port.
     pub mac: Option<MacAddr>,
@@ -91,7 +91,7 @@ struct Queues {
 /// An RC endpoint on a port, with ARP. It answers for its own address, resolves others, and announces itself
 /// at start and every 30 seconds, so that switches learn its port.
 ///
-/// It processes only frames to its own Ethernet address and broadcasts.
+/// The RNIC processes only frames to its own Ethernet address and broadcasts.
 pub struct SoftRnic<P> {
     attributes: DeviceAttributes,
     config: SoftRnicConfig,
@@ -129,7 +129,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             .rfind(fits)
             .ok_or(RnicError::MtuTooSmall { mtu: link.mtu, least })?;
         let mut sleeper = Sleeper::new().map_err(|source| RnicError::Io {
-            what: "making a sleeper",
+            what: "creating a sleeper",
             source,
         })?;
         port.attach(&mut sleeper).map_err(|source| RnicError::Io {
@@ -192,11 +192,6 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     /// A handle that wakes [`Rnic::wait`] from any thread.
     pub fn waker(&self) -> Waker {
         self.sleeper.waker()
-    }
-
-    /// The port, for example to access a fault injector.
-    pub fn port_mut(&mut self) -> &mut P {
-        &mut self.port
     }
 
     /// The next hop to an address.

@@ -64,9 +64,8 @@ pub enum StreamError {
         /// The violation.
         what: &'static str,
     },
-    /// The number of a message is not the expected one. RC delivers in order, so the two sides did not start
-    /// together.
-    #[error("message {expected} was next, {found:#x} (modulo 2^30) came")]
+    /// The number of a message is not the expected one. RC delivers in order, so the two sides did not start together.
+    #[error("expected message {expected}, received {found:#x} (modulo 2^30)")]
     OutOfSequence {
         /// The expected number.
         expected: u64,

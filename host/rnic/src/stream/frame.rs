@@ -151,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_go_there_and_back(name in "\\PC{0,80}", length in any::<Option<u32>>(), number in any::<u64>()) {
+        fn messages_round_trip(name in "\\PC{0,80}", length in any::<Option<u32>>(), number in any::<u64>()) {
             let header = StreamHeader { name, length: length.map(u64::from) };
             let bytes = begin(&header).unwrap();
             prop_assert_eq!(read_begin(&bytes), Ok(header));

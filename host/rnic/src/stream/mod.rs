@@ -1,8 +1,7 @@
 //! Streams over a QP: a file or other sequential data, to one receiver or to a group.
 //!
-//! [`StreamSender`] and [`StreamReceiver`] are machines over an [`Rnic`]. They never block and use bounded
-//! memory. Their owner polls the RNIC between the calls. The functions [`send`] and [`receive`] are complete
-//! loops.
+//! [`StreamSender`] and [`StreamReceiver`] are machines over an [`Rnic`]. They never block and use bounded memory.
+//! Their owner polls the RNIC between the calls. The functions [`send`] and [`receive`] are complete loops.
 //!
 //! # On the wire
 //!
@@ -20,17 +19,15 @@
 //!
 //! # Lanes
 //!
-//! A group that is too hot for one core of a switch is split into several groups with the same members, its
-//! lanes. Each member has a QP in each lane. A stream over K lanes has the same sequence of messages: message
-//! k uses lane k modulo K. Receivers read the lanes in that order, so they never search for a message. The
-//! limit of messages in flight and the receiver's ring apply per lane. In the flow control below, k is
-//! counted within the lane.
+//! A group that is too hot for one core of a switch is split into several groups with the same members, its lanes. Each
+//! member has a QP in each lane. A stream over K lanes has the same sequence of messages: message k uses lane k modulo
+//! K. Receivers read the lanes in that order, so they never search for a message. The limit of messages in flight and
+//! the receiver's ring apply per lane. In the flow control below, k is counted within the lane.
 //!
 //! # Flow control
 //!
-//! An RC acknowledgement means that bytes have arrived, not that they were consumed. Therefore the receiver's
-//! posted receives are the credit. The receiver has a ring of `slots` buffers. Message k uses slot k modulo
-//! `slots`.
+//! An RC acknowledgement means that bytes have arrived, not that they were consumed. Therefore the receiver's posted
+//! receives are the credit. The receiver has a ring of `slots` buffers. Message k uses slot k modulo `slots`.
 //!
 //! - With SEND, `slots` receives are posted, one per buffer. Each is posted again after its message was
 //!   consumed.

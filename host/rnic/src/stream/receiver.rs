@@ -144,11 +144,6 @@ impl StreamReceiver {
         self.lanes.iter().map(|lane| &lane.ring)
     }
 
-    /// Messages consumed so far, over all streams.
-    pub fn messages_consumed(&self) -> u64 {
-        self.consumed
-    }
-
     /// The stream that is being received, and its bytes so far.
     pub fn open_stream(&self) -> Option<(&StreamHeader, u64)> {
         self.open.as_ref().map(|open| (&open.header, open.bytes))

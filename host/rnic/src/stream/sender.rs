@@ -25,9 +25,9 @@ pub struct RemoteRing {
 /// The operation that transfers the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// By SEND with immediate.
+    /// SEND with immediate.
     Send,
-    /// By WRITE with immediate.
+    /// WRITE with immediate.
     Write(RemoteRing),
 }
 
@@ -178,11 +178,6 @@ impl StreamSender {
         slot * u64::from(self.config.message_size)
     }
 
-    /// Messages posted so far, over all streams.
-    pub fn messages_posted(&self) -> u64 {
-        self.posted
-    }
-
     /// Messages acknowledged by all receivers so far, over all streams.
     pub fn messages_acknowledged(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.acknowledged).sum()
@@ -243,8 +238,8 @@ impl StreamSender {
         }
         let mut rest = bytes;
         while !rest.is_empty() && self.has_capacity() {
-            let room = self.config.message_size - self.filled;
-            let (now, later) = rest.split_at(rest.len().min(room as usize));
+            let capacity = self.config.message_size - self.filled;
+            let (now, later) = rest.split_at(rest.len().min(capacity as usize));
             rnic.write_memory(self.staging.key, self.staged_at() + u64::from(self.filled), now)?;
             if let Some(open) = &mut self.open {
                 open.hasher.update(now);
@@ -298,7 +293,7 @@ impl StreamSender {
     /// # Errors
     /// [`StreamError::Work`]: the QP has failed.
     pub fn poll(&mut self, rnic: &mut dyn Rnic) -> Result<u64, StreamError> {
-        let (mut came, several) = (0, self.lanes.len() > 1);
+        let (mut acknowledged, several) = (0, self.lanes.len() > 1);
         for (number, lane) in self.lanes.iter_mut().enumerate() {
             while let Some(completion) = rnic.poll_send_completion(lane.at.qpn) {
                 if completion.status != Status::Success {
@@ -310,10 +305,10 @@ impl StreamSender {
                     });
                 }
                 lane.acknowledged += 1;
-                came += 1;
+                acknowledged += 1;
             }
         }
-        Ok(came)
+        Ok(acknowledged)
     }
 
     /// Releases the memory. Fails QPs that have unacknowledged messages first.
@@ -327,8 +322,7 @@ impl StreamSender {
         Ok(rnic.deregister_memory(self.staging.key)?)
     }
 
-    /// Posts a message with these bytes. The caller has checked the capacity, and no message is partly
-    /// filled.
+    /// Posts a message with these bytes. The caller has checked the capacity, and no message is partly filled.
     fn post_whole(
         &mut self,
         rnic: &mut dyn Rnic,

@@ -47,7 +47,7 @@ fn unblock(fd: c_int) -> Result<Arc<OwnedFd>, RnicError> {
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(failed)?;
     let own = fd
         .try_clone_to_owned()
-        .map_err(|e| io_error("doubling an event descriptor", e))?;
+        .map_err(|e| io_error("duplicating an event descriptor", e))?;
     Ok(Arc::new(own))
 }
 
@@ -152,7 +152,7 @@ impl Context {
         let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the device is open and the structure has the header's size.
         let code = unsafe { (self.api.query_device)(self.raw.as_ptr(), &raw mut attr) };
-        check_code(code).map_err(|e| io_error("asking an RDMA device for its attributes", e))?;
+        check_code(code).map_err(|e| io_error("querying the attributes of an RDMA device", e))?;
         Ok(attr)
     }
 
@@ -161,7 +161,7 @@ impl Context {
         let mut attr = sys::PortAttr::default();
         // SAFETY: the device is open and the structure is not smaller than what the function fills.
         let code = unsafe { (self.api.query_port)(self.raw.as_ptr(), port, &raw mut attr) };
-        check_code(code).map_err(|e| io_error("asking an RDMA device for its port", e))?;
+        check_code(code).map_err(|e| io_error("querying a port of an RDMA device", e))?;
         Ok(attr)
     }
 
@@ -256,7 +256,7 @@ impl Channel {
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, RnicError> {
         // SAFETY: the device is open.
         let raw = unsafe { (context.api.create_comp_channel)(context.raw.as_ptr()) };
-        let raw = check_pointer("making a completion channel", raw)?;
+        let raw = check_pointer("creating a completion channel", raw)?;
         // SAFETY: the library has just created it.
         let fd = unsafe { raw.as_ref().fd };
         match unblock(fd) {
@@ -326,17 +326,17 @@ impl CompletionQueue {
         };
         Ok(Self {
             channel: channel.clone(),
-            raw: check_pointer("making a completion queue", raw)?,
+            raw: check_pointer("creating a completion queue", raw)?,
         })
     }
 
     /// Reads completions. Returns their number.
     pub(super) fn poll(&mut self, out: &mut [sys::Wc]) -> Result<usize, RnicError> {
-        let room = c_int::try_from(out.len()).unwrap_or(c_int::MAX);
+        let capacity = c_int::try_from(out.len()).unwrap_or(c_int::MAX);
         // SAFETY: the queue and its device with the provider's functions exist. The slice has this capacity.
         let count = unsafe {
             match (*self.raw.as_ref().context).ops.poll_cq {
-                Some(poll) => poll(self.raw.as_ptr(), room, out.as_mut_ptr()),
+                Some(poll) => poll(self.raw.as_ptr(), capacity, out.as_mut_ptr()),
                 None => -libc::ENOSYS,
             }
         };
@@ -363,8 +363,7 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: its QP is gone, because the QP holds it. All events are acknowledged, so this call does not
-        // wait.
+        // SAFETY: its QP is gone, because the QP holds it. All events are acknowledged, so this call does not wait.
         unsafe { (self.channel.context.api.destroy_cq)(self.raw.as_ptr()) };
     }
 }
@@ -418,7 +417,7 @@ impl QueuePair {
         let raw = unsafe { (domain.context.api.create_qp)(domain.raw.as_ptr(), &raw mut init) };
         Ok(Self {
             domain: domain.clone(),
-            raw: check_pointer("making a QP", raw)?,
+            raw: check_pointer("creating a QP", raw)?,
             send_queue,
             recv_queue,
         })
@@ -520,7 +519,7 @@ struct Pages {
 
 impl Pages {
     fn new(length: usize) -> Result<Self, RnicError> {
-        let failed = |e: nix::Error| io_error("getting memory", e.into());
+        let failed = |e: nix::Error| io_error("allocating memory", e.into());
         let mapped = std::num::NonZeroUsize::new(length).unwrap_or(std::num::NonZeroUsize::MIN);
         // SAFETY: a new mapping; existing memory is not touched.
         let start = unsafe {

@@ -21,9 +21,8 @@ macro_rules! api {
             fn look_up(library: &Library, name: &str) -> Result<Self, RnicError> {
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is that of the header for the symbol's newest version, which a
-                        // look-up without a version returns. The library is never unloaded, so the pointer
-                        // stays valid.
+                        // SAFETY: the type is that of the header for the symbol's newest version, which a look-up
+                        // without a version returns. The library is never unloaded, so the pointer stays valid.
                         unsafe { library.get::<unsafe extern "C" fn($($arg),*) $(-> $ret)?>($symbol) }
                             .map(|symbol| *symbol)
                             .map_err(|error| missing(name, &error))?
@@ -149,8 +148,7 @@ mod tests {
                 CString::new(*symbol).expect("text"),
                 CString::new(version).expect("text"),
             );
-            // SAFETY: the handle is open and the strings are zero-terminated. The addresses are compared,
-            // never called.
+            // SAFETY: the handle is open and the strings are zero-terminated. The addresses are compared, never called.
             let (plain, versioned) = unsafe {
                 (
                     libc::dlsym(handle, c_symbol.as_ptr()),

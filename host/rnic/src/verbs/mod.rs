@@ -72,7 +72,7 @@ impl Default for VerbsConfig {
 pub struct VerbsDevice {
     /// Name of the device.
     pub name: String,
-    /// Its attributes with [`VerbsConfig::default`], or why it cannot be used.
+    /// Attributes with [`VerbsConfig::default`], or why it cannot be used.
     pub state: Result<DeviceAttributes, String>,
     /// Advice for the operator if it cannot be used.
     pub advice: Option<String>,
@@ -154,7 +154,7 @@ impl VerbsRnic {
         let domain = Domain::new(&chosen.context)?;
         let channel = Channel::new(&chosen.context)?;
         let io = |what| move |source| RnicError::Io { what, source };
-        let mut sleeper = Sleeper::new().map_err(io("making a sleeper"))?;
+        let mut sleeper = Sleeper::new().map_err(io("creating a sleeper"))?;
         for events in [&channel.events, &chosen.context.events] {
             sleeper
                 .add_file(events.clone())
@@ -191,8 +191,7 @@ impl VerbsRnic {
     /// host's port. An RDMA device does not announce itself.
     ///
     /// # Errors
-    /// The interface is unknown, or the kernel returned an error.
-    /// The interface is not known, or the kernel refused.
+    /// The interface is unknown, or the kernel returned an error. The interface is not known, or the kernel refused.
     pub fn announce(&self) -> Result<(), RnicError> {
         let interface = self.interface.as_deref().unwrap_or_default();
         announce::announce(interface, self.attributes.ip).map_err(|source| RnicError::Io {
@@ -206,8 +205,7 @@ impl VerbsRnic {
         self.gid_index
     }
 
-    /// The kernel's counters of the device by name, for all QPs and users. The driver defines which counters
-    /// exist.
+    /// The kernel's counters of the device by name, for all QPs and users. The driver defines which counters exist.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         self.sysfs.counters(&self.attributes.name, self.config.port)
     }
@@ -510,7 +508,7 @@ impl Rnic for VerbsRnic {
         };
         let mask = sys::QP_STATE | sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS;
         pair.modify(init, mask).map_err(|source| RnicError::Io {
-            what: "initialising a QP",
+            what: "initializing a QP",
             source,
         })?;
         let qpn = Qpn::new(pair.number());
@@ -557,7 +555,7 @@ impl Rnic for VerbsRnic {
     fn qp_state(&self, qpn: Qpn) -> Result<QpState, RnicError> {
         let qp = self.qps.get(&qpn).ok_or(QpError::Unknown { qpn })?;
         let state = qp.pair.state().map_err(|source| RnicError::Io {
-            what: "asking for a QP's state",
+            what: "querying the state of a QP",
             source,
         })?;
         Ok(match state {

@@ -29,9 +29,8 @@ struct Posted {
     signaled: bool,
 }
 
-/// The work requests and completions of one direction. The device receives consecutive numbers as wr_id. It
-/// completes in order, so the number of a completion implies that all earlier unsignaled requests are
-/// complete.
+/// The work requests and completions of one direction. The device receives consecutive numbers as wr_id. It completes
+/// in order, so the number of a completion implies that all earlier unsignaled requests are complete.
 #[derive(Debug)]
 pub(super) struct WorkQueue {
     posted: VecDeque<Posted>,
@@ -158,7 +157,7 @@ impl VerbsQp {
         &mut self,
         qpn: Qpn,
         direction: Direction,
-        room: &mut [sys::Wc],
+        buffer: &mut [sys::Wc],
         device: &str,
     ) -> Result<u64, RnicError> {
         let (queue, requests): (&mut CompletionQueue, _) = match direction {
@@ -168,8 +167,8 @@ impl VerbsQp {
         let mut all = 0;
         // The loop ends, because there cannot be more completions than posted requests.
         loop {
-            let count = queue.poll(room)?;
-            for wc in room.iter().take(count) {
+            let count = queue.poll(buffer)?;
+            for wc in buffer.iter().take(count) {
                 if wc.status != sys::WC_SUCCESS && wc.status != sys::WC_WR_FLUSH_ERR {
                     let (name, vendor) = (status::wc_name(wc.status), wc.vendor_err);
                     warn!(device, %qpn, ?direction, status = name, vendor, "a work request failed");
@@ -178,7 +177,7 @@ impl VerbsQp {
                 requests.complete(qpn, direction, wc, status);
             }
             all += count as u64;
-            if count < room.len() {
+            if count < buffer.len() {
                 return Ok(all);
             }
         }

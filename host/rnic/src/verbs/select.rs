@@ -119,8 +119,7 @@ pub(super) fn mtu_code(pmtu: Pmtu) -> u32 {
     }
 }
 
-/// Selects the requested GID, or the first RoCEv2 GID with the host's address. Returns index, address and
-/// interface.
+/// Selects the requested GID, or the first RoCEv2 GID with the host's address. Returns index, address and interface.
 fn pick_gid(
     device: &str,
     gids: &[GidEntry],

@@ -104,7 +104,7 @@ mod tests {
     fn the_library_describes_its_statuses() {
         let Ok(api) = Api::load("libibverbs.so.1") else {
             castnet_wrap_up::skip(
-                "the words of libibverbs",
+                "status texts of libibverbs",
                 "libibverbs.so.1 is not installed (apt install libibverbs1)",
             );
             return;

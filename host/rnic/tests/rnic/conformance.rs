@@ -1,5 +1,4 @@
-//! The software RNIC passes the conformance checks. `castnet host selftest` runs them on devices of a
-//! machine.
+//! The software RNIC passes the conformance checks. `castnet host selftest` runs them on devices of a machine.
 
 use castnet_rnic::conformance::{self, software};
 

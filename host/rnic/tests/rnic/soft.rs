@@ -130,7 +130,7 @@ fn sends_and_writes_between_two() {
         length: 4000,
     };
     net.rnics[0].post_send(a, SendWr::new(11, write, part)).unwrap();
-    net.turns(10);
+    net.iterate(10);
 
     let mut got = vec![0; 5000];
     net.rnics[1].read_memory(sink.key, 0, &mut got).unwrap();
@@ -161,7 +161,7 @@ fn unpolled_completions_block_posting() {
             Ok(()) => posted += 1,
             Err(e) => break e,
         }
-        net.turns(2);
+        net.iterate(2);
     };
     assert!(
         matches!(
@@ -181,24 +181,26 @@ fn announcements_are_periodic() {
         assert_eq!(rnic.neighbour_stats().announcements_out, 1);
     }
     net.now += NeighbourConfig::default().announce_interval;
-    net.turns(2);
+    net.iterate(2);
     for rnic in &net.rnics {
         assert_eq!(rnic.neighbour_stats().announcements_out, 2);
         assert_eq!(rnic.neighbour_stats().conflicts, 0);
     }
 }
 
-#[test]
-fn a_moved_neighbour_is_followed_and_frames_to_others_are_ignored() {
+/// An RNIC and the other end of its link, with the pool of both.
+fn rnic_and_wire() -> (Pool, SoftRnic<MemPort>, MemPort) {
     let pool = Pool::new(PoolConfig::default());
     let (a, b) = MemLink::pair(&MemLinkConfig::default());
-    let mut rnic = SoftRnic::new(
-        a.open(&pool, Sides::Both),
-        pool.clone(),
-        SoftRnicConfig::new(IPS[0]),
-    )
-    .unwrap();
-    let mut wire = b.open(&pool, Sides::Both);
+    let port = a.open(&pool, Sides::Both);
+    let rnic = SoftRnic::new(port, pool.clone(), SoftRnicConfig::new(IPS[0])).unwrap();
+    let wire = b.open(&pool, Sides::Both);
+    (pool, rnic, wire)
+}
+
+#[test]
+fn a_moved_neighbour_is_followed_and_frames_to_others_are_ignored() {
+    let (pool, mut rnic, mut wire) = rnic_and_wire();
     let own = rnic.attributes().mac;
     let mut now = Nanos(1);
     let put = |wire: &mut MemPort, dst, arp: &Arp| {
@@ -242,7 +244,7 @@ fn an_unused_address_becomes_unreachable() {
     let mut waited = 0;
     while net.rnics[0].resolve(net.now, nobody) == Resolution::Pending {
         net.now += Nanos::from_millis(50);
-        net.turn();
+        net.step();
         waited += 50;
         assert!(waited < 10_000);
     }
@@ -305,15 +307,7 @@ fn wait_returns_at_an_event_or_timeout() {
 /// wrong address until the next announcement, 30 seconds later.
 #[test]
 fn a_damaged_arp_reply_is_corrected_after_missing_acks() {
-    let pool = Pool::new(PoolConfig::default());
-    let (a, b) = MemLink::pair(&MemLinkConfig::default());
-    let mut rnic = SoftRnic::new(
-        a.open(&pool, Sides::Both),
-        pool.clone(),
-        SoftRnicConfig::new(IPS[0]),
-    )
-    .unwrap();
-    let mut wire = b.open(&pool, Sides::Both);
+    let (pool, mut rnic, mut wire) = rnic_and_wire();
     let own = rnic.attributes().mac;
     let (right, wrong) = (MacAddr([2, 0, 0, 0, 9, 7]), MacAddr([2, 0, 0, 0x40, 9, 7]));
     let mut now = Nanos::from_secs(2);

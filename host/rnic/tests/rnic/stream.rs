@@ -82,8 +82,7 @@ impl StreamTest {
         }
     }
 
-    /// Sends `bytes` while the receiver consumes one message every `pace` iterations. Returns the received
-    /// bytes.
+    /// Sends `bytes` while the receiver consumes one message every `pace` iterations. Returns the received bytes.
     fn run(&mut self, name: &str, bytes: &[u8], pace: u64) -> Result<(Vec<u8>, StreamSummary), StreamError> {
         let header = StreamHeader {
             name: name.to_owned(),
@@ -91,7 +90,7 @@ impl StreamTest {
         };
         let (mut rest, mut started, mut sent, mut arrived) = (bytes, false, None, Vec::new());
         for turn in 0..4_000_000u64 {
-            self.net.turn();
+            self.net.step();
             let [left, right] = &mut self.net.rnics;
             self.sender.poll(left)?;
             if !started {
@@ -108,7 +107,7 @@ impl StreamTest {
                     Some(Event::End(summary)) => {
                         assert_eq!(Some(&summary), sent.as_ref());
                         while !self.sender.is_drained() {
-                            self.net.turn();
+                            self.net.step();
                             self.sender.poll(&mut self.net.rnics[0])?;
                         }
                         return Ok((arrived, summary));
@@ -180,7 +179,7 @@ fn a_consumer_that_never_consumes_blocks_the_sender() {
         let mut taken = 0;
         for _ in 0..3000 {
             taken += test.sender.write(&mut test.net.rnics[0], &[7; 1000]).unwrap();
-            test.net.turn();
+            test.net.step();
             test.sender.poll(&mut test.net.rnics[0]).unwrap();
         }
         // Acknowledged messages are in the ring, the others in the sender's staging memory.
@@ -266,7 +265,7 @@ fn messages_that_are_no_stream_are_refused() {
         (b"hello", Some(1 << 30), "no stream has begun"),
         (b"hello", Some(0), "its begin is too short"),
         (&[0; 40], Some(0), "its begin has no magic"),
-        (b"hello", Some(9), "message 0 was next, 0x9"),
+        (b"hello", Some(9), "expected message 0, received 0x9"),
     ];
     for (payload, imm, what) in cases {
         let mut test = StreamTest::new(Net::quiet(), false, 1024, 4, 4);

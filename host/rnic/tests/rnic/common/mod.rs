@@ -12,7 +12,7 @@ pub const NO_WAIT: Duration = Duration::ZERO;
 
 pub type Soft = SoftRnic<Faulty<MemPort>>;
 
-/// Two RNICs on a link whose ends may lose, repeat, reorder and damage frames.
+/// Two RNICs on a link whose ends may drop, duplicate, reorder and damage frames.
 pub struct Net {
     pub rnics: [Soft; 2],
     pub now: Nanos,
@@ -43,19 +43,19 @@ impl Net {
         Self::new(1500, Faults::NONE, 0)
     }
 
-    /// One turn of both, some microseconds apart.
-    pub fn turn(&mut self) {
+    /// One iteration of both RNICs, some microseconds apart.
+    pub fn step(&mut self) {
         self.now += Nanos::from_micros(5);
         for rnic in &mut self.rnics {
             rnic.poll(self.now).unwrap();
         }
     }
 
-    pub fn turns(&mut self, count: usize) {
-        (0..count).for_each(|_| self.turn());
+    pub fn iterate(&mut self, count: usize) {
+        (0..count).for_each(|_| self.step());
     }
 
-    /// A QP at each end, connected to each other; ARP done.
+    /// Connects a QP at each end to the other. ARP is resolved afterwards.
     pub fn connect(&mut self, change: impl Fn(&mut QpRemote)) -> [Qpn; 2] {
         for i in 0..2 {
             self.rnics[i].resolve(self.now, IPS[1 - i]);
@@ -66,7 +66,7 @@ impl Net {
                 Resolution::Reachable(_)
             )
         }) {
-            self.turn();
+            self.step();
         }
         let qpns = [0, 1].map(|i| self.rnics[i].create_qp(&QpOptions::default()).unwrap());
         for i in 0..2 {
