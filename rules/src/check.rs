@@ -1,4 +1,4 @@
-//! The rules that types cannot say, once.
+//! The checks of rules that types cannot express.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +25,8 @@ impl fmt::Display for HopField {
 }
 
 impl GroupDraft {
-    /// Every rule that what is known of this group breaks on a switch with `ports` ports; fields are relative to the
-    /// group.
+    /// Returns every fault of this group on a switch with `ports` ports. Fields are relative to the group. Missing
+    /// fields are not reported.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         let mut faults = Vec::new();
         let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
@@ -91,7 +91,7 @@ impl GroupDraft {
                     name_of.insert(name, hop);
                 }
             }
-            // The switch finds one that is not given, where the next hop has an address.
+            // The switch resolves an unspecified MAC address, where the next hop has an IP address.
             let given = mac.filter(|mac| *mac != MacAddr::UNSPECIFIED || adjacent);
             if let Some(kind) = given.and_then(bad_mac) {
                 faults.push(Fault::new(format!("{hop}.mac"), kind));
@@ -158,7 +158,7 @@ impl GroupDraft {
     }
 }
 
-/// Of each frame it is clear which endpoint it is of. What could not be read may tell endpoints apart: silence there.
+/// Checks that each frame belongs to exactly one endpoint. Endpoints with unread fields are skipped.
 fn check_senders(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
     let mut senders: BTreeMap<(PortId, Qpn), Senders> = BTreeMap::new();
     for (i, endpoint) in endpoints.iter().enumerate() {
@@ -168,8 +168,8 @@ fn check_senders(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
             continue;
         };
         let Some(src) = hop.ip() else { continue };
-        let before = senders.entry((port, virtual_qpn)).or_default();
-        if let Some(first) = before.put(i, src) {
+        let senders_here = senders.entry((port, virtual_qpn)).or_default();
+        if let Some(first) = senders_here.insert(i, src) {
             let kind = FaultKind::AmbiguousEndpoint {
                 port,
                 virtual_qpn,
@@ -180,43 +180,43 @@ fn check_senders(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
     }
 }
 
-/// The endpoints with one port and QPN: one whose frames come from any address, and those of one address.
+/// The endpoints with one port and QPN: `any` accepts frames from every source address, those in `by_ip` from one.
 #[derive(Default)]
 struct Senders {
     any: Option<usize>,
-    of: BTreeMap<Ipv4Addr, usize>,
+    by_ip: BTreeMap<Ipv4Addr, usize>,
 }
 
 impl Senders {
-    /// Puts another one in. Returns one that was there before and could have sent the same frame.
-    fn put(&mut self, endpoint: usize, src: Option<Ipv4Addr>) -> Option<usize> {
+    /// Adds an endpoint. Returns an earlier one that could have sent the same frame.
+    fn insert(&mut self, endpoint: usize, src: Option<Ipv4Addr>) -> Option<usize> {
         let first = match src {
-            Some(ip) => self.of.get(&ip).copied(),
-            None => self.of.values().copied().min(),
+            Some(ip) => self.by_ip.get(&ip).copied(),
+            None => self.by_ip.values().copied().min(),
         };
         let first = self.any.or(first);
         match src {
-            Some(ip) => _ = self.of.entry(ip).or_insert(endpoint),
+            Some(ip) => _ = self.by_ip.entry(ip).or_insert(endpoint),
             None => self.any = self.any.or(Some(endpoint)),
         }
         first
     }
 }
 
-/// Checks the groups of one switch, alone and each against those before it.
+/// Checks the groups of one switch, each alone and against the earlier ones.
 pub(crate) struct Groups {
     index: GroupIndex,
     ports: usize,
 }
 
 impl Groups {
-    /// Of a switch with so many ports.
+    /// Checks the groups of a switch with `ports` ports.
     pub(crate) fn new(ports: usize) -> Self {
         let index = GroupIndex::default();
         Self { index, ports }
     }
 
-    /// Every rule that the next group breaks; `field` is its path, such as `groups[3]`.
+    /// Returns every fault of the next group. `field` is its path, for example `groups[3]`.
     pub(crate) fn check(&mut self, field: &str, group: &GroupDraft) -> Vec<Fault> {
         let claims = group.into();
         let own = group.check(self.ports).into_iter();
@@ -227,7 +227,7 @@ impl Groups {
     }
 }
 
-/// Every rule that the routes of one switch break, alone and between them; fields start with `routes[i]`.
+/// Returns every fault of the routes of one switch, alone and between them. Fields begin with `routes[i]`.
 pub(crate) fn routes(routes: &[RouteDraft], ports: usize) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut first_of = BTreeMap::new();
@@ -282,9 +282,9 @@ fn next_hops(hops: &[(Option<PortId>, Option<MacAddr>)], field: &str, ports: usi
 }
 
 pub(crate) fn bad_name(name: &str) -> Option<FaultKind> {
-    let fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
-    let shows = name.chars().all(|c| !c.is_control() && !c.is_whitespace());
-    (!fits || !shows).then(|| FaultKind::BadName { name: name.into() })
+    let length_fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
+    let is_printable = name.chars().all(|c| !c.is_control() && !c.is_whitespace());
+    (!length_fits || !is_printable).then(|| FaultKind::BadName { name: name.into() })
 }
 
 pub(crate) fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {

@@ -1,4 +1,4 @@
-//! Groups and routes that may lack fields, so that one bad field does not hide the faults of its neighbours.
+//! Groups and routes whose fields may be missing, so that one bad field does not hide the faults of the others.
 
 use core::net::Ipv4Addr;
 
@@ -11,9 +11,9 @@ use crate::kinds::KindDraft;
 use crate::reader::{Reader, Value, read_port};
 use crate::route::{Route, RouteHop};
 
-/// A [`GroupRule`] of which some fields could not be read: `None` there, and the checker is silent about them.
-/// Who reads groups from elsewhere fills a draft, [checks](Self::check) it and [finishes](Self::finish) it, and so
-/// reports all faults at once.
+/// A [`GroupRule`] that is being read. A field is `None` if it could not be read; the checker reports nothing about
+/// it. A reader fills a draft, [checks](Self::check) it and [finishes](Self::finish) it, and so reports all faults at
+/// once.
 #[derive(Clone, Debug, Default)]
 pub struct GroupDraft {
     /// See [`GroupRule::name`].
@@ -26,13 +26,13 @@ pub struct GroupDraft {
     pub pmtu: Option<Pmtu>,
     /// See [`GroupRule::stall_timeout_ms`].
     pub stall_timeout_ms: Option<u32>,
-    /// See [`GroupRule::endpoints`]; `None` where the list itself could not be read.
+    /// See [`GroupRule::endpoints`]; `None` if the list itself could not be read.
     pub endpoints: Option<Vec<EndpointDraft>>,
     /// See [`GroupRule::kind`].
     pub kind: Option<KindDraft>,
 }
 
-/// An [`Endpoint`] of which some fields could not be read.
+/// An [`Endpoint`] that is being read.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointDraft {
     /// See [`Endpoint::port`].
@@ -45,12 +45,12 @@ pub struct EndpointDraft {
     pub next_hop: Option<HopDraft>,
 }
 
-/// How one endpoint of a group is named: in rules by its index, in files by its name, or by its port where no other is there.
+/// A reference to one endpoint of a group: in rules an index; in files a name, or a port with one endpoint only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointRef {
-    /// Its index in the group's list.
+    /// Index in the group's list.
     Index(u16),
-    /// Its port.
+    /// Port of the endpoint.
     Port(PortId),
     /// The name of its host or switch.
     Name(String),
@@ -60,7 +60,7 @@ impl EndpointRef {
     pub(crate) const EXPECTED: &'static str =
         "the name of one of its endpoints, or a port that only one is at";
 
-    /// A name in quotes, or a port's number.
+    /// Reads a name in quotes, or a port number.
     pub(crate) fn read<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Self> {
         match value.is_text() {
             true => r.text(value).map(|name| Self::Name(name.into())),
@@ -68,7 +68,7 @@ impl EndpointRef {
         }
     }
 
-    /// The index of the endpoint; `None` where what could not be read may be it.
+    /// Returns the index of the endpoint; `None` if an endpoint that could not be read may be the one.
     pub(crate) fn find(&self, endpoints: &[EndpointDraft]) -> Result<Option<u16>, FaultKind> {
         let (mut found, kind) = match self {
             Self::Index(index) if usize::from(*index) < endpoints.len() => return Ok(Some(*index)),
@@ -107,14 +107,14 @@ impl EndpointRef {
         match (self, found.pop(), found.is_empty()) {
             (_, None, _) => Err(kind),
             (Self::Port(port), Some(_), false) => Err(FaultKind::SeveralEndpointsAt { port: *port }),
-            // Two of one name are a fault of their own.
+            // Endpoints with equal names are a fault of their own.
             (_, index, _) => Ok(index),
         }
     }
 }
 
 impl HopDraft {
-    /// Its address; the inner `None` is an adjacent switch's.
+    /// The IP address of the next hop; the inner `None` is that of an adjacent switch.
     pub(crate) fn ip(&self) -> Option<Option<Ipv4Addr>> {
         match self {
             Self::Host(host) => host.ip.map(Some),
@@ -122,7 +122,7 @@ impl HopDraft {
         }
     }
 
-    /// Address and QPN that frames to it are for, where it has an address: no two endpoints of a switch have both.
+    /// Destination address and QPN of frames to it, if it has an address. No two endpoints of a switch share both.
     pub(crate) fn qp(&self) -> Option<(Ipv4Addr, Qpn)> {
         let qpn = match self {
             Self::Host(host) => host.qpn,
@@ -139,7 +139,7 @@ impl HopDraft {
     }
 }
 
-/// A [`NextHop`] of which some fields could not be read.
+/// A [`NextHop`] that is being read.
 #[derive(Clone, Debug)]
 pub enum HopDraft {
     /// See [`NextHop::Host`].
@@ -148,7 +148,7 @@ pub enum HopDraft {
     Switch(SwitchDraft),
 }
 
-/// A [`HostEndpoint`] of which some fields could not be read.
+/// A [`HostEndpoint`] that is being read.
 #[derive(Clone, Debug, Default)]
 pub struct HostDraft {
     /// See [`HostEndpoint::name`].
@@ -163,7 +163,7 @@ pub struct HostDraft {
     pub part: Option<PartDraft>,
 }
 
-/// A [`HostPart`] of which some fields could not be read.
+/// A [`HostPart`] that is being read.
 #[derive(Clone, Copy, Debug)]
 pub enum PartDraft {
     /// See [`HostPart::Plain`].
@@ -174,7 +174,7 @@ pub enum PartDraft {
     Rank(RankDraft),
 }
 
-/// A [`RankPart`] of which some fields could not be read.
+/// A [`RankPart`] that is being read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RankDraft {
     /// See [`RankPart::rank`].
@@ -185,23 +185,23 @@ pub struct RankDraft {
     pub rq_psn: Option<Psn>,
 }
 
-/// A switch of the tree of which some fields could not be read.
+/// The fields of [`NextHop::Switch`] while it is being read.
 #[derive(Clone, Debug, Default)]
 pub struct SwitchDraft {
-    /// Its name.
+    /// Name of the switch.
     pub name: Option<String>,
-    /// The group's McstID there, where routers lie between; the inner `None` is an adjacent switch's.
+    /// McstID of the group at that switch, if routers lie between; the inner `None` is that of an adjacent switch.
     pub ip: Option<Option<Ipv4Addr>>,
-    /// Its QPN for this switch.
+    /// QPN of that switch for this one.
     pub qpn: Option<Qpn>,
-    /// Its address.
+    /// Ethernet address of the next hop.
     pub mac: Option<MacAddr>,
-    /// The ranks behind it.
+    /// Ranks behind the switch.
     pub ranks: Option<Vec<u16>>,
 }
 
 impl GroupDraft {
-    /// The group, where no field is lacking.
+    /// Returns the group; `None` if a field is missing.
     pub fn finish(self) -> Option<GroupRule> {
         let endpoints = self.endpoints?;
         let kind = self.kind?.finish(&endpoints)?;
@@ -240,7 +240,7 @@ impl EndpointDraft {
 }
 
 impl HostDraft {
-    /// The host, where no field is lacking.
+    /// Returns the host; `None` if a field is missing.
     pub fn finish(self) -> Option<HostEndpoint> {
         Some(HostEndpoint {
             name: self.name?,
@@ -322,17 +322,17 @@ impl From<&HostEndpoint> for HostDraft {
     }
 }
 
-/// A [`Route`] of which some fields could not be read.
+/// A [`Route`] that is being read.
 #[derive(Clone, Debug, Default)]
 pub struct RouteDraft {
     /// See [`Route::prefix`].
     pub prefix: Option<Ipv4Net>,
-    /// See [`Route::next_hops`]: port and address of each; `None` where the list itself could not be read.
+    /// See [`Route::next_hops`]: port and address of each; `None` if the list itself could not be read.
     pub next_hops: Option<Vec<(Option<PortId>, Option<MacAddr>)>>,
 }
 
 impl RouteDraft {
-    /// The route, where no field is lacking.
+    /// Returns the route; `None` if a field is missing.
     pub fn finish(self) -> Option<Route> {
         let hops = self.next_hops?.into_iter().map(|(port, mac)| {
             Some(RouteHop {

@@ -1,4 +1,4 @@
-//! What is wrong with a rule, and where.
+//! Faults of rules, with field and position.
 
 use core::fmt;
 use core::net::Ipv4Addr;
@@ -6,144 +6,144 @@ use core::net::Ipv4Addr;
 use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 use ipnet::Ipv4Net;
 
-/// One fault of one field. Displays as `12:8: groups[0].paths[1].host.qpn: 0x1000000 is over the 24 bits of a QPN`.
+/// A fault of one field. Displays as `12:8: groups[0].paths[1].host.qpn: 0x1000000 is over the 24 bits of a QPN`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The field's path, such as `groups[1].paths[2].host.qpn`; empty for a whole file.
+    /// Path of the field, for example `groups[1].paths[2].host.qpn`; empty for a whole file.
     pub field: String,
-    /// What is wrong, and what is allowed.
+    /// The fault, and what is allowed.
     pub kind: FaultKind,
-    /// Where in the file, if it came from one.
+    /// Position in the file, if the rules came from one.
     pub at: Option<Position>,
 }
 
-/// A place in a text file.
+/// A position in a text file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
-    /// From 1.
+    /// Line, from 1.
     pub line: usize,
-    /// In characters, from 1.
+    /// Column in characters, from 1.
     pub column: usize,
 }
 
-/// What can be wrong with a field. Displays what is wrong and what is allowed.
+/// Kinds of faults. Displays what is wrong and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultKind {
     /// The text is not TOML.
     #[error("{message}")]
     Syntax {
-        /// What the parser expected.
+        /// Message of the parser.
         message: String,
     },
-    /// A field that does not exist here.
+    /// The field does not exist.
     #[error("unknown field{}; allowed: {}", did_you_mean(.suggestion.as_deref()), .allowed.join(", "))]
     UnknownField {
-        /// The field that was perhaps meant.
+        /// The existing field with the most similar name.
         suggestion: Option<String>,
-        /// The fields that exist here.
+        /// The fields that exist.
         allowed: Vec<&'static str>,
     },
-    /// A field that must be given.
+    /// A required field is missing.
     #[error("missing: {expected}")]
     Missing {
         /// What belongs there.
         expected: &'static str,
     },
-    /// A value of another type.
+    /// The value has the wrong type.
     #[error("{found} where {expected} belongs")]
     WrongType {
-        /// What is there.
+        /// The type that was found.
         found: &'static str,
-        /// What belongs there.
+        /// The type that is expected.
         expected: &'static str,
     },
-    /// A value that its type cannot hold.
+    /// The value is outside its range.
     #[error("{value} {why}")]
     OutOfRange {
         /// The value as written.
         value: String,
-        /// Why not, and what is allowed.
+        /// The reason, and what is allowed.
         why: &'static str,
     },
-    /// A text that does not read as what it should be.
+    /// The text is malformed.
     #[error("{value:?} is not {expected}")]
     BadText {
         /// The text as written.
         value: String,
-        /// What it should be, with an example.
+        /// The expected form, with an example.
         expected: &'static str,
     },
-    /// An endpoint without `host` or `switch`.
+    /// The endpoint has neither `host` nor `switch`.
     #[error("has no next hop: give it host = {{ ... }} or switch = {{ ... }}")]
     NoNextHop,
-    /// An endpoint with both `host` and `switch`.
+    /// The endpoint has both `host` and `switch`.
     #[error("has two next hops: give it host or switch, not both")]
     TwoNextHops,
-    /// A name that tables cannot show.
+    /// The name is malformed.
     #[error("{name:?} is no name: 1 to 64 printable characters without blanks")]
     BadName {
         /// The name.
         name: String,
     },
-    /// A group needs somebody on both sides.
+    /// The group has fewer than two endpoints.
     #[error("has {endpoints} endpoint(s): a group needs at least two")]
     TooFewEndpoints {
-        /// How many there are.
+        /// Number of endpoints.
         endpoints: usize,
     },
-    /// More endpoints than sets of them can hold.
+    /// The group has too many endpoints on this switch.
     #[error("has {endpoints} endpoints: a group has at most {max} on one switch")]
     TooManyEndpoints {
-        /// How many there are.
+        /// Number of endpoints.
         endpoints: usize,
-        /// How many there may be.
+        /// Most endpoints.
         max: usize,
     },
-    /// More endpoints than a kind knows what to do with.
+    /// A forwarding group does not have exactly two endpoints.
     #[error("has {endpoints} endpoints: a group that forwards has exactly two")]
     NotTwoEndpoints {
-        /// How many there are.
+        /// Number of endpoints.
         endpoints: usize,
     },
-    /// An index beyond the group's list.
+    /// The endpoint index is beyond the group's list.
     #[error("there is no endpoint {index}: the group has {endpoints}, counted from 0")]
     NoSuchEndpoint {
         /// The index.
         index: u16,
-        /// How many there are.
+        /// Number of endpoints.
         endpoints: usize,
     },
-    /// A port that has no endpoint.
+    /// The port has no endpoint.
     #[error("port {port} has no endpoint in this group; its ports: {}", ports_list(.ports))]
     NoEndpointAt {
         /// The port.
         port: PortId,
-        /// The ports that have one.
+        /// The ports with endpoints.
         ports: Vec<PortId>,
     },
-    /// A port that has several endpoints.
+    /// The port has several endpoints.
     #[error("port {port} has several endpoints: name the one that is meant by its host or switch")]
     SeveralEndpointsAt {
         /// The port.
         port: PortId,
     },
-    /// A name that no endpoint has.
+    /// No endpoint has the name.
     #[error("{name:?} is not among the endpoints of this group: {}", .names.join(", "))]
     NoEndpointOf {
         /// The name.
         name: String,
-        /// Those that are.
+        /// Names of the endpoints.
         names: Vec<String>,
     },
-    /// A port that the switch does not have.
+    /// The switch does not have the port.
     #[error("port {port} is beyond this switch's {ports} ports (0 to {})", .ports.saturating_sub(1))]
     NoSuchPort {
         /// The port.
         port: PortId,
-        /// How many ports there are.
+        /// Number of ports.
         ports: usize,
     },
-    /// Two endpoints that frames could be of.
+    /// A frame could belong to two endpoints.
     #[error(
         "frames to QPN {virtual_qpn} by port {port} could be of {first} too: give each endpoint of this port a virtual_qpn of \
          its own"
@@ -151,53 +151,53 @@ pub enum FaultKind {
     AmbiguousEndpoint {
         /// The port.
         port: PortId,
-        /// The QPN that both have on this switch.
+        /// Their common QPN on this switch.
         virtual_qpn: Qpn,
-        /// The endpoint that has both first.
+        /// The other endpoint.
         first: String,
     },
-    /// The same name twice.
+    /// Two things have the same name.
     #[error("{name:?} is the name of {first} too")]
     DuplicateName {
         /// The name.
         name: String,
-        /// The field or group that has it first.
+        /// The other field or group.
         first: String,
     },
-    /// The same McstID for two groups.
+    /// Two groups have the same McstID.
     #[error("{mcst_id} is the McstID of {first} too")]
     DuplicateMcstId {
         /// The McstID.
         mcst_id: McstId,
-        /// The group that has it first.
+        /// The other group.
         first: String,
     },
-    /// The same address for two hosts of a group.
+    /// Two hosts of a group have the same address.
     #[error("{ip} is the address of {first} too")]
     DuplicateMemberIp {
         /// The address.
         ip: Ipv4Addr,
-        /// The member that has it first.
+        /// The other member.
         first: String,
     },
-    /// The same QP for two members of a group.
+    /// Two members of a group have the same QP.
     #[error("the QP {qpn} of {ip} is that of {first} too")]
     DuplicateMember {
         /// The address.
         ip: Ipv4Addr,
         /// The QP.
         qpn: Qpn,
-        /// The member that has it first.
+        /// The other member.
         first: String,
     },
-    /// A QP in two groups: it has one remote address only.
+    /// A QP is in two groups. It can have one remote address only.
     #[error("the QP {qpn} of {ip} belongs to {group} already: a QP is a member of one group")]
     DuplicateQp {
-        /// The host's address.
+        /// Address of the host.
         ip: Ipv4Addr,
-        /// Its QP.
+        /// QPN.
         qpn: Qpn,
-        /// The group that has it first.
+        /// The other group.
         group: String,
     },
     /// The address of a member is a McstID.
@@ -208,7 +208,7 @@ pub enum FaultKind {
         /// The group.
         group: String,
     },
-    /// The address of another switch is the group's McstID on this one.
+    /// The address of another switch is the group's McstID on this switch.
     #[error(
         "{ip} is the McstID of this group here: give its McstID at that switch, or leave ip out where no router lies between"
     )]
@@ -221,142 +221,142 @@ pub enum FaultKind {
     McstIdIsMember {
         /// The McstID.
         mcst_id: McstId,
-        /// The member's group.
+        /// Group of that member.
         group: String,
     },
-    /// An address that no host and no group can have.
+    /// The address is not usable by a host or a group.
     #[error("{ip} is {class}: give a unicast address")]
     NotUnicastIp {
         /// The address.
         ip: Ipv4Addr,
-        /// What it is instead.
+        /// Class of the address.
         class: &'static str,
     },
-    /// An Ethernet address that no station can have.
+    /// The MAC address is not usable by a station.
     #[error("{mac} is {class}: give the address of a station")]
     NotUnicastMac {
         /// The address.
         mac: MacAddr,
-        /// What it is instead.
+        /// Class of the address.
         class: &'static str,
     },
-    /// A QPN that no endpoint of a switch can have.
+    /// The QPN is reserved; a switch cannot use it.
     #[error("{qpn} is reserved (0: management, 0xffffff: multicast); a switch's QPNs are 0x1 to 0xfffffe")]
     ReservedVirtualQpn {
         /// The QPN.
         qpn: Qpn,
     },
-    /// A QPN that no RC QP can have.
+    /// The QPN is reserved; an RC QP cannot have it.
     #[error("{qpn} is reserved (0 and 1: management, 0xffffff: multicast); RC QPs are 0x2 to 0xfffffe")]
     ReservedQpn {
         /// The QPN.
         qpn: Qpn,
     },
-    /// Memory of no bytes.
+    /// The memory has no bytes.
     #[error("is 0: leave memory out where a member takes no WRITEs")]
     EmptyMemory,
-    /// Memory beyond the address space.
+    /// The memory exceeds the address space.
     #[error("{length} bytes from {va:#x} on run over the end of the 64-bit address space")]
     MemoryWraps {
-        /// The first address.
+        /// First address.
         va: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
-    /// A stall time of nothing.
+    /// The stall time-out is 0.
     #[error("is 0: give at least 1 millisecond")]
     ZeroStallTimeout,
-    /// A kind of group that is not known.
+    /// The kind of group does not exist.
     #[error("{name:?} is no kind of group; kinds: {}", .known.join(", "))]
     UnknownKind {
-        /// What was given.
+        /// The given name.
         name: String,
-        /// Those that exist.
+        /// Existing kinds.
         known: &'static [&'static str],
     },
-    /// A rank in a group that has none.
+    /// A rank is given in a group without ranks.
     #[error("is given in a group that does not compute: leave it out")]
     RankOfNoCollective,
-    /// A host in a group of ranks that is none.
+    /// A host has no rank in a group with ranks.
     #[error("has no rank: each host of a group that computes is a rank")]
     HostWithoutRank,
-    /// A rank as parent.
+    /// The parent is a rank.
     #[error("{name:?} is a rank: the parent is a switch, and the root of the tree has none")]
     ParentIsRank {
-        /// Its name.
+        /// Name of the rank.
         name: String,
     },
-    /// Slots that are no ring.
+    /// The number of slots is not a valid ring size.
     #[error("{slots} is no power of two from 2 to 32768")]
     NotPowerOfTwo {
-        /// How many were given.
+        /// Number of slots.
         slots: u16,
     },
-    /// Fewer slots than two windows of one message.
+    /// The slots are fewer than two windows of one message.
     #[error(
         "{slots} slots are fewer than two windows: messages of {message_packets} packets need {need} or more"
     )]
     TooFewSlots {
-        /// How many were given.
+        /// Number of slots.
         slots: u16,
         /// Packets per message.
         message_packets: u16,
-        /// How many it takes at least.
+        /// Least number of slots.
         need: u32,
     },
-    /// Messages of nothing.
+    /// Messages have no packets.
     #[error("is 0: a message has at least 1 packet")]
     EmptyMessages,
-    /// A time-out too short to look after.
+    /// The time-out is too short.
     #[error("is {given}: give at least {least} microseconds")]
     ShortAckTimeout {
-        /// Microseconds given.
+        /// Given time-out in microseconds.
         given: u32,
-        /// Microseconds at least.
+        /// Least time-out in microseconds.
         least: u32,
     },
-    /// The same rank twice.
+    /// Two endpoints have the same rank.
     #[error("rank {rank} is behind {first} too")]
     DuplicateRank {
         /// The rank.
         rank: u16,
-        /// The endpoint that has it first.
+        /// The other endpoint.
         first: String,
     },
-    /// A rank that is nowhere.
+    /// A rank has no endpoint.
     #[error("there is no endpoint for rank {rank}: each rank from 0 to {most} must be behind one")]
     NoEndpointFor {
         /// The rank.
         rank: u16,
-        /// The largest rank that is somewhere.
+        /// Largest rank that has an endpoint.
         most: u16,
     },
-    /// A switch with nobody behind it.
+    /// A switch has no ranks behind it.
     #[error("is empty: name the ranks behind this switch")]
     NoRanks,
-    /// Bits beyond the length of a prefix.
+    /// The prefix has bits set beyond its length.
     #[error("{prefix} has bits set beyond its length: {network} is the network")]
     HostBits {
-        /// As written.
+        /// The prefix as written.
         prefix: Ipv4Net,
-        /// The same without those bits.
+        /// The prefix without those bits.
         network: Ipv4Net,
     },
-    /// The same prefix twice.
+    /// Two routes have the same prefix.
     #[error("{prefix} is routed by {first} already: list all its next hops there")]
     DuplicatePrefix {
         /// The prefix.
         prefix: Ipv4Net,
-        /// The route that has it first.
+        /// The other route.
         first: String,
     },
-    /// A route to nowhere.
+    /// The route has no next hops.
     #[error("is empty: a route needs at least one next hop")]
     NoNextHops,
-    /// The same next hop twice in a route.
+    /// A route has the same next hop twice.
     #[error("is {first} again: list each next hop once")]
     DuplicateNextHop {
-        /// The field that has it first.
+        /// The other next hop.
         first: String,
     },
 }
@@ -375,7 +375,7 @@ fn ports_list(ports: &[PortId]) -> String {
 }
 
 impl Fault {
-    /// A fault of `field`, at no place in a file.
+    /// A fault of `field`, without a position.
     pub fn new(field: impl Into<String>, kind: FaultKind) -> Self {
         Self {
             field: field.into(),
@@ -384,7 +384,7 @@ impl Fault {
         }
     }
 
-    /// The same fault seen from outside: its field prefixed by `outer`.
+    /// Adds the prefix `outer` to the field.
     #[must_use]
     pub fn within(mut self, outer: &str) -> Self {
         self.field = join(outer, &self.field);
@@ -392,7 +392,7 @@ impl Fault {
     }
 }
 
-/// `outer.inner`, without a dot where either is empty.
+/// Joins to `outer.inner`, without a dot if either is empty.
 pub(crate) fn join(outer: &str, inner: &str) -> String {
     match (outer.is_empty(), inner.is_empty()) {
         (true, _) => inner.into(),
@@ -421,17 +421,17 @@ impl fmt::Display for Fault {
 
 impl core::error::Error for Fault {}
 
-/// All faults of one text, in the order of their places. Displays one line per fault, like a compiler's.
+/// All faults of one text, ordered by position. Displays one line per fault, like a compiler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// What to call the text in front of line and column.
+    /// Name of the file, shown before line and column.
     pub file: Option<String>,
-    /// At least one.
+    /// The faults; at least one.
     pub faults: Vec<Fault>,
 }
 
 impl Faults {
-    /// The same faults with the name of their file.
+    /// Sets the name of the file.
     #[must_use]
     pub fn in_file(mut self, file: impl Into<String>) -> Self {
         self.file = Some(file.into());

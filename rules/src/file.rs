@@ -1,4 +1,4 @@
-//! Rule files: TOML in, TOML out.
+//! Reads and writes rule files (TOML).
 
 use core::fmt::Write;
 
@@ -23,15 +23,15 @@ pub(crate) const PORT: &str = "a port, 0 to 63";
 const ENDPOINTS: &str = "a list of endpoints: [[groups.endpoints]]";
 
 impl RuleSet {
-    /// Reads a rule file, and says all that is wrong with it at once: every fault with its line, column and field.
-    /// Ports are checked against the limit of 64; [`RuleSet::check`] knows the switch's own number.
+    /// Reads a rule file and reports all faults at once, each with line, column and field. Ports are checked against
+    /// the limit of 64; [`RuleSet::check`] checks them against the number of ports of a switch.
     ///
-    /// Where the text is not TOML, only that is told. `examples/` has files to start from.
+    /// If the text is not TOML, only that is reported. `examples/` holds files to start from.
     pub fn from_toml(text: &str) -> Result<Self, Faults> {
         reader::read(text, read_set)
     }
 
-    /// Writes a rule file that [`RuleSet::from_toml`] reads back to the same rules.
+    /// Writes a rule file. [`RuleSet::from_toml`] reads it back to the same rules.
     pub fn to_toml(&self) -> String {
         let mut out = String::new();
         for group in &self.groups {
@@ -45,11 +45,11 @@ impl RuleSet {
 }
 
 fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSet> {
-    // `None` where a group lacks something: the file has faults then.
+    // `None` if a group lacks a field; then the file has faults.
     let (mut groups, mut checked) = (Some(Vec::new()), check::Groups::new(PortId::COUNT));
     let lists = [
         ("groups", "a list of groups: [[groups]]", "multicast"),
-        // What groups that compute were called before there was one list.
+        // Name of the list of groups that compute in earlier versions.
         ("collectives", "a list of groups: [[groups]]", "translated"),
     ];
     for (name, expected, kind) in lists {
@@ -60,9 +60,9 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
         let values = list.and_then(|value| r.array(&value, expected));
         for (i, value) in values.into_iter().flatten().enumerate() {
             let group = read_group(r, &value, kind).unwrap_or_default();
-            r.place(checked.check(&format!("{name}[{i}]"), &group));
-            // A file can have very many groups: what was noted of this one is not needed any more.
-            r.forget_places();
+            r.fault_at_fields(checked.check(&format!("{name}[{i}]"), &group));
+            // A file can have very many groups. The positions of this group's fields are no longer needed.
+            r.forget_positions();
             groups = groups.zip(group.finish()).map(|(mut groups, group)| {
                 groups.push(group);
                 groups
@@ -80,7 +80,7 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
         }
     }
     fields.finish(r);
-    r.place(check::routes(&routes, PortId::COUNT));
+    r.fault_at_fields(check::routes(&routes, PortId::COUNT));
     Some(RuleSet {
         groups: groups?,
         routes: routes
@@ -90,7 +90,7 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
     })
 }
 
-/// A group, of the kind `kind` where it does not say.
+/// Reads a group. Its kind is `kind` if the table names none.
 fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &'static str) -> Option<GroupDraft> {
     let mut f = r.table(value, "a group: [[groups]]")?;
     let (given, known) = (f.take(r, "kind"), GroupKind::NAMES);
@@ -99,7 +99,7 @@ fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &'static str)
         Some(value) => {
             let name = r.text(value)?;
             let Some(kind) = known.iter().find(|k| **k == name) else {
-                // Which fields belong there is not known either.
+                // The fields of an unknown kind cannot be checked.
                 let name = name.to_string();
                 r.fault(value, FaultKind::UnknownKind { name, known });
                 return None;
@@ -133,7 +133,7 @@ fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> O
     let mut f = r.table(value, "an endpoint: [[groups.endpoints]]")?;
     let port = f.need(r, "port", PORT).and_then(|v| read_port(r, &v));
     let virtual_qpn = read_qpn(r, &mut f, "virtual_qpn");
-    let verify_mac = optional(r, &mut f, "verify_mac", false, Reader::truth);
+    let verify_mac = optional(r, &mut f, "verify_mac", false, Reader::boolean);
     let (host, switch) = (f.take(r, "host"), f.take(r, "switch"));
     match (&host, &switch) {
         (None, None) => f.fault(r, FaultKind::NoNextHop),
@@ -153,7 +153,7 @@ fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> O
     })
 }
 
-/// Whether the members of a kind of group have ranks.
+/// Returns true if members of the kind have ranks.
 fn has_ranks(kind: &str) -> bool {
     kind == "translated"
 }
@@ -192,7 +192,7 @@ fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Optio
     Some(host)
 }
 
-/// A QPN of a switch, [`Qpn::VIRTUAL`] where nothing is said.
+/// Reads an optional QPN of a switch; [`Qpn::VIRTUAL`] by default.
 fn read_qpn<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>, name: &'static str) -> Option<Qpn> {
     optional(r, f, name, Qpn::VIRTUAL, |r, v| {
         r.number(v, &Limit::QPN).map(|n| Qpn::new(n as u32))
@@ -239,7 +239,7 @@ fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Opt
             false => Some(Vec::new()),
             true => f.need(r, "ranks", RANKS).and_then(|v| {
                 let values = r.array(&v, RANKS)?;
-                // Each is read, so that each fault is told.
+                // Read all of them before returning, to report each fault.
                 let ranks: Vec<_> = values.iter().map(|v| r.number(v, &Limit::RANK)).collect();
                 ranks.into_iter().map(|n| n.map(|n| n as u16)).collect()
             }),
@@ -290,14 +290,14 @@ fn read_mac<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAd
         .and_then(|v| r.parsed(&v, MAC_TEXT))
 }
 
-/// One that the switch finds where it is not given.
+/// Reads an optional MAC address. The switch resolves a missing one.
 fn read_mac_or_none<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
     optional(r, fields, "mac", MacAddr::UNSPECIFIED, |r, v| {
         r.parsed(v, MAC_TEXT)
     })
 }
 
-/// As files have it; nothing where it is to be found.
+/// A MAC address as written in files; empty if unspecified.
 fn mac_text(mac: MacAddr) -> String {
     match mac {
         MacAddr::UNSPECIFIED => String::new(),

@@ -1,4 +1,4 @@
-//! Generators of static rules, and the examples that ship.
+//! Generators of static rules, and the example files.
 
 use castnet_wire::{McstId, Pmtu, PortId};
 
@@ -7,17 +7,17 @@ use crate::group::{DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupRule, HostEndpoint, 
 use crate::kinds::GroupKind;
 use crate::set::RuleSet;
 
-/// The rule files of two tiers, by the name of their switch.
+/// Rule files of a fabric with two tiers, by the name of their switch.
 pub const TWO_TIER_EXAMPLE: [(&str, &str); 3] = [
     ("spine", include_str!("../examples/two-tier/spine.toml")),
     ("leaf-a", include_str!("../examples/two-tier/leaf-a.toml")),
     ("leaf-b", include_str!("../examples/two-tier/leaf-b.toml")),
 ];
 
-/// The rule file of one switch that adds what three ranks send.
+/// Rule file of one switch that adds the contributions of three ranks.
 pub const COLLECTIVE_EXAMPLE: &str = include_str!("../examples/collective.toml");
 
-/// The rule file of one switch that forwards between two hosts.
+/// Rule file of one switch that forwards between two hosts.
 pub const FORWARDING_EXAMPLE: &str = include_str!("../examples/forwarding.toml");
 
 impl RuleSet {
@@ -28,8 +28,8 @@ impl RuleSet {
 }
 
 impl GroupRule {
-    /// A group on one switch, the only one of its tree: member `i` is at port `i`. A multicast group's source is where
-    /// `kind` says, by default the first.
+    /// A group on a single switch: member `i` is at port `i`. `kind` names the source of a multicast group, by
+    /// default the first member.
     ///
     /// Refuses what [`GroupRule::check`] refuses, and more members than ports.
     pub fn star(
@@ -53,12 +53,12 @@ impl GroupRule {
             endpoints: endpoints.collect(),
             kind: kind.into(),
         };
-        refuse_crowd(group.check(PortId::COUNT), count).map_or(Ok(group), Err)
+        faults_of_star(group.check(PortId::COUNT), count).map_or(Ok(group), Err)
     }
 }
 
-/// The faults of a star, with one more where it has more members than a switch has ports; `None` for none.
-fn refuse_crowd(mut faults: Vec<Fault>, members: usize) -> Option<Vec<Fault>> {
+/// Adds a fault if there are more members than ports. Returns `None` if there is no fault.
+fn faults_of_star(mut faults: Vec<Fault>, members: usize) -> Option<Vec<Fault>> {
     if members > PortId::COUNT {
         let kind = FaultKind::OutOfRange {
             value: format!("{members} members"),

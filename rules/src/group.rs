@@ -1,4 +1,4 @@
-//! A group as one switch sees it: what groups of all kinds have in common.
+//! A group as one switch sees it: the fields that all kinds have.
 
 use core::net::Ipv4Addr;
 
@@ -10,42 +10,42 @@ use crate::fault::Fault;
 use crate::kinds::{GroupKind, MulticastRule, TranslatedRule};
 use crate::text;
 
-/// Endpoints that one group can have on one switch.
+/// Most endpoints of one group on one switch.
 pub const ENDPOINTS_MAX: usize = 1024;
 
-/// How long, in milliseconds, an endpoint may owe what the group waits for before the operator hears of it, where nothing
-/// else is said.
+/// Default of [`GroupRule::stall_timeout_ms`].
 pub const DEFAULT_STALL_TIMEOUT_MS: u32 = 2_000;
 
-/// One switch's part of a group: its address, its endpoints on this switch, and what its kind adds (EPIC 3.1, 4.1; for
-/// multicast the Path Index and Path Table of an MFT, Cepheus III.B, Fig. 3).
+/// One switch's part of a group: its address, its endpoints at this switch, and the fields of its kind (EPIC 3.1,
+/// 4.1; for multicast the Path Index and Path Table of an MFT, Cepheus III.B, Fig. 3).
 ///
-/// A member's QP is connected to `<mcst_id, virtual_qpn>` of its endpoint; the switch next to a member translates between that and
-/// the member's own address and QPN. Between adjacent switches frames keep the McstID as their destination, and the group has the
-/// same McstID on both. Over routers each switch has a McstID of its own for the group: see [`NextHop::Switch`].
-/// All members are in one VLAN, or in none: copies keep the tags of the source's frames.
+/// The QP of a member is connected to `<mcst_id, virtual_qpn>` of its endpoint. The switch next to a member
+/// translates between that and the member's own address and QPN. Between adjacent switches frames keep the McstID as
+/// destination, and the group has the same McstID on both. Across routers each switch has its own McstID for the
+/// group: see [`NextHop::Switch`]. All members are in the same VLAN, or in none: copies keep the VLAN tags of the
+/// source's frames.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupRule {
-    /// For people and for the controller: unique on a switch; 1 to 64 printable characters without blanks.
+    /// Name for people and for the controller, unique on a switch; 1 to 64 printable characters without blanks.
     pub name: String,
-    /// Counts versions of one group's rule, so that what is installed can be told from what is wanted. Members that
-    /// connect anew need a new generation.
+    /// Version of this group's rule. It shows whether the installed rule is the wanted one. Members that connect
+    /// again need a new generation.
     #[serde(default)]
     pub generation: u64,
-    /// The group's address: a unicast IPv4 address that no host has (Cepheus III.A).
+    /// Address of the group: a unicast IPv4 address that no host has (Cepheus III.A).
     #[serde(with = "text::display")]
     pub mcst_id: McstId,
     /// Payload bytes of a full packet, one value for the whole group.
     #[serde(with = "text::pmtu")]
     pub pmtu: Pmtu,
-    /// How long, in milliseconds, an endpoint may owe what the group waits for before a stall event names it; at least 1.
+    /// Time in milliseconds until a stall event names an endpoint that the group waits for; at least 1.
     #[serde(default = "default_stall_timeout")]
     pub stall_timeout_ms: u32,
-    /// Every endpoint of the group's tree at this switch, the ones towards its source or root included. In a group with
-    /// ranks they stand in the order of the lowest ranks behind them.
+    /// Endpoints of the group's tree at this switch, including those towards its source or root. In a group with
+    /// ranks they are ordered by the lowest rank behind them.
     pub endpoints: Vec<Endpoint>,
-    /// How the group is realized.
+    /// Kind of the group, with its fields.
     pub kind: GroupKind,
 }
 
@@ -53,32 +53,32 @@ pub(crate) const fn default_stall_timeout() -> u32 {
     DEFAULT_STALL_TIMEOUT_MS
 }
 
-/// A neighbour of the group on this switch: a QP of a host, or another switch (EPIC 3.1). Several may be behind one port: the
-/// ranks of one host, or all hosts of an ordinary switch that the port is linked to.
+/// A neighbour of the group on this switch: a QP of a host, or another switch (EPIC 3.1). One port may have several:
+/// the ranks of one host, or all hosts behind an ordinary switch.
 ///
-/// A frame's endpoint is the one of its ingress port, destination QPN and source address, and must be the only one: the frames of
-/// a host or of a switch behind routers come from its address; those of an adjacent switch, from addresses that this switch does
-/// not know, so no other endpoint at its port has the same `virtual_qpn`.
+/// The endpoint of a frame is found by ingress port, destination QPN and source address, and must be unique. Frames
+/// of a host or of a switch behind routers have its address as source. Frames of an adjacent switch have source
+/// addresses that this switch does not know, so no other endpoint at its port may have the same `virtual_qpn`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// The port.
+    /// Port of the endpoint.
     #[serde(with = "text::port")]
     pub port: PortId,
-    /// The group's QPN on this switch for this endpoint: what its frames are addressed to. [`Qpn::VIRTUAL`] where port and source
-    /// address alone say whose they are.
+    /// QPN of the group on this switch for this endpoint: the destination QPN of its frames. [`Qpn::VIRTUAL`] if port
+    /// and source address are enough to identify the endpoint.
     #[serde(with = "text::qpn", default = "default_virtual_qpn")]
     pub virtual_qpn: Qpn,
-    /// Whether its frames must come from the Ethernet address of its next hop: others are not its frames then. They are not
-    /// taken by the fast path.
+    /// If true, frames of this endpoint must have the MAC address of its next hop as source. The fast path does not
+    /// handle them.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub verify_mac: bool,
-    /// What is behind it.
+    /// The next hop behind the port.
     #[serde(flatten)]
     pub next_hop: NextHop,
 }
 
 impl Endpoint {
-    /// One whose frames are addressed to [`Qpn::VIRTUAL`].
+    /// An endpoint with `virtual_qpn` [`Qpn::VIRTUAL`] and without `verify_mac`.
     pub const fn new(port: PortId, next_hop: NextHop) -> Self {
         Self {
             port,
@@ -93,31 +93,32 @@ const fn default_virtual_qpn() -> Qpn {
     Qpn::VIRTUAL
 }
 
-/// What is behind a port of the tree.
+/// The next hop behind a port of the tree.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NextHop {
-    /// A member: connections are bridged here.
+    /// A member. The switch translates between its connection and the group's.
     Host(HostEndpoint),
-    /// Another switch of the tree. Frames to an adjacent one keep the McstID; their Ethernet addresses are rewritten, and their
-    /// QPN where that differs. Frames to one behind routers are rewritten as those to a host, but for RETH.
+    /// Another switch of the tree. Frames to an adjacent switch keep the McstID; their MAC addresses are rewritten,
+    /// and their QPN if it differs. Frames to a switch behind routers are rewritten like those to a host, except for
+    /// RETH.
     #[serde(rename_all = "snake_case")]
     Switch {
-        /// Its name.
+        /// Name of the switch.
         name: String,
-        /// Where routers lie between: the McstID of the group at that switch, which they route to it. Frames to it are for this
-        /// address, and its frames come from there. `None` where it is adjacent.
+        /// McstID of the group at that switch, if routers lie between; they route it to that switch. It is the
+        /// destination of frames to the switch and the source of frames from it. `None` for an adjacent switch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ip: Option<Ipv4Addr>,
         /// Its `virtual_qpn` for this switch.
         #[serde(with = "text::qpn", default = "default_virtual_qpn")]
         qpn: Qpn,
-        /// The address of its port at the other end of the link; where routers lie between, of the first of them.
-        /// [`MacAddr::UNSPECIFIED`] there: as for a host.
+        /// MAC address of the remote port of the link; across routers, of the first router. Across routers it may be
+        /// [`MacAddr::UNSPECIFIED`], as for a host.
         #[serde(with = "text::display")]
         mac: MacAddr,
-        /// In a group with ranks, all that are behind it; behind the parent those that are behind no other endpoint here.
-        /// Else empty.
+        /// In a group with ranks, all ranks behind it; for the parent, those behind no other endpoint here. Otherwise
+        /// empty.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         ranks: Vec<u16>,
     },
@@ -127,59 +128,60 @@ pub enum NextHop {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(from = "text::Host<String>")]
 pub struct HostEndpoint {
-    /// The host's name.
+    /// Name of the host.
     pub name: String,
     /// Its address.
     pub ip: Ipv4Addr,
-    /// Its QP: not 0 or 1, which are management's, and not 0xffffff, which is InfiniBand multicast's.
+    /// QPN of the member: not 0 or 1 (management), and not 0xffffff (InfiniBand multicast).
     pub qpn: Qpn,
-    /// Its Ethernet address, or that of the router towards it. [`MacAddr::UNSPECIFIED`]: the switch finds it when the group is
-    /// installed, in its routes or among its neighbours.
+    /// MAC address of the host, or of the router towards it. [`MacAddr::UNSPECIFIED`]: the switch resolves it at
+    /// installation, from its routes or its neighbours.
     pub mac: MacAddr,
-    /// What it is to its kind of group.
+    /// The host's role in its kind of group.
     pub part: HostPart,
 }
 
-/// What a host is to its kind of group, beside its address.
+/// The role of a host in its kind of group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HostPart {
-    /// A member that is sent no WRITEs.
+    /// A member without memory for WRITEs.
     #[default]
     Plain,
-    /// Where WRITEs to a multicast group land; without it a WRITE does not pass to this member.
+    /// A multicast member with the memory that WRITEs to the group go to. A WRITE is not forwarded to a member
+    /// without it.
     Memory(RemoteMemory),
-    /// One of the ranks of a group that computes.
+    /// A rank of a group that computes.
     Rank(RankPart),
 }
 
-/// A member's registered memory: the target of the group's WRITEs.
+/// Registered memory of a member: the target of the group's WRITEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoteMemory {
-    /// Its first byte's virtual address, at the member.
+    /// Virtual address of its first byte, at the member.
     pub va: u64,
-    /// The key that allows remote writes.
+    /// Key that allows remote writes.
     pub rkey: u32,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub length: u64,
 }
 
-/// A member's rank, and where the PSNs of its QP begin.
+/// The rank of a member, and the first PSNs of its QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankPart {
-    /// Its rank: 0 to one less than the group has, below [`crate::RANKS_MAX`].
+    /// Rank: below the number of ranks of the group, and below [`crate::RANKS_MAX`].
     pub rank: u16,
-    /// The PSN of the first packet that its QP sends.
+    /// PSN of the first packet that its QP sends.
     #[serde(with = "text::psn_value")]
     pub sq_psn: Psn,
-    /// The PSN of the first packet that its QP expects.
+    /// PSN of the first packet that its QP expects.
     #[serde(with = "text::psn_value")]
     pub rq_psn: Psn,
 }
 
 impl GroupRule {
-    /// What its kind adds, where it multicasts.
+    /// The multicast fields; `None` for another kind.
     pub const fn multicast(&self) -> Option<&MulticastRule> {
         match &self.kind {
             GroupKind::Multicast(rule) => Some(rule),
@@ -187,7 +189,7 @@ impl GroupRule {
         }
     }
 
-    /// What its kind adds, where it computes over translated connections.
+    /// The fields of a group that computes over translated connections; `None` for another kind.
     pub const fn translated(&self) -> Option<&TranslatedRule> {
         match &self.kind {
             GroupKind::Translated(rule) => Some(rule),
@@ -195,7 +197,7 @@ impl GroupRule {
         }
     }
 
-    /// The same rule with another part of its kind, where it multicasts.
+    /// Changes the multicast fields; no effect for another kind.
     #[must_use]
     pub fn with_multicast(mut self, change: impl FnOnce(&mut MulticastRule)) -> Self {
         if let GroupKind::Multicast(rule) = &mut self.kind {
@@ -204,7 +206,7 @@ impl GroupRule {
         self
     }
 
-    /// The same rule with another part of its kind, where it computes over translated connections.
+    /// Changes the fields of a group that computes over translated connections; no effect for another kind.
     #[must_use]
     pub fn with_translated(mut self, change: impl FnOnce(&mut TranslatedRule)) -> Self {
         if let GroupKind::Translated(rule) = &mut self.kind {
@@ -213,14 +215,14 @@ impl GroupRule {
         self
     }
 
-    /// The endpoint towards the source or root of the tree; `None` where the root is at this switch.
+    /// The endpoint towards the source or root of the tree; `None` if the root is at this switch.
     pub fn upstream(&self) -> Option<&Endpoint> {
         let index = self.kind.upstream()?;
         self.endpoints.get(usize::from(index))
     }
 
-    /// The same rule with its endpoints in the order in which a switch keeps them: in a group with ranks that of the lowest
-    /// ranks behind them, else that of their ports.
+    /// Sorts the endpoints as a switch keeps them: in a group with ranks by the lowest rank behind them, otherwise by
+    /// port.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         let mut order: Vec<u16> = (0..self.endpoints.len() as u16).collect();
@@ -229,9 +231,9 @@ impl GroupRule {
             (endpoint.next_hop.ranks().iter().min(), endpoint.port)
         });
         if let Some(index) = self.kind.upstream_mut()
-            && let Some(place) = order.iter().position(|i| i == index)
+            && let Some(new) = order.iter().position(|i| i == index)
         {
-            *index = place as u16;
+            *index = new as u16;
         }
         if !order.is_sorted() {
             self.endpoints = order
@@ -242,33 +244,33 @@ impl GroupRule {
         self
     }
 
-    /// The members directly behind this switch, each with its port.
+    /// The members next to this switch, each with its port.
     pub fn hosts(&self) -> impl Iterator<Item = (PortId, &HostEndpoint)> {
         self.endpoints
             .iter()
             .filter_map(|e| e.next_hop.host().map(|h| (e.port, h)))
     }
 
-    /// How many ranks the whole group has; 0 in a group without.
+    /// Number of ranks of the whole group; 0 for a kind without ranks.
     pub fn size(&self) -> usize {
         self.endpoints.iter().map(|e| e.next_hop.ranks().len()).sum()
     }
 
-    /// Bytes that a switch reserves for it when it is installed: the slots and state of a group that computes. 0 for kinds
-    /// that take little and only what their endpoints need.
+    /// Bytes that a switch reserves at installation: the slots and state of a group that computes. 0 for kinds whose
+    /// state is small and depends on their endpoints only.
     pub fn reserved_bytes(&self) -> u64 {
         self.kind.reserved_bytes(self)
     }
 
-    /// Every rule that this group breaks on a switch with `ports` ports, fields relative to the group. Empty where it
-    /// may be installed. Files, messages and installs all ask here.
+    /// Returns every fault of this group on a switch with `ports` ports. Fields are relative to the group. A group
+    /// without faults may be installed. Files, messages and installs all use this check.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         GroupDraft::from(self).check(ports)
     }
 }
 
 impl NextHop {
-    /// An adjacent switch of a tree without ranks, whose QPN for this switch is [`Qpn::VIRTUAL`].
+    /// An adjacent switch of a tree without ranks, with QPN [`Qpn::VIRTUAL`].
     pub const fn switch(name: String, mac: MacAddr) -> Self {
         Self::Switch {
             name,
@@ -279,7 +281,7 @@ impl NextHop {
         }
     }
 
-    /// The member, where the next hop is one.
+    /// The member, if the next hop is a host.
     pub fn host(&self) -> Option<&HostEndpoint> {
         match self {
             Self::Host(host) => Some(host),
@@ -287,7 +289,7 @@ impl NextHop {
         }
     }
 
-    /// The rank that is behind it directly, where one is.
+    /// The rank, if the next hop is a host with a rank.
     pub fn rank(&self) -> Option<&RankPart> {
         self.host()?.rank()
     }
@@ -300,7 +302,7 @@ impl NextHop {
         }
     }
 
-    /// Its address: where frames to it are for, and its frames come from. `None` for an adjacent switch.
+    /// Its IP address: destination of frames to it, source of frames from it. `None` for an adjacent switch.
     pub const fn ip(&self) -> Option<Ipv4Addr> {
         match self {
             Self::Host(host) => Some(host.ip),
@@ -308,7 +310,7 @@ impl NextHop {
         }
     }
 
-    /// Its QPN: what frames to it are addressed to.
+    /// Its QPN: destination QPN of frames to it.
     pub const fn qpn(&self) -> Qpn {
         match self {
             Self::Host(host) => host.qpn,
@@ -316,7 +318,7 @@ impl NextHop {
         }
     }
 
-    /// The name of the host or switch.
+    /// Name of the host or switch.
     pub fn name(&self) -> &str {
         match self {
             Self::Host(host) => &host.name,
@@ -324,7 +326,7 @@ impl NextHop {
         }
     }
 
-    /// Gives it this Ethernet address.
+    /// Sets the MAC address.
     pub fn set_mac(&mut self, new: MacAddr) {
         match self {
             Self::Host(host) => host.mac = new,
@@ -332,7 +334,7 @@ impl NextHop {
         }
     }
 
-    /// The Ethernet address that frames on the link are for.
+    /// Destination MAC address of frames to it.
     pub fn mac(&self) -> MacAddr {
         match self {
             Self::Host(host) => host.mac,
@@ -342,7 +344,7 @@ impl NextHop {
 }
 
 impl HostEndpoint {
-    /// Where WRITEs to it land.
+    /// The memory that WRITEs to it go to.
     pub const fn memory(&self) -> Option<&RemoteMemory> {
         match &self.part {
             HostPart::Memory(memory) => Some(memory),
@@ -350,7 +352,7 @@ impl HostEndpoint {
         }
     }
 
-    /// Its rank.
+    /// Its rank, if it has one.
     pub const fn rank(&self) -> Option<&RankPart> {
         match &self.part {
             HostPart::Rank(rank) => Some(rank),
@@ -372,7 +374,7 @@ impl From<Option<RemoteMemory>> for HostPart {
 }
 
 impl RemoteMemory {
-    /// Whether `length` bytes at `offset` from its start lie in it.
+    /// Returns true if `length` bytes at `offset` lie inside the memory.
     pub const fn contains(&self, offset: u64, length: u64) -> bool {
         match offset.checked_add(length) {
             Some(end) => end <= self.length,

@@ -1,4 +1,4 @@
-//! What no two groups of a switch may share, and who has it.
+//! Names, addresses and QPs that no two groups of a switch may share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::draft::{EndpointDraft, GroupDraft, HopDraft};
 use crate::fault::{Fault, FaultKind};
 use crate::group::{Endpoint, GroupRule};
 
-/// The groups of one switch, by what others may not have too: names, McstIDs, and the addresses and QPs of members, and of switches
-/// behind routers.
+/// Index of the groups of one switch by values that must be unique: names, McstIDs, and the addresses and QPs of
+/// members and of switches behind routers.
 ///
-/// Rule files are checked group by group against the groups before them, and installs against what is installed. A check
-/// costs a few look-ups per member, however many groups there are.
+/// Rule files are checked group by group against the earlier groups, installs against the installed groups. A check
+/// costs a few look-ups per member, independent of the number of groups.
 #[derive(Clone, Debug, Default)]
 pub struct GroupIndex {
     names: BTreeMap<Arc<str>, Option<McstId>>,
@@ -23,50 +23,50 @@ pub struct GroupIndex {
     qps: BTreeMap<(Ipv4Addr, Qpn), Arc<str>>,
 }
 
-/// What of one group others may clash with; `None` where it could not be read.
+/// The values of one group that must be unique; `None` if a value could not be read.
 #[derive(Clone, Debug)]
 pub struct Claims<'a> {
     name: Option<&'a str>,
     mcst_id: Option<McstId>,
-    /// The next hops that have an address: the members next to the switch, and the switches behind routers.
+    /// Next hops with an address: members next to the switch, and switches behind routers.
     next_hops: Vec<Addressed>,
 }
 
 /// A next hop with an address.
 #[derive(Clone, Copy, Debug)]
 struct Addressed {
-    /// Its endpoint's position in the group's list.
+    /// Index of its endpoint in the group's list.
     endpoint: usize,
-    /// The name of its table: `host` or `switch`.
+    /// Name of its table: `host` or `switch`.
     kind: &'static str,
     ip: Ipv4Addr,
     qpn: Option<Qpn>,
 }
 
 impl GroupIndex {
-    /// What clashes with groups that are in; fields are relative to the group. A group does not clash with the one of
-    /// the name `instead_of`, whose place it is to take.
+    /// Returns the conflicts with indexed groups. Fields are relative to the group. The group named `instead_of` is
+    /// ignored: the new group replaces it.
     pub fn check(&self, group: &Claims<'_>, instead_of: Option<&str>) -> Vec<Fault> {
-        let other = |name: &Arc<str>| Some(&**name) != instead_of;
+        let is_other = |name: &Arc<str>| Some(&**name) != instead_of;
         let mut faults = Vec::new();
         if let Some((name, first)) = group.name.and_then(|name| self.names.get_key_value(name))
-            && other(name)
+            && is_other(name)
         {
             let first = first.map_or_else(|| "another group".into(), |m| format!("group {m}"));
             let name = name.to_string();
             faults.push(Fault::new("name", FaultKind::DuplicateName { name, first }));
         }
         if let Some(mcst_id) = group.mcst_id {
-            if let Some(first) = self.mcst_ids.get(&mcst_id).filter(|name| other(name)) {
-                let first = shown(first);
+            if let Some(first) = self.mcst_ids.get(&mcst_id).filter(|name| is_other(name)) {
+                let first = describe(first);
                 let kind = FaultKind::DuplicateMcstId { mcst_id, first };
                 faults.push(Fault::new("mcst_id", kind));
             }
             let members = self
                 .qps
                 .range((mcst_id.0, Qpn::new(0))..=(mcst_id.0, Qpn::new(0xFF_FFFF)));
-            if let Some((_, name)) = { members }.find(|(_, name)| other(name)) {
-                let group = shown(name);
+            if let Some((_, name)) = { members }.find(|(_, name)| is_other(name)) {
+                let group = describe(name);
                 let kind = FaultKind::McstIdIsMember { mcst_id, group };
                 faults.push(Fault::new("mcst_id", kind));
             }
@@ -76,20 +76,20 @@ impl GroupIndex {
                 endpoint, kind, ip, ..
             } = *hop;
             let fault = |field, fault| Fault::new(format!("endpoints[{endpoint}].{kind}.{field}"), fault);
-            if let Some(name) = self.mcst_ids.get(&McstId(ip)).filter(|name| other(name)) {
-                let group = shown(name);
+            if let Some(name) = self.mcst_ids.get(&McstId(ip)).filter(|name| is_other(name)) {
+                let group = describe(name);
                 faults.push(fault("ip", FaultKind::MemberIsMcstId { ip, group }));
             }
             let Some(qpn) = hop.qpn else { continue };
-            if let Some(name) = self.qps.get(&(ip, qpn)).filter(|name| other(name)) {
-                let group = shown(name);
+            if let Some(name) = self.qps.get(&(ip, qpn)).filter(|name| is_other(name)) {
+                let group = describe(name);
                 faults.push(fault("qpn", FaultKind::DuplicateQp { ip, qpn, group }));
             }
         }
         faults
     }
 
-    /// Takes a group in. Whatever another group has already stays that one's.
+    /// Adds a group. Values that another group already has stay with that group.
     pub fn insert(&mut self, group: &Claims<'_>) {
         let name: Arc<str> = group.name.unwrap_or_default().into();
         if group.name.is_some() {
@@ -103,7 +103,7 @@ impl GroupIndex {
         }
     }
 
-    /// Forgets a group: what it has is free again.
+    /// Removes a group.
     pub fn remove(&mut self, group: &Claims<'_>) {
         let name = group.name.unwrap_or_default();
         self.names.remove(name);
@@ -167,7 +167,7 @@ impl<'a> From<&'a GroupDraft> for Claims<'a> {
     }
 }
 
-fn shown(name: &str) -> String {
+fn describe(name: &str) -> String {
     match name {
         "" => "another group".into(),
         name => format!("group {name:?}"),

@@ -1,13 +1,13 @@
 //! Lanes: sub-groups of the same members that stand for one group.
 //!
-//! A group belongs to one worker of a switch, which is what spares it locks. One that is too hot for a core is therefore K
-//! groups: each has a McstID of its own and one queue pair of each member, and the members spread their messages over
-//! them. On a switch, lane 2 of the group `g` is the group `g/2`.
+//! A group belongs to one worker of a switch, so that it needs no locks. If one core is not enough for it, it is
+//! split into K groups, its lanes. Each lane has its own McstID and one queue pair of each member; the members spread
+//! their messages over the lanes. On a switch, lane 2 of the group `g` is the group `g/2`.
 
-/// The most lanes of a group.
+/// Most lanes of a group.
 pub const LANES_MAX: u8 = 16;
 
-/// What lane `lane` of a group of `lanes` lanes is called on a switch: the group's own name where it is the only one.
+/// Name of lane `lane` of a group with `lanes` lanes on a switch. A single lane has the name of the group.
 pub fn lane_name(group: &str, lane: u8, lanes: u8) -> String {
     match lanes {
         0 | 1 => group.into(),
@@ -15,7 +15,7 @@ pub fn lane_name(group: &str, lane: u8, lanes: u8) -> String {
     }
 }
 
-/// The group and the lane that a name on a switch stands for; `None` where it is a group of its own.
+/// Returns group and lane of a name on a switch; `None` if it is not the name of a lane.
 pub fn lane_of(name: &str) -> Option<(&str, u8)> {
     let (group, lane) = name.rsplit_once('/')?;
     let lane = lane.parse().ok().filter(|lane| *lane < LANES_MAX)?;
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_are_told_by_their_names() {
+    fn lanes_are_recognized_by_name() {
         assert_eq!(lane_name("g", 0, 1), "g");
         for lane in 0..LANES_MAX {
             assert_eq!(lane_of(&lane_name("g.x", lane, LANES_MAX)), Some(("g.x", lane)));

@@ -1,11 +1,26 @@
-//! The lingua franca of Castnet: what a switch is told to do, as typed values.
+//! The rules that a Castnet switch executes, as typed values.
 //!
-//! The planner produces these rules, `castnet-proto` carries them, TOML files store them, and the engine compiles and
-//! executes them. A rule is either a [`GroupRule`] (one switch's part of a group: whom its McstID means here, how to bridge
-//! its connections, and what its [kind](GroupKind) adds) or a [`Route`] (a static IPv4 route with equal-cost next hops).
+//! The planner produces rules, `castnet-proto` carries them in messages, TOML files store them, and the engine compiles and
+//! executes them. A rule is one of two:
 //!
-//! The types hold what cannot be confused ([`castnet_wire::Qpn`], [`castnet_wire::PortId`] ...); what types cannot say
-//! is said once, in [`GroupRule::check`] and, between groups, [`GroupIndex::check`], for files, messages and installs alike. A [`Fault`] names the field and, where the rules came from a file, its line and column.
+//! - a [`GroupRule`]: one switch's part of a group. It holds the group's McstID, its endpoints at this switch, and the fields
+//!   of its [kind](GroupKind).
+//! - a [`Route`]: a static IPv4 route with equal-cost next hops.
+//!
+//! Types keep values apart that can be confused ([`castnet_wire::Qpn`], [`castnet_wire::PortId`] ...). What types cannot
+//! express is checked by [`GroupRule::check`] and, between groups, by [`GroupIndex::check`]. Files, messages and installs all
+//! use these two. A [`Fault`] names the field and, where the rules came from a file, its line and column.
+//!
+//! ```
+//! use castnet_rules::RuleSet;
+//!
+//! let rules = RuleSet::from_toml(RuleSet::schema_example()).expect("no faults");
+//! assert!(rules.check(64).is_empty());
+//! assert_eq!(RuleSet::from_toml(&rules.to_toml()), Ok(rules));
+//!
+//! let faults = RuleSet::from_toml("groups = 3").expect_err("not a list");
+//! assert_eq!(faults[0].to_string(), "1:10: groups: a whole number where a list of groups: [[groups]] belongs");
+//! ```
 #![forbid(unsafe_code)]
 
 mod check;

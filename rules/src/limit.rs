@@ -1,17 +1,17 @@
-//! What numbers and texts can be, and what is said of others: the same for files and messages.
+//! Bounds and descriptions of values, shared by files and messages.
 
 use core::fmt::Display;
 
 use crate::fault::FaultKind;
 
-/// What an IPv4 address is called where there is something else.
+/// Description of an IPv4 address in faults.
 pub const IP_TEXT: &str = "an IPv4 address, such as \"10.0.0.1\"";
-/// The same of an Ethernet address.
+/// Description of a MAC address in faults.
 pub const MAC_TEXT: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
-/// The same of an IPv4 prefix.
+/// Description of an IPv4 prefix in faults.
 pub const PREFIX_TEXT: &str = "an IPv4 prefix, such as \"10.0.1.0/24\"";
 
-/// An integer's upper bound, and what to say beyond it.
+/// Upper bound of an integer, and the fault text for larger ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     most: u64,
@@ -19,24 +19,24 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// A port's number.
+    /// Port number.
     pub const PORT: Self = Self::new(63, "is no port: 0 to 63");
-    /// An endpoint's index in its group.
+    /// Index of an endpoint in its group.
     pub const ENDPOINT: Self = Self::new(63, "is no endpoint: 0 to 63");
-    /// A QPN.
+    /// QPN.
     pub const QPN: Self = Self::new(0xFF_FFFF, "is over the 24 bits of a QPN");
-    /// A PSN.
+    /// PSN.
     pub const PSN: Self = Self::new(0xFF_FFFF, "is over the 24 bits of a PSN");
-    /// A path MTU; of the numbers up to it, five are one.
+    /// Path MTU. Only five of the numbers below the bound are valid.
     pub const PMTU: Self = Self::new(4096, "is no path MTU: 256, 512, 1024, 2048 or 4096");
-    /// A rank.
+    /// Rank.
     pub const RANK: Self = Self::new(1023, "is no rank: 0 to 1023");
-    /// Slots of a collective group.
+    /// Number of slots of a collective group.
     pub const SLOTS: Self = Self::new(
         32_768,
         "is more than a group can have: a power of two, 2 to 32768",
     );
-    /// 16 bits.
+    /// Integer of 16 bits.
     pub const U16: Self = Self::new(u16::MAX as u64, "is over 16 bits");
     pub(crate) const U32: Self = Self::new(u32::MAX as u64, "is over 32 bits");
     pub(crate) const U64: Self = Self::new(u64::MAX, "is over 64 bits");
@@ -45,7 +45,7 @@ impl Limit {
         Self { most, over }
     }
 
-    /// The number, or the fault of one that is beyond the limit and was written as `shown`.
+    /// Returns the number if it is within the limit; otherwise the fault, with the number written as `shown`.
     pub fn admit(&self, number: u64, shown: impl Display) -> Result<u64, FaultKind> {
         match number <= self.most {
             true => Ok(number),
@@ -53,7 +53,7 @@ impl Limit {
         }
     }
 
-    /// The fault of a number that was written as `shown`.
+    /// The fault of a number, written as `shown`.
     pub fn fault(&self, shown: impl Display) -> FaultKind {
         FaultKind::OutOfRange {
             value: shown.to_string(),

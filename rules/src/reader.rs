@@ -1,4 +1,4 @@
-//! Reads TOML field by field: notes every fault with its place, and goes on.
+//! Reads TOML field by field. Records every fault with its position and continues.
 
 use core::str::FromStr;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 use crate::fault::{Fault, FaultKind, Faults, Position, join};
 use crate::limit::Limit;
 
-/// A value, as the parser gives it, with its field's path.
+/// A parsed value with the path of its field.
 #[derive(Clone)]
 pub(crate) struct Value<'a, 't> {
     path: String,
@@ -19,54 +19,55 @@ pub(crate) struct Value<'a, 't> {
 }
 
 impl Value<'_, '_> {
-    /// Whether it is a text in quotes.
+    /// Returns true for a text in quotes.
     pub(crate) fn is_text(&self) -> bool {
         matches!(self.value, DeValue::String(_))
     }
 }
 
-/// A table that is being read: fields are taken one by one, what is left is unknown.
+/// A table that is being read. Fields are taken one by one; those that remain are unknown.
 pub(crate) struct Fields<'a, 't> {
     path: String,
     at: usize,
     table: &'a DeTable<'t>,
     known: Vec<&'static str>,
-    /// Names that fields had in earlier versions and that are still read.
+    /// Names of earlier versions that are still accepted.
     old: Vec<&'static str>,
 }
 
-/// Fields whose name has changed: files that have the old one are still read.
+/// Fields that were renamed, and their earlier names, which are still accepted.
 const RENAMED: [(&str, &str); 3] = [
     ("endpoints", "paths"),
     ("start_psn", "psn_start"),
     ("host", "rank"),
 ];
 
-/// Collects faults, and remembers where each field is.
+/// Collects faults, and records the position of each field.
 pub(crate) struct Reader<'t> {
     text: &'t str,
     faults: Vec<(usize, Fault)>,
-    /// Whether fields have paths and places: most files have no faults, and are read in half of the time without.
-    locates: bool,
-    places: BTreeMap<String, usize>,
+    /// True if paths and positions are recorded. Most files have no faults; without recording they are read in half
+    /// of the time.
+    records_positions: bool,
+    positions: BTreeMap<String, usize>,
 }
 
-/// Parses `text` and hands the document to `read`; its result counts where there were no faults. Else `read` gets the document once
-/// more, so that faults have their places.
+/// Parses `text` and calls `read` with the document. Returns its result if there were no faults. Otherwise `read`
+/// runs again, with positions recorded.
 pub(crate) fn read<'t, T>(
     text: &'t str,
     read: impl Fn(&mut Reader<'t>, Fields<'_, 't>) -> Option<T>,
 ) -> Result<T, Faults> {
-    let new = |locates| Reader {
+    let new = |records_positions| Reader {
         text,
         faults: Vec::new(),
-        locates,
-        places: BTreeMap::new(),
+        records_positions,
+        positions: BTreeMap::new(),
     };
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         let mut reader = new(true);
-        // What the parser makes of a broken text is a guess: nothing is said about its fields.
+        // After a syntax error the parsed fields are unreliable, so they are not checked.
         for error in errors {
             let message = error.message().to_string();
             let at = error.span().map_or(0, |s| s.start);
@@ -76,8 +77,8 @@ pub(crate) fn read<'t, T>(
         }
         return Err(reader.finish());
     }
-    let attempt = |locates| {
-        let mut reader = new(locates);
+    let attempt = |records_positions| {
+        let mut reader = new(records_positions);
         let fields = Fields {
             path: String::new(),
             at: 0,
@@ -94,17 +95,17 @@ pub(crate) fn read<'t, T>(
 }
 
 impl<'t> Reader<'t> {
-    /// Notes a fault of a value.
+    /// Records a fault of a value.
     pub(crate) fn fault(&mut self, value: &Value<'_, '_>, kind: FaultKind) {
         self.faults.push((value.at, Fault::new(value.path.clone(), kind)));
     }
 
-    /// Notes faults that know their field but not their place: the place of the field, or of the nearest that holds it.
-    pub(crate) fn place(&mut self, faults: impl IntoIterator<Item = Fault>) {
+    /// Records faults of fields at the position of the field, or of the nearest recorded field that contains it.
+    pub(crate) fn fault_at_fields(&mut self, faults: impl IntoIterator<Item = Fault>) {
         for fault in faults {
             let mut field = fault.field.as_str();
             let at = loop {
-                match (self.places.get(field), field.rfind(['.', '['])) {
+                match (self.positions.get(field), field.rfind(['.', '['])) {
                     (Some(at), _) => break *at,
                     (None, Some(end)) => field = &field[..end],
                     (None, None) => break 0,
@@ -114,19 +115,19 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Notes where a field is; gives its path.
+    /// Records the position of a field and returns its path.
     fn locate(&mut self, at: usize, path: impl FnOnce() -> String) -> String {
-        if !self.locates {
+        if !self.records_positions {
             return String::new();
         }
         let path = path();
-        self.places.insert(path.clone(), at);
+        self.positions.insert(path.clone(), at);
         path
     }
 
-    /// Forgets where the fields are that were read so far.
-    pub(crate) fn forget_places(&mut self) {
-        self.places.clear();
+    /// Forgets the recorded positions.
+    pub(crate) fn forget_positions(&mut self) {
+        self.positions.clear();
     }
 
     fn finish(mut self) -> Faults {
@@ -142,7 +143,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A table's fields.
+    /// The fields of a table.
     pub(crate) fn table<'a>(
         &mut self,
         value: &Value<'a, 't>,
@@ -160,7 +161,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// An array's values.
+    /// The values of an array.
     pub(crate) fn array<'a>(
         &mut self,
         value: &Value<'a, 't>,
@@ -180,7 +181,7 @@ impl<'t> Reader<'t> {
         Some(values.collect())
     }
 
-    /// A whole number up to a limit.
+    /// An integer within a limit.
     pub(crate) fn number(&mut self, value: &Value<'_, 't>, limit: &Limit) -> Option<u64> {
         let DeValue::Integer(integer) = value.value else {
             return self.wrong_type(value, "a whole number");
@@ -200,15 +201,15 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// True or false.
-    pub(crate) fn truth(&mut self, value: &Value<'_, 't>) -> Option<bool> {
+    /// A boolean.
+    pub(crate) fn boolean(&mut self, value: &Value<'_, 't>) -> Option<bool> {
         match value.value {
-            DeValue::Boolean(truth) => Some(*truth),
+            DeValue::Boolean(boolean) => Some(*boolean),
             _ => self.wrong_type(value, "true or false"),
         }
     }
 
-    /// A text.
+    /// A string.
     pub(crate) fn text<'a>(&mut self, value: &Value<'a, 't>) -> Option<&'a str> {
         match value.value {
             DeValue::String(text) => Some(text),
@@ -216,7 +217,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A text that reads as a `T`.
+    /// A string that parses as `T`.
     pub(crate) fn parsed<T: FromStr>(&mut self, value: &Value<'_, 't>, expected: &'static str) -> Option<T> {
         let DeValue::String(text) = value.value else {
             return self.wrong_type(value, expected);
@@ -250,7 +251,7 @@ impl<'t> Reader<'t> {
 }
 
 impl<'a, 't> Fields<'a, 't> {
-    /// The field, where it is there, also under an earlier name. Faults below it have the present one.
+    /// The field, if present, also under an earlier name. Faults below it use the current name.
     pub(crate) fn take(&mut self, reader: &mut Reader<'t>, name: &'static str) -> Option<Value<'a, 't>> {
         self.known.push(name);
         let old = RENAMED.iter().find(|(new, _)| *new == name).map(|(_, old)| *old);
@@ -277,7 +278,7 @@ impl<'a, 't> Fields<'a, 't> {
         })
     }
 
-    /// The field, a fault where it is not there.
+    /// The field. Records a fault if it is missing.
     pub(crate) fn need(
         &mut self,
         reader: &mut Reader<'t>,
@@ -292,12 +293,12 @@ impl<'a, 't> Fields<'a, 't> {
         value
     }
 
-    /// Notes a fault of the table itself.
+    /// Records a fault of the table itself.
     pub(crate) fn fault(&self, reader: &mut Reader<'t>, kind: FaultKind) {
         reader.faults.push((self.at, Fault::new(self.path.clone(), kind)));
     }
 
-    /// Faults for all fields that nobody took.
+    /// Records a fault for each field that was not taken.
     pub(crate) fn finish(self, reader: &mut Reader<'t>) {
         for (key, _) in self.table {
             let name: &Spanned<_> = key;
@@ -315,7 +316,7 @@ impl<'a, 't> Fields<'a, 't> {
     }
 }
 
-/// A field that may be left out, and what it is then.
+/// Reads an optional field; `absent` if it is missing.
 pub(crate) fn optional<'t, T>(
     r: &mut Reader<'t>,
     fields: &mut Fields<'_, 't>,
@@ -329,7 +330,7 @@ pub(crate) fn optional<'t, T>(
     }
 }
 
-/// A port's number.
+/// A port number.
 pub(crate) fn read_port<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PortId> {
     r.number(value, &Limit::PORT).and_then(|n| PortId::new(n as u8))
 }
@@ -339,7 +340,7 @@ pub(crate) fn read_psn<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<
     r.number(value, &Limit::PSN).map(|n| Psn::new(n as u32))
 }
 
-/// A PSN that must be given.
+/// A required PSN.
 pub(crate) fn needed_psn<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>, name: &'static str) -> Option<Psn> {
     f.need(r, name, "a PSN, 0 to 0xffffff")
         .and_then(|v| read_psn(r, &v))
@@ -350,16 +351,16 @@ pub(crate) fn read_u32<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<
     r.number(value, &Limit::U32).map(|n| n as u32)
 }
 
-/// The known name that is a slip of the finger away, if any.
+/// The known name that is most similar, if it is similar enough for a typing error.
 pub(crate) fn suggest(name: &str, known: &[&'static str]) -> Option<&'static str> {
-    let slips_max = (name.chars().count() / 3).max(1);
+    let edits_max = (name.chars().count() / 3).max(1);
     let name = name.to_lowercase();
-    let slips = |known: &&'static str| (strsim::levenshtein(&name, &known.to_lowercase()), *known);
-    let best = known.iter().map(slips).min()?;
-    (best.0 <= slips_max).then_some(best.1)
+    let edits = |known: &&'static str| (strsim::levenshtein(&name, &known.to_lowercase()), *known);
+    let best = known.iter().map(edits).min()?;
+    (best.0 <= edits_max).then_some(best.1)
 }
 
-/// Counts lines and columns of a text from its beginning to its end: each is looked at once, however many faults there are.
+/// Converts byte offsets to lines and columns in one pass over the text.
 struct Cursor<'t> {
     text: &'t str,
     at: usize,
@@ -375,7 +376,7 @@ impl<'t> Cursor<'t> {
         }
     }
 
-    /// Of a byte's index, which is not before that of the call before.
+    /// Position of a byte offset. Offsets must not decrease between calls.
     fn position(&mut self, at: usize) -> Position {
         let passed = self.text.get(self.at..at).unwrap_or_default();
         if let Some(end) = passed.rfind('\n') {

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::text;
 
-/// Where packets to a prefix go. The longest prefix wins; among several next hops the flow's hash chooses (ECMP).
+/// A route to a prefix. The longest prefix wins. With several next hops, a hash of the flow selects one (ECMP).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Route {
-    /// The destinations; no bits set beyond its length.
+    /// Destination prefix; no bits are set beyond its length.
     pub prefix: Ipv4Net,
-    /// Next hops of equal cost: at least one, none twice.
+    /// Next hops of equal cost: at least one, each different.
     pub next_hops: Vec<RouteHop>,
 }
 
@@ -20,10 +20,10 @@ pub struct Route {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouteHop {
-    /// The port to leave by.
+    /// Egress port.
     #[serde(with = "text::port")]
     pub port: PortId,
-    /// The Ethernet address of who is there.
+    /// MAC address of the next hop.
     #[serde(with = "text::display")]
     pub mac: MacAddr,
 }

@@ -8,7 +8,7 @@ use crate::fault::Fault;
 use crate::group::GroupRule;
 use crate::route::Route;
 
-/// All rules of one switch: what `castnet switch --rules FILE` runs.
+/// All rules of one switch. `castnet switch --rules FILE` runs them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RuleSet {
@@ -21,8 +21,8 @@ pub struct RuleSet {
 }
 
 impl RuleSet {
-    /// Every rule that this set breaks on a switch with `ports` ports: those of each group and route, and those
-    /// between them. Empty where it may be installed.
+    /// Returns every fault of the rules on a switch with `ports` ports: of each group and route, and between them. Rules
+    /// without faults may be installed.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         let mut groups = check::Groups::new(ports);
         let mut faults = Vec::new();

@@ -1,4 +1,4 @@
-//! How the small types look in serde's formats: addresses as text, numbers as numbers.
+//! Serde representations of small types: addresses as text, numbers as numbers.
 
 use core::net::Ipv4Addr;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::group::{HostEndpoint, HostPart, RankPart, RemoteMemory};
 
-/// A host, with its part as a field of its own.
+/// A host, with its role as separate fields.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Host<N> {
@@ -50,14 +50,14 @@ impl Serialize for HostEndpoint {
     }
 }
 
-/// Through `Display` and `FromStr`.
+/// Serializes with `Display`, deserializes from text.
 pub(crate) mod display {
     use core::fmt::Display;
 
     use castnet_wire::{MacAddr, McstId};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    /// What is read from text; a local stand-in for `FromStr`, which `McstId` lacks.
+    /// Parsing from text. A local replacement of `FromStr`, which `McstId` does not implement.
     pub(crate) trait FromText: Sized {
         fn from_text(text: &str) -> Result<Self, String>;
     }
@@ -86,7 +86,7 @@ pub(crate) mod display {
     }
 }
 
-/// A port's number.
+/// A port number.
 pub(crate) mod port {
     use castnet_wire::PortId;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -101,7 +101,7 @@ pub(crate) mod port {
     }
 }
 
-/// A QPN's number.
+/// A QPN as a number.
 pub(crate) mod qpn {
     use castnet_wire::Qpn;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -119,7 +119,7 @@ pub(crate) mod qpn {
     }
 }
 
-/// A PSN's number, or nothing.
+/// An optional PSN as a number.
 pub(crate) mod psn {
     use castnet_wire::Psn;
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
@@ -136,7 +136,7 @@ pub(crate) mod psn {
     }
 }
 
-/// A PSN's number.
+/// A PSN as a number.
 pub(crate) mod psn_value {
     use castnet_wire::Psn;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

@@ -1,5 +1,5 @@
-//! Forwarding: two endpoints, each of which gets what the other one sends. The smallest kind, for tests and as the example
-//! of `docs/new-kind.md`.
+//! Forwarding: two endpoints; frames of one go to the other. It is the smallest kind, used in tests and as the
+//! example of `docs/new-kind.md`.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,13 +9,13 @@ use crate::fault::{Fault, FaultKind};
 use crate::group::GroupRule;
 use crate::reader::{Fields, Reader};
 
-/// What a forwarding group needs beside what all groups have: nothing. It has exactly two endpoints. Where one of them names
-/// memory, nothing is done with that: a WRITE has one receiver, and passes with the address and key that it came with.
+/// Fields of a forwarding group: none. It has exactly two endpoints. Memory of an endpoint is ignored: a WRITE has
+/// one receiver and keeps its address and key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForwardingRule {}
 
-/// A [`ForwardingRule`] of which some fields could not be read.
+/// A [`ForwardingRule`] that is being read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ForwardingDraft {}
 

@@ -1,6 +1,6 @@
-//! What each kind of group adds to a rule: its section, what must hold of it, and how it stands in files.
+//! The fields that each kind of group adds to a rule, their checks, and their form in files.
 //!
-//! A further kind is a file here and a line in the list of [`kinds!`]. `docs/new-kind.md` walks through it.
+//! A new kind is a file here and a line in the list of [`kinds!`]. See `docs/new-kind.md`.
 
 mod forwarding;
 mod multicast;
@@ -21,17 +21,17 @@ use crate::file::quoted;
 use crate::group::GroupRule;
 use crate::reader::{Fields, Reader};
 
-/// Makes the two enums over all kinds, and the functions that call the one of the group's kind.
+/// Declares the two enums over all kinds, and the functions that dispatch to the group's kind.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident($rule:ident, $draft:ident) = $name:literal,)*) => {
-        /// How a group is realized: what its kind needs beside what all groups have.
+        /// The kind of a group, with the fields that only this kind has.
         #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "lowercase")]
         pub enum GroupKind {
             $($(#[$doc])* $kind($rule),)*
         }
 
-        /// A [`GroupKind`] of which some fields could not be read.
+        /// A [`GroupKind`] that is being read.
         #[derive(Clone, Debug)]
         pub enum KindDraft {
             $($(#[$doc])* $kind($draft),)*
@@ -54,21 +54,21 @@ macro_rules! kinds {
                 }
             }
 
-            /// The index of the endpoint towards the source or root of the tree.
+            /// Index of the endpoint towards the source or root of the tree.
             pub(crate) fn upstream(&self) -> Option<u16> {
                 match self {
                     $(Self::$kind(rule) => rule.upstream(),)*
                 }
             }
 
-            /// The same, where it is kept.
+            /// Mutable version of [`Self::upstream`].
             pub(crate) fn upstream_mut(&mut self) -> Option<&mut u16> {
                 match self {
                     $(Self::$kind(rule) => rule.upstream_mut(),)*
                 }
             }
 
-            /// Bytes that a switch reserves for `group`, which is of this kind.
+            /// Bytes that a switch reserves for `group`, a group of this kind.
             pub(crate) fn reserved_bytes(&self, group: &GroupRule) -> u64 {
                 match self {
                     $(Self::$kind(rule) => rule.reserved_bytes(group),)*
@@ -84,28 +84,28 @@ macro_rules! kinds {
         }
 
         impl KindDraft {
-            /// As [`GroupKind::name`].
+            /// Its name in files and tables.
             pub const fn name(&self) -> &'static str {
                 match self {
                     $(Self::$kind(_) => $name,)*
                 }
             }
 
-            /// The section, where no field is lacking.
+            /// Returns the fields; `None` if one is missing.
             pub(crate) fn finish(self, endpoints: &[EndpointDraft]) -> Option<GroupKind> {
                 Some(match self {
                     $(Self::$kind(draft) => GroupKind::$kind(draft.finish(endpoints)?),)*
                 })
             }
 
-            /// What the kind demands of its own fields and of the group's endpoints, where they could be read.
+            /// Checks the fields of the kind, and the group's endpoints if they could be read.
             pub(crate) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
                 match self {
                     $(Self::$kind(draft) => draft.check(endpoints, faults),)*
                 }
             }
 
-            /// Reads the fields that the kind of this name adds to a group's table.
+            /// Reads the fields of the kind `name` from a group's table.
             pub(crate) fn read<'t>(name: &str, r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Option<Self> {
                 match name {
                     $($name => Some(Self::$kind($draft::read(r, f))),)*
@@ -133,13 +133,13 @@ kinds! {
     Forwarding(ForwardingRule, ForwardingDraft) = "forwarding",
 }
 
-/// How a file names an endpoint of a group.
-fn end(group: &GroupRule, index: u16) -> String {
+/// Name of an endpoint, as written in files.
+fn endpoint_name(group: &GroupRule, index: u16) -> String {
     let endpoint = group.endpoints.get(usize::from(index));
     quoted(endpoint.map_or("", |e| e.next_hop.name()))
 }
 
-/// Refuses ranks, for kinds that have none.
+/// Adds a fault for each rank, for kinds without ranks.
 fn check_no_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
     for (i, endpoint) in endpoints.iter().enumerate() {
         let (field, has_ranks) = match &endpoint.next_hop {

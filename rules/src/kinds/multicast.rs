@@ -3,7 +3,7 @@
 use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
-use super::{check_no_ranks, end};
+use super::{check_no_ranks, endpoint_name};
 use crate::draft::{EndpointDraft, EndpointRef};
 use crate::fault::Fault;
 use crate::file::line;
@@ -12,30 +12,31 @@ use crate::limit::Limit;
 use crate::reader::{Fields, Reader, optional, read_psn};
 use crate::text;
 
-/// What a multicast group needs beside what all groups have.
+/// Fields of a multicast group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MulticastRule {
-    /// The PSN of the source's first packet; where it is `None` the switch learns it from the first data frame.
+    /// PSN of the source's first packet. `None`: the switch learns it from the first data frame.
     ///
-    /// Where it is given it must be true of the next data that comes. A switch that starts anew in mid-stream has none to
-    /// be given: a source more than 2^23 packets further looks like one that goes back, and is not heard. And a rule is
-    /// for one connection: where the members connect anew, install it anew under a newer generation, or the switch takes
-    /// the new packets for repetitions of old ones and acknowledges them.
+    /// If present it must be the PSN of the next data packet. Do not set it for a switch that restarts in mid-stream:
+    /// it takes a packet more than 2^23 ahead for one that is behind, and ignores it. A rule is valid for one
+    /// connection: if the members connect again, install the rule with a newer generation. Otherwise the switch takes
+    /// new packets for repetitions of old ones and acknowledges them.
     #[serde(with = "text::psn", default, skip_serializing_if = "Option::is_none")]
     pub start_psn: Option<Psn>,
-    /// The virtual address, in the source's WRITEs, that means the start of each member's memory: a member receives
-    /// `memory.va + (va - va_base)`.
+    /// Virtual address in the source's WRITEs that corresponds to the start of each member's memory: a member
+    /// receives `memory.va + (va - va_base)`.
     #[serde(default)]
     pub va_base: u64,
-    /// The endpoint towards the source: its index. Data is taken from there alone; feedback leaves there (AckOutPort).
+    /// Index of the endpoint towards the source. Data is accepted from this endpoint only; feedback is sent to it
+    /// (AckOutPort).
     pub source: u16,
 }
 
-/// A [`MulticastRule`] of which some fields could not be read.
+/// A [`MulticastRule`] that is being read.
 #[derive(Clone, Debug, Default)]
 pub struct MulticastDraft {
-    /// See [`MulticastRule::start_psn`]; the inner `None` is the rule's.
+    /// See [`MulticastRule::start_psn`]; the inner `None` is that of the rule.
     pub start_psn: Option<Option<Psn>>,
     /// See [`MulticastRule::va_base`].
     pub va_base: Option<u64>,
@@ -103,7 +104,7 @@ impl MulticastRule {
         if let Some(psn) = start_psn {
             line(out, format_args!("start_psn = {psn}"));
         }
-        let source = end(group, *source);
+        let source = endpoint_name(group, *source);
         line(out, format_args!("va_base = {va_base:#x}\nsource = {source}"));
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
-use super::end;
+use super::endpoint_name;
 use crate::draft::{EndpointDraft, EndpointRef, HopDraft, PartDraft};
 use crate::fault::{Fault, FaultKind};
 use crate::file::line;
@@ -16,64 +16,66 @@ use crate::limit::Limit;
 use crate::reader::{Fields, Reader, optional, read_psn, read_u32};
 use crate::text;
 
-/// Fewest slots of a group.
+/// Least number of slots of a group.
 const SLOTS_MIN: u16 = 2;
-/// Four ticks of a microsecond.
+/// Four ticks of one microsecond.
 const ACK_TIMEOUT_MIN_US: u32 = 4;
 
-/// Ranks that one group can have.
+/// Most ranks of one group.
 pub const RANKS_MAX: u16 = 1024;
 
-/// The members' QP time-out, in microseconds, where nothing else is said: 4.096 us x 2^14, what RDMA programs commonly
-/// ask for (IBA 9.9.1.5.1, Local ACK Timeout).
+/// Default QP time-out of the members, in microseconds: 4.096 us x 2^14, which RDMA programs commonly use (IBA
+/// 9.9.1.5.1, Local ACK Timeout).
 pub const DEFAULT_ACK_TIMEOUT_US: u32 = 67_108;
 
-/// Packets per message where nothing else is said.
+/// Default number of packets per message.
 pub const DEFAULT_MESSAGE_PACKETS: u16 = 16;
 
-/// Bytes that slots begin at a multiple of: a cache line.
+/// Alignment of slots in bytes: a cache line.
 pub const SLOT_ALIGN: usize = 64;
 
-/// What a group takes beside its slots' payload: of itself, per endpoint and per slot. Bounds of what the engine takes,
-/// held against that by a test there; simple, so that a planner can count beforehand.
+/// Memory of a group beside the payload of its slots: fixed, per endpoint and per slot. These are upper bounds of
+/// what the engine allocates; a test there checks them. They are simple, so that a planner can compute them.
 const STATE_BYTES: u64 = 4 * 1024;
 const STATE_BYTES_PER_ENDPOINT: u64 = 2048;
-/// A collective in flight among it: there may be as many as slots.
+/// Includes one collective in flight: there may be as many as slots.
 const STATE_BYTES_PER_SLOT: u64 = 160;
-/// Sets of endpoints among it.
+/// Number of endpoint sets in this state.
 const SETS: u64 = 16;
 const SETS_PER_SLOT: u64 = 2;
 
-/// What a group needs beside what all groups have: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
+/// Fields of a group that computes: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
 ///
-/// A rank's one RC QP is connected to `<mcst_id, virtual_qpn>` of its endpoint. What all ranks send is aggregated on the way up the tree, and the
-/// result comes down it. The switch next to a rank maps between the rank's PSNs and the group's.
+/// A rank has one RC QP, connected to `<mcst_id, virtual_qpn>` of its endpoint. The tree aggregates contributions on
+/// the way up and distributes the result on the way down. The switch next to a rank translates between the PSNs of
+/// the rank and those of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TranslatedRule {
-    /// The group's PSN of the first collective's control message; the same on all switches.
+    /// PSN, in the group, of the first collective's control message; the same on all switches.
     #[serde(with = "text::psn_value", default)]
     pub start_psn: Psn,
-    /// Packets that may be under way: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two windows,
+    /// Most packets in flight: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two windows,
     /// so at least two messages.
     pub slots: u16,
-    /// Packets per message that members send, M; at least 1.
+    /// Packets per message of the members, M; at least 1.
     #[serde(default = "default_message_packets")]
     pub message_packets: u16,
-    /// Whether each contribution is kept until all are there, and they are added in rank order: results do not depend on who
-    /// was first. Takes memory for one more packet per endpoint and slot.
+    /// If true, the switch keeps each contribution until all have arrived and adds them in rank order. Results then
+    /// do not depend on the order of arrival. Needs memory for one more packet per endpoint and slot.
     #[serde(default)]
     pub reproducible: bool,
-    /// How losses are repaired.
+    /// Which side repairs losses.
     #[serde(default)]
     pub loss_policy: LossPolicy,
-    /// How early ranks are kept waiting.
+    /// How ranks that wait for a late one are kept from failing.
     #[serde(default)]
     pub straggler_policy: StragglerPolicy,
-    /// The members' QP time-out in microseconds; at least 4. The switch looks after them four times as often.
+    /// QP time-out of the members in microseconds; at least 4. The switch checks the members four times in this
+    /// period.
     #[serde(default = "default_ack_timeout")]
     pub ack_timeout_us: u32,
-    /// The endpoint towards the root of the tree, a switch: its index. `None` at the root.
+    /// Index of the endpoint towards the root of the tree, a switch. `None` at the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<u16>,
 }
@@ -86,34 +88,35 @@ const fn default_ack_timeout() -> u32 {
     DEFAULT_ACK_TIMEOUT_US
 }
 
-/// Who repairs losses in a collective group.
+/// Which side repairs losses in a collective group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossPolicy {
-    /// The switch: results stay in their slots until they are acknowledged, and gaps in contributions are NAKed at once.
+    /// The switch: it keeps results in their slots until they are acknowledged, and sends a NAK for a missing
+    /// contribution at once.
     #[default]
     Repair,
     /// The hosts: feedback is reflected to them, as in EPIC's Mode-II (4.3).
     Reflect,
 }
 
-/// How a rank that waits for a later one is kept from giving up.
+/// How a rank that waits for a late one is kept from failing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StragglerPolicy {
-    /// Its last ACK is repeated, which starts its QP's timer anew.
+    /// The switch repeats the last ACK, which restarts the timer of the QP.
     #[default]
     KeepAlive,
-    /// RNR NAKs.
+    /// The switch sends RNR NAKs.
     Rnr,
-    /// Nothing: its QP retries, and fails where its retries are used up.
+    /// Nothing: the QP retries, and fails when its retries are used up.
     None,
 }
 
 macro_rules! named {
     ($type:ident, $($variant:ident = $name:literal),*) => {
         impl $type {
-            /// All of them.
+            /// All values.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// Its name in files and tables.
@@ -146,13 +149,14 @@ named!(
     None = "none"
 );
 
-/// A text that names no policy.
+/// Error: the text names no policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such policy")]
 pub struct UnknownPolicy;
 
 impl TranslatedRule {
-    /// A tree of one switch with so many slots, all else as where nothing is said, but messages of half the slots at most.
+    /// The rule of a tree with one switch and `slots` slots. Other fields have their defaults, but a message has at
+    /// most half of the slots.
     pub fn root(slots: u16) -> Self {
         Self {
             start_psn: Psn::new(0),
@@ -166,13 +170,13 @@ impl TranslatedRule {
         }
     }
 
-    /// Bytes of payload that one slot holds, for each packet that it keeps.
+    /// Bytes between the payloads of two packets in slot memory.
     pub const fn slot_stride(pmtu: Pmtu) -> usize {
         pmtu.bytes().next_multiple_of(SLOT_ALIGN)
     }
 
-    /// Packets that one slot of a group with so many endpoints keeps: the sum, and each contribution where the result is to
-    /// be reproducible.
+    /// Packets that one slot of a group with `endpoints` endpoints stores: the sum and, in a reproducible group, each
+    /// contribution.
     pub const fn packets_per_slot(&self, endpoints: usize) -> usize {
         match self.reproducible {
             true => endpoints + 1,
@@ -180,25 +184,25 @@ impl TranslatedRule {
         }
     }
 
-    /// Bytes of payload that all slots hold.
+    /// Payload bytes of all slots.
     pub const fn slot_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
         self.slots as u64 * Self::slot_stride(pmtu) as u64 * self.packets_per_slot(endpoints) as u64
     }
 
-    /// Bytes that the group takes of a switch's memory for groups: its slots, and its state. Controller and switch both count
-    /// this.
+    /// Bytes of a switch's group memory that the group uses: its slots and its state. Controller and switch both use
+    /// this number.
     pub const fn memory_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
-        // Sets of more than 64 endpoints are this much larger.
-        let wider = if endpoints > 64 {
+        // Extra bytes of each endpoint set in a group of more than 64 endpoints.
+        let extra_set_bytes = if endpoints > 64 {
             ENDPOINTS_MAX as u64 / 8 - 8
         } else {
             0
         };
         self.slot_bytes(pmtu, endpoints)
             + STATE_BYTES
-            + SETS * wider
+            + SETS * extra_set_bytes
             + STATE_BYTES_PER_ENDPOINT * endpoints as u64
-            + (STATE_BYTES_PER_SLOT + SETS_PER_SLOT * wider) * self.slots as u64
+            + (STATE_BYTES_PER_SLOT + SETS_PER_SLOT * extra_set_bytes) * self.slots as u64
     }
 
     pub(super) fn upstream(&self) -> Option<u16> {
@@ -233,12 +237,12 @@ impl TranslatedRule {
             ),
         );
         if let Some(parent) = parent {
-            line(out, format_args!("parent = {}", end(group, *parent)));
+            line(out, format_args!("parent = {}", endpoint_name(group, *parent)));
         }
     }
 }
 
-/// A [`TranslatedRule`] of which some fields could not be read.
+/// A [`TranslatedRule`] that is being read.
 #[derive(Clone, Debug, Default)]
 pub struct TranslatedDraft {
     /// See [`TranslatedRule::start_psn`].
@@ -255,7 +259,7 @@ pub struct TranslatedDraft {
     pub straggler_policy: Option<StragglerPolicy>,
     /// See [`TranslatedRule::ack_timeout_us`].
     pub ack_timeout_us: Option<u32>,
-    /// See [`TranslatedRule::parent`]; the inner `None` is the root's.
+    /// See [`TranslatedRule::parent`]; the inner `None` is that of the root.
     pub parent: Option<Option<EndpointRef>>,
 }
 
@@ -348,7 +352,7 @@ impl TranslatedDraft {
             message_packets: optional(r, f, "message_packets", DEFAULT_MESSAGE_PACKETS, |r, v| {
                 r.number(v, &Limit::U16).map(|n| n as u16)
             }),
-            reproducible: optional(r, f, "reproducible", false, |r, v| r.truth(v)),
+            reproducible: optional(r, f, "reproducible", false, |r, v| r.boolean(v)),
             loss_policy: optional(r, f, "loss_policy", LossPolicy::default(), |r, v| {
                 r.parsed(v, "a policy: \"repair\" or \"reflect\"")
             }),
@@ -361,7 +365,7 @@ impl TranslatedDraft {
     }
 }
 
-/// Each rank from 0 on is behind exactly one endpoint, and each host is one.
+/// Checks that each rank from 0 on is behind exactly one endpoint, and that each host has a rank.
 fn check_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
     let mut endpoint_of: BTreeMap<u16, usize> = BTreeMap::new();
     let mut all_known = true;
@@ -401,7 +405,7 @@ fn check_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
             }
         }
     }
-    // A rank that could not be read may be the one that is lacking.
+    // A rank that could not be read may be the missing one.
     let Some((most, _)) = endpoint_of.last_key_value().filter(|_| all_known) else {
         return;
     };

@@ -2,7 +2,7 @@
 
 use castnet_rules::RuleSet;
 
-/// A good leaf switch, of which each test spoils one line.
+/// A valid leaf switch. Each test changes one line.
 const GOOD: &str = r#"[[groups]]
 kind = "translated"
 name = "g"
@@ -31,13 +31,13 @@ fn faults(text: &str) -> String {
 }
 
 #[track_caller]
-fn spoiled(from: &str, to: &str, expected: &str) {
+fn assert_fault(from: &str, to: &str, expected: &str) {
     assert!(GOOD.contains(from), "{from}");
     assert_eq!(faults(&GOOD.replacen(from, to, 1)), expected, "{from} -> {to}");
 }
 
 #[test]
-fn the_unspoiled_file_is_good() {
+fn the_valid_file_has_no_faults() {
     let set = RuleSet::from_toml(GOOD).unwrap_or_else(|e| panic!("{e}"));
     let group = &set.groups[0];
     let rule = group.translated().expect("it computes");
@@ -53,7 +53,7 @@ fn the_unspoiled_file_is_good() {
 }
 
 #[test]
-fn each_fault_has_its_place() {
+fn each_fault_has_its_position() {
     for (from, to, expected) in [
         (
             "name = \"g\"",
@@ -182,11 +182,11 @@ fn each_fault_has_its_place() {
             "11:8: groups[0].endpoints[0].host.rq_psn: missing: a PSN, 0 to 0xffffff",
         ),
     ] {
-        spoiled(from, to, expected);
+        assert_fault(from, to, expected);
     }
 }
 
-/// Ranks of one host at one port, and a switch beside them.
+/// Ranks of one host at one port, and a switch at another.
 const SHARED: &str = r#"[[groups]]
 kind = "translated"
 name = "g"
@@ -217,7 +217,7 @@ switch = { name = "s", qpn = 9, mac = "06:00:00:00:00:01", ranks = [3] }
 "#;
 
 #[test]
-fn endpoints_share_a_port_where_qpn_and_address_tell_them_apart() {
+fn endpoints_may_share_a_port_if_qpn_or_address_differ() {
     let set = RuleSet::from_toml(SHARED).unwrap_or_else(|e| panic!("{e}"));
     let group = &set.groups[0];
     let upstream = group
@@ -225,7 +225,7 @@ fn endpoints_share_a_port_where_qpn_and_address_tell_them_apart() {
         .map(|e| (e.next_hop.name(), e.next_hop.qpn().value()));
     assert_eq!(upstream, Some(("s", 9)));
     assert_eq!(RuleSet::from_toml(&set.to_toml()), Ok(set.clone()));
-    // By port alone nobody is named here.
+    // The port alone does not identify an endpoint here.
     let by_port = SHARED.replace("parent = \"s\"", "parent = 0");
     assert_eq!(
         faults(&by_port),
@@ -263,9 +263,9 @@ fn endpoints_share_a_port_where_qpn_and_address_tell_them_apart() {
     }
 }
 
-/// The order in which a switch keeps endpoints: who is meant stays the same.
+/// Sorting the endpoints does not change which endpoint is the parent.
 #[test]
-fn a_rule_in_order_has_the_same_endpoints() {
+fn a_sorted_rule_has_the_same_endpoints() {
     let mut set = RuleSet::from_toml(SHARED).unwrap_or_else(|e| panic!("{e}"));
     let group = set.groups.remove(0);
     let ordered = group.clone().in_order();
@@ -285,15 +285,15 @@ fn more_endpoints_than_a_group_can_have_are_refused() {
         more.virtual_qpn = castnet_wire::Qpn::new(0x100 + n);
         group.endpoints.push(more);
     }
-    let told: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
+    let faults: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
     assert!(
-        told.contains(&"endpoints: has 1025 endpoints: a group has at most 1024 on one switch".to_string()),
-        "{told:?}"
+        faults.contains(&"endpoints: has 1025 endpoints: a group has at most 1024 on one switch".to_string()),
+        "{faults:?}"
     );
 }
 
 #[test]
-fn a_group_of_either_kind_has_its_name_and_address_alone() {
+fn groups_of_all_kinds_share_one_space_of_names_and_addresses() {
     let multicast = r#"
 [[groups]]
 name = "g"

@@ -8,7 +8,7 @@ fn faults(text: &str) -> Faults {
         .in_file("rules.toml")
 }
 
-/// A good group, of which each test spoils one line.
+/// A valid group. Each test changes one line.
 const GOOD: &str = r#"[[groups]]
 name = "g"
 mcst_id = "10.255.0.1"
@@ -34,7 +34,7 @@ next_hops = [{ port = 4, mac = "06:00:00:00:00:02" }]
 "#;
 
 #[track_caller]
-fn spoiled(from: &str, to: &str, expected: &str) {
+fn assert_fault(from: &str, to: &str, expected: &str) {
     assert!(GOOD.contains(from), "{from}");
     assert_eq!(
         faults(&GOOD.replacen(from, to, 1)).to_string(),
@@ -44,7 +44,7 @@ fn spoiled(from: &str, to: &str, expected: &str) {
 }
 
 #[test]
-fn the_unspoiled_file_is_good() {
+fn the_valid_file_has_no_faults() {
     assert_eq!(
         RuleSet::from_toml(GOOD).map(|s| (s.groups.len(), s.routes.len())),
         Ok((1, 1))
@@ -53,19 +53,19 @@ fn the_unspoiled_file_is_good() {
 }
 
 #[test]
-fn unknown_fields_with_what_was_perhaps_meant() {
-    spoiled(
+fn unknown_fields_come_with_a_suggestion() {
+    assert_fault(
         "pmtu = 1024",
         "pmtu = 1024\nstart_pns = 3",
         "rules.toml:5:1: groups[0].start_pns: unknown field, did you mean \"start_psn\"?; allowed: kind, name, \
          generation, mcst_id, pmtu, stall_timeout_ms, start_psn, va_base, source, endpoints",
     );
-    spoiled(
+    assert_fault(
         "[[routes]]",
         "[[route]]",
         "rules.toml:20:3: route: unknown field, did you mean \"routes\"?; allowed: groups, routes",
     );
-    spoiled(
+    assert_fault(
         "rkey = 1",
         "rkey = 1, colour = 2",
         "rules.toml:14:112: groups[0].endpoints[1].host.memory.colour: unknown field; allowed: va, rkey, length",
@@ -73,7 +73,7 @@ fn unknown_fields_with_what_was_perhaps_meant() {
 }
 
 #[test]
-fn values_of_another_type_or_beyond_their_range() {
+fn wrong_types_and_values_out_of_range() {
     for (from, to, expected) in [
         (
             "0x12",
@@ -155,12 +155,12 @@ fn values_of_another_type_or_beyond_their_range() {
              of { port, mac } belongs",
         ),
     ] {
-        spoiled(from, to, &format!("rules.toml:{expected}"));
+        assert_fault(from, to, &format!("rules.toml:{expected}"));
     }
 }
 
 #[test]
-fn what_is_missing() {
+fn missing_fields() {
     for (from, to, expected) in [
         (
             "mcst_id = \"10.255.0.1\"\n",
@@ -185,12 +185,12 @@ fn what_is_missing() {
              { port, mac }",
         ),
     ] {
-        spoiled(from, to, &format!("rules.toml:{expected}"));
+        assert_fault(from, to, &format!("rules.toml:{expected}"));
     }
 }
 
 #[test]
-fn what_types_cannot_say() {
+fn faults_that_types_do_not_prevent() {
     for (from, to, expected) in [
         (
             "name = \"g\"",
@@ -297,13 +297,13 @@ fn what_types_cannot_say() {
             "16:1: groups[0].endpoints[2]: has two next hops: give it host or switch, not both",
         ),
     ] {
-        spoiled(from, to, &format!("rules.toml:{expected}"));
+        assert_fault(from, to, &format!("rules.toml:{expected}"));
     }
 }
 
-/// A switch behind routers has the address of the group there, and is told apart by it.
+/// A switch behind routers is identified by its address, the McstID of the group there.
 #[test]
-fn the_address_of_a_switch_is_none_that_this_switch_knows_otherwise() {
+fn the_address_of_a_switch_must_be_unique() {
     let switch = "name = \"s\", mac";
     for (ip, expected) in [
         (
@@ -325,9 +325,9 @@ fn the_address_of_a_switch_is_none_that_this_switch_knows_otherwise() {
         ),
     ] {
         let far = format!("name = \"s\", ip = {ip}, mac");
-        spoiled(switch, &far, &format!("rules.toml:{expected}"));
+        assert_fault(switch, &far, &format!("rules.toml:{expected}"));
     }
-    // At one port with a host, and the other way round.
+    // At one port with a host, in both orders.
     let far = GOOD
         .replace(switch, "name = \"s\", ip = \"10.255.9.1\", mac")
         .replace("port = 2", "port = 1");
@@ -338,7 +338,7 @@ fn the_address_of_a_switch_is_none_that_this_switch_knows_otherwise() {
         "rules.toml:16:1: groups[0].endpoints[2]: frames to QPN 0x1 by port 1 could be of endpoints[1] too: give each endpoint of \
          this port a virtual_qpn of its own"
     );
-    // Of two groups only one can have a QP of the other switch, and no group here has its address.
+    // Only one of two groups can have a QP of the other switch, and no group here can have its address.
     let second = |text: &str| {
         text.split("[[routes]]")
             .next()
@@ -363,8 +363,8 @@ fn the_address_of_a_switch_is_none_that_this_switch_knows_otherwise() {
 }
 
 #[test]
-fn a_kind_that_is_not_known_ends_the_reading_of_its_group() {
-    spoiled(
+fn an_unknown_kind_is_the_only_fault_of_its_group() {
+    assert_fault(
         "pmtu = 1024",
         "pmtu = 1024\nkind = \"broadcast\"\ncolour = 3",
         "rules.toml:5:8: groups[0].kind: \"broadcast\" is no kind of group; kinds: multicast, translated, forwarding",
@@ -372,7 +372,7 @@ fn a_kind_that_is_not_known_ends_the_reading_of_its_group() {
 }
 
 #[test]
-fn a_group_needs_somebody_to_send_to() {
+fn a_group_without_endpoints_is_refused() {
     let text = "[[groups]]\nname = \"g\"\nmcst_id = \"10.255.0.1\"\npmtu = 256\nsource = 0\nendpoints = []\n";
     assert_eq!(
         faults(text).to_string(),
@@ -382,7 +382,7 @@ fn a_group_needs_somebody_to_send_to() {
 }
 
 #[test]
-fn what_is_wrong_between_groups_and_routes() {
+fn conflicts_between_groups_and_routes() {
     let text = format!("{GOOD}{GOOD}");
     let told = faults(&text).to_string();
     let lines: Vec<&str> = told.lines().collect();
@@ -417,7 +417,7 @@ fn what_is_wrong_between_groups_and_routes() {
 }
 
 #[test]
-fn all_faults_come_in_one_pass_and_in_order() {
+fn all_faults_are_reported_at_once_in_order() {
     let text = GOOD
         .replace("start_psn = 7", "start_psn = -1")
         .replace("source = 0", "source = 5")
@@ -431,7 +431,7 @@ fn all_faults_come_in_one_pass_and_in_order() {
         told,
         [
             "groups[0].start_psn",
-            // Nothing about `source`: the port that could not be read may be 5.
+            // Nothing about `source`: the unread port may be 5.
             "groups[0].endpoints[1].host.qpn",
             "groups[0].endpoints[1].host.memory.length",
             "groups[0].endpoints[2].port",
@@ -443,7 +443,7 @@ fn all_faults_come_in_one_pass_and_in_order() {
 }
 
 #[test]
-fn a_text_that_is_not_toml_tells_where() {
+fn syntax_errors_have_positions() {
     let told = faults(&GOOD.replace("pmtu = 1024", "pmtu = "));
     assert_eq!(told[0].at.map(|at| at.line), Some(4), "{told}");
     assert_eq!(told[0].field, "");

@@ -1,9 +1,9 @@
-//! The section of a forwarding group: no fields of its own, and what must hold of its endpoints.
+//! The fields of a forwarding group (none), and the checks of its endpoints.
 
 use castnet_rules::{FORWARDING_EXAMPLE as GOOD, ForwardingRule, GroupKind, NextHop, RankPart, RuleSet};
 
 #[test]
-fn it_is_read_and_written_and_reserves_no_memory() {
+fn a_forwarding_group_is_read_and_written_and_reserves_no_memory() {
     let set = RuleSet::from_toml(GOOD).unwrap_or_else(|e| panic!("{e}"));
     let group = &set.groups[0];
     assert_eq!(group.kind, GroupKind::Forwarding(ForwardingRule {}));
@@ -15,7 +15,7 @@ fn it_is_read_and_written_and_reserves_no_memory() {
 }
 
 #[test]
-fn each_fault_has_its_place() {
+fn each_fault_has_its_position() {
     let third = "\n[[groups.endpoints]]\nport = 2\nswitch = { name = \"s\", mac = \"06:00:00:00:00:02\" }\n";
     let spoiled = [
         (
@@ -41,7 +41,7 @@ fn each_fault_has_its_place() {
             .to_string();
         assert!(told.starts_with(expected) && !told.contains('\n'), "{told}");
     }
-    // What files cannot say, messages can.
+    // Messages can contain faults that files cannot.
     let mut set = RuleSet::from_toml(GOOD).unwrap_or_else(|e| panic!("{e}"));
     if let NextHop::Host(host) = &mut set.groups[0].endpoints[1].next_hop {
         let psn = castnet_wire::Psn::new(0);

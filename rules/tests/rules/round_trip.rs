@@ -1,4 +1,4 @@
-//! What `to_toml` writes, `from_toml` reads; the examples run; JSON has the same shape.
+//! `from_toml` reads what `to_toml` writes, the examples are valid, and JSON has the same shape.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -24,7 +24,7 @@ fn mac() -> impl Strategy<Value = MacAddr> {
     any::<[u8; 6]>().prop_map(|[a, b, c, d, e, f]| MacAddr([a & 0xFE | 2, b, c, d, e, f]))
 }
 
-/// Of a next hop that has an IP address.
+/// MAC address of a next hop that has an IP address.
 fn mac_or_none() -> impl Strategy<Value = MacAddr> {
     prop_oneof![4 => mac(), 1 => Just(MacAddr::UNSPECIFIED)]
 }
@@ -37,7 +37,7 @@ fn memory() -> impl Strategy<Value = RemoteMemory> {
     })
 }
 
-/// Group number `g` of a set; its members' addresses are `10.g.0.port`.
+/// Group number `g` of a set. The addresses of its members are `10.g.0.port`.
 fn group(g: u8) -> impl Strategy<Value = GroupRule> {
     let head = (
         name(),
@@ -104,7 +104,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
     )
 }
 
-/// Collective group number `g` of a set: ranks at some ports, on others switches with the next few ranks behind them.
+/// Collective group number `g` of a set. Some ports have a rank, others a switch with the next few ranks.
 fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
     let head = (
         name(),
@@ -233,8 +233,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn what_is_written_reads_back(set in set()) {
-        // A digit at the end of a name can make two names equal: that is the checker's business, not this test's.
+    fn written_rules_are_read_back(set in set()) {
+        // Two generated names can be equal; such sets are skipped.
         prop_assume!(set.check(64).is_empty());
         let text = set.to_toml();
         match RuleSet::from_toml(&text) {
@@ -268,7 +268,7 @@ proptest! {
 }
 
 #[test]
-fn the_star_example_is_good_and_survives() {
+fn the_star_example_is_valid_and_round_trips() {
     let set = RuleSet::from_toml(RuleSet::schema_example()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(
         (set.groups.len(), set.groups[0].endpoints.len(), set.routes.len()),
@@ -278,7 +278,7 @@ fn the_star_example_is_good_and_survives() {
 }
 
 #[test]
-fn the_collective_example_is_good_and_survives() {
+fn the_collective_example_is_valid_and_round_trips() {
     let set = RuleSet::from_toml(COLLECTIVE_EXAMPLE).unwrap_or_else(|e| panic!("{e}"));
     let group = &set.groups[0];
     let rule = group.translated().expect("it computes");
@@ -321,7 +321,7 @@ fn files_with_the_names_of_earlier_versions_are_still_read() {
 }
 
 #[test]
-fn the_two_tier_example_agrees_from_switch_to_switch() {
+fn the_switches_of_the_two_tier_example_agree() {
     let groups: BTreeMap<&str, GroupRule> = TWO_TIER_EXAMPLE
         .into_iter()
         .map(|(switch, text)| {
@@ -398,7 +398,7 @@ fn a_star_is_generated_or_refused_with_its_faults() {
 }
 
 #[test]
-fn hosts_are_what_their_kind_of_group_needs() {
+fn hosts_must_have_the_role_that_their_kind_needs() {
     let mut group = RuleSet::from_toml(COLLECTIVE_EXAMPLE)
         .expect("good")
         .groups
@@ -444,7 +444,7 @@ fn hosts_are_what_their_kind_of_group_needs() {
 }
 
 #[test]
-fn memory_contains_what_lies_in_it() {
+fn memory_contains_ranges_inside_it() {
     let memory = RemoteMemory {
         va: 0x1000,
         rkey: 1,
