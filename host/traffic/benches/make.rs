@@ -1,4 +1,4 @@
-//! What the generator itself can do: frames made per second of a core, and counted, without any switch.
+//! Speed of the generator itself, without a switch: frames made and counted per second on one core.
 //!
 //! `cargo bench -p castnet-traffic`
 
@@ -10,8 +10,8 @@ use castnet_traffic::template::HEADER;
 use castnet_traffic::{Host, Pattern, Place, Plan, Scenario, Sizes};
 use castnet_wire::Nanos;
 
-/// Of so many takes of a millisecond the best counts: whatever else runs on the machine only adds to it.
-const TAKES: usize = 400;
+/// The fastest of so many samples of a millisecond counts: other load on the machine only adds time.
+const SAMPLES: usize = 400;
 
 fn main() {
     println!(
@@ -42,13 +42,13 @@ fn main() {
     }
 }
 
-/// Nanoseconds for each frame of a host, with all that it takes to make it and to give it back; and its bytes.
+/// Nanoseconds per frame of a host, including allocation and release, and bytes per frame.
 fn make(plan: &Plan, place: usize) -> (f64, f64) {
     let pool = Pool::new(PoolConfig::default());
     let mut host: Host<PoolBuf> = Host::new(plan, place, |bytes| pool.copy_from(bytes)).expect("a host");
     host.unbind();
     let (mut best, mut batch) = (f64::MAX, Batch::new());
-    for _ in 0..TAKES {
+    for _ in 0..SAMPLES {
         let (start, before) = (Instant::now(), host.counts().sent);
         while start.elapsed() < Duration::from_millis(1) {
             for _ in 0..32 {

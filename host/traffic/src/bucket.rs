@@ -1,11 +1,11 @@
-//! A token bucket: so much per second, and not much more at once.
+//! A token bucket: limits the rate, and the burst after a pause.
 
 use castnet_wire::Nanos;
 
-/// How long a bucket that nobody takes from goes on filling: what may come at once after a pause.
+/// Time until an unused bucket is full. It bounds the burst after a pause.
 const DEPTH_S: f64 = 0.000_5;
 
-/// Lets through `per_second` units (frames or bits), on a clock that is given to it.
+/// Limits to `per_second` units (frames or bits). The caller passes the time.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     per_second: f64,
@@ -15,7 +15,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A bucket for `per_second` units; `most` is the largest that is ever taken at once.
+    /// A bucket for `per_second` units. `most` is the largest number that is ever taken at once.
     pub fn new(per_second: f64, most: f64) -> Self {
         Self {
             per_second,
@@ -25,14 +25,15 @@ impl Bucket {
         }
     }
 
-    /// Fills up to `now`, and tells whether something may be taken: what is taken may be more than is left, and is then waited for.
+    /// Fills up to `now`. Returns true if units may be taken. One may take more than are left; the bucket then
+    /// recovers first.
     pub fn has(&mut self, now: Nanos) -> bool {
         let since = self.at.replace(now).map_or(0, |at| now.0.saturating_sub(at.0));
         self.tokens = (self.tokens + since as f64 * self.per_second / 1e9).min(self.depth);
         self.tokens >= 0.0
     }
 
-    /// Takes `units` out.
+    /// Takes `units` from the bucket.
     pub fn take(&mut self, units: f64) {
         self.tokens -= units;
     }
@@ -45,7 +46,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn over_any_time_what_passes_is_the_rate_and_at_most_one_depth_more(
+        fn units_taken_match_the_rate_up_to_one_depth(
             rate in 1_000.0..1e9_f64, units in 1.0..4096.0_f64, steps in proptest::collection::vec(1_u64..200_000, 1..200)
         ) {
             let mut bucket = Bucket::new(rate, units);
@@ -61,7 +62,7 @@ mod tests {
             let fair = rate * now as f64 / 1e9;
             let depth = (rate * DEPTH_S).max(units);
             prop_assert!(taken <= fair + 2.0 * units + 1e-6 * fair, "{taken} of {fair}");
-            // What a bucket could not hold is lost: with short steps nothing is.
+            // Tokens beyond the depth are lost. With short steps none are.
             if steps.iter().all(|s| *s as f64 * rate / 1e9 <= depth / 2.0) {
                 prop_assert!(taken >= fair - depth - units, "{taken} of {fair}");
             }

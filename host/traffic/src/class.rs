@@ -1,31 +1,31 @@
-//! Whose turn it is at a host: patterns by weight, and the flows of a pattern one after the other.
+//! Scheduling at a host: patterns by weight, and the flows of a pattern in next_flow.
 
 use crate::bucket::Bucket;
 
-/// Frames that one flow sends before it is another's turn.
+/// Frames that one flow sends before the next flow is selected.
 pub(crate) const QUANTUM: usize = 4;
-/// Flows that are asked, one after the other, before a pattern is taken to have nothing.
-pub(crate) const ASKED: usize = 64;
-/// One frame, in the time by which shares are reckoned, of a pattern with weight 1.
-const FRAME: u64 = 1 << 20;
+/// Flows to try before a pattern counts as idle.
+pub(crate) const FLOWS_TRIED_MAX: usize = 64;
+/// Virtual time of one frame of a pattern with weight 1.
+const FRAME_TIME: u64 = 1 << 20;
 
 /// The flows of one pattern at one host.
 pub(crate) struct Class {
     pub(crate) flows: Vec<usize>,
     pub(crate) cursor: usize,
     pub(crate) bucket: Option<Bucket>,
-    /// Whether the bucket's units are bits.
+    /// True if the unit of the bucket is a bit.
     pub(crate) bits: bool,
-    /// Frames that may still be made.
+    /// Frames that may still be made; `None`: no limit.
     pub(crate) left: Option<u64>,
     weight: u64,
-    /// Frames made over weight: who is furthest behind is next.
+    /// Virtual time: frames made, divided by the weight. The class with the lowest one is next.
     time: u64,
 }
 
 impl Class {
-    /// The next flow has its turn.
-    pub(crate) fn turn(&mut self) {
+    /// Advances to the next flow.
+    pub(crate) fn next_flow(&mut self) {
         self.cursor = if self.cursor + 1 == self.flows.len() {
             0
         } else {
@@ -45,29 +45,30 @@ impl Class {
         }
     }
 
-    pub(crate) fn served(&mut self, frames: usize) {
-        self.time += frames as u64 * FRAME / self.weight;
+    pub(crate) fn record(&mut self, frames: usize) {
+        self.time += frames as u64 * FRAME_TIME / self.weight;
     }
 }
 
-/// Chooses among classes: each gets its share while it has something to send, and no more for having been silent.
+/// Selects a class by weighted fair scheduling. A class gets its share while it has frames to send; an idle class
+/// gains no credit.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
-    /// The time of the one that was chosen last.
+pub(crate) struct Scheduler {
+    /// Virtual time of the class that was selected last.
     now: u64,
 }
 
-impl Turns {
-    /// The next one's place. `silent`: those that have nothing now.
-    pub(crate) fn choose(&mut self, classes: &mut [Class], silent: u64) -> Option<usize> {
-        let ready = classes.iter().enumerate().filter(|(i, _)| silent & (1 << i) == 0);
+impl Scheduler {
+    /// Returns the index of the next class. `idle` is a bit set of classes without frames.
+    pub(crate) fn choose(&mut self, classes: &mut [Class], idle: u64) -> Option<usize> {
+        let ready = classes.iter().enumerate().filter(|(i, _)| idle & (1 << i) == 0);
         let (chosen, class) = ready.min_by_key(|(_, class)| class.time)?;
         self.now = self.now.max(class.time);
         Some(chosen)
     }
 
-    /// `class` has nothing to send: what it misses is not made up for.
-    pub(crate) fn silent(&self, class: &mut Class) {
+    /// Records that `class` is idle. It does not make up for missed time.
+    pub(crate) fn skip_idle(&self, class: &mut Class) {
         class.time = class.time.max(self.now);
     }
 }

@@ -1,64 +1,64 @@
-//! What is counted: cheaply per host while it runs, and in full per flow.
+//! Counters: totals per host while it runs, and details per flow.
 
 use castnet_wire::counters;
 use serde::Serialize;
 
 counters! {
-    /// A host's totals.
+    /// Totals of a host.
     #[derive(Serialize)]
     pub struct Counts {
-        /// Frames made that are what the pattern is about: data, ACKs, NAKs, CNPs or contributions; repeats are not among them.
+        /// Frames made that the pattern measures: data, ACKs, NAKs, CNPs or contributions, without retransmissions.
         driven,
         /// All frames made.
         sent,
         /// Their bytes.
         sent_bytes,
-        /// All frames that came.
+        /// All frames received.
         received,
         /// Their bytes.
         received_bytes,
-        /// Of these: for no flow of this host.
+        /// Received frames that belong to no flow of this host.
         others,
     }
 }
 
 counters! {
-    /// What one flow has seen: one member of one group.
+    /// Counters of one flow: one member of one group.
     #[derive(Serialize)]
     pub struct FlowCounts {
-        /// Data or contributions sent, repeats not counted; for a rank its control messages too.
+        /// Data or contributions sent, without retransmissions; for a rank also its control messages.
         data_sent,
         /// Their bytes.
         data_sent_bytes,
-        /// Data sent again.
+        /// Data retransmitted.
         repeated,
-        /// Data or results that came, repeats counted.
+        /// Data or results received, with repetitions.
         data_received,
         /// Their bytes.
         data_received_bytes,
-        /// Data that never came: PSNs that were jumped over.
+        /// Data that never arrived: PSNs that were skipped.
         missing,
-        /// Data that came again, or late.
+        /// Data that arrived again, or late.
         repeats,
-        /// Frames whose ICRC, and results whose payload, was looked at.
+        /// Frames whose ICRC was checked; of results also the payload.
         checked,
-        /// Of these: with a wrong ICRC.
+        /// Checked frames with a wrong ICRC.
         bad_icrc,
-        /// Of these: results that are not the sum of the contributions.
+        /// Checked results that are not the sum of the contributions.
         wrong_results,
-        /// Feedback sent.
+        /// ACKs sent.
         acks_sent,
         /// NAKs sent.
         naks_sent,
         /// CNPs sent.
         cnps_sent,
-        /// Feedback that came.
+        /// ACKs received.
         acks_received,
-        /// NAKs that came.
+        /// NAKs received.
         naks_received,
-        /// CNPs that came.
+        /// CNPs received.
         cnps_received,
-        /// Times that nothing came for so long that the flow went on, or back, by itself.
+        /// Times that a flow continued, or went back, because nothing arrived for too long.
         timeouts,
     }
 }

@@ -1,4 +1,4 @@
-//! Hosts on ports: a thread that plays them, and a port of a worker that is itself the hosts behind it.
+//! Hosts on ports: a thread that plays hosts, and a port that plays a host inside a worker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use castnet_wire::{CounterSet, Nanos};
 
 use crate::counts::Counts;
 use crate::host::{Host, HostReport};
-use crate::seen::Whole;
+use crate::seen::ReadOnlyFrame;
 use crate::template::HEADER;
 
 mod in_core;
@@ -19,10 +19,10 @@ mod lane;
 pub use in_core::InCore;
 pub use lane::{Lane, LaneEnd};
 
-/// Rounds that find nothing before a thread offers its core to others.
+/// Iterations without work before a thread yields its core.
 const SPINS: u32 = 64;
 
-/// What all who play are told, and the clock that they share.
+/// Start and stop signals for all threads that play hosts, and their common clock.
 #[derive(Debug)]
 pub struct Stage {
     go: AtomicBool,
@@ -38,7 +38,7 @@ impl Default for Stage {
 }
 
 impl Stage {
-    /// Nobody sends as yet.
+    /// A stage on which no host sends yet.
     pub fn new() -> Self {
         Self {
             go: AtomicBool::new(false),
@@ -48,29 +48,29 @@ impl Stage {
         }
     }
 
-    /// Lets all begin.
+    /// Starts all hosts.
     pub fn go(&self) {
         self.go.store(true, Ordering::Release);
     }
 
-    /// Nothing new from now on; what comes is still counted and answered.
+    /// Ends new traffic. Received frames are still counted and answered.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// Threads end, and say what came of it.
+    /// Ends the threads, which then return their reports.
     pub fn end(&self) {
         self.stop();
         self.end.store(true, Ordering::Release);
     }
 
-    /// Time since it was made.
+    /// Time since the stage was created.
     pub fn now(&self) -> Nanos {
         Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
-/// A host's totals while it runs, for those who watch.
+/// Totals of a host while it runs, shared with observers.
 #[derive(Debug, Default)]
 pub struct Live {
     driven: AtomicU64,
@@ -82,7 +82,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// None as yet.
+    /// Totals of 0.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -98,7 +98,7 @@ impl Live {
         self.others.store(counts.others, Ordering::Relaxed);
     }
 
-    /// As far as they were published: each is right, though not all of one moment.
+    /// The last published totals. Each counter is valid, but they may be of different moments.
     pub fn read(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
@@ -112,26 +112,26 @@ impl Live {
     }
 }
 
-/// What became of a host and of its port.
+/// Final report of a host and its port.
 #[derive(Clone, Debug)]
 pub struct Played {
     /// The host.
     pub host: HostReport,
-    /// Its port: drops here are frames that never reached the switch.
+    /// Counters of its port. Drops are frames that did not reach the switch.
     pub port: PortStats,
 }
 
-/// A host with its port, in the thread that plays it.
+/// A host with its port, owned by the thread that plays it.
 pub struct Seat<M: Memory> {
-    /// It.
+    /// The host.
     pub host: Host<M::Buf>,
-    /// Its port.
+    /// The port.
     pub port: MemoryPort<M>,
-    /// Where its totals are published.
+    /// Target of its published totals.
     pub live: Arc<Live>,
 }
 
-/// Plays hosts on their ports until the stage's end. Never sleeps, but lets others have the core where there is nothing to do.
+/// Plays hosts on their ports until the stage ends. Never sleeps, but yields the core when idle.
 pub fn play<M: Memory>(memory: &M, seats: &mut [Seat<M>], stage: &Stage) -> Vec<Played> {
     let mut scratch = vec![0; 16 * 1024];
     let mut batch = Batch::new();
@@ -140,7 +140,7 @@ pub fn play<M: Memory>(memory: &M, seats: &mut [Seat<M>], stage: &Stage) -> Vec<
     let segments: Vec<bool> = seats.iter().map(|s| s.port.multi_segment()).collect();
     while !stage.end.load(Ordering::Acquire) {
         let now = stage.now();
-        let going = stage.go.load(Ordering::Acquire);
+        let started = stage.go.load(Ordering::Acquire);
         if !stopped && stage.stop.load(Ordering::Acquire) {
             stopped = true;
             seats.iter_mut().for_each(|s| s.host.stop());
@@ -149,18 +149,19 @@ pub fn play<M: Memory>(memory: &M, seats: &mut [Seat<M>], stage: &Stage) -> Vec<
         for (seat, segments) in seats.iter_mut().zip(&segments) {
             let Seat { host, port, live } = seat;
             port.poll(now);
-            let came = port.receive_with(&mut scratch, &mut |bytes| host.take(now, &Whole(bytes)));
-            let mut made = 0;
-            if going && port.pending() < BATCH {
+            let received =
+                port.receive_with(&mut scratch, &mut |bytes| host.take(now, &ReadOnlyFrame(bytes)));
+            let mut sent = 0;
+            if started && port.pending() < BATCH {
                 host.fill(now, &mut batch, |original| {
                     memory.replicate(original, HEADER, *segments)
                 });
-                made = batch.len();
+                sent = batch.len();
                 port.send(&mut batch);
             }
-            if came + made > 0 {
+            if received + sent > 0 {
                 live.publish(host.counts());
-                moved += came + made;
+                moved += received + sent;
             }
         }
         idle = if moved > 0 { 0 } else { idle + 1 };

@@ -1,4 +1,4 @@
-//! One member of one group.
+//! A flow: one member of one group.
 
 use castnet_wire::{FrameBuf, Nanos, Opcode};
 
@@ -18,12 +18,13 @@ pub(crate) enum Kind<B> {
 pub(crate) struct Flow<B> {
     pub(crate) kind: Kind<B>,
     pub(crate) counts: FlowCounts,
-    /// Whether the data has times in it.
+    /// True if data carries timestamps.
     pub(crate) stamped: bool,
 }
 
 impl<B: FrameBuf> Flow<B> {
-    /// The next frame of the pattern, and whether it is new. `stopped`: nothing that is not owed. `spent`: nothing new at all.
+    /// The next frame of the pattern, and whether it is new. If `stopped`, only frames that are owed. If `spent`, no
+    /// new frames.
     #[inline]
     pub(crate) fn next(
         &mut self,
@@ -41,7 +42,7 @@ impl<B: FrameBuf> Flow<B> {
         }
     }
 
-    /// The next answer of a flow that also has something of its own to send.
+    /// The next answer of a flow that also sends its own frames.
     #[inline]
     pub(crate) fn answer(&mut self, make: &mut impl FnMut(&B) -> Option<B>) -> Option<B> {
         match &mut self.kind {
@@ -58,7 +59,7 @@ impl<B: FrameBuf> Flow<B> {
         }
     }
 
-    /// A frame for this flow.
+    /// Handles a received frame of this flow.
     #[inline]
     pub(crate) fn take(
         &mut self,
@@ -72,7 +73,7 @@ impl<B: FrameBuf> Flow<B> {
         if check {
             counts.checked += 1;
             if !icrc_is_right(frame) {
-                // A receiver drops it: what it says is not believed.
+                // A receiver drops it: its content is unreliable.
                 counts.bad_icrc += 1;
                 return;
             }

@@ -5,7 +5,7 @@ use castnet_wire::{Batch, EmitError, FrameBuf, Nanos};
 use serde::Serialize;
 
 use crate::bucket::Bucket;
-use crate::class::{ASKED, Class, QUANTUM, Turns};
+use crate::class::{Class, FLOWS_TRIED_MAX, QUANTUM, Scheduler};
 use crate::counts::{Counts, FlowCounts};
 use crate::flow::{Flow, Kind};
 use crate::latency::{Latency, Times};
@@ -16,20 +16,20 @@ use crate::template::Shifts;
 
 const _: () = assert!(size_of::<Shift>() == 4096, "templates share their operators");
 
-/// Plays the members that a plan puts behind one port. Frames are held as `B`s.
+/// Plays the members that a plan assigns to one port. `B` is the type of its frames.
 pub struct Host<B> {
     flows: Vec<Flow<B>>,
     names: Vec<(String, &'static str, Pattern)>,
-    /// By address of the group and QP of the member, sorted.
+    /// Index of the flow by group address and member QPN, sorted.
     by_address: Vec<((u32, u32), usize)>,
-    /// What was found last: frames come in runs.
+    /// The last match: frames of one flow often come in sequence.
     last: ((u32, u32), usize),
-    /// Receivers of what others' patterns send: answers come first, and have no share.
+    /// Receivers that answer other patterns. Answers are sent first and do not count towards shares.
     answering: Vec<Class>,
     driving: Vec<Class>,
-    /// Flows that drive and answer as well.
+    /// Flows that both drive and answer.
     ranks: Vec<usize>,
-    turns: Turns,
+    scheduler: Scheduler,
     counts: Counts,
     times: Option<Times>,
     check: Check,
@@ -37,36 +37,36 @@ pub struct Host<B> {
     stopped: bool,
 }
 
-/// What a flow came to.
+/// Report of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FlowReport {
-    /// The host.
+    /// Name of the host.
     pub host: String,
-    /// The group.
+    /// Name of the group.
     pub group: String,
-    /// Of what.
+    /// Pattern of the flow.
     pub pattern: Pattern,
     /// `source`, `receiver` or `rank`.
     pub role: &'static str,
-    /// What it has seen.
+    /// Counters of the flow.
     #[serde(flatten)]
     pub counts: FlowCounts,
 }
 
-/// What a host came to.
+/// Report of a host.
 #[derive(Clone, Debug)]
 pub struct HostReport {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
-    /// Its totals.
+    /// Totals of the host.
     pub counts: Counts,
-    /// Its flows.
+    /// Reports of its flows.
     pub flows: Vec<FlowReport>,
     times: Option<Times>,
 }
 
 impl HostReport {
-    /// How long the data of all these hosts took. `None` where none had a time in it.
+    /// Latency of the data of all these hosts; `None` if no data carried timestamps.
     pub fn latency<'a>(hosts: impl IntoIterator<Item = &'a Self>) -> Option<Latency> {
         let mut all = Times::new()?;
         hosts
@@ -78,10 +78,10 @@ impl HostReport {
 }
 
 impl<B: FrameBuf> Host<B> {
-    /// The host at a place of the plan. `gather` makes a frame of these bytes in the memory in which `B`s live.
+    /// The host at index `place` of the plan. `gather` allocates a frame with the given bytes in the memory of `B`.
     ///
     /// # Errors
-    /// No such place; no buffer, or none that is long enough.
+    /// The index is out of range, or no buffer is free or long enough.
     pub fn new(plan: &Plan, place: usize, gather: impl FnMut(&[u8]) -> Option<B>) -> Result<Self, PlanError> {
         let mut gather = gather;
         let host = plan.hosts.get(place).ok_or(PlanError::NoHost(place))?;
@@ -140,7 +140,7 @@ impl<B: FrameBuf> Host<B> {
             },
             driving: driving.into_iter().map(|(_, class)| class).collect(),
             ranks,
-            turns: Turns::default(),
+            scheduler: Scheduler::default(),
             counts: Counts::default(),
             times: Times::new(),
             check: plan.scenario.check,
@@ -149,23 +149,23 @@ impl<B: FrameBuf> Host<B> {
         })
     }
 
-    /// From now on nothing is waited for: it sends as if all that it sends were answered at once.
+    /// Disables all windows: the host sends without waiting for acknowledgements.
     pub fn unbind(&mut self) {
         self.flows.iter_mut().for_each(Flow::unbind);
     }
 
-    /// Nothing new from now on; what came is still answered, and what was refused is sent again.
+    /// Ends new traffic. Received frames are still answered, and refused data is retransmitted.
     pub fn stop(&mut self) {
         self.stopped = true;
     }
 
-    /// Its totals so far.
+    /// Totals so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Adds frames to `batch` until it is full or nothing is to be sent. `make` makes a replica of a frame whose first
-    /// [`crate::template::HEADER`] bytes and trailer are its own.
+    /// Adds frames to `batch` until it is full or there is nothing to send. `make` replicates a frame; the first
+    /// [`crate::template::HEADER`] bytes and the trailer of the replica must be its own.
     pub fn fill(&mut self, now: Nanos, batch: &mut Batch<B>, mut make: impl FnMut(&B) -> Option<B>) {
         let before = batch.len();
         for class in 0..self.answering.len() {
@@ -179,13 +179,13 @@ impl<B: FrameBuf> Host<B> {
                 batch.push(frame);
             }
         }
-        let mut silent = 0;
+        let mut idle = 0;
         while !batch.is_full()
-            && let Some(chosen) = self.turns.choose(&mut self.driving, silent)
+            && let Some(chosen) = self.scheduler.choose(&mut self.driving, idle)
         {
             if self.serve(chosen, now, batch, &mut make) == 0 {
-                silent |= 1 << chosen;
-                self.turns.silent(&mut self.driving[chosen]);
+                idle |= 1 << chosen;
+                self.scheduler.skip_idle(&mut self.driving[chosen]);
             }
         }
         for frame in &batch[before..] {
@@ -194,7 +194,7 @@ impl<B: FrameBuf> Host<B> {
         }
     }
 
-    /// Up to a quantum of answers of one flow.
+    /// Sends up to a quantum of answers of one flow.
     fn serve_answers(
         &mut self,
         class: usize,
@@ -204,7 +204,7 @@ impl<B: FrameBuf> Host<B> {
     ) -> usize {
         let class = &mut self.answering[class];
         let mut served = 0;
-        for _ in 0..class.flows.len().min(ASKED) {
+        for _ in 0..class.flows.len().min(FLOWS_TRIED_MAX) {
             let flow = &mut self.flows[class.flows[class.cursor]];
             while served < QUANTUM
                 && !batch.is_full()
@@ -213,7 +213,7 @@ impl<B: FrameBuf> Host<B> {
                 batch.push(frame);
                 served += 1;
             }
-            class.turn();
+            class.next_flow();
             if served > 0 {
                 break;
             }
@@ -221,7 +221,7 @@ impl<B: FrameBuf> Host<B> {
         served
     }
 
-    /// Up to a quantum of frames of one pattern, all of one flow.
+    /// Sends up to a quantum of frames of one flow of a pattern.
     fn serve(
         &mut self,
         chosen: usize,
@@ -231,7 +231,7 @@ impl<B: FrameBuf> Host<B> {
     ) -> usize {
         let class = &mut self.driving[chosen];
         let mut served = 0;
-        for _ in 0..class.flows.len().min(ASKED) {
+        for _ in 0..class.flows.len().min(FLOWS_TRIED_MAX) {
             let flow = &mut self.flows[class.flows[class.cursor]];
             while served < QUANTUM && !batch.is_full() {
                 if class.bucket.as_mut().is_some_and(|bucket| !bucket.has(now)) {
@@ -257,16 +257,16 @@ impl<B: FrameBuf> Host<B> {
                 batch.push(frame);
                 served += 1;
             }
-            class.turn();
+            class.next_flow();
             if served > 0 {
-                class.served(served);
+                class.record(served);
                 break;
             }
         }
         served
     }
 
-    /// A frame that came.
+    /// Handles a received frame.
     #[inline]
     pub fn take(&mut self, now: Nanos, frame: &impl FrameBuf) {
         self.counts.received += 1;
@@ -292,7 +292,7 @@ impl<B: FrameBuf> Host<B> {
         Some(index)
     }
 
-    /// What it came to.
+    /// The report of the host.
     pub fn report(&self) -> HostReport {
         let flows = self
             .flows

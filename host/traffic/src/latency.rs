@@ -1,24 +1,25 @@
-//! How long data took, from a time in its payload.
+//! Latency of data, from a timestamp in its payload.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// From a frame's making to the batch in which its copy came, in nanoseconds. Ports, rings and the switch are in it.
+/// Time from making a frame to receiving the batch with its copy, in nanoseconds. Includes ports, rings and the
+/// switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Latency {
-    /// Frames whose time was read.
+    /// Number of samples.
     pub samples: u64,
-    /// Half took no longer.
+    /// Median.
     pub p50_ns: u64,
-    /// 99 of 100 took no longer.
+    /// 99th percentile.
     pub p99_ns: u64,
-    /// 999 of 1000 took no longer.
+    /// 99.9th percentile.
     pub p999_ns: u64,
-    /// The longest.
+    /// Maximum.
     pub max_ns: u64,
 }
 
-/// Times, to two digits, up to ten seconds.
+/// A histogram with two significant digits, up to ten seconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Times(Histogram<u64>);
 

@@ -1,12 +1,13 @@
-//! Traffic to measure switches with: frames of many hosts, made from templates, and what comes back, counted.
+//! Generates the traffic that `castnet bench` measures a switch with, and counts what the switch returns. Frames of many hosts
+//! are made from templates.
 //!
-//! A [`Scenario`] says what is to be sent; a [`Plan`] of it says which host sends what to which group, and what a switch must
-//! have installed for that. A [`Host`] then plays all members behind one port: [`Host::fill`] makes frames, [`Host::take`] counts
-//! what comes and remembers what is to be answered. It asks no port, no clock and no thread; [`drive`] has those.
+//! A [`Scenario`] is the traffic that an operator asks for. A [`Plan`] of it assigns flows to hosts, and holds the groups that a
+//! switch must have installed. A [`Host`] plays all members behind one port: [`Host::fill`] makes frames, [`Host::take`] counts
+//! received frames and records which ones to answer. A host uses no port, clock or thread; [`drive`] provides those.
 //!
-//! Hosts speak to one another through the switch alone: a receiver acknowledges what it got, a source goes on when it is acknowledged.
-//! They are no RC endpoints. A frame that is lost is counted as missing and not waited for, so that a bad path slows nothing down
-//! and hides nothing; only ranks repeat what has no result, since a collective cannot do without.
+//! Hosts communicate through the switch only: a receiver acknowledges data, and a source continues when it is acknowledged.
+//! They are not RC endpoints. A lost frame is counted as missing and not waited for, so a bad path neither slows the traffic
+//! down nor stays hidden. Only ranks retransmit, because a collective needs every contribution.
 //!
 //! ```
 //! use castnet_traffic::{Host, Place, Plan, Scenario};

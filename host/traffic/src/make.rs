@@ -1,4 +1,4 @@
-//! From a flow's plan to the flow, with its templates in the sender's memory.
+//! Makes a flow from its plan, with its templates in the sender's memory.
 
 use castnet_wire::{Call, CallFlags, Control, DataType, FrameBuf, Opcode, Operation, Primitive, Verdict};
 
@@ -13,7 +13,7 @@ use crate::template::{Ready, Shifts, Template};
 type Gather<'a, B> = &'a mut dyn FnMut(&[u8]) -> Option<B>;
 
 impl FlowPlan {
-    /// Whether what it sends is what the pattern is about.
+    /// Returns true if the pattern measures the frames of this flow.
     pub fn drives(&self) -> bool {
         match self.role {
             Role::Source { .. } => matches!(self.pattern, Pattern::Multicast | Pattern::Nak),
@@ -22,18 +22,18 @@ impl FlowPlan {
         }
     }
 
-    /// Whether it sends nothing at all.
+    /// Returns true if the flow sends no frames.
     pub(crate) fn is_silent(&self) -> bool {
         self.pattern == Pattern::Cnp && matches!(self.role, Role::Source { .. })
     }
 
-    /// Whether frames are parts of longer messages: they are full, all of them.
-    fn joins(&self, scenario: &Scenario) -> bool {
+    /// Returns true if frames are parts of longer messages. All of them are full then.
+    fn joins_frames(&self, scenario: &Scenario) -> bool {
         scenario.sizes.parts() == [(self.pmtu.bytes(), 1)] && self.pattern == Pattern::Multicast
     }
 
-    /// PSNs that one data frame stands for, and data frames from one acknowledgement to the next.
-    fn rhythm(&self, scenario: &Scenario) -> (u32, u32) {
+    /// PSNs per data frame, and data frames per acknowledgement.
+    fn psns_and_frames_per_ack(&self, scenario: &Scenario) -> (u32, u32) {
         match self.pattern {
             Pattern::Ack => ((scenario.window / 2).max(1), 1),
             Pattern::Nak => (1, scenario.window.max(2)),
@@ -41,22 +41,22 @@ impl FlowPlan {
         }
     }
 
-    /// The flow, with its templates in the sender's memory.
+    /// Makes the flow, with its templates in the sender's memory.
     pub(crate) fn make<B: FrameBuf>(
         &self,
         scenario: &Scenario,
         shifts: &mut Shifts,
         gather: Gather<'_, B>,
     ) -> Result<Flow<B>, PlanError> {
-        let (stride, message) = self.rhythm(scenario);
+        let (stride, message) = self.psns_and_frames_per_ack(scenario);
         let kind = match self.role {
             Role::Source { start } => Kind::Source(Source::new(SourceConfig {
                 frames: self.sizes(scenario, shifts, gather)?,
-                turn: scenario.sizes.turn(),
+                sequence: scenario.sizes.sequence(),
                 start,
                 stride,
                 message,
-                joined: self.joins(scenario),
+                joined: self.joins_frames(scenario),
                 window: match self.pattern {
                     Pattern::Ack => 2,
                     _ => u64::from(scenario.window.max(2)),
@@ -66,7 +66,7 @@ impl FlowPlan {
             Role::Receiver { start, number, of } => {
                 let (answers, template) = match self.pattern {
                     Pattern::Cnp => (Answers::Cnps, Template::cnp(&self.ends, shifts)?),
-                    // Half of them refuse, and where there is one, that one.
+                    // Half of the receivers refuse, at least one.
                     Pattern::Nak if number < of.div_ceil(2) => {
                         let back = (scenario.window.max(2) / 2) as i32 - 1;
                         let burst = scenario.burst.max(1);
@@ -98,10 +98,10 @@ impl FlowPlan {
     ) -> Result<Vec<Positions<B>>, PlanError> {
         let mut sizes = Vec::new();
         for (size, _) in scenario.sizes.parts() {
-            // The first eight bytes are a time, or zeros.
+            // The first eight bytes are a timestamp, or zeros.
             let payload: Vec<u8> = (0..*size).map(|i| if i < 8 { 0 } else { i as u8 }).collect();
             let template = |opcode| Template::data(&self.ends, opcode, &payload, shifts);
-            sizes.push(positions(self.joins(scenario), template, gather)?);
+            sizes.push(positions(self.joins_frames(scenario), template, gather)?);
         }
         Ok(sizes)
     }
@@ -123,7 +123,7 @@ impl FlowPlan {
             return Err(PlanError::NoHost(0));
         };
         let elements = self.pmtu.bytes() / 4;
-        // Small whole numbers: their sum has no rounding, whatever the order.
+        // Small integers: their sum is exact in any order.
         let payload = |times: f32| -> Vec<u8> {
             let values = (0..elements).map(|i| times * (i % 8) as f32);
             values.flat_map(f32::to_le_bytes).collect()

@@ -1,4 +1,4 @@
-//! Who sends what to whom: a scenario on given places, and the groups that a switch needs for it.
+//! Plans of flows: a scenario on given hosts, and the groups that a switch needs for it.
 
 use std::net::Ipv4Addr;
 
@@ -12,99 +12,99 @@ use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use crate::scenario::{Pattern, Rate, Scenario};
 use crate::template::Ends;
 
-/// Packets that a rank may have under way: more need more slots, and slots that leave the cache cost time.
+/// Most packets of a rank in flight. More need more slots, and slots beyond the cache are slow.
 const RANK_WINDOW: u32 = 96;
-/// Packets per message of a rank, at most.
+/// Most packets per message of a rank.
 const RANK_MESSAGE: u32 = 16;
-/// The ranks' time-out in microseconds: short, so that what is lost is repaired soon.
+/// Time-out of the ranks in microseconds: short, so that losses are repaired quickly.
 const ACK_TIMEOUT_US: u32 = 4_000;
 
-/// Why there is no plan.
+/// Errors of planning.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// Fewer ports than members.
-    #[error("{need} ports are needed, one for each member, and there are {have}")]
+    /// There are fewer ports than members.
+    #[error("{need} ports are needed, one for each member, but there are {have}")]
     TooFewPlaces {
-        /// Members.
+        /// Number of members.
         need: usize,
-        /// Ports.
+        /// Number of ports.
         have: usize,
     },
-    /// The groups break rules.
+    /// The groups have faults.
     #[error("the groups cannot be had: {}", .0.first().map(ToString::to_string).unwrap_or_default())]
     Rules(Vec<Fault>),
-    /// A member that nobody would play: the group would wait for it.
-    #[error("group `{group}` has the member `{member}`, and no port has this name")]
+    /// A member has no port: the group would wait for it.
+    #[error("group `{group}` has the member `{member}`, but no port has this name")]
     NobodyPlays {
-        /// The group.
+        /// Name of the group.
         group: String,
-        /// The member.
+        /// Name of the member.
         member: String,
     },
-    /// A group of a kind that no host is played for.
-    #[error("group `{group}` is of the kind forwarding, for which no hosts are played")]
+    /// The group is of a kind without simulated hosts.
+    #[error("group `{group}` is a forwarding group, which has no simulated hosts")]
     NotPlayed {
-        /// The group.
+        /// Name of the group.
         group: String,
     },
-    /// A switch where a host was wanted.
+    /// The group continues to another switch.
     #[error(
         "group `{group}` goes on to the switch `{switch}`: only members next to this switch can be played"
     )]
     BehindSwitch {
-        /// The group.
+        /// Name of the group.
         group: String,
-        /// The other switch.
+        /// Name of the other switch.
         switch: String,
     },
-    /// A pattern without a group for it.
-    #[error("no {kind} group is there for the pattern {pattern}")]
+    /// The switch has no group for the pattern.
+    #[error("the pattern {pattern} needs a {kind} group, and there is none")]
     NoGroup {
         /// `multicast` or `collective`.
         kind: &'static str,
         /// The pattern.
         pattern: Pattern,
     },
-    /// A payload that does not fit.
+    /// The payload exceeds the path MTU.
     #[error("group `{group}` has a path MTU of {pmtu} bytes, and {payload} bytes of payload are asked for")]
     OverPmtu {
-        /// The group.
+        /// Name of the group.
         group: String,
-        /// What it carries.
+        /// Path MTU in bytes.
         pmtu: usize,
-        /// What was to be sent.
+        /// Payload in bytes.
         payload: usize,
     },
-    /// No host at that place.
+    /// The plan has no host with this index.
     #[error("the plan has no host {0}")]
     NoHost(usize),
-    /// A frame cannot be made.
-    #[error("a frame cannot be made: {0}")]
+    /// A frame cannot be built.
+    #[error("a frame cannot be built: {0}")]
     Frame(String),
-    /// There is no buffer for a template.
-    #[error("no buffer is free for the frames that others are made of, or none is long enough")]
+    /// No buffer is free, or none is long enough, for a template.
+    #[error("no buffer is free or long enough for the frame templates")]
     NoBuffer,
 }
 
-/// Where a host can be: a port of ours, and what is at the other end of it.
+/// A possible host: a port of the generator, and the switch port at its remote end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The host's name.
+    /// Name of the host.
     pub name: String,
-    /// The switch's port that it is behind.
+    /// Port of the switch that the host is connected to.
     pub port: PortId,
-    /// The host's Ethernet address.
+    /// MAC address of the host.
     pub mac: MacAddr,
-    /// The switch's, at that port.
+    /// MAC address of the switch at that port.
     pub gateway: MacAddr,
 }
 
-/// Where switches of unknown address are spoken to: no switch looks at the address of a group's frame.
+/// MAC address of switches whose address is unknown. Switches do not check the destination MAC of a group's frames.
 const GATEWAY: MacAddr = MacAddr([0x02, 0xCA, 0x57, 0, 0, 1]);
 
 impl Place {
-    /// Host `n` of a star, behind port `n`; `tx` is the first one's name.
+    /// Host `n` of a star, behind port `n`. The first one is named `tx`.
     pub fn star(count: usize) -> Vec<Self> {
         (0..count.min(PortId::COUNT))
             .map(|n| Self {
@@ -116,7 +116,7 @@ impl Place {
             .collect()
     }
 
-    /// The host that has this port of ours.
+    /// The host behind `link`.
     pub fn at(name: impl Into<String>, port: PortId, link: &PortLink, gateway: Option<MacAddr>) -> Self {
         Self {
             name: name.into(),
@@ -127,35 +127,35 @@ impl Place {
     }
 }
 
-/// What a member does in its group.
+/// The role of a member in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Role {
     /// Sends data.
     Source {
-        /// Of the first data frame.
+        /// PSN of the first data frame.
         start: Psn,
     },
-    /// Gets it.
+    /// Receives data.
     Receiver {
-        /// Of the first data frame.
+        /// PSN of the first data frame.
         start: Psn,
-        /// Counted from 0.
+        /// Index of the receiver.
         number: usize,
-        /// Of how many.
+        /// Number of receivers.
         of: usize,
     },
-    /// Contributes and gets results.
+    /// Contributes and receives results.
     Rank {
-        /// Which.
+        /// The rank.
         rank: u16,
-        /// Of how many.
+        /// Number of ranks.
         of: u16,
-        /// Of its first packet.
+        /// PSN of the first packet that it sends.
         sq: Psn,
-        /// Of the first packet to it.
+        /// PSN of the first packet that it receives.
         rq: Psn,
-        /// Packets that it may have under way.
+        /// Most packets in flight.
         window: u32,
         /// Packets of a message.
         message: u32,
@@ -163,7 +163,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Its name.
+    /// Name of the role.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Source { .. } => "source",
@@ -173,61 +173,61 @@ impl Role {
     }
 }
 
-/// One member of one group.
+/// The plan of one member of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowPlan {
-    /// The group's name.
+    /// Name of the group.
     pub group: String,
-    /// Its address.
+    /// Address of the group.
     pub mcst_id: McstId,
-    /// What is sent.
+    /// Pattern of the flow.
     pub pattern: Pattern,
-    /// What the member does.
+    /// Role of the member.
     pub role: Role,
-    /// Its QP.
+    /// QPN of the member.
     pub qpn: Qpn,
-    /// Between whom its frames go.
+    /// Addresses of its frames.
     pub ends: Ends,
-    /// The group's path MTU.
+    /// Path MTU of the group.
     pub pmtu: Pmtu,
 }
 
 /// The members behind one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPlan {
-    /// The host's name.
+    /// Name of the host.
     pub name: String,
-    /// Its members.
+    /// Plans of its members.
     pub flows: Vec<FlowPlan>,
 }
 
-/// All hosts, and what the switch must have installed.
+/// All hosts, and the groups that the switch must have installed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// What it is a plan of.
+    /// The planned scenario.
     pub scenario: Scenario,
-    /// By place.
+    /// Hosts, by index of their place.
     pub hosts: Vec<HostPlan>,
-    /// Its groups.
+    /// Groups that the switch must have installed.
     pub groups: Vec<GroupRule>,
 }
 
-/// What of a pattern is one host's.
+/// The part of a pattern that one host plays.
 pub(crate) struct HostShare {
     pub(crate) weight: u32,
     pub(crate) frames: Option<u64>,
-    /// Of each flow.
+    /// Frames of each flow.
     pub(crate) each: Option<u64>,
     pub(crate) rate: Option<f64>,
     pub(crate) bits: bool,
 }
 
-/// Address of host `n`: of the block that benchmarks have (RFC 2544, C.2.2).
+/// Address of host `n`, from the block reserved for benchmarks (RFC 2544, C.2.2).
 fn host_ip(n: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 1).to_bits() + n as u32)
 }
 
-/// Address of group `n`, of the other half of that block.
+/// Address of group `n`, from the other half of that block.
 fn group_ip(n: usize) -> McstId {
     McstId(Ipv4Addr::from_bits(
         Ipv4Addr::new(198, 19, 0, 1).to_bits() + n as u32,
@@ -235,13 +235,13 @@ fn group_ip(n: usize) -> McstId {
 }
 
 fn sport(qpn: Qpn, mcst_id: McstId) -> u16 {
-    // As RNICs do: of the dynamic ports one that stays with the QP.
+    // A dynamic port that depends on the QP, as RNICs choose it.
     let mixed = (qpn.value() ^ mcst_id.0.to_bits()).wrapping_mul(0x9E37_79B1);
     0xC000 | (mixed >> 18) as u16
 }
 
 impl Scenario {
-    /// Ports that it needs: one for each member, and receivers of multicast groups have a source beside them.
+    /// Number of ports needed: one for each member. Multicast groups have a source in addition to their receivers.
     pub fn places(&self) -> usize {
         self.receivers + usize::from(self.workload.has_multicast())
     }
@@ -254,10 +254,10 @@ impl Scenario {
 }
 
 impl Plan {
-    /// A plan with groups of its own: the first place is every source's, the last ones are receivers' and ranks'.
+    /// Plans with its own groups. The first place has all sources, the last places have the receivers and ranks.
     ///
     /// # Errors
-    /// Too few places; members that no group can have.
+    /// There are too few places, or a group has too many members.
     pub fn own(scenario: &Scenario, places: &[Place]) -> Result<Self, PlanError> {
         let need = scenario.places();
         if places.len() < need {
@@ -298,11 +298,12 @@ impl Plan {
         Ok(plan)
     }
 
-    /// A plan on groups that the switch has: places are matched to members by name. Patterns that are no collective's take turns over the
-    /// multicast groups. `start` says the PSN of a group's next data frame.
+    /// Plans on groups that the switch has. Places are matched to members by name. Patterns that are not collective
+    /// are assigned to the multicast groups in turn. `start` returns the PSN of a group's next data frame.
     ///
     /// # Errors
-    /// A member that no place plays, a group that goes on to other switches, payloads over the path MTU, no group for a pattern.
+    /// A member has no place, a group continues to other switches, a payload exceeds the path MTU, or a pattern has
+    /// no group.
     pub fn on_groups(
         scenario: &Scenario,
         places: &[Place],
@@ -366,7 +367,7 @@ impl Plan {
             })
     }
 
-    /// Takes a group in, with the flows of its members.
+    /// Adds a group with the flows of its members.
     fn add(
         &mut self,
         group: GroupRule,
@@ -438,7 +439,7 @@ impl Plan {
     ) -> Result<(), PlanError> {
         let of = u16::try_from(group.size()).unwrap_or(u16::MAX);
         let message = u32::from(kind.message_packets);
-        // Two windows and two messages of slots never refuse anything.
+        // With two windows and two messages of slots the switch never refuses a packet.
         let window = (u32::from(kind.slots) / 2).saturating_sub(message).max(message);
         for endpoint in &group.endpoints {
             let (Some(host), Some(rank)) = (endpoint.next_hop.host(), endpoint.next_hop.rank()) else {
@@ -468,13 +469,13 @@ impl Plan {
         Ok(())
     }
 
-    /// Frames that all templates of a host take at most, in the memory of whoever plays it.
+    /// Most frames that the templates of a host occupy in the memory of its port.
     pub fn templates(&self, place: usize) -> usize {
         let flows = self.hosts.get(place).map_or(0, |host| host.flows.len());
         flows * 4 * self.scenario.sizes.parts().len().max(2)
     }
 
-    /// What of a pattern is one host's: its weight, and its part of frames and rate.
+    /// The part of a pattern that one host plays: its weight, and its part of frames and rate.
     pub(crate) fn share(&self, place: usize, pattern: Pattern) -> HostShare {
         let drives = |host: &HostPlan| host.flows.iter().any(|f| f.pattern == pattern && f.drives());
         let hosts = self.hosts.iter().filter(|h| drives(h)).count().max(1) as u64;
@@ -492,7 +493,7 @@ impl Plan {
         });
         let mut each = None;
         if pattern.is_collective() {
-            // All ranks of a group send as many packets: rounded up.
+            // All ranks of a group send the same number of packets: rounded up.
             let flows = self
                 .hosts
                 .iter()

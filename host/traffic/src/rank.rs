@@ -1,40 +1,40 @@
-//! A rank of a collective group: one AllReduce after the other.
+//! A rank of a collective group that runs one AllReduce after another.
 
 use castnet_wire::{FrameBuf, NakCode, Nanos, Psn, Syndrome};
 
 use crate::counts::FlowCounts;
 use crate::seen::{AFTER_BTH, Seen};
-use crate::source::{PATIENCE, Positions};
+use crate::source::{ACK_TIMEOUT, Positions};
 use crate::template::{Ready, aeth};
 
-/// Data packets of one AllReduce: its control message is then one frame in 1025.
+/// Data packets of one AllReduce. One frame in 1025 is then a control message.
 pub(crate) const PACKETS: u32 = 1024;
-/// A rank that has stopped goes back so many times in vain.
-const VAIN_MAX: u32 = 3;
+/// After a stop, a rank gives up when it has gone back so many times without progress.
+const FUTILE_RETURNS_MAX: u32 = 3;
 
-/// Packet `i` of the flow has the PSN `sq + i` on its way up, and its result `rq + i`. Each 1025th, from the first on, is a
-/// control message.
+/// Packet `i` of the flow has the PSN `sq + i` upstream; its result has `rq + i`. Every 1025th packet, including the
+/// first, is a control message.
 pub(crate) struct Rank<B> {
     config: RankConfig<B>,
-    /// Packets sent, and of these the most ever.
+    /// Packets sent since the rank last went back, and the highest number ever sent.
     sent: u64,
     most: u64,
-    /// Results that have come, without a gap.
-    got: u64,
+    /// Results received without a gap.
+    results: u64,
     ack_due: bool,
     nak_due: bool,
     nak_sent: bool,
-    /// Packets that may be sent.
+    /// Most packets to send.
     limit: u64,
     moved: Nanos,
-    /// Times that it went back, and nothing came of it.
-    vain: u32,
+    /// Times that it went back without progress.
+    futile_returns: u32,
     endless: bool,
 }
 
 pub(crate) struct RankConfig<B> {
     pub(crate) control: Ready<B>,
-    /// As [`crate::source::Positions`].
+    /// See [`crate::source::Positions`].
     pub(crate) data: Positions<B>,
     pub(crate) answer: Ready<B>,
     /// Payload of every result.
@@ -51,23 +51,24 @@ impl<B: FrameBuf> Rank<B> {
             config,
             sent: 0,
             most: 0,
-            got: 0,
+            results: 0,
             ack_due: false,
             nak_due: false,
             nak_sent: false,
             limit: u64::MAX,
             moved: Nanos::ZERO,
-            vain: 0,
+            futile_returns: 0,
             endless: false,
         }
     }
 
-    /// It sends so many packets: as many as all other ranks, or the last ones would have no result.
+    /// Sets the number of packets to send. It must be the same at all ranks, otherwise the last packets get no
+    /// result.
     pub(crate) fn limit(&mut self, packets: u64) {
         self.limit = packets;
     }
 
-    /// Results are not waited for.
+    /// Disables the window: results are not waited for.
     pub(crate) fn unbind(&mut self) {
         self.endless = true;
     }
@@ -80,10 +81,10 @@ impl<B: FrameBuf> Rank<B> {
         make: &mut impl FnMut(&B) -> Option<B>,
     ) -> Option<B> {
         let (psn, syndrome) = if self.ack_due {
-            (wire(self.config.rq, self.got).prev(), Syndrome::Ack)
+            (wire(self.config.rq, self.results).prev(), Syndrome::Ack)
         } else if self.nak_due {
             (
-                wire(self.config.rq, self.got),
+                wire(self.config.rq, self.results),
                 Syndrome::Nak(NakCode::PsnSequenceError),
             )
         } else {
@@ -112,17 +113,17 @@ impl<B: FrameBuf> Rank<B> {
         counts: &mut FlowCounts,
         make: &mut impl FnMut(&B) -> Option<B>,
     ) -> Option<(B, bool)> {
-        // At the end, what others have not contributed to will have no result.
-        let gives_up = stopped && self.vain >= VAIN_MAX;
-        if !self.endless && self.sent > self.got && now.0 > self.moved.0 + PATIENCE.0 && !gives_up {
+        // At the end some packets lack contributions of others and get no result.
+        let gives_up = stopped && self.futile_returns >= FUTILE_RETURNS_MAX;
+        if !self.endless && self.sent > self.results && now.0 > self.moved.0 + ACK_TIMEOUT.0 && !gives_up {
             counts.timeouts += u64::from(!stopped);
-            self.vain += 1;
+            self.futile_returns += 1;
             self.moved = now;
-            self.sent = self.got;
+            self.sent = self.results;
         }
         let new = self.sent == self.most;
         if (new && (stopped || self.most >= self.limit))
-            || (!self.endless && self.sent - self.got >= self.config.window)
+            || (!self.endless && self.sent - self.results >= self.config.window)
         {
             return None;
         }
@@ -146,7 +147,7 @@ impl<B: FrameBuf> Rank<B> {
                 .as_ref()?
                 .frame(psn, last, [0; 2], make)?
         };
-        if self.sent == self.got {
+        if self.sent == self.results {
             self.moved = now;
         }
         self.sent += 1;
@@ -165,10 +166,10 @@ impl<B: FrameBuf> Rank<B> {
             Some(Syndrome::Ack) => counts.acks_received += 1,
             Some(_) => {
                 counts.naks_received += 1;
-                // The switch lacks this one: all from there on again.
+                // The switch lacks this packet: retransmit from there on.
                 let back = wire(self.config.sq, self.sent).diff(seen.psn);
                 if let Ok(back) = u64::try_from(back)
-                    && back <= self.sent - self.got
+                    && back <= self.sent - self.results
                 {
                     self.sent -= back;
                 }
@@ -187,17 +188,17 @@ impl<B: FrameBuf> Rank<B> {
     ) {
         counts.data_received += 1;
         counts.data_received_bytes += frame.length() as u64;
-        let ahead = seen.psn.diff(wire(self.config.rq, self.got));
+        let ahead = seen.psn.diff(wire(self.config.rq, self.results));
         if ahead == 0 {
-            let control = self.got.is_multiple_of(u64::from(PACKETS + 1));
-            if check && !control && !holds(frame, &self.config.result) {
+            let control = self.results.is_multiple_of(u64::from(PACKETS + 1));
+            if check && !control && !has_payload(frame, &self.config.result) {
                 counts.wrong_results += 1;
             }
-            self.got += 1;
-            self.sent = self.sent.max(self.got);
+            self.results += 1;
+            self.sent = self.sent.max(self.results);
             self.most = self.most.max(self.sent);
             self.nak_sent = false;
-            self.vain = 0;
+            self.futile_returns = 0;
             self.moved = now;
             self.ack_due |= seen.ack_request;
         } else if ahead < 0 {
@@ -215,8 +216,8 @@ fn wire(start: Psn, index: u64) -> Psn {
     start.add(Psn::new(index as u32).value() as i32)
 }
 
-/// Whether the payload of a frame without extended headers is this.
-fn holds(frame: &impl FrameBuf, payload: &[u8]) -> bool {
+/// Returns true if the payload of a frame without extended headers equals `payload`.
+fn has_payload(frame: &impl FrameBuf, payload: &[u8]) -> bool {
     let (mut at, mut left) = (0, payload);
     for segment in frame.segments() {
         let skipped = AFTER_BTH.saturating_sub(at).min(segment.len());

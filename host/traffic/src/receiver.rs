@@ -1,4 +1,4 @@
-//! A receiver of a multicast group: counts what comes, and acknowledges or refuses it.
+//! A receiver of a multicast group: counts data, and acknowledges or refuses it.
 
 use castnet_wire::{FrameBuf, NakCode, Nanos, Psn, Syndrome};
 
@@ -7,36 +7,36 @@ use crate::latency::Times;
 use crate::seen::Seen;
 use crate::template::{Ready, aeth};
 
-/// What a receiver does.
+/// How a receiver answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answers {
-    /// Acknowledges every so-many-th PSN.
+    /// Acknowledges every `every`-th PSN.
     Acks,
-    /// Refuses the middle of each window once, by a burst of NAKs, and acknowledges the window when it comes again.
+    /// Refuses the middle of each window once, with a burst of NAKs. Acknowledges the window when it arrives again.
     Naks {
         /// PSNs from the refused one to the end of its window.
         back: i32,
         /// NAKs of a burst.
         burst: u32,
     },
-    /// Sends CNPs, whatever comes.
+    /// Sends CNPs, independent of the data.
     Cnps,
 }
 
 pub(crate) struct Receiver<B> {
     pub(crate) answers: Answers,
-    /// An acknowledge packet, or a CNP.
+    /// Template of an acknowledgement or a CNP.
     answer: Ready<B>,
-    /// PSNs that one data frame stands for.
+    /// PSNs per data frame.
     stride: i32,
     expected: Psn,
-    /// PSNs between two that are acknowledged.
+    /// PSNs per acknowledgement.
     every: i32,
-    /// The next PSN to be acknowledged, and the last that may be.
+    /// The next PSN to acknowledge, and the last one that may be acknowledged.
     due: Psn,
     seen: Psn,
     msn: u32,
-    /// The end of the window that was refused last.
+    /// End of the window that was refused last.
     refused: Option<Psn>,
     naks_left: u32,
     endless: bool,
@@ -60,12 +60,12 @@ impl<B: FrameBuf> Receiver<B> {
         }
     }
 
-    /// It answers as if data had come without end.
+    /// Disables waiting: it answers as if data arrived without end.
     pub(crate) fn unbind(&mut self) {
         self.endless = true;
     }
 
-    /// The next answer; `None` where none is due, or there is no buffer.
+    /// The next answer; `None` if none is due, or there is no buffer.
     #[inline]
     pub(crate) fn next(
         &mut self,
@@ -138,12 +138,12 @@ impl<B: FrameBuf> Receiver<B> {
             }
         }
         if seen.ack_request {
-            self.asked(seen.psn);
+            self.ack_requested(seen.psn);
         }
     }
 
-    /// The source asks to be told that `psn` has arrived.
-    fn asked(&mut self, psn: Psn) {
+    /// The source requests an acknowledgement of `psn`.
+    fn ack_requested(&mut self, psn: Psn) {
         if let Answers::Naks { burst, .. } = self.answers
             && psn.is_after(self.seen)
             && self.refused != Some(psn)
@@ -155,7 +155,7 @@ impl<B: FrameBuf> Receiver<B> {
             self.seen = psn;
             return;
         }
-        // It asks again for what was acknowledged: the answer is the newest.
+        // The source asks again for acknowledged data: repeat the newest acknowledgement.
         if self.answers != Answers::Cnps && self.every > 1 && self.due.is_after(self.seen) {
             self.due = self.due.add(-self.every);
         }

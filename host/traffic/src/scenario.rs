@@ -1,4 +1,4 @@
-//! What is to be sent, as an operator says it.
+//! Traffic scenarios, as an operator writes them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use castnet_wire::Pmtu;
 use serde::Serialize;
 
-/// A text that says no traffic.
+/// The text is not a valid part of a scenario.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadScenario(String);
@@ -15,28 +15,29 @@ fn bad<T>(text: impl Into<String>) -> Result<T, BadScenario> {
     Err(BadScenario(text.into()))
 }
 
-/// What traffic is about.
+/// Traffic patterns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
     /// Data of one source to many receivers, which acknowledge each message.
     Multicast,
-    /// ACKs: every receiver acknowledges every PSN by itself. One data frame opens a whole window of PSNs, so that the data costs
-    /// next to nothing.
+    /// ACKs: every receiver acknowledges every PSN. One data frame covers a whole window of PSNs, so that data costs
+    /// almost nothing.
     Ack,
-    /// Windows of data that half of the receivers refuse in the middle, by bursts of NAKs, and the source sends again from there.
+    /// Windows of data that half of the receivers refuse in the middle, with bursts of NAKs. The source retransmits
+    /// from there.
     Nak,
-    /// CNPs of all receivers, one after the other.
+    /// CNPs of all receivers in sequence.
     Cnp,
-    /// Contributions of all ranks to one AllReduce after the other, and results to all of them.
+    /// Contributions of all ranks to one AllReduce after another, and results to all ranks.
     Aggregate,
 }
 
 impl Pattern {
-    /// All of them.
+    /// All patterns.
     pub const ALL: [Self; 5] = [Self::Multicast, Self::Ack, Self::Nak, Self::Cnp, Self::Aggregate];
 
-    /// Its name.
+    /// Name of the pattern.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Multicast => "multicast",
@@ -47,7 +48,7 @@ impl Pattern {
         }
     }
 
-    /// Whether it runs on collective groups.
+    /// Returns true if it runs on collective groups.
     pub const fn is_collective(self) -> bool {
         matches!(self, Self::Aggregate)
     }
@@ -75,42 +76,42 @@ impl FromStr for Pattern {
 /// A pattern's share of a mix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// What.
+    /// The pattern.
     pub pattern: Pattern,
-    /// Of so many parts among those of all.
+    /// Weight, relative to the weights of all shares.
     pub weight: u32,
 }
 
 /// One pattern, or a mix: `ack`, `mix`, `mix:multicast=4,ack=8,cnp=1`.
 ///
-/// Of what a host makes, each pattern has its share, wherever all could send; where a rate is set, each pattern has its share of that.
-/// The answers that a pattern needs beside (the ACKs of multicast data) come on top.
+/// Each pattern gets its share of the frames that a host makes, where all have frames to send, and of a configured
+/// rate. Answers that a pattern needs (the ACKs of multicast data) are sent in addition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Workload(Vec<Share>);
 
 impl Workload {
-    /// The parts: at least one, each with a weight, none twice.
+    /// The shares: at least one, each with a weight, no pattern twice.
     pub fn shares(&self) -> &[Share] {
         &self.0
     }
 
-    /// Whether there are several.
+    /// Returns true if there are several shares.
     pub fn is_mix(&self) -> bool {
         self.0.len() > 1
     }
 
-    /// Whether any part runs on collective groups.
+    /// Returns true if a share runs on collective groups.
     pub fn has_collectives(&self) -> bool {
         self.0.iter().any(|s| s.pattern.is_collective())
     }
 
-    /// Whether any part runs on multicast groups.
+    /// Returns true if a share runs on multicast groups.
     pub fn has_multicast(&self) -> bool {
         self.0.iter().any(|s| !s.pattern.is_collective())
     }
 
-    /// Its name: a pattern's, or `mix`.
+    /// Name: that of the pattern, or `mix`.
     pub fn name(&self) -> &'static str {
         match self.0.as_slice() {
             [one] => one.pattern.name(),
@@ -139,7 +140,7 @@ impl fmt::Display for Workload {
     }
 }
 
-/// What `mix` alone means.
+/// The shares of `mix` without a list.
 const MIX: [(Pattern, u32); 5] = [
     (Pattern::Multicast, 8),
     (Pattern::Ack, 8),
@@ -177,38 +178,38 @@ impl FromStr for Workload {
     }
 }
 
-/// Payload sizes in turn: `1024`, or with weights `64:7,1024:4,4096:1`.
+/// Payload sizes in a repeating sequence: `1024`, or with weights `64:7,1024:4,4096:1`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Sizes(Vec<(usize, u32)>);
 
 impl Sizes {
-    /// The longest payload: the largest path MTU of RoCE.
+    /// Longest payload: the largest path MTU of RoCE.
     pub const MAX: usize = 4096;
-    /// Weights together.
-    const TURNS_MAX: u32 = 4096;
+    /// Largest sum of weights.
+    const WEIGHTS_MAX: u32 = 4096;
 
     /// Sizes and weights.
     pub fn parts(&self) -> &[(usize, u32)] {
         &self.0
     }
 
-    /// The largest.
+    /// Largest size.
     pub fn largest(&self) -> usize {
         self.0.iter().map(|(size, _)| *size).max().unwrap_or_default()
     }
 
-    /// The path MTU that carries all of them.
+    /// Smallest path MTU that carries all sizes.
     pub fn pmtu(&self) -> Pmtu {
         let fits = |p: &Pmtu| p.bytes() >= self.largest();
         Pmtu::ALL.into_iter().find(fits).unwrap_or(Pmtu::B4096)
     }
 
-    /// One turn: which size follows which, spread as evenly as weights allow.
-    pub(crate) fn turn(&self) -> Vec<usize> {
+    /// One period of the sequence, with each size spread as evenly as the weights allow.
+    pub(crate) fn sequence(&self) -> Vec<usize> {
         let total: u32 = self.0.iter().map(|(_, weight)| weight).sum();
         let mut credits = vec![0_i64; self.0.len()];
-        let mut turn = Vec::with_capacity(total as usize);
+        let mut sequence = Vec::with_capacity(total as usize);
         for _ in 0..total {
             let (mut chosen, mut most) = (0, i64::MIN);
             for (i, (credit, (_, weight))) in credits.iter_mut().zip(&self.0).enumerate() {
@@ -220,9 +221,9 @@ impl Sizes {
             if let Some(credit) = credits.get_mut(chosen) {
                 *credit -= i64::from(total);
             }
-            turn.push(chosen);
+            sequence.push(chosen);
         }
-        turn
+        sequence
     }
 }
 
@@ -266,22 +267,25 @@ impl FromStr for Sizes {
             .iter()
             .try_fold(0_u32, |sum, (_, weight)| sum.checked_add(*weight));
         match total {
-            Some(total) if total <= Self::TURNS_MAX => Ok(Self(sizes)),
-            _ => bad(format!("the weights together are more than {}", Self::TURNS_MAX)),
+            Some(total) if total <= Self::WEIGHTS_MAX => Ok(Self(sizes)),
+            _ => bad(format!(
+                "the weights together are more than {}",
+                Self::WEIGHTS_MAX
+            )),
         }
     }
 }
 
-/// How fast: `flat`, frames per second (`2M`, `500k`) or bits of frames per second (`10Gbps`).
+/// Rate: `flat`, frames per second (`2M`, `500k`) or bits of frames per second (`10Gbps`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rate {
-    /// As fast as it goes.
+    /// As fast as possible.
     #[default]
     Flat,
-    /// Frames per second, all hosts together.
+    /// Frames per second of all hosts together.
     Frames(f64),
-    /// Bits per second of whole frames, without FCS, preamble and gap; all hosts together.
+    /// Bits per second of whole frames, without FCS, preamble and gap, of all hosts together.
     Bits(f64),
 }
 
@@ -326,21 +330,21 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Of how many frames that come the ICRC, and of results the sum, is looked at.
+/// Part of the received frames to check: the ICRC and, for results, the sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Check {
-    /// Of none.
+    /// No frame.
     None,
-    /// Of every 64th.
+    /// Every 64th frame.
     #[default]
     Sample,
-    /// Of all: costs the sink more than the switch needs.
+    /// Every frame. The sink then needs more time per frame than the switch.
     All,
 }
 
 impl Check {
-    /// Whether the frame with this number is looked at.
+    /// Returns true if the frame with this number is to be checked.
     #[inline]
     pub(crate) fn wants(self, number: u64) -> bool {
         match self {
@@ -364,33 +368,34 @@ impl FromStr for Check {
     }
 }
 
-/// What is to be sent.
+/// The traffic to generate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scenario {
-    /// Which patterns.
+    /// Patterns and their weights.
     pub workload: Workload,
-    /// Payload sizes of data. Contributions have the path MTU that carries the largest.
+    /// Payload sizes of data. Contributions fill the path MTU that carries the largest.
     pub sizes: Sizes,
-    /// Groups of each pattern.
+    /// Number of groups of each pattern.
     pub groups: usize,
     /// Receivers of each multicast group, ranks of each collective group.
     pub receivers: usize,
-    /// Data frames from one acknowledgement to the next; at least 1.
+    /// Data frames per acknowledgement; at least 1.
     pub message: u32,
-    /// Data frames, or PSNs to be acknowledged, that one group may have under way; at least 2.
+    /// Most data frames, or PSNs to be acknowledged, of one group in flight; at least 2.
     pub window: u32,
-    /// NAKs of one burst.
+    /// NAKs per burst.
     pub burst: u32,
-    /// How fast.
+    /// Rate of the traffic.
     pub rate: Rate,
-    /// The end, after so many frames of the pattern, all hosts together; contributions are rounded up to as many of each rank.
+    /// Most frames of the pattern, of all hosts together. Contributions are rounded up to the same number at each
+    /// rank.
     pub frames: Option<u64>,
-    /// What is looked at.
+    /// Part of the frames to check.
     pub check: Check,
 }
 
 impl Scenario {
-    /// Of one group with eight members, 1024 bytes, flat out.
+    /// One group with eight members, 1024 bytes, at full rate.
     pub fn new(workload: Workload) -> Self {
         Self {
             workload,
@@ -413,7 +418,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn words_of_operators_are_read() {
+    fn scenario_texts_are_parsed() {
         let mix: Workload = "mix:multicast=4,ack".parse().expect("a mix");
         assert_eq!(mix.to_string(), "mix:multicast=4,ack=1");
         assert!(mix.is_mix() && !mix.has_collectives());
@@ -442,17 +447,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_turn_has_each_size_as_often_as_its_weight_says_and_spread_out(
+        fn a_sequence_spreads_each_size_by_its_weight(
             weights in proptest::collection::vec(1_u32..20, 1..6)
         ) {
             let sizes = Sizes(weights.iter().map(|w| (64, *w)).collect());
-            let turn = sizes.turn();
+            let sequence = sizes.sequence();
             let total: u32 = weights.iter().sum();
             for (i, weight) in weights.iter().enumerate() {
-                prop_assert_eq!(turn.iter().filter(|t| **t == i).count() as u32, *weight);
-                // Up to any place, it is never further than one frame per size from its share.
-                for upto in 1..=turn.len() {
-                    let had = turn[..upto].iter().filter(|t| **t == i).count() as f64;
+                prop_assert_eq!(sequence.iter().filter(|t| **t == i).count() as u32, *weight);
+                // Every prefix deviates from the share by at most one frame per size.
+                for upto in 1..=sequence.len() {
+                    let had = sequence[..upto].iter().filter(|t| **t == i).count() as f64;
                     let fair = upto as f64 * f64::from(*weight) / f64::from(total);
                     prop_assert!((had - fair).abs() <= weights.len() as f64);
                 }

@@ -1,15 +1,15 @@
-//! What a host looks at in a frame that comes: at fixed offsets, untagged, over IPv4.
+//! The fields of a received frame that a host reads: at fixed offsets, untagged, IPv4.
 
 use castnet_wire::{Aeth, FrameBuf, Opcode, Psn, Qpn, Syndrome, icrc};
 
 /// Offset of the IP header.
 pub(crate) const L3: usize = 14;
-/// Offset of the BTH's last word: acknowledgement request and PSN.
+/// Offset of the last word of the BTH: acknowledgement request and PSN.
 pub(crate) const PSN_AT: usize = L3 + 20 + 8 + 8;
-/// Offset of what follows the BTH: payload, or an extended header.
+/// Offset behind the BTH: payload or an extended header.
 pub(crate) const AFTER_BTH: usize = PSN_AT + 4;
 
-/// A RoCEv2 frame's fields.
+/// Fields of a RoCEv2 frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) src: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Seen {
     pub(crate) psn: Psn,
     pub(crate) ack_request: bool,
     pub(crate) opcode: u8,
-    /// The word after the BTH, and the one after that.
+    /// The two words behind the BTH.
     pub(crate) words: [u32; 2],
 }
 
@@ -25,7 +25,7 @@ impl Seen {
     pub(crate) fn read(head: &[u8]) -> Option<Self> {
         let head: &[u8; AFTER_BTH + 8] = head.first_chunk()?;
         let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        // IPv4 without options; UDP; RoCEv2's port.
+        // IPv4 without options, UDP, port of RoCEv2.
         if head[12..15] != [0x08, 0x00, 0x45] || head[23] != 17 || word(L3 + 20) as u16 != 4791 {
             return None;
         }
@@ -43,7 +43,7 @@ impl Seen {
         self.opcode == opcode.byte()
     }
 
-    /// What an acknowledge packet says.
+    /// Syndrome of an acknowledge packet.
     pub(crate) fn syndrome(&self) -> Option<Syndrome> {
         Aeth::from_bytes(&self.words[0].to_be_bytes())
             .ok()
@@ -51,7 +51,7 @@ impl Seen {
     }
 }
 
-/// Whether the ICRC is right. Ethernet padding, which short frames may have got on the way, is left out.
+/// Returns true if the ICRC is right. Ethernet padding of short frames is excluded.
 pub(crate) fn icrc_is_right(frame: &impl FrameBuf) -> bool {
     let Some([hi, lo]) = frame
         .head()
@@ -65,11 +65,11 @@ pub(crate) fn icrc_is_right(frame: &impl FrameBuf) -> bool {
     total <= frame.length() && icrc::verify(frame, L3, total)
 }
 
-/// A frame in one piece that is only looked at.
+/// A read-only frame in one segment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Whole<'a>(pub(crate) &'a [u8]);
+pub(crate) struct ReadOnlyFrame<'a>(pub(crate) &'a [u8]);
 
-impl FrameBuf for Whole<'_> {
+impl FrameBuf for ReadOnlyFrame<'_> {
     fn length(&self) -> usize {
         self.0.len()
     }

@@ -1,4 +1,4 @@
-//! The source of a multicast group: data in a window, and again from where a receiver refused it.
+//! The source of a multicast group: sends data in a window, and retransmits from where a receiver refused it.
 
 use castnet_wire::{FrameBuf, Nanos, Psn, Syndrome};
 
@@ -6,41 +6,41 @@ use crate::counts::FlowCounts;
 use crate::seen::Seen;
 use crate::template::Ready;
 
-/// How long a source waits for an acknowledgement before it goes on without (or, under NAKs, back).
-pub(crate) const PATIENCE: Nanos = Nanos::from_millis(20);
-/// One data frame of so many carries a time.
+/// Time without an acknowledgement after which a source continues without it (under NAKs: goes back).
+pub(crate) const ACK_TIMEOUT: Nanos = Nanos::from_millis(20);
+/// One data frame in so many carries a timestamp.
 const STAMP_EVERY: u64 = 16;
 
-/// By size: the first of a message, those between, the last, and one that is alone; as far as they are needed.
+/// Templates of one size: first, middle and last frame of a message, and a single frame; those that are needed.
 pub(crate) type Positions<B> = [Option<Ready<B>>; 4];
 
 /// Frame `i` of the flow has the PSN `start + (i + 1) * stride - 1`.
 pub(crate) struct Source<B> {
     pub(crate) frames: Vec<Positions<B>>,
-    /// Which size comes after which.
-    pub(crate) turn: Vec<usize>,
+    /// Sequence of sizes.
+    pub(crate) sequence: Vec<usize>,
     pub(crate) start: Psn,
-    /// PSNs that one frame stands for: more than one only where ACKs are what is measured.
+    /// PSNs per frame: more than one only where ACKs are measured.
     pub(crate) stride: u32,
-    /// Frames from one acknowledgement to the next.
+    /// Frames per acknowledgement.
     pub(crate) message: u64,
-    /// Whether the frames of a message are one message to the receiver, which full packets can be.
+    /// True if the frames of a message are one message to the receiver, which requires full packets.
     pub(crate) joined: bool,
-    /// Frames that may be under way.
+    /// Most frames in flight.
     pub(crate) window: u64,
-    /// Whether it goes back when it is refused.
+    /// True if it goes back when it is refused.
     pub(crate) goes_back: bool,
     next: u64,
     acked: u64,
-    /// What is to be sent again, up to `next`.
-    again: Option<u64>,
+    /// Next frame to retransmit, up to `next`.
+    resend_from: Option<u64>,
     moved: Nanos,
 }
 
-/// What a [`Source`] is made of.
+/// Configuration of a [`Source`].
 pub(crate) struct SourceConfig<B> {
     pub(crate) frames: Vec<Positions<B>>,
-    pub(crate) turn: Vec<usize>,
+    pub(crate) sequence: Vec<usize>,
     pub(crate) start: Psn,
     pub(crate) stride: u32,
     pub(crate) message: u32,
@@ -53,7 +53,7 @@ impl<B: FrameBuf> Source<B> {
     pub(crate) fn new(config: SourceConfig<B>) -> Self {
         Self {
             frames: config.frames,
-            turn: config.turn,
+            sequence: config.sequence,
             start: config.start,
             stride: config.stride.max(1),
             message: u64::from(config.message.max(1)),
@@ -62,23 +62,23 @@ impl<B: FrameBuf> Source<B> {
             goes_back: config.goes_back,
             next: 0,
             acked: 0,
-            again: None,
+            resend_from: None,
             moved: Nanos::ZERO,
         }
     }
 
-    /// Whatever comes back is not waited for.
+    /// Disables the window: acknowledgements are not waited for.
     pub(crate) fn unbind(&mut self) {
         self.window = u64::MAX;
     }
 
     /// The last PSN of the first `frames` frames.
     fn psn_before(&self, frames: u64) -> Psn {
-        // The product wraps where PSNs do.
+        // Wraps like PSNs do.
         Psn::new((frames as u32).wrapping_mul(self.stride)).add(self.start.value() as i32 - 1)
     }
 
-    /// The next frame, and whether it is new. `None` where none may go, or there is no buffer.
+    /// The next frame, and whether it is new. `None` if none may be sent, or there is no buffer.
     #[inline]
     pub(crate) fn next(
         &mut self,
@@ -87,18 +87,18 @@ impl<B: FrameBuf> Source<B> {
         counts: &mut FlowCounts,
         make: &mut impl FnMut(&B) -> Option<B>,
     ) -> Option<(B, bool)> {
-        if let Some(index) = self.again {
+        if let Some(index) = self.resend_from {
             let frame = self.frame(now, index, make)?;
-            self.again = Some(index + 1).filter(|next| *next < self.next);
+            self.resend_from = Some(index + 1).filter(|next| *next < self.next);
             counts.repeated += 1;
             return Some((frame, false));
         }
         if self.next.wrapping_sub(self.acked) >= self.window {
-            if now.0 > self.moved.0 + PATIENCE.0 {
+            if now.0 > self.moved.0 + ACK_TIMEOUT.0 {
                 counts.timeouts += 1;
                 self.moved = now;
                 if self.goes_back {
-                    self.again = Some(self.acked);
+                    self.resend_from = Some(self.acked);
                 } else {
                     self.acked = self.next;
                 }
@@ -120,7 +120,7 @@ impl<B: FrameBuf> Source<B> {
 
     #[inline]
     fn frame(&self, now: Nanos, index: u64, make: &mut impl FnMut(&B) -> Option<B>) -> Option<B> {
-        let size = *self.turn.get((index % self.turn.len() as u64) as usize)?;
+        let size = *self.sequence.get((index % self.sequence.len() as u64) as usize)?;
         let in_message = index % self.message;
         let ends = in_message + 1 == self.message;
         let position = match (self.joined, in_message == 0, ends) {
@@ -147,7 +147,7 @@ impl<B: FrameBuf> Source<B> {
                 counts.naks_received += 1;
                 self.acknowledged(now, seen.psn.prev());
                 if self.goes_back && self.acked < self.next {
-                    self.again = Some(self.acked);
+                    self.resend_from = Some(self.acked);
                 }
             }
             None => {}
@@ -160,8 +160,8 @@ impl<B: FrameBuf> Source<B> {
         if frames > 0 && self.acked + frames <= self.next {
             self.acked += frames;
             self.moved = now;
-            self.again = self
-                .again
+            self.resend_from = self
+                .resend_from
                 .map(|index| index.max(self.acked))
                 .filter(|index| *index < self.next);
         }

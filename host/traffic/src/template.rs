@@ -1,4 +1,4 @@
-//! Frames that differ from one another in a few words: built once, then rewritten with the ICRC by difference.
+//! Templates of frames that differ in a few words: built once, then rewritten with an incremental ICRC.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -13,27 +13,28 @@ use castnet_wire::{
 
 use crate::seen::{AFTER_BTH, L3, PSN_AT};
 
-/// Bytes of a replica that [`Template::write`] writes to, but for the trailer: what must be private to a frame.
+/// Bytes at the start of a replica that [`Template::write`] may change. They must be private to the frame, like the
+/// trailer.
 pub const HEADER: usize = AFTER_BTH + 12;
-/// The bit of the BTH's last word that asks for an acknowledgement.
+/// Acknowledgement request in the last word of the BTH.
 const ACK_REQUEST: u32 = 1 << 31;
-/// Bytes of the ICRC.
+/// Length of the ICRC in bytes.
 const ICRC: usize = 4;
 
-/// Between whom frames go, all in the same VLAN or none.
+/// Addresses of frames between two endpoints, both in the same VLAN or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// The sender's Ethernet address.
+    /// MAC address of the sender.
     pub from: MacAddr,
-    /// The next hop's.
+    /// MAC address of the next hop.
     pub to: MacAddr,
-    /// The sender's address.
+    /// IP address of the sender.
     pub src: Ipv4Addr,
-    /// The receiver's: for a group its McstID.
+    /// IP address of the receiver: the McstID of a group.
     pub dst: Ipv4Addr,
-    /// The receiver's QP: for a group [`Qpn::VIRTUAL`].
+    /// QPN of the receiver: [`Qpn::VIRTUAL`] for a group.
     pub qpn: Qpn,
-    /// UDP source port, one for each QP.
+    /// UDP source port, different for each QP.
     pub sport: u16,
 }
 
@@ -52,12 +53,12 @@ impl Ends {
     }
 }
 
-/// Operators for the ICRC by the bytes that follow: a few lengths, shared by all templates that have them.
+/// ICRC operators by the number of bytes that follow a word. Templates with equal lengths share them.
 #[derive(Debug, Default)]
 pub struct Shifts(BTreeMap<usize, Arc<Shift>>);
 
 impl Shifts {
-    /// None as yet.
+    /// An empty collection.
     pub fn new() -> Self {
         Self::default()
     }
@@ -70,7 +71,7 @@ impl Shifts {
     }
 }
 
-/// A word of four bytes that changes from frame to frame.
+/// A word of four bytes that differs between frames.
 #[derive(Clone, Debug)]
 struct Word {
     at: usize,
@@ -85,7 +86,7 @@ impl Word {
         }
     }
 
-    /// Writes it over zeros, and returns by what the ICRC changes.
+    /// Replaces zeros by `value`. Returns the change of the ICRC.
     #[inline]
     fn write(&self, head: &mut [u8], value: u32) -> u32 {
         let bytes = value.to_be_bytes();
@@ -96,7 +97,7 @@ impl Word {
     }
 }
 
-/// A frame in which PSN, acknowledgement request and up to two words more are zeros, with the ICRC that this has.
+/// A frame whose PSN, acknowledgement request and up to two more words are zero, with its ICRC.
 #[derive(Clone, Debug)]
 pub struct Template {
     bytes: Vec<u8>,
@@ -125,10 +126,10 @@ impl Template {
         }
     }
 
-    /// Data with this payload. Where it has eight bytes or more, the first eight are the two words: a time.
+    /// Data with this payload. If it has eight bytes or more, the first eight are the two words: a timestamp.
     ///
     /// # Errors
-    /// The payload is longer than a packet can carry, or the opcode has headers of its own.
+    /// The payload is longer than a packet can carry, or the opcode needs extended headers.
     pub fn data(ends: &Ends, opcode: Opcode, payload: &[u8], shifts: &mut Shifts) -> Result<Self, EmitError> {
         let bytes = ends.emit(
             Bth::new(opcode, ends.qpn, Psn::new(0)),
@@ -143,10 +144,10 @@ impl Template {
         Ok(Self::new(bytes, words, shifts))
     }
 
-    /// A packet of a collective: its payload is as it is.
+    /// A packet of a collective, with a constant payload.
     ///
     /// # Errors
-    /// As for data.
+    /// See [`Template::data`].
     pub fn contribution(
         ends: &Ends,
         opcode: Opcode,
@@ -164,7 +165,7 @@ impl Template {
     /// An acknowledge packet. Its word is the AETH ([`aeth`]).
     ///
     /// # Errors
-    /// None in practice: it is short.
+    /// None in practice: the frame is short.
     pub fn feedback(ends: &Ends, shifts: &mut Shifts) -> Result<Self, EmitError> {
         let ext = ExtHeaders {
             aeth: Some(Aeth {
@@ -177,10 +178,10 @@ impl Template {
         Ok(Self::new(bytes, &[AFTER_BTH], shifts))
     }
 
-    /// A CNP. Nothing of it changes.
+    /// A CNP. None of its words changes.
     ///
     /// # Errors
-    /// None in practice: it is short.
+    /// None in practice: the frame is short.
     pub fn cnp(ends: &Ends, shifts: &mut Shifts) -> Result<Self, EmitError> {
         let bth = Bth {
             becn: true,
@@ -189,10 +190,10 @@ impl Template {
         Ok(Self::new(ends.emit(bth, &ExtHeaders::NONE, &[])?, &[], shifts))
     }
 
-    /// A collective's control message. Its word is the number of the collective.
+    /// The control message of a collective. Its word is the number of the collective.
     ///
     /// # Errors
-    /// None in practice: it is short.
+    /// None in practice: the frame is short.
     pub fn control(ends: &Ends, control: &Control, shifts: &mut Shifts) -> Result<Self, EmitError> {
         let mut payload = [0; Control::LEN];
         control.emit(&mut payload);
@@ -201,7 +202,7 @@ impl Template {
             ..ExtHeaders::NONE
         };
         let bth = Bth::new(Opcode::SendOnlyImm, ends.qpn, Psn::new(0));
-        // The immediate data, then magic and version, then the number.
+        // The number follows immediate data, magic and version.
         Ok(Self::new(
             ends.emit(bth, &ext, &payload)?,
             &[AFTER_BTH + 8],
@@ -209,12 +210,13 @@ impl Template {
         ))
     }
 
-    /// The frame with zeros in its words: what replicas are made of.
+    /// The frame with zeros in its words, to be replicated.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Writes PSN, acknowledgement request and words into a replica of [`Template::bytes`]; further words are left out.
+    /// Writes PSN, acknowledgement request and words into a replica of [`Template::bytes`]. Words that the template
+    /// lacks are ignored.
     #[inline]
     pub fn write(&self, frame: &mut impl FrameBuf, psn: Psn, ack_request: bool, words: [u32; 2]) {
         let head = frame.head_mut();
@@ -231,13 +233,13 @@ impl Template {
     }
 }
 
-/// The word of an acknowledge packet.
+/// AETH of an acknowledge packet.
 #[inline]
 pub fn aeth(syndrome: Syndrome, msn: u32) -> u32 {
     u32::from_be_bytes(Aeth { syndrome, msn }.to_bytes())
 }
 
-/// A template with the frame that replicas are made of, in the memory of whoever sends.
+/// A template with its frame in the memory of the sender.
 #[derive(Clone, Debug)]
 pub(crate) struct Ready<B> {
     pub(crate) template: Template,
@@ -250,7 +252,7 @@ impl<B: FrameBuf> Ready<B> {
         Some(Self { template, original })
     }
 
-    /// A frame. `None` where `make` has no buffer for one.
+    /// A frame; `None` if `make` has no buffer.
     #[inline]
     pub(crate) fn frame(
         &self,
@@ -290,7 +292,7 @@ mod tests {
             })
     }
 
-    /// Held against the slow twin: the whole frame built anew.
+    /// Compares with the slow twin: the whole frame built again.
     fn check(
         template: &Template,
         twin: &[u8],
@@ -308,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rewritten_frame_is_the_one_that_would_have_been_built(
+        fn a_rewritten_frame_equals_a_newly_built_one(
             ends in ends(), psn in 0_u32..1 << 24, asks: bool, at: u64, msn in 0_u32..1 << 24, nak: bool,
             payload in proptest::collection::vec(any::<u8>(), 0..600), number: u32
         ) {

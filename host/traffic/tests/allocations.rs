@@ -1,4 +1,4 @@
-//! Making frames and counting them allocates nothing, whatever the pattern.
+//! Making and counting frames allocates nothing, for any pattern.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,11 +15,12 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes on to the system's allocator unchanged; counting touches a constant-initialized thread local alone.
+// SAFETY: every call is passed to the system's allocator unchanged; counting uses only a constant-initialized thread
+// local.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promises are those of the system's allocator.
+        // SAFETY: the caller's guarantees are those of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -53,7 +54,8 @@ fn frames_are_made_and_counted_without_allocation() {
             host.fill(Nanos(round * 1_000), &mut batch, |original| {
                 pool.replicate(original, HEADER, true)
             });
-            // Most of it is for nobody here; what a sink does with its own is the same, and counting.
+            // Most of these frames are for no flow of this host. A sink handles its own in the same way, and counts
+            // them.
             for frame in batch.drain(..) {
                 host.take(Nanos(round * 1_000), &frame);
             }

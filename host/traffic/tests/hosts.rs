@@ -1,4 +1,4 @@
-//! What hosts send: every frame is right, PSNs follow one another, shares hold; and what they make of what comes.
+//! Frames of hosts are valid, PSNs are consecutive, and shares are kept; received frames are counted correctly.
 
 use std::collections::BTreeMap;
 
@@ -36,8 +36,8 @@ fn group_of(header: &RoceHeader) -> std::net::Ipv4Addr {
     }
 }
 
-/// What the switch makes of the source's data for a receiver: built anew.
-fn bridged(plan: &Plan, place: usize, frame: &[u8]) -> Vec<u8> {
+/// A data frame of the source as the switch forwards it to a receiver: built from scratch.
+fn forwarded_to(plan: &Plan, place: usize, frame: &[u8]) -> Vec<u8> {
     let header = parse(frame);
     let flow = plan.hosts[place]
         .flows
@@ -87,9 +87,9 @@ fn patterns() -> impl Strategy<Value = Workload> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is asked for: each frame parses and has the right ICRC, and each flow's new PSNs are consecutive.
+    /// Each frame parses and has the right ICRC, and the new PSNs of each flow are consecutive.
     #[test]
-    fn every_frame_is_right_and_numbers_follow_one_another(
+    fn every_frame_is_valid_and_psns_are_consecutive(
         workload in patterns(), sizes in proptest::sample::select(vec!["64", "1024", "64:7,1024:4,4096:1", "0:1,9:2"]),
         groups in 1_usize..4, receivers in 2_usize..5, message in 1_u32..70, window in 2_u32..200
     ) {
@@ -114,7 +114,7 @@ proptest! {
                         (Pattern::Multicast, "receiver") => message.min(window / 2).max(1),
                         _ => 1,
                     };
-                    // Refusals name the same PSN again and again, and CNPs none.
+                    // NAKs repeat a PSN, and CNPs have none.
                     if header.bth.opcode == Opcode::Cnp || (flow.pattern == Pattern::Nak && flow.role.name() == "receiver") {
                         continue;
                     }
@@ -128,9 +128,9 @@ proptest! {
         }
     }
 
-    /// Patterns that always have something to send get their shares, to a quantum each.
+    /// Patterns that always have frames to send get their shares, up to one quantum each.
     #[test]
-    fn shares_of_a_mix_hold(multicast in 1_u32..10, nak in 1_u32..10, seed_sizes in 0_usize..3) {
+    fn shares_of_a_mix_are_kept(multicast in 1_u32..10, nak in 1_u32..10, seed_sizes in 0_usize..3) {
         let workload = format!("mix:multicast={multicast},nak={nak}").parse().expect("a mix");
         let sizes = ["64", "1024", "64:3,256:1"][seed_sizes].parse().expect("sizes");
         let scenario = Scenario { sizes, groups: 3, ..Scenario::new(workload) };
@@ -150,9 +150,9 @@ proptest! {
         prop_assert!((had["multicast"] - fair).abs() <= 8.0, "{:?} of {}", had, all);
     }
 
-    /// However data is lost, repeated or damaged: what is missing, repeated and wrong adds up to what was done to it.
+    /// Data is lost, repeated or damaged at random: the counters equal what was done to it.
     #[test]
-    fn a_sink_hides_nothing(fates in proptest::collection::vec(0_u8..8, 64..400)) {
+    fn a_sink_counts_all_losses(fates in proptest::collection::vec(0_u8..8, 64..400)) {
         let mut scenario = Scenario::new(Pattern::Multicast.into());
         (scenario.receivers, scenario.check) = (1, castnet_traffic::Check::All);
         let plan = Plan::own(&scenario, &Place::star(2)).expect("a plan");
@@ -166,7 +166,7 @@ proptest! {
         let last = frames.pop().expect("one");
         let (mut lost, mut twice, mut damaged) = (0, 0, 0);
         for (frame, fate) in frames.iter().zip(&fates) {
-            let mut copy = bridged(&plan, 1, frame);
+            let mut copy = forwarded_to(&plan, 1, frame);
             match fate {
                 0 => lost += 1,
                 1 => {
@@ -183,7 +183,7 @@ proptest! {
                 _ => sink.take(Nanos(10), &copy),
             }
         }
-        sink.take(Nanos(10), &bridged(&plan, 1, &last));
+        sink.take(Nanos(10), &forwarded_to(&plan, 1, &last));
         let counts = sink.report().flows[0].counts;
         prop_assert_eq!(counts.missing, lost + damaged);
         prop_assert_eq!((counts.repeats, counts.bad_icrc), (twice, damaged));
@@ -194,7 +194,7 @@ proptest! {
 }
 
 #[test]
-fn a_rate_is_split_among_those_who_send_and_kept_to() {
+fn a_rate_is_kept_and_split_among_the_senders() {
     let scenario = Scenario {
         rate: Rate::Frames(1e6),
         receivers: 4,
@@ -222,7 +222,7 @@ fn a_rate_is_split_among_those_who_send_and_kept_to() {
 }
 
 #[test]
-fn frames_are_counted_down_and_split_to_the_last_one() {
+fn a_number_of_frames_is_split_exactly() {
     let scenario = Scenario {
         frames: Some(1_003),
         receivers: 4,
@@ -239,7 +239,7 @@ fn frames_are_counted_down_and_split_to_the_last_one() {
 }
 
 #[test]
-fn a_source_stops_at_its_window_and_goes_on_when_it_is_acknowledged_or_has_waited() {
+fn a_source_stops_at_its_window_and_continues_after_an_acknowledgement_or_time_out() {
     let scenario = Scenario {
         window: 8,
         message: 4,
@@ -253,7 +253,7 @@ fn a_source_stops_at_its_window_and_goes_on_when_it_is_acknowledged_or_has_waite
     let asks: Vec<_> = frames.iter().map(|f| parse(f).bth.ack_request).collect();
     assert_eq!(asks, [false, false, false, true, false, false, false, true]);
     for frame in &frames[..4] {
-        sink.take(Nanos(3), &bridged(&plan, 1, frame));
+        sink.take(Nanos(3), &forwarded_to(&plan, 1, frame));
     }
     let answers = fill(&mut sink, 4);
     let [answer] = answers.as_slice() else {
@@ -264,7 +264,7 @@ fn a_source_stops_at_its_window_and_goes_on_when_it_is_acknowledged_or_has_waite
         (parse(answer).bth.psn, aeth.syndrome, aeth.msn),
         (Psn::new(3), Syndrome::Ack, 1)
     );
-    // With one receiver, the switch passes it on: to the source's own address and QP.
+    // With one receiver, the switch forwards it to the address and QP of the source.
     let mut passed = answer.clone();
     let own = &plan.hosts[0].flows[0];
     let network = Network::v4(own.mcst_id.0, own.ends.src);
@@ -290,18 +290,18 @@ fn a_source_stops_at_its_window_and_goes_on_when_it_is_acknowledged_or_has_waite
     .expect("room");
     source.take(Nanos(5), &passed);
     assert_eq!(fill(&mut source, 6).len(), 4);
-    // Nothing comes for long: it goes on without, and says so.
+    // After a long time without frames the source continues, and counts it.
     assert_eq!(fill(&mut source, 30_000_000).len(), 0);
     assert_eq!(fill(&mut source, 30_000_001).len(), 8);
     assert_eq!(source.report().flows[0].counts.timeouts, 1);
 }
 
 #[test]
-fn a_qp_of_nobody_is_counted_and_not_believed() {
+fn frames_for_an_unknown_qp_are_only_counted() {
     let scenario = Scenario::new(Pattern::Multicast.into());
     let plan = Plan::own(&scenario, &Place::star(9)).expect("a plan");
     let (mut source, mut sink) = (host(&plan, 0), host(&plan, 1));
-    let mut frame = bridged(&plan, 1, &fill(&mut source, 0)[0]);
+    let mut frame = forwarded_to(&plan, 1, &fill(&mut source, 0)[0]);
     frame[47..50].copy_from_slice(&Qpn::new(0x77).to_bytes());
     sink.take(Nanos(0), &frame);
     sink.take(Nanos(0), &vec![0; 60]);

@@ -1,5 +1,5 @@
-//! A port that is itself the hosts behind it: no second thread, and no ring between. What a worker takes from it is made there and
-//! then, and what it sends ends there.
+//! A port that plays a host inside the worker, without a second thread or a ring. Frames that the worker receives are
+//! made on demand; frames that it sends are counted at once.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ use crate::host::Host;
 use crate::plan::Plan;
 use crate::template::HEADER;
 
-/// A host of a plan as a port of the switch.
+/// A host of a plan, as a port of the switch.
 #[derive(Clone)]
 pub struct InCore {
     plan: Arc<Plan>,
@@ -27,18 +27,18 @@ pub struct InCore {
     mac: MacAddr,
     stage: Arc<Stage>,
     live: Arc<Live>,
-    told: Sender<Played>,
+    report_to: Sender<Played>,
 }
 
 impl InCore {
-    /// The host at `place`. When the switch closes the port, what became of it is sent to `told`.
+    /// The host at index `place`. When the switch closes the port, its report is sent to `report_to`.
     pub fn new(
         plan: Arc<Plan>,
         place: usize,
         mac: MacAddr,
         stage: Arc<Stage>,
         live: Arc<Live>,
-        told: Sender<Played>,
+        report_to: Sender<Played>,
     ) -> Self {
         Self {
             plan,
@@ -47,7 +47,7 @@ impl InCore {
             mac,
             stage,
             live,
-            told,
+            report_to,
         }
     }
 }
@@ -159,8 +159,8 @@ impl Port for InCorePort {
 impl Drop for InCorePort {
     fn drop(&mut self) {
         if self.receives {
-            // Whoever asked may have gone.
-            let _ = self.spec.told.send(Played {
+            // The receiver may be gone.
+            let _ = self.spec.report_to.send(Played {
                 host: self.host.report(),
                 port: PortStats::default(),
             });

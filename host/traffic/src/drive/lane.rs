@@ -1,8 +1,8 @@
-//! A link between two threads that costs little per frame: whole batches change hands.
+//! A cheap link between two threads: whole batches are handed over.
 //!
-//! [`castnet_port::MemLink`] hands over frame by frame, to any number of senders, and costs more than a switch needs to acknowledge
-//! something. Here one thread sends and one receives in each direction. A batch lies in a block behind a lock that nobody waits for: the
-//! two only ever meet at the block that is being filled up.
+//! [`castnet_port::MemLink`] hands over single frames from any number of senders, which costs more than the switch
+//! needs to acknowledge a message. A lane has one sender and one receiver per direction. A batch is stored in a block
+//! with a lock that is almost never contended: the threads only meet at the block that is being filled.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use castnet_port::{
 };
 use castnet_wire::{DropReason, MacAddr, Nanos};
 
-/// Batches that fit into one direction.
+/// Blocks per direction. A block holds one batch.
 const BLOCKS: usize = 16;
 
 struct Block {
@@ -24,18 +24,18 @@ struct Block {
     frames: usize,
 }
 
-/// On a cache line of its own, as it is one thread's.
+/// A counter on its own cache line, written by one thread.
 #[repr(align(128))]
 #[derive(Default)]
-struct Own(AtomicUsize);
+struct Padded(AtomicUsize);
 
 struct Ring {
     blocks: Box<[Mutex<Block>]>,
-    /// Bytes from one frame of a block to the next.
+    /// Bytes between the starts of two frames of a block.
     stride: usize,
-    /// Blocks begun, ever; and emptied.
-    begun: Own,
-    emptied: Own,
+    /// Number of blocks begun and emptied since the start.
+    begun: Padded,
+    emptied: Padded,
 }
 
 impl Ring {
@@ -51,24 +51,24 @@ impl Ring {
         Self {
             blocks: (0..BLOCKS).map(|_| block()).collect(),
             stride,
-            begun: Own::default(),
-            emptied: Own::default(),
+            begun: Padded::default(),
+            emptied: Padded::default(),
         }
     }
 
     fn block(&self, number: usize) -> MutexGuard<'_, Block> {
-        // A thread that panicked has left at worst a block without frames.
+        // After a panic of the other thread a block is at worst empty.
         self.blocks[number % BLOCKS]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes from the front of `batch` what there is room for.
+    /// Takes frames from the front of `batch` while there is capacity.
     fn push(&self, batch: &mut Batch<PoolBuf>) {
         while !batch.is_empty() {
             let begun = self.begun.0.load(Ordering::Relaxed);
             if begun > 0 {
-                // Up to now the other side may have emptied the last block; under its lock it cannot.
+                // The other side may have emptied the last block; check again under its lock.
                 let mut last = self.block(begun - 1);
                 if self.emptied.0.load(Ordering::Acquire) < begun && last.frames < BATCH {
                     self.append(&mut last, batch);
@@ -86,8 +86,8 @@ impl Ring {
     }
 
     fn append(&self, block: &mut Block, batch: &mut Batch<PoolBuf>) {
-        let room = BATCH - block.frames;
-        let count = batch.len().min(room);
+        let capacity = BATCH - block.frames;
+        let count = batch.len().min(capacity);
         for frame in batch.drain(..count) {
             let at = block.frames * self.stride;
             let length = frame.copy_to(&mut block.bytes[at..at + self.stride]);
@@ -96,14 +96,15 @@ impl Ring {
         }
     }
 
-    /// Hands the frames of the oldest block to `take`, and how many there are; nothing where it has more than `room`.
-    fn pop(&self, room: usize, mut take: impl FnMut(&[u8])) -> usize {
+    /// Passes the frames of the oldest block to `take` and returns their number. Does nothing if the block has more
+    /// than `capacity` frames.
+    fn pop(&self, capacity: usize, mut take: impl FnMut(&[u8])) -> usize {
         let emptied = self.emptied.0.load(Ordering::Relaxed);
         if emptied == self.begun.0.load(Ordering::Acquire) {
             return 0;
         }
         let mut block = self.block(emptied);
-        if block.frames > room {
+        if block.frames > capacity {
             return 0;
         }
         for (i, length) in block.lengths.iter().take(block.frames).enumerate() {
@@ -119,13 +120,13 @@ impl Ring {
     }
 }
 
-/// Makes links.
+/// A link over two rings in memory.
 #[derive(Debug)]
 pub struct Lane;
 
 impl Lane {
-    /// A link's two ends: the switch's, which drops what there is no room for as a switch's port does, and the host's, which keeps it until
-    /// there is. `mac` is the switch's, `mtu` the largest packet at layer 3.
+    /// Returns the two ends of a link. The switch's end drops frames that do not fit, as a port does. The host's end
+    /// keeps one batch until it fits. `mac` is the switch's address, `mtu` the largest packet at layer 3.
     pub fn pair(name: &str, mac: MacAddr, mtu: usize) -> (LaneEnd, LaneEnd) {
         let (up, down) = (Arc::new(Ring::new(mtu)), Arc::new(Ring::new(mtu)));
         let end = |rx: &Arc<Ring>, tx: &Arc<Ring>, keeps| LaneEnd {
@@ -144,7 +145,7 @@ impl Lane {
     }
 }
 
-/// One end of a link. One thread receives and one sends.
+/// One end of a link, for one receiving and one sending thread.
 #[derive(Clone)]
 pub struct LaneEnd {
     rx: Arc<Ring>,
@@ -185,7 +186,7 @@ struct LanePort {
     end: LaneEnd,
     pool: Pool,
     receives: bool,
-    /// For which there was no room.
+    /// Frames that did not fit.
     kept: Batch<PoolBuf>,
     stats: PortStats,
 }
@@ -210,8 +211,8 @@ impl Port for LanePort {
         if !self.receives || !self.pool.has_capacity() {
             return;
         }
-        let (room, pool, stats) = (batch.remaining_capacity(), &self.pool, &mut self.stats);
-        self.end.rx.pop(room, |bytes| match pool.copy_from(bytes) {
+        let (capacity, pool, stats) = (batch.remaining_capacity(), &self.pool, &mut self.stats);
+        self.end.rx.pop(capacity, |bytes| match pool.copy_from(bytes) {
             Some(frame) => {
                 stats.rx_frames += 1;
                 stats.rx_bytes += bytes.len() as u64;
@@ -264,7 +265,7 @@ impl Port for LanePort {
         self.receives && !self.end.rx.is_empty()
     }
 
-    /// Nothing can wake a sleeper: threads at both ends look by themselves.
+    /// The threads at both ends poll; nothing wakes a sleeper.
     fn attach(&mut self, _: &mut Sleeper) -> io::Result<()> {
         Ok(())
     }
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_lose_nothing_and_keep_the_order() {
+    fn two_threads_exchange_all_frames_in_order() {
         const FRAMES: u32 = 200_000;
         let (switch, host) = Lane::pair("a", MacAddr::default(), 1500);
         let sender = std::thread::spawn(move || {
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_drops_what_there_is_no_room_for_and_a_host_keeps_a_batch() {
+    fn at_a_full_ring_a_switch_drops_frames_and_a_host_keeps_a_batch() {
         let (switch, host) = Lane::pair("a", MacAddr::default(), 1500);
         for (end, kept) in [(switch, 0), (host, BATCH)] {
             let (pool, mut port) = open(&end);
