@@ -153,7 +153,6 @@ fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> O
     })
 }
 
-/// Returns true if members of the kind have ranks.
 fn has_ranks(kind: &str) -> bool {
     kind == "translated"
 }

@@ -19,7 +19,6 @@ pub(crate) struct Value<'a, 't> {
 }
 
 impl Value<'_, '_> {
-    /// Returns true for a text in quotes.
     pub(crate) fn is_text(&self) -> bool {
         matches!(self.value, DeValue::String(_))
     }
@@ -95,7 +94,6 @@ pub(crate) fn read<'t, T>(
 }
 
 impl<'t> Reader<'t> {
-    /// Records a fault of a value.
     pub(crate) fn fault(&mut self, value: &Value<'_, '_>, kind: FaultKind) {
         self.faults.push((value.at, Fault::new(value.path.clone(), kind)));
     }
@@ -125,7 +123,6 @@ impl<'t> Reader<'t> {
         path
     }
 
-    /// Forgets the recorded positions.
     pub(crate) fn forget_positions(&mut self) {
         self.positions.clear();
     }
@@ -201,7 +198,6 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// A boolean.
     pub(crate) fn boolean(&mut self, value: &Value<'_, 't>) -> Option<bool> {
         match value.value {
             DeValue::Boolean(boolean) => Some(*boolean),
@@ -209,7 +205,6 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A string.
     pub(crate) fn text<'a>(&mut self, value: &Value<'a, 't>) -> Option<&'a str> {
         match value.value {
             DeValue::String(text) => Some(text),
@@ -330,12 +325,10 @@ pub(crate) fn optional<'t, T>(
     }
 }
 
-/// A port number.
 pub(crate) fn read_port<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<PortId> {
     r.number(value, &Limit::PORT).and_then(|n| PortId::new(n as u8))
 }
 
-/// A PSN.
 pub(crate) fn read_psn<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Psn> {
     r.number(value, &Limit::PSN).map(|n| Psn::new(n as u32))
 }
@@ -346,7 +339,6 @@ pub(crate) fn needed_psn<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>, name: &
         .and_then(|v| read_psn(r, &v))
 }
 
-/// A number of 32 bits.
 pub(crate) fn read_u32<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<u32> {
     r.number(value, &Limit::U32).map(|n| n as u32)
 }

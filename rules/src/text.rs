@@ -86,7 +86,6 @@ pub(crate) mod display {
     }
 }
 
-/// A port number.
 pub(crate) mod port {
     use castnet_wire::PortId;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

@@ -384,8 +384,8 @@ fn a_group_without_endpoints_is_refused() {
 #[test]
 fn conflicts_between_groups_and_routes() {
     let text = format!("{GOOD}{GOOD}");
-    let told = faults(&text).to_string();
-    let lines: Vec<&str> = told.lines().collect();
+    let found = faults(&text).to_string();
+    let lines: Vec<&str> = found.lines().collect();
     assert_eq!(
         lines,
         [
@@ -426,9 +426,9 @@ fn all_faults_are_reported_at_once_in_order() {
         .replace("length = 64", "length = 0")
         .replace("10.1.0.0/16", "10.1.0.0/99")
         .replace("port = 4", "port = true");
-    let told: Vec<String> = faults(&text).iter().map(|f| f.field.clone()).collect();
+    let found: Vec<String> = faults(&text).iter().map(|f| f.field.clone()).collect();
     assert_eq!(
-        told,
+        found,
         [
             "groups[0].start_psn",
             // Nothing about `source`: the unread port may be 5.
@@ -444,20 +444,20 @@ fn all_faults_are_reported_at_once_in_order() {
 
 #[test]
 fn syntax_errors_have_positions() {
-    let told = faults(&GOOD.replace("pmtu = 1024", "pmtu = "));
-    assert_eq!(told[0].at.map(|at| at.line), Some(4), "{told}");
-    assert_eq!(told[0].field, "");
-    let told = faults(&GOOD.replace("pmtu = 1024", "pmtu = 1024\npmtu = 512"));
-    assert_eq!(told[0].at.map(|at| at.line), Some(5), "{told}");
+    let found = faults(&GOOD.replace("pmtu = 1024", "pmtu = "));
+    assert_eq!(found[0].at.map(|at| at.line), Some(4), "{found}");
+    assert_eq!(found[0].field, "");
+    let found = faults(&GOOD.replace("pmtu = 1024", "pmtu = 1024\npmtu = 512"));
+    assert_eq!(found[0].at.map(|at| at.line), Some(5), "{found}");
 }
 
 #[test]
 fn columns_count_characters() {
-    let told = faults(&GOOD.replace("name = \"a\", ip = \"10.0.0.1\"", "name = \"ä\", ip = \"10.0.0\""));
+    let found = faults(&GOOD.replace("name = \"a\", ip = \"10.0.0.1\"", "name = \"ä\", ip = \"10.0.0\""));
     assert_eq!(
-        told[0].at.map(|at| (at.line, at.column)),
+        found[0].at.map(|at| (at.line, at.column)),
         Some((10, 27)),
-        "{told}"
+        "{found}"
     );
 }
 
@@ -465,9 +465,9 @@ fn columns_count_characters() {
 fn a_switch_checks_with_its_own_number_of_ports() {
     let set = RuleSet::from_toml(GOOD).expect("good");
     assert_eq!(set.check(5), []);
-    let told: Vec<String> = set.check(2).iter().map(ToString::to_string).collect();
+    let found: Vec<String> = set.check(2).iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        found,
         [
             "groups[0].endpoints[2].port: port 2 is beyond this switch's 2 ports (0 to 1)",
             "routes[0].next_hops[0].port: port 4 is beyond this switch's 2 ports (0 to 1)",

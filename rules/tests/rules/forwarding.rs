@@ -36,10 +36,10 @@ fn each_fault_has_its_position() {
         ),
     ];
     for (text, expected) in spoiled {
-        let told = RuleSet::from_toml(&text)
+        let found = RuleSet::from_toml(&text)
             .expect_err("the text has a fault")
             .to_string();
-        assert!(told.starts_with(expected) && !told.contains('\n'), "{told}");
+        assert!(found.starts_with(expected) && !found.contains('\n'), "{found}");
     }
     // Messages can contain faults that files cannot.
     let mut set = RuleSet::from_toml(GOOD).unwrap_or_else(|e| panic!("{e}"));
@@ -52,8 +52,8 @@ fn each_fault_has_its_position() {
         }
         .into();
     }
-    let told: Vec<_> = set.check(2).iter().map(ToString::to_string).collect();
+    let found: Vec<_> = set.check(2).iter().map(ToString::to_string).collect();
     let expected =
         "groups[0].endpoints[1].host.rank: is given in a group that does not compute: leave it out";
-    assert_eq!(told, [expected]);
+    assert_eq!(found, [expected]);
 }

@@ -407,9 +407,9 @@ fn hosts_must_have_the_role_that_their_kind_needs() {
         panic!("a host");
     };
     host.part = HostPart::Plain;
-    let told: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
+    let found: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        found,
         ["endpoints[1].host: has no rank: each host of a group that computes is a rank"]
     );
     let mut group = RuleSet::from_toml(RuleSet::schema_example())
@@ -433,9 +433,9 @@ fn hosts_must_have_the_role_that_their_kind_needs() {
         mac,
         ranks: vec![1],
     };
-    let told: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
+    let found: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        found,
         [
             "endpoints[1].host.rank: is given in a group that does not compute: leave it out",
             "endpoints[2].switch.ranks: is given in a group that does not compute: leave it out",
