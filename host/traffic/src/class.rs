@@ -24,7 +24,6 @@ pub(crate) struct Class {
 }
 
 impl Class {
-    /// Advances to the next flow.
     pub(crate) fn next_flow(&mut self) {
         self.cursor = if self.cursor + 1 == self.flows.len() {
             0

@@ -37,7 +37,6 @@ pub(crate) struct Source<B> {
     moved: Nanos,
 }
 
-/// Configuration of a [`Source`].
 pub(crate) struct SourceConfig<B> {
     pub(crate) frames: Vec<Positions<B>>,
     pub(crate) sequence: Vec<usize>,
