@@ -74,7 +74,7 @@ impl<const W: usize> PathSet<W> {
         (word, 1 << (path.index() % 64))
     }
 
-    /// Whether `path` is in it.
+    /// Returns true if `path` is in it.
     #[inline]
     pub fn contains(&self, path: PathId) -> bool {
         let (word, bit) = Self::bit(path);
@@ -127,7 +127,7 @@ impl<const W: usize> PathSet<W> {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether no path is in it.
+    /// Returns true if no path is in it.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0 == [0; W]

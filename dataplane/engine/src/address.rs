@@ -1,27 +1,28 @@
-//! Addresses of frames that have not been parsed.
+//! Reads addresses of frames that have not been parsed.
 
 use core::net::Ipv4Addr;
 
-use castnet_wire::ethernet::ETHERTYPE_IPV4;
+use castnet_wire::ethernet::{ETHERTYPE_IPV4, SRC_AT};
+use castnet_wire::layout;
 use castnet_wire::{Ethernet, MacAddr};
 
-/// The destination address of an IPv4 frame, read at its fixed place. `head` begins with the Ethernet header; up to two
-/// VLAN tags are stepped over. For who must know a frame's group before anything else: the dispatch to workers.
+/// Returns the destination address of an IPv4 frame. `head` begins with the Ethernet header; up to two VLAN tags are skipped. The
+/// dispatch to workers uses it to find the group of a frame.
 #[inline]
 pub fn destination(head: &[u8]) -> Option<Ipv4Addr> {
-    address(head, 16)
+    address(head, layout::DST.start)
 }
 
-/// The source address, likewise.
+/// Returns the source address of an IPv4 frame. `head` begins with the Ethernet header.
 #[inline]
 pub(crate) fn source(head: &[u8]) -> Option<Ipv4Addr> {
-    address(head, 12)
+    address(head, layout::SRC.start)
 }
 
-/// The source MAC address. `head` begins with the Ethernet header.
+/// Returns the source MAC address of a frame. `head` begins with the Ethernet header.
 #[inline]
 pub(crate) fn source_mac(head: &[u8]) -> Option<MacAddr> {
-    head.get(6..)?.first_chunk().copied().map(MacAddr)
+    head.get(SRC_AT..)?.first_chunk().copied().map(MacAddr)
 }
 
 #[inline]

@@ -1,4 +1,4 @@
-//! What a switch is: fixed when the engine starts, because all tables are sized from it.
+//! The configuration of an engine. It is fixed at the start, because all tables are sized from it.
 
 use core::net::Ipv4Addr;
 
@@ -9,17 +9,17 @@ use castnet_wire::{MacAddr, Nanos, PortId};
 pub struct PortInfo {
     /// Its number.
     pub id: PortId,
-    /// Its name: LLDP's port id, and what people read.
+    /// Its name, also the LLDP port id.
     pub name: String,
-    /// Its Ethernet address: the source of what leaves rewritten, and the answer to ARP for a McstID.
+    /// Its Ethernet address: the source of rewritten frames, and the answer to ARP requests for a McstID.
     pub mac: MacAddr,
-    /// The largest IP packet it carries, in bytes; Ethernet and VLAN headers come on top.
+    /// The largest IP packet that the port carries, in bytes without Ethernet and VLAN headers.
     pub mtu: usize,
-    /// Whether frames to unknown and to group Ethernet addresses are flooded to it.
+    /// True if frames to unknown and to group Ethernet addresses are flooded to it.
     pub flood: bool,
 }
 
-/// What an engine starts with. [`EngineConfig::new`] fills in sizes for a middling switch.
+/// The configuration of an engine. [`EngineConfig::new`] sets default sizes for a medium switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// The switch's name: LLDP's system name.
@@ -30,28 +30,28 @@ pub struct EngineConfig {
     pub addresses: Vec<Ipv4Addr>,
     /// Its ports, each number once.
     pub ports: Vec<PortInfo>,
-    /// Groups that fit.
+    /// Most groups.
     pub groups_max: usize,
-    /// Bytes that the state of all groups may take together.
+    /// Most bytes of state of all groups together.
     pub memory_bytes_max: usize,
-    /// Distinct next-hop Ethernet addresses that all groups may use together, at most 65,536.
+    /// Most distinct next-hop Ethernet addresses of all groups together, at most 65,536.
     pub next_hops_max: usize,
-    /// Ethernet addresses that are remembered.
+    /// Most learned Ethernet addresses.
     pub fdb_capacity: usize,
-    /// How long an Ethernet address is remembered after it was last seen.
+    /// Time after which an Ethernet address that was not seen again is forgotten.
     pub fdb_ageing: Nanos,
-    /// IPv4 neighbours, sighted in ARP, that are remembered.
+    /// Most IPv4 neighbours learned from ARP.
     pub neighbours_max: usize,
-    /// How often each port says who it is; `None` for never.
+    /// Interval between LLDP frames on each port; `None` for no LLDP.
     pub lldp_interval: Option<Nanos>,
-    /// Events that wait for a reader before further ones are only counted.
+    /// Capacity of the event queue. Events beyond it are only counted.
     pub events_max: usize,
-    /// Seeds the hashes of the tables, so that a host cannot choose addresses that collide.
+    /// Seed of the table hashes, so that a host cannot choose addresses that collide.
     pub hash_seed: u64,
 }
 
 impl EngineConfig {
-    /// The configuration of a switch of this name with these ports; its Ethernet address is that of its first port.
+    /// Returns the configuration of a switch with this name and these ports. Its Ethernet address is that of its first port.
     pub fn new(switch: impl Into<String>, ports: Vec<PortInfo>) -> Self {
         Self {
             switch: switch.into(),
@@ -70,7 +70,10 @@ impl EngineConfig {
         }
     }
 
-    /// Whether an engine can run with it.
+    /// Checks the configuration.
+    ///
+    /// # Errors
+    /// A port is configured twice, or a size is too large.
     pub fn check(&self) -> Result<(), ConfigError> {
         let mut seen = 0u64;
         for port in &self.ports {
@@ -95,19 +98,19 @@ impl EngineConfig {
     }
 }
 
-/// Groups that any engine can hold.
+/// The largest value of [`EngineConfig::groups_max`].
 const GROUPS_LIMIT: usize = 1 << 20;
 
 /// Why an engine cannot start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Two ports have one number.
+    /// Two ports have the same number.
     #[error("port {port} is configured twice")]
     DuplicatePort {
         /// The number.
         port: PortId,
     },
-    /// A size is beyond what the tables can be built for.
+    /// A size is too large for its table.
     #[error("{what} is {value}: at most {max}")]
     TooLarge {
         /// The field.

@@ -1,9 +1,9 @@
-//! Dry runs: what would happen to a frame, found out on a copy.
+//! Dry runs: determine what would happen to a frame, on a copy of the state.
 //!
-//! A worker must not stand still for it. So the thread that asks allocates all memory beforehand ([`DryRun::new`]), the worker
-//! copies into it the state that decides on that frame ([`Engine::copy_into`]), and the stages run on the thread that asked
-//! ([`DryRun::run`]). The copy is bounded by what is in flight in the frame's groups, or for a frame of no group by the
-//! capacities of the tables of addresses; payload in the slots of collective groups is never copied.
+//! A dry run must not delay a worker. The calling thread allocates all memory ([`DryRun::new`]), the worker copies the state that
+//! affects the frame ([`Engine::copy_into`]), and the stages run on the calling thread ([`DryRun::run`]). The copy is bounded by
+//! the packets in flight in the frame's groups or, for a frame of no group, by the capacities of the address tables. Payload in
+//! the slots of collective groups is not copied.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::output::cx::Cx;
 use crate::plain::{PlainEgress, PlainFrame};
 use crate::tables::published::Tables;
 
-/// Groups that the way of one frame can depend on: those of its two addresses.
+/// Most groups that can affect one frame: those of its two addresses.
 const GROUPS_MAX: usize = 2;
-/// Next hops that they can have.
+/// Most next hops of these groups.
 const NEXT_HOPS_MAX: usize = GROUPS_MAX * ENDPOINTS_MAX;
 
-/// One frame, and room for what its way depends on.
+/// One frame, and memory for the state that affects it.
 #[derive(Debug)]
 pub struct DryRun {
     at: Nanos,
@@ -33,13 +33,13 @@ pub struct DryRun {
     frame: Vec<u8>,
     engine: Engine,
     tables: Option<Arc<Tables>>,
-    /// Compiled groups that the frame may be of, until their state is there.
+    /// Compiled groups of the frame's addresses, until their state is copied.
     groups: Vec<Option<Context>>,
 }
 
 impl DryRun {
-    /// Takes all memory for a dry run of a frame on an engine that runs with this configuration. `compile` makes the group
-    /// of an address, where there is one, by [`Context::compile_dry`] from the rule that runs.
+    /// Allocates all memory for a dry run of a frame on an engine with this configuration. `compile` returns the group of an
+    /// address, if there is one, compiled by [`Context::compile_dry`] from the running rule.
     pub fn new(
         config: &EngineConfig,
         ingress: PortId,
@@ -56,7 +56,7 @@ impl DryRun {
         let mut groups: Vec<_> = addresses(&frame).into_iter().flatten().map(compile).collect();
         for group in groups.iter_mut().flatten() {
             let bound = group.bind(&mut engine.services.output.next_hops, own);
-            debug_assert!(bound.is_ok(), "there is a place for each");
+            debug_assert!(bound.is_ok(), "the table has capacity for all next hops");
         }
         Self {
             at: Nanos::ZERO,
@@ -68,8 +68,7 @@ impl DryRun {
         }
     }
 
-    /// What would happen to the frame, stage by stage. In frames that would be sent from a group's slots, zeros stand for the
-    /// payload.
+    /// Returns the trace of the frame. In frames that would be sent from a group's slots, the payload is zeros.
     pub fn run(mut self) -> Trace {
         self.engine.bridge.tables = self.tables.unwrap_or_default();
         let mut recorder = Recorder::new(self.at, self.ingress, self.frame.clone());
@@ -85,7 +84,7 @@ impl DryRun {
     }
 }
 
-/// The addresses of a frame that may be groups', none of them twice.
+/// Returns the addresses of a frame that may belong to groups, without duplicates.
 fn addresses(frame: &[u8]) -> [Option<Ipv4Addr>; GROUPS_MAX] {
     let [a, b] = match parse_network(frame, frame.len()) {
         Ok(Parsed::Arp(Arp {
@@ -97,7 +96,7 @@ fn addresses(frame: &[u8]) -> [Option<Ipv4Addr>; GROUPS_MAX] {
 }
 
 impl Engine {
-    /// Says what would happen to a frame, stage by stage, and changes nothing. See [`DryRun`], whose parts this is all of.
+    /// Returns the trace of a frame, and changes nothing. This is a whole [`DryRun`] in one call.
     pub fn trace(&self, now: Nanos, ingress: PortId, frame: &[u8]) -> Trace {
         let ports = &self.config.ports;
         let compile = |address| {
@@ -109,7 +108,7 @@ impl Engine {
         dry.run()
     }
 
-    /// Copies into `dry` what the way of its frame depends on. Takes no memory, and frees none.
+    /// Copies the state that affects the frame of `dry` to it. Neither allocates nor frees memory.
     pub fn copy_into(&self, now: Nanos, dry: &mut DryRun) {
         let DryRun {
             at,
@@ -122,23 +121,23 @@ impl Engine {
         *at = now;
         engine.services.output.ports = self.services.output.ports.clone();
         *tables = Some(self.bridge.tables.clone());
-        for place in groups {
-            let running = place.as_ref().and_then(|group| self.groups.get(group.mcst_id()));
+        for entry in groups {
+            let running = entry.as_ref().and_then(|group| self.groups.get(group.mcst_id()));
             if let Some(running) = running
-                && let Some(mut group) = place.take_if(|group| group.same_rule(running))
+                && let Some(mut group) = entry.take_if(|group| group.same_rule(running))
             {
                 group.copy_state(running);
                 engine.groups.insert(group);
             }
         }
-        // Frames of a group touch no table of addresses.
+        // Frames of a group do not read the address tables.
         let of_group = matches!(parse_frame(frame, frame.len()), Ok(Parsed::Roce(_)))
             && address::destination(frame).is_some_and(|dst| engine.groups.find(dst).is_some());
         if !of_group {
             engine.bridge.fdb.copy_from(&self.bridge.fdb);
             engine.bridge.neighbours.copy_from(&self.bridge.neighbours);
         }
-        engine.bridge.fdb_full_told = self.bridge.fdb_full_told;
+        engine.bridge.fdb_full_reported = self.bridge.fdb_full_reported;
         engine.bridge.lldp_at = self.bridge.lldp_at;
         engine.bridge.lldp_answers = self.bridge.lldp_answers;
         engine.bridge.ageing_at = self.bridge.ageing_at;

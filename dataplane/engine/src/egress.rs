@@ -1,4 +1,4 @@
-//! Where frames leave: what the engine asks of whoever runs it (a worker over real ports, or the simulator).
+//! The sending side of the ports. A worker implements it over real ports, the simulator over simulated ones.
 
 use castnet_wire::{FrameBuf, PortId};
 
@@ -6,32 +6,33 @@ use crate::port_set::PortSet;
 
 /// The sending side of all ports of a switch.
 pub trait Egress {
-    /// How this runner's ports hold a frame.
+    /// A frame in a buffer of these ports.
     type Buf: FrameBuf;
 
-    /// A frame with the bytes of `original` to leave by `port`: at least `header` bytes of private head, and a private
-    /// trailer; the body may be shared, or copied: the port knows. `None` where no buffer is free.
+    /// Returns a replica of `original` for egress port `port`. It has at least `header` bytes of private head, and a private
+    /// trailer; the port decides whether the body is shared or copied. `None` if no buffer is free.
     fn replicate(&mut self, port: PortId, original: &Self::Buf, header: usize) -> Option<Self::Buf>;
 
-    /// Whether replicas of a frame of `length` bytes to all of these ports are best made by [`Egress::lend`].
+    /// Returns true if [`Egress::lend`] is the cheapest way to make replicas of a frame of `length` bytes for all these ports.
     fn lends(&self, ports: PortSet, length: usize) -> bool {
         let _ = (ports, length);
         false
     }
 
-    /// A replica with a private head of 64 bytes that borrows all the rest of `original`, the trailer too: while both live,
-    /// neither's trailer can be written. `to_come` more replicas of it will be asked for. `None` where no buffer is free.
+    /// Returns a replica with a private head of 64 bytes. It shares all other bytes of `original`, including the trailer: the
+    /// trailer of neither can be written while both exist. `to_come` is the number of further replicas that will be requested.
+    /// `None` if no buffer is free.
     fn lend(&mut self, original: &Self::Buf, to_come: usize) -> Option<Self::Buf> {
         let _ = (original, to_come);
         None
     }
 
-    /// A fresh frame of `length` bytes to leave by `port`, its head zeroed. `None` where no buffer is free.
+    /// Returns a new frame of `length` bytes for egress port `port`, with a zeroed head. `None` if no buffer is free.
     fn allocate(&mut self, port: PortId, length: usize) -> Option<Self::Buf>;
 
-    /// A fresh frame with the bytes of all `parts`, one after the other, to leave by `port`. `None` as above.
+    /// Returns a new frame for egress port `port` with the concatenated bytes of `parts`. `None` if no buffer is free.
     fn gather(&mut self, port: PortId, parts: &[&[u8]]) -> Option<Self::Buf>;
 
-    /// Queues `frame` for sending on `port`. What happens to it from here on is the port's to count.
+    /// Queues `frame` for sending on `port`. The port counts what happens to the frame from here on.
     fn send(&mut self, port: PortId, frame: Self::Buf);
 }

@@ -1,4 +1,4 @@
-//! The engine: its tables, and what control does to them between batches.
+//! The engine: its tables, and the functions that control calls between batches.
 
 use std::sync::Arc;
 
@@ -24,28 +24,28 @@ use crate::output::cx::Cx;
 use crate::tables::fdb::FdbEntry;
 use crate::tables::published::Tables;
 
-/// One worker's engine.
+/// The engine of one worker.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) config: Arc<EngineConfig>,
     pub(crate) groups: Groups,
     pub(crate) services: Services,
-    /// What belongs to no group.
+    /// Switching and routing of frames that belong to no group.
     pub(crate) bridge: Bridge,
     pub(crate) taps: Taps,
 }
 
 impl Engine {
-    /// An engine without groups and routes, every port up. Takes the memory of all tables.
+    /// Returns an engine without groups and routes, with every port up. Allocates all tables.
     ///
     /// # Errors
-    /// The configuration contradicts itself or is too large.
+    /// A port is configured twice, or a size is too large.
     pub fn new(config: EngineConfig) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self::build(config))
     }
 
-    /// The same with a configuration that has been checked.
+    /// Builds an engine from a checked configuration.
     pub(crate) fn build(config: EngineConfig) -> Self {
         let config = Arc::new(config);
         Self {
@@ -57,21 +57,21 @@ impl Engine {
         }
     }
 
-    /// What it was started with.
+    /// The configuration of the engine.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
     // ------------------------------------------------------------------------------------------------ control
 
-    /// Puts a compiled group in service. Where one of the same address runs, the new one takes its place with fresh
-    /// state; where that one runs the very same rule, it stays as it is, and the new one is handed back. Either way the
-    /// group that is returned is the caller's to free, elsewhere.
+    /// Installs a compiled group. A running group of the same address is replaced, and the new group starts with fresh state. If
+    /// the running group has an equal rule, it stays, and the new group is returned. The caller frees the returned group on
+    /// another thread.
     ///
-    /// Takes time in proportion to the group's paths, and no memory.
+    /// Takes time in proportion to the group's paths, and does not allocate.
     ///
     /// # Errors
-    /// No place or memory for it; nothing has changed then.
+    /// No capacity or memory is left for the group. Nothing has changed then.
     pub fn install(&mut self, group: impl Into<Context>) -> Result<Option<Context>, InstallError> {
         let mut group = group.into();
         let mcst_id = group.mcst_id();
@@ -85,24 +85,23 @@ impl Engine {
         {
             return Ok(Some(group));
         }
-        self.groups.room_for(&group)?;
+        self.groups.check_capacity_for(&group)?;
         group.bind(
             &mut self.services.output.next_hops,
             self.config.addresses.first().copied(),
         )?;
-        let (place, replaced) = self.groups.insert(group);
-        self.services.timers.disarm(place);
+        let (slot, replaced) = self.groups.insert(group);
+        self.services.timers.disarm(slot);
         if let Some(replaced) = &replaced {
             replaced.unbind(&mut self.services.output.next_hops);
         }
         Ok(replaced)
     }
 
-    /// Takes a group out of service; it is the caller's to free, elsewhere, or to [attach](Engine::attach) to another
-    /// engine.
+    /// Removes a group. The caller frees it on another thread, or [attaches](Engine::attach) it to another engine.
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
-        let (place, group) = self.groups.remove(mcst_id)?;
-        self.services.timers.disarm(place);
+        let (slot, group) = self.groups.remove(mcst_id)?;
+        self.services.timers.disarm(slot);
         group.unbind(&mut self.services.output.next_hops);
         Some(group)
     }
@@ -117,27 +116,27 @@ impl Engine {
         self.groups.get(mcst_id)?.collective()
     }
 
-    /// All groups, in no particular order but always the same.
+    /// All groups, in order of their slots.
     pub fn groups(&self) -> impl Iterator<Item = &Context> {
         self.groups.iter()
     }
 
-    /// How many groups of all kinds there are.
+    /// The number of groups of all kinds.
     pub fn group_count(&self) -> usize {
         self.groups.len()
     }
 
-    /// Bytes that all groups take.
+    /// Bytes of memory that all groups use.
     pub fn group_memory_bytes(&self) -> usize {
         self.groups.memory_used()
     }
 
-    /// The state of a group, for people. Allocates.
+    /// The state of a group, for display. Allocates.
     pub fn status(&self, mcst_id: McstId) -> Option<ContextStatus> {
         self.groups.get(mcst_id).map(Context::status)
     }
 
-    /// The state of a multicast group, for people. Allocates.
+    /// The state of a multicast group, for display. Allocates.
     pub fn group_status(&self, mcst_id: McstId) -> Option<GroupStatus> {
         match self.groups.get(mcst_id)? {
             Context::Multicast(group) => Some(group.status()),
@@ -145,12 +144,12 @@ impl Engine {
         }
     }
 
-    /// The state of a collective group, for people. Allocates.
+    /// The state of a collective group, for display. Allocates.
     pub fn collective_status(&self, mcst_id: McstId) -> Option<CollectiveGroupStatus> {
         self.collective(mcst_id).map(Collective::status)
     }
 
-    /// Takes new tables. What was learned on ports that went down is forgotten.
+    /// Replaces the tables. Addresses learned on ports that went down are forgotten.
     pub fn set_tables(&mut self, now: Nanos, tables: Arc<Tables>) {
         let Services { output, events, .. } = &mut self.services;
         self.bridge.set_tables(now, tables, &mut output.ports, events);
@@ -163,14 +162,14 @@ impl Engine {
 
     // ------------------------------------------------------------------------------------------------- timers
 
-    /// When [`Engine::handle_timeout`] is to be called.
+    /// The time at which [`Engine::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Nanos> {
         let own = self.bridge.poll_timeout();
         own.into_iter().chain(self.services.timers.poll()).min()
     }
 
-    /// Does what time asks for: LLDP, a bounded piece of ageing, stall reports of groups, what collective groups repeat or
-    /// have yet to send.
+    /// Runs all timers that are due: LLDP, a bounded part of ageing, stall reports of groups, retransmissions and pending
+    /// emissions of collective groups.
     pub fn handle_timeout<E: Egress>(&mut self, now: Nanos, egress: &mut E) {
         if self.taps.armed() {
             let mut recorder = Recorder::new(now, PortId::default(), Vec::new());
@@ -207,7 +206,7 @@ impl Engine {
         while let Some(slot) = services.timers.fine.pop(now) {
             groups.with(slot, |group| group.timeout(services, &mut cx, slot));
         }
-        // Those that have still more to send queue up again.
+        // A group that has still more to send is queued again.
         for _ in 0..services.timers.emitting.len() {
             let Some(slot) = services.timers.emitting.pop_front() else {
                 return;
@@ -218,12 +217,12 @@ impl Engine {
 
     // ------------------------------------------------------------------------------------------------ reading
 
-    /// What happened, oldest first.
+    /// Removes and returns the oldest event.
     pub fn pop_event(&mut self) -> Option<EngineEvent> {
         self.services.events.pop()
     }
 
-    /// Events that found the queue full.
+    /// The number of events lost because the queue was full.
     pub fn events_lost(&self) -> u64 {
         self.services.events.lost()
     }
@@ -233,8 +232,8 @@ impl Engine {
         self.services.output.counters.totals
     }
 
-    /// Fills a snapshot: totals and ports always, groups from [`CountersSnapshot::next_group`] on while they fit into
-    /// what `into` has room for. Does not allocate where `into` was made with room.
+    /// Fills a snapshot: totals and ports always, and groups from [`CountersSnapshot::next_group`] on, up to the capacity of `into`.
+    /// Does not allocate if `into` has enough capacity for the ports.
     pub fn snapshot(&self, into: &mut CountersSnapshot) {
         let Output { ports, counters, .. } = &self.services.output;
         into.totals = counters.totals;
@@ -243,13 +242,13 @@ impl Engine {
         let present = ports.present.into_iter();
         into.ports.extend(present.map(|port| (port, counters.port(port))));
         let mut first = true;
-        for place in into.next_group..self.groups.places() {
-            let Some(context) = self.groups.at(place as u32) else {
+        for slot in into.next_group..self.groups.slot_count() {
+            let Some(context) = self.groups.at(slot as u32) else {
                 continue;
             };
             if !context.snapshot(into) {
-                // A group that does not even fit alone is passed over, or the walk would never end.
-                into.next_group = if first { place + 1 } else { place };
+                // A group that does not fit alone is skipped; otherwise the walk would never end.
+                into.next_group = if first { slot + 1 } else { slot };
                 return;
             }
             first = false;
@@ -257,56 +256,56 @@ impl Engine {
         into.next_group = 0;
     }
 
-    /// The Ethernet addresses that are known, in no particular order.
+    /// The learned Ethernet addresses, in no particular order.
     pub fn fdb(&self, now: Nanos) -> impl Iterator<Item = FdbEntry> {
         self.bridge.fdb.entries(now)
     }
 
-    /// Who is on the links.
+    /// The known neighbours on all links.
     pub fn neighbours(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
         self.bridge.neighbours.iter(now)
     }
 
     // ----------------------------------------------------------------------------------------------- watching
 
-    /// Records for a subscriber the way of the next `count` frames that `filter` wants; they wait for
-    /// [`Engine::pop_trace`]. Takes the place of what the subscriber had.
+    /// Traces the next `count` frames that match `filter`, for a subscriber. Traces wait for [`Engine::pop_trace`]. Replaces an
+    /// earlier subscription of the same id.
     pub fn arm_trace(&mut self, id: TapId, filter: FrameFilter, count: u64) {
         self.taps.arm_trace(id, filter, count);
     }
 
-    /// Copies for a subscriber up to `length_max` bytes of each of the next `count` frames that `filter` wants; they wait
-    /// for [`Engine::pop_captured`]. Takes the place of what the subscriber had.
+    /// Captures up to `length_max` bytes of each of the next `count` frames that match `filter`, for a subscriber. Captured frames
+    /// wait for [`Engine::pop_captured`]. Replaces an earlier subscription of the same id.
     pub fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
         self.taps.arm_capture(id, filter, length_max, count);
     }
 
-    /// How many frames a subscriber still wants; 0 where there is none.
+    /// The number of frames that a subscriber still wants; 0 if there is no subscriber.
     pub fn tap_left(&self, id: TapId) -> u64 {
         self.taps.left(id)
     }
 
-    /// Ends a subscriber, with what waits for it.
+    /// Removes a subscriber and its queue.
     pub fn disarm(&mut self, id: TapId) {
         self.taps.disarm(id);
     }
 
-    /// The oldest live trace that waits for a subscriber.
+    /// Removes and returns the oldest trace of a subscriber.
     pub fn pop_trace(&mut self, id: TapId) -> Option<Trace> {
         self.taps.pop_trace(id)
     }
 
-    /// The oldest captured frame that waits for a subscriber.
+    /// Removes and returns the oldest captured frame of a subscriber.
     pub fn pop_captured(&mut self, id: TapId) -> Option<Captured> {
         self.taps.pop_captured(id)
     }
 
-    /// Wanted frames that found a subscriber's queue full, since this was asked last.
+    /// Returns the frames lost since the last call because the subscriber's queue was full.
     pub fn take_tap_lost(&mut self, id: TapId) -> u64 {
         self.taps.take_lost(id)
     }
 
-    /// What [`Engine::take_tap_lost`] has returned, of all subscribers.
+    /// The sum of all values that [`Engine::take_tap_lost`] has returned.
     pub fn taps_lost(&self) -> u64 {
         self.taps.lost()
     }

@@ -1,15 +1,45 @@
-//! The match-action pipeline over batches of frames: parse, classify, run the group's machine, carry its effects out on
-//! bytes, send. Frames of no group are switched as an Ethernet switch would, or routed where routes are installed.
+//! The match-action pipeline of a switch: parse a frame, classify it, run the group's protocol machine, execute its effects on
+//! bytes, send. Frames that belong to no group are switched by Ethernet address, or routed if routes are installed.
 //!
-//! The engine does no I/O and knows no clock. It is driven by whoever owns the ports:
+//! Main types: [`Engine`] (the pipeline of one worker), [`Context`] (a compiled group of any kind), [`Tables`] (routes and port
+//! states), [`Egress`] (the sending side of the ports), [`Trace`] (the stages that one frame passed).
 //!
-//! 1. [`Engine::process`] for each batch that a port received: it drains the batch into the [`Egress`];
-//! 2. [`Engine::handle_timeout`] when the time of [`Engine::poll_timeout`] has come;
-//! 3. between batches [`Engine::install`], [`Engine::remove`], [`Engine::set_tables`]; and draining of
-//!    [`Engine::pop_event`], [`Engine::pop_trace`], [`Engine::pop_captured`].
+//! The engine does no I/O and reads no clock. A worker or the simulator calls it:
 //!
-//! All tables are sized in [`Engine::new`], and a [`Group`] brings its memory along; from then on a frame costs no
-//! allocation (contract S2). Each frame ends in exactly one [`Verdict`], and that is counted (S1).
+//! 1. [`Engine::process`] for each received batch: drains the batch into the [`Egress`];
+//! 2. [`Engine::handle_timeout`] at the time that [`Engine::poll_timeout`] returns;
+//! 3. between batches [`Engine::install`], [`Engine::remove`] and [`Engine::set_tables`], and the queues
+//!    [`Engine::pop_event`], [`Engine::pop_trace`] and [`Engine::pop_captured`].
+//!
+//! [`Engine::new`] allocates all tables, and a [`Context`] has all memory of its group. After that no frame causes an allocation
+//! (contract S2). Each frame ends in exactly one [`Verdict`], which is counted (S1).
+//!
+//! ```
+//! use castnet_engine::plain::{PlainEgress, PlainFrame};
+//! use castnet_engine::{Engine, EngineConfig, PortInfo, Verdict};
+//! use castnet_wire::{Batch, MacAddr, Nanos, PortId};
+//!
+//! let port = |n: u8| PortId::new(n).unwrap();
+//! let info = |n: u8| PortInfo {
+//!     id: port(n),
+//!     name: format!("port{n}"),
+//!     mac: MacAddr([2, 0, 0, 0, 0, n]),
+//!     mtu: 1500,
+//!     flood: true,
+//! };
+//! let mut engine = Engine::new(EngineConfig::new("switch", vec![info(0), info(1)])).unwrap();
+//!
+//! // A frame to an unknown address is flooded to the other port.
+//! let mut frame = vec![0; 60];
+//! frame[..6].copy_from_slice(&[2, 0, 0, 0, 1, 9]);
+//! frame[6..12].copy_from_slice(&[2, 0, 0, 0, 1, 1]);
+//! frame[12..14].copy_from_slice(&[0x88, 0xB5]);
+//! let mut batch: Batch<PlainFrame> = [PlainFrame(frame)].into_iter().collect();
+//! let mut egress = PlainEgress::default();
+//! engine.process(Nanos::ZERO, port(0), &mut batch, &mut egress);
+//! assert_eq!(egress.take(port(1)).len(), 1);
+//! assert_eq!(engine.totals().flooded, 1);
+//! ```
 #![forbid(unsafe_code)]
 
 mod address;

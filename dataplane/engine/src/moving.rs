@@ -1,8 +1,8 @@
-//! A group on its way from one engine to another, with all its state: machine, slots, counters and timers.
+//! Moves a group from one engine to another, with all its state: machine, slots, counters and timers.
 //!
-//! Whoever moves it asks the engine that will get it first ([`Engine::expect`]), so that nothing can be refused once the
-//! group is under way. Taking it out is [`Engine::remove`]; what that returns goes on as if nothing had happened where it
-//! is put in again ([`Engine::attach`]). Neither takes memory.
+//! The mover first reserves capacity in the target engine ([`Engine::expect`]), so that the move cannot fail later. Then it
+//! removes the group from the source engine ([`Engine::remove`]) and attaches it to the target ([`Engine::attach`]), where the
+//! group continues without interruption. None of these functions allocates.
 
 use castnet_wire::{MacAddr, McstId, Nanos};
 
@@ -10,26 +10,25 @@ use crate::engine::Engine;
 use crate::group::context::Context;
 use crate::group::install::InstallError;
 
-/// What an engine must have for a group that will come, and then keeps for it. Made, and freed, where time does not
-/// matter.
+/// The resources that an engine reserves for a group that will be attached. Create and free it outside the worker threads.
 #[derive(Clone, Debug)]
 pub struct Expected {
     mcst_id: McstId,
     memory_bytes: usize,
     /// The Ethernet addresses of its next hops.
     macs: Box<[MacAddr]>,
-    /// The places that the engine keeps for them.
-    places: Box<[u16]>,
+    /// The indexes that the engine reserves for these addresses.
+    indexes: Box<[u16]>,
 }
 
 impl Expected {
-    /// A group of this address, which takes so much of the memory for groups and has these next hops.
+    /// Describes a group: its address, the bytes of group memory that it uses, and its next hops.
     pub fn new(mcst_id: McstId, memory_bytes: usize, next_hops: impl IntoIterator<Item = MacAddr>) -> Self {
         let macs: Box<[MacAddr]> = next_hops.into_iter().collect();
         Self {
             mcst_id,
             memory_bytes,
-            places: vec![0; macs.len()].into_boxed_slice(),
+            indexes: vec![0; macs.len()].into_boxed_slice(),
             macs,
         }
     }
@@ -41,32 +40,31 @@ impl Expected {
 }
 
 impl Engine {
-    /// Keeps places for a group that will come. Until it has come, or [`Engine::unexpect`] has said that it will not, no
-    /// other group may be installed here.
+    /// Reserves capacity for a group that will be attached. Until [`Engine::attach`] or [`Engine::unexpect`], no other group may be
+    /// installed in this engine.
     ///
     /// # Errors
-    /// There is no place or memory for it; nothing is kept then.
+    /// There is no capacity or memory for the group. Nothing is reserved then.
     pub fn expect(&mut self, group: &mut Expected) -> Result<(), InstallError> {
-        self.groups.room(group.mcst_id, group.memory_bytes)?;
-        let Expected { macs, places, .. } = group;
+        self.groups.check_capacity(group.mcst_id, group.memory_bytes)?;
+        let Expected { macs, indexes, .. } = group;
         let next_hops = &mut self.services.output.next_hops;
-        next_hops.acquire_all(macs.iter().copied(), |i, place| places[i] = place)?;
+        next_hops.acquire_all(macs.iter().copied(), |i, index| indexes[i] = index)?;
         Ok(())
     }
 
-    /// Gives back what was kept.
+    /// Releases the reservation.
     pub fn unexpect(&mut self, group: &Expected) {
         group
-            .places
+            .indexes
             .iter()
-            .for_each(|place| self.services.output.next_hops.release(*place));
+            .for_each(|index| self.services.output.next_hops.release(*index));
     }
 
-    /// Puts a group in service that another engine had, and goes on with it: its timers run, and what it had yet to send
-    /// goes out.
+    /// Installs a group that was removed from another engine. Its timers are armed and its pending emissions are queued.
     ///
     /// # Errors
-    /// No place for it, which cannot be where it was [expected](Engine::expect). It comes back unharmed.
+    /// No capacity for the group. This cannot happen after [`Engine::expect`]. The group is returned unchanged.
     pub fn attach(
         &mut self,
         now: Nanos,
@@ -74,15 +72,15 @@ impl Engine {
         expected: &Expected,
     ) -> Result<(), (InstallError, Context)> {
         let own = self.config.addresses.first().copied();
-        let room = self.groups.room_for(&group);
+        let room = self.groups.check_capacity_for(&group);
         let bound = room.and_then(|()| Ok(group.bind(&mut self.services.output.next_hops, own)?));
         self.unexpect(expected);
         if let Err(error) = bound {
             return Err((error, group));
         }
-        let (place, _) = self.groups.insert(group);
+        let (index, _) = self.groups.insert(group);
         self.groups
-            .with(place, |group| group.resume(&mut self.services, now, place));
+            .with(index, |group| group.resume(&mut self.services, now, index));
         Ok(())
     }
 }

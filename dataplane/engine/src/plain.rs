@@ -1,4 +1,4 @@
-//! The simplest frames and egress there are: bytes in vectors. For tests and the simulator, and for dry runs.
+//! Frames and egress over byte vectors, for tests, the simulator and dry runs.
 
 use castnet_wire::{FrameBuf, PortId};
 
@@ -29,7 +29,7 @@ impl PlainFrame {
         Self(bytes)
     }
 
-    /// All its bytes.
+    /// All bytes of the frame.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -63,17 +63,17 @@ impl FrameBuf for PlainFrame {
     }
 }
 
-/// An egress that keeps what is sent, in order.
+/// An egress that stores sent frames in order.
 #[derive(Clone, Debug, Default)]
 pub struct PlainEgress {
-    /// What was sent, and by which port, oldest first.
+    /// Sent frames with their egress ports, oldest first.
     pub sent: Vec<(PortId, PlainFrame)>,
-    /// How many more buffers may be taken; `None` for as many as wanted.
+    /// The number of buffers left; `None` for no limit.
     pub buffers: Option<usize>,
 }
 
 impl PlainEgress {
-    /// Takes what was sent on `port` out, oldest first.
+    /// Removes and returns the frames sent on `port`, oldest first.
     pub fn take(&mut self, port: PortId) -> Vec<PlainFrame> {
         let (mine, others) = std::mem::take(&mut self.sent)
             .into_iter()

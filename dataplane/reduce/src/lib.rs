@@ -1,7 +1,7 @@
 //! The arithmetic of collectives: two payloads become one, element by element (EPIC 3.3 and appendix N).
 //!
 //! A switch takes a [`Kernel`] once per collective and applies it to each contribution; [`reduce`] does both for whoever
-//! reduces once. Elements are little endian, and lie anywhere: no alignment is asked for. Of two lengths the shorter
+//! reduces once. Elements are little endian, and lie anywhere: no alignment is requested. Of two lengths the shorter
 //! counts, and bytes at the end that are no whole element are left alone. Where the operation is not for the type
 //! ([`Operation::supports`]), which no control message that parses can say, nothing is changed.
 //!
@@ -45,7 +45,7 @@ pub fn reduce(op: Operation, ty: DataType, flags: CallFlags, acc: &mut [u8], con
 }
 
 /// `out[i] = (contributions[0][i] op contributions[1][i]) op ...`: in the order given, so the same bit for bit whenever
-/// they arrived. `out` is not read; where there are no contributions, it is not written either.
+/// they arrived. `out` is not read; if there are no contributions, it is not written either.
 pub fn reduce_all(op: Operation, ty: DataType, flags: CallFlags, out: &mut [u8], contributions: &[&[u8]]) {
     Kernel::select(op, ty, flags).fold(out, contributions.iter().copied());
 }

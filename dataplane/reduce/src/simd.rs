@@ -1,5 +1,5 @@
 //! The fence round vector instructions: functions compiled for instruction sets that a processor may lack, and the
-//! proof that they are called only where it has them.
+//! proof that they are called only if it has them.
 //!
 //! Nearly all of it are the plain loops of `element` and `operation`, compiled once for each [`Level`]. Only f16's
 //! conversions are written with intrinsics.

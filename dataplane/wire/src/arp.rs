@@ -3,6 +3,7 @@
 use crate::error::{Header, ParseError, fixed_header};
 use crate::ids::MacAddr;
 use core::net::Ipv4Addr;
+use core::ops::Range;
 
 /// The operation of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +38,10 @@ const PREFIX: [u8; 6] = [0, 1, 8, 0, 6, 4];
 impl Arp {
     /// Bytes of a packet, without the Ethernet header.
     pub const LEN: usize = 28;
+    /// Range of the sender's IP address.
+    pub const SENDER_IP: Range<usize> = 14..18;
+    /// Range of the target's IP address.
+    pub const TARGET_IP: Range<usize> = 24..28;
 
     /// Returns a request for the Ethernet address of `target_ip`.
     pub const fn request(sender_mac: MacAddr, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) -> Self {
@@ -100,9 +105,9 @@ impl Arp {
         b[..6].copy_from_slice(&PREFIX);
         b[6..8].copy_from_slice(&(self.op as u16).to_be_bytes());
         b[8..14].copy_from_slice(&self.sender_mac.0);
-        b[14..18].copy_from_slice(&self.sender_ip.octets());
+        b[Self::SENDER_IP].copy_from_slice(&self.sender_ip.octets());
         b[18..24].copy_from_slice(&self.target_mac.0);
-        b[24..28].copy_from_slice(&self.target_ip.octets());
+        b[Self::TARGET_IP].copy_from_slice(&self.target_ip.octets());
         b
     }
 }

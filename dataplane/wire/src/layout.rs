@@ -54,6 +54,8 @@ pub const UDP_CHECKSUM: Range<usize> = UDP.start + 6..UDP.start + 8;
 pub const BTH: Range<usize> = UDP.end..UDP.end + Bth::LEN;
 /// Opcode.
 pub const OPCODE: usize = BTH.start;
+/// Pad count in bits 4 and 5, with flags and the transport version.
+pub const PAD: usize = BTH.start + 1;
 /// Destination QPN.
 pub const DEST_QP: Range<usize> = BTH.start + 5..BTH.start + 8;
 /// Acknowledgement request in the highest bit, then reserved bits.

@@ -15,7 +15,7 @@ const UNKNOWN_BEHIND: i32 = 1 << 22;
 /// The state of one group at one switch: Cepheus' MFT but for what only rewriting needs.
 ///
 /// Replication. Data from the source goes on by every path that has not acknowledged it: a new packet by all, a
-/// retransmitted one only where it is needed (M3). What all have acknowledged goes nowhere; the acknowledgement that the
+/// retransmitted one only if it is needed (M3). What all have acknowledged goes nowhere; the acknowledgement that the
 /// source must have missed is given again when it asks or comes by the last such packet. In a tree, the lowest switch
 /// whose feedback was lost answers.
 ///
@@ -95,7 +95,7 @@ impl Multicast {
         }
     }
 
-    /// Takes on the state of `of`, a machine of the same configuration. Takes no memory.
+    /// Takes on the state of `of`, a machine of the same configuration. Allocates no memory.
     pub fn copy_state(&mut self, of: &Self) {
         self.table.clone_from(&of.table);
         *self = Self {
@@ -144,7 +144,7 @@ impl Multicast {
         taken
     }
 
-    /// Whether the data packet of `psn` is to go to `path`: one that is not the source's and has not acknowledged it (M3).
+    /// Returns true if the data packet of `psn` is to go to `path`: one that is not the source's and has not acknowledged it (M3).
     #[inline]
     pub fn lacks(&self, path: PathId, psn: Psn) -> bool {
         let entry = self.table.get(path.index());
@@ -152,7 +152,7 @@ impl Multicast {
         path != self.source && psn.is_after(self.agg_ack) && entry.is_some_and(|e| psn.is_after(e.ack()))
     }
 
-    /// Asks for the memory that feedback of `from` touches beside the machine itself.
+    /// Prefetches the memory that feedback of `from` touches beside the machine itself.
     #[inline]
     pub fn prefetch(&self, from: PathId, by: &impl Prefetch) {
         if let Some(entry) = self.table.get(from.index()) {
@@ -193,7 +193,7 @@ impl Multicast {
         (self.phase != Phase::Learning).then(|| self.newest.next())
     }
 
-    /// The state, for people.
+    /// The state, for display.
     pub fn status(&self) -> MulticastStatus {
         let known = self.phase != Phase::Learning;
         let outstanding = self.is_outstanding();
@@ -303,7 +303,7 @@ impl Multicast {
 
     /// Data that all have acknowledged: the source has missed that, and has gone back further than any NAK asked for.
     ///
-    /// It is told so where it asks, and at the last such packet, which it always comes by, even where it does not: the
+    /// It is told so where it asks, and at the last such packet, which it always comes by, even if it does not: the
     /// packets that ask may be those that are lost each time.
     fn on_acknowledged_data(&mut self, psn: Psn, ack_request: bool, out: &mut Effects) {
         for entry in &mut self.table {
@@ -372,7 +372,7 @@ impl Multicast {
         }
     }
 
-    /// Looks for the lowest AckPSN again, once no path is left where it was: AggAckPSN rises. Returns the first path that has it,
+    /// Looks for the lowest AckPSN again, once no path is left if it was: AggAckPSN rises. Returns the first path that has it,
     /// and the strongest refusal of those that do.
     fn raise_agg_ack(&mut self) -> (usize, Refusal) {
         let (before, source) = (self.agg_ack, self.source.index());
@@ -453,7 +453,7 @@ impl Multicast {
         self.newest != self.agg_ack
     }
 
-    /// The first path whose AckPSN is the lowest; the source's own where there is no other.
+    /// The first path whose AckPSN is the lowest; the source's own if there is no other.
     fn waits_for(&self) -> PathId {
         let mut lowest = self.entries().filter(|(_, entry)| entry.ack() == self.agg_ack);
         lowest.next().map_or(self.source, |(path, _)| path)
@@ -465,7 +465,7 @@ impl Multicast {
         paths.filter(|(path, _)| *path != self.source)
     }
 
-    /// Data that some receiver lacks, where there are receivers at all.
+    /// Data that some receiver lacks, if there are receivers at all.
     fn replicate(&self, psn: Psn, out: &mut Effects) {
         if self.table.len() > 1 {
             emit(out, Effect::Replicate { psn });

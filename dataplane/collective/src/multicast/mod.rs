@@ -18,7 +18,7 @@ pub struct MulticastConfig {
     pub paths: u16,
     /// The path towards the source. Feedback leaves by it (the paper's AckOutPort).
     pub source: PathId,
-    /// The PSN of the source's first packet. `None` where the switch joins a stream that may already run, as after its
+    /// The PSN of the source's first packet. `None` if the switch joins a stream that may already run, as after its
     /// own restart: it is then learned from the first data that comes.
     pub start_psn: Option<Psn>,
     /// How long data may be outstanding without progress before [`Effect::Stalled`]; zero for never.
@@ -103,7 +103,7 @@ pub enum TimerReason {
     Stall,
 }
 
-/// The state of a group, for people.
+/// The state of a group, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MulticastStatus {
     /// The path towards the source.
@@ -114,9 +114,9 @@ pub struct MulticastStatus {
     pub agg_ack_psn: Option<Psn>,
     /// MePSN: the lowest PSN that a path has refused or misses, and to which the source has not gone back since.
     pub me_psn: Option<Psn>,
-    /// Whether the NAK of the PSN after AggAckPSN has gone to the source, and the source has not gone back since.
+    /// True if the NAK of the PSN after AggAckPSN has gone to the source, and the source has not gone back since.
     pub nak_sent: bool,
-    /// The path waited for: the lowest AckPSN (the paper's triPort). `None` where nothing is outstanding.
+    /// The path waited for: the lowest AckPSN (the paper's triPort). `None` if nothing is outstanding.
     pub waiting_for: Option<PathId>,
     /// When the last progress was, where something is outstanding.
     pub since: Option<Nanos>,
@@ -124,7 +124,7 @@ pub struct MulticastStatus {
     pub paths: Vec<PathStatus>,
 }
 
-/// One entry of the Path Table, for people.
+/// One entry of the Path Table, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStatus {
     /// Which one.

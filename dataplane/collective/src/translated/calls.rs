@@ -83,7 +83,7 @@ impl Collective {
         }
     }
 
-    /// Whether the packet at `g` goes that way at `endpoint`.
+    /// Returns true if the packet at `g` goes that way at `endpoint`.
     pub(super) fn involves(&self, endpoint: EndpointId, role: Role, g: u64) -> bool {
         match self.flow(g) {
             Flow::UpDown => true,
@@ -249,7 +249,7 @@ impl Calls {
         &self.ring[index & (self.ring.len() - 1)]
     }
 
-    /// The oldest in flight, where there is one.
+    /// The oldest in flight, if there is one.
     #[inline]
     pub(super) fn oldest(&self) -> &Collective {
         &self.ring[self.index(0)]
@@ -287,7 +287,7 @@ impl Calls {
         count
     }
 
-    /// The position `count` packets of that way after `from`, settled; `None` where that is past `limit`.
+    /// The position `count` packets of that way after `from`, settled; `None` if that is past `limit`.
     pub(super) fn forward(
         &self,
         endpoint: EndpointId,

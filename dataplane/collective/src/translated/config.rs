@@ -67,7 +67,7 @@ pub enum EndpointKind {
 pub struct RankSet(Box<[u16]>);
 
 impl RankSet {
-    /// Whether `rank` is one of them.
+    /// Returns true if `rank` is one of them.
     pub fn contains(&self, rank: u16) -> bool {
         self.0.binary_search(&rank).is_ok()
     }

@@ -37,7 +37,7 @@ impl Congestion {
         self
     }
 
-    /// Whether it may be told now; then it is.
+    /// Returns true if it may be told now; then it is.
     fn tell(&mut self, now: Nanos) -> bool {
         let due = now >= self.quiet_until;
         if due {

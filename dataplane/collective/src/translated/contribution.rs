@@ -64,7 +64,7 @@ impl<const W: usize> Nexts<'_, W> {
 }
 
 impl<const W: usize> Translated<W> {
-    /// Asks for the memory that data of `from` touches first, beside the machine itself.
+    /// Prefetches the memory that data of `from` touches first, beside the machine itself.
     #[inline]
     pub fn prefetch(&self, from: EndpointId, by: &impl Prefetch) {
         by.prefetch(self.cold());
@@ -73,7 +73,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Asks for what it touches then, once the first has come. Returns the slot of the packet that comes next, where there is one.
+    /// Asks for what it touches then, once the first has come. Returns the slot of the packet that comes next, if there is one.
     #[inline]
     pub fn prefetch_next(&self, from: EndpointId, by: &impl Prefetch) -> Option<u16> {
         by.prefetch(&self.cold().endpoints.get(from.index())?.kind);
@@ -86,7 +86,7 @@ impl<const W: usize> Translated<W> {
     }
 
     /// What most data is: the packets that a host sends next, into slots that have contributions and still lack others.
-    /// `None` where no such comes next, or something waits to be sent.
+    /// `None` if no such comes next, or something waits to be sent.
     #[inline]
     pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_, W>> {
         let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
@@ -419,7 +419,7 @@ impl<const W: usize> Translated<W> {
             if repairing {
                 receiving.nak_sent = false;
             }
-            // A host goes back on its own to all that it has not seen acknowledged; a switch is asked for each packet.
+            // A host goes back on its own to all that it has not seen acknowledged; a switch is requested each packet.
             if is_rank {
                 return;
             }

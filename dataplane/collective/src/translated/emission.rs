@@ -5,7 +5,7 @@ use super::machine::{Translated, emit};
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet};
 
-/// Whether a packet can go to an endpoint.
+/// True if a packet can go to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     /// Contributions or the result are missing.
@@ -17,7 +17,7 @@ pub(super) enum Readiness {
 }
 
 impl<const W: usize> Translated<W> {
-    /// Whether the packet at `g`, which goes to `endpoint`, can.
+    /// Returns true if the packet at `g`, which goes to `endpoint`, can.
     pub(super) fn readiness(&self, endpoint: EndpointId, g: u64) -> Readiness {
         let Some(index) = self.calls.find(g) else {
             return Readiness::NotYet;
@@ -31,7 +31,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Whether `endpoint` has been sent `g`, has not acknowledged it, and can have it now.
+    /// Returns true if `endpoint` has been sent `g`, has not acknowledged it, and can have it now.
     pub(super) fn lacks(&self, endpoint: EndpointId, g: u64) -> bool {
         let sending = &self.endpoint(endpoint).sending;
         sending.acked <= g

@@ -46,12 +46,12 @@ impl Sending {
         (self.next, self.next_d) = (self.acked, self.acked_d);
     }
 
-    /// Whether it has to acknowledge something.
+    /// Returns true if it has to acknowledge something.
     pub(super) fn is_outstanding(&self) -> bool {
         self.acked < self.sent
     }
 
-    /// Whether `g`, which comes next, has to wait for an acknowledgement although it is there.
+    /// Returns true if `g`, which comes next, has to wait for an acknowledgement although it is there.
     pub(super) fn is_held(&self, g: u64) -> bool {
         self.pacing && g >= self.acked + PACE
     }

@@ -128,7 +128,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Takes on the state of `of`, a machine of the same configuration; this one must be as it was made. Takes no memory, and
+    /// Takes on the state of `of`, a machine of the same configuration; this one must be as it was made. Allocates no memory, and
     /// time in proportion to what is in flight.
     pub fn copy_state(&mut self, of: &Self) {
         for g in of.in_flight() {
@@ -212,7 +212,7 @@ impl<const W: usize> Translated<W> {
         !out.is_empty()
     }
 
-    /// Whether [`poll_emit`](Self::poll_emit) has something.
+    /// Returns true if [`poll_emit`](Self::poll_emit) has something.
     #[inline]
     pub fn has_more(&self) -> bool {
         !(self.ack_due.is_empty() && self.nak_due.is_empty() && self.pending.is_empty())
@@ -238,7 +238,7 @@ impl<const W: usize> Translated<W> {
         self.slots.numbered(slot).shape
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn slots(&self) -> u16 {
         self.slots.len() as u16
     }
@@ -315,7 +315,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Whether something is in flight.
+    /// Returns true if something is in flight.
     pub(super) fn is_active(&self) -> bool {
         self.base < self.calls.end().min(self.limit)
     }

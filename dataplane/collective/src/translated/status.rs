@@ -1,4 +1,4 @@
-//! The state of a group, for people.
+//! The state of a group, for display.
 
 use super::machine::Translated;
 use super::{EndpointId, EndpointKind};
@@ -22,7 +22,7 @@ pub struct TranslatedStatus {
     pub conflict: Option<Control>,
     /// Those whose contribution to `base` is missing or, where none is, those that have not acknowledged it.
     pub waiting_for: Vec<EndpointId>,
-    /// When something was last finished, or begun after nothing was in flight. `None` where nothing is.
+    /// When something was last finished, or begun after nothing was in flight. `None` if nothing is.
     pub since: Option<Nanos>,
     /// By endpoint.
     pub endpoints: Vec<EndpointStatus>,
@@ -46,7 +46,7 @@ pub struct EndpointStatus {
     pub endpoint: EndpointId,
     /// What is at its other end.
     pub kind: EndpointKind,
-    /// Whether it is the one towards the root of the tree.
+    /// True if it is the one towards the root of the tree.
     pub is_parent: bool,
     /// The lowest `g` that it sends here and has not sent yet.
     pub expected: Psn,
@@ -65,7 +65,7 @@ pub struct EndpointStatus {
 }
 
 impl<const W: usize> Translated<W> {
-    /// The state, for people.
+    /// The state, for display.
     pub fn status(&self) -> TranslatedStatus {
         let collectives = self.calls.iter().map(|(sequence, c)| CollectiveStatus {
             sequence,

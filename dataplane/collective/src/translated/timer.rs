@@ -116,7 +116,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Whether the oldest packet that is not acknowledged to the host has been contributed, and it is not for the host to do
+    /// Returns true if the oldest packet that is not acknowledged to the host has been contributed, and it is not for the host to do
     /// anything about it: others' contributions are missing or, where this switch repairs, the answers of switches, of hosts
     /// without a receive, or of hosts whose turn has not come.
     ///

@@ -8,7 +8,7 @@ use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 const WRAP: u32 = Psn::MODULUS;
 
 /// The paper triggers the aggregated ACK, and with it the look at MePSN, on an ACK of the path that held the minimum. A
-/// NACK from that same path leaves its AckPSN where it was: by the letter it is never sent on, and only a time-out saves
+/// NACK from that same path leaves its AckPSN unchanged: by the letter it is never sent on, and only a time-out saves
 /// the transfer.
 #[test]
 fn nak_of_the_lowest_path_is_sent_on_at_once() {
@@ -136,7 +136,7 @@ fn a_retransmission_that_all_have_is_answered_with_the_newest_ack() {
 
 /// A source that goes back asks only now and then, and a full queue can drop the same packets each time, those that ask
 /// among them. A receiver answers every duplicate; a switch that stands for its receivers and stays silent would stop
-/// the transfer for good. The last packet that all have is answered even where it does not ask: a source that goes back
+/// the transfer for good. The last packet that all have is answered even if it does not ask: a source that goes back
 /// always comes by it.
 #[test]
 fn a_source_that_goes_back_hears_how_far_all_are_without_asking() {

@@ -24,7 +24,7 @@ fn trees() -> impl Strategy<Value = Tree> {
                 above.push(Some(up));
                 depth.push(depth[up] + 1);
             }
-            // Each switch with nobody below it gets a rank first; where there are too few ranks, switches go.
+            // Each switch with nobody below it gets a rank first; if there are too few ranks, switches go.
             let leaves = |above: &[Option<usize>]| -> Vec<usize> {
                 (0..above.len()).filter(|s| !above.contains(&Some(*s))).collect()
             };

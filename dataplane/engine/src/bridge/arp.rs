@@ -1,5 +1,5 @@
-//! The ARP responder: McstIDs and the switch's own addresses are at the port that asks. All other ARP is switched; what
-//! it shows of hosts is remembered.
+//! The ARP responder: it answers requests for McstIDs and the switch's own addresses with the address of the ingress port. All other
+//! ARP is switched. The table of neighbours learns the senders.
 
 use castnet_wire::{Arp, ArpOp, DropReason, Ethernet, FrameBuf};
 
@@ -10,7 +10,7 @@ use crate::output::cx::Cx;
 use castnet_wire::rewrite::set_macs;
 
 impl Bridging<'_> {
-    /// One ARP packet.
+    /// Handles one ARP packet.
     pub(crate) fn arp_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -30,7 +30,7 @@ impl Bridging<'_> {
                 )
             });
         }
-        self.sight(cx, arp, &ethernet);
+        self.learn_neighbour(cx, arp, &ethernet);
         let mac = self.output.ports.mac(cx.ingress);
         if arp.op == ArpOp::Request && self.answers_for(arp.target_ip) && !ethernet.src.is_multicast() {
             self.learn(cx, &ethernet);
@@ -67,8 +67,13 @@ impl Bridging<'_> {
         self.bridge(cx, frame)
     }
 
-    /// Remembers who the sender says to be, where the packet does not contradict its frame.
-    fn sight<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, arp: &Arp, ethernet: &Ethernet) {
+    /// Learns the sender of an ARP packet as a neighbour, if the packet does not contradict its frame.
+    fn learn_neighbour<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        arp: &Arp,
+        ethernet: &Ethernet,
+    ) {
         let (ip, mac) = (arp.sender_ip, arp.sender_mac);
         let is_host = !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast();
         if !is_host || mac != ethernet.src || mac.is_multicast() || self.own.config.addresses.contains(&ip) {

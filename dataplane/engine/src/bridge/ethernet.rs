@@ -1,5 +1,5 @@
-//! What belongs to no group: switched as an Ethernet switch would (contract S4), or routed where it is for the port's
-//! own Ethernet address and a static route leads on.
+//! Frames that belong to no group: switched by Ethernet address (contract S4), or routed if they are for the port's own Ethernet
+//! address and a static route matches.
 
 use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use castnet_wire::ipv4::{self, PROTOCOL_UDP};
@@ -19,12 +19,12 @@ use castnet_wire::rewrite::set_macs;
 /// IP protocol number of TCP.
 const PROTOCOL_TCP: u8 = 6;
 
-/// Addresses that a bridge never forwards (IEEE 802.1Q, table 8-1): 01:80:c2:00:00:00 to 0f.
+/// Returns true for addresses that a bridge never forwards (IEEE 802.1Q, table 8-1): 01:80:c2:00:00:00 to 0f.
 pub(crate) fn is_reserved(mac: MacAddr) -> bool {
     mac.0[..5] == [0x01, 0x80, 0xC2, 0, 0] && mac.0[5] < 0x10
 }
 
-/// The FDB's name for the frame's VLAN: 0 without a tag.
+/// Returns the VLAN of a frame as the FDB uses it: 0 without a tag.
 pub(crate) fn vlan(ethernet: &Ethernet) -> u16 {
     ethernet.vlan.map_or(0, |tag| tag.vid)
 }
@@ -46,8 +46,8 @@ impl Bridging<'_> {
                 format!("source {} is a group address", ethernet.src)
             });
         }
-        // What the group's own switch sends to a member never comes in here; so whoever speaks in the group's name to a
-        // host forges data or acknowledgements past the group's state.
+        // Frames from a group address to a host are sent only by the switch next to that host. A received one is a forgery of data
+        // or acknowledgements that bypasses the group's state.
         if let Some(src) = address::source(frame.head()).filter(|src| self.is_group(*src)) {
             return cx.drop(Stage::Switch, DropReason::NotMember, || {
                 format!("source {src} is a group's address, in whose name only its switches speak")
@@ -77,7 +77,7 @@ impl Bridging<'_> {
         }
     }
 
-    /// Notes where the sender is.
+    /// Learns the Ethernet address and port of the sender.
     pub(crate) fn learn<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, ethernet: &Ethernet) {
         let learned = self
             .own
@@ -110,9 +110,9 @@ impl Bridging<'_> {
         });
     }
 
-    /// Reports it once until there is room again. `port` has most addresses.
+    /// Reports a full FDB, once until an entry is free again. `port` is the port with most addresses.
     fn fdb_is_full(&mut self, now: Nanos, port: PortId) {
-        if !std::mem::replace(&mut self.own.fdb_full_told, true) {
+        if !std::mem::replace(&mut self.own.fdb_full_reported, true) {
             let entries = self.own.fdb.len();
             self.events.push(now, EventKind::FdbFull { entries, port });
         }
@@ -154,7 +154,7 @@ impl Bridging<'_> {
         Verdict::Switched
     }
 
-    /// To every port that floods but the one it came in by: copies to all but the last, the frame itself to that.
+    /// Sends a frame to all flood ports but the ingress port. The last port gets the frame itself, all others get copies.
     fn flood<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -263,7 +263,8 @@ impl Bridging<'_> {
     }
 }
 
-/// What the choice among equal next hops goes by. Fragments go by their addresses, so that all take one way.
+/// Returns the flow key that selects among equal next hops. For fragments it has only the addresses, so that all fragments of a packet
+/// take the same path.
 fn flow(ip: &Ipv4, payload: &[u8]) -> Flow {
     let ports = match ip.protocol {
         PROTOCOL_UDP | PROTOCOL_TCP if !ip.is_fragment() => {

@@ -1,4 +1,4 @@
-//! LLDP: says on each port who we are, and remembers who is at the other end. Never forwarded.
+//! LLDP: announces the switch on each port, and learns the neighbours. LLDP frames are never forwarded.
 
 use castnet_wire::build::emit_lldp;
 use castnet_wire::lldp::Printable;
@@ -13,20 +13,20 @@ use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
 use crate::output::cx::Cx;
 
-/// Bytes of port name and switch name that are sent, so that a frame lies in the head of any buffer.
+/// Most bytes of port name and switch name that are sent, so that a frame fits the head of any buffer.
 const PORT_MAX: usize = 36;
 const SYSTEM_MAX: usize = 56;
 /// The longest frame that is sent: Ethernet, chassis, port, time, system name, end.
-const FRAME_MAX: usize = 14 + 9 + (3 + PORT_MAX) + 4 + (2 + SYSTEM_MAX) + 2;
+const FRAME_MAX: usize = Ethernet::LEN + 9 + (3 + PORT_MAX) + 4 + (2 + SYSTEM_MAX) + 2;
 
-/// How many intervals a neighbour may miss before it is forgotten (802.1AB 9.2.5.6: msgTxHold).
+/// The number of intervals after which a silent neighbour expires (802.1AB 9.2.5.6: msgTxHold).
 const HOLD: u64 = 4;
 
-/// How many answers new neighbours get at once, and how often one more (802.1AB: txCreditMax, and one txCredit a second).
+/// Rate limit of answers to new neighbours (802.1AB: txCreditMax, and one txCredit a second).
 pub(crate) const ANSWERS: Limit = Limit::new(5, Nanos::from_secs(1));
 
 impl Bridge {
-    /// Sends an LLDP frame by every port that is up.
+    /// Sends an LLDP frame to every port that is up.
     pub(crate) fn send_lldp<E: Egress, O: Observer>(
         &self,
         cx: &mut Cx<'_, E, O>,
@@ -63,14 +63,14 @@ impl Bridge {
 }
 
 impl Bridging<'_> {
-    /// One LLDP frame, whose data unit begins at `at`.
+    /// Handles one LLDP frame, whose data unit begins at `at`.
     pub(crate) fn lldp_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         at: usize,
         frame: E::Buf,
     ) -> Verdict {
-        // To another address than one that ends at the next bridge, it is a frame like any other.
+        // A frame to an address that bridges forward is switched like any other.
         if !Ethernet::parse(frame.head()).is_ok_and(|(ethernet, _)| is_reserved(ethernet.dst)) {
             return self.bridge(cx, frame);
         }
@@ -94,7 +94,7 @@ impl Bridging<'_> {
             },
             self.events,
         );
-        // Who has just come does not know us: it need not wait for the interval (802.1AB: txFast).
+        // A new neighbour gets an answer at once, and need not wait for the interval (802.1AB: txFast).
         let answer = self.own.lldp_answers.next(cx.now);
         if news && self.own.lldp_at.is_some_and(|due| due > answer) {
             self.own.lldp_answers.take(cx.now);
@@ -119,7 +119,7 @@ fn cut(text: &str, bytes_max: usize) -> &str {
         .unwrap_or_default()
 }
 
-/// Fills a fresh frame. `false` where the port keeps part of it out of reach: its head is shorter than what is written.
+/// Writes all bytes of a new frame. Returns false if the head of its buffer is too short.
 fn write(frame: &mut impl FrameBuf, bytes: &[u8]) -> bool {
     match frame.head_mut().get_mut(..bytes.len()) {
         Some(room) => {

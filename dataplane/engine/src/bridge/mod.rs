@@ -1,4 +1,4 @@
-//! What belongs to no group: Ethernet switching, routing, ARP, LLDP (contract S4).
+//! Handling of frames that belong to no group: Ethernet switching, routing, ARP, LLDP (contract S4).
 
 mod arp;
 mod ethernet;
@@ -24,13 +24,13 @@ use crate::tables::fdb::Fdb;
 use crate::tables::neighbours::Neighbours;
 use crate::tables::published::Tables;
 
-/// Its tables and timers.
+/// The tables and timers of the bridge.
 #[derive(Debug)]
 pub(crate) struct Bridge {
     pub(crate) config: Arc<EngineConfig>,
     pub(crate) tables: Arc<Tables>,
     pub(crate) fdb: Fdb,
-    pub(crate) fdb_full_told: bool,
+    pub(crate) fdb_full_reported: bool,
     pub(crate) neighbours: Neighbours,
     pub(crate) lldp_at: Option<Nanos>,
     pub(crate) lldp_answers: Limit,
@@ -43,7 +43,7 @@ impl Bridge {
         Self {
             tables: Arc::default(),
             fdb: Fdb::new(config.fdb_capacity, ageing, seed),
-            fdb_full_told: false,
+            fdb_full_reported: false,
             neighbours: Neighbours::new(config.neighbours_max, ageing, seed),
             lldp_at: config.lldp_interval.map(|_| Nanos::ZERO),
             lldp_answers: ANSWERS,
@@ -52,7 +52,7 @@ impl Bridge {
         }
     }
 
-    /// Takes new tables. What was learned on ports that went down is forgotten.
+    /// Replaces the tables. Addresses learned on ports that went down are forgotten.
     pub(crate) fn set_tables(
         &mut self,
         now: Nanos,
@@ -77,12 +77,12 @@ impl Bridge {
         self.tables = tables;
     }
 
-    /// When [`Bridge::handle_timeout`] is to be called.
+    /// The time at which [`Bridge::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
         self.lldp_at.into_iter().chain(self.ageing_at).min()
     }
 
-    /// LLDP, and a bounded piece of ageing.
+    /// Sends LLDP frames and removes a bounded number of expired entries, if due.
     pub(crate) fn handle_timeout<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -99,7 +99,7 @@ impl Bridge {
         }
     }
 
-    /// Starts the ageing timer where it does not run; called when something was learned.
+    /// Starts the ageing timer if it does not run. Called when an address is learned.
     pub(crate) fn start_ageing(&mut self, now: Nanos) {
         if self.ageing_at.is_none() {
             self.ageing_at = Some(now + self.ageing_interval());
@@ -113,16 +113,16 @@ impl Bridge {
     fn age(&mut self, now: Nanos, events: &mut Events) {
         self.fdb.age(now);
         self.neighbours.age(now, events);
-        events.report_unreported(now);
+        events.report_suppressed(now);
         if self.fdb.len() < self.config.fdb_capacity {
-            self.fdb_full_told = false;
+            self.fdb_full_reported = false;
         }
         let idle = self.fdb.len() == 0 && self.neighbours.is_empty();
         self.ageing_at = (!idle).then(|| now + self.ageing_interval());
     }
 }
 
-/// What a frame of no group meets.
+/// The parts of the engine that a frame of no group uses.
 pub(crate) struct Bridging<'a> {
     pub(crate) own: &'a mut Bridge,
     pub(crate) output: &'a mut Output,
@@ -131,7 +131,7 @@ pub(crate) struct Bridging<'a> {
 }
 
 impl Bridging<'_> {
-    /// Whether `address` is a group's or the switch's own: ARP for it is answered.
+    /// Returns true if `address` is a group's or the switch's own, so that ARP requests for it are answered.
     pub(crate) fn answers_for(&self, address: Ipv4Addr) -> bool {
         self.is_group(address) || self.own.config.addresses.contains(&address)
     }

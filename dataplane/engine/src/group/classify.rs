@@ -1,6 +1,6 @@
-//! Which class a frame of a group is of, and whether its sender may send it: an exact match on destination QPN, source
-//! address and ingress port, and on the source MAC address where the rule asks for that (contract C4: one group can never
-//! reach another's state).
+//! Classifies a frame of a group, and checks its packet. Each kind finds the sender of a frame by an exact match on destination QPN,
+//! source address and ingress port, and on the source MAC address if the rule requires it (contract C4: one group can never change
+//! the state of another).
 
 use core::net::Ipv4Addr;
 
@@ -9,18 +9,18 @@ use castnet_wire::{
     Aeth, DropReason, FrameBuf, Headers, Kind, MacAddr, PortId, Qpn, RoceHeader, Transport, ipv4,
 };
 
-/// What a group does with a frame.
+/// The class of a frame to a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// SEND or WRITE: multicast it.
+    /// SEND or WRITE, to be multicast.
     Data,
-    /// ACK, NAK, RNR NAK: gather it.
+    /// ACK, NAK or RNR NAK, to be aggregated.
     Feedback(Aeth),
     /// Congestion notification.
     Cnp,
 }
 
-/// Why a frame ends before its group sees what it is about: the checks of all kinds, but for that of the ICRC.
+/// Checks the IPv4 checksum and the payload length of a frame. Groups of all kinds need these checks. The ICRC is checked elsewhere.
 #[inline]
 pub(crate) fn check_packet(
     header: &RoceHeader,
@@ -36,7 +36,7 @@ pub(crate) fn check_packet(
     }
 }
 
-/// The class of a packet. Those with an IETH are no data: the key that they take back is another at each receiver.
+/// Returns the class of a packet. Packets with an IETH are not data, because the key to invalidate differs between receivers.
 #[inline]
 pub(crate) fn class(header: &RoceHeader) -> Option<Class> {
     let info = header.bth.opcode.info();
@@ -50,9 +50,9 @@ pub(crate) fn class(header: &RoceHeader) -> Option<Class> {
     }
 }
 
-/// Why a frame is of none of the endpoints at its ingress port, for people. `speaks_as` is the address that an endpoint's frames
-/// come from; `None` for any.
-pub(crate) fn stranger<'r>(
+/// Explains why a frame matches none of the endpoints at its ingress port. `speaks_as` returns the source address of an endpoint's
+/// frames; `None` for any address.
+pub(crate) fn explain_not_member<'r>(
     endpoints: impl Iterator<Item = &'r Endpoint>,
     ingress: PortId,
     speaks_as: impl Fn(&NextHop) -> Option<Ipv4Addr>,
@@ -78,5 +78,5 @@ pub(crate) fn stranger<'r>(
     format!("endpoints at port {ingress} speak from {shown}; this is from {src}{at} to QPN {dest_qp}")
 }
 
-/// Endpoints that are shown before the rest is only counted.
+/// Most endpoints that the text lists. Further ones are only counted.
 const SHOWN_MAX: usize = 4;

@@ -1,6 +1,6 @@
-//! What is installed under a McstID: a group of one of the kinds, and the contract that each kind meets.
+//! A group of any kind, as installed under a McstID.
 //!
-//! A further kind is an implementation of [`Kind`] and a line in the list of [`kinds!`].
+//! A new kind needs an implementation of [`Kind`] and a line in the list of [`kinds!`].
 
 use core::net::Ipv4Addr;
 
@@ -20,16 +20,16 @@ use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
-/// Makes the two enums over all kinds, and the functions that call the one of the group's kind.
+/// Defines the two enums over all kinds, and functions that dispatch to the implementation of [`Kind`].
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident($group:ty, $status:ident) runs $rule:ident,)*) => {
-        /// One group on a switch: endpoints, state and counters (EPIC 4.1). What differs is how it is realized.
+        /// One group on a switch: endpoints, state and counters (EPIC 4.1).
         #[derive(Debug)]
         pub enum Context {
             $($(#[$doc])* $kind($group),)*
         }
 
-        /// A group, for people.
+        /// A group, for display.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum ContextStatus {
             $($(#[$doc])* $kind($status),)*
@@ -50,7 +50,7 @@ macro_rules! kinds {
             }
         }
 
-        /// As [`Kind::OVERHEAD`].
+        /// See [`Kind::OVERHEAD`].
         fn overhead(kind: &GroupKind) -> usize {
             match kind {
                 $(GroupKind::$rule(_) => <$group as Kind>::OVERHEAD,)*
@@ -58,8 +58,8 @@ macro_rules! kinds {
         }
 
         impl Context {
-            /// Checks `rule` against a switch with these ports and builds the group. All its memory is taken here, so call it
-            /// where time does not matter and hand the result to the engine.
+            /// Checks `rule` for a switch with these ports and builds the group. Allocates all memory of the group, so call it
+            /// outside the worker threads.
             ///
             /// # Errors
             /// [`InstallError::Faults`], [`InstallError::NoPort`], [`InstallError::NoMac`] or [`InstallError::MtuTooSmall`].
@@ -71,10 +71,10 @@ macro_rules! kinds {
                 })
             }
 
-            /// The same without memory for payload, for a [dry run](crate::DryRun).
+            /// Builds the group without memory for payload, for a [dry run](crate::DryRun).
             ///
             /// # Errors
-            /// As [`Context::compile`].
+            /// The errors of [`Context::compile`].
             pub fn compile_dry(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
                 check(rule, ports)?;
                 let rule = rule.clone().in_order();
@@ -83,36 +83,36 @@ macro_rules! kinds {
                 })
             }
 
-            /// As [`Kind::copy_state`].
+            /// See [`Kind::copy_state`].
             pub(crate) fn copy_state(&mut self, of: &Self) {
                 match (self, of) {
                     $((Self::$kind(group), Self::$kind(of)) => group.copy_state(of),)*
-                    _ => debug_assert!(false, "both run one rule"),
+                    _ => debug_assert!(false, "both groups have the same rule"),
                 }
             }
 
-            /// The rule that it runs, endpoints in its own order: that of ports, or of the lowest ranks behind them.
+            /// The running rule. Its endpoints are in the order of their ports, or of the lowest ranks behind them.
             pub fn rule(&self) -> &GroupRule {
                 match self {
                     $(Self::$kind(group) => Kind::rule(group),)*
                 }
             }
 
-            /// Bytes that it takes of the memory for groups.
+            /// Bytes of group memory that the group uses.
             pub fn memory_bytes(&self) -> usize {
                 match self {
                     $(Self::$kind(group) => Kind::memory_bytes(group),)*
                 }
             }
 
-            /// Everything about it, for people. Allocates.
+            /// The whole state of the group, for display. Allocates.
             pub fn status(&self) -> ContextStatus {
                 match self {
                     $(Self::$kind(group) => ContextStatus::$kind(Kind::status(group)),)*
                 }
             }
 
-            /// As [`Kind::bind`].
+            /// See [`Kind::bind`].
             pub(crate) fn bind(
                 &mut self,
                 next_hops: &mut NextHops,
@@ -123,14 +123,14 @@ macro_rules! kinds {
                 }
             }
 
-            /// As [`Kind::unbind`].
+            /// See [`Kind::unbind`].
             pub(crate) fn unbind(&self, next_hops: &mut NextHops) {
                 match self {
                     $(Self::$kind(group) => group.unbind(next_hops),)*
                 }
             }
 
-            /// As [`Kind::prefetch`].
+            /// See [`Kind::prefetch`].
             #[inline(always)]
             pub(crate) fn prefetch(&self, step: usize, ingress: PortId) {
                 match self {
@@ -138,14 +138,14 @@ macro_rules! kinds {
                 }
             }
 
-            /// As [`Kind::note_dropped`].
+            /// See [`Kind::note_dropped`].
             pub(crate) fn note_dropped(&mut self) {
                 match self {
                     $(Self::$kind(group) => group.note_dropped(),)*
                 }
             }
 
-            /// As [`Kind::snapshot`].
+            /// See [`Kind::snapshot`].
             pub(crate) fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
                 match self {
                     $(Self::$kind(group) => group.snapshot(into),)*
@@ -153,9 +153,8 @@ macro_rules! kinds {
             }
         }
 
-        /// What the group does, by its kind.
         impl Context {
-            /// As [`Kind::fast_frames`].
+            /// See [`Kind::fast_frames`].
             #[inline(always)]
             pub(crate) fn fast_frames<E: Egress>(
                 &mut self,
@@ -169,7 +168,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// As [`Kind::frame`].
+            /// See [`Kind::frame`].
             #[inline(always)]
             pub(crate) fn frame<E: Egress, O: Observer>(
                 &mut self,
@@ -185,7 +184,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// As [`Kind::timeout`].
+            /// See [`Kind::timeout`].
             pub(crate) fn timeout<E: Egress, O: Observer>(
                 &mut self,
                 services: &mut Services,
@@ -197,7 +196,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// As [`Kind::emit`].
+            /// See [`Kind::emit`].
             pub(crate) fn emit<E: Egress, O: Observer>(
                 &mut self,
                 services: &mut Services,
@@ -209,7 +208,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// As [`Kind::resume`].
+            /// See [`Kind::resume`].
             pub(crate) fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
                 match self {
                     $(Self::$kind(group) => group.resume(services, now, slot),)*
@@ -222,14 +221,14 @@ macro_rules! kinds {
 kinds! {
     /// One source, many receivers (Cepheus).
     Multicast(Box<Group>, GroupStatus) runs Multicast,
-    /// Contributions meet here (EPIC).
+    /// A collective: contributions are aggregated here (EPIC).
     Collective(Collective, CollectiveGroupStatus) runs Translated,
-    /// Two endpoints, each of which gets what the other one sends.
+    /// Two endpoints. Frames of each endpoint go to the other one.
     Forwarding(Box<Forwarding>, ForwardingStatus) runs Forwarding,
 }
 
 impl ContextStatus {
-    /// Of a group that multicasts.
+    /// The status, if the group multicasts.
     pub const fn multicast(&self) -> Option<&GroupStatus> {
         match self {
             Self::Multicast(status) => Some(status),
@@ -237,7 +236,7 @@ impl ContextStatus {
         }
     }
 
-    /// Of a group that computes.
+    /// The status, if the group is a collective.
     pub const fn collective(&self) -> Option<&CollectiveGroupStatus> {
         match self {
             Self::Collective(status) => Some(status),
@@ -247,11 +246,11 @@ impl ContextStatus {
 }
 
 impl Context {
-    /// Bytes that the group of a rule will take of the memory for groups, where its kind reserves memory for slots: then
-    /// it is known without taking any. `None` where it is known of the compiled group alone.
+    /// Returns the bytes of group memory for a rule whose kind reserves memory for slots, without allocating them. `None` for other
+    /// kinds: their size is known only after compilation.
     ///
     /// # Errors
-    /// As [`Context::compile`].
+    /// The errors of [`Context::compile`].
     pub fn reserved(rule: &GroupRule, ports: &[PortInfo]) -> Result<Option<usize>, InstallError> {
         match rule.reserved_bytes() {
             0 => Ok(None),
@@ -269,7 +268,7 @@ impl Context {
         &self.rule().name
     }
 
-    /// The group, where it multicasts.
+    /// The group, if it multicasts.
     pub fn multicast(&self) -> Option<&Group> {
         match self {
             Self::Multicast(group) => Some(group),
@@ -277,7 +276,7 @@ impl Context {
         }
     }
 
-    /// The group, where it computes.
+    /// The group, if it is a collective.
     pub fn collective(&self) -> Option<&Collective> {
         match self {
             Self::Collective(group) => Some(group),
@@ -285,13 +284,13 @@ impl Context {
         }
     }
 
-    /// Whether both run the very same rule.
+    /// Returns true if both groups have equal rules.
     pub(crate) fn same_rule(&self, other: &Self) -> bool {
         self.rule() == other.rule()
     }
 }
 
-/// What can be refused of a rule on a switch with these ports before any memory is taken.
+/// Checks a rule for a switch with these ports, before any memory is allocated.
 fn check(rule: &GroupRule, ports: &[PortInfo]) -> Result<(), InstallError> {
     let faults = rule.check(port_count(ports));
     if !faults.is_empty() {

@@ -1,5 +1,5 @@
-//! Forwarding: a frame of one endpoint goes to the other one, data and feedback alike, with its connection bridged. The
-//! smallest kind: no protocol state, no timers, no fast path. It is the example of `docs/new-kind.md`.
+//! Forwarding: each frame of one endpoint goes to the other one, both data and feedback, with its connection bridged. This is the
+//! smallest kind, without protocol state, timers or fast path. It is the example of `docs/new-kind.md`.
 
 use core::net::Ipv4Addr;
 
@@ -14,41 +14,41 @@ use crate::group::install::{macs, rule_bytes};
 use crate::group::kind::Kind;
 use crate::group::lookup::LookupTable;
 use crate::group::rewrite;
-use crate::group::rewrite::Leg;
+use crate::group::rewrite::PathDestination;
 use crate::group::services::Services;
 use crate::observe::counters::{CountersSnapshot, ForwardingCounters, ForwardingEndpoint};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
-/// A compiled group, ready to be installed. Aligned as [`crate::Group`] is.
+/// A compiled group. It has the alignment of [`crate::Group`].
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Forwarding {
     rule: GroupRule,
-    /// Which endpoint a frame is of.
+    /// Finds the endpoint that sent a frame.
     table: LookupTable,
-    /// How frames to each endpoint are rewritten.
-    legs: [Leg; 2],
+    /// The destination of frames to each endpoint.
+    destinations: [PathDestination; 2],
     counters: ForwardingCounters,
     endpoints: [ForwardingEndpoint; 2],
 }
 
-/// A group that forwards, for people.
+/// The state of a forwarding group, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardingStatus {
     /// Its rule, endpoints in order of their ports.
     pub rule: GroupRule,
     /// Its counters.
     pub counters: ForwardingCounters,
-    /// Those of its endpoints, in the order of the rule's.
+    /// Counters of its endpoints, in the order of the rule.
     pub endpoints: Vec<ForwardingEndpoint>,
-    /// Bytes that it takes of the memory for groups.
+    /// Bytes of group memory that the group uses.
     pub memory_bytes: usize,
 }
 
 impl Forwarding {
-    /// The index of the endpoint that a frame is of; or why the frame ends.
+    /// Returns the index of the endpoint that sent a frame, or the reason for its drop.
     fn admit(
         &self,
         ingress: PortId,
@@ -66,7 +66,7 @@ impl Forwarding {
         Ok(from)
     }
 
-    /// Why `admit` refused, for people.
+    /// Explains why `admit` refused a frame.
     fn explain(
         &self,
         reason: DropReason,
@@ -77,7 +77,7 @@ impl Forwarding {
         match reason {
             DropReason::NotMember => {
                 let at = self.rule.endpoints.iter().filter(|e| e.port == ingress);
-                classify::stranger(at, ingress, NextHop::ip, from, header.bth.dest_qp)
+                classify::explain_not_member(at, ingress, NextHop::ip, from, header.bth.dest_qp)
             }
             DropReason::NotMulticastable => format!("{} is not forwarded", header.bth.opcode),
             other => other.to_string(),
@@ -97,11 +97,11 @@ impl Kind for Box<Forwarding> {
     const OVERHEAD: usize = install::OVERHEAD;
 
     fn new(rule: GroupRule, _: &ForwardingRule) -> Self {
-        // The rule has been checked: there are two.
+        // The rule has been checked: it has exactly two endpoints.
         let ends = [&rule.endpoints[0], &rule.endpoints[1]];
         Box::new(Forwarding {
             table: LookupTable::of_all(&rule, None),
-            legs: ends.map(Leg::new),
+            destinations: ends.map(PathDestination::new),
             counters: ForwardingCounters::default(),
             endpoints: ends.map(|endpoint| ForwardingEndpoint {
                 port: endpoint.port,
@@ -121,12 +121,14 @@ impl Kind for Box<Forwarding> {
     }
 
     fn bind(&mut self, next_hops: &mut NextHops, _: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
-        let legs = &mut self.legs;
-        next_hops.acquire_all(macs(&self.rule), |i, place| legs[i].bind(place))
+        let destinations = &mut self.destinations;
+        next_hops.acquire_all(macs(&self.rule), |i, index| destinations[i].bind(index))
     }
 
     fn unbind(&self, next_hops: &mut NextHops) {
-        self.legs.iter().for_each(|leg| next_hops.release(leg.next_hop()));
+        self.destinations
+            .iter()
+            .for_each(|dest| next_hops.release(dest.next_hop()));
     }
 
     // Not inlined: it would make the slow path of other kinds larger.
@@ -166,8 +168,8 @@ impl Kind for Box<Forwarding> {
                 "the port of the other endpoint is down".into()
             });
         }
-        let leg = (&group.legs[to], port);
-        rewrite::bridge(output, mcst_id.0, leg, header, src, &mut frame);
+        let dest = (&group.destinations[to], port);
+        rewrite::bridge(output, mcst_id.0, dest, header, src, &mut frame);
         group.endpoints[to].frames_out += 1;
         group.counters.forwarded += 1;
         cx.send(&mut output.counters, port, frame);

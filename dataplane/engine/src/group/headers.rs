@@ -1,23 +1,24 @@
-//! What the headers of a plain frame say: no tag, no IP option, no fragment, no padding. All that a plain frame has in common
-//! with every other one is compared with constants, in words of eight bytes; nothing is learned.
+//! The headers of a plain frame: no tag, no IP option, no fragment, no padding. The constant fields of plain frames are compared with
+//! constants, in words of eight bytes.
 
 use core::net::Ipv4Addr;
 
+pub(crate) use castnet_wire::layout::PLAIN_FRAME as PLAIN;
+use castnet_wire::layout::{UDP, VERSION_LENGTH, in_frame};
+use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::udp::ROCE_PORT;
-use castnet_wire::{FrameBuf, Opcode, Psn, Qpn};
+use castnet_wire::{Aeth, Ethernet, FrameBuf, Opcode, Psn, Qpn};
 
-/// Ethernet, IPv4, UDP and BTH, none of them with anything optional.
-pub(crate) const PLAIN: usize = 14 + 20 + 8 + 12;
-/// Where the IPv4 header of a plain frame begins.
-pub(crate) const L3: usize = 14;
+/// Offset of the IPv4 header in a plain frame.
+pub(crate) const L3: usize = Ethernet::LEN;
 /// Bytes of a plain frame that are not payload: its headers and the ICRC.
-pub(crate) const OVERHEAD: u32 = PLAIN as u32 + 4;
-/// A plain frame's first bytes, all headers and two bytes more: it has them at the least.
-const FIRST: usize = 56;
-/// What an IP packet can have of it.
+pub(crate) const OVERHEAD: u32 = (PLAIN + ICRC_LEN) as u32;
+/// The first bytes of a plain frame: all headers and two bytes more, which every plain frame has.
+const FIRST: usize = PLAIN + 2;
+/// The most bytes of payload: the total length of IPv4 has 16 bits.
 const PAYLOAD_MAX: u32 = u16::MAX as u32 + L3 as u32 - OVERHEAD;
-/// A plain acknowledgement: an AETH instead of payload.
-const ACK_FRAME: u32 = OVERHEAD + 4;
+/// Bytes of a plain acknowledgement: it has an AETH instead of payload.
+const ACK_FRAME: u32 = OVERHEAD + Aeth::LEN as u32;
 
 const fn set(opcodes: &[Opcode]) -> u64 {
     let (mut set, mut i) = (0, 0);
@@ -28,7 +29,7 @@ const fn set(opcodes: &[Opcode]) -> u64 {
     set
 }
 
-/// Opcodes whose BTH is followed by payload at once.
+/// Opcodes whose payload directly follows the BTH.
 const DATA: u64 = SEND | set(&[Opcode::WriteMiddle, Opcode::WriteLast]);
 const SEND: u64 = set(&[
     Opcode::SendFirst,
@@ -42,17 +43,17 @@ const fn contains(set: u64, opcode: u8) -> bool {
     opcode < 64 && set >> opcode & 1 != 0
 }
 
-/// A frame's headers, from which the fields of a plain frame follow. Those are of no meaning for any other one.
+/// The first bytes of a frame, as words. The fields have a meaning only if the frame is plain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Headers {
-    /// Bytes 8 to 55 of the frame; zeros where it has less.
+    /// Bytes 8 to 55 of the frame; zeros if it has less.
     words: [u64; 6],
     /// Bytes of the frame.
     pub(crate) length: u32,
 }
 
-/// The bits in which plain data of one sender to one group agrees that is of the same length: all that says that it is plain, but
-/// for the opcode, and who sent it to whom.
+/// The bits that are equal in plain data frames of the same length from one sender to one group: the constant fields without the
+/// opcode, source address, destination address and QPN.
 const ALIKE: [u64; 6] = [
     WORD_1.0,
     WORD_2.0,
@@ -62,10 +63,10 @@ const ALIKE: [u64; 6] = [
     0xFFFF,
 ];
 
-/// Bytes 8 to 15 and so on: the EtherType, version and length of the IP header.
+/// Mask and value of bytes 8 to 15: EtherType, version and length of the IP header. Further words follow in order.
 const WORD_1: (u64, u64) = (
     u64::from_le_bytes([0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0]),
-    u64::from_le_bytes([0, 0, 0, 0, 0x08, 0x00, 0x45, 0]),
+    u64::from_le_bytes([0, 0, 0, 0, 0x08, 0x00, VERSION_LENGTH, 0]),
 );
 /// Total length, "more fragments" and offset, protocol.
 const WORD_2: (u64, u64) = (
@@ -89,7 +90,7 @@ impl Headers {
         length: OVERHEAD,
     };
 
-    /// Reads those of a frame.
+    /// Reads the headers of a frame.
     #[inline(always)]
     pub(crate) fn of(frame: &impl FrameBuf) -> Self {
         let Some(bytes) = frame.head().first_chunk::<FIRST>() else {
@@ -102,13 +103,17 @@ impl Headers {
         }
     }
 
-    /// Whether nothing in them is optional.
+    /// Returns true if the frame is plain.
     #[inline(always)]
     fn is_plain(&self) -> bool {
         let [w1, w2, _, w4, w5, _] = self.words;
-        // Whatever is left here of a length of more than 16 bits, it does not fit.
+        // A length of more than 16 bits is cut here, and refused by `PAYLOAD_MAX` below.
         let total = u64::from((self.length as u16).wrapping_sub(L3 as u16).swap_bytes());
-        let udp = u64::from((self.length as u16).wrapping_sub(34).swap_bytes());
+        let udp = u64::from(
+            (self.length as u16)
+                .wrapping_sub(in_frame(UDP).start as u16)
+                .swap_bytes(),
+        );
         let wrong = (w1 ^ WORD_1.1) & WORD_1.0
             | (w2 ^ WORD_2.1 ^ total) & WORD_2.0
             | (w4 ^ WORD_4.1 ^ udp << 48) & WORD_4.0
@@ -117,13 +122,13 @@ impl Headers {
         wrong == 0 && payload <= PAYLOAD_MAX && payload.is_multiple_of(4)
     }
 
-    /// Whether it is a plain SEND or WRITE whose payload follows the BTH.
+    /// Returns true for a plain SEND or WRITE whose payload directly follows the BTH.
     #[inline(always)]
     pub(crate) fn is_data(&self) -> bool {
         contains(DATA, self.opcode()) && self.is_plain()
     }
 
-    /// Whether it is a plain ACK: no NAK.
+    /// Returns true for a plain ACK, and false for a NAK.
     #[inline(always)]
     pub(crate) fn is_ack(&self) -> bool {
         let [.., w6] = self.words;
@@ -133,7 +138,7 @@ impl Headers {
             && self.is_plain()
     }
 
-    /// Whether it is plain data of the same sender to the same group as `other`, which is, and of the same length.
+    /// Returns true for plain data with the sender, group and length of `other`, which is plain data.
     #[inline(always)]
     pub(crate) fn is_data_like(&self, other: &Self) -> bool {
         let mut differ = u64::from(self.length ^ other.length);
@@ -149,20 +154,20 @@ impl Headers {
         (w5 >> 16) as u8
     }
 
-    /// Whether it may be plain data, by its opcode alone.
+    /// Returns true if the opcode is one of plain data.
     #[inline(always)]
     pub(crate) fn may_be_data(&self) -> bool {
         contains(DATA, self.opcode())
     }
 
-    /// Whether the checksum of the IP header is right: neither the order of bytes nor that of words matters to a sum with
-    /// end-around carry (RFC 1071), which is one modulo 2^16 - 1.
+    /// Returns true if the checksum of the IP header is right. A sum with end-around carry is a sum modulo 2^16 - 1: it depends
+    /// neither on the order of bytes nor on that of words (RFC 1071).
     #[inline(always)]
     pub(crate) fn is_sound(&self, frame: &impl FrameBuf) -> bool {
         let [w1, w2, w3, w4, ..] = self.words;
         let halves = |w: u64| (w & 0xFFFF_FFFF) + (w >> 32);
         let sum = (w1 >> 48) + halves(w2) + halves(w3) + (w4 & 0xFFFF);
-        // It is not zero, as the version is not.
+        // The sum is not zero, because the version is not.
         frame.checksum_good() || sum.is_multiple_of(0xFFFF)
     }
 
@@ -210,7 +215,7 @@ impl Headers {
         self.length.wrapping_sub(OVERHEAD)
     }
 
-    /// The opcode, where it is a SEND's.
+    /// The opcode, if it is a SEND.
     #[inline(always)]
     pub(crate) fn send(&self) -> Option<Opcode> {
         let opcode = self.opcode();
@@ -230,9 +235,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// What is taken for plain is what the parser takes for that packet; whatever bit is turned, and whatever is cut off or added.
+        /// Headers of a frame that is taken for plain agree with the parser, also after bit flips, cuts and padding.
         #[test]
-        fn plain_headers_say_what_the_parser_says(
+        fn plain_headers_agree_with_the_parser(
             opcode in prop::sample::select(vec![
                 Opcode::SendFirst, Opcode::SendMiddle, Opcode::SendLast, Opcode::SendOnly, Opcode::WriteMiddle,
                 Opcode::WriteLast, Opcode::SendOnlyImm, Opcode::WriteOnly, Opcode::Ack, Opcode::Cnp,
@@ -261,7 +266,7 @@ mod tests {
             let headers = Headers::of(&frame);
             if headers.is_data() || headers.is_ack() {
                 let Ok(Parsed::Roce(parsed)) = parse_frame(&frame, frame.len()) else {
-                    panic!("it can be parsed");
+                    panic!("a plain frame can be parsed");
                 };
                 let opcode = parsed.bth.opcode;
                 prop_assert_eq!((parsed.l3, parsed.frame_len, parsed.bth.pad), (L3, frame.len(), 0));

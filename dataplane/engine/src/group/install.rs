@@ -1,21 +1,23 @@
-//! What installing a group of any kind takes, and why it can be refused.
+//! Helpers for installing a group of any kind, and its errors.
 
 use core::net::Ipv4Addr;
 
 use castnet_rules::{Fault, GroupRule, NextHop};
-use castnet_wire::{MacAddr, McstId, PortId};
+use castnet_wire::layout::PACKET_HEADERS;
+use castnet_wire::roce::ICRC_LEN;
+use castnet_wire::{MacAddr, McstId, PortId, Reth};
 
 use crate::config::PortInfo;
 use crate::tables::next_hops::NextHopsFull;
 
 /// Bytes of IP header to ICRC around the payload of the largest packet that a group carries: IPv4, UDP, BTH, RETH, ImmDt
 /// and ICRC.
-pub(crate) const OVERHEAD: usize = 20 + 8 + 12 + 16 + 4 + 4;
+pub(crate) const OVERHEAD: usize = PACKET_HEADERS + Reth::LEN + 4 + ICRC_LEN;
 
 /// Why a group cannot be installed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InstallError {
-    /// The rule breaks rules of its own.
+    /// The rule is inconsistent.
     #[error("the rule has {} fault(s); the first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
     Faults(Vec<Fault>),
     /// An endpoint is at a port that the switch does not have, though it has one of a higher number.
@@ -26,10 +28,10 @@ pub enum InstallError {
         /// The port.
         port: PortId,
     },
-    /// The rule leaves the Ethernet address of a next hop open, and the switch does not know it.
+    /// The rule has no Ethernet address for a next hop, and the switch does not know one.
     #[error(
-        "endpoint {endpoint}: no route and no neighbour at port {port} says which Ethernet address frames to {ip} are for: give \
-         it in the rule (mac), or a route to {ip} by port {port} (castnet route add), or let the switch see {ip} by ARP"
+        "endpoint {endpoint}: the Ethernet address of {ip} at port {port} is unknown: no route and no neighbour has it. Set it in \
+         the rule (mac), add a route to {ip} by port {port} (castnet route add), or let the switch see {ip} by ARP"
     )]
     NoMac {
         /// The endpoint's index in the rule.
@@ -39,36 +41,36 @@ pub enum InstallError {
         /// The next hop's address.
         ip: Ipv4Addr,
     },
-    /// Packets of the group do not fit a port.
+    /// Packets of the group are too long for a port.
     #[error("path MTU {pmtu} needs an MTU of {need} on port {port}, which has {mtu}")]
     MtuTooSmall {
         /// The port.
         port: PortId,
         /// The group's path MTU in bytes.
         pmtu: usize,
-        /// The port's MTU that it needs.
+        /// The MTU that the group needs.
         need: usize,
         /// The port's MTU.
         mtu: usize,
     },
-    /// As many groups as may be.
+    /// The number of groups has reached its limit.
     #[error("{max} groups are installed: no place for another")]
     GroupsFull {
-        /// How many there may be.
+        /// The most groups.
         max: usize,
     },
     /// The memory reserved for groups is used up.
     #[error("the group needs {need} bytes, {left} of {max} are left")]
     NoMemory {
-        /// Bytes the group takes.
+        /// Bytes that the group needs.
         need: usize,
         /// Bytes that are left.
         left: usize,
-        /// Bytes that all groups may take.
+        /// Most bytes for all groups.
         max: usize,
     },
     /// The table of next hops' Ethernet addresses is full.
-    #[error("no place for another next hop's Ethernet address")]
+    #[error("no capacity for another next hop's Ethernet address")]
     NextHopsFull,
     /// The McstID is an address of the switch itself.
     #[error("{mcst_id} is an address of this switch")]
@@ -78,7 +80,7 @@ pub enum InstallError {
     },
 }
 
-/// Ports of a switch as rules count them: one more than the highest number.
+/// Returns the number of ports as rules count them: one more than the highest port number.
 pub fn port_count(ports: &[PortInfo]) -> usize {
     ports.iter().map(|port| port.id.index() + 1).max().unwrap_or(0)
 }
@@ -88,7 +90,7 @@ pub(crate) fn macs(rule: &GroupRule) -> impl Iterator<Item = MacAddr> + Clone {
     rule.endpoints.iter().map(|endpoint| endpoint.next_hop.mac())
 }
 
-/// Bytes that a rule's names and endpoints take.
+/// Bytes of a rule's names and endpoints.
 pub(crate) fn rule_bytes(rule: &GroupRule) -> usize {
     let endpoints = rule.endpoints.iter().map(|endpoint| {
         let ranks = match &endpoint.next_hop {
@@ -100,8 +102,8 @@ pub(crate) fn rule_bytes(rule: &GroupRule) -> usize {
     rule.name.len() + endpoints.sum::<usize>()
 }
 
-/// A UDP source port that stays the same for the life of the group and differs between groups: entropy for equal-cost
-/// paths, in the range that RoCEv2 uses.
+/// Returns the UDP source port of a group's feedback, in the range of RoCEv2. It is constant for the life of the group and differs
+/// between groups, as entropy for equal-cost paths.
 pub(crate) fn feedback_sport(mcst_id: McstId) -> u16 {
     let address = u32::from(mcst_id.0);
     0xC000 | ((address ^ address >> 14 ^ address >> 28) & 0x3FFF) as u16

@@ -1,4 +1,4 @@
-//! The contract that each kind of group meets.
+//! The contract of each kind of group.
 
 use core::net::Ipv4Addr;
 
@@ -14,59 +14,59 @@ use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
-/// What lets machines ask for memory.
-pub(crate) struct Ahead;
+/// Prefetches memory for the protocol machines, which forbid unsafe code.
+pub(crate) struct EnginePrefetch;
 
-impl Prefetch for Ahead {
+impl Prefetch for EnginePrefetch {
     #[inline(always)]
     fn prefetch<T: ?Sized>(&self, value: &T) {
         prefetch(value);
     }
 }
 
-/// What each kind of group does: its memory, its frames, its timers, and its reports. `docs/new-kind.md` walks through it.
+/// The functions of a kind of group: memory, frames, timers and reports. `docs/new-kind.md` explains them by an example.
 ///
-/// A `slot` is the group's own: timers go by it.
+/// The argument `slot` is the slot of the group in the table of groups. Timers are armed for a slot.
 pub(crate) trait Kind: Sized {
     /// Its section of the rule.
     type Rule;
-    /// Its state, for people.
+    /// Its state, for display.
     type Status;
 
-    /// Bytes of IP header to ICRC around the payload of the largest packet that it carries.
+    /// Bytes from IP header to ICRC around the payload of the largest packet.
     const OVERHEAD: usize;
 
-    /// The group of a rule that has been checked, and whose endpoints are [in order](GroupRule::in_order), with all memory
-    /// that it will ever need.
+    /// Builds the group of a checked rule whose endpoints are [in order](GroupRule::in_order). Allocates all memory that the group
+    /// needs during its life.
     fn new(rule: GroupRule, kind: &Self::Rule) -> Self;
 
-    /// The same without memory for payload, for a dry run.
+    /// Builds the group without memory for payload, for a dry run.
     fn without_payload(rule: GroupRule, kind: &Self::Rule) -> Self {
         Self::new(rule, kind)
     }
 
-    /// Copies the state that decides what happens to a frame, without payload, from a group of the same rule. Takes no memory.
+    /// Copies the state that decides what happens to a frame, without payload, from a group of the same rule. Allocates no memory.
     fn copy_state(&mut self, _of: &Self) {}
 
-    /// The rule that it runs.
+    /// The running rule.
     fn rule(&self) -> &GroupRule;
 
-    /// Bytes that it takes of the memory for groups.
+    /// Bytes of group memory that the group uses.
     fn memory_bytes(&self) -> usize;
 
-    /// Takes places for its next hops' Ethernet addresses; gives all back where one does not fit. `own` is the switch's
-    /// address, where it has one.
+    /// Acquires table entries for the Ethernet addresses of its next hops; acquires none if one does not fit. `own` is the address
+    /// of the switch, if it has one.
     fn bind(&mut self, next_hops: &mut NextHops, own: Option<Ipv4Addr>) -> Result<(), NextHopsFull>;
 
-    /// Gives these places back.
+    /// Releases these table entries.
     fn unbind(&self, next_hops: &mut NextHops);
 
-    /// Prefetches the memory that plain frames touch, in three steps: each needs what the one before it fetched.
+    /// Prefetches the memory that plain frames touch, in three steps. Each step reads memory that the step before it prefetched.
     #[inline(always)]
     fn prefetch(&self, _step: usize, _ingress: PortId) {}
 
-    /// Takes in frames to the group that no tap wants to see, until there are no more, or one has to take the slow path, which is
-    /// returned: the fast path of a kind that has one.
+    /// The fast path: handles frames to the group that no subscriber wants. Returns the first frame that needs the slow path, or
+    /// `None` after all frames. The default has no fast path.
     #[inline(always)]
     fn fast_frames<E: Egress>(
         &mut self,
@@ -78,7 +78,7 @@ pub(crate) trait Kind: Sized {
         frames.next()
     }
 
-    /// Takes a frame whose destination is the group: finds its sender, checks it, and does what the kind does with it.
+    /// The slow path: handles one frame whose destination is the group.
     fn frame<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,
@@ -89,21 +89,21 @@ pub(crate) trait Kind: Sized {
         frame: E::Buf,
     ) -> Verdict;
 
-    /// Its timer in one of the wheels is due.
+    /// Handles a timer of the group that is due in one of the wheels.
     fn timeout<E: Egress, O: Observer>(&mut self, _: &mut Services, _: &mut Cx<'_, E, O>, _slot: u32) {}
 
-    /// Continues to send: the group was in [`Timers::emitting`](crate::group::services::Timers::emitting).
+    /// Continues to send. The group was queued in [`Timers::emitting`](crate::group::services::Timers::emitting).
     fn emit<E: Egress, O: Observer>(&mut self, _: &mut Services, _: &mut Cx<'_, E, O>, _slot: u32) {}
 
-    /// Arms its timers, after it has come from another engine.
+    /// Arms the timers of a group that was moved from another engine.
     fn resume(&mut self, _: &mut Services, _now: Nanos, _slot: u32) {}
 
-    /// Counts a frame to the group that was dropped.
+    /// Counts a dropped frame of the group.
     fn note_dropped(&mut self);
 
-    /// Puts its counters into a snapshot; `false` where there is no room.
+    /// Adds the counters of the group to a snapshot. Returns false if its capacity is used up.
     fn snapshot(&self, into: &mut CountersSnapshot) -> bool;
 
-    /// Everything about it, for people. Allocates.
+    /// The whole state of the group, for display. Allocates.
     fn status(&self) -> Self::Status;
 }

@@ -1,24 +1,25 @@
-//! Which endpoint of a group a frame is of, where ports alone do not say (EPIC 4.1: LookupTable; contract C4): an exact match on ingress
-//! port, destination QPN and source address, and on the source MAC address where the rule asks for that.
+//! Finds the endpoint that sent a frame, for groups whose endpoints cannot be told apart by port (EPIC 4.1: LookupTable; contract
+//! C4). It is an exact match on ingress port, destination QPN and source address, and on the source MAC address if the rule requires
+//! it.
 
 use core::net::Ipv4Addr;
 
 use castnet_rules::GroupRule;
 use castnet_wire::{MacAddr, PortId, Qpn};
 
-/// Of a group that has several endpoints at one port, or QPNs of its own for them, or verifies MAC addresses.
+/// The look-up table of a group that has several endpoints at one port, or its own virtual QPNs, or verifies MAC addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct LookupTable {
-    /// By endpoint.
+    /// For each endpoint, its key.
     keys: Box<[Key]>,
-    /// One more than the endpoint whose key has this hash, or comes after it (linear probing); 0 where there is none. A power of
-    /// two, more than there are endpoints.
+    /// Hash table with linear probing: endpoint index plus one, or 0 for a free entry. Its length is a power of two, at least twice
+    /// the number of endpoints.
     index: Box<[u16]>,
-    /// By endpoint, the MAC address that its frames must come from; `None` for any. Empty where none must.
+    /// For each endpoint, the MAC address that its frames must have; `None` for any. Empty if no endpoint verifies it.
     macs: Box<[Option<MacAddr>]>,
 }
 
-/// Port, QPN and source address, in 8, 24 and 32 bits; the address is 0 where any may come.
+/// Port, QPN and source address, in 8, 24 and 32 bits. Address 0 stands for any source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key(u64);
 
@@ -32,18 +33,18 @@ impl Key {
         PortId::new((self.0 >> 56) as u8).unwrap_or_default()
     }
 
-    /// Its place among so many, a power of two.
+    /// The first index of its probe sequence in a table of `length` entries, a power of two.
     #[inline(always)]
-    fn home(self, places: usize) -> usize {
-        // The golden ratio, whose upper bits depend on all of the key's (Fibonacci hashing).
+    fn home(self, length: usize) -> usize {
+        // Fibonacci hashing: the upper bits of the product depend on all bits of the key.
         let mixed = (self.0 ^ self.0 >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (mixed >> 32) as usize & (places - 1)
+        (mixed >> 32) as usize & (length - 1)
     }
 }
 
 impl LookupTable {
-    /// The table of a rule that has been checked; `None` where each endpoint has a port to itself and [`Qpn::VIRTUAL`], and none
-    /// verifies MAC addresses. What comes from an adjacent switch has the address `switch`; where that is `None`, any.
+    /// Returns the table of a checked rule. `None` if each endpoint has its own port and [`Qpn::VIRTUAL`], and none verifies MAC
+    /// addresses: then the port is enough. Frames of an adjacent switch have the source address `switch`, or any if that is `None`.
     pub(crate) fn new(rule: &GroupRule, switch: Option<Ipv4Addr>) -> Option<Box<Self>> {
         let mut ports = 0_u64;
         let alone = rule.endpoints.iter().all(|endpoint| {
@@ -55,7 +56,7 @@ impl LookupTable {
         (!alone).then(|| Box::new(Self::of_all(rule, switch)))
     }
 
-    /// The same, wherever the endpoints are.
+    /// Returns the table of a checked rule, also if the port would be enough.
     pub(crate) fn of_all(rule: &GroupRule, switch: Option<Ipv4Addr>) -> Self {
         let any = Ipv4Addr::UNSPECIFIED;
         let keys = rule.endpoints.iter().map(|endpoint| {
@@ -77,8 +78,7 @@ impl LookupTable {
         Self { keys, index, macs }
     }
 
-    /// The endpoint that a frame is of. Who does not know its source MAC address gives `None`, and finds no endpoint that
-    /// verifies it.
+    /// Returns the endpoint that sent a frame. With `None` for the source MAC address, endpoints that verify it are not found.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -99,7 +99,7 @@ impl LookupTable {
     #[inline(always)]
     fn find_key(&self, key: Key) -> Option<usize> {
         let mut at = key.home(self.index.len());
-        // At least half of the places are empty.
+        // Terminates because at least half of the entries are free.
         while let Some(endpoint) = usize::from(*self.index.get(at)?).checked_sub(1) {
             if self.keys.get(endpoint) == Some(&key) {
                 return Some(endpoint);
@@ -121,7 +121,7 @@ impl LookupTable {
         keys.filter(move |(_, key)| key.port() == port).map(|(i, _)| i)
     }
 
-    /// Bytes that it takes.
+    /// Bytes of memory of the table.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.keys) + size_of_val(&*self.index) + size_of_val(&*self.macs)
     }
@@ -164,9 +164,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is found is what a walk over all endpoints finds; an endpoint that knows the address goes before one that takes any.
+        /// The table finds the endpoint that a linear scan finds. An endpoint with the exact address has priority over one for any.
         #[test]
-        fn a_frame_is_of_the_endpoint_that_a_walk_finds(
+        fn the_table_finds_the_endpoint_of_a_linear_scan(
             picks in prop::collection::btree_set((0..3_u8, 1..5_u32, 0..6_u8), 1..64),
             frames in prop::collection::vec((0..4_u8, 1..6_u32, 1..8_u8, prop::sample::select(vec![None, Some(MAC), Some(MacAddr::BROADCAST)])), 64),
         ) {

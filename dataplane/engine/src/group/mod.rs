@@ -1,6 +1,6 @@
-//! Groups: their table, the contract of their kinds, and the kinds.
+//! Groups: the table of groups, the contract of a kind, and the kinds.
 //!
-//! A kind is given [`services::Services`] beside its group, and knows neither the engine nor other groups.
+//! A kind gets [`services::Services`] beside its group. It has access neither to the engine nor to other groups (contract C4).
 
 pub(crate) mod classify;
 pub(crate) mod collective;

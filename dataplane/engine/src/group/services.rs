@@ -1,4 +1,4 @@
-//! What groups of all kinds use.
+//! Services of the engine that groups of all kinds use.
 
 use std::collections::VecDeque;
 
@@ -35,33 +35,33 @@ impl Services {
             events: Events::new(config.events_max),
             scratch: Scratch {
                 effects: Effects::new(),
-                collective: AllEffects::default(),
+                collective: CollectiveEffects::default(),
                 payload: Box::new([0; PAYLOAD_MAX]),
             },
         }
     }
 }
 
-/// When groups come up, by their slots.
+/// The timers of all groups, by slot.
 #[derive(Debug)]
 pub(crate) struct Timers {
-    /// Reports of stalls.
+    /// Stall timers of multicast groups.
     pub(crate) coarse: Wheel,
     /// Timers of collective groups.
     pub(crate) fine: Wheel,
-    /// Groups that have more to send than one turn lets them.
+    /// Slots of groups that have more to send than the limit of one iteration.
     pub(crate) emitting: VecDeque<u32>,
 }
 
 impl Timers {
-    /// Nothing is due for a slot any more.
+    /// Disarms all timers of a slot.
     pub(crate) fn disarm(&mut self, slot: u32) {
         self.coarse.disarm(slot);
         self.fine.disarm(slot);
         self.emitting.retain(|other| *other != slot);
     }
 
-    /// When the next group comes up. What could not be sent in one turn is due at once.
+    /// The time of the next timer. Pending emissions are due immediately.
     pub(crate) fn poll(&self) -> Option<Nanos> {
         let emission = (!self.emitting.is_empty()).then_some(Nanos::ZERO);
         [self.coarse.poll(), self.fine.poll(), emission]
@@ -71,37 +71,37 @@ impl Timers {
     }
 }
 
-/// Memory for one frame at a time.
+/// Scratch memory for one frame at a time.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// Of multicast machines.
+    /// Effects of multicast machines.
     pub(crate) effects: Effects,
-    /// Of collective machines.
-    pub(crate) collective: AllEffects,
-    /// Where a payload is put together.
+    /// Effects of collective machines.
+    pub(crate) collective: CollectiveEffects,
+    /// Buffer for a payload that lies in several segments.
     pub(crate) payload: Box<[u8; PAYLOAD_MAX]>,
 }
 
-/// Effects of machines of each width.
+/// Effects of collective machines, for each width of endpoint sets.
 #[derive(Debug, Default)]
-pub(crate) struct AllEffects {
+pub(crate) struct CollectiveEffects {
     narrow: translated::Effects<1>,
     wide: translated::Effects<WORDS_MAX>,
 }
 
-/// The effects of machines of this width.
-pub(crate) trait EffectsOf<const W: usize> {
+/// Selects the effects for a width.
+pub(crate) trait EffectsOfWidth<const W: usize> {
     fn of(&mut self) -> &mut translated::Effects<W>;
 }
 
-impl EffectsOf<1> for AllEffects {
+impl EffectsOfWidth<1> for CollectiveEffects {
     #[inline(always)]
     fn of(&mut self) -> &mut translated::Effects<1> {
         &mut self.narrow
     }
 }
 
-impl EffectsOf<WORDS_MAX> for AllEffects {
+impl EffectsOfWidth<WORDS_MAX> for CollectiveEffects {
     fn of(&mut self) -> &mut translated::Effects<WORDS_MAX> {
         &mut self.wide
     }

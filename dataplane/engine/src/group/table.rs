@@ -1,4 +1,4 @@
-//! The groups of this engine, found by their McstID.
+//! The table of the engine's groups, indexed by McstID.
 
 use core::net::Ipv4Addr;
 
@@ -9,23 +9,23 @@ use crate::group::context::Context;
 use crate::group::install::InstallError;
 use crate::tables::fixed_map::FixedMap;
 
-/// No group: no slot of the table of groups has that number.
+/// Sentinel for "no group". No slot has this number.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
 
 fn key(address: Ipv4Addr) -> u64 {
     u32::from(address).into()
 }
 
-/// No key.
+/// Sentinel for an empty look-up cache. Keys have 32 bits, so no key has all 64 bits set.
 const NONE: (u64, u32) = (u64::MAX, 0);
 
-/// The table. A group keeps its place, a small number, while it is installed.
+/// The table of groups. A group keeps its slot while it is installed.
 #[derive(Debug)]
 pub(crate) struct Groups {
     index: FixedMap<u32>,
-    /// The key that was looked for last, and its slot or [`NO_GROUP`]. No address has all bits set in its upper half, so that stands for none.
+    /// Cache of the last look-up: the key, and its slot or [`NO_GROUP`].
     last: (u64, u32),
-    places: Vec<Option<Context>>,
+    slots: Vec<Option<Context>>,
     free: Vec<u32>,
     groups_max: usize,
     memory_max: usize,
@@ -37,7 +37,7 @@ impl Groups {
         Self {
             index: FixedMap::new(groups_max, seed),
             last: NONE,
-            places: Vec::with_capacity(groups_max),
+            slots: Vec::with_capacity(groups_max),
             free: Vec::with_capacity(groups_max),
             groups_max,
             memory_max,
@@ -50,7 +50,7 @@ impl Groups {
         self.index.get(key(address)).copied()
     }
 
-    /// The same for frames, which often come several of one group after the other.
+    /// Finds the slot of an address, and caches the look-up. Consecutive frames often belong to the same group.
     #[inline]
     pub(crate) fn find_next(&mut self, address: Ipv4Addr) -> Option<u32> {
         let key = key(address);
@@ -60,32 +60,32 @@ impl Groups {
         Some(self.last.1).filter(|slot| *slot != NO_GROUP)
     }
 
-    /// Asks for the memory where the index has `address`, and returns where that is.
+    /// Prefetches the index entry of `address`. Returns its position for [`Groups::find_from`].
     #[inline]
     pub(crate) fn prefetch_index(&self, address: Ipv4Addr) -> usize {
         self.index.prefetch(key(address))
     }
 
-    /// As [`Groups::find`], from what [`Groups::prefetch_index`] returned.
+    /// Finds the slot of `address`. `home` is the position that [`Groups::prefetch_index`] returned.
     #[inline]
     pub(crate) fn find_from(&self, home: usize, address: Ipv4Addr) -> Option<u32> {
         self.index.get_from(home, key(address)).copied()
     }
 
-    /// Asks for the memory of a slot.
+    /// Prefetches a slot.
     #[inline]
     pub(crate) fn prefetch_slot(&self, slot: u32) {
-        if let Some(slot) = self.places.get(slot as usize) {
+        if let Some(slot) = self.slots.get(slot as usize) {
             prefetch(slot);
         }
     }
 
     #[inline]
-    pub(crate) fn at_mut(&mut self, place: u32) -> Option<&mut Context> {
-        self.places.get_mut(place as usize)?.as_mut()
+    pub(crate) fn at_mut(&mut self, slot: u32) -> Option<&mut Context> {
+        self.slots.get_mut(slot as usize)?.as_mut()
     }
 
-    /// Calls `what` with the group in a slot, where there is one.
+    /// Calls a function with the group in a slot, if there is one.
     #[inline]
     pub(crate) fn with(&mut self, slot: u32, what: impl FnOnce(&mut Context)) {
         if let Some(group) = self.at_mut(slot) {
@@ -94,17 +94,17 @@ impl Groups {
     }
 
     pub(crate) fn get(&self, mcst_id: McstId) -> Option<&Context> {
-        self.places.get(self.find(mcst_id.0)? as usize)?.as_ref()
+        self.slots.get(self.find(mcst_id.0)? as usize)?.as_ref()
     }
 
     #[inline]
-    pub(crate) fn at(&self, place: u32) -> Option<&Context> {
-        self.places.get(place as usize)?.as_ref()
+    pub(crate) fn at(&self, slot: u32) -> Option<&Context> {
+        self.slots.get(slot as usize)?.as_ref()
     }
 
-    /// How many places were ever used.
-    pub(crate) fn places(&self) -> usize {
-        self.places.len()
+    /// The number of slots that have been used.
+    pub(crate) fn slot_count(&self) -> usize {
+        self.slots.len()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -115,13 +115,13 @@ impl Groups {
         self.memory_used
     }
 
-    /// Whether `group` fits, beside the others or in place of the one of the same address.
-    pub(crate) fn room_for(&self, group: &Context) -> Result<(), InstallError> {
-        self.room(group.mcst_id(), group.memory_bytes())
+    /// Checks that `group` fits, in addition to the other groups or as the replacement of the group with the same address.
+    pub(crate) fn check_capacity_for(&self, group: &Context) -> Result<(), InstallError> {
+        self.check_capacity(group.mcst_id(), group.memory_bytes())
     }
 
-    /// The same for a group of this address that takes so many bytes.
-    pub(crate) fn room(&self, mcst_id: McstId, need: usize) -> Result<(), InstallError> {
+    /// Checks that a group with this address and `need` bytes of memory fits.
+    pub(crate) fn check_capacity(&self, mcst_id: McstId, need: usize) -> Result<(), InstallError> {
         let replaced = self.get(mcst_id);
         if replaced.is_none() && self.len() >= self.groups_max {
             return Err(InstallError::GroupsFull { max: self.groups_max });
@@ -134,43 +134,43 @@ impl Groups {
         Ok(())
     }
 
-    /// Puts `group` in, for which there must be room; returns its place and the one that it takes the place of.
+    /// Inserts `group`; its capacity has been checked. Returns its slot and the group that it replaces.
     pub(crate) fn insert(&mut self, group: Context) -> (u32, Option<Context>) {
         self.last = NONE;
         self.memory_used += group.memory_bytes();
         let key = key(group.mcst_id().0);
-        if let Some(place) = self.index.get(key).copied() {
-            let old = self.places.get_mut(place as usize).and_then(|p| p.replace(group));
+        if let Some(slot) = self.index.get(key).copied() {
+            let old = self.slots.get_mut(slot as usize).and_then(|p| p.replace(group));
             self.memory_used -= old.as_ref().map_or(0, |g| g.memory_bytes());
-            return (place, old);
+            return (slot, old);
         }
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.places[place as usize] = Some(group);
-                place
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = Some(group);
+                slot
             }
             None => {
-                self.places.push(Some(group));
-                (self.places.len() - 1) as u32
+                self.slots.push(Some(group));
+                (self.slots.len() - 1) as u32
             }
         };
-        // There is room: asked for before.
-        let _ = self.index.insert(key, place);
-        (place, None)
+        // The capacity has been checked by the caller.
+        let _ = self.index.insert(key, slot);
+        (slot, None)
     }
 
-    /// Takes a group out; returns it and the place that it had.
+    /// Removes a group. Returns its slot and the group.
     pub(crate) fn remove(&mut self, mcst_id: McstId) -> Option<(u32, Context)> {
         self.last = NONE;
-        let place = self.index.remove(key(mcst_id.0))?;
-        let group = self.places.get_mut(place as usize)?.take()?;
-        self.free.push(place);
+        let slot = self.index.remove(key(mcst_id.0))?;
+        let group = self.slots.get_mut(slot as usize)?.take()?;
+        self.free.push(slot);
         self.memory_used -= group.memory_bytes();
-        Some((place, group))
+        Some((slot, group))
     }
 
-    /// All groups in the order of their places.
+    /// All groups, in the order of their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Context> {
-        self.places.iter().flatten()
+        self.slots.iter().flatten()
     }
 }

@@ -1,30 +1,30 @@
-//! The fast path: batches of frames that no tap wants to see.
+//! The fast path, for batches of frames that no subscriber wants.
 //!
-//! A frame's own headers choose its path, and all that it needs lies with its group: nothing is learned. Where frames of a batch
-//! are for several groups, their groups are found for all of them first, in stages that each ask for the memory which the next one
-//! needs: so the waits for memory of up to 32 frames overlap. Whatever is not plain, or not the usual case of its group, takes
-//! the slow path in its turn, with nothing changed.
+//! The headers of a frame alone decide whether it takes the fast path, and all state that it needs lies in its group. If a batch
+//! has frames for several groups, the engine first looks up all groups, in stages: each stage prefetches the memory that the next
+//! one reads, so that the memory latencies of up to 32 frames overlap. Every other frame takes the slow path, in the order of the
+//! batch; the fast path has changed nothing for it.
 
 use core::net::Ipv4Addr;
 
+use castnet_wire::layout::{DST, in_frame};
 use castnet_wire::{BATCH, Batch, FrameBuf, PortId};
 
 use crate::egress::Egress;
 use crate::engine::Engine;
-use crate::group::headers::L3;
 use crate::group::table::NO_GROUP;
 use crate::observe::trace::Off;
 use crate::output::cx::Cx;
 
-/// Where a frame has its destination address if it is plain. If it is not, whatever is found there does no harm.
+/// Returns the destination address of a plain frame. For other frames the result has no meaning, but the look-up is safe.
 #[inline(always)]
 fn dst(frame: &impl FrameBuf) -> Ipv4Addr {
-    let octets = frame.head().get(L3 + 16..).and_then(|b| b.first_chunk::<4>());
+    let octets = frame.head().get(in_frame(DST)).and_then(|b| b.first_chunk::<4>());
     octets.map_or(Ipv4Addr::UNSPECIFIED, |octets| Ipv4Addr::from(*octets))
 }
 
 impl Engine {
-    /// Takes all frames of a batch.
+    /// Handles all frames of a batch.
     #[inline(never)]
     pub(crate) fn fast_batch<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, batch: &mut Batch<E::Buf>) {
         let Some(first) = batch.first().map(dst) else {
@@ -51,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// The slots of the groups that frames are for, into `slots`; asks for the memory that plain frames of these groups touch.
+    /// Writes the group slot of each frame to `slots`, and prefetches the memory that plain frames of these groups touch.
     #[inline(never)]
     fn find_groups<B: FrameBuf>(&self, ingress: PortId, batch: &Batch<B>, slots: &mut [u32]) {
         let mut homes = [0; BATCH];
@@ -69,8 +69,8 @@ impl Engine {
         groups().for_each(|group| group.prefetch(2, ingress));
     }
 
-    /// A frame for which there is no fast path.
-    // Apart: it is large, and here it is rare.
+    /// Handles a frame that has no fast path.
+    // Not inlined: the function is large, and rarely called from here.
     #[inline(never)]
     pub(crate) fn slow<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
         let verdict = self.forward(cx, frame);

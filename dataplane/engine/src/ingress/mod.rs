@@ -1,4 +1,4 @@
-//! The way of a frame through the stages. Every path through here ends in one verdict.
+//! The stages of a frame. Every frame ends in exactly one verdict.
 
 mod fast;
 
@@ -19,8 +19,8 @@ use crate::output::cx::Cx;
 use crate::plain::PlainFrame;
 
 impl Engine {
-    /// Takes all frames of `batch`, which came in by `ingress`, through the pipeline and into `egress`. Leaves the batch
-    /// empty.
+    /// Runs all frames of `batch`, received at port `ingress`, through the pipeline and sends the results to `egress`. Empties the
+    /// batch.
     pub fn process<E: Egress>(
         &mut self,
         now: Nanos,
@@ -42,7 +42,7 @@ impl Engine {
         if self.taps.want_none(ingress, batch) {
             return self.fast_batch(&mut cx, batch);
         }
-        // What came first leaves first: the others go before the next one that is recorded.
+        // To keep the order, frames that are not recorded are handled before the next recorded one.
         let mut others = Batch::new();
         for frame in batch.drain(..) {
             if !self.taps.may_want(ingress, &frame) {
@@ -50,14 +50,14 @@ impl Engine {
                 continue;
             }
             self.fast_batch(&mut cx, &mut others);
-            self.recorded(&mut cx, frame);
+            self.recorded_frame(&mut cx, frame);
         }
         self.fast_batch(&mut cx, &mut others);
     }
 
-    /// One frame that a tap may want, or what leaves because of it.
+    /// Handles one frame with a recorder, because a subscriber may want the frame or the frames that it causes.
     #[inline(never)]
-    fn recorded<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
+    fn recorded_frame<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
         let mut recorder = Recorder::new(cx.now, cx.ingress, PlainFrame::copy_of(&frame).0);
         let mut cx = Cx {
             now: cx.now,
@@ -70,46 +70,46 @@ impl Engine {
         self.taps.take(recorder.finish(verdict));
     }
 
-    /// One frame.
+    /// Handles one frame.
     #[inline]
     pub(crate) fn forward<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         frame: E::Buf,
     ) -> Verdict {
-        // By reference: moving so large a value out costs more than reading it.
+        // Matched by reference: moving the large value costs more than reading it.
         let parsed = parse_frame(frame.head(), frame.length());
         match &parsed {
             Ok(Parsed::Roce(header)) => {
                 if let IpAddrs::V4 { src, dst } = header.ip
-                    && let Some(place) = self.groups.find_next(dst)
+                    && let Some(slot) = self.groups.find_next(dst)
                 {
-                    return self.group_frame(cx, place, header, src, frame);
+                    return self.group_frame(cx, slot, header, src, frame);
                 }
-                self.other_frame(cx, &parsed, frame)
+                self.ungrouped_frame(cx, &parsed, frame)
             }
-            Ok(_) => self.other_frame(cx, &parsed, frame),
-            Err(error) => self.odd_frame(cx, *error, frame),
+            Ok(_) => self.ungrouped_frame(cx, &parsed, frame),
+            Err(error) => self.unparsed_frame(cx, *error, frame),
         }
     }
 
-    /// A frame whose destination is the group at `place`.
+    /// Handles a frame whose destination is the group in `slot`.
     #[inline]
     pub(crate) fn group_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
-        place: u32,
+        slot: u32,
         header: &RoceHeader,
         src: Ipv4Addr,
         frame: E::Buf,
     ) -> Verdict {
-        match without_rest(cx, header, frame) {
-            Ok(frame) => match self.groups.at_mut(place) {
-                Some(group) => group.frame(&mut self.services, cx, place, header, src, frame),
+        match without_padding(cx, header, frame) {
+            Ok(frame) => match self.groups.at_mut(slot) {
+                Some(group) => group.frame(&mut self.services, cx, slot, header, src, frame),
                 None => Verdict::Dropped(DropReason::NotMember),
             },
             Err(verdict) => {
-                if let Some(group) = self.groups.at_mut(place) {
+                if let Some(group) = self.groups.at_mut(slot) {
                     cx.observer.group(group.mcst_id());
                     group.note_dropped();
                 }
@@ -128,9 +128,9 @@ impl Engine {
         }
     }
 
-    /// A frame of no group, or to a group but not RoCEv2.
+    /// Handles a frame that belongs to no group, or that is for a group but not RoCEv2.
     #[inline(never)]
-    fn other_frame<E: Egress, O: Observer>(
+    fn ungrouped_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         parsed: &Result<Parsed, ParseError>,
@@ -145,8 +145,8 @@ impl Engine {
             Ok(Parsed::Arp(arp)) => self.bridging().arp_frame(cx, arp, frame),
             Ok(Parsed::Lldp { at }) => self.bridging().lldp_frame(cx, *at, frame),
             Ok(Parsed::Ipv4 { header, .. }) if self.groups.find(header.dst).is_some() => {
-                let place = self.groups.find(header.dst);
-                if let Some(group) = place.and_then(|place| self.groups.at_mut(place)) {
+                let slot = self.groups.find(header.dst);
+                if let Some(group) = slot.and_then(|slot| self.groups.at_mut(slot)) {
                     group.note_dropped();
                     cx.observer.group(group.mcst_id());
                 }
@@ -163,17 +163,17 @@ impl Engine {
         }
     }
 
-    /// A frame that RoCEv2's parser refused. To a group it ends here; else whatever UDP carries is no business of a
-    /// switch, and only Ethernet and IP must be right.
+    /// Handles a frame that the RoCEv2 parser refused. A frame to a group is dropped. Every other frame is forwarded if its
+    /// Ethernet and IP headers are valid.
     #[inline(never)]
-    fn odd_frame<E: Egress, O: Observer>(
+    fn unparsed_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         error: ParseError,
         frame: E::Buf,
     ) -> Verdict {
         let group = address::destination(frame.head()).and_then(|dst| self.groups.find(dst));
-        if let Some(group) = group.and_then(|place| self.groups.at_mut(place)) {
+        if let Some(group) = group.and_then(|slot| self.groups.at_mut(slot)) {
             group.note_dropped();
             cx.observer.group(group.mcst_id());
             let reason = match error {
@@ -187,16 +187,16 @@ impl Engine {
             return cx.drop(Stage::Parse, reason, || error.to_string());
         }
         match parse_network(frame.head(), frame.length()) {
-            parsed @ Ok(_) => self.other_frame(cx, &parsed, frame),
+            parsed @ Ok(_) => self.ungrouped_frame(cx, &parsed, frame),
             Err(error) => cx.drop(Stage::Parse, error.reason(), || error.to_string()),
         }
     }
 }
 
-/// The frame without the bytes behind its packet, where the packet is longer than a head: its ICRC would lie in the part
-/// that replicas share, and only a trailer can be written for each. What a port pads is shorter.
+/// Removes bytes behind the packet if the packet is longer than a head. Its ICRC would otherwise lie in the part that replicas
+/// share, and only a trailer is private to each replica. Frames that a port pads are shorter.
 #[inline(always)]
-fn without_rest<E: Egress, O: Observer>(
+fn without_padding<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     header: &RoceHeader,
     frame: E::Buf,
@@ -204,12 +204,12 @@ fn without_rest<E: Egress, O: Observer>(
     if header.frame_len == frame.length() || header.frame_len <= E::Buf::HEAD {
         return Ok(frame);
     }
-    cut(cx, header.frame_len, &frame)
+    copy_prefix(cx, header.frame_len, &frame)
 }
 
-/// A copy of the first `length` bytes; or its end, where no buffer is free.
+/// Copies the first `length` bytes to a new frame. Drops the frame if no buffer is free.
 #[cold]
-fn cut<E: Egress, O: Observer>(
+fn copy_prefix<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     length: usize,
     frame: &E::Buf,

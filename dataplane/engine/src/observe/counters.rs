@@ -1,8 +1,8 @@
-//! What the engine counts: plain numbers that one thread writes, copied into a snapshot when somebody asks.
+//! The counters of the engine: plain numbers that one thread writes, and snapshots of them.
 //!
-//! Contract S1 is an equation over [`Totals`]: every frame received is exactly one of switched, routed, flooded,
-//! replicated, absorbed or dropped. And what was sent is the frames that went on, their copies, and what the switch
-//! itself made: `sent = switched + routed + flooded + replicated + copies + originated`.
+//! Contract S1 is an equation over [`Totals`]: every received frame is exactly one of switched, routed, flooded, replicated, absorbed
+//! or dropped. Sent frames are the forwarded frames, their copies, and the frames that the switch made:
+//! `sent = switched + routed + flooded + replicated + copies + originated`.
 //!
 //! A counter is named here and in the message that reports it (`agent.proto`), and nowhere else: sums, differences, messages,
 //! JSON and rates visit the fields.
@@ -19,33 +19,33 @@ counters! {
     pub struct Totals => copy_totals {
         /// Frames that came in.
         received,
-        /// Of these: sent on to one port by Ethernet address.
+        /// Received frames that were sent to one port by Ethernet address.
         switched,
-        /// Of these: sent on by IPv4 route.
+        /// Received frames that were sent by IPv4 route.
         routed,
-        /// Of these: sent on to all ports that flood.
+        /// Received frames that were sent to all flood ports.
         flooded,
-        /// Of these: data of a group, sent on to one or more paths.
+        /// Received data frames of a group that were sent to one or more paths.
         replicated,
-        /// Of these: read by the switch itself and ended here (feedback to a group, ARP requests for it, LLDP).
+        /// Received frames that the switch itself consumed (feedback to a group, ARP requests for it, LLDP).
         absorbed,
-        /// Of these: dropped, each for one [`DropReason`].
+        /// Received frames that were dropped, each for one [`DropReason`].
         dropped,
-        /// Frames sent beside the one that came in, by flooding and replication.
+        /// Frames sent in addition to the received one, by flooding and replication.
         copies,
-        /// Copies and frames of the switch's own that could not be made or sent: no free buffer, or the port was down.
+        /// Copies and originated frames that could not be made or sent: no free buffer, or the port was down.
         copies_lost,
         /// Frames that the switch made: aggregated feedback, ARP replies, LLDP.
         originated,
         /// Frames handed to ports for sending.
         sent,
-        /// Times that something contradicted the switch's own invariants: a defect of Castnet, to be reported. Zero always.
+        /// Violated internal invariants. It is always zero, unless Castnet has a bug that should be reported.
         internal_errors,
     }
 }
 
 counters! {
-    /// What every frame touches of a port.
+    /// The counters of a port that every frame changes.
     pub struct PortTraffic {
         /// Frames that came in.
         rx_frames,
@@ -64,15 +64,15 @@ counters! {
         ;
         /// Frames and bytes.
         traffic: PortTraffic,
-        /// Frames that came in here and were dropped.
+        /// Received frames that were dropped.
         drops: Drops,
     }
 }
 
 counters! {
-    /// One group that multicasts.
+    /// One multicast group.
     pub struct MulticastCounters => copy_multicast_counters {
-        /// What plain data and ACKs touch.
+        /// Counters that plain data and ACKs change.
         hot: pub(crate) HotCounters {
             /// Data frames taken from the source.
             data_in,
@@ -87,7 +87,7 @@ counters! {
             /// ACKs towards the source.
             acks_out,
         }
-        /// What happens now and then.
+        /// Counters that change rarely.
         exceptions: pub(crate) Exceptions {
             /// NAKs from paths.
             naks_in,
@@ -101,17 +101,17 @@ counters! {
             cnps_in,
             /// CNPs towards the source.
             cnps_out,
-            /// Of the data frames in: those whose PSN had come before.
+            /// Received data frames with an earlier PSN.
             retransmitted_in,
             /// Copies of retransmitted frames that were not made because their path had acknowledged them (M3).
             filtered,
-            /// Copies of WRITEs that left without a valid key, because they lie outside the memory that their member named.
+            /// Copies of WRITEs that were sent with an invalid key, because they lie outside the memory of the member.
             out_of_range,
             /// Copies and feedback that were not sent: no buffer, or the port was down.
             lost,
             /// Frames to the group that were dropped.
             dropped,
-            /// Stalls of paths that were reported.
+            /// Reported stalls of paths.
             stalls,
         }
     }
@@ -132,7 +132,7 @@ counters! {
         cnps_in,
         /// Copies of retransmitted frames that it did not need.
         filtered,
-        /// Copies of WRITEs that left without a valid key.
+        /// Copies of WRITEs that were sent with an invalid key.
         out_of_range,
         /// Copies that were not sent to it: no buffer, or the port was down.
         lost,
@@ -150,11 +150,11 @@ counters! {
         results,
         /// Their bytes of payload.
         result_bytes,
-        /// Control messages taken.
+        /// Control messages received.
         controls_in,
         /// Control messages sent.
         controls_out,
-        /// Packets that had come before.
+        /// Repeated packets.
         repeats,
         /// ACKs from endpoints.
         acks_in,
@@ -174,9 +174,9 @@ counters! {
         dropped,
         /// Packets and feedback that were not sent: no buffer, or the port was down.
         lost,
-        /// Stalls that were reported.
+        /// Reported stalls.
         stalls,
-        /// Conflicts that were reported.
+        /// Reported conflicts.
         conflicts,
     }
 }
@@ -184,7 +184,7 @@ counters! {
 counters! {
     /// Congestion in a collective group.
     pub struct CongestionCounters {
-        /// Data and control packets that were marked on their way (ECN: CE).
+        /// Data and control packets received with a congestion mark (ECN: CE).
         marked,
         /// CNPs from endpoints.
         cnps_in,
@@ -198,7 +198,7 @@ counters! {
     pub struct EndpointCounters => copy_endpoint_counters {
         /// Data and control packets taken from it.
         contributions,
-        /// Packets of it that had come before.
+        /// Repeated packets from it.
         repeats,
         /// Packets sent to it.
         results,
@@ -231,16 +231,16 @@ pub struct EndpointSnapshot {
 }
 
 counters! {
-    /// A group that forwards.
+    /// A forwarding group.
     pub struct ForwardingCounters => copy_forwarding_counters {
-        /// Frames that went on to the other endpoint.
+        /// Frames sent to the other endpoint.
         forwarded,
         /// Frames to the group that were dropped.
         dropped,
     }
 }
 
-/// One endpoint of a group that forwards, in a snapshot.
+/// One endpoint of a forwarding group in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForwardingEndpoint {
     /// Its port.
@@ -256,17 +256,17 @@ pub struct ForwardingEndpoint {
 pub struct GroupSnapshot<C> {
     /// Its address.
     pub mcst_id: McstId,
-    /// Which version of its rule runs.
+    /// The version of its running rule.
     pub generation: u64,
     /// Its counters.
     pub counters: C,
-    /// Its first endpoint's place in [`KindSnapshot::endpoints`].
+    /// Index of its first endpoint in [`KindSnapshot::endpoints`].
     first: usize,
-    /// How many endpoints follow from there.
+    /// The number of its endpoints.
     count: usize,
 }
 
-/// The groups of one kind in a snapshot, as many as there was room for.
+/// The groups of one kind in a snapshot, up to its capacity.
 #[derive(Clone, Debug)]
 pub struct KindSnapshot<C, E> {
     /// The groups.
@@ -288,7 +288,7 @@ impl<C, E> KindSnapshot<C, E> {
         self.endpoints.clear();
     }
 
-    /// Puts the group of `rule` in; `false` where there is no room for it.
+    /// Adds the group of `rule`. Returns false if the capacity is used up.
     pub(crate) fn add(&mut self, rule: &GroupRule, counters: C, endpoints: impl Iterator<Item = E>) -> bool {
         fn room<T>(list: &Vec<T>, more: usize) -> bool {
             list.len() + more <= list.capacity()
@@ -326,7 +326,7 @@ impl<C, E> Default for KindSnapshot<C, E> {
 pub struct PathSnapshot {
     /// Its port.
     pub port: PortId,
-    /// Whether it is the path towards the source.
+    /// True if it is the path towards the source.
     pub source: bool,
     /// Data frames sent to it.
     pub copies_out: u64,
@@ -334,28 +334,28 @@ pub struct PathSnapshot {
     pub counters: PathCounters,
 }
 
-/// A copy of all counters. The caller makes it once with room for what it wants, and has it filled again and again.
+/// A copy of all counters. The caller creates it once with sufficient capacity, and fills it repeatedly.
 #[derive(Clone, Debug, Default)]
 pub struct CountersSnapshot {
-    /// The whole.
+    /// Counters of the whole switch.
     pub totals: Totals,
     /// Drops of all ports.
     pub drops: Drops,
     /// Each port, in order of its number.
     pub ports: Vec<(PortId, PortCounters)>,
-    /// Groups that multicast, and their paths.
+    /// Multicast groups and their paths.
     pub multicast: KindSnapshot<MulticastCounters, PathSnapshot>,
-    /// Groups that compute, and their endpoints.
+    /// Collective groups and their endpoints.
     pub collective: KindSnapshot<CollectiveCounters, EndpointSnapshot>,
-    /// Groups that forward, and their endpoints.
+    /// Forwarding groups and their endpoints.
     pub forwarding: KindSnapshot<ForwardingCounters, ForwardingEndpoint>,
-    /// Where the next snapshot starts among the groups; 0 from the first. [`crate::Engine::snapshot`] moves it on to
-    /// the first group that had no room, or back to 0 when it reached the last.
+    /// The group slot at which the next snapshot starts. [`crate::Engine::snapshot`] sets it to the first group that did not fit, or
+    /// to 0 after the last group.
     pub next_group: usize,
 }
 
 impl CountersSnapshot {
-    /// An empty one with room for so many groups of each kind and, in all of a kind together, endpoints.
+    /// Returns an empty snapshot with capacity for `groups` groups of each kind and, for all groups of a kind, `endpoints` endpoints.
     pub fn with_capacity(groups: usize, endpoints: usize) -> Self {
         Self {
             ports: Vec::with_capacity(PortId::COUNT),
@@ -366,7 +366,7 @@ impl CountersSnapshot {
         }
     }
 
-    /// Takes all out but the place where the next one starts.
+    /// Removes everything but `next_group`.
     pub(crate) fn clear(&mut self) {
         self.ports.clear();
         self.multicast.clear();
@@ -380,7 +380,7 @@ impl CountersSnapshot {
     }
 }
 
-/// The engine's own.
+/// The counters that the engine changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     pub(crate) totals: Totals,
@@ -411,14 +411,14 @@ impl Counters {
         traffic.tx_bytes += bytes;
     }
 
-    /// An invariant does not hold. Debug builds end here.
+    /// Counts a violated invariant. Debug builds panic.
     #[cold]
-    pub(crate) fn broken(&mut self, invariant: &str) {
+    pub(crate) fn invariant_violated(&mut self, invariant: &str) {
         debug_assert!(false, "{invariant}");
         self.totals.internal_errors += 1;
     }
 
-    /// One frame has ended so.
+    /// Counts the verdict of one frame.
     #[inline]
     pub(crate) fn account(&mut self, ingress: PortId, verdict: Verdict) {
         let totals = &mut self.totals;

@@ -1,4 +1,4 @@
-//! What the operator should hear of without asking: a bounded queue that the worker drains.
+//! Events for the operator, in a bounded queue that the worker drains.
 
 use std::collections::VecDeque;
 
@@ -10,25 +10,25 @@ use castnet_wire::{Control, McstId, Nanos, PortId, Psn};
 use crate::observe::limit::Limit;
 use crate::observe::neighbour::Neighbour;
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineEvent {
-    /// When.
+    /// Time of the event.
     pub at: Nanos,
-    /// What.
+    /// The event.
     pub kind: EventKind,
 }
 
-/// What can happen.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// A path of a group owes acknowledgements for longer than the group's stall time.
+    /// A path of a group has not acknowledged data for longer than the group's stall time.
     PathStalled {
         /// The group.
         mcst_id: McstId,
         /// The endpoint that the path leads to: its index.
         endpoint: u16,
-        /// Since when nothing has come.
+        /// Time of its last progress.
         since: Nanos,
     },
     /// A group without a configured start PSN saw its source's first data.
@@ -38,7 +38,7 @@ pub enum EventKind {
         /// The PSN of the first packet.
         psn: Psn,
     },
-    /// A receiver ended its connection with a fatal NAK, or the source's data cannot be delivered to it.
+    /// A receiver has ended its connection with a fatal NAK, or the source's data cannot be delivered to it.
     MemberFailed {
         /// The group.
         mcst_id: McstId,
@@ -59,10 +59,10 @@ pub enum EventKind {
         waiting_for: EndpointSet<WORDS_MAX>,
         /// The packet, by the group's PSN.
         psn: Psn,
-        /// Since when nothing was finished.
+        /// Time at which a packet was last finished.
         since: Nanos,
     },
-    /// What a rank of a collective group sends breaks a rule of the group: it is dropped.
+    /// A packet of a rank breaks a rule of the collective group, and is dropped.
     RankRefused {
         /// The group.
         mcst_id: McstId,
@@ -72,7 +72,7 @@ pub enum EventKind {
         endpoint: u16,
         /// Number of the collective in the group.
         sequence: u32,
-        /// The rule.
+        /// The broken rule.
         why: Refusal,
     },
     /// The ranks of a collective group called different collectives.
@@ -81,51 +81,51 @@ pub enum EventKind {
         mcst_id: McstId,
         /// Which version of its rule.
         generation: u64,
-        /// Who said what.
+        /// The merged control message, with the two different calls.
         control: Control,
     },
-    /// Somebody new on a link.
+    /// A new neighbour on a link.
     NeighbourAppeared(Neighbour),
-    /// Somebody known says something else than before, or speaks from another port.
+    /// A known neighbour has changed its description or its port.
     NeighbourChanged(Neighbour),
-    /// Nothing was heard of somebody for as long as he said to wait.
+    /// The information of a neighbour has expired, or was withdrawn.
     NeighbourGone(Neighbour),
-    /// Neighbours came, changed or went at a port, faster than each is reported.
+    /// More neighbours have appeared, changed or gone at a port than the rate limit of these events allows.
     NeighboursUnreported {
         /// The port.
         port: PortId,
-        /// How often.
+        /// The number of unreported changes.
         changes: u64,
     },
-    /// The table of neighbours seen by ARP is full. Reported once until there is room again.
+    /// The table of neighbours learned from ARP is full. Reported once, until an entry is free again.
     NeighboursFull {
-        /// The neighbours it holds.
+        /// The number of neighbours in the table.
         entries: usize,
-        /// The port that has most of them: its oldest give way to new ones.
+        /// The port with most entries: new entries displace its oldest ones.
         port: PortId,
     },
-    /// The forwarding database is full. Reported once until there is room again.
+    /// The forwarding database is full. Reported once, until an entry is free again.
     FdbFull {
-        /// The addresses it holds.
+        /// The number of addresses in the table.
         entries: usize,
-        /// The port that has most of them: its oldest give way to new ones.
+        /// The port with most entries: new entries displace its oldest ones.
         port: PortId,
     },
 }
 
-/// How many changes of neighbours are reported of a port at once, and how often one more.
+/// Rate limit of neighbour events for each port: a burst of 16, then one each 250 ms.
 const NEIGHBOURS: Limit = Limit::new(16, Nanos::from_millis(250));
 
-/// The queue: where it is full, events are counted and forgotten.
+/// The event queue. If it is full, further events are only counted.
 ///
-/// Anybody at a port can bring about changes of neighbours as fast as his link is. They are limited by port, and never take
-/// more than half of the queue, so that they push out neither other events nor those of another port.
+/// Any host at a port can cause neighbour events at the speed of its link. They are rate-limited for each port, and never use more
+/// than half of the queue, so that they displace neither other events nor those of another port.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     queue: VecDeque<EngineEvent>,
     capacity: usize,
     lost: u64,
-    /// By port.
+    /// For each port, the rate limit of neighbour events.
     neighbours: Box<[Limit; PortId::COUNT]>,
     unreported: Box<[u64; PortId::COUNT]>,
 }
@@ -149,7 +149,7 @@ impl Events {
         }
     }
 
-    /// A neighbour at `port` came, changed or went.
+    /// Reports that a neighbour at `port` has appeared, changed or gone, within the rate limit.
     pub(crate) fn neighbour(&mut self, at: Nanos, port: PortId, kind: EventKind) {
         let limit = &mut self.neighbours[port.index()];
         if self.queue.len() < self.capacity / 2 && limit.next(at) <= at {
@@ -160,8 +160,8 @@ impl Events {
         }
     }
 
-    /// Reports how many changes of neighbours were not.
-    pub(crate) fn report_unreported(&mut self, at: Nanos) {
+    /// Reports the number of neighbour events that the rate limit has suppressed.
+    pub(crate) fn report_suppressed(&mut self, at: Nanos) {
         for (n, changes) in self.unreported.iter_mut().enumerate() {
             if let (Some(port), 1..) = (PortId::new(n as u8), *changes)
                 && self.queue.len() < self.capacity
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floods_of_neighbours_push_out_nothing_and_are_counted() {
+    fn floods_of_neighbours_displace_no_events_and_are_counted() {
         let mut events = Events::new(40);
         let [p0, p1, p2] = [0, 1, 2].map(|n| PortId::new(n).unwrap_or_default());
         let change = |port| {
@@ -204,7 +204,7 @@ mod tests {
             events.neighbour(Nanos(at), p0, change(p0));
             events.neighbour(Nanos(at), p1, change(p1));
         }
-        // Half of the queue is for others, of which the third port's flood gets nothing.
+        // Half of the queue is reserved for other events, so the flood of the third port gets nothing.
         events.neighbour(Nanos(1000), p2, change(p2));
         let full = EventKind::FdbFull { entries: 1, port: p0 };
         (0..20).for_each(|_| events.push(Nanos(1000), full));
@@ -212,8 +212,8 @@ mod tests {
         let popped: Vec<EventKind> = core::iter::from_fn(|| events.pop()).map(|e| e.kind).collect();
         let of = |kind| popped.iter().filter(|k| **k == kind).count();
         assert_eq!([of(change(p0)), of(change(p1)), of(full)], [10, 10, 20]);
-        events.report_unreported(Nanos(2000));
-        events.report_unreported(Nanos(2000));
+        events.report_suppressed(Nanos(2000));
+        events.report_suppressed(Nanos(2000));
         let counted: Vec<EventKind> = core::iter::from_fn(|| events.pop()).map(|e| e.kind).collect();
         let unreported = |port, changes| EventKind::NeighboursUnreported { port, changes };
         assert_eq!(

@@ -1,18 +1,18 @@
-//! How often something may happen that others bring about: so many times at once, then once every so often.
+//! A rate limit for actions that other hosts can cause: a burst, then a constant rate.
 
 use castnet_wire::Nanos;
 
-/// A budget that refills with time. One point in time is all that it keeps.
+/// A budget that refills with time. Its state is a single point in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     burst: u64,
     every: Nanos,
-    /// When all that was taken will have been refilled.
+    /// Time at which the budget will be full again.
     full_at: Nanos,
 }
 
 impl Limit {
-    /// `burst` times at once, and one more each time that `every` has passed.
+    /// Returns a limit of `burst` actions at once, and one more after each interval `every`.
     pub(crate) const fn new(burst: u64, every: Nanos) -> Self {
         Self {
             burst,
@@ -21,13 +21,13 @@ impl Limit {
         }
     }
 
-    /// When it may happen next: `now`, or later.
+    /// Returns the time at which the next action is allowed: `now` or later.
     pub(crate) fn next(&self, now: Nanos) -> Nanos {
         let spent = self.full_at.max(now) + self.every;
         now.max(spent - Nanos(self.burst * self.every.0))
     }
 
-    /// It happens at the time that [`Limit::next`] says.
+    /// Records an action at the time that [`Limit::next`] has returned.
     pub(crate) fn take(&mut self, now: Nanos) {
         self.full_at = self.full_at.max(now) + self.every;
     }
@@ -46,7 +46,7 @@ mod tests {
             limit.take(Nanos(100));
         }
         assert_eq!(at, [100, 100, 100, 110, 120, 130]);
-        // All of it is back once nothing was taken for long enough.
+        // The budget is full again after enough time without actions.
         let later = Nanos(160);
         for _ in 0..3 {
             assert_eq!(limit.next(later), later);

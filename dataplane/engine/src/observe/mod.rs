@@ -1,4 +1,4 @@
-//! What the engine tells: counters, events, traces and captures.
+//! Counters, events, traces and captures.
 
 pub(crate) mod counters;
 pub(crate) mod events;

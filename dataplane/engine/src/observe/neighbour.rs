@@ -1,4 +1,4 @@
-//! Somebody at the other end of a link, as events and people see him.
+//! A neighbour at the other end of a link, for events and display.
 
 use core::fmt::{Display, Write as _};
 use core::net::Ipv4Addr;
@@ -12,25 +12,25 @@ pub const NAME_MAX: usize = 64;
 /// A short name, escaped ([`castnet_wire::lldp::Printable`]) and cut at [`NAME_MAX`] bytes.
 pub type Name = ArrayString<NAME_MAX>;
 
-/// What `text` displays, cut to a [`Name`] between two of the pieces that it is written in.
+/// Formats `text` into a [`Name`], cut at the border of a written piece.
 pub(crate) fn name(text: impl Display) -> Name {
     let mut name = Name::new();
     let _ = write!(name, "{text}");
     name
 }
 
-/// Somebody at the other end of a link.
+/// A neighbour at the other end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Our port.
+    /// The port of this switch.
     pub port: PortId,
-    /// How we know, and what he said.
+    /// What the neighbour has announced, and the protocol.
     pub said: Said,
-    /// When he was last heard.
+    /// When the last frame of the neighbour was received.
     pub seen: Nanos,
 }
 
-/// What a neighbour said of himself.
+/// The announcement of a neighbour.
 #[expect(
     clippy::large_enum_variant,
     reason = "there are few, and a box would allocate on the path of a frame"
@@ -41,18 +41,18 @@ pub enum Said {
     Lldp {
         /// Chassis id: an Ethernet address, or text.
         chassis: Name,
-        /// Port id at his side.
+        /// Port id of the neighbour's port.
         remote_port: Name,
         /// System name.
         system: Name,
-        /// How long it stays true.
+        /// Time to live.
         ttl: Nanos,
     },
     /// By ARP.
     Arp {
-        /// His address.
+        /// Its address.
         ip: Ipv4Addr,
-        /// His Ethernet address.
+        /// Its Ethernet address.
         mac: MacAddr,
     },
 }

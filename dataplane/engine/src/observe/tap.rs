@@ -1,20 +1,22 @@
-//! What an engine hands to subscribers: live traces and captured frames, in bounded queues that the worker drains. While
-//! no subscriber wants frames, it costs a branch per batch. Else frames that one may want take the slow path, are recorded and
-//! may allocate; for all others it costs a look at their port and destination.
+//! Live traces and captured frames for subscribers, in bounded queues that the worker drains.
+//!
+//! Without subscribers the cost is a branch per batch. With subscribers, frames that one may want take the slow path, are recorded
+//! and may cause allocations. For all other frames the cost is a check of port and destination.
 
 use core::net::Ipv4Addr;
 use std::collections::VecDeque;
 
-use castnet_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4};
-use castnet_wire::{DropReason, FrameBuf, McstId, Nanos, PortId};
+use castnet_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_AT, ETHERTYPE_IPV4};
+use castnet_wire::layout;
+use castnet_wire::{Arp, DropReason, Ethernet, FrameBuf, Ipv4, McstId, Nanos, PortId, VlanTag};
 
 use crate::observe::trace::{Trace, Verdict};
 use crate::port_set::PortSet;
 
-/// Traces or captured frames that wait for the worker, of each subscriber.
+/// Capacity of each subscriber's queue.
 const QUEUE_MAX: usize = 1024;
 
-/// Subscribers that an engine takes at once, live traces and captures together.
+/// Most subscribers of an engine, live traces and captures together.
 pub const TAPS_MAX: usize = 8;
 
 /// A subscriber's number, below [`TAPS_MAX`].
@@ -22,7 +24,7 @@ pub const TAPS_MAX: usize = 8;
 pub struct TapId(u8);
 
 impl TapId {
-    /// All of them.
+    /// All subscriber numbers.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..TAPS_MAX as u8).map(Self)
     }
@@ -33,16 +35,16 @@ impl TapId {
     }
 }
 
-/// Which frames are wanted. It sees them whole, however little of them is kept.
+/// The frames that a subscriber wants. The filter sees whole frames, even if a capture keeps only their first bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameFilter {
-    /// That came in here or, in a capture, left here; `None` for anywhere.
+    /// Only frames with this ingress port or, in a capture, this egress port; `None` for all ports.
     pub port: Option<PortId>,
-    /// That belong to this group; `None` for any frame.
+    /// Only frames of this group; `None` for all frames.
     pub group: Option<McstId>,
-    /// From this address; `None` for any. Of a malformed frame, as far as it has one.
+    /// Only frames from this address, which is also read from malformed frames; `None` for all.
     pub src: Option<Ipv4Addr>,
-    /// To this address; `None` for any, likewise.
+    /// Only frames to this address, which is also read from malformed frames; `None` for all.
     pub dst: Option<Ipv4Addr>,
     /// Only those that were dropped.
     pub drops: bool,
@@ -51,8 +53,8 @@ pub struct FrameFilter {
 }
 
 impl FrameFilter {
-    /// The destination that a frame must have to be wanted, or to make one leave that is. `incoming`: only frames that come in
-    /// are. A frame of a group is for its address.
+    /// Returns the destination that a received frame must have, so that it or a frame that it causes is wanted; `None` for any.
+    /// `incoming` is true if only received frames are wanted. The destination of a group's frame is the address of the group.
     fn destination(&self, incoming: bool) -> Option<Ipv4Addr> {
         let group = self.group.map(|group| group.0);
         group.or(self.dst.filter(|_| incoming))
@@ -71,25 +73,26 @@ impl FrameFilter {
     }
 }
 
-/// Which incoming frames have to be recorded, as far as can be told before anything is done with them.
+/// A quick check for received frames that need not be recorded.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gate {
-    /// Frames that came in here may be wanted.
+    /// Ingress ports of frames that may be wanted.
     ports: PortSet,
-    /// To these addresses, `count` of them; where there is no count, to any.
+    /// Destination addresses of frames that may be wanted: the first `count` entries. Without a count, all destinations.
     addresses: [[u8; 4]; TAPS_MAX],
     count: Option<u8>,
 }
 
 impl Gate {
-    /// Whether a frame must be looked at further: only plain IPv4 to other addresses need not.
+    /// Returns true if a frame may be wanted. It is false only for IPv4 without tags and options to other addresses.
     #[inline(always)]
     fn passes(&self, head: &[u8]) -> bool {
-        let (Some(count), Some(first)) = (self.count, head.first_chunk::<34>()) else {
+        let (Some(count), Some(first)) = (self.count, head.first_chunk::<{ Ethernet::LEN + Ipv4::LEN }>())
+        else {
             return true;
         };
         let [.., a, b, c, d] = *first;
-        let mut wanted = first[12..14] != ETHERTYPE_IPV4.to_be_bytes();
+        let mut wanted = first[ETHERTYPE_AT..Ethernet::LEN] != ETHERTYPE_IPV4.to_be_bytes();
         for address in self.addresses.iter().take(count.into()) {
             wanted |= [a, b, c, d] == *address;
         }
@@ -97,18 +100,18 @@ impl Gate {
     }
 }
 
-/// Source and destination of the outermost IPv4 or ARP header, as far as they are there: nothing else need be right.
+/// Reads source and destination of the outermost IPv4 or ARP header. The frame may be malformed otherwise.
 fn addresses(frame: &[u8]) -> (Option<Ipv4Addr>, Option<Ipv4Addr>) {
     const TAGS: [u16; 3] = [0x8100, 0x88A8, 0x9100];
     let bytes = |at: usize| frame.get(at..)?.first_chunk::<2>().copied();
     let ethertype = |at: usize| bytes(at).map(u16::from_be_bytes);
-    let mut at = 12;
+    let mut at = ETHERTYPE_AT;
     while ethertype(at).is_some_and(|kind| TAGS.contains(&kind)) {
-        at += 4;
+        at += VlanTag::LEN;
     }
     let (src, dst) = match ethertype(at) {
-        Some(ETHERTYPE_IPV4) => (12, 16),
-        Some(ETHERTYPE_ARP) => (14, 24),
+        Some(ETHERTYPE_IPV4) => (layout::SRC.start, layout::DST.start),
+        Some(ETHERTYPE_ARP) => (Arp::SENDER_IP.start, Arp::TARGET_IP.start),
         _ => return (None, None),
     };
     let address = |offset: usize| {
@@ -118,19 +121,19 @@ fn addresses(frame: &[u8]) -> (Option<Ipv4Addr>, Option<Ipv4Addr>) {
     (address(src), address(dst))
 }
 
-/// Where a captured frame was seen.
+/// Direction and verdict of a captured frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// It came in and went on or was absorbed.
+    /// Received, and forwarded or absorbed.
     In,
-    /// It came in and was dropped.
+    /// Received and dropped.
     Dropped(DropReason),
-    /// It left.
+    /// Sent.
     Out,
 }
 
 impl Seen {
-    /// Why it was dropped, where it was.
+    /// The drop reason, if the frame was dropped.
     pub fn dropped(self) -> Option<DropReason> {
         match self {
             Self::Dropped(reason) => Some(reason),
@@ -142,31 +145,31 @@ impl Seen {
 /// A captured frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
-    /// When its batch was taken in.
+    /// Time at which its batch was processed.
     pub at: Nanos,
-    /// Where it came in or left.
+    /// Ingress or egress port.
     pub port: PortId,
-    /// Which of these.
+    /// Direction and verdict.
     pub seen: Seen,
-    /// The group it belongs to.
+    /// The group of the frame.
     pub group: Option<McstId>,
     /// Its length on the wire, without FCS.
     pub length: usize,
-    /// Its first bytes, as many as were asked for.
+    /// Its first bytes, up to the length of the subscription.
     pub bytes: Vec<u8>,
 }
 
-/// What one subscriber wants, and how much of it there was.
+/// The filter and the counts of one subscriber.
 #[derive(Debug)]
-struct Wish {
+struct Subscription {
     filter: FrameFilter,
-    /// Frames that it still wants.
+    /// The number of frames that it still wants.
     left: u64,
-    /// Those that found its queue full, since this was read last.
+    /// Frames lost because its queue was full, since this was last read.
     lost: u64,
 }
 
-impl Wish {
+impl Subscription {
     fn wants(&self, port: PortId, group: Option<McstId>, seen: Seen, frame: &[u8]) -> bool {
         self.left > 0 && self.filter.wants(port, group, seen.dropped(), frame)
     }
@@ -181,11 +184,11 @@ impl Wish {
     }
 }
 
-/// What waits for a subscriber.
+/// The queue of a subscriber.
 #[derive(Debug)]
 enum Queue {
     Traces(VecDeque<Trace>),
-    /// With the bytes of each frame that are kept.
+    /// Captured frames, and the most bytes to keep of each frame.
     Captured(VecDeque<Captured>, usize),
 }
 
@@ -193,21 +196,21 @@ enum Queue {
 #[derive(Debug)]
 struct Tap {
     id: TapId,
-    wish: Wish,
+    subscription: Subscription,
     queue: Queue,
 }
 
 impl Tap {
-    /// Whether it wants only frames that come in: what leaves is captured, and was not dropped.
+    /// Returns true if it wants only received frames. Sent frames are only captured, and are never dropped.
     fn is_incoming(&self) -> bool {
-        let filter = &self.wish.filter;
+        let filter = &self.subscription.filter;
         matches!(self.queue, Queue::Traces(_)) || filter.drops || filter.reason.is_some()
     }
 
-    /// Whether it may want this frame, or one that leaves because of it.
+    /// Returns true if it may want this frame, or a frame sent because of it.
     fn may_want(&self, ingress: PortId, (src, dst): (Option<Ipv4Addr>, Option<Ipv4Addr>)) -> bool {
-        let (filter, incoming) = (&self.wish.filter, self.is_incoming());
-        self.wish.left > 0
+        let (filter, incoming) = (&self.subscription.filter, self.is_incoming());
+        self.subscription.left > 0
             && filter.group.is_none_or(|group| dst == Some(group.0))
             && (!incoming
                 || filter.port.is_none_or(|port| port == ingress)
@@ -221,14 +224,14 @@ impl Tap {
 pub(crate) struct Taps {
     /// At most [`TAPS_MAX`].
     all: Vec<Tap>,
-    /// Whether one of them still wants frames.
+    /// True if a subscriber still wants frames.
     wanting: bool,
     gate: Gate,
     lost: u64,
 }
 
 impl Taps {
-    /// Whether frames must be recorded.
+    /// Returns true if frames must be recorded.
     pub(crate) fn armed(&self) -> bool {
         self.wanting
     }
@@ -243,12 +246,16 @@ impl Taps {
 
     fn arm(&mut self, id: TapId, filter: FrameFilter, left: u64, queue: Queue) {
         self.disarm(id);
-        let wish = Wish {
+        let subscription = Subscription {
             filter,
             left,
             lost: 0,
         };
-        self.all.push(Tap { id, wish, queue });
+        self.all.push(Tap {
+            id,
+            subscription,
+            queue,
+        });
         self.update_wanting();
     }
 
@@ -263,9 +270,9 @@ impl Taps {
             ..Gate::default()
         };
         self.wanting = false;
-        for tap in self.all.iter().filter(|tap| tap.wish.left > 0) {
+        for tap in self.all.iter().filter(|tap| tap.subscription.left > 0) {
             self.wanting = true;
-            let (filter, incoming) = (&tap.wish.filter, tap.is_incoming());
+            let (filter, incoming) = (&tap.subscription.filter, tap.is_incoming());
             match filter.port.filter(|_| incoming) {
                 Some(port) => gate.ports.insert(port),
                 None => gate.ports = PortSet::ALL,
@@ -283,7 +290,7 @@ impl Taps {
         self.gate = gate;
     }
 
-    /// Whether no frame of a batch need be recorded.
+    /// Returns true if no frame of a batch need be recorded.
     #[inline]
     pub(crate) fn want_none<B: FrameBuf>(&self, ingress: PortId, batch: &[B]) -> bool {
         !self.wanting
@@ -291,11 +298,11 @@ impl Taps {
             || !batch.iter().any(|frame| self.gate.passes(frame.head()))
     }
 
-    /// Whether this frame must be recorded: it may be wanted, or one that leaves because of it.
+    /// Returns true if this frame must be recorded, because it or a frame sent because of it may be wanted.
     pub(crate) fn may_want(&self, ingress: PortId, frame: &impl FrameBuf) -> bool {
         let head = frame.head();
         let found = addresses(head);
-        // Behind more tags than a head has room for.
+        // The addresses may lie behind more tags than fit into the head.
         let hidden = found == (None, None) && head.len() < frame.length();
         hidden || self.all.iter().any(|tap| tap.may_want(ingress, found))
     }
@@ -306,7 +313,7 @@ impl Taps {
 
     pub(crate) fn left(&self, id: TapId) -> u64 {
         let tap = self.all.iter().find(|tap| tap.id == id);
-        tap.map_or(0, |tap| tap.wish.left)
+        tap.map_or(0, |tap| tap.subscription.left)
     }
 
     pub(crate) fn pop_trace(&mut self, id: TapId) -> Option<Trace> {
@@ -323,9 +330,11 @@ impl Taps {
         }
     }
 
-    /// What a subscriber lost since this was asked last.
+    /// Returns the frames that a subscriber has lost since the last call.
     pub(crate) fn take_lost(&mut self, id: TapId) -> u64 {
-        let lost = self.find(id).map_or(0, |tap| std::mem::take(&mut tap.wish.lost));
+        let lost = self
+            .find(id)
+            .map_or(0, |tap| std::mem::take(&mut tap.subscription.lost));
         self.lost += lost;
         lost
     }
@@ -334,7 +343,7 @@ impl Taps {
         self.lost
     }
 
-    /// Takes what was recorded of a frame that came in.
+    /// Passes the trace of a received frame to the subscribers that want it.
     pub(crate) fn take(&mut self, trace: Trace) {
         let seen = match trace.verdict {
             Verdict::Dropped(reason) => Seen::Dropped(reason),
@@ -343,24 +352,28 @@ impl Taps {
         self.capture(trace.at, trace.ingress, seen, trace.group, &trace.frame);
         self.take_sent(&trace);
         let mut takers = self.all.iter_mut().filter_map(|tap| match &mut tap.queue {
-            Queue::Traces(waiting) if tap.wish.wants(trace.ingress, trace.group, seen, &trace.frame) => {
-                Some((&mut tap.wish, waiting))
+            Queue::Traces(waiting)
+                if tap
+                    .subscription
+                    .wants(trace.ingress, trace.group, seen, &trace.frame) =>
+            {
+                Some((&mut tap.subscription, waiting))
             }
             _ => None,
         });
         let mut next = takers.next();
-        while let Some((wish, waiting)) = next {
+        while let Some((subscription, waiting)) = next {
             next = takers.next();
             if next.is_none() {
-                wish.put(waiting, || trace);
+                subscription.put(waiting, || trace);
                 break;
             }
-            wish.put(waiting, || trace.clone());
+            subscription.put(waiting, || trace.clone());
         }
         self.update_wanting();
     }
 
-    /// Takes the frames that were recorded as sent, of a frame or of a timer.
+    /// Passes the sent frames of a trace to the subscribers that want them. A frame or a timer has caused the trace.
     pub(crate) fn take_sent(&mut self, trace: &Trace) {
         for sent in &trace.sent {
             self.capture(trace.at, sent.port, Seen::Out, sent.group, &sent.bytes);
@@ -369,11 +382,14 @@ impl Taps {
     }
 
     fn capture(&mut self, at: Nanos, port: PortId, seen: Seen, group: Option<McstId>, bytes: &[u8]) {
-        for Tap { wish, queue, .. } in &mut self.all {
+        for Tap {
+            subscription, queue, ..
+        } in &mut self.all
+        {
             if let Queue::Captured(waiting, length_max) = queue
-                && wish.wants(port, group, seen, bytes)
+                && subscription.wants(port, group, seen, bytes)
             {
-                wish.put(waiting, || Captured {
+                subscription.put(waiting, || Captured {
                     at,
                     port,
                     seen,

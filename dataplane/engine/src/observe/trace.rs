@@ -1,28 +1,28 @@
-//! What each stage decided about one frame, and why.
+//! Traces: the decision of each stage about one frame, and its reason.
 //!
-//! The stages themselves tell it: they are generic over an [`Observer`], which compiles to nothing on the fast path and
-//! to a recorder when somebody watches. So a trace cannot differ from what is done.
+//! The stages are generic over an [`Observer`]. On the fast path it compiles to nothing; for a traced frame it is a recorder. So a
+//! trace always agrees with the processing.
 
 use core::fmt;
 
 use castnet_wire::{DropReason, FrameBuf, McstId, Nanos, PortId, describe};
 
-/// A part of the pipeline.
+/// A stage of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Bytes into headers.
+    /// Parsing of headers.
     Parse,
-    /// Which group, path and class; or none.
+    /// Look-up of group, path and class.
     Classify,
-    /// The checks that come before the group's machine: ICRC, path MTU.
+    /// Checks before the group's machine: ICRC, path MTU.
     Verify,
     /// The group's machine.
     Machine,
-    /// Copies to paths.
+    /// Sending of copies to paths.
     Replicate,
-    /// Payload into a slot of a collective group.
+    /// Aggregation of a payload into a slot of a collective group.
     Aggregate,
-    /// Headers of results, one connection each (EPIC's TranslateHeader).
+    /// Headers of results for each connection (EPIC's TranslateHeader).
     Translate,
     /// Acknowledgements and CNPs towards the source.
     Feedback,
@@ -30,13 +30,13 @@ pub enum Stage {
     Arp,
     /// LLDP.
     Lldp,
-    /// Learning of the source's Ethernet address.
+    /// Learning of the source Ethernet address.
     Learn,
     /// IPv4 routing.
     Route,
     /// Ethernet switching.
     Switch,
-    /// Handing to a port.
+    /// Sending to a port.
     Send,
 }
 
@@ -68,16 +68,16 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What one stage decided.
+/// The decision of one stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The stage.
     pub stage: Stage,
-    /// What it decided.
+    /// The decision.
     pub decision: String,
-    /// Why.
+    /// The reason.
     pub why: String,
-    /// What else is worth knowing: one fact per line.
+    /// Further facts, one per line.
     pub facts: Vec<String>,
 }
 
@@ -97,18 +97,18 @@ impl Step {
     }
 }
 
-/// How a frame ended. Each frame has exactly one end (contract S1).
+/// The verdict on a frame. Each frame has exactly one (contract S1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Sent on to one port by Ethernet address.
+    /// Sent to one port by Ethernet address.
     Switched,
-    /// Sent on by IPv4 route.
+    /// Sent by IPv4 route.
     Routed,
-    /// Sent on to all ports that flood.
+    /// Sent to all flood ports.
     Flooded,
-    /// Data of a group, sent on to one or more paths.
+    /// Data of a group, sent to one or more paths.
     Replicated,
-    /// Read by the switch itself.
+    /// Consumed by the switch itself.
     Absorbed,
     /// Dropped.
     Dropped(DropReason),
@@ -127,38 +127,38 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A frame that a traced one, or a timer, made leave.
+/// A frame that was sent because of a traced frame or a timer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentFrame {
-    /// By which port.
+    /// Egress port.
     pub port: PortId,
-    /// The group that sent it; one timer call may send for many.
+    /// The group that sent it. One timer call may send for several groups.
     pub group: Option<McstId>,
-    /// Its bytes, all of them. In a [dry run](crate::DryRun) zeros stand for payload from a group's slots.
+    /// All its bytes. In a [dry run](crate::DryRun), payload from a group's slots is zeros.
     pub bytes: Vec<u8>,
 }
 
-/// The way of one frame.
+/// The trace of one frame through the pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// When it came in.
+    /// Time of receipt.
     pub at: Nanos,
-    /// Where.
+    /// Ingress port.
     pub ingress: PortId,
-    /// The frame as it came in.
+    /// The received bytes.
     pub frame: Vec<u8>,
-    /// The group that it was taken for.
+    /// The group of the frame.
     pub group: Option<McstId>,
     /// The stages that it passed.
     pub steps: Vec<Step>,
-    /// The frames that left because of it, in order.
+    /// The frames that were sent because of it, in order.
     pub sent: Vec<SentFrame>,
-    /// Its end.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
 impl fmt::Display for Trace {
-    /// A line for the frame, one per step with its facts below, one for the end.
+    /// Writes a line for the frame, a line for each step with its facts below, and a line for the verdict.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -176,19 +176,19 @@ impl fmt::Display for Trace {
     }
 }
 
-/// What the stages report to. Off, it compiles to nothing.
+/// Receives the reports of the stages. [`Off`] compiles to nothing.
 pub(crate) trait Observer {
-    /// Notes a step; the closure is only called when somebody watches.
+    /// Records a step. Only a recorder calls the closure.
     fn step(&mut self, step: impl FnOnce() -> Step);
 
-    /// What follows belongs to this group.
+    /// Sets the group of all further reports.
     fn group(&mut self, mcst_id: McstId);
 
-    /// A frame leaves.
+    /// Records a sent frame.
     fn sent(&mut self, port: PortId, frame: &impl FrameBuf);
 }
 
-/// Nobody watches.
+/// An observer that ignores all reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Off;
 
@@ -203,7 +203,7 @@ impl Observer for Off {
     fn sent(&mut self, _: PortId, _: &impl FrameBuf) {}
 }
 
-/// Writes everything down.
+/// An observer that records all reports as a [`Trace`].
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
     trace: Trace,

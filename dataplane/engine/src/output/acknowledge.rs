@@ -1,31 +1,37 @@
-//! Acknowledge packets and CNPs as bytes, whichever group says them.
+//! Writes acknowledge packets and CNPs of groups of all kinds.
 
 use core::net::Ipv4Addr;
+use core::ops::Range;
+
+pub(crate) use castnet_wire::ethernet::MACS_LEN as MACS;
 
 use castnet_wire::ethernet::ETHERTYPE_IPV4;
 use castnet_wire::icrc::Shift;
 use castnet_wire::ipv4::{ChecksumDelta, DONT_FRAGMENT, PROTOCOL_UDP};
+use castnet_wire::layout::{self, PACKET_HEADERS};
+use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{Aeth, Bth, FrameBuf, Ipv4, Opcode, Psn, Qpn, RoceHeader, Udp, icrc};
 
 /// Bytes of tags and EtherType between the Ethernet addresses and the IP header: two tags at most.
 pub(crate) const LINK_MAX: usize = 10;
-pub(crate) const MACS: usize = 12;
+/// Range of the AETH, from the start of the IPv4 header.
+const AETH: Range<usize> = PACKET_HEADERS..PACKET_HEADERS + Aeth::LEN;
 /// IPv4, UDP, BTH, AETH, ICRC.
-pub(crate) const ACK_LEN: usize = 20 + 8 + 12 + 4 + 4;
+pub(crate) const ACK_LEN: usize = PACKET_HEADERS + Aeth::LEN + ICRC_LEN;
 /// IPv4, UDP, BTH, 16 reserved bytes, ICRC.
-pub(crate) const CNP_LEN: usize = 20 + 8 + 12 + 16 + 4;
+pub(crate) const CNP_LEN: usize = PACKET_HEADERS + 16 + ICRC_LEN;
 
-/// What the frame that causes feedback hands down to it: its VLAN tags, and its class of service.
+/// The VLAN tags and the class of service that feedback takes from the frame that causes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct LinkHeader {
     bytes: [u8; LINK_MAX],
     length: usize,
-    /// DSCP; ECN zeroed.
+    /// DSCP, with zeros for ECN.
     tos: u8,
 }
 
-impl Link {
+impl LinkHeader {
     #[inline]
     pub(crate) fn of(frame: Option<&impl FrameBuf>, header: &RoceHeader) -> Self {
         let mut link = Self {
@@ -44,7 +50,7 @@ impl Link {
         link
     }
 
-    /// No tags; `tos` as it came.
+    /// Returns a header without tags, with the DSCP of `tos`.
     pub(crate) const fn plain(tos: u8) -> Self {
         Self {
             tos: tos & 0xFC,
@@ -52,7 +58,7 @@ impl Link {
         }
     }
 
-    /// No tags, and no class of service.
+    /// No tags, and class of service 0.
     pub(crate) const PLAIN: Self = {
         let [e0, e1] = ETHERTYPE_IPV4.to_be_bytes();
         Self {
@@ -62,7 +68,7 @@ impl Link {
         }
     };
 
-    /// Whether both are the same: quicker than to compare all bytes of both.
+    /// Returns true if both are equal. It is faster than comparing all bytes.
     #[inline]
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         self.tos == other.tos
@@ -70,7 +76,7 @@ impl Link {
             && (self.length == Self::PLAIN.length || self.bytes == other.bytes)
     }
 
-    /// Whether it has no tags, and this class of service.
+    /// Returns true if there are no tags, and the class of service is that of `tos`.
     #[inline]
     pub(crate) fn is_plain(&self, tos: u8) -> bool {
         self.length == Self::PLAIN.length && self.tos == tos & 0xFC
@@ -80,13 +86,13 @@ impl Link {
         self.tos
     }
 
-    /// What stands between the Ethernet addresses and the IP header.
+    /// The bytes between the Ethernet addresses and the IP header.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 }
 
-/// Where a group's feedback goes: the same for all of its life.
+/// The addresses of a group's feedback. They are constant for the life of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) src: Ipv4Addr,
@@ -113,17 +119,17 @@ impl Address {
         Udp {
             sport: self.sport,
             dport: ROCE_PORT,
-            length: packet_len as u16 - 20,
+            length: (packet_len - Ipv4::LEN) as u16,
             checksum: 0,
         }
     }
 }
 
-// Operators for a word and so many bytes more: the last two words that an ACK's ICRC covers.
+// Operators for the last two words that the ICRC of an ACK covers.
 static PSN_WORD: Shift = Shift::by_bytes(8);
 static AETH_WORD: Shift = Shift::by_bytes(4);
 
-/// An acknowledge packet with all that never changes filled in: PSN, AETH and TOS are zeros, and the ICRC is for that.
+/// An acknowledge packet with all constant fields. PSN, AETH and TOS are zeros, and the ICRC is computed for these zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AckTemplate {
     packet: [u8; ACK_LEN],
@@ -133,45 +139,46 @@ pub(crate) struct AckTemplate {
 impl AckTemplate {
     pub(crate) fn new(to: &Address) -> Self {
         let mut packet = [0; ACK_LEN];
-        packet[..20].copy_from_slice(&to.ip(0, ACK_LEN).to_bytes());
-        packet[20..28].copy_from_slice(&to.udp(ACK_LEN).to_bytes());
-        packet[28..40].copy_from_slice(&Bth::new(Opcode::Ack, to.qpn, Psn::new(0)).to_bytes());
+        packet[..Ipv4::LEN].copy_from_slice(&to.ip(0, ACK_LEN).to_bytes());
+        packet[layout::UDP].copy_from_slice(&to.udp(ACK_LEN).to_bytes());
+        packet[layout::BTH].copy_from_slice(&Bth::new(Opcode::Ack, to.qpn, Psn::new(0)).to_bytes());
         Self {
             packet,
-            icrc: icrc::full(&[&packet[..ACK_LEN - 4]]),
+            icrc: icrc::full(&[&packet[..ACK_LEN - ICRC_LEN]]),
         }
     }
 
-    /// Writes the packet with what does change. The ICRC follows by difference from zeros; it does not cover the TOS.
+    /// Writes the packet with the given TOS, PSN and AETH. The ICRC follows by difference from zeros; it does not cover the TOS.
     #[inline]
     pub(crate) fn write(&self, out: &mut [u8; ACK_LEN], tos: u8, psn: Psn, aeth: Aeth) {
         *out = self.packet;
         if tos != 0 {
-            let checksum = u16::from_be_bytes([out[10], out[11]]);
-            let change = ChecksumDelta::word(0x4500, 0x4500 | u16::from(tos));
-            out[1] = tos;
-            out[10..12].copy_from_slice(&change.apply(checksum).to_be_bytes());
+            let checksum = &mut out[layout::IPV4_CHECKSUM];
+            let before = u16::from_be_bytes([checksum[0], checksum[1]]);
+            let change = ChecksumDelta::word(0, u16::from(tos));
+            checksum.copy_from_slice(&change.apply(before).to_be_bytes());
+            out[layout::TOS] = tos;
         }
         let (psn, aeth) = (psn.to_bytes(), aeth.to_bytes());
-        out[37..40].copy_from_slice(&psn);
-        out[40..44].copy_from_slice(&aeth);
+        out[layout::PSN].copy_from_slice(&psn);
+        out[AETH].copy_from_slice(&aeth);
         let icrc = self.icrc
             ^ PSN_WORD.apply(u32::from_le_bytes([0, psn[0], psn[1], psn[2]]))
             ^ AETH_WORD.apply(u32::from_le_bytes(aeth));
-        out[44..].copy_from_slice(&icrc.to_le_bytes());
+        out[AETH.end..].copy_from_slice(&icrc.to_le_bytes());
     }
 }
 
-/// A CNP, written in full: there are few.
+/// Writes a CNP. There are few, so it is written in full.
 pub(crate) fn write_cnp(out: &mut [u8; CNP_LEN], to: &Address, tos: u8) {
     let bth = Bth {
         becn: true,
         ..Bth::new(Opcode::Cnp, to.qpn, Psn::new(0))
     };
     *out = [0; CNP_LEN];
-    out[..20].copy_from_slice(&to.ip(tos, CNP_LEN).to_bytes());
-    out[20..28].copy_from_slice(&to.udp(CNP_LEN).to_bytes());
-    out[28..40].copy_from_slice(&bth.to_bytes());
-    let icrc = icrc::full(&[&out[..CNP_LEN - 4]]);
-    out[CNP_LEN - 4..].copy_from_slice(&icrc.to_le_bytes());
+    out[..Ipv4::LEN].copy_from_slice(&to.ip(tos, CNP_LEN).to_bytes());
+    out[layout::UDP].copy_from_slice(&to.udp(CNP_LEN).to_bytes());
+    out[layout::BTH].copy_from_slice(&bth.to_bytes());
+    let icrc = icrc::full(&[&out[..CNP_LEN - ICRC_LEN]]);
+    out[CNP_LEN - ICRC_LEN..].copy_from_slice(&icrc.to_le_bytes());
 }

@@ -1,4 +1,4 @@
-//! What the stages of one frame share.
+//! The context that the stages of one frame share.
 
 use castnet_wire::{DropReason, FrameBuf, Nanos, PortId};
 
@@ -6,7 +6,7 @@ use crate::egress::Egress;
 use crate::observe::counters::Counters;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 
-/// What the stages of one frame share.
+/// The context that the stages of one frame share.
 pub(crate) struct Cx<'a, E, O> {
     pub(crate) now: Nanos,
     pub(crate) ingress: PortId,
@@ -23,7 +23,7 @@ impl<E: Egress, O: Observer> Cx<'_, E, O> {
         self.egress.send(port, frame);
     }
 
-    /// Notes why a frame ends, and ends it.
+    /// Records the drop of a frame with its reason, and returns the verdict.
     #[inline]
     pub(crate) fn drop(&mut self, stage: Stage, reason: DropReason, why: impl FnOnce() -> String) -> Verdict {
         self.observer

@@ -1,4 +1,4 @@
-//! What a frame needs on its way out, whatever it is of.
+//! Ports, next hops and counters for sending frames of all kinds.
 
 pub(crate) mod acknowledge;
 pub(crate) mod cx;
@@ -11,19 +11,19 @@ use crate::observe::counters::Counters;
 use crate::port_set::PortSet;
 use crate::tables::next_hops::NextHops;
 
-/// Frame lengths whose ICRC operators are kept ready: 4 KiB each.
+/// Cached ICRC operators for 16 frame lengths, 4 KiB each.
 pub(crate) type Shifts = ShiftCache<16>;
 
-/// What frames need to know of the ports.
+/// The state of the ports, for sending.
 #[derive(Clone, Debug)]
 pub(crate) struct Ports {
     pub(crate) macs: [MacAddr; PortId::COUNT],
     pub(crate) mtus: [u32; PortId::COUNT],
-    /// Those that are configured.
+    /// Configured ports.
     pub(crate) present: PortSet,
-    /// Those of them that are up.
+    /// Configured ports that are up.
     pub(crate) up: PortSet,
-    /// Those of them that are flooded to, up or not.
+    /// Configured ports that are flooded to, up or not.
     pub(crate) flood: PortSet,
 }
 
@@ -57,7 +57,7 @@ impl Ports {
     }
 }
 
-/// Ports, next hops, and the counters of what is sent.
+/// Ports, next hops, ICRC operators and counters.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) ports: Ports,

@@ -1,5 +1,5 @@
-//! The forwarding database: which port an Ethernet address was last seen on, per VLAN. Bounded; never allocates after
-//! the start. Where it is full, the port with most addresses gives way ([`PortTable`]).
+//! The forwarding database: the port at which an Ethernet address was last seen, per VLAN. It is bounded and never allocates after the
+//! start. If it is full, a new address displaces one of the port with most addresses ([`PortTable`]).
 
 use castnet_wire::{MacAddr, Nanos, PortId};
 
@@ -14,15 +14,15 @@ pub struct FdbEntry {
     pub mac: MacAddr,
     /// The port it was last seen on.
     pub port: PortId,
-    /// When it was last seen, to a sixteenth of the ageing time.
+    /// When it was last seen, with a precision of a sixteenth of the ageing time.
     pub seen: Nanos,
 }
 
-/// What learning did.
+/// The result of learning an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Learned {
     New,
-    /// New, and the oldest address of this port gave way to it.
+    /// New. It has displaced the oldest address of this port.
     Displaced {
         at: PortId,
     },
@@ -54,15 +54,15 @@ impl Fdb {
         }
     }
 
-    /// Becomes the same as another table, without taking memory where both were made alike.
+    /// Copies another table. Does not allocate if both have the same capacity.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         let Self { table, ageing } = of;
         self.table.copy_from(table);
         self.ageing = *ageing;
     }
 
-    /// Notes that `mac` was seen on `port`. A known address costs a write only the second time, and where it moved or its
-    /// time is stale.
+    /// Learns that `mac` was seen on `port`. A known address causes a write only at the second sight, if it has moved, or if its time
+    /// is too old.
     pub(crate) fn learn(&mut self, now: Nanos, vlan: u16, mac: MacAddr, port: PortId) -> Learned {
         if mac.is_multicast() || mac == MacAddr::default() {
             return Learned::NotStation;
@@ -90,22 +90,22 @@ impl Fdb {
         }
     }
 
-    /// The port of `mac`, where it was seen within the ageing time.
+    /// The port of `mac`, if it was seen within the ageing time.
     pub(crate) fn lookup(&self, now: Nanos, vlan: u16, mac: MacAddr) -> Option<PortId> {
         self.table.get(now, key(vlan, mac)).map(|entry| entry.port)
     }
 
-    /// Forgets a bounded number of addresses that are too old.
+    /// Removes a bounded number of addresses that are too old.
     pub(crate) fn age(&mut self, now: Nanos) {
         self.table.age(now, |_, _| {});
     }
 
-    /// How long after one ageing the next is due.
+    /// The interval between two calls of [`Fdb::age`].
     pub(crate) fn sweep_interval(&self) -> Nanos {
         self.table.sweep_interval()
     }
 
-    /// Forgets all that was seen on the ports for which `is_gone` says so.
+    /// Removes all addresses of the ports for which `is_gone` returns true.
     pub(crate) fn flush(&mut self, is_gone: impl Fn(PortId) -> bool) {
         self.table.flush(is_gone, |_, _| {});
     }
@@ -114,7 +114,7 @@ impl Fdb {
         self.table.len()
     }
 
-    /// What is known at `now`, in no particular order.
+    /// The addresses known at `now`, in no particular order.
     pub(crate) fn entries(&self, now: Nanos) -> impl Iterator<Item = FdbEntry> {
         self.table.iter(now).map(|(key, entry)| {
             let [v0, v1, a, b, c, d, e, f] = key.to_be_bytes();
@@ -162,10 +162,9 @@ mod tests {
     }
 
     proptest! {
-        /// The model: a map from address to port and time, read with the age compared, written with the same sixteenth; and
-        /// whether it was seen there before.
+        /// The model is a map from address to port and time, with the same time precision, and a flag for addresses seen twice.
         #[test]
-        fn it_remembers_what_a_plain_map_remembers(ops in prop::collection::vec(op(), 1..300), seed: u64) {
+        fn it_agrees_with_a_plain_map(ops in prop::collection::vec(op(), 1..300), seed: u64) {
             const AGEING: Nanos = Nanos(1600);
             let (mut fdb, mut model) = (Fdb::new(36, AGEING, seed), BTreeMap::new());
             let mut now = Nanos(1_000_000);

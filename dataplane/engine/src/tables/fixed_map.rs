@@ -1,5 +1,5 @@
-//! A hash table that never grows: open addressing with linear probing, at most half full, entries shifted back on
-//! removal. Keys are 64-bit numbers that are never all ones.
+//! A hash table of fixed size: open addressing with linear probing, at most half full. Removal shifts entries back. Keys are 64-bit
+//! numbers that are never all ones.
 
 use core::hash::BuildHasher;
 
@@ -13,7 +13,7 @@ struct Entry<V> {
     value: V,
 }
 
-/// A map of at most `capacity` entries; all its memory is taken at the start.
+/// A map of at most `capacity` entries. All its memory is allocated at the start.
 #[derive(Clone, Debug)]
 pub(crate) struct FixedMap<V> {
     entries: Box<[Entry<V>]>,
@@ -22,7 +22,7 @@ pub(crate) struct FixedMap<V> {
     hash: FixedState,
 }
 
-/// The table has no place left.
+/// The capacity of the table is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
@@ -41,7 +41,7 @@ impl<V: Copy + Default> FixedMap<V> {
         }
     }
 
-    /// Becomes the same as another map. Takes no memory where both were made with the same capacity.
+    /// Copies another map. Does not allocate if both have the same capacity.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         self.entries.clone_from(&of.entries);
         *self = Self {
@@ -55,7 +55,7 @@ impl<V: Copy + Default> FixedMap<V> {
         self.len
     }
 
-    /// Whether there is no place for a further key.
+    /// Returns true if no further key fits.
     pub(crate) fn is_full(&self) -> bool {
         self.len >= self.capacity
     }
@@ -70,7 +70,8 @@ impl<V: Copy + Default> FixedMap<V> {
         self.hash.hash_one(key) as usize & self.mask()
     }
 
-    /// Where `key` is, or the free place that ends its probe sequence. Ends because half of the places are free.
+    /// Returns the index of `key`, or the free index that ends its probe sequence. It terminates because at least half of the entries
+    /// are free.
     #[inline]
     fn probe(&self, key: u64) -> Result<usize, usize> {
         self.probe_from(self.home(key), key)
@@ -93,7 +94,7 @@ impl<V: Copy + Default> FixedMap<V> {
         self.probe(key).ok().map(|at| &self.entries[at].value)
     }
 
-    /// Asks for the memory where the search for `key` begins, and returns where that is.
+    /// Prefetches the entry at which the search for `key` begins. Returns its index for [`FixedMap::get_from`].
     #[inline]
     pub(crate) fn prefetch(&self, key: u64) -> usize {
         let home = self.home(key);
@@ -103,7 +104,7 @@ impl<V: Copy + Default> FixedMap<V> {
         home
     }
 
-    /// As [`FixedMap::get`], from what [`FixedMap::prefetch`] returned.
+    /// Returns the value of `key`. `home` is the index that [`FixedMap::prefetch`] returned.
     #[inline]
     pub(crate) fn get_from(&self, home: usize, key: u64) -> Option<&V> {
         let at = self.probe_from(home & self.mask(), key).ok()?;
@@ -114,7 +115,10 @@ impl<V: Copy + Default> FixedMap<V> {
         self.probe(key).ok().map(|at| &mut self.entries[at].value)
     }
 
-    /// Sets the value of `key`, which must not be all ones. `Full` where it is new and there is no place.
+    /// Sets the value of `key`, which must not be all ones.
+    ///
+    /// # Errors
+    /// `Full` if the key is new and the capacity is used up.
     pub(crate) fn insert(&mut self, key: u64, value: V) -> Result<(), Full> {
         match self.probe(key) {
             Ok(at) => self.entries[at].value = value,
@@ -127,7 +131,7 @@ impl<V: Copy + Default> FixedMap<V> {
         Ok(())
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     pub(crate) fn remove(&mut self, key: u64) -> Option<V> {
         let at = self.probe(key).ok()?;
         let value = self.entries[at].value;
@@ -135,7 +139,7 @@ impl<V: Copy + Default> FixedMap<V> {
         Some(value)
     }
 
-    /// Frees a place and shifts those after it back, so that every key stays reachable from its home.
+    /// Frees an entry and shifts those after it back, so that every key stays reachable from its home.
     fn remove_at(&mut self, at: usize) {
         let mask = self.mask();
         let (mut hole, mut next) = (at, (at + 1) & mask);
@@ -151,7 +155,7 @@ impl<V: Copy + Default> FixedMap<V> {
         self.len -= 1;
     }
 
-    /// All entries, in the order of their places.
+    /// All entries, in the order of their indexes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &V)> {
         self.entries
             .iter()
@@ -184,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_what_a_tree_map_of_bounded_size_does(
+        fn it_agrees_with_a_bounded_tree_map(
             ops in prop::collection::vec(op(), 1..400), capacity in 1usize..24, seed: u64,
         ) {
             let (mut map, mut model) = (FixedMap::new(capacity, seed), BTreeMap::new());

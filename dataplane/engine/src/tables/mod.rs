@@ -1,4 +1,4 @@
-//! Tables of what is known beside groups: routes, stations, neighbours, next hops; and timers.
+//! Tables: routes, Ethernet addresses, neighbours, next hops, and timers.
 
 pub(crate) mod fdb;
 pub(crate) mod fixed_map;

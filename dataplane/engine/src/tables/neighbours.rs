@@ -1,4 +1,4 @@
-//! Who is on the links: switches and hosts that speak LLDP (one per port), and hosts that ARP shows.
+//! The table of neighbours: switches and hosts known by LLDP (one per port), and hosts known by ARP.
 
 use core::net::Ipv4Addr;
 
@@ -9,7 +9,7 @@ use crate::observe::neighbour::{Neighbour, Said};
 use crate::tables::port_table::{Entry, PortTable};
 use crate::tables::published::Tables;
 
-/// A host, by its address, that was seen by ARP with this Ethernet address.
+/// The Ethernet address of a host that was seen in ARP. The key is its IPv4 address.
 type Sighting = Entry<MacAddr>;
 
 fn key(ip: Ipv4Addr) -> u64 {
@@ -28,13 +28,13 @@ fn host(key: u64, sighting: &Sighting) -> Neighbour {
     }
 }
 
-/// All of them.
+/// The table of neighbours.
 #[derive(Clone, Debug)]
 pub(crate) struct Neighbours {
     lldp: Box<[Option<Neighbour>; PortId::COUNT]>,
     arp: PortTable<MacAddr>,
     capacity: usize,
-    /// Whether it was reported that the table is full.
+    /// True if it was reported that the table is full.
     full_reported: bool,
 }
 
@@ -48,7 +48,7 @@ impl Neighbours {
         }
     }
 
-    /// Becomes the same as another table, without taking memory where both were made alike.
+    /// Copies another table. Does not allocate if both have the same capacity.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         let Self {
             lldp,
@@ -62,7 +62,7 @@ impl Neighbours {
         self.full_reported = *full_reported;
     }
 
-    /// An LLDP frame came in. A time to live of zero says goodbye. Whether it is from somebody new.
+    /// Records a received LLDP frame. A time to live of zero withdraws the neighbour. Returns true for a new neighbour.
     pub(crate) fn lldp(&mut self, heard: Neighbour, events: &mut Events) -> bool {
         let place = &mut self.lldp[heard.port.index()];
         let leaves = matches!(heard.said, Said::Lldp { ttl: Nanos::ZERO, .. });
@@ -81,8 +81,8 @@ impl Neighbours {
         !leaves
     }
 
-    /// An ARP packet showed who has `ip`. Where the table is full, a neighbour of the port with most of them gives way; never
-    /// one that is a member of an installed group.
+    /// Records the sender of an ARP packet. If the table is full, it displaces a neighbour of the port with most entries, but never a
+    /// member of an installed group.
     pub(crate) fn arp(
         &mut self,
         (now, port): (Nanos, PortId),
@@ -92,7 +92,7 @@ impl Neighbours {
         events: &mut Events,
     ) {
         let before = self.arp.get(now, key(ip)).copied();
-        // A member stays where its group has it, until it ages or its port goes down, even if another host claims its address.
+        // A member of a group keeps its port until it ages or the port goes down, even if another host claims its address.
         let is_elsewhere = |old: Sighting| old.port != port && tables.is_member(old.port, ip);
         if before.is_some_and(is_elsewhere) && !tables.is_member(port, ip) {
             return;
@@ -126,7 +126,7 @@ impl Neighbours {
         }
     }
 
-    /// Forgets who has not been heard for too long: all LLDP neighbours, and a bounded number of those seen by ARP.
+    /// Removes expired neighbours: all known by LLDP, and a bounded number of those known by ARP.
     pub(crate) fn age(&mut self, now: Nanos, events: &mut Events) {
         for place in self.lldp.iter_mut() {
             let gone =
@@ -144,7 +144,7 @@ impl Neighbours {
         }
     }
 
-    /// Forgets at once who was on the ports for which `is_gone` says so.
+    /// Removes all neighbours of the ports for which `is_gone` returns true.
     pub(crate) fn flush(&mut self, now: Nanos, is_gone: impl Fn(PortId) -> bool, events: &mut Events) {
         for place in self.lldp.iter_mut() {
             if let Some(neighbour) = place.take_if(|n| is_gone(n.port)) {
@@ -157,18 +157,18 @@ impl Neighbours {
         });
     }
 
-    /// All that are known at `now`: by LLDP in order of ports, then by ARP in no particular order.
+    /// The neighbours known at `now`: by LLDP in order of ports, then by ARP in no particular order.
     pub(crate) fn iter(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
         let arp = self.arp.iter(now).map(|(key, sighting)| host(key, sighting));
         self.lldp.iter().flatten().copied().chain(arp)
     }
 
-    /// Whether nobody is remembered.
+    /// Returns true if the table is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.arp.len() == 0 && self.lldp.iter().all(Option::is_none)
     }
 
-    /// How long after one ageing the next is due.
+    /// The interval between two calls of [`Neighbours::age`].
     pub(crate) fn sweep_interval(&self) -> Nanos {
         self.arp.sweep_interval()
     }
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_to_live_of_zero_says_goodbye() {
+    fn a_time_to_live_of_zero_withdraws_a_neighbour() {
         let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
         neighbours.lldp(heard(1, "leaf1", 0), &mut events);
         neighbours.lldp(heard(2, "leaf1", 9), &mut events);

@@ -1,10 +1,10 @@
-//! The Ethernet addresses of all groups' next hops, each once: a leg names its own by two bytes.
+//! The table of the Ethernet addresses of all groups' next hops. Each address has one entry; groups refer to it by a two-byte index.
 
 use castnet_wire::MacAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// There is no place for another address.
+/// The capacity of the table is used up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NextHopsFull;
 
@@ -14,10 +14,10 @@ struct Place {
     users: u32,
 }
 
-/// The table: at most `capacity` addresses, counted by how many legs use them.
+/// The table: at most `capacity` addresses, each with the count of its users.
 #[derive(Clone, Debug)]
 pub(crate) struct NextHops {
-    places: Vec<Place>,
+    indexes: Vec<Place>,
     free: Vec<u16>,
     index: HashMap<[u8; 6], u16, FixedState>,
     capacity: usize,
@@ -27,72 +27,72 @@ impl NextHops {
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
         let capacity = capacity.min(1 << 16);
         Self {
-            places: Vec::with_capacity(capacity),
+            indexes: Vec::with_capacity(capacity),
             free: Vec::with_capacity(capacity),
-            // Twice the room: a table that is never half full cleans itself up in place.
+            // Twice the capacity: a table that is at most half full rehashes in place and does not grow.
             index: HashMap::with_capacity_and_hasher(2 * capacity, FixedState::with_seed(seed)),
             capacity,
         }
     }
 
-    /// The address of a place; zeros where there is none.
-    pub(crate) fn get(&self, place: u16) -> MacAddr {
-        self.places
-            .get(usize::from(place))
+    /// Returns the address of an index; zeros if there is none.
+    pub(crate) fn get(&self, index: u16) -> MacAddr {
+        self.indexes
+            .get(usize::from(index))
             .map(|p| p.mac)
             .unwrap_or_default()
     }
 
-    /// Counts one more user of `mac`. `None` where there is no place for another address.
+    /// Counts one more user of `mac`, and returns its index. `None` if the capacity is used up.
     pub(crate) fn acquire(&mut self, mac: MacAddr) -> Option<u16> {
-        if let Some(place) = self.index.get(&mac.0) {
-            self.places[usize::from(*place)].users += 1;
-            return Some(*place);
+        if let Some(index) = self.index.get(&mac.0) {
+            self.indexes[usize::from(*index)].users += 1;
+            return Some(*index);
         }
         let new = Place { mac, users: 1 };
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.places[usize::from(place)] = new;
-                place
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.indexes[usize::from(index)] = new;
+                index
             }
-            None if self.places.len() < self.capacity => {
-                self.places.push(new);
-                (self.places.len() - 1) as u16
+            None if self.indexes.len() < self.capacity => {
+                self.indexes.push(new);
+                (self.indexes.len() - 1) as u16
             }
             None => return None,
         };
-        self.index.insert(mac.0, place);
-        Some(place)
+        self.index.insert(mac.0, index);
+        Some(index)
     }
 
-    /// Counts one more user of each of `macs`, and hands their places to `put`; takes none where one does not fit.
+    /// Counts one more user of each of `macs`, and calls `put` with their indexes. Acquires none if one does not fit.
     pub(crate) fn acquire_all(
         &mut self,
         macs: impl Iterator<Item = MacAddr> + Clone,
         mut put: impl FnMut(usize, u16),
     ) -> Result<(), NextHopsFull> {
         for (i, mac) in macs.clone().enumerate() {
-            let Some(place) = self.acquire(mac) else {
+            let Some(index) = self.acquire(mac) else {
                 for mac in macs.take(i) {
                     let taken = self.index.get(&mac.0).copied();
-                    taken.into_iter().for_each(|place| self.release(place));
+                    taken.into_iter().for_each(|index| self.release(index));
                 }
                 return Err(NextHopsFull);
             };
-            put(i, place);
+            put(i, index);
         }
         Ok(())
     }
 
     /// Counts one user less.
-    pub(crate) fn release(&mut self, place: u16) {
-        let Some(entry) = self.places.get_mut(usize::from(place)).filter(|p| p.users > 0) else {
+    pub(crate) fn release(&mut self, index: u16) {
+        let Some(entry) = self.indexes.get_mut(usize::from(index)).filter(|p| p.users > 0) else {
             return;
         };
         entry.users -= 1;
         if entry.users == 0 {
             self.index.remove(&entry.mac.0);
-            self.free.push(place);
+            self.free.push(index);
         }
     }
 }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_one_place_until_its_last_user_is_gone() {
+    fn an_address_has_one_index_until_its_last_user_is_gone() {
         let mut hops = NextHops::new(2, 0);
         let a = hops.acquire(mac(1)).expect("place");
         assert_eq!(hops.acquire(mac(1)), Some(a));

@@ -1,36 +1,36 @@
-//! A bounded table of what was seen at which port. A port may take all the room that is free. Where none is, the port that
-//! has most entries gives way: the oldest of those that were seen only once, or else its oldest. So who floods the table with
-//! made-up addresses displaces those, and the few stations at another port stay. Entries can be held: they never give way.
+//! A bounded table of keys and the ports at which they were seen. A port may use all free entries. If no entry is free, a new key
+//! displaces an entry of the port with most entries: the oldest one that was seen only once, or else the oldest. So a flood of
+//! made-up addresses displaces its own entries, and the few stations at other ports stay. Held entries are never displaced.
 //!
-//! Never allocates after the start. Looking up touches the map alone; the lists are for what is new, moves or goes.
+//! The table never allocates after the start. A look-up touches only the map; the lists change when a key is new, moves or is removed.
 
 use castnet_wire::{Nanos, PortId};
 
 use crate::tables::fixed_map::{FixedMap, Full};
 
-/// Entries that one sweep forgets at most.
+/// Most entries that one sweep removes.
 const PER_SWEEP: usize = 256;
-/// Entries that one displacement may find to be held by now.
+/// Most entries that one displacement may find to be held.
 const HELD_PER_DISPLACEMENT: usize = 16;
 
-/// For each port a list of what was seen once, and one of what was seen again; one of what is held; one of what is free.
+/// The lists: for each port, a list of entries seen once and one of entries seen again; then one of held and one of free entries.
 const HELD: usize = 2 * PortId::COUNT;
 const FREE: usize = HELD + 1;
 
-/// What was seen.
+/// An entry of the table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Entry<V> {
     pub(crate) value: V,
-    /// When it was last seen.
+    /// When the key was last seen.
     pub(crate) seen: Nanos,
-    /// Where.
+    /// The port at which it was last seen.
     pub(crate) port: PortId,
     list: u8,
     node: u32,
 }
 
 impl<V> Entry<V> {
-    /// Whether it was seen at its port more than once, or is held.
+    /// Returns true if the key was seen at its port more than once, or is held.
     pub(crate) fn is_seen_again(&self) -> bool {
         self.list % 2 == 1 || usize::from(self.list) == HELD
     }
@@ -43,7 +43,7 @@ struct Node {
     after: u32,
 }
 
-/// Rings of nodes, oldest first. Behind the nodes of the entries there is one for each list, which is its end.
+/// Circular lists of nodes, oldest first. Behind the nodes of the entries there is one end node for each list.
 #[derive(Clone, Debug)]
 struct Lists {
     nodes: Box<[Node]>,
@@ -65,7 +65,7 @@ impl Lists {
         lists
     }
 
-    /// The node after this one, where it is not the list's end.
+    /// Returns the node after this one, unless that is the end of the list.
     fn after(&self, node: usize) -> Option<u32> {
         let after = self.nodes[node].after;
         ((after as usize) < self.ends).then_some(after)
@@ -79,7 +79,7 @@ impl Lists {
         self.nodes[node as usize].key
     }
 
-    /// Takes a node out of the list that it is in, and puts it to the young end of this one.
+    /// Moves a node from its list to the young end of `list`.
     fn put(&mut self, node: u32, list: usize, key: u64) {
         let Node { before, after, .. } = self.nodes[node as usize];
         self.nodes[before as usize].after = after;
@@ -101,13 +101,13 @@ impl Lists {
 pub(crate) struct PortTable<V> {
     map: FixedMap<Entry<V>>,
     lists: Lists,
-    /// By port, its entries that are not held.
+    /// For each port, the number of its entries that are not held.
     counts: [u32; PortId::COUNT],
     ageing: Nanos,
 }
 
 impl<V: Copy + Default> PortTable<V> {
-    /// A table of at most `capacity` entries that are forgotten `ageing` after they were last seen.
+    /// Returns a table of at most `capacity` entries. An entry expires `ageing` after it was last seen.
     pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
         Self {
             map: FixedMap::new(capacity, seed),
@@ -117,7 +117,7 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
-    /// Becomes the same as another table, without taking memory where both were made alike.
+    /// Copies another table. Does not allocate if both have the same capacity.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         let Self {
             map,
@@ -136,7 +136,7 @@ impl<V: Copy + Default> PortTable<V> {
         self.map.len()
     }
 
-    /// The entry of `key`, where it was seen within the ageing time.
+    /// The entry of `key`, if it was seen within the ageing time.
     #[inline]
     pub(crate) fn get(&self, now: Nanos, key: u64) -> Option<&Entry<V>> {
         self.map
@@ -144,8 +144,8 @@ impl<V: Copy + Default> PortTable<V> {
             .filter(|entry| now.since(entry.seen) < self.ageing)
     }
 
-    /// Notes that `key`, which must not be all ones, was seen at `port`. Returns the entry that gave way to it, if one had
-    /// to. `is_held` tells which entries never do.
+    /// Records that `key`, which must not be all ones, was seen at `port`. Returns the entry that it has displaced, if any. `is_held`
+    /// returns true for entries that must not be displaced.
     pub(crate) fn see(
         &mut self,
         now: Nanos,
@@ -189,17 +189,17 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
-    /// Makes room for one more at `port`.
+    /// Displaces an entry, to free one for `port`.
     fn displace(&mut self, port: PortId, is_held: impl Fn(u64, PortId) -> bool) -> Option<(u64, Entry<V>)> {
         for _ in 0..HELD_PER_DISPLACEMENT {
-            let from = self.gives_way_to(port);
+            let from = self.victim(port);
             let once = 2 * from.index();
             let node = self.lists.oldest(once).or(self.lists.oldest(once + 1))?;
             let key = self.lists.key(node);
             if !is_held(key, from) {
                 return self.remove(key).map(|entry| (key, entry));
             }
-            // It has come to be held since it was seen.
+            // The entry has become held since it was last seen.
             if let Some(entry) = self.map.get_mut(key) {
                 entry.list = HELD as u8;
             }
@@ -209,8 +209,8 @@ impl<V: Copy + Default> PortTable<V> {
         None
     }
 
-    /// The port that has most, where it has more than this one would have with one more; else this one.
-    fn gives_way_to(&self, port: PortId) -> PortId {
+    /// Returns the port with most entries, if it has more than `port` would have with one more entry; otherwise `port`.
+    fn victim(&self, port: PortId) -> PortId {
         let (mut most, own) = (port, self.counts[port.index()]);
         let mut count = if own == 0 { 0 } else { own + 1 };
         for (n, other) in self.counts.iter().enumerate() {
@@ -228,7 +228,7 @@ impl<V: Copy + Default> PortTable<V> {
         Some(entry)
     }
 
-    /// Forgets a bounded number of entries that were not seen within the ageing time.
+    /// Removes a bounded number of entries that were not seen within the ageing time.
     pub(crate) fn age(&mut self, now: Nanos, mut gone: impl FnMut(u64, &Entry<V>)) {
         let mut left = PER_SWEEP;
         for list in 0..=HELD {
@@ -243,13 +243,13 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
-    /// How long after one sweep the next is due, so that all of the table could go within a quarter of the ageing time.
+    /// The interval between two sweeps. The whole table can be swept within a quarter of the ageing time.
     pub(crate) fn sweep_interval(&self) -> Nanos {
         let sweeps = self.lists.ends.div_ceil(PER_SWEEP).max(1) as u64;
         Nanos((self.ageing.0 / (4 * sweeps)).clamp(1_000_000, 1_000_000_000))
     }
 
-    /// Forgets all that was seen at the ports for which `is_gone` says so.
+    /// Removes all entries of the ports for which `is_gone` returns true.
     pub(crate) fn flush(&mut self, is_gone: impl Fn(PortId) -> bool, mut gone: impl FnMut(u64, &Entry<V>)) {
         for list in 0..=HELD {
             let mut next = self.lists.oldest(list);
@@ -265,7 +265,7 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
-    /// What is known at `now`, in no particular order.
+    /// The entries known at `now`, in no particular order.
     pub(crate) fn iter(&self, now: Nanos) -> impl Iterator<Item = (u64, &Entry<V>)> {
         self.map
             .iter()
@@ -312,7 +312,7 @@ mod tests {
         held: bool,
     }
 
-    /// The obvious way: all entries in the order in which they were last seen.
+    /// The model: all entries in the order in which they were last seen.
     fn see(
         all: &mut Vec<Model>,
         capacity: usize,
@@ -323,7 +323,7 @@ mod tests {
         let mut displaced = None;
         let known = all.iter().position(|m| m.key == key).map(|at| all.remove(at));
         if known.is_none() && all.len() == capacity {
-            // What is held is found out by who looks for an entry to displace.
+            // Held entries are detected when an entry to displace is searched.
             displaced = loop {
                 let count = |of: u8| all.iter().filter(|m| m.port == of && !m.held).count();
                 let own = if count(port) == 0 { 0 } else { count(port) + 1 };
@@ -359,7 +359,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_remembers_and_displaces_what_a_plain_list_does(
+        fn it_agrees_with_a_plain_list(
             ops in prop::collection::vec(op(), 1..400), capacity in 0usize..24, seed: u64,
         ) {
             let (mut table, mut all) = (PortTable::new(capacity, AGEING, seed), Vec::new());
@@ -376,7 +376,7 @@ mod tests {
                     Op::Age => {
                         table.age(now, |_, _| {});
                         all.retain(|m| now.since(m.seen) < AGEING || table.map.get(m.key).is_some());
-                        // What was found to be held late may wait behind what was seen later.
+                        // An entry that was found to be held late may lie behind entries that were seen later.
                         prop_assert!(all.iter().all(|m| m.held || now.since(m.seen) < AGEING));
                     }
                     Op::Flush { port: p } => {
@@ -398,20 +398,20 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_displaces_itself_and_not_the_few_of_other_ports() {
+    fn a_flood_displaces_its_own_entries_and_not_those_of_other_ports() {
         let mut table = PortTable::new(100, AGEING, 1);
         let mut see = |key, at| {
             table
                 .see(Nanos(1), key, (), port(at), |_, _| false)
                 .expect("room")
         };
-        // Ten stations at port 0, seen twice; five at port 1, of which one was seen twice.
+        // Ten stations at port 0, all seen twice; five at port 1, one of them seen twice.
         (0..10).chain(0..10).for_each(|key| _ = see(key, 0));
         (10..15).chain(10..11).for_each(|key| _ = see(key, 1));
         for key in 1000..50_000 {
             see(key, 1);
         }
-        // And one more that comes during the flood.
+        // One more station appears during the flood.
         see(15, 2);
         let kept = |key| table.get(Nanos(1), key).is_some();
         assert!((0..11).all(kept) && (11..15).all(|key| !kept(key)) && kept(15));

@@ -1,4 +1,4 @@
-//! What control publishes to all workers at once: an immutable snapshot with a generation.
+//! The tables that control publishes to all workers: an immutable snapshot with a generation.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
@@ -10,38 +10,38 @@ use immutable_chunkmap::map::MapM;
 use crate::port_set::PortSet;
 use crate::tables::route::Routes;
 
-/// The addresses of all groups of a switch, with the worker that has each.
+/// The addresses of all groups of a switch, with the worker of each group.
 ///
-/// A copy shares its memory with the original, and a change of one group costs the same however many there are: a switch
-/// publishes a copy each time that a group comes or goes.
+/// A copy shares memory with the original, and the cost of a change does not depend on the number of groups: a switch publishes a copy
+/// each time that a group is installed or removed.
 #[derive(Clone, Debug, Default)]
 pub struct Owners(MapM<Ipv4Addr, u16>);
 
 impl Owners {
-    /// The group is this worker's from now on.
+    /// Sets the worker of a group.
     pub fn insert(&mut self, mcst_id: McstId, worker: usize) {
         self.0.insert_cow(mcst_id.0, worker as u16);
     }
 
-    /// The group is gone.
+    /// Removes a group.
     pub fn remove(&mut self, mcst_id: McstId) {
         self.0.remove_cow(&mcst_id.0);
     }
 
-    /// The worker that has the group of this address; `None` where it is no group's.
+    /// Returns the worker of the group with this address; `None` if there is no group.
     #[inline]
     pub fn get(&self, address: Ipv4Addr) -> Option<usize> {
         self.0.get(&address).map(|worker| usize::from(*worker))
     }
 }
 
-/// The hosts next to a switch that are members of its groups, each with its port and the number of its groups. Copies and
-/// changes cost as those of [`Owners`].
+/// The hosts next to a switch that are members of its groups, each with its port and the number of its groups. Copies and changes are
+/// as cheap as those of [`Owners`].
 #[derive(Clone, Debug, Default)]
 pub struct Members(MapM<(PortId, Ipv4Addr), u32>);
 
 impl Members {
-    /// A group was installed.
+    /// Adds the hosts of an installed group.
     pub fn add(&mut self, rule: &GroupRule) {
         for (port, host) in rule.hosts() {
             self.add_one(port, host.ip);
@@ -52,7 +52,7 @@ impl Members {
         *self.0.get_or_default_cow((port, ip)) += 1;
     }
 
-    /// A group was removed.
+    /// Removes the hosts of a removed group.
     pub fn remove(&mut self, rule: &GroupRule) {
         for (port, host) in rule.hosts() {
             let key = (port, host.ip);
@@ -70,8 +70,8 @@ impl Members {
     }
 }
 
-/// Routes, the addresses of all groups of the switch whichever worker has them and their members, which ports are up, and
-/// their MTUs. Built by control, read by every worker, never changed: a new one takes its place between two batches.
+/// Routes, the addresses of all groups of the switch with their workers and members, the ports that are up, and the MTUs of ports.
+/// Control builds it and all workers read it. It is immutable: a worker replaces it between two batches.
 #[derive(Clone, Debug)]
 pub struct Tables {
     generation: u64,
@@ -83,7 +83,7 @@ pub struct Tables {
 }
 
 impl Default for Tables {
-    /// No routes, no groups, every port up with the MTU that it had.
+    /// Returns tables without routes and groups, with every port up and unchanged MTUs.
     fn default() -> Self {
         Self {
             generation: 0,
@@ -97,8 +97,8 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// The tables of this generation, all groups being worker 0's. `routes` are checked already; of two with one prefix the
-    /// later counts.
+    /// Returns tables of this generation, with all groups on worker 0. `routes` have been checked; of two routes with the same prefix,
+    /// the later one is used.
     pub fn new(
         generation: u64,
         groups: impl IntoIterator<Item = McstId>,
@@ -116,7 +116,7 @@ impl Tables {
         .with_routes(routes)
     }
 
-    /// The same, of another generation, with these ports up.
+    /// Returns a copy with another generation and these ports up.
     #[must_use]
     pub fn next(&self, generation: u64, up: PortSet) -> Self {
         Self {
@@ -126,35 +126,35 @@ impl Tables {
         }
     }
 
-    /// The same with other routes.
+    /// Returns the tables with other routes.
     #[must_use]
     pub fn with_routes(mut self, routes: &[Route]) -> Self {
         self.routes = Arc::new(Routes::new(routes));
         self
     }
 
-    /// The same with these groups.
+    /// Returns the tables with these groups.
     #[must_use]
     pub fn with_owners(mut self, owners: Owners) -> Self {
         self.owners = owners;
         self
     }
 
-    /// The same with these hosts as members of the switch's groups.
+    /// Returns the tables with these hosts as members of the switch's groups.
     #[must_use]
     pub fn with_members(mut self, members: Members) -> Self {
         self.members = members;
         self
     }
 
-    /// The same with these MTUs, in bytes; ports that are not named keep theirs.
+    /// Returns the tables with these MTUs, in bytes. Other ports keep their MTU.
     #[must_use]
     pub fn with_mtus(mut self, mtus: impl IntoIterator<Item = (PortId, usize)>) -> Self {
         self.mtus = mtus.into_iter().collect();
         self
     }
 
-    /// Counts the publications.
+    /// The generation: a count of publications.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -164,18 +164,18 @@ impl Tables {
         self.up
     }
 
-    /// The worker that has the group of this address; `None` where it is no group's.
+    /// Returns the worker of the group with this address; `None` if there is no group.
     #[inline]
     pub fn owner(&self, address: Ipv4Addr) -> Option<usize> {
         self.owners.get(address)
     }
 
-    /// Whether `address` is the McstID of a group of this switch.
+    /// Returns true if `address` is the McstID of a group of this switch.
     pub fn is_group(&self, address: Ipv4Addr) -> bool {
         self.owner(address).is_some()
     }
 
-    /// Whether the host of this address at `port` is a member of a group of this switch.
+    /// Returns true if the host of this address at `port` is a member of a group of this switch.
     pub fn is_member(&self, port: PortId, address: Ipv4Addr) -> bool {
         self.members.contains(port, address)
     }
@@ -195,7 +195,7 @@ mod tests {
     use castnet_rules::{COLLECTIVE_EXAMPLE, RuleSet};
 
     #[test]
-    fn a_copy_stays_as_it_was_and_a_host_is_a_member_until_its_last_group_is_gone() {
+    fn copies_are_independent_and_a_host_is_a_member_until_its_last_group_is_gone() {
         let set = RuleSet::from_toml(COLLECTIVE_EXAMPLE).expect("the example");
         let rule = &set.groups[0];
         let (port, host) = rule.hosts().next().expect("a host");
@@ -215,7 +215,7 @@ mod tests {
             .with_members(members);
         let seen = |t: &Tables| (t.owner(rule.mcst_id.0), t.is_member(port, host.ip));
         assert_eq!((seen(&tables), seen(&after)), ((Some(3), true), (None, false)));
-        // Of a host that is no member, nothing is forgotten.
+        // Removing the group of a host that is no member changes nothing.
         let mut none = Members::default();
         none.remove(rule);
         assert!(!none.contains(port, host.ip));

@@ -1,5 +1,5 @@
-//! Static IPv4 routes: longest prefix match, and among next hops of equal cost the one that the flow's hash ranks
-//! highest, so that a flow keeps its way and the loss of one hop moves only the flows that used it.
+//! Static IPv4 routes: longest prefix match. Among next hops of equal cost, a hash of the flow selects one, so that a flow keeps its
+//! path and the loss of a hop moves only the flows that used it.
 
 use core::hash::BuildHasher;
 use core::net::Ipv4Addr;
@@ -11,8 +11,8 @@ use hashbrown::HashMap;
 
 use crate::port_set::PortSet;
 
-/// What tells flows apart: the addresses, the protocol, and the ports of UDP and TCP (zeros for others). RoCEv2 puts
-/// its entropy into the UDP source port.
+/// The key of a flow: addresses, protocol, and the ports of UDP and TCP (zeros for other protocols). RoCEv2 puts its entropy into the
+/// UDP source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Source address.
@@ -27,16 +27,16 @@ pub struct Flow {
     pub dst_port: u16,
 }
 
-/// Where a routed packet leaves.
+/// The next hop of a routed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// By this port.
+    /// Egress port.
     pub port: PortId,
-    /// To this Ethernet address.
+    /// Destination Ethernet address.
     pub mac: MacAddr,
 }
 
-/// What a look-up found.
+/// The result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routed {
     Hop { hop: Hop, prefix: u8, of: usize },
@@ -44,12 +44,12 @@ pub(crate) enum Routed {
     AllDown { prefix: u8 },
 }
 
-/// The compiled routes: one exact-match table for all lengths, and which lengths there are.
+/// The compiled routes: one exact-match table for all prefix lengths, and the set of used lengths.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
-    /// (network, length) to a range of `hops`.
+    /// Maps (network, length) to a range of `hops`.
     table: HashMap<(u32, u8), (u32, u32), FixedState>,
-    /// Bit n: some prefix has length n.
+    /// Bit n is set if a prefix has length n.
     lengths: u64,
     hops: Vec<Hop>,
 }
@@ -93,7 +93,7 @@ impl Routes {
         None
     }
 
-    /// The next hop of `flow` among those whose port is in `up`.
+    /// Returns the next hop of `flow`, among those whose port is in `up`.
     pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed {
         let Some((prefix, hops)) = self.longest(flow.dst) else {
             return Routed::NoRoute;
@@ -113,7 +113,8 @@ impl Routes {
     }
 }
 
-/// How much `flow` likes `hop`: the same on every switch and in every run (highest random weight).
+/// Returns the weight of a next hop for a flow: the hop with the highest weight is used (highest random weight hashing). It is the same
+/// on every switch and in every run.
 fn weight(flow: &Flow, hop: &Hop) -> u64 {
     FixedState::with_seed(0).hash_one((flow, hop.port.index() as u8, hop.mac.0))
 }
@@ -184,7 +185,7 @@ mod tests {
         }
 
         #[test]
-        fn a_flow_keeps_its_way_and_only_a_lost_hops_flows_move(sports in prop::collection::vec(any::<u16>(), 1..40), lost in 0u8..4) {
+        fn only_the_flows_of_a_lost_hop_move(sports in prop::collection::vec(any::<u16>(), 1..40), lost in 0u8..4) {
             let routes = Routes::new(&[route(0, 0, &[0, 1, 2, 3])]);
             for sport in sports {
                 let flow = flow(0x0102_0304, sport);
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn with_every_hop_down_it_says_so() {
+    fn a_route_with_every_hop_down_is_reported() {
         let routes = Routes::new(&[route(0x0A00_0000, 8, &[1])]);
         let none = PortSet::ALL.without(port(1));
         assert_eq!(

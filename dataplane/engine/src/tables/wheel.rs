@@ -1,15 +1,14 @@
-//! Coarse timers of the groups: a wheel of lists, one place per group, all memory taken at the start.
+//! Timers of the groups: a timer wheel with one node per group slot. All memory is allocated at the start.
 //!
-//! A group has at most one entry, put in when its machine first wants to be woken. While frames move the machine's own
-//! deadline on, the entry stays: when it comes up too early the group is asked again and put in anew. So a frame costs
-//! a look at whether its group is in the wheel, and nothing else.
+//! A group has at most one entry. It is armed when its machine first has a deadline. Frames may move that deadline, but do not change
+//! the entry: if it expires too early, the group re-arms it. So the only cost of a frame is the check that its group is armed.
 
 use castnet_wire::Nanos;
 
-/// What one step of the wheel of multicast groups covers.
+/// Tick of the wheel of multicast groups.
 pub(crate) const TICK: Nanos = Nanos::from_millis(4);
-/// And of collective groups: their timers keep connections alive and repair what was lost last. A tick of the machine is a
-/// quarter of the hosts' time-out, which on a fast network is tens of microseconds.
+/// Tick of the wheel of collective groups. Their timers keep connections alive and repair losses. A tick of the machine is a quarter
+/// of the hosts' time-out, which is tens of microseconds on a fast network.
 pub(crate) const FINE_TICK: Nanos = Nanos::from_micros(4);
 
 const SPOKES: usize = 512;
@@ -19,60 +18,61 @@ const NONE: u32 = u32::MAX;
 const IDLE: u16 = u16::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct Node {
     next: u32,
     previous: u32,
     spoke: u16,
 }
 
-const UNLINKED: Link = Link {
+const UNLINKED: Node = Node {
     next: NONE,
     previous: NONE,
     spoke: IDLE,
 };
 
-/// The wheel. Places are numbered from 0.
+/// The wheel. Slots are numbered from 0.
 #[derive(Clone, Debug)]
 pub(crate) struct Wheel {
     heads: Box<[u32; SPOKES]>,
-    /// The spokes that are not empty: what comes up next is asked for in each round of a worker.
+    /// Bits of the spokes that are not empty. A worker polls the next deadline in each iteration.
     busy: [u64; WORDS],
-    links: Box<[Link]>,
+    nodes: Box<[Node]>,
     armed: usize,
-    /// The last tick that was looked at.
+    /// The last tick that was handled.
     at: u64,
-    /// What one step covers.
+    /// Duration of a tick.
     tick: Nanos,
 }
 
 impl Wheel {
-    pub(crate) fn new(places: usize, tick: Nanos) -> Self {
+    pub(crate) fn new(slots: usize, tick: Nanos) -> Self {
         Self {
             heads: Box::new([NONE; SPOKES]),
             busy: [0; WORDS],
-            links: vec![UNLINKED; places].into_boxed_slice(),
+            nodes: vec![UNLINKED; slots].into_boxed_slice(),
             armed: 0,
             at: 0,
             tick,
         }
     }
 
-    /// Whether `place` will come up.
-    pub(crate) fn is_armed(&self, place: u32) -> bool {
-        self.links.get(place as usize).is_some_and(|l| l.spoke != IDLE)
+    /// Returns true if the timer of `slot` is armed.
+    pub(crate) fn is_armed(&self, slot: u32) -> bool {
+        self.nodes.get(slot as usize).is_some_and(|l| l.spoke != IDLE)
     }
 
-    /// Asks for the memory that [`Wheel::is_armed`] looks at.
+    /// Prefetches the memory that [`Wheel::is_armed`] reads.
     #[inline]
-    pub(crate) fn prefetch(&self, place: u32) {
-        if let Some(link) = self.links.get(place as usize) {
-            castnet_reduce::prefetch(link);
+    pub(crate) fn prefetch(&self, slot: u32) {
+        if let Some(node) = self.nodes.get(slot as usize) {
+            castnet_reduce::prefetch(node);
         }
     }
 
-    /// Lets `place` come up at `deadline`, at most two ticks late, or earlier where that is far away.
-    pub(crate) fn arm(&mut self, now: Nanos, place: u32, deadline: Nanos) {
-        if self.is_armed(place) || place as usize >= self.links.len() {
+    /// Arms the timer of `slot` for `deadline`. It expires at most two ticks late, or earlier if the deadline is beyond the reach of the
+    /// wheel.
+    pub(crate) fn arm(&mut self, now: Nanos, slot: u32, deadline: Nanos) {
+        if self.is_armed(slot) || slot as usize >= self.nodes.len() {
             return;
         }
         if self.armed == 0 {
@@ -84,11 +84,11 @@ impl Wheel {
             .clamp(self.at + 1, self.at + SPOKES as u64 - 1);
         let spoke = due as usize % SPOKES;
         self.busy[spoke / 64] |= 1 << (spoke % 64);
-        let next = core::mem::replace(&mut self.heads[spoke], place);
-        if let Some(link) = self.links.get_mut(next as usize) {
-            link.previous = place;
+        let next = core::mem::replace(&mut self.heads[spoke], slot);
+        if let Some(node) = self.nodes.get_mut(next as usize) {
+            node.previous = slot;
         }
-        self.links[place as usize] = Link {
+        self.nodes[slot as usize] = Node {
             next,
             previous: NONE,
             spoke: spoke as u16,
@@ -96,37 +96,37 @@ impl Wheel {
         self.armed += 1;
     }
 
-    /// Takes `place` out.
-    pub(crate) fn disarm(&mut self, place: u32) {
-        if !self.is_armed(place) {
+    /// Disarms the timer of `slot`.
+    pub(crate) fn disarm(&mut self, slot: u32) {
+        if !self.is_armed(slot) {
             return;
         }
-        let link = core::mem::replace(&mut self.links[place as usize], UNLINKED);
-        match self.links.get_mut(link.previous as usize) {
-            Some(previous) => previous.next = link.next,
+        let node = core::mem::replace(&mut self.nodes[slot as usize], UNLINKED);
+        match self.nodes.get_mut(node.previous as usize) {
+            Some(previous) => previous.next = node.next,
             None => {
-                let spoke = usize::from(link.spoke);
-                self.heads[spoke] = link.next;
-                if link.next == NONE {
+                let spoke = usize::from(node.spoke);
+                self.heads[spoke] = node.next;
+                if node.next == NONE {
                     self.busy[spoke / 64] &= !(1 << (spoke % 64));
                 }
             }
         }
-        if let Some(next) = self.links.get_mut(link.next as usize) {
-            next.previous = link.previous;
+        if let Some(next) = self.nodes.get_mut(node.next as usize) {
+            next.previous = node.previous;
         }
         self.armed -= 1;
     }
 
-    /// Takes one place out that has come up by `now`. Call it until there is none.
+    /// Removes and returns a slot whose timer has expired at `now`. Call it until it returns `None`.
     pub(crate) fn pop(&mut self, now: Nanos) -> Option<u32> {
         let tick = now.0 / self.tick.0;
         match self.next().filter(|next| *next <= tick) {
             Some(next) => {
                 self.at = next;
-                let place = self.heads[next as usize % SPOKES];
-                self.disarm(place);
-                Some(place)
+                let slot = self.heads[next as usize % SPOKES];
+                self.disarm(slot);
+                Some(slot)
             }
             None => {
                 self.at = self.at.max(tick);
@@ -135,12 +135,12 @@ impl Wheel {
         }
     }
 
-    /// When the next place comes up.
+    /// The deadline of the next timer.
     pub(crate) fn poll(&self) -> Option<Nanos> {
         self.next().map(|tick| Nanos(tick * self.tick.0))
     }
 
-    /// The tick of the first spoke that is not empty, from `at` on once round.
+    /// The tick of the first spoke that is not empty, from `at` on.
     fn next(&self) -> Option<u64> {
         if self.armed == 0 {
             return None;
@@ -149,7 +149,7 @@ impl Wheel {
         let from = u64::MAX << (start % 64);
         (0..=WORDS).find_map(|i| {
             let word = (start / 64 + i) % WORDS;
-            // The first word comes twice: what is at or after the start, and at last what is before it.
+            // The first word is read twice: first its bits from the start on, and at the end those before the start.
             let bits = self.busy[word]
                 & match i {
                     0 => from,
@@ -170,53 +170,53 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        Arm { place: u32, after_ms: u64 },
-        Disarm { place: u32 },
+        Arm { slot: u32, after_ms: u64 },
+        Disarm { slot: u32 },
         Wait { ms: u64 },
         ToNext,
     }
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            3 => (0u32..8, 0u64..4000).prop_map(|(place, after_ms)| Op::Arm { place, after_ms }),
-            1 => (0u32..8).prop_map(|place| Op::Disarm { place }),
+            3 => (0u32..8, 0u64..4000).prop_map(|(slot, after_ms)| Op::Arm { slot, after_ms }),
+            1 => (0u32..8).prop_map(|slot| Op::Disarm { slot }),
             2 => (0u64..3000).prop_map(|ms| Op::Wait { ms }),
             2 => Just(Op::ToNext),
         ]
     }
 
     proptest! {
-        /// Nothing comes up twice or late, what is near does not come up early, and poll tells of it in time.
+        /// No timer expires twice or late, near ones do not expire early, and `poll` returns the deadline in time.
         #[test]
-        fn each_place_comes_up_once_and_in_time(ops in prop::collection::vec(op(), 1..200), start in 0u64..1 << 50) {
+        fn each_timer_expires_once_and_in_time(ops in prop::collection::vec(op(), 1..200), start in 0u64..1 << 50) {
             let (mut wheel, mut model, mut now) = (Wheel::new(8, TICK), BTreeMap::new(), Nanos(start));
             for op in ops {
                 match op {
-                    Op::Arm { place, after_ms } => {
+                    Op::Arm { slot, after_ms } => {
                         let deadline = now + Nanos::from_millis(after_ms);
-                        wheel.arm(now, place, deadline);
-                        // Beyond the wheel's reach it may come up early.
+                        wheel.arm(now, slot, deadline);
+                        // Beyond the reach of the wheel, a timer may expire early.
                         let earliest = if after_ms < 2000 { deadline } else { now };
-                        model.entry(place).or_insert((earliest, deadline));
+                        model.entry(slot).or_insert((earliest, deadline));
                     }
-                    Op::Disarm { place } => {
-                        wheel.disarm(place);
-                        model.remove(&place);
+                    Op::Disarm { slot } => {
+                        wheel.disarm(slot);
+                        model.remove(&slot);
                     }
                     Op::Wait { ms } => now += Nanos::from_millis(ms),
                     Op::ToNext => now = wheel.poll().unwrap_or(now).max(now),
                 }
                 let due_by_poll = wheel.poll().is_some_and(|at| at <= now);
                 let mut popped = 0;
-                while let Some(place) = wheel.pop(now) {
+                while let Some(slot) = wheel.pop(now) {
                     popped += 1;
-                    let (earliest, _) = model.remove(&place).expect("armed");
-                    prop_assert!(now >= earliest, "{place} came up early");
+                    let (earliest, _) = model.remove(&slot).expect("armed");
+                    prop_assert!(now >= earliest, "{slot} came up early");
                 }
                 prop_assert_eq!(due_by_poll, popped > 0);
-                for (place, (_, deadline)) in &model {
-                    prop_assert!(wheel.is_armed(*place));
-                    prop_assert!(now.since(*deadline) < TICK + TICK, "{place} is late");
+                for (slot, (_, deadline)) in &model {
+                    prop_assert!(wheel.is_armed(*slot));
+                    prop_assert!(now.since(*deadline) < TICK + TICK, "{slot} is late");
                 }
                 prop_assert_eq!(wheel.poll().is_some(), !model.is_empty());
             }

@@ -151,7 +151,7 @@ pub(super) struct Hosts {
 }
 
 impl Frame {
-    /// Whether it is to nobody's group.
+    /// Returns true if it is to nobody's group.
     pub(super) fn is_strange(&self) -> bool {
         matches!(self, Self::Stranger { .. })
     }

@@ -140,7 +140,7 @@ proptest! {
         finish(&mut net, &jobs)?;
     }
 
-    /// Rounding depends on the order of additions: where it is to be reproducible, it is the order of ranks.
+    /// Rounding depends on the order of additions: if it is to be reproducible, it is the order of ranks.
     #[test]
     fn a_reproducible_sum_does_not_depend_on_who_is_first(bits in prop::collection::vec(prop::collection::vec(-1e6f32..1e6, 200), 5), seed: u64) {
         let data = bits.iter().map(|v| v.iter().flat_map(|f| f.to_le_bytes()).collect()).collect();

@@ -44,7 +44,7 @@ proptest! {
         let ranks: Vec<Rank> = (0..4).map(|rank| Rank::new(rank, T0, &jobs)).collect();
         let mut next = [0; 4];
         for (rank, count, back, spoiled) in steps {
-            // Mostly it goes on where it was.
+            // Mostly it continues where it was.
             let from = if back < 3 { usize::saturating_sub(next[rank], back) } else { next[rank] };
             let to = (from + count).min(ranks[rank].packets.len());
             next[rank] = to.max(next[rank]);

@@ -135,7 +135,7 @@ fn drain(engine: &mut Engine, stalled: &mut Vec<(usize, Nanos)>) {
     }
 }
 
-/// What was promised to a group that comes is kept for it, and given back where it does not come.
+/// What was promised to a group that comes is kept for it, and given back if it does not come.
 #[test]
 fn a_promise_is_kept_or_given_back() {
     let mut config = config(5);

@@ -81,7 +81,7 @@ impl Chain {
         }
     }
 
-    /// Whether there is a router.
+    /// Returns true if there is a router.
     fn routed(&self) -> bool {
         self.mcst_ids[0] != self.mcst_ids[1]
     }

@@ -90,7 +90,7 @@ impl Tree {
             panic!("the root is a switch")
         };
         let index = self.nodes.len();
-        // The way up lies between the ways down where it can.
+        // The way up lies between the ways down if it can.
         let up = below.len().min(1);
         let peers = vec![parent; below.len() + 1];
         let acked = vec![-1; peers.len()];

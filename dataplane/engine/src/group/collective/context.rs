@@ -1,4 +1,4 @@
-//! The group: compiled from its rule, with all memory that it will ever need.
+//! A compiled collective group, with all memory that it needs during its life.
 
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::translated::{
@@ -7,14 +7,16 @@ use castnet_collective::translated::{
 use castnet_collective::{EndpointId, EndpointSet, Translated};
 use castnet_reduce::{Checksum, Kernel, prefetch};
 use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
+use castnet_wire::layout::PACKET_HEADERS;
+use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{Call, CallFlags, DataType, MacAddr, McstId, Nanos, Operation, PortId, Qpn, RoceHeader};
 use core::net::Ipv4Addr;
 
 use super::slots::Slots;
-use super::translate::{Outlet, Own};
+use super::translate::{EndpointConnection, GroupHeader};
 use crate::egress::Egress;
 use crate::group::install::{macs, rule_bytes};
-use crate::group::kind::{Ahead, Kind};
+use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
 use crate::group::services::Services;
 use crate::observe::counters::{
@@ -25,13 +27,13 @@ use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
 /// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
-const OVERHEAD: usize = 20 + 8 + 12 + 4 + 4;
-/// Ticks per time-out of the members' QPs.
+const OVERHEAD: usize = PACKET_HEADERS + 4 + ICRC_LEN;
+/// Machine ticks per time-out of the members' QPs.
 const TICKS: u64 = 4;
-/// No endpoint.
+/// Sentinel for "no endpoint".
 const NONE: u8 = u8::MAX;
 
-/// A compiled collective group, ready to be installed: its context, as wide as it needs.
+/// A compiled collective group. The width of its endpoint sets depends on the number of endpoints.
 #[derive(Debug)]
 pub struct Collective(pub(super) Width);
 
@@ -39,12 +41,12 @@ pub struct Collective(pub(super) Width);
 pub(super) enum Width {
     /// Up to 64 endpoints.
     Narrow(Box<CollectiveContext<1>>),
-    /// More.
+    /// More than 64 endpoints.
     Wide(Box<CollectiveContext<WORDS_MAX>>),
 }
 
-/// The same of a group, whatever its width.
-macro_rules! of_any {
+/// Evaluates an expression for a group of either width.
+macro_rules! with_width {
     ($collective:expr, $group:ident => $result:expr) => {
         match $collective {
             Collective(Width::Narrow($group)) => $result,
@@ -53,31 +55,31 @@ macro_rules! of_any {
     };
 }
 
-/// The context of a collective group at a switch (EPIC 4.1), with `W` words in its sets of endpoints. Aligned as [`crate::Group`]
-/// is.
+/// The context of a collective group at a switch (EPIC 4.1), with `W` words in its sets of endpoints. It has the alignment of
+/// [`crate::Group`].
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct CollectiveContext<const W: usize> {
     pub(super) machine: Translated<W>,
     pub(super) slots: Slots<W>,
-    /// By endpoint.
-    pub(super) outlets: Box<[Outlet]>,
-    /// The endpoint of each port, where none has several.
+    /// For each endpoint, its connection.
+    pub(super) connections: Box<[EndpointConnection]>,
+    /// The endpoint of each port, or [`NONE`]. It has a meaning only without `table`.
     by_port: [u8; PortId::COUNT],
-    /// Where one has.
+    /// The look-up table, if a port has several endpoints.
     table: Option<Box<LookupTable>>,
     pub(super) mcst_id: McstId,
     pub(super) pmtu: usize,
-    pub(super) own: Own,
-    pub(super) kernels: Kernels,
+    pub(super) group_header: GroupHeader,
+    pub(super) kernels: KernelCache,
     pub(super) checksum: Checksum,
     pub(super) counters: CollectiveCounters,
     pub(super) congestion: CongestionCounters,
-    /// By endpoint.
+    /// For each endpoint, its counters.
     pub(super) per_endpoint: Box<[EndpointCounters]>,
-    /// When it will come up in the wheel.
+    /// Deadline for which the timer is armed.
     pub(super) armed_for: Nanos,
-    /// Whether it waits for another turn to send.
+    /// True if the group is queued because it has more to send.
     pub(super) emitting: bool,
     pub(super) rule: GroupRule,
 }
@@ -103,7 +105,7 @@ impl<const W: usize> CollectiveContext<W> {
             message_packets: kind.message_packets,
             pmtu: rule.pmtu.bytes() as u16,
             reproducible: kind.reproducible,
-            // Barriers take one packet each, so there may be as many as slots.
+            // A barrier needs one packet, so there can be as many collectives as slots.
             collectives_max: kind.slots,
             loss: match kind.loss_policy {
                 castnet_rules::LossPolicy::Repair => LossPolicy::Repair,
@@ -123,18 +125,18 @@ impl<const W: usize> CollectiveContext<W> {
                 true => Slots::new(&rule, kind),
                 false => Slots::without_payload(&rule, kind),
             },
-            outlets: rule
+            connections: rule
                 .endpoints
                 .iter()
-                .map(|e| Outlet::new(e, rule.mcst_id))
+                .map(|e| EndpointConnection::new(e, rule.mcst_id))
                 .collect(),
             by_port,
-            // What an adjacent switch sends comes from the group.
+            // Frames of an adjacent switch have the McstID as their source.
             table: LookupTable::new(&rule, Some(rule.mcst_id.0)),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes(),
-            own: Own::new(rule.mcst_id),
-            kernels: Kernels::default(),
+            group_header: GroupHeader::new(rule.mcst_id),
+            kernels: KernelCache::default(),
             checksum: Checksum::select(),
             counters: CollectiveCounters::default(),
             congestion: CongestionCounters::default(),
@@ -150,12 +152,12 @@ impl<const W: usize> CollectiveContext<W> {
             + self.machine.footprint()
             + self.slots.footprint()
             + self.table.as_ref().map_or(0, |table| table.bytes())
-            + size_of_val(&*self.outlets)
+            + size_of_val(&*self.connections)
             + size_of_val(&*self.per_endpoint)
             + rule_bytes(&self.rule)
     }
 
-    /// The counters of its endpoints, in the order of the rule's.
+    /// The counters of its endpoints, in the order of the rule.
     fn endpoints(&self) -> impl Iterator<Item = EndpointSnapshot> {
         self.rule
             .endpoints
@@ -167,7 +169,7 @@ impl<const W: usize> CollectiveContext<W> {
             })
     }
 
-    /// Asks for the memory of the group itself that data from `ingress` touches.
+    /// Prefetches the memory of the group itself that data from `ingress` touches.
     #[inline]
     fn prefetch_self(&self, ingress: PortId) {
         prefetch(&self.machine);
@@ -180,43 +182,43 @@ impl<const W: usize> CollectiveContext<W> {
         prefetch(&self.counters.contributions);
     }
 
-    /// What it touches then, beside that.
+    /// Prefetches the state of the endpoint at `ingress`.
     #[inline]
     fn prefetch_endpoint(&self, ingress: PortId) {
         let Some(from) = self.endpoint_at(ingress) else {
             return;
         };
-        self.machine.prefetch(from, &Ahead);
-        if let Some(outlet) = self.outlets.get(from.index()) {
-            prefetch(&outlet.address);
-            prefetch(&outlet.ect);
+        self.machine.prefetch(from, &EnginePrefetch);
+        if let Some(connection) = self.connections.get(from.index()) {
+            prefetch(&connection.address);
+            prefetch(&connection.ect);
         }
         if let Some(endpoint) = self.per_endpoint.get(from.index()) {
             prefetch(&endpoint.contributions);
         }
     }
 
-    /// And what it touches at last.
+    /// Prefetches the slot of the next packet of the endpoint at `ingress`.
     #[inline]
     fn prefetch_next(&self, ingress: PortId) {
         let next = self
             .endpoint_at(ingress)
-            .and_then(|from| self.machine.prefetch_next(from, &Ahead));
+            .and_then(|from| self.machine.prefetch_next(from, &EnginePrefetch));
         if let Some(slot) = next {
             self.slots.prefetch(slot);
         }
     }
 
-    /// The endpoint of a port; `None` where ports alone do not say.
+    /// Returns the endpoint of a port. `None` if there is none, or if the group needs its look-up table.
     #[inline]
     fn endpoint_at(&self, port: PortId) -> Option<EndpointId> {
         let endpoint = self.by_port[port.index()];
-        let told = self.table.is_none() && endpoint != NONE;
-        told.then(|| EndpointId::new(endpoint.into()))?
+        let unique = self.table.is_none() && endpoint != NONE;
+        unique.then(|| EndpointId::new(endpoint.into()))?
     }
 
-    /// The endpoint that a frame of the group came from: of the fast path and the slow one alike. As for multicast, the fast path
-    /// does not know `mac`.
+    /// Returns the endpoint that sent a frame, for fast path and slow path. The fast path passes `None` for the source MAC address
+    /// `mac`, so frames of an endpoint that verifies it take the slow path.
     #[inline(always)]
     pub(super) fn sender(
         &self,
@@ -229,9 +231,9 @@ impl<const W: usize> CollectiveContext<W> {
             return EndpointId::new(table.find(ingress, src, dest_qp, mac)?);
         }
         let endpoint = self.endpoint_at(ingress)?;
-        let outlet = self.outlets.get(endpoint.index())?;
-        // A rank speaks as itself, a switch as the group there.
-        (dest_qp == Qpn::VIRTUAL && outlet.address.dst == src).then_some(endpoint)
+        let connection = self.connections.get(endpoint.index())?;
+        // Frames of a rank have its own address as their source, frames of an adjacent switch the McstID.
+        (dest_qp == Qpn::VIRTUAL && connection.address.dst == src).then_some(endpoint)
     }
 }
 
@@ -239,23 +241,23 @@ impl<const W: usize> CollectiveContext<W> {
     fn copy_state(&mut self, of: &Self) {
         self.machine.copy_state(&of.machine);
         for slot in of.machine.slots_in_flight() {
-            if let Some(note) = self.slots.note_mut(slot) {
-                note.imm = of.slots.note(slot).imm;
+            if let Some(metadata) = self.slots.metadata_mut(slot) {
+                metadata.imm = of.slots.metadata(slot).imm;
             }
         }
-        for (outlet, of) in self.outlets.iter_mut().zip(&of.outlets) {
-            (outlet.link, outlet.ect) = (of.link, of.ect);
+        for (connection, of) in self.connections.iter_mut().zip(&of.connections) {
+            (connection.link, connection.ect) = (of.link, of.ect);
         }
     }
 
     fn bind(&mut self, next_hops: &mut NextHops) -> Result<(), NextHopsFull> {
-        let outlets = &mut self.outlets;
-        next_hops.acquire_all(macs(&self.rule), |i, place| outlets[i].next_hop = place)
+        let connections = &mut self.connections;
+        next_hops.acquire_all(macs(&self.rule), |i, index| connections[i].next_hop = index)
     }
 
     fn unbind(&self, next_hops: &mut NextHops) {
-        let outlets = self.outlets.iter();
-        outlets.for_each(|outlet| next_hops.release(outlet.next_hop));
+        let connections = self.connections.iter();
+        connections.for_each(|connection| next_hops.release(connection.next_hop));
     }
 
     #[inline(always)]
@@ -303,14 +305,14 @@ impl Collective {
         })
     }
 
-    /// Bytes that it does take: never more than [`GroupRule::reserved_bytes`].
+    /// Bytes of memory that the group has allocated: at most [`GroupRule::reserved_bytes`].
     pub fn footprint(&self) -> usize {
-        of_any!(self, group => group.footprint())
+        with_width!(self, group => group.footprint())
     }
 
     /// Its counters.
     pub fn counters(&self) -> &CollectiveCounters {
-        of_any!(self, group => &group.counters)
+        with_width!(self, group => &group.counters)
     }
 }
 
@@ -332,30 +334,30 @@ impl Kind for Collective {
         match (&mut self.0, &of.0) {
             (Width::Narrow(group), Width::Narrow(of)) => group.copy_state(of),
             (Width::Wide(group), Width::Wide(of)) => group.copy_state(of),
-            _ => debug_assert!(false, "both run one rule"),
+            _ => debug_assert!(false, "both groups have the same rule"),
         }
     }
 
     fn rule(&self) -> &GroupRule {
-        of_any!(self, group => &group.rule)
+        with_width!(self, group => &group.rule)
     }
 
-    /// What the rule says that it takes.
+    /// Bytes that the rule reserves.
     fn memory_bytes(&self) -> usize {
         self.rule().reserved_bytes() as usize
     }
 
     fn bind(&mut self, next_hops: &mut NextHops, _: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
-        of_any!(self, group => group.bind(next_hops))
+        with_width!(self, group => group.bind(next_hops))
     }
 
     fn unbind(&self, next_hops: &mut NextHops) {
-        of_any!(self, group => group.unbind(next_hops))
+        with_width!(self, group => group.unbind(next_hops))
     }
 
     #[inline(always)]
     fn prefetch(&self, step: usize, ingress: PortId) {
-        of_any!(self, group => group.prefetch(step, ingress))
+        with_width!(self, group => group.prefetch(step, ingress))
     }
 
     #[inline(always)]
@@ -366,7 +368,7 @@ impl Kind for Collective {
         slot: u32,
         frames: &mut impl Iterator<Item = E::Buf>,
     ) -> Option<E::Buf> {
-        of_any!(self, group => group.fast_frames(services, cx, slot, frames))
+        with_width!(self, group => group.fast_frames(services, cx, slot, frames))
     }
 
     #[inline]
@@ -379,40 +381,40 @@ impl Kind for Collective {
         src: Ipv4Addr,
         frame: E::Buf,
     ) -> Verdict {
-        of_any!(self, group => group.on_frame(services, cx, slot, header, src, frame))
+        with_width!(self, group => group.on_frame(services, cx, slot, header, src, frame))
     }
 
     fn timeout<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
-        of_any!(self, group => group.on_timeout(services, cx, slot))
+        with_width!(self, group => group.on_timeout(services, cx, slot))
     }
 
     fn emit<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
-        of_any!(self, group => group.on_emit(services, cx, slot))
+        with_width!(self, group => group.on_emit(services, cx, slot))
     }
 
     fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
-        of_any!(self, group => group.on_resume(&mut services.timers, now, slot))
+        with_width!(self, group => group.on_resume(&mut services.timers, now, slot))
     }
 
     fn note_dropped(&mut self) {
-        of_any!(self, group => group.note_dropped())
+        with_width!(self, group => group.note_dropped())
     }
 
     fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
-        of_any!(self, group => group.snapshot(into))
+        with_width!(self, group => group.snapshot(into))
     }
 
     fn status(&self) -> CollectiveGroupStatus {
-        of_any!(self, group => group.status())
+        with_width!(self, group => group.status())
     }
 }
 
-/// How contributions become one, as the last collective asked for it.
+/// Caches the kernel of the last collective.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Kernels(Option<((Operation, DataType, CallFlags), Kernel)>);
+pub(super) struct KernelCache(Option<((Operation, DataType, CallFlags), Kernel)>);
 
-impl Kernels {
-    /// How those of this call do.
+impl KernelCache {
+    /// Returns the kernel for the contributions of a call.
     #[inline]
     pub(super) fn select(&mut self, call: &Call) -> Kernel {
         let key = (call.operation, call.data_type, call.flags);
@@ -434,21 +436,21 @@ fn endpoint_kind(hop: &NextHop) -> EndpointKind {
     }
 }
 
-/// A collective group, for people.
+/// The state of a collective group, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectiveGroupStatus {
-    /// Its rule, endpoints in the order of the lowest ranks behind them; an endpoint's place is its number in `machine`.
+    /// Its rule, endpoints in the order of the lowest ranks behind them. The index of an endpoint is its number in `machine`.
     pub rule: GroupRule,
     /// The protocol state.
     pub machine: TranslatedStatus,
     /// Counters of the group.
     pub counters: CollectiveCounters,
-    /// Congestion that was heard of.
+    /// Counters of congestion.
     pub congestion: CongestionCounters,
-    /// Counters of its endpoints, in the order of the rule's.
+    /// Counters of its endpoints, in the order of the rule.
     pub endpoints: Vec<EndpointSnapshot>,
-    /// Packets that are not finished.
+    /// Slots of unfinished packets.
     pub slots_used: usize,
-    /// Bytes that it takes of the memory for groups.
+    /// Bytes of group memory that the group uses.
     pub memory_bytes: usize,
 }

@@ -1,4 +1,4 @@
-//! What a collective group decided about a frame, for people.
+//! Describes the decisions of a collective group, for traces.
 
 use castnet_collective::EndpointId;
 use castnet_collective::translated::{Effect, Event};
@@ -9,7 +9,7 @@ use super::context::CollectiveContext;
 use super::frame::sender;
 use crate::observe::trace::{Stage, Step};
 
-/// An endpoint: its port and who is behind it.
+/// Describes an endpoint: its port and its next hop.
 pub(super) fn name(rule: &GroupRule, endpoint: EndpointId) -> String {
     match rule.endpoints.get(endpoint.index()) {
         Some(e) => {
@@ -23,7 +23,7 @@ pub(super) fn name(rule: &GroupRule, endpoint: EndpointId) -> String {
     }
 }
 
-/// Endpoints that are named before the rest is only counted.
+/// Most endpoints that a text lists. Further ones are only counted.
 const NAMED_MAX: usize = 4;
 
 fn names(rule: &GroupRule, set: impl ExactSizeIterator<Item = EndpointId>) -> String {
@@ -37,7 +37,7 @@ fn names(rule: &GroupRule, set: impl ExactSizeIterator<Item = EndpointId>) -> St
     names.join(", ")
 }
 
-/// A call in words.
+/// Describes a call.
 pub(crate) fn call(call: &Call) -> String {
     let Call {
         primitive,
@@ -51,7 +51,7 @@ pub(crate) fn call(call: &Call) -> String {
     format!("{primitive:?} {operation:?} of {elements} {data_type:?} in {packets} packets, root {root}")
 }
 
-/// The machine's decision.
+/// Describes the decision of the machine.
 pub(super) fn decision<const W: usize>(
     group: &CollectiveContext<W>,
     event: &Event,
@@ -67,7 +67,7 @@ pub(super) fn decision<const W: usize>(
         ),
         Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
         Event::Cnp { .. } => "congestion notification".into(),
-        Event::Marked { .. } => "it was marked on its way: congestion".into(),
+        Event::Marked { .. } => "marked on its way: congestion".into(),
     };
     let status = group.machine.status();
     let mut facts = vec![format!(
@@ -75,7 +75,7 @@ pub(super) fn decision<const W: usize>(
         status.base,
         names(&group.rule, status.waiting_for.iter().copied())
     )];
-    // Only of who sent it: a group can have as many endpoints as there are ports.
+    // Only the sender: a group can have many endpoints.
     if let Some(e) = status.endpoints.get(sender(event).index()) {
         facts.push(format!(
             "{}: expects {}, unconfirmed {}, next out {}, unacknowledged {}",
@@ -89,7 +89,7 @@ pub(super) fn decision<const W: usize>(
     Step::new(Stage::Machine, all(group, effects), what).with(facts)
 }
 
-/// Effects in words.
+/// Describes effects.
 pub(super) fn all<const W: usize>(group: &CollectiveContext<W>, effects: &[Effect<W>]) -> String {
     let rule = &group.rule;
     let words: Vec<String> = effects
@@ -100,7 +100,7 @@ pub(super) fn all<const W: usize>(group: &CollectiveContext<W>, effects: &[Effec
             } => format!("first contribution into slot {slot}"),
             Effect::Aggregate { slot, .. } => format!("add to slot {slot}"),
             Effect::Store { slot } => format!("result into slot {slot}"),
-            Effect::Merged => "take the control message in".into(),
+            Effect::Merged => "merge the control message".into(),
             Effect::Complete { slot, .. } => format!("slot {slot} is complete"),
             Effect::Emit { slot, g, to, .. } => {
                 format!("send slot {slot}, PSN {g}, to {}", names(rule, to.iter()))
@@ -111,7 +111,7 @@ pub(super) fn all<const W: usize>(group: &CollectiveContext<W>, effects: &[Effec
             Effect::Acknowledge {
                 to, psn, syndrome, ..
             } => {
-                format!("tell {}: {syndrome} of PSN {psn}", name(rule, to))
+                format!("send to {}: {syndrome} of PSN {psn}", name(rule, to))
             }
             Effect::Cnp { to } => format!("send a CNP to {}", names(rule, to.iter())),
             Effect::Absorb => "absorb".into(),

@@ -1,36 +1,36 @@
-//! The fast path of contributions: plain SENDs of one endpoint, to slots that have contributions and still lack others. The slow
+//! The fast path of contributions: plain SENDs of one endpoint, to slots that already have contributions and stay incomplete. The slow
 //! twin is `frame`.
 
 use castnet_collective::EndpointId;
 use castnet_collective::translated::{Event, PacketShape};
 
 use super::context::CollectiveContext;
-use super::frame::{AtHand, Hands, carry_out, emit_due, note_data};
+use super::frame::{EffectCx, Received, carry_out, count_data, emit_due};
 use super::slots;
 use super::verify::{self, ECN};
 use crate::egress::Egress;
 use crate::group::headers::{Headers, L3, PLAIN};
 use crate::group::services::Services;
-use crate::group::services::{AllEffects, EffectsOf};
+use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::observe::trace::Off;
 use crate::output::cx::Cx;
 
-/// What ends a run of contributions that need nothing but their sum.
+/// The end of a run of contributions that only have to be added.
 enum End<B> {
     /// There are no more frames.
     Batch,
-    /// This frame, which has to take the slow path: nothing has changed.
+    /// The frame needs the slow path. It has changed nothing.
     Slow(B),
-    /// This contribution of this endpoint, whose ICRC is right: more comes of it than its sum.
-    Known(B, EndpointId, PacketShape, Headers),
+    /// The frame is a verified contribution of the endpoint that has further effects than its addition.
+    MoreEffects(B, EndpointId, PacketShape, Headers),
 }
 
 impl<const W: usize> CollectiveContext<W>
 where
-    AllEffects: EffectsOf<W>,
+    CollectiveEffects: EffectsOfWidth<W>,
 {
-    /// Takes in frames until there are no more, or one has to take the slow path, which is returned.
-    // Apart: one call for each run of frames to the group.
+    /// Handles frames. Returns the first frame that needs the slow path, or `None` after all frames.
+    // Not inlined: there is one call for each run of frames to the group.
     #[inline(never)]
     pub(super) fn fast_frames<E: Egress>(
         &mut self,
@@ -45,15 +45,15 @@ where
             match end {
                 End::Batch => return None,
                 End::Slow(frame) => return Some(frame),
-                End::Known(frame, from, shape, headers) => {
-                    self.known_contribution(services, cx, slot, (from, shape, &headers), frame);
+                End::MoreEffects(frame, from, shape, headers) => {
+                    self.handle_contribution(services, cx, slot, (from, shape, &headers), frame);
                 }
             }
         }
     }
 
-    /// A contribution that the machine has more to say about.
-    fn known_contribution<E: Egress>(
+    /// Handles a verified contribution with the machine, and executes the effects.
+    fn handle_contribution<E: Egress>(
         &mut self,
         services: &mut Services,
         cx: &mut Cx<'_, E, Off>,
@@ -68,7 +68,7 @@ where
             scratch,
         } = services;
         let length = shape.payload.into();
-        let at_hand = AtHand {
+        let received = Received {
             payload: slots::payload(&frame, PLAIN, length, &mut scratch.payload[..]),
             imm: None,
             length,
@@ -81,22 +81,22 @@ where
         };
         let effects = scratch.collective.of();
         self.machine.handle(cx.now, event, effects);
-        note_data(self, from, effects, length);
-        let mut hands = Hands {
+        count_data(self, from, effects, length);
+        let mut effect_cx = EffectCx {
             output,
             events,
             timed: false,
         };
-        let verdict = carry_out(cx, &mut hands, self, effects, Some(&at_hand));
-        // Its buffer may be needed for what goes on.
+        let verdict = carry_out(cx, &mut effect_cx, self, effects, Some(&received));
+        // Frees the buffer before further frames are allocated.
         drop(frame);
-        let more = emit_due(cx, &mut hands, self, effects);
+        let more = emit_due(cx, &mut effect_cx, self, effects);
         self.schedule(timers, cx.now, slot, more);
         output.counters.account(cx.ingress, verdict);
     }
 
-    /// Adds contributions to slots that have others already and are not complete with them, which needs nothing but the sum;
-    /// how many, and what came then.
+    /// Adds contributions to slots that already have contributions and stay incomplete. Returns their number, and the reason for the
+    /// end of the run.
     #[inline]
     fn add_all<E: Egress>(
         &mut self,
@@ -114,35 +114,37 @@ where
         let Self {
             machine,
             slots,
-            outlets,
+            connections,
             kernels,
             checksum,
             pmtu,
             ..
         } = self;
-        let Some(outlet) = outlets.get(from.index()) else {
+        let Some(connection) = connections.get(from.index()) else {
             return (0, End::Slow(frame));
         };
-        let (mut added, mut bytes) = (0, 0);
+        let (mut count, mut bytes) = (0, 0);
         let mut nexts = machine.nexts(from).map(|nexts| {
             let kernel = kernels.select(nexts.call());
             (nexts, kernel)
         });
         let end = loop {
-            // What comes back must be marked as this is: else the way back is to be learned anew.
+            // The connection has the tags, class of service and ECT of earlier frames. A frame that differs takes the slow path,
+            // which updates them.
             let ecn = headers.tos() & ECN;
             let usual = headers.is_data()
                 && (headers.src(), headers.qpn()) == (src, qpn)
                 && ecn != ECN
-                && (ecn != 0) == outlet.ect
-                && outlet.link.is_plain(headers.tos())
+                && (ecn != 0) == connection.ect
+                && connection.link.is_plain(headers.tos())
                 && headers.payload() as usize <= *pmtu
                 && headers.is_sound(&frame);
             let Some(opcode) = headers.send().filter(|_| usual) else {
                 break End::Slow(frame);
             };
             let payload = slots::pieces(&frame, PLAIN, headers.payload() as usize);
-            let Some(payload) = payload.filter(|_| verify::ends_right(checksum, &frame, L3) == Some(true))
+            let Some(payload) =
+                payload.filter(|_| verify::is_sound_in_place(checksum, &frame, L3) == Some(true))
             else {
                 break End::Slow(frame);
             };
@@ -151,15 +153,15 @@ where
                 payload: headers.payload() as u16,
                 pad: 0,
             };
-            let taken = nexts.as_mut().and_then(|(nexts, kernel)| {
+            let added = nexts.as_mut().and_then(|(nexts, kernel)| {
                 let slot = nexts.take(headers.psn(), shape, headers.ack_request())?;
                 Some((slot, *kernel))
             });
-            let Some((slot, kernel)) = taken else {
-                break End::Known(frame, from, shape, headers);
+            let Some((slot, kernel)) = added else {
+                break End::MoreEffects(frame, from, shape, headers);
             };
             slots.aggregate(slot, from, false, &kernel, payload);
-            added += 1;
+            count += 1;
             bytes += u64::from(shape.payload);
             match frames.next() {
                 Some(next) => frame = next,
@@ -167,11 +169,11 @@ where
             }
             headers = Headers::of(&frame);
         };
-        self.counters.contributions += added;
+        self.counters.contributions += count;
         self.counters.contribution_bytes += bytes;
         if let Some(endpoint) = self.per_endpoint.get_mut(from.index()) {
-            endpoint.contributions += added;
+            endpoint.contributions += count;
         }
-        (added, end)
+        (count, end)
     }
 }

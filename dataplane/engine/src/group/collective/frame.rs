@@ -1,4 +1,4 @@
-//! A frame of a collective group: admit it, run the machine, carry its effects out; and what time asks for.
+//! The slow path of a collective frame: admit and verify it, run the machine, execute the effects. Also timers and emissions.
 
 use core::net::Ipv4Addr;
 
@@ -13,35 +13,35 @@ use super::explain;
 use super::feedback::{acknowledge, notify};
 use super::lookup::{self, Class};
 use super::slots::{self, Pieces};
-use super::translate::{self, Packet, Way};
+use super::translate::{self, Packet, SendContext};
 use super::verify::{self, ECN};
 use crate::address;
 use crate::egress::Egress;
 use crate::group::classify;
-use crate::group::services::{AllEffects, EffectsOf};
+use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::group::services::{Services, Timers};
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};
 use crate::observe::events::{EventKind, Events};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
-use crate::output::acknowledge::Link;
+use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
-/// What a group may send in one turn beyond what a frame itself brings about.
-const EMISSIONS_PER_TURN: usize = 32;
-/// Timers that one group has in one turn at most.
-const TIMERS_PER_TURN: usize = 64;
+/// Most packets that a group emits in one iteration, in addition to the effects of a frame.
+const EMISSIONS_MAX: usize = 32;
+/// Most timers of one group that are handled in one iteration.
+const TIMERS_MAX: usize = 64;
 
-/// What carrying effects out needs beside the group.
-pub(super) struct Hands<'a> {
+/// The context in which effects are executed, in addition to the group.
+pub(super) struct EffectCx<'a> {
     pub(super) output: &'a mut Output,
     pub(super) events: &'a mut Events,
-    /// Whether time asks, and no frame.
+    /// True if a timer has caused the effects, and false for a frame.
     pub(super) timed: bool,
 }
 
-/// The frame at hand.
-pub(super) struct AtHand<'a> {
+/// The payload of the received frame.
+pub(super) struct Received<'a> {
     pub(super) payload: Pieces<'a>,
     pub(super) imm: Option<u32>,
     pub(super) length: usize,
@@ -49,10 +49,10 @@ pub(super) struct AtHand<'a> {
 
 impl<const W: usize> CollectiveContext<W>
 where
-    AllEffects: EffectsOf<W>,
+    CollectiveEffects: EffectsOfWidth<W>,
 {
-    /// One frame of the group.
-    // Apart: most contributions take the fast path, and multicast must not pay for it.
+    /// Handles one frame of the group.
+    // Not inlined: most contributions take the fast path, and this large function would slow multicast down.
     #[inline(never)]
     pub(super) fn on_frame<E: Egress, O: Observer>(
         &mut self,
@@ -81,33 +81,33 @@ where
         };
         self.machine.handle(cx.now, event, effects);
         cx.observer.step(|| explain::decision(self, &event, effects));
-        note_arrival(self, &event, effects, header.payload_len);
-        let mut hands = Hands {
+        count_arrival(self, &event, effects, header.payload_len);
+        let mut effect_cx = EffectCx {
             output,
             events,
             timed: false,
         };
-        let at_hand = AtHand {
+        let received = Received {
             payload,
             imm: header.imm,
             length: header.payload_len,
         };
-        let verdict = carry_out(cx, &mut hands, self, effects, Some(&at_hand));
-        // Its buffer may be needed for what goes on.
+        let verdict = carry_out(cx, &mut effect_cx, self, effects, Some(&received));
+        // Frees the buffer before further frames are allocated.
         drop(frame);
-        let more = emit_due(cx, &mut hands, self, effects);
+        let more = emit_due(cx, &mut effect_cx, self, effects);
         if header.tos & ECN == ECN && !matches!(event, Event::Feedback { .. } | Event::Cnp { .. }) {
             self.congestion.marked += 1;
             let event = Event::Marked { from: sender(&event) };
             self.machine.handle(cx.now, event, effects);
             cx.observer.step(|| explain::decision(self, &event, effects));
-            carry_out(cx, &mut hands, self, effects, None);
+            carry_out(cx, &mut effect_cx, self, effects, None);
         }
         self.schedule(timers, cx.now, slot, more);
         verdict
     }
 
-    /// The group's time has come.
+    /// Handles all timers of the group that are due.
     pub(super) fn on_timeout<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,
@@ -116,25 +116,25 @@ where
     ) {
         cx.observer.group(self.mcst_id);
         let effects = services.scratch.collective.of();
-        let mut hands = Hands {
+        let mut effect_cx = EffectCx {
             output: &mut services.output,
             events: &mut services.events,
             timed: true,
         };
-        for _ in 0..TIMERS_PER_TURN {
+        for _ in 0..TIMERS_MAX {
             if self.machine.poll_timeout().is_none_or(|(at, _)| at > cx.now) {
                 break;
             }
             self.machine.handle_timeout(cx.now, effects);
             cx.observer
                 .step(|| Step::new(Stage::Machine, explain::all(self, effects), "a timer was due"));
-            carry_out(cx, &mut hands, self, effects, None);
+            carry_out(cx, &mut effect_cx, self, effects, None);
         }
-        let more = emit_due(cx, &mut hands, self, effects);
+        let more = emit_due(cx, &mut effect_cx, self, effects);
         self.schedule(&mut services.timers, cx.now, slot, more);
     }
 
-    /// The group has more to send, and another turn.
+    /// Continues to send, after the group was queued.
     pub(super) fn on_emit<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,
@@ -143,22 +143,22 @@ where
     ) {
         self.emitting = false;
         cx.observer.group(self.mcst_id);
-        let mut hands = Hands {
+        let mut effect_cx = EffectCx {
             output: &mut services.output,
             events: &mut services.events,
             timed: false,
         };
-        let more = emit_due(cx, &mut hands, self, services.scratch.collective.of());
+        let more = emit_due(cx, &mut effect_cx, self, services.scratch.collective.of());
         self.schedule(&mut services.timers, cx.now, slot, more);
     }
 
-    /// The group has come from another engine, where it may have had more to send.
+    /// Arms the timer, and queues pending emissions, after the group was moved from another engine.
     pub(super) fn on_resume(&mut self, timers: &mut Timers, now: Nanos, slot: u32) {
         let more = std::mem::take(&mut self.emitting);
         self.schedule(timers, now, slot, more);
     }
 
-    /// Queues a group that has more to send, and arms its timer.
+    /// Queues the group if it has more to send, and arms its timer.
     #[inline]
     pub(super) fn schedule(&mut self, timers: &mut Timers, now: Nanos, slot: u32, more: bool) {
         if more && !self.emitting {
@@ -176,8 +176,8 @@ where
     }
 }
 
-/// What the machine is to hear of a frame; or why it ends. Every frame's whole ICRC is verified first: what is added
-/// here leaves under a fresh one (contract C3).
+/// Returns the event of a frame for the machine, or the reason for its drop. The whole ICRC is verified first, because aggregated
+/// results get a new ICRC (contract C3).
 #[inline]
 fn admit<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
@@ -203,16 +203,16 @@ fn admit<E: Egress, O: Observer, const W: usize>(
         return Err(verify(DropReason::BadIcrc));
     }
     cx.observer.step(|| {
-        let why = "whatever is added leaves under a fresh one, so it was verified in full";
+        let why = "results get a new ICRC, so that of each frame is verified in full";
         Step::new(Stage::Verify, "ICRC is right", why)
     });
-    let link = Link::of(Some(frame), header);
-    if let Some(outlet) = group.outlets.get_mut(from.index()) {
-        if outlet.link != link {
-            outlet.link = link;
+    let link = LinkHeader::of(Some(frame), header);
+    if let Some(connection) = group.connections.get_mut(from.index()) {
+        if connection.link != link {
+            connection.link = link;
         }
         if matches!(class, Class::Data | Class::Control) {
-            outlet.ect = header.tos & ECN != 0;
+            connection.ect = header.tos & ECN != 0;
         }
     }
     let (psn, ack_request) = (header.bth.psn, header.bth.ack_request);
@@ -271,7 +271,7 @@ fn refuse<E: Egress, O: Observer, const W: usize>(
     })
 }
 
-/// The endpoint that an event is of.
+/// Returns the endpoint of an event.
 pub(super) fn sender(event: &Event) -> EndpointId {
     let (Event::Data { from, .. }
     | Event::Control { from, .. }
@@ -282,7 +282,7 @@ pub(super) fn sender(event: &Event) -> EndpointId {
 }
 
 #[inline]
-fn note_arrival<const W: usize>(
+fn count_arrival<const W: usize>(
     group: &mut CollectiveContext<W>,
     event: &Event,
     effects: &[Effect<W>],
@@ -295,7 +295,7 @@ fn note_arrival<const W: usize>(
     };
     let all = &mut group.counters;
     match event {
-        Event::Data { .. } => note_data(group, from, effects, payload),
+        Event::Data { .. } => count_data(group, from, effects, payload),
         Event::Cnp { .. } => group.congestion.cnps_in += 1,
         Event::Marked { .. } => {}
         Event::Control { .. } => match effects.first() {
@@ -303,7 +303,7 @@ fn note_arrival<const W: usize>(
                 all.controls_in += 1;
                 endpoint.contributions += 1;
             }
-            _ => note_repeat(all, endpoint, effects),
+            _ => count_repeat(all, endpoint, effects),
         },
         Event::Feedback { syndrome, .. } => match syndrome {
             Syndrome::Ack => {
@@ -323,7 +323,7 @@ fn note_arrival<const W: usize>(
 }
 
 #[inline]
-pub(super) fn note_data<const W: usize>(
+pub(super) fn count_data<const W: usize>(
     group: &mut CollectiveContext<W>,
     from: EndpointId,
     effects: &[Effect<W>],
@@ -334,19 +334,19 @@ pub(super) fn note_data<const W: usize>(
         return;
     };
     let all = &mut group.counters;
-    // What the machine takes in comes first, what it refuses says so.
+    // If the machine accepts a contribution, its first effect is to store or add it.
     match effects.first() {
         Some(Effect::Aggregate { .. } | Effect::Store { .. }) => {
             all.contributions += 1;
             all.contribution_bytes += payload as u64;
             endpoint.contributions += 1;
         }
-        _ => note_repeat(all, endpoint, effects),
+        _ => count_repeat(all, endpoint, effects),
     }
 }
 
-/// What was neither taken in nor dropped had come before.
-fn note_repeat<const W: usize>(
+/// Counts a packet as repeated, if it was neither accepted nor dropped.
+fn count_repeat<const W: usize>(
     all: &mut CollectiveCounters,
     endpoint: &mut EndpointCounters,
     effects: &[Effect<W>],
@@ -357,14 +357,14 @@ fn note_repeat<const W: usize>(
     }
 }
 
-/// Effects in their order.
+/// Executes effects in order.
 #[inline(never)]
 pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
-    hands: &mut Hands<'_>,
+    effect_cx: &mut EffectCx<'_>,
     group: &mut CollectiveContext<W>,
     effects: &[Effect<W>],
-    at_hand: Option<&AtHand<'_>>,
+    received: Option<&Received<'_>>,
 ) -> Verdict {
     let mut verdict = Verdict::Absorbed;
     for effect in effects {
@@ -375,15 +375,15 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 first,
                 kernel,
             } => {
-                let Some(at_hand) = at_hand else { continue };
+                let Some(received) = received else { continue };
                 let run = group.kernels.select(group.machine.call(kernel));
-                group.slots.aggregate(slot, from, first, &run, at_hand.payload);
+                group.slots.aggregate(slot, from, first, &run, received.payload);
                 if first {
-                    note_imm(group, slot, at_hand);
+                    store_imm(group, slot, received);
                 }
                 cx.observer.step(|| {
                     let what = if first { "copied" } else { "added" };
-                    let decision = format!("{} bytes {what} into slot {slot}", at_hand.length);
+                    let decision = format!("{} bytes {what} into slot {slot}", received.length);
                     Step::new(
                         Stage::Aggregate,
                         decision,
@@ -392,12 +392,12 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 });
             }
             Effect::Store { slot } => {
-                let Some(at_hand) = at_hand else { continue };
-                group.slots.store(slot, at_hand.payload);
-                note_imm(group, slot, at_hand);
+                let Some(received) = received else { continue };
+                group.slots.store(slot, received.payload);
+                store_imm(group, slot, received);
                 cx.observer.step(|| {
-                    let decision = format!("{} bytes copied into slot {slot}", at_hand.length);
-                    Step::new(Stage::Aggregate, decision, "it is the result already")
+                    let decision = format!("{} bytes copied into slot {slot}", received.length);
+                    Step::new(Stage::Aggregate, decision, "it is already the result")
                 });
             }
             Effect::Complete { slot, kernel } => {
@@ -410,17 +410,17 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 g,
                 to,
                 ack_request,
-            } => emit(cx, hands, group, slot, (g, to, ack_request)),
-            Effect::EmitControl { g, to, control } => emit_control(cx, hands, group, &control, g, to),
+            } => emit(cx, effect_cx, group, slot, (g, to, ack_request)),
+            Effect::EmitControl { g, to, control } => emit_control(cx, effect_cx, group, &control, g, to),
             Effect::Acknowledge {
                 to,
                 psn,
                 msn,
                 syndrome,
-            } => acknowledge(cx, hands, group, to, psn, Aeth { syndrome, msn }),
+            } => acknowledge(cx, effect_cx, group, to, psn, Aeth { syndrome, msn }),
             Effect::Cnp { to } => {
                 for endpoint in to {
-                    notify(cx, hands, group, endpoint);
+                    notify(cx, effect_cx, group, endpoint);
                 }
             }
             Effect::Merged | Effect::Absorb => {}
@@ -441,7 +441,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     psn: g,
                     since,
                 };
-                hands.events.push(cx.now, kind);
+                effect_cx.events.push(cx.now, kind);
             }
             Effect::Conflict { control } => {
                 group.counters.conflicts += 1;
@@ -450,7 +450,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     generation: group.rule.generation,
                     control,
                 };
-                hands.events.push(cx.now, kind);
+                effect_cx.events.push(cx.now, kind);
             }
             Effect::Refused { from, sequence, why } => {
                 let kind = EventKind::RankRefused {
@@ -460,7 +460,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     sequence,
                     why,
                 };
-                hands.events.push(cx.now, kind);
+                effect_cx.events.push(cx.now, kind);
             }
             Effect::MemberFailed { from, syndrome } => {
                 let kind = EventKind::MemberFailed {
@@ -469,34 +469,34 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     endpoint: from.index() as u16,
                     syndrome: syndrome.byte(),
                 };
-                hands.events.push(cx.now, kind);
+                effect_cx.events.push(cx.now, kind);
             }
         }
     }
     verdict
 }
 
-/// A packet's immediate data stays with it.
+/// Stores the immediate data of a packet with its slot.
 #[inline]
-fn note_imm<const W: usize>(group: &mut CollectiveContext<W>, slot: u16, at_hand: &AtHand<'_>) {
-    if let (Some(imm), Some(note)) = (at_hand.imm, group.slots.note_mut(slot)) {
-        note.imm = imm;
+fn store_imm<const W: usize>(group: &mut CollectiveContext<W>, slot: u16, received: &Received<'_>) {
+    if let (Some(imm), Some(metadata)) = (received.imm, group.slots.metadata_mut(slot)) {
+        metadata.imm = imm;
     }
 }
 
-/// What the group has to send by itself, as much as one turn may. Whether there is more.
+/// Sends pending packets of the group, up to the limit of one iteration. Returns true if there may be more.
 #[inline]
 pub(super) fn emit_due<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
-    hands: &mut Hands<'_>,
+    effect_cx: &mut EffectCx<'_>,
     group: &mut CollectiveContext<W>,
     effects: &mut Effects<W>,
 ) -> bool {
-    for _ in 0..EMISSIONS_PER_TURN {
+    for _ in 0..EMISSIONS_MAX {
         if !group.machine.poll_emit(cx.now, effects) {
             return false;
         }
-        carry_out(cx, hands, group, effects, None);
+        carry_out(cx, effect_cx, group, effects, None);
     }
     true
 }
@@ -505,42 +505,42 @@ pub(super) fn emit_due<E: Egress, O: Observer, const W: usize>(
 #[inline]
 fn emit<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
-    hands: &mut Hands<'_>,
+    effect_cx: &mut EffectCx<'_>,
     group: &mut CollectiveContext<W>,
     slot: u16,
     what: (Psn, EndpointSet<W>, bool),
 ) {
     let shape = group.machine.shape(slot);
-    let note = group.slots.note(slot);
+    let metadata = group.slots.metadata(slot);
     let has_imm = shape.opcode.info().headers.contains(Headers::IMM);
     let packet = Packet {
         opcode: shape.opcode,
         pad: shape.pad,
-        imm: has_imm.then_some(note.imm),
+        imm: has_imm.then_some(metadata.imm),
         payload: group.slots.result(slot, shape.payload.into()),
     };
-    let icrc = note
+    let icrc = metadata
         .icrc
-        .unwrap_or_else(|| packet.icrc(&mut group.own, &group.checksum));
-    let mut way = Way {
+        .unwrap_or_else(|| packet.icrc(&mut group.group_header, &group.checksum));
+    let mut send_cx = SendContext {
         machine: &group.machine,
-        outlets: &group.outlets,
+        connections: &group.connections,
         counters: &mut group.per_endpoint,
         rule: &group.rule,
     };
-    let (sent, lost) = translate::send(cx, hands.output, &mut way, &packet, icrc, what);
+    let (sent, lost) = translate::send(cx, effect_cx.output, &mut send_cx, &packet, icrc, what);
     group.counters.results += sent;
     group.counters.result_bytes += sent * u64::from(shape.payload);
     group.counters.lost += lost;
-    if let Some(note) = group.slots.note_mut(slot) {
-        note.icrc = Some(icrc);
+    if let Some(metadata) = group.slots.metadata_mut(slot) {
+        metadata.icrc = Some(icrc);
     }
 }
 
 #[cold]
 fn emit_control<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
-    hands: &mut Hands<'_>,
+    effect_cx: &mut EffectCx<'_>,
     group: &mut CollectiveContext<W>,
     control: &Control,
     g: Psn,
@@ -554,14 +554,14 @@ fn emit_control<E: Egress, O: Observer, const W: usize>(
         imm: Some(Control::IMMEDIATE),
         payload: &bytes,
     };
-    let icrc = packet.icrc(&mut group.own, &group.checksum);
-    let mut way = Way {
+    let icrc = packet.icrc(&mut group.group_header, &group.checksum);
+    let mut send_cx = SendContext {
         machine: &group.machine,
-        outlets: &group.outlets,
+        connections: &group.connections,
         counters: &mut group.per_endpoint,
         rule: &group.rule,
     };
-    let (sent, lost) = translate::send(cx, hands.output, &mut way, &packet, icrc, (g, to, true));
+    let (sent, lost) = translate::send(cx, effect_cx.output, &mut send_cx, &packet, icrc, (g, to, true));
     group.counters.controls_out += sent;
     group.counters.lost += lost;
 }

@@ -1,4 +1,4 @@
-//! Which endpoint of a group a frame came from, and what it is (EPIC 4.1: LookupTable; contract C4).
+//! Finds the endpoint that sent a frame, and the class of the frame (EPIC 4.1: LookupTable; contract C4).
 
 use core::net::Ipv4Addr;
 
@@ -9,9 +9,9 @@ use castnet_wire::{
 };
 
 use super::context::CollectiveContext;
-use crate::group::classify::stranger;
+use crate::group::classify::explain_not_member;
 
-/// What a frame is to a collective group.
+/// The class of a frame to a collective group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// A contribution or a result.
@@ -24,7 +24,7 @@ pub(super) enum Class {
     Cnp,
 }
 
-/// The endpoint that a frame came from and its class, or why it ends.
+/// Returns the endpoint that sent a frame and the class of the frame, or the reason for its drop.
 #[inline]
 pub(super) fn lookup<const W: usize>(
     group: &CollectiveContext<W>,
@@ -56,7 +56,7 @@ fn class(header: &RoceHeader) -> Option<Class> {
     }
 }
 
-/// Why `lookup` refused, for people.
+/// Explains why `lookup` refused a frame.
 pub(super) fn explain<const W: usize>(
     group: &CollectiveContext<W>,
     ingress: PortId,
@@ -67,8 +67,8 @@ pub(super) fn explain<const W: usize>(
     if group.sender(ingress, src, header.bth.dest_qp, mac).is_some() {
         return format!("{} is neither SEND nor feedback", header.bth.opcode);
     }
-    // An adjacent switch speaks as the group.
+    // Frames of an adjacent switch have the McstID as their source.
     let speaks_as = |hop: &NextHop| Some(hop.ip().unwrap_or(group.mcst_id.0));
     let endpoints = group.rule.endpoints.iter().filter(|e| e.port == ingress);
-    stranger(endpoints, ingress, speaks_as, (src, mac), header.bth.dest_qp)
+    explain_not_member(endpoints, ingress, speaks_as, (src, mac), header.bth.dest_qp)
 }

@@ -1,8 +1,8 @@
-//! A collective group as the engine runs it: connection translated, with payloads in slots (EPIC 4.3, Mode-II).
+//! A collective group in the engine: translated connections, with payloads in slots (EPIC 4.3, Mode-II).
 //!
-//! The machine decides without payloads ([`castnet_collective::Translated`]); here its effects are carried out on bytes.
-//! `lookup` is EPIC's LookupTable, `slots` holds payloads for AggregateData, ReplicateData and RecycleBuffer, `translate` is
-//! TranslateHeader; `verify` is what contract C3 asks for.
+//! The machine decides without payloads ([`castnet_collective::Translated`]); this module executes its effects on bytes. `lookup` is
+//! EPIC's LookupTable. `slots` holds payloads for AggregateData, ReplicateData and RecycleBuffer. `translate` is TranslateHeader.
+//! `verify` implements contract C3.
 
 mod context;
 mod explain;

@@ -1,7 +1,7 @@
 //! The payloads of a group's slots, and the arithmetic on them (EPIC 4.1: AggregateData).
 //!
-//! All memory is taken when the group is compiled. A contribution lies in its frame in two pieces, whose border may cut an
-//! element in two.
+//! All memory is allocated when the group is compiled. A payload lies in its frame in two pieces, and an element may be split between
+//! them.
 
 use castnet_collective::EndpointId;
 use castnet_collective::EndpointSet;
@@ -9,30 +9,30 @@ use castnet_reduce::{Kernel, prefetch};
 use castnet_rules::{GroupRule, SLOT_ALIGN, TranslatedRule};
 use castnet_wire::FrameBuf;
 
-/// A packet's payload, as it lies in its frame.
+/// The payload of a packet, in the two pieces in which it lies in the frame.
 pub(crate) type Pieces<'a> = (&'a [u8], &'a [u8]);
 
-/// What belongs to a slot beside its payload.
+/// The state of a slot in addition to its payload.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Note<const W: usize> {
+pub(crate) struct SlotMetadata<const W: usize> {
     /// Immediate data of the packet, where its opcode has it.
     pub(crate) imm: u32,
-    /// The ICRC of the payload under the group's own header; `None` until somebody asks.
+    /// The ICRC of the payload with the group's own header; `None` until it is computed.
     pub(crate) icrc: Option<u32>,
-    /// Those whose contributions are kept.
+    /// Endpoints whose contributions are stored separately.
     kept: EndpointSet<W>,
 }
 
-/// The slots.
+/// The slots of a group.
 #[derive(Debug)]
 pub(crate) struct Slots<const W: usize> {
     bytes: Box<[u8]>,
-    /// Where the first slot begins: at a multiple of [`SLOT_ALIGN`].
+    /// Offset of the first slot. Its address is a multiple of [`SLOT_ALIGN`].
     start: usize,
     stride: usize,
-    /// Packets per slot: the result, then, where contributions are kept, one of each endpoint. 0 where there is no payload.
+    /// Packets per slot: the result and, if contributions are stored separately, one for each endpoint. 0 without payload.
     packets: usize,
-    notes: Box<[Note<W>]>,
+    metadata: Box<[SlotMetadata<W>]>,
 }
 
 fn start(bytes: &[u8]) -> usize {
@@ -42,7 +42,7 @@ fn start(bytes: &[u8]) -> usize {
 impl<const W: usize> Slots<W> {
     pub(crate) fn new(rule: &GroupRule, kind: &TranslatedRule) -> Self {
         let endpoints = rule.endpoints.len();
-        // Not zeros: pages of zeros would be given when they are first touched, which is on the way of a frame.
+        // Not zeros: the kernel would map zeroed pages only at the first access, which would be while a frame is handled.
         let bytes =
             vec![u8::MAX; kind.slot_bytes(rule.pmtu, endpoints) as usize + SLOT_ALIGN].into_boxed_slice();
         Self {
@@ -50,11 +50,11 @@ impl<const W: usize> Slots<W> {
             bytes,
             stride: TranslatedRule::slot_stride(rule.pmtu),
             packets: kind.packets_per_slot(endpoints),
-            notes: vec![Note::default(); kind.slots.into()].into_boxed_slice(),
+            metadata: vec![SlotMetadata::default(); kind.slots.into()].into_boxed_slice(),
         }
     }
 
-    /// Slots with notes and no payload: contributions are left out, and each result is zeros.
+    /// Slots with metadata and without payload. Contributions are ignored, and each result is zeros.
     pub(crate) fn without_payload(rule: &GroupRule, kind: &TranslatedRule) -> Self {
         let bytes = vec![0; TranslatedRule::slot_stride(rule.pmtu)].into_boxed_slice();
         Self {
@@ -62,13 +62,13 @@ impl<const W: usize> Slots<W> {
             bytes,
             stride: TranslatedRule::slot_stride(rule.pmtu),
             packets: 0,
-            notes: vec![Note::default(); kind.slots.into()].into_boxed_slice(),
+            metadata: vec![SlotMetadata::default(); kind.slots.into()].into_boxed_slice(),
         }
     }
 
-    /// Bytes that it takes.
+    /// Bytes of memory of all slots.
     pub(crate) fn footprint(&self) -> usize {
-        self.bytes.len() + size_of_val(&*self.notes)
+        self.bytes.len() + size_of_val(&*self.metadata)
     }
 
     fn keeps(&self) -> bool {
@@ -82,11 +82,11 @@ impl<const W: usize> Slots<W> {
         self.bytes.get_mut(at..at + length).unwrap_or_default()
     }
 
-    /// Asks for the memory of a slot: its note and its result.
+    /// Prefetches the metadata and the result of a slot.
     #[inline]
     pub(crate) fn prefetch(&self, slot: u16) {
-        if let Some(note) = self.notes.get(usize::from(slot)) {
-            prefetch(note);
+        if let Some(metadata) = self.metadata.get(usize::from(slot)) {
+            prefetch(metadata);
         }
         prefetch(self.result(slot, self.stride));
     }
@@ -99,23 +99,23 @@ impl<const W: usize> Slots<W> {
             .unwrap_or_default()
     }
 
-    pub(crate) fn note(&self, slot: u16) -> Note<W> {
-        self.notes.get(usize::from(slot)).copied().unwrap_or_default()
+    pub(crate) fn metadata(&self, slot: u16) -> SlotMetadata<W> {
+        self.metadata.get(usize::from(slot)).copied().unwrap_or_default()
     }
 
-    pub(crate) fn note_mut(&mut self, slot: u16) -> Option<&mut Note<W>> {
-        self.notes.get_mut(usize::from(slot))
+    pub(crate) fn metadata_mut(&mut self, slot: u16) -> Option<&mut SlotMetadata<W>> {
+        self.metadata.get_mut(usize::from(slot))
     }
 
-    /// The payload is the result.
+    /// Stores a payload that is already the result.
     pub(crate) fn store(&mut self, slot: u16, payload: Pieces<'_>) {
         copy(self.slot(slot), payload);
-        if let Some(note) = self.note_mut(slot) {
-            note.icrc = None;
+        if let Some(metadata) = self.metadata_mut(slot) {
+            metadata.icrc = None;
         }
     }
 
-    /// The payload is a contribution: the first is copied, the others are added to it; or each is kept.
+    /// Adds a contribution: the first one is copied, others are reduced into it. A reproducible group stores each one separately.
     #[inline]
     pub(crate) fn aggregate(
         &mut self,
@@ -126,13 +126,13 @@ impl<const W: usize> Slots<W> {
         payload: Pieces<'_>,
     ) {
         let (keeps, stride) = (self.keeps(), self.stride);
-        if let Some(note) = self.note_mut(slot) {
-            note.icrc = None;
+        if let Some(metadata) = self.metadata_mut(slot) {
+            metadata.icrc = None;
             if first {
-                note.kept = EndpointSet::EMPTY;
+                metadata.kept = EndpointSet::EMPTY;
             }
             if keeps {
-                note.kept.insert(from);
+                metadata.kept.insert(from);
             }
         }
         let packets = self.slot(slot);
@@ -146,14 +146,14 @@ impl<const W: usize> Slots<W> {
         }
     }
 
-    /// All contributions are in: adds those that were kept, in the order of endpoints.
+    /// Computes the result from separately stored contributions, in the order of endpoints. All of them have been received.
     pub(crate) fn complete(&mut self, slot: u16, kernel: &Kernel, length: usize) {
         if !self.keeps() {
             return;
         }
-        let (stride, kept) = (self.stride, self.note(slot).kept);
+        let (stride, kept) = (self.stride, self.metadata(slot).kept);
         let Some((result, contributions)) = self.slot(slot).split_at_mut_checked(stride) else {
-            return debug_assert!(false, "a slot that keeps contributions has room for them");
+            return debug_assert!(false, "the slot has memory for its contributions");
         };
         let Some(result) = result.get_mut(..length) else {
             return debug_assert!(false, "a result is no longer than a packet");
@@ -162,7 +162,7 @@ impl<const W: usize> Slots<W> {
         for endpoint in kept {
             let at = endpoint.index() * stride;
             let Some(contribution) = contributions.get(at..at + length) else {
-                debug_assert!(false, "each endpoint's contribution has its place");
+                debug_assert!(false, "the slot has memory for the contribution of each endpoint");
                 continue;
             };
             if core::mem::take(&mut first) {
@@ -171,14 +171,14 @@ impl<const W: usize> Slots<W> {
                 kernel.apply(result, contribution);
             }
         }
-        if let Some(note) = self.note_mut(slot) {
-            note.icrc = None;
+        if let Some(metadata) = self.metadata_mut(slot) {
+            metadata.icrc = None;
         }
     }
 }
 
-/// The payload of a frame, `length` bytes from `at` on, as it lies there. `None` where it reaches into the trailer, which is
-/// the place of the ICRC.
+/// Returns the payload of a frame, `length` bytes from offset `at` on, in place. `None` if it reaches into the trailer, which holds
+/// the ICRC.
 #[inline]
 pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<Pieces<'_>> {
     let (end, [head, body, _]) = (at + length, frame.segments());
@@ -188,7 +188,8 @@ pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<
     }
 }
 
-/// The same for any frame; `room` is for one that has its payload elsewhere, as much as a payload can have.
+/// Returns the payload of any frame. If it does not lie in head and body alone, it is copied to `room`, which has the size of the
+/// largest payload.
 #[inline]
 pub(crate) fn payload<'f>(
     frame: &'f impl FrameBuf,
@@ -199,7 +200,7 @@ pub(crate) fn payload<'f>(
     pieces(frame, at, length).unwrap_or_else(|| (gathered(frame, at, length, room), &[]))
 }
 
-/// All of it, copied to `room`.
+/// Copies the payload to `room`.
 #[cold]
 fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> &'f [u8] {
     let length = length.min(room.len());
@@ -215,7 +216,7 @@ fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mu
     &room[..length]
 }
 
-/// Copies the payload, as far as there is room.
+/// Copies the payload, as many bytes as fit.
 #[inline]
 pub(crate) fn copy(mut to: &mut [u8], (first, second): Pieces<'_>) {
     for piece in [first, second] {
@@ -260,7 +261,7 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever a frame is cut, what is found is its payload.
+        /// The payload is found for every cut of the frame.
         #[test]
         fn a_payload_is_found_in_any_pieces(
             bytes in proptest::collection::vec(any::<u8>(), 0..700),
@@ -272,11 +273,11 @@ mod tests {
                 let (a, b) = (a.index(bytes.len() + 1), b.index(bytes.len() + 1));
                 (a.min(b), a.max(b))
             };
-            let (mut cut, (at, end)) = (pick(cuts), pick(place));
+            let (mut copy_prefix, (at, end)) = (pick(cuts), pick(place));
             if as_ports_do {
-                cut = (128.min(bytes.len()), bytes.len());
+                copy_prefix = (128.min(bytes.len()), bytes.len());
             }
-            let frame = Cut(bytes[..cut.0].into(), bytes[cut.0..cut.1].into(), bytes[cut.1..].into());
+            let frame = Cut(bytes[..copy_prefix.0].into(), bytes[copy_prefix.0..copy_prefix.1].into(), bytes[copy_prefix.1..].into());
             let mut room = [0; 4096];
             let (first, second) = payload(&frame, at, end - at, &mut room);
             prop_assert_eq!([first, second].concat(), &bytes[at..end]);

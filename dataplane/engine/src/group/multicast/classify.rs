@@ -1,5 +1,5 @@
-//! Which path a frame of a multicast group came by: an exact match on destination QPN, source address and ingress port, and on
-//! the source MAC address where the rule asks for that (contract C4).
+//! Finds the ingress path of a frame to a multicast group, by an exact match on destination QPN, source address and ingress port, and
+//! on the source MAC address if the rule requires it (contract C4).
 
 use core::net::Ipv4Addr;
 
@@ -8,9 +8,9 @@ use castnet_rules::NextHop;
 use castnet_wire::{DropReason, MacAddr, PortId, RoceHeader};
 
 use super::context::{Group, Hot};
-use crate::group::classify::{Class, class, stranger};
+use crate::group::classify::{Class, class, explain_not_member};
 
-/// The path that a frame came by and its class, or why it ends.
+/// Returns the ingress path of a frame and its class, or the reason for its drop.
 #[inline]
 pub(crate) fn classify(
     hot: &Hot,
@@ -27,7 +27,7 @@ pub(crate) fn classify(
         .ok_or(DropReason::NotMulticastable)
 }
 
-/// Why `classify` refused, for people.
+/// Explains why `classify` refused a frame.
 pub(crate) fn explain(
     group: &Group,
     ingress: PortId,
@@ -43,5 +43,5 @@ pub(crate) fn explain(
         .hot
         .paths_at(ingress)
         .filter_map(|path| rule.endpoints.get(path.index()));
-    stranger(at, ingress, NextHop::ip, (src, mac), header.bth.dest_qp)
+    explain_not_member(at, ingress, NextHop::ip, (src, mac), header.bth.dest_qp)
 }

@@ -1,7 +1,7 @@
-//! A multicast group as the engine runs it: what each frame touches (hot), and what only set-up, exceptions and first
-//! packets of WRITEs need (cold).
+//! A multicast group in the engine. Hot state is touched by each frame; cold state only by set-up, exceptions and first packets of
+//! WRITEs.
 //!
-//! Contract M6: hot state is at most 16 bytes per path in use. Seven are the machine's, nine are the leg's.
+//! Contract M6: hot state is at most 16 bytes per path in use. The machine has seven of them, [`PathDestination`] nine.
 
 use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
 use castnet_reduce::prefetch;
@@ -11,9 +11,9 @@ use core::net::Ipv4Addr;
 
 use crate::egress::Egress;
 use crate::group::install::{OVERHEAD, feedback_sport, macs, rule_bytes};
-use crate::group::kind::{Ahead, Kind};
+use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
-use crate::group::rewrite::Leg;
+use crate::group::rewrite::PathDestination;
 use crate::group::services::Services;
 use crate::observe::counters::{
     CountersSnapshot, Exceptions, HotCounters, MulticastCounters, PathCounters, PathSnapshot,
@@ -24,29 +24,29 @@ use crate::output::cx::Cx;
 use crate::port_set::PortSet;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
-/// What a frame touches.
+/// The state that each frame touches.
 #[derive(Clone, Debug)]
 pub(crate) struct Hot {
-    /// The Path Index: a path's number is the number of ports in use below its own, where each port has one.
+    /// The Path Index: if each port has one path, the index of a path is the number of used ports below its own.
     pub(crate) ports: PortSet,
-    /// Where it does not.
+    /// The look-up table, if a port has several paths.
     pub(crate) table: Option<Box<LookupTable>>,
     pub(crate) machine: Multicast,
-    /// By path.
-    pub(crate) legs: Box<[Leg]>,
+    /// For each path, its destination.
+    pub(crate) destinations: Box<[PathDestination]>,
     pub(crate) mcst_id: McstId,
     pub(crate) pmtu: u16,
-    /// Of the path towards the source.
+    /// Port of the path towards the source.
     source_port: PortId,
     pub(crate) source: PathId,
     pub(crate) counters: HotCounters,
 }
 
 impl Hot {
-    /// The path of `port`, where the group has one there. Of no meaning where it has a table.
+    /// Returns the path of `port`. It has a meaning only if the group has no look-up table.
     #[inline]
     fn path(&self, port: PortId) -> Option<PathId> {
-        // Most frames come from there, and counting bits takes longer.
+        // Most frames come from the source, and counting bits takes longer than this comparison.
         if port == self.source_port {
             return Some(self.source);
         }
@@ -55,8 +55,8 @@ impl Hot {
             .then(|| PathId::new(self.ports.rank(port)))?
     }
 
-    /// The path that a frame of the group came by: of the fast path and the slow one alike. The fast path does not know `mac`, its
-    /// source MAC address: a frame of an endpoint that verifies it takes the slow path.
+    /// Returns the ingress path of a frame, for fast path and slow path. The fast path passes `None` for the source MAC address
+    /// `mac`, so frames of an endpoint that verifies it take the slow path.
     #[inline(always)]
     pub(crate) fn sender(
         &self,
@@ -69,9 +69,9 @@ impl Hot {
             return PathId::new(table.find(ingress, src, dest_qp, mac)?);
         }
         let path = self.path(ingress)?;
-        let leg = self.leg(path)?;
-        // Behind an adjacent switch are members that only the switches next to them know.
-        let known = dest_qp == Qpn::VIRTUAL && (!leg.is_addressed() || leg.ip == src.octets());
+        let dest = self.dest(path)?;
+        // Members behind an adjacent switch are known only to the switches next to them, so any source address is valid.
+        let known = dest_qp == Qpn::VIRTUAL && (!dest.is_addressed() || dest.ip == src.octets());
         known.then_some(path)
     }
 
@@ -95,7 +95,7 @@ impl Hot {
         }
     }
 
-    /// The same for one path after the other from the first on; `left` are the ports of the group at first.
+    /// Returns the port of `path`, in a loop over all paths from the first on. `left` is initially the set of the group's ports.
     #[inline(always)]
     pub(crate) fn next_port(&self, left: &mut PortSet, path: usize) -> Option<PortId> {
         match &self.table {
@@ -104,31 +104,32 @@ impl Hot {
         }
     }
 
-    pub(crate) fn leg(&self, path: PathId) -> Option<&Leg> {
-        self.legs.get(path.index())
+    pub(crate) fn dest(&self, path: PathId) -> Option<&PathDestination> {
+        self.destinations.get(path.index())
     }
 }
 
-/// What only set-up, exceptions and first packets of WRITEs touch.
+/// The state that only set-up, exceptions and first packets of WRITEs touch.
 #[derive(Clone, Debug)]
 pub(crate) struct Cold {
     /// Its endpoints in order of their ports: an endpoint's index is its [`PathId`].
     pub(crate) rule: GroupRule,
     /// See [`MulticastRule::va_base`].
     pub(crate) va_base: u64,
-    /// Where feedback goes, and an acknowledge packet to there.
+    /// Addresses of feedback.
     pub(crate) feedback: Address,
+    /// An acknowledge packet with these addresses.
     pub(crate) ack: AckTemplate,
     pub(crate) exceptions: Exceptions,
 }
 
 impl Cold {
-    /// The member that `path` leads to directly.
+    /// The member at the end of `path`; `None` for a switch.
     pub(crate) fn host(&self, path: PathId) -> Option<&HostEndpoint> {
         self.rule.endpoints.get(path.index())?.next_hop.host()
     }
 
-    /// For people: the port and who is behind it.
+    /// Describes a path: its port and its next hop.
     pub(crate) fn describe(&self, path: PathId) -> String {
         match self.rule.endpoints.get(path.index()) {
             Some(p) => {
@@ -144,43 +145,43 @@ impl Cold {
     }
 }
 
-/// A compiled group, ready to be installed.
+/// A compiled multicast group.
 ///
-/// Control makes groups of all workers one after the other, in one heap: no cache line that one worker writes for each frame
-/// may be part of another's group.
+/// It is aligned to a cache line: groups of different workers lie in one heap, and no two workers may write the same cache line for
+/// each frame.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Group {
     pub(crate) hot: Hot,
-    /// By path. Here, and not among what is cold, since ACKs count.
+    /// For each path, its counters. They are not part of the cold state, because ACKs change them.
     pub(crate) paths: Box<[PathCounters]>,
     pub(crate) cold: Box<Cold>,
 }
 
 impl Group {
-    /// Asks for the memory that frames from `ingress` touch beside the group itself.
+    /// Prefetches the memory outside of the group that frames from `ingress` touch.
     #[inline]
     fn prefetch_path(&self, ingress: PortId) {
-        prefetch(&*self.hot.legs);
+        prefetch(&*self.hot.destinations);
         if let Some(table) = &self.hot.table {
             prefetch(&**table);
         } else if let Some(path) = self.hot.path(ingress).filter(|path| *path != self.hot.source) {
-            self.hot.machine.prefetch(path, &Ahead);
+            self.hot.machine.prefetch(path, &EnginePrefetch);
             if let Some(counters) = self.paths.get(path.index()) {
                 prefetch(&counters.acks_in);
             }
         }
     }
 
-    /// Bytes that plain frames of the group touch: Path Index, machine, legs, and the counters of data and ACKs.
+    /// Bytes that plain frames touch: Path Index, machine, destinations, and the counters of data and ACKs.
     pub fn hot_bytes(&self) -> usize {
         size_of::<Hot>() - size_of::<Multicast>()
             + self.hot.machine.hot_bytes()
-            + size_of_val(&*self.hot.legs)
+            + size_of_val(&*self.hot.destinations)
             + self.hot.table.as_ref().map_or(0, |table| table.bytes())
     }
 
-    /// Bytes of the rest: the rule with its names and memories, and the counters of exceptions.
+    /// Bytes of the cold state: the rule with its names and memories, and the counters of exceptions.
     pub fn cold_bytes(&self) -> usize {
         size_of::<Self>() - size_of::<Hot>()
             + size_of::<Cold>()
@@ -239,7 +240,7 @@ impl Kind for Box<Group> {
             ports,
             table: LookupTable::new(&rule, None),
             machine,
-            legs: rule.endpoints.iter().map(Leg::new).collect(),
+            destinations: rule.endpoints.iter().map(PathDestination::new).collect(),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes() as u16,
             source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
@@ -272,10 +273,10 @@ impl Kind for Box<Group> {
         self.hot_bytes() + self.cold_bytes()
     }
 
-    /// Feedback to an adjacent switch will come from `own`.
+    /// Feedback to an adjacent switch gets the source address `own`.
     fn bind(&mut self, next_hops: &mut NextHops, own: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
-        let (legs, rule) = (&mut self.hot.legs, &self.cold.rule);
-        next_hops.acquire_all(macs(rule), |i, place| legs[i].bind(place))?;
+        let (destinations, rule) = (&mut self.hot.destinations, &self.cold.rule);
+        next_hops.acquire_all(macs(rule), |i, index| destinations[i].bind(index))?;
         self.cold.feedback = feedback_address(rule, own);
         self.cold.ack = AckTemplate::new(&self.cold.feedback);
         Ok(())
@@ -283,9 +284,9 @@ impl Kind for Box<Group> {
 
     fn unbind(&self, next_hops: &mut NextHops) {
         self.hot
-            .legs
+            .destinations
             .iter()
-            .for_each(|leg| next_hops.release(leg.next_hop()));
+            .for_each(|dest| next_hops.release(dest.next_hop()));
     }
 
     #[inline(always)]
@@ -349,24 +350,25 @@ impl Kind for Box<Group> {
     }
 }
 
-/// A group, for people.
+/// The state of a multicast group, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// Its rule, paths in order of their ports; a path's place is its number in `machine`.
+    /// Its rule, endpoints in order of their ports. The index of an endpoint is the index of its path in `machine`.
     pub rule: GroupRule,
     /// The protocol state: AckPSN per path, AggAckPSN, MePSN.
     pub machine: MulticastStatus,
     /// Counters of the group.
     pub counters: MulticastCounters,
-    /// Counters of its paths, in the order of the rule's.
+    /// Counters of its paths, in the order of the rule's endpoints.
     pub paths: Vec<PathSnapshot>,
     /// Bytes that plain frames touch.
     pub hot_bytes: usize,
-    /// Bytes of the rest.
+    /// Bytes of the cold state.
     pub cold_bytes: usize,
 }
 
-/// To the source itself, and to a switch behind routers, the switch speaks as the group; to an adjacent switch as a member would.
+/// Returns the addresses of feedback. Towards the source and a switch behind routers, the source address is the McstID. Towards an
+/// adjacent switch, the addresses are like those of a member.
 fn feedback_address(rule: &GroupRule, own: Option<Ipv4Addr>) -> Address {
     let group = rule.mcst_id.0;
     let hop = rule.upstream().map(|endpoint| &endpoint.next_hop);

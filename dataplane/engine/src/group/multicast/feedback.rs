@@ -1,8 +1,9 @@
-//! Frames that a group makes towards its source: aggregated ACK, NAK and RNR NAK, and CNPs that are passed on.
+//! Feedback frames that a group sends towards its source: aggregated ACK, NAK and RNR NAK, and forwarded CNPs.
 //!
-//! To the source itself the frame comes from the McstID and goes to its address and QPN; so it does to a switch behind routers. To an
-//! adjacent switch it goes to the McstID and the QPN of its endpoint there, as if from a member; its source address is not looked at
-//! there, and is this switch's own where it has one, else the McstID.
+//! Towards the source itself or a switch behind routers, the frame has the McstID as its source address, and the address and QPN of
+//! the next hop as its destination. Towards an adjacent switch, the destination is the McstID and the QPN of the endpoint there, as
+//! for a member. The adjacent switch does not check the source address: it is the own address of this switch or, without one, the
+//! McstID.
 
 use castnet_collective::PathId;
 use castnet_wire::{Aeth, FrameBuf, Psn, Syndrome};
@@ -11,11 +12,11 @@ use crate::egress::Egress;
 use crate::group::multicast::context::Group;
 use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
-use crate::output::acknowledge::{ACK_LEN, Address, CNP_LEN, Link, MACS, write_cnp};
+use crate::output::acknowledge::{ACK_LEN, Address, CNP_LEN, LinkHeader, MACS, write_cnp};
 use crate::output::cx::Cx;
 use castnet_wire::rewrite::set_macs;
 
-/// What to say.
+/// A feedback frame to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Feedback {
     Acknowledge {
@@ -29,13 +30,13 @@ pub(crate) enum Feedback {
     },
 }
 
-/// Makes a frame of `feedback`, out of `reuse` where that is as long, and sends it. Counts it as lost where there is no
-/// buffer or the port is down.
+/// Sends a feedback frame. It reuses the buffer of `reuse` if that has the same length. Counts the frame as lost if there is no buffer
+/// or the port is down.
 pub(crate) fn send<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     output: &mut Output,
     group: &mut Group,
-    link: &Link,
+    link: &LinkHeader,
     feedback: Feedback,
     reuse: Option<E::Buf>,
 ) {
@@ -45,11 +46,11 @@ pub(crate) fn send<E: Egress, O: Observer>(
     };
     let l3 = MACS + link.bytes().len();
     let port = group.hot.port(to).filter(|port| output.ports.up.contains(*port));
-    // The frame that caused it has the same tags at the same place.
+    // The frame that caused the feedback has the same tags at the same offset.
     let reuse = reuse.filter(|f| f.length() == l3 + packet_len && f.head().len() >= l3 + packet_len);
     let in_place = reuse.is_some();
     let frame = port.and_then(|port| reuse.or_else(|| cx.egress.allocate(port, l3 + packet_len)));
-    let (Some(port), Some(mut frame), Some(leg)) = (port, frame, group.hot.leg(to)) else {
+    let (Some(port), Some(mut frame), Some(dest)) = (port, frame, group.hot.dest(to)) else {
         group.cold.exceptions.lost += 1;
         output.counters.totals.copies_lost += 1;
         cx.observer.step(|| {
@@ -62,7 +63,11 @@ pub(crate) fn send<E: Egress, O: Observer>(
         return;
     };
     let head = frame.head_mut();
-    set_macs(head, output.next_hops.get(leg.next_hop()), output.ports.mac(port));
+    set_macs(
+        head,
+        output.next_hops.get(dest.next_hop()),
+        output.ports.mac(port),
+    );
     if let Some(room) = head.get_mut(MACS..l3).filter(|_| !in_place) {
         room.copy_from_slice(link.bytes());
     }

@@ -1,5 +1,4 @@
-//! A frame of a group: admit it, check what must be checked before the machine sees it, run the machine, carry its
-//! effects out.
+//! The slow path of a multicast frame: admit and verify it, run the machine, execute the effects.
 
 use core::net::Ipv4Addr;
 
@@ -17,18 +16,18 @@ use crate::group::services::{Services, Timers};
 use crate::observe::events::EventKind;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
-use crate::output::acknowledge::Link;
+use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 use crate::tables::wheel::Wheel;
 
 impl Group {
-    /// One frame of the group.
+    /// Handles one frame of the group.
     #[inline]
     pub(crate) fn on_frame<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,
         cx: &mut Cx<'_, E, O>,
-        place: u32,
+        slot: u32,
         header: &RoceHeader,
         src: Ipv4Addr,
         frame: E::Buf,
@@ -52,16 +51,16 @@ impl Group {
             }
         };
         let before = group.hot.machine.next_psn();
-        note_arrival(group, from, &event, frame.length());
+        count_arrival(group, from, &event, frame.length());
         group.hot.machine.handle(cx.now, event, &mut scratch.effects);
         cx.observer
             .step(|| explain(group, &event, before, &scratch.effects));
 
         let verdict = match (&event, scratch.effects.as_slice()) {
-            // The plain cases first: data that goes on, and feedback that changes nothing for the source.
+            // The usual cases first: data that is replicated, and feedback that causes none towards the source.
             (Event::Data { psn, .. }, [Effect::Replicate { .. }]) => {
                 if before != Some(*psn) {
-                    note_repetition(group, before, *psn);
+                    count_retransmission(group, before, *psn);
                 }
                 replicate::replicate(cx, output, group, header, src, frame)
             }
@@ -70,7 +69,7 @@ impl Group {
                 if let Event::Data { psn, .. } = event
                     && !matches!(effects, [Effect::Drop(_)])
                 {
-                    note_repetition(group, before, psn);
+                    count_retransmission(group, before, psn);
                 }
                 carry_out(cx, output, group, header, effects, frame)
             }
@@ -102,17 +101,17 @@ impl Group {
             }
             _ => {}
         }
-        arm(&mut timers.coarse, cx.now, place, &group.hot.machine);
+        arm(&mut timers.coarse, cx.now, slot, &group.hot.machine);
         verdict
     }
 
-    /// The group has come from another engine.
-    pub(crate) fn on_resume(&self, timers: &mut Timers, now: Nanos, place: u32) {
-        arm(&mut timers.coarse, now, place, &self.hot.machine);
+    /// Arms the timer after the group was moved from another engine.
+    pub(crate) fn on_resume(&self, timers: &mut Timers, now: Nanos, slot: u32) {
+        arm(&mut timers.coarse, now, slot, &self.hot.machine);
     }
 
-    /// A path of the group may have stalled.
-    pub(crate) fn on_timeout(&mut self, services: &mut Services, now: Nanos, place: u32) {
+    /// Handles the stall timer: reports paths that have stalled, and re-arms the timer.
+    pub(crate) fn on_timeout(&mut self, services: &mut Services, now: Nanos, slot: u32) {
         let Services {
             timers,
             events,
@@ -139,23 +138,23 @@ impl Group {
             }
         }
         if let Some((at, _)) = self.hot.machine.poll_timeout() {
-            timers.coarse.arm(now, place, at);
+            timers.coarse.arm(now, slot, at);
         }
     }
 }
 
-/// Has a group come up when its machine wants to, where it does not yet.
+/// Arms the timer of a group for the next deadline of its machine, unless it is armed.
 #[inline(always)]
-pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, place: u32, machine: &Multicast) {
-    if !wheel.is_armed(place)
+pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, slot: u32, machine: &Multicast) {
+    if !wheel.is_armed(slot)
         && let Some((at, _)) = machine.poll_timeout()
     {
-        wheel.arm(now, place, at);
+        wheel.arm(now, slot, at);
     }
 }
 
-/// Who sent it, and what the machine is to hear of it; or why it ends. Whatever may change more of the machine's state
-/// than the count of plain new data has its whole ICRC verified first, so that corruption never does.
+/// Returns the ingress path of a frame and the event for the machine, or the reason for its drop. The whole ICRC is verified first,
+/// unless the frame is data with the next expected PSN: so a corrupted frame never changes other state.
 #[inline]
 fn admit<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -215,7 +214,7 @@ fn admit<E: Egress, O: Observer>(
     cx.observer.step(|| match trusted {
         true => Step::new(
             Stage::Verify,
-            "ICRC not looked at",
+            "ICRC not checked",
             format!("PSN {psn} is the next expected; replicas keep a wrong ICRC wrong"),
         ),
         false => Step::new(
@@ -249,12 +248,12 @@ fn refuse<E: Egress, O: Observer>(
 }
 
 #[inline]
-pub(crate) fn note_arrival(group: &mut Group, from: PathId, event: &Event, length: usize) {
+pub(crate) fn count_arrival(group: &mut Group, from: PathId, event: &Event, length: usize) {
     let source = group.hot.source;
     let Group { hot, paths, cold } = group;
     let hot = &mut hot.counters;
     match event {
-        // From others it ends at the machine, and no path counts on it.
+        // Data of other endpoints is dropped by the machine, and is not counted here.
         Event::Data { .. } if from == source => {
             hot.data_in += 1;
             hot.data_bytes_in += length as u64;
@@ -289,9 +288,9 @@ pub(crate) fn note_arrival(group: &mut Group, from: PathId, event: &Event, lengt
     }
 }
 
-/// Counts data that came before, and the paths that did not need it: also of what is so far behind that it looks new.
+/// Counts retransmitted data and the paths that did not need it.
 #[cold]
-fn note_repetition(group: &mut Group, expected: Option<castnet_wire::Psn>, psn: castnet_wire::Psn) {
+fn count_retransmission(group: &mut Group, expected: Option<castnet_wire::Psn>, psn: castnet_wire::Psn) {
     if expected.is_some_and(|e| psn.is_before(e)) {
         group.cold.exceptions.retransmitted_in += 1;
     }
@@ -305,7 +304,7 @@ fn note_repetition(group: &mut Group, expected: Option<castnet_wire::Psn>, psn: 
     }
 }
 
-/// Effects in their order. The incoming frame becomes the last that leaves, where its bytes fit.
+/// Executes effects in order. The received frame is reused for the last sent frame, if the lengths match.
 pub(crate) fn carry_out<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     output: &mut Output,
@@ -321,7 +320,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
         .filter(|e| matches!(e, Effect::Acknowledge { .. } | Effect::Cnp { .. }))
         .count();
     let (mut frame, mut made) = (Some(frame), 0);
-    let link = Link::of(frame.as_ref(), header);
+    let link = LinkHeader::of(frame.as_ref(), header);
     let mut verdict = Verdict::Absorbed;
     for effect in effects {
         let wanted = match *effect {
@@ -361,7 +360,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
     verdict
 }
 
-/// The machine's decision, for people.
+/// Describes the decision of the machine, for traces.
 fn explain(group: &Group, event: &Event, expected: Option<castnet_wire::Psn>, effects: &[Effect]) -> Step {
     let what = match event {
         Event::Data { psn, .. } => match expected.map(|e| psn.diff(e)) {
@@ -380,7 +379,9 @@ fn explain(group: &Group, event: &Event, expected: Option<castnet_wire::Psn>, ef
                 let paths = group.hot.machine.lacking(*psn).count();
                 format!("replicate to {paths} path(s)")
             }
-            Effect::Acknowledge { psn, syndrome, .. } => format!("tell the source: {syndrome} of PSN {psn}"),
+            Effect::Acknowledge { psn, syndrome, .. } => {
+                format!("send to the source: {syndrome} of PSN {psn}")
+            }
             Effect::Cnp { .. } => "pass the CNP to the source".into(),
             Effect::Absorb => "absorb".into(),
             Effect::Drop(reason) => format!("drop ({reason})"),

@@ -1,8 +1,5 @@
-//! Copies of a data frame to paths: header rewriting at the legs whose next hop is a member (connection bridging,
-//! Cepheus III.B) or a switch behind routers, Ethernet addresses alone towards adjacent switches.
-//!
-//! The payload is never read. The IPv4 checksum and the ICRC follow from the bytes that change; a frame that came in
-//! corrupted leaves corrupted, and the receiver drops it.
+//! Sends copies of a data frame to paths. Copies to a member (connection bridging, Cepheus III.B) or to a switch behind routers get
+//! new headers. Copies to adjacent switches get new Ethernet addresses and, if it differs, a new QPN.
 
 use core::net::Ipv4Addr;
 
@@ -12,15 +9,15 @@ use castnet_wire::{DropReason, FrameBuf, PortId, Qpn, Reth, RoceHeader};
 
 use crate::egress::Egress;
 use crate::group::multicast::context::{Cold, Group};
-use crate::group::rewrite::Leg;
-use crate::group::rewrite::{Bridge, Target, Way, bytes_after};
+use crate::group::rewrite::PathDestination;
+use crate::group::rewrite::{CopyRewriter, FrameRewrite, Target, bytes_after};
 use crate::observe::counters::{Counters, PathCounters};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
 use crate::output::cx::Cx;
 
 #[cold]
-pub(crate) fn lose(group: &mut Group, counters: &mut Counters, path: PathId) {
+pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: PathId) {
     counters.totals.copies_lost += 1;
     group.cold.exceptions.lost += 1;
     if let Some(counters) = group.paths.get_mut(path.index()) {
@@ -28,7 +25,7 @@ pub(crate) fn lose(group: &mut Group, counters: &mut Counters, path: PathId) {
     }
 }
 
-/// Sends `frame` by all paths that lack it: copies by all but the last, the frame itself by that.
+/// Sends `frame` to all paths that have not acknowledged it. The last path gets the frame itself, all others get copies.
 #[inline]
 pub(crate) fn replicate<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -44,13 +41,13 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         shifts,
         counters,
     } = output;
-    let way = Way {
-        bridge: Bridge::new(header, src, group.hot.mcst_id.0, &frame),
+    let rewriter = CopyRewriter {
+        packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &frame),
         operator: shifts.find(bytes_after(header)),
         ports,
         next_hops,
     };
-    // With Ethernet padding the ICRC is not the trailer: it must be in the private head.
+    // With Ethernet padding the ICRC is not in the trailer: it must lie in the private head.
     let padded = header.frame_len != frame.length();
     let private = if padded {
         header.frame_len
@@ -59,31 +56,31 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     };
     let length = frame.length();
     let (mut members, mut sent) = (group.hot.ports, 0u64);
-    // It goes once the next one is known: the last gets the frame itself.
+    // A copy is sent once the next path is known, because the last path gets the frame itself.
     let mut waiting: Option<(PathId, PortId)> = None;
-    for path in (0..group.hot.legs.len()).map_while(PathId::new) {
+    for path in (0..group.hot.destinations.len()).map_while(PathId::new) {
         let Some(port) = group.hot.next_port(&mut members, path.index()) else {
-            counters.broken("each path has a port");
+            counters.invariant_violated("each path has a port");
             break;
         };
         if !group.hot.machine.lacks(path, header.bth.psn) {
             continue;
         }
-        if !way.ports.up.contains(port) {
-            lose(group, counters, path);
+        if !rewriter.ports.up.contains(port) {
+            count_lost_copy(group, counters, path);
             continue;
         }
         let Some((path, port)) = waiting.replace((path, port)) else {
             continue;
         };
         if let Some(copy) = cx.egress.replicate(port, &frame, private) {
-            way.leave(cx, counters, group, port, path, copy);
+            rewriter.send_copy(cx, counters, group, port, path, copy);
             sent += 1;
         } else {
             let who = || format!("{} skipped", group.cold.describe(path));
             cx.observer
                 .step(|| Step::new(Stage::Replicate, who(), "no buffer"));
-            lose(group, counters, path);
+            count_lost_copy(group, counters, path);
         }
     }
     let Some((path, port)) = waiting else {
@@ -91,7 +88,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
             "the ports of all its paths are down".into()
         });
     };
-    way.leave(cx, counters, group, port, path, frame);
+    rewriter.send_copy(cx, counters, group, port, path, frame);
     sent += 1;
     let hot = &mut group.hot.counters;
     hot.copies_out += sent;
@@ -101,13 +98,14 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
 }
 
 impl Target {
-    /// The sender's address is relative to the group's base. A WRITE outside the memory that the member named leaves with
-    /// a key and an address that no memory has, so that the receiver itself refuses it (NAK, remote access error) and the
-    /// source's connection hears of it; were it dropped here, the source would repeat it until its retries are used up.
-    /// Towards a switch it stays: those next to the members know their memory.
+    /// Returns the address and key of a WRITE for a path. The sender's address is relative to the group's base.
+    ///
+    /// A WRITE outside the memory of the member gets an invalid key and address, so that the receiver refuses it (NAK, remote
+    /// access error) and the source's connection fails with that error. If the switch dropped it, the source would repeat it
+    /// until its retries are used up. Towards a switch the RETH does not change: the switch next to a member has its memory.
     fn of(cold: &Cold, path: PathId, reth: &Reth) -> Self {
         let Some(host) = cold.host(path) else {
-            return Self::as_it_came(reth);
+            return Self::unchanged(reth);
         };
         let offset = reth.va.wrapping_sub(cold.va_base);
         let fits = |m: &&RemoteMemory| reth.va >= cold.va_base && m.contains(offset, reth.dma_len.into());
@@ -117,8 +115,8 @@ impl Target {
                 rkey: memory.rkey,
                 in_range: true,
             },
-            // A WRITE of nothing touches no memory, and its key is not looked at (IBA 9.7.4.1.5).
-            None if reth.dma_len == 0 => Self::as_it_came(reth),
+            // A WRITE of zero bytes touches no memory, and its key is not checked (IBA 9.7.4.1.5).
+            None if reth.dma_len == 0 => Self::unchanged(reth),
             None => Self {
                 va: u64::MAX,
                 rkey: 0,
@@ -128,10 +126,10 @@ impl Target {
     }
 }
 
-impl Way<'_> {
+impl CopyRewriter<'_> {
     /// Rewrites a copy for its path and sends it.
     #[inline(always)]
-    fn leave<E: Egress, O: Observer>(
+    fn send_copy<E: Egress, O: Observer>(
         &self,
         cx: &mut Cx<'_, E, O>,
         counters: &mut Counters,
@@ -140,20 +138,20 @@ impl Way<'_> {
         path: PathId,
         mut copy: E::Buf,
     ) {
-        let Some(leg) = group.hot.legs.get(path.index()) else {
-            return counters.broken("each path has a leg");
+        let Some(dest) = group.hot.destinations.get(path.index()) else {
+            return counters.invariant_violated("each path has a leg");
         };
-        let reth = self.bridge.header.reth.as_ref().filter(|_| leg.is_addressed());
-        let target = reth.map(|reth| aim(&mut group.cold, &mut group.paths, path, reth));
-        self.rewrite(leg, port, target, &mut copy);
+        let reth = self.packet.header.reth.as_ref().filter(|_| dest.is_addressed());
+        let target = reth.map(|reth| write_target(&mut group.cold, &mut group.paths, path, reth));
+        self.rewrite(dest, port, target, &mut copy);
         cx.observer
-            .step(|| explain(&group.cold, path, leg, target, &self.bridge));
+            .step(|| explain(&group.cold, path, dest, target, &self.packet));
         cx.send(counters, port, copy);
     }
 }
 
-/// What a WRITE to `path` asks for there; counts it where that is no memory.
-fn aim(cold: &mut Cold, paths: &mut [PathCounters], path: PathId, reth: &Reth) -> Target {
+/// Returns the address and key of a WRITE for `path`, and counts a WRITE outside the member's memory.
+fn write_target(cold: &mut Cold, paths: &mut [PathCounters], path: PathId, reth: &Reth) -> Target {
     let target = Target::of(cold, path, reth);
     if !target.in_range {
         cold.exceptions.out_of_range += 1;
@@ -164,14 +162,20 @@ fn aim(cold: &mut Cold, paths: &mut [PathCounters], path: PathId, reth: &Reth) -
     target
 }
 
-fn explain(cold: &Cold, path: PathId, leg: &Leg, target: Option<Target>, bridge: &Bridge<'_>) -> Step {
+fn explain(
+    cold: &Cold,
+    path: PathId,
+    dest: &PathDestination,
+    target: Option<Target>,
+    packet: &FrameRewrite<'_>,
+) -> Step {
     let (who, ip, qpn) = (
         cold.describe(path),
-        Ipv4Addr::from(leg.ip),
-        Qpn::from_bytes(leg.qpn),
+        Ipv4Addr::from(dest.ip),
+        Qpn::from_bytes(dest.qpn),
     );
-    if !leg.is_addressed() {
-        let why = match qpn == bridge.header.bth.dest_qp {
+    if !dest.is_addressed() {
+        let why = match qpn == packet.header.bth.dest_qp {
             true => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
             false => format!("next hop is a switch: Ethernet addresses and QPN rewritten, qpn {qpn}"),
         };
@@ -179,7 +183,7 @@ fn explain(cold: &Cold, path: PathId, leg: &Leg, target: Option<Target>, bridge:
     }
     let mut facts = vec![format!(
         "src {}, dst {ip}, qpn {qpn}; checksum and ICRC by difference",
-        bridge.mcst_id
+        packet.mcst_id
     )];
     match target {
         Some(Target {

@@ -405,7 +405,7 @@ pub fn control(sequence: u32, rank: u16, call: Call) -> Sent {
     }
 }
 
-/// Whether a switch of the group made this frame: what is corrupted on its way to the group may be switched elsewhere.
+/// Returns true if a switch of the group made this frame: what is corrupted on its way to the group may be switched elsewhere.
 pub fn is_ours(frame: &[u8]) -> bool {
     is_from(GROUP, frame)
 }
@@ -451,7 +451,7 @@ pub enum End {
     Port(usize, usize),
 }
 
-/// Takes a frame that left a switch by `port` on to the switch that `to` is routed to, as a router does. `false` where it is
+/// Takes a frame that left a switch by `port` on to the switch that `to` is routed to, as a router does. False if it is
 /// for nobody there.
 pub fn route(frame: &mut [u8], port: usize, to: McstId) -> bool {
     const L3: usize = 14;

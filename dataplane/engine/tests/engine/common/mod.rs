@@ -323,7 +323,7 @@ pub fn roce(frame: &[u8]) -> RoceHeader {
     }
 }
 
-/// Whether the ICRC and the IPv4 checksum are right.
+/// Returns true if the ICRC and the IPv4 checksum are right.
 pub fn is_sound(frame: &[u8]) -> bool {
     let header = roce(frame);
     icrc::verify_bytes(frame, header.l3, header.frame_len)

@@ -29,7 +29,7 @@ pub(crate) fn name((op, ty, flags): Call) -> String {
     format!("{op} of {ty}{saturate}")
 }
 
-/// Whether the order of more than two contributions does not matter.
+/// Returns true if the order of more than two contributions does not matter.
 pub(crate) fn is_associative((op, ty, flags): Call) -> bool {
     let signed = matches!(ty, DataType::I8 | DataType::I16 | DataType::I32 | DataType::I64);
     let arithmetic = matches!(op, Operation::Sum | Operation::Prod);

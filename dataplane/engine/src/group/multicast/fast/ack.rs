@@ -1,5 +1,5 @@
-//! The fast path of feedback: a plain ACK of a member. It changes state, so its whole ICRC is verified first. The slow twin
-//! is `multicast`.
+//! The fast path of feedback: a plain ACK of a member. It changes state, so its whole ICRC is verified first. The slow twin is
+//! `multicast::frame`.
 
 use castnet_collective::{Effect, Event, PathId};
 use castnet_wire::icrc::{self, ACK_LEN, AckWords};
@@ -12,10 +12,10 @@ use crate::group::multicast::feedback::{self, Feedback};
 use crate::group::multicast::frame as slow;
 use crate::group::services::Services;
 use crate::observe::trace::{Observer, Verdict};
-use crate::output::acknowledge::Link;
+use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
-/// The ACK that was taken in last.
+/// The last ACK that was accepted.
 #[derive(Debug)]
 pub(super) struct Previous {
     words: AckWords,
@@ -23,10 +23,10 @@ pub(super) struct Previous {
 }
 
 impl Group {
-    /// Takes a plain ACK in.
+    /// Handles a plain ACK.
     ///
     /// # Errors
-    /// The frame, if it has to take the slow path; nothing has changed then.
+    /// The frame, if it needs the slow path. Nothing has changed then.
     #[inline(always)]
     pub(super) fn try_ack<E: Egress, O: Observer>(
         &mut self,
@@ -42,7 +42,7 @@ impl Group {
             return Err(frame);
         };
         let words = ack_words(packet);
-        // Those of one member often follow each other.
+        // ACKs of one member often follow each other, and then differ only in PSN and AETH.
         let from = match previous
             .as_ref()
             .and_then(|like| Some((like.from, icrc::follows(&like.words, &words)?)))
@@ -68,7 +68,7 @@ impl Group {
             msn: u32::from_be_bytes([0, a, b, c]),
             syndrome: Syndrome::Ack,
         };
-        slow::note_arrival(group, from, &event, frame.length());
+        slow::count_arrival(group, from, &event, frame.length());
         let Services {
             output,
             timers,
@@ -86,7 +86,7 @@ impl Group {
                     syndrome,
                 },
             ] => {
-                let link = Link::plain(headers.tos());
+                let link = LinkHeader::plain(headers.tos());
                 let wanted = Feedback::Acknowledge {
                     to: *to,
                     psn: *psn,

@@ -1,35 +1,38 @@
-//! The fast path of data: a plain packet of the source with the PSN that comes next.
+//! The fast path of data: a plain packet of the source with the next expected PSN.
 //!
-//! What replicas of one source's packets get written is the same for each packet but for the IPv4 checksum and the ICRC,
-//! and these change by a constant: the checksum by one for a path, the ICRC by one for a path and a frame length (the CRC is
-//! linear). So it is worked out once for a run of packets; a replica then costs its copy, five stores and an XOR. Where replicas
-//! borrow what comes behind their header from one another, the ICRC included, they are rewritten so that it stays what it
-//! is ([`Neutral`]). The slow twin is `replicate`.
+//! The bytes written into replicas for one path are the same for each packet of the source, except for the IPv4 checksum and the
+//! ICRC. These change by constants: one checksum difference for each path, and one ICRC difference for each path and frame length,
+//! because the CRC is linear. The constants are computed once for a run of packets. A replica then costs its copy, five stores and
+//! an XOR. If replicas share all bytes behind their headers, including the ICRC, they are rewritten so that the ICRC does not change
+//! ([`Neutral`]). The slow twin is `replicate`.
 
 use core::net::Ipv4Addr;
+use core::ops::Range;
 
 use arrayvec::ArrayVec;
 use castnet_collective::PathId;
+use castnet_wire::ethernet::{MACS_LEN, SRC_AT};
 use castnet_wire::icrc::{self, HeaderDelta, Neutral};
+use castnet_wire::layout::{self, DEST_QP, DST, IPV4_CHECKSUM, SRC, UDP_CHECKSUM, in_frame};
 use castnet_wire::{BATCH, FrameBuf, MacAddr, Qpn};
 
 use crate::egress::Egress;
 use crate::group::headers::{Headers, PLAIN};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::frame as slow;
-use crate::group::multicast::replicate::lose;
-use crate::group::rewrite::{Leg, address_sum};
+use crate::group::multicast::replicate::count_lost_copy;
+use crate::group::rewrite::{PathDestination, address_sum};
 use crate::group::services::Services;
 use crate::observe::trace::Observer;
 use crate::output::cx::Cx;
 
-/// Packets of the source, of the same length, that came one after the other and have been taken in: they leave path
-/// by path, so that what a path needs is worked out once.
+/// Consecutive packets of the source with equal length that the machine has accepted. They are sent path by path, so that the
+/// constants of a path are computed once.
 #[derive(Debug)]
 struct Run<B> {
-    /// Each with its IPv4 checksum and ICRC as it came in.
+    /// Each frame with its received IPv4 checksum and ICRC.
     frames: ArrayVec<(B, (u16, u32)), BATCH>,
-    /// Of the first.
+    /// Headers of the first frame.
     headers: Headers,
 }
 
@@ -41,62 +44,62 @@ impl<B: FrameBuf> Run<B> {
     }
 }
 
-/// What replicas of a run have in common.
-struct Common {
+/// The values that are equal for all replicas of a run.
+struct RunCommon {
     mcst_id: Ipv4Addr,
     src: Ipv4Addr,
-    /// The QPN that it came to.
+    /// The received destination QPN.
     qpn: Qpn,
-    /// How the ICRC changes by the new source address.
+    /// Change of the ICRC by the new source address.
     from_source: HeaderDelta,
-    /// The McstID takes the source's place and leaves the destination's, so of addresses only the source is taken out of the
-    /// sum that the IPv4 checksum complements.
+    /// Term of the IPv4 checksum sum. The McstID was the destination and becomes the source: it stays in the sum, and only the old
+    /// source is subtracted.
     sum: u32,
 }
 
-/// What is written into the replicas for one path.
+/// The bytes that are written into the replicas for one path.
 struct Rewrite {
     /// Ethernet addresses of the next hop and of the port.
-    macs: [u8; 12],
-    /// IP addresses: the McstID, and the next hop's; as they came towards an adjacent switch. Zeros where nothing else is
-    /// written.
+    macs: [u8; MACS_LEN],
+    /// IP addresses: the McstID and the next hop, or the received ones towards an adjacent switch. Zeros if only Ethernet addresses
+    /// are written.
     addresses: [u8; 8],
     qpn: [u8; 3],
-    /// What is added to the complement of the IPv4 checksum.
+    /// Added to the complement of the IPv4 checksum.
     sum: u32,
-    /// The register of the ICRC's change at the end of the BTH.
+    /// The ICRC change, as a register at the end of the BTH.
     register: u32,
 }
 
 impl Rewrite {
     #[inline(always)]
-    fn new(common: &Common, leg: &Leg, (dst, src): (MacAddr, MacAddr)) -> Self {
-        let (ip, qpn) = (Ipv4Addr::from(leg.ip), Qpn::from_bytes(leg.qpn));
+    fn new(common: &RunCommon, dest: &PathDestination, (dst, src): (MacAddr, MacAddr)) -> Self {
+        let (ip, qpn) = (Ipv4Addr::from(dest.ip), Qpn::from_bytes(dest.qpn));
         let to_qp = HeaderDelta::dest_qp(common.qpn, qpn);
         let delta = common
             .from_source
             .and(HeaderDelta::dst(common.mcst_id, ip))
             .and(to_qp);
         let mut rewrite = Self {
-            macs: [0; 12],
+            macs: [0; MACS_LEN],
             addresses: [0; 8],
-            qpn: leg.qpn,
+            qpn: dest.qpn,
             sum: common.sum + address_sum(ip),
             register: delta.at_bth(),
         };
-        rewrite.macs[..6].copy_from_slice(&dst.0);
-        rewrite.macs[6..].copy_from_slice(&src.0);
+        rewrite.macs[..SRC_AT].copy_from_slice(&dst.0);
+        rewrite.macs[SRC_AT..].copy_from_slice(&src.0);
         rewrite.addresses[..4].copy_from_slice(&common.mcst_id.octets());
-        rewrite.addresses[4..].copy_from_slice(&leg.ip);
-        if !leg.is_addressed() {
+        rewrite.addresses[4..].copy_from_slice(&dest.ip);
+        if !dest.is_addressed() {
             rewrite.keep_addresses(common, qpn, to_qp);
         }
         rewrite
     }
 
-    /// Towards an adjacent switch addresses stay as they came, and all else where the QPN does.
+    /// Towards an adjacent switch the addresses do not change. If the QPN does not change either, only Ethernet addresses are written.
     #[inline(always)]
-    fn keep_addresses(&mut self, common: &Common, qpn: Qpn, to_qp: HeaderDelta) {
+    fn keep_addresses(&mut self, common: &RunCommon, qpn: Qpn, to_qp: HeaderDelta) {
         (self.sum, self.register) = (0, to_qp.at_bth());
         self.addresses = [0; 8];
         if qpn != common.qpn {
@@ -105,65 +108,67 @@ impl Rewrite {
         }
     }
 
-    /// Whether more than Ethernet addresses is written.
+    /// Returns true if more than the Ethernet addresses is written.
     #[inline(always)]
-    fn bridges(&self) -> bool {
+    fn rewrites_packet(&self) -> bool {
         let [.., a, b, c, d] = self.addresses;
         [a, b, c, d] != [0; 4]
     }
 
-    /// Writes all but the ICRC. `sum` is added to the checksum beside what the path adds to it.
+    /// Writes all fields of the headers. `sum` is added to the checksum, in addition to the constant of the path.
     #[inline(always)]
-    fn head(&self, head: &mut [u8; PLAIN], sum: u32) {
+    fn write_headers(&self, head: &mut [u8; PLAIN], sum: u32) {
         let sum = sum + self.sum;
         let sum = (sum & 0xFFFF) + (sum >> 16);
         let sum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
-        head[24..26].copy_from_slice(&sum.to_be_bytes());
-        head[26..34].copy_from_slice(&self.addresses);
-        head[40..42].copy_from_slice(&[0; 2]);
-        head[47..50].copy_from_slice(&self.qpn);
+        head[in_frame(IPV4_CHECKSUM)].copy_from_slice(&sum.to_be_bytes());
+        head[in_frame(SRC.start..DST.end)].copy_from_slice(&self.addresses);
+        head[in_frame(UDP_CHECKSUM)].copy_from_slice(&[0; 2]);
+        head[in_frame(DEST_QP)].copy_from_slice(&self.qpn);
     }
 
-    /// Into a frame whose trailer is its own. `icrc` is the original's, `change` what is added (XOR) to it.
+    /// Rewrites a replica with a private trailer. `icrc` is the ICRC of the original, and `change` its difference (XOR).
     #[inline(always)]
     fn write(&self, (checksum, icrc): (u16, u32), change: u32, copy: &mut impl FrameBuf) {
         let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
             debug_assert!(false, "a replica has all headers");
             return;
         };
-        head[..12].copy_from_slice(&self.macs);
-        if self.bridges() {
-            self.head(head, u32::from(!checksum));
+        head[..MACS_LEN].copy_from_slice(&self.macs);
+        if self.rewrites_packet() {
+            self.write_headers(head, u32::from(!checksum));
             copy.set_trailer((icrc ^ change).to_le_bytes());
         }
     }
 
-    /// Into one whose trailer others read.
+    /// Rewrites a replica with a shared trailer.
     #[inline(always)]
     fn write_neutral(&self, checksum: u16, neutral: Neutral, copy: &mut impl FrameBuf) {
         let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
             debug_assert!(false, "a replica has all headers");
             return;
         };
-        head[..12].copy_from_slice(&self.macs);
-        if self.bridges() {
+        head[..MACS_LEN].copy_from_slice(&self.macs);
+        if self.rewrites_packet() {
+            const IDENT: Range<usize> = in_frame(layout::IDENT);
+            const SPORT: Range<usize> = in_frame(layout::SPORT);
             let Neutral { ident, sport: [c, d] } = neutral;
-            let before = u16::from_be_bytes([head[18], head[19]]);
+            let before = u16::from_be_bytes([head[IDENT.start], head[IDENT.start + 1]]);
             let ident = before ^ u16::from_be_bytes(ident);
-            self.head(head, u32::from(!checksum) + u32::from(!before) + u32::from(ident));
-            head[18..20].copy_from_slice(&ident.to_be_bytes());
-            head[34] ^= c;
-            head[35] ^= d;
+            self.write_headers(head, u32::from(!checksum) + u32::from(!before) + u32::from(ident));
+            head[IDENT].copy_from_slice(&ident.to_be_bytes());
+            head[SPORT.start] ^= c;
+            head[SPORT.start + 1] ^= d;
         }
     }
 }
 
 impl Group {
-    /// Takes data of the source in, where it is plain, and as many of the `frames` behind it as are like it; returns the next one.
+    /// Handles a plain data frame of the source, and the following `frames` as long as they are alike. Returns the next frame.
     ///
     /// # Errors
-    /// The first frame, if it has to take the slow path; nothing has changed then.
-    // Apart, as ACKs are: so the compiler finds registers for all that the loop needs.
+    /// The first frame, if it needs the slow path. Nothing has changed then.
+    // Not inlined: the loop needs all registers.
     #[inline(never)]
     pub(super) fn try_data<E: Egress, O: Observer>(
         &mut self,
@@ -199,7 +204,7 @@ impl Group {
         Ok(next)
     }
 
-    /// Sends a run on its way, and leaves it empty.
+    /// Sends all packets of a run, and empties it.
     #[inline(never)]
     fn send_run<E: Egress, O: Observer>(
         &mut self,
@@ -211,7 +216,7 @@ impl Group {
         let group = self;
         let Services { output, timers, .. } = services;
         let mcst_id = group.hot.mcst_id.0;
-        let common = Common {
+        let common = RunCommon {
             mcst_id,
             src: run.headers.src(),
             qpn: run.headers.qpn(),
@@ -226,22 +231,26 @@ impl Group {
             None => icrc::shift(rewrite.register, after_bth),
         };
         let source = group.hot.source.index();
-        // All but the source get it. The frames themselves go to the last.
-        let end = group.hot.legs.len();
+        // All paths but the source get the packets. The original frames go to the last path.
+        let end = group.hot.destinations.len();
         let last = if source + 1 == end {
             source.saturating_sub(1)
         } else {
             end - 1
         };
         let mut others = end.saturating_sub(2);
-        // One alone has nothing to lend.
+        // With a single destination there are no replicas, and so nothing to lend.
         let lends = others != 0 && cx.egress.lends(group.hot.ports, length as usize);
         let mut ports = group.hot.ports;
         let mut sent = frames;
         for path in 0..last {
-            let (Some(port), Some(leg)) = (group.hot.next_port(&mut ports, path), group.hot.legs.get(path))
-            else {
-                output.counters.broken("each path has a port and a leg");
+            let (Some(port), Some(dest)) = (
+                group.hot.next_port(&mut ports, path),
+                group.hot.destinations.get(path),
+            ) else {
+                output
+                    .counters
+                    .invariant_violated("each path has a port and a leg");
                 break;
             };
             if path == source {
@@ -250,8 +259,8 @@ impl Group {
             others = others.saturating_sub(1);
             let rewrite = Rewrite::new(
                 &common,
-                leg,
-                (output.next_hops.get(leg.next_hop()), output.ports.mac(port)),
+                dest,
+                (output.next_hops.get(dest.next_hop()), output.ports.mac(port)),
             );
             let mut copies = 0;
             if lends {
@@ -274,16 +283,19 @@ impl Group {
                 }
             }
             if let Some(path) = PathId::new(path).filter(|_| copies < frames) {
-                (copies..frames).for_each(|_| lose(group, &mut output.counters, path));
+                (copies..frames).for_each(|_| count_lost_copy(group, &mut output.counters, path));
             }
             output.counters.sent(port, copies, copies * length);
             sent += copies;
         }
-        if let (Some(port), Some(leg)) = (group.hot.next_port(&mut ports, last), group.hot.legs.get(last)) {
+        if let (Some(port), Some(dest)) = (
+            group.hot.next_port(&mut ports, last),
+            group.hot.destinations.get(last),
+        ) {
             let rewrite = Rewrite::new(
                 &common,
-                leg,
-                (output.next_hops.get(leg.next_hop()), output.ports.mac(port)),
+                dest,
+                (output.next_hops.get(dest.next_hop()), output.ports.mac(port)),
             );
             let (neutral, change) = match lends {
                 true => (Neutral::of(rewrite.register), 0),
