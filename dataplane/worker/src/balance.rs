@@ -206,9 +206,8 @@ pub(crate) fn advise(workers: &[WorkerLoad], threshold: f64) -> Advice {
     Advice::Nothing
 }
 
-/// The expected load of a worker with one more group: its last measured load and an estimate for each group
-/// added since. The unit is a twentieth, so that small differences of load do not outweigh the number of
-/// groups.
+/// The expected load of a worker with one more group: its last measured load and an estimate for each group added
+/// since. The unit is a twentieth, so that small differences of load do not outweigh the number of groups.
 pub(crate) fn expected_load(busy: f64, since: usize, groups: usize) -> u32 {
     /// The minimum load assumed for a group that is not measured.
     const GROUP_MIN: f64 = 0.05;

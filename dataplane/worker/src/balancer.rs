@@ -115,7 +115,7 @@ fn read(shared: &SharedControl, worker: usize, groups: bool) -> Result<WorkerWor
     let mut work = WorkerWork::default();
     let handle = shared.workers.get(worker).ok_or(Stopped)?;
     loop {
-        report = handle.ask(|reply| Command::Report(report, reply))?;
+        report = handle.request(|reply| Command::Report(report, reply))?;
         let counters = &report.counters;
         add(&mut work, &counters.multicast.groups, multicast);
         add(&mut work, &counters.collective.groups, collective);

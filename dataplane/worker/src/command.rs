@@ -1,5 +1,4 @@
-//! The commands from control to a worker. Control allocates and frees all memory; boxes travel to the worker
-//! and back.
+//! The commands from control to a worker. Control allocates and frees all memory; boxes travel to the worker and back.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -60,8 +59,7 @@ pub(crate) enum Command {
     Detach(McstId, Sender<Option<Context>>),
     /// Take the group in. A refused group is returned.
     Attach(Context, Box<Expected>, Sender<Attached<(InstallError, Context)>>),
-    /// Reply once no frame is blocked here. If the flag is set, wait also until the inbound rings are not
-    /// crowded.
+    /// Reply once no frame is blocked here. If the flag is set, wait also until the inbound rings are not crowded.
     Barrier(bool, Sender<()>),
     /// Reply once the tables published before are in use.
     Sync(Sender<()>),

@@ -28,8 +28,7 @@ pub struct DataplaneConfig {
     /// True if a frame is blocked, not dropped, when the ring to another worker is full. All later frames of
     /// that worker's ports wait behind it. During a move frames are always blocked.
     pub patient: bool,
-    /// Settings for moving groups automatically. `None` disables automatic moves. A single worker is never
-    /// balanced.
+    /// Settings for moving groups automatically. `None` disables automatic moves. A single worker is never balanced.
     pub balance: Option<Balance>,
     /// Queued events per subscriber. Further events are only counted.
     pub events_max: usize,

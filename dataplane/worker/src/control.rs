@@ -1,5 +1,4 @@
-//! The control side of a dataplane: the installed groups and routes, their workers, and the publication of
-//! tables.
+//! The control side of a dataplane: the installed groups and routes, their workers, and the publication of tables.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,6 +23,7 @@ use crate::config::DataplaneConfig;
 use crate::error::{InstallError, RouteError, Stopped};
 use crate::events::{Subscribers, SwitchEvent, SwitchEventKind};
 use crate::published::Published;
+use crate::report::Report;
 use crate::steering::FlowTables;
 use crate::worker::port_infos;
 
@@ -116,8 +116,15 @@ impl WorkerHandle {
         Ok(())
     }
 
+    /// The worker's report without its groups.
+    pub(crate) fn report(&self) -> Result<Box<Report>, Stopped> {
+        let mut report = Report::new();
+        report.counters.next_group = usize::MAX;
+        self.request(|reply| Command::Report(report, reply))
+    }
+
     /// Sends a command and waits for the reply.
-    pub(crate) fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Stopped> {
+    pub(crate) fn request<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Stopped> {
         let (reply, answer) = bounded(1);
         self.send(command(reply))?;
         loop {
@@ -292,7 +299,7 @@ impl SharedControl {
             .with_owners(state.owners.clone())
             .with_members(state.members.clone())
             .with_mtus(mtus);
-        let published = Published::new(state.tables.clone()).patient(state.patient || self.config.patient);
+        let published = Published::new(state.tables.clone(), state.patient || self.config.patient);
         let before = self.published.swap(Arc::new(published));
         state.retired.push(before);
         let oldest = self
@@ -306,8 +313,7 @@ impl SharedControl {
         self.steer(state);
     }
 
-    /// Installs the steering rules of the devices. Until a rule is active, workers hand the group's frames
-    /// over.
+    /// Installs the steering rules of the devices. Until a rule is active, workers hand the group's frames over.
     fn steer(&self, state: &State) {
         // The frames of a moving group are held. Its rule is updated after the move.
         if state.patient {
@@ -329,7 +335,7 @@ impl SharedControl {
                 rules = steered.rules,
                 refused = steered.refused,
                 reason = steered.reason,
-                "no flow rule for some groups: their frames come in by any queue, and workers hand them over"
+                "no flow rule for some groups: their frames arrive at any queue, and workers hand them over"
             );
         }
     }
@@ -338,7 +344,7 @@ impl SharedControl {
     pub(crate) fn publish_and_wait(&self, state: &mut State) -> Result<(), Stopped> {
         self.publish(state);
         for worker in &self.workers {
-            worker.ask(Command::Sync)?;
+            worker.request(Command::Sync)?;
         }
         Ok(())
     }
@@ -397,7 +403,7 @@ impl SharedControl {
         };
         let handle = self.workers.get(worker).ok_or(Stopped)?;
         // The worker returns the replaced context, or the new one if both are equal. It is freed here.
-        drop(handle.ask(|reply| Command::Install(group, reply))??);
+        drop(handle.request(|reply| Command::Install(group, reply))??);
         if let (None, Some((_, since))) = (&before, state.loads.get_mut(worker)) {
             *since += 1;
         }
@@ -440,7 +446,7 @@ impl SharedControl {
         // Stop hand-over to the group's worker before the group is removed.
         self.publish_and_wait(&mut state)?;
         let handle = self.workers.get(group.worker).ok_or(Stopped)?;
-        drop(handle.ask(|reply| Command::Remove(mcst_id, reply))?);
+        drop(handle.request(|reply| Command::Remove(mcst_id, reply))?);
         drop(state);
         self.send_event(SwitchEventKind::GroupRemoved {
             mcst_id,

@@ -53,8 +53,7 @@ impl Dataplane {
     /// Opens all ports and starts the workers. Each worker keeps its frames in its own [`Pool`].
     ///
     /// # Errors
-    /// See [`StartError`]. If several workers fail, the error is that of the first one. No thread is left
-    /// running.
+    /// See [`StartError`]. If several workers fail, the error is that of the first one. No thread is left running.
     pub fn start(config: DataplaneConfig) -> Result<Self, StartError> {
         let pool = config.pool;
         Self::start_in(config, move |_| Ok(Pool::new(pool)))
@@ -82,7 +81,7 @@ impl Dataplane {
         }
         let config = Arc::new(config);
         let clock = Clock::start();
-        let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default())));
+        let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default(), false)));
         let (notes, noted) = bounded(housekeeping::QUEUE);
         let events_lost = Arc::new(AtomicU64::new(0));
         let rings = rings::<M>(&config);
@@ -192,9 +191,8 @@ impl Dataplane {
     /// allocated here. The rule is [resolved](Installer::resolve) first.
     ///
     /// # Errors
-    /// See [`InstallError`]: the rule is faulty, a port or MTU does not fit, a limit is reached, or an
-    /// address or name is taken. [`castnet_engine::InstallError::NoMemory`] contains the number of bytes
-    /// left.
+    /// See [`InstallError`]: the rule is faulty, a port or MTU does not fit, a limit is reached, or an address or name
+    /// is taken. [`castnet_engine::InstallError::NoMemory`] contains the number of bytes left.
     pub fn install(&self, rule: &GroupRule) -> Result<Installed, InstallError> {
         self.install_together(|installer| installer.install(rule))?
     }
@@ -253,7 +251,7 @@ impl Dataplane {
             return Ok(None);
         };
         let handle = self.shared.workers.get(group.worker).ok_or(Stopped)?;
-        let status = handle.ask(|reply| Command::Status(mcst_id, reply))?;
+        let status = handle.request(|reply| Command::Status(mcst_id, reply))?;
         Ok(status.map(|status| InstalledGroup {
             worker: group.worker,
             rule: group.rule.clone(),
@@ -326,7 +324,7 @@ impl Dataplane {
         for worker in 0..self.shared.workers.len() {
             let mut report = Report::new();
             loop {
-                report = self.shared.workers[worker].ask(|reply| Command::Report(report, reply))?;
+                report = self.shared.workers[worker].request(|reply| Command::Report(report, reply))?;
                 sum.groups(&report, worker);
                 if report.counters.next_group == 0 {
                     break;
@@ -344,9 +342,7 @@ impl Dataplane {
     pub fn ports(&self) -> Result<Vec<PortReport>, Stopped> {
         let mut sum = Sum::new(&self.shared);
         for worker in &self.shared.workers {
-            let mut report = Report::new();
-            report.counters.next_group = usize::MAX;
-            sum.add(&*worker.ask(|reply| Command::Report(report, reply))?);
+            sum.add(&*worker.report()?);
         }
         Ok(sum.finish().ports)
     }
@@ -363,13 +359,8 @@ impl Dataplane {
     /// # Errors
     /// The dataplane has stopped.
     pub fn runtime(&self) -> Result<Vec<WorkerStats>, Stopped> {
-        let mut stats = Vec::new();
-        for worker in &self.shared.workers {
-            let mut report = Report::new();
-            report.counters.next_group = usize::MAX;
-            stats.push(worker.ask(|reply| Command::Report(report, reply))?.runtime);
-        }
-        Ok(stats)
+        let workers = self.shared.workers.iter();
+        workers.map(|worker| Ok(worker.report()?.runtime)).collect()
     }
 
     /// The statistics of each worker and the occupancy of its rings.
@@ -387,9 +378,7 @@ impl Dataplane {
             .collect();
         let mut workers = Vec::new();
         for worker in &self.shared.workers {
-            let mut report = Report::new();
-            report.counters.next_group = usize::MAX;
-            let report = worker.ask(|reply| Command::Report(report, reply))?;
+            let report = worker.report()?;
             let occupancies = rings.iter().zip(&report.rings);
             let reported = occupancies.filter(|(_, occupancy)| occupancy.size > 0);
             let rings = reported.map(|(ring, occupancy)| RingReport {
@@ -418,7 +407,9 @@ impl Dataplane {
     /// The dataplane has stopped.
     pub fn fdb(&self) -> Result<Vec<FdbEntry>, Stopped> {
         let entries = Vec::with_capacity(self.shared.config.engine.fdb_capacity);
-        let mut entries = self.first_worker()?.ask(|reply| Command::Fdb(entries, reply))?;
+        let mut entries = self
+            .first_worker()?
+            .request(|reply| Command::Fdb(entries, reply))?;
         entries.sort_unstable();
         Ok(entries)
     }
@@ -458,7 +449,7 @@ impl Dataplane {
             .and_then(group_of)
             .map_or(0, |group| group.worker);
         let worker = self.shared.workers.get(owner).ok_or(Stopped)?;
-        dry = worker.ask(|reply| Command::DryRun(dry, reply))?;
+        dry = worker.request(|reply| Command::DryRun(dry, reply))?;
         drop(state);
         Ok(dry.run())
     }
@@ -505,7 +496,7 @@ impl Dataplane {
             worker.send(Command::Arm(subscriber, filter, count))?;
         }
         for worker in &self.shared.workers {
-            worker.ask(Command::Sync)?;
+            worker.request(Command::Sync)?;
         }
         Ok(TapStream {
             from,
@@ -528,9 +519,8 @@ impl Dataplane {
 
     // ----------------------------------------------------------------------------------------------- stopping
 
-    /// Stops receiving, sends the frames that are queued between workers and in the outputs, and ends the
-    /// threads. Returns the final counters, or `None` if the dataplane had already stopped or a worker had
-    /// died.
+    /// Stops receiving, sends the frames that are queued between workers and in the outputs, and ends the threads.
+    /// Returns the final counters, or `None` if the dataplane had already stopped or a worker had died.
     pub fn stop(&self) -> Option<Counters> {
         let threads = self.threads.lock().take()?;
         // Waits until a group that is being moved has arrived.
@@ -556,7 +546,7 @@ impl Dataplane {
         ];
         for command in steps {
             for worker in &self.shared.workers {
-                worker.ask(command)?;
+                worker.request(command)?;
             }
         }
         self.counters_now()

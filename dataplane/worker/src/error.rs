@@ -124,7 +124,7 @@ pub enum MoveError {
         worker: usize,
     },
     /// The worker has no capacity for the group.
-    #[error("the worker has no place for it: {0}")]
+    #[error("the worker has no capacity for it: {0}")]
     Refused(castnet_engine::InstallError),
     /// See [`Stopped`].
     #[error(transparent)]

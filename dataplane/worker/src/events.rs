@@ -66,8 +66,7 @@ pub enum SwitchEventKind {
         /// The reason for the move.
         cause: MoveCause,
     },
-    /// A worker is overloaded mainly by this group, and no other worker could carry it. Reported once per
-    /// overload.
+    /// A worker is overloaded mainly by this group, and no other worker could carry it. Reported once per overload.
     GroupHot {
         /// McstID of the group.
         mcst_id: McstId,
@@ -85,7 +84,7 @@ pub enum SwitchEventKind {
 pub enum MoveCause {
     /// An operator requested it.
     Asked,
-    /// Its worker was overloaded.
+    /// The worker was overloaded.
     Overload {
         /// The load of the worker in percent.
         busy_percent: u8,

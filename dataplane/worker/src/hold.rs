@@ -16,8 +16,7 @@ use crossbeam::channel::Sender;
 use crate::config::DataplaneConfig;
 use crate::worker::Worker;
 
-/// Longest time that a detach waits for frames queued in a port, and control for a worker that has fallen
-/// before_detach.
+/// Longest time that a detach waits for frames queued in a port, and control for a worker that has fallen behind.
 const CATCH_UP: Nanos = Nanos::from_millis(10);
 /// Longest time that a frame is blocked on a full ring. Only a worker that has died causes so long a wait.
 const BLOCKED_MAX: Nanos = Nanos::from_secs(1);
@@ -87,7 +86,7 @@ impl<B> MoveState<B> {
         self.expecting.is_none() || self.held.len() + frames <= self.held_max
     }
 
-    /// Returns true if a frame is blocked on a ring. All later frames are blocked before_detach it.
+    /// Returns true if a frame is blocked on a ring. All later frames are blocked behind it.
     #[inline]
     pub(crate) fn has_blocked(&self) -> bool {
         !self.blocked.is_empty()

@@ -13,8 +13,7 @@ use crate::events::{SwitchEvent, SwitchEventKind};
 /// Capacity of the queue of notes.
 pub(crate) const QUEUE: usize = 4096;
 
-/// A note from a worker. The queue is allocated once for the largest variant, so that sending allocates
-/// nothing.
+/// A note from a worker. The queue is allocated once for the largest variant, so that sending allocates nothing.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Note {
     Event(EngineEvent),

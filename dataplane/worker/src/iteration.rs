@@ -127,7 +127,7 @@ impl<M: Memory> Worker<M> {
     pub(crate) fn hand_over(&mut self, now: Nanos, port_index: usize, patient: bool) {
         let slot = &mut self.outputs.slots[port_index];
         let published = self.published.load();
-        let patient = patient || published.is_patient();
+        let patient = patient || published.patient;
         let mut woken = 0_u64;
         for frame in self.batch.drain(..) {
             if self.moving.has_blocked() {

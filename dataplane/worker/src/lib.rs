@@ -14,10 +14,9 @@
 //!                              worker 0, j, ...
 //! ```
 //!
-//! Each group belongs to one worker, which is chosen at installation. The group is
-//! [moved](Dataplane::move_group) with all its state when its worker is overloaded or when an operator
-//! requests it. Frames that belong to no group are processed by worker 0. Only worker 0 learns Ethernet
-//! addresses and runs ARP and LLDP.
+//! Each group belongs to one worker, which is chosen at installation. The group is [moved](Dataplane::move_group) with
+//! all its state when its worker is overloaded or when an operator requests it. Frames that belong to no group are
+//! processed by worker 0. Only worker 0 learns Ethernet addresses and runs ARP and LLDP.
 //!
 //! ```
 //! use castnet_port::{MemLink, MemLinkConfig};

@@ -16,8 +16,7 @@ use crate::control::Clock;
 
 /// One of this many iterations is measured in parts.
 const CLOCKS_EVERY: u64 = 16;
-/// One of this many iterations samples the rings. It is never a measured one, so that neither disturbs the
-/// other.
+/// One of this many iterations samples the rings. It is never a measured one, so that neither disturbs the other.
 const RINGS_EVERY: u64 = 64;
 /// A part that takes longer was interrupted by another thread.
 const PART_MAX: Duration = Duration::from_micros(500);

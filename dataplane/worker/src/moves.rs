@@ -42,7 +42,7 @@ impl SharedControl {
         let next_hops: Vec<_> = group.rule.endpoints.iter().map(|e| e.next_hop.mac()).collect();
         let expected = Box::new(Expected::new(mcst_id, group.memory, next_hops));
         // The target reserves memory first, so that it cannot refuse the group later.
-        let (answer, expected) = target.ask(|reply| Command::Expect(expected, reply))?;
+        let (answer, expected) = target.request(|reply| Command::Expect(expected, reply))?;
         answer.map_err(MoveError::Refused)?;
         state.patient = true;
         let moved = self.carry(&mut state, (source, target), expected, (from, to));
@@ -52,14 +52,14 @@ impl SharedControl {
         let settled: Result<(), Stopped> = self
             .workers
             .iter()
-            .try_for_each(|worker| worker.ask(|reply| Command::Barrier(false, reply)));
+            .try_for_each(|worker| worker.request(|reply| Command::Barrier(false, reply)));
         let moved = moved.and_then(|moved| Ok(settled.map(|()| moved)?))?;
         drop(state);
         drop(moves);
         match cause {
-            MoveCause::Asked => tracing::info!(group = name, %mcst_id, from, to, "group moved: asked for"),
+            MoveCause::Asked => tracing::info!(group = name, %mcst_id, from, to, "group moved on request"),
             MoveCause::Overload { busy_percent } => {
-                tracing::info!(group = name, %mcst_id, from, to, busy_percent, "group moved: its worker was overloaded");
+                tracing::info!(group = name, %mcst_id, from, to, busy_percent, "group moved because its worker was overloaded");
             }
         }
         self.send_event(SwitchEventKind::GroupMoved {
@@ -85,24 +85,24 @@ impl SharedControl {
         own(state, to);
         self.publish_and_wait(state)?;
         // The source processes the frames handed to it before, then releases the group.
-        let Some(group) = source.ask(|reply| Command::Detach(mcst_id, reply))? else {
+        let Some(group) = source.request(|reply| Command::Detach(mcst_id, reply))? else {
             own(state, from);
             self.publish_and_wait(state)?;
-            target.ask(|reply| Command::Unexpect(Some(expected), reply))?;
+            target.request(|reply| Command::Unexpect(Some(expected), reply))?;
             return Err(MoveError::NoGroup { mcst_id });
         };
-        let (answer, expected) = target.ask(|reply| Command::Attach(group, expected, reply))?;
+        let (answer, expected) = target.request(|reply| Command::Attach(group, expected, reply))?;
         let Err((error, group)) = answer else {
-            target.ask(|reply| Command::Barrier(true, reply))?;
+            target.request(|reply| Command::Barrier(true, reply))?;
             return Ok(Moved { from, to });
         };
         // Memory was reserved, so attaching cannot fail. If it does, the group returns to the source and the
         // held frames are dropped.
         own(state, from);
-        let (_, expected) = source.ask(|reply| Command::Expect(expected, reply))?;
+        let (_, expected) = source.request(|reply| Command::Expect(expected, reply))?;
         self.publish_and_wait(state)?;
-        let _ = source.ask(|reply| Command::Attach(group, expected, reply))?;
-        target.ask(|reply| Command::Unexpect(None, reply))?;
+        let _ = source.request(|reply| Command::Attach(group, expected, reply))?;
+        target.request(|reply| Command::Unexpect(None, reply))?;
         Err(MoveError::Refused(error))
     }
 }

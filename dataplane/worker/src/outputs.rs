@@ -90,13 +90,10 @@ impl<M: Memory> Outputs<M> {
 
     /// Counts a frame received by `port` and dropped before it reached an engine.
     pub(crate) fn count_drop(&mut self, port: PortId, reason: DropReason) {
-        if let Some(slot) = self.slot(port) {
+        let slot_index = self.slot_of_port[port.index()];
+        if let Some(slot) = self.slots.get_mut(usize::from(slot_index)) {
             slot.drops[reason] += 1;
         }
-    }
-
-    fn slot(&mut self, port: PortId) -> Option<&mut PortSlot<M>> {
-        self.slots.get_mut(usize::from(self.slot_of_port[port.index()]))
     }
 }
 

@@ -10,24 +10,13 @@ use castnet_engine::Tables;
 pub(crate) struct Published {
     pub(crate) tables: Arc<Tables>,
     /// True if a frame is blocked, not dropped, when the ring to another worker is full.
-    patient: bool,
+    pub(crate) patient: bool,
 }
 
 impl Published {
-    pub(crate) fn new(tables: Tables) -> Self {
-        Self {
-            tables: Arc::new(tables),
-            patient: false,
-        }
-    }
-
-    /// Sets whether a frame is blocked, not dropped, when the ring to another worker is full.
-    pub(crate) fn patient(self, patient: bool) -> Self {
-        Self { patient, ..self }
-    }
-
-    pub(crate) fn is_patient(&self) -> bool {
-        self.patient
+    pub(crate) fn new(tables: Tables, patient: bool) -> Self {
+        let tables = Arc::new(tables);
+        Self { tables, patient }
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -55,7 +44,7 @@ mod tests {
         for (n, worker) in [(9, 2), (1, 1), (5, 0)] {
             owners.insert(group(n), worker);
         }
-        let published = Published::new(Tables::default().with_owners(owners));
+        let published = Published::new(Tables::default().with_owners(owners), false);
         let owner = |n| published.owner(Some(group(n).0));
         assert_eq!([1, 2, 5, 9, 10].map(owner), [1, 0, 0, 2, 0]);
         assert_eq!(published.owner(None), 0);

@@ -11,7 +11,7 @@ use castnet_wire::{CounterSet, DropReason, Drops, McstId, Nanos, PortId, counter
 use crate::meter::{Clocks, Occupancy};
 
 counters! {
-    /// What a worker has done since its start.
+    /// Counters of a worker since its start.
     pub struct WorkerCounters => copy_worker_counters {
         /// Iterations of its loop.
         polls,
@@ -118,8 +118,7 @@ impl WorkerStats {
 /// The maximum number of workers. The hand-over keeps a set of workers in one 64-bit word.
 pub(crate) const WORKERS_MAX: usize = 64;
 
-/// The number of groups, and of paths of all of them, in one report. Further groups follow in the next
-/// report.
+/// The number of groups, and of paths of all of them, in one report. Further groups follow in the next report.
 const GROUPS_PER_REPORT: usize = 256;
 const PATHS_PER_REPORT: usize = 2048;
 
@@ -141,8 +140,7 @@ pub(crate) struct Report {
     pub(crate) counters: CountersSnapshot,
     /// The ports in the order of the configuration.
     pub(crate) ports: Vec<PortNow>,
-    /// Occupancy of the rings: those of the ports in the same order, then those from the other workers by
-    /// index.
+    /// Occupancy of the rings: those of the ports in the same order, then those from the other workers by index.
     pub(crate) rings: Vec<Occupancy>,
     pub(crate) runtime: WorkerStats,
 }
@@ -202,8 +200,7 @@ pub struct PortReport {
     pub link: PortLink,
     /// Statistics of the queues of all workers. The drops are frames dropped in the port.
     pub stats: PortStats,
-    /// Counters of the engines. The drops are frames received here and dropped in an engine or on the way to
-    /// one.
+    /// Counters of the engines. The drops are frames received here and dropped in an engine or on the way to one.
     pub engine: PortCounters,
 }
 
@@ -255,8 +252,7 @@ pub struct GroupReport {
     pub counters: KindReport,
 }
 
-/// Counters of a group and of its endpoints, by the group's kind. Endpoints are in the order of the group's
-/// rule.
+/// Counters of a group and of its endpoints, by the group's kind. Endpoints are in the order of the group's rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KindReport {
     /// A multicast group.

@@ -59,7 +59,7 @@ impl SharedControl {
     pub(crate) fn neighbours(&self) -> Result<Vec<Neighbour>, Stopped> {
         let entries = Vec::with_capacity(self.config.engine.neighbours_max + PortId::COUNT);
         let worker = self.workers.first().ok_or(Stopped)?;
-        worker.ask(|reply| Command::Neighbours(entries, reply))
+        worker.request(|reply| Command::Neighbours(entries, reply))
     }
 }
 

@@ -49,7 +49,7 @@ impl Startup {
                 }
                 Ok(Err(error)) => failed = failed.or(Some(error)),
                 Err(_) => {
-                    let died = io::Error::other("it died while it opened its ports");
+                    let died = io::Error::other("the thread ended while it opened its ports");
                     failed = failed.or(Some(StartError::Thread(died)));
                 }
             }

@@ -42,7 +42,7 @@ pub(crate) struct WorkerSetup<M: Memory> {
     pub(crate) published: Arc<ArcSwap<Published>>,
     /// The generation of the tables in use. Control reads it.
     pub(crate) generation_in_use: Arc<AtomicU64>,
-    /// Rings by worker. The entry at this worker's engine_config index is unused.
+    /// Rings by worker. The entry at this worker's own index is unused.
     pub(crate) inbound: Vec<Ring<M>>,
     pub(crate) outbound: Vec<Ring<M>>,
     pub(crate) commands: Receiver<Command>,

@@ -1,5 +1,4 @@
-//! A collective group on a dataplane over memory links: contributions, sums, and the counters that control
-//! reads.
+//! A collective group on a dataplane over memory links: contributions, sums, and the counters that control reads.
 
 use crate::common::*;
 use castnet_rules::{GroupRule, HostEndpoint, RankPart, TranslatedRule};
@@ -194,7 +193,7 @@ fn ranks_that_disagree_raise_an_event() {
         host.send_one(control(rank, 1, 256 - rank as u64 / 2));
     }
     let event = loop {
-        let event = events.recv_timeout(PATIENCE).expect("an event");
+        let event = events.recv_timeout(TIMEOUT).expect("an event");
         if let SwitchEventKind::Engine(EventKind::CollectiveConflict {
             mcst_id,
             generation,

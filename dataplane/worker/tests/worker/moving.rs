@@ -273,7 +273,7 @@ impl Traffic {
         };
         let start = Instant::now();
         while !self.turn(upto) || (0..CASTS + SUMS.len()).any(|n| self.sent(n) < upto(n)) {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 panic!(
                     "no progress: {:?}",
                     (&self.casts, &self.sums, lab.dataplane.counters().unwrap())
@@ -297,7 +297,7 @@ fn still(traffic: &Traffic) -> (Seen, Counters) {
     let start = Instant::now();
     while !same.turn(|n| traffic.sent(n)) || (0..CASTS + SUMS.len()).any(|n| same.sent(n) < traffic.sent(n)) {
         assert!(
-            start.elapsed() < PATIENCE,
+            start.elapsed() < TIMEOUT,
             "the switch without moves makes no progress"
         );
     }
@@ -490,17 +490,16 @@ fn an_impossible_move_is_refused_and_changes_nothing() {
         (group.worker, group.status.multicast().unwrap().counters.data_in),
         (1, 2)
     );
-    let moved =
-        std::iter::from_fn(|| events.recv_timeout(PATIENCE).ok()).find_map(|event| match event.kind {
-            SwitchEventKind::GroupMoved {
-                name,
-                from,
-                to,
-                cause,
-                ..
-            } => Some((name, from, to, cause)),
-            _ => None,
-        });
+    let moved = std::iter::from_fn(|| events.recv_timeout(TIMEOUT).ok()).find_map(|event| match event.kind {
+        SwitchEventKind::GroupMoved {
+            name,
+            from,
+            to,
+            cause,
+            ..
+        } => Some((name, from, to, cause)),
+        _ => None,
+    });
     assert_eq!(moved, Some(("g1".into(), 0, 1, MoveCause::Asked)));
     lab.dataplane.stop();
     assert!(matches!(move_to(1, 0), Err(MoveError::Stopped(_))));
@@ -530,7 +529,7 @@ fn timers_move_with_the_group() {
     lab.dataplane.move_group(mcst(10), 0).unwrap();
     let kept = sums(&lab.dataplane.counters().unwrap()).keep_alives;
     let stalled = |kind: &SwitchEventKind| matches!(kind, SwitchEventKind::Engine(EventKind::PathStalled { mcst_id, .. }) if *mcst_id == mcst(1));
-    while !stalled(&events.recv_timeout(PATIENCE).expect("a stall event").kind) {}
+    while !stalled(&events.recv_timeout(TIMEOUT).expect("a stall event").kind) {}
     lab.wait("the early rank is kept waiting", |c| {
         sums(c).keep_alives > kept + 2
     });
@@ -538,8 +537,7 @@ fn timers_move_with_the_group() {
     assert_eq!(group.worker, 0);
 }
 
-/// Groups are installed, removed and replaced while they and others move. The remaining groups are not
-/// disturbed.
+/// Groups are installed, removed and replaced while they and others move. The remaining groups are not disturbed.
 #[test]
 fn removing_and_replacing_work_during_moves() {
     const SEED: u64 = 0x5EED;
@@ -614,7 +612,7 @@ fn an_overloaded_worker_loses_a_group() {
     let (mut psn, mut burst, mut moved) = (0, 1, None);
     while moved.is_none() {
         assert!(
-            start.elapsed() < PATIENCE,
+            start.elapsed() < TIMEOUT,
             "no group moved: {:?}",
             lab.dataplane.runtime()
         );

@@ -201,7 +201,7 @@ fn a_changed_mtu_raises_an_event_and_applies_to_frames_and_rules() {
     for (set, mtu) in [(1500, 1500), (9000, 4200)] {
         ours.set_mtu(set);
         assert_eq!(
-            events.recv_timeout(PATIENCE).unwrap().kind,
+            events.recv_timeout(TIMEOUT).unwrap().kind,
             SwitchEventKind::Port {
                 port: port(1),
                 name: "p1".into(),
@@ -312,7 +312,7 @@ fn a_frame_is_traced_and_captured() {
     let mut trace = lab.dataplane.trace_live(filter, 10).unwrap();
 
     h[0].send(&[data(1, 0, 0, 64), data(1, 3, 1, 64), data(1, 0, 1, 64)]);
-    let dropped = capture.recv_timeout(PATIENCE).unwrap();
+    let dropped = capture.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(
         (dropped.port, dropped.seen),
         (port(0), Seen::Dropped(DropReason::NotMember))
@@ -320,7 +320,7 @@ fn a_frame_is_traced_and_captured() {
     assert_eq!(dropped.bytes, data(1, 3, 1, 64));
     assert!(lab.dataplane.time_of_day(dropped.at) <= std::time::SystemTime::now());
     h[3].send_one(data(2, 3, 0, 64));
-    let seen = trace.recv_timeout(PATIENCE).unwrap();
+    let seen = trace.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(
         (seen.ingress, seen.verdict, seen.sent.len()),
         (port(3), Verdict::Replicated, 2)
@@ -333,17 +333,16 @@ fn a_frame_is_traced_and_captured() {
         .unwrap();
     h[0].send_one(data(1, 0, 2, 64));
     let three: Vec<_> = (0..3)
-        .map(|_| whole.recv_timeout(PATIENCE).unwrap().seen)
+        .map(|_| whole.recv_timeout(TIMEOUT).unwrap().seen)
         .collect();
     assert_eq!(three, [Seen::In, Seen::Out, Seen::Out]);
-    assert!(whole.recv_timeout(PATIENCE).is_err(), "that was all");
+    assert!(whole.recv_timeout(TIMEOUT).is_err(), "that was all");
     drop(whole);
     lab.dataplane.stop();
     assert!(lab.dataplane.capture(drops, usize::MAX, 1).is_err());
 }
 
-/// A burst creates more traces per iteration than the engine can queue. The subscriber receives them or their
-/// number.
+/// A burst creates more traces per iteration than the engine can queue. The subscriber receives them or their number.
 #[test]
 fn a_subscriber_receives_a_burst_or_counts_its_losses() {
     const FRAMES: u64 = 600;
@@ -360,7 +359,7 @@ fn a_subscriber_receives_a_burst_or_counts_its_losses() {
     }
     let (mut seen, start) = (0, Instant::now());
     while seen + capture.lost() < FRAMES * 9 {
-        assert!(start.elapsed() < PATIENCE, "{seen} seen, {} lost", capture.lost());
+        assert!(start.elapsed() < TIMEOUT, "{seen} seen, {} lost", capture.lost());
         seen += u64::from(capture.recv_timeout(Duration::from_millis(10)).is_ok());
     }
     assert_eq!(seen + capture.lost(), FRAMES * 9);
@@ -423,8 +422,7 @@ fn an_open_next_hop_is_resolved_by_routes_and_arp() {
     );
     assert!(refused.to_string().contains("castnet route add"), "{refused}");
 
-    // The longest prefix wins. A route through another port than the endpoint's is not used; ARP is used
-    // instead.
+    // The longest prefix wins. A route through another port than the endpoint's is not used; ARP is used instead.
     let via = |prefix: &str, last| Route {
         prefix: prefix.parse().unwrap(),
         next_hops: vec![RouteHop {
@@ -465,7 +463,7 @@ fn an_open_next_hop_is_resolved_by_routes_and_arp() {
 fn changes_raise_events() {
     let lab = Lab::new(2, 1);
     let events = lab.dataplane.events();
-    let next = || events.recv_timeout(PATIENCE).unwrap().kind;
+    let next = || events.recv_timeout(TIMEOUT).unwrap().kind;
     lab.install(&rule(1, &[0, 1]));
     assert_eq!(
         next(),
@@ -513,7 +511,7 @@ fn changes_raise_events() {
     assert_eq!(events.lost(), 0);
     lab.dataplane.stop();
     assert!(
-        events.recv_timeout(PATIENCE).is_err(),
+        events.recv_timeout(TIMEOUT).is_err(),
         "the stream ends with the dataplane"
     );
 }
@@ -661,7 +659,7 @@ fn a_dead_worker_is_noticed_and_the_others_still_end() {
     h0.send_one(plain(host_mac(0), MacAddr::BROADCAST, 1, 60));
     let start = std::time::Instant::now();
     while lab.dataplane.counters().is_ok() {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
         std::thread::yield_now();
     }
     assert_eq!(

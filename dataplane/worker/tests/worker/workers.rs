@@ -15,8 +15,7 @@ fn groups_are_spread_and_frames_are_handed_over() {
     const PSNS: u32 = 64;
     let lab = Lab::new(4, 2);
     let mut h = lab.hosts();
-    // Each host is the source of two groups, so groups of either worker receive frames on ports of either
-    // worker.
+    // Each host is the source of two groups, so groups of either worker receive frames on ports of either worker.
     for n in 0..8 {
         let source = n % 4;
         let ports: Vec<usize> = (0..4).map(|i| (source + i) % 4).collect();
@@ -111,8 +110,7 @@ fn lanes_of_a_group_are_on_different_workers() {
     lab.dataplane.stop().unwrap();
 }
 
-/// Sends numbered frames from host `from` to host 1, at most `window` ahead of the received frames. Counts
-/// both.
+/// Sends numbered frames from host `from` to host 1, at most `window` ahead of the received frames. Counts both.
 fn stream(ends: [MemEnd; 2], from: usize, window: u32, stop: &AtomicBool) -> u32 {
     let [mut near, mut far] = ends.each_ref().map(Host::new);
     // Host 1 is learned now, so its frames are not flooded.

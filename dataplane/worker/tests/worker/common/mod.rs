@@ -1,4 +1,4 @@
-//! A dataplane over memory links, with hosts at their other ends that the test plays.
+//! A dataplane over memory links. The test acts as the hosts at the other ends.
 #![allow(dead_code, unreachable_pub)]
 
 use std::net::Ipv4Addr;
@@ -15,8 +15,8 @@ use castnet_wire::{
 };
 use castnet_worker::{Counters, Dataplane, DataplaneConfig, PortConfig, WorkerConfig};
 
-/// How long a test waits for what must come before it fails.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The time after which a test fails.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub fn port(n: usize) -> PortId {
     PortId::new(n as u8).unwrap()
@@ -42,12 +42,12 @@ pub fn pool() -> Pool {
     })
 }
 
-/// A host's end of its link, in the thread that plays it.
+/// A host's end of its link.
 pub struct Host {
     pub pool: Pool,
     pub port: MemPort,
     sleeper: Sleeper,
-    /// Received and not looked at.
+    /// Received frames that have not been returned.
     got: Vec<Vec<u8>>,
 }
 
@@ -64,7 +64,7 @@ impl Host {
         }
     }
 
-    /// Sends frames; the link must have room for them.
+    /// Sends frames. The link must have capacity for them.
     pub fn send(&mut self, frames: &[Vec<u8>]) {
         for frames in frames.chunks(32) {
             let mut batch = Batch::new();
@@ -82,7 +82,7 @@ impl Host {
         self.send(&[frame]);
     }
 
-    /// Takes what is there.
+    /// Returns the frames that have arrived.
     pub fn poll(&mut self) -> Vec<Vec<u8>> {
         let mut batch = Batch::new();
         loop {
@@ -94,13 +94,13 @@ impl Host {
         }
     }
 
-    /// Takes frames until there are `count`.
+    /// Waits for `count` frames.
     pub fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
         let (start, mut frames) = (Instant::now(), self.poll());
         while frames.len() < count {
             assert!(
-                start.elapsed() < PATIENCE,
-                "{} of {count} frames came",
+                start.elapsed() < TIMEOUT,
+                "received {} of {count} frames",
                 frames.len()
             );
             self.sleeper
@@ -135,7 +135,7 @@ impl Lab {
             .collect();
         let mut config = DataplaneConfig::new("s1", ours);
         config.engine.lldp_interval = None;
-        // Groups stay where a test expects them.
+        // Groups stay at the workers that a test expects.
         config.balance = None;
         config.workers = vec![WorkerConfig::default(); workers];
         config.pool = PoolConfig {
@@ -158,7 +158,7 @@ impl Lab {
         self.dataplane.install(rule).unwrap();
     }
 
-    /// Waits until the counters say so.
+    /// Waits until `done` accepts the counters.
     pub fn wait(&self, what: &str, done: impl Fn(&Counters) -> bool) -> Counters {
         let start = Instant::now();
         loop {
@@ -167,7 +167,7 @@ impl Lab {
                 return counters;
             }
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "{what}: {:?} {:?}",
                 counters.totals,
                 counters.drops
@@ -177,7 +177,7 @@ impl Lab {
     }
 }
 
-/// Group `n` with its source host and receiving hosts at these ports.
+/// Group `n` with a source host and receiving hosts at these ports.
 pub fn rule(n: usize, ports: &[usize]) -> GroupRule {
     GroupRule {
         name: format!("g{n}"),
@@ -278,7 +278,7 @@ pub fn arp_request(from: usize, target: Ipv4Addr) -> Vec<u8> {
     out
 }
 
-/// An Ethernet frame of an EtherType that no switch looks into, with a number in it.
+/// An Ethernet frame with an EtherType that no switch parses, and with a number.
 pub fn plain(from: MacAddr, to: MacAddr, number: u32, length: usize) -> Vec<u8> {
     let mut out = vec![0x5A; length.max(60)];
     Ethernet {
@@ -304,7 +304,7 @@ pub fn roce(frame: &[u8]) -> RoceHeader {
     }
 }
 
-/// Contract S1 over the whole dataplane, once nothing moves any more.
+/// Contract S1 over the whole dataplane, when all traffic has ended.
 pub fn assert_conserved(c: &Counters) {
     let t = &c.totals;
     assert_eq!(
