@@ -162,10 +162,10 @@ pub(crate) struct State {
     tables: Tables,
     /// Bytes used by all groups, and the number of groups per worker.
     memory_used: usize,
-    groups_of: Vec<usize>,
+    groups_per_worker: Vec<usize>,
     /// The number of lanes per worker, by name of the group that has the lanes.
-    lanes_of: BTreeMap<String, Vec<usize>>,
-    generation: u64,
+    lanes_per_worker: BTreeMap<String, Vec<usize>>,
+    pub(crate) generation: u64,
     /// True while a group is moved. No frame may be dropped between workers then.
     pub(crate) patient: bool,
     /// Per worker, the load at the last measurement and the number of groups added since. Empty if load is
@@ -397,10 +397,7 @@ impl SharedControl {
             Some((worker, _)) => *worker,
             None => state.choose_worker(&rule.name, self.workers.len()),
         };
-        let group = match made {
-            Some(group) => group,
-            None => Context::compile(rule, infos)?,
-        };
+        let group = made.map_or_else(|| Context::compile(rule, infos), Ok)?;
         let handle = self.workers.get(worker).ok_or(Stopped)?;
         // The worker returns the replaced context, or the new one if both are equal. It is freed here.
         drop(handle.request(|reply| Command::Install(group, reply))??);
@@ -603,7 +600,7 @@ impl State {
         self.index.insert(&(&group.rule).into());
         self.members.add(&group.rule);
         self.memory_used += group.memory;
-        self.count(&group, group.worker, 1);
+        self.count(&group, 1);
         self.owners.insert(group.rule.mcst_id, group.worker);
         self.groups.insert(group.rule.mcst_id, group);
     }
@@ -613,7 +610,7 @@ impl State {
         self.index.remove(&(&group.rule).into());
         self.members.remove(&group.rule);
         self.memory_used -= group.memory;
-        self.count(&group, group.worker, -1);
+        self.count(&group, -1);
         self.owners.remove(mcst_id);
         Some(group)
     }
@@ -640,18 +637,19 @@ impl State {
         self.tables = std::mem::take(&mut self.tables).with_routes(&routes);
     }
 
-    /// Changes the number of groups of a worker by `more`.
-    fn count(&mut self, group: &RegisteredGroup, worker: usize, more: isize) {
+    /// Changes the number of groups and lanes of the group's worker by `more`.
+    fn count(&mut self, group: &RegisteredGroup, more: isize) {
+        let worker = group.worker;
         let add = |counts: &mut Vec<usize>| {
             counts.resize(counts.len().max(worker + 1), 0);
             counts[worker] = counts[worker].saturating_add_signed(more);
         };
-        add(&mut self.groups_of);
+        add(&mut self.groups_per_worker);
         if let Some((of, _)) = lane_of(&group.rule.name) {
-            let lanes = self.lanes_of.entry(of.to_owned()).or_default();
+            let lanes = self.lanes_per_worker.entry(of.to_owned()).or_default();
             add(lanes);
             if lanes.iter().all(|n| *n == 0) {
-                self.lanes_of.remove(of);
+                self.lanes_per_worker.remove(of);
             }
         }
     }
@@ -660,7 +658,7 @@ impl State {
     /// the fewest groups, then the first. Lanes go to the worker with the fewest other lanes of the same
     /// group, so that they are spread.
     fn choose_worker(&self, name: &str, workers: usize) -> usize {
-        let of = lane_of(name).and_then(|(group, _)| self.lanes_of.get(group));
+        let of = lane_of(name).and_then(|(group, _)| self.lanes_per_worker.get(group));
         let count = |counts: &Vec<usize>, worker: usize| counts.get(worker).copied().unwrap_or(0);
         // Key per worker: other lanes of the same group, expected load, groups.
         let mut load: Vec<(usize, u32, usize)> = (0..workers)
@@ -668,7 +666,7 @@ impl State {
                 (
                     of.map_or(0, |lanes| count(lanes, w)),
                     0,
-                    count(&self.groups_of, w),
+                    count(&self.groups_per_worker, w),
                 )
             })
             .collect();
@@ -679,9 +677,5 @@ impl State {
             .enumerate()
             .min_by_key(|(_, load)| **load)
             .map_or(0, |(worker, _)| worker)
-    }
-
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation
     }
 }

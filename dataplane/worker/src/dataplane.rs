@@ -26,7 +26,7 @@ use crate::published::Published;
 use crate::report::{
     Counters, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX, WorkerReport, WorkerStats,
 };
-use crate::startup::{Startup, join, rings};
+use crate::startup::{StartingWorker, await_opened, join, rings};
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, WorkerSetup};
@@ -85,13 +85,7 @@ impl Dataplane {
         let (notes, noted) = bounded(housekeeping::QUEUE);
         let events_lost = Arc::new(AtomicU64::new(0));
         let rings = rings::<M>(&config);
-        let mut startup = Startup {
-            commands: Vec::new(),
-            generations_in_use: Vec::new(),
-            threads: Vec::new(),
-            opened: Vec::new(),
-        };
-        let mut failed = None;
+        let (mut threads, mut starting, mut failed) = (Vec::new(), Vec::new(), None);
         for index in 0..config.workers.len() {
             let (commands, command_queue) = bounded(command::QUEUE);
             let (opened, opened_reply) = bounded(1);
@@ -112,19 +106,21 @@ impl Dataplane {
             let thread = thread::Builder::new().name(format!("castnet-w{index}"));
             let make = make.clone();
             match thread.spawn(move || worker::run(setup, &*make)) {
-                Ok(thread) => startup.threads.push(thread),
+                Ok(thread) => threads.push(thread),
                 Err(error) => {
                     failed = Some(StartError::Thread(error));
                     break;
                 }
             }
-            startup.commands.push(commands);
-            startup.generations_in_use.push(generation_in_use);
-            startup.opened.push(opened_reply);
+            starting.push(StartingWorker {
+                commands,
+                generation_in_use,
+                opened: opened_reply,
+            });
         }
-        let (handles, links, flow_tables) = match startup.ready(failed) {
+        let (handles, links, flow_tables) = match await_opened(starting, failed) {
             Ok(ready) => ready,
-            Err((error, threads)) => {
+            Err(error) => {
                 join(threads);
                 return Err(error);
             }
@@ -146,7 +142,7 @@ impl Dataplane {
             Ok(housekeeping) => housekeeping,
             Err(error) => {
                 drop(shared);
-                join(startup.threads);
+                join(threads);
                 return Err(StartError::Thread(error));
             }
         };
@@ -154,7 +150,7 @@ impl Dataplane {
             let _ = worker.send(Command::Go);
         }
         let threads = Threads {
-            workers: startup.threads,
+            workers: threads,
             housekeeping,
             notes,
         };
@@ -305,7 +301,7 @@ impl Dataplane {
 
     /// The number of times that tables were published: routes, group addresses and links.
     pub fn generation(&self) -> u64 {
-        self.shared.state.lock().generation()
+        self.shared.state.lock().generation
     }
 
     // ------------------------------------------------------------------------------------------------ reading

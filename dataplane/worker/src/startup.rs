@@ -15,56 +15,45 @@ use crate::error::StartError;
 use crate::steering::FlowTables;
 use crate::worker::{OpenedWorker, Ring};
 
-/// The workers that are starting.
-pub(crate) struct Startup {
-    pub(crate) commands: Vec<Sender<Command>>,
-    pub(crate) generations_in_use: Vec<Arc<AtomicU64>>,
-    pub(crate) threads: Vec<JoinHandle<()>>,
-    pub(crate) opened: Vec<Receiver<Result<OpenedWorker, StartError>>>,
+/// A worker whose thread has been created.
+pub(crate) struct StartingWorker {
+    pub(crate) commands: Sender<Command>,
+    pub(crate) generation_in_use: Arc<AtomicU64>,
+    pub(crate) opened: Receiver<Result<OpenedWorker, StartError>>,
 }
 
-impl Startup {
-    /// Waits until all workers have opened their ports. On failure the other workers end because their
-    /// command channels close.
-    #[allow(clippy::type_complexity)]
-    pub(crate) fn ready(
-        &mut self,
-        mut failed: Option<StartError>,
-    ) -> Result<(Vec<WorkerHandle>, Vec<PortLink>, FlowTables), (StartError, Vec<JoinHandle<()>>)> {
-        let (mut handles, mut links, mut flow_tables) = (Vec::new(), Vec::new(), Vec::new());
-        let commands = std::mem::take(&mut self.commands);
-        for ((opened, commands), generation_in_use) in
-            self.opened.iter().zip(commands).zip(&self.generations_in_use)
-        {
-            match opened.recv() {
-                Ok(Ok(ready)) => {
-                    handles.push(WorkerHandle::new(
-                        commands,
-                        ready.waker,
-                        generation_in_use.clone(),
-                        ready.alive,
-                    ));
-                    links = ready.links;
-                    flow_tables = ready.flow_tables;
-                }
-                Ok(Err(error)) => failed = failed.or(Some(error)),
-                Err(_) => {
-                    let died = io::Error::other("the thread ended while it opened its ports");
-                    failed = failed.or(Some(StartError::Thread(died)));
-                }
+/// Waits until all workers have opened their ports. On failure the other workers end because their command channels
+/// close. `failed` is an earlier failure, which takes precedence.
+pub(crate) fn await_opened(
+    workers: Vec<StartingWorker>,
+    mut failed: Option<StartError>,
+) -> Result<(Vec<WorkerHandle>, Vec<PortLink>, FlowTables), StartError> {
+    let (mut handles, mut links, mut flow_tables) = (Vec::new(), Vec::new(), Vec::new());
+    for worker in workers {
+        match worker.opened.recv() {
+            Ok(Ok(ready)) => {
+                let (waker, alive) = (ready.waker, ready.alive);
+                handles.push(WorkerHandle::new(
+                    worker.commands,
+                    waker,
+                    worker.generation_in_use,
+                    alive,
+                ));
+                links = ready.links;
+                flow_tables = ready.flow_tables;
             }
-        }
-        match failed {
-            None => {
-                let workers = handles.len();
-                Ok((handles, links, FlowTables::new(flow_tables, workers)))
-            }
-            Some(error) => {
-                drop(handles);
-                Err((error, std::mem::take(&mut self.threads)))
+            Ok(Err(error)) => failed = failed.or(Some(error)),
+            Err(_) => {
+                let died = io::Error::other("the thread ended while it opened its ports");
+                failed = failed.or(Some(StartError::Thread(died)));
             }
         }
     }
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let workers = handles.len();
+    Ok((handles, links, FlowTables::new(flow_tables, workers)))
 }
 
 /// Creates the rings from each worker to each other worker. The ring from a worker to itself is never used
