@@ -81,7 +81,7 @@ pub(crate) struct Responder {
     msn: u32,
     /// True if the gap before `expected` was NAKed.
     nak_sent: bool,
-    arriving: OpenMessage,
+    open_message: OpenMessage,
     queue: VecDeque<RecvWr>,
     queue_max: usize,
     answers: VecDeque<Answer>,
@@ -98,7 +98,7 @@ impl Responder {
             expected: config.rq_psn,
             msn: 0,
             nak_sent: false,
-            arriving: OpenMessage::Nothing,
+            open_message: OpenMessage::Nothing,
             queue: VecDeque::new(),
             queue_max: config.limits.receive,
             answers: VecDeque::new(),
@@ -225,7 +225,7 @@ impl Responder {
     ) -> Result<Option<Received>, Refusal> {
         let wr = self.queue.front().copied();
         // In rxe's order of checks: sequence of opcodes, receive, length, key.
-        match (request.kind, request.is_first, self.arriving) {
+        match (request.kind, request.is_first, self.open_message) {
             (RequestKind::Send, true, OpenMessage::Nothing) => {
                 self.process_send(request, wr.ok_or(Refusal::NotReady)?, 0, memory)
             }
@@ -304,7 +304,7 @@ impl Responder {
             ));
         }
         if !request.is_last {
-            self.arriving = OpenMessage::Send { received: total };
+            self.open_message = OpenMessage::Send { received: total };
             return Ok(None);
         }
         if let Some(rkey) = request.invalidate {
@@ -334,7 +334,7 @@ impl Responder {
         }
         memory.write(key, offset, request.payload).ok_or(NO_ACCESS)?;
         if !request.is_last {
-            self.arriving = OpenMessage::Write {
+            self.open_message = OpenMessage::Write {
                 key,
                 offset: offset + payload as u64,
                 rest: rest - payload,
@@ -342,7 +342,7 @@ impl Responder {
             };
             return Ok(None);
         }
-        self.arriving = OpenMessage::Nothing;
+        self.open_message = OpenMessage::Nothing;
         match (request.imm, self.queue.front().copied()) {
             (Some(_), Some(wr)) => Ok(Some(self.finish(request, wr, CompletionOp::RecvWriteImm, length))),
             _ => Ok(None),
@@ -366,7 +366,7 @@ impl Responder {
     }
 
     fn finish(&mut self, request: &Request<'_>, wr: RecvWr, op: CompletionOp, byte_len: u32) -> Received {
-        self.arriving = OpenMessage::Nothing;
+        self.open_message = OpenMessage::Nothing;
         self.queue.pop_front();
         Received {
             wr,
