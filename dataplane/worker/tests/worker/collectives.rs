@@ -1,10 +1,10 @@
 //! A collective group on a dataplane over memory links: contributions, sums, and the counters that control reads.
 
 use crate::common::*;
-use castnet_rules::{GroupRule, HostEndpoint, RankPart, TranslatedRule};
+use castnet_rules::{GroupRule, TranslatedRule};
 use castnet_wire::{
-    Bth, Call, CallFlags, Control, DataType, Ethernet, ExtHeaders, Network, Opcode, Operation, Pmtu,
-    Primitive, Psn, Qpn, Verdict, emit_roce, icrc,
+    Bth, Call, CallFlags, Control, DataType, Ethernet, ExtHeaders, Network, Opcode, Operation, Primitive,
+    Psn, Qpn, Verdict, emit_roce, icrc,
 };
 use castnet_worker::engine::{EventKind, InstallError as Refused};
 use castnet_worker::{InstallError, Installed, SwitchEventKind};
@@ -12,26 +12,7 @@ use castnet_worker::{InstallError, Installed, SwitchEventKind};
 const RANKS: usize = 3;
 
 fn sums(n: usize) -> GroupRule {
-    let member = |r: usize| HostEndpoint {
-        name: format!("h{r}"),
-        ip: host_ip(r),
-        qpn: qpn(n, r),
-        mac: host_mac(r),
-        part: RankPart {
-            rank: r as u16,
-            sq_psn: Psn::new(10 * r as u32),
-            rq_psn: Psn::new(0xFF_FFFF),
-        }
-        .into(),
-    };
-    GroupRule::star(
-        &format!("c{n}"),
-        mcst(n),
-        Pmtu::B1024,
-        TranslatedRule::root(64),
-        (0..RANKS).map(member).collect(),
-    )
-    .unwrap()
+    collective(n, RANKS, TranslatedRule::root(64), |rank| (10 * rank, 0xFF_FFFF))
 }
 
 fn frame(rank: usize, group: usize, offset: u32, imm: Option<u32>, payload: &[u8]) -> Vec<u8> {

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use castnet_port::Port;
-use castnet_rules::{GroupRule, HostEndpoint, RankPart, TranslatedRule};
+use castnet_rules::{GroupRule, TranslatedRule};
 use castnet_wire::{
     Aeth, Bth, Call, CallFlags, Control, DataType, Ethernet, ExtHeaders, MacAddr, Network, Opcode, Operation,
-    Pmtu, Primitive, Psn, Qpn, Syndrome, Verdict, build::emit_ack, emit_roce,
+    Primitive, Psn, Qpn, Syndrome, Verdict, build::emit_ack, emit_roce,
 };
 use castnet_worker::engine::{EventKind, InstallError as Refused};
 use castnet_worker::{
@@ -55,31 +55,12 @@ fn cast(n: usize) -> GroupRule {
 }
 
 fn sums(n: usize) -> GroupRule {
-    let member = |r: usize| HostEndpoint {
-        name: format!("h{r}"),
-        ip: host_ip(r),
-        qpn: qpn(n, r),
-        mac: host_mac(r),
-        part: RankPart {
-            rank: r as u16,
-            sq_psn: Psn::new(0),
-            rq_psn: Psn::new(0),
-        }
-        .into(),
-    };
     let kind = TranslatedRule {
         // The timeout is long, so that a slow test machine causes no retransmission.
         ack_timeout_us: 30_000_000,
         ..TranslatedRule::root(64)
     };
-    GroupRule::star(
-        &format!("c{n}"),
-        mcst(n),
-        Pmtu::B1024,
-        kind,
-        (0..RANKS).map(member).collect(),
-    )
-    .unwrap()
+    collective(n, RANKS, kind, |_| (0, 0))
 }
 
 fn headers(from: usize, group: usize) -> (Ethernet, Network) {

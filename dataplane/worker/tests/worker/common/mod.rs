@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use castnet_port::{
     Batch, MemEnd, MemLink, MemLinkConfig, MemPort, Pool, PoolBuf, PoolConfig, Port, Sides, Sleeper,
 };
-use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
+use castnet_rules::{
+    Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RankPart, TranslatedRule,
+};
 use castnet_wire::build::{emit_ack, emit_arp};
 use castnet_wire::{
     Aeth, Arp, Bth, Ethernet, ExtHeaders, MacAddr, McstId, Network, Opcode, Parsed, Pmtu, PortId, Psn, Qpn,
@@ -196,6 +198,24 @@ pub fn rule(n: usize, ports: &[usize]) -> GroupRule {
         }
         .into(),
     }
+}
+
+/// Collective group `n` of the first `ranks` hosts. `psns` returns the first PSNs that a rank sends and receives.
+pub fn collective(n: usize, ranks: usize, kind: TranslatedRule, psns: fn(u32) -> (u32, u32)) -> GroupRule {
+    let rank = |r: usize| {
+        let (sq_psn, rq_psn) = psns(r as u32);
+        let part = RankPart {
+            rank: r as u16,
+            sq_psn: Psn::new(sq_psn),
+            rq_psn: Psn::new(rq_psn),
+        };
+        HostEndpoint {
+            part: part.into(),
+            ..host(n, r)
+        }
+    };
+    let ranks = (0..ranks).map(rank).collect();
+    GroupRule::star(&format!("c{n}"), mcst(n), Pmtu::B1024, kind, ranks).unwrap()
 }
 
 /// The QP of the host at port `n` in group `group`.
