@@ -101,8 +101,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// - `af_packet:eth0`; options `rx=FRAMES`, `tx=FRAMES` (ring sizes), `promiscuous=no`, `bypass=no` (send through the
 ///   queueing discipline), `offloads=keep`, `roce=share` (the kernel's stack sees RoCE frames too).
 /// - `pcap:in.pcap,out.pcapng`; either may be left out, as in `pcap:,out.pcap`; options `timed=yes`, `mtu=BYTES`.
-/// - `memory:NAME`: a link inside this process. The first port with this name gets one end, the second port
-///   the other.
+/// - `memory:NAME`: a link inside this process. The first port with this name gets one end, the second port the other.
 /// - `dpdk:DEVICE`: a PCI address or a virtual device (`net_memif0`); options `rx=FRAMES`, `tx=FRAMES` (ring sizes),
 ///   `queues=NUMBER` (to receive from), `mtu=BYTES`, `promiscuous=no`; all others are the driver's own
 ///   (`dpdk:net_pcap0,rx_pcap=in.pcap,tx_pcap=out.pcap`). Opened by switches that were built with DPDK.

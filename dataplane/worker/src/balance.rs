@@ -1,6 +1,6 @@
 //! Pure decisions on the worker of each group, from the load of the workers and the work of their groups.
 //!
-//! The load of a worker is measured; the share of a group is estimated. Each piece of work has a [cost](cost)
+//! The load of a worker is measured; the share of a group is estimated. Each piece of work has a [`cost`]
 //! in nanoseconds, of which only the proportions matter. The costs of all groups and of the worker's other
 //! frames are scaled to the time that the worker was busy.
 

@@ -315,11 +315,10 @@ impl Mbuf {
 
 // SAFETY: a frame is not bound to a thread, and any thread may free a buffer. Only lent bytes can be reached
 // by two threads: through the whole frame in one thread and through its readers in others.
-// - No thread writes lent bytes. While the reference count is above one, the whole frame permits writes only
-//   to bytes that no other frame reads, according to its `usr` word, which only its owner accesses. Once the
-//   owner has seen a count of one (`is_lent`), it stays one: only the owner of the whole frame or of a reader
-//   can create another reader, and no reader exists then. A reader made from a reader covers no more bytes
-//   than it.
+// - No thread writes lent bytes. While the reference count is above one, the whole frame permits writes only to bytes
+//   that no other frame reads, according to its `usr` word, which only its owner accesses. Once the owner has seen a
+//   count of one (`is_lent`), it stays one: only the owner of the whole frame or of a reader can create another reader,
+//   and no reader exists then. A reader made from a reader covers no more bytes than it.
 // - The count is atomic (`RTE_MBUF_REFCNT_ATOMIC`, asserted in the shim). A reader that is dropped releases
 //   its reads, and `is_lent` acquires them before it permits writes. DPDK's shortcut at a count of one is
 //   taken only by a sole owner, and so by one thread.

@@ -29,13 +29,11 @@
 //! An RC acknowledgement means that bytes have arrived, not that they were consumed. Therefore the receiver's posted
 //! receives are the credit. The receiver has a ring of `slots` buffers. Message k uses slot k modulo `slots`.
 //!
-//! - With SEND, `slots` receives are posted, one per buffer. Each is posted again after its message was
-//!   consumed.
-//! - With WRITE, the sender addresses the slot, and the immediate of each message takes an empty receive.
-//!   Only the last packet of a message needs the receive; earlier packets are written without it. Therefore
-//!   `slots - 1` receives are posted. When c messages are consumed, at most c + slots - 1 are complete. The
-//!   next message that may start is number c + slots - 1, and the previous message in its slot, number c - 1,
-//!   is consumed.
+//! - With SEND, `slots` receives are posted, one per buffer. Each is posted again after its message was consumed.
+//! - With WRITE, the sender addresses the slot, and the immediate of each message takes an empty receive. Only the last
+//!   packet of a message needs the receive; earlier packets are written without it. Therefore `slots - 1` receives are
+//!   posted. When c messages are consumed, at most c + slots - 1 are complete. The next message that may start is
+//!   number c + slots - 1, and the previous message in its slot, number c - 1, is consumed.
 //!
 //! Without a receive, the responder replies with an RNR NAK and the sender retries after `min_rnr_timer`. So
 //! the slowest member of a group slows down all, and no message is lost. If the sender's `rnr_retry` is not 7
