@@ -1,56 +1,57 @@
-//! rxe-like hosts and a network with a bounded number of faults: safety on the way, delivery in the end.
+//! Hosts that behave like rxe, and a network with a bounded number of faults: safety in all states, delivery in the
+//! end.
 
 use crate::fabric::{End, Fabric, LINKS, RECEIVERS, Topology};
 use crate::host::{Requester, Responder};
 use crate::message::{Answer, Message, PACKETS, Queue};
-use crate::switch::{Arrival, Outcome, Rule, Seen, Spoil, Switches};
+use crate::switch::{Arrival, Fault, Outcome, Rule, Seen, Switches};
 use stateright::{Model, Property};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-/// Messages that can be late at the same time.
+/// Most messages that are delayed at the same time.
 const LATE_MAX: usize = 2;
 
-/// Bounds of one run. Faults may hit any message on any link, in either direction.
+/// Bounds of a run. Faults may affect any message on any link in either direction.
 #[derive(Clone, Copy)]
 pub struct Config {
     /// The switches.
     pub topology: Topology,
-    /// Bit `i`: packet `i` asks for an ACK, and ends a message.
+    /// Bit `i`: packet `i` requests an ACK, and ends a message.
     pub ack_requests: u8,
-    /// Messages lost.
+    /// Most lost messages.
     pub losses: u8,
-    /// Which can be lost.
+    /// Messages that may be lost.
     pub losable: Losable,
-    /// Messages delivered twice.
+    /// Most duplicated messages.
     pub duplicates: u8,
-    /// Messages that any number of later ones overtake: at most two.
+    /// Most delayed messages, each overtaken by any number of later ones: at most two.
     pub delays: u8,
-    /// Time-outs of the source while messages are on the way.
+    /// Most time-outs of the source while messages are in flight.
     pub early_time_outs: u8,
-    /// Time-outs of the source when nothing is on the way any more. Delivery must not need more.
+    /// Most time-outs of the source while no message is in flight. Delivery must not need more.
     pub time_outs: u8,
-    /// By receiver, the packet that finds no receive posted when it first comes.
+    /// By receiver, the packet that finds no posted receive when it first arrives.
     pub not_ready: [Option<u8>; RECEIVERS],
     /// By receiver, the packet that ends its connection.
     pub refuses: [Option<u8>; RECEIVERS],
-    /// A fault put in on purpose.
-    pub spoil: Spoil,
-    /// Explore all interleavings, even those that differ only in the order of what does not meet.
+    /// A deliberate fault.
+    pub fault: Fault,
+    /// Explore all interleavings, including those that differ only in the order of independent events.
     pub exhaustive: bool,
-    /// What the run must have seen.
+    /// States that the run must reach.
     pub sights: &'static [Sight],
 }
 
-/// Which messages can be lost.
+/// Messages that may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Losable {
-    /// Any.
+    /// All messages.
     All,
-    /// Packets that others follow. Their loss must be repaired without a time-out.
+    /// Packets that are followed by others. Their loss must be repaired without a time-out.
     Followed,
-    /// All but what receivers say. A receiver whose connection has ended says so once; where that is lost on its first link, the
-    /// source is left to run through its retries, as without a switch.
+    /// All messages except those of receivers. A receiver whose connection has ended reports it once. If that report
+    /// is lost on its first link, the source uses up its retries, as without a switch.
     NotFromReceivers,
 }
 
@@ -58,8 +59,8 @@ pub enum Losable {
 pub type Sight = fn() -> Property<Bounded>;
 
 impl Config {
-    /// No fault of any kind, all packets asking.
-    pub const fn calm(topology: Topology) -> Self {
+    /// A run without faults in which all packets request an ACK.
+    pub const fn without_faults(topology: Topology) -> Self {
         Self {
             topology,
             ack_requests: 0b111,
@@ -71,28 +72,28 @@ impl Config {
             time_outs: 0,
             not_ready: [None; RECEIVERS],
             refuses: [None; RECEIVERS],
-            spoil: Spoil::Nothing,
+            fault: Fault::Nothing,
             exhaustive: false,
             sights: &[],
         }
     }
 }
 
-/// The model.
+/// The model of a run.
 #[derive(Clone)]
 pub struct Bounded {
     config: Config,
     fabric: Fabric,
 }
 
-/// All there is.
+/// State of hosts, switches and links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     switches: Switches,
     source: Requester,
     receivers: [Responder; RECEIVERS],
     links: [Queue; LINKS],
-    /// Messages that others overtake, by link; sorted, so that what is the same looks the same.
+    /// Delayed messages with their links; sorted, so that equal states compare equal.
     late: [Option<Late>; LATE_MAX],
     losses: u8,
     duplicates: u8,
@@ -100,7 +101,7 @@ pub struct State {
     early_time_outs: u8,
     time_outs: u8,
     broken: Option<Rule>,
-    /// What the last step did: no part of a state's identity.
+    /// Events of the last step. Not part of the state's identity.
     seen: Seen,
 }
 
@@ -133,38 +134,39 @@ struct Late {
     overtaken: bool,
 }
 
-/// What can happen next.
+/// A possible next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The oldest message of a link arrives.
+    /// The oldest message of a link is delivered.
     Deliver(usize, Message),
-    /// It arrives, and will once more.
+    /// It is delivered and stays on the link.
     Duplicate(usize, Message),
     /// It is lost.
     Lose(usize, Message),
-    /// It will be late.
+    /// It is delayed.
     Delay(usize, Message),
-    /// A late one arrives.
+    /// A delayed message is delivered.
     DeliverLate(usize, Message),
-    /// The source's retransmission timer runs out.
+    /// The retransmission timer of the source expires.
     TimeOut,
-    /// The wait of an RNR NAK is over.
-    ComeAgain,
+    /// The wait after an RNR NAK ends.
+    EndRnrWait,
 }
 
 impl State {
-    /// Whether it ended as it should: all delivered and the source told, or a refusal told to the source.
+    /// Returns true if the run has ended correctly: everything is delivered and the source knows it, or the source
+    /// has received a refusal.
     fn is_settled(&self) -> bool {
         let delivered = self.receivers.iter().all(|receiver| receiver.expected == PACKETS);
         delivered && self.source.is_done() || self.source.failed
     }
 
-    /// What the way here broke.
+    /// The rule that the path to this state violated.
     pub fn broken(&self) -> Option<Rule> {
         self.broken
     }
 
-    /// Gives each switch and host in turn: all but what is on the way and what could still go wrong.
+    /// Calls `each` with a hash of each switch and host, without messages in flight and remaining faults.
     pub fn parts(&self, mut each: impl FnMut(DefaultHasher)) {
         let mut part = |index: usize, state: &dyn Fn(&mut DefaultHasher)| {
             let mut hasher = DefaultHasher::new();
@@ -187,7 +189,7 @@ impl State {
         }
     }
 
-    fn is_quiet(&self) -> bool {
+    fn is_network_empty(&self) -> bool {
         self.links.iter().all(|queue| queue.is_empty()) && self.late == [None; LATE_MAX]
     }
 }
@@ -195,26 +197,23 @@ impl State {
 impl Bounded {
     /// The model of a run.
     pub fn new(config: Config) -> Self {
-        assert!(
-            usize::from(config.delays) <= LATE_MAX,
-            "no room for so many late messages"
-        );
+        assert!(usize::from(config.delays) <= LATE_MAX, "too many late messages");
         Self {
             fabric: Fabric::new(config.topology),
             config,
         }
     }
 
-    /// A link whose actions are all that need be explored now.
+    /// Returns a link whose actions are the only ones to explore now.
     ///
-    /// A host reads and writes nothing but its own state and its two links. So what happens on the link towards it commutes
-    /// with everything else, and all that can happen there next can happen now: what others add comes behind the oldest
-    /// message. Any run can therefore be told in an order in which the link's next action comes first, and no other order
-    /// need be looked at. Only the source must not have a timer that could run out meanwhile. The same holds of stale
-    /// feedback on any link: it changes nothing, now or later. `tests/reduction.rs` holds this equal to the exhaustive
+    /// A host reads and writes only its own state and its two links. So events on the link towards it commute with
+    /// all other events, and the next ones can happen now: messages that others add come behind the oldest. Each run
+    /// therefore has an equivalent order in which the next action of that link comes first, and other orders need not
+    /// be explored. The source must not have a timer that could expire in between. The same holds for stale feedback
+    /// on any link: it changes nothing, now or later. `tests/reduction.rs` compares this with the exhaustive
     /// exploration.
-    fn link_that_goes_first(&self, state: &State) -> Option<usize> {
-        let goes_first = |link: &usize| {
+    fn priority_link(&self, state: &State) -> Option<usize> {
+        let has_priority = |link: &usize| {
             let Some(message) = state.links[*link].head() else {
                 return false;
             };
@@ -226,11 +225,11 @@ impl Bounded {
                 }
         };
         (0..self.fabric.links())
-            .find(goes_first)
+            .find(has_priority)
             .filter(|_| !self.config.exhaustive)
     }
 
-    /// Whether feedback tells nothing that its reader does not know, and never will again: counts only grow.
+    /// Returns true if feedback has no information for its receiver. It never will: counts only increase.
     fn is_stale(&self, state: &State, link: usize, message: Message) -> bool {
         let Message::Feedback(_, at) = message else {
             return false;
@@ -242,29 +241,29 @@ impl Bounded {
         }
     }
 
-    /// What can happen on a link. Left out, unless all is to be explored, is what only spends a fault: the same without it
-    /// can do all that follows, and more.
+    /// Adds the possible actions on a link. Except in an exhaustive run, actions that only use up a fault are left
+    /// out: the state without them allows everything that follows, and more.
     fn link_actions(&self, state: &State, link: usize, actions: &mut Vec<Action>) {
         let all = self.config.exhaustive;
         if let Some(message) = state.links[link].head() {
             let stale = !all && self.is_stale(state, link, message);
-            let unheard = match (self.fabric.end(link), message) {
+            let is_ignored = match (self.fabric.end(link), message) {
                 (End::Receiver(i), Message::Data(at)) => !all && state.receivers[i].ignores(at),
                 _ => stale,
             };
             let repeatable = all || !matches!(message, Message::Feedback(Answer::Ack, _));
             actions.push(Action::Deliver(link, message));
-            if state.losses > 0 && !unheard && self.is_losable(link, message) {
+            if state.losses > 0 && !is_ignored && self.is_losable(link, message) {
                 actions.push(Action::Lose(link, message));
             }
-            if state.duplicates > 0 && !unheard && repeatable {
+            if state.duplicates > 0 && !is_ignored && repeatable {
                 actions.push(Action::Duplicate(link, message));
             }
             if state.delays > 0 && !stale {
                 actions.push(Action::Delay(link, message));
             }
         }
-        // Where nothing has overtaken it yet, it is only slow, as any message can be.
+        // If no message has overtaken it, it is only slow, as any message may be.
         let empty = state.links.iter().all(|queue| queue.is_empty());
         let late = state.late.iter().flatten();
         let late = late.filter(|late| usize::from(late.link) == link && (late.overtaken || empty || all));
@@ -298,25 +297,25 @@ impl Bounded {
         state.late.sort_unstable();
         match (self.fabric.end(link), message) {
             (End::Source, Message::Feedback(answer, at)) => {
-                let again = state.source.answer(answer, at);
-                self.send(state, again);
+                let packets = state.source.answer(answer, at);
+                self.send(state, packets);
             }
             (End::Receiver(i), Message::Data(at)) => {
-                if let Some(answer) = state.receivers[i].data(at, self.asks(at)) {
+                if let Some(answer) = state.receivers[i].data(at, self.requests_ack(at)) {
                     self.put(state, End::Receiver(i), answer);
                 }
             }
             (End::Switch { index, path }, message) => {
-                let asks = matches!(message, Message::Data(at) if self.asks(at));
+                let requests_ack = matches!(message, Message::Data(at) if self.requests_ack(at));
                 let arrival = Arrival {
                     index,
                     path,
                     message,
-                    asks,
+                    requests_ack,
                     message_ends: self.config.ack_requests,
                 };
                 let Outcome { sent, broken, seen } =
-                    state.switches.arrive(&self.fabric, self.config.spoil, arrival);
+                    state.switches.arrive(&self.fabric, self.config.fault, arrival);
                 state.broken = state.broken.or(broken);
                 state.seen = seen;
                 for (path, message) in sent {
@@ -331,7 +330,7 @@ impl Bounded {
         }
     }
 
-    /// M1 and M2 at the source, against what the receivers truly have.
+    /// Checks M1 and M2 at the source against the true state of the receivers.
     fn check_truth(&self, state: &mut State, message: Message) {
         if state
             .receivers
@@ -343,7 +342,7 @@ impl Bounded {
         }
     }
 
-    fn asks(&self, at: u8) -> bool {
+    fn requests_ack(&self, at: u8) -> bool {
         self.config.ack_requests >> at & 1 != 0
     }
 }
@@ -376,13 +375,13 @@ impl Model for Bounded {
         if state.broken.is_some() {
             return;
         }
-        if let Some(link) = self.link_that_goes_first(state) {
+        if let Some(link) = self.priority_link(state) {
             return self.link_actions(state, link, actions);
         }
         for link in 0..self.fabric.links() {
             self.link_actions(state, link, actions);
         }
-        let time_outs = if state.is_quiet() {
+        let time_outs = if state.is_network_empty() {
             state.time_outs
         } else {
             state.early_time_outs
@@ -391,7 +390,7 @@ impl Model for Bounded {
             actions.push(Action::TimeOut);
         }
         if state.source.waiting {
-            actions.push(Action::ComeAgain);
+            actions.push(Action::EndRnrWait);
         }
     }
 
@@ -430,19 +429,19 @@ impl Model for Bounded {
                 self.arrive(&mut state, link, message);
             }
             Action::TimeOut => {
-                let quiet = before.is_quiet();
+                let quiet = before.is_network_empty();
                 *(if quiet {
                     &mut state.time_outs
                 } else {
                     &mut state.early_time_outs
                 }) -= 1;
                 state.seen.timed_out = true;
-                let again = state.source.go_back();
-                self.send(&mut state, again);
+                let packets = state.source.go_back();
+                self.send(&mut state, packets);
             }
-            Action::ComeAgain => {
-                let again = state.source.go_back();
-                self.send(&mut state, again);
+            Action::EndRnrWait => {
+                let packets = state.source.go_back();
+                self.send(&mut state, packets);
             }
         }
         Some(state)
@@ -457,33 +456,37 @@ impl Model for Bounded {
                 s.broken != Some(Rule::M2)
             }),
             Property::always(
-                "M3: a packet goes exactly to those that lack it",
+                "M3: a packet is sent exactly to the paths that lack it",
                 |_, s: &State| s.broken != Some(Rule::M3),
             ),
-            Property::always("the MSN is that of the slowest", |_, s: &State| {
+            Property::always("the MSN is that of the slowest path", |_, s: &State| {
                 s.broken != Some(Rule::Msn)
             }),
-            Property::always("no message out of place", |_, s: &State| {
+            Property::always("every message is expected where it arrives", |_, s: &State| {
                 s.broken != Some(Rule::Sense)
             }),
-            // The checker's `eventually` is blind on cycles, and at joins to what differs before them. There are no
-            // cycles (`tests/reduction.rs` looks for them), and what is settled stays so. And the same is asked once
-            // more of the states with nothing left to do.
-            Property::eventually("all is delivered and the source knows", |_, s: &State| {
-                s.is_settled()
-            }),
-            Property::always("no end but with all delivered", |model: &Self, s: &State| {
-                let mut actions = Vec::new();
-                model.actions(s, &mut actions);
-                !actions.is_empty() || s.broken.is_some() || s.is_settled()
-            }),
+            // `eventually` of the checker misses cycles, and what differs before paths join. There are no cycles
+            // (`tests/reduction.rs` checks it), and a settled state stays settled. In addition, the next property
+            // checks all final states.
+            Property::eventually(
+                "everything is delivered and the source knows it",
+                |_, s: &State| s.is_settled(),
+            ),
+            Property::always(
+                "everything is delivered in final states",
+                |model: &Self, s: &State| {
+                    let mut actions = Vec::new();
+                    model.actions(s, &mut actions);
+                    !actions.is_empty() || s.broken.is_some() || s.is_settled()
+                },
+            ),
         ];
         properties.extend(self.config.sights.iter().map(|sight| sight()));
         properties
     }
 }
 
-/// What a run can be asked to have seen.
+/// States that a run can be required to reach.
 pub mod sights {
     use super::{Bounded, Property, State};
 
@@ -496,13 +499,13 @@ pub mod sights {
     }
 
     sights! {
-        nak_held = "a NAK waits for a path that lags";
-        nak_released = "a NAK goes up once the last path has all before it";
-        nak_repeated = "a second NAK of the same gap ends at the switch";
-        filtered = "a retransmission goes only where it is needed";
-        answered = "a retransmission that all have is answered by the switch";
-        answered_below = "a retransmission that all have is answered by a switch below the first";
-        rnr_merged = "an RNR NAK takes a gap of another path with it";
+        nak_held = "a NAK waits for a slower path";
+        nak_released = "a NAK is sent up once the last path has everything before it";
+        nak_repeated = "a second NAK of the same gap is absorbed by the switch";
+        filtered = "a retransmission is sent only where it is needed";
+        answered = "a retransmission that all paths have is answered by the switch";
+        answered_below = "a retransmission that all paths have is answered by a switch below the first";
+        rnr_merged = "an RNR NAK covers a gap of another path";
         fatal_repeated = "a NAK that ends the connection is repeated";
         timed_out = "the source times out";
     }

@@ -1,26 +1,27 @@
-//! The switches of both models and how they hang together.
+//! The switches of both models and their links.
 
 use castnet_collective::{Multicast, MulticastConfig, PathId};
 use castnet_wire::{Nanos, Psn};
 
-/// Receivers.
+/// Number of receivers.
 pub const RECEIVERS: usize = 3;
-/// Switches at most.
+/// Most switches.
 pub const SWITCHES: usize = 3;
-/// Paths per switch at most.
+/// Most paths of a switch.
 pub const PATHS: usize = 3;
-/// Links at most: two per edge.
+/// Most links: two per edge.
 pub const LINKS: usize = 12;
-/// The PSN of the first packet: the third is past the wrap.
+/// PSN of the first packet. The third one is behind the wrap.
 pub const START: Psn = Psn::new(Psn::MODULUS - 2);
 
-/// The link that leads away from the source: the first edge is the source's.
+/// The link from the source. The first edge is that of the source.
 const FROM_SOURCE: usize = 0;
 
-/// Two tiers of switches between one source and three receivers.
+/// Two tiers of switches between a source and three receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// A root with the source, a receiver and a leaf; the leaf with two receivers. Both kinds of next hop at one switch.
+    /// A root with the source, a receiver and a leaf; the leaf has two receivers. One switch has both kinds of next
+    /// hop.
     RootAndLeaf,
     /// A spine between two leaves: one with the source and a receiver, one with two receivers.
     SpineAndLeaves,
@@ -35,9 +36,9 @@ pub enum End {
     Receiver(usize),
     /// A path of a switch.
     Switch {
-        /// Which switch; 0 is the one next to the source.
+        /// Index of the switch; 0 is next to the source.
         index: usize,
-        /// Which path.
+        /// Index of the path.
         path: usize,
     },
 }
@@ -51,9 +52,9 @@ pub struct Fabric {
     ups: Vec<usize>,
     /// By switch, the paths towards receivers.
     downs: Vec<Vec<usize>>,
-    /// By switch and path, the link that leads away.
+    /// By switch and path, the outgoing link.
     away: [[usize; PATHS]; SWITCHES],
-    /// By receiver, the link that leads away.
+    /// By receiver, the outgoing link.
     away_from_receiver: [usize; RECEIVERS],
 }
 
@@ -110,23 +111,23 @@ impl Fabric {
         fabric
     }
 
-    /// How many switches there are.
+    /// Number of switches.
     pub fn switches(&self) -> usize {
         self.ups.len()
     }
 
-    /// How many links there are.
+    /// Number of links.
     pub fn links(&self) -> usize {
         2 * self.edges.len()
     }
 
-    /// Where a link ends: even ones go down, odd ones up.
+    /// The end that a link leads to. Even links go down, odd links go up.
     pub fn end(&self, link: usize) -> End {
         let [upper, lower] = self.edges[link / 2];
         if link.is_multiple_of(2) { lower } else { upper }
     }
 
-    /// The link that leads away from `end`.
+    /// The outgoing link of `end`.
     pub fn link_from(&self, end: End) -> usize {
         match end {
             End::Source => FROM_SOURCE,
@@ -135,22 +136,22 @@ impl Fabric {
         }
     }
 
-    /// What is at the other end.
+    /// The other end of the edge.
     pub fn peer(&self, end: End) -> End {
         self.end(self.link_from(end))
     }
 
-    /// The path of a switch that leads to the source.
+    /// The path of a switch towards the source.
     pub fn up(&self, index: usize) -> usize {
         self.ups[index]
     }
 
-    /// The paths of a switch that lead to receivers.
+    /// The paths of a switch towards receivers.
     pub fn downs(&self, index: usize) -> &[usize] {
         &self.downs[index]
     }
 
-    /// The machine that ships for a switch, before it has seen anything.
+    /// The machine of the data plane for a switch, in its initial state.
     pub fn machine(&self, index: usize, start_psn: Option<Psn>) -> Multicast {
         Multicast::new(MulticastConfig {
             paths: self.downs[index].len() as u16 + 1,

@@ -1,7 +1,7 @@
-//! Hosts as Linux rxe behaves, by position instead of PSN, without bytes and clocks.
+//! Hosts that behave like Linux rxe. They use positions instead of PSNs, and have no bytes and clocks.
 //!
-//! Both are as small as they can be, so that states stay few: the requester sends all that it may at once (a network that
-//! delays at will makes up for a slower one), and its timers are actions of the model.
+//! Both are as small as possible to limit the number of states. The requester sends everything it may at once: a
+//! slower one is equal to a delay in the network. Its timers are actions of the model.
 
 use crate::message::{Answer, Message, PACKETS};
 use std::ops::Range;
@@ -9,37 +9,37 @@ use std::ops::Range;
 /// The requester of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Requester {
-    /// The oldest packet that is not acknowledged.
+    /// Position of the oldest packet that is not acknowledged.
     pub unacked: u8,
-    /// A NAK was followed and no ACK has come since: rxe ignores further NAKs.
+    /// True if a NAK was handled and no ACK has arrived since: rxe ignores further NAKs.
     retrying: bool,
-    /// It waits for the time of an RNR NAK.
+    /// True while it waits for the time of an RNR NAK.
     pub waiting: bool,
-    /// A NAK has ended its connection.
+    /// True if a NAK has ended its connection.
     pub failed: bool,
 }
 
 impl Requester {
-    /// Whether all is acknowledged.
+    /// Returns true if everything is acknowledged.
     pub fn is_done(&self) -> bool {
         self.unacked == PACKETS
     }
 
-    /// Whether its retransmission timer runs.
+    /// Returns true if its retransmission timer runs.
     pub fn may_time_out(&self) -> bool {
         !self.is_done() && !self.waiting && !self.failed
     }
 
-    /// The retransmission timer, or that of the RNR NAK, has run out: what it sends again.
+    /// Handles expiry of the retransmission timer or the RNR timer. Returns the packets that it retransmits.
     pub fn go_back(&mut self) -> Range<u8> {
         self.retrying = false;
         self.waiting = false;
         self.unacked..PACKETS
     }
 
-    /// Takes feedback; what it sends again.
+    /// Handles feedback. Returns the packets that it retransmits.
     pub fn answer(&mut self, answer: Answer, at: u8) -> Range<u8> {
-        // What is acknowledged already is ignored, but any other ACK is believed, whether the packet was sent or not.
+        // An ACK of acknowledged packets is ignored. Any other ACK is accepted, even for packets that were not sent.
         if self.failed || at < self.unacked {
             return 0..0;
         }
@@ -73,11 +73,11 @@ impl Requester {
 /// The responder of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Responder {
-    /// It has all packets below.
+    /// It has all packets below this position.
     pub expected: u8,
-    /// One NAK per gap.
+    /// True if the current gap was reported by a NAK.
     nak_sent: bool,
-    /// The packet that finds no receive posted when it first comes.
+    /// The packet that finds no posted receive when it first arrives.
     not_ready: Option<u8>,
     /// The packet that ends the connection.
     refuses: Option<u8>,
@@ -85,7 +85,7 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// A responder that has nothing yet.
+    /// A responder that has received nothing.
     pub fn new(not_ready: Option<u8>, refuses: Option<u8>) -> Self {
         Self {
             expected: 0,
@@ -96,12 +96,12 @@ impl Responder {
         }
     }
 
-    /// Whether a packet would change nothing.
+    /// Returns true if the packet would change nothing.
     pub fn ignores(&self, at: u8) -> bool {
         self.failed || at > self.expected && self.nak_sent
     }
 
-    /// Takes a packet; what it says.
+    /// Handles a packet. Returns the feedback.
     pub fn data(&mut self, at: u8, ack_request: bool) -> Option<Message> {
         if self.failed {
             return None;

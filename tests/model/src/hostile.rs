@@ -1,67 +1,67 @@
-//! A network that forgets nothing: safety whatever is lost, repeated, late, reordered or sent again.
+//! A network that keeps every message: safety under any losses, repetitions, delays, reorderings and retransmissions.
 //!
-//! Whatever was once sent may arrive at any time, any number of times, or never. Then nothing need be remembered of the
-//! hosts. The source may send any packet at any time, asking or not. A receiver that got all packets up to some position
-//! could have said, at some time, the ACK of each of them, and have refused each of them and the next; so it may say any of
-//! that now. This allows more than any hosts do, and with it all that rxe does.
+//! A message that was sent may arrive at any time, any number of times, or never. So the state of hosts need not be
+//! stored. The source may send any packet at any time, with or without an ACK request. A receiver that got all
+//! packets up to a position could have sent an ACK of each of them, and a refusal of each of them and of the next; so
+//! each of these may arrive now. This allows more than hosts can do, including everything that rxe does.
 
 use crate::fabric::{End, Fabric, SWITCHES, Topology};
 use crate::message::{Answer, Message, MessageSet, PACKETS};
-use crate::switch::{Arrival, Outcome, Rule, Spoil, Switches};
+use crate::switch::{Arrival, Fault, Outcome, Rule, Switches};
 use stateright::{Model, Property};
 
-/// Any number of restarts.
+/// Unlimited restarts.
 pub const ANY: u8 = u8::MAX;
 
-/// Bounds of one run.
+/// Bounds of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The switches.
     pub topology: Topology,
-    /// How often switches may lose their state, at any time; [`ANY`] for any number of times.
+    /// How often switches may lose their state, at any time; [`ANY`] for no limit.
     pub restarts: u8,
-    /// How receivers refuse.
+    /// Kinds of refusals that receivers use.
     pub refusals: &'static [Answer],
-    /// A fault put in on purpose.
-    pub spoil: Spoil,
+    /// A deliberate fault.
+    pub fault: Fault,
 }
 
-/// The model.
+/// The model of a run.
 #[derive(Clone)]
 pub struct Hostile {
     config: Config,
     fabric: Fabric,
 }
 
-/// All there is.
+/// State of the switches, and the messages sent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     switches: Switches,
-    /// By switch, the packets that it has ever sent down: bit `i` for packet `i`. It sends a new one by all paths.
+    /// By switch, the packets that it has sent down: bit `i` for packet `i`. It sends a new one on all paths.
     down: [u8; SWITCHES],
-    /// By switch, what it has ever said upwards.
+    /// By switch, the feedback that it has sent up.
     up: [MessageSet; SWITCHES],
     restarts: u8,
     broken: Option<Rule>,
 }
 
-/// What can happen next.
+/// A possible next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Something arrives at a switch.
+    /// A message arrives at a switch.
     Arrive {
-        /// The switch.
+        /// Index of the switch.
         index: usize,
-        /// The path.
+        /// Index of the path.
         path: usize,
         /// The message.
         message: Message,
-        /// Of data: whether it asks for an ACK.
-        asks: bool,
+        /// Data only: whether it requests an ACK.
+        requests_ack: bool,
     },
     /// A switch loses its state.
     Restart {
-        /// The switch.
+        /// Index of the switch.
         index: usize,
     },
 }
@@ -75,7 +75,7 @@ impl Hostile {
         }
     }
 
-    /// The packets that may arrive at a switch from above.
+    /// Packets that may arrive at a switch from above.
     fn above(&self, state: &State, index: usize) -> u8 {
         match self.fabric.peer(End::Switch {
             index,
@@ -86,7 +86,7 @@ impl Hostile {
         }
     }
 
-    /// The feedback that may arrive at a switch by a path from below.
+    /// Feedback that may arrive at a switch by a path from below.
     fn below(&self, state: &State, index: usize, path: usize) -> MessageSet {
         if let End::Switch { index, .. } = self.fabric.peer(End::Switch { index, path }) {
             return state.up[index];
@@ -96,7 +96,7 @@ impl Hostile {
         for at in 0..expected {
             set.insert(Message::Feedback(Answer::Ack, at));
         }
-        // It refuses what has come, or what something later has shown to be missing.
+        // A receiver may refuse a packet that has arrived, or that a later one has shown to be missing.
         let newest = u8::BITS as u8 - state.down[index].leading_zeros() as u8;
         for at in 0..(expected + 1).min(newest) {
             for answer in self.config.refusals {
@@ -133,11 +133,11 @@ impl Model for Hostile {
             let above = self.above(state, index);
             for at in (0..PACKETS).filter(|at| above >> at & 1 != 0) {
                 let (path, message) = (self.fabric.up(index), Message::Data(at));
-                actions.extend([false, true].map(|asks| Action::Arrive {
+                actions.extend([false, true].map(|requests_ack| Action::Arrive {
                     index,
                     path,
                     message,
-                    asks,
+                    requests_ack,
                 }));
             }
             for path in self.fabric.downs(index).iter().copied() {
@@ -146,7 +146,7 @@ impl Model for Hostile {
                     index,
                     path,
                     message,
-                    asks: false,
+                    requests_ack: false,
                 }));
             }
         }
@@ -154,35 +154,35 @@ impl Model for Hostile {
 
     fn next_state(&self, before: &State, action: Action) -> Option<State> {
         let mut state = before.clone();
-        let (index, path, message, asks) = match action {
+        let (index, path, message, requests_ack) = match action {
             Action::Arrive {
                 index,
                 path,
                 message,
-                asks,
-            } => (index, path, message, asks),
+                requests_ack,
+            } => (index, path, message, requests_ack),
             Action::Restart { index } => {
                 if self.config.restarts != ANY {
                     state.restarts -= 1;
                 }
-                state.switches.restart(&self.fabric, self.config.spoil, index);
+                state.switches.restart(&self.fabric, self.config.fault, index);
                 return (state != *before).then_some(state);
             }
         };
-        // Each packet is a message of its own.
+        // Each packet is a separate message.
         let arrival = Arrival {
             index,
             path,
             message,
-            asks,
+            requests_ack,
             message_ends: u8::MAX,
         };
-        let Outcome { sent, broken, .. } = state.switches.arrive(&self.fabric, self.config.spoil, arrival);
+        let Outcome { sent, broken, .. } = state.switches.arrive(&self.fabric, self.config.fault, arrival);
         state.broken = broken;
         for (_, message) in sent {
             match message {
                 Message::Data(at) => state.down[index] |= 1 << at,
-                // What the source hears has no effect here.
+                // Feedback at the source has no effect in this model.
                 Message::Feedback(..) if index == 0 => {}
                 Message::Feedback(..) => state.up[index].insert(message),
             }
@@ -199,17 +199,17 @@ impl Model for Hostile {
                 s.broken != Some(Rule::M2)
             }),
             Property::always(
-                "M3: a packet goes exactly to those that lack it",
+                "M3: a packet is sent exactly to the paths that lack it",
                 |_, s: &State| s.broken != Some(Rule::M3),
             ),
-            Property::always("the MSN is that of the slowest", |_, s: &State| {
+            Property::always("the MSN is that of the slowest path", |_, s: &State| {
                 s.broken != Some(Rule::Msn)
             }),
-            Property::always("no message out of place", |_, s: &State| {
+            Property::always("every message is expected where it arrives", |_, s: &State| {
                 s.broken != Some(Rule::Sense)
             }),
             Property::sometimes(
-                "every path of every switch has acknowledged all",
+                "every path of every switch has acknowledged everything",
                 |model: &Self, s: &State| {
                     let all = |index: usize| {
                         let mut downs = model.fabric.downs(index).iter();

@@ -1,16 +1,17 @@
-//! Model checking of the very machines that ship.
+//! Model checking of the protocol machines that the data plane uses.
 //!
-//! Two tiers of [`castnet_collective::Multicast`] machines with four hosts and three packets, whose PSNs wrap on the way,
-//! are explored in every order that a network allows (Cepheus III.D; contract M1 to M3 and delivery). The hosts, the
-//! networks and the oracle are of this crate; the switches are the code of the data plane, not a copy. There are two
+//! The checker explores two tiers of [`castnet_collective::Multicast`] machines with four hosts and three packets, whose PSNs
+//! wrap, in every order of events that a network allows (Cepheus III.D; contract M1 to M3 and delivery). The hosts, the
+//! networks and the oracle belong to this crate. The switches are the code of the data plane, not a copy. There are two
 //! networks:
 //!
-//! - [`bounded`]: rxe-like hosts; a bounded number of messages, anywhere, is lost, delivered twice or late; the source times
-//!   out. Here all must be delivered in the end.
-//! - [`hostile`]: whatever was ever sent, or could have been, may arrive at any time, again, or never, and switches may lose
-//!   their state. Here M1 to M3 hold whatever the number of losses, duplicates, delays, retransmissions and restarts.
+//! - [`bounded`]: hosts that behave like rxe, and a bounded number of faults. Any message may be lost, duplicated or delayed;
+//!   the source times out. Everything must be delivered in the end.
+//! - [`hostile`]: every message that was or could have been sent may arrive at any time, repeatedly, or never. Switches may
+//!   lose their state. M1 to M3 must hold for any number of losses, duplicates, delays, retransmissions and restarts.
 //!
-//! [`runs`] lists what is explored: by the tests of this crate, and by `cargo run --release -p castnet-model -- full`.
+//! [`collectives`] does the same for [`castnet_collective::Translated`]. [`runs`] lists the explorations: those of the tests of
+//! this crate, and those of `cargo run --release -p castnet-model -- full`.
 
 pub mod bounded;
 pub mod collectives;

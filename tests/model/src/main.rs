@@ -1,6 +1,6 @@
-//! `cargo run --release -p castnet-model`: what the tests explore. With `full`: all there is, some ten minutes and a gigabyte
-//! on two cores. With `collectives` or `collectives-full`: collectives alone. With a second argument: only the runs that have
-//! it in their names.
+//! `cargo run --release -p castnet-model` explores what the tests explore. With `full` it explores everything, which
+//! takes about ten minutes and a gigabyte on two cores. With `collectives` or `collectives-full` it explores
+//! collectives only. A second argument selects the runs whose names contain it.
 
 use castnet_model::collectives;
 use castnet_model::runs::{ALL_FAULTS, FULL, HOSTILE, REFUSALS, SHAPES};

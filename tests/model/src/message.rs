@@ -1,36 +1,36 @@
-//! Messages of four bits, and what carries them.
+//! Messages of four bits, and their containers.
 
 use std::fmt;
 
-/// Packets that the source sends.
+/// Number of packets that the source sends.
 pub const PACKETS: u8 = 3;
 
-/// What a host, or a switch, says back.
+/// Feedback of a host or a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Answer {
-    /// All up to and with the position is there.
+    /// Everything up to and including the position has arrived.
     Ack,
     /// The position is missing.
     Nak,
-    /// The position was refused for now.
+    /// The position was refused temporarily.
     Rnr,
-    /// The position was refused, and the connection has ended.
+    /// The position was refused and the connection has ended.
     Fatal,
 }
 
 const ANSWERS: [Answer; 4] = [Answer::Ack, Answer::Nak, Answer::Rnr, Answer::Fatal];
 
-/// What travels on a link. Positions count from the first packet.
+/// A message on a link. Positions count from the first packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Message {
     /// The packet at a position.
     Data(u8),
-    /// An acknowledge packet and the position that its PSN names.
+    /// An acknowledge packet and the position of its PSN.
     Feedback(Answer, u8),
 }
 
 impl Message {
-    /// How many packets it acknowledges.
+    /// Number of packets that it acknowledges.
     pub fn acknowledges(self) -> u8 {
         match self {
             Self::Data(_) => 0,
@@ -39,7 +39,7 @@ impl Message {
         }
     }
 
-    /// In four bits, none of which is 0.
+    /// A code of four bits that is not 0.
     fn code(self) -> u64 {
         let (kind, at) = match self {
             Self::Data(at) => (0, at),
@@ -58,27 +58,27 @@ impl Message {
     }
 }
 
-/// The messages on one link in one direction, in order: sixteen at most, the oldest in the lowest four bits.
+/// The messages on one link, in order: at most sixteen, the oldest in the lowest four bits.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Queue(u64);
 
 impl Queue {
-    /// Whether no message is on the way.
+    /// Returns true if the link has no message.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The oldest.
+    /// The oldest message.
     pub fn head(self) -> Option<Message> {
         (self.0 != 0).then(|| Message::from_code(self.0 & 0xF))
     }
 
-    /// Takes the oldest away.
+    /// Removes the oldest message.
     pub fn pop(&mut self) {
         self.0 >>= 4;
     }
 
-    /// Sends a message; `false` where the queue is full, which no run may reach.
+    /// Adds a message. Returns false if the queue is full, which no run may reach.
     #[must_use]
     pub fn push(&mut self, message: Message) -> bool {
         let bits = 64 - self.0.leading_zeros().min(64);
@@ -90,7 +90,7 @@ impl Queue {
         true
     }
 
-    /// All of them, the oldest first.
+    /// All messages, oldest first.
     pub fn messages(mut self) -> impl Iterator<Item = Message> {
         std::iter::from_fn(move || {
             let head = self.head();
@@ -111,12 +111,12 @@ impl fmt::Debug for Queue {
 pub struct MessageSet(u16);
 
 impl MessageSet {
-    /// Puts one in.
+    /// Adds a message.
     pub fn insert(&mut self, message: Message) {
         self.0 |= 1 << message.code();
     }
 
-    /// All of them.
+    /// All messages of the set.
     pub fn messages(self) -> impl Iterator<Item = Message> {
         (1..16)
             .filter(move |code| self.0 >> code & 1 != 0)
@@ -139,12 +139,12 @@ mod tests {
     }
 
     #[test]
-    fn codes_go_there_and_back() {
+    fn codes_are_decoded_as_encoded() {
         assert!((1..16).all(|code| Message::from_code(code).code() == code));
     }
 
     #[test]
-    fn a_queue_is_a_queue() {
+    fn a_queue_keeps_messages_in_order() {
         let mut queue = Queue::default();
         assert!(queue.is_empty() && queue.head().is_none());
         assert!(all().all(|message| queue.push(message)));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_a_set() {
+    fn a_set_keeps_each_message_once() {
         let mut set = MessageSet::default();
         for message in all().chain(all()) {
             set.insert(message);

@@ -1,4 +1,4 @@
-//! The plainest exploration there is, to hold the checker and the reduction of [`crate::bounded`] against.
+//! A simple exploration, compared in tests with the checker and with the reduction of [`crate::bounded`].
 
 use crate::bounded::{Bounded, State};
 use crate::switch::Rule;
@@ -7,33 +7,33 @@ use std::collections::hash_map::{DefaultHasher, Entry, HashMap};
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{Hash, Hasher};
 
-/// What an exploration found.
+/// Result of an exploration.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Different states.
+    /// Number of different states.
     pub unique: usize,
-    /// Whether a state can come back to itself.
+    /// True if a state is reachable from itself.
     pub cycle: bool,
-    /// States that each switch and each host was in, whatever the others were in.
+    /// States of each single switch and host, independent of the others.
     pub local: BTreeSet<u64>,
-    /// What switches and hosts know together where nothing is left to do.
+    /// Joint states of switches and hosts in final states.
     pub ends: BTreeSet<u64>,
-    /// What was broken.
+    /// Violated rules.
     pub broken: BTreeSet<Rule>,
 }
 
-/// Explores all, depth first.
+/// Explores all states, depth first.
 pub fn explore(model: &Bounded) -> Found {
     let mut found = Found::default();
     let mut cycle = false;
-    // True while the state is on the path that is being walked.
+    // True while the state is on the current path.
     let mut open: HashMap<u64, bool> = HashMap::new();
     let mut path: Vec<(u64, Vec<State>)> = Vec::new();
     let (mut local, mut ends) = (HashSet::new(), HashSet::new());
     let mut enter = |state: &State, print: u64, path: &mut Vec<(u64, Vec<State>)>| {
         let next = model.next_states(state);
         found.broken.extend(state.broken());
-        // What a step broke on its way is not a state that goes on.
+        // A state that violates a rule has no successors.
         if state.broken().is_none() {
             state.parts(|part| _ = local.insert(part.finish()));
             if next.is_empty() {

@@ -1,4 +1,4 @@
-//! Running the checker and telling what it did.
+//! Runs the checker and reports its results.
 
 use stateright::{Checker, HasDiscoveries, Model};
 use std::collections::BTreeMap;
@@ -6,27 +6,27 @@ use std::fmt;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Its name.
+    /// Name of the run.
     pub name: String,
-    /// States reached, each as often as it was reached.
+    /// Number of states reached, with repetitions.
     pub states: usize,
     /// Different states.
     pub unique: usize,
-    /// States on the longest path.
+    /// Length of the longest path.
     pub depth: usize,
-    /// How long it took.
+    /// Duration.
     pub took: Duration,
-    /// Properties that do not hold, each with the steps that show it.
+    /// Violated properties, each with the steps of an example.
     pub faults: BTreeMap<&'static str, Vec<String>>,
-    /// What should have been seen and was not.
+    /// States that should have been reached and were not.
     pub unseen: Vec<&'static str>,
 }
 
 impl Outcome {
-    /// Whether all that must be true is, and all that must be seen was.
+    /// Returns true if no property is violated and all expected states were reached.
     pub fn is_sound(&self) -> bool {
         self.faults.is_empty() && self.unseen.is_empty()
     }
@@ -60,16 +60,16 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// How far to go.
+/// When an exploration stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// All states.
+    /// After all states.
     All,
-    /// The first fault.
+    /// At the first violation.
     Fault,
 }
 
-/// Explores a model, depth first: that keeps only the path and one number per state in memory.
+/// Explores a model depth first: only the path and one number per state are stored.
 pub fn explore<M>(name: impl Into<String>, model: M, until: Until, threads: usize) -> Outcome
 where
     M: Model + Send + Sync + 'static,

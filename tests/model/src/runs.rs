@@ -1,32 +1,32 @@
-//! What is explored.
+//! The explorations.
 
 use crate::bounded::{self, Bounded, Losable, sights};
 use crate::fabric::Topology;
 use crate::hostile::{self, Hostile};
 use crate::message::Answer;
 use crate::report::{Outcome, Until, explore};
-use crate::switch::Spoil;
+use crate::switch::Fault;
 
-/// A run: its name, and its bounds.
+/// A named run.
 #[derive(Clone, Copy)]
 pub struct Run {
-    /// What it is.
+    /// Name.
     pub name: &'static str,
-    /// How far it goes.
+    /// Bounds.
     pub bounds: Bounds,
 }
 
 /// The bounds of a run.
 #[derive(Clone, Copy)]
 pub enum Bounds {
-    /// rxe-like hosts, a bounded number of faults.
+    /// Hosts that behave like rxe, and a bounded number of faults.
     Bounded(bounded::Config),
-    /// A network that forgets nothing.
+    /// A network that keeps every message.
     Hostile(hostile::Config),
 }
 
 impl Run {
-    /// Explores all of it.
+    /// Explores all states of the run.
     pub fn explore(&self, threads: usize) -> Outcome {
         match self.bounds {
             Bounds::Bounded(config) => explore(self.name, Bounded::new(config), Until::All, threads),
@@ -35,13 +35,13 @@ impl Run {
     }
 }
 
-const ROOT: bounded::Config = bounded::Config::calm(Topology::RootAndLeaf);
-const SPINE: bounded::Config = bounded::Config::calm(Topology::SpineAndLeaves);
-/// The three packets are one message, as rxe sends it.
+const ROOT: bounded::Config = bounded::Config::without_faults(Topology::RootAndLeaf);
+const SPINE: bounded::Config = bounded::Config::without_faults(Topology::SpineAndLeaves);
+/// The three packets are one message, as rxe sends them.
 const ONE_MESSAGE: u8 = 0b100;
-/// Each packet is a message of its own.
+/// Each packet is a separate message.
 const THREE_MESSAGES: u8 = 0b111;
-/// Faults of one kind never cost more than one time-out.
+/// Faults of one kind need at most one time-out.
 const ONE_FAULT: bounded::Config = bounded::Config {
     losses: 1,
     time_outs: 1,
@@ -60,7 +60,7 @@ const fn hostile(name: &'static str, topology: Topology, refusals: &'static [Ans
         topology,
         restarts: 0,
         refusals,
-        spoil: Spoil::Nothing,
+        fault: Fault::Nothing,
     };
     Run {
         name,
@@ -90,9 +90,9 @@ pub const ALL_FAULTS: &[Run] = &[bounded(
     },
 )];
 
-/// A spine between two leaves, and the other ways in which messages ask.
+/// A spine between two leaves, and other patterns of ACK requests.
 pub const SHAPES: &[Run] = &[
-    bounded("root and leaf, three messages: nothing goes wrong", ROOT),
+    bounded("root and leaf, three messages: no faults", ROOT),
     bounded(
         "spine and leaves, three messages: loss, duplicate",
         bounded::Config {
@@ -128,7 +128,7 @@ pub const SHAPES: &[Run] = &[
         },
     ),
     bounded(
-        "root and leaf: loss of a packet that others follow, no time-out",
+        "root and leaf: loss of a packet followed by others, no time-out",
         bounded::Config {
             losable: Losable::Followed,
             time_outs: 0,
@@ -145,7 +145,7 @@ pub const SHAPES: &[Run] = &[
     ),
 ];
 
-/// Receivers that are not ready, or end their connections.
+/// Receivers that are not ready or end their connections.
 pub const REFUSALS: &[Run] = &[
     bounded(
         "root and leaf, one message: two receivers not ready, loss",
@@ -192,12 +192,12 @@ pub const HOSTILE: &[Run] = &[
             topology: Topology::RootAndLeaf,
             restarts: 1,
             refusals: &[Answer::Nak],
-            spoil: Spoil::Nothing,
+            fault: Fault::Nothing,
         }),
     },
 ];
 
-/// What the tests leave out for its size.
+/// Runs that are too large for the tests.
 pub const FULL: &[Run] = &[
     bounded(
         "root and leaf, three messages: loss, late",
@@ -259,7 +259,7 @@ pub const FULL: &[Run] = &[
             topology: Topology::RootAndLeaf,
             restarts: hostile::ANY,
             refusals: &[Answer::Nak],
-            spoil: Spoil::Nothing,
+            fault: Fault::Nothing,
         }),
     },
     hostile(

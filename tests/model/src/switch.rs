@@ -1,111 +1,113 @@
-//! One message into one machine: what it sends, whether the contract allows it, and what was worth seeing.
+//! One message into one machine: what the machine sends, whether the contract allows it, and which notable events
+//! occurred.
 
 use crate::fabric::{Fabric, PATHS, START, SWITCHES, path_id};
 use crate::message::{Answer, Message, PACKETS};
 use castnet_collective::{Effect, Effects, Event, Multicast, PathId};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
-/// What a step broke.
+/// A rule that a step violated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// An ACK went up before every path, or every receiver, had acknowledged it.
+    /// An ACK was sent up before every path, or every receiver, had acknowledged it.
     M1,
-    /// A NAK went up before every path, or every receiver, had all before it.
+    /// A NAK was sent up before every path, or every receiver, had everything before it.
     M2,
-    /// A packet went to a path that had acknowledged it, or not to one that had not.
+    /// A packet was sent to a path that had acknowledged it, or not to one that had not.
     M3,
     /// The MSN of an ACK or NAK is not the number of messages completed there.
     Msn,
-    /// A drop of good feedback, a message that has no business there, or more of them than the model has room for.
+    /// Valid feedback was dropped, a message is not expected where it arrived, or there are more messages than the
+    /// model has capacity for.
     Sense,
 }
 
-/// A fault put in on purpose, to see that the checker finds it. The machine stays as it ships: its effects are spoilt.
+/// A deliberate fault that the checker must find. The machine is unchanged: the fault changes its effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spoil {
+pub enum Fault {
     /// None.
     Nothing,
-    /// Each NAK is passed on as it comes.
+    /// Each NAK is forwarded at once.
     NakAtOnce,
-    /// A NAK is sent only together with an aggregated ACK, as the paper has it by the letter.
+    /// A NAK is sent only together with an aggregated ACK, as the paper literally says.
     NakOnlyWithAck,
-    /// An ACK of any path goes on at once.
+    /// An ACK of any path is forwarded at once.
     AckOfAny,
-    /// Retransmitted packets go to all.
+    /// Retransmissions are sent on all paths.
     NoFilter,
-    /// A retransmission that all have is absorbed, whether or not the source asks.
+    /// A retransmission that all paths have is absorbed, even if the source requests an ACK.
     NoAnswer,
-    /// A switch that restarts takes all that it had seen as acknowledged by all.
+    /// A switch that restarts assumes that all paths have acknowledged everything it had seen.
     JoinAsIfDone,
 }
 
-/// What a step did that is worth having seen.
+/// Notable events of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// A NAK was kept back, since another path lags.
+    /// A NAK was held back because another path is slower.
     pub nak_held: bool,
-    /// A NAK that was kept back went up, after the ACK that it waited for.
+    /// A held NAK was sent up, after the ACK that it waited for.
     pub nak_released: bool,
-    /// A NAK ended at a switch that had sent that NAK already.
+    /// A NAK was absorbed because the switch had already sent it.
     pub nak_repeated: bool,
-    /// A packet went to some of the receivers' paths only.
+    /// A packet was sent on some of the paths to receivers only.
     pub filtered: bool,
-    /// A retransmission that all had was answered by the switch.
+    /// A retransmission that all paths had was answered by the switch.
     pub answered: bool,
-    /// The same, by a switch that is not next to the source.
+    /// A retransmission that all paths had was answered by a switch that is not next to the source.
     pub answered_below: bool,
-    /// An RNR NAK went up where another path had a gap at the same PSN.
+    /// An RNR NAK was sent up while another path had a gap at the same PSN.
     pub rnr_merged: bool,
-    /// A NAK that ends the connection went up again.
+    /// A NAK that ends the connection was sent up again.
     pub fatal_repeated: bool,
     /// The source timed out.
     pub timed_out: bool,
 }
 
-/// The oracle's own count: by switch and path, how many packets the feedback from there has acknowledged.
+/// Count of the oracle, by switch and path: the number of packets that feedback has acknowledged.
 pub type Acknowledged = [[u8; PATHS]; SWITCHES];
 
-/// The switches and the oracle beside them.
+/// The switches, and the oracle's knowledge of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Switches {
-    /// The machines that ship.
+    /// Machines of the data plane.
     pub machines: Vec<Multicast>,
-    /// The oracle's own count.
+    /// Count of the oracle.
     pub acknowledged: Acknowledged,
     /// By switch, one past the newest packet that it has seen.
     pub newest: [u8; SWITCHES],
-    /// By switch, whether it has lost its state once.
+    /// By switch, whether it has lost its state before.
     pub restarted: [bool; SWITCHES],
 }
 
-/// What came of one message.
+/// Result of one message.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What is sent by which path.
+    /// Messages sent, with their paths.
     pub sent: Vec<(usize, Message)>,
-    /// What the step broke.
+    /// The rule that the step violated.
     pub broken: Option<Rule>,
-    /// What the step did.
+    /// Notable events.
     pub seen: Seen,
 }
 
-/// A message on its way into a switch.
+/// A message that arrives at a switch.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// The switch.
+    /// Index of the switch.
     pub index: usize,
-    /// The path that it comes by.
+    /// Index of the ingress path.
     pub path: usize,
     /// The message.
     pub message: Message,
-    /// Of data: whether it asks for an ACK.
-    pub asks: bool,
+    /// Data only: whether it requests an ACK.
+    pub requests_ack: bool,
     /// Bit `i`: packet `i` ends a message.
     pub message_ends: u8,
 }
 
 impl Switches {
-    /// Before the first packet.
+    /// The initial state.
     pub fn new(fabric: &Fabric) -> Self {
         Self {
             machines: (0..fabric.switches())
@@ -117,17 +119,17 @@ impl Switches {
         }
     }
 
-    /// A switch loses its state, and joins a stream of which it knows nothing.
-    pub fn restart(&mut self, fabric: &Fabric, spoil: Spoil, index: usize) {
-        let done = (spoil == Spoil::JoinAsIfDone).then(|| psn(self.newest[index]));
+    /// A switch loses its state, and later joins a stream in the middle.
+    pub fn restart(&mut self, fabric: &Fabric, fault: Fault, index: usize) {
+        let done = (fault == Fault::JoinAsIfDone).then(|| psn(self.newest[index]));
         self.machines[index] = fabric.machine(index, done);
         self.acknowledged[index] = [0; PATHS];
         self.newest[index] = 0;
         self.restarted[index] = true;
     }
 
-    /// Lets a message arrive.
-    pub fn arrive(&mut self, fabric: &Fabric, spoil: Spoil, arrival: Arrival) -> Outcome {
+    /// Handles the arrival of a message.
+    pub fn arrive(&mut self, fabric: &Fabric, fault: Fault, arrival: Arrival) -> Outcome {
         let Arrival {
             index, path, message, ..
         } = arrival;
@@ -147,7 +149,7 @@ impl Switches {
         let event = event(arrival);
         let mut effects = Effects::new();
         let machine = &mut self.machines[index];
-        // As a switch does: by the fast path where that takes it.
+        // A switch tries the fast path first.
         match event {
             Event::Data { from, psn, .. }
                 if from == path_id(fabric.up(index)) && machine.next_data(Nanos::ZERO, psn) =>
@@ -156,14 +158,14 @@ impl Switches {
             }
             event => machine.handle(Nanos::ZERO, event, &mut effects),
         }
-        spoilt(fabric, spoil, index, event, &mut effects);
+        apply_fault(fabric, fault, index, event, &mut effects);
 
         let mut outcome = Outcome::default();
         for effect in &effects {
             match *effect {
                 Effect::Replicate { psn } => {
-                    let to = match spoil {
-                        Spoil::NoFilter => fabric.downs(index).to_vec(),
+                    let to = match fault {
+                        Fault::NoFilter => fabric.downs(index).to_vec(),
                         _ => self.machines[index].lacking(psn).map(PathId::index).collect(),
                     };
                     self.replicate(fabric, arrival, &to, &mut outcome);
@@ -173,7 +175,7 @@ impl Switches {
                 } => {
                     self.acknowledge(fabric, arrival, psn, msn, syndrome, &mut outcome);
                 }
-                // Only a switch that has lost its state hears of data that it has not seen.
+                // Only a switch that has lost its state receives feedback about data that it has not seen.
                 Effect::Drop(DropReason::AckAhead) if ahead => {}
                 Effect::Absorb if !ahead => {}
                 _ => outcome.broken = Some(Rule::Sense),
@@ -189,7 +191,7 @@ impl Switches {
         outcome
     }
 
-    /// M3, exactly: to all that have not acknowledged it, and to no one else.
+    /// M3, exactly: to all paths that have not acknowledged it, and to no others.
     fn replicate(&self, fabric: &Fabric, arrival: Arrival, to: &[usize], outcome: &mut Outcome) {
         let Arrival {
             index,
@@ -213,8 +215,8 @@ impl Switches {
             .extend(to.iter().map(|path| (*path, Message::Data(at))));
     }
 
-    /// M1 and M2 at the switch: every path has acknowledged what is acknowledged upwards. As each receiver acknowledges
-    /// only what it has, the same follows for the tree.
+    /// M1 and M2 at the switch: every path has acknowledged what is acknowledged upwards. Each receiver acknowledges
+    /// only what it has, so the same follows for the tree.
     fn acknowledge(
         &self,
         fabric: &Fabric,
@@ -225,7 +227,8 @@ impl Switches {
         outcome: &mut Outcome,
     ) {
         let answer = answer(syndrome);
-        // A switch that has joined the stream learns from NAKs of the first packet that all have what is before: nothing.
+        // A switch that joined in mid-stream learns from a NAK of the first packet that everything before it has
+        // arrived. That is nothing.
         if answer == Answer::Ack && psn == START.prev() && self.restarted[arrival.index] {
             return;
         }
@@ -288,7 +291,7 @@ fn event(arrival: Arrival) -> Event {
         Message::Data(at) => Event::Data {
             from,
             psn: psn(at),
-            ack_request: arrival.asks,
+            ack_request: arrival.requests_ack,
         },
         Message::Feedback(answer, at) => {
             let msn = completed(arrival.message_ends, arrival.message.acknowledges());
@@ -302,7 +305,7 @@ fn event(arrival: Arrival) -> Event {
     }
 }
 
-fn spoilt(fabric: &Fabric, spoil: Spoil, index: usize, event: Event, effects: &mut Effects) {
+fn apply_fault(fabric: &Fabric, fault: Fault, index: usize, event: Event, effects: &mut Effects) {
     let to = path_id(fabric.up(index));
     let is_ack = |effect: &Effect| {
         matches!(
@@ -313,9 +316,9 @@ fn spoilt(fabric: &Fabric, spoil: Spoil, index: usize, event: Event, effects: &m
             }
         )
     };
-    match (spoil, event) {
+    match (fault, event) {
         (
-            Spoil::NakAtOnce,
+            Fault::NakAtOnce,
             Event::Feedback {
                 psn, msn, syndrome, ..
             },
@@ -330,7 +333,7 @@ fn spoilt(fabric: &Fabric, spoil: Spoil, index: usize, event: Event, effects: &m
             .collect();
         }
         (
-            Spoil::AckOfAny,
+            Fault::AckOfAny,
             Event::Feedback {
                 psn,
                 msn,
@@ -347,16 +350,16 @@ fn spoilt(fabric: &Fabric, spoil: Spoil, index: usize, event: Event, effects: &m
             .into_iter()
             .collect();
         }
-        (Spoil::NakOnlyWithAck, Event::Feedback { .. }) if !effects.iter().any(is_ack) => effects.clear(),
-        (Spoil::NoFilter, Event::Data { psn, .. }) => {
+        (Fault::NakOnlyWithAck, Event::Feedback { .. }) if !effects.iter().any(is_ack) => effects.clear(),
+        (Fault::NoFilter, Event::Data { psn, .. }) => {
             *effects = [Effect::Replicate { psn }].into_iter().collect();
         }
-        (Spoil::NoAnswer, Event::Data { .. }) => effects.retain(|effect| !is_ack(effect)),
+        (Fault::NoAnswer, Event::Data { .. }) => effects.retain(|effect| !is_ack(effect)),
         _ => {}
     }
 }
 
-/// Messages completed by whoever has all packets below a position.
+/// Number of messages completed by a receiver that has all packets below a position.
 fn completed(message_ends: u8, below: u8) -> u32 {
     (message_ends & ((1 << below) - 1)).count_ones()
 }

@@ -1,17 +1,17 @@
-//! C1 and C2 of collectives in the network, over the machines that ship. The counts go to standard error, past the
-//! harness's capture. Here ranks send fewer packets than the three of EPIC's appendix H, which the command explores:
-//! `cargo run --release -p castnet-model -- collectives`.
+//! C1 and C2 of collectives in the network, checked on the machines of the data plane. The numbers of states are
+//! written to standard error, which the test harness does not capture. Ranks send fewer packets here than the three
+//! of EPIC's appendix H, which `cargo run --release -p castnet-model -- collectives` explores.
 
-use castnet_model::collectives::{Collective, REFLECT, REPAIR, Run, STRAGGLERS, Spoil, spoiled};
+use castnet_model::collectives::{Collective, Fault, REFLECT, REPAIR, Run, STRAGGLERS, with_fault};
 use castnet_model::report::{Outcome, Until, explore};
 use std::io::Write;
 
-fn hold(runs: &[Run], packets: u8) {
+fn assert_sound(runs: &[Run], packets: u8) {
     for run in runs {
         let mut run = *run;
         run.config.packets = run.config.packets.min(packets);
         let outcome = run.explore(1);
-        // Nobody listening is no fault of the model.
+        // A closed standard error is not a fault of the model.
         let _ = writeln!(std::io::stderr(), "{outcome}");
         assert!(outcome.is_sound(), "{outcome}");
     }
@@ -19,23 +19,23 @@ fn hold(runs: &[Run], packets: u8) {
 
 #[test]
 fn switches_that_repair() {
-    hold(REPAIR, 2);
+    assert_sound(REPAIR, 2);
 }
 
 #[test]
 fn losses_that_are_reflected() {
-    hold(REFLECT, 1);
+    assert_sound(REFLECT, 1);
 }
 
 #[test]
 fn late_ranks_barriers_and_ranks_that_disagree() {
-    hold(STRAGGLERS, 2);
+    assert_sound(STRAGGLERS, 2);
 }
 
-fn finds(spoil: Spoil, property: &str) {
+fn assert_finds(fault: Fault, property: &str) {
     let outcome: Outcome = explore(
-        format!("{spoil:?}"),
-        Collective::new(spoiled(spoil)),
+        format!("{fault:?}"),
+        Collective::new(with_fault(fault)),
         Until::Fault,
         1,
     );
@@ -46,14 +46,14 @@ fn finds(spoil: Spoil, property: &str) {
     );
 }
 
-/// The checker can fail: acknowledged hop by hop, data is lost that the sender was told had arrived.
+/// The checker can fail: with hop-by-hop acknowledgements, data is lost after its sender got the ACK.
 #[test]
-fn an_ack_at_once_is_found() {
-    finds(Spoil::AckAtOnce, "nothing is acknowledged");
+fn a_premature_ack_is_found() {
+    assert_finds(Fault::AckAtOnce, "nothing is acknowledged before");
 }
 
-/// Without CheckDuplicate a repeat is added twice.
+/// Without CheckDuplicate a repeated contribution is added twice.
 #[test]
-fn a_repeat_that_is_added_again_is_found() {
-    finds(Spoil::AddAgain, "C1");
+fn a_contribution_that_is_added_twice_is_found() {
+    assert_finds(Fault::AddAgain, "C1");
 }

@@ -1,31 +1,31 @@
-//! The checker can fail: each fault put in on purpose is found, under the property that it breaks.
+//! The checker can fail: each deliberate fault is found, as a violation of the right property.
 
 use castnet_model::bounded::{Bounded, Config, Losable};
 use castnet_model::fabric::Topology;
 use castnet_model::hostile::{self, Hostile};
 use castnet_model::message::Answer;
 use castnet_model::report::{Outcome, Until, explore};
-use castnet_model::switch::Spoil;
+use castnet_model::switch::Fault;
 
 const ONE_LOSS: Config = Config {
     losses: 1,
     time_outs: 2,
-    ..Config::calm(Topology::RootAndLeaf)
+    ..Config::without_faults(Topology::RootAndLeaf)
 };
 
-fn found(outcome: &Outcome, property: &str) {
+fn assert_found(outcome: &Outcome, property: &str) {
     println!("{outcome}");
-    let found = outcome.faults.iter().find(|(name, _)| name.starts_with(property));
+    let assert_found = outcome.faults.iter().find(|(name, _)| name.starts_with(property));
     assert!(
-        found.is_some_and(|(_, steps)| !steps.is_empty()),
+        assert_found.is_some_and(|(_, steps)| !steps.is_empty()),
         "{property}: {outcome}"
     );
 }
 
 fn bounded(config: Config, property: &str) {
-    found(
+    assert_found(
         &explore(
-            format!("{:?}", config.spoil),
+            format!("{:?}", config.fault),
             Bounded::new(config),
             Until::Fault,
             1,
@@ -34,64 +34,64 @@ fn bounded(config: Config, property: &str) {
     );
 }
 
-fn in_hostile_network(spoil: Spoil, property: &str) {
+fn in_hostile_network(fault: Fault, property: &str) {
     let config = hostile::Config {
         topology: Topology::RootAndLeaf,
-        restarts: u8::from(spoil == Spoil::JoinAsIfDone),
+        restarts: u8::from(fault == Fault::JoinAsIfDone),
         refusals: &[Answer::Nak],
-        spoil,
+        fault,
     };
-    found(
-        &explore(format!("{spoil:?}"), Hostile::new(config), Until::All, 1),
+    assert_found(
+        &explore(format!("{fault:?}"), Hostile::new(config), Until::All, 1),
         property,
     );
 }
 
 #[test]
-fn a_nak_passed_on_as_it_comes_breaks_m2() {
+fn a_nak_forwarded_at_once_violates_m2() {
     bounded(
         Config {
-            spoil: Spoil::NakAtOnce,
+            fault: Fault::NakAtOnce,
             ..ONE_LOSS
         },
         "M2",
     );
-    in_hostile_network(Spoil::NakAtOnce, "M2");
+    in_hostile_network(Fault::NakAtOnce, "M2");
 }
 
 #[test]
-fn an_ack_passed_on_as_it_comes_breaks_m1() {
+fn an_ack_forwarded_at_once_violates_m1() {
     bounded(
         Config {
-            spoil: Spoil::AckOfAny,
+            fault: Fault::AckOfAny,
             ..ONE_LOSS
         },
         "M1",
     );
-    in_hostile_network(Spoil::AckOfAny, "M1");
+    in_hostile_network(Fault::AckOfAny, "M1");
 }
 
 #[test]
-fn a_retransmission_to_all_breaks_m3() {
+fn a_retransmission_to_all_paths_violates_m3() {
     bounded(
         Config {
-            spoil: Spoil::NoFilter,
+            fault: Fault::NoFilter,
             ..ONE_LOSS
         },
         "M3",
     );
-    in_hostile_network(Spoil::NoFilter, "M3");
+    in_hostile_network(Fault::NoFilter, "M3");
 }
 
-/// What came before the restart is not there because the switch has forgotten who lacks it.
+/// A switch that has forgotten which paths lack data must not assume that they have it.
 #[test]
-fn a_switch_that_joins_as_if_all_were_done_breaks_m2() {
-    in_hostile_network(Spoil::JoinAsIfDone, "M2");
+fn a_restarted_switch_that_assumes_delivery_violates_m2() {
+    in_hostile_network(Fault::JoinAsIfDone, "M2");
 }
 
-/// By the letter of the paper, only a time-out saves the transfer: without one it never ends.
+/// Read literally, the paper's rule leaves the transfer to a time-out: without one it does not end.
 #[test]
-fn a_nak_looked_for_on_acks_only_is_not_enough() {
+fn a_nak_sent_only_with_an_ack_is_not_enough() {
     let config = Config {
         losable: Losable::Followed,
         time_outs: 0,
@@ -99,23 +99,23 @@ fn a_nak_looked_for_on_acks_only_is_not_enough() {
     };
     bounded(
         Config {
-            spoil: Spoil::NakOnlyWithAck,
+            fault: Fault::NakOnlyWithAck,
             ..config
         },
-        "no end but with all delivered",
+        "everything is delivered in final states",
     );
     let shipped = explore("shipped", Bounded::new(config), Until::All, 1);
     assert!(shipped.is_sound(), "{shipped}");
 }
 
-/// A lost ACK is never made good where retransmissions are only filtered away.
+/// If retransmissions are only filtered, a lost ACK is never repaired.
 #[test]
 fn a_source_that_missed_the_ack_must_be_answered() {
     bounded(
         Config {
-            spoil: Spoil::NoAnswer,
+            fault: Fault::NoAnswer,
             ..ONE_LOSS
         },
-        "no end but with all delivered",
+        "everything is delivered in final states",
     );
 }

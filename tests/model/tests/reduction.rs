@@ -1,19 +1,19 @@
-//! The exploration that leaves out what cannot matter takes each switch and host through the same states, and ends in the
-//! same, as the one that leaves out nothing; and neither runs in a circle, where the checker's `eventually` would be blind.
+//! The reduced exploration reaches the same states of each switch and host, and the same final states, as the
+//! exhaustive one. Neither contains a cycle, which `eventually` of the checker would miss.
 
 use castnet_model::bounded::{Bounded, Config};
 use castnet_model::fabric::Topology;
 use castnet_model::plain;
 use castnet_model::report::{Until, explore};
-use castnet_model::switch::Spoil;
+use castnet_model::switch::Fault;
 
-const CALM: Config = Config::calm(Topology::RootAndLeaf);
+const WITHOUT_FAULTS: Config = Config::without_faults(Topology::RootAndLeaf);
 const ONE_MESSAGE: Config = Config {
     ack_requests: 0b100,
-    ..CALM
+    ..WITHOUT_FAULTS
 };
 
-fn alike(name: &str, config: Config) {
+fn assert_equivalent(name: &str, config: Config) {
     let reduced = plain::explore(&Bounded::new(config));
     let all = plain::explore(&Bounded::new(Config {
         exhaustive: true,
@@ -21,7 +21,7 @@ fn alike(name: &str, config: Config) {
     }));
     println!(
         "{name}, {:?}: {} states instead of {}, {} local states, {} ends, broken {:?}",
-        config.spoil,
+        config.fault,
         reduced.unique,
         all.unique,
         all.local.len(),
@@ -31,15 +31,15 @@ fn alike(name: &str, config: Config) {
     assert!(!reduced.cycle && !all.cycle, "{name}: a cycle");
     assert!(
         reduced.local == all.local,
-        "{name}: other states of a switch or host"
+        "{name}: different states of a switch or host"
     );
-    assert!(reduced.ends == all.ends, "{name}: other ends");
+    assert!(reduced.ends == all.ends, "{name}: different final states");
     assert_eq!(reduced.broken, all.broken, "{name}");
-    assert!(reduced.unique < all.unique, "{name}: nothing saved");
-    if config.spoil != Spoil::Nothing {
+    assert!(reduced.unique < all.unique, "{name}: the reduction saves nothing");
+    if config.fault != Fault::Nothing {
         return;
     }
-    // The checker's own count, of the same states.
+    // The checker's own count of the same states.
     assert_eq!(
         explore(name, Bounded::new(config), Until::All, 1).unique,
         reduced.unique,
@@ -49,7 +49,7 @@ fn alike(name: &str, config: Config) {
 
 #[test]
 fn with_a_loss() {
-    alike(
+    assert_equivalent(
         "loss",
         Config {
             losses: 1,
@@ -61,15 +61,15 @@ fn with_a_loss() {
 
 #[test]
 fn with_a_duplicate() {
-    alike(
+    assert_equivalent(
         "duplicate",
         Config {
             duplicates: 1,
             time_outs: 1,
-            ..CALM
+            ..WITHOUT_FAULTS
         },
     );
-    alike(
+    assert_equivalent(
         "duplicate",
         Config {
             duplicates: 1,
@@ -81,7 +81,7 @@ fn with_a_duplicate() {
 
 #[test]
 fn with_a_late_message() {
-    alike(
+    assert_equivalent(
         "late",
         Config {
             delays: 1,
@@ -93,7 +93,7 @@ fn with_a_late_message() {
 
 #[test]
 fn with_receivers_that_refuse() {
-    alike(
+    assert_equivalent(
         "not ready",
         Config {
             not_ready: [None, Some(1), None],
@@ -101,7 +101,7 @@ fn with_receivers_that_refuse() {
             ..ONE_MESSAGE
         },
     );
-    alike(
+    assert_equivalent(
         "refuses",
         Config {
             refuses: [None, Some(1), None],
@@ -114,7 +114,7 @@ fn with_receivers_that_refuse() {
 
 #[test]
 fn with_an_early_time_out() {
-    alike(
+    assert_equivalent(
         "early time-out",
         Config {
             early_time_outs: 1,
@@ -125,20 +125,20 @@ fn with_an_early_time_out() {
 }
 
 #[test]
-fn with_faults_put_in_on_purpose() {
-    for spoil in [
-        Spoil::NakAtOnce,
-        Spoil::NakOnlyWithAck,
-        Spoil::AckOfAny,
-        Spoil::NoFilter,
-        Spoil::NoAnswer,
+fn with_deliberate_faults() {
+    for fault in [
+        Fault::NakAtOnce,
+        Fault::NakOnlyWithAck,
+        Fault::AckOfAny,
+        Fault::NoFilter,
+        Fault::NoAnswer,
     ] {
-        alike(
+        assert_equivalent(
             "loss",
             Config {
                 losses: 1,
                 time_outs: 1,
-                spoil,
+                fault,
                 ..ONE_MESSAGE
             },
         );

@@ -1,24 +1,24 @@
-//! An rxe-like rank: a requester that believes any ACK and goes back to the oldest packet, a responder that says NAK once
-//! per gap. All that it sends in a collective fits its window.
+//! A rank that behaves like rxe: the requester accepts any ACK and goes back to the oldest packet, the responder
+//! sends one NAK per gap. Everything that it sends in a collective fits its window.
 
 use super::message::{Content, Message};
 use castnet_wire::{Control, NakCode, Psn, Syndrome, Verdict};
 use std::ops::Range;
 
-/// What a rank does in the collective.
+/// The role of a rank in the collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which rank it is.
+    /// Number of the rank.
     pub rank: u16,
     /// Data packets that it sends, after its control message.
     pub sends: u8,
-    /// Data packets that it receives, after the control message of all.
+    /// Data packets that it receives, after the control result.
     pub receives: u8,
-    /// The contributors to what it receives.
+    /// Contributors to the data that it receives.
     pub content: Content,
-    /// The PSN of the first packet that it sends.
+    /// PSN of the first packet that it sends.
     pub sq_psn: Psn,
-    /// The PSN of the first packet that it expects.
+    /// PSN of the first packet that it expects.
     pub rq_psn: Psn,
 }
 
@@ -37,62 +37,62 @@ impl Part {
 /// A rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Host {
-    /// Whether it has begun.
+    /// True if it has started.
     pub started: bool,
-    /// All packets below are acknowledged to it.
+    /// All packets below this index are acknowledged.
     pub unacked: u8,
-    /// It has gone back, and has seen no progress since: a second NAK is not heard.
+    /// True if it went back and has seen no progress since: further NAKs are ignored.
     retrying: bool,
-    /// It has all packets below.
+    /// It has received all packets below this index.
     pub expected: u8,
-    /// One NAK per gap.
+    /// True if the current gap was reported by a NAK.
     nak_sent: bool,
-    /// The control message of all said that ranks disagree: nothing follows it.
+    /// True if the control result reported a conflict. Nothing follows it.
     pub conflict: bool,
 }
 
-/// What a message did to a rank.
+/// Effect of a message on a rank.
 pub struct Reaction {
-    /// What it says.
+    /// Feedback of the rank.
     pub answer: Option<Message>,
-    /// What it sends again.
-    pub again: Range<u8>,
-    /// Whether what it heard cannot be.
-    pub nonsense: bool,
-    /// Whether the bytes it took are not what they should be (C1).
+    /// Packets that it retransmits.
+    pub retransmits: Range<u8>,
+    /// True if the message is invalid.
+    pub invalid: bool,
+    /// True if the received bytes are wrong (C1).
     pub wrong: bool,
 }
 
 impl Reaction {
     const NOTHING: Self = Self {
         answer: None,
-        again: 0..0,
-        nonsense: false,
+        retransmits: 0..0,
+        invalid: false,
         wrong: false,
     };
 }
 
 impl Host {
-    /// Whether it has all and knows that all others have what it sent.
+    /// Returns true if it has received everything, and knows that its own packets have arrived.
     pub fn is_done(&self, part: &Part) -> bool {
         let received = if self.conflict { 1 } else { part.packets_in() };
-        // Whether the ACK comes too is of no matter then: the QP is given up.
+        // After a conflict the ACK does not matter: the QP is given up.
         let acknowledged = if self.conflict { 0 } else { part.packets_out() };
         self.expected >= received && self.unacked >= acknowledged
     }
 
-    /// Whether its retransmission timer runs. After a conflict its QP is given up.
+    /// Returns true if its retransmission timer runs. After a conflict its QP is given up.
     pub fn may_time_out(&self, part: &Part) -> bool {
         self.started && !self.conflict && self.unacked < part.packets_out()
     }
 
-    /// The retransmission timer has run out: what it sends again.
+    /// Handles expiry of the retransmission timer. Returns the packets that it retransmits.
     pub fn go_back(&mut self, part: &Part) -> Range<u8> {
         self.retrying = false;
         self.unacked..part.packets_out()
     }
 
-    /// Takes a message.
+    /// Handles a message.
     pub fn take(&mut self, part: &Part, message: &Message) -> Reaction {
         match *message {
             Message::Feedback { psn, syndrome } => self.feedback(part, psn, syndrome),
@@ -102,14 +102,14 @@ impl Host {
                 if self.expected == 1 && at == 0 {
                     self.conflict = control.verdict != Verdict::Agreed;
                 }
-                reaction.nonsense |= at != 0;
+                reaction.invalid |= at != 0;
                 reaction
             }
             Message::Data { psn, ask, content } => {
                 let at = psn.diff(part.rq_psn);
                 let is_next = at == i32::from(self.expected);
                 let mut reaction = self.packet(part, at, ask);
-                reaction.nonsense |= at == 0 || self.conflict;
+                reaction.invalid |= at == 0 || self.conflict;
                 reaction.wrong = is_next && content != part.content;
                 reaction
             }
@@ -119,20 +119,20 @@ impl Host {
     fn packet(&mut self, part: &Part, at: i32, ask: bool) -> Reaction {
         let mut reaction = Reaction::NOTHING;
         let expected = i32::from(self.expected);
-        reaction.nonsense = at < 0 || at >= i32::from(part.packets_in());
-        let say = |at: i32, syndrome| Message::Feedback {
+        reaction.invalid = at < 0 || at >= i32::from(part.packets_in());
+        let feedback = |at: i32, syndrome| Message::Feedback {
             psn: part.rq_psn.add(at.max(0)),
             syndrome,
         };
         reaction.answer = if at < expected {
-            Some(say(expected - 1, Syndrome::Ack))
+            Some(feedback(expected - 1, Syndrome::Ack))
         } else if at > expected {
             let first = !std::mem::replace(&mut self.nak_sent, true);
-            first.then(|| say(expected, Syndrome::Nak(NakCode::PsnSequenceError)))
+            first.then(|| feedback(expected, Syndrome::Nak(NakCode::PsnSequenceError)))
         } else {
             self.nak_sent = false;
             self.expected += 1;
-            ask.then(|| say(at, Syndrome::Ack))
+            ask.then(|| feedback(at, Syndrome::Ack))
         };
         reaction
     }
@@ -143,7 +143,7 @@ impl Host {
         if at < i32::from(self.unacked) {
             return reaction;
         }
-        reaction.nonsense = at >= i32::from(part.packets_out());
+        reaction.invalid = at >= i32::from(part.packets_out());
         let at = at as u8;
         if syndrome == Syndrome::Ack {
             self.unacked = at + 1;
@@ -152,13 +152,13 @@ impl Host {
             self.unacked = at;
             if !self.retrying {
                 self.retrying = true;
-                reaction.again = at..part.packets_out();
+                reaction.retransmits = at..part.packets_out();
             }
         }
         reaction
     }
 
-    /// The packet of an index, as it goes out.
+    /// The packet with an index, as it is sent.
     pub fn outgoing(part: &Part, index: u8, control: Control) -> Message {
         let psn = part.sq_psn.add(i32::from(index));
         match index {

@@ -1,21 +1,21 @@
-//! What travels: packets with the set of those who contributed in the place of their payload.
+//! Messages. Instead of a payload, a packet carries the set of its contributors.
 
 use castnet_wire::{Control, Psn, Syndrome};
 
-/// Who is in a payload, and how often: two bits for each of four ranks.
+/// Contributors to a payload: two bits for each of four ranks count its contributions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Content(u8);
 
 impl Content {
-    /// Nobody.
-    pub const NOBODY: Self = Self(0);
+    /// No contributor.
+    pub const NONE: Self = Self(0);
 
     /// One contribution of `rank`.
     pub fn only(rank: u16) -> Self {
         Self(1 << (2 * (rank & 3)))
     }
 
-    /// Both together; three of one rank stand for any more.
+    /// Sum of both. Three contributions of one rank stand for any higher number.
     pub fn plus(self, other: Self) -> Self {
         (0..4).fold(Self(0), |sum, rank| {
             let count = |content: Self| content.0 >> (2 * rank) & 3;
@@ -27,27 +27,27 @@ impl Content {
 /// A frame on a link. PSNs are those of the link: `u` and `d` at hosts, `g` between switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// A control message; it always asks for an ACK.
+    /// A control message. It always requests an ACK.
     Control {
-        /// Its PSN.
+        /// PSN.
         psn: Psn,
-        /// What it says.
+        /// Content.
         control: Control,
     },
     /// A data packet.
     Data {
-        /// Its PSN.
+        /// PSN.
         psn: Psn,
-        /// Its AckReq bit.
+        /// AckReq bit.
         ask: bool,
-        /// Who is in it.
+        /// Contributors.
         content: Content,
     },
     /// An acknowledge packet.
     Feedback {
-        /// Its PSN.
+        /// PSN.
         psn: Psn,
-        /// What it says.
+        /// Syndrome.
         syndrome: Syndrome,
     },
 }
@@ -57,12 +57,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_that_is_in_twice_is_seen() {
+    fn repeated_contributions_are_visible() {
         let (a, b) = (Content::only(0), Content::only(3));
         assert_eq!(a.plus(b), b.plus(a));
         assert_ne!(a.plus(a), a);
         assert_ne!(a.plus(a).plus(b), a.plus(b));
-        assert_eq!(Content::NOBODY.plus(b), b);
+        assert_eq!(Content::NONE.plus(b), b);
         assert_eq!(a.plus(a).plus(a).plus(a), a.plus(a).plus(a));
     }
 }

@@ -1,8 +1,8 @@
 //! Collectives in the network (EPIC 4.3, 5.1, appendix H): Tree-3-2, one spine, two leaves, four ranks, three packets each.
 //!
-//! The switches are [`castnet_collective::Translated`], the code of the data plane; ranks, links and the oracle are of this
-//! crate. In the place of payloads stand the sets of those who contributed, so that C1, each contribution exactly once, is
-//! looked at on every packet that a rank takes. C2, the end, is asked of every state with nothing left to do.
+//! The switches are [`castnet_collective::Translated`], the code of the data plane. Ranks, links and the oracle
+//! belong to this crate. Packets carry the set of their contributors instead of a payload. So C1, each contribution
+//! exactly once, is checked on every packet that a rank receives. C2, the end, is checked in every final state.
 
 pub mod host;
 pub mod message;
@@ -18,50 +18,50 @@ use stateright::{Model, Property};
 use std::hash::{Hash, Hasher};
 
 pub use message::Content;
-pub use nodes::Spoil;
-pub use runs::{EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, spoiled};
+pub use nodes::Fault;
+pub use runs::{EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, with_fault};
 
-/// Ranks.
+/// Number of ranks.
 pub const RANKS: usize = 4;
 
-/// Bounds of one run. Faults may hit any message on any link, in either direction.
+/// Bounds of a run. Faults may affect any message on any link in either direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The data flow.
     pub primitive: Primitive,
-    /// The receiving rank of a Reduce, the sending one of a Broadcast.
+    /// The receiving rank of a Reduce, the sending rank of a Broadcast.
     pub root: u16,
-    /// Data packets of each sender: one message.
+    /// Data packets of each sender; they are one message.
     pub packets: u8,
-    /// Who repairs losses.
+    /// Which side repairs losses.
     pub loss: LossPolicy,
-    /// What keeps a rank that waits alive.
+    /// How a waiting rank is kept alive.
     pub straggler: StragglerPolicy,
-    /// The rank that begins only when nothing is on the way any more, if any.
+    /// The rank that starts only when no message is in flight, if any.
     pub late_rank: Option<u16>,
-    /// The rank that calls for another operation, if any.
+    /// The rank that calls another operation, if any.
     pub dissenter: Option<u16>,
-    /// Messages lost.
+    /// Most lost messages.
     pub losses: u8,
-    /// Messages delivered twice.
+    /// Most duplicated messages.
     pub duplicates: u8,
-    /// Messages that any number of later ones overtake: at most one.
+    /// Most delayed messages, overtaken by any number of later ones: at most one.
     pub delays: u8,
-    /// Ticks of switches and time-outs of ranks while messages are on the way.
+    /// Most ticks of switches and time-outs of ranks while messages are in flight.
     pub early: u8,
-    /// Ticks of all switches when nothing is on the way any more.
+    /// Most ticks of all switches while no message is in flight.
     pub ticks: u8,
-    /// Ticks, and rounds of time-outs, that are left when the late rank begins: what is lost later is repaired by them.
+    /// Ticks, and rounds of time-outs, reserved until the late rank starts. They repair later losses.
     pub kept: u8,
-    /// Rounds of time-outs when nothing is on the way any more: in each, every rank that waits has one, in any order.
+    /// Most rounds of time-outs while no message is in flight. In a round every waiting rank has one, in any order.
     pub time_outs: u8,
-    /// A fault put in on purpose.
-    pub spoil: Spoil,
+    /// A deliberate fault.
+    pub fault: Fault,
 }
 
 impl Config {
-    /// Nothing goes wrong.
-    pub const fn calm(primitive: Primitive, root: u16, loss: LossPolicy) -> Self {
+    /// A run without faults.
+    pub const fn without_faults(primitive: Primitive, root: u16, loss: LossPolicy) -> Self {
         Self {
             primitive,
             root,
@@ -77,7 +77,7 @@ impl Config {
             ticks: 2,
             kept: 0,
             time_outs: 3,
-            spoil: Spoil::Nothing,
+            fault: Fault::Nothing,
         }
     }
 
@@ -119,7 +119,7 @@ impl Config {
             Primitive::Broadcast => r == self.root,
         };
         let ranks = 0..RANKS as u16;
-        // Every space wraps somewhere else.
+        // PSNs wrap at a different packet in each PSN space.
         let before_the_wrap = |packets: u32| Psn::new(Psn::MODULUS - packets);
         Part {
             rank,
@@ -127,27 +127,27 @@ impl Config {
             receives: u8::from(receives) * self.packets,
             content: ranks
                 .filter(contributes)
-                .fold(Content::NOBODY, |sum, r| sum.plus(Content::only(r))),
+                .fold(Content::NONE, |sum, r| sum.plus(Content::only(r))),
             sq_psn: before_the_wrap(1 + u32::from(rank)),
             rq_psn: before_the_wrap(4 - u32::from(rank)),
         }
     }
 }
 
-/// The model.
+/// The model of a run.
 #[derive(Clone)]
 pub struct Collective {
     config: Config,
     parts: [Part; RANKS],
 }
 
-/// All there is.
+/// State of ranks, switches and links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     switches: [Switch; nodes::SWITCHES],
     hosts: [Host; RANKS],
     links: [Vec<Message>; LINKS],
-    /// A message that others overtake: its link, itself, and whether one has.
+    /// The delayed message: its link, the message, and whether another one has overtaken it.
     late: Option<(usize, Message, bool)>,
     losses: u8,
     duplicates: u8,
@@ -155,21 +155,21 @@ pub struct State {
     early: u8,
     ticks: u8,
     time_outs: u8,
-    /// Ranks that have had their time-out in this round: a set of bits.
+    /// Bit set of the ranks that have had their time-out in this round.
     timed_out: u8,
     broken: Option<Rule>,
-    /// What the last step did: no part of a state's identity.
+    /// Events of the last step. Not part of the state's identity.
     seen: Seen,
 }
 
-/// What can be broken.
+/// A rule that a step violated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// C1: each contribution exactly once.
     ExactlyOnce,
-    /// Nothing is acknowledged to a sender that its receivers lack.
+    /// Nothing is acknowledged to a sender before its receivers have it.
     NothingTooEarly,
-    /// No message where it has no meaning, and no more than can be.
+    /// Messages are valid where they arrive, and not more than the model has capacity for.
     Sense,
 }
 
@@ -196,35 +196,35 @@ impl Hash for State {
     }
 }
 
-/// What can happen next.
+/// A possible next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The oldest message of a link arrives.
+    /// The oldest message of a link is delivered.
     Deliver(usize, Message),
-    /// It arrives, and will once more.
+    /// It is delivered and stays on the link.
     Duplicate(usize, Message),
     /// It is lost.
     Lose(usize, Message),
-    /// It will be late.
+    /// It is delayed.
     Delay(usize, Message),
-    /// The late one arrives.
+    /// The delayed message is delivered.
     DeliverLate(usize, Message),
-    /// A switch's tick while messages are on the way.
+    /// A switch ticks while messages are in flight.
     EarlyTick(usize),
-    /// A rank's time-out while messages are on the way.
+    /// A rank times out while messages are in flight.
     EarlyTimeOut(usize),
-    /// The tick of all switches.
+    /// All switches tick.
     Tick,
-    /// The time-out of a rank.
+    /// A rank times out.
     TimeOut(usize),
-    /// The late rank begins.
+    /// The late rank starts.
     Begin,
 }
 
 impl Collective {
     /// The model of a run.
     pub fn new(config: Config) -> Self {
-        assert!(config.delays <= 1, "there is room for one late message");
+        assert!(config.delays <= 1, "at most one late message");
         let parts = std::array::from_fn(|rank| config.part(rank as u16));
         Self { config, parts }
     }
@@ -235,15 +235,15 @@ impl Collective {
         hosts.all(|(host, part)| host.is_done(part)) && finished
     }
 
-    fn is_quiet(state: &State) -> bool {
+    fn is_network_empty(state: &State) -> bool {
         state.links.iter().all(Vec::is_empty) && state.late.is_none()
     }
 
-    /// A link towards a rank whose actions are all that need be explored now: a rank reads and writes nothing but its own
-    /// state and its two links, so that what happens there commutes with everything else. Only its timer must not be able
-    /// to run out meanwhile. (What would be masked, an acknowledgement that comes before the receiver's own, shows when the
-    /// packet is lost instead.) The same holds of an ACK that tells its switch nothing, now or later.
-    fn link_that_goes_first(&self, state: &State) -> Option<usize> {
+    /// Returns a link towards a rank whose actions are the only ones to explore now. A rank reads and writes only its
+    /// own state and its two links, so events there commute with all others. Its timer must not be able to expire in
+    /// between. (A premature acknowledgement that this order hides shows up when the packet is lost instead.) The
+    /// same holds for an ACK without information for its switch.
+    fn priority_link(&self, state: &State) -> Option<usize> {
         let stale = |&link: &usize| {
             let head = state.links[link].first();
             head.is_some_and(|head| Nodes.is_stale(&state.switches, link, head))
@@ -272,7 +272,7 @@ impl Collective {
                 actions.push(Action::Delay(link, message));
             }
         }
-        // Where nothing has overtaken it yet, it is only slow, as any message can be.
+        // If no message has overtaken it, it is only slow, as any message may be.
         if let Some((at, message, overtaken)) = state.late
             && at == link
             && (overtaken || state.links.iter().all(Vec::is_empty))
@@ -295,7 +295,7 @@ impl Collective {
         {
             let all_below =
                 psn.diff(self.parts[rank].sq_psn) + i32::from(syndrome == castnet_wire::Syndrome::Ack);
-            if !self.is_deserved(state, rank, all_below) {
+            if !self.have_all_received(state, rank, all_below) {
                 state.broken = state.broken.or(Some(Rule::NothingTooEarly));
             }
         }
@@ -306,8 +306,8 @@ impl Collective {
         }
     }
 
-    /// Whether those who must have them have all packets of `rank` before the one of index `count`.
-    fn is_deserved(&self, state: &State, rank: usize, count: i32) -> bool {
+    /// Returns true if all receivers have the packets of `rank` before index `count`.
+    fn have_all_received(&self, state: &State, rank: usize, count: i32) -> bool {
         let has = |rank: usize| i32::from(state.hosts[rank].expected) >= count;
         if count <= 1 {
             return count <= 0 || has(rank);
@@ -329,21 +329,21 @@ impl Collective {
             if reaction.wrong {
                 state.broken = state.broken.or(Some(Rule::ExactlyOnce));
             }
-            if reaction.nonsense {
+            if reaction.invalid {
                 state.broken = state.broken.or(Some(Rule::Sense));
             }
             if let Some(answer) = reaction.answer {
                 self.put(state, Nodes.link_from_rank(rank), answer);
             }
-            self.send(state, rank, reaction.again);
+            self.send(state, rank, reaction.retransmits);
             return;
         }
-        let spoil = self.config.spoil;
-        let step = Nodes.arrive(&mut state.switches, link, &message, spoil);
-        self.stepped(state, step);
+        let fault = self.config.fault;
+        let step = Nodes.arrive(&mut state.switches, link, &message, fault);
+        self.apply_step(state, step);
     }
 
-    fn stepped(&self, state: &mut State, step: Step) {
+    fn apply_step(&self, state: &mut State, step: Step) {
         state.seen = step.seen;
         for (link, message) in step.sent {
             self.put(state, link, message);
@@ -352,13 +352,13 @@ impl Collective {
 
     fn tick(&self, state: &mut State, switch: usize) {
         let step = Nodes.tick(&mut state.switches, switch);
-        self.stepped(state, step);
+        self.apply_step(state, step);
     }
 
     fn time_out(&self, state: &mut State, rank: usize) {
-        let again = state.hosts[rank].go_back(&self.parts[rank]);
+        let retransmits = state.hosts[rank].go_back(&self.parts[rank]);
         state.seen.timed_out = true;
-        self.send(state, rank, again);
+        self.send(state, rank, retransmits);
     }
 }
 
@@ -393,17 +393,17 @@ impl Model for Collective {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.broken.is_some() || self.is_done(state) && Self::is_quiet(state) {
+        if state.broken.is_some() || self.is_done(state) && Self::is_network_empty(state) {
             return;
         }
-        if let Some(link) = self.link_that_goes_first(state) {
+        if let Some(link) = self.priority_link(state) {
             return self.link_actions(state, link, actions);
         }
         for link in 0..LINKS {
             self.link_actions(state, link, actions);
         }
         let waits = |rank: &usize| state.hosts[*rank].may_time_out(&self.parts[*rank]);
-        if !Self::is_quiet(state) {
+        if !Self::is_network_empty(state) {
             if state.early > 0 {
                 let ticking = (0..nodes::SWITCHES).filter(|&s| state.switches[s].is_active());
                 actions.extend(ticking.map(Action::EarlyTick));
@@ -428,7 +428,7 @@ impl Model for Collective {
             if due.peek().is_some() {
                 actions.extend(due.map(Action::TimeOut));
             } else if state.time_outs > kept + 1 {
-                // Those that the round waited for have what they wanted by now: the next one begins.
+                // All ranks of the round are finished: the next round begins.
                 actions.extend((0..RANKS).filter(waits).map(Action::TimeOut));
             }
         }
@@ -503,17 +503,20 @@ impl Model for Collective {
                 s.broken != Some(Rule::ExactlyOnce)
             }),
             Property::always(
-                "nothing is acknowledged that its receivers lack",
+                "nothing is acknowledged before its receivers have it",
                 |_, s: &State| s.broken != Some(Rule::NothingTooEarly),
             ),
-            Property::always("no message out of place", |_, s: &State| {
+            Property::always("every message is expected where it arrives", |_, s: &State| {
                 s.broken != Some(Rule::Sense)
             }),
-            Property::always("C2: no end but with the result", |model: &Self, s: &State| {
-                let mut actions = Vec::new();
-                model.actions(s, &mut actions);
-                !actions.is_empty() || s.broken.is_some() || model.is_done(s)
-            }),
+            Property::always(
+                "C2: every final state has the result",
+                |model: &Self, s: &State| {
+                    let mut actions = Vec::new();
+                    model.actions(s, &mut actions);
+                    !actions.is_empty() || s.broken.is_some() || model.is_done(s)
+                },
+            ),
             Property::sometimes("all is done", |model: &Self, s: &State| model.is_done(s)),
         ]
     }

@@ -1,4 +1,4 @@
-//! The switches and how they hang together: a spine, two leaves, two ranks at each.
+//! The switches and their links: a spine, two leaves, and two ranks at each leaf.
 
 use super::host::Part;
 use super::message::{Content, Message};
@@ -9,29 +9,30 @@ use castnet_collective::translated::{
 };
 use castnet_wire::{Nanos, Opcode, Psn, Syndrome};
 
-/// Switches: the spine, then the leaves.
+/// Number of switches: the spine, then the leaves.
 pub const SWITCHES: usize = 3;
-/// Links: two for each of six edges.
+/// Number of links: two for each of six edges.
 pub const LINKS: usize = 12;
-/// Slots of each switch: a collective of three packets fits twice.
+/// Slots of each switch: enough for two collectives of three packets.
 const SLOTS: usize = 8;
-/// The spine's endpoints lead to the leaves; a leaf's to its two ranks, then to the spine.
+/// Endpoint of a leaf towards the spine. Endpoints of the spine lead to the leaves, the first two of a leaf to its
+/// ranks.
 const UP: usize = 2;
-/// The group's PSN of the control message: data begins after the wrap.
+/// PSN of the control message in the group. Data begins behind the wrap.
 const START: Psn = Psn::new(Psn::MODULUS - 1);
 
-/// A fault put in on purpose: the checker must find it.
+/// A deliberate fault that the checker must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spoil {
+pub enum Fault {
     /// None.
     Nothing,
-    /// A leaf acknowledges what a rank sends when it comes, as between two hosts.
+    /// A leaf acknowledges a contribution when it arrives, as between two hosts.
     AckAtOnce,
-    /// What comes again is added again.
+    /// A repeated contribution is added again.
     AddAgain,
 }
 
-/// A switch: the machine, and in place of payloads who is in them.
+/// A switch: the machine, and the contributors instead of payloads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Switch {
     machine: Translated,
@@ -39,18 +40,18 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Whether something is in flight.
+    /// Returns true if something is in flight.
     pub fn is_active(&self) -> bool {
         self.machine.poll_timeout().is_some()
     }
 }
 
-/// What a step did.
+/// Notable events of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// A switch has asked a rank to go back.
+    /// A switch has sent a NAK to a rank.
     pub nak_to_rank: bool,
-    /// A switch has asked another for a packet.
+    /// A switch has sent a NAK to another switch.
     pub nak_to_switch: bool,
     /// A rank has timed out.
     pub timed_out: bool,
@@ -58,12 +59,12 @@ pub struct Seen {
     pub conflict: bool,
 }
 
-/// What a switch did: what it sends, by link, and what it is to be remembered for.
+/// Result of a step of a switch.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// What it sends.
+    /// Messages sent, with their links.
     pub sent: Vec<(usize, Message)>,
-    /// What it is to be remembered for.
+    /// Notable events.
     pub seen: Seen,
 }
 
@@ -72,7 +73,7 @@ pub struct Step {
 pub struct Nodes;
 
 impl Nodes {
-    /// The switches at the start.
+    /// The switches in their initial state.
     pub fn switches(&self, config: &Config, parts: &[Part; RANKS]) -> [Switch; SWITCHES] {
         std::array::from_fn(|index| {
             let leaf = |l: usize| (2 * l as u16..2 * l as u16 + 2).collect::<RankSet>();
@@ -113,17 +114,17 @@ impl Nodes {
             });
             Switch {
                 machine,
-                contents: [Content::NOBODY; SLOTS],
+                contents: [Content::NONE; SLOTS],
             }
         })
     }
 
-    /// Edge 0 and 1: spine to leaf; edge 2 + r: leaf to rank `r`. Link 2e leads down, 2e + 1 up.
+    /// Edges 0 and 1: spine to leaf; edge 2 + r: leaf to rank `r`. Link 2e leads down, 2e + 1 up.
     pub fn link_to_rank(&self, rank: usize) -> usize {
         2 * (2 + rank)
     }
 
-    /// The link that leads away from a rank.
+    /// The outgoing link of a rank.
     pub fn link_from_rank(&self, rank: usize) -> usize {
         self.link_to_rank(rank) + 1
     }
@@ -142,7 +143,7 @@ impl Nodes {
         }
     }
 
-    /// The link that leads away from an endpoint.
+    /// The outgoing link of an endpoint.
     fn away(&self, switch: usize, endpoint: usize) -> usize {
         match switch {
             0 => 2 * endpoint,
@@ -157,7 +158,7 @@ impl Nodes {
         switches: &mut [Switch; SWITCHES],
         link: usize,
         message: &Message,
-        spoil: Spoil,
+        fault: Fault,
     ) -> Step {
         let mut step = Step::default();
         let (index, endpoint) = self.end(link);
@@ -209,7 +210,7 @@ impl Nodes {
                 Effect::Aggregate { .. } | Effect::Store { .. } | Effect::Drop(_)
             )
         };
-        if spoil == Spoil::AddAgain
+        if fault == Fault::AddAgain
             && let (Message::Data { psn, .. }, Some(content)) = (message, content)
             && index == 0
             && !effects.iter().any(taken)
@@ -217,7 +218,7 @@ impl Nodes {
             let slot = psn.diff(START).rem_euclid(SLOTS as i32) as usize;
             switch.contents[slot] = switch.contents[slot].plus(content);
         }
-        if spoil == Spoil::AckAtOnce
+        if fault == Fault::AckAtOnce
             && index > 0
             && endpoint != UP
             && let Message::Data { psn, .. } = *message
@@ -227,12 +228,12 @@ impl Nodes {
             step.sent.push((self.away(index, endpoint), ack));
         }
         self.carry_out(index, switch, &effects, content, &mut step);
-        self.rest(index, switch, &mut step);
+        self.send_pending(index, switch, &mut step);
         step
     }
 
-    /// Whether an ACK tells the switch at the end of a link nothing: then it never will, since what is acknowledged only
-    /// grows.
+    /// Returns true if an ACK has no information for the switch at the end of a link. It never will: acknowledged
+    /// counts only increase.
     pub fn is_stale(&self, switches: &[Switch; SWITCHES], link: usize, message: &Message) -> bool {
         if !matches!(
             message,
@@ -244,23 +245,23 @@ impl Nodes {
             return false;
         }
         let mut after = switches.clone();
-        let step = self.arrive(&mut after, link, message, Spoil::Nothing);
+        let step = self.arrive(&mut after, link, message, Fault::Nothing);
         step.sent.is_empty() && after == *switches
     }
 
-    /// A switch's tick.
+    /// The tick of a switch.
     pub fn tick(&self, switches: &mut [Switch; SWITCHES], index: usize) -> Step {
         let mut step = Step::default();
         let switch = &mut switches[index];
         let mut effects = Effects::new();
-        // Three endpoints' ticks fit into one call.
+        // One call handles the ticks of three endpoints.
         switch.machine.handle_timeout(Nanos::ZERO, &mut effects);
         self.carry_out(index, switch, &effects, None, &mut step);
-        self.rest(index, switch, &mut step);
+        self.send_pending(index, switch, &mut step);
         step
     }
 
-    fn rest(&self, index: usize, switch: &mut Switch, step: &mut Step) {
+    fn send_pending(&self, index: usize, switch: &mut Switch, step: &mut Step) {
         let mut effects = Effects::new();
         while switch.machine.poll_emit(Nanos::ZERO, &mut effects) {
             self.carry_out(index, switch, &effects, None, step);
@@ -288,7 +289,7 @@ impl Nodes {
             match *effect {
                 Effect::Aggregate { slot, first, .. } => {
                     let slot = &mut contents[usize::from(slot)];
-                    let before = if first { Content::NOBODY } else { *slot };
+                    let before = if first { Content::NONE } else { *slot };
                     *slot = before.plus(content.unwrap_or_default());
                 }
                 Effect::Store { slot } => contents[usize::from(slot)] = content.unwrap_or_default(),

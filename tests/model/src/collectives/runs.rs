@@ -1,36 +1,36 @@
-//! What is explored: EPIC's appendix H and what it leaves out.
+//! The explorations: EPIC's appendix H and additions.
 
-use super::{Collective, Config, Spoil};
+use super::{Collective, Config, Fault};
 use crate::report::{Outcome, Until, explore};
 use castnet_collective::translated::{LossPolicy, StragglerPolicy};
 use castnet_wire::Primitive;
 
-/// A run: its name, and its bounds.
+/// A named run.
 #[derive(Clone, Copy)]
 pub struct Run {
-    /// What it is.
+    /// Name.
     pub name: &'static str,
-    /// How far it goes.
+    /// Bounds.
     pub config: Config,
 }
 
 impl Run {
-    /// Explores all of it.
+    /// Explores all states of the run.
     pub fn explore(&self, threads: usize) -> Outcome {
         explore(self.name, Collective::new(self.config), Until::All, threads)
     }
 }
 
 const fn all_reduce(loss: LossPolicy) -> Config {
-    Config::calm(Primitive::AllReduce, 0, loss)
+    Config::without_faults(Primitive::AllReduce, 0, loss)
 }
 
 const fn reduce(loss: LossPolicy) -> Config {
-    Config::calm(Primitive::Reduce, 1, loss)
+    Config::without_faults(Primitive::Reduce, 1, loss)
 }
 
 const fn broadcast(loss: LossPolicy) -> Config {
-    Config::calm(Primitive::Broadcast, 2, loss)
+    Config::without_faults(Primitive::Broadcast, 2, loss)
 }
 
 const fn run(name: &'static str, config: Config) -> Run {
@@ -57,7 +57,7 @@ pub const REFLECT: &[Run] = &[
     run("Broadcast, reflect: loss", one_loss(broadcast(Reflect))),
 ];
 
-/// A rank that comes late, and one that calls something else.
+/// A rank that starts late, and one that makes another call.
 pub const STRAGGLERS: &[Run] = &[
     run(
         "AllReduce, repair: late rank",
@@ -95,15 +95,15 @@ const fn duplicate_and_late(config: Config) -> Config {
     }
 }
 
-/// What EPIC's table 8 says of the same tree, packets and bounds, for its Mode-II in TLA+: primitive, states, distinct
-/// states. Its switches neither bridge PSNs nor aggregate control messages nor repair.
+/// Results of EPIC's table 8 for the same tree, packets and bounds, for its Mode-II in TLA+: primitive, states,
+/// distinct states. Its switches neither bridge PSNs nor aggregate control messages nor repair.
 pub const EPIC_TABLE_8: &[(&str, u64, u64)] = &[
     ("AllReduce", 3_981_257, 901_703),
     ("Reduce", 52_105, 14_136),
     ("Broadcast", 1_763_880, 320_128),
 ];
 
-/// What the tests leave out for its size.
+/// Runs that are too large for the tests.
 pub const FULL: &[Run] = &[
     run(
         "AllReduce, repair: duplicate, late message",
@@ -139,10 +139,10 @@ pub const FULL: &[Run] = &[
     ),
 ];
 
-/// A fault put in on purpose.
-pub const fn spoiled(spoil: Spoil) -> Config {
+/// A run with a deliberate fault.
+pub const fn with_fault(fault: Fault) -> Config {
     Config {
-        spoil,
+        fault,
         ..one_loss(all_reduce(Repair))
     }
 }
