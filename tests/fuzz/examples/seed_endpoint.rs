@@ -1,5 +1,5 @@
-//! Writes the seeds of the `endpoint` corpus anew: scripts of frames, work requests and time, each with its story in its
-//! name.
+//! Writes the seeds of the `endpoint` corpus: scripts of frames, work requests and time. The name of each file says
+//! what it tests.
 
 use castnet_fuzz::endpoint::{IP, MAC, PEER_IP, PEER_MAC, QPN, RKEY, RQ_PSN, SQ_PSN, Step, VA, record};
 use castnet_wire::{
@@ -8,7 +8,7 @@ use castnet_wire::{
 use std::fs;
 use std::path::Path;
 
-/// A frame from the peer: opcode, PSN beyond the first of its direction, payload bytes, RETH's length.
+/// A frame of the peer: opcode, PSN relative to the first of its direction, payload bytes, length in the RETH.
 fn frame(opcode: Opcode, psn: i32, length: usize, dma_len: u32, syndrome: Syndrome) -> Vec<u8> {
     let info = opcode.info();
     let first = if info.is_request() { RQ_PSN } else { SQ_PSN };
@@ -48,7 +48,7 @@ fn frame(opcode: Opcode, psn: i32, length: usize, dma_len: u32, syndrome: Syndro
         &ext,
         &payload,
     )
-    .expect("a right frame");
+    .expect("a valid frame");
     out.truncate(n);
     record(Step::Repaired, &out)
 }

@@ -1,18 +1,18 @@
-//! Writes the seeds of the corpora `engine`, `multicast` and `translated` anew, each with its story in its name. The bytes
-//! of a record are told where the targets take them apart.
+//! Writes the seeds of the corpora `engine`, `multicast` and `translated`. The name of each file says what it tests.
+//! The targets define the bytes of a record.
 
 use castnet_fuzz::{engine, multicast, translated};
 use std::fs;
 use std::path::Path;
 
-/// A record of `N` bytes, of which the first are given.
+/// A record of `N` bytes. The first ones are given, the others are 0.
 fn record<const N: usize>(bytes: &[u8]) -> Vec<u8> {
     let mut record = bytes.to_vec();
     record.resize(N, 0);
     record
 }
 
-/// The same record once for each of these, whose number is its second byte.
+/// The same record for each number of `from`, which becomes its second byte.
 fn each<const N: usize>(from: impl IntoIterator<Item = u8>, bytes: &[u8]) -> Vec<u8> {
     let mut records = Vec::new();
     for n in from {
@@ -31,7 +31,8 @@ fn write(target: &str, seeds: &[(&str, Vec<Vec<u8>>)]) {
     }
 }
 
-/// Bytes: kind (0 data, 2 data of anybody, 3 feedback, 7 time), from, distance, scale and AckReq, syndrome, its code.
+/// Bytes: kind (0 data, 2 data of any path, 3 feedback, 7 time), from, distance, scale and AckReq, syndrome, its
+/// code.
 fn multicast() {
     const N: usize = multicast::RECORD;
     let star = record::<N>(&[2, 0, 1, 1]);
@@ -104,8 +105,8 @@ fn multicast() {
     );
 }
 
-/// Bytes: kind (0 data, 5 control, 8 feedback, 12 CNP, 13 mark, 14 timer, 15 time), from, distance, scale and AckReq, then of
-/// a control message primitive, packets, root and what is wrong, of feedback the syndrome.
+/// Bytes: kind (0 data, 5 control, 8 feedback, 12 CNP, 13 mark, 14 timer, 15 time), from, distance, scale and AckReq;
+/// then for a control message primitive, packets, root and fault, for feedback the syndrome.
 fn translated() {
     const N: usize = translated::RECORD;
     // Shape, policies, slots, message, start, collectives in flight, stall.
@@ -271,9 +272,9 @@ fn translated() {
     );
 }
 
-/// Bytes: kind (0 data, 3 control, 5 feedback, 8 CNP, 9 other, 10 again, 11 timer, 12 time, 13 groups, 14 ports, 15 garbage),
-/// port, group, distance, scale with burst and AckReq, opcode or syndrome, length, speaker, tags, then of a control message
-/// kind, packets, root and what is wrong, then where, with what and how the frame is spoiled.
+/// Bytes: kind (0 data, 3 control, 5 feedback, 8 CNP, 9 other, 10 repeated, 11 timer, 12 time, 13 groups, 14 ports,
+/// 15 garbage), port, group, distance, scale with burst and AckReq, opcode or syndrome, length, source, tags; then
+/// for a control message kind, packets, root and fault; then position, value and kind of the fault of the frame.
 fn engine() {
     const N: usize = engine::RECORD;
     let data = |ports, group| each::<N>(ports, &[0, 0, group, 0, 0x11]);
@@ -284,10 +285,10 @@ fn engine() {
     };
     let timer = || record::<N>(&[11]);
     let groups = |group, what| record::<N>(&[13, 0, group, 0, 0, what]);
-    let spoiled = |bytes: &[u8], how| {
-        let mut spoiled = record::<N>(bytes);
-        spoiled[13..].copy_from_slice(&[70, 0x40, how]);
-        spoiled
+    let with_fault = |bytes: &[u8], how| {
+        let mut with_fault = record::<N>(bytes);
+        with_fault[13..].copy_from_slice(&[70, 0x40, how]);
+        with_fault
     };
     write(
         "engine",
@@ -395,7 +396,7 @@ fn engine() {
                 vec![
                     control(0..3, 3, 0, 2, 0),
                     acks(0..3, 3),
-                    spoiled(&[0, 0, 3], 1),
+                    with_fault(&[0, 0, 3], 1),
                     data(0..3, 3),
                     acks(0..3, 3),
                 ],
@@ -404,9 +405,9 @@ fn engine() {
                 "corrupted-feedback",
                 vec![
                     data(0..1, 0),
-                    spoiled(&[5, 1, 0], 1),
+                    with_fault(&[5, 1, 0], 1),
                     acks(2..4, 0),
-                    spoiled(&[5, 2, 0], 2),
+                    with_fault(&[5, 2, 0], 2),
                 ],
             ),
             (

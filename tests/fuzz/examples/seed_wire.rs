@@ -1,5 +1,5 @@
-//! Writes the seeds of the `wire` corpus anew: every golden packet, of the captured frames the smallest of each opcode,
-//! frames of the kinds that neither has, and each with a few things wrong.
+//! Writes the seeds of the `wire` corpus: every golden packet, the smallest captured frame of each opcode, frames of
+//! the other kinds, and some of each with a few faults.
 
 use castnet_wire::build::{emit_arp, emit_lldp};
 use castnet_wire::{
@@ -60,34 +60,34 @@ fn main() {
     let right = seeds.clone();
     let sound = |name: &str| right.get(name).expect("a seed of that name").clone();
     let write = "golden-e-rc-write-only-imm";
-    let mut spoil = |name: &str, from: &str, change: &dyn Fn(&mut Vec<u8>)| {
+    let mut add_faulty = |name: &str, from: &str, change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = sound(from);
         change(&mut bytes);
         seeds.insert(format!("wrong-{name}"), bytes);
     };
-    spoil("options", write, &|b| b[14] = 0x46);
-    spoil("first-fragment", write, &|b| b[20] |= 0x20);
-    spoil("later-fragment", write, &|b| b[21] = 1);
-    spoil("ip-too-long", write, &|b| b[16] = 0xFF);
-    spoil("ip-too-short", write, &|b| (b[16], b[17]) = (0, 20));
-    spoil("udp-length", write, &|b| b[39] -= 4);
-    spoil("opcode", write, &|b| b[42] = 0x15);
-    spoil("version", write, &|b| b[43] |= 1);
-    spoil("pad", write, &|b| (b[17], b[39]) = (b[17] - 8, b[39] - 8));
-    spoil("icrc", write, &|b| *b.last_mut().expect("a byte") ^= 1);
-    spoil("padding", "golden-c-rc-ack", &|b| b.extend([0; 6]));
-    spoil("syndrome", "golden-d-rc-nak", &|b| b[54] = 0xFF);
-    spoil("cut", "golden-f-ipv6-rc-send-only", &|b| b.truncate(60));
-    spoil("three-tags", write, &|b| {
+    add_faulty("options", write, &|b| b[14] = 0x46);
+    add_faulty("first-fragment", write, &|b| b[20] |= 0x20);
+    add_faulty("later-fragment", write, &|b| b[21] = 1);
+    add_faulty("ip-too-long", write, &|b| b[16] = 0xFF);
+    add_faulty("ip-too-short", write, &|b| (b[16], b[17]) = (0, 20));
+    add_faulty("udp-length", write, &|b| b[39] -= 4);
+    add_faulty("opcode", write, &|b| b[42] = 0x15);
+    add_faulty("version", write, &|b| b[43] |= 1);
+    add_faulty("pad", write, &|b| (b[17], b[39]) = (b[17] - 8, b[39] - 8));
+    add_faulty("icrc", write, &|b| *b.last_mut().expect("a byte") ^= 1);
+    add_faulty("padding", "golden-c-rc-ack", &|b| b.extend([0; 6]));
+    add_faulty("syndrome", "golden-d-rc-nak", &|b| b[54] = 0xFF);
+    add_faulty("cut", "golden-f-ipv6-rc-send-only", &|b| b.truncate(60));
+    add_faulty("three-tags", write, &|b| {
         drop(b.splice(12..12, [0x81, 0, 0, 1, 0x88, 0xA8, 0, 2, 0x81, 0, 0, 3]))
     });
-    spoil("lldp-cut", "made-lldp", &|b| b.truncate(40));
+    add_faulty("lldp-cut", "made-lldp", &|b| b.truncate(40));
 
-    spoil("control-reserved", "made-control", &|b| b[CONTROL_AT + 63] = 1);
-    spoil("control-conflict", "made-control-conflict", &|b| {
+    add_faulty("control-reserved", "made-control", &|b| b[CONTROL_AT + 63] = 1);
+    add_faulty("control-conflict", "made-control-conflict", &|b| {
         b[CONTROL_AT + 33] = 0
     });
-    spoil("control-packets", "made-control", &|b| b[CONTROL_AT + 23] = 200);
+    add_faulty("control-packets", "made-control", &|b| b[CONTROL_AT + 23] = 200);
 
     fs::create_dir_all(&corpus).expect("the folder");
     for (name, bytes) in &seeds {
@@ -103,7 +103,7 @@ fn name_of(prefix: &str, opcode: Opcode) -> String {
     )
 }
 
-/// A small frame of the opcode: every other one with a VLAN tag, every third over IPv6.
+/// A small frame of the opcode. Every second one has a VLAN tag, every third is over IPv6.
 fn made(opcode: Opcode) -> Vec<u8> {
     let ext = ExtHeaders {
         deth: Some(Deth {
@@ -150,7 +150,8 @@ fn made(opcode: Opcode) -> Vec<u8> {
         ..Bth::new(opcode, Qpn::VIRTUAL, Psn::new(0xFF_FFFF))
     };
     let mut out = [0; 256];
-    let n = emit_roce(&mut out, &ethernet, &network, 0xC001, &bth, &ext, payload).expect("room enough");
+    let n =
+        emit_roce(&mut out, &ethernet, &network, 0xC001, &bth, &ext, payload).expect("a long enough buffer");
     out[..n].to_vec()
 }
 
@@ -164,7 +165,7 @@ const CALL: Call = Call {
     packets: 64,
 };
 
-/// Where a control message begins in an untagged IPv4 frame.
+/// Offset of a control message in an untagged IPv4 frame.
 const CONTROL_AT: usize = 14 + 20 + 8 + 12 + 4;
 
 fn control(verdict: Verdict) -> Vec<u8> {
@@ -190,7 +191,8 @@ fn control(verdict: Verdict) -> Vec<u8> {
         ..ExtHeaders::NONE
     };
     let mut out = [0; 256];
-    let n = emit_roce(&mut out, &ethernet, &network, 0xC001, &bth, &ext, &payload).expect("room enough");
+    let n =
+        emit_roce(&mut out, &ethernet, &network, 0xC001, &bth, &ext, &payload).expect("a long enough buffer");
     out[..n].to_vec()
 }
 
@@ -201,7 +203,7 @@ fn arp() -> Vec<u8> {
         [10, 0, 0, 200].into(),
     );
     let mut out = [0; 60];
-    emit_arp(&mut out, MacAddr::BROADCAST, &request).expect("room enough");
+    emit_arp(&mut out, MacAddr::BROADCAST, &request).expect("a long enough buffer");
     out.to_vec()
 }
 
@@ -214,6 +216,6 @@ fn lldp() -> Vec<u8> {
         system_name: "leaf-1",
     };
     let mut out = [0; 128];
-    let n = emit_lldp(&mut out, mac, &lldp).expect("room enough");
+    let n = emit_lldp(&mut out, mac, &lldp).expect("a long enough buffer");
     out[..n].to_vec()
 }

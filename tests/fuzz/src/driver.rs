@@ -1,7 +1,7 @@
-//! The driver: mutates inputs that are known, and keeps those that reach something new. For stable toolchains and for CI.
+//! Mutates known inputs and keeps those that reach something new. For stable toolchains and for CI.
 //!
-//! What libFuzzer takes from instrumentation comes from the targets here: each [reports](reached) the behaviours that an
-//! input reaches (a drop reason, a state of a machine). Everything follows from the seed and the corpus.
+//! libFuzzer gets coverage from instrumentation. Here the targets provide it: each [reports](reached) the behaviours
+//! that an input reaches (a drop reason, a state of a machine). The seed and the corpus determine everything.
 
 use crate::Target;
 use std::cell::{Cell, RefCell};
@@ -9,41 +9,41 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{self, AssertUnwindSafe};
 
-/// Inputs do not grow beyond so many records.
+/// Most records of an input.
 const RECORDS_MAX: usize = 96;
-/// Nor beyond so many bytes, where records are bytes.
+/// Most bytes of an input without fixed records.
 const BYTES_MAX: usize = 4096;
-/// Runs that making an input smaller may take.
+/// Most runs for the minimisation of an input.
 const MINIMISE_RUNS: usize = 4000;
 
 thread_local! {
     static REACHED: RefCell<BTreeSet<u64>> = const { RefCell::new(BTreeSet::new()) };
-    static TELLS: Cell<bool> = const { Cell::new(false) };
+    static PRINTS_STEPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reports that the input at hand has reached this behaviour. Few thousand different values at most per target, or the corpus
-/// grows without end.
+/// Reports a behaviour that the current input has reached. A target should have at most a few thousand different
+/// values, otherwise the corpus grows without end.
 pub fn reached(behaviour: impl Hash) {
     let mut hasher = DefaultHasher::new();
     behaviour.hash(&mut hasher);
     REACHED.with_borrow_mut(|reached| reached.insert(hasher.finish()));
 }
 
-/// Prints what a target does, where one input is replayed for a person.
-pub fn tell(what: impl FnOnce() -> String) {
-    if TELLS.get() {
+/// Prints a step of the target during a replay.
+pub fn print_step(what: impl FnOnce() -> String) {
+    if PRINTS_STEPS.get() {
         println!("{}", what());
     }
 }
 
-/// Runs one input with its steps printed.
+/// Runs one input and prints its steps.
 pub fn replay(target: &Target, input: &[u8]) {
-    TELLS.set(true);
+    PRINTS_STEPS.set(true);
     (target.run)(input);
-    TELLS.set(false);
+    PRINTS_STEPS.set(false);
 }
 
-/// splitmix64: small, and the same everywhere.
+/// splitmix64: small, and equal on all platforms.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -57,22 +57,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`; 0 where `n` is 0.
+    /// A number below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.draw() % n.max(1) as u64) as usize
     }
 }
 
-/// An input that broke a rule.
+/// An input that violates a rule.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The run that made it, counted from 0; with the seed, the target and the corpus it can be had again.
+    /// Number of the run that found it, from 0. Seed, target, corpus and this number reproduce it.
     pub run: u64,
-    /// The input, made as small as the driver could.
+    /// The minimised input.
     pub input: Vec<u8>,
 }
 
-/// One target being fuzzed.
+/// A target that is being fuzzed.
 #[derive(Debug)]
 pub struct Fuzzer<'t> {
     target: &'t Target,
@@ -83,7 +83,7 @@ pub struct Fuzzer<'t> {
 }
 
 impl<'t> Fuzzer<'t> {
-    /// Begins with the committed corpus of `target`, which must pass.
+    /// Runs the committed corpus of `target`, which must pass.
     pub fn new(target: &'t Target, seed: u64) -> Self {
         let mut fuzzer = Self {
             target,
@@ -102,20 +102,20 @@ impl<'t> Fuzzer<'t> {
         fuzzer
     }
 
-    /// Mutations run so far.
+    /// Number of mutations so far.
     pub fn runs(&self) -> u64 {
         self.runs
     }
 
-    /// Inputs kept, the committed ones among them, and behaviours that they reach.
+    /// Number of inputs in the corpus, including the committed ones, and of behaviours that they reach.
     pub fn found(&self) -> (usize, usize) {
         (self.corpus.len(), self.reached.len())
     }
 
-    /// One mutation more.
+    /// Runs one mutation.
     ///
     /// # Errors
-    /// It broke a rule.
+    /// The mutation violates a rule.
     pub fn step(&mut self) -> Result<(), Failure> {
         let input = self.mutation();
         self.runs += 1;
@@ -134,7 +134,7 @@ impl<'t> Fuzzer<'t> {
         panic::catch_unwind(AssertUnwindSafe(|| (self.target.run)(input))).is_ok()
     }
 
-    /// Keeps an input that has just run, if it reached something that none did before.
+    /// Keeps the input of the last run if it reached a new behaviour.
     fn keep_if_new(&mut self, input: Vec<u8>) {
         let before = self.reached.len();
         REACHED.with_borrow_mut(|reached| self.reached.append(reached));
@@ -144,7 +144,7 @@ impl<'t> Fuzzer<'t> {
     }
 
     fn mutation(&mut self) -> Vec<u8> {
-        // What was found last leads on more often than what is known for long.
+        // Newer inputs are chosen more often than old ones.
         let all = self.corpus.len();
         let from = match self.random.below(3) {
             0 => all - 1 - self.random.below(all.div_ceil(8)),
@@ -172,7 +172,7 @@ impl<'t> Fuzzer<'t> {
         if input.is_empty() {
             return input.push(random.draw() as u8);
         }
-        // Headers are where the rules are: in frames most changes go there.
+        // Most rules concern headers, so most changes of a frame affect its headers.
         let reach = match self.target.record == 1 && random.below(4) > 0 {
             true => input.len().min(80),
             false => input.len(),
@@ -189,7 +189,7 @@ impl<'t> Fuzzer<'t> {
         }
     }
 
-    /// Repeats, takes away, or takes over from another input, whole records.
+    /// Repeats, removes, or copies from another input, whole records.
     fn change_records(&mut self, input: &mut Vec<u8>) {
         let record = self.target.record;
         let at = self.random.below(input.len() / record + 1) * record;
@@ -224,7 +224,7 @@ impl<'t> Fuzzer<'t> {
         of[from * record..to * record].to_vec()
     }
 
-    /// The input with everything taken away, or set to zero, without which it still fails. Says nothing meanwhile.
+    /// The input without the parts that are not needed for the failure: removed, or set to zero. Prints nothing.
     fn minimised(&self, mut input: Vec<u8>) -> Vec<u8> {
         let hook = panic::take_hook();
         panic::set_hook(Box::new(|_| {}));

@@ -8,40 +8,40 @@ use castnet_endpoint::{
 use castnet_wire::{MacAddr, Nanos, Parsed, Pmtu, Psn, Qpn, icrc, ipv4, parse_frame};
 use std::net::Ipv4Addr;
 
-/// The endpoint's station, as host 2 of the captured frames has it.
+/// MAC address of the endpoint: host 2 of the captured frames.
 pub const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 2]);
-/// Its address.
+/// IP address of the endpoint.
 pub const IP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// The peer's station.
+/// MAC address of the peer.
 pub const PEER_MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
-/// The peer's address.
+/// IP address of the peer.
 pub const PEER_IP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-/// Number of both QPs.
+/// QPN of both QPs.
 pub const QPN: Qpn = Qpn::new(0x11);
-/// The PSN that it expects first, as in the capture.
+/// First PSN that it expects, as in the capture.
 pub const RQ_PSN: Psn = Psn::new(3_892_600);
-/// The PSN that it sends first.
+/// First PSN that it sends.
 pub const SQ_PSN: Psn = Psn::new(0xFF_FFFE);
-/// Key of the region that the peer may write.
+/// Key of the memory region that the peer may write.
 pub const RKEY: u32 = 0x101;
-/// Virtual address of its first byte.
+/// Virtual address of the region.
 pub const VA: u64 = 0x1000;
-/// Its bytes.
+/// Bytes of the region.
 pub const REGION: usize = 8192;
 
-/// What a record of the input does.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Step {
     /// The bytes are a frame.
     Frame = 0,
-    /// The bytes are a frame whose IPv4 checksum and ICRC are put right first.
+    /// The bytes are a frame whose IPv4 checksum and ICRC are corrected first.
     Repaired = 1,
-    /// A send: kind, length (2 bytes).
+    /// Posts a send: kind, length (2 bytes).
     Send = 2,
-    /// A receive: length (2 bytes).
+    /// Posts a receive: length (2 bytes).
     Receive = 3,
-    /// The next timer runs out.
+    /// The next timer expires.
     Time = 4,
 }
 
@@ -51,8 +51,8 @@ pub fn record(step: Step, bytes: &[u8]) -> Vec<u8> {
     [&[step as u8], &length.to_be_bytes()[..], bytes].concat()
 }
 
-/// Takes `data` for a row of records, and for each step checks what must always hold: completions come once and in
-/// order, every frame that goes out is right, memory without rights stays as it is.
+/// Runs `data` as a sequence of records. Checks after each step that completions come once and in order, that every
+/// sent frame is valid, and that memory without rights is unchanged.
 pub fn endpoint(data: &[u8]) {
     let mut world = World::new();
     let mut rest = data;
@@ -94,7 +94,7 @@ impl World {
             rnr_retry: 5,
             ..QpConfig::new(QPN, PEER_IP, PEER_MAC, QPN)
         };
-        endpoint.create_qp(config).expect("a right configuration");
+        endpoint.create_qp(config).expect("a valid configuration");
         Self {
             endpoint,
             now: Nanos::from_millis(1),
@@ -158,7 +158,7 @@ impl World {
             };
             assert!(icrc::verify_bytes(&out[..length], header.l3, length));
             frames += 1;
-            assert!(frames <= 16 + 256, "more than a window and all answers in one go");
+            assert!(frames <= 16 + 256, "more frames than a window and all answers");
         }
         while let Some(c) = self.endpoint.poll_completion() {
             let count = match c.op {
@@ -167,7 +167,7 @@ impl World {
             };
             assert_eq!(c.wr_id, count[1], "in order, once");
             count[1] += 1;
-            assert!(count[1] <= count[0], "none that was not posted");
+            assert!(count[1] <= count[0], "only posted requests complete");
         }
         let status = self.endpoint.qp_status(QPN).expect("the QP");
         reached((
@@ -186,7 +186,7 @@ impl World {
                 .all(|&b| b == 0xA5)
         );
         if let Some((at, _)) = self.endpoint.poll_timeout() {
-            assert!(at > self.now, "a timer that stands still");
+            assert!(at > self.now, "a timer does not advance");
         }
     }
 
@@ -201,7 +201,7 @@ impl World {
     }
 }
 
-/// The frame with its IPv4 checksum and ICRC put right, so that the checks behind them see it.
+/// Corrects the IPv4 checksum and ICRC of a frame, so that later checks are reached.
 pub(crate) fn repaired(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     if let Ok(Parsed::Roce(h)) = parse_frame(&frame, frame.len()) {

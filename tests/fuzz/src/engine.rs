@@ -1,15 +1,16 @@
-//! The engine: groups of several shapes over the same ports, and frames from members and from anybody else.
+//! The engine: groups of several shapes on the same ports, and frames from members and from others.
 //!
-//! Each group has a twin engine of its own, which gets only what members of that group sent soundly, one frame at a time and
-//! by the slow path where that can be had; the engine under test gets everything, in batches, and its groups are moved about.
-//! What each group sends, and its whole state, must be the same in both (contract C4, and C3 for collectives). Beside that:
-//! S1 by the counters, M1 and M2 by what receivers have said, C1 by a digit of each member in what is added.
+//! Each group has its own twin engine. The twin receives only the valid frames of that group's members, one at a time
+//! and by the slow path where possible. The engine under test receives all frames in batches, and its groups are
+//! moved to other engines. The frames and the state of each group must be equal in both (contract C4, and C3 for
+//! collectives). In addition, S1 is checked by the counters, M1 and M2 by the feedback of the receivers, and C1 by a
+//! digit of each member in the sums.
 
 mod frames;
 mod oracle;
 
-use crate::driver::{reached, tell};
-// The builders of the engine's own tests.
+use crate::driver::{print_step, reached};
+// Builders of the engine's own tests.
 #[path = "../../../dataplane/engine/tests/engine/common/mod.rs"]
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 mod common;
@@ -20,23 +21,23 @@ use castnet_rules::{GroupRule, LossPolicy, NextHop, StragglerPolicy};
 use castnet_wire::{Batch, McstId, Nanos, PortId, Qpn};
 use common::collective::{collective_rule, collective_star, rank_at, switch_at};
 use common::{far_switch, host, port, rule, star, switch};
-use oracle::{Digits, Heard};
+use oracle::{Digits, Feedback};
 use std::mem::discriminant;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-/// Bytes of a record: an event each.
+/// Bytes of a record. Each record is an event.
 pub const RECORD: usize = 16;
 
 const PORTS: usize = 6;
 const GROUPS: usize = 6;
-/// Turns that timers may take at one time.
-const TURNS_MAX: usize = 1000;
+/// Most iterations of timers at one point in time.
+const ITERATIONS_MAX: usize = 1000;
 
-/// A frame, and where it leaves or comes in.
+/// A frame with its ingress or egress port.
 type Frame = (PortId, Vec<u8>);
 
-/// Takes `data` for a row of events.
+/// Runs `data` as a sequence of events.
 pub fn engine(data: &[u8]) {
     let mut world = World::new();
     for record in data.as_chunks::<RECORD>().0 {
@@ -47,7 +48,6 @@ pub fn engine(data: &[u8]) {
     (0..GROUPS).for_each(|index| world.check_state(index));
 }
 
-/// The rule of group number `index`.
 fn rule_of(index: usize, generation: u64) -> GroupRule {
     let multicast = |b, rule| (Ipv4Addr::new(10, 9, 0, b), rule);
     let collective = |b, rule| (Ipv4Addr::new(10, 9, 1, b), rule);
@@ -62,7 +62,8 @@ fn rule_of(index: usize, generation: u64) -> GroupRule {
             }
             multicast(2, other)
         }
-        // Switches at two of them: anybody may be behind the adjacent one. The stream may have begun long ago.
+        // Two endpoints are switches. Frames behind the adjacent one may have any source. The stream may have begun
+        // earlier.
         2 => {
             let rule = rule(vec![switch(0), far_switch(2), host(3)]);
             multicast(4, rule.with_multicast(|rule| rule.start_psn = None))
@@ -91,11 +92,11 @@ fn rule_of(index: usize, generation: u64) -> GroupRule {
 }
 
 fn install(rule: &GroupRule, engine: &mut Engine) {
-    let group = Context::compile(rule, &engine.config().ports).expect("a right rule");
+    let group = Context::compile(rule, &engine.config().ports).expect("a valid rule");
     engine.install(group).expect("room");
 }
 
-/// The state of a group, but for the count of what was not for it.
+/// The state of a group, without the count of frames that do not belong to it.
 fn status(rule: &GroupRule, engine: &Engine) -> Option<ContextStatus> {
     let mut status = engine.status(rule.mcst_id)?;
     match &mut status {
@@ -106,16 +107,16 @@ fn status(rule: &GroupRule, engine: &Engine) -> Option<ContextStatus> {
     Some(status)
 }
 
-/// A group in service.
+/// An installed group.
 struct Member {
     rule: GroupRule,
-    /// Its state when it was installed.
-    fresh: Option<ContextStatus>,
-    /// From the first frame that is for it: an engine takes longer to make than a frame.
+    /// Its state after installation.
+    initial: Option<ContextStatus>,
+    /// Created with the group's first frame: creating an engine takes longer than handling a frame.
     twin: Option<Engine>,
-    /// What the twin sends.
+    /// Frames that the twin sent.
     sent: PlainEgress,
-    heard: Heard,
+    feedback: Feedback,
     digits: Digits,
 }
 
@@ -126,7 +127,6 @@ struct World {
     groups: [Option<Member>; GROUPS],
     generation: u64,
     up: u8,
-    /// Earlier frames.
     history: Vec<Frame>,
 }
 
@@ -144,7 +144,7 @@ fn new_engine() -> Engine {
         addresses: vec![Ipv4Addr::new(10, 0, 9, 9)],
         ..common::config(PORTS)
     };
-    Engine::new(config).expect("a right configuration")
+    Engine::new(config).expect("a valid configuration")
 }
 
 impl World {
@@ -166,11 +166,11 @@ impl World {
         let rule = rule_of(index, self.generation);
         install(&rule, &mut self.engine);
         self.groups[index] = Some(Member {
-            fresh: status(&rule, &self.engine),
+            initial: status(&rule, &self.engine),
             rule,
             twin: None,
             sent: PlainEgress::default(),
-            heard: Heard::default(),
+            feedback: Feedback::default(),
             digits: Digits::default(),
         });
     }
@@ -180,7 +180,7 @@ impl World {
         Arc::new(Tables::new(1, [], &[], up))
     }
 
-    /// The twins that there are, and what they send.
+    /// The existing twins, and the frames that they sent.
     fn twins(&mut self) -> impl Iterator<Item = (&mut Engine, &mut PlainEgress)> {
         let members = self.groups.iter_mut().flatten();
         members.filter_map(|m| Some((m.twin.as_mut()?, &mut m.sent)))
@@ -193,23 +193,23 @@ impl World {
             12 => self.time(self.now + Nanos::from_micros(20 * u64::from(what))),
             13 if what < 64 => {
                 if let Some(member) = self.groups[index].take() {
-                    tell(|| format!("remove group {index}"));
+                    print_step(|| format!("remove group {index}"));
                     assert!(self.engine.remove(member.rule.mcst_id).is_some());
                 }
             }
             13 if what < 128 => {
-                tell(|| format!("install group {index} anew"));
+                print_step(|| format!("install group {index} again"));
                 self.generation += 1;
                 self.install(index);
             }
             13 => {
-                tell(|| "all groups move to another engine".into());
+                print_step(|| "all groups move to another engine".into());
                 common::move_on(&mut self.engine, self.now);
                 self.engine.set_tables(self.now, self.tables());
             }
             14 => {
                 self.up = what | what >> 4;
-                tell(|| format!("ports up: {:06b}", self.up));
+                print_step(|| format!("ports up: {:06b}", self.up));
                 let (now, tables) = (self.now, self.tables());
                 self.engine.set_tables(now, tables.clone());
                 self.twins()
@@ -217,17 +217,17 @@ impl World {
             }
             _ => {
                 let (ingress, frames) = self.frames(record);
-                self.frames_come_in(ingress, frames);
+                self.receive_frames(ingress, frames);
             }
         }
     }
 
     fn time(&mut self, to: Nanos) {
         self.now = self.now.max(to);
-        tell(|| format!("time {}", self.now));
+        print_step(|| format!("time {}", self.now));
         let now = self.now;
-        for turn in 0.. {
-            assert!(turn < TURNS_MAX, "a timer that is always due");
+        for iteration in 0.. {
+            assert!(iteration < ITERATIONS_MAX, "a timer is always due");
             self.engine.handle_timeout(now, &mut self.egress);
             let mut due = is_due(&self.engine, now);
             for (twin, sent) in self.twins() {
@@ -240,10 +240,10 @@ impl World {
         }
     }
 
-    fn frames_come_in(&mut self, ingress: PortId, frames: Vec<Vec<u8>>) {
+    fn receive_frames(&mut self, ingress: PortId, frames: Vec<Vec<u8>>) {
         let (now, tables, before) = (self.now, self.tables(), self.engine.totals());
         for frame in &frames {
-            tell(|| format!("by {ingress}: {:#}", castnet_wire::describe(frame, frame.len())));
+            print_step(|| format!("by {ingress}: {:#}", castnet_wire::describe(frame, frame.len())));
             for member in self.groups.iter_mut().flatten() {
                 if !oracle::is_for(&member.rule, ingress, frame) {
                     continue;
@@ -253,9 +253,9 @@ impl World {
                     install(&member.rule, &mut twin);
                     twin
                 });
-                member.heard.note(&member.rule, twin, ingress, frame);
-                member.digits.note(&member.rule, ingress, frame);
-                // So that it takes the slow path.
+                member.feedback.record_frame(&member.rule, twin, ingress, frame);
+                member.digits.record_frame(&member.rule, ingress, frame);
+                // Makes the twin take the slow path.
                 twin.set_tables(now, tables.clone());
                 let mut batch = Batch::new();
                 batch.push(PlainFrame::from(&frame[..]));
@@ -278,7 +278,7 @@ impl World {
         ));
     }
 
-    /// What was sent in the name of a group is what the group sends by itself, and right.
+    /// The frames of each group equal those of its twin, and are valid.
     fn check_sent(&mut self) {
         common::assert_conserved(&self.engine);
         while let Some(event) = self.engine.pop_event() {
@@ -286,7 +286,7 @@ impl World {
         }
         let mut sent: [Vec<Frame>; GROUPS] = Default::default();
         for (port, frame) in self.egress.sent.drain(..) {
-            tell(|| {
+            print_step(|| {
                 format!(
                     "    out by {port}: {}",
                     castnet_wire::describe(&frame.0, frame.0.len())
@@ -299,14 +299,14 @@ impl World {
         for (index, (member, mut sent)) in self.groups.iter_mut().zip(sent).enumerate() {
             let Some(member) = member else { continue };
             let mut expected: Vec<Frame> = member.sent.sent.drain(..).map(|(p, f)| (p, f.0)).collect();
-            // Between ports there is no order.
+            // The order between ports is undefined.
             sent.sort_by_key(|(port, _)| *port);
             expected.sort_by_key(|(port, _)| *port);
             if sent != expected {
                 oracle::explain(&sent, &expected);
-                panic!("C4: group {index} does not send what it does by itself");
+                panic!("C4: group {index} does not send the frames of its twin");
             }
-            member.heard.check(&member.rule, &sent);
+            member.feedback.check(&member.rule, &sent);
             member.digits.check(&member.rule, &sent);
         }
         let mut snapshot = castnet_engine::CountersSnapshot::with_capacity(0, 0);
@@ -316,15 +316,18 @@ impl World {
         }
     }
 
-    /// A group is as it would be by itself.
+    /// The state of a group equals that of its twin.
     fn check_state(&self, index: usize) {
         let Some(member) = &self.groups[index] else { return };
         let status = status(&member.rule, &self.engine);
         let twin = match &member.twin {
             Some(twin) => &self::status(&member.rule, twin),
-            None => &member.fresh,
+            None => &member.initial,
         };
-        assert_eq!(status, *twin, "C4: group {index} is not as it is by itself");
+        assert_eq!(
+            status, *twin,
+            "C4: the state of group {index} differs from its twin"
+        );
         report(index, status.as_ref());
     }
 }

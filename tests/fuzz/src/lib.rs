@@ -1,9 +1,10 @@
-//! Fuzz targets: one function per target, that takes any bytes and panics where a rule is broken.
+//! Fuzz targets. A target is a function that accepts any bytes and panics if a rule is violated.
 //!
-//! The same functions run under our own driver ([`driver`], which needs no nightly toolchain: `cargo run -p castnet-fuzz`),
-//! under libFuzzer (`cargo-fuzz/`) and, over the committed corpus, in the ordinary tests (`tests/replay.rs`). A target's
-//! corpus is the folder of its name in `corpus/`; a file there is either a seed or a finding with its story in README.md.
-//! A new target is a function here, an entry of [`TARGETS`], a folder, and a file in `cargo-fuzz/fuzz_targets`.
+//! The same functions run under our own driver ([`driver`], which needs no nightly toolchain: `cargo run -p
+//! castnet-fuzz`), under libFuzzer (`cargo-fuzz/`) and, over the committed corpus, in the normal tests
+//! (`tests/replay.rs`). The corpus of a target is the folder of its name in `corpus/`. A file there is either a seed,
+//! or a finding with its story in README.md. A new target needs a function here, an entry of [`TARGETS`], a folder,
+//! and a file in `cargo-fuzz/fuzz_targets`.
 
 pub mod driver;
 pub mod endpoint;
@@ -17,14 +18,14 @@ pub use wire::wire;
 use std::fs;
 use std::path::PathBuf;
 
-/// A target.
+/// A fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name, which is that of its corpus folder too.
+    /// Name of the target and of its corpus folder.
     pub name: &'static str,
-    /// Any bytes in, nothing out, a panic where a rule is broken.
+    /// Runs one input. Panics if a rule is violated.
     pub run: fn(&[u8]),
-    /// Bytes of a record of its input; 1 where it has no records of one length.
+    /// Bytes of a record of the input; 1 if records differ in length.
     pub record: usize,
 }
 
@@ -58,16 +59,16 @@ pub const TARGETS: &[Target] = &[
 ];
 
 impl Target {
-    /// The folder of its corpus.
+    /// Folder of its corpus.
     pub fn folder(&self) -> PathBuf {
         PathBuf::from(env!("CARGO_MANIFEST_DIR"))
             .join("corpus")
             .join(self.name)
     }
 
-    /// The files of its corpus: name and bytes, sorted.
+    /// Files of its corpus, sorted by name: name and bytes.
     ///
-    /// # Panics
+    /// The folder or one of its files cannot be read.
     /// The folder or a file in it cannot be read.
     pub fn corpus(&self) -> Vec<(String, Vec<u8>)> {
         let folder = self.folder();

@@ -1,12 +1,12 @@
-//! Fuzzes targets for some time, or replays one input with its steps printed.
+//! Fuzzes targets for a given time, or replays one input and prints its steps.
 
 use castnet_fuzz::driver::{Fuzzer, replay};
 use castnet_fuzz::{TARGETS, Target};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "usage: castnet-fuzz [TARGET...] [--seconds N] [--seed N]   fuzz these targets (all, where none is named), each on a thread
-       castnet-fuzz TARGET FILE                           replay one input, with its steps printed";
+const USAGE: &str = "usage: castnet-fuzz [TARGET...] [--seconds N] [--seed N]   fuzz these targets (default: all), each on a thread
+       castnet-fuzz TARGET FILE                           replay one input and print its steps";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     {
         match std::fs::read(file) {
             Ok(input) => replay(target, &input),
-            Err(error) => return wrong(&format!("{file}: {error}")),
+            Err(error) => return usage_error(&format!("{file}: {error}")),
         }
         return ExitCode::SUCCESS;
     }
@@ -28,13 +28,13 @@ fn main() -> ExitCode {
             (_, Some(target)) => targets.push(target),
             ("--seconds", _) => match number() {
                 Some(n) => seconds = n,
-                None => return wrong("--seconds takes a number"),
+                None => return usage_error("--seconds takes a number"),
             },
             ("--seed", _) => match number() {
                 Some(n) => seed = n,
-                None => return wrong("--seed takes a number"),
+                None => return usage_error("--seed takes a number"),
             },
-            _ => return wrong(&format!("{argument}: no target of that name")),
+            _ => return usage_error(&format!("{argument}: no such target")),
         }
     }
     if targets.is_empty() {
@@ -59,13 +59,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn wrong(what: &str) -> ExitCode {
+fn usage_error(what: &str) -> ExitCode {
     let names: Vec<_> = TARGETS.iter().map(|t| t.name).collect();
     eprintln!("{what}\n{USAGE}\ntargets: {}", names.join(", "));
     ExitCode::FAILURE
 }
 
-/// Whether nothing was found.
+/// Returns true if no failure was found.
 fn fuzz(target: &Target, seed: u64, until: Instant) -> bool {
     let name = target.name;
     let mut fuzzer = Fuzzer::new(target, seed);
@@ -74,7 +74,7 @@ fn fuzz(target: &Target, seed: u64, until: Instant) -> bool {
         let file = target.folder().join(format!("found-{seed}-{}", failure.run));
         let hex: String = failure.input.iter().map(|b| format!("{b:02x}")).collect();
         eprintln!(
-            "{name}: seed {seed}, run {} breaks a rule; as small as it gets: {hex}",
+            "{name}: seed {seed}, run {} violates a rule; minimised: {hex}",
             failure.run
         );
         match std::fs::write(&file, &failure.input) {

@@ -1,6 +1,6 @@
-//! The multicast machine: any events from any path, held against its slow twin, and against what each path has said.
+//! The multicast machine: any events from any path, compared with its slow twin and with the feedback of each path.
 
-use crate::driver::{reached, tell};
+use crate::driver::{print_step, reached};
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use twin::{Step, Told, Twin, wrap};
 #[allow(missing_docs, dead_code, unreachable_pub)]
 mod twin;
 
-/// Bytes of a record: the first is the group, each other one an event or some time.
+/// Bytes of a record: the first one describes the group, each other one an event or time.
 pub const RECORD: usize = 6;
 
 const STALL: Nanos = Nanos::from_millis(5);
@@ -21,7 +21,7 @@ fn path(index: u8) -> PathId {
     PathId::new(index.into()).expect("below the most")
 }
 
-/// Takes `data` for a group and what happens to it.
+/// Runs `data` as a group and its events.
 pub fn multicast(data: &[u8]) {
     let (records, _) = data.as_chunks::<RECORD>();
     let Some((setting, steps)) = records.split_first() else {
@@ -40,15 +40,15 @@ struct World {
     paths: u8,
     source: u8,
     /// By path, the highest position that it has acknowledged.
-    told: BTreeMap<u8, i64>,
+    acknowledged_by: BTreeMap<u8, i64>,
 }
 
 impl World {
-    fn new(&[paths, source, start, told, ..]: &[u8; RECORD]) -> Self {
+    fn new(&[paths, source, start, start_code, ..]: &[u8; RECORD]) -> Self {
         let paths = 2 + paths % 6;
         let source = source % paths;
         let start = [0, Psn::MODULUS as i64 - 3, (1 << 23) - 5][usize::from(start) % 3];
-        let start = (told % 4 != 0).then_some(start);
+        let start = (start_code % 4 != 0).then_some(start);
         let machine = Multicast::new(MulticastConfig {
             paths: paths.into(),
             source: path(source),
@@ -61,7 +61,7 @@ impl World {
             now: Nanos::from_secs(1),
             paths,
             source,
-            told: BTreeMap::new(),
+            acknowledged_by: BTreeMap::new(),
         }
     }
 
@@ -78,7 +78,7 @@ impl World {
             1 => self.twin.aggregated,
             _ => self.twin.acked.get(&from).copied().unwrap_or(newest),
         };
-        // One index more than there are paths: a stranger.
+        // One index more than there are paths: an unknown sender.
         let from = from % (self.paths + 1);
         match kind % 8 {
             0 | 1 => self.data(self.source, newest + 1 + delta, ack_request),
@@ -97,7 +97,7 @@ impl World {
         self.check_state();
     }
 
-    /// The position that the machine takes the PSN of `at` for.
+    /// The position that the machine derives from the PSN of `at`.
     fn seen(&self, at: i64) -> i64 {
         match self.twin.newest {
             Some(_) => self.twin.aggregated + i64::from(wrap(at).diff(wrap(self.twin.aggregated))),
@@ -125,15 +125,15 @@ impl World {
         if by_short {
             let to: Vec<usize> = self.machine.lacking(psn).map(PathId::index).collect();
             let same = effects == [Told::Replicate(to)] && short == self.machine;
-            assert!(same, "by the fast path");
+            assert!(same, "the fast path differs");
         } else {
-            assert!(short == before, "the fast path refuses and changes something");
+            assert!(short == before, "the fast path refuses a frame and changes state");
         }
         for effect in effects {
             if let Told::Replicate(to) = effect {
                 for path in to {
-                    let told = self.told.get(&(path as u8));
-                    assert!(told.is_none_or(|&told| told < at), "M3: {path} has {at}");
+                    let highest = self.acknowledged_by.get(&(path as u8));
+                    assert!(highest.is_none_or(|&highest| highest < at), "M3: {path} has {at}");
                     assert_ne!(path as u8, self.source);
                 }
             }
@@ -144,8 +144,8 @@ impl World {
         let (at, psn) = (self.seen(at), wrap(at));
         if self.twin.newest.is_some_and(|newest| at <= newest) {
             let upto = at - i64::from(syndrome != Syndrome::Ack);
-            let told = self.told.entry(from).or_insert(upto);
-            *told = upto.max(*told);
+            let highest = self.acknowledged_by.entry(from).or_insert(upto);
+            *highest = upto.max(*highest);
         }
         let event = Event::Feedback {
             from: path(from),
@@ -165,12 +165,17 @@ impl World {
     }
 
     fn handle(&mut self, event: Event, step: Step) -> Vec<Told> {
-        tell(|| format!("{step:?}"));
+        print_step(|| format!("{step:?}"));
         let mut effects = Effects::new();
         self.machine.handle(self.now, event, &mut effects);
-        tell(|| format!("    {effects:?}"));
-        let told: Vec<Told> = effects.iter().map(|e| Told::of(&self.machine, *e)).collect();
-        assert_eq!(told, self.twin.handle(step), "as the slow twin: {:?}", self.twin);
+        print_step(|| format!("    {effects:?}"));
+        let reported: Vec<Told> = effects.iter().map(|e| Told::of(&self.machine, *e)).collect();
+        assert_eq!(
+            reported,
+            self.twin.handle(step),
+            "differs from the slow twin: {:?}",
+            self.twin
+        );
         for effect in &effects {
             if let Effect::Acknowledge { psn, syndrome, .. } = *effect {
                 self.acknowledged(psn, syndrome);
@@ -179,20 +184,20 @@ impl World {
         let kinds: Vec<_> = effects.iter().map(discriminant).collect();
         let drop = effects.iter().find(|e| matches!(e, Effect::Drop(_))).copied();
         reached((discriminant(&event), kinds, drop, self.twin.newest.is_some()));
-        told
+        reported
     }
 
-    /// M1, M2: the source is told of nothing that some receiver has not acknowledged.
+    /// M1, M2: the source receives no acknowledgement that a receiver has not sent.
     fn acknowledged(&self, psn: Psn, syndrome: Syndrome) {
         let at = self.seen(psn.value().into()) - i64::from(syndrome != Syndrome::Ack);
         for receiver in (0..self.paths).filter(|p| *p != self.source) {
-            let told = self.told.get(&receiver).copied();
-            // Where counting began nothing was acknowledged; a NAK may name what comes right after.
+            let highest = self.acknowledged_by.get(&receiver).copied();
+            // Before the first packet nothing was acknowledged; a NAK may name the first one.
             let baseline = syndrome != Syndrome::Ack && self.machine.status().agg_ack_psn.is_none();
             assert!(
-                baseline || told.is_some_and(|told| told >= at),
+                baseline || highest.is_some_and(|highest| highest >= at),
                 "M1: {at} of {receiver}: {:?}",
-                self.told
+                self.acknowledged_by
             );
         }
     }
@@ -202,7 +207,7 @@ impl World {
             Some((at, _)) if code & 1 == 0 => self.now = self.now.max(at),
             _ => self.now += Nanos::from_micros(u64::from(code) * 100),
         }
-        tell(|| format!("time {}", self.now));
+        print_step(|| format!("time {}", self.now));
         let mut effects = Effects::new();
         self.machine.handle_timeout(self.now, &mut effects);
         assert!(effects.len() <= 1);
@@ -211,7 +216,7 @@ impl World {
 
     fn check_state(&self) {
         if let Some((at, _)) = self.machine.poll_timeout() {
-            assert!(at <= self.now + STALL, "a timer that is too late");
+            assert!(at <= self.now + STALL, "a timer is too late");
         }
         let status = self.machine.status();
         assert_eq!(status.newest_psn, self.twin.newest.map(wrap));

@@ -1,14 +1,15 @@
-//! The Mode-II machine: any events from any endpoint, in any order, held against what was sent, and by whom.
+//! The Mode-II machine: any events from any endpoint in any order, compared with what was sent, and by which
+//! endpoint.
 //!
-//! The oracle keeps, of each slot, which packet it holds and whose contributions (contract C1); of each endpoint, what was
-//! sent to it and what it has acknowledged (M1, M2, in both directions). Where a packet of a rank belongs it works out anew
-//! from the collectives since the group began, and not as the machine does from the last that was acknowledged.
+//! For each slot the oracle stores its packet and contributors (contract C1). For each endpoint it stores what was
+//! sent to it and what it has acknowledged (M1, M2, in both directions). It derives the position of a rank's packet
+//! from all collectives since the group began; the machine derives it from the last acknowledged packet.
 
 mod events;
 #[path = "../../../dataplane/collective/tests/translated/paths.rs"]
 mod paths;
 
-use crate::driver::{reached, tell};
+use crate::driver::{print_step, reached};
 use castnet_collective::translated::{Effect, Effects, Event};
 use castnet_collective::{
     EndpointId, EndpointKind, EndpointSet, Translated, TranslatedConfig, TranslatedStatus,
@@ -17,15 +18,14 @@ use castnet_wire::{Call, Nanos, Primitive, Psn, Syndrome};
 use events::config;
 use std::mem::discriminant;
 
-/// Bytes of a record: the first is the group, each other one an event or some time.
+/// Bytes of a record: the first one describes the group, each other one an event or time.
 pub const RECORD: usize = 8;
 
-/// Ranks of each group.
 const RANKS: u16 = 5;
-/// What one call may have to send at most: more is a storm.
+/// Most packets sent by one call; more is a storm.
 const EMISSIONS_MAX: usize = 4096;
 
-/// Takes `data` for a group and what happens to it.
+/// Runs `data` as a group and its events.
 pub fn translated(data: &[u8]) {
     let (records, _) = data.as_chunks::<RECORD>();
     let Some((setting, steps)) = records.split_first() else {
@@ -50,7 +50,7 @@ impl Past {
     }
 }
 
-/// What a slot holds.
+/// Content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     g: u64,
@@ -58,7 +58,7 @@ struct Held {
     stored: bool,
 }
 
-/// What is known of an endpoint, in its own count of packets: those of a rank, positions of a switch.
+/// What is known of an endpoint, counted in its own packets: of a rank those it exchanges, of a switch positions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     sent_to: u64,
@@ -79,7 +79,7 @@ fn endpoint(index: usize) -> EndpointId {
     EndpointId::new(index).expect("below the most")
 }
 
-/// `psn` in a count of which `near` is known to be `wire`.
+/// Position of `psn`, given that position `near` has the PSN `wire`.
 fn unwrapped(psn: Psn, near: u64, wire: Psn) -> Option<u64> {
     near.checked_add_signed(psn.diff(wire).into())
 }
@@ -87,7 +87,7 @@ fn unwrapped(psn: Psn, near: u64, wire: Psn) -> Option<u64> {
 impl World {
     fn new(setting: &[u8; RECORD]) -> Self {
         let config = config(setting);
-        tell(|| format!("{config:#?}"));
+        print_step(|| format!("{config:#?}"));
         let machine = Translated::new(config.clone());
         Self {
             now: Nanos::from_secs(1),
@@ -110,7 +110,7 @@ impl World {
 
     fn time(&mut self, to: Nanos) {
         self.now = self.now.max(to);
-        tell(|| format!("time {}", self.now));
+        print_step(|| format!("time {}", self.now));
         let mut calls = 0;
         while let Some((_, reason)) = self.machine.poll_timeout().filter(|(at, _)| *at <= self.now) {
             let mut effects = Effects::new();
@@ -123,20 +123,20 @@ impl World {
             self.carry_out(&effects, None);
             self.drain();
             calls += 1;
-            assert!(calls < 100, "a timer that is always due: {reason:?}");
+            assert!(calls < 100, "a timer is always due: {reason:?}");
         }
     }
 
     fn event(&mut self, record: &[u8; RECORD]) {
         let status = self.machine.status();
         let event = self.decode(record, &status);
-        tell(|| format!("{event:?}"));
-        // Where the oracle sees the packet, before the machine has taken it.
+        print_step(|| format!("{event:?}"));
+        // Position of the packet according to the oracle, before the machine handles it.
         let at = self.position(&event, &status);
         self.note_feedback(&event, &status);
         let mut effects = Effects::new();
         paths::handle(&mut self.machine, self.now, event, &mut effects);
-        tell(|| format!("    {effects:?}"));
+        print_step(|| format!("    {effects:?}"));
         assert!(!effects.is_empty());
         assert!(effects.len() == 1 || !effects.contains(&Effect::Absorb));
         self.note_calls();
@@ -151,21 +151,24 @@ impl World {
             if !self.machine.poll_emit(self.now, &mut effects) {
                 return self.check_state();
             }
-            tell(|| format!("    then {effects:?}"));
+            print_step(|| format!("    then {effects:?}"));
             self.carry_out(&effects.clone(), None);
         }
-        panic!("it never stops sending");
+        panic!("the machine does not stop sending");
     }
 
     fn check_state(&mut self) {
         let status = self.machine.status();
-        assert!(status.finished >= self.finished, "what is finished stays so");
+        assert!(
+            status.finished >= self.finished,
+            "finished positions stay finished"
+        );
         self.finished = status.finished;
         assert!(
             self.machine.poll_timeout().is_none()
                 || !status.collectives.is_empty()
                 || status.endpoints.iter().any(|e| e.rnr_until.is_some()),
-            "a timer of nothing"
+            "a timer without a reason"
         );
         for (e, known) in status.endpoints.iter().zip(&self.known) {
             let in_order = |a: Psn, b: Psn| a.diff(b) <= 0;
@@ -175,7 +178,7 @@ impl World {
             let acked = known.acknowledged.min(known.sent_to);
             assert!(
                 e.packets.1 <= acked || !is_rank(e.kind),
-                "it has not said that: {e:?} {known:?}"
+                "the endpoint has not acknowledged that: {e:?} {known:?}"
             );
         }
     }
@@ -192,9 +195,7 @@ impl World {
         }
     }
 
-    // ------------------------------------------------------------------------------------------- what goes where
-
-    fn past_of(&self, g: u64) -> Option<&Past> {
+    fn collective_at(&self, g: u64) -> Option<&Past> {
         let index = self.past.partition_point(|p| p.start <= g).checked_sub(1)?;
         Some(&self.past[index]).filter(|p| g < p.data_end())
     }
@@ -209,7 +210,7 @@ impl World {
             .map(endpoint)
     }
 
-    /// Who sends the data of `call`, where only some do.
+    /// Senders of the data of `call`, if not all ranks send.
     fn senders(&self, call: &Call) -> EndpointSet {
         let all = EndpointSet::first(self.config.endpoints.len());
         match (call.primitive, self.root(call)) {
@@ -228,7 +229,7 @@ impl World {
         }
     }
 
-    /// How many packets below `g` go from `e` (or, for `sends: false`, to it).
+    /// Number of packets below `g` that `e` sends or, if `sends` is false, receives.
     fn count(&self, e: EndpointId, sends: bool, g: u64) -> u64 {
         let mut count = 0;
         for past in self.past.iter().take_while(|p| p.start < g) {
@@ -244,7 +245,7 @@ impl World {
         count
     }
 
-    /// The position of the packet `index` that `e` sends.
+    /// Position of the packet with index `index` that `e` sends.
     fn sent_at(&self, e: EndpointId, mut index: u64) -> Option<u64> {
         for past in &self.past {
             let packets = match self.senders(&past.call).contains(e) {
@@ -256,11 +257,10 @@ impl World {
             }
             index -= packets;
         }
-        // The control message of the collective that nobody has opened yet.
+        // The control message of the next collective, which no endpoint has opened.
         (index == 0).then(|| self.past.last().map_or(0, Past::data_end))
     }
 
-    /// Where a packet belongs.
     fn position(&self, event: &Event, status: &TranslatedStatus) -> Option<u64> {
         let (Event::Data { from, psn, .. } | Event::Control { from, psn, .. }) = *event else {
             return None;
@@ -274,8 +274,6 @@ impl World {
         }
     }
 
-    // --------------------------------------------------------------------------------------------------- effects
-
     fn carry_out(&mut self, effects: &[Effect], cause: Option<(Event, Option<u64>)>) {
         for effect in effects {
             match *effect {
@@ -284,7 +282,7 @@ impl World {
                 } => self.aggregate(slot, from, first, cause),
                 Effect::Store { slot } => {
                     let (Some((Event::Data { from, .. }, Some(g))), at) = (cause, usize::from(slot)) else {
-                        panic!("nothing to store");
+                        panic!("no packet to store");
                     };
                     assert_eq!(g % self.slots.len() as u64, u64::from(slot));
                     let from = EndpointSet::only(from);
@@ -302,7 +300,7 @@ impl World {
                 }
                 Effect::EmitControl { g, to, control } => {
                     let position = self.emitted(g, to);
-                    let past = self.past_of(position).expect("a collective");
+                    let past = self.collective_at(position).expect("a collective");
                     assert_eq!(past.start, position);
                     assert_eq!(
                         control.sequence as usize,
@@ -327,15 +325,12 @@ impl World {
 
     fn aggregate(&mut self, slot: u16, from: EndpointId, first: bool, cause: Option<(Event, Option<u64>)>) {
         let Some((Event::Data { from: sender, .. }, Some(g))) = cause else {
-            panic!("nothing to add");
+            panic!("no packet to add");
         };
         assert_eq!((sender, g % self.slots.len() as u64), (from, slot.into()));
         let slot = &mut self.slots[usize::from(slot)];
         if first {
-            assert!(
-                slot.is_none_or(|held| held.g < g),
-                "C1: contributions are forgotten"
-            );
+            assert!(slot.is_none_or(|held| held.g < g), "C1: contributions are lost");
             *slot = Some(Held {
                 g,
                 from: EndpointSet::only(from),
@@ -343,17 +338,19 @@ impl World {
             });
             return;
         }
-        let held = slot.as_mut().expect("something to add to");
+        let held = slot.as_mut().expect("a slot to add to");
         assert_eq!(held.g, g, "C1: added to another packet");
         assert!(!held.from.contains(from), "C1: a contribution is added twice");
         held.from.insert(from);
     }
 
-    /// A packet is sent to all of `to`, with the numbers that it must have; its position.
+    /// Checks a packet sent to all of `to`: its numbers must be right. Returns its position.
     fn emitted(&mut self, g: Psn, to: EndpointSet) -> u64 {
         let status = self.machine.status();
-        let position = unwrapped(g, status.finished, status.base).expect("not before the group began");
-        let past = *self.past_of(position).expect("a collective that was opened");
+        let position = unwrapped(g, status.finished, status.base).expect("a position since the group began");
+        let past = *self
+            .collective_at(position)
+            .expect("a collective that was opened");
         assert!(!to.is_empty());
         for e in to {
             assert!(position == past.start || self.receivers(&past.call).contains(e));
@@ -375,9 +372,9 @@ impl World {
         position
     }
 
-    /// What leaves is what it must be: all contributions, or the one result.
+    /// Checks a sent packet: it must hold all contributions, or the one result.
     fn check_whole(&self, held: &Held, to: EndpointSet) {
-        let call = self.past_of(held.g).expect("a collective").call;
+        let call = self.collective_at(held.g).expect("a collective").call;
         let all = EndpointSet::first(self.config.endpoints.len());
         let up = |set: EndpointSet| self.config.parent.map_or(set, |parent| set.without(parent));
         let from = match (call.primitive, self.root(&call), self.config.parent) {
@@ -389,7 +386,7 @@ impl World {
         assert_eq!((held.from, held.stored), from, "C1: {call:?} to {to:?}");
     }
 
-    /// M1, M2: whatever is acknowledged to `to` has been acknowledged by all that decide it.
+    /// M1, M2: what is acknowledged to `to` has been acknowledged by all endpoints that it depends on.
     fn acknowledge(&self, to: EndpointId, psn: Psn, syndrome: Syndrome) {
         let status = self.machine.status();
         let nak = syndrome != Syndrome::Ack;
@@ -401,7 +398,7 @@ impl World {
                     unwrapped(next, confirmed, sq_psn.add(confirmed as i32)).expect("a packet that it sent");
                 (index, self.sent_at(to, index).expect("a packet that it sent"))
             }
-            // Between switches a NAK asks for a packet and, where they repair, acknowledges nothing.
+            // Between switches a NAK requests a packet and, with the policy repair, acknowledges nothing.
             EndpointKind::Switch if nak => return,
             EndpointKind::Switch => {
                 let g = unwrapped(psn.next(), status.finished, status.base).expect("a packet of the group");
@@ -435,13 +432,13 @@ impl World {
             };
             assert!(
                 number < self.known[e.index()].acknowledged,
-                "M1: {g} is acknowledged to {sender}, and {e} has not acknowledged it: {:?}",
+                "M1: {g} is acknowledged to {sender}, but {e} has not acknowledged it: {:?}",
                 self.known
             );
         }
     }
 
-    /// What an endpoint says that it has.
+    /// Records an acknowledgement of an endpoint.
     fn note_feedback(&mut self, event: &Event, status: &TranslatedStatus) {
         let Event::Feedback {
             from, psn, syndrome, ..
@@ -462,7 +459,7 @@ impl World {
             EndpointKind::Switch if all_of_it == 0 => None,
             EndpointKind::Switch => unwrapped(psn, status.finished, status.base).map(|g| g + 1),
         };
-        // What lies beyond all that was sent must not be believed; positions that are passed over are no packets.
+        // An acknowledgement of unsent packets must be ignored. Skipped positions are not packets.
         let beyond = |upto: u64| is_rank(state.kind) && upto > known.sent_to;
         if let Some(upto) = upto.filter(|&upto| !beyond(upto)) {
             known.acknowledged = known.acknowledged.max(upto);

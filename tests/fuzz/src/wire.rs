@@ -1,4 +1,4 @@
-//! Frames: parsing, writing again, rewriting, ICRC.
+//! Frames: parsing, writing, rewriting, ICRC.
 
 use crate::driver::reached;
 use castnet_wire::ethernet::{ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN};
@@ -10,11 +10,11 @@ use castnet_wire::{
 };
 use std::mem::discriminant;
 
-/// Takes `data` for a frame, for each header by itself, and for what a frame's headers may point at.
+/// Parses `data` as a frame and as each header, and with the headers of a frame all parts that they describe.
 pub fn wire(data: &[u8]) {
     each_header(data);
     let whole = parse_frame(data, data.len());
-    // The first 128 bytes say all there is to say.
+    // The first 128 bytes determine the result.
     let head = data.get(..<Vec<u8> as FrameBuf>::HEAD).unwrap_or(data);
     assert_eq!(parse_frame(head, data.len()), whole);
     let text = format!("{} {:#}", describe(data, data.len()), describe(head, data.len()));
@@ -36,7 +36,7 @@ pub fn wire(data: &[u8]) {
         }
         Err(error) => {
             reached((discriminant(&error), format!("{:?}", error.header())));
-            // Whatever is wrong above IP: who forwards by address must not mind.
+            // Faults above IP must not affect forwarding by address.
             let above = matches!(
                 error.header(),
                 Header::Udp | Header::Bth | Header::Aeth | Header::Payload | Header::Icrc
@@ -49,44 +49,44 @@ pub fn wire(data: &[u8]) {
 fn each_header(data: &[u8]) {
     let mut out = [0; 1100];
     if let Ok((header, length)) = Ethernet::parse(data) {
-        let n = header.emit(&mut out).expect("room enough");
+        let n = header.emit(&mut out).expect("a long enough buffer");
         assert!(n <= length);
-        // Of three tags the second is stepped over and the third left as the EtherType: then it reads differently.
+        // Of three tags the second is skipped and the third becomes the EtherType: such a header is read differently.
         if !matches!(header.ethertype, ETHERTYPE_VLAN | ETHERTYPE_SERVICE_VLAN) {
             assert_eq!(Ethernet::parse(&out[..n]).map(|(h, _)| h), Ok(header));
         }
     }
     if let Ok(header) = Arp::parse(data) {
-        header.emit(&mut out).expect("room enough");
+        header.emit(&mut out).expect("a long enough buffer");
         assert_eq!(&out[..Arp::LEN], &data[..Arp::LEN]);
     }
     if let Ok((header, length)) = Ipv4::parse(data) {
-        header.emit(&mut out).expect("room enough");
+        header.emit(&mut out).expect("a long enough buffer");
         assert_eq!(
             out[10..12] == data[10..12] || length > Ipv4::LEN,
             ipv4::checksum_is_right(data) || length > 20
         );
     }
     if let Ok(header) = Ipv6::parse(data) {
-        header.emit(&mut out).expect("room enough");
+        header.emit(&mut out).expect("a long enough buffer");
         assert_eq!(&out[..Ipv6::LEN], &data[..Ipv6::LEN]);
     }
     if let Ok(header) = Udp::parse(data) {
-        header.emit(&mut out).expect("room enough");
+        header.emit(&mut out).expect("a long enough buffer");
         assert_eq!(&out[..Udp::LEN], &data[..Udp::LEN]);
     }
     control(data);
     if let Ok(lldp) = Lldp::parse(data) {
         let n = lldp.emit(&mut out).expect("three texts of at most 255 bytes");
-        let again = Lldp::parse(&out[..n]).expect("what we wrote");
+        let parsed = Lldp::parse(&out[..n]).expect("what we wrote");
         assert_eq!(
-            (again.ttl_secs, again.chassis.to_string().is_empty()),
+            (parsed.ttl_secs, parsed.chassis.to_string().is_empty()),
             (lldp.ttl_secs, false)
         );
     }
 }
 
-/// What is taken for a control message is written the same, and merging changes nothing that it has said itself.
+/// A parsed control message is written to the same bytes. Merging it with itself changes nothing.
 fn control(data: &[u8]) {
     let Ok(control) = Control::parse(data) else {
         return;
@@ -102,7 +102,7 @@ fn control(data: &[u8]) {
 
 fn roce(frame: &[u8], header: &RoceHeader) {
     control(&frame[header.payload_at..][..header.payload_len]);
-    // Lengths and offsets agree.
+    // Lengths and offsets are consistent.
     let info = header.bth.opcode.info();
     assert!(header.frame_len <= frame.len());
     assert_eq!(header.bth_at, header.l4 + Udp::LEN);
@@ -113,14 +113,14 @@ fn roce(frame: &[u8], header: &RoceHeader) {
     );
     assert!(info.has_payload || header.payload_len == 0);
 
-    write_again(frame, header);
+    emit_and_parse(frame, header);
     if let IpAddrs::V4 { src, dst } = header.ip {
         rewrite(frame, header, src, dst);
     }
 }
 
-/// What was read, written, reads the same.
-fn write_again(frame: &[u8], header: &RoceHeader) {
+/// A parsed frame that is written is parsed to the same headers.
+fn emit_and_parse(frame: &[u8], header: &RoceHeader) {
     let network = match header.ip {
         IpAddrs::V4 { src, dst } => Network::V4 {
             src,
@@ -151,18 +151,18 @@ fn write_again(frame: &[u8], header: &RoceHeader) {
     )
     .expect("it was there before, with as many or more bytes of Ethernet header");
     out.truncate(n);
-    let Ok(Parsed::Roce(again)) = parse_frame(&out, n) else {
+    let Ok(Parsed::Roce(parsed)) = parse_frame(&out, n) else {
         panic!("{}", describe(&out, n))
     };
     assert_eq!(
-        (again.bth, again.ip, again.sport, again.tos, again.ext(&out)),
+        (parsed.bth, parsed.ip, parsed.sport, parsed.tos, parsed.ext(&out)),
         (header.bth, header.ip, header.sport, header.tos, ext)
     );
-    assert_eq!(&out[again.payload_at..][..again.payload_len], payload);
-    assert!(icrc::verify(&out, again.l3, again.frame_len));
+    assert_eq!(&out[parsed.payload_at..][..parsed.payload_len], payload);
+    assert!(icrc::verify(&out, parsed.l3, parsed.frame_len));
 }
 
-/// A leg of a group: the ICRC by difference is as right, or as wrong, as it was.
+/// A copy to an endpoint of a group: the incremental ICRC is right if and only if the ICRC was right.
 fn rewrite(frame: &[u8], header: &RoceHeader, src: std::net::Ipv4Addr, dst: std::net::Ipv4Addr) {
     let (was_right, sum_was_right) = (
         icrc::verify_bytes(frame, header.l3, header.frame_len),

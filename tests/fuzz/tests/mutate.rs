@@ -1,9 +1,9 @@
-//! Some thousand mutations of each corpus in every ordinary test run. For longer: `cargo run -p castnet-fuzz`.
+//! Some thousand mutations of each corpus in every normal test run. For longer runs: `cargo run -p castnet-fuzz`.
 
 use castnet_fuzz::TARGETS;
 use castnet_fuzz::driver::Fuzzer;
 
-/// Changes the run; printed where a mutation fails.
+/// Determines the run. Printed if a mutation fails.
 const SEED: u64 = 0x00CA_57E7;
 
 #[test]

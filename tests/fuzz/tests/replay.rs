@@ -8,7 +8,7 @@ fn every_file_of_every_corpus_passes() {
         let files = target.corpus();
         assert!(!files.is_empty(), "{}: an empty corpus", target.name);
         for (name, input) in files {
-            // Its name comes out where it panics.
+            // The test prints this name if the target panics.
             println!("{}/{name}", target.name);
             (target.run)(&input);
         }
@@ -16,7 +16,7 @@ fn every_file_of_every_corpus_passes() {
 }
 
 #[test]
-fn every_target_takes_no_bytes_at_all() {
+fn every_target_accepts_an_empty_input() {
     for target in TARGETS {
         (target.run)(&[]);
     }

@@ -1,4 +1,4 @@
-//! The frames that an event stands for: as a member would send them, and then with what is wrong about them.
+//! Frames of an event: as a member would send them, and then with a fault.
 
 use super::common::collective::control;
 use super::common::{self, DataFrame, ethernet, host_ip, host_qpn, peer_mac, port};
@@ -12,7 +12,7 @@ use castnet_wire::{
 };
 use std::net::Ipv4Addr;
 
-/// First what members send, last what no group can carry.
+/// First the opcodes of members, last those that no group carries.
 const OPCODES: [Opcode; 16] = [
     Opcode::SendOnly,
     Opcode::SendFirst,
@@ -32,28 +32,28 @@ const OPCODES: [Opcode; 16] = [
     Opcode::UcSendOnly,
 ];
 const LENGTHS: [usize; 8] = [256, 256, 64, 4, 0, 13, 1024, 1028];
-/// Behind it is nobody.
+/// Address of no host.
 const STRANGER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 77);
 
-/// Where a member's numbers are: of what it sends next, of the newest that was sent to it, of the oldest that it has not
-/// acknowledged.
+/// Numbers of a member: of the next packet that it sends, of the newest packet sent to it, and of the oldest one that
+/// it has not acknowledged.
 struct Numbers {
     next: Psn,
     newest: Psn,
     unacknowledged: Psn,
-    /// The opcode that the next has as part of its message, and those after it.
-    cut: Option<Cut>,
+    /// Opcodes of the next packets, from their position in the message.
+    message_position: Option<MessagePosition>,
 }
 
-/// Where in the data of a collective a packet is.
+/// Position of a packet in the data of a collective.
 #[derive(Clone, Copy)]
-struct Cut {
+struct MessagePosition {
     index: i32,
     packets: i32,
     message: i32,
 }
 
-impl Cut {
+impl MessagePosition {
     fn opcode(self, ahead: i32) -> Opcode {
         let index = self.index + ahead;
         let last = index % self.message == self.message - 1 || index + 1 == self.packets;
@@ -67,28 +67,29 @@ impl Cut {
 }
 
 impl World {
-    /// The frames of a record, and the port by which they come in.
+    /// The frames of a record, and their ingress port.
     pub(super) fn frames(&self, record: &[u8; RECORD]) -> (PortId, Vec<Vec<u8>>) {
         let (n, what) = (usize::from(record[1]) % PORTS, record[5]);
-        let frame = |frame| (port(n), vec![self.spoiled(frame, record)]);
+        let frame = |frame| (port(n), vec![self.with_fault(frame, record)]);
         match record[0] % 16 {
             9 => frame(self.other(n, record)),
             10 => match self.history.iter().rev().nth(usize::from(what) % 16) {
-                Some((from, bytes)) if record[7] < 0xC0 => (*from, vec![self.spoiled(bytes.clone(), record)]),
+                Some((from, bytes)) if record[7] < 0xC0 => {
+                    (*from, vec![self.with_fault(bytes.clone(), record)])
+                }
                 Some((_, bytes)) => frame(bytes.clone()),
                 None => frame(Vec::new()),
             },
             15 => frame(record[..].repeat(1 + usize::from(what) % 12)),
             _ => {
                 let burst = 1 << (record[4] >> 4 & 3);
-                let made = (0..burst).map(|i| self.spoiled(self.made(n, record, i), record));
-                (port(n), made.collect())
+                let frames = (0..burst).map(|i| self.with_fault(self.group_frame(n, record, i), record));
+                (port(n), frames.collect())
             }
         }
     }
 
-    /// A frame to a group.
-    fn made(&self, n: usize, record: &[u8; RECORD], nth: i32) -> Vec<u8> {
+    fn group_frame(&self, n: usize, record: &[u8; RECORD], nth: i32) -> Vec<u8> {
         let [kind, _, _, delta, scale, what, length, spoof, ..] = *record;
         let index = usize::from(record[2]) % GROUPS;
         let rule = self.groups[index]
@@ -123,8 +124,8 @@ impl World {
                 frame
             }
             _ => {
-                let opcode = match numbers.cut {
-                    Some(cut) if what < 128 => cut.opcode(delta + nth),
+                let opcode = match numbers.message_position {
+                    Some(message_position) if what < 128 => message_position.opcode(delta + nth),
                     _ => OPCODES[usize::from(what) % OPCODES.len()],
                 };
                 let length = LENGTHS[usize::from(length) % LENGTHS.len()];
@@ -159,7 +160,7 @@ impl World {
         };
         frame.dst = rule.mcst_id.0;
         frame.src = match spoof % 16 {
-            0..11 => speaker(&rule, n),
+            0..11 => source_of(&rule, n),
             11 => host_ip((n + 1) % PORTS),
             12 => frame.dst,
             13 => rule_of((index + 1) % GROUPS, 1).mcst_id.0,
@@ -174,7 +175,7 @@ impl World {
         frame.bytes()
     }
 
-    /// Traffic that is no group's business, or says that it is.
+    /// A frame outside all groups, or one that falsely claims to be of a group.
     fn other(&self, n: usize, record: &[u8; RECORD]) -> Vec<u8> {
         let (what, target) = (record[5], usize::from(record[6]));
         let group = rule_of(usize::from(record[2]) % GROUPS, 1).mcst_id.0;
@@ -194,7 +195,7 @@ impl World {
                     usize::from(record[9]),
                 )
             }
-            // From the group to a host, as only a switch may say it.
+            // From the group to a host. Only a switch may send this.
             _ => {
                 let opcode = [Opcode::Ack, Opcode::SendOnly, Opcode::Cnp, Opcode::ReadRequest]
                     [usize::from(what / 8) % 4];
@@ -214,8 +215,8 @@ impl World {
         }
     }
 
-    /// What the last bytes of a record do to any frame: nothing, most often.
-    fn spoiled(&self, mut frame: Vec<u8>, record: &[u8; RECORD]) -> Vec<u8> {
+    /// Applies the fault in the last bytes of a record to a frame; usually none.
+    fn with_fault(&self, mut frame: Vec<u8>, record: &[u8; RECORD]) -> Vec<u8> {
         let [.., at, value, how] = *record;
         add_tags(&mut frame, record[8]);
         match how % 8 {
@@ -246,7 +247,7 @@ impl World {
             next: psn,
             newest: psn,
             unacknowledged: psn,
-            cut: None,
+            message_position: None,
         };
         match super::status(rule, &self.engine) {
             Some(ContextStatus::Forwarding(_)) | None => none(Psn::new(100)),
@@ -256,7 +257,7 @@ impl World {
                     next: newest.next(),
                     newest,
                     unacknowledged: status.machine.agg_ack_psn.map_or(newest, Psn::next),
-                    cut: None,
+                    message_position: None,
                 }
             }
             Some(ContextStatus::Collective(status)) => {
@@ -270,7 +271,7 @@ impl World {
                     .collectives
                     .iter()
                     .rfind(|c| c.g.is_before(e.expected));
-                let cut = open.map(|c| Cut {
+                let message_position = open.map(|c| MessagePosition {
                     index: e.expected.diff(c.g) - 1,
                     packets: c.call.packets as i32,
                     message: status
@@ -289,20 +290,20 @@ impl World {
                             .add(e.packets.1 as i32)
                             .add(e.next.diff(e.unacknowledged) - 1),
                         unacknowledged: rank.rq_psn.add(e.packets.1 as i32),
-                        cut,
+                        message_position,
                     },
                     None => Numbers {
                         next: e.expected,
                         newest: e.next.prev(),
                         unacknowledged: e.unacknowledged,
-                        cut,
+                        message_position,
                     },
                 }
             }
         }
     }
 
-    /// The control message that is due from the rank at port `n`; by default of the collective that others opened.
+    /// The next control message of the rank at port `n`; by default, of the collective that others have opened.
     fn control(&self, rule: &GroupRule, n: usize, record: &[u8; RECORD]) -> common::collective::Sent {
         let [kind, packets, root, wrong] = [record[9], record[10], record[11], record[12]];
         let Some(ContextStatus::Collective(status)) = super::status(rule, &self.engine) else {
@@ -348,7 +349,7 @@ impl World {
     }
 }
 
-/// One to four VLAN tags, of either kind.
+/// Adds one to four VLAN tags of either kind.
 fn add_tags(frame: &mut Vec<u8>, tags: u8) {
     if tags < 192 || frame.len() < 12 {
         return;
@@ -374,8 +375,8 @@ fn barrier() -> Call {
     }
 }
 
-/// As whom the one at port `n` speaks to the group.
-fn speaker(rule: &GroupRule, n: usize) -> Ipv4Addr {
+/// Source address of the frames that the endpoint at port `n` sends to the group.
+fn source_of(rule: &GroupRule, n: usize) -> Ipv4Addr {
     let endpoint = rule.endpoints.iter().find(|e| e.port == port(n));
     match endpoint.map(|e| e.next_hop.ip()) {
         Some(Some(ip)) => ip,

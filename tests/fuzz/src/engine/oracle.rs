@@ -1,7 +1,7 @@
-//! What is known of groups from their rules and from the frames alone.
+//! Knowledge about groups from their rules and from frames only.
 
 use super::{Frame, Member};
-use crate::driver::tell;
+use crate::driver::print_step;
 use castnet_engine::Engine;
 use castnet_rules::GroupRule;
 use castnet_wire::{
@@ -19,7 +19,8 @@ fn parsed(frame: &[u8]) -> Option<(RoceHeader, Ipv4Addr, Ipv4Addr)> {
     Some((header, src, dst))
 }
 
-/// Whether a member of the group has sent this to it, and soundly where that is asked: of all but a multicast group's data.
+/// Returns true if a member of the group has sent this frame to the group. Frames other than multicast data must also
+/// be valid.
 pub(super) fn is_for(rule: &GroupRule, ingress: PortId, frame: &[u8]) -> bool {
     let Some((header, src, dst)) = parsed(frame) else {
         return false;
@@ -28,7 +29,7 @@ pub(super) fn is_for(rule: &GroupRule, ingress: PortId, frame: &[u8]) -> bool {
     let speaks = endpoints.any(|endpoint| {
         let from = match endpoint.next_hop.ip() {
             Some(ip) => ip == src,
-            // The sender of multicast may be anybody behind an adjacent switch.
+            // The source address of multicast data may be any host behind an adjacent switch.
             None => rule.multicast().is_some() || rule.mcst_id.0 == src,
         };
         from && endpoint.virtual_qpn == header.bth.dest_qp
@@ -41,7 +42,7 @@ pub(super) fn is_for(rule: &GroupRule, ingress: PortId, frame: &[u8]) -> bool {
         && (data || icrc::verify_bytes(frame, header.l3, header.frame_len))
 }
 
-/// The group in whose name a frame is, going to it or coming from it, however many tags it has: hosts strip them all.
+/// The group that a frame is sent to or sent by, with any number of tags: hosts remove all of them.
 pub(super) fn group_of(groups: &[Option<Member>], frame: &[u8]) -> Option<usize> {
     let mut rest = frame.get(12..)?;
     while let [0x81, 0x00, _, _, after @ ..] | [0x88, 0xA8, _, _, after @ ..] = rest {
@@ -58,16 +59,16 @@ pub(super) fn group_of(groups: &[Option<Member>], frame: &[u8]) -> Option<usize>
     })
 }
 
-/// What members have said to a group.
+/// Acknowledgements of the members of a group.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Heard {
-    /// By port, all PSNs that a receiver of multicast has acknowledged.
+pub(super) struct Feedback {
+    /// By port, all PSNs that a multicast receiver has acknowledged.
     acknowledged: BTreeMap<PortId, Vec<Psn>>,
 }
 
-impl Heard {
-    /// A member has sent this, `engine` being about to get it.
-    pub(super) fn note(&mut self, rule: &GroupRule, engine: &Engine, ingress: PortId, frame: &[u8]) {
+impl Feedback {
+    /// Records a frame of a member, before `engine` handles it.
+    pub(super) fn record_frame(&mut self, rule: &GroupRule, engine: &Engine, ingress: PortId, frame: &[u8]) {
         if rule.multicast().is_none() {
             return;
         }
@@ -75,7 +76,7 @@ impl Heard {
         let newest = engine
             .group_status(rule.mcst_id)
             .and_then(|s| s.machine.newest_psn);
-        // What lies ahead of all that was sent must not be believed.
+        // An acknowledgement of unsent data must be ignored.
         if let (Some(aeth), Some(newest), Kind::Ack) = (header.aeth, newest, header.bth.opcode.info().kind)
             && !header.bth.psn.is_after(newest)
         {
@@ -87,21 +88,21 @@ impl Heard {
         }
     }
 
-    /// M1, M2: the source is told of nothing that some receiver has not acknowledged.
+    /// M1, M2: the source receives no acknowledgement that a receiver has not sent.
     pub(super) fn check(&self, rule: &GroupRule, sent: &[Frame]) {
         let (Some(kind), Some(source)) = (rule.multicast(), rule.upstream()) else {
             return;
         };
         for (port, frame) in sent.iter().filter(|(port, _)| *port == source.port) {
             let Some((header, ..)) = parsed(frame) else {
-                panic!("to the source goes feedback: {}", describe(frame, frame.len()));
+                panic!("unexpected frame to the source: {}", describe(frame, frame.len()));
             };
             let Some(aeth) = header.aeth else { continue };
             let psn = match aeth.syndrome {
                 Syndrome::Ack => header.bth.psn,
                 _ => header.bth.psn.prev(),
             };
-            // Where counting begins nothing was acknowledged; a NAK may name what comes right after.
+            // Before the first packet nothing was acknowledged; a NAK may name the first one.
             if aeth.syndrome != Syndrome::Ack && kind.start_psn.is_none_or(|start| psn == start.prev()) {
                 continue;
             }
@@ -118,32 +119,32 @@ impl Heard {
     }
 }
 
-/// C1 by digits: each member's payload is full of a word with a 1 in the member's own digit, so in what is added no digit may
-/// be more than 1.
+/// Checks C1 by digits: the payload of each member repeats a word with a 1 in the member's own digit. So no digit of
+/// a sum may exceed 1.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Digits {
-    /// Something was added of which that is not known.
-    spoiled: bool,
+    /// True if a frame without such digits was added.
+    has_unknown_payload: bool,
 }
 
 impl Digits {
-    /// A member has sent this to the group.
-    pub(super) fn note(&mut self, rule: &GroupRule, ingress: PortId, frame: &[u8]) {
+    /// Records a frame that a member has sent to the group.
+    pub(super) fn record_frame(&mut self, rule: &GroupRule, ingress: PortId, frame: &[u8]) {
         let (Some(_), Some((header, ..))) = (rule.translated(), parsed(frame)) else {
             return;
         };
         let payload = &frame[header.payload_at..][..header.payload_len];
         if header.bth.opcode == Opcode::SendOnlyImm && header.imm == Some(Control::IMMEDIATE) {
             let plain = |c: Control| c.call.operation == Operation::Sum && c.call.data_type == DataType::U32;
-            self.spoiled |= !Control::parse(payload).is_ok_and(plain);
+            self.has_unknown_payload |= !Control::parse(payload).is_ok_and(plain);
         } else if header.bth.opcode.info().kind == Kind::Send {
             let own = (1u32 << (4 * ingress.index())).to_le_bytes();
-            self.spoiled |= payload.chunks(4).any(|word| word != &own[..word.len()]);
+            self.has_unknown_payload |= payload.chunks(4).any(|word| word != &own[..word.len()]);
         }
     }
 
     pub(super) fn check(&self, rule: &GroupRule, sent: &[Frame]) {
-        if self.spoiled || rule.multicast().is_some() {
+        if self.has_unknown_payload || rule.multicast().is_some() {
             return;
         }
         for (port, frame) in sent {
@@ -164,11 +165,11 @@ impl Digits {
     }
 }
 
-/// Tells how two rows of frames differ.
+/// Prints the differences between two sequences of frames.
 pub(super) fn explain(sent: &[Frame], expected: &[Frame]) {
-    for (who, frames) in [("the group", sent), ("by itself", expected)] {
+    for (who, frames) in [("the group", sent), ("its twin", expected)] {
         for (port, frame) in frames {
-            tell(|| {
+            print_step(|| {
                 format!(
                     "{who} sends by {port}: {:#}\n    {frame:02x?}",
                     describe(frame, frame.len())

@@ -1,4 +1,4 @@
-//! The group and the events that records stand for.
+//! The group, and the events of records.
 
 use super::{RANKS, RECORD, World, endpoint, unwrapped};
 use castnet_collective::translated::Event;
@@ -60,10 +60,10 @@ pub(super) fn config(setting: &[u8; RECORD]) -> TranslatedConfig {
 }
 
 impl World {
-    /// The event of a record; `status` is that of the machine.
+    /// The event of a record. `status` is that of the machine.
     pub(super) fn decode(&self, record: &[u8; RECORD], status: &TranslatedStatus) -> Event {
         let [kind, from, delta, scale, a, b, c, d] = *record;
-        // One index more than there are endpoints: a stranger.
+        // One index more than there are endpoints: an unknown sender.
         let from = endpoint(usize::from(from) % (self.config.endpoints.len() + 1));
         let state = status.endpoints.get(from.index());
         let delta = match scale / 64 {
@@ -102,7 +102,7 @@ impl World {
                 psn: psn(false),
                 shape: PacketShape {
                     opcode: match a {
-                        0..192 => self.cut(next.saturating_add_signed(delta.into())),
+                        0..192 => self.opcode_at(next.saturating_add_signed(delta.into())),
                         _ => Opcode::SendOnly,
                     },
                     payload: if b > 250 { 13 } else { 256 },
@@ -132,9 +132,9 @@ impl World {
         }
     }
 
-    /// The opcode of the packet at `g`, as its message is to be cut.
-    fn cut(&self, g: u64) -> Opcode {
-        let Some(past) = self.past_of(g).filter(|p| p.start < g) else {
+    /// The opcode of the packet at `g`, from its position in the message.
+    fn opcode_at(&self, g: u64) -> Opcode {
+        let Some(past) = self.collective_at(g).filter(|p| p.start < g) else {
             return Opcode::SendOnly;
         };
         let message = match self.config.message_packets {
@@ -151,14 +151,14 @@ impl World {
         }
     }
 
-    /// The control message that is due next from `from`; by default of the collective that others have opened there.
+    /// The next control message of `from`; by default, of the collective that others have opened.
     fn control(&self, from: EndpointId, next: u64, [a, b, c, d]: [u8; 4]) -> Control {
-        let open = self.past_of(next).filter(|p| p.start == next && d & 1 == 0);
+        let open = self.collective_at(next).filter(|p| p.start == next && d & 1 == 0);
         let primitive = Primitive::ALL[usize::from(a) % Primitive::ALL.len()];
         let packets = match b {
             0..250 => u32::from(b % 12),
             250..253 => 40,
-            // As many in flight as may be span less than half the circle of PSNs.
+            // As many as possible in flight such that they span less than half of the PSN range.
             _ => 1 << 19,
         };
         let own = Call {
@@ -191,7 +191,7 @@ impl World {
         };
         control.sequence += u32::from(wrong(4));
         if d & 8 != 0 {
-            // As a switch says it, below which ranks disagree.
+            // As a switch sends it if ranks below it disagree.
             let other = Control {
                 rank: (control.rank + 1) % RANKS,
                 call: Call {
