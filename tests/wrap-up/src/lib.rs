@@ -1,7 +1,8 @@
-//! Tests that cannot run: one line each where they stand, and all of them again in the last lines of `cargo test`.
+//! Lists the tests that cannot run: one line each when they are skipped, and all of them in the last lines of `cargo
+//! test`.
 //!
-//! cargo runs documentation tests after all others, package by package in order of their names. This package's name is the
-//! last one, so this example prints the summary of `cargo test --workspace`:
+//! cargo runs documentation tests after all others, package by package in order of their names. The name of this
+//! package is the last one, so this example prints the summary of `cargo test --workspace`:
 //!
 //! ```
 //! castnet_wrap_up::report();
@@ -11,22 +12,22 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// What runs all tests: it installs what they need, then runs them.
-const REMEDY: &str = "sudo -E .ci/tests";
+/// The command that installs what tests need, and runs all of them.
+const RUN_ALL: &str = "sudo -E .ci/tests";
 
-/// Reports that `test` cannot run here because of `why`: at once on stderr, and in the summary of this run.
+/// Reports that `test` cannot run because of `why`: at once on stderr, and in the summary of this run.
 pub fn skip(test: &str, why: &str) {
-    // The test runner hides what passing tests print, but not what is written to stderr itself.
+    // The test runner captures output of passing tests, but not direct writes to stderr.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
     if let Some(run) = Run::current() {
-        // One short write, so tests of several processes do not mix.
+        // A single short write, so that lines of several processes do not mix.
         let list = OpenOptions::new().create(true).append(true).open(run.list());
         let _ = list.and_then(|mut list| list.write_all(format!("{test}: {why}\n").as_bytes()));
     }
 }
 
-/// Prints what this run of `cargo test` has skipped to cargo's stderr, since rustdoc hides what documentation tests print.
-/// Does nothing outside such a run.
+/// Prints the tests that this run of `cargo test` has skipped. Writes to the stderr of cargo, since rustdoc captures
+/// the output of documentation tests. Does nothing outside a run of cargo.
 pub fn report() {
     let Some(run) = Run::current() else { return };
     let Ok(skipped) = fs::read_to_string(run.list()) else {
@@ -44,15 +45,15 @@ fn summary(skipped: &str) -> String {
     lines.dedup();
     let list = lines.join("\n  ");
     format!(
-        "\n{} skipped, because something is missing:\n  {list}\nTo run everything: {REMEDY}\n",
+        "\n{} skipped, because something is missing:\n  {list}\nTo run everything: {RUN_ALL}\n",
         lines.len()
     )
 }
 
-/// A run of `cargo test`: the nearest process above this one that is cargo.
+/// A run of `cargo test`: the nearest ancestor process that is cargo.
 struct Run {
     cargo: u32,
-    /// When it was started, in ticks since boot: numbers of processes come again.
+    /// Start time in ticks since boot: process IDs are reused.
     started: u64,
 }
 
@@ -78,15 +79,15 @@ impl Run {
     }
 
     fn stderr(&self) -> std::io::Result<File> {
-        // Appended, in case that it is a file.
+        // Opened for appending, because stderr may be a file.
         OpenOptions::new()
             .append(true)
             .open(format!("/proc/{}/fd/2", self.cargo))
     }
 }
 
-/// A process's name, its parent and when it was started, from its line in /proc/PID/stat: `pid (name) state parent ...`, the
-/// start in field 22; the name may hold spaces and parentheses.
+/// Reads name, parent and start time of a process from its line in /proc/PID/stat: `pid (name) state parent ...`, the
+/// start time in field 22. The name may contain spaces and parentheses.
 fn read_stat(stat: &str) -> Option<(&str, u32, u64)> {
     let (before, after) = stat.rsplit_once(')')?;
     let (_, name) = before.split_once('(')?;
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_name_parent_and_start() {
+    fn a_process_has_a_name_a_parent_and_a_start_time() {
         let rest = "12 7 0 -1 4 5 6 7 8 9 10 11 12 20 0 1 0 4711 99 1";
         let read =
             |name: &str| read_stat(&format!("12 ({name}) S 7 {rest}")).map(|(n, p, s)| (n.to_owned(), p, s));
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_names_each_test_once_and_the_remedy() {
+    fn a_summary_names_each_test_once() {
         let text = summary("b: needs root\na: needs ip\nb: needs root\n");
         assert_eq!(
             text,
