@@ -1,7 +1,8 @@
-//! What a group costs from the controller to the switch, over the number of groups: a real controller and a real agent in
-//! one process, gRPC over Unix sockets between them and to the client, memory links. Groups are created by many requests at
-//! once, each until the group is served; then the switch restarts and gets all of them anew. `cpu` is the processor time of
-//! all of them together. The baseline is the first row of the same run.
+//! Time per group from the controller to the switch, over the number of groups. A real controller and a real agent
+//! run in one process, with gRPC over Unix sockets between them and to the client, and memory links. Many requests
+//! create groups concurrently; each waits until its group is active. Then the switch restarts and all groups are
+//! installed again. The baseline is the first row of the same run.
+//! `cpu` is the processor time of all of them together.
 //!
 //! `cargo bench -p castnet-benches --bench control [-- GROUPS_MAX]`
 
@@ -33,7 +34,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Receivers of each group.
 const RECEIVERS: usize = 8;
-/// Groups that are asked for at one time.
+/// Concurrent requests.
 const CLIENTS: usize = 256;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -46,7 +47,7 @@ async fn main() -> Outcome<()> {
     println!("Microseconds per group of {RECEIVERS} receivers; {CLIENTS} requests at a time.\n");
     println!(
         "{:>8} {:>8} {:>28} {:>28}",
-        "store", "groups", "created", "installed anew"
+        "store", "groups", "created", "reinstalled"
     );
     for name in ["memory", "redb"] {
         let mut first = None;
@@ -114,7 +115,7 @@ async fn measure(folder: &Path, store: Arc<dyn Store>, groups: usize) -> Outcome
     before.agent.stop().await;
     let began = Since::now()?;
     let after = switch(&at, groups).await?;
-    // Groups are settled in the order of their names.
+    // Groups become active in the order of their names.
     for phase in [v1::GroupPhase::Degraded, v1::GroupPhase::Active] {
         while state(&client, &name(groups - 1)).await? != phase {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -126,7 +127,7 @@ async fn measure(folder: &Path, store: Arc<dyn Store>, groups: usize) -> Outcome
     Ok([created, installed])
 }
 
-/// A switch, its agent, and the hosts' ends of its links, which are up for as long as these live.
+/// A switch, its agent, and the hosts' ends of its links. The links are up while these exist.
 struct Switch {
     agent: Agent,
     _hosts: Vec<MemEnd>,
@@ -169,7 +170,7 @@ fn name(n: usize) -> String {
     format!("g{n:06}")
 }
 
-/// Group `n`: each host has a queue pair for each group.
+/// Group `n`. Each host has a queue pair for each group.
 fn request(topology: &Topology, n: usize) -> Option<v1::CreateGroupRequest> {
     let member = |i: usize| {
         let host = topology.host(&format!("h{i}"))?;

@@ -1,4 +1,4 @@
-//! The engine per batch of 32 frames, each case beside a baseline that only moves the port's bytes.
+//! The engine per batch of 32 frames. The baseline of each case only moves the bytes of the port.
 
 mod common;
 

@@ -1,8 +1,8 @@
-//! What a frame costs over the number of groups that are active at once, on the same ports: data, ACKs and contributions of
-//! groups that come in drawn order, and all three among each other. The baseline in the same run is one group. And what it costs
-//! while a trace of another group is armed.
+//! Time per frame over the number of active groups on the same ports: data, ACKs and contributions of groups in
+//! random order, and all three mixed. The baseline is one group in the same run. A second table has a trace of
+//! another group armed.
 //!
-//! `cargo bench -p castnet-benches --bench groups [-- GROUPS_MAX]`: with a number, only up to so many groups.
+//! `cargo bench -p castnet-benches --bench groups [-- GROUPS_MAX]`: a number limits the number of groups.
 
 mod common;
 
@@ -19,22 +19,22 @@ use common::{MCST, NOW, Sink, ack_to, data_from, engine_with, port, star};
 const COUNTS: [usize; 7] = [1, 16, 256, 1024, 4096, 16_384, 100_000];
 /// Receivers of a multicast group.
 const RECEIVERS: usize = 8;
-/// Frames of a take, or more where there are more groups.
+/// Frames per sample; more if there are more groups.
 const FRAMES: usize = 8192;
-/// Frames that are in buffers at once, as in a port's ring.
+/// Frames in buffers at once, as in a port's ring.
 const RING: usize = 1024;
-/// The lowest of so many takes counts.
-const TAKES: usize = 7;
+/// Number of samples; the lowest one counts.
+const SAMPLES: usize = 7;
 /// Bytes of data, and of a contribution.
 const DATA: usize = 64;
 const SUM: usize = 1024;
 
-/// Groups of the second table.
+/// Groups in the second table.
 const TRACED: usize = 256;
-/// The last column is of a third as many groups of each kind, or one.
+/// The last column has a third as many groups of each kind, at least one.
 const COLUMNS: [&str; 4] = [
     "data, 64 B, 1 to 8",
-    "ACK, nothing goes on",
+    "ACK, none forwarded",
     "contribution, 1 KiB",
     "all three mixed",
 ];
@@ -43,7 +43,7 @@ fn main() {
     let most = std::env::args().skip(1).find_map(|a| a.parse().ok());
     let counts = COUNTS.into_iter().filter(|&n| most.is_none_or(|most| n <= most));
     println!(
-        "Nanoseconds per frame of the engine alone, lowest of {TAKES} takes; groups in drawn order, the same ports.\n"
+        "Nanoseconds per frame of the engine alone, lowest of {SAMPLES} samples; groups in random order, the same ports.\n"
     );
     let [data, ack, sum, mixed] = COLUMNS;
     println!("{:>8} {data:>22} {ack:>22} {sum:>22} {mixed:>22}", "groups");
@@ -76,8 +76,8 @@ fn group(n: usize) -> McstId {
     McstId([10, 64 + a, b, c].into())
 }
 
-/// The numbers below `count`, each so many times, in an order without a pattern.
-fn drawn(count: usize, times: usize) -> Vec<usize> {
+/// The numbers below `count`, each `times` times, in random order.
+fn random_order(count: usize, times: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..times * count).map(|i| i % count).collect();
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     for i in (1..order.len()).rev() {
@@ -95,7 +95,7 @@ fn psn_of(n: usize, next: &mut [u32]) -> u32 {
     next[n] - 1
 }
 
-/// A switch of so many groups, and frames in buffers.
+/// A switch with `groups` groups, and frames in buffers.
 struct Switch {
     engine: Engine,
     sink: Sink,
@@ -128,21 +128,21 @@ impl Switch {
         }
     }
 
-    /// Puts a multicast group in.
+    /// Installs a multicast group.
     fn multicast(&mut self, mcst_id: McstId, source: usize) {
         let rule = GroupRule {
             mcst_id,
             ..star(RECEIVERS).with_multicast(|rule| rule.source = source as u16)
         };
-        let group = Context::compile(&rule, &self.engine.config().ports).expect("a right rule");
+        let group = Context::compile(&rule, &self.engine.config().ports).expect("a valid rule");
         self.engine.install(group).expect("room");
     }
 
-    /// Puts fresh collective groups in, and what they hear before data.
+    /// Installs new collective groups and sends them their control messages.
     fn collectives(&mut self, rules: &[GroupRule], packets: u32) {
         for rule in rules {
             self.engine.remove(rule.mcst_id);
-            let group = Context::compile(rule, &self.engine.config().ports).expect("a right rule");
+            let group = Context::compile(rule, &self.engine.config().ports).expect("a valid rule");
             self.engine.install(group).expect("room");
         }
         for rank in 0..RANKS {
@@ -153,7 +153,7 @@ impl Switch {
         }
     }
 
-    /// Takes frames in by a port; the time of the engine alone, for each.
+    /// Sends frames to a port. Returns the time of the engine alone, per frame.
     fn feed(&mut self, ingress: usize, frames: impl IntoIterator<Item = Vec<u8>>) -> f64 {
         let (mut total, mut count) = (Duration::ZERO, 0_u64);
         let mut ring: Vec<PoolBuf> = Vec::with_capacity(RING);
@@ -190,10 +190,10 @@ impl Switch {
 fn multicast(count: usize, traced: bool) -> [f64; 2] {
     let mut switch = Switch::new(count, RECEIVERS + 1, traced);
     (0..count).for_each(|n| switch.multicast(group(n), 1));
-    let order = drawn(count, FRAMES.div_ceil(count));
+    let order = random_order(count, FRAMES.div_ceil(count));
     let mut next = vec![0; count];
     let mut lowest = [f64::MAX; 2];
-    for _ in 0..TAKES {
+    for _ in 0..SAMPLES {
         let frames: Vec<_> = order.iter().map(|&n| (group(n), psn_of(n, &mut next))).collect();
         let data = switch.feed(1, frames.iter().map(|&(to, psn)| data_from(1, to, psn, DATA)));
         let ack = switch.feed(
@@ -203,17 +203,17 @@ fn multicast(count: usize, traced: bool) -> [f64; 2] {
         lowest = [lowest[0].min(data), lowest[1].min(ack)];
     }
     let counters = switch.engine.totals();
-    let expected = (TAKES * order.len()) as u64;
+    let expected = (SAMPLES * order.len()) as u64;
     assert_eq!(
         (counters.replicated, counters.absorbed),
         (expected, expected),
-        "the right case"
+        "the intended case is measured"
     );
     lowest
 }
 
-/// The rules of collective groups whose ranks send so many packets. The last one would end the collective and take the slow
-/// path, so it is told of one more.
+/// Rules of collective groups whose ranks send `packets` packets. The last packet would end the collective and take
+/// the slow path, so the group expects one more.
 fn rules(groups: impl Iterator<Item = McstId>, packets: u32) -> Vec<GroupRule> {
     let slots = (2 * (packets as u16 + 2)).next_power_of_two();
     let rule = |group| rule(group, slots, SUM).with_translated(|rule| rule.message_packets = slots / 2);
@@ -224,15 +224,15 @@ fn floats() -> Vec<u8> {
     (0..SUM / 4).flat_map(|i| (i as f32).to_le_bytes()).collect()
 }
 
-/// Contributions that are added to what is there, and complete nothing.
+/// Contributions that are added to existing ones and complete nothing.
 fn contributions(count: usize, traced: bool) -> f64 {
     let mut switch = Switch::new(count, RANKS, traced);
-    // As many frames in buffers as with many groups.
+    // The same number of buffered frames as with many groups.
     let times = (RING / count).max(2);
     let rules = rules((0..count).map(group), times as u32);
-    let (order, floats) = (drawn(count, times), floats());
+    let (order, floats) = (random_order(count, times), floats());
     let mut lowest = f64::MAX;
-    for _ in 0..TAKES {
+    for _ in 0..SAMPLES {
         let (mut total, mut frames) = (0.0, 0);
         while frames < FRAMES {
             switch.collectives(&rules, times as u32 + 1);
@@ -240,7 +240,7 @@ fn contributions(count: usize, traced: bool) -> f64 {
                 let mut next = vec![1; count];
                 let of = |&n: &usize| contribution(&rules[n], rank, psn_of(n, &mut next), &floats);
                 let time = switch.feed(rank, order.iter().map(of));
-                // The first contribution to a slot is stored.
+                // The first contribution to a slot is stored, not added.
                 if rank > 0 {
                     total += time * order.len() as f64;
                     frames += order.len();
@@ -254,12 +254,13 @@ fn contributions(count: usize, traced: bool) -> f64 {
     assert_eq!(
         last.map(|c| (c.contributions, c.results)),
         Some((expected, 0)),
-        "the right case"
+        "the intended case is measured"
     );
     lowest
 }
 
-/// By one port, in drawn order: data of groups whose source is there, ACKs to groups that have it elsewhere, and contributions.
+/// Frames at one port in random order: data of groups whose source is at this port, ACKs to other groups, and
+/// contributions.
 fn all_mixed(count: usize, traced: bool) -> f64 {
     let each = count.div_ceil(3);
     let mut switch = Switch::new(3 * each, RECEIVERS + 1, traced);
@@ -269,14 +270,14 @@ fn all_mixed(count: usize, traced: bool) -> f64 {
         switch.multicast(group(3 * n + 1), 1);
         switch.multicast(group(3 * n + 2), 0);
     }
-    let (order, floats) = (drawn(3 * each, times), floats());
+    let (order, floats) = (random_order(3 * each, times), floats());
     let mut psns = vec![0; 3 * each];
     let mut lowest = f64::MAX;
-    for _ in 0..TAKES {
+    for _ in 0..SAMPLES {
         let (mut total, mut frames) = (0.0, 0);
         while frames < FRAMES {
             switch.collectives(&rules, times as u32 + 1);
-            // A collective's data begins behind its control message.
+            // Data of a collective follows its control message.
             psns.iter_mut().step_by(3).for_each(|psn| *psn = 1);
             let before = psns.clone();
             let first = |n: &&usize| *n % 3 != 1;
@@ -301,6 +302,6 @@ fn all_mixed(count: usize, traced: bool) -> f64 {
         lowest = lowest.min(total / frames as f64);
     }
     let dropped = switch.engine.totals().dropped;
-    assert_eq!(dropped, 0, "the right case");
+    assert_eq!(dropped, 0, "the intended case is measured");
     lowest
 }

@@ -1,4 +1,4 @@
-//! ICRC: in full, and by difference as a leg of a group needs it.
+//! ICRC: computed completely, and incrementally as for a copy to an endpoint of a group.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! What installing a group costs over the number of groups that are there: on the worker's thread, in a running dataplane,
-//! and from a rule file. The baseline in the same run are the first 1,000 groups.
+//! Time to install a group over the number of installed groups: on the worker's thread, in a running dataplane, and
+//! from a rule file. The baseline is the first 1,000 groups of the same run.
 //!
 //! `cargo bench -p castnet-benches --bench install [-- GROUPS_MAX]`
 
@@ -47,7 +47,7 @@ fn main() {
     }
 }
 
-/// Group `n`: each host has a queue pair for each group.
+/// Group `n`. Each host has a queue pair for each group.
 fn rule(n: usize) -> GroupRule {
     let [_, a, b, c] = (n as u32 + 1).to_be_bytes();
     let mut rule = GroupRule {
@@ -63,8 +63,7 @@ fn rule(n: usize) -> GroupRule {
     rule
 }
 
-/// The worker's own part: the group goes into its engine, and new tables are taken. Mean and longest of one group, in
-/// seconds.
+/// The worker's part: the engine adds the group and takes new tables. Mean and longest time per group, in seconds.
 fn worker(rules: &[GroupRule]) -> (f64, f64) {
     let mut engine = engine_with(RECEIVERS + 1, |config| {
         config.groups_max = rules.len();
@@ -73,7 +72,7 @@ fn worker(rules: &[GroupRule]) -> (f64, f64) {
     let ports = engine.config().ports.clone();
     let (mut owners, mut total, mut longest) = (Owners::default(), 0.0, 0.0_f64);
     for (n, rule) in rules.iter().enumerate() {
-        let group = Context::compile(rule, &ports).expect("a right rule");
+        let group = Context::compile(rule, &ports).expect("a valid rule");
         owners.insert(rule.mcst_id, 0);
         let tables = Tables::default().next(n as u64 + 1, PortSet::ALL);
         let tables = Arc::new(tables.with_owners(owners.clone()));
@@ -97,7 +96,7 @@ fn start(groups_max: usize) -> Dataplane {
     Dataplane::start(config).expect("it starts")
 }
 
-/// Groups that are installed one after the other, each until it is served.
+/// Installs groups one after another, waiting until each is active.
 fn dataplane(rules: &[GroupRule]) -> Duration {
     let dataplane = start(rules.len());
     let start = Instant::now();
@@ -107,7 +106,7 @@ fn dataplane(rules: &[GroupRule]) -> Duration {
     start.elapsed()
 }
 
-/// A rule file, from its text to groups that are served.
+/// Reads a rule file and installs its groups, until they are active.
 fn file(rules: &[GroupRule]) -> Duration {
     let set = RuleSet {
         groups: rules.to_vec(),

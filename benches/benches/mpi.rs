@@ -1,11 +1,13 @@
-//! Collectives of four ranks in network namespaces, beside Open MPI over TCP between the same namespaces, in one run.
+//! Collectives of four ranks in network namespaces, compared with Open MPI over TCP between the same namespaces in
+//! the same run.
 //!
-//! `cargo bench -p castnet-benches --bench mpi`; `-- --offload` leaves segmentation offload on. Needs root, `ip`, `ethtool`,
-//! `mpicc` and `mpirun` (Debian: iproute2, ethtool, openmpi-bin, libopenmpi-dev). Times are means over calls and ranks; each
-//! side is measured in turns, and the best turn of each counts.
+//! `cargo bench -p castnet-benches --bench mpi`; `-- --offload` leaves segmentation offload on. Needs root, `ip`,
+//! `ethtool`, `mpicc` and `mpirun` (Debian: iproute2, ethtool, openmpi-bin, libopenmpi-dev). Times are means over
+//! calls and ranks. The two sides are measured alternately, and the best measurement of each counts.
 //!
-//! For quick rounds: `--only allreduce,barrier`, `--sizes 4096,65536`, `--turns 1`, `--iters 10` (times as many iterations), `--alone`
-//! (Castnet without Open MPI), `--flags "--spin 1ms"` (further flags of the ranks' commands), `--binary PATH` (this `castnet`, not one built now).
+//! For quick runs: `--only allreduce,barrier`, `--sizes 4096,65536`, `--turns 1`, `--iters 10` (factor for the number
+//! of iterations), `--alone` (Castnet without Open MPI), `--flags "--spin 1ms"` (more flags for the ranks' commands),
+//! `--binary PATH` (this `castnet` instead of one built now).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,11 +19,11 @@ use serde_json::Value;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Hosts, and ranks.
+/// Hosts, each with one rank.
 const HOSTS: [&str; 4] = ["h1", "h2", "h3", "h4"];
-/// MTU of all interfaces; frames of both sides are that long where no segmentation is offloaded.
+/// MTU of all interfaces. Frames of both sides have this length if segmentation is not offloaded.
 const MTU: u32 = 4200;
-/// How often each side has its turn.
+/// Measurements of each side.
 const TURNS: usize = 3;
 const SIZES: [(u64, u32); 6] = [
     (4 << 10, 400),
@@ -32,12 +34,12 @@ const SIZES: [(u64, u32); 6] = [
     (4 << 20, 8),
 ];
 
-/// Primitive and bytes to microseconds.
+/// Microseconds by primitive and bytes.
 type Times = BTreeMap<(&'static str, u64), f64>;
 
 const PRIMITIVES: [&str; 3] = ["allreduce", "broadcast", "barrier"];
 
-/// What the command line asks for.
+/// Command line options.
 struct Options {
     offload: bool,
     alone: bool,
@@ -85,7 +87,7 @@ impl Options {
                 "--iters" => options.iterations = value()?.parse()?,
                 "--flags" => options.flags = value()?.split_whitespace().map(String::from).collect(),
                 "--binary" => options.binary = Some(value()?.into()),
-                // Of cargo.
+                // Passed by cargo.
                 "--bench" => {}
                 _ => return Err(format!("unknown flag {flag}").into()),
             }
@@ -181,7 +183,7 @@ fn missing() -> Option<String> {
     net::missing()
 }
 
-/// One turn of ours: every rank a process of its own.
+/// One measurement of Castnet. Every rank is a separate process.
 fn castnet(lab: &Lab, primitive: &'static str, turn: usize, options: &Options) -> Result<Times> {
     let mut times = Times::new();
     for (bytes, iterations) in options.sizes(primitive) {
@@ -255,7 +257,7 @@ impl<'a> Bridge<'a> {
         Ok(bridge)
     }
 
-    /// The program, and what mpirun calls in the place of ssh.
+    /// Builds the program, and writes the script that mpirun calls instead of ssh.
     fn prepare(&self) -> Result<()> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi/collectives.c");
         let compiled = Command::new("mpicc")
@@ -286,7 +288,7 @@ impl<'a> Bridge<'a> {
         self.folder.join("mpi-agent")
     }
 
-    /// One turn of Open MPI.
+    /// One measurement of Open MPI.
     fn mpi(&self, primitive: &'static str, options: &Options) -> Result<Times> {
         let mut line = String::from("hostname node-1; exec mpirun --allow-run-as-root -np 4");
         line.push_str(" --host 10.1.0.1,10.1.0.2,10.1.0.3,10.1.0.4 --mca btl tcp,self --mca pml ob1");

@@ -1,5 +1,5 @@
-//! The arithmetic of collectives, each figure beside a copy of as many bytes in the same run; and a contribution's whole
-//! way: its ICRC is verified, then it is added to its slot.
+//! The arithmetic of collectives, each figure next to a copy of the same number of bytes in the same run; and the
+//! complete handling of a contribution: its ICRC is verified, then it is added to its slot.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -10,15 +10,15 @@ use castnet_wire::{
     icrc, parse_frame,
 };
 
-/// How often each figure is taken. The lowest counts, since whatever else runs on the machine only adds to it.
-const TAKES: usize = 200;
+/// Samples per figure. The lowest one counts: other load on the machine only adds time.
+const SAMPLES: usize = 200;
 const KIB: usize = 1024;
 
-/// The lowest nanoseconds per item of each, taken in turn so that a slow spell hits all alike.
-fn lowest<const N: usize>(mut takes: [&mut dyn FnMut() -> (Duration, usize); N]) -> [f64; N] {
+/// The lowest nanoseconds per item of each measurement. Samples alternate, so that a slow period affects all alike.
+fn lowest<const N: usize>(mut measurements: [&mut dyn FnMut() -> (Duration, usize); N]) -> [f64; N] {
     let mut best = [f64::MAX; N];
-    for _ in 0..TAKES {
-        for (best, take) in best.iter_mut().zip(&mut takes) {
+    for _ in 0..SAMPLES {
+        for (best, take) in best.iter_mut().zip(&mut measurements) {
             let (time, items) = take();
             *best = best.min(time.as_nanos() as f64 / items as f64);
         }
@@ -34,7 +34,7 @@ fn timed(rounds: usize, mut each: impl FnMut(usize)) -> (Duration, usize) {
     (start.elapsed(), rounds)
 }
 
-/// Numbers of about one, so that none becomes subnormal or infinite.
+/// Numbers near one, so that none becomes subnormal or infinite.
 fn ones(ty: DataType, bytes: usize) -> Vec<u8> {
     let one: u64 = match ty {
         DataType::F32 => 0x3F80_0000,
@@ -53,7 +53,7 @@ fn ones(ty: DataType, bytes: usize) -> Vec<u8> {
 
 fn main() {
     println!(
-        "Lowest of {TAKES} takes each; figures compare within this run only. Instruction set: {:?}.\n",
+        "Lowest of {SAMPLES} samples each; figures compare within this run only. Instruction set: {:?}.\n",
         Level::best()
     );
     contribution();
@@ -99,7 +99,7 @@ fn frame(fill: u8) -> (Vec<u8>, RoceHeader) {
     }
 }
 
-/// As a port's buffer has it: a head, a body that replicas share, the last four bytes.
+/// A frame as in a port's buffer: a head, a body shared by replicas, the last four bytes.
 struct Pieces {
     head: Vec<u8>,
     body: Vec<u8>,
@@ -127,7 +127,7 @@ impl FrameBuf for Pieces {
     }
 }
 
-/// One contribution of 1 KiB of f32, with 256 slots, which stay in L2.
+/// One contribution of 1 KiB of f32. Its 256 slots stay in L2.
 fn contribution() {
     const SLOTS: usize = 256;
     const ROUNDS: usize = 1024;
@@ -194,7 +194,7 @@ fn contribution() {
         &mut || {
             timed(ROUNDS, |i| {
                 let frame = black_box(&pieces[i % pieces.len()]);
-                // As the engine does: the register of the header is known.
+                // As in the engine, the CRC register after the header is known.
                 let (first, second) = (&frame.head[54..], &frame.body[..]);
                 if checksum.update(0, first, second) != 0 {
                     slot(&mut d, i, &mut |s| kernel.apply_pieces(s, first, second));

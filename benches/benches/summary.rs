@@ -1,4 +1,4 @@
-//! One table: every figure beside its baseline in the same run, the goals, and the allocations.
+//! One table: every figure next to its baseline of the same run, the goals, and the allocations.
 #![allow(unsafe_code)]
 
 mod common;
@@ -18,11 +18,11 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes on to the system's allocator unchanged; counting is one atomic addition.
+// SAFETY: every call is passed to the system's allocator unchanged; counting is one atomic addition.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those of the system's allocator.
+        // SAFETY: the caller's guarantees are those of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -35,25 +35,25 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How often each figure is taken. The lowest counts, since whatever else runs on the machine only adds to it; a take is
-/// shorter than a time slice, so that some are alone.
-const TAKES: usize = 200;
+/// Samples per figure. The lowest one counts: other load on the machine only adds time. A sample is shorter than a
+/// time slice, so that some samples are undisturbed.
+const SAMPLES: usize = 200;
 
-/// Nanoseconds per item of some measurements, taken in turn so that a slow spell hits all alike.
-fn taken<const N: usize>(mut takes: [&mut dyn FnMut() -> (Duration, u64); N]) -> Vec<[f64; N]> {
+/// Nanoseconds per item of several measurements. Samples alternate, so that a slow period affects all alike.
+fn take_samples<const N: usize>(mut measurements: [&mut dyn FnMut() -> (Duration, u64); N]) -> Vec<[f64; N]> {
     let mut each = || {
-        takes.each_mut().map(|take| {
+        measurements.each_mut().map(|take| {
             let (time, items) = take();
             time.as_nanos() as f64 / items as f64
         })
     };
-    (0..TAKES).map(|_| each()).collect()
+    (0..SAMPLES).map(|_| each()).collect()
 }
 
-/// The lowest of each.
-fn lowest_of<const N: usize>(taken: &[[f64; N]]) -> [f64; N] {
+/// The lowest sample of each measurement.
+fn lowest_of<const N: usize>(samples: &[[f64; N]]) -> [f64; N] {
     let lowest = |i| {
-        taken
+        samples
             .iter()
             .map(|take: &[f64; N]| take[i])
             .fold(f64::MAX, f64::min)
@@ -61,15 +61,15 @@ fn lowest_of<const N: usize>(taken: &[[f64; N]]) -> [f64; N] {
     std::array::from_fn(lowest)
 }
 
-/// The same of measurements that are to be taken.
-fn lowest<const N: usize>(takes: [&mut dyn FnMut() -> (Duration, u64); N]) -> [f64; N] {
-    lowest_of(&taken(takes))
+/// Takes samples of measurements and returns the lowest of each.
+fn lowest<const N: usize>(measurements: [&mut dyn FnMut() -> (Duration, u64); N]) -> [f64; N] {
+    lowest_of(&take_samples(measurements))
 }
 
-/// What is in the middle of a figure of each take: of a ratio the honest one, as both of its sides were then taken in the same
-/// spell.
-fn median<const N: usize>(taken: &[[f64; N]], figure: impl Fn(&[f64; N]) -> f64) -> f64 {
-    let mut all: Vec<f64> = taken.iter().map(figure).collect();
+/// Median of a figure over all samples. This is the right value for a ratio: both of its sides were sampled in the
+/// same period.
+fn median<const N: usize>(samples: &[[f64; N]], figure: impl Fn(&[f64; N]) -> f64) -> f64 {
+    let mut all: Vec<f64> = samples.iter().map(figure).collect();
     all.sort_by(f64::total_cmp);
     all[all.len() / 2]
 }
@@ -99,19 +99,19 @@ fn ns(value: f64) -> String {
     format!("{value:.1} ns")
 }
 
-/// A goal: a ratio, since nanoseconds differ from processor to processor by more than twice.
+/// A goal for a ratio. Nanoseconds differ between processors by more than a factor of two.
 fn at_most(most: f64, ratio: f64) -> (String, bool) {
     (format!("<= {most} x: {ratio:.2} x"), ratio <= most)
 }
 
 fn main() {
-    println!("Lowest of {TAKES} takes each; figures compare within this run only.\n");
+    println!("Lowest of {SAMPLES} samples each; figures compare within this run only.\n");
     println!(
         "{:<44} {:>12} {:>30} {:>22}  goal",
         "per frame", "castnet", "baseline", "ratio or difference"
     );
     let mut table = Table { met: true };
-    // `cargo bench --bench summary -- sums` runs one part alone.
+    // `cargo bench --bench summary -- sums` runs one part only.
     let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
     type Part = fn(&mut Table);
     let parts: [(&str, Part); 7] = [
@@ -179,7 +179,7 @@ fn plain(table: &mut Table) {
     let [refuse, moved] = lowest([&mut || (bench.refuse(true, BATCHES), items), &mut || {
         (other.refuse(false, BATCHES), items)
     }]);
-    let what = "parse, classify and refuse a stranger";
+    let what = "parse, classify and drop a foreign frame";
     table.row(
         what,
         ns(refuse),
@@ -205,7 +205,7 @@ fn acks(table: &mut Table) {
     let items = ROUNDS * u64::from(ACKS);
     let mut cost = [0.0; 2];
     for (i, (what, triggers)) in [
-        ("ACK of 8 paths, nothing goes on", false),
+        ("ACK of 8 paths, none forwarded", false),
         ("ACK of 8 paths, and an ACK to the source", true),
     ]
     .into_iter()
@@ -216,7 +216,7 @@ fn acks(table: &mut Table) {
             (other.acks(triggers, false, ROUNDS), items)
         }]);
         cost[i] = ack - moved;
-        // Where one comes in and one goes out, two are handled.
+        // In this case two frames are handled: one in, one out.
         let goal = at_most(3.0, cost[i] / moved / if triggers { 2.0 } else { 1.0 });
         table.row(
             what,
@@ -274,7 +274,7 @@ fn replication(table: &mut Table) {
                         further <= further_at_64 * 1.25 + 1.0,
                     )),
                 };
-                let what = "  of which each copy after the first";
+                let what = "  each copy after the first";
                 table.row(
                     what,
                     ns(further),
@@ -288,13 +288,13 @@ fn replication(table: &mut Table) {
 }
 
 fn sums(table: &mut Table) {
-    // Many, so that what the takes before have put out of the cache is back for most of them.
+    // Many rounds, so that most of them find the cache filled again after other samples.
     const ROUNDS: u64 = 16;
     let checksum = Checksum::select();
     for (payload, reproducible) in [(256, false), (1024, false), (4096, false), (1024, true)] {
         let mut benches = [(); 6].map(|()| Sums::new(payload, reproducible));
         let [bench, other, finishing, still, alone, ours] = &mut benches;
-        let taken = taken([
+        let samples = take_samples([
             &mut || bench.contributions(true, ROUNDS),
             &mut || other.contributions(false, ROUNDS),
             &mut || finishing.results(true, ROUNDS),
@@ -302,10 +302,10 @@ fn sums(table: &mut Table) {
             &mut || alone.crc_and_add(&crc32fast::hash, ROUNDS),
             &mut || ours.crc_and_add(&|bytes| checksum.update(0, bytes, &[]), ROUNDS),
         ]);
-        let [added, moved, last, moved_last, alone, ours] = lowest_of(&taken);
-        let over_alone = median(&taken, |[added, moved, .., alone, _]| (added - moved) / alone);
-        let over_ours = median(&taken, |[added, moved, .., ours]| (added - moved) / ours);
-        let over_port = median(&taken, |[added, moved, last, moved_last, ..]| {
+        let [added, moved, last, moved_last, alone, ours] = lowest_of(&samples);
+        let over_alone = median(&samples, |[added, moved, .., alone, _]| (added - moved) / alone);
+        let over_ours = median(&samples, |[added, moved, .., ours]| (added - moved) / ours);
+        let over_port = median(&samples, |[added, moved, last, moved_last, ..]| {
             (last - moved_last - (added - moved)) / (moved_last - moved)
         });
         let kept = if reproducible { ", kept" } else { "" };
@@ -400,7 +400,7 @@ fn allocations(table: &mut Table) {
     let mut bench = Bench::new(8);
     bench.replicate(1024, 64);
     let count = |run: &mut dyn FnMut(u64)| {
-        // What making the frames costs is the same for any number of batches: the difference is the engine's.
+        // Making the frames costs the same for any number of batches: the difference is the engine's.
         let mut allocations = |batches| {
             let before = ALLOCATIONS.load(Ordering::Relaxed);
             run(batches);
@@ -415,7 +415,7 @@ fn allocations(table: &mut Table) {
     let switched = count(&mut |batches| {
         bench.switch(true, batches);
     });
-    // Installing a group allocates, outside; what one round costs beyond that is the engine's.
+    // Installing a group allocates, outside of the rounds. The difference between rounds is the engine's.
     let mut sums = Sums::new(1024, false);
     let once = |rounds: &mut dyn FnMut()| {
         let before = ALLOCATIONS.load(Ordering::Relaxed);

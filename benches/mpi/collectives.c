@@ -1,5 +1,5 @@
-// Times of Open MPI's collectives as the OSU benchmarks take them: each operation alone, a barrier between operations that
-// is not timed (but for the barrier itself), the mean over all iterations and ranks. One JSON line per primitive and size.
+// Measures Open MPI's collectives like the OSU benchmarks: each operation alone, with an untimed barrier between operations
+// (except for the barrier itself), and the mean over all iterations and ranks. Prints one JSON line per primitive and size.
 //
 // collectives ALLREDUCE|BROADCAST|BARRIER BYTES ITERATIONS [BYTES ITERATIONS]...
 #include <mpi.h>

@@ -11,13 +11,13 @@ use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Ver
 
 use super::*;
 
-/// Ranks of the star.
+/// Number of ranks of the star.
 pub const RANKS: usize = 8;
-/// Data packets of each rank: one batch, so that slots and frames stay in the second-level cache.
+/// Data packets of each rank: one batch, so that slots and frames stay in the L2 cache.
 pub const PACKETS: u32 = BATCH as u32;
 const SLOTS: u16 = 64;
 
-/// One engine with a collective group, and the frames of all ranks.
+/// An engine with a collective group, and the frames of all ranks.
 pub struct Sums {
     engine: Engine,
     sink: Sink,
@@ -26,12 +26,12 @@ pub struct Sums {
     controls: Vec<PoolBuf>,
     /// By rank.
     data: Vec<Vec<PoolBuf>>,
-    /// Payloads and slots of the baseline: as many as [`Sums::contributions`] measures, and adds to.
+    /// Payloads and slots of the baseline, as many as [`Sums::contributions`] uses.
     payloads: Vec<Vec<u8>>,
     slots: Vec<[u8; 64]>,
 }
 
-/// A packet of a rank to this group.
+/// A packet of a rank to the group.
 pub fn frame(
     group: McstId,
     rank: usize,
@@ -69,11 +69,11 @@ pub fn rule(group: McstId, slots: u16, payload: usize) -> GroupRule {
     let rule = GroupRule::star("sum", group, Pmtu::B4096, TranslatedRule::root(slots), ranks);
     GroupRule {
         pmtu: Pmtu::from_bytes(payload as u32).unwrap_or(Pmtu::B4096),
-        ..rule.expect("a right rule")
+        ..rule.expect("a valid rule")
     }
 }
 
-/// A rank's control message of an AllReduce of so many packets.
+/// Control message of a rank for an AllReduce of `packets` packets.
 pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<u8> {
     let mut bytes = [0; Control::LEN];
     Control {
@@ -101,7 +101,7 @@ pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<
     )
 }
 
-/// Packet `psn` of a rank's data: the control message has PSN 0.
+/// Packet `psn` of a rank's data. The control message has PSN 0.
 pub fn contribution(rule: &GroupRule, rank: usize, psn: u32, payload: &[u8]) -> Vec<u8> {
     let message_packets = rule.translated().map_or(1, |kind| kind.message_packets);
     let opcode = match psn % u32::from(message_packets) {
@@ -156,14 +156,14 @@ impl Sums {
         black_box(&mut self.sink.sent).clear();
     }
 
-    /// A fresh group.
+    /// Installs a new group.
     pub fn install(&mut self) {
         self.engine.remove(MCST);
-        let group = Context::compile(&self.rule, &self.engine.config().ports).expect("a right rule");
+        let group = Context::compile(&self.rule, &self.engine.config().ports).expect("a valid rule");
         self.engine.install(group).expect("room");
     }
 
-    /// A fresh group that has the control messages of all ranks and the data of the first `ranks`.
+    /// Installs a new group and sends it the control messages of all ranks and the data of the first `ranks`.
     fn prepare(&mut self, ranks: usize) {
         self.install();
         for rank in 0..RANKS {
@@ -174,7 +174,8 @@ impl Sums {
         }
     }
 
-    /// Contributions that are added to what is there, and complete nothing. `engine`: or only moved, for the baseline.
+    /// Contributions that are added to existing ones and complete nothing. If `engine` is false, frames are only
+    /// moved, for the baseline.
     pub fn contributions(&mut self, engine: bool, rounds: u64) -> (Duration, u64) {
         let mut total = Duration::ZERO;
         for _ in 0..rounds {
@@ -195,13 +196,13 @@ impl Sums {
             assert_eq!(
                 (counters.contributions, counters.results),
                 (expected, 0),
-                "the right case"
+                "the intended case is measured"
             );
         }
         (total, rounds * u64::from(PACKETS) * (RANKS as u64 - 2))
     }
 
-    /// What no switch is spared, and nothing else: the CRC of each of these payloads, in one piece, and its sum with a slot.
+    /// Necessary work of any switch: the CRC of each of these payloads, in one piece, and its sum with a slot.
     pub fn crc_and_add(&mut self, crc: &dyn Fn(&[u8]) -> u32, rounds: u64) -> (Duration, u64) {
         let kernel = Kernel::select(Operation::Sum, DataType::F32, CallFlags::default());
         let mut total = Duration::ZERO;
@@ -221,7 +222,7 @@ impl Sums {
         (total, rounds * self.payloads.len() as u64)
     }
 
-    /// The last contributions: each is added and sends its result to all ranks.
+    /// The last contributions: each is added, and its result sent to all ranks.
     pub fn results(&mut self, engine: bool, rounds: u64) -> (Duration, u64) {
         let mut total = Duration::ZERO;
         for _ in 0..rounds {
@@ -239,14 +240,14 @@ impl Sums {
             assert_eq!(
                 counters.results,
                 u64::from(PACKETS) * RANKS as u64,
-                "the right case"
+                "the intended case is measured"
             );
         }
         (total, rounds * u64::from(PACKETS))
     }
 
-    /// What the ports alone need for [`Sums::results`]: the batch is moved; for each of its frames one is put together of a
-    /// head, the payload and an ICRC, replicated to the other ranks and queued; and all are given back.
+    /// The ports' part of [`Sums::results`]: the batch is moved; for each frame a new one is built of a head, the
+    /// payload and an ICRC, replicated to the other ranks and queued; then all are released.
     pub fn results_moved(&mut self, rounds: u64) -> (Duration, u64) {
         let payload = vec![1u8; self.payload * PACKETS as usize];
         let mut total = Duration::ZERO;
@@ -272,7 +273,7 @@ impl Sums {
         (total, rounds * u64::from(PACKETS))
     }
 
-    /// For counting: as many rounds of both.
+    /// Runs both `rounds` times, for counting.
     pub fn all(&mut self, rounds: u64) {
         for _ in 0..rounds {
             self.prepare(RANKS);

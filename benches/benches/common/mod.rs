@@ -1,4 +1,4 @@
-//! What the benches measure: an engine over the port's own buffers, fed with frames that were made beforehand.
+//! Test bed of the benchmarks: an engine on the port's own buffers, and prepared frames.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod collective;
@@ -33,7 +33,7 @@ fn ip(n: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, n as u8 + 1)
 }
 
-/// Sends to nowhere: keeps what leaves until the batch is over, as a port's queue does.
+/// An egress that keeps frames until the batch is over, like a port's queue, and then drops them.
 pub struct Sink {
     pub pool: Pool,
     pub sent: Vec<PoolBuf>,
@@ -77,7 +77,7 @@ impl Egress for Sink {
     }
 }
 
-/// Source host at port 0, receivers at ports 1 to `receivers`.
+/// A rule with the source at port 0 and receivers at ports 1 to `receivers`.
 pub fn star(receivers: usize) -> GroupRule {
     let host = |n: usize| HostEndpoint {
         name: format!("h{n}"),
@@ -108,7 +108,7 @@ pub fn engine(ports: usize) -> Engine {
     engine_with(ports, |_| ())
 }
 
-/// The same with another configuration.
+/// An engine with a changed configuration.
 pub fn engine_with(ports: usize, change: impl FnOnce(&mut EngineConfig)) -> Engine {
     let info = |n| PortInfo {
         id: port(n),
@@ -122,7 +122,7 @@ pub fn engine_with(ports: usize, change: impl FnOnce(&mut EngineConfig)) -> Engi
         ..EngineConfig::new("s1", (0..ports).map(info).collect())
     };
     change(&mut config);
-    Engine::new(config).expect("a right configuration")
+    Engine::new(config).expect("a valid configuration")
 }
 
 fn ethernet(n: usize) -> Ethernet {
@@ -139,7 +139,7 @@ pub fn data(payload: usize) -> Vec<u8> {
     data_from(0, MCST, 0, payload)
 }
 
-/// The same of the source at this port to this group, with this PSN.
+/// A SEND_MIDDLE with `payload` bytes and this PSN, of the source at port `source` to `group`.
 pub fn data_from(source: usize, group: McstId, psn: u32, payload: usize) -> Vec<u8> {
     let network = Network::v4(ip(source), group.0);
     let bth = Bth::new(Opcode::SendMiddle, Qpn::VIRTUAL, Psn::new(psn));
@@ -163,7 +163,7 @@ pub fn ack(n: usize, psn: u32) -> Vec<u8> {
     ack_to(MCST, n, psn)
 }
 
-/// Of a receiver to this group.
+/// An ACK of a receiver to `group`.
 pub fn ack_to(group: McstId, n: usize, psn: u32) -> Vec<u8> {
     let mut out = vec![0; 62];
     let aeth = Aeth {
@@ -183,7 +183,7 @@ pub fn ack_to(group: McstId, n: usize, psn: u32) -> Vec<u8> {
     out
 }
 
-/// One engine with a star, and what it is fed with.
+/// An engine with a star, and its input.
 pub struct Bench {
     pub engine: Engine,
     pub sink: Sink,
@@ -202,11 +202,11 @@ impl Bench {
         }
     }
 
-    /// A fresh group, outside of any measured time.
+    /// Installs the group again, outside of any measured time.
     pub fn reset(&mut self) {
         self.engine.remove(MCST);
         let rule = star(self.receivers);
-        let group = Context::compile(&rule, &self.engine.config().ports).expect("a right rule");
+        let group = Context::compile(&rule, &self.engine.config().ports).expect("a valid rule");
         self.engine.install(group).expect("room");
     }
 
@@ -226,8 +226,8 @@ impl Bench {
         })
     }
 
-    /// The same with nothing between the ports: the batch is made, each frame is replicated and queued as often, and all
-    /// are given back.
+    /// Baseline without an engine: the batch is made, each frame is replicated and queued as often, and all are
+    /// released.
     pub fn move_only(&mut self, payload: usize, batches: u64) -> Duration {
         self.load((0..BATCH).map(|_| data(payload)));
         let receivers = self.receivers;
@@ -268,9 +268,9 @@ impl Bench {
         total
     }
 
-    /// Feeds ACKs of 128 packets by one receiver, `rounds` times, and returns the time of all. `triggers`: it is the last
-    /// one waited for, so that each ACK goes on to the source; otherwise none does. `engine`: false to only make and give
-    /// back the frames.
+    /// Sends ACKs of 128 packets by one receiver, `rounds` times, and returns the total time. If `triggers`, it is
+    /// the last receiver waited for, so that each ACK is forwarded to the source; otherwise none is. If `engine` is
+    /// false, frames are only made and released.
     pub fn acks(&mut self, triggers: bool, engine: bool, rounds: u64) -> Duration {
         let from = if triggers { 1 } else { self.receivers };
         self.load((0..ACKS).map(|psn| ack(from, psn)));
@@ -298,12 +298,12 @@ impl Bench {
                 .map(|group| group.counters())
                 .unwrap_or_default();
             let expected = if triggers { u64::from(ACKS) } else { 0 };
-            assert_eq!(counters.acks_out, expected, "the right case is measured");
+            assert_eq!(counters.acks_out, expected, "the intended case is measured");
         }
         total
     }
 
-    /// A fresh group that has seen all data, and these ACKs.
+    /// A new group that has seen all data, and these ACKs.
     fn prepare(&mut self, acks: &[(usize, Vec<u8>)]) {
         self.reset();
         let template = self.sink.pool.copy_from(&data(4)).expect("a buffer");
@@ -323,17 +323,16 @@ impl Bench {
         }
     }
 
-    /// Frames of nobody's: parsed, looked up, matched against the group, and refused. `engine`: as for
-    /// [`Bench::acks`].
+    /// Frames of no member: parsed, looked up, compared with the group, and dropped. `engine`: see [`Bench::acks`].
     pub fn refuse(&mut self, engine: bool, batches: u64) -> Duration {
         let mut frame = data(1024);
-        // Another source address, with a checksum that is right again.
+        // Another source address, with a corrected checksum.
         frame[14 + 12..14 + 16].copy_from_slice(&ip(200).octets());
         self.load((0..BATCH).map(|_| frame.clone()));
         self.timed_plain(engine, batches)
     }
 
-    /// Frames between two hosts whose addresses are known: switched.
+    /// Frames between two hosts with known addresses: switched.
     pub fn switch(&mut self, engine: bool, batches: u64) -> Duration {
         let mut there = data(1024);
         there[..6].copy_from_slice(&mac(0xAA, 1).0);
@@ -372,5 +371,5 @@ impl Bench {
     }
 }
 
-/// ACKs of one round of [`Bench::acks`].
+/// ACKs per round of [`Bench::acks`].
 pub const ACKS: u32 = 128;
