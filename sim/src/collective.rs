@@ -1,4 +1,4 @@
-//! Collective groups in a simulation: their rules on the switches, their ranks on the hosts.
+//! Collective groups in a simulation: rules on the switches, ranks on the hosts.
 
 use castnet_comm::machine::{
     HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId, peers,
@@ -12,21 +12,21 @@ use crate::rank::Rank;
 use crate::simulation::{SimError, Simulation};
 use crate::watch::Watch;
 
-/// What the queue pairs of ranks are like.
+/// Configuration of the queue pairs of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankQp {
     /// Time-out exponent, as in [`QpConfig::timeout`].
     pub timeout: u8,
-    /// Packets that may be sent and not acknowledged, as in [`QpConfig::window`].
+    /// Most packets that are sent and not acknowledged, as in [`QpConfig::window`].
     pub window: u32,
-    /// Retries without progress, as in [`QpConfig::retry_cnt`]; 7: for ever.
+    /// Retries without progress, as in [`QpConfig::retry_cnt`]; 7: without limit.
     pub retry_cnt: u8,
-    /// Code of the RNR wait, as in [`QpConfig::min_rnr_timer`].
+    /// Code of the RNR timer, as in [`QpConfig::min_rnr_timer`].
     pub min_rnr_timer: u8,
 }
 
 impl Default for RankQp {
-    /// As [`QpConfig::new`]: a time-out of 67 ms, a window of 129 packets, retries for ever.
+    /// The values of [`QpConfig::new`]: a time-out of 67 ms, a window of 129 packets, retries without limit.
     fn default() -> Self {
         Self {
             timeout: 14,
@@ -37,25 +37,26 @@ impl Default for RankQp {
     }
 }
 
-/// The other end of a rank's channel.
+/// The remote end of a rank's channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wire {
-    /// The rank there.
+pub struct ChannelEnd {
+    /// The rank.
     pub peer: u16,
-    /// Which of its channels.
+    /// Channel of that rank.
     pub channel: u16,
 }
 
-/// Channel i of a rank between hosts is this queue pair.
+/// QPN of channel `channel` of a rank between hosts.
 fn qpn_of(channel: u16) -> Qpn {
     Qpn::new(0x100 + u32::from(channel))
 }
 
 impl<W: Watch> Simulation<W> {
-    /// Places a group, installs its rules, and puts its ranks on their hosts. `machine` is what all ranks have in common.
+    /// Places a group, installs its rules and starts its ranks on their hosts. `machine` is the configuration common
+    /// to all ranks.
     ///
     /// # Errors
-    /// [`SimError::Place`]; as [`Simulation::install`]; [`SimError::Rank`].
+    /// [`SimError::Place`]; those of [`Simulation::install`]; [`SimError::Rank`].
     pub fn join_group(
         &mut self,
         topology: &Topology,
@@ -74,7 +75,7 @@ impl<W: Watch> Simulation<W> {
         for (rank, member) in (0..).zip(&request.ranks) {
             let mac = self
                 .first_hop_mac(&member.host)
-                .ok_or_else(|| refused(&member.host, "it hangs on nothing"))?;
+                .ok_or_else(|| refused(&member.host, "it has no link"))?;
             let config = QpConfig {
                 sq_psn: member.sq_psn,
                 rq_psn: member.rq_psn,
@@ -100,7 +101,7 @@ impl<W: Watch> Simulation<W> {
         Ok(plan)
     }
 
-    /// Puts ranks on hosts that talk with each other by CommLib's algorithms; rank 0 on the first host.
+    /// Starts ranks on hosts that use CommLib's host-based algorithms. Rank 0 is on the first host.
     ///
     /// # Errors
     /// [`SimError::Rank`].
@@ -112,39 +113,39 @@ impl<W: Watch> Simulation<W> {
         config: HostBasedConfig,
     ) -> Result<(), SimError> {
         let size = hosts.len() as u16;
-        self.join_wired(hosts, pmtu, qp, |rank| {
-            let wires = peers(rank, size).into_iter().map(|peer| Wire {
+        self.join_connected(hosts, pmtu, qp, |rank| {
+            let ends = peers(rank, size).into_iter().map(|peer| ChannelEnd {
                 peer,
                 channel: peers(peer, size).binary_search(&rank).unwrap_or_default() as u16,
             });
             let machine = HostBased::new(HostBasedConfig { rank, size, ..config });
-            (Box::new(machine), wires.collect())
+            (Box::new(machine), ends.collect())
         })
     }
 
-    /// Puts ranks on hosts that talk with each other by machines of any kind: `make` gives a rank's machine and where each of
-    /// its channels leads.
+    /// Starts ranks on hosts with machines of any kind. `make` returns the machine of a rank and the remote end of
+    /// each of its channels.
     ///
     /// # Errors
     /// [`SimError::Rank`].
-    pub fn join_wired(
+    pub fn join_connected(
         &mut self,
         hosts: &[String],
         pmtu: Pmtu,
         qp: RankQp,
-        mut make: impl FnMut(u16) -> (Box<dyn Machine>, Vec<Wire>),
+        mut make: impl FnMut(u16) -> (Box<dyn Machine>, Vec<ChannelEnd>),
     ) -> Result<(), SimError> {
         let size = hosts.len() as u16;
         for (rank, host) in (0..).zip(hosts) {
-            let (machine, wires) = make(rank);
+            let (machine, ends) = make(rank);
             let mut configs = Vec::new();
-            for (channel, wire) in (0..).zip(&wires) {
+            for (channel, remote) in (0..).zip(&ends) {
                 let peer = hosts
-                    .get(usize::from(wire.peer))
+                    .get(usize::from(remote.peer))
                     .and_then(|h| self.endpoint(h))
-                    .ok_or_else(|| refused(host, "its peer is no host"))?
+                    .ok_or_else(|| refused(host, "its peer is not a host"))?
                     .config();
-                let remote = qpn_of(wire.channel);
+                let remote = qpn_of(remote.channel);
                 configs.push(QpConfig::new(qpn_of(channel), peer.ip, peer.mac, remote));
             }
             self.add_rank(host, (rank, size), machine, configs, pmtu, qp)?;
@@ -193,22 +194,22 @@ impl<W: Watch> Simulation<W> {
         Ok(())
     }
 
-    /// Begins a collective at a host's rank. `input` is what it contributes; without, the task has no memory and only its time
-    /// means something. `None` where there is no rank.
+    /// Starts a collective at the rank of a host. `input` is its contribution. Without it the task has no memory, and
+    /// only its time is meaningful. Returns `None` if the host has no rank.
     pub fn start_task(&mut self, host: &str, task: Task, input: Option<Vec<u8>>) -> Option<TaskId> {
         let (node, now) = (self.node(host)?, self.now);
         let here = self.nodes[node.0].host_mut()?;
         let id = here.rank.as_mut()?.start(now, &mut here.endpoint, task, input);
-        self.tend_host(node);
+        self.serve_host(node);
         Some(id)
     }
 
-    /// A host's rank.
+    /// The rank of a host.
     pub fn rank(&self, host: &str) -> Option<&Rank> {
         self.nodes[self.node(host)?.0].host()?.rank.as_deref()
     }
 
-    /// A host's rank.
+    /// The rank of a host.
     pub fn rank_mut(&mut self, host: &str) -> Option<&mut Rank> {
         let node = self.node(host)?;
         self.nodes[node.0].host_mut()?.rank.as_deref_mut()

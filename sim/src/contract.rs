@@ -1,76 +1,80 @@
-//! The contract of multicast, held against a group while it runs: M1, M2, M3.
+//! Checks the multicast contract (M1, M2, M3) of a group while it runs.
 
 use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use castnet_endpoint::{Completion, CompletionOp, Status};
 use castnet_planner::{Plan, Request, Role, TreeNode};
-use castnet_wire::{Opcode, Parsed, PortId, Psn, Qpn, RoceHeader, Syndrome, icrc, ipv4, parse_frame};
+use castnet_wire::{
+    Opcode, Parsed, PortId, Psn, Qpn, RoceHeader, Syndrome, counters, icrc, ipv4, parse_frame,
+};
 
 use crate::link::Fate;
 use crate::node::NodeId;
 use crate::simulation::Simulation;
 use crate::watch::{Delivery, Hop, View, Watch};
 
-/// Violations that are kept; the first is what matters.
+/// Most violations that are kept. The first is the important one.
 const VIOLATIONS_MAX: usize = 16;
 
-/// Watches one group. What it knows comes from frames and from the endpoints' own state, never from the switches.
+/// Watches one group. It uses the frames and the state of the endpoints, never the state of the switches.
 ///
-/// - M1, M2: when feedback leaves a switch towards the source, and again when it reaches the source, every receiver
-///   that it speaks for has what it acknowledges; and so it is when a send completes at the source.
-/// - M3: no data leaves a switch by a path that has acknowledged it, as far as its feedback has reached that switch.
+/// - M1, M2: feedback is checked when it leaves a switch towards the source, and again when it reaches the source.
+///   Every receiver below that point must have what the feedback acknowledges. The same holds when a send completes
+///   at the source.
+/// - M3: no data leaves a switch by a path whose acknowledgement of it has reached that switch.
 #[derive(Clone, Debug, Default)]
 pub struct Contract {
     mcst_id: Option<Ipv4Addr>,
     source: Option<NodeId>,
     receivers: Vec<(NodeId, Qpn)>,
-    switches: BTreeMap<NodeId, SwitchBook>,
+    switches: BTreeMap<NodeId, SwitchRecord>,
     messages: BTreeMap<u64, Psn>,
     violations: Vec<String>,
     sightings: Sightings,
 }
 
-/// What was seen: so that a test can tell whether its runs reached the interesting states.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sightings {
-    /// ACKs that reached the source.
-    pub acks: u64,
-    /// Sequence NAKs that reached the source.
-    pub sequence_naks: u64,
-    /// RNR NAKs that reached the source.
-    pub rnr_naks: u64,
-    /// Fatal NAKs that reached the source.
-    pub fatal_naks: u64,
-    /// Data frames that the source sent.
-    pub data: u64,
-    /// Data frames that left a switch by a path towards receivers.
-    pub copies: u64,
-    /// Data frames that reached a switch, and that some path had acknowledged and some had not.
-    pub needed_by_some: u64,
-    /// ACKs that receivers sent.
-    pub acks_of_receivers: u64,
+counters! {
+    /// Counts of observed events. Tests use them to check that their runs reached the interesting states.
+    pub struct Sightings {
+        /// ACKs that reached the source.
+        acks,
+        /// Sequence NAKs that reached the source.
+        sequence_naks,
+        /// RNR NAKs that reached the source.
+        rnr_naks,
+        /// Fatal NAKs that reached the source.
+        fatal_naks,
+        /// Data frames that the source sent.
+        data,
+        /// Data frames that left a switch towards receivers.
+        copies,
+        /// Data frames that reached a switch where some paths had acknowledged them and others had not.
+        needed_by_some,
+        /// ACKs sent by receivers.
+        acks_of_receivers,
+    }
 }
 
-/// What is known of one switch of the tree.
+/// Observed state of one switch of the tree.
 #[derive(Clone, Debug)]
-struct SwitchBook {
+struct SwitchRecord {
     source_port: PortId,
-    /// Newest data that came whole.
+    /// Newest data that arrived undamaged.
     newest: Option<Psn>,
-    paths: BTreeMap<PortId, PathBook>,
+    paths: BTreeMap<PortId, PathRecord>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct PathBook {
-    /// Receivers behind it.
+struct PathRecord {
+    /// Receivers behind the path.
     below: Vec<usize>,
-    /// Newest PSN that came acknowledged from there.
+    /// Newest PSN that the path has acknowledged.
     acknowledged: Option<Psn>,
 }
 
 impl Contract {
-    /// The contract of the group of `plan`, which runs in `sim`.
+    /// The contract of the group of `plan` in `sim`.
     pub fn new(sim: &Simulation<Self>, plan: &Plan, request: &Request) -> Self {
         let mut contract = Self {
             mcst_id: Some(request.mcst_id.0),
@@ -81,7 +85,7 @@ impl Contract {
         contract
     }
 
-    /// Notes the receivers below a node, and returns them.
+    /// Records the receivers below a node, and returns them.
     fn walk(&mut self, sim: &Simulation<Self>, node: &TreeNode) -> Vec<usize> {
         let Some(id) = sim.node(&node.name) else {
             return Vec::new();
@@ -100,7 +104,7 @@ impl Contract {
                 .unwrap_or_default();
             paths.insert(
                 port,
-                PathBook {
+                PathRecord {
                     below,
                     acknowledged: None,
                 },
@@ -110,7 +114,7 @@ impl Contract {
         if let Some(source_port) = node.up.as_ref().and_then(|up| up.own_port) {
             self.switches.insert(
                 id,
-                SwitchBook {
+                SwitchRecord {
                     source_port,
                     newest: None,
                     paths,
@@ -120,17 +124,17 @@ impl Contract {
         all
     }
 
-    /// Says that the work request `wr_id` of the source ends with the packet `last`.
+    /// Records that the packet `last` completes the work request `wr_id` of the source.
     pub fn expect_message(&mut self, wr_id: u64, last: Psn) {
         self.messages.insert(wr_id, last);
     }
 
-    /// What was broken, the first 16.
+    /// The first 16 violations.
     pub fn violations(&self) -> &[String] {
         &self.violations
     }
 
-    /// What was seen.
+    /// Counts of observed events.
     pub fn sightings(&self) -> &Sightings {
         &self.sightings
     }
@@ -141,8 +145,8 @@ impl Contract {
         }
     }
 
-    /// The first of these receivers that has not everything up to `psn`.
-    fn lacking(&self, view: &View<'_>, of: &[usize], psn: Psn) -> Option<String> {
+    /// The first of these receivers that lacks something up to `psn`.
+    fn find_lacking(&self, view: &View<'_>, of: &[usize], psn: Psn) -> Option<String> {
         of.iter()
             .filter_map(|i| self.receivers.get(*i))
             .find_map(|(node, qpn)| {
@@ -152,13 +156,13 @@ impl Contract {
             })
     }
 
-    /// Checks what feedback claims of these receivers.
+    /// Checks that these receivers have what feedback acknowledges.
     fn check_claim(&mut self, view: &View<'_>, of: &[usize], psn: Psn, syndrome: Syndrome, place: &str) {
         let (rule, has) = match syndrome {
             Syndrome::Ack => ("M1", psn),
             _ => ("M2", psn.prev()),
         };
-        if let Some(who) = self.lacking(view, of, has) {
+        if let Some(who) = self.find_lacking(view, of, has) {
             self.violated(view, || {
                 format!("{rule}: {syndrome:?} of {psn} {place}, but {who}")
             });
@@ -189,7 +193,7 @@ impl Contract {
         }
     }
 
-    fn source_hears(&mut self, view: &View<'_>, psn: Psn, syndrome: Syndrome) {
+    fn feedback_at_source(&mut self, view: &View<'_>, psn: Psn, syndrome: Syndrome) {
         match syndrome {
             Syndrome::Ack => self.sightings.acks += 1,
             Syndrome::RnrNak(_) => self.sightings.rnr_naks += 1,
@@ -200,22 +204,22 @@ impl Contract {
         self.check_claim(view, &all, psn, syndrome, "reaches the source");
     }
 
-    fn switch_hears(&mut self, switch: NodeId, port: PortId, header: &RoceHeader) {
-        let Some(book) = self.switches.get_mut(&switch) else {
+    fn feedback_at_switch(&mut self, switch: NodeId, port: PortId, header: &RoceHeader) {
+        let Some(record) = self.switches.get_mut(&switch) else {
             return;
         };
         let psn = header.bth.psn;
-        if header.bth.opcode.info().is_request() && port == book.source_port {
-            if book.newest.is_none_or(|newest| psn.is_after(newest)) {
-                book.newest = Some(psn);
+        if header.bth.opcode.info().is_request() && port == record.source_port {
+            if record.newest.is_none_or(|newest| psn.is_after(newest)) {
+                record.newest = Some(psn);
             }
-            let has = |p: &PathBook| p.acknowledged.is_some_and(|known| !psn.is_after(known));
-            let count = book.paths.values().filter(|p| has(p)).count();
-            self.sightings.needed_by_some += u64::from(count > 0 && count < book.paths.len());
+            let has = |p: &PathRecord| p.acknowledged.is_some_and(|known| !psn.is_after(known));
+            let count = record.paths.values().filter(|p| has(p)).count();
+            self.sightings.needed_by_some += u64::from(count > 0 && count < record.paths.len());
         }
-        // Feedback of what the switch has not passed on, as after its restart, tells it nothing.
-        let newest = book.newest;
-        if let (Some(aeth), Some(path)) = (header.aeth, book.paths.get_mut(&port))
+        // Ignore feedback about data that the switch has not forwarded, for example after its restart.
+        let newest = record.newest;
+        if let (Some(aeth), Some(path)) = (header.aeth, record.paths.get_mut(&port))
             && newest.is_some_and(|newest| !psn.is_after(newest))
         {
             let has = if aeth.syndrome == Syndrome::Ack {
@@ -244,11 +248,11 @@ impl Watch for Contract {
         } else if let Some(aeth) = header.aeth.filter(|_| header.bth.opcode == Opcode::Ack) {
             self.sightings.acks_of_receivers +=
                 u64::from(self.receivers.iter().any(|(node, _)| *node == hop.from));
-            let book = self
+            let record = self
                 .switches
                 .get(&hop.from)
                 .filter(|s| s.source_port == hop.from_port);
-            let below = book.map(|s| {
+            let below = record.map(|s| {
                 s.paths
                     .values()
                     .flat_map(|p| p.below.iter().copied())
@@ -282,8 +286,10 @@ impl Watch for Contract {
             return;
         }
         match header.aeth.filter(|_| header.bth.opcode == Opcode::Ack) {
-            Some(aeth) if Some(to) == self.source => self.source_hears(view, header.bth.psn, aeth.syndrome),
-            _ => self.switch_hears(to, port, &header),
+            Some(aeth) if Some(to) == self.source => {
+                self.feedback_at_source(view, header.bth.psn, aeth.syndrome)
+            }
+            _ => self.feedback_at_switch(to, port, &header),
         }
     }
 
@@ -296,7 +302,7 @@ impl Watch for Contract {
             return;
         };
         let all: Vec<usize> = (0..self.receivers.len()).collect();
-        if let Some(who) = self.lacking(view, &all, last) {
+        if let Some(who) = self.find_lacking(view, &all, last) {
             let wr_id = completion.wr_id;
             self.violated(view, || {
                 format!("M1: message {wr_id}, up to {last}, completes, but {who}")
@@ -305,9 +311,12 @@ impl Watch for Contract {
     }
 
     fn stopped(&mut self, switch: NodeId) {
-        if let Some(book) = self.switches.get_mut(&switch) {
-            book.newest = None;
-            book.paths.values_mut().for_each(|path| path.acknowledged = None);
+        if let Some(record) = self.switches.get_mut(&switch) {
+            record.newest = None;
+            record
+                .paths
+                .values_mut()
+                .for_each(|path| path.acknowledged = None);
         }
     }
 }

@@ -1,73 +1,73 @@
-//! One direction of a link: what becomes of a frame that is sent on it.
+//! One direction of a link, and the fate of frames that are sent on it.
 
-use castnet_wire::{Nanos, PortId};
+use castnet_wire::{Nanos, PortId, counters};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::node::NodeId;
 use crate::profile::LinkProfile;
 
-/// What happened on one direction of a link. All count frames, unless said otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkStats {
-    /// Given to the link.
-    pub sent: u64,
-    /// Bytes of those.
-    pub sent_bytes: u64,
-    /// Arrived, duplicates included.
-    pub delivered: u64,
-    /// Found the queue full.
-    pub queue_full: u64,
-    /// Lost on the way.
-    pub lost: u64,
-    /// Arrived twice.
-    pub duplicated: u64,
-    /// Held up.
-    pub reordered: u64,
-    /// Arrived with a bit turned.
-    pub corrupted: u64,
-    /// Sent while the link was down.
-    pub down: u64,
+counters! {
+    /// Counters of one direction of a link, in frames unless stated otherwise.
+    pub struct LinkStats {
+        /// Frames sent.
+        sent,
+        /// Bytes sent.
+        sent_bytes,
+        /// Frames delivered, including duplicates.
+        delivered,
+        /// Frames dropped because the queue was full.
+        queue_full,
+        /// Frames lost.
+        lost,
+        /// Frames delivered twice.
+        duplicated,
+        /// Frames delayed.
+        reordered,
+        /// Frames delivered with a flipped bit.
+        corrupted,
+        /// Frames sent while the link was down.
+        down,
+    }
 }
 
-/// What becomes of a frame.
+/// Fate of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It arrives as it was sent.
+    /// Delivered unchanged.
     Delivered,
-    /// It arrives twice.
+    /// Delivered twice.
     Duplicated,
-    /// It arrives late, and others overtake it.
+    /// Delivered late; other frames overtake it.
     Reordered,
-    /// It arrives with a bit turned.
+    /// Delivered with a flipped bit.
     Corrupted,
-    /// It is lost.
+    /// Lost.
     Lost,
-    /// The queue was full.
+    /// Dropped: the queue was full.
     QueueFull,
-    /// The link is down.
+    /// Dropped: the link is down.
     Down,
 }
 
-/// One direction of a link.
 #[derive(Debug)]
 pub(crate) struct Direction {
     pub(crate) from: (NodeId, PortId),
     pub(crate) to: (NodeId, PortId),
     pub(crate) profile: LinkProfile,
     pub(crate) up: bool,
-    /// When the last frame that was given to it will have been sent.
+    /// Time at which the last queued frame has been sent.
     pub(crate) busy_until: Nanos,
     pub(crate) stats: LinkStats,
 }
 
-/// When a frame arrives, and how.
+/// Fate and arrival times of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Passage {
     pub(crate) fate: Fate,
     pub(crate) arrivals: [Option<Nanos>; 2],
-    /// The bit that is turned, of all bits of the frame.
-    pub(crate) turned: Option<usize>,
+    /// Index of the flipped bit in the frame.
+    pub(crate) flipped_bit: Option<usize>,
 }
 
 impl Direction {
@@ -82,17 +82,17 @@ impl Direction {
         }
     }
 
-    /// Whether a frame that is sent now leaves at once.
+    /// Returns true if a frame that is sent now is not queued.
     pub(crate) fn is_idle(&self, now: Nanos) -> bool {
         self.busy_until <= now
     }
 
-    /// Takes a frame of `bytes`, and draws its fate.
+    /// Sends a frame of `bytes` and draws its fate.
     pub(crate) fn pass(&mut self, now: Nanos, bytes: usize, rng: &mut ChaCha8Rng) -> Passage {
         let mut passage = Passage {
             fate: Fate::Delivered,
             arrivals: [None; 2],
-            turned: None,
+            flipped_bit: None,
         };
         self.stats.sent += 1;
         self.stats.sent_bytes += bytes as u64;
@@ -108,8 +108,8 @@ impl Direction {
             return passage;
         }
         self.busy_until = self.busy_until.max(now) + self.profile.serialization(bytes);
-        let mut happens = |probability: f64| probability > 0.0 && rng.random_bool(probability.min(1.0));
-        if happens(self.profile.loss) {
+        let mut occurs = |probability: f64| probability > 0.0 && rng.random_bool(probability.min(1.0));
+        if occurs(self.profile.loss) {
             self.stats.lost += 1;
             passage.fate = Fate::Lost;
             return passage;
@@ -120,22 +120,23 @@ impl Direction {
             self.profile.reordering,
             self.profile.duplication,
         ]
-        .map(&mut happens);
-        let held_up = |rng: &mut ChaCha8Rng| Nanos(rng.random_range(0..=self.profile.reordering_delay_max.0));
+        .map(&mut occurs);
+        let extra_delay =
+            |rng: &mut ChaCha8Rng| Nanos(rng.random_range(0..=self.profile.reordering_delay_max.0));
         if reordered {
             self.stats.reordered += 1;
             passage.fate = Fate::Reordered;
-            arrival += held_up(rng);
+            arrival += extra_delay(rng);
         }
         if duplicated {
             self.stats.duplicated += 1;
             passage.fate = Fate::Duplicated;
-            passage.arrivals[1] = Some(arrival + held_up(rng));
+            passage.arrivals[1] = Some(arrival + extra_delay(rng));
         }
         if corrupted && bytes > 0 {
             self.stats.corrupted += 1;
             passage.fate = Fate::Corrupted;
-            passage.turned = Some(rng.random_range(0..bytes * 8));
+            passage.flipped_bit = Some(rng.random_range(0..bytes * 8));
         }
         passage.arrivals[0] = Some(arrival);
         passage

@@ -1,4 +1,4 @@
-//! What frames travel between.
+//! The nodes of a simulation: switches and hosts.
 
 use std::collections::VecDeque;
 
@@ -9,16 +9,15 @@ use castnet_wire::{Nanos, PortId};
 
 use crate::rank::Rank;
 
-/// A switch or host of a simulation.
+/// Identifier of a switch or host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(crate) usize);
 
-/// A node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    /// The time of the timer event that waits in the queue, if one does.
+    /// Time of the node's timer event in the queue, if there is one.
     pub(crate) timer: Option<Nanos>,
 }
 
@@ -30,15 +29,15 @@ pub(crate) enum Kind {
 
 #[derive(Debug)]
 pub(crate) struct SwitchNode {
-    /// `None` while it is stopped.
+    /// `None` while the switch is stopped.
     pub(crate) engine: Option<Engine>,
     pub(crate) config: EngineConfig,
-    /// The direction that leaves by each port.
+    /// Outgoing direction of each port.
     pub(crate) out: [Option<usize>; PortId::COUNT],
-    /// Frames that wait for the worker, by port, with whether they arrived as they were sent.
+    /// Received frames that wait for the worker, by port. The flag is true if the frame arrived unchanged.
     pub(crate) received: Vec<(PortId, VecDeque<(PlainFrame, bool)>)>,
     pub(crate) poll_waits: bool,
-    /// Frames that came while it was stopped.
+    /// Frames that arrived while the switch was stopped.
     pub(crate) missed: u64,
 }
 
@@ -48,7 +47,7 @@ pub(crate) struct HostNode {
     pub(crate) out: Option<usize>,
     pub(crate) ready_waits: bool,
     pub(crate) completions: Vec<(Nanos, Completion)>,
-    /// Takes the completions in where there is one.
+    /// Handles the completions, if the host is a rank.
     pub(crate) rank: Option<Box<Rank>>,
 }
 
@@ -81,7 +80,7 @@ impl Node {
         }
     }
 
-    /// When it wants to be woken.
+    /// Time of the node's next time-out.
     pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
         match &self.kind {
             Kind::Switch(switch) => switch.engine.as_ref()?.poll_timeout(),

@@ -1,30 +1,31 @@
-//! How links behave.
+//! Configuration of links and of the simulation.
 
 use castnet_wire::Nanos;
 
-/// How one direction of a link behaves. Probabilities are per frame, 0 to 1.
+/// Behaviour of one direction of a link. Probabilities are per frame, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkProfile {
-    /// Bits per second on the wire, at least 1.
+    /// Bits per second on the wire; at least 1.
     pub rate_bps: u64,
-    /// From the last bit's sending to its arrival.
+    /// Propagation delay: from sending the last bit to its arrival.
     pub delay: Nanos,
-    /// Bytes that may wait behind the frame that is being sent; further ones are dropped (drop-tail).
+    /// Bytes that may be queued behind the frame that is being sent. Further frames are dropped (drop-tail).
     pub queue_bytes: u64,
-    /// A frame does not arrive.
+    /// Probability that a frame is lost.
     pub loss: f64,
-    /// A frame arrives twice.
+    /// Probability that a frame is duplicated.
     pub duplication: f64,
-    /// A frame is held up by up to [`LinkProfile::reordering_delay_max`], so that later ones overtake it.
+    /// Probability that a frame is delayed by up to [`LinkProfile::reordering_delay_max`], so that later ones
+    /// overtake it.
     pub reordering: f64,
-    /// The longest that a frame is held up.
+    /// Longest delay of a reordered frame.
     pub reordering_delay_max: Nanos,
-    /// A bit of a frame is turned.
+    /// Probability that a bit of a frame is flipped.
     pub corruption: f64,
 }
 
 impl Default for LinkProfile {
-    /// A good link: 100 Gb/s, 500 ns, a queue of 1 MiB, no faults.
+    /// A link without faults: 100 Gb/s, 500 ns, a queue of 1 MiB.
     fn default() -> Self {
         Self {
             rate_bps: 100_000_000_000,
@@ -40,34 +41,35 @@ impl Default for LinkProfile {
 }
 
 impl LinkProfile {
-    /// How long `bytes` of a frame take on the wire, with preamble, FCS and gap (24 bytes) and at least the 64 bytes of
-    /// the shortest Ethernet frame.
+    /// Time of a frame of `bytes` on the wire, including preamble, FCS and gap (24 bytes). A frame takes at least the
+    /// 64 bytes of the shortest Ethernet frame.
     pub fn serialization(&self, bytes: usize) -> Nanos {
         let bits = (bytes.max(60) as u64 + 24) * 8;
         Nanos((u128::from(bits) * 1_000_000_000 / u128::from(self.rate_bps.max(1))) as u64)
     }
 
-    /// Bytes that leave in a span of time.
+    /// Bytes that are sent in a span of time.
     pub(crate) fn bytes_in(&self, span: Nanos) -> u64 {
         (u128::from(span.0) * u128::from(self.rate_bps) / 8_000_000_000) as u64
     }
 }
 
-/// What a simulation starts with.
+/// Configuration of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimConfig {
-    /// Seeds everything random.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// How all directions of all links behave until they are told otherwise.
+    /// Initial profile of all directions of all links.
     pub links: LinkProfile,
-    /// From a frame's arrival at a switch until its worker looks; frames that arrive meanwhile join the batch.
+    /// Time from a frame's arrival at a switch until its worker polls. Frames that arrive in this time join the
+    /// batch.
     pub poll_delay: Nanos,
-    /// Frames that the trace keeps, the newest; 0 for none.
+    /// Most frames that the trace keeps; it keeps the newest. 0 disables the trace.
     pub trace_frames_max: usize,
 }
 
 impl SimConfig {
-    /// Good links, switches that look every microsecond, no trace.
+    /// Links without faults, switches that poll after one microsecond, no trace.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use castnet_wire::Nanos;
 
-/// Events in the order of their times, and of one time in the order in which they were put in.
+/// Events ordered by time; events of the same time keep their order of insertion.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     heap: BinaryHeap<Reverse<Entry<E>>>,
@@ -68,7 +68,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn events_come_as_a_stable_sort_would_have_them(times in proptest::collection::vec(0u64..8, 0..40)) {
+        fn events_are_stably_sorted_by_time(times in proptest::collection::vec(0u64..8, 0..40)) {
             let mut queue = EventQueue::new();
             for (i, at) in times.iter().enumerate() {
                 queue.push(Nanos(*at), i);

@@ -1,4 +1,4 @@
-//! A rank of collectives on a host: a machine of CommLib, carried out on the host's endpoint.
+//! A rank of collectives on a host: a machine of CommLib whose actions are executed on the host's endpoint.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +11,19 @@ use castnet_endpoint::{
 use castnet_reduce::Kernel;
 use castnet_wire::{Nanos, Qpn};
 
-/// Bytes at the start of a message that a machine may want to see.
+/// Bytes at the start of a message that are passed to the machine.
 const HEAD: usize = 64;
 
-/// A task of a rank, and its memory.
+/// A task of a rank, with its memory.
 #[derive(Clone, Debug)]
 pub struct RankTask {
-    /// What was called.
+    /// The task.
     pub task: Task,
-    /// When.
+    /// Time at which it was started.
     pub started: Nanos,
-    /// When something last came for it that goes into its memory.
+    /// Time of the last message that was stored in its memory.
     pub delivered: Option<Nanos>,
-    /// When and how it ended; `None` while it runs.
+    /// Time and result of its end; `None` while it runs.
     pub ended: Option<(Nanos, Result<(), Failure>)>,
     memory: Option<Memory>,
     kernel: Kernel,
@@ -37,7 +37,7 @@ struct Memory {
 }
 
 impl RankTask {
-    /// What came out, as far as it is here; empty where the task has no memory.
+    /// The output received so far; empty if the task has no memory.
     pub fn output(&self) -> &[u8] {
         self.memory.as_ref().map_or(&[], |m| &m.output)
     }
@@ -74,8 +74,6 @@ pub struct Rank {
     shape: ChannelShape,
     channels: Vec<Channel>,
     tasks: BTreeMap<TaskId, RankTask>,
-    /// When all that was sent was acknowledged; `None` while it is not.
-    drained: Option<Nanos>,
     faults: Vec<String>,
 }
 
@@ -89,7 +87,7 @@ impl std::fmt::Debug for Rank {
 }
 
 impl Rank {
-    /// Rank `rank` of `size`, whose channels are the queue pairs `qpns` in their order. They may not be connected yet.
+    /// Rank `rank` of `size`. Its channels are the queue pairs `qpns`, in order, which need not be connected yet.
     pub(crate) fn new(
         rank: u16,
         size: u16,
@@ -114,14 +112,13 @@ impl Rank {
             shape,
             channels,
             tasks: BTreeMap::new(),
-            drained: Some(Nanos::ZERO),
             faults: Vec::new(),
         };
         rank.carry_out(Nanos::ZERO, endpoint);
         Ok(rank)
     }
 
-    /// Its number.
+    /// Number of the rank.
     pub fn number(&self) -> u16 {
         self.rank
     }
@@ -136,19 +133,14 @@ impl Rank {
         self.tasks.values()
     }
 
-    /// Whether all that was started has ended.
+    /// Returns true if all started tasks have ended.
     pub fn is_done(&self) -> bool {
         self.tasks.values().all(|t| t.ended.is_some())
     }
 
-    /// Whether all that it has sent is acknowledged.
+    /// Returns true if everything sent is acknowledged.
     pub fn is_drained(&self) -> bool {
         self.machine.is_drained()
-    }
-
-    /// Since when all that it has sent is acknowledged; `None` while it is not.
-    pub fn drained_since(&self) -> Option<Nanos> {
-        self.drained
     }
 
     /// What its oldest task waits for.
@@ -156,18 +148,18 @@ impl Rank {
         self.machine.waiting_for()
     }
 
-    /// What the endpoint or the tasks' memory did not take: none, if the machine is right.
+    /// Errors of the endpoint or of task memory; empty if the machine works correctly.
     pub fn faults(&self) -> &[String] {
         &self.faults
     }
 
-    /// Forgets tasks that have ended.
+    /// Forgets ended tasks.
     pub fn forget(&mut self) {
         self.tasks.retain(|_, t| t.ended.is_none());
     }
 
-    /// Begins a task. Without `input` it has no memory: what is sent means nothing and what comes is not looked at, for
-    /// measurements of time.
+    /// Starts a task. Without `input` it has no memory: the bytes sent are meaningless and received bytes are
+    /// ignored. This is for measurements of time.
     pub(crate) fn start(
         &mut self,
         now: Nanos,
@@ -196,7 +188,7 @@ impl Rank {
         id
     }
 
-    /// Takes a completion in; what follows from it is done by [`Rank::carry_out`].
+    /// Handles a completion. [`Rank::carry_out`] executes the resulting actions.
     pub(crate) fn completed(&mut self, endpoint: &Endpoint, completion: &Completion) {
         let Some(index) = self.channels.iter().position(|c| c.qpn == completion.qpn) else {
             return;
@@ -226,24 +218,19 @@ impl Rank {
         }
     }
 
-    /// Does what the machine wants; whether it wanted anything.
+    /// Executes the machine's actions. Returns true if there were any.
     pub(crate) fn carry_out(&mut self, now: Nanos, endpoint: &mut Endpoint) -> bool {
         let mut worked = false;
         while let Some(action) = self.machine.poll_action() {
             worked = true;
-            if let Err(fault) = self.act(now, endpoint, action) {
+            if let Err(fault) = self.execute(now, endpoint, action) {
                 self.faults.push(format!("at {now}: {action:?}: {fault}"));
             }
-        }
-        match (self.machine.is_drained(), self.drained) {
-            (true, None) => self.drained = Some(now),
-            (false, _) => self.drained = None,
-            (true, Some(_)) => {}
         }
         worked
     }
 
-    fn act(&mut self, now: Nanos, endpoint: &mut Endpoint, action: Action) -> Result<(), String> {
+    fn execute(&mut self, now: Nanos, endpoint: &mut Endpoint, action: Action) -> Result<(), String> {
         let at = |slot: u32| u64::from(slot) * u64::from(self.shape.slot_bytes);
         let channel = |id: ChannelId| self.channels.get(usize::from(id.0)).copied().ok_or("no channel");
         match action {
@@ -269,15 +256,17 @@ impl Rank {
                 let Channel { qpn, sends, .. } = channel(id)?;
                 let length = match content {
                     Content::Control(bytes) => {
-                        room(endpoint, sends, at(slot), bytes.len())?.copy_from_slice(&bytes);
+                        slot_bytes(endpoint, sends, at(slot), bytes.len())?.copy_from_slice(&bytes);
                         bytes.len() as u32
                     }
                     Content::Data { length: 0, .. } => 0,
                     Content::Data { from, length } => {
                         let memory = self.tasks.get_mut(&task).and_then(|t| t.memory.as_mut());
                         if let Some(memory) = memory {
-                            let bytes = memory.bytes(from, length.into()).ok_or("no such bytes")?;
-                            room(endpoint, sends, at(slot), bytes.len())?.copy_from_slice(bytes);
+                            let bytes = memory
+                                .bytes(from, length.into())
+                                .ok_or("bytes are out of range")?;
+                            slot_bytes(endpoint, sends, at(slot), bytes.len())?.copy_from_slice(bytes);
                         }
                         length
                     }
@@ -311,12 +300,14 @@ impl Rank {
                 let Some(memory) = &mut task.memory else {
                     return Ok(());
                 };
-                let message = room(endpoint, receives, offset, length as usize)?;
+                let message = slot_bytes(endpoint, receives, offset, length as usize)?;
                 if let Some(with) = combine {
-                    let own = memory.bytes(with, length.into()).ok_or("nothing to add")?;
+                    let own = memory
+                        .bytes(with, length.into())
+                        .ok_or("bytes to add are out of range")?;
                     task.kernel.apply(message, own);
                 }
-                let output = memory.bytes(to, length.into()).ok_or("no room")?;
+                let output = memory.bytes(to, length.into()).ok_or("output is out of range")?;
                 output.copy_from_slice(message);
                 Ok(())
             }
@@ -328,12 +319,18 @@ impl Rank {
             } => {
                 let memory = self.tasks.get_mut(&task).and_then(|t| t.memory.as_mut());
                 let Some(memory) = memory else { return Ok(()) };
-                let bytes = memory.bytes(from, length).ok_or("no such bytes")?.to_vec();
-                memory.bytes(to, length).ok_or("no room")?.copy_from_slice(&bytes);
+                let bytes = memory
+                    .bytes(from, length)
+                    .ok_or("bytes are out of range")?
+                    .to_vec();
+                memory
+                    .bytes(to, length)
+                    .ok_or("output is out of range")?
+                    .copy_from_slice(&bytes);
                 Ok(())
             }
             Action::Done { task, result } => {
-                // A task that fails as it starts is told before it is noted.
+                // A task may fail inside `start`, before it is recorded.
                 if let Some(task) = self.tasks.get_mut(&task) {
                     task.ended = Some((now, result));
                 }
@@ -343,7 +340,7 @@ impl Rank {
     }
 }
 
-fn room(
+fn slot_bytes(
     endpoint: &mut Endpoint,
     key: MemoryKey,
     offset: u64,
@@ -351,5 +348,5 @@ fn room(
 ) -> Result<&mut [u8], &'static str> {
     let from = offset as usize;
     let memory = endpoint.memory_mut(key).map_err(|_| "no such region")?;
-    memory.get_mut(from..from + length).ok_or("outside of the slots")
+    memory.get_mut(from..from + length).ok_or("outside the slots")
 }

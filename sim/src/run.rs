@@ -1,4 +1,4 @@
-//! What happens when time passes.
+//! Runs the events of a simulation.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,8 @@ use crate::trace::TraceRecord;
 use crate::watch::{Delivery, Hop, View, Watch};
 
 impl<W: Watch> Simulation<W> {
-    /// Lets events happen until `done`, which is asked after each, or until `deadline`, or until nothing is left.
+    /// Handles events until `done` returns true (called after each event), until `deadline`, or until no event is
+    /// left.
     pub fn run_until(&mut self, deadline: Nanos, mut done: impl FnMut(&Self) -> bool) -> End {
         loop {
             if done(self) {
@@ -29,7 +30,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Lets events happen until nothing is left, or until `deadline`.
+    /// Handles events until none is left, or until `deadline`.
     pub fn run(&mut self, deadline: Nanos) -> End {
         self.run_until(deadline, |_| false)
     }
@@ -49,7 +50,7 @@ impl<W: Watch> Simulation<W> {
             Event::Ready(node) => {
                 if let Some(host) = self.nodes[node.0].host_mut() {
                     host.ready_waits = false;
-                    self.tend_host(node);
+                    self.serve_host(node);
                 }
             }
             Event::Poll(node) => self.poll_switch(node),
@@ -84,7 +85,7 @@ impl<W: Watch> Simulation<W> {
                 if let Some(host) = self.nodes[node.0].host_mut() {
                     host.endpoint.handle_frame(self.now, &frame);
                 }
-                self.tend_host(node);
+                self.serve_host(node);
             }
             Kind::Switch(switch) if switch.engine.is_none() => switch.missed += 1,
             Kind::Switch(switch) => {
@@ -101,7 +102,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// A worker's round: all ports, batch by batch.
+    /// One iteration of a worker: all ports, batch by batch.
     fn poll_switch(&mut self, node: NodeId) {
         if let Some(switch) = self.nodes[node.0].switch_mut() {
             switch.poll_waits = false;
@@ -118,7 +119,7 @@ impl<W: Watch> Simulation<W> {
         self.arm(node);
     }
 
-    /// The next batch of the first port that has frames.
+    /// Fills the next batch from the first port that has frames.
     fn fill_batch(&mut self, node: NodeId, batch: &mut Batch<PlainFrame>) -> Option<PortId> {
         let switch = self.nodes[node.0].switch_mut()?;
         let (port, frames) = switch
@@ -162,7 +163,7 @@ impl<W: Watch> Simulation<W> {
     }
 
     fn timer(&mut self, node: NodeId) {
-        // A timer that was moved since leaves its old event behind: it finds nothing to do.
+        // The old event of a rescheduled timer stays in the queue and is ignored.
         if self.nodes[node.0].timer == Some(self.now) {
             self.nodes[node.0].timer = None;
         }
@@ -170,7 +171,7 @@ impl<W: Watch> Simulation<W> {
             match &mut self.nodes[node.0].kind {
                 Kind::Host(host) => {
                     host.endpoint.handle_timeout(self.now);
-                    return self.tend_host(node);
+                    return self.serve_host(node);
                 }
                 Kind::Switch(switch) => {
                     let mut egress = core::mem::take(&mut self.egress);
@@ -185,12 +186,12 @@ impl<W: Watch> Simulation<W> {
         self.arm(node);
     }
 
-    /// Sends what the host has to send while its link is free, collects completions, sets its timer.
-    pub(crate) fn tend_host(&mut self, node: NodeId) {
+    /// Sends what the host has to send while its link is idle, collects completions, sets its timer.
+    pub(crate) fn serve_host(&mut self, node: NodeId) {
         let Some(out) = self.nodes[node.0].host().and_then(|h| h.out) else {
             return;
         };
-        // A rank posts work where other work has ended.
+        // A rank may post work when other work completes.
         loop {
             self.transmit(node, out);
             if !self.collect(node) {
@@ -221,7 +222,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Takes the ends of work requests; whether the host's rank has done something about them.
+    /// Collects completed work requests. Returns true if the host's rank reacted to them.
     fn collect(&mut self, node: NodeId) -> bool {
         while let Some(completion) = self.nodes[node.0]
             .host_mut()
@@ -249,7 +250,7 @@ impl<W: Watch> Simulation<W> {
         })
     }
 
-    /// Puts a node's timer into the queue, if it is earlier than the one that is there.
+    /// Inserts a timer event for the node, if it is earlier than the existing one.
     pub(crate) fn arm(&mut self, node: NodeId) {
         let Some(at) = self.nodes[node.0].poll_timeout().map(|at| at.max(self.now)) else {
             return;
@@ -265,7 +266,7 @@ impl<W: Watch> Simulation<W> {
         let Passage {
             fate,
             arrivals,
-            turned,
+            flipped_bit,
         } = direction.pass(self.now, frame.len(), &mut self.rng);
         let ((from, from_port), (to, to_port)) = (direction.from, direction.to);
         let hop = Hop {
@@ -295,7 +296,7 @@ impl<W: Watch> Simulation<W> {
                 frame: frame.clone(),
             });
         }
-        // The second of two copies is always the whole one.
+        // The second copy is never damaged.
         if let Some(at) = arrivals[1] {
             let event = Event::Arrive {
                 direction: number,
@@ -305,7 +306,7 @@ impl<W: Watch> Simulation<W> {
             self.queue.push(at, event);
         }
         if let Some(at) = arrivals[0] {
-            if let Some(bit) = turned {
+            if let Some(bit) = flipped_bit {
                 frame[bit / 8] ^= 1 << (bit % 8);
             }
             self.queue.push(
@@ -313,7 +314,7 @@ impl<W: Watch> Simulation<W> {
                 Event::Arrive {
                     direction: number,
                     frame,
-                    untouched: turned.is_none(),
+                    untouched: flipped_bit.is_none(),
                 },
             );
         }

@@ -1,4 +1,4 @@
-//! The network and its clock.
+//! The simulated network and its clock.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use castnet_engine::{Context, Engine, EngineConfig, InstallError, PortInfo};
 use castnet_planner::Plan;
 use castnet_rules::GroupRule;
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
-use castnet_wire::{MacAddr, Nanos, PortId};
+use castnet_wire::{CounterSet, MacAddr, Nanos, PortId};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -19,80 +19,79 @@ use crate::queue::EventQueue;
 use crate::trace::Trace;
 use crate::watch::{View, Watch};
 
-/// Why a fabric cannot be simulated, or a name does not fit it.
+/// Errors of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimError {
-    /// A host without addresses.
+    /// The host has no addresses.
     #[error("host {host:?} has no IP or Ethernet address")]
     NoAddress {
-        /// The host.
+        /// Name of the host.
         host: String,
     },
-    /// An engine did not start.
+    /// The engine of a switch did not start.
     #[error("switch {switch:?}: {error}")]
     Engine {
-        /// The switch.
+        /// Name of the switch.
         switch: String,
-        /// Why.
+        /// Error of the engine.
         error: castnet_engine::ConfigError,
     },
-    /// No such switch, or it is stopped.
+    /// The switch does not exist, or is stopped.
     #[error("no switch {switch:?} is running")]
     NoSwitch {
-        /// The name.
+        /// Name of the switch.
         switch: String,
     },
     /// A switch refused a group.
     #[error("switch {switch:?}: {error}")]
     Install {
-        /// The switch.
+        /// Name of the switch.
         switch: String,
-        /// Why.
+        /// Error of the installation.
         error: InstallError,
     },
     /// A collective group cannot be placed.
     #[error("{reason}")]
     Place {
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// A host cannot be a rank.
+    /// The host cannot be a rank.
     #[error("host {host:?} cannot be a rank: {reason}")]
     Rank {
-        /// The host.
+        /// Name of the host.
         host: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
 }
 
-/// Why [`Simulation::run_until`] came back.
+/// Why [`Simulation::run_until`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// What was waited for has come.
+    /// The condition was met.
     Done,
-    /// The deadline came first.
+    /// The deadline was reached.
     Deadline,
-    /// Nothing is left that could happen.
+    /// No event is left.
     Idle,
 }
 
-/// What can happen.
 pub(crate) enum Event<W> {
     Arrive {
         direction: usize,
         frame: Vec<u8>,
         untouched: bool,
     },
-    /// A host's link is free again.
+    /// The link of a host is idle again.
     Ready(NodeId),
-    /// A switch's worker looks at its ports.
+    /// The worker of a switch polls its ports.
     Poll(NodeId),
     Timer(NodeId),
     Action(Action<W>),
 }
 
-/// What the simulation's owner does later.
+/// An action that the user of the simulation has scheduled.
 pub(crate) type Action<W> = Box<dyn FnOnce(&mut Simulation<W>)>;
 
 /// A network in virtual time.
@@ -101,7 +100,7 @@ pub struct Simulation<W = ()> {
     pub(crate) queue: EventQueue<Event<W>>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) by_name: BTreeMap<String, NodeId>,
-    /// Two per link: from its end `a`, then from its end `b`.
+    /// Two per link: from its end `a`, and from its end `b`.
     pub(crate) directions: Vec<Direction>,
     pub(crate) rng: ChaCha8Rng,
     pub(crate) poll_delay: Nanos,
@@ -113,10 +112,10 @@ pub struct Simulation<W = ()> {
 }
 
 impl<W: Watch> Simulation<W> {
-    /// A network of this fabric, with `watch` looking on. What is down in the fabric is down here.
+    /// A network of this topology, observed by `watch`. Links that are down in the topology are down.
     ///
     /// # Errors
-    /// Hosts need both addresses; switches must start.
+    /// A host lacks an address; a switch does not start.
     pub fn new(topology: &Topology, config: SimConfig, watch: W) -> Result<Self, SimError> {
         let mut sim = Self {
             now: Nanos::ZERO,
@@ -199,24 +198,22 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------ looking
-
-    /// The time.
+    /// Current time.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Events that have happened.
+    /// Number of handled events.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// The switch or host of that name.
+    /// The switch or host with this name.
     pub fn node(&self, name: &str) -> Option<NodeId> {
         self.by_name.get(name).copied()
     }
 
-    /// All nodes.
+    /// A view of all nodes.
     pub fn view(&self) -> View<'_> {
         View {
             now: self.now,
@@ -224,23 +221,23 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// A host's endpoint.
+    /// Endpoint of a host.
     pub fn endpoint(&self, host: &str) -> Option<&Endpoint> {
         self.view().endpoint(self.node(host)?)
     }
 
-    /// A switch's engine, where it runs.
+    /// Engine of a switch, if it runs.
     pub fn engine(&self, switch: &str) -> Option<&Engine> {
         self.view().engine(self.node(switch)?)
     }
 
-    /// How a host's work requests ended, and when, oldest first.
+    /// Completions of a host with their times, oldest first.
     pub fn completions(&self, host: &str) -> &[(Nanos, Completion)] {
         let node = self.node(host).and_then(|n| self.nodes[n.0].host());
         node.map_or(&[], |host| &host.completions)
     }
 
-    /// What happened on both directions of a link: from its end `a`, and from its end `b`.
+    /// Counters of both directions of a link: from its end `a`, and from its end `b`.
     pub fn stats(&self, link: LinkId) -> Option<[LinkStats; 2]> {
         let first = link.0 as usize * 2;
         Some([
@@ -249,31 +246,23 @@ impl<W: Watch> Simulation<W> {
         ])
     }
 
-    /// What happened on all links together.
+    /// Sum of the counters of all links.
     pub fn totals(&self) -> LinkStats {
-        self.directions
-            .iter()
-            .fold(LinkStats::default(), |sum, d| LinkStats {
-                sent: sum.sent + d.stats.sent,
-                sent_bytes: sum.sent_bytes + d.stats.sent_bytes,
-                delivered: sum.delivered + d.stats.delivered,
-                queue_full: sum.queue_full + d.stats.queue_full,
-                lost: sum.lost + d.stats.lost,
-                duplicated: sum.duplicated + d.stats.duplicated,
-                reordered: sum.reordered + d.stats.reordered,
-                corrupted: sum.corrupted + d.stats.corrupted,
-                down: sum.down + d.stats.down,
-            })
+        let mut sum = LinkStats::default();
+        for direction in &self.directions {
+            sum.add(&direction.stats);
+        }
+        sum
     }
 
-    /// Frames that came to a switch while it was stopped.
+    /// Frames that reached a switch while it was stopped.
     pub fn missed(&self, switch: &str) -> u64 {
         self.node(switch)
             .and_then(|n| self.nodes[n.0].switch())
             .map_or(0, |s| s.missed)
     }
 
-    /// The Ethernet address of the switch port that a host hangs on: its next hop towards anywhere.
+    /// MAC address of the switch port that a host is connected to: its next hop for all destinations.
     pub fn first_hop_mac(&self, host: &str) -> Option<MacAddr> {
         let out = self.nodes[self.node(host)?.0].host()?.out?;
         let (switch, port) = self.directions[out].to;
@@ -286,19 +275,17 @@ impl<W: Watch> Simulation<W> {
         &self.trace
     }
 
-    /// Who looks on.
+    /// The observer.
     pub fn watch(&self) -> &W {
         &self.watch
     }
 
-    /// Who looks on.
+    /// The observer.
     pub fn watch_mut(&mut self) -> &mut W {
         &mut self.watch
     }
 
-    // ----------------------------------------------------------------------------------------------- changing
-
-    /// How both directions of a link behave from now on.
+    /// Sets the profiles of both directions of a link.
     pub fn set_profile(&mut self, link: LinkId, profiles: [LinkProfile; 2]) {
         let first = link.0 as usize * 2;
         for (direction, profile) in self.directions.iter_mut().skip(first).zip(profiles) {
@@ -306,7 +293,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Takes a link up or down; frames on their way arrive.
+    /// Takes a link up or down. Frames in flight arrive.
     pub fn set_link_up(&mut self, link: LinkId, up: bool) {
         self.directions
             .iter_mut()
@@ -315,15 +302,15 @@ impl<W: Watch> Simulation<W> {
             .for_each(|d| d.up = up);
     }
 
-    /// Lets a host do something, then sends what comes of it. `None` where there is no such host.
+    /// Calls `act` on the endpoint of a host, then sends what results. `None` if there is no such host.
     pub fn with_endpoint<R>(&mut self, host: &str, act: impl FnOnce(&mut Endpoint, Nanos) -> R) -> Option<R> {
         let (node, now) = (self.node(host)?, self.now);
         let result = act(&mut self.nodes[node.0].host_mut()?.endpoint, now);
-        self.tend_host(node);
+        self.serve_host(node);
         Some(result)
     }
 
-    /// Lets a switch's owner do something. `None` where there is no such switch, or it is stopped.
+    /// Calls `act` on the engine of a switch. `None` if there is no such switch, or it is stopped.
     pub fn with_engine<R>(&mut self, switch: &str, act: impl FnOnce(&mut Engine, Nanos) -> R) -> Option<R> {
         let (node, now) = (self.node(switch)?, self.now);
         let result = act(self.nodes[node.0].switch_mut()?.engine.as_mut()?, now);
@@ -331,7 +318,7 @@ impl<W: Watch> Simulation<W> {
         Some(result)
     }
 
-    /// Installs a group at a switch.
+    /// Installs a group on a switch.
     ///
     /// # Errors
     /// [`SimError::NoSwitch`], [`SimError::Install`].
@@ -342,7 +329,7 @@ impl<W: Watch> Simulation<W> {
         })
     }
 
-    /// Has the engine of a switch take a group of either kind.
+    /// Installs a group of any kind on the engine of a switch.
     pub(crate) fn install_at(
         &mut self,
         switch: &str,
@@ -360,17 +347,17 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Installs a plan's rules at all its switches.
+    /// Installs the rules of a plan on all its switches.
     ///
     /// # Errors
-    /// As [`Simulation::install`].
+    /// Those of [`Simulation::install`].
     pub fn install_plan(&mut self, plan: &Plan) -> Result<(), SimError> {
         plan.rules
             .iter()
             .try_for_each(|(switch, rule)| self.install(switch, rule))
     }
 
-    /// Stops a switch: it forgets everything, and frames that come to it are lost.
+    /// Stops a switch. It loses its state, and frames that reach it are lost.
     pub fn stop_switch(&mut self, switch: &str) {
         let Some(node) = self.node(switch) else { return };
         if let Some(switch) = self.nodes[node.0].switch_mut() {
@@ -385,7 +372,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Starts a stopped switch afresh: no groups, nothing learned.
+    /// Starts a stopped switch with empty state: no groups, nothing learned.
     ///
     /// # Errors
     /// [`SimError::NoSwitch`].
@@ -400,12 +387,12 @@ impl<W: Watch> Simulation<W> {
         Ok(())
     }
 
-    /// Does something later; at once, in its turn, where `at` has passed.
+    /// Schedules an action. If `at` has passed, it runs next, after other events of the current time.
     pub fn at(&mut self, at: Nanos, action: impl FnOnce(&mut Self) + 'static) {
         self.queue.push(at.max(self.now), Event::Action(Box::new(action)));
     }
 
-    /// Puts a frame on a host's link as if the host had sent it. Whether there is such a host.
+    /// Sends a frame on the link of a host. Returns false if there is no such host.
     pub fn inject(&mut self, host: &str, frame: Vec<u8>) -> bool {
         let out = self.node(host).and_then(|n| self.nodes[n.0].host()?.out);
         out.map(|direction| self.send(direction, frame)).is_some()

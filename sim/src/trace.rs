@@ -1,4 +1,4 @@
-//! What was sent, for debugging: as decoded lines, or as a capture file.
+//! A trace of sent frames for debugging, as decoded lines or as a capture file.
 
 use core::fmt;
 use std::collections::VecDeque;
@@ -14,16 +14,16 @@ pub struct Trace {
     frames_max: usize,
 }
 
-/// A frame that was sent.
+/// A sent frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
-    /// When it was given to the link.
+    /// Time at which it was sent.
     pub at: Nanos,
-    /// Where, such as `leaf0:3 > spine0:1`.
+    /// Nodes and ports of the link, for example `leaf0:3 > spine0:1`.
     pub hop: String,
-    /// What becomes of it.
+    /// Its fate.
     pub fate: Fate,
-    /// All its bytes, as sent.
+    /// Its bytes, as sent.
     pub frame: Vec<u8>,
 }
 
@@ -51,7 +51,7 @@ impl Trace {
         self.records.iter()
     }
 
-    /// A capture file: pcap with nanoseconds, Ethernet.
+    /// The trace as a capture file: pcap with nanoseconds, Ethernet.
     pub fn to_pcap(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for word in [0xA1B2_3C4D_u32, 0x0004_0002, 0, 0, 0x0004_0000, 1] {

@@ -1,4 +1,4 @@
-//! Who looks on while a simulation runs.
+//! Observers of a simulation.
 
 use castnet_endpoint::{Completion, Endpoint};
 use castnet_engine::Engine;
@@ -7,75 +7,75 @@ use castnet_wire::{Nanos, PortId};
 use crate::link::Fate;
 use crate::node::{Node, NodeId};
 
-/// From where to where a frame travels. A host has port 0.
+/// The ends of a link that a frame travels over. A host has port 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// The node that sends.
+    /// The sending node.
     pub from: NodeId,
-    /// Its port.
+    /// Port of the sending node.
     pub from_port: PortId,
-    /// The node that receives.
+    /// The receiving node.
     pub to: NodeId,
-    /// Its port.
+    /// Port of the receiving node.
     pub to_port: PortId,
 }
 
-/// A frame that reached a node, just before the node takes it.
+/// A frame that reached a node, before the node handles it.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery<'a> {
     /// The node.
     pub to: NodeId,
-    /// Its port.
+    /// Port of the node.
     pub port: PortId,
-    /// All bytes.
+    /// All bytes of the frame.
     pub frame: &'a [u8],
-    /// Whether the last link delivered it as it was given. One that was damaged further up looks untouched here.
+    /// True if the last link delivered it unchanged. It may have been damaged on an earlier link.
     pub untouched: bool,
 }
 
-/// The nodes, to be looked at.
+/// A read-only view of the nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// The time.
+    /// Current time.
     pub now: Nanos,
     pub(crate) nodes: &'a [Node],
 }
 
 impl<'a> View<'a> {
-    /// A node's name.
+    /// Name of a node.
     pub fn name(&self, node: NodeId) -> &'a str {
         self.nodes.get(node.0).map_or("?", |n| &n.name)
     }
 
-    /// A host's endpoint.
+    /// Endpoint of a host.
     pub fn endpoint(&self, node: NodeId) -> Option<&'a Endpoint> {
         Some(&self.nodes.get(node.0)?.host()?.endpoint)
     }
 
-    /// A switch's engine, where it runs.
+    /// Engine of a switch, if it runs.
     pub fn engine(&self, node: NodeId) -> Option<&'a Engine> {
         self.nodes.get(node.0)?.switch()?.engine.as_ref()
     }
 }
 
-/// Looks on. It sees every frame, and changes nothing.
+/// An observer. It sees every frame and changes nothing.
 pub trait Watch {
-    /// A node gave a frame to a link, and this becomes of it.
+    /// A node sent a frame on a link, with this fate.
     fn sent(&mut self, view: &View<'_>, hop: Hop, frame: &[u8], fate: Fate) {
         let _ = (view, hop, frame, fate);
     }
 
-    /// A frame is about to be taken by a node.
+    /// A frame reached a node and is about to be handled.
     fn delivered(&mut self, view: &View<'_>, delivery: Delivery<'_>) {
         let _ = (view, delivery);
     }
 
-    /// A host's work request has ended.
+    /// A work request of a host has completed.
     fn completed(&mut self, view: &View<'_>, host: NodeId, completion: &Completion) {
         let _ = (view, host, completion);
     }
 
-    /// A switch has stopped: it forgets everything.
+    /// A switch has stopped and lost its state.
     fn stopped(&mut self, switch: NodeId) {
         let _ = switch;
     }

@@ -1,11 +1,11 @@
-//! EPIC's appendix K, in the short form that takes seconds: no cell is far from the paper without a reason, and some cells are
-//! where they were.
+//! EPIC's appendix K in its short form, which takes seconds: each cell is near the paper's or has a reason, and
+//! selected cells keep their values.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// A cell of what the program wrote.
+/// A cell of the program's output.
 #[derive(Clone, Debug)]
 struct Cell {
     table: u64,
@@ -65,7 +65,7 @@ fn cells(all: &Value) -> Vec<Cell> {
 }
 
 #[test]
-fn all_tables_are_near_the_paper_or_tell_why_not() {
+fn all_cells_are_near_the_paper_or_have_a_reason() {
     let all = run(&[]);
     println!("{}", all["setting"]);
     let cells = cells(&all);
@@ -80,7 +80,7 @@ fn all_tables_are_near_the_paper_or_tell_why_not() {
         let row = row.to_owned();
         cells.iter().filter(move |c| c.table == table && c.row == row)
     };
-    // In the network, without losses: AllReduce at all sizes, the others where a microsecond is no longer much.
+    // In the network, without losses: AllReduce at all sizes, the others where one microsecond is a small part.
     for table in 25..=29 {
         for cell in of(table, "Mode-II") {
             let is_long = ["4M", "64M", "256M", "1G"].contains(&cell.column.as_str());
@@ -90,7 +90,7 @@ fn all_tables_are_near_the_paper_or_tell_why_not() {
             assert!(cell.ratio() > 0.97, "{cell:?}");
         }
     }
-    // Whatever else is different here, the paper's own way has the paper's times.
+    // The paper's own method has the paper's times.
     for table in 25..=29 {
         for cell in of(table, "Ring").chain(of(table, "Mode-II")) {
             for other in &cell.others {
@@ -98,7 +98,7 @@ fn all_tables_are_near_the_paper_or_tell_why_not() {
             }
         }
     }
-    // Losses: what a repairing switch comes to, at least.
+    // Losses: lower bounds for a switch that repairs.
     let least = |table: u64, column: &str, ratio: f64| {
         let cell = of(table, "Mode-II, repair").find(|c| c.column == column);
         let cell = cell.expect("a column of that name");
@@ -132,7 +132,7 @@ fn plots_are_written() {
     let name = folder.to_string_lossy().into_owned();
     run(&["--table", "25", "--table", "30", "--plots", &name]);
     let svg = std::fs::read_to_string(folder.join("table-25.svg"));
-    // One cell is no plot.
+    // A table with one cell has no plot.
     let none = folder.join("table-30.svg").exists();
     let _ = std::fs::remove_dir_all(&folder);
     assert!(svg.is_ok_and(|s| s.starts_with("<svg") && s.contains("AllReduce")));

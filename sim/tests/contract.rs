@@ -1,4 +1,4 @@
-//! The watcher itself: a switch or host that breaks the contract is caught.
+//! Tests of the observer: a switch or host that violates the contract is detected.
 
 use castnet_endpoint::{Access, LocalSlice, QpConfig, SendOp, SendWr};
 use castnet_planner::{LinkLoad, Member, Plan, Request, plan};
@@ -16,7 +16,7 @@ use std::net::Ipv4Addr;
 const QPN: Qpn = Qpn::new(0x11);
 const MCST_ID: McstId = McstId(Ipv4Addr::new(10, 255, 0, 1));
 
-/// Four hosts at two leaves; h0 sends to the others, PSNs from 100.
+/// Four hosts at two leaves. h0 sends to the others, with PSNs from 100.
 fn group() -> (Simulation<Contract>, Plan, Request) {
     let topology = Topology::leaf_spine(2, 1, 2).expect("a fabric");
     let receivers = ["h1", "h2", "h3"].map(|h| Member::new(h, QPN)).to_vec();
@@ -40,7 +40,7 @@ fn group() -> (Simulation<Contract>, Plan, Request) {
     (sim, plan, request)
 }
 
-/// h0 sends a message of 10 packets, to nobody's receives.
+/// h0 sends a message of 10 packets. No receiver has posted a receive.
 fn send(sim: &mut Simulation<Contract>) {
     sim.with_endpoint("h0", |e, _| {
         let key = e.register_memory(0, vec![1; 2560], Access::READ).expect("memory");
@@ -109,18 +109,18 @@ fn assert_violated(sim: &Simulation<Contract>, rule: &str, place: &str) {
 }
 
 #[test]
-fn a_group_that_nobody_disturbs_keeps_the_contract() {
+fn an_undisturbed_group_keeps_the_contract() {
     let (mut sim, plan, _) = group();
     sim.install_plan(&plan).expect("installed");
     send(&mut sim);
     sim.run(Nanos::from_millis(50));
     assert_eq!(sim.watch().violations(), [] as [String; 0]);
-    assert!(sim.watch().sightings().rnr_naks > 0, "nobody posted a receive");
+    assert!(sim.watch().sightings().rnr_naks > 0, "no receive was posted");
 }
 
 /// A switch whose rule lacks one receiver acknowledges without it.
 #[test]
-fn a_switch_that_forgets_a_receiver_breaks_m1() {
+fn a_switch_that_omits_a_receiver_violates_m1() {
     let (mut sim, mut plan, _) = group();
     let rule = plan.rules.get_mut("leaf1").expect("a rule");
     let forgotten = rule
@@ -158,9 +158,9 @@ fn a_switch_that_forgets_a_receiver_breaks_m1() {
     assert_violated(&sim, "M1", "completes");
 }
 
-/// The switches believe a lying receiver's ACK, as they must: the watcher does not.
+/// The switches cannot detect a false ACK of a receiver; the observer does.
 #[test]
-fn lies_of_receivers_show_as_m1_and_m2() {
+fn false_acks_violate_m1_and_m2() {
     for (syndrome, rule) in [
         (Syndrome::Ack, "M1"),
         (Syndrome::Nak(NakCode::PsnSequenceError), "M2"),
@@ -179,9 +179,9 @@ fn lies_of_receivers_show_as_m1_and_m2() {
     }
 }
 
-/// Frames as a broken switch would send them, shown to the watcher alone.
+/// Frames of a faulty switch, shown to the observer only.
 #[test]
-fn data_for_a_path_that_has_it_shows_as_m3() {
+fn data_for_a_path_that_acknowledged_it_violates_m3() {
     let (mut sim, plan, _) = group();
     sim.install_plan(&plan).expect("installed");
     send(&mut sim);
@@ -233,7 +233,7 @@ fn data_for_a_path_that_has_it_shows_as_m3() {
     assert_eq!(
         watch.violations(),
         [] as [String; 0],
-        "damaged feedback tells nothing"
+        "damaged feedback is ignored"
     );
     deliver(&mut watch, &view, &ack, true);
     watch.sent(&view, hop, &data(104), Fate::Delivered);
@@ -242,9 +242,5 @@ fn data_for_a_path_that_has_it_shows_as_m3() {
     assert!(watch.violations()[0].contains("M3: leaf0 sends 103 by port 1, which has acknowledged 103"));
     watch.stopped(leaf);
     watch.sent(&view, hop, &data(103), Fate::Delivered);
-    assert_eq!(
-        watch.violations().len(),
-        1,
-        "a switch that was stopped knows nothing any more"
-    );
+    assert_eq!(watch.violations().len(), 1, "a stopped switch has lost its state");
 }

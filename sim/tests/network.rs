@@ -1,4 +1,4 @@
-//! The network itself: time, rate, queue, faults, order; and that a run can be repeated to the nanosecond.
+//! The network itself: time, rate, queue, faults and order. A run can be repeated to the nanosecond.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,10 +9,10 @@ use castnet_topology::{End as LinkEnd, LinkId, Topology};
 use castnet_wire::{Nanos, Psn, Qpn};
 use proptest::prelude::*;
 
-/// When which host got which frame.
+/// Arrival time, host and bytes of each frame.
 type Arrivals = Vec<(Nanos, String, Vec<u8>)>;
 
-/// Notes what arrives at hosts.
+/// Records the frames that arrive at hosts.
 #[derive(Clone, Debug, Default)]
 struct Log(Rc<RefCell<Arrivals>>);
 
@@ -27,7 +27,7 @@ impl Watch for Log {
     }
 }
 
-/// Two hosts at one switch, links of a profile; frames from h0 to h1's Ethernet address.
+/// Two hosts at one switch with links of `profile`. Frames go from h0 to h1's MAC address.
 fn pair(seed: u64, profile: LinkProfile) -> (Simulation<Log>, Log, Topology) {
     let topology = Topology::star(2).expect("a star");
     let log = Log::default();
@@ -45,7 +45,7 @@ fn frame(number: u32, length: usize) -> Vec<u8> {
     let mut frame = vec![0; length.max(60)];
     frame[..6].copy_from_slice(&[2, 0, 10, 0, 0, 2]);
     frame[6..12].copy_from_slice(&[2, 0, 10, 0, 0, 1]);
-    // An EtherType for local experiments: switched like any other.
+    // An EtherType for local experiments, switched like any other.
     frame[12..14].copy_from_slice(&[0x88, 0xB5]);
     frame[14..18].copy_from_slice(&number.to_be_bytes());
     frame
@@ -56,7 +56,7 @@ fn number(frame: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_frame_takes_the_time_of_its_bits_and_its_way() {
+fn a_frame_takes_serialization_and_propagation_time() {
     let profile = LinkProfile {
         rate_bps: 1_000_000_000,
         delay: Nanos(700),
@@ -70,7 +70,7 @@ fn a_frame_takes_the_time_of_its_bits_and_its_way() {
 }
 
 #[test]
-fn frames_queue_behind_one_another_and_the_queue_drops_its_tail() {
+fn frames_are_queued_and_a_full_queue_drops_new_ones() {
     let profile = LinkProfile {
         rate_bps: 1_000_000_000,
         queue_bytes: 5_000,
@@ -80,7 +80,7 @@ fn frames_queue_behind_one_another_and_the_queue_drops_its_tail() {
     (0..10).for_each(|n| _ = sim.inject("h0", frame(n, 1000)));
     sim.run(Nanos::from_secs(1));
     let arrived: Vec<u32> = log.0.borrow().iter().map(|(_, _, f)| number(f)).collect();
-    // The first leaves at once; what waits behind it, its own bits included, is 5000 bytes at most.
+    // The first frame leaves at once. At most 5000 bytes wait behind it, including its own remaining bits.
     assert_eq!(arrived, [0, 1, 2, 3]);
     let link = topology
         .link_at(&LinkEnd::host("h0"))
@@ -95,7 +95,7 @@ fn frames_queue_behind_one_another_and_the_queue_drops_its_tail() {
 }
 
 #[test]
-fn faults_happen_about_as_often_as_they_should_and_are_counted() {
+fn faults_occur_at_their_rate_and_are_counted() {
     let profile = LinkProfile {
         loss: 0.1,
         duplication: 0.2,
@@ -138,7 +138,7 @@ fn faults_happen_about_as_often_as_they_should_and_are_counted() {
 }
 
 #[test]
-fn one_bit_is_turned_and_no_more() {
+fn corruption_flips_one_bit() {
     let (mut sim, log, topology) = pair(3, LinkProfile::default());
     let link = topology.link_at(&LinkEnd::host("h1")).expect("a link");
     sim.set_profile(
@@ -195,7 +195,7 @@ fn links_and_switches_go_down_and_come_back() {
 }
 
 #[test]
-fn actions_happen_at_their_time_and_in_their_order() {
+fn actions_run_at_their_time_in_order() {
     let (mut sim, _, _) = pair(3, LinkProfile::default());
     let seen = Rc::new(RefCell::new(Vec::new()));
     for (at, what) in [(30, 'c'), (10, 'a'), (30, 'd'), (20, 'b')] {
@@ -206,7 +206,7 @@ fn actions_happen_at_their_time_and_in_their_order() {
     assert_eq!(
         (end, seen.borrow().len()),
         (End::Done, 3),
-        "the fourth waits in its turn"
+        "the fourth waits for its time"
     );
     assert_eq!(sim.run(Nanos(31)), End::Idle);
     assert_eq!(*seen.borrow(), [(10, 'a'), (20, 'b'), (30, 'c'), (30, 'd')]);
@@ -220,7 +220,7 @@ fn hosts_without_addresses_cannot_be_simulated() {
     assert_eq!(refused, Some(SimError::NoAddress { host: "h0".into() }));
 }
 
-/// Counts what it sees of one link.
+/// Counts the fates of frames on one link.
 #[derive(Default)]
 struct Fates([u64; 2]);
 
@@ -230,7 +230,7 @@ impl Watch for Fates {
     }
 }
 
-/// A unicast RC transfer across a tree of switches, which learn where the hosts are. Returns the trace.
+/// A unicast RC transfer across a tree of switches, which learn the locations of the hosts. Returns the trace.
 fn unicast(seed: u64) -> String {
     let topology = Topology::tree(2, 3).expect("a tree");
     let links = LinkProfile {
@@ -308,7 +308,7 @@ fn unicast(seed: u64) -> String {
 }
 
 #[test]
-fn the_trace_is_a_capture_file_too() {
+fn the_trace_is_written_as_a_capture_file() {
     let (mut sim, _, _) = pair(1, LinkProfile::default());
     sim.inject("h0", frame(5, 100));
     sim.run(Nanos::from_millis(1));
@@ -323,7 +323,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn unicast_works_too_and_a_seed_says_everything(seed in any::<u64>()) {
+    fn unicast_works_and_a_seed_determines_the_run(seed in any::<u64>()) {
         prop_assert_eq!(unicast(seed), unicast(seed));
     }
 

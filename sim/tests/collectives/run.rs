@@ -8,10 +8,9 @@ use castnet_wire::Nanos;
 use crate::scenario::{Group, Scenario};
 use crate::values;
 
-/// No run may take longer than this much virtual time: every collective ends (C2).
+/// Most virtual time of a run: every collective ends (C2).
 const DEADLINE: Nanos = Nanos::from_secs(5);
 
-/// What a run came to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) links: LinkStats,
@@ -23,7 +22,7 @@ pub(crate) struct Outcome {
     pub(crate) virtual_time: Nanos,
 }
 
-/// Runs it; what went wrong, if something did. With a trace the last frames stand below it.
+/// Runs a scenario. The error says what went wrong; with a trace it includes the last frames.
 pub(crate) fn run(scenario: &Scenario, trace_frames_max: usize) -> Result<Outcome, String> {
     let config = SimConfig {
         poll_delay: scenario.poll_delay,
@@ -82,17 +81,19 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
             sim.now()
         ));
     }
-    // What was sent is acknowledged in the end, and then no frame travels any more.
+    // Everything sent is acknowledged in the end, and then no more frames are sent.
     sim.run(finished + Nanos::from_millis(500));
     let before = sim.totals().sent;
     sim.run(finished + Nanos::from_secs(2));
     if sim.totals().sent != before {
         let progress = progress(scenario, sim, &plans);
-        return Err(format!("no silence half a second after the end:{progress}"));
+        return Err(format!(
+            "frames are still sent half a second after the end:{progress}"
+        ));
     }
     if !ranks().all(|(host, _)| sim.rank(host).is_some_and(|r| r.is_drained())) {
         let progress = progress(scenario, sim, &plans);
-        return Err(format!("something was never acknowledged:{progress}"));
+        return Err(format!("something was not acknowledged:{progress}"));
     }
     let retransmits = ranks().filter_map(|(host, _)| sim.endpoint(host));
     Ok(Outcome {
@@ -106,7 +107,7 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
     })
 }
 
-/// Bytes of a group's results, if all that are there are right.
+/// Number of result bytes of a group, if all available results are right.
 fn results(group: &Group, sim: &Simulation) -> Result<u64, String> {
     let size = group.request.ranks.len() as u16;
     let mut bytes = 0;
@@ -140,7 +141,6 @@ fn results(group: &Group, sim: &Simulation) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Where everybody stands.
 fn progress(scenario: &Scenario, sim: &Simulation, plans: &[CollectivePlan]) -> String {
     let mut text = String::new();
     for (group, plan) in scenario.groups.iter().zip(plans) {

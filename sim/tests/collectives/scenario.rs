@@ -1,4 +1,4 @@
-//! A random tree, group, calls and bad luck, all from one seed.
+//! A random tree, group, calls and faults, all from one seed.
 
 use std::net::Ipv4Addr;
 
@@ -13,14 +13,14 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// One call of all ranks, and when each of them makes it.
+/// One call of all ranks, and the time at which each rank makes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) task: Task,
     pub(crate) at: Vec<Nanos>,
 }
 
-/// A group, and what its ranks call.
+/// A group, and the calls of its ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) request: CollectiveRequest,
@@ -34,12 +34,12 @@ pub(crate) struct Scenario {
     pub(crate) seed: u64,
     pub(crate) levels: usize,
     pub(crate) topology: Topology,
-    /// One, or two that share switches and links and know nothing of each other.
+    /// One group, or two independent groups that share switches and links.
     pub(crate) groups: Vec<Group>,
-    /// Both directions of each link.
+    /// Profiles of both directions of each link.
     pub(crate) links: Vec<[LinkProfile; 2]>,
     pub(crate) poll_delay: Nanos,
-    /// Which kinds of faults there are.
+    /// True if links have faults.
     pub(crate) lossy: bool,
 }
 
@@ -50,7 +50,7 @@ fn pick<T: Copy>(rng: &mut ChaCha8Rng, from: &[T]) -> T {
 impl Scenario {
     pub(crate) fn random(seed: u64) -> Self {
         let rng = &mut ChaCha8Rng::seed_from_u64(seed);
-        // Its own, so that seeds that once failed stay what they were: none of them has any of this.
+        // A separate generator for additions, so that the scenarios of old seeds stay the same.
         let more = &mut ChaCha8Rng::seed_from_u64(!seed);
         let size = rng.random_range(2..=8usize);
         let size = match more.random_range(0..16) {
@@ -85,13 +85,12 @@ impl Scenario {
         }
     }
 
-    /// Whether there is more than one way between some.
+    /// Returns true if the fabric has more than one path between some nodes.
     pub(crate) fn is_meshed(&self) -> bool {
         let nodes = self.topology.switches().count() + self.topology.hosts().count();
         self.topology.links().count() >= nodes
     }
 
-    /// What a person wants to know of it.
     pub(crate) fn describe(&self) -> String {
         let mut text = format!(
             "seed {}: {} levels, switches look after {}",
@@ -106,7 +105,8 @@ impl Scenario {
 }
 
 impl Group {
-    /// Of ranks on `hosts`. `between` draws what else there is, with whether it is lossy, where it always has been drawn.
+    /// A group of ranks on `hosts`. `between` draws other values at the position in the random sequence where they
+    /// have always been drawn, and returns whether links are lossy.
     fn random(
         rng: &mut ChaCha8Rng,
         number: u8,
@@ -202,7 +202,7 @@ fn psn(rng: &mut ChaCha8Rng) -> Psn {
     })
 }
 
-/// Switches, a tree of them or more, with hosts anywhere in it, the ranks in any order.
+/// A random tree of switches, or a tree with extra links, with hosts at any switch and ranks in any order.
 fn tree(rng: &mut ChaCha8Rng, more: &mut ChaCha8Rng, hosts: usize) -> (usize, Topology, Vec<String>) {
     let levels = rng.random_range(1..=3);
     let switches = match levels {
@@ -223,14 +223,14 @@ fn tree(rng: &mut ChaCha8Rng, more: &mut ChaCha8Rng, hosts: usize) -> (usize, To
             level_of.push(0);
             continue;
         }
-        // The first switches make a chain as deep as wanted, the others hang anywhere above the lowest level.
+        // The first switches form a chain of full depth. The others are attached anywhere above the lowest level.
         let parents: Vec<usize> = (0..s).filter(|p| level_of[*p] + 1 < levels).collect();
         let parent = if s < levels { s - 1 } else { pick(rng, &parents) };
         level_of.push(level_of[parent] + 1);
         let (a, b) = (take(parent), take(s));
         t.connect(a, b, 9000).expect("free ports");
     }
-    // Some fabrics have more than one way: the planner takes a tree out of them.
+    // Some fabrics have more than one path: the planner selects a tree.
     if switches > 1 && more.random_bool(0.3) {
         for _ in 0..more.random_range(1..=3) {
             let a = more.random_range(0..switches);

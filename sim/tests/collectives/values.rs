@@ -1,19 +1,20 @@
-//! What ranks contribute, and what must come out: by plain arithmetic. Floating-point numbers are small, so that every type holds every
-//! intermediate result exactly. Integers are small in half of the calls; in the others they fill their type, so that sums wrap or saturate.
+//! Inputs of ranks, and expected outputs by plain arithmetic. Floating-point numbers are small, so that every type
+//! represents every intermediate result exactly. Integers are small in half of the calls. In the others they use the
+//! whole range of their type, so that sums wrap or saturate.
 
 use castnet_comm::machine::{Collective, Task};
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use half::{bf16, f16};
 
-/// FNV-1a, so that neighbours differ.
+/// FNV-1a: adjacent inputs give different values.
 fn hash(words: [u64; 3]) -> u64 {
     words.iter().fold(0xCBF2_9CE4_8422_2325, |hash, word| {
         (hash ^ word).wrapping_mul(0x0000_0100_0000_01B3)
     })
 }
 
-/// Whether a call's numbers are of all sizes: where the order of the ranks cannot matter even so. It would where signed sums
-/// saturate, which is not associative.
+/// Returns true if the numbers of a call use the whole range of their type. This requires that the order of ranks
+/// does not affect the result. It would for signed sums that saturate, which are not associative.
 fn is_wide(task: &Task, call: usize) -> bool {
     let saturates = task.flags.0 & CallFlags::SATURATE.0 != 0;
     let can_be = match task.operation {
@@ -25,11 +26,11 @@ fn is_wide(task: &Task, call: usize) -> bool {
     can_be && !task.data_type.is_float() && hash([call as u64, task.elements, 77]) >> 40 & 1 == 1
 }
 
-/// The number that a rank contributes at a place of a call.
+/// The contribution of a rank at index `at` of a call.
 fn value(task: &Task, call: usize, rank: u16, at: u64) -> i128 {
     let hash = hash([call as u64, rank.into(), at]);
     if is_wide(task, call) {
-        // The high half again, since the low bytes of neighbours are alike.
+        // Mixes in the high half, because adjacent inputs have similar low bytes.
         let wide = hash ^ hash.rotate_left(32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let bits = 8 * task.data_type.size() as u32;
         return match is_unsigned(task.data_type) {
@@ -42,7 +43,7 @@ fn value(task: &Task, call: usize, rank: u16, at: u64) -> i128 {
         (Operation::Prod, true) => 1 + small % 2,
         (Operation::Prod, false) => [-1, 1, 2][(small % 3) as usize],
         (_, true) => small % 8,
-        // Twenty of them do not reach the end of an i8.
+        // The sum of twenty of them fits an i8.
         (_, false) => small % 13 - 6,
     }
 }
@@ -87,13 +88,11 @@ fn bytes(task: &Task, range: std::ops::Range<u64>, number: impl Fn(u64) -> i128)
     out
 }
 
-/// What a rank puts in.
 pub(crate) fn input(task: &Task, call: usize, rank: u16, size: u16) -> Vec<u8> {
     let elements = task.input_bytes(rank, size) / task.data_type.size() as u64;
     bytes(task, 0..elements, |at| value(task, call, rank, at))
 }
 
-/// What a rank must get.
 pub(crate) fn output(task: &Task, call: usize, rank: u16, size: u16) -> Vec<u8> {
     let n = task.elements;
     let saturates = task.flags.0 & CallFlags::SATURATE.0 != 0 && is_wide(task, call);

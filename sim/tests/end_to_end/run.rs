@@ -11,12 +11,11 @@ use castnet_wire::{Nanos, Psn, Qpn};
 
 use crate::scenario::{Message, Op, Scenario, VA_BASE};
 
-/// No run may take longer than this much virtual time.
+/// Most virtual time of a run.
 const DEADLINE: Nanos = Nanos::from_secs(3);
-/// Bytes that nobody may touch.
+/// Bytes that must not be overwritten.
 const CANARY: u8 = 0xEE;
 
-/// What a run came to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) sightings: Sightings,
@@ -28,7 +27,7 @@ pub(crate) struct Outcome {
     pub(crate) virtual_time: Nanos,
 }
 
-/// Runs it; what went wrong, if something did. With a trace the last frames stand below it.
+/// Runs a scenario. The error says what went wrong; with a trace it includes the last frames.
 pub(crate) fn run(scenario: &Scenario, trace_frames_max: usize) -> Result<Outcome, String> {
     let config = SimConfig {
         poll_delay: scenario.poll_delay,
@@ -56,14 +55,14 @@ pub(crate) fn run(scenario: &Scenario, trace_frames_max: usize) -> Result<Outcom
 struct Run<'s> {
     scenario: &'s Scenario,
     request: Request,
-    /// Each receiver's memory: for WRITEs, and for SENDs.
+    /// Memory of each receiver: for WRITEs, and for SENDs.
     regions: Vec<[MemoryKey; 2]>,
 }
 
 type Sim = Simulation<Contract>;
 
 impl Run<'_> {
-    /// Memory, plan, groups, QPs.
+    /// Registers memory, plans, installs groups and creates QPs.
     fn prepare(&mut self, sim: &mut Sim) -> Result<Plan, String> {
         let scenario = self.scenario;
         for (i, profiles) in scenario.links.iter().enumerate() {
@@ -98,7 +97,7 @@ impl Run<'_> {
 
     fn create_qp(&self, sim: &mut Sim, member: &Member) -> Result<(), String> {
         let scenario = self.scenario;
-        let mac = sim.first_hop_mac(&member.host).ok_or("a host hangs on nothing")?;
+        let mac = sim.first_hop_mac(&member.host).ok_or("a host has no link")?;
         let config = QpConfig {
             sq_psn: scenario.psn,
             rq_psn: scenario.psn,
@@ -116,7 +115,7 @@ impl Run<'_> {
         created.ok_or("no host")?.map_err(|e| e.to_string())
     }
 
-    /// Receives, sends, and what shall go wrong.
+    /// Posts receives and sends, and schedules faults.
     fn start(&self, sim: &mut Sim, plan: &Plan) -> Result<(), String> {
         let scenario = self.scenario;
         let receives: Vec<Message> = scenario
@@ -164,7 +163,7 @@ impl Run<'_> {
                 let started = sim
                     .start_switch(&started)
                     .and_then(|()| sim.install(&started, &rule));
-                assert_eq!(started, Ok(()), "the switch does not come back");
+                assert_eq!(started, Ok(()), "the switch does not start again");
             });
         }
         self.post_sends(sim)
@@ -196,7 +195,7 @@ impl Run<'_> {
         posted.ok_or("no host")?.map_err(|e| e.to_string())
     }
 
-    /// Lets it run, and looks at what is left.
+    /// Runs the simulation and checks the final state.
     fn finish(&self, sim: &mut Sim, plan: &Plan) -> Result<Outcome, String> {
         let (source, count) = (&self.request.source.host, self.scenario.messages.len());
         let broken = |sim: &Sim| !sim.watch().violations().is_empty();
@@ -214,7 +213,7 @@ impl Run<'_> {
         }
         self.check_source(sim)?;
         self.check_receivers(sim)?;
-        // What is on its way may arrive; then there must be silence.
+        // Frames in flight may arrive. After that no frame may be sent.
         let settled = sim.now() + Nanos::from_millis(20);
         sim.run_until(settled, broken);
         let sent = sim.totals().sent;
@@ -222,7 +221,7 @@ impl Run<'_> {
         self.check_contract(sim)?;
         self.check_receivers(sim)?;
         if sim.totals().sent != sent {
-            return Err("frames are sent though all is done".into());
+            return Err("frames are sent although everything is done".into());
         }
         Ok(outcome)
     }
@@ -338,7 +337,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Where everybody stands.
     fn progress(&self, sim: &Sim) -> String {
         let source = &self.request.source;
         let mut text = format!(

@@ -1,4 +1,4 @@
-//! A random fabric, group, load and bad luck, all from one seed.
+//! A random fabric, group, load and faults, all from one seed.
 
 use std::net::Ipv4Addr;
 
@@ -11,7 +11,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// What a message does.
+/// Operation of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Send,
@@ -34,11 +34,11 @@ impl Op {
 pub(crate) struct Message {
     pub(crate) op: Op,
     pub(crate) length: u32,
-    /// Its place among the bytes of all messages, at the source and at each receiver.
+    /// Offset in the bytes of all messages, at the source and at each receiver.
     pub(crate) offset: u64,
 }
 
-/// A switch that stops in the middle, and comes back without memory.
+/// A switch that stops during the run and starts again without state.
 #[derive(Clone, Debug)]
 pub(crate) struct Restart {
     pub(crate) switch_index: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Restart {
     pub(crate) outage: Nanos,
 }
 
-/// What a run is made of besides the usual bad luck.
+/// Special events of a run, in addition to link faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
     Plain,
@@ -61,17 +61,17 @@ pub(crate) struct Scenario {
     pub(crate) shape: String,
     pub(crate) topology: Topology,
     pub(crate) request: Request,
-    /// The PSN that the source starts with; the switches may have to learn it.
+    /// First PSN of the source. The switches may have to learn it.
     pub(crate) psn: Psn,
     pub(crate) messages: Vec<Message>,
     pub(crate) bytes: Vec<u8>,
-    /// Both directions of each link.
+    /// Profiles of both directions of each link.
     pub(crate) links: Vec<[LinkProfile; 2]>,
     pub(crate) poll_delay: Nanos,
     pub(crate) window: u32,
     pub(crate) timeout: u8,
     pub(crate) min_rnr_timer: u8,
-    /// When each receiver posts each receive.
+    /// Times at which each receiver posts each receive.
     pub(crate) posts: Vec<Vec<Nanos>>,
     pub(crate) restart: Option<Restart>,
 }
@@ -137,7 +137,6 @@ impl Scenario {
         }
     }
 
-    /// What a person wants to know of it.
     pub(crate) fn describe(&self) -> String {
         let Self {
             seed,
@@ -198,7 +197,7 @@ fn pick(rng: &mut ChaCha8Rng, t: &Topology, count: usize) -> Vec<String> {
     names
 }
 
-/// A random tree of switches with up to four tiers, and hosts anywhere in it.
+/// A random tree of switches with up to four tiers, and hosts at any switch.
 fn random_tree(rng: &mut ChaCha8Rng, hosts: usize) -> (String, Topology, Vec<String>) {
     let tiers = rng.random_range(1..=4);
     let switches = if tiers == 1 {
@@ -217,7 +216,7 @@ fn random_tree(rng: &mut ChaCha8Rng, hosts: usize) -> (String, Topology, Vec<Str
         t.add_switch(&format!("s{s}"), (0..32).map(|p| (p, [6, 0, 0, 0, s as u8, p])))
             .expect("a new name");
         if s > 0 {
-            // The first switches make a chain as deep as wanted, the others hang anywhere above the lowest tier.
+            // The first switches form a chain of full depth. The others are attached anywhere above the lowest tier.
             let parents: Vec<usize> = (0..s).filter(|p| tier_of[*p] + 1 < tiers).collect();
             let parent = if s < tiers {
                 s - 1
@@ -234,7 +233,7 @@ fn random_tree(rng: &mut ChaCha8Rng, hosts: usize) -> (String, Topology, Vec<Str
         let ip = Ipv4Addr::new(10, 0, 0, h as u8 + 1);
         t.add_host(name, Some(ip), Some([2, 0, 0, 0, 0, h as u8]))
             .expect("a new name");
-        // One of the first two hosts in the lowest tier, so that all tiers are used.
+        // One of the first two hosts is in the lowest tier, so that all tiers are used.
         let home = if h == 0 {
             0
         } else if h == 1 {
@@ -283,7 +282,7 @@ fn request(rng: &mut ChaCha8Rng, hosts: &[String], pmtu: Pmtu, total: u64) -> Re
         .map(|name| Member {
             memory: Some(RemoteMemory {
                 va: 0x7000_0000_0000 + (rng.random_range(0..1u64 << 40)),
-                // The region's key is known only when it is registered: the run fills it in.
+                // The key is known after registration; the run fills it in.
                 rkey: 0,
                 length: total.max(1),
             }),
@@ -310,7 +309,7 @@ fn profile(rng: &mut ChaCha8Rng, lossy: bool) -> LinkProfile {
     LinkProfile {
         rate_bps: *[1, 10, 10, 100].choose(rng).expect("not empty") * 1_000_000_000,
         delay: Nanos(rng.random_range(100..20_000)),
-        // The small one holds a few frames: congestion drops some.
+        // The small queue holds a few frames: congestion drops some.
         queue_bytes: *[20_000, 1 << 20, 1 << 20].choose(rng).expect("not empty"),
         loss,
         duplication,

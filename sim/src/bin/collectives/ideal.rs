@@ -1,5 +1,5 @@
-//! What appendix K's lossy ranks must have been: senders that repeat only what was lost, and receivers that take packets in any order.
-//! No RC queue pair does that; this small model shows what it would come to. An AllReduce on the star and nothing else.
+//! An ideal transport that the paper's lossy ranks may have used: senders retransmit only lost packets, and receivers
+//! accept packets in any order. No RC queue pair does that. This model covers an AllReduce on the star only.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,39 +9,38 @@ use castnet_wire::Nanos;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Bytes of frames on the wire, without preamble, FCS and gap: a full data packet, and an ACK.
+/// Frame lengths in bytes, without preamble, FCS and gap: a full data packet, and an ACK.
 const DATA: usize = 4154;
 const ACK: usize = 62;
 
-/// What is assumed of ranks and losses.
+/// Parameters of ranks and losses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ideal {
     pub(crate) ranks: usize,
     pub(crate) packets: usize,
-    /// Packets of a rank in flight, above its oldest unacknowledged one.
+    /// Most packets of a rank in flight, above its oldest unacknowledged one.
     pub(crate) window: usize,
-    /// From a packet's end on the sender's wire, or a result's loss, until the sender knows that it was lost, and nothing goes again but
-    /// what was lost.
+    /// Time until the sender detects a loss, from the end of the packet on its wire or from the loss of a result.
+    /// Only lost packets are retransmitted.
     pub(crate) notice: Nanos,
-    /// Data may be lost on the way to the switch, results on the way from it; ACKs are not.
+    /// Probability of loss, for data towards the switch and results from it. ACKs are not lost.
     pub(crate) loss: f64,
     pub(crate) lossy_links: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The rank's link is free.
+    /// The link of the rank is idle.
     Ready(usize),
-    /// A contribution is at the switch.
+    /// A contribution reached the switch.
     Contribution(usize, usize),
-    /// A result is at the rank.
+    /// A result reached the rank.
     Result(usize, usize),
-    /// The rank's ACK is at the switch, which reflects it.
+    /// The ACK of the rank reached the switch, which reflects it.
     Ack(usize, usize),
-    /// It is back at the rank.
+    /// The reflected ACK reached the rank.
     Acknowledged(usize, usize),
-    /// The rank knows of a loss.
-    Again(usize, usize),
+    LossDetected(usize, usize),
 }
 
 #[derive(Clone, Default)]
@@ -49,7 +48,7 @@ struct Rank {
     next: usize,
     base: usize,
     acknowledged: Vec<bool>,
-    again: VecDeque<usize>,
+    lost: VecDeque<usize>,
     acks: VecDeque<usize>,
     up: Nanos,
     down: Nanos,
@@ -67,7 +66,7 @@ struct Model {
     contributed: Vec<u64>,
 }
 
-/// Until all is acknowledged.
+/// Runs until everything is acknowledged. Returns the time.
 pub(crate) fn allreduce(ideal: Ideal, link: LinkProfile, seed: u64) -> Nanos {
     let rank = Rank {
         acknowledged: vec![false; ideal.packets],
@@ -86,7 +85,7 @@ pub(crate) fn allreduce(ideal: Ideal, link: LinkProfile, seed: u64) -> Nanos {
     (0..ideal.ranks).for_each(|r| model.ready(r));
     while let Some(Reverse((at, _, event))) = model.queue.pop() {
         model.now = at;
-        model.happen(event);
+        model.handle(event);
         if model.ranks.iter().all(|r| r.base == ideal.packets) {
             break;
         }
@@ -104,7 +103,7 @@ impl Model {
         rank < self.ideal.lossy_links && self.rng.random_bool(self.ideal.loss)
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
             Event::Ready(rank) => {
                 self.ranks[rank].is_waiting = false;
@@ -136,8 +135,8 @@ impl Model {
                 }
                 self.ready(rank);
             }
-            Event::Again(rank, packet) => {
-                self.ranks[rank].again.push_back(packet);
+            Event::LossDetected(rank, packet) => {
+                self.ranks[rank].lost.push_back(packet);
                 self.ready(rank);
             }
         }
@@ -153,12 +152,12 @@ impl Model {
         let at = self.downwards(rank, DATA);
         let event = match self.is_lost(rank) {
             false => (at, Event::Result(rank, packet)),
-            true => (at + self.ideal.notice, Event::Again(rank, packet)),
+            true => (at + self.ideal.notice, Event::LossDetected(rank, packet)),
         };
         self.at(event.0, event.1);
     }
 
-    /// Sends what is next while the link is free: ACKs, then what goes again, then what is new.
+    /// Sends while the link is idle: ACKs first, then retransmissions, then new packets.
     fn ready(&mut self, rank: usize) {
         loop {
             let here = &mut self.ranks[rank];
@@ -175,13 +174,13 @@ impl Model {
                 self.at(at, Event::Ack(rank, packet));
                 continue;
             }
-            let again = loop {
-                match here.again.pop_front() {
+            let lost = loop {
+                match here.lost.pop_front() {
                     Some(packet) if here.acknowledged[packet] => {}
                     packet => break packet,
                 }
             };
-            let packet = match again {
+            let packet = match lost {
                 Some(packet) => packet,
                 None if here.next < self.ideal.packets && here.next < here.base + self.ideal.window => {
                     here.next += 1;
@@ -193,7 +192,7 @@ impl Model {
             let sent = here.up;
             let event = match self.is_lost(rank) {
                 false => (sent + self.link.delay, Event::Contribution(rank, packet)),
-                true => (sent + self.ideal.notice, Event::Again(rank, packet)),
+                true => (sent + self.ideal.notice, Event::LossDetected(rank, packet)),
             };
             self.at(event.0, event.1);
         }

@@ -1,23 +1,23 @@
-//! What the machines of this comparison share: messages that come and go, for one task at a time.
+//! Message queues shared by the machines of this comparison, for one task at a time.
 
 use std::collections::VecDeque;
 
 use castnet_comm::machine::{Action, ChannelId, ChannelShape, Content, Event, Failure, Place, TaskId};
 
-/// Messages in and out, and what the driver is to do.
+/// Received and sent messages, and the actions for the driver.
 pub(crate) struct Mail {
     shape: ChannelShape,
-    /// Channel, slot and length of messages that have come and no task has asked for yet.
-    early: VecDeque<(ChannelId, u32, u32)>,
+    /// Channel, slot and length of received messages that no task has taken.
+    arrived: VecDeque<(ChannelId, u32, u32)>,
     /// Messages sent and not acknowledged.
     outstanding: usize,
-    /// The next message's number, by channel.
+    /// Number of the next message, by channel.
     wr_next: Vec<u64>,
     actions: VecDeque<Action>,
 }
 
 impl Mail {
-    /// Over so many channels, each with `depth` slots of `piece` bytes in either direction; all receives are posted.
+    /// `channels` channels, each with `depth` slots of `piece` bytes per direction. All receives are posted.
     pub(crate) fn new(channels: u16, piece: u32, depth: u32) -> Self {
         let slots = |channel| (0..depth).map(move |slot| Action::Receive { channel, slot });
         Self {
@@ -26,7 +26,7 @@ impl Mail {
                 receive_slots: depth,
                 slot_bytes: piece,
             },
-            early: VecDeque::new(),
+            arrived: VecDeque::new(),
             outstanding: 0,
             wr_next: vec![0; usize::from(channels)],
             actions: (0..channels).map(ChannelId).flat_map(slots).collect(),
@@ -56,9 +56,9 @@ impl Mail {
         });
     }
 
-    /// The oldest message that no task has asked for yet.
+    /// The oldest message that no task has taken.
     pub(crate) fn take(&mut self) -> Option<(ChannelId, u32, u32)> {
-        self.early.pop_front()
+        self.arrived.pop_front()
     }
 
     pub(crate) fn push(&mut self, action: Action) {
@@ -73,7 +73,7 @@ impl Mail {
         self.outstanding == 0
     }
 
-    /// Hears of what happened. The task that runs counts its acknowledgements, and ends where a channel fails.
+    /// Handles an event. The running task counts its acknowledgements, and ends if a channel fails.
     pub(crate) fn handle<R>(
         &mut self,
         event: Event<'_>,
@@ -93,7 +93,7 @@ impl Mail {
                 slot,
                 length,
                 ..
-            } => self.early.push_back((channel, slot, length)),
+            } => self.arrived.push_back((channel, slot, length)),
             Event::Failed { status, .. } => {
                 if let Some(running) = running.take() {
                     self.push(Action::Done {

@@ -1,5 +1,6 @@
-//! EPIC's appendix K with the real engine, the real endpoint and CommLib's machines: eight ranks, 100 Gb/s, 1 us a link. Prints tables
-//! 25 to 32 beside the paper's, with the ratio of each cell and a reason for each that differs by more than 10 %, and writes plots.
+//! EPIC's appendix K with the real engine, the real endpoint and CommLib's machines: eight ranks, 100 Gb/s, 1 us per
+//! link. Prints tables 25 to 32 next to the paper's, with the ratio of each cell and a reason for each that differs
+//! by more than 10 %, and writes plots.
 //!
 //! `cargo run --release -p castnet-sim --bin collectives`; `--help` for the rest.
 #![forbid(unsafe_code)]
@@ -26,7 +27,6 @@ use measure::Setting;
 use spec::Extent;
 use table::Table;
 
-/// How results are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
     Text,
@@ -40,37 +40,38 @@ struct Options {
     /// Only these tables, 25 to 32.
     #[arg(long = "table", value_name = "N", value_parser = clap::value_parser!(u32).range(25..=32))]
     tables: Vec<u32>,
-    /// Longest message, in MiB, that is simulated whole. The times of longer ones go on as between half of it and it.
+    /// Longest message, in MiB, that is simulated completely. The times of longer ones are extrapolated from it and
+    /// half of it.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1024))]
     whole_mib: u64,
     /// Seeds over which lossy runs are averaged.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     seeds: u64,
-    /// The first of them.
+    /// First of these seeds.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Messages to 1 MiB whole, two seeds: seconds, for tests.
+    /// Messages up to 1 MiB, two seeds. Takes seconds; for tests.
     #[arg(long)]
     quick: bool,
-    /// Packets in flight of a rank.
+    /// Most packets of a rank in flight.
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u32).range(2..=512))]
     window: u32,
-    /// Packets of a message, the last of which asks for an ACK; at most the window.
+    /// Packets of a message; the last one requests an ACK. At most the window.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=512))]
     message_packets: u32,
-    /// QP time-out exponent: 4.096 us * 2^t. The default is the shortest that outlasts the window.
+    /// QP time-out exponent: 4.096 us * 2^t. The default is the shortest that is longer than a window takes.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=20))]
     timeout: u8,
-    /// How results are written.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
-    /// Folder for the plots, one SVG file a table; none are written without.
+    /// Folder for the plots, one SVG file per table. Without it none are written.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// Runs at one time; as many as there are processors without.
+    /// Runs in parallel. Default: the number of processors.
     #[arg(long)]
     jobs: Option<usize>,
-    /// No progress bar.
+    /// Hide the progress bar.
     #[arg(long)]
     no_progress: bool,
 }

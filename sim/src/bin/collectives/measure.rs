@@ -1,4 +1,4 @@
-//! One collective of eight ranks, timed.
+//! Measures one collective of eight ranks.
 
 use std::error::Error;
 use std::net::Ipv4Addr;
@@ -12,51 +12,52 @@ use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::{McstId, Nanos, Pmtu, Qpn};
 
 use crate::ideal::{self, Ideal};
-use crate::relay::{Relay, wires};
+use crate::relay::{Relay, channel_ends};
 use crate::steps::Steps;
 
-/// Ranks of appendix K.
+/// Number of ranks in appendix K.
 pub(crate) const RANKS: u16 = 8;
-/// Path MTU; see [`crate::paper`] on how much a header costs there.
+/// Path MTU; see [`crate::paper`] on header bytes.
 const PMTU: Pmtu = Pmtu::B4096;
-/// Bytes of a piece on its way round the ring. In tables 26 and 28 a message of 64 KiB goes on from each rank as a whole, and of longer
-/// ones so much as 128 KiB are in each rank.
+/// Bytes of a piece in the ring. In tables 26 and 28 a rank forwards a message of 64 KiB as a whole, and stores 128
+/// KiB of longer ones.
 const RING_PIECE: u32 = 128 << 10;
 /// Messages in flight between ranks of a ring.
 const RING_DEPTH: u32 = 4;
 
-/// What the paper does not say and each must choose.
+/// Settings that the paper does not give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// Packets in flight of a rank.
+    /// Most packets of a rank in flight.
     pub(crate) window: u32,
-    /// Packets of a message; the last of each asks for an ACK.
+    /// Packets of a message; the last one requests an ACK.
     pub(crate) message_packets: u32,
     /// QP time-out exponent: 4.096 us * 2^t.
     pub(crate) timeout: u8,
 }
 
-/// How a collective is done.
+/// How a collective is performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Method {
     /// In the switch, by EPIC Mode-II.
     Epic(LossPolicy),
-    /// The same, but an AllGather's Broadcasts one after the other: each begins when the one before is acknowledged.
+    /// In the switch, but the Broadcasts of an AllGather are sequential: each begins when the previous one is
+    /// acknowledged.
     InTurn,
-    /// By CommLib's algorithms, rings but for Reduce, Broadcast and Barrier, which are those of appendix K.
+    /// By CommLib's algorithms: rings, except for Reduce, Broadcast and Barrier, which follow appendix K.
     Ring,
-    /// By rings as the paper's tables tell of them: each step begins when what was sent in the one before is acknowledged.
+    /// By rings that match the paper's tables: each step begins when the sends of the previous one are acknowledged.
     Steps,
-    /// By ranks as no RC queue pair is, and a switch that only reflects: window, and nanoseconds until a loss is known.
+    /// By ideal ranks, unlike RC queue pairs, and a switch that only reflects.
     Ideal {
-        /// Packets in flight of a rank.
+        /// Most packets of a rank in flight.
         window: u32,
         /// See [`Ideal::notice`].
         notice: Nanos,
     },
 }
 
-/// Which links lose how many of their frames, both ways.
+/// Number of lossy links, and their loss rate in both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Loss {
     pub(crate) links: u32,
@@ -67,30 +68,29 @@ impl Loss {
     pub(crate) const NONE: Self = Self { links: 0, rate: 0.0 };
 }
 
-/// One run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Run {
-    pub(crate) way: Way,
+    pub(crate) method: Method,
     pub(crate) collective: Collective,
-    /// As appendix K counts a message.
+    /// Message length as appendix K counts it.
     pub(crate) bytes: u64,
     pub(crate) loss: Loss,
     pub(crate) seed: u64,
 }
 
-/// How long it took, in nanoseconds.
+/// Duration of a run, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Times {
-    /// Until the last byte of a result was at the last rank that gets one.
+    /// Until the last byte of a result reached the last rank that receives one.
     pub(crate) arrived: f64,
-    /// Until the last rank's call had returned: its results are in place, and its own memory is free.
+    /// Until the last rank's call returned: its results are complete, and its own memory is free.
     pub(crate) returned: f64,
-    /// Until, besides, all that was sent was acknowledged.
+    /// Until, in addition, everything sent was acknowledged.
     pub(crate) settled: f64,
 }
 
 impl Times {
-    /// Both combined, time by time.
+    /// Combines both, field by field.
     pub(crate) fn with(self, other: Self, f: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             arrived: f(self.arrived, other.arrived),
@@ -115,7 +115,7 @@ fn star() -> Result<(Topology, Vec<String>), castnet_topology::TopologyError> {
     Ok((t, hosts))
 }
 
-/// A task of `bytes`, as appendix K divides them.
+/// A task of `bytes`, divided as in appendix K.
 fn task(collective: Collective, bytes: u64) -> Task {
     let elements = match collective {
         Collective::Barrier => 0,
@@ -131,16 +131,16 @@ fn task(collective: Collective, bytes: u64) -> Task {
     }
 }
 
-/// Does a run, after a barrier.
+/// Performs a run, after a barrier.
 pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Error + Send + Sync>> {
     let Run {
-        way,
+        method,
         collective,
         bytes,
         loss,
         seed,
     } = *run;
-    if let Way::Ideal { window, notice } = way {
+    if let Method::Ideal { window, notice } = method {
         let ideal = Ideal {
             ranks: RANKS.into(),
             packets: bytes.div_ceil(PMTU.bytes() as u64) as usize,
@@ -158,23 +158,25 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
     }
     let (topology, hosts) = star()?;
     let config = SimConfig {
-        // An ASIC: no worker that has to look.
+        // An ASIC handles frames without a polling delay.
         poll_delay: Nanos::ZERO,
         links: link(0.0),
         ..SimConfig::new(seed)
     };
     let mut sim = Simulation::new(&topology, config, ())?;
-    match way {
-        Way::Epic(policy) => join(&mut sim, &topology, &hosts, setting, policy)?,
-        Way::InTurn => join(&mut sim, &topology, &hosts, setting, LossPolicy::Repair)?,
-        Way::Ring | Way::Steps | Way::Ideal { .. } => wire_up(&mut sim, &hosts, setting, way, collective)?,
+    match method {
+        Method::Epic(policy) => join(&mut sim, &topology, &hosts, setting, policy)?,
+        Method::InTurn => join(&mut sim, &topology, &hosts, setting, LossPolicy::Repair)?,
+        Method::Ring | Method::Steps | Method::Ideal { .. } => {
+            wire_up(&mut sim, &hosts, setting, method, collective)?
+        }
     }
-    // Teaches the switch where everybody is.
+    // The switch learns the addresses of all hosts.
     call(&mut sim, &hosts, Task::BARRIER)?;
     for i in 0..loss.links {
         sim.set_profile(LinkId(i), [link(loss.rate); 2]);
     }
-    if way != Way::InTurn {
+    if method != Method::InTurn {
         return call(&mut sim, &hosts, task(collective, bytes));
     }
     let mut sum = Times::default();
@@ -218,16 +220,16 @@ fn join(
     Ok(())
 }
 
-/// A ring has links from rank to rank. Here they go through the switch, whose ports on the way out cost nothing; the barrier by
-/// way of rank 0 has the star.
+/// Connects the ranks. The links of a ring, rank to rank, go through the switch, whose egress ports take no time. The
+/// barrier by way of rank 0 uses the star.
 fn wire_up(
     sim: &mut Simulation,
     hosts: &[String],
     setting: Setting,
-    way: Way,
+    method: Method,
     collective: Collective,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let in_steps = way == Way::Steps;
+    let in_steps = method == Method::Steps;
     let relayed = matches!(
         collective,
         Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier
@@ -235,27 +237,27 @@ fn wire_up(
     if collective != Collective::Barrier {
         let mut line = link(0.0);
         if in_steps && relayed {
-            // Who passes something on does so when the one before knows that it is there: a link's delay later.
+            // A rank forwards when the previous rank has its acknowledgement: one link delay later.
             line.delay = line.delay + line.delay;
         }
         for i in 0..u32::from(RANKS) {
-            sim.set_profile(LinkId(i), [line, PATCH]);
+            sim.set_profile(LinkId(i), [line, NO_DELAY]);
         }
     }
     if !in_steps && !relayed {
         sim.join_hosts(hosts, PMTU, qp(setting), HostBasedConfig::new(0, RANKS))?;
         return Ok(());
     }
-    sim.join_wired(hosts, PMTU, qp(setting), |rank| {
-        let mut wires = wires(rank, RANKS);
+    sim.join_connected(hosts, PMTU, qp(setting), |rank| {
+        let mut channel_ends = channel_ends(rank, RANKS);
         let machine: Box<dyn Machine> = match relayed {
             true => Box::new(Relay::new(rank, RANKS, RING_PIECE, RING_DEPTH)),
             false => {
-                wires.truncate(2);
+                channel_ends.truncate(2);
                 Box::new(Steps::new(RANKS, RING_PIECE, RING_DEPTH))
             }
         };
-        (machine, wires)
+        (machine, channel_ends)
     })?;
     Ok(())
 }
@@ -269,8 +271,7 @@ pub(crate) fn link(loss: f64) -> LinkProfile {
     }
 }
 
-/// No link at all: what arrives is there.
-const PATCH: LinkProfile = LinkProfile {
+const NO_DELAY: LinkProfile = LinkProfile {
     rate_bps: 1_000_000_000_000_000,
     delay: Nanos::ZERO,
     queue_bytes: 1 << 30,
@@ -287,7 +288,7 @@ fn call(sim: &mut Simulation, hosts: &[String], task: Task) -> Result<Times, Box
         sim.start_task(host, task, None).ok_or("no rank")?;
     }
     let mut returned = Nanos::ZERO;
-    // Asked after each event: what is not yet done at the first rank that is not, cannot be over.
+    // The condition is checked after each event: the call is not over while it runs at the first unfinished rank.
     let (mut first, mut settled) = (0, false);
     let end = sim.run_until(Nanos::from_secs(1000), |sim| {
         while let Some(rank) = hosts.get(first).and_then(|h| sim.rank(h)) {

@@ -1,26 +1,27 @@
-//! EPIC, appendix K: what its packet-level simulation came to, and what its numbers tell about how it counts.
+//! Results of the packet-level simulation in EPIC, appendix K, and what its numbers imply about its method.
 //!
-//! The paper says Gbps. Its cells become whole numbers of microseconds, however, if they are read as 2^30 bits per second:
-//! Reduce at 4 KiB to 1 MiB is 10.17, 30.52, 61.04, 81.38, 88.78, which is 3, 4, 8, 24 and 88 us, to the last digit. Taken so,
-//! the rest of the tables tells:
+//! The paper prints Gbps. Read as 2^30 bits per second, its cells are whole numbers of microseconds: Reduce at 4 KiB
+//! to 1 MiB is 10.17, 30.52, 61.04, 81.38, 88.78, which is 3, 4, 8, 24 and 88 us, to the last digit. Read like this,
+//! the other tables imply:
 //!
-//! - times are rounded up to whole microseconds;
-//! - Mode-II's AllReduce and Barrier have ended when what was sent is acknowledged (a Barrier, which takes two links, takes 5 us and not
-//!   3), its Reduce, ReduceScatter and Broadcast when results have arrived (3 us at 4 KiB, where ACKs would come back at 5);
-//! - its AllGather takes 35, 43, 75, 204, 716 and 2765 us from 4 KiB to 4 MiB: eight times 4 us and the packets' time, Broadcasts
-//!   one after the other with their ACKs;
-//! - its headers and ACKs take 224 bytes of each packet's time in an AllReduce, 73 of them the header that other collectives have: it
-//!   acknowledges each packet, there and back;
-//! - the ring's AllReduce takes 30, 32, 40, 70, 190 and 670 us: 29 us and 15 blocks, so 15 steps, of which 14 wait for an ACK; its
-//!   ReduceScatter and AllGather 13 us and 7 blocks, so 7 steps, of which 6 wait;
-//! - the chain's Reduce takes 14 us and 7 pieces until the first is through, 2 us a hop; its Broadcast 8 us, one a hop and one for the
-//!   last ACK;
-//! - ReduceScatter divides the whole of what a rank puts in, AllGather what a rank puts in; Mode-II's throughput of AllGather counts all
-//!   8 blocks, Ring's of both those 7 that travel.
+//! - Times are rounded up to whole microseconds.
+//! - AllReduce and Barrier of Mode-II end when everything sent is acknowledged (a Barrier over two links takes 5 us
+//!   and not 3). Reduce, ReduceScatter and Broadcast end when results have arrived (3 us at 4 KiB; ACKs would return
+//!   at 5).
+//! - Its AllGather takes 35, 43, 75, 204, 716 and 2765 us from 4 KiB to 4 MiB: eight times 4 us and the time of the
+//!   packets. So the Broadcasts are sequential, each with its ACK.
+//! - Headers and ACKs take the time of 224 bytes per packet in an AllReduce. 73 of them are the header that other
+//!   collectives have too: each packet is acknowledged, in both directions.
+//! - AllReduce of the ring takes 30, 32, 40, 70, 190 and 670 us: 29 us and 15 blocks. So it has 15 steps, of which 14
+//!   wait for an ACK. Its ReduceScatter and AllGather take 13 us and 7 blocks: 7 steps, of which 6 wait.
+//! - Reduce of the chain takes 14 us and 7 pieces until the first piece has arrived, 2 us per hop. Its Broadcast
+//!   takes 8 us, one per hop and one for the last ACK.
+//! - ReduceScatter divides the whole contribution of a rank, AllGather the contribution. The throughput of AllGather
+//!   counts all 8 blocks for Mode-II; for the ring, both count the 7 blocks that are sent.
 
 use castnet_comm::machine::Collective;
 
-/// Bytes of a message in tables 25 to 29.
+/// Message lengths in tables 25 to 29, in bytes.
 pub(crate) const SIZES: [u64; 9] = [
     4 << 10,
     16 << 10,
@@ -44,7 +45,6 @@ pub(crate) struct BySize {
 
 const LINE: [f64; 9] = [10.17, 30.52, 61.04, 81.38, 88.78, 90.84, 91.46, 91.49, 91.50];
 
-/// Tables 25 to 29.
 pub(crate) const BY_SIZE: [BySize; 5] = [
     BySize {
         number: 25,
@@ -100,7 +100,7 @@ pub(crate) const BY_LOSS: [(f64, f64); 10] = [
     (15.0, 39.01),
 ];
 
-/// Table 32: throughput of the same with 5 % of loss on 0 to 8 links.
+/// Table 32: throughput of the same AllReduce with 5 % of loss on 0 to 8 links.
 pub(crate) const BY_LINKS: [f64; 9] = [87.54, 79.52, 74.05, 70.07, 64.97, 63.78, 59.07, 55.31, 52.52];
 
 /// Bytes of the AllReduce of tables 31 and 32: their first cells are table 25's at 4 MiB.

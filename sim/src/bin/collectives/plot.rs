@@ -1,4 +1,4 @@
-//! Tables as plots.
+//! Plots of tables.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use crate::table::Table;
 
-/// Writes a plot of a table with more than one column: ours as lines with dots, the paper's as lines alone.
+/// Writes the plot of a table with more than one column: our values as lines with dots, the paper's as plain lines.
 pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box<dyn Error>> {
     let columns = table.columns.len();
     if columns < 2 {
@@ -51,7 +51,7 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
             .label(format!("{way}, castnet"))
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
         chart.draw_series(ours.iter().map(|&at| Circle::new(at, 4, color.filled())))?;
-        // What explains a row, once.
+        // Values of the method that explains a row, once.
         for (other, name) in row
             .others
             .iter()
@@ -68,7 +68,7 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
                 })
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], shade.stroke_width(1)));
         }
-        // Both policies stand beside the paper's one row.
+        // Both policies are compared with the paper's one row.
         if index == 0 || cells[0].paper.to_bits() != table.rows[0].cells[0].paper.to_bits() {
             chart
                 .draw_series(DashedLineSeries::new(paper, 6, 4, color.stroke_width(1)))?

@@ -1,4 +1,4 @@
-//! All runs, on all processors.
+//! Performs all runs, on all processors.
 
 use std::error::Error;
 use std::sync::Mutex;
@@ -8,18 +8,17 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::measure::{Run, Setting, Times, measure};
 
-/// What runs came to.
 pub(crate) struct Results(Vec<(Run, Times)>);
 
 impl Results {
-    /// Of a run that was among them.
+    /// Times of one of these runs.
     pub(crate) fn times(&self, run: &Run) -> Times {
         let found = self.0.iter().find(|(r, _)| r == run);
         found.map(|(_, times)| *times).unwrap_or_default()
     }
 }
 
-/// Does runs, each once. The order in which they are done does not matter to any of them.
+/// Performs runs, each once. Their order does not affect the results.
 pub(crate) fn run(
     setting: Setting,
     mut runs: Vec<Run>,
@@ -34,7 +33,7 @@ pub(crate) fn run(
         }
         is_new
     });
-    // Long ones first, so that none is left for one processor alone at the end.
+    // Long runs first, so that none remains for a single processor at the end.
     runs.sort_by_key(|run| std::cmp::Reverse(run.bytes));
     let target = match shows_progress {
         true => ProgressDrawTarget::stderr(),

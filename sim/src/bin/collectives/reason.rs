@@ -1,50 +1,52 @@
-//! Why cells differ from the paper's by more than 10 %.
+//! Reasons for cells that differ from the paper's by more than 10 %.
 
 use crate::table::Table;
 
-/// A reason, with the letter that marks it.
+/// A reason, with its letter in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Reason {
     pub(crate) letter: char,
     pub(crate) text: &'static str,
 }
 
-/// A letter for each, in the order of the tables.
+/// One letter for each, in the order of the tables.
 pub(crate) const ROUNDED: Reason = Reason {
     letter: 'a',
-    text: "The paper's times are whole microseconds, rounded up. With castnet's rounded up likewise, the cell is within 10 %.",
+    text: "The paper's times are whole microseconds, rounded up. If castnet's are rounded up too, the cell is within 10 %.",
 };
 pub(crate) const RING_ALLREDUCE: Reason = Reason {
     letter: 'b',
-    text: "The paper's ring is slower than its own text has it: 15 steps (2K - 1), not 2 (K - 1), and each begins only when what was \
-           sent in the one before is acknowledged. CommLib's passes on what has come. Row 'in 15 steps' does it as there.",
+    text: "The paper's ring is slower than its own text says: 15 steps (2K - 1), not 2 (K - 1), and each begins only when the \
+           sends of the previous step are acknowledged. CommLib's ring forwards what has arrived. Row 'in 15 steps' uses the \
+           paper's method.",
 };
 pub(crate) const RING_REDUCE: Reason = Reason {
     letter: 'c',
-    text: "On the paper's chain a rank passes on what the rank before it knows to have arrived: 2 us a hop, although the Broadcast of table \
-           28 takes 1 us. Row '2 us a hop' does it as there.",
+    text: "On the paper's chain a rank forwards only what the previous rank knows to have arrived: 2 us per hop, although the \
+           Broadcast of table 28 takes 1 us. Row '2 us a hop' uses the paper's method.",
 };
 pub(crate) const RING_STEPS: Reason = Reason {
     letter: 'd',
-    text: "The paper's ring begins a step when what was sent in the one before is acknowledged: 2 us a step and not 1. Row 'in steps' does \
-           it as there.",
+    text: "The paper's ring begins a step when the sends of the previous step are acknowledged: 2 us per step and not 1. Row \
+           'in steps' uses the paper's method.",
 };
 pub(crate) const IN_TURN: Reason = Reason {
     letter: 'e',
-    text: "The paper's AllGather does its eight Broadcasts one after the other, each when the one before is acknowledged. Castnet has all of \
-           them in flight at once. Row 'one by one' does it as there.",
+    text: "The eight Broadcasts of the paper's AllGather are sequential: each begins when the previous one is acknowledged. In \
+           castnet all of them are in flight at once. Row 'one by one' uses the paper's method.",
 };
 pub(crate) const GO_BACK: Reason = Reason {
     letter: 'f',
-    text: "The paper's ranks are no RC queue pairs: a loss costs them the time of the lost packet and no more. RC's receivers take nothing \
-           out of order and its senders go back to what was lost, so each loss costs all that was under way. Rows 'ideal' have ranks that repeat \
-           just what was lost, a round trip later, with windows of 24 and 64 packets; the paper's cell is among them (10 % allowed).",
+    text: "The paper's ranks are not RC queue pairs: a loss costs them only the time of the lost packet. An RC receiver \
+           accepts nothing out of order and its sender goes back to the lost packet, so each loss costs everything in flight. \
+           In rows 'ideal' ranks retransmit only lost packets, one round trip later, with windows of 24 and 64 packets; the \
+           paper's cell is within their range (10 % allowed).",
 };
 pub(crate) const CLIFF: Reason = Reason {
     letter: 'g',
-    text: "As f. Besides, the paper falls by a third from 10 % to 12 % of loss, from what ideal ranks with a window of 64 come to, to what a window \
-           of 24 comes to. Why at once, its text, which names time-outs, does not tell; its Mode-III has nothing of it. That much is not \
-           explained.",
+    text: "As f. In addition, the paper's values drop by a third from 10 % to 12 % of loss, from those of ideal ranks with a \
+           window of 64 to those of a window of 24. Its text names time-outs but does not explain the sudden drop; its Mode- \
+           III does not show it. That part is not explained.",
 };
 const NOT_KNOWN: Reason = Reason {
     letter: '?',
@@ -55,22 +57,21 @@ fn near(ratio: f64) -> bool {
     (0.9..=1.1).contains(&ratio)
 }
 
-/// What is known of a cell when its reason is sought.
+/// The values from which the reason of a cell is found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evidence<'a> {
     pub(crate) paper: f64,
     pub(crate) ours: f64,
-    /// With the time rounded up.
+    /// Value with the time rounded up.
     pub(crate) rounded: f64,
-    /// By the other ways, with times rounded up.
+    /// Values of the other methods, with times rounded up.
     pub(crate) others: &'a [f64],
-    /// The row's reason, which holds if the paper is among the other ways.
+    /// Reason of the row. It applies if the paper matches one of the other methods.
     pub(crate) row: Option<Reason>,
-    /// The cell's own.
     pub(crate) cell: Option<Reason>,
 }
 
-/// The reason of a cell that differs by more than 10 %; none for others.
+/// Reason of a cell that differs by more than 10 %; `None` for other cells.
 pub(crate) fn of(evidence: Evidence<'_>) -> Option<Reason> {
     let Evidence { paper, others, .. } = evidence;
     if near(evidence.ours / paper) {
@@ -88,7 +89,6 @@ pub(crate) fn of(evidence: Evidence<'_>) -> Option<Reason> {
     Some(evidence.row.filter(|_| is_among).unwrap_or(NOT_KNOWN))
 }
 
-/// All reasons that occur.
 pub(crate) fn all(tables: &[Table]) -> Vec<Reason> {
     let rows = tables.iter().flat_map(|t| &t.rows);
     let mut reasons: Vec<Reason> = rows.flat_map(|r| &r.cells).filter_map(|c| c.reason).collect();

@@ -1,14 +1,15 @@
-//! What appendix K compares with and CommLib does not use: Reduce and Broadcast along a ring, a barrier by way of rank 0.
+//! Algorithms that appendix K compares with and CommLib does not use: Reduce and Broadcast along a ring, a barrier by
+//! way of rank 0.
 
 use castnet_comm::machine::{
     Action, ChannelId, ChannelShape, Collective, Event, Machine, Place, Task, TaskId, Waiting,
 };
-use castnet_sim::Wire;
+use castnet_sim::ChannelEnd;
 
 use crate::mail::Mail;
 
-/// Ranks in a ring. A message goes from rank to rank, a piece as soon as it has come in; or, for a barrier, each rank tells rank
-/// 0, which answers. One task at a time.
+/// One rank. A message passes from rank to rank; each piece is forwarded when it has arrived. In a barrier each rank
+/// sends to rank 0, which answers. Runs one task at a time.
 pub(crate) struct Relay {
     rank: u16,
     size: u16,
@@ -20,7 +21,7 @@ pub(crate) struct Relay {
 struct Running {
     id: TaskId,
     task: Task,
-    /// Pieces, or tellings, that are to come and to go.
+    /// Remaining pieces (or barrier messages) to receive and to send.
     receives: u64,
     received: u64,
     sends: u64,
@@ -28,13 +29,13 @@ struct Running {
     acknowledged: u64,
 }
 
-/// Towards the rank before, and towards the rank after.
+/// Channels to the previous and the next rank.
 pub(crate) const BEFORE: ChannelId = ChannelId(0);
 pub(crate) const AFTER: ChannelId = ChannelId(1);
 
 impl Relay {
     pub(crate) fn new(rank: u16, size: u16, piece: u32, depth: u32) -> Self {
-        let channels = wires(rank, size).len() as u16;
+        let channels = channel_ends(rank, size).len() as u16;
         Self {
             rank,
             size,
@@ -44,11 +45,11 @@ impl Relay {
         }
     }
 
-    /// This rank's place behind the one where the chain begins.
-    fn place(&self, task: &Task) -> u16 {
+    /// Distance of this rank from the start of the chain.
+    fn position(&self, task: &Task) -> u16 {
         let first = match task.collective {
             Collective::Broadcast { root } => root,
-            // Begins behind the root, and ends there.
+            // The chain starts behind the root and ends there.
             Collective::Reduce { root } => root + 1,
             _ => 0,
         };
@@ -56,11 +57,12 @@ impl Relay {
     }
 
     fn advance(&mut self) {
-        self.take_in();
+        self.take_arrived();
         let depth = u64::from(self.mail.shape().send_slots);
         let barrier = self.running.as_ref().is_some_and(|r| r.task.elements == 0);
         while let Some(running) = &mut self.running {
-            // Rank 0 answers when all have come; others tell it at once; pieces go when they are here.
+            // In a barrier, rank 0 answers when all messages have arrived; the others send at once. A piece is sent
+            // when it has arrived.
             let ready = match (barrier, self.rank, running.receives) {
                 (true, 0, all) => running.received == all,
                 (true, ..) | (false, _, 0) => true,
@@ -105,8 +107,8 @@ impl Relay {
         (offset, (task.bytes() - offset).min(piece) as u32)
     }
 
-    /// Gives the task what has come.
-    fn take_in(&mut self) {
+    /// Assigns received messages to the task.
+    fn take_arrived(&mut self) {
         while let Some(running) = &mut self.running
             && running.received < running.receives
             && let Some((channel, slot, length)) = self.mail.take()
@@ -135,26 +137,26 @@ impl Relay {
     }
 }
 
-/// Where the channels of a rank lead: before, after, and between rank 0 and each other.
-pub(crate) fn wires(rank: u16, size: u16) -> Vec<Wire> {
-    let mut wires = vec![
-        Wire {
+/// Remote ends of a rank's channels: previous rank, next rank, and between rank 0 and each other rank.
+pub(crate) fn channel_ends(rank: u16, size: u16) -> Vec<ChannelEnd> {
+    let mut ends = vec![
+        ChannelEnd {
             peer: (rank + size - 1) % size,
             channel: AFTER.0,
         },
-        Wire {
+        ChannelEnd {
             peer: (rank + 1) % size,
             channel: BEFORE.0,
         },
     ];
     match rank {
-        0 => wires.extend((1..size).map(|peer| Wire { peer, channel: 2 })),
-        _ => wires.push(Wire {
+        0 => ends.extend((1..size).map(|peer| ChannelEnd { peer, channel: 2 })),
+        _ => ends.push(ChannelEnd {
             peer: 0,
             channel: 1 + rank,
         }),
     }
-    wires
+    ends
 }
 
 impl Machine for Relay {
@@ -174,10 +176,10 @@ impl Machine for Relay {
             if self.rank == 0 { (others, others) } else { (1, 1) }
         } else {
             let pieces = task.bytes().div_ceil(self.mail.shape().slot_bytes.into());
-            let place = u64::from(self.place(&task));
+            let position = u64::from(self.position(&task));
             (
-                if place > 0 { pieces } else { 0 },
-                if place < others { pieces } else { 0 },
+                if position > 0 { pieces } else { 0 },
+                if position < others { pieces } else { 0 },
             )
         };
         self.running = Some(Running {

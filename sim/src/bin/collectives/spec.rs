@@ -1,19 +1,18 @@
-//! What is run for each cell of each table, and what is counted of it.
+//! The runs of each cell of each table, and what is counted.
 
 use castnet_comm::machine::Collective;
 use castnet_rules::LossPolicy;
 use castnet_wire::Nanos;
 
-use crate::measure::{Loss, RANKS, Run, Times, Way};
+use crate::measure::{Loss, Method, RANKS, Run, Times};
 use crate::paper;
 use crate::reason::{self, Reason};
 
-/// When a collective has ended. The paper counts not always alike.
+/// End of a collective. The paper is not consistent here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counting {
-    /// When results have arrived.
     Arrived,
-    /// When all that was sent is acknowledged.
+    /// Everything sent is acknowledged.
     Settled,
 }
 
@@ -26,13 +25,13 @@ impl Counting {
     }
 }
 
-/// How a time comes about.
+/// How a time is obtained.
 #[derive(Clone, Debug)]
 pub(crate) enum Sample {
-    /// The mean of some runs.
+    /// Mean of several runs.
     Mean(Vec<Run>),
-    /// A message too long to be simulated whole: as the one of `whole` bytes, and from there on as fast as between the half and
-    /// the whole of it.
+    /// A message too long to be simulated: the time of the one of `whole` bytes, extrapolated at the rate between
+    /// `half` and `whole`.
     Steady { half: Run, whole: Run, more: f64 },
 }
 
@@ -71,32 +70,29 @@ impl Sample {
     }
 }
 
-/// One cell.
 #[derive(Clone, Debug)]
 pub(crate) struct CellSpec {
     pub(crate) paper: f64,
-    /// What is divided by the time in nanoseconds.
+    /// Divided by the time in nanoseconds.
     pub(crate) amount: f64,
     pub(crate) sample: Sample,
     pub(crate) counting: Counting,
-    /// The same by other ways, for comparison.
+    /// Samples of other methods, for comparison.
     pub(crate) others: Vec<(Sample, Counting)>,
-    /// Why it differs, where the row's reason is not it.
+    /// Why the cell differs, if the row's reason does not apply.
     pub(crate) reason: Option<Reason>,
 }
 
-/// A row.
 #[derive(Clone, Debug)]
 pub(crate) struct RowSpec {
     pub(crate) name: &'static str,
     pub(crate) cells: Vec<CellSpec>,
-    /// Names of the other ways.
+    /// Names of the other methods.
     pub(crate) others: Vec<&'static str>,
-    /// Why cells differ, where the paper's lie among those of the other ways.
+    /// Why cells differ, if the paper's values match another method.
     pub(crate) reason: Option<Reason>,
 }
 
-/// A table.
 #[derive(Clone, Debug)]
 pub(crate) struct TableSpec {
     pub(crate) number: u32,
@@ -106,7 +102,7 @@ pub(crate) struct TableSpec {
     pub(crate) rows: Vec<RowSpec>,
 }
 
-/// How much is simulated.
+/// Size of the simulation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) whole_bytes: u64,
@@ -114,7 +110,6 @@ pub(crate) struct Extent {
     pub(crate) seeds: u64,
 }
 
-/// All tables.
 pub(crate) fn tables(extent: Extent) -> Vec<TableSpec> {
     let mut tables: Vec<TableSpec> = paper::BY_SIZE.iter().map(|t| by_size(extent, t)).collect();
     tables.push(barrier());
@@ -123,9 +118,9 @@ pub(crate) fn tables(extent: Extent) -> Vec<TableSpec> {
     tables
 }
 
-fn quiet(way: Way, collective: Collective, bytes: u64) -> Run {
+fn quiet(method: Method, collective: Collective, bytes: u64) -> Run {
     Run {
-        way,
+        method,
         collective,
         bytes,
         loss: Loss::NONE,
@@ -133,7 +128,7 @@ fn quiet(way: Way, collective: Collective, bytes: u64) -> Run {
     }
 }
 
-/// Gibit for a division by nanoseconds.
+/// Gibit, to be divided by nanoseconds.
 fn gibit(bytes: f64) -> f64 {
     bytes * 8.0 * 1e9 / (1u64 << 30) as f64
 }
@@ -141,63 +136,69 @@ fn gibit(bytes: f64) -> f64 {
 fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
     use Counting::{Arrived, Settled};
     let collective = paper.collective;
-    let epic = Way::Epic(LossPolicy::Repair);
+    let epic = Method::Epic(LossPolicy::Repair);
     let ranks = f64::from(RANKS);
     let (gathers, scatters) = (
         collective == Collective::AllGather,
         collective == Collective::ReduceScatter,
     );
-    // What the paper divides, per byte of the message.
+    // Bits that the paper divides by the time, per byte of the message.
     let amounts = match (gathers, scatters) {
         (true, _) => [ranks, ranks - 1.0],
         (_, true) => [1.0, (ranks - 1.0) / ranks],
         _ => [1.0, 1.0],
     };
-    // How it counts: see `paper`. And how it does what it does.
-    type Other = Option<(&'static str, Way, Reason)>;
-    let in_steps: Other = Some(("in steps", Way::Steps, reason::RING_STEPS));
+    // The paper's counting and method: see `paper`.
+    type Other = Option<(&'static str, Method, Reason)>;
+    let in_steps: Other = Some(("in steps", Method::Steps, reason::RING_STEPS));
     let (countings, others): ([Counting; 2], [Other; 2]) = match collective {
         Collective::AllReduce => (
             [Settled, Arrived],
-            [None, Some(("in 15 steps", Way::Steps, reason::RING_ALLREDUCE))],
+            [None, Some(("in 15 steps", Method::Steps, reason::RING_ALLREDUCE))],
         ),
         Collective::Reduce { .. } => (
             [Arrived, Settled],
-            [None, Some(("2 us a hop", Way::Steps, reason::RING_REDUCE))],
+            [None, Some(("2 us a hop", Method::Steps, reason::RING_REDUCE))],
         ),
         Collective::Broadcast { .. } => ([Arrived, Settled], [None, None]),
         Collective::AllGather => (
             [Arrived, Arrived],
-            [Some(("one by one", Way::InTurn, reason::IN_TURN)), in_steps],
+            [Some(("one by one", Method::InTurn, reason::IN_TURN)), in_steps],
         ),
         Collective::ReduceScatter | Collective::Barrier => ([Arrived, Arrived], [None, in_steps]),
     };
-    // An AllGather moves a message from each rank; but shorter ones than 1 MiB have no steady state yet.
+    // An AllGather moves one message from each rank. Messages below 1 MiB do not reach a steady state.
     let whole = if gathers {
         (extent.whole_bytes / u64::from(RANKS)).max(1 << 20)
     } else {
         extent.whole_bytes
     };
-    let sources = [("Mode-II", epic, &paper.epic), ("Ring", Way::Ring, &paper.ring)];
-    let rows = sources.into_iter().enumerate().map(|(i, (name, way, theirs))| {
-        let cell = |(&bytes, &paper): (&u64, &f64)| CellSpec {
-            paper,
-            amount: gibit(bytes as f64 * amounts[i]),
-            sample: Sample::of(quiet(way, collective, bytes), whole),
-            counting: countings[i],
-            others: others[i]
-                .iter()
-                .map(|(_, way, _)| (Sample::of(quiet(*way, collective, bytes), whole), Arrived))
-                .collect(),
-            reason: None,
-        };
-        RowSpec {
-            name,
-            cells: paper::SIZES.iter().zip(theirs).map(cell).collect(),
-            others: others[i].iter().map(|(name, ..)| *name).collect(),
-            reason: others[i].map(|(.., reason)| reason),
-        }
-    });
+    let sources = [
+        ("Mode-II", epic, &paper.epic),
+        ("Ring", Method::Ring, &paper.ring),
+    ];
+    let rows = sources
+        .into_iter()
+        .enumerate()
+        .map(|(i, (name, method, theirs))| {
+            let cell = |(&bytes, &paper): (&u64, &f64)| CellSpec {
+                paper,
+                amount: gibit(bytes as f64 * amounts[i]),
+                sample: Sample::of(quiet(method, collective, bytes), whole),
+                counting: countings[i],
+                others: others[i]
+                    .iter()
+                    .map(|(_, method, _)| (Sample::of(quiet(*method, collective, bytes), whole), Arrived))
+                    .collect(),
+                reason: None,
+            };
+            RowSpec {
+                name,
+                cells: paper::SIZES.iter().zip(theirs).map(cell).collect(),
+                others: others[i].iter().map(|(name, ..)| *name).collect(),
+                reason: others[i].map(|(.., reason)| reason),
+            }
+        });
     TableSpec {
         number: paper.number,
         title: format!("{} by message size, Gibit/s", paper.name),
@@ -209,18 +210,18 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
 
 fn barrier() -> TableSpec {
     let ways = [
-        ("Mode-II", Way::Epic(LossPolicy::Repair)),
-        ("to rank 0", Way::Ring),
+        ("Mode-II", Method::Epic(LossPolicy::Repair)),
+        ("to rank 0", Method::Ring),
     ];
     let rows = ways
         .into_iter()
         .zip(paper::BARRIER)
-        .map(|((name, way), paper)| RowSpec {
+        .map(|((name, method), paper)| RowSpec {
             name,
             cells: vec![CellSpec {
                 paper,
                 amount: 1e9,
-                sample: Sample::Mean(vec![quiet(way, Collective::Barrier, 0)]),
+                sample: Sample::Mean(vec![quiet(method, Collective::Barrier, 0)]),
                 counting: Counting::Settled,
                 others: Vec::new(),
                 reason: None,
@@ -244,7 +245,7 @@ fn by_loss_rate(extent: Extent) -> TableSpec {
             links: u32::from(percent > 0.0),
             rate: percent / 100.0,
         };
-        // There the paper falls where nothing else does.
+        // Here only the paper's values drop.
         (loss, paper, (percent > 10.0).then_some(reason::CLIFF))
     });
     lossy(
@@ -280,10 +281,10 @@ fn lossy(
     columns: &[String],
     cells: &[(Loss, f64, Option<Reason>)],
 ) -> TableSpec {
-    let sample = |way: Way, loss: Loss| {
+    let sample = |method: Method, loss: Loss| {
         let seeds = if loss.links == 0 { 1 } else { extent.seeds.max(1) };
         let run = |seed| Run {
-            way,
+            method,
             collective: Collective::AllReduce,
             bytes: paper::LOSS_BYTES,
             loss,
@@ -291,8 +292,8 @@ fn lossy(
         };
         Sample::Mean((extent.seed..extent.seed + seeds).map(run).collect())
     };
-    // A round trip until a loss is known.
-    let ideal = |window| Way::Ideal {
+    // Losses are detected after one round trip.
+    let ideal = |window| Method::Ideal {
         window,
         notice: Nanos::from_micros(4),
     };
@@ -307,7 +308,7 @@ fn lossy(
             .map(|&(loss, paper, reason)| CellSpec {
                 paper,
                 amount: gibit(paper::LOSS_BYTES as f64),
-                sample: sample(Way::Epic(policy), loss),
+                sample: sample(Method::Epic(policy), loss),
                 counting: Counting::Settled,
                 others: [24, 64]
                     .map(|window| (sample(ideal(window), loss), Counting::Settled))

@@ -1,15 +1,16 @@
-//! Rings as appendix K's tables tell of them: in steps.
+//! Rings in synchronous steps, as the tables of appendix K imply.
 
 use castnet_comm::machine::{Action, ChannelShape, Collective, Event, Machine, Place, Task, TaskId, Waiting};
 
 use crate::mail::Mail;
 use crate::relay::AFTER;
 
-/// Towards the rank before, and the rank after.
+/// To the previous and the next rank.
 const CHANNELS: u16 = 2;
 
-/// One rank. In each step it sends a block to the rank after it and gets one from the rank before it; the next step begins when
-/// both are done, the sending with its ACK. One task at a time, without memory: only its time means something.
+/// One rank. In each step it sends a block to the next rank and receives one from the previous rank. The next step
+/// begins when both are complete, the send with its ACK. Runs one task at a time, without memory; only its time is
+/// meaningful.
 pub(crate) struct Steps {
     size: u16,
     tasks: u64,
@@ -22,7 +23,7 @@ struct Running {
     id: TaskId,
     block: u64,
     pieces: u64,
-    /// The end of the step under way.
+    /// Number of pieces at the end of the current step.
     target: u64,
     end: u64,
     sent: u64,
@@ -69,7 +70,7 @@ impl Steps {
                 && running.received == running.end
                 && running.sent == running.end
             {
-                // Nobody waits for the last step's ACK.
+                // The ACK of the last step is not waited for.
                 let task = running.id;
                 self.mail.push(Action::Done { task, result: Ok(()) });
                 self.running = None;
@@ -96,7 +97,7 @@ impl Machine for Steps {
         self.tasks += 1;
         let size = u64::from(self.size);
         let (block, steps) = match task.collective {
-            // Not 2 (K - 1), as the paper says in words.
+            // The text of the paper has 2 (K - 1) steps.
             Collective::AllReduce => (task.bytes() / size, 2 * size - 1),
             Collective::Barrier => (0, 1),
             _ => (task.bytes(), size - 1),

@@ -1,4 +1,4 @@
-//! Tables with what came out, as text, Markdown and JSON.
+//! Tables with results, as text, Markdown and JSON.
 
 use std::fmt::{self, Write};
 
@@ -8,18 +8,16 @@ use crate::measure::{Run, Times};
 use crate::reason::{self, Evidence, Reason};
 use crate::spec::{CellSpec, TableSpec};
 
-/// One cell.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
-    /// What the paper has.
     pub(crate) paper: f64,
-    /// What came out here, counted as there.
+    /// Our value, counted like the paper's.
     pub(crate) ours: f64,
-    /// From the first call to the last return.
+    /// Time from the first call to the last return.
     pub(crate) returned: f64,
-    /// By other ways, with times rounded up as in the paper.
+    /// Values of other methods, with times rounded up as in the paper.
     pub(crate) others: Vec<f64>,
-    /// Why it differs by more than 10 %.
+    /// Why the cell differs by more than 10 %.
     pub(crate) reason: Option<Reason>,
 }
 
@@ -29,7 +27,6 @@ impl Cell {
     }
 }
 
-/// A row.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) name: &'static str,
@@ -37,7 +34,6 @@ pub(crate) struct Row {
     pub(crate) others: Vec<&'static str>,
 }
 
-/// A table of the paper.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     pub(crate) number: u32,
@@ -47,7 +43,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
 }
 
-/// A time as the paper's simulator tells it.
+/// Rounds a time up, as the paper's simulator does.
 fn rounded_up(time: f64) -> f64 {
     (time / 1e3).ceil() * 1e3
 }
@@ -78,7 +74,6 @@ fn cell(spec: &CellSpec, row: Option<Reason>, of: &impl Fn(&Run) -> Times) -> Ce
 }
 
 impl Table {
-    /// With the times that runs took.
     pub(crate) fn new(spec: &TableSpec, of: impl Fn(&Run) -> Times) -> Self {
         let rows = spec.rows.iter().map(|row| Row {
             name: row.name,
@@ -94,7 +89,7 @@ impl Table {
         }
     }
 
-    /// Name and text of each line, but for the head.
+    /// Name and cells of each line, without the header.
     fn lines(&self) -> Vec<(String, Vec<String>)> {
         let mut lines = Vec::new();
         for row in &self.rows {
@@ -117,7 +112,7 @@ impl Table {
         lines
     }
 
-    /// For a page of the documentation.
+    /// The table as Markdown, for the documentation.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!("### Table {}: {}\n\n| |", self.number, self.title);
         for column in &self.columns {
@@ -135,7 +130,6 @@ impl Table {
         text + "\n"
     }
 
-    /// For programs.
     pub(crate) fn json(&self) -> Value {
         let cell = |(column, cell): (&String, &Cell)| {
             json!({
@@ -183,7 +177,7 @@ impl fmt::Display for Table {
         for (name, values) in self.lines() {
             write!(f, "{name:30}")?;
             for value in values {
-                // A letter hangs out on the right.
+                // A letter is appended outside the column.
                 match value.ends_with(|c: char| !c.is_ascii_digit()) {
                     true => write!(f, "{value:>9}")?,
                     false => write!(f, "{value:>8} ")?,
