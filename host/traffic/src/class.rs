@@ -1,4 +1,4 @@
-//! Scheduling at a host: patterns by weight, and the flows of a pattern in next_flow.
+//! Scheduling at a host: patterns by weight, and the flows of a pattern in turn.
 
 use crate::bucket::Bucket;
 

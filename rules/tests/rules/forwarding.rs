@@ -17,7 +17,7 @@ fn a_forwarding_group_is_read_and_written_and_reserves_no_memory() {
 #[test]
 fn each_fault_has_its_position() {
     let third = "\n[[groups.endpoints]]\nport = 2\nswitch = { name = \"s\", mac = \"06:00:00:00:00:02\" }\n";
-    let spoiled = [
+    let faulty = [
         (
             GOOD.replace("pmtu = 1024", "pmtu = 1024\nsource = \"a\""),
             "9:1: groups[0].source: unknown field; allowed: ",
@@ -35,7 +35,7 @@ fn each_fault_has_its_position() {
             "12:10: groups[0].endpoints[0].host.rank: unknown field; allowed: ",
         ),
     ];
-    for (text, expected) in spoiled {
+    for (text, expected) in faulty {
         let found = RuleSet::from_toml(&text)
             .expect_err("the text has a fault")
             .to_string();
