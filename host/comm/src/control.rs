@@ -127,7 +127,6 @@ impl Control {
         Answer(answer)
     }
 
-    /// Destroys a group.
     pub(crate) fn destroy(&self, group: String) -> Answer<()> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Destroy(group, reply));

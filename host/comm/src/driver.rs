@@ -12,7 +12,7 @@ use crate::machine::{
     Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Space, Task, TaskId,
 };
 
-/// Bytes offset the start of a received message that are passed to the machine.
+/// Bytes at the start of a received message that are passed to the machine.
 const HEAD: usize = 64;
 
 /// A queue pair with its slots.
@@ -134,7 +134,6 @@ impl Driver {
         id
     }
 
-    /// Returns true if a task has ended.
     pub(crate) fn is_done(&self, task: TaskId) -> bool {
         self.pending.get(&task).is_none_or(|p| p.result.is_some())
     }

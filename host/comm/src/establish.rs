@@ -24,7 +24,7 @@ const SLEEP_MAX: Duration = Duration::from_millis(2);
 
 /// Numbers of the exchanges between the ranks. They are the same in each attempt: a restarted rank has not counted
 /// how often the others have joined.
-const EXCHANGE_CARDS: u64 = 0;
+const EXCHANGE_QUEUE_PAIRS: u64 = 0;
 const EXCHANGE_CONNECTED: u64 = 1;
 /// The exchange of [`Communicator::close`].
 pub(crate) const EXCHANGE_GOODBYE: u64 = 2;
@@ -443,7 +443,7 @@ impl Communicator {
         Ok(self.control()?.exchange(request, patience))
     }
 
-    /// Connects to each partner.
+    /// Connects to each peer.
     fn connect_hosts(&mut self, reason: String) -> Result<(), CommError> {
         if self.config.size > 1
             && let Ok(control) = self.control()
@@ -452,7 +452,7 @@ impl Communicator {
         }
         self.lease = None;
         let config = HostBasedConfig::new(self.config.rank, self.config.size);
-        let (depth, partners) = (config.depth as usize, peers(self.config.rank, self.config.size));
+        let (depth, peers) = (config.depth as usize, peers(self.config.rank, self.config.size));
         let options = QpOptions {
             limits: QueueLimits {
                 send: depth,
@@ -460,12 +460,12 @@ impl Communicator {
             },
             ..QpOptions::default()
         };
-        let mut card = Card::new(self.rnic.attributes().ip, self.rnic.attributes().mac);
+        let mut own = QueuePairs::new(self.rnic.attributes().ip, self.rnic.attributes().mac);
         let mut qpns = Vec::new();
-        for &peer in &partners {
+        for &peer in &peers {
             let qpn = self.rnic.create_qp(&options)?;
             qpns.push(qpn);
-            card.ends.push((peer, qpn, random_psn()));
+            own.entries.push((peer, qpn, random_psn()));
         }
         let mut driver = Driver::new(&mut *self.rnic, Box::new(HostBased::new(config)), qpns)?;
         let posted = driver.carry_out(&mut *self.rnic, None);
@@ -473,7 +473,7 @@ impl Communicator {
         self.driver = Some(driver);
         posted?;
         if self.config.size > 1
-            && let Err(error) = self.connect_partners(&card)
+            && let Err(error) = self.connect_peers(&own)
         {
             self.release();
             return Err(error);
@@ -482,18 +482,18 @@ impl Communicator {
         Ok(())
     }
 
-    fn connect_partners(&mut self, card: &Card) -> Result<(), CommError> {
+    fn connect_peers(&mut self, own: &QueuePairs) -> Result<(), CommError> {
         let patience = self.config.timeouts.join;
-        let answer = self.exchange(EXCHANGE_CARDS, card.to_bytes(), patience)?;
+        let answer = self.exchange(EXCHANGE_QUEUE_PAIRS, own.to_bytes(), patience)?;
         let blobs = self.await_answer(&answer, patience)?;
-        for &(peer, qpn, sq_psn) in &card.ends {
+        for &(peer, qpn, sq_psn) in &own.entries {
             let other = blobs
                 .get(usize::from(peer))
-                .and_then(|b| Card::from_bytes(b))
-                .ok_or_else(|| invalid(format!("no card of rank {peer}")))?;
-            let end = other.ends.iter().find(|e| e.0 == self.config.rank);
+                .and_then(|b| QueuePairs::from_bytes(b))
+                .ok_or_else(|| invalid(format!("no queue pairs of rank {peer}")))?;
+            let entry = other.entries.iter().find(|e| e.0 == self.config.rank);
             let &(_, other_qpn, rq_psn) =
-                end.ok_or_else(|| invalid(format!("rank {peer} has no end for us")))?;
+                entry.ok_or_else(|| invalid(format!("rank {peer} has no queue pair for this rank")))?;
             let remote = QpRemote {
                 sq_psn,
                 rq_psn,
@@ -609,24 +609,24 @@ fn missing(state: &api::CollectiveState) -> Vec<RankName> {
         .collect()
 }
 
-/// The queue pairs of a rank, as sent to the other ranks. Encoding, all big endian: version 1, address (4 bytes), MAC
-/// (6), then for each partner its rank (2), queue pair number (4) and first PSN (4).
-struct Card {
+/// The queue pairs of a rank towards its peers, as sent to the other ranks. Encoding, all big endian: version 1, address (4 bytes), MAC
+/// (6), then for each peer its rank (2), queue pair number (4) and first PSN (4).
+struct QueuePairs {
     ip: Ipv4Addr,
     mac: MacAddr,
-    ends: Vec<(u16, Qpn, Psn)>,
+    entries: Vec<(u16, Qpn, Psn)>,
 }
 
-impl Card {
+impl QueuePairs {
     const VERSION: u8 = 1;
     const HEAD: usize = 11;
-    const END: usize = 10;
+    const ENTRY: usize = 10;
 
     fn new(ip: Ipv4Addr, mac: MacAddr) -> Self {
         Self {
             ip,
             mac,
-            ends: Vec::new(),
+            entries: Vec::new(),
         }
     }
 
@@ -634,7 +634,7 @@ impl Card {
         let mut bytes = vec![Self::VERSION];
         bytes.extend(self.ip.octets());
         bytes.extend(self.mac.0);
-        for (rank, qpn, psn) in &self.ends {
+        for (rank, qpn, psn) in &self.entries {
             bytes.extend(rank.to_be_bytes());
             bytes.extend(qpn.value().to_be_bytes());
             bytes.extend(psn.value().to_be_bytes());
@@ -643,21 +643,21 @@ impl Card {
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (head, ends) = bytes.split_at_checked(Self::HEAD)?;
+        let (head, entries) = bytes.split_at_checked(Self::HEAD)?;
         let (&version, rest) = head.split_first()?;
         let (ip, mac) = rest.split_first_chunk::<4>()?;
-        if version != Self::VERSION || !ends.len().is_multiple_of(Self::END) {
+        if version != Self::VERSION || !entries.len().is_multiple_of(Self::ENTRY) {
             return None;
         }
         let word = |b: &[u8]| b.try_into().ok().map(u32::from_be_bytes);
-        let ends = ends.chunks_exact(Self::END).map(|end| {
-            let rank = u16::from_be_bytes(end[..2].try_into().ok()?);
-            Some((rank, Qpn::new(word(&end[2..6])?), Psn::new(word(&end[6..])?)))
+        let entries = entries.chunks_exact(Self::ENTRY).map(|entry| {
+            let rank = u16::from_be_bytes(entry[..2].try_into().ok()?);
+            Some((rank, Qpn::new(word(&entry[2..6])?), Psn::new(word(&entry[6..])?)))
         });
         Some(Self {
             ip: Ipv4Addr::from(*ip),
             mac: MacAddr(mac.try_into().ok()?),
-            ends: ends.collect::<Option<_>>()?,
+            entries: entries.collect::<Option<_>>()?,
         })
     }
 }
@@ -742,14 +742,14 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_decoded_as_it_was_encoded() {
-        let mut card = Card::new(Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 9]));
-        card.ends.push((3, Qpn::new(77), Psn::new(0xFF_FFFF)));
-        card.ends.push((900, Qpn::new(0xAB_CDEF), Psn::new(0)));
-        let back = Card::from_bytes(&card.to_bytes()).expect("a card");
-        assert_eq!((back.ip, back.mac), (card.ip, card.mac));
-        assert_eq!(back.ends, card.ends);
-        assert!(Card::from_bytes(&[1, 2, 3]).is_none());
-        assert!(Card::from_bytes(&[&card.to_bytes()[..], &[0]].concat()).is_none());
+    fn queue_pairs_are_decoded_as_encoded() {
+        let mut own = QueuePairs::new(Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 9]));
+        own.entries.push((3, Qpn::new(77), Psn::new(0xFF_FFFF)));
+        own.entries.push((900, Qpn::new(0xAB_CDEF), Psn::new(0)));
+        let back = QueuePairs::from_bytes(&own.to_bytes()).expect("valid bytes");
+        assert_eq!((back.ip, back.mac), (own.ip, own.mac));
+        assert_eq!(back.entries, own.entries);
+        assert!(QueuePairs::from_bytes(&[1, 2, 3]).is_none());
+        assert!(QueuePairs::from_bytes(&[&own.to_bytes()[..], &[0]].concat()).is_none());
     }
 }

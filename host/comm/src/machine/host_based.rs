@@ -7,15 +7,10 @@ use std::collections::VecDeque;
 
 use castnet_rnic::Status;
 
-use super::schedule::{CopyStep, Schedule, Step, partners, schedule};
+use super::schedule::{CopyStep, Schedule, Step, peers, schedule};
 use super::{
     Action, ChannelId, ChannelShape, Collective, Content, Event, Failure, Machine, Task, TaskId, Waiting,
 };
-
-/// The ranks that `rank` of `size` needs a connection to, in order. Channel i is to the i-th of them.
-pub fn peers(rank: u16, size: u16) -> Vec<u16> {
-    partners(rank, size)
-}
 
 /// Configuration of the connections between ranks; all fields but `rank` are the same at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +37,6 @@ impl HostBasedConfig {
     }
 }
 
-/// A running task.
 #[derive(Clone, Debug)]
 struct Running {
     id: TaskId,
@@ -56,7 +50,6 @@ struct Running {
     sends_left: usize,
 }
 
-/// A step of a task.
 #[derive(Clone, Copy, Debug)]
 struct StepRef {
     task: u64,
@@ -140,16 +133,6 @@ impl HostBased {
             has_failed: false,
             actions,
         }
-    }
-
-    /// The usual name of the algorithm for a collective.
-    pub fn algorithm(collective: Collective) -> &'static str {
-        super::schedule::algorithm(collective)
-    }
-
-    /// The ranks at the remote ends of its channels.
-    pub fn peers(&self) -> &[u16] {
-        &self.peers
     }
 
     fn channel_to(&self, rank: u16) -> usize {

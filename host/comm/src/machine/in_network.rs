@@ -80,20 +80,12 @@ impl InNetworkConfig {
     }
 
     /// The configuration with all values within their bounds.
-    const fn clamped(self) -> Self {
-        const fn at_least_one(value: u32) -> u32 {
-            if value == 0 { 1 } else { value }
-        }
-        let window_packets = at_least_one(self.window_packets);
-        let message_packets = at_least_one(self.message_packets);
+    fn clamped(self) -> Self {
+        let window_packets = self.window_packets.max(1);
         Self {
             window_packets,
-            message_packets: if message_packets < window_packets {
-                message_packets
-            } else {
-                window_packets
-            },
-            calls_max: at_least_one(self.calls_max),
+            message_packets: self.message_packets.clamp(1, window_packets),
+            calls_max: self.calls_max.max(1),
             ..self
         }
     }
@@ -231,11 +223,6 @@ impl InNetwork {
         } else {
             Ok(())
         }
-    }
-
-    /// Number of the next call to be started.
-    pub fn next_sequence(&self) -> u64 {
-        self.sequence + self.parts.len() as u64
     }
 
     /// Ends finished calls and posts what the window allows.

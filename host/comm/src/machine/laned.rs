@@ -47,10 +47,8 @@ impl Cut {
     }
 }
 
-/// A lane with its machine.
 struct Lane {
     machine: InNetwork,
-    /// Its running tasks.
     cuts: BTreeMap<TaskId, Cut>,
 }
 

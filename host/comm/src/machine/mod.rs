@@ -31,9 +31,10 @@ use std::fmt;
 use castnet_rnic::Status;
 use castnet_wire::control::Call;
 
-pub use host_based::{HostBased, HostBasedConfig, peers};
+pub use host_based::{HostBased, HostBasedConfig};
 pub use in_network::{InNetwork, InNetworkConfig};
 pub use laned::{LANE_BYTES_MIN, Laned};
+pub use schedule::peers;
 pub use task::{Collective, Task};
 
 /// Number of a task of a machine: 0, 1, ... in the order of [`Machine::start`].

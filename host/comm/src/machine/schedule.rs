@@ -9,7 +9,6 @@ use std::ops::Range;
 
 use super::{Collective, Place, Task};
 
-/// One step of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Send {
@@ -60,7 +59,6 @@ pub(super) struct Schedule {
     pub(super) first: Option<CopyStep>,
     /// Executed in this order for each peer.
     pub(super) steps: Vec<Step>,
-    /// Number of signals.
     pub(super) signals: u32,
     /// Copied after all steps.
     pub(super) last: Option<CopyStep>,
@@ -91,15 +89,6 @@ pub(super) fn schedule(task: &Task, rank: u16, size: u16, piece: u32) -> Schedul
         Collective::Broadcast { root } => plan.tree_broadcast(task, root.into()),
         Collective::Reduce { root } => plan.tree_reduce(task, root.into()),
         Collective::Barrier => plan.dissemination(),
-    }
-}
-
-/// The usual name of the algorithm for a collective.
-pub(super) fn algorithm(collective: Collective) -> &'static str {
-    match collective {
-        Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather => "ring",
-        Collective::Broadcast { .. } | Collective::Reduce { .. } => "binomial tree",
-        Collective::Barrier => "dissemination",
     }
 }
 
@@ -345,9 +334,9 @@ impl Plan {
     }
 }
 
-/// The peers of `rank` of `size` in all algorithms, in order: the ranks at distances that are powers of two, in both
-/// directions.
-pub(super) fn partners(rank: u16, size: u16) -> Vec<u16> {
+/// The ranks that `rank` of `size` needs a connection to, in order: those at distances that are powers of two, in both
+/// directions. Channel i of [`super::HostBased`] is to the i-th of them.
+pub fn peers(rank: u16, size: u16) -> Vec<u16> {
     let (rank, size) = (u32::from(rank), u32::from(size.max(1)));
     let mut all: Vec<u16> = (0..16)
         .map(|bit| 1 << bit)

@@ -28,6 +28,18 @@ struct At {
     item: usize,
 }
 
+impl At {
+    /// The position after this one, in a call with so many data messages.
+    fn next(self, messages: usize) -> Self {
+        let (call, item) = if self.item < messages {
+            (self.call, self.item + 1)
+        } else {
+            (self.call + 1, 0)
+        };
+        Self { call, item }
+    }
+}
+
 /// One switch with reliable links.
 struct Switch {
     config: InNetworkConfig,
@@ -98,7 +110,6 @@ impl Switch {
         self.calls.last().map_or(0, |s| s.g + 1 + u64::from(packets))
     }
 
-    /// Receives a message.
     fn receive(&mut self, rank: usize, message: super::rank::Message) {
         let size = self.sends.len();
         let at = self.sends[rank];
@@ -143,22 +154,12 @@ impl Switch {
         }
         self.unacknowledged[rank].push((message.wr, at));
         let own = self.calls[at.call].controls[rank].expect("has called").call;
-        let items = 1 + if Self::sends_data(&own, rank) {
+        let messages = if Self::sends_data(&own, rank) {
             self.messages(&own)
         } else {
             0
         };
-        self.sends[rank] = if at.item + 1 < items {
-            At {
-                item: at.item + 1,
-                ..at
-            }
-        } else {
-            At {
-                call: at.call + 1,
-                item: 0,
-            }
-        };
+        self.sends[rank] = at.next(messages);
     }
 
     /// The next message for a rank, in order, if it is complete.
@@ -195,7 +196,7 @@ impl Switch {
     /// Records that the rank has received the message of [`Switch::next_for`].
     fn received_by(&mut self, rank: usize) {
         let at = self.receives[rank];
-        let call = *self.call(at.call).expect("said");
+        let call = *self.call(at.call).expect("all have called");
         let state = &mut self.calls[at.call];
         if at.item == 0 {
             state.control_done[rank] = true;
@@ -205,22 +206,12 @@ impl Switch {
         } else {
             state.done[at.item - 1][rank] = true;
         }
-        let items = 1 + if Self::receives_data(&call, rank) {
+        let messages = if Self::receives_data(&call, rank) {
             self.messages(&call)
         } else {
             0
         };
-        self.receives[rank] = if at.item + 1 < items {
-            At {
-                item: at.item + 1,
-                ..at
-            }
-        } else {
-            At {
-                call: at.call + 1,
-                item: 0,
-            }
-        };
+        self.receives[rank] = at.next(messages);
     }
 
     /// Number of messages of a rank that can be acknowledged now.

@@ -7,7 +7,6 @@ use super::input;
 use crate::buffers::{Bases, Data};
 use castnet_reduce::Kernel;
 
-/// A posted message.
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
     pub(crate) wr: u64,
@@ -111,7 +110,6 @@ impl Rank {
         self.carry_out();
     }
 
-    /// The output of a task.
     pub(crate) fn output(&mut self, task: usize) -> Vec<u8> {
         let state = &mut self.tasks[task];
         let length = state.task.output_bytes(self.number, self.size);
