@@ -1,10 +1,27 @@
-//! The protocol machines, payload-free.
+//! The protocol machines of groups, without payloads.
 //!
-//! A machine takes events, gives effects, and knows neither bytes, ports nor clocks: the engine carries its effects out
-//! on frames, the model checker on sets. The same lines run in the switch, the simulator, the checker and the fuzzer.
+//! A machine takes events and returns effects. It uses no bytes, ports or clocks: the engine executes its effects on frames, the model
+//! checker on sets. The same code runs in the switch, the simulator, the model checker and the fuzzer.
 //!
-//! [`Multicast`] is Cepheus' multicast forwarding table (III.B, III.D): one source, many paths, feedback gathered.
-//! [`Translated`] is EPIC's Mode-II (4.3): AllReduce, Reduce and Broadcast over a tree of switches.
+//! Main types: [`Multicast`] is Cepheus' multicast forwarding table (III.B, III.D), with one source, many paths and aggregated
+//! feedback. [`Translated`] is EPIC's Mode-II (4.3): AllReduce, Reduce and Broadcast over a tree of switches.
+//!
+//! ```
+//! use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};
+//! use castnet_wire::{Nanos, Psn};
+//!
+//! let source = PathId::new(0).unwrap();
+//! let mut machine = Multicast::new(MulticastConfig {
+//!     paths: 3,
+//!     source,
+//!     start_psn: Some(Psn::new(0)),
+//!     stall_timeout: Nanos::ZERO,
+//! });
+//! let mut effects = Effects::new();
+//! let data = Event::Data { from: source, psn: Psn::new(0), ack_request: true };
+//! machine.handle(Nanos::ZERO, data, &mut effects);
+//! assert_eq!(effects.as_slice(), [Effect::Replicate { psn: Psn::new(0) }]);
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -2,10 +2,10 @@
 
 use core::{array, fmt};
 
-/// Paths, or endpoints, that one group can have at one switch.
+/// Most paths or endpoints of one group at one switch.
 pub const PATHS_MAX: usize = 1024;
 
-/// Words of a set of all of them.
+/// Words of the largest path set.
 pub const WORDS_MAX: usize = PATHS_MAX / 64;
 
 /// An entry of a group's Path Table, below [`PATHS_MAX`].
@@ -34,7 +34,7 @@ impl fmt::Display for PathId {
     }
 }
 
-/// A set of paths, one bit each, in `W` words: of paths below `64 * W`, which is what a machine of that width has.
+/// A set of paths, one bit each, in `W` words. It can hold paths below `64 * W`: all paths of a machine of that width.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathSet<const W: usize = 1>([u64; W]);
 
@@ -48,10 +48,10 @@ impl<const W: usize> PathSet<W> {
     /// No path.
     pub const EMPTY: Self = Self([0; W]);
 
-    /// How many paths there can be in it.
+    /// The most paths in the set.
     pub const CAPACITY: usize = 64 * W;
 
-    /// The paths 0 to `count - 1`, as far as there can be.
+    /// Returns the paths 0 to `count - 1`, up to the capacity.
     pub fn first(count: usize) -> Self {
         Self(array::from_fn(|word| match count.saturating_sub(64 * word) {
             left @ 0..64 => (1 << left) - 1,
@@ -67,31 +67,31 @@ impl<const W: usize> PathSet<W> {
         set
     }
 
-    /// The word with the bit of `path`, and the bit. With one word nothing is asked.
+    /// Returns the index of the word with the bit of `path`, and the bit. With one word the index is constant.
     #[inline(always)]
     const fn bit(path: PathId) -> (usize, u64) {
         let word = if W == 1 { 0 } else { path.index() / 64 };
         (word, 1 << (path.index() % 64))
     }
 
-    /// Returns true if `path` is in it.
+    /// Returns true if the set contains `path`.
     #[inline]
     pub fn contains(&self, path: PathId) -> bool {
         let (word, bit) = Self::bit(path);
         self.0.get(word).is_some_and(|w| w & bit != 0)
     }
 
-    /// Puts `path` in.
+    /// Adds `path`.
     #[inline]
     pub fn insert(&mut self, path: PathId) {
         let (word, bit) = Self::bit(path);
         match self.0.get_mut(word) {
             Some(w) => *w |= bit,
-            None => debug_assert!(false, "a path of the machine"),
+            None => debug_assert!(false, "the path is one of the machine's"),
         }
     }
 
-    /// Takes `path` out.
+    /// Removes `path`.
     #[inline]
     pub fn remove(&mut self, path: PathId) {
         let (word, bit) = Self::bit(path);
@@ -108,26 +108,26 @@ impl<const W: usize> PathSet<W> {
         self
     }
 
-    /// What is in either.
+    /// Returns the union of both sets.
     #[must_use]
     #[inline]
     pub fn or(self, other: Self) -> Self {
         Self(array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
-    /// What is in it and not in `other`.
+    /// Returns the set without the paths of `other`.
     #[must_use]
     #[inline]
     pub fn minus(self, other: Self) -> Self {
         Self(array::from_fn(|i| self.0[i] & !other.0[i]))
     }
 
-    /// How many paths are in it.
+    /// The number of paths in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Returns true if no path is in it.
+    /// Returns true if the set is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0 == [0; W]
@@ -171,7 +171,7 @@ impl<const W: usize> fmt::Debug for PathSet<W> {
 #[derive(Clone, Debug)]
 pub struct PathIter<const W: usize = 1> {
     left: [u64; W],
-    /// The words before it are used up.
+    /// Index of the current word. All words before it have been visited.
     word: usize,
 }
 

@@ -1,8 +1,7 @@
-//! Asking for memory before it is needed.
+//! Prefetching of memory.
 
-/// Asks the processor for memory, and does not wait. Safe code does not have this instruction, so the caller of a machine passes it
-/// in.
+/// Prefetches memory. The instruction is not available in safe code, so the caller of a machine passes an implementation.
 pub trait Prefetch {
-    /// Asks for all cache lines of `value`.
+    /// Prefetches all cache lines of `value`.
     fn prefetch<T: ?Sized>(&self, value: &T);
 }

@@ -2,13 +2,13 @@
 
 use castnet_wire::{NakCode, Psn, RnrTimer, Syndrome};
 
-/// What the feedback of one path has told. Bytes only, so that entries pack without padding.
+/// The feedback state of one path. It has only byte fields, so that entries have no padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     ack: [u8; 3],
     msn: [u8; 3],
-    /// The NAK of `ack + 1`. A NAK of `e` acknowledges all up to `e - 1`, so its PSN needs no room of its own, and the
-    /// path's next progress makes it void.
+    /// The NAK of `ack + 1`. A NAK of `e` acknowledges all up to `e - 1`, so its PSN need not be stored. The next progress of the
+    /// path clears it.
     pub(super) refusal: Refusal,
 }
 
@@ -30,7 +30,7 @@ impl Entry {
         Psn::from_bytes(self.msn).value()
     }
 
-    /// The path has everything up to `ack`, and then `refusal`.
+    /// Records that the path has everything up to `ack`, and has refused the next PSN with `refusal`.
     pub(super) const fn advance(&mut self, ack: Psn, msn: u32, refusal: Refusal) {
         *self = Self {
             ack: ack.to_bytes(),
@@ -40,11 +40,10 @@ impl Entry {
     }
 }
 
-/// No NAK, or one, in a byte whose order is its precedence: where several paths refuse the same PSN, the largest is what
-/// the source must hear.
+/// A NAK or none, in a byte whose order is its precedence: if several paths refuse the same PSN, the source gets the largest.
 ///
-/// An RNR NAK is above a sequence NAK since coming again after the wait serves both; the longer wait is above the
-/// shorter; a NAK that ends the connection is above all.
+/// An RNR NAK is above a sequence NAK, because a repetition after the wait serves both. A longer wait is above a shorter one. A NAK
+/// that ends the connection is above all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Refusal(u8);
 
@@ -59,7 +58,7 @@ impl Refusal {
         Self(match syndrome {
             Syndrome::Ack => 0,
             Syndrome::Nak(NakCode::PsnSequenceError) => SEQUENCE,
-            // Code 0 is the longest wait, the others grow with their number.
+            // Code 0 is the longest wait; the waits of all other codes grow with their number.
             Syndrome::RnrNak(timer) => RNR + (timer.code().wrapping_sub(1) & 0x1F),
             Syndrome::Nak(NakCode::InvalidRequest) => FATAL,
             Syndrome::Nak(NakCode::RemoteAccessError) => FATAL + 1,
@@ -67,7 +66,7 @@ impl Refusal {
         })
     }
 
-    /// What stands in the AETH for it; `None` for no NAK.
+    /// The AETH syndrome of the NAK; `None` for no NAK.
     pub(super) const fn syndrome(self) -> Option<Syndrome> {
         Some(match self.0 {
             0 => return None,
@@ -83,7 +82,7 @@ impl Refusal {
         self.0 == 0
     }
 
-    /// The source has gone back, so the path will speak again, unless its connection has ended.
+    /// Clears the NAK because the source has gone back, unless it has ended the connection.
     pub(super) const fn serve(&mut self) {
         if self.0 < FATAL {
             self.0 = 0;

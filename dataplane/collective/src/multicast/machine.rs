@@ -1,4 +1,4 @@
-//! The multicast machine itself.
+//! The multicast machine.
 
 use super::entry::{Entry, Refusal};
 use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, TimerReason};
@@ -8,38 +8,37 @@ use alloc::boxed::Box;
 use alloc::vec;
 use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
 
-/// How far behind the first data the paths are assumed to be where the start is not known: half of the half circle that
-/// can be compared. That is more than any requester has outstanding, and leaves as much again ahead.
+/// The assumed distance of the paths behind the first data if the start PSN is unknown: half of the half circle that can be compared.
+/// It is more than any requester has outstanding, and leaves the same distance ahead.
 const UNKNOWN_BEHIND: i32 = 1 << 22;
 
-/// The state of one group at one switch: Cepheus' MFT but for what only rewriting needs.
+/// The state of one group at one switch: Cepheus' MFT without the fields for rewriting.
 ///
-/// Replication. Data from the source goes on by every path that has not acknowledged it: a new packet by all, a
-/// retransmitted one only if it is needed (M3). What all have acknowledged goes nowhere; the acknowledgement that the
-/// source must have missed is given again when it asks or comes by the last such packet. In a tree, the lowest switch
+/// Replication. Data from the source is sent to every path that has not acknowledged it: a new packet to all paths, a retransmitted
+/// one only to those that need it (M3). Data that all paths have acknowledged is not sent. The source has missed that
+/// acknowledgement: it gets it again if the packet requests one, or with the last acknowledged packet. In a tree, the lowest switch
 /// whose feedback was lost answers.
 ///
-/// Acknowledgement. AggAckPSN is at all times the lowest AckPSN. The paper keeps one path that holds it (triPort), and looks
-/// at all entries when that path moves. Here those that hold it are counted, and all entries are looked at only when
-/// the last of them has moved: once per aggregated ACK, in whatever order the paths answer. Each time, an ACK goes to the
-/// source (M1).
+/// Acknowledgement. AggAckPSN is always the lowest AckPSN. The paper keeps one path with that value (triPort), and scans all entries
+/// when this path moves. This machine counts the paths with that value, and scans all entries only when the last of them has moved:
+/// once per aggregated ACK, for every order of answers. Each time an ACK is sent to the source (M1).
 ///
-/// Refusal. A NAK of `e` acknowledges all before `e`, so each path's pending NAK is that of its own AckPSN + 1, and one
-/// byte per entry holds it. The paper keeps a single MePSN instead, and forgets the NAK of one path when another's lower
-/// one comes or goes. A NAK goes to the source when AggAckPSN reaches the PSN before it, looked for on ACKs and on NAKs
-/// alike (M2), once until the source goes back. Where several paths refuse the same PSN, the strongest refusal goes: one
-/// that ends the connection, then the longest RNR wait, then a gap. A refusal that ends the connection stays, since its
-/// receiver will not repeat it: it goes again each time the source comes back to that PSN or asks.
+/// Refusal. A NAK of `e` acknowledges all before `e`, so the pending NAK of each path is that of its AckPSN + 1, and one byte per
+/// entry is enough. The paper keeps a single MePSN instead, and loses the NAK of one path when a lower one of another path is received
+/// or served. A NAK is sent to the source when AggAckPSN reaches the PSN before it. The machine checks that on ACKs and on NAKs (M2),
+/// and sends it once until the source goes back. If several paths refuse the same PSN, the strongest refusal is sent: one that ends
+/// the connection, then the longest RNR wait, then a gap. A refusal that ends the connection is kept, because its receiver does not
+/// repeat it: it is sent again each time the source goes back to that PSN or requests an acknowledgement.
 ///
-/// Nothing here mutates but through [`handle`](Self::handle) and [`handle_timeout`](Self::handle_timeout). The order of
-/// calls: `handle` for each frame, then `poll_timeout`, and `handle_timeout` when that time has come.
+/// Only [`handle`](Self::handle), [`next_data`](Self::next_data) and [`handle_timeout`](Self::handle_timeout) change the state. Call
+/// `handle` for each frame, then `poll_timeout`, and `handle_timeout` at the returned time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Multicast {
-    /// The Path Table. The source's own entry is unused.
+    /// The Path Table. The entry of the source is unused.
     table: Box<[Entry]>,
-    /// Last progress, or the first data after none was outstanding.
+    /// Time of the last progress, or of the first data after none was outstanding.
     since: Nanos,
-    /// When a stall is to be reported.
+    /// Time at which a stall is reported.
     stall_at: Nanos,
     stall_timeout: Nanos,
     /// Newest data seen. No AckPSN is ever beyond it.
@@ -47,27 +46,27 @@ pub struct Multicast {
     /// AggAckPSN: the lowest AckPSN.
     agg_ack: Psn,
     source: PathId,
-    /// How many paths have the lowest AckPSN, `agg_ack`: the paper's triPort, but all that tie.
+    /// The number of paths whose AckPSN is `agg_ack`. The paper's triPort is one of them.
     lowest: u16,
     phase: Phase,
-    /// The NAK of `agg_ack + 1` has gone to the source, and the source has not gone back since.
+    /// True if the NAK of `agg_ack + 1` has been sent to the source, and the source has not gone back since.
     nak_sent: bool,
 }
 
-/// What is known of the PSNs.
+/// The knowledge about the PSNs of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// Nothing: no data has come yet.
+    /// No data has been received, and the start is unknown.
     Learning,
-    /// `agg_ack` is only where counting begins. It is never sent: a requester believes any ACK, and this one could be of
-    /// a PSN that it never sent.
+    /// `agg_ack` is only the start of counting. It is never sent: a requester accepts any ACK, and this one may have a PSN that it
+    /// never sent.
     Baseline,
-    /// `agg_ack` was acknowledged by all paths.
+    /// All paths have acknowledged `agg_ack`.
     Acknowledged,
 }
 
 impl Multicast {
-    /// A group that has seen nothing yet. All memory that it will ever need is reserved here.
+    /// Returns the machine of a new group. Allocates all memory of the machine.
     pub fn new(config: MulticastConfig) -> Self {
         let MulticastConfig {
             paths,
@@ -95,7 +94,7 @@ impl Multicast {
         }
     }
 
-    /// Takes on the state of `of`, a machine of the same configuration. Allocates no memory.
+    /// Copies the state of `of`, a machine of the same configuration. Does not allocate.
     pub fn copy_state(&mut self, of: &Self) {
         self.table.clone_from(&of.table);
         *self = Self {
@@ -104,7 +103,7 @@ impl Multicast {
         };
     }
 
-    /// Takes a frame in. `out` is emptied first, then holds at least one effect and at most two.
+    /// Handles a frame. Clears `out`, and writes one or two effects to it.
     pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Effects) {
         out.clear();
         match event {
@@ -132,8 +131,8 @@ impl Multicast {
         }
     }
 
-    /// The fast path of [`handle`](Self::handle) for nearly all of a stream: data of the source with the PSN that comes
-    /// next, which goes to all receivers. `false`, and nothing has changed, where it takes more than that.
+    /// The fast path of [`handle`](Self::handle), for nearly all frames of a stream: data of the source with the next expected PSN,
+    /// which is sent to all receivers. Returns false, with nothing changed, in all other cases.
     #[inline]
     pub fn next_data(&mut self, now: Nanos, psn: Psn) -> bool {
         let next = self.phase != Phase::Learning && psn == self.newest.next();
@@ -144,15 +143,15 @@ impl Multicast {
         taken
     }
 
-    /// Returns true if the data packet of `psn` is to go to `path`: one that is not the source's and has not acknowledged it (M3).
+    /// Returns true if the data packet of `psn` must be sent to `path`: the path is not the source, and has not acknowledged it (M3).
     #[inline]
     pub fn lacks(&self, path: PathId, psn: Psn) -> bool {
         let entry = self.table.get(path.index());
-        // Against AggAckPSN first: only after it are comparisons safe from the wrap.
+        // The comparison with AggAckPSN comes first: only PSNs after it can be compared without wrapping.
         path != self.source && psn.is_after(self.agg_ack) && entry.is_some_and(|e| psn.is_after(e.ack()))
     }
 
-    /// Prefetches the memory that feedback of `from` touches beside the machine itself.
+    /// Prefetches the memory outside of the machine that feedback of `from` touches.
     #[inline]
     pub fn prefetch(&self, from: PathId, by: &impl Prefetch) {
         if let Some(entry) = self.table.get(from.index()) {
@@ -166,13 +165,13 @@ impl Multicast {
         paths.filter(move |&path| self.lacks(path, psn))
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called, and why.
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is due, and the reason.
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let watched = self.is_outstanding() && self.stall_timeout > Nanos::ZERO;
         watched.then_some((self.stall_at, TimerReason::Stall))
     }
 
-    /// Time has passed. `out` is emptied first; a stall is reported once per stall time-out.
+    /// Handles a due timer. Clears `out` first. A stall is reported once per stall time-out.
     pub fn handle_timeout(&mut self, now: Nanos, out: &mut Effects) {
         out.clear();
         if self.poll_timeout().is_some_and(|(at, _)| now >= at) {
@@ -187,8 +186,8 @@ impl Multicast {
         }
     }
 
-    /// The PSN that new data will have; `None` while no data has come and none was foretold. A frame with another PSN may
-    /// change more than this count, so its ICRC must be verified before it is handled.
+    /// The next expected PSN of data; `None` if the start PSN is unknown and no data has been received. A frame with another PSN may
+    /// change other state, so its ICRC must be verified first.
     pub fn next_psn(&self) -> Option<Psn> {
         (self.phase != Phase::Learning).then(|| self.newest.next())
     }
@@ -202,11 +201,11 @@ impl Multicast {
             .map(|(_, entry)| entry)
             .filter(|e| !e.refusal.is_none());
         let paths = self.entries().map(|(path, entry)| {
-            // What was assumed when joining a running stream is not told as if a path had said it.
-            let told = entry.ack().is_after(self.agg_ack) || self.phase == Phase::Acknowledged;
+            // The value assumed when joining a running stream is not reported as an AckPSN.
+            let known = entry.ack().is_after(self.agg_ack) || self.phase == Phase::Acknowledged;
             PathStatus {
                 path,
-                ack_psn: told.then(|| entry.ack()),
+                ack_psn: known.then(|| entry.ack()),
                 msn: entry.msn(),
                 refusal: entry.refusal.syndrome(),
             }
@@ -225,12 +224,12 @@ impl Multicast {
         }
     }
 
-    /// Bytes that a frame of the group can touch: the head of the machine and its Path Table.
+    /// Bytes that a frame can touch: the machine itself and its Path Table.
     pub fn hot_bytes(&self) -> usize {
         core::mem::size_of::<Self>() + core::mem::size_of_val(&*self.table)
     }
 
-    /// Bytes that only set-up touches: none, the configuration is taken apart into the head.
+    /// Bytes that only set-up touches: none.
     pub fn cold_bytes(&self) -> usize {
         0
     }
@@ -250,8 +249,8 @@ impl Multicast {
         if self.phase == Phase::Learning {
             self.learn(psn);
         }
-        // In this order: AggAckPSN is the one measure, and nothing beyond the half circle after it is taken as newer. So all
-        // PSNs that are kept lie within one half circle, where comparisons are safe from the wrap.
+        // AggAckPSN is checked first: a PSN beyond the half circle after it does not count as newer. So all stored PSNs lie within
+        // one half circle, where they can be compared.
         if !psn.is_after(self.agg_ack) {
             self.on_acknowledged_data(psn, ack_request, out);
         } else if psn.is_after(self.newest) {
@@ -262,7 +261,7 @@ impl Multicast {
         }
     }
 
-    /// No AckPSN is beyond the newest data, so nobody has this packet and nobody need be asked.
+    /// Handles new data. No AckPSN is beyond the newest data, so all paths need the packet.
     #[inline]
     fn on_new_data(&mut self, now: Nanos, psn: Psn) {
         if !self.is_outstanding() {
@@ -271,12 +270,11 @@ impl Multicast {
         self.newest = psn;
     }
 
-    /// Takes the first data of a stream that may have been running for long as a measure.
+    /// Sets the start of counting from the first data of a stream that may already be running.
     ///
-    /// To take all before it as acknowledged would be wrong: the source may have older PSNs outstanding that some receiver
-    /// lacks. Their retransmission would be filtered away, and the source told that all have them. So the paths are
-    /// assumed to be as far behind as can be: everything is passed on, and nothing is acknowledged, until each path has
-    /// spoken for itself.
+    /// Data before that PSN must not count as acknowledged: the source may have older PSNs outstanding that a receiver lacks. Their
+    /// retransmissions would be filtered, and acknowledged to the source. So the paths are assumed to be as far behind as possible:
+    /// all data is replicated, and nothing is acknowledged, until each path has sent feedback.
     fn learn(&mut self, psn: Psn) {
         let baseline = psn.add(-UNKNOWN_BEHIND);
         self.table.fill(Entry::new(baseline));
@@ -286,10 +284,10 @@ impl Multicast {
         self.phase = Phase::Baseline;
     }
 
-    /// Data that came before and that not all have acknowledged: to those that have not (M3).
+    /// Handles retransmitted data that some paths have not acknowledged: it is sent to these paths (M3).
     fn on_retransmission(&mut self, psn: Psn, out: &mut Effects) {
         for entry in &mut self.table {
-            // A requester that goes back sends all from there again, so what was refused from there on is served.
+            // A requester that goes back repeats all packets from there on, so it serves all refusals from there on.
             if !psn.is_after(entry.ack().next()) {
                 entry.refusal.serve();
             }
@@ -301,10 +299,10 @@ impl Multicast {
         }
     }
 
-    /// Data that all have acknowledged: the source has missed that, and has gone back further than any NAK asked for.
+    /// Handles data that all paths have acknowledged: the source has missed the ACK, and has gone back further than any NAK requires.
     ///
-    /// It is told so where it asks, and at the last such packet, which it always comes by, even if it does not: the
-    /// packets that ask may be those that are lost each time.
+    /// The ACK is sent again if the packet requests it. It is also sent for the last acknowledged packet, which the source always
+    /// repeats: packets with a request may be lost each time.
     fn on_acknowledged_data(&mut self, psn: Psn, ack_request: bool, out: &mut Effects) {
         for entry in &mut self.table {
             entry.refusal.serve();
@@ -313,7 +311,7 @@ impl Multicast {
         if answer {
             self.send_ack(out);
         }
-        // Only what ends the connection is left now. It was sent; it is sent again to a source that asks.
+        // A refusal that is left now ends the connection. It was sent before, and is sent again to a source that requests an answer.
         if answer || self.refusal().is_none() {
             self.nak_sent = false;
             self.send_nak(out);
@@ -332,7 +330,7 @@ impl Multicast {
         if self.phase == Phase::Learning {
             return emit(out, Effect::Drop(DropReason::AckAhead));
         }
-        // In this order: only between AggAckPSN and the newest data are comparisons safe from the wrap.
+        // These checks come first: only PSNs between AggAckPSN and the newest data can be compared without wrapping.
         if !psn.is_after(self.agg_ack) {
             return;
         }
@@ -365,15 +363,15 @@ impl Multicast {
         } else {
             entry.refusal = entry.refusal.max(refusal);
         }
-        // By the letter of the paper a NAK is looked for only where an ACK is sent; then the NAK of the path that is
-        // itself the lowest would never leave.
+        // In the paper, a NAK is evaluated only when an ACK is sent. Then the NAK of the path with the lowest AckPSN would never be
+        // sent.
         if !refusal.is_none() {
             self.send_nak(out);
         }
     }
 
-    /// Looks for the lowest AckPSN again, once no path is left if it was: AggAckPSN rises. Returns the first path that has it,
-    /// and the strongest refusal of those that do.
+    /// Finds the new lowest AckPSN after the last path with the old one has moved, and raises AggAckPSN. Returns the first path with
+    /// the new value, and the strongest refusal of all paths with it.
     fn raise_agg_ack(&mut self) -> (usize, Refusal) {
         let (before, source) = (self.agg_ack, self.source.index());
         let (mut least, mut first, mut strongest) = (i32::MAX, source, Refusal::NONE);
@@ -417,7 +415,7 @@ impl Multicast {
         }
     }
 
-    /// The message sequence number that came with the lowest AckPSN.
+    /// The message sequence number of the feedback with the lowest AckPSN.
     fn msn(&self) -> u32 {
         self.table[self.waits_for().index()].msn()
     }
@@ -453,19 +451,19 @@ impl Multicast {
         self.newest != self.agg_ack
     }
 
-    /// The first path whose AckPSN is the lowest; the source's own if there is no other.
+    /// Returns the first path whose AckPSN is the lowest; the path of the source if there is no other.
     fn waits_for(&self) -> PathId {
         let mut lowest = self.entries().filter(|(_, entry)| entry.ack() == self.agg_ack);
         lowest.next().map_or(self.source, |(path, _)| path)
     }
 
-    /// The receivers.
+    /// The entries of all receivers.
     fn entries(&self) -> impl Iterator<Item = (PathId, &Entry)> {
         let paths = (0..).map_while(PathId::new).zip(&self.table);
         paths.filter(|(path, _)| *path != self.source)
     }
 
-    /// Data that some receiver lacks, if there are receivers at all.
+    /// Writes the effects of data that some receiver lacks.
     fn replicate(&self, psn: Psn, out: &mut Effects) {
         if self.table.len() > 1 {
             emit(out, Effect::Replicate { psn });

@@ -1,4 +1,4 @@
-//! Reliable multicast from one source over many paths (Cepheus III.B, III.D): what goes in, what comes out.
+//! Reliable multicast from one source over many paths (Cepheus III.B, III.D): configuration, events and effects.
 
 mod entry;
 mod machine;
@@ -10,22 +10,22 @@ use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
 
 pub use machine::Multicast;
 
-/// What a group is made of, as far as the machine must know.
+/// The configuration of a group, as the machine needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MulticastConfig {
-    /// Entries of the Path Table, the source's included: at most [`PATHS_MAX`](crate::path::PATHS_MAX), and more than the
-    /// source's own index (a number outside of that is brought inside).
+    /// Entries of the Path Table, including the source: at most [`PATHS_MAX`](crate::path::PATHS_MAX), and more than the index of the
+    /// source. A number outside of this range is clamped.
     pub paths: u16,
-    /// The path towards the source. Feedback leaves by it (the paper's AckOutPort).
+    /// The path towards the source. Feedback is sent to it (the paper's AckOutPort).
     pub source: PathId,
-    /// The PSN of the source's first packet. `None` if the switch joins a stream that may already run, as after its
-    /// own restart: it is then learned from the first data that comes.
+    /// The PSN of the source's first packet. `None` if the switch joins a stream that may already be running, for example after its
+    /// own restart. It is then learned from the first received data.
     pub start_psn: Option<Psn>,
-    /// How long data may be outstanding without progress before [`Effect::Stalled`]; zero for never.
+    /// Time without progress of outstanding data before [`Effect::Stalled`]; zero for never.
     pub stall_timeout: Nanos,
 }
 
-/// A frame of the group came in. Its ICRC has been verified where it must be.
+/// A received frame of the group. Its ICRC has been verified if that is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A request packet: SEND or WRITE in any position.
@@ -37,7 +37,7 @@ pub enum Event {
         /// Its AckReq bit.
         ack_request: bool,
     },
-    /// An acknowledge packet, of a host or of the switch below.
+    /// An acknowledge packet, from a host or a switch.
     Feedback {
         /// The path it came by.
         from: PathId,
@@ -45,28 +45,28 @@ pub enum Event {
         psn: Psn,
         /// Messages that the responder has completed, 24 bits.
         msn: u32,
-        /// What it says.
+        /// ACK, NAK or RNR NAK.
         syndrome: Syndrome,
     },
-    /// A congestion notification packet. Each is passed on for now: to pass only those of the most congested path of a
-    /// window (Cepheus III.D, contract M4) needs counts over time, which are not here yet.
+    /// A congestion notification packet. Each one is forwarded. Forwarding only those of the most congested path of a window (Cepheus
+    /// III.D, contract M4) needs counts over time, which are not implemented yet.
     Cnp {
         /// The path it came by.
         from: PathId,
     },
 }
 
-/// What is to be done. An event has at least one effect, and [`Effect::Absorb`] only alone.
+/// An action for the caller. An event has at least one effect. [`Effect::Absorb`] is always the only one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Forward the data packet by each path that [lacks](Multicast::lacks) it; there is at least one.
+    /// Send the data packet to each path that [lacks](Multicast::lacks) it; there is at least one.
     Replicate {
         /// Its PSN.
         psn: Psn,
     },
-    /// Make an acknowledge packet. The frame that caused it, if it was feedback, ends here.
+    /// Send an acknowledge packet. If feedback has caused it, that frame is consumed.
     Acknowledge {
-        /// The path to send it by: the source's.
+        /// The path of the source.
         to: PathId,
         /// Its PSN.
         psn: Psn,
@@ -75,28 +75,28 @@ pub enum Effect {
         /// ACK, NAK or RNR NAK.
         syndrome: Syndrome,
     },
-    /// Pass the congestion notification on.
+    /// Forward the congestion notification.
     Cnp {
-        /// The path to send it by: the source's.
+        /// The path of the source.
         to: PathId,
     },
-    /// The frame has served its purpose: nothing leaves, and nothing was wrong.
+    /// Consume the frame. Nothing is sent, and nothing is wrong.
     Absorb,
-    /// The frame ends here, to be counted.
+    /// Drop the frame for this reason.
     Drop(DropReason),
-    /// Tell the operator: data is outstanding and this path is the last one waited for.
+    /// Report a stall: data is outstanding, and this path has made no progress.
     Stalled {
         /// The path whose AckPSN is the lowest.
         path: PathId,
-        /// When the last progress was.
+        /// Time of the last progress.
         since: Nanos,
     },
 }
 
-/// The effects of one event, in the order in which they are to be carried out.
+/// The effects of one event, in the order of execution.
 pub type Effects = ArrayVec<Effect, 4>;
 
-/// Why a machine wants to be woken.
+/// The reason of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TimerReason {
     /// Outstanding data has made no progress for the group's stall time-out.
@@ -108,32 +108,32 @@ pub enum TimerReason {
 pub struct MulticastStatus {
     /// The path towards the source.
     pub source: PathId,
-    /// The newest PSN of data seen. `None` before the first packet of a group without a known start.
+    /// The newest received PSN of data. `None` before the first packet of a group without a known start.
     pub newest_psn: Option<Psn>,
-    /// AggAckPSN: all paths have acknowledged this and all before it. `None` while that is not known.
+    /// AggAckPSN: all paths have acknowledged this PSN and all before it. `None` while it is unknown.
     pub agg_ack_psn: Option<Psn>,
-    /// MePSN: the lowest PSN that a path has refused or misses, and to which the source has not gone back since.
+    /// MePSN: the lowest PSN that a path has refused or lacks, and to which the source has not gone back since.
     pub me_psn: Option<Psn>,
-    /// True if the NAK of the PSN after AggAckPSN has gone to the source, and the source has not gone back since.
+    /// True if the NAK of the PSN after AggAckPSN has been sent to the source, and the source has not gone back since.
     pub nak_sent: bool,
-    /// The path waited for: the lowest AckPSN (the paper's triPort). `None` if nothing is outstanding.
+    /// The path with the lowest AckPSN (the paper's triPort). `None` if nothing is outstanding.
     pub waiting_for: Option<PathId>,
-    /// When the last progress was, where something is outstanding.
+    /// Time of the last progress. `None` if nothing is outstanding.
     pub since: Option<Nanos>,
-    /// The Path Table but for the source's entry, by path.
+    /// The Path Table without the entry of the source.
     pub paths: Vec<PathStatus>,
 }
 
 /// One entry of the Path Table, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStatus {
-    /// Which one.
+    /// The path.
     pub path: PathId,
-    /// AckPSN: the newest PSN that this path has acknowledged. `None` while that is not known.
+    /// AckPSN: the newest PSN that this path has acknowledged. `None` while it is unknown.
     pub ack_psn: Option<Psn>,
-    /// The message sequence number that came with it.
+    /// The message sequence number in the same feedback.
     pub msn: u32,
-    /// The NAK or RNR NAK of the PSN after AckPSN, where that was the path's last word and the source has not gone back
-    /// to it since.
+    /// The NAK or RNR NAK of the PSN after AckPSN, if it was the last feedback of the path and the source has not gone back to that PSN
+    /// since.
     pub refusal: Option<Syndrome>,
 }

@@ -1,7 +1,7 @@
-//! PSN bridging: from the numbers of the wire to positions and back.
+//! PSN bridging: converts PSNs on the wire to positions and back.
 //!
-//! A host's `u` and `d` count only what that host sends and receives. From the lowest position that is not acknowledged,
-//! whose `u` or `d` is known, the collectives in flight are walked to any other.
+//! The `u` and `d` of a host count only packets that this host sends or receives. Conversion starts at the lowest unacknowledged
+//! position, whose `u` or `d` is known, and walks over the collectives in flight.
 
 use super::calls::Role;
 use super::endpoint::Receiving;
@@ -9,14 +9,14 @@ use super::machine::Translated;
 use super::{EndpointId, EndpointKind};
 use castnet_wire::Psn;
 
-/// Where a packet from an endpoint belongs.
+/// The location of a packet from an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Location {
-    /// It has been acknowledged to the endpoint, or is finished here; whether it is the newest that is.
+    /// It has been acknowledged to the endpoint, or is finished here. `newest` is true for the newest such packet.
     Done { newest: bool },
-    /// At this position.
+    /// It has this position.
     At(u64),
-    /// Beyond a control message that has not come.
+    /// It lies beyond a control message that has not been received.
     Unknown,
 }
 
@@ -46,7 +46,7 @@ impl<const W: usize> Translated<W> {
     pub(super) fn locate(&self, from: EndpointId, psn: Psn) -> Location {
         let receiving = &self.endpoint(from).receiving;
         match self.kind(from) {
-            // Nearly always it is the next one.
+            // Nearly always it is the next expected packet.
             EndpointKind::Rank { sq_psn, .. } if psn == wire(sq_psn, receiving.expected_u) => {
                 debug_assert_eq!(self.locate_in_turn(from), Some(receiving.expected));
                 Location::At(receiving.expected)
@@ -72,7 +72,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The position of what a host sends next, by walking there.
+    /// The position of the next packet of a host, by a walk over the collectives.
     fn locate_in_turn(&self, from: EndpointId) -> Option<u64> {
         let Receiving {
             confirmed,
@@ -85,14 +85,14 @@ impl<const W: usize> Translated<W> {
         self.calls.forward(from, Role::Sends, confirmed, ahead, known)
     }
 
-    /// TranslateHeader: the PSN with which the packet `g` goes to `endpoint`: `d` for a rank, `g` itself for a switch. For
-    /// what [`super::Effect::Emit`] and [`super::Effect::EmitControl`] name.
+    /// TranslateHeader: returns the PSN of the packet `g` to `endpoint`: `d` for a rank, `g` itself for a switch. It is defined for the
+    /// packets of [`super::Effect::Emit`] and [`super::Effect::EmitControl`].
     #[inline]
     pub fn towards(&self, endpoint: EndpointId, g: Psn) -> Psn {
         self.header(g).psn(endpoint)
     }
 
-    /// The same for one packet that goes to many.
+    /// Returns the part of TranslateHeader that is equal for all receivers of a packet.
     #[inline]
     pub fn header(&self, g: Psn) -> Header<'_, W> {
         Header {
@@ -113,7 +113,7 @@ impl<const W: usize> Translated<W> {
                 let walked =
                     || sending.acked_d + self.calls.count(endpoint, Role::Receives, sending.acked, at);
                 let d = if at + 1 == sending.next {
-                    // It has just gone out in its turn.
+                    // The packet has just been sent in order.
                     debug_assert_eq!(walked(), sending.next_d - 1);
                     sending.next_d - 1
                 } else {
@@ -126,7 +126,7 @@ impl<const W: usize> Translated<W> {
     }
 }
 
-/// What TranslateHeader needs to know of one packet, whoever gets it.
+/// The part of TranslateHeader that is equal for all receivers of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Header<'a, const W: usize = 1> {
     machine: &'a Translated<W>,
@@ -135,7 +135,7 @@ pub struct Header<'a, const W: usize = 1> {
 }
 
 impl<const W: usize> Header<'_, W> {
-    /// The PSN with which it goes to `endpoint`: as [`Translated::towards`].
+    /// The PSN of the packet to `endpoint`. See [`Translated::towards`].
     #[inline]
     pub fn psn(&self, endpoint: EndpointId) -> Psn {
         self.machine.translate_header(endpoint, self.g, self.at)

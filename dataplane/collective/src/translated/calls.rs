@@ -1,14 +1,14 @@
-//! The collectives in flight, and who sends and receives what in each.
+//! The collectives in flight, with the senders and receivers of their packets.
 //!
-//! Positions are counted from the group's first packet in 64 bits, which never wrap; the 24 bits of the wire are made and
-//! read in `bridge` alone.
+//! Positions count packets from the first one of the group, in 64 bits, and never wrap. Only `bridge` converts them from and to the 24
+//! bits on the wire.
 
 use super::{EndpointId, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
 use castnet_wire::{Call, CallFlags, Control, DataType, Opcode, Operation, Primitive, Verdict};
 
-/// What stands in a place of the ring that is not in use.
+/// The call of an unused ring entry.
 const NO_CALL: Call = Call {
     primitive: Primitive::AllReduce,
     root: 0,
@@ -24,15 +24,15 @@ const NO_CALL: Call = Call {
 pub(super) struct Collective {
     /// The position of its control message; data follows.
     pub(super) start: u64,
-    /// What the first that spoke of it here said: the mapping of all, until they are found to disagree.
+    /// The call in the first received control message. It defines the mapping of packets, unless ranks disagree.
     pub(super) call: Call,
-    /// The control message of all that have spoken here; the result once it is there.
+    /// The merged control message of all endpoints received so far; later the result.
     pub(super) control: Control,
-    /// The endpoint behind which the root is. Of no meaning for AllReduce.
+    /// The endpoint with the root rank behind it. It has no meaning for AllReduce.
     root: EndpointId,
 }
 
-/// Which way a packet goes, as an endpoint's partner sees it.
+/// The direction of a packet between an endpoint and this switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// From the endpoint to this switch.
@@ -46,9 +46,9 @@ pub(super) enum Role {
 pub(super) enum Flow {
     /// Control messages and AllReduce: up the tree, then down.
     UpDown,
-    /// All but the one send to it.
+    /// All other endpoints send to this one.
     Gather(EndpointId),
-    /// It sends to all others.
+    /// This endpoint sends to all others.
     Scatter(EndpointId),
 }
 
@@ -83,7 +83,7 @@ impl Collective {
         }
     }
 
-    /// Returns true if the packet at `g` goes that way at `endpoint`.
+    /// Returns true if `endpoint` has this role for the packet at `g`.
     pub(super) fn involves(&self, endpoint: EndpointId, role: Role, g: u64) -> bool {
         match self.flow(g) {
             Flow::UpDown => true,
@@ -92,12 +92,12 @@ impl Collective {
         }
     }
 
-    /// The position after the last that is like `g`: the control message alone, or all data.
+    /// The position after the part of `g`: the control message alone, or all data.
     pub(super) fn part_end(&self, g: u64) -> u64 {
         if g == self.start { g + 1 } else { self.end() }
     }
 
-    /// The messages that are complete once the packets from `from` to before `to` are, both within one part.
+    /// The number of messages that end in the packets from `from` to before `to`, both within one part.
     pub(super) fn messages(&self, from: u64, to: u64, message_packets: u16) -> u32 {
         if from == self.start {
             return 1;
@@ -118,10 +118,10 @@ impl Collective {
         }
     }
 
-    /// How the data packet at `g` must be cut (docs/control-message.md): of the call's bytes, `pmtu` to a packet and
-    /// `message_packets` to a message, but for the last of each.
+    /// Returns the required shape of the data packet at `g` (docs/control-message.md): `pmtu` bytes per packet and `message_packets`
+    /// packets per message, except for the last of each.
     pub(super) fn cut(&self, g: u64, pmtu: u16, message_packets: u16) -> PacketShape {
-        // Below the number of packets, which has 32 bits.
+        // Less than the number of packets, which has 32 bits.
         let index = (g - self.start - 1) as u32;
         let left = self
             .call
@@ -166,7 +166,7 @@ impl Calls {
         }
     }
 
-    /// Takes on the collectives of another ring of this size, this one being as it was made.
+    /// Copies the collectives of another ring of the same size. This ring must be new.
     pub(super) fn copy_state(&mut self, of: &Self) {
         for index in (0..of.count).map(|nth| of.index(nth)) {
             self.ring[index] = of.ring[index].clone();
@@ -191,7 +191,7 @@ impl Calls {
         core::mem::size_of_val(&*self.ring)
     }
 
-    /// The next collective, of which `control` is the first to speak.
+    /// Adds the next collective. `control` is its first received control message.
     pub(super) fn push(&mut self, control: &Control, root: EndpointId) -> usize {
         let index = self.index(self.count);
         self.ring[index] = Collective {
@@ -205,7 +205,7 @@ impl Calls {
         index
     }
 
-    /// Forgets those that end at or before `base`, but none from `limit` on.
+    /// Removes collectives that end at or before `base`, but none from `limit` on.
     pub(super) fn retire(&mut self, base: u64, limit: u64) {
         while self.count > 0 {
             let index = self.index(0);
@@ -219,7 +219,7 @@ impl Calls {
         }
     }
 
-    /// The place in the ring of the collective that `g` belongs to.
+    /// Returns the ring index of the collective of position `g`.
     #[inline(always)]
     pub(super) fn find(&self, g: u64) -> Option<usize> {
         let oldest = self.index(0);
@@ -249,7 +249,7 @@ impl Calls {
         &self.ring[index & (self.ring.len() - 1)]
     }
 
-    /// The oldest in flight, if there is one.
+    /// The oldest collective in flight. It has no meaning if there is none.
     #[inline]
     pub(super) fn oldest(&self) -> &Collective {
         &self.ring[self.index(0)]
@@ -264,7 +264,7 @@ impl Calls {
         (0..self.count).map(|i| (self.first.wrapping_add(i), &self.ring[self.index(i)]))
     }
 
-    /// The first position from `g` on that goes that way at `endpoint`.
+    /// The first position from `g` on for which `endpoint` has this role.
     pub(super) fn settle(&self, endpoint: EndpointId, role: Role, g: u64) -> u64 {
         match self.find(g) {
             Some(index) if !self.ring[index].involves(endpoint, role, g) => self.ring[index].end(),
@@ -272,7 +272,7 @@ impl Calls {
         }
     }
 
-    /// How many packets from `from` to before `to` go that way at `endpoint`.
+    /// The number of packets from `from` to before `to` for which `endpoint` has this role.
     pub(super) fn count(&self, endpoint: EndpointId, role: Role, from: u64, to: u64) -> u64 {
         let (mut g, mut count) = (from, 0);
         while g < to {
@@ -287,7 +287,7 @@ impl Calls {
         count
     }
 
-    /// The position `count` packets of that way after `from`, settled; `None` if that is past `limit`.
+    /// The position `count` packets of this role after `from`, settled; `None` if that is past `limit`.
     pub(super) fn forward(
         &self,
         endpoint: EndpointId,
@@ -316,7 +316,7 @@ impl Calls {
     }
 }
 
-/// The shape of a control message's packet is its own: nothing is compared.
+/// The shape in the slot of a control message. It is not compared.
 pub(super) const NO_SHAPE: PacketShape = PacketShape {
     opcode: Opcode::SendOnlyImm,
     payload: 0,
@@ -358,15 +358,15 @@ mod tests {
         })
     }
 
-    /// The collective of `g`, by looking at each.
+    /// The collective of `g`, by a linear scan.
     fn of(calls: &Calls, g: u64) -> Option<&Collective> {
         calls.iter().map(|(_, c)| c).find(|c| c.start <= g && g < c.end())
     }
 
     proptest! {
-        /// The mapping, held equal to walking packet by packet.
+        /// The mapping agrees with a walk over all packets.
         #[test]
-        fn forward_and_count_are_a_walk(calls in ring(), e in 0u8..4, sends: bool, skip in 0u64..60, length in 0u64..80) {
+        fn forward_and_count_agree_with_a_walk(calls in ring(), e in 0u8..4, sends: bool, skip in 0u64..60, length in 0u64..80) {
             let (e, role) = (endpoint(e.into()), if sends { Role::Sends } else { Role::Receives });
             let oldest = calls.iter().map(|(_, c)| c.start).next().unwrap_or(calls.end());
             let from = (oldest + skip).min(calls.end());

@@ -1,4 +1,4 @@
-//! What a group is made of, as far as the machine must know.
+//! The configuration of a group, as the machine needs it.
 
 use super::EndpointId;
 use alloc::boxed::Box;
@@ -8,32 +8,32 @@ use castnet_wire::{Nanos, Psn};
 /// The context of one group at one switch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TranslatedConfig {
-    /// At most as many as the machine has room for, and two or more for anything to flow. In rank order where results are to be reproducible.
+    /// The endpoints: at least two, and at most the capacity of the machine. In rank order if results must be reproducible.
     pub endpoints: Vec<EndpointConfig>,
     /// The endpoint towards the root of the tree; `None` at the root.
     pub parent: Option<EndpointId>,
     /// The group's PSN of the first collective's control message.
     pub start_psn: Psn,
-    /// Packets that can be in flight: at least two windows of the hosts, and two messages where nothing shall ever be refused
-    /// (hosts acknowledge at the ends of messages). Taken up to a power of two from 2 to 32768.
+    /// Most packets in flight: at least two windows of the hosts. With two messages no packet is ever refused, because hosts acknowledge
+    /// at the ends of messages. Rounded up to a power of two from 2 to 32768.
     pub slots: u16,
-    /// Packets of a full message, the paper's `M`; 0 where a collective's data is one message.
+    /// Packets of a full message, the paper's `M`; 0 if the data of a collective is one message.
     pub message_packets: u16,
-    /// Bytes of payload of a full packet. With `message_packets` it prescribes how data is cut; 0: contributions to one packet need
-    /// only be alike.
+    /// Bytes of payload of a full packet. With `message_packets` it defines the required packet shapes. 0: contributions to one packet
+    /// only need equal shapes.
     pub pmtu: u16,
-    /// Contributions are kept and reduced in rank order: a call may ask for it only then.
+    /// True if contributions are stored separately and reduced in rank order. Only then may a call require that order.
     pub reproducible: bool,
-    /// Collectives that can be in flight. Each takes a slot at least, so with as many as there are slots none is ever refused
-    /// for want of them. Taken up to a power of two from 2 to 32768.
+    /// Most collectives in flight. Each needs at least one slot, so with this value equal to `slots` no collective is ever refused.
+    /// Rounded up to a power of two from 2 to 32768.
     pub collectives_max: u16,
-    /// Who repairs losses.
+    /// The policy of loss repair.
     pub loss: LossPolicy,
-    /// What keeps a rank that waits for another one alive.
+    /// The policy for ranks that wait for another one.
     pub straggler: StragglerPolicy,
-    /// A quarter of the hosts' time-out. Zero, of use to model checkers only, is always due while something is in flight.
+    /// A quarter of the hosts' time-out. With zero, the tick is always due while something is in flight, for model checkers.
     pub tick: Nanos,
-    /// How long nothing may be finished before [`super::Effect::Stalled`]; zero for never.
+    /// Time without a finished packet before [`super::Effect::Stalled`]; zero for never.
     pub stall_timeout: Nanos,
 }
 
@@ -42,7 +42,7 @@ pub struct TranslatedConfig {
 pub struct EndpointConfig {
     /// What is at its other end.
     pub kind: EndpointKind,
-    /// The ranks behind it: of a rank, itself.
+    /// The ranks behind it. For a host, its own rank.
     pub ranks: RankSet,
 }
 
@@ -51,23 +51,23 @@ pub struct EndpointConfig {
 pub enum EndpointKind {
     /// A host.
     Rank {
-        /// Which one.
+        /// Its rank.
         rank: u16,
-        /// Where `u` starts: the first PSN that it sends.
+        /// Start of `u`: the first PSN that it sends.
         sq_psn: Psn,
-        /// Where `d` starts: the first PSN that it expects.
+        /// Start of `d`: the first PSN that it expects.
         rq_psn: Psn,
     },
-    /// Another switch of the tree, which has the group's own PSNs.
+    /// Another switch of the tree, which uses the PSNs of the group.
     Switch,
 }
 
-/// Ranks, sorted.
+/// A sorted set of ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RankSet(Box<[u16]>);
 
 impl RankSet {
-    /// Returns true if `rank` is one of them.
+    /// Returns true if the set contains `rank`.
     pub fn contains(&self, rank: u16) -> bool {
         self.0.binary_search(&rank).is_ok()
     }
@@ -92,24 +92,24 @@ impl FromIterator<u16> for RankSet {
     }
 }
 
-/// Who repairs what was lost towards a host.
+/// The policy of loss repair towards a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LossPolicy {
-    /// The switch: it keeps results until all have acknowledged them, and asks for contributions that it misses.
+    /// The switch repairs: it keeps results until all receivers have acknowledged them, and requests missing contributions.
     #[default]
     Repair,
-    /// The hosts, as in the paper: NAKs are reflected, and what they repeat is answered.
+    /// The hosts repair, as in the paper: NAKs are reflected, and repeated packets are answered.
     Reflect,
 }
 
-/// What keeps the QP of a rank alive that waits for another one.
+/// The policy that keeps the QP of a waiting rank alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StragglerPolicy {
-    /// The last ACK again, each tick: it re-arms the requester's timer.
+    /// The last ACK is repeated on each tick: it re-arms the requester's timer.
     #[default]
     KeepAlive,
-    /// An RNR NAK, each tick. On rxe only an RNR retry count of 7 and a retry count of 7 outlast that.
+    /// An RNR NAK is sent on each tick. On rxe, the QP survives this only with an RNR retry count of 7 and a retry count of 7.
     Rnr,
-    /// Nothing: the host's own retries must do.
+    /// Nothing is sent: the retries of the host must be sufficient.
     None,
 }

@@ -1,44 +1,43 @@
-//! Congestion: whom a CNP of a receiver is passed on to, and how often; and what a switch says itself, at which each
-//! connection ends.
+//! Congestion: forwarding of CNPs to the senders, and CNPs of the switch itself as the notification point of each connection.
 //!
-//! Who is told are those whose data the receiver got last: of an AllReduce the host itself, whose contributions all results
-//! wait for; of a Reduce all who send; of a Broadcast its source. Each switch passes a CNP on towards them as it gets it, and
-//! of the CNPs of a window only those of the receiver that said most (Cepheus III.D, contract M4).
+//! A CNP of a receiver is forwarded to the senders of the data that it received last. For an AllReduce that is the host itself,
+//! because all results wait for its contributions; for a Reduce all senders; for a Broadcast the source. Of the CNPs of a window, only
+//! those of the receiver with most CNPs are forwarded (Cepheus III.D, contract M4).
 
 use super::calls::Flow;
 use super::machine::{Translated, emit};
 use super::{Effect, Effects, EndpointId, EndpointSet};
 use castnet_wire::Nanos;
 
-/// What a sender is told at most once in: what notification points of DCQCN keep between two CNPs.
+/// The least interval between two CNPs to a sender, as for notification points of DCQCN.
 pub const CNP_INTERVAL: Nanos = Nanos::from_micros(50);
-/// What receivers are compared over.
+/// The window over which the CNPs of receivers are compared.
 pub const CNP_WINDOW: Nanos = Nanos::from_millis(1);
 
-/// What an endpoint has said of congestion, and what it has been told.
+/// The congestion state of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Congestion {
-    /// The window that is counted in.
+    /// Number of the window of the counts.
     window: u64,
-    /// CNPs from it in this window.
-    said: u32,
-    /// CNPs passed on to it in this window.
+    /// CNPs received from it in this window.
+    received: u32,
+    /// CNPs forwarded to it in this window.
     passed: u32,
-    /// Before this it is told nothing.
+    /// Time before which no CNP is sent to it.
     quiet_until: Nanos,
 }
 
 impl Congestion {
-    /// The same, with counts of `window`.
+    /// Clears the counts if they are not those of `window`.
     fn within(&mut self, window: u64) -> &mut Self {
         if self.window != window {
-            (self.window, self.said, self.passed) = (window, 0, 0);
+            (self.window, self.received, self.passed) = (window, 0, 0);
         }
         self
     }
 
-    /// Returns true if it may be told now; then it is.
-    fn tell(&mut self, now: Nanos) -> bool {
+    /// Returns true if a CNP may be sent to the endpoint now, and records it as sent.
+    fn try_notify(&mut self, now: Nanos) -> bool {
         let due = now >= self.quiet_until;
         if due {
             self.quiet_until = now + CNP_INTERVAL;
@@ -48,22 +47,22 @@ impl Congestion {
 }
 
 impl<const W: usize> Translated<W> {
-    /// A CNP of a receiver.
+    /// Handles a CNP of a receiver.
     pub(super) fn receive_cnp(&mut self, now: Nanos, from: EndpointId, out: &mut Effects<W>) {
         let window = now.0 / CNP_WINDOW.0;
         let Some(receiver) = self.congestion.get_mut(from.index()) else {
-            debug_assert!(false, "it is one of the endpoints");
+            debug_assert!(false, "the receiver is one of the endpoints");
             return;
         };
         let receiver = receiver.within(window);
-        receiver.said = receiver.said.saturating_add(1);
-        let said = receiver.said;
+        receiver.received = receiver.received.saturating_add(1);
+        let received = receiver.received;
         let mut to = EndpointSet::EMPTY;
         for sender in self.slowed_by(from) {
             if let Some(state) = self.congestion.get_mut(sender.index()) {
-                // In each window as many pass as the one said that said most.
+                // In each window, as many CNPs pass as the receiver with most CNPs has sent.
                 let state = state.within(window);
-                if state.passed < said && state.tell(now) {
+                if state.passed < received && state.try_notify(now) {
                     state.passed += 1;
                     to.insert(sender);
                 }
@@ -72,14 +71,18 @@ impl<const W: usize> Translated<W> {
         notify(to, out);
     }
 
-    /// A frame of `from` was marked on its way here, so this switch is the notification point.
+    /// Handles a congestion mark in a frame of `from`: this switch is the notification point, and sends it a CNP.
     pub(super) fn mark_seen(&mut self, now: Nanos, from: EndpointId, out: &mut Effects<W>) {
-        if self.congestion.get_mut(from.index()).is_some_and(|c| c.tell(now)) {
+        if self
+            .congestion
+            .get_mut(from.index())
+            .is_some_and(|c| c.try_notify(now))
+        {
             notify(EndpointSet::only(from), out);
         }
     }
 
-    /// Those whose data `receiver` got last.
+    /// Returns the senders of the data that `receiver` got last.
     fn slowed_by(&self, receiver: EndpointId) -> EndpointSet<W> {
         let newest = self.endpoint(receiver).sending.sent.checked_sub(1);
         let Some((g, index)) = newest.and_then(|g| Some((g, self.calls.find(g)?))) else {
@@ -88,7 +91,7 @@ impl<const W: usize> Translated<W> {
         match self.calls.get(index).flow(g) {
             Flow::UpDown if self.is_rank(receiver) => EndpointSet::only(receiver),
             Flow::UpDown if self.is_parent(receiver) => self.cold().children,
-            // A switch below, where each host has been told by itself.
+            // The receiver is a switch below; it notifies each host itself.
             Flow::UpDown => EndpointSet::EMPTY,
             flow => self.inputs(flow).without(receiver),
         }

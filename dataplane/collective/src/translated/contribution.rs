@@ -1,4 +1,4 @@
-//! What comes from an endpoint: contributions, control messages and results.
+//! Handling of packets from an endpoint: contributions, control messages and results.
 
 use super::bridge::{Location, wire};
 use super::calls::{Flow, NO_SHAPE, Role};
@@ -19,19 +19,20 @@ pub struct Nexts<'a, const W: usize = 1> {
     children: EndpointSet<W>,
     repairing: bool,
     sq_psn: Psn,
-    /// One past the last.
+    /// One past the last position.
     end: u64,
     call: &'a Call,
 }
 
 impl<const W: usize> Nexts<'_, W> {
-    /// The collective that they are of: its operation and type hold.
+    /// The call of their collective, with the operation and the type.
     pub fn call(&self) -> &Call {
         self.call
     }
 
-    /// Takes the next packet in, if this is it: the slot that its payload is to be reduced into. This is all that comes of it:
-    /// [`Translated::handle`] has [`Effect::Aggregate`] alone, and not as the first. `None` and nothing changed for any other.
+    /// Accepts the next packet, and returns the slot into which its payload must be reduced. It has no further effect: for such a
+    /// packet, [`Translated::handle`] returns only an [`Effect::Aggregate`] that is not the first. Returns `None`, with nothing
+    /// changed, for any other packet.
     #[inline(always)]
     pub fn take(&mut self, psn: Psn, shape: PacketShape, ack_request: bool) -> Option<u16> {
         let Receiving {
@@ -64,7 +65,7 @@ impl<const W: usize> Nexts<'_, W> {
 }
 
 impl<const W: usize> Translated<W> {
-    /// Prefetches the memory that data of `from` touches first, beside the machine itself.
+    /// Prefetches the memory outside of the machine that data of `from` touches first.
     #[inline]
     pub fn prefetch(&self, from: EndpointId, by: &impl Prefetch) {
         by.prefetch(self.cold());
@@ -73,7 +74,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Asks for what it touches then, once the first has come. Returns the slot of the packet that comes next, if there is one.
+    /// Prefetches the memory that data of `from` touches next; it reads the memory of [`prefetch`](Self::prefetch). Returns the slot of
+    /// the next packet, if there is one.
     #[inline]
     pub fn prefetch_next(&self, from: EndpointId, by: &impl Prefetch) -> Option<u16> {
         by.prefetch(&self.cold().endpoints.get(from.index())?.kind);
@@ -85,8 +87,8 @@ impl<const W: usize> Translated<W> {
         Some(self.slots.number(g))
     }
 
-    /// What most data is: the packets that a host sends next, into slots that have contributions and still lack others.
-    /// `None` if no such comes next, or something waits to be sent.
+    /// The fast path of contributions: returns the next packets of a host that go to slots which have contributions and stay
+    /// incomplete. `None` if the next packet is another one, or if effects are pending.
     #[inline]
     pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_, W>> {
         let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
@@ -101,7 +103,7 @@ impl<const W: usize> Translated<W> {
         } = self.endpoints.get(from.index())?.receiving;
         let index = self.calls.find(g)?;
         let call = self.calls.get(index);
-        // Of the data only the last packet ends it, and that takes the slow path.
+        // The last data packet ends the collective, and takes the slow path.
         let end = known.min(window_end).min(call.end() - 1);
         if g == call.start
             || seen > g
@@ -151,7 +153,7 @@ impl<const W: usize> Translated<W> {
         let (flow, part_end) = (call.flow(g), call.part_end(g));
         let kernel = CallId(index as u16);
         let slot = self.slots.at(g);
-        // What is in the slot was held to the rule when it came.
+        // The contribution in the slot has been checked against the rule.
         if slot.contributed.is_empty() || slot.shape != shape {
             let cold = self.cold();
             let expected = match cold.pmtu {
@@ -256,7 +258,7 @@ impl<const W: usize> Translated<W> {
             if self.limit > g + 1 {
                 self.fail(g + 1);
             }
-            // Before all have spoken, who disagrees depends on who came first.
+            // Before all control messages are received, the ranks of a conflict depend on the order of arrival.
             if self.slots.at(g).phase == Phase::Result {
                 emit(out, Effect::Conflict { control });
             }
@@ -264,8 +266,8 @@ impl<const W: usize> Translated<W> {
         self.taken(from, g, g + 1, ack_request);
     }
 
-    /// The position of a packet, if it is one that can be looked at further. What is over is acknowledged again; what is too
-    /// far ahead is refused.
+    /// Returns the position of a packet, if it can be handled. A finished packet is acknowledged again; a packet too far ahead is
+    /// refused.
     #[inline]
     fn admit(&mut self, from: EndpointId, psn: Psn, ack_request: bool, out: &mut Effects<W>) -> Option<u64> {
         match self.locate(from, psn) {
@@ -306,7 +308,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// A collective that nobody here has spoken of before.
+    /// Starts a new collective.
     fn open(&mut self, now: Nanos, control: &Control) -> Result<usize, DropReason> {
         let call = &control.call;
         let has = |e: &EndpointId| self.cold().endpoints[e.index()].ranks.contains(call.root);
@@ -322,8 +324,9 @@ impl<const W: usize> Translated<W> {
         Ok(self.calls.push(control, root))
     }
 
-    /// What has come breaks a rule of the group, and would again. A rank is named for it, and its queue pair is ended as soon as all
-    /// before is acknowledged to it. A switch passes on what its ranks agree upon, which may be another call than is known here.
+    /// Refuses a packet that breaks a rule of the group; its repetition would break it, too. A rank is reported, and its queue pair is
+    /// ended as soon as all packets before are acknowledged to it. A switch is not reported: it forwards the call on which its ranks
+    /// agree, which may differ from the call known here.
     #[cold]
     fn refuse(&mut self, from: EndpointId, g: u64, (sequence, why): (u32, Refusal), out: &mut Effects<W>) {
         emit(
@@ -345,7 +348,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The ranks disagree: nothing from `limit` on is served.
+    /// Fails the group because ranks disagree: positions from `limit` on are not served.
     fn fail(&mut self, limit: u64) {
         self.limit = limit;
         self.refused = EndpointSet::EMPTY;
@@ -354,7 +357,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// All inputs have contributed to `g`.
+    /// Handles the completion of `g`: all inputs have contributed.
     fn complete(&mut self, g: u64, flow: Flow) {
         let goes_up = flow == Flow::UpDown && self.cold().parent.is_some();
         self.slots.at_mut(g).phase = if goes_up { Phase::Partial } else { Phase::Result };
@@ -365,7 +368,7 @@ impl<const W: usize> Translated<W> {
         self.ready(g, to);
     }
 
-    /// The result of `g` has come from the parent.
+    /// Handles the result of `g` from the parent.
     fn take_result(&mut self, g: u64, parent: EndpointId) {
         let slot = self.slots.at_mut(g);
         slot.phase = Phase::Result;
@@ -374,7 +377,7 @@ impl<const W: usize> Translated<W> {
         self.ready(g, self.cold().children);
     }
 
-    /// `g`, which is within the window, can go to all of `to` now: so no need to ask for each.
+    /// Marks all of `to` for which `g` is the next packet as pending. `g` is in the window and ready for all of them.
     fn ready(&mut self, g: u64, to: EndpointSet<W>) {
         for endpoint in to {
             let sending = &self.endpoint(endpoint).sending;
@@ -385,11 +388,11 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Moves what is expected of `from` past the packet that came, and asks for what is missing before it. Up to `part_end`,
-    /// all packets are such as it sends.
+    /// Moves the expected position of `from` past the received packet, and requests packets that are missing before it. The endpoint
+    /// sends all packets up to `part_end`.
     #[inline]
     fn taken(&mut self, from: EndpointId, g: u64, part_end: u64, ack_request: bool) {
-        // Going down, the request of the switch above counts as well as those of the contributions.
+        // For a result, the AckReq of the parent counts as well as those of the contributions.
         self.slots.at_mut(g).ack_request |= ack_request;
         let is_rank = self.is_rank(from);
         let receiving = &self.endpoint(from).receiving;
@@ -419,7 +422,7 @@ impl<const W: usize> Translated<W> {
             if repairing {
                 receiving.nak_sent = false;
             }
-            // A host goes back on its own to all that it has not seen acknowledged; a switch is requested each packet.
+            // A host repeats all unacknowledged packets on its own. From a switch, each missing packet is requested.
             if is_rank {
                 return;
             }
@@ -429,7 +432,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Something before what came is missing.
+    /// Handles a gap before the received packet.
     fn gap(&mut self, from: EndpointId) {
         if self.is_repairing() && !self.endpoint(from).receiving.nak_sent {
             self.endpoint_mut(from).receiving.nak_sent = true;
@@ -451,7 +454,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// A packet that has been counted has come again: whoever sent it lacks an answer.
+    /// Handles a repeated packet: its sender lacks an answer.
     fn on_repeat(&mut self, from: EndpointId, g: u64, ack_request: bool, out: &mut Effects<W>) {
         let repairing = self.is_repairing();
         let (is_rank, is_parent) = (self.is_rank(from), self.is_parent(from));
@@ -467,8 +470,8 @@ impl<const W: usize> Translated<W> {
         }
         let (expected, nak_sent) = (receiving.expected, receiving.nak_sent);
         if repairing && is_rank && nak_sent && g > expected {
-            // It has gone back as it was asked to, and what is missing was lost once more: what came behind it comes again. The
-            // first of that tells.
+            // The host has gone back as requested, but the missing packet was lost again, and only the packets behind it are received.
+            // The first of them shows that.
             if (expected..g).all(|g| !self.slots.check_duplicate(g, from)) {
                 self.nak_due.insert(from);
             }
@@ -477,13 +480,13 @@ impl<const W: usize> Translated<W> {
         let flow = self.calls.get(index).flow(g);
         let to = match self.slots.at(g).phase {
             Phase::Filling => return,
-            // Towards the parent, this switch repeats by its own clock what other switches repeat by theirs.
+            // Every switch repeats its own contribution to its parent on its own timer.
             Phase::Partial if repairing && !is_rank => return,
             Phase::Partial => self.cold().parent.map_or(EndpointSet::EMPTY, EndpointSet::only),
             Phase::Result if flow == Flow::UpDown && !is_parent => EndpointSet::only(from),
             Phase::Result if repairing && !is_rank => return,
-            // All that contribute lack the same answer, and all repeat for it: one of them is enough. A result for each would
-            // be that many times too much for the one link that was too slow or too bad already.
+            // All contributors lack the same result and repeat their packets. One result is enough: one for each repetition would
+            // overload the link that was too slow or lossy.
             Phase::Result
                 if !repairing
                     && matches!(flow, Flow::Gather(_))
@@ -493,13 +496,13 @@ impl<const W: usize> Translated<W> {
             }
             Phase::Result => self.outputs(flow),
         };
-        // Where the switch repairs, a host that goes back over what it has sent only to fill a gap asks for nothing.
+        // With repair by the switch, a host that goes back only to fill a gap needs no answer.
         if repairing && is_rank && !ack_request {
             return;
         }
         self.slots.at_mut(g).ack_request |= ack_request;
-        // What a receiver lacks of an earlier collective comes again from others, and until it has that it takes nothing of this one: to
-        // send it would only stand in the way.
+        // A receiver that lacks packets of an earlier collective gets them otherwise, and accepts none of this one before. Sending it
+        // now would only delay them.
         let start = self.calls.get(index).start;
         let is_next = |e: EndpointId| repairing || self.endpoint(e).sending.acked >= start;
         let lacking = to.iter().filter(|&e| is_next(e) && self.lacks(e, g)).collect();

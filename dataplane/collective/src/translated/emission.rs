@@ -1,23 +1,23 @@
-//! ReplicateData: results and contributions to those that get them, strictly in order the first time.
+//! ReplicateData: sends results and contributions to their receivers, in order the first time.
 
 use super::calls::{Flow, Role};
 use super::machine::{Translated, emit};
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet};
 
-/// True if a packet can go to an endpoint.
+/// The readiness of a packet for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     /// Contributions or the result are missing.
     NotYet,
-    /// It can.
+    /// The packet can be sent.
     Ready,
-    /// It need not: its result is here already.
+    /// The packet need not be sent: its result has already been received.
     Answered,
 }
 
 impl<const W: usize> Translated<W> {
-    /// Returns true if the packet at `g`, which goes to `endpoint`, can.
+    /// Returns the readiness of the packet at `g` for `endpoint`.
     pub(super) fn readiness(&self, endpoint: EndpointId, g: u64) -> Readiness {
         let Some(index) = self.calls.find(g) else {
             return Readiness::NotYet;
@@ -31,7 +31,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Returns true if `endpoint` has been sent `g`, has not acknowledged it, and can have it now.
+    /// Returns true if `g` was sent to `endpoint`, is not acknowledged, and can be sent again.
     pub(super) fn lacks(&self, endpoint: EndpointId, g: u64) -> bool {
         let sending = &self.endpoint(endpoint).sending;
         sending.acked <= g
@@ -40,7 +40,7 @@ impl<const W: usize> Translated<W> {
             && self.readiness(endpoint, g) == Readiness::Ready
     }
 
-    /// Looks again whether the endpoint's next packet is ready.
+    /// Updates whether the next packet of the endpoint is ready.
     pub(super) fn refresh(&mut self, endpoint: EndpointId) {
         self.pending.remove(endpoint);
         if self.rnr_waiting.contains(endpoint) {
@@ -55,7 +55,7 @@ impl<const W: usize> Translated<W> {
             };
             match readiness {
                 Readiness::NotYet => {
-                    // All that could go has gone.
+                    // Everything that could be sent has been sent.
                     self.endpoint_mut(endpoint).sending.pacing = false;
                     return;
                 }
@@ -83,7 +83,8 @@ impl<const W: usize> Translated<W> {
         sending.sent = sending.sent.max(g + 1);
     }
 
-    /// Sends the lowest packet that is ready to all whose next one it is. Nothing where none is, or `out` has no room.
+    /// Sends the lowest ready packet to all endpoints for which it is the next one. Does nothing if no packet is ready, or if `out` is
+    /// full.
     pub(super) fn replicate_data(&mut self, out: &mut Effects<W>) {
         if self.pending.is_empty() || out.is_full() {
             return;
@@ -98,8 +99,8 @@ impl<const W: usize> Translated<W> {
                 to.insert(endpoint);
             }
         }
-        // Within the data of one collective, what comes next is the next packet for all: asked
-        // once where nothing of it can go anywhere yet.
+        // Within the data of one collective, the following packet is the next one for all receivers. If it is not ready for any of
+        // them, one check is enough.
         let next = g + 1;
         let alike = self.calls.find(g).is_some_and(|index| {
             let call = self.calls.get(index);
@@ -116,12 +117,12 @@ impl<const W: usize> Translated<W> {
                 self.refresh(endpoint);
             }
         }
-        // Acknowledgements let the next ones go.
+        // With pacing, acknowledgements release the next packets, so this one must request them.
         let paced = to.iter().any(|e| self.endpoint(e).sending.pacing);
         self.put(g, to, paced, out);
     }
 
-    /// Sends `g` once more, out of turn.
+    /// Retransmits `g`, out of order.
     pub(super) fn emit_again(&mut self, g: u64, to: EndpointSet<W>, ack_request: bool, out: &mut Effects<W>) {
         if to.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! ReceiveAck and SendAck: what the receivers of a packet say, and what its senders are told.
+//! ReceiveAck and SendAck: feedback from the receivers of a packet, and feedback to its senders.
 
 use super::bridge::wire;
 use super::calls::{Flow, Role};
@@ -60,7 +60,7 @@ impl<const W: usize> Translated<W> {
             return;
         }
         if to == sent {
-            // It refuses what has not gone to it: nothing to repeat, and nothing to tell anybody.
+            // The host refuses a packet that was not sent to it: there is nothing to repeat or to report.
             return;
         }
         if self.is_repairing() {
@@ -80,7 +80,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// An ACK of `g` acknowledges all up to it; a NAK asks for `g` and acknowledges nothing.
+    /// An ACK of `g` acknowledges all up to it. A NAK requests `g` and acknowledges nothing.
     fn switch_feedback(
         &mut self,
         now: Nanos,
@@ -117,20 +117,20 @@ impl<const W: usize> Translated<W> {
         {
             let call = self.calls.get(index);
             if call.start == g {
-                // Without it, all behind it was refused.
+                // Without the control message, the switch has refused all packets behind it.
                 self.endpoint_mut(from).sending.next = g;
                 self.refresh(from);
             } else if call.involves(from, Role::Receives, g) {
                 self.emit_again(g, only(from), false, out);
             } else {
-                // It was never sent to this switch, which sends it itself.
+                // The packet was never sent to that switch: it sends this packet itself.
                 emit(out, Effect::Drop(DropReason::AckAhead));
             }
         }
     }
 
-    /// What is acknowledged once a switch has acknowledged all below `target`. A contribution upwards is acknowledged by its
-    /// result alone, so on from `target` all are that have one.
+    /// Returns the position below which all packets are acknowledged, once a switch has acknowledged all below `target`. A contribution
+    /// to the parent is acknowledged by its result alone, so further positions with a result count, too.
     fn acknowledged_below(&self, from: EndpointId, target: u64) -> u64 {
         let is_parent = self.is_parent(from);
         let end = self.window_end().min(self.calls.end());
@@ -156,7 +156,7 @@ impl<const W: usize> Translated<W> {
         acked
     }
 
-    /// A result has come from the parent: what went up is acknowledged as far as there are results.
+    /// Handles a result from the parent: contributions to it are acknowledged as far as there are results.
     pub(super) fn answered(&mut self, parent: EndpointId) {
         let before = self.endpoint(parent).sending.acked;
         let acked = self.acknowledged_below(parent, before);
@@ -171,7 +171,7 @@ impl<const W: usize> Translated<W> {
         sending.acked = acked;
         sending.moved = true;
         sending.refusal = None;
-        // What answers a probe is all that the host had, and the probe.
+        // The answer to a probe acknowledges all that the host had, and the probe.
         sending.pacing |= sending.probing && goes_back && acked < sending.next;
         if (sending.probing && goes_back) || sending.next < acked {
             sending.go_back();
@@ -180,7 +180,7 @@ impl<const W: usize> Translated<W> {
         self.refresh(from);
     }
 
-    /// `from` has acknowledged all before `acked`.
+    /// Handles that `from` has acknowledged all before `acked`.
     fn acknowledged(&mut self, now: Nanos, from: EndpointId, acked: u64) {
         let before = self.endpoint(from).sending.acked;
         self.moved(from, acked);
@@ -191,7 +191,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// `from` has acknowledged what goes to it from `before` to `acked`: tells those whose packets that decides.
+    /// Handles that `from` has acknowledged its packets from `before` to `acked`: confirms packets of the senders for which that is
+    /// decisive.
     fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) {
         let mut g = before;
         while g < acked {
@@ -219,8 +220,8 @@ impl<const W: usize> Translated<W> {
         );
     }
 
-    /// How far what is acknowledged to `sender` can move within one part of a collective, and which collective that is; `None`
-    /// where it stays.
+    /// Returns the index of the collective and the position up to which packets of `sender` can be confirmed, within one part of the
+    /// collective. `None` if nothing can be confirmed.
     fn confirmable(&self, sender: EndpointId) -> Option<(usize, u64)> {
         let receiving = &self.endpoint(sender).receiving;
         let (g, bound) = (receiving.confirmed, receiving.expected.min(self.limit));
@@ -235,7 +236,7 @@ impl<const W: usize> Translated<W> {
         (upto > g).then_some((index, upto))
     }
 
-    /// Moves what is acknowledged to `sender` as far as those go that decide it; if that is news, it is told.
+    /// Confirms packets of `sender` as far as the deciding endpoints have acknowledged them. An ACK becomes due if that is progress.
     fn confirm(&mut self, sender: EndpointId) {
         let (is_rank, message_packets) = (self.is_rank(sender), self.cold().message_packets);
         let mut news = false;
@@ -244,7 +245,7 @@ impl<const W: usize> Translated<W> {
             let call = self.calls.get(index);
             let (flow, messages) = (call.flow(g), call.messages(g, upto, message_packets));
             let confirmed = self.calls.settle(sender, Role::Sends, upto);
-            // A switch below takes the result of what it sent up for an acknowledgement.
+            // A switch below needs no ACK: the result acknowledges its contribution.
             news |= is_rank || flow != Flow::UpDown || self.is_parent(sender);
             let receiving = &mut self.endpoint_mut(sender).receiving;
             receiving.confirmed = confirmed;
@@ -261,8 +262,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The strongest refusal of the packet after the last that is acknowledged to `sender`: all that decide have
-    /// everything before it (M2).
+    /// Returns the strongest refusal of the packet after the last confirmed one of `sender`. All deciding endpoints have everything
+    /// before it (M2).
     fn refusal(&self, sender: EndpointId) -> Option<Syndrome> {
         let receiving = &self.endpoint(sender).receiving;
         let g = receiving.confirmed;
@@ -284,7 +285,7 @@ impl<const W: usize> Translated<W> {
             })
     }
 
-    /// Reflection of refusals to those who can repeat what was refused: once until they do.
+    /// Reflects refusals to the senders that can repeat the refused packet: once until they do.
     fn reflect(&mut self) {
         for sender in self.cold().all {
             if !self.endpoint(sender).receiving.nak_sent && self.refusal(sender).is_some() {
@@ -294,8 +295,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// SendAck: the ACK that is due to `to`, and the NAK. Before a NAK a host always has an ACK: the NAK alone is no
-    /// progress to it.
+    /// SendAck: sends the ACK and the NAK that are due to `to`. A host always gets an ACK before a NAK, because a NAK alone does not
+    /// count as progress.
     pub(super) fn send_ack(&mut self, to: EndpointId, out: &mut Effects<W>) {
         let nak = self.nak_due.contains(to);
         let ack = self.ack_due.contains(to) || (nak && self.is_rank(to));
@@ -316,7 +317,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// An acknowledge packet: an ACK of the last packet that is acknowledged to `to`, or the NAK of the next.
+    /// Writes an acknowledge packet: an ACK of the last confirmed packet of `to`, or a NAK of the next one.
     pub(super) fn acknowledge(&self, to: EndpointId, syndrome: Syndrome, out: &mut Effects<W>) {
         let receiving = &self.endpoint(to).receiving;
         let is_rank = self.is_rank(to);
@@ -341,7 +342,7 @@ impl<const W: usize> Translated<W> {
         );
     }
 
-    /// SendAck for all that it is due to, while `out` has more room than `reserve`.
+    /// Runs SendAck for all endpoints to which feedback is due, while `out` has more free capacity than `reserve`.
     pub(super) fn send_acks(&mut self, out: &mut Effects<W>, reserve: usize) {
         for endpoint in self.ack_due.or(self.nak_due) {
             if out.remaining_capacity() < reserve + 2 {

@@ -1,4 +1,4 @@
-//! The machine: what it holds, and the calls from outside.
+//! The machine: its state and its public functions.
 
 use super::calls::{Calls, Flow};
 use super::congestion::Congestion;
@@ -16,49 +16,48 @@ use core::hash::{Hash, Hasher};
 use core::mem::take;
 use core::ops::Range;
 
-/// The context of one collective group at one switch: endpoints, routing, transmission and computation states but for the
-/// payloads.
+/// The context of one collective group at one switch: endpoints, routing, transmission and computation states, without payloads.
 ///
-/// `W` is the number of words in its sets of endpoints: it has at most 64 of them for each.
+/// `W` is the number of words in its sets of endpoints. The machine has at most `64 * W` endpoints.
 ///
-/// The order of calls: [`handle`](Self::handle) for each frame, then [`poll_emit`](Self::poll_emit) until it returns
-/// `false`; [`handle_timeout`](Self::handle_timeout) while [`poll_timeout`](Self::poll_timeout) is due, each followed by
-/// `poll_emit` likewise. Nothing else mutates.
+/// Call [`handle`](Self::handle) for each frame, then [`poll_emit`](Self::poll_emit) until it returns false. Call
+/// [`handle_timeout`](Self::handle_timeout) while [`poll_timeout`](Self::poll_timeout) is due, and after each call `poll_emit` until
+/// it returns false. Apart from [`nexts`](Self::nexts), no other function changes the state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Translated<const W: usize = 1> {
-    pub(super) cold: Shared<W>,
+    pub(super) cold: SharedConfig<W>,
     pub(super) endpoints: Box<[Endpoint]>,
-    /// By endpoint.
+    /// For each endpoint, its congestion state.
     pub(super) congestion: Box<[Congestion]>,
     pub(super) slots: Slots<W>,
     pub(super) calls: Calls,
-    /// The lowest position that is not finished: complete, and acknowledged by all that get it.
+    /// The lowest unfinished position. A finished position is complete, and acknowledged by all its receivers.
     pub(super) base: u64,
-    /// One of those that have acknowledged least: until it moves, `base` does not.
+    /// An endpoint with the least acknowledgements: `base` cannot move before it does.
     pub(super) slowest: EndpointId,
-    /// Nothing from here on is served: one past the control message on which ranks disagree.
+    /// Positions from here on are not served: one past the control message on which ranks disagree.
     pub(super) limit: u64,
-    /// Those whose next packet is ready to go.
+    /// Endpoints whose next packet is ready to be sent.
     pub(super) pending: EndpointSet<W>,
-    /// Those that are to have an ACK.
+    /// Endpoints to which an ACK is due.
     pub(super) ack_due: EndpointSet<W>,
-    /// Those that are to have a NAK.
+    /// Endpoints to which a NAK is due.
     pub(super) nak_due: EndpointSet<W>,
-    /// Those from which something came that there was no room for.
+    /// Endpoints with a packet that was refused for lack of a free slot.
     pub(super) refused: EndpointSet<W>,
-    /// Those of which it has been told that they break a rule.
+    /// Endpoints that have been reported for breaking a rule.
     pub(super) blamed: EndpointSet<W>,
-    /// Those that had no receive posted.
+    /// Endpoints that had no receive posted.
     pub(super) rnr_waiting: EndpointSet<W>,
-    /// When the next tick is, while something is in flight.
+    /// Time of the next tick, while something is in flight.
     pub(super) tick_at: Nanos,
-    /// Where a tick goes on that had more to say than one call can take.
+    /// Endpoint at which a tick continues whose effects did not fit into one call.
     pub(super) tick_next: u16,
     pub(super) since: Nanos,
     pub(super) stall_at: Nanos,
 }
 
-/// What never changes.
+/// The constant part of the machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cold<const W: usize> {
     pub(super) endpoints: Box<[EndpointConfig]>,
@@ -75,18 +74,19 @@ pub(super) struct Cold<const W: usize> {
     pub(super) stall_timeout: Nanos,
 }
 
-/// Cheap to copy with the machine, and of no weight in its hash: it is the same for all states of one run.
+/// The constant part, shared between copies of the machine. It is not part of the hash, because it is equal for all states of a model
+/// checker run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shared<const W: usize>(pub(super) Arc<Cold<W>>);
+pub(super) struct SharedConfig<const W: usize>(pub(super) Arc<Cold<W>>);
 
-impl<const W: usize> Hash for Shared<W> {
+impl<const W: usize> Hash for SharedConfig<W> {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 impl<const W: usize> Translated<W> {
-    /// A group that has seen nothing yet. All memory that it will ever need is reserved here.
+    /// Returns the machine of a new group. Allocates all memory of the machine.
     ///
-    /// Endpoints beyond [`EndpointSet::CAPACITY`] are left out, and so is a parent that is none of them.
+    /// Endpoints beyond [`EndpointSet::CAPACITY`] are ignored, and so is a parent that is not one of the endpoints.
     pub fn new(config: TranslatedConfig) -> Self {
         let mut endpoints = config.endpoints;
         endpoints.truncate(EndpointSet::<W>::CAPACITY);
@@ -111,7 +111,7 @@ impl<const W: usize> Translated<W> {
             tick_next: 0,
             since: Nanos::ZERO,
             stall_at: Nanos::ZERO,
-            cold: Shared(Arc::new(Cold {
+            cold: SharedConfig(Arc::new(Cold {
                 endpoints: endpoints.into_boxed_slice(),
                 all,
                 children: parent.map_or(all, |p| all.without(p)),
@@ -128,8 +128,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Takes on the state of `of`, a machine of the same configuration; this one must be as it was made. Allocates no memory, and
-    /// time in proportion to what is in flight.
+    /// Copies the state of `of`, a machine of the same configuration. This machine must be new. It does not allocate, and takes time in
+    /// proportion to the packets in flight.
     pub fn copy_state(&mut self, of: &Self) {
         for g in of.in_flight() {
             *self.slots.at_mut(g) = of.slots.at(g).clone();
@@ -147,19 +147,19 @@ impl<const W: usize> Translated<W> {
         };
     }
 
-    /// The positions of which something has come: what no endpoint has sent leaves no trace in its slot.
+    /// The positions in flight: from `base` up to the highest that an endpoint has sent.
     fn in_flight(&self) -> Range<u64> {
         let seen = self.endpoints.iter().map(|e| e.receiving.seen).max();
         let (base, end) = (self.base, self.base + self.slots.len());
         base..seen.unwrap_or(0).clamp(base, end)
     }
 
-    /// Their slots.
+    /// The slots of all positions in flight.
     pub fn slots_in_flight(&self) -> impl Iterator<Item = u16> {
         self.in_flight().map(|g| self.slots.number(g))
     }
 
-    /// Takes a frame in. `out` is emptied first, then holds at least one effect.
+    /// Handles a frame. Clears `out`, and writes at least one effect to it.
     pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Effects<W>) {
         out.clear();
         let (Event::Data { from, .. }
@@ -190,7 +190,7 @@ impl<const W: usize> Translated<W> {
         self.conclude(out);
     }
 
-    /// What a frame brought about beyond itself.
+    /// Writes the further effects of a frame.
     #[inline]
     fn conclude(&mut self, out: &mut Effects<W>) {
         self.send_acks(out, 1);
@@ -200,8 +200,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// What else is due: acknowledgements that one call could not hold, and packets that were waiting for another one to go
-    /// first. Call it until it returns `false`. `out` is emptied first, then holds at most one effect, or two acknowledgements to one endpoint.
+    /// Writes pending effects: acknowledgements that did not fit into an earlier call, and packets that had to wait for another one.
+    /// Call it until it returns false. Clears `out`, and writes at most one effect, or two acknowledgements to one endpoint.
     #[inline]
     pub fn poll_emit(&mut self, _now: Nanos, out: &mut Effects<W>) -> bool {
         out.clear();
@@ -212,7 +212,7 @@ impl<const W: usize> Translated<W> {
         !out.is_empty()
     }
 
-    /// Returns true if [`poll_emit`](Self::poll_emit) has something.
+    /// Returns true if [`poll_emit`](Self::poll_emit) has a pending effect.
     #[inline]
     pub fn has_more(&self) -> bool {
         !(self.ack_due.is_empty() && self.nak_due.is_empty() && self.pending.is_empty())
@@ -226,7 +226,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The call of a collective in flight: what the first that spoke of it here said.
+    /// The call of a collective in flight, from the first control message received for it.
     #[inline]
     pub fn call(&self, id: CallId) -> &Call {
         &self.calls.get(usize::from(id.0)).call
@@ -243,7 +243,7 @@ impl<const W: usize> Translated<W> {
         self.slots.len() as u16
     }
 
-    /// Bytes that the machine takes, payloads not counted.
+    /// Bytes of memory of the machine, without payloads.
     pub fn footprint(&self) -> usize {
         let cold = self.cold();
         let ranks: usize = cold
@@ -289,7 +289,7 @@ impl<const W: usize> Translated<W> {
         &mut self.endpoints[id.index()]
     }
 
-    /// The endpoints that contribute to a packet (going up, where it goes up and down).
+    /// The endpoints that contribute to a packet. For a packet that goes up and down, those of the way up.
     pub(super) fn inputs(&self, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown => self.cold().children,
@@ -298,7 +298,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The endpoints that get its result.
+    /// The endpoints that receive its result.
     pub(super) fn outputs(&self, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown => self.cold().children,
@@ -307,7 +307,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The endpoints whose acknowledgement makes an ACK to `sender`: reflection, the root's word, or the least of all.
+    /// The endpoints whose acknowledgements decide about the ACK to `sender`.
     pub(super) fn deciders(&self, sender: EndpointId, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown if !self.is_parent(sender) => EndpointSet::only(sender),
@@ -325,13 +325,13 @@ impl<const W: usize> Translated<W> {
         (self.base + self.slots.len()).min(self.limit)
     }
 
-    /// Something was finished, or begun after nothing was in flight.
+    /// Records progress: a packet was finished, or the first one was started.
     pub(super) fn progress(&mut self, now: Nanos) {
         self.since = now;
         self.stall_at = now + self.cold().stall_timeout;
     }
 
-    /// Raises `base` to the lowest position that is not acknowledged, and makes the room free.
+    /// Raises `base` to the lowest position that is not acknowledged, and recycles the slots below it.
     pub(super) fn advance_base(&mut self, now: Nanos) {
         if self.endpoint(self.slowest).sending.acked <= self.base {
             return;
@@ -355,15 +355,15 @@ impl<const W: usize> Translated<W> {
             }
         }
         if !self.is_active() {
-            // Idle states are all alike.
+            // All idle states are equal, which keeps the model's state space small.
             (self.tick_at, self.tick_next) = (Nanos::ZERO, 0);
             (self.since, self.stall_at) = (Nanos::ZERO, Nanos::ZERO);
         }
     }
 }
 
-/// The endpoint that has acknowledged least, and how far that is. Of several the last, since most answer in the order in which
-/// they are sent to.
+/// Returns the endpoint with the lowest acknowledged position, and that position. If there are several, returns the last one, because
+/// endpoints mostly answer in the order in which packets are sent to them.
 fn slowest(endpoints: &[Endpoint]) -> (EndpointId, u64) {
     let acked = (0..)
         .map_while(EndpointId::new)
@@ -375,5 +375,5 @@ fn slowest(endpoints: &[Endpoint]) -> (EndpointId, u64) {
 #[inline]
 pub(super) fn emit<const W: usize>(out: &mut Effects<W>, effect: Effect<W>) {
     let full = out.try_push(effect).is_err();
-    debug_assert!(!full, "room was looked for");
+    debug_assert!(!full, "the caller has checked the capacity");
 }

@@ -1,18 +1,18 @@
-//! Collectives in the network, connection translated (EPIC 4.3, Mode-II), with PSN bridging at the first hop.
+//! Collectives in the network, with translated connections (EPIC 4.3, Mode-II) and PSN bridging at the first hop.
 //!
-//! One [`Translated`] is the context of one group at one switch of its tree. Its modules bear the names of EPIC 4.1:
-//! check_duplicate, aggregate_data and recycle_buffer are `slot`'s, receive_ack and send_ack `feedback`'s, replicate_data `emission`'s, retransmission
-//! `timer`'s, translate_header and its inverses `bridge`'s.
+//! A [`Translated`] is the context of one group at one switch of its tree. Functions have the names of EPIC 4.1: check_duplicate,
+//! aggregate_data and recycle_buffer are in `slot`, receive_ack and send_ack in `feedback`, replicate_data in `emission`,
+//! retransmission in `timer`, translate_header and its inverses in `bridge`.
 //!
-//! Three spaces of numbers: `u`, the PSNs that a host sends; `d`, those that it receives; `g`, the group's, which alone
-//! travels between switches. Collective `k` takes one `g` for its control message and one for each data packet, so that
-//! all switches number them alike without talking.
+//! There are three number spaces: `u`, the PSNs that a host sends; `d`, the PSNs that it receives; `g`, the PSNs of the group. Only `g`
+//! is used between switches. Each collective uses one `g` for its control message and one for each data packet, so all switches
+//! number packets equally without coordination.
 //!
-//! The flow of a packet at one switch, with `e_r` the endpoint behind which the root rank is:
+//! The flow of a packet at one switch. `e_r` is the endpoint with the root rank behind it:
 //!
 //! | | inputs | outputs |
 //! |---|---|---|
-//! | control, AllReduce, up | children | parent (at the root of the tree the result is there at once) |
+//! | control, AllReduce, up | children | parent (at the root of the tree this is already the result) |
 //! | control, AllReduce, down | parent | children |
 //! | Reduce | all but `e_r` | `e_r` |
 //! | Broadcast | `e_r` | all but `e_r` |
@@ -48,11 +48,11 @@ pub type EndpointId = PathId;
 /// A set of endpoints.
 pub type EndpointSet<const W: usize = 1> = PathSet<W>;
 
-/// Which collective in flight: an index for [`Translated::call`].
+/// A collective in flight: an index for [`Translated::call`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub u16);
 
-/// What must be the same in all contributions to one packet.
+/// The properties that must be equal in all contributions to one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PacketShape {
     /// A SEND in any position.
@@ -73,8 +73,7 @@ impl Default for PacketShape {
     }
 }
 
-/// A frame of the group came in. Its ICRC has been verified, whatever it is (contract C3), and so has where it came
-/// from (contract C4).
+/// A received frame of the group. Its ICRC has been verified (contract C3), and so has its sender (contract C4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A data packet.
@@ -83,7 +82,7 @@ pub enum Event {
         from: EndpointId,
         /// As on the wire: `u` from a rank, `g` from a switch.
         psn: Psn,
-        /// What it looks like.
+        /// Its shape.
         shape: PacketShape,
         /// Its AckReq bit.
         ack_request: bool,
@@ -94,7 +93,7 @@ pub enum Event {
         from: EndpointId,
         /// As on the wire: `u` from a rank, `g` from a switch.
         psn: Psn,
-        /// What it says.
+        /// The message.
         control: Control,
         /// Its AckReq bit.
         ack_request: bool,
@@ -105,150 +104,151 @@ pub enum Event {
         from: EndpointId,
         /// As on the wire: `d` from a rank, `g` from a switch.
         psn: Psn,
-        /// Messages that the responder has completed, 24 bits. Nothing here depends on it.
+        /// Messages that the responder has completed, 24 bits. The machine does not use it.
         msn: u32,
-        /// What it says.
+        /// ACK, NAK or RNR NAK.
         syndrome: Syndrome,
     },
-    /// A congestion notification packet: what goes to the endpoint meets congestion.
+    /// A congestion notification packet: packets to the endpoint meet congestion.
     Cnp {
         /// The endpoint it came by.
         from: EndpointId,
     },
-    /// A frame was marked on its way (ECN: CE): what comes from the endpoint meets congestion. Beside what the frame is.
+    /// A received frame has a congestion mark (ECN: CE): packets from the endpoint meet congestion. It follows the event of the frame.
     Marked {
         /// The endpoint it came by.
         from: EndpointId,
     },
 }
 
-/// What is to be done. [`Effect::Absorb`] comes only alone; [`Effect::Drop`] may come with acknowledgements.
+/// An action for the caller. [`Effect::Absorb`] is always the only one; [`Effect::Drop`] may come with acknowledgements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect<const W: usize = 1> {
-    /// Take the payload of the frame at hand into the slot.
+    /// Aggregate the payload of the received frame into the slot.
     Aggregate {
-        /// Where to.
+        /// The slot.
         slot: u16,
-        /// Whose contribution it is.
+        /// The endpoint of the contribution.
         from: EndpointId,
-        /// The first overwrites what is in the slot, the others are reduced in.
+        /// True for the first contribution, which overwrites the slot. Others are reduced into it.
         first: bool,
-        /// The collective whose operation and type hold.
+        /// The collective with the operation and the type.
         kernel: CallId,
     },
-    /// The payload of the frame at hand is what is to be sent on: a result from the parent, or a broadcast. Copy it into the slot.
+    /// Copy the payload of the received frame into the slot, to be forwarded: a result from the parent, or a broadcast.
     Store {
-        /// Where to.
+        /// The slot.
         slot: u16,
     },
-    /// The control message at hand has not come before: it was merged with the others or is, from the parent, their result.
+    /// The received control message is new: it was merged with the others or, from the parent, is their result.
     Merged,
-    /// All contributions of a reduction are in. Where they are kept apart, they are added now, in the order of endpoints.
+    /// All contributions of a reduction have been received. If they are stored separately, reduce them now, in the order of endpoints.
     Complete {
-        /// Where they are.
+        /// The slot.
         slot: u16,
-        /// The collective whose operation and type hold.
+        /// The collective with the operation and the type.
         kernel: CallId,
     },
-    /// Send the slot's payload, to each endpoint with the PSN that [`Translated::towards`] gives.
+    /// Send the payload of the slot to each endpoint, with the PSN that [`Translated::towards`] returns.
     Emit {
-        /// Whose payload and [`Translated::shape`].
+        /// The slot with the payload and [`Translated::shape`].
         slot: u16,
-        /// The group's PSN.
+        /// The PSN of the group.
         g: Psn,
-        /// To whom: at least one.
+        /// The receivers: at least one.
         to: EndpointSet<W>,
         /// The AckReq bit.
         ack_request: bool,
     },
-    /// Send a control message, to each endpoint with the PSN that [`Translated::towards`] gives, AckReq set.
+    /// Send a control message to each endpoint, with the PSN that [`Translated::towards`] returns and AckReq set.
     EmitControl {
-        /// The group's PSN.
+        /// The PSN of the group.
         g: Psn,
-        /// To whom: at least one.
+        /// The receivers: at least one.
         to: EndpointSet<W>,
-        /// What it says.
+        /// The message.
         control: Control,
     },
-    /// Make an acknowledge packet.
+    /// Send an acknowledge packet.
     Acknowledge {
-        /// To whom.
+        /// The receiver.
         to: EndpointId,
-        /// Already in the receiver's space: `u` for a rank, `g` for a switch.
+        /// The PSN in the space of the receiver: `u` for a rank, `g` for a switch.
         psn: Psn,
-        /// Messages of that rank that are completed, 24 bits; 0 towards a switch.
+        /// Completed messages of that rank, 24 bits; 0 towards a switch.
         msn: u32,
-        /// ACK, NAK or RNR NAK. Between switches a NAK asks for one packet (of a control message: for it and all after it) and acknowledges nothing.
+        /// ACK, NAK or RNR NAK. Between switches a NAK requests one packet and acknowledges nothing. The NAK of a control message
+        /// requests that packet and all after it.
         syndrome: Syndrome,
     },
-    /// Make a congestion notification packet for each.
+    /// Send a congestion notification packet to each endpoint.
     Cnp {
-        /// To whom: at least one.
+        /// The receivers: at least one.
         to: EndpointSet<W>,
     },
-    /// The frame has served its purpose: nothing leaves, and nothing was wrong.
+    /// Consume the frame. Nothing is sent, and nothing is wrong.
     Absorb,
-    /// The frame ends here, to be counted.
+    /// Drop the frame for this reason.
     Drop(DropReason),
-    /// Tell the operator: nothing has been finished for the stall time-out.
+    /// Report a stall: no packet has been finished for the stall time-out.
     Stalled {
-        /// Those whose contribution is missing or, where none is, those that have not acknowledged.
+        /// The endpoints whose contribution is missing or, if none is, those that have not acknowledged.
         waiting_for: EndpointSet<W>,
-        /// The lowest packet that is not finished.
+        /// The lowest unfinished packet.
         g: Psn,
-        /// When the last progress was.
+        /// Time of the last progress.
         since: Nanos,
     },
-    /// Tell the operator: ranks called different collectives. The group serves nothing after this one. Reported once, when the
-    /// control messages of all ranks are there: every switch of the tree names the same two ranks, in whatever order they came.
+    /// Report a conflict: ranks have called different collectives. The group serves no later collective. It is reported once, after
+    /// the control messages of all ranks: every switch of the tree names the same two ranks, for every order of the messages.
     Conflict {
-        /// Who said what.
+        /// The merged control message, with the two different calls.
         control: Control,
     },
-    /// Tell the operator: what a rank sends breaks a rule of the group, and is dropped. Told once of each rank.
+    /// Report that a packet of a rank breaks a rule of the group and is dropped. It is reported once per rank.
     Refused {
         /// Its endpoint.
         from: EndpointId,
         /// Number of the collective in the group.
         sequence: u32,
-        /// The rule.
+        /// The broken rule.
         why: Refusal,
     },
-    /// Tell the operator: an endpoint's connection has ended itself.
+    /// Report that an endpoint has ended its connection.
     MemberFailed {
-        /// Which one.
+        /// The endpoint.
         from: EndpointId,
-        /// What it said.
+        /// The syndrome of its NAK.
         syndrome: Syndrome,
     },
 }
 
-/// Which rule of the group a rank breaks.
+/// The rule of the group that a rank breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// The call asks for contributions to be reduced in rank order, and the group is not reproducible.
+    /// The call requires reduction in rank order, and the group is not reproducible.
     NotReproducible,
-    /// The data is cut otherwise than the group prescribes.
+    /// A data packet has another shape than the group requires.
     Cut {
-        /// Which data packet of the collective, from 0.
+        /// Index of the data packet in the collective, from 0.
         packet: u32,
-        /// What it looks like.
+        /// The received shape.
         found: PacketShape,
-        /// What it must look like.
+        /// The required shape.
         expected: PacketShape,
     },
 }
 
-/// The effects of one call, in the order in which they are to be carried out.
+/// The effects of one call, in the order of execution.
 pub type Effects<const W: usize = 1> = ArrayVec<Effect<W>, 16>;
 
-/// Why a machine wants to be woken.
+/// The reason of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TimerReason {
     /// A quarter of the hosts' time-out has passed with something in flight.
     Tick,
     /// A host that had no receive posted may have one now.
     Rnr,
-    /// Nothing was finished for the stall time-out.
+    /// No packet has been finished for the stall time-out.
     Stall,
 }

@@ -1,33 +1,33 @@
-//! The slots: what is known of each packet in flight, beside its payload.
+//! The slots: the state of each packet in flight, without its payload.
 //!
-//! A slot holds, one after the other, the sum of the children's contributions and the result of all. A position has the
-//! slot `g % slots`, as in the paper; which position a slot holds follows from `base`, since only positions in
-//! `base .. base + slots` are let in, and a slot is recycled when `base` passes it.
+//! A slot first holds the sum of the children's contributions, and later the result of the whole tree. The slot of a position is
+//! `g % slots`, as in the paper. The position of a slot follows from `base`: only positions in `base .. base + slots` are accepted, and
+//! a slot is recycled when `base` passes it.
 
 use super::{EndpointId, EndpointSet, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// How far a packet is at this switch.
+/// The progress of a packet at this switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Phase {
     /// Contributions are missing.
     #[default]
     Filling,
-    /// All of the children's are in, the result of the whole tree is not.
+    /// All children have contributed; the result of the whole tree is missing.
     Partial,
-    /// What goes to the receivers is here.
+    /// The result for the receivers is present.
     Result,
 }
 
 /// One slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Slot<const W: usize> {
-    /// The paper's `arrived`, for all endpoints; its number of members is `degree`. The parent's result counts too.
+    /// Endpoints that have contributed: the paper's `arrived`. Its size is `degree`. The result of the parent counts, too.
     pub(super) contributed: EndpointSet<W>,
     pub(super) shape: PacketShape,
     pub(super) phase: Phase,
-    /// A contribution asked for an acknowledgement, so what comes of it must.
+    /// True if a contribution has requested an acknowledgement. The result then requests one, too.
     pub(super) ack_request: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Slot<const W: usize> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Slots<const W: usize>(Box<[Slot<W>]>);
 
-/// What a contribution did.
+/// The result of a contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aggregated {
     pub(super) first: bool,
@@ -77,12 +77,12 @@ impl<const W: usize> Slots<W> {
         &self.0[usize::from(number) & (self.0.len() - 1)]
     }
 
-    /// CheckDuplicate: whether the endpoint's packet at `g` is in.
+    /// CheckDuplicate: returns true if the packet of the endpoint at `g` has been received.
     pub(super) fn check_duplicate(&self, g: u64, from: EndpointId) -> bool {
         self.at(g).contributed.contains(from)
     }
 
-    /// AggregateData: the endpoint's packet at `g` is in now.
+    /// AggregateData: records the packet of the endpoint at `g` as received.
     pub(super) fn aggregate_data(&mut self, g: u64, from: EndpointId, fan_in: EndpointSet<W>) -> Aggregated {
         let slot = self.at_mut(g);
         let first = slot.contributed.is_empty();
@@ -93,7 +93,7 @@ impl<const W: usize> Slots<W> {
         }
     }
 
-    /// RecycleBuffer: positions from `start` to before `end` are over.
+    /// RecycleBuffer: clears the slots of positions from `start` to before `end`.
     pub(super) fn recycle_buffer(&mut self, start: u64, end: u64) {
         for g in start..end.min(start + self.len()) {
             *self.at_mut(g) = Slot::default();

@@ -8,7 +8,7 @@ use castnet_wire::{Call, Control, Nanos, Psn};
 /// The state of a group at one switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TranslatedStatus {
-    /// The lowest `g` that is not finished: complete, and acknowledged by all that get it.
+    /// The lowest unfinished `g`. A finished packet is complete, and acknowledged by all its receivers.
     pub base: Psn,
     /// The `g` of the next collective's control message.
     pub next_collective: Psn,
@@ -18,13 +18,13 @@ pub struct TranslatedStatus {
     pub finished: u64,
     /// Collectives in flight, oldest first.
     pub collectives: Vec<CollectiveStatus>,
-    /// Who said what, where ranks disagreed: nothing after that collective is served.
+    /// The merged control message if ranks disagree: no later collective is served.
     pub conflict: Option<Control>,
-    /// Those whose contribution to `base` is missing or, where none is, those that have not acknowledged it.
+    /// The endpoints whose contribution to `base` is missing or, if none is, those that have not acknowledged it.
     pub waiting_for: Vec<EndpointId>,
-    /// When something was last finished, or begun after nothing was in flight. `None` if nothing is.
+    /// Time of the last progress. `None` if nothing is in flight.
     pub since: Option<Nanos>,
-    /// By endpoint.
+    /// The state of each endpoint.
     pub endpoints: Vec<EndpointStatus>,
 }
 
@@ -35,32 +35,32 @@ pub struct CollectiveStatus {
     pub sequence: u32,
     /// The `g` of its control message.
     pub g: Psn,
-    /// What it is.
+    /// Its call.
     pub call: Call,
 }
 
 /// The progress of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointStatus {
-    /// Which one.
+    /// The endpoint.
     pub endpoint: EndpointId,
-    /// What is at its other end.
+    /// Host or switch.
     pub kind: EndpointKind,
-    /// True if it is the one towards the root of the tree.
+    /// True if it leads towards the root of the tree.
     pub is_parent: bool,
-    /// The lowest `g` that it sends here and has not sent yet.
+    /// The lowest `g` that is missing from it.
     pub expected: Psn,
-    /// The lowest `g` that it sends here and that is not acknowledged to it.
+    /// The lowest `g` from it that is not acknowledged to it.
     pub unconfirmed: Psn,
-    /// The lowest `g` that goes to it and that it has not acknowledged.
+    /// The lowest `g` to it that it has not acknowledged.
     pub unacknowledged: Psn,
-    /// The next `g` that goes to it.
+    /// The next `g` to send to it.
     pub next: Psn,
-    /// `u` acknowledged and `d` acknowledged since the group began, in packets; both 0 for a switch.
+    /// Acknowledged packets in `u` and in `d` since the group began; both 0 for a switch.
     pub packets: (u64, u64),
-    /// A NAK has gone to it that it has not answered yet.
+    /// True if a NAK was sent to it that it has not answered yet.
     pub nak_sent: bool,
-    /// It had no receive posted: nothing goes to it before this.
+    /// Time before which nothing is sent to it, because it had no receive posted.
     pub rnr_until: Option<Nanos>,
 }
 

@@ -1,4 +1,4 @@
-//! Retransmission: what the passing of time asks for.
+//! Retransmission and other timers.
 
 use super::calls::Flow;
 use super::machine::{Translated, emit};
@@ -6,11 +6,11 @@ use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet, StragglerPolicy, TimerReason};
 use castnet_wire::{Nanos, RnrTimer, Syndrome};
 
-/// The most effects that one endpoint's tick has.
+/// The most effects of one endpoint's tick.
 const TICK_EFFECTS: usize = 4;
 
 impl<const W: usize> Translated<W> {
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called, and why.
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is due, and the reason.
     #[inline]
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let rnr = if self.rnr_waiting.is_empty() {
@@ -28,8 +28,8 @@ impl<const W: usize> Translated<W> {
         [rnr, tick, stall].into_iter().flatten().min()
     }
 
-    /// Time has passed. `out` is emptied first. One call may not say all: call again while
-    /// [`poll_timeout`](Self::poll_timeout) is due, and [`poll_emit`](Self::poll_emit) after each.
+    /// Handles a due timer. Clears `out` first. One call may not have all effects: call it again while
+    /// [`poll_timeout`](Self::poll_timeout) is due, and [`poll_emit`](Self::poll_emit) after each call.
     pub fn handle_timeout(&mut self, now: Nanos, out: &mut Effects<W>) {
         out.clear();
         for endpoint in self.rnr_waiting {
@@ -73,8 +73,8 @@ impl<const W: usize> Translated<W> {
         self.tick_at = now + tick;
     }
 
-    /// What the endpoint has not acknowledged for a whole tick goes again: to a host the oldest, whose answer tells how much
-    /// it has; to a switch the oldest and the newest, between which it then sees each gap.
+    /// Retransmits packets that the endpoint has not acknowledged for a whole tick. A host gets the oldest packet, and its answer shows
+    /// how much it has received. A switch gets the oldest and the newest packet, and then detects each gap between them.
     fn repeat(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
         let is_rank = self.is_rank(endpoint);
         let sending = &mut self.endpoint_mut(endpoint).sending;
@@ -90,13 +90,13 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// What an endpoint that sends must hear: that something is still missing, or that it is waited for another.
+    /// Sends feedback to a sender: a NAK for a packet that is still missing, or a keep-alive while another endpoint is waited for.
     fn keep_alive(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
         let (is_rank, repairing) = (self.is_rank(endpoint), self.is_repairing());
         let receiving = &mut self.endpoint_mut(endpoint).receiving;
         let moved = core::mem::take(&mut receiving.moved);
         if !is_rank && repairing && receiving.nak_sent {
-            // Only to a switch: to a host, each word of what it knows already puts off its own timer.
+            // Only to a switch: a repeated ACK would re-arm the retransmission timer of a host.
             if !moved {
                 self.nak_due.insert(endpoint);
                 self.send_ack(endpoint, out);
@@ -116,11 +116,11 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Returns true if the oldest packet that is not acknowledged to the host has been contributed, and it is not for the host to do
-    /// anything about it: others' contributions are missing or, where this switch repairs, the answers of switches, of hosts
-    /// without a receive, or of hosts whose turn has not come.
+    /// Returns true if the host has contributed its oldest unacknowledged packet and can do nothing about the wait: contributions of
+    /// others are missing or, with repair by this switch, answers of switches, of hosts without a posted receive, or of hosts to which
+    /// the packet has not been sent yet.
     ///
-    /// Not more: an ACK also holds back repeats that are needed.
+    /// It is false in all other cases, because an ACK also delays repetitions that are needed.
     fn waits(&self, host: EndpointId) -> bool {
         let receiving = &self.endpoint(host).receiving;
         let g = receiving.confirmed;
@@ -144,7 +144,7 @@ impl<const W: usize> Translated<W> {
                 .any(waits_for)
     }
 
-    /// Those whose contribution to `base` is missing or, where none is, those that have not acknowledged it.
+    /// The endpoints whose contribution to `base` is missing or, if none is, those that have not acknowledged it.
     pub(super) fn waiting_for(&self) -> EndpointSet<W> {
         let Some(index) = self.calls.find(self.base).filter(|_| self.is_active()) else {
             return EndpointSet::EMPTY;
@@ -163,7 +163,7 @@ impl<const W: usize> Translated<W> {
     }
 }
 
-/// The shortest wait that is not shorter than `tick`.
+/// Returns the shortest RNR wait that is at least `tick`.
 fn rnr_timer(tick: Nanos) -> RnrTimer {
     (1..32)
         .map(RnrTimer::new)
