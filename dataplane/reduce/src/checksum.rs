@@ -1,10 +1,10 @@
-//! The CRC of payloads, which every contribution and every result needs (contract C3), with carry-less multiplication of
-//! 64 bytes at once where the processor has it.
+//! The CRC of payloads, which every contribution and every result needs (contract C3). It uses carry-less multiplication of 64 bytes at
+//! once if the processor has it.
 //!
-//! A second fence round vector instructions, as `simd` is one. The method is folding: a block that stands `d` bits before
-//! another is the same, modulo the generator, as the block times x^d there (V. Gopal et al., "Fast CRC Computation for
-//! Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009). Four blocks are folded side by side, so that no product
-//! waits for the one before it.
+//! Like `simd`, the module isolates the unsafe use of vector instructions. The method is folding: a block that lies `d` bits before
+//! another is congruent, modulo the generator, to the block times x^d at the position of the other (V. Gopal et al., "Fast CRC
+//! Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009). Four blocks are folded in parallel, so that no
+//! product waits for the one before it.
 #![allow(unsafe_code)]
 
 use core::fmt;
@@ -13,7 +13,7 @@ use crc32fast::Hasher;
 /// Bytes of a block.
 const BLOCK: usize = 64;
 
-/// The CRC-32 of Ethernet, which the ICRC is, with the widest instructions that this processor has.
+/// The CRC-32 of Ethernet, which the ICRC uses, with the widest instructions of this processor.
 ///
 /// Invariant: this processor has the instructions that the function was compiled for.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ impl fmt::Debug for Checksum {
 }
 
 impl Checksum {
-    /// The quickest on this processor.
+    /// Returns the fastest implementation on this processor.
     pub fn select() -> Self {
         #[cfg(target_arch = "x86_64")]
         if x86::is_there() {
@@ -35,17 +35,17 @@ impl Checksum {
         Self::plain()
     }
 
-    /// What any processor can: the twin, to compare.
+    /// Returns the implementation for any processor, for comparison.
     pub fn plain() -> Self {
         Self(plain)
     }
 
-    /// The register after both pieces, from `register` on: both registers in the form that the CRC of a message has, so 0
-    /// begins one. The same however a message is cut; quickest where that is within its first 256 bytes.
+    /// Returns the register after both pieces, starting with `register`. Both registers have the complemented form of a finished CRC,
+    /// so a message starts with 0. The result does not depend on the cut; it is fastest if the cut is in the first 256 bytes.
     #[inline]
     pub fn update(&self, register: u32, first: &[u8], second: &[u8]) -> u32 {
-        // SAFETY: by the invariant of `Checksum`: each constructor asked the processor first. Nothing else is asked of who
-        // calls these functions: they take slices, and hold themselves to them.
+        // SAFETY: by the invariant of `Checksum`, the processor has the instructions: each constructor has checked that. The functions
+        // have no other requirements: they take slices and stay within them.
         unsafe { (self.0)(register, first, second) }
     }
 }
@@ -97,7 +97,7 @@ pub(crate) mod x86 {
         (quotient.reverse_bits() >> 31) as i64
     }
 
-    /// What moves 128 bits on by `bits`: for the half that comes first, and for the other.
+    /// The factors that move 128 bits by `bits`: for the first half and for the second.
     const fn keys(bits: u32) -> (i64, i64) {
         (power(bits + 32), power(bits - 32))
     }
@@ -106,7 +106,7 @@ pub(crate) mod x86 {
     const BY_2: (i64, i64) = keys(2 * 512);
     const BY_3: (i64, i64) = keys(3 * 512);
     const BY_4: (i64, i64) = keys(4 * 512);
-    // The quarters of a block to its last.
+    // Factors that move the first three quarters of a block to its last quarter.
     const QUARTERS: [(i64, i64); 3] = [keys(3 * 128), keys(2 * 128), keys(128)];
     const LAST: (i64, i64) = (power(96), power(64));
 
@@ -118,14 +118,14 @@ pub(crate) mod x86 {
             && std::arch::is_x86_feature_detected!("sse4.1")
     }
 
-    /// What is left of both pieces.
+    /// The rest of both pieces.
     pub(crate) struct Left<'a> {
         pub(crate) now: &'a [u8],
         pub(crate) later: &'a [u8],
     }
 
     impl Left<'_> {
-        /// The next block, also where it lies in both.
+        /// Returns the next block, which may lie in both pieces.
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
         pub(crate) fn next(&mut self) -> Option<__m512i> {
@@ -140,8 +140,8 @@ pub(crate) mod x86 {
                 _ => {
                     let low = (1 << have) - 1;
                     let (first, second) = (self.now.as_ptr(), self.later.as_ptr());
-                    // SAFETY: of each piece only bytes are read that are there: `have` of the first, the others of the
-                    // second, which begins where the block's byte `have` is. What is masked out is not touched.
+                    // SAFETY: only bytes within the pieces are read: `have` bytes of the first, and the others of the second, which
+                    // begins at the byte `have` of the block. Masked bytes are not accessed.
                     unsafe {
                         _mm512_or_si512(
                             _mm512_maskz_loadu_epi8(low, first.cast()),
@@ -158,7 +158,7 @@ pub(crate) mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(crate) fn load(block: &Block) -> __m512i {
-        // SAFETY: a reference to as many bytes as are read, and reading asks for no alignment.
+        // SAFETY: the reference covers all bytes that are read, and the load needs no alignment.
         unsafe { _mm512_loadu_si512(block.as_ptr().cast()) }
     }
 
@@ -168,7 +168,7 @@ pub(crate) mod x86 {
         _mm512_set_epi64(high, low, high, low, high, low, high, low)
     }
 
-    /// `onto` plus the block that stands before it by as much as `keys` say.
+    /// Returns `onto` plus `block`, moved by the distance of `keys`.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn fold(block: __m512i, keys: __m512i, onto: __m512i) -> __m512i {
@@ -177,17 +177,17 @@ pub(crate) mod x86 {
         _mm512_ternarylogic_epi64(low, high, onto, 0x96)
     }
 
-    /// The bytes of a message that are no whole block, or a block, behind zeros, and the register before them: zeros that come first
-    /// leave a CRC as it is, and what follows is whole blocks.
+    /// Returns the first bytes of a message, at most one block, behind zeros, combined with the register before them. Leading zeros do
+    /// not change a CRC, so that only whole blocks follow.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn lead(register: u32, bytes: &[u8]) -> __m512i {
         let zeros = BLOCK - bytes.len().min(BLOCK);
         let start = bytes.as_ptr().wrapping_sub(zeros);
-        // SAFETY: only the block's bytes from `zeros` on are read, which are the first of `bytes`, as many as are there. What is
-        // masked out is not touched.
+        // SAFETY: only the bytes of the block from `zeros` on are read, which are exactly those of `bytes`. Masked bytes are not
+        // accessed.
         let block = unsafe { _mm512_maskz_loadu_epi8(u64::MAX.unbounded_shl(zeros as u32), start.cast()) };
-        // The complement is the form of messages.
+        // The register has the complemented form of a finished CRC.
         let register = _mm512_maskz_set1_epi32(1_u16.unbounded_shl(zeros as u32 / 4), !register as i32);
         _mm512_xor_si512(block, register)
     }
@@ -198,7 +198,7 @@ pub(crate) mod x86 {
             0 => BLOCK,
             odd => odd,
         };
-        // RoCE's packets are whole words of four bytes.
+        // RoCE packets consist of whole words of four bytes.
         let Some((odd, rest)) = first.split_at_checked(odd).filter(|_| odd % 4 == 0) else {
             return super::plain(register, first, second);
         };
@@ -229,7 +229,7 @@ pub(crate) mod x86 {
         finish(x)
     }
 
-    /// The CRC whose last block this is.
+    /// Returns the CRC of the folded last block.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
     fn finish(x: __m512i) -> u32 {
@@ -262,7 +262,7 @@ pub(crate) mod x86 {
 
     #[cfg(test)]
     mod tests {
-        /// As the literature has them.
+        /// The constants of the literature.
         #[test]
         fn the_constants_are_those_of_the_crc_of_ethernet() {
             assert_eq!((super::GENERATOR, super::INVERSE), (0x1_DB71_0641, 0x1_F701_1641));

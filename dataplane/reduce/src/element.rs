@@ -1,4 +1,4 @@
-//! Elements: how they lie in bytes, and f16 and bf16 in f32.
+//! Elements: their bytes, and the conversion of f16 and bf16 to f32.
 
 /// Half precision: 1 bit sign, 5 exponent, 10 fraction.
 #[derive(Clone, Copy, Debug)]
@@ -8,19 +8,19 @@ pub(crate) struct F16(pub(crate) u16);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bf16(pub(crate) u16);
 
-/// The one NaN that results have, as f32.
+/// The canonical NaN of results, as f32.
 pub(crate) const NAN_F32: u32 = 0x7FC0_0000;
-/// As f64.
+/// The canonical NaN, as f64.
 pub(crate) const NAN_F64: u64 = 0x7FF8_0000_0000_0000;
-/// As f16.
+/// The canonical NaN, as f16.
 pub(crate) const NAN_F16: u16 = 0x7E00;
-/// As bf16.
+/// The canonical NaN, as bf16.
 pub(crate) const NAN_BF16: u16 = 0x7FC0;
 
 /// An element of a payload.
 pub(crate) trait Element: Copy {
-    /// Puts `each(a, b)` in the place of every `a` of `acc`, with the `b` at its place in `contribution`. A loop so plain
-    /// that the compiler makes vectors of it, with whatever instructions the function around it may use.
+    /// Replaces every element `a` of `acc` by `each(a, b)`, with the element `b` at the same index of `contribution`. The loop is plain,
+    /// so that the compiler vectorizes it with the instruction set of the calling function.
     fn zip(acc: &mut [u8], contribution: &[u8], each: impl Fn(Self, Self) -> Self);
 }
 
@@ -55,19 +55,19 @@ elements! {
 }
 
 impl F16 {
-    /// The same number.
+    /// Returns the number as f32. The conversion is exact.
     #[inline(always)]
     pub(crate) fn widen(self) -> f32 {
         let sign = u32::from(self.0 & 0x8000) << 16;
         let magnitude = u32::from(self.0 & 0x7FFF);
-        // With its fraction where f32 has it, it is short of the difference of the exponents' biases, 2^112; a product
-        // makes that good for subnormal numbers too.
+        // With the fraction at the position of f32, the number is too small by the difference of the biases, 2^112. A product
+        // corrects that, for subnormal numbers too.
         let number = (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits();
         let special = (magnitude << 13) | 0x7F80_0000;
         f32::from_bits(if magnitude < 0x7C00 { number } else { special } | sign)
     }
 
-    /// The nearest, of two equally near the even one; a NaN becomes the one NaN.
+    /// Returns the nearest number; of two equally near ones, the even one. A NaN becomes the canonical NaN.
     #[inline(always)]
     pub(crate) fn narrow(wide: f32) -> Self {
         let bits = wide.to_bits();
@@ -91,7 +91,7 @@ impl F16 {
 }
 
 impl Bf16 {
-    /// The same number.
+    /// Returns the number as f32. The conversion is exact.
     #[inline(always)]
     pub(crate) fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)

@@ -1,25 +1,25 @@
-//! One operation on one type, chosen once.
+//! A kernel: one operation on one type, selected once.
 
 use crate::element::{Bf16, F16};
 use crate::operation as ops;
 use crate::simd::{Level, Run};
 use castnet_wire::{CallFlags, DataType, Operation};
 
-/// How to reduce payloads of one collective: operation, type, flags and instruction set are decided.
+/// Reduces the payloads of one collective, with a fixed operation, type, flags and instruction set.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     run: Run,
-    /// All but the low bits of an element's size.
+    /// Mask that rounds a length down to whole elements.
     whole: usize,
 }
 
 impl Kernel {
-    /// With the widest instructions that this processor has.
+    /// Selects the kernel with the widest instructions of this processor.
     pub fn select(op: Operation, ty: DataType, flags: CallFlags) -> Self {
         Self::with(Level::best(), op, ty, flags)
     }
 
-    /// With the instructions of `level`, to compare; where this processor lacks them, with the widest that it has.
+    /// Selects the kernel with the instructions of `level`, for comparison; if the processor lacks them, with the widest that it has.
     pub fn with(level: Level, op: Operation, ty: DataType, flags: CallFlags) -> Self {
         let level = level.min(Level::best());
         Self {
@@ -34,7 +34,7 @@ impl Kernel {
         self.apply_pieces(acc, contribution, &[]);
     }
 
-    /// The same with a contribution that lies in two pieces, whose border may cut an element in two.
+    /// Applies a contribution that lies in two pieces. An element may be split between them.
     #[inline]
     pub fn apply_pieces(&self, acc: &mut [u8], first: &[u8], second: &[u8]) {
         let length = acc.len().min(first.len() + second.len()) & self.whole;
@@ -43,7 +43,7 @@ impl Kernel {
         self.run.call(&mut acc[..length], first, second);
     }
 
-    /// The first contribution is copied to `out`, then the others are reduced into it in their order. What `out` had is
+    /// Copies the first contribution to `out`, and reduces the others into it in order. The previous content of `out` is
     /// not read.
     pub fn fold<'a>(&self, out: &mut [u8], contributions: impl IntoIterator<Item = &'a [u8]>) {
         let mut contributions = contributions.into_iter();
@@ -58,7 +58,7 @@ impl Kernel {
     }
 }
 
-/// What holds for signed and unsigned integers alike is done on unsigned ones, and bits on bytes: less code, same result.
+/// Operations that are equal for signed and unsigned integers use unsigned ones, and bitwise operations use bytes: less code, same result.
 fn choose(level: Level, op: Operation, ty: DataType, saturate: bool) -> Run {
     use Operation as O;
     macro_rules! integers {
@@ -101,7 +101,7 @@ fn choose(level: Level, op: Operation, ty: DataType, saturate: bool) -> Run {
         DataType::F32 => floats!(f32, Run::f32_sum(level), Run::pick::<f32, ops::Prod>(level)),
         DataType::F64 => floats!(f64),
         DataType::Bf16 => floats!(Bf16),
-        // Converted by instructions of their own, which no compiler finds in plain code.
+        // These types use special conversion instructions that the compiler does not emit for plain code.
         DataType::F16 => floats!(F16, Run::f16_sum(level), Run::f16_prod(level)),
         DataType::I8 => integers!(i8, u8),
         DataType::I16 => integers!(i16, u16),

@@ -1,26 +1,35 @@
-//! The arithmetic of collectives: two payloads become one, element by element (EPIC 3.3 and appendix N).
+//! The arithmetic of collectives: it reduces two payloads to one, element by element (EPIC 3.3 and appendix N).
 //!
-//! A switch takes a [`Kernel`] once per collective and applies it to each contribution; [`reduce`] does both for whoever
-//! reduces once. Elements are little endian, and lie anywhere: no alignment is requested. Of two lengths the shorter
-//! counts, and bytes at the end that are no whole element are left alone. Where the operation is not for the type
-//! ([`Operation::supports`]), which no control message that parses can say, nothing is changed.
+//! Main types: [`Kernel`] is the operation on a data type, compiled for the instruction set of the processor. A switch selects it once
+//! per collective and applies it to each contribution. [`reduce`] does both in one call. [`Checksum`] is the CRC of payloads, with the
+//! same instruction sets.
 //!
-//! [`Checksum`] is the CRC of payloads, which goes over the same bytes with the same instructions.
+//! Elements are little endian and need no alignment. If two lengths differ, the shorter one counts. Incomplete elements at the end do
+//! not change. If the operation is not defined for the type ([`Operation::supports`]), nothing changes; no valid control message has
+//! such a call.
 //!
-//! # What comes out, to the last bit
+//! ```
+//! use castnet_reduce::{CallFlags, DataType, Operation, reduce};
 //!
-//! The same on every processor and with every instruction set: [`scalar`] says it slowly, and tests hold the rest to it.
-//! Every operation is commutative. All but sum and prod of floats, and saturating ones of signed integers, are
-//! associative too, so the order of arrival does not matter; for those [`reduce_all`] adds in a fixed order.
+//! let mut sum = 1.5_f32.to_le_bytes();
+//! reduce(Operation::Sum, DataType::F32, CallFlags::NONE, &mut sum, &2.0_f32.to_le_bytes());
+//! assert_eq!(sum, 3.5_f32.to_le_bytes());
+//! ```
+//!
+//! # Results, bit by bit
+//!
+//! Results are identical on every processor and with every instruction set. [`scalar`] defines them, and tests compare all kernels
+//! with it. Every operation is commutative. All but sum and prod of floats, and saturating ones of signed integers, are also
+//! associative, so the order of arrival does not matter. For the others, [`reduce_all`] reduces in a fixed order.
 //!
 //! - **Integers** wrap; with [`CallFlags::SATURATE`], sum and prod stop at the smallest and largest value of the type.
-//! - **Logical** operations take any element that is not 0 for true, and give 1 or 0.
+//! - **Logical** operations treat every element that is not 0 as true. The result is 1 or 0.
 //! - **Floats** follow IEEE 754 with rounding to nearest, ties to even: overflow gives an infinity, subnormal numbers are
 //!   kept, `inf - inf` and `0 * inf` are NaN. There are no flags and no traps.
-//! - **f16 and bf16** are widened to f32, reduced there, and rounded once, each time. A sum or product of f16, and a
-//!   sum of bf16, is thereby the exact one correctly rounded, since f32 has more than twice the digits and two.
-//! - **NaN**: a result that is NaN is always the same, quiet, positive and without payload (`7FC00000` for f32), whatever
-//!   payloads went in: so it does not tell who came first. This holds for sum, prod, min and max.
+//! - **f16 and bf16** are widened to f32, reduced, and rounded once per operation. A sum or product of f16 and a sum of bf16 are
+//!   correctly rounded exact results, because f32 has more than twice as many digits plus two.
+//! - **NaN**: a NaN result is always the same quiet, positive NaN without payload (`7FC00000` for f32), for all NaN operands. So it does
+//!   not depend on the order. This holds for sum, prod, min and max.
 //! - **min and max** are IEEE 754-2019's minimum and maximum: NaN if one is NaN, and `-0 < +0`.
 
 #![deny(unsafe_code)]
@@ -44,8 +53,8 @@ pub fn reduce(op: Operation, ty: DataType, flags: CallFlags, acc: &mut [u8], con
     Kernel::select(op, ty, flags).apply(acc, contribution);
 }
 
-/// `out[i] = (contributions[0][i] op contributions[1][i]) op ...`: in the order given, so the same bit for bit whenever
-/// they arrived. `out` is not read; if there are no contributions, it is not written either.
+/// `out[i] = (contributions[0][i] op contributions[1][i]) op ...`: in the given order, so the result does not depend on the order of
+/// arrival. `out` is not read, and not written if there are no contributions.
 pub fn reduce_all(op: Operation, ty: DataType, flags: CallFlags, out: &mut [u8], contributions: &[&[u8]]) {
     Kernel::select(op, ty, flags).fold(out, contributions.iter().copied());
 }

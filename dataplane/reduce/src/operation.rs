@@ -1,8 +1,8 @@
-//! The operations on elements, without branches, so that loops over them become vector instructions.
+//! The operations on elements, without branches, so that the compiler vectorizes loops over them.
 
 use crate::element::{Bf16, F16, NAN_BF16, NAN_F16, NAN_F32, NAN_F64};
 
-/// How two elements become one.
+/// An operation that reduces two elements to one.
 pub(crate) trait Combine<T> {
     /// `a op b`.
     fn combine(a: T, b: T) -> T;
@@ -13,7 +13,7 @@ macro_rules! operations {
 }
 operations!(Sum Min Max Prod BitAnd BitOr BitXor And Or Xor SaturatingSum SaturatingProd);
 
-/// `impl Combine<type> for operation`, from an expression.
+/// Implements `Combine<type>` for an operation, from an expression.
 macro_rules! combine {
     ($($op:ident of $ty:ty: |$a:ident, $b:ident| $result:expr;)*) => {
         $(impl Combine<$ty> for $op {
@@ -49,12 +49,12 @@ combine! {
     BitAnd of u8: |a, b| a & b;
     BitOr of u8: |a, b| a | b;
     BitXor of u8: |a, b| a ^ b;
-    // No vector instruction multiplies 64 bits to 128.
+    // There is no vector instruction that multiplies 64 bits to 128.
     SaturatingProd of u64: |a, b| a.saturating_mul(b);
     SaturatingProd of i64: |a, b| a.saturating_mul(b);
 }
 
-/// In twice the bits, where a product always fits: a test for overflow would keep the loop from becoming vectors.
+/// Uses twice the bits, so that a product always fits: a test for overflow would prevent vectorization.
 macro_rules! saturating_prod {
     ($($ty:ty, $wide:ty;)*) => { $(combine! {
         SaturatingProd of $ty: |a, b| {
@@ -69,7 +69,7 @@ macro_rules! floats {
     ($($ty:ty, $nan:expr;)*) => { $(combine! {
         Sum of $ty: |a, b| { let r = a + b; <$ty>::from_bits(if r.is_nan() { $nan } else { r.to_bits() }) };
         Prod of $ty: |a, b| { let r = a * b; <$ty>::from_bits(if r.is_nan() { $nan } else { r.to_bits() }) };
-        // Both ways round is one instruction each. They differ for zeros only, where a bit decides, and for NaN.
+        // Each order of operands is one instruction. They differ only for zeros, where a bit decides, and for NaN.
         Min of $ty: |a, b| {
             let there = if a < b { a } else { b }.to_bits();
             let back = if b < a { b } else { a }.to_bits();
@@ -84,7 +84,7 @@ macro_rules! floats {
 }
 floats! { f32, NAN_F32; f64, NAN_F64; }
 
-/// A place in the order of all numbers, `-0` before `+0`; the same again leads back.
+/// Maps a number to its rank in the order of all numbers, `-0` before `+0`. Applied twice, it returns the number.
 #[inline(always)]
 fn place(bits: u16) -> i16 {
     let bits = bits as i16;

@@ -1,12 +1,12 @@
-//! Asking for memory before it is needed.
+//! Prefetching of memory.
 //!
-//! A fence round one instruction, which reads nothing that the program sees.
+//! The module isolates the unsafe call of one instruction, which has no effect that the program can observe.
 #![allow(unsafe_code)]
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Asks the processor to bring `value` into its caches, all lines of it, and waits for none.
+/// Prefetches all cache lines of `value`, without waiting for them.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(value: &T) {
     let bytes = size_of_val(value);
@@ -15,7 +15,7 @@ pub fn prefetch<T: ?Sized>(value: &T) {
     for at in (0..ahead + bytes).step_by(LINE) {
         let line = start.wrapping_add(at);
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults, whatever the address; and every x86-64 processor has the instruction.
+        // SAFETY: a prefetch never faults, for any address, and every x86-64 processor has the instruction.
         unsafe {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(line.cast());

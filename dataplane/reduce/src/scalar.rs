@@ -1,9 +1,9 @@
-//! The slow twin: every operation on every type, one element at a time, in the words of the definition. Nothing here is
-//! shared with the fast code but the types' names.
+//! The slow twin: every operation on every type, one element at a time, directly from the definition. It shares only the names of
+//! types with the fast code.
 
 use castnet_wire::{CallFlags, DataType, Operation};
 
-/// [`crate::reduce`], slowly.
+/// The slow equivalent of [`crate::reduce`].
 pub fn reduce(op: Operation, ty: DataType, flags: CallFlags, acc: &mut [u8], contribution: &[u8]) {
     if !op.supports(ty) {
         return;
@@ -19,7 +19,7 @@ pub fn reduce(op: Operation, ty: DataType, flags: CallFlags, acc: &mut [u8], con
     }
 }
 
-/// `a op b`, each in the low bits.
+/// Returns `a op b`. All values are in the low bits.
 fn element(op: Operation, ty: DataType, saturate: bool, a: u64, b: u64) -> u64 {
     let (low32, low16) = (|x: u64| f32::from_bits(x as u32), |x: u64| x as u16);
     match ty {
@@ -28,7 +28,7 @@ fn element(op: Operation, ty: DataType, saturate: bool, a: u64, b: u64) -> u64 {
             r => r.to_bits(),
         },
         DataType::F32 => u64::from(single(op, low32(a), low32(b)).to_bits()),
-        // As wide as f64 nothing is lost before the one rounding.
+        // f64 is wide enough for an exact result before the only rounding.
         DataType::F16 => u64::from(to_f16(float(op, from_f16(low16(a)), from_f16(low16(b))))),
         DataType::Bf16 => u64::from(to_bf16(single(op, low32(a << 16), low32(b << 16)))),
         DataType::I8 | DataType::I16 | DataType::I32 | DataType::I64 => {
@@ -44,7 +44,7 @@ fn element(op: Operation, ty: DataType, saturate: bool, a: u64, b: u64) -> u64 {
     }
 }
 
-/// In 128 bits nothing overflows but the product of two large u64, which then is far above their range all the same.
+/// In 128 bits only the product of two large u64 overflows, and its value is then still far above the range of u64.
 fn integer(op: Operation, saturate: bool, (min, max): (i128, i128), a: i128, b: i128) -> u64 {
     let bounded = |exact: i128| if saturate { exact.clamp(min, max) } else { exact };
     let truth = |x: bool| i128::from(x);
@@ -61,7 +61,7 @@ fn integer(op: Operation, saturate: bool, (min, max): (i128, i128), a: i128, b: 
         Operation::Or => truth(a != 0 || b != 0),
         Operation::Xor => truth((a != 0) != (b != 0)),
     };
-    // Its low bits are it modulo a power of two: it wraps.
+    // The low bits are the value modulo a power of two: it wraps.
     result as u64
 }
 
@@ -78,7 +78,7 @@ fn float(op: Operation, a: f64, b: f64) -> f64 {
                 a
             }
         }
-        // Of two equal ones that differ, the one is +0.
+        // Equal values with different bits are +0 and -0.
         _ if a == b => {
             if a.is_sign_negative() {
                 b
@@ -110,7 +110,7 @@ fn single(op: Operation, a: f32, b: f32) -> f32 {
     }
 }
 
-/// The number that a half's bits stand for.
+/// The value of the bits of a half.
 fn from_f16(bits: u16) -> f64 {
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     let fraction = f64::from(bits & 0x3FF) / 1024.0;
@@ -122,8 +122,8 @@ fn from_f16(bits: u16) -> f64 {
     }
 }
 
-/// The nearest of all halves, of two equally near the one whose last bit is 0. As IEEE 754 has it, infinity stands where
-/// the next number would if exponents went on.
+/// The nearest half; of two equally near ones, the one whose last bit is 0. As in IEEE 754, infinity takes the position of
+/// the next number beyond the largest exponent.
 fn to_f16(x: f64) -> u16 {
     const INFINITY: u16 = 0x7C00;
     if x.is_nan() {
@@ -131,7 +131,7 @@ fn to_f16(x: f64) -> u16 {
     }
     let value = |bits: u16| if bits == INFINITY { 65536.0 } else { from_f16(bits) };
     let magnitude = x.abs().min(65536.0);
-    // The largest that is not larger.
+    // The largest half that is not larger than the value.
     let (mut low, mut high) = (0, INFINITY + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -149,7 +149,7 @@ fn to_f16(x: f64) -> u16 {
     ) | sign(x.is_sign_negative())
 }
 
-/// The same for bf16.
+/// The nearest bf16, with the same rounding.
 fn to_bf16(x: f32) -> u16 {
     const INFINITY: u16 = 0x7F80;
     if x.is_nan() {
@@ -169,7 +169,7 @@ fn to_bf16(x: f32) -> u16 {
     ) | sign(x.is_sign_negative())
 }
 
-/// `low` or the one after it, by how far each is.
+/// Returns `low` or the number after it, whichever is nearer.
 fn nearest(low: u16, to_low: f64, to_next: f64, is_last: bool) -> u16 {
     let up = to_next < to_low || (to_next == to_low && low % 2 == 1);
     if up && !is_last { low + 1 } else { low }

@@ -1,18 +1,18 @@
-//! The fence round vector instructions: functions compiled for instruction sets that a processor may lack, and the
-//! proof that they are called only if it has them.
+//! Isolates the unsafe use of vector instructions: functions compiled for instruction sets that a processor may lack, and the proof
+//! that they are called only if it has them.
 //!
-//! Nearly all of it are the plain loops of `element` and `operation`, compiled once for each [`Level`]. Only f16's
-//! conversions are written with intrinsics.
+//! Nearly all functions are the plain loops of `element` and `operation`, compiled once for each [`Level`]. Only f16 conversions and
+//! sums of f32 use intrinsics.
 #![allow(unsafe_code)]
 
 use crate::element::{Element, F16};
 use crate::operation::{Combine, Prod, Sum};
 use core::fmt;
 
-/// A set of instructions. Each has those before it.
+/// An instruction set. Each one includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// What every processor of the architecture has: SSE2 on x86-64.
+    /// The instructions of every processor of the architecture: SSE2 on x86-64.
     Baseline,
     /// AVX2 and F16C: 32 bytes at once.
     Avx2,
@@ -21,10 +21,10 @@ pub enum Level {
 }
 
 impl Level {
-    /// All, narrowest first.
+    /// All levels, narrowest first.
     pub const ALL: [Self; 3] = [Self::Baseline, Self::Avx2, Self::Avx512];
 
-    /// The widest of this processor.
+    /// Returns the widest level of this processor.
     pub fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -42,17 +42,17 @@ impl Level {
         Self::Baseline
     }
 
-    /// Those of this processor, narrowest first.
+    /// Returns all levels of this processor, narrowest first.
     pub fn available() -> impl Iterator<Item = Self> {
         let best = Self::best();
         Self::ALL.into_iter().filter(move |level| *level <= best)
     }
 }
 
-/// Bytes of a block: a multiple of all elements, and of what vectors hold.
+/// Bytes of a block: a multiple of all element sizes and vector sizes.
 const BLOCK: usize = 64;
 
-/// A function that reduces whole elements: of what there is already, and of a contribution in two pieces that is as long.
+/// A function that reduces a contribution in two pieces into a payload of the same length, in whole elements.
 ///
 /// Invariant: this processor has the instructions that the function was compiled for.
 #[derive(Clone, Copy)]
@@ -68,7 +68,7 @@ impl Run {
     /// Changes nothing.
     pub(crate) const NOTHING: Self = Self(nothing);
 
-    /// The loop over elements `T` with the operation `O`. A level that this processor lacks is taken for its best.
+    /// Returns the loop over elements `T` with the operation `O`. If the processor lacks `level`, its best level is used.
     pub(crate) fn pick<T: Element, O: Combine<T>>(level: Level) -> Self {
         match level.min(Level::best()) {
             Level::Baseline => Self(plain::<T, O>),
@@ -118,8 +118,8 @@ impl Run {
 
     #[inline]
     pub(crate) fn call(&self, acc: &mut [u8], first: &[u8], second: &[u8]) {
-        // SAFETY: by the invariant of `Run`: each constructor asked the processor first. Nothing else is asked of who
-        // calls these functions: they take slices, and hold themselves to them.
+        // SAFETY: by the invariant of `Run`, the processor has the instructions: each constructor has checked that. The functions have
+        // no other requirements: they take slices and stay within them.
         unsafe { (self.0)(acc, first, second) }
     }
 }
@@ -131,8 +131,8 @@ fn plain<T: Element, O: Combine<T>>(acc: &mut [u8], first: &[u8], second: &[u8])
     in_blocks(acc, first, second, |acc, piece| T::zip(acc, piece, O::combine));
 }
 
-/// Gives `each` the whole blocks of `first`, the block that lies in both pieces, and the rest of `second`, each with what it
-/// is added to: so no element lies in two of them.
+/// Calls `each` for the whole blocks of `first`, for the block that lies in both pieces, and for the rest of `second`, each with the
+/// matching part of `acc`. So no element is split between two calls.
 #[inline(always)]
 fn in_blocks(acc: &mut [u8], first: &[u8], second: &[u8], each: impl Fn(&mut [u8], &[u8])) {
     let torn = if second.is_empty() { 0 } else { first.len() % BLOCK };
@@ -143,7 +143,7 @@ fn in_blocks(acc: &mut [u8], first: &[u8], second: &[u8], each: impl Fn(&mut [u8
     } else {
         let (head, rest) = second.split_at(second.len().min(BLOCK - torn));
         if let (Some(before), Some(after)) = (first.last_chunk::<BLOCK>(), second.first_chunk::<BLOCK>()) {
-            // Two copies of a length that the compiler knows.
+            // Both copies have a constant length.
             both[..BLOCK].copy_from_slice(before);
             both[BLOCK..].copy_from_slice(after);
         } else {
@@ -180,8 +180,8 @@ mod x86 {
         in_blocks(acc, first, second, |acc, piece| T::zip(acc, piece, O::combine));
     }
 
-    /// Sums of f32, which most contributions are: block by block, since the compiler's loop is slow over pieces as short as
-    /// the first. What is left at the end plainly.
+    /// Sums of f32, the most frequent operation, block by block: the compiler's loop is slow for pieces as short as the first. The rest
+    /// uses the plain loop.
     #[target_feature(enable = "avx,avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn f32_sum_avx512(acc: &mut [u8], first: &[u8], second: &[u8]) {
         let mut left = Left {
@@ -195,11 +195,11 @@ mod x86 {
             );
             let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sum, sum);
             let sum = _mm512_mask_blend_ps(is_nan, sum, _mm512_set1_ps(f32::from_bits(NAN_F32)));
-            // SAFETY: a reference to as many bytes as are written, and writing asks for no alignment.
+            // SAFETY: the reference covers all bytes that are written, and the store needs no alignment.
             unsafe { _mm512_storeu_ps(block.as_mut_ptr().cast(), sum) };
         };
         let (blocks, rest) = acc.as_chunks_mut::<BLOCK>();
-        // Up to the border of the pieces, one by one.
+        // The elements up to the border of the pieces.
         let border = if second.is_empty() {
             0
         } else {
@@ -230,7 +230,7 @@ mod x86 {
         }
     }
 
-    /// A function for f16 in f32: widen, one instruction, NaN to the one NaN, narrow; what is left at the end plainly.
+    /// Defines a function for f16: widen to f32, one instruction, canonical NaN, narrow. The rest uses the plain loop.
     macro_rules! f16 {
         ($name:ident, $op:ident, $features:literal, $bytes:literal, $half:ty,
             $load:ident, $store:ident, $widen:ident, $narrow:ident, $instruction:ident, |$r:ident| $nan:expr) => {
@@ -241,11 +241,11 @@ mod x86 {
                     let (piece, rest) = piece.as_chunks::<$bytes>();
                     for (a, b) in acc.iter_mut().zip(piece) {
                         let a_at = a.as_mut_ptr().cast::<$half>();
-                        // SAFETY: both are references to as many bytes as are read, and reading asks for no alignment.
+                        // SAFETY: both references cover all bytes that are read, and the loads need no alignment.
                         let (wide_a, wide_b) = unsafe { ($load(a_at), $load(b.as_ptr().cast())) };
                         let $r = $instruction($widen(wide_a), $widen(wide_b));
                         let narrow = $narrow::<_MM_FROUND_TO_NEAREST_INT>($nan);
-                        // SAFETY: a reference to as many bytes as are written, and writing asks for no alignment.
+                        // SAFETY: the reference covers all bytes that are written, and the store needs no alignment.
                         unsafe { $store(a_at, narrow) };
                     }
                     F16::zip(acc_rest, rest, $op::combine);

@@ -1,13 +1,13 @@
-//! Every kernel of every instruction set that this processor has, held against the slow twin, bit for bit.
+//! Compares every kernel of every instruction set of this processor with the slow twin, bit by bit.
 
 use crate::common::{Fill, calls, name};
 use castnet_reduce::{Kernel, Level, reduce, scalar};
 use proptest::prelude::*;
 
-/// Bytes round the slices that must stay as they are.
+/// Bytes around the slices that must not change.
 const GUARD: usize = 64;
 
-/// Reduces `length` bytes that begin `at` bytes after an alignment of 64, on all levels and by the twin.
+/// Reduces `length` bytes that begin `at` bytes after an alignment of 64, on all levels and with the twin.
 fn hold_equal(call: crate::common::Call, length: usize, at: [usize; 2], fill: &mut Fill) {
     let (op, ty, flags) = call;
     let mut acc = vec![0xA5; GUARD + at[0] + length + GUARD];
@@ -109,7 +109,7 @@ proptest! {
         hold_equal(calls[which.index(calls.len())], length, at, &mut Fill::new(seed));
     }
 
-    /// Wherever a contribution is cut in two, also within an element.
+    /// Contributions in two pieces, also cut within an element.
     #[test]
     fn a_contribution_in_two_pieces(
         which in any::<prop::sample::Index>(),
@@ -127,7 +127,7 @@ proptest! {
         fill.elements(ty, &mut contribution);
         let mut wanted = acc.clone();
         scalar::reduce(op, ty, flags, &mut wanted[GUARD + at..][..length], &contribution);
-        // Each on its own, so that nothing lies behind it.
+        // Each piece has its own allocation, so that nothing lies behind it.
         let (first, second) = contribution.split_at(cut.min(length));
         let (first, second) = (first.to_vec(), second.to_vec());
         for level in Level::available() {
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn of_two_lengths_the_shorter_counts_and_what_is_no_whole_element_stays(
+    fn the_shorter_length_counts_and_incomplete_elements_do_not_change(
         which in any::<prop::sample::Index>(),
         lengths in [0usize..600, 0usize..600],
         seed in any::<u64>(),
@@ -159,7 +159,7 @@ proptest! {
         prop_assert_eq!(&slow, &wanted);
     }
 
-    /// What the crate's documentation says of the order of contributions.
+    /// The order of contributions, as documented for the crate.
     #[test]
     fn commutative_always_and_associative_where_it_should_be(
         which in any::<prop::sample::Index>(),
