@@ -201,7 +201,7 @@ impl<const W: usize> Translated<W> {
                 self.complete(g, flow);
             }
         }
-        self.taken(from, g, part_end, ack_request);
+        self.record_received(from, g, part_end, ack_request);
     }
 
     pub(super) fn on_control(
@@ -263,7 +263,7 @@ impl<const W: usize> Translated<W> {
                 emit(out, Effect::Conflict { control });
             }
         }
-        self.taken(from, g, g + 1, ack_request);
+        self.record_received(from, g, g + 1, ack_request);
     }
 
     /// Returns the position of a packet, if it can be handled. A finished packet is acknowledged again; a packet too far ahead is
@@ -391,7 +391,7 @@ impl<const W: usize> Translated<W> {
     /// Moves the expected position of `from` past the received packet, and requests packets that are missing before it. The endpoint
     /// sends all packets up to `part_end`.
     #[inline]
-    fn taken(&mut self, from: EndpointId, g: u64, part_end: u64, ack_request: bool) {
+    fn record_received(&mut self, from: EndpointId, g: u64, part_end: u64, ack_request: bool) {
         // For a result, the AckReq of the parent counts as well as those of the contributions.
         self.slots.at_mut(g).ack_request |= ack_request;
         let is_rank = self.is_rank(from);

@@ -1,4 +1,4 @@
-//! The pitfalls of multicast over RC that are known, each as a test with its story.
+//! The known pitfalls of multicast over RC, each as a test with an explanation.
 
 use crate::common::{Switch, Told, ack, fatal, nak, path, replicate, rnr};
 use castnet_collective::path::PATHS_MAX;
@@ -139,7 +139,7 @@ fn a_retransmission_that_all_have_is_answered_with_the_newest_ack() {
 /// the transfer for good. The last packet that all have is answered even if it does not ask: a source that goes back
 /// always comes by it.
 #[test]
-fn a_source_that_goes_back_hears_how_far_all_are_without_asking() {
+fn a_source_that_goes_back_gets_the_newest_ack_without_a_request() {
     let mut s = Switch::new(3, WRAP - 2);
     s.data(WRAP - 2, 6);
     s.feedback(1, ack(WRAP + 1).msn(9));
@@ -329,7 +329,7 @@ fn a_stall_names_the_path_waited_for_once_per_interval() {
 }
 
 #[test]
-fn a_group_of_the_source_alone_keeps_still() {
+fn a_group_with_only_a_source_sends_nothing() {
     let mut s = Switch::new(1, 0);
     assert_eq!(s.data(0, 1), [Effect::Absorb]);
     assert_eq!(s.feedback(1, ack(0)), [Effect::Drop(DropReason::NotMember)]);
@@ -366,7 +366,7 @@ fn as_many_paths_as_there_can_be_are_served() {
 }
 
 #[test]
-fn status_tells_what_is_known_and_no_more() {
+fn status_reports_only_known_values() {
     let mut s = Switch::new(3, 5);
     s.data(5, 3);
     s.feedback(1, rnr(7, 12).msn(2));

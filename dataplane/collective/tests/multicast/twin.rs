@@ -1,4 +1,4 @@
-//! The machine against its slow twin, and against any input at all.
+//! Compares the machine with its slow twin, and checks it with random input.
 
 use crate::common::twin::{Step, Twin, wrap};
 use crate::common::{Switch, path, seed};
@@ -6,7 +6,7 @@ use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, Pat
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 use proptest::prelude::*;
 
-/// What happens next, relative to what the twin has seen.
+/// The next event, relative to the state of the twin.
 #[derive(Clone, Copy, Debug)]
 enum Draw {
     New {
@@ -150,7 +150,7 @@ proptest! {
 
     /// Same events, same effects, same state: the look at all entries that the machine saves is never missed.
     #[test]
-    fn the_machine_does_what_its_slow_twin_does(
+    fn the_machine_agrees_with_its_slow_twin(
         paths in 2u8..7,
         source in 0u8..2,
         start in prop_oneof![Just(0i64), (Psn::MODULUS as i64 - 12)..(Psn::MODULUS as i64 + 3), Just((1 << 23) - 5)],

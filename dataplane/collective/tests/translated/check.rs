@@ -1,4 +1,4 @@
-//! What must be true at each event.
+//! Invariants that are checked at each event.
 
 use crate::net::Net;
 use crate::program::{self, Payload};

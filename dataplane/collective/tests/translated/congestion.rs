@@ -1,4 +1,4 @@
-//! Who is told of congestion, and how often.
+//! The receivers of CNPs, and their rate.
 
 use crate::net::endpoint;
 use crate::program::call;
@@ -43,7 +43,7 @@ fn cnp(b: &mut Bench, from: usize) -> Vec<usize> {
 }
 
 #[test]
-fn nobody_is_told_where_nothing_was_sent() {
+fn no_cnp_is_sent_if_no_data_was_sent() {
     let mut b = Bench::new(config(3, 2, true));
     for from in 0..5 {
         assert_eq!(b.event(Event::Cnp { from: endpoint(from) }), [Effect::Absorb]);
@@ -55,7 +55,7 @@ fn nobody_is_told_where_nothing_was_sent() {
 
 /// All results wait for the host itself, so it alone need slow down.
 #[test]
-fn of_an_allreduce_the_host_itself_is_told() {
+fn a_cnp_of_an_allreduce_goes_to_the_host_itself() {
     for above in [false, true] {
         let mut b = bench(AllReduce, 0, above);
         for host in 0..3 {
@@ -69,7 +69,7 @@ fn of_an_allreduce_the_host_itself_is_told() {
 }
 
 #[test]
-fn of_a_reduce_all_who_send_are_told_and_the_root_is_not() {
+fn a_cnp_of_a_reduce_goes_to_all_senders_and_not_to_the_root() {
     for above in [false, true] {
         assert_eq!(cnp(&mut bench(Reduce, 1, above), 1), [0, 2, 3, 4]);
         // Behind the second switch.
@@ -79,7 +79,7 @@ fn of_a_reduce_all_who_send_are_told_and_the_root_is_not() {
 }
 
 #[test]
-fn of_a_broadcast_the_source_alone_is_told() {
+fn a_cnp_of_a_broadcast_goes_only_to_the_source() {
     for above in [false, true] {
         let mut b = bench(Broadcast, 2, above);
         for from in [0, 1, 3, 4] {
@@ -93,7 +93,7 @@ fn of_a_broadcast_the_source_alone_is_told() {
 
 /// Contract M4.
 #[test]
-fn of_a_window_as_many_pass_as_the_most_congested_receiver_sent() {
+fn a_window_passes_the_cnps_of_the_most_congested_receiver() {
     let mut b = bench(Broadcast, 2, false);
     b.now = CNP_WINDOW;
     let mut passed = 0;
@@ -106,7 +106,7 @@ fn of_a_window_as_many_pass_as_the_most_congested_receiver_sent() {
 }
 
 #[test]
-fn marks_are_told_to_whom_they_came_from() {
+fn a_mark_causes_a_cnp_to_its_sender() {
     let mut b = bench(AllReduce, 0, true);
     let mut marks = |after: u64| {
         b.now += Nanos(after);

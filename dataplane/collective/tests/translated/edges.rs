@@ -1,4 +1,4 @@
-//! Anything at all comes in: nothing panics, every call ends, and nobody is ever acknowledged what it has not sent.
+//! Random input: nothing panics, every call ends, and no endpoint gets an acknowledgement of packets that it has not sent.
 
 use crate::net::endpoint;
 use crate::program::{call, control};

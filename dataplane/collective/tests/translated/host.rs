@@ -4,9 +4,9 @@
 use crate::program::{Item, Payload};
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
-/// What rxe has unacknowledged at most.
+/// Most unacknowledged packets of rxe.
 const UNACKED_MAX: u64 = 129;
-/// And how often it asks within a message.
+/// Interval of AckReq within a message.
 const ACK_EVERY: u32 = 66;
 
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct HostConfig {
     pub(crate) window: u64,
     pub(crate) collectives: usize,
     pub(crate) timeout: Nanos,
-    /// 7 is for ever.
+    /// 7 means no limit.
     pub(crate) retries: u32,
     /// When the rank calls its first collective.
     pub(crate) starts: Nanos,
@@ -32,7 +32,7 @@ pub(crate) struct Host {
     /// What it sends and receives, in order.
     pub(crate) out: Vec<Item>,
     pub(crate) into: Vec<Item>,
-    /// What has come, in order.
+    /// Received packets, in order.
     pub(crate) received: Vec<Option<Payload>>,
     pub(crate) posted: u64,
     pub(crate) acked: u64,
@@ -47,11 +47,11 @@ pub(crate) struct Host {
     pub(crate) dead: bool,
     pub(crate) repeated: u64,
     pub(crate) naks: u64,
-    /// A conflict was told to it.
+    /// True if it has received a conflict.
     pub(crate) failed: Option<castnet_wire::Control>,
 }
 
-/// What a host answers.
+/// The answer of a host.
 pub(crate) struct Answer {
     pub(crate) psn: Psn,
     pub(crate) syndrome: Syndrome,

@@ -72,7 +72,7 @@ pub(crate) struct Setting {
     pub(crate) seed: u64,
     pub(crate) tree: Tree,
     pub(crate) calls: Vec<Call>,
-    /// What single ranks call instead.
+    /// Different calls of single ranks.
     pub(crate) odd: BTreeMap<u16, Vec<Call>>,
     /// Packets of a full message of single ranks, who do not keep to `message_packets`.
     pub(crate) odd_cuts: BTreeMap<u16, u16>,
@@ -124,12 +124,12 @@ impl Setting {
 
 pub(crate) struct Switch {
     pub(crate) machine: Translated,
-    /// As it was made.
+    /// The initial state.
     fresh: Translated,
     pub(crate) slots: Vec<Option<Payload>>,
 }
 
-/// Takes a frame away where it says so.
+/// Returns true for a frame that must be lost.
 pub(crate) type Filter = Box<dyn FnMut(Node, Node, &Frame) -> bool>;
 
 pub(crate) struct Net {

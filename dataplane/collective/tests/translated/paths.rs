@@ -4,7 +4,7 @@ use castnet_collective::Translated;
 use castnet_collective::translated::{Effect, Effects, Event};
 use castnet_wire::Nanos;
 
-/// Takes a frame in; data by both ways, whose outcome must be the same.
+/// Handles a frame. Data takes both paths, and the results must be equal.
 pub(crate) fn handle(machine: &mut Translated, now: Nanos, event: Event, out: &mut Effects) {
     let Event::Data {
         from,

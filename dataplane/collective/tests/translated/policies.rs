@@ -165,7 +165,7 @@ fn a_receiver_that_is_not_ready_costs_the_senders_nothing_under_repair() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_who_said_what() {
+fn ranks_that_disagree_get_the_two_calls() {
     let agreed = vec![call(AllReduce, 0, 5), call(AllReduce, 0, 40), call(Reduce, 1, 10)];
     let others = [
         call(AllReduce, 0, 41),
