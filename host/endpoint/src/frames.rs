@@ -2,6 +2,8 @@
 
 use castnet_wire::bth::pkey_matches;
 use castnet_wire::ethernet::ETHERTYPE_IPV4;
+use castnet_wire::layout::PLAIN_FRAME;
+use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{
     Aeth, Bth, Ethernet, ExtHeaders, NakCode, Nanos, Network, Opcode, Parsed, Qpn, Reth, RoceHeader,
     Syndrome, Transport, emit_roce, icrc, ipv4, parse_frame,
@@ -18,7 +20,7 @@ use crate::work::{SendOp, Status};
 impl Endpoint {
     /// The longest frame that [`Endpoint::poll_transmit`] writes: Ethernet 14, IPv4 20, UDP 8, BTH 12, RETH 16,
     /// immediate 4, 4096 bytes of payload, ICRC 4.
-    pub const FRAME_MAX: usize = 14 + 20 + 8 + 12 + 16 + 4 + 4096 + 4;
+    pub const FRAME_MAX: usize = PLAIN_FRAME + Reth::LEN + 4 + 4096 + ICRC_LEN;
 
     /// Processes a received Ethernet frame without FCS. Discarded frames are counted by [`Discard`].
     pub fn handle_frame(&mut self, now: Nanos, frame: &[u8]) {

@@ -1,13 +1,17 @@
-//! The fields of a received frame that a host reads: at fixed offsets, untagged, IPv4.
+//! Reads fields of a received frame at fixed offsets: without tags, over IPv4 without options.
 
-use castnet_wire::{Aeth, FrameBuf, Opcode, Psn, Qpn, Syndrome, icrc};
+use castnet_wire::ethernet::{ETHERTYPE_AT, ETHERTYPE_IPV4};
+use castnet_wire::ipv4::PROTOCOL_UDP;
+use castnet_wire::layout;
+use castnet_wire::udp::ROCE_PORT;
+use castnet_wire::{Aeth, Ethernet, FrameBuf, Opcode, Psn, Qpn, Syndrome, icrc};
 
 /// Offset of the IP header.
-pub(crate) const L3: usize = 14;
+pub(crate) const L3: usize = Ethernet::LEN;
 /// Offset of the last word of the BTH: acknowledgement request and PSN.
-pub(crate) const PSN_AT: usize = L3 + 20 + 8 + 8;
-/// Offset behind the BTH: payload or an extended header.
-pub(crate) const AFTER_BTH: usize = PSN_AT + 4;
+pub(crate) const PSN_AT: usize = L3 + layout::ACK_REQUEST;
+/// Offset of the bytes behind the BTH: payload, or an extended header.
+pub(crate) const AFTER_BTH: usize = layout::PLAIN_FRAME;
 
 /// Fields of a RoCEv2 frame.
 #[derive(Clone, Copy, Debug)]
@@ -25,16 +29,20 @@ impl Seen {
     pub(crate) fn read(head: &[u8]) -> Option<Self> {
         let head: &[u8; AFTER_BTH + 8] = head.first_chunk()?;
         let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        // IPv4 without options, UDP, port of RoCEv2.
-        if head[12..15] != [0x08, 0x00, 0x45] || head[23] != 17 || word(L3 + 20) as u16 != 4791 {
+        // IPv4 without options; UDP; RoCEv2's port.
+        let [e0, e1] = ETHERTYPE_IPV4.to_be_bytes();
+        if head[ETHERTYPE_AT..=L3] != [e0, e1, layout::VERSION_LENGTH]
+            || head[L3 + layout::PROTOCOL] != PROTOCOL_UDP
+            || word(L3 + layout::SPORT.start) as u16 != ROCE_PORT
+        {
             return None;
         }
         Some(Self {
-            src: word(L3 + 12),
+            src: word(L3 + layout::SRC.start),
             qpn: Qpn::new(word(PSN_AT - 4)),
             psn: Psn::new(word(PSN_AT)),
             ack_request: head[PSN_AT] & 0x80 != 0,
-            opcode: head[L3 + 28],
+            opcode: head[L3 + layout::OPCODE],
             words: [word(AFTER_BTH), word(AFTER_BTH + 4)],
         })
     }
@@ -55,7 +63,7 @@ impl Seen {
 pub(crate) fn icrc_is_right(frame: &impl FrameBuf) -> bool {
     let Some([hi, lo]) = frame
         .head()
-        .get(L3 + 2..L3 + 4)
+        .get(layout::in_frame(layout::TOTAL_LENGTH))
         .and_then(|b| b.first_chunk())
         .copied()
     else {
