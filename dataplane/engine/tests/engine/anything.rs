@@ -1,5 +1,5 @@
-//! Whatever comes in: no panic, one end for each frame, no way from one group into another's state, and traces that
-//! tell what is done.
+//! Random input: no panic, one verdict for each frame, no frame changes the state of another group, and traces agree
+//! with the processing.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
@@ -243,7 +243,7 @@ proptest! {
         }
     }
 
-    /// C4: whatever is sent to one group, the other's state stays as it is.
+    /// C4: frames to one group never change the state of another.
     #[test]
     fn no_frame_reaches_another_groups_state(inputs in prop::collection::vec(leaf(), 1..40)) {
         let mut engine = three_groups();
@@ -394,7 +394,7 @@ fn nobody_speaks_in_the_name_of_a_group_behind_tags() {
     }
 }
 
-/// What a path was sent follows from what the source sent; so what others send must not count for it.
+/// The count of frames sent to a path follows from the source's data, so data of others must not count.
 #[test]
 fn data_that_no_path_gets_counts_for_no_path() {
     let mut engine = star_switch(2);
@@ -421,11 +421,11 @@ fn groups_come_go_and_stay() {
     feed(&mut engine, T0, 0, &send(100, &[1; 64]));
     let ports = engine.config().ports.clone();
     let compile = |rule: &GroupRule| Context::compile(rule, &ports).unwrap();
-    // The same rule again: what runs stays.
+    // An equal rule: the running group stays.
     let handed_back = engine.install(compile(&star(2))).unwrap().unwrap();
     assert_eq!(handed_back.multicast().unwrap().counters().data_in, 0);
     assert_eq!(engine.group(MCST).unwrap().counters().data_in, 1);
-    // Another: it takes the place, with fresh state.
+    // Another rule: the new group replaces the old one, with fresh state.
     let replaced = engine
         .install(compile(&GroupRule {
             generation: 2,

@@ -69,7 +69,7 @@ pub(super) enum Frame {
     Contribution { back: usize },
     /// The rank acknowledges what it got last.
     Result,
-    /// To nobody's group.
+    /// To an address of no group.
     Stranger { group: u8 },
 }
 
@@ -140,7 +140,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the hosts know.
+/// The state of the hosts.
 pub(super) struct Hosts {
     /// By multicast group, the PSN of its next data.
     psns: [u32; GROUPS],
@@ -151,7 +151,7 @@ pub(super) struct Hosts {
 }
 
 impl Frame {
-    /// Returns true if it is to nobody's group.
+    /// Returns true if the destination is no group.
     pub(super) fn is_strange(&self) -> bool {
         matches!(self, Self::Stranger { .. })
     }
@@ -167,7 +167,7 @@ impl Hosts {
         }
     }
 
-    /// A multicast group begins anew.
+    /// Restarts a multicast group.
     pub(super) fn restart(&mut self, group: usize) {
         self.psns[group] = 100;
     }
@@ -177,7 +177,7 @@ impl Hosts {
         (self.next, self.got) = ([0; RANKS], BTreeMap::new());
     }
 
-    /// What left by the port of each.
+    /// Frames sent to the port of each rank.
     pub(super) fn take(&mut self, sent: &[(usize, Vec<u8>)]) {
         for (port, frame) in sent
             .iter()
@@ -286,7 +286,7 @@ fn fresh_collective(engine: &mut Engine, reproducible: bool) {
     engine.install(group).unwrap();
 }
 
-/// What a narrow subscriber wants.
+/// The filter of a subscriber that wants few frames.
 fn filter() -> impl Strategy<Value = FrameFilter> {
     let group = prop_oneof![(0..GROUPS).prop_map(mcst), Just(GROUP)];
     let address = prop_oneof![
@@ -314,7 +314,7 @@ fn filter() -> impl Strategy<Value = FrameFilter> {
         })
 }
 
-/// All that two subscribers were handed.
+/// All traces and captured frames of two subscribers.
 fn seen(engine: &mut Engine, [trace, capture]: [TapId; 2]) -> String {
     let traces: Vec<_> = core::iter::from_fn(|| engine.pop_trace(trace)).collect();
     let captured: Vec<_> = core::iter::from_fn(|| engine.pop_captured(capture)).collect();
@@ -342,7 +342,7 @@ proptest! {
         let [mut fast, mut slow] = engines;
         let [tap, narrower @ ..] = core::array::from_fn::<_, 3, _>(|n| TapId::all().nth(n).unwrap());
         slow.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
-        // Subscribers to little of it are handed the same, whether the rest is recorded or not.
+        // Narrow subscribers get the same frames, whether the others are recorded or not.
         if let Some((traced, captured, count)) = narrow {
             for engine in [&mut fast, &mut slow] {
                 engine.arm_trace(narrower[0], traced, count);

@@ -439,8 +439,8 @@ fn rank_order_is_refused_by_a_group_that_is_not_reproducible() {
     }
 }
 
-/// A receiver's CNP goes to those whose data it got; a mark on a contribution is told to its sender; and what goes to a
-/// rank may be marked on its way where what comes from it may.
+/// A receiver's CNP goes to the senders of its data. A mark on a contribution causes a CNP to its sender. Data to a
+/// rank is ECN-capable if data from it is.
 #[test]
 fn congestion_is_told_to_those_who_can_do_something_about_it() {
     let jobs = [job(Primitive::Broadcast, DataType::U8, 0, 600, 3, 1)];
@@ -691,7 +691,7 @@ proptest! {
     }
 }
 
-/// A PSN of the group is what switches say to each other, whatever the ranks' own are.
+/// Switches use the PSNs of the group between each other, independently of the ranks' PSNs.
 #[test]
 fn between_switches_a_packet_has_the_groups_psn_and_address() {
     let jobs = [job(Primitive::AllReduce, DataType::F32, 0, 64, 2, 1)];

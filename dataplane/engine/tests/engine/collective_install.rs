@@ -88,7 +88,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
         matches!(refused(&faulty, &ports(3)), InstallError::Faults(faults) if faults[0].field == "slots")
     );
 
-    // A group takes the place of one of the other kind, and gives its own up.
+    // A group replaces one of another kind, and is replaced itself.
     let mut engine = engine(4);
     install(
         &mut engine,

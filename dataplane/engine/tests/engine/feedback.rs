@@ -1,4 +1,4 @@
-//! What reaches the source, and what the switch above: valid frames that say what the machine decided.
+//! Feedback to the source and to the switch above: valid frames with the decision of the machine.
 
 use crate::common::*;
 use castnet_engine::EventKind;

@@ -1,4 +1,4 @@
-//! What a host brings about that makes up senders as fast as its link is: it displaces its own, and nobody misses an event.
+//! Floods of made-up senders from one host: they displace only their own entries, and no other event is lost.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use castnet_engine::{Engine, EngineConfig, EventKind, Members, Neighbour, Said, 
 use castnet_wire::build::{emit_arp, emit_lldp};
 use castnet_wire::{Arp, Lldp, LldpId, MacAddr, Nanos};
 
-/// A host that nobody knows.
+/// An unknown host.
 fn stranger(n: u32) -> (MacAddr, Ipv4Addr) {
     let [_, a, b, c] = n.to_be_bytes();
     (MacAddr([2, 0xEE, 0, a, b, c]), Ipv4Addr::new(172, a, b, c))

@@ -13,7 +13,7 @@ use castnet_wire::{
 };
 use proptest::prelude::*;
 
-/// What comes next.
+/// The next step of the test.
 #[derive(Clone, Debug)]
 enum Draw {
     /// The next data, so many times.

@@ -1,4 +1,4 @@
-//! Forwarding: each frame of one endpoint leaves to the other as if it were built anew for it; all else is refused.
+//! Forwarding: each frame of one endpoint is sent to the other one, equal to a newly built frame. All other frames are refused.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! All of this crate's tests are one program, so that what they share is compiled once.
+//! All tests of this crate are one program, so that shared code is compiled once.
 
 mod anything;
 mod batches;

@@ -1,4 +1,4 @@
-//! Contract M6: what a group takes, beside the paper's 0.69 MB for 1,000 groups at 64 ports (Cepheus III.D).
+//! Contract M6: memory of groups, compared with the paper's 0.69 MB for 1,000 groups at 64 ports (Cepheus III.D).
 
 use crate::common::*;
 use castnet_collective::{Multicast, MulticastConfig, PathId};

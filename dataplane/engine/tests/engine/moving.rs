@@ -1,4 +1,4 @@
-//! Groups that change engines at any moment go on as if they had not.
+//! Groups that move between engines at any moment continue as if they had not moved.
 
 use crate::common::collective::*;
 use crate::common::*;
@@ -67,7 +67,7 @@ proptest! {
                 }
                 (Step::Wait { ms }, _) => now += Nanos::from_millis(*ms),
                 _ => {
-                    // What the engine had to tell has been told before.
+                    // The events of the old engine have been collected before.
                     drain(&mut moves, &mut stalled[1]);
                     move_on(&mut moves, now);
                 }
@@ -79,7 +79,7 @@ proptest! {
             }
             prop_assert_eq!(state(&stays), state(&moves));
         }
-        // Who is still waited for then is told of by both.
+        // Both report the paths that are still waited for.
         let waited_for = stays.group_status(MCST).unwrap().machine.waiting_for;
         for (engine, stalled) in [&mut stays, &mut moves].into_iter().zip(&mut stalled) {
             engine.handle_timeout(now + Nanos::from_secs(1), &mut PlainEgress::default());
@@ -135,7 +135,7 @@ fn drain(engine: &mut Engine, stalled: &mut Vec<(usize, Nanos)>) {
     }
 }
 
-/// What was promised to a group that comes is kept for it, and given back if it does not come.
+/// A reservation for a group is kept until the group is attached, or released.
 #[test]
 fn a_promise_is_kept_or_given_back() {
     let mut config = config(5);

@@ -1,4 +1,4 @@
-//! Replication by difference against its slow twin: parse the frame, build each copy anew with a full ICRC.
+//! Replication by difference, compared with its slow twin: parse the frame, and build each copy with a full ICRC.
 
 use std::cell::Cell;
 
@@ -229,7 +229,7 @@ proptest! {
         let before = engine.group_status(MCST).unwrap().machine;
         let sent = feed(&mut engine, T0, 0, &bytes);
         for (_, copy) in &sent {
-            // Whatever it was taken for (a bit of its address may have made it plain traffic), it is still wrong.
+            // The frame stays wrong in every case. A changed address bit may have made it a frame of no group.
             if let Ok(castnet_wire::Parsed::Roce(h)) = castnet_wire::parse_frame(copy, copy.len()) {
                 prop_assert!(!castnet_wire::icrc::verify_bytes(copy, h.l3, h.frame_len));
             }

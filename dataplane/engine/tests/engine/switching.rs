@@ -1,4 +1,4 @@
-//! What belongs to no group: learning, flooding, ageing, ARP, LLDP, routes.
+//! Frames of no group: learning, flooding, ageing, ARP, LLDP, routes.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
@@ -234,7 +234,7 @@ fn arp_for_a_group_is_answered_with_the_address_of_the_port() {
         ip: host_ip(0),
         mac: peer_mac(0)
     }));
-    // Nobody may claim a group's address.
+    // No host may claim a group's address.
     let mut claim = vec![0; 64];
     let arp = Arp::request(peer_mac(2), MCST.0, host_ip(0));
     let n = emit_arp(&mut claim, MacAddr::BROADCAST, &arp).unwrap();
@@ -292,7 +292,7 @@ fn lldp_is_sent_by_every_port_and_what_comes_in_is_remembered_not_forwarded() {
     };
     let n = emit_lldp(&mut theirs, peer_mac(1), &lldp).unwrap();
     assert_eq!(feed(&mut e, T0, 1, &theirs[..n]), []);
-    // Somebody new does not wait for the interval; somebody known does.
+    // A new neighbour gets an answer at once; a known one waits for the interval.
     assert_eq!(e.poll_timeout(), Some(T0));
     let mut egress = PlainEgress::default();
     e.handle_timeout(T0, &mut egress);

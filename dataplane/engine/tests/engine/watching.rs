@@ -1,4 +1,4 @@
-//! What is seen of frames: dry runs, live traces, captures.
+//! Dry runs, live traces and captures of frames.
 
 use core::net::Ipv4Addr;
 
@@ -100,7 +100,7 @@ fn live_traces_and_captures_take_what_their_filters_want_and_end() {
     );
     assert_eq!(engine.pop_captured(drops), None);
 
-    // One that nobody drains loses what it has no place for; another one beside it loses nothing.
+    // A subscriber that is not drained loses frames beyond its capacity; another one loses nothing.
     engine.arm_trace(follow, FrameFilter::default(), u64::MAX);
     engine.arm_trace(copy, FrameFilter::default(), u64::MAX);
     let mut followed = 0;
