@@ -1,6 +1,6 @@
-//! Batches through the fast path and through the slow one, which an engine takes whose taps want all frames: several groups of both
-//! kinds on the same ports, data, ACKs and contributions among each other, and groups that come and go between batches. The same
-//! frames leave, in the same order at each port; counters and the state of all groups are the same.
+//! Compares fast path and slow path (an engine whose taps want all frames) over random batches: several groups of both
+//! kinds on the same ports, mixed data, ACKs and contributions, and groups that are installed and removed between batches. The same
+//! frames are sent, in the same order at each port, and counters and the state of all groups are equal.
 
 use core::net::Ipv4Addr;
 use std::collections::BTreeMap;

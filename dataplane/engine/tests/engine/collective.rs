@@ -276,7 +276,7 @@ fn who_keeps_others_waiting_is_named_and_the_others_are_kept_alive() {
     let keep_alives = net.engines[0].collective(GROUP).unwrap().counters().keep_alives;
     assert!(keep_alives > 100, "{keep_alives}");
     finish(&mut net, &jobs).unwrap();
-    // Two frames each, sent once: nobody had to repeat anything.
+    // Two frames each, sent once: there were no retransmissions.
     let repeats = net.engines[0].collective(GROUP).unwrap().counters().repeats;
     assert_eq!(repeats, 0);
 }
@@ -348,7 +348,7 @@ fn a_control_message_that_comes_again_is_a_repeat() {
     let mut engine = engine(2);
     install_collective(&mut engine, &collective_star(2));
     let ranks = [0, 1].map(|rank| Rank::new(rank, T0, &jobs));
-    // Before the other rank has spoken, after it has, and once all is over.
+    // Before the other rank has sent its message, after it, and after the end.
     for rank in [0, 0, 1, 0] {
         feed(&mut engine, T0, rank, &ranks[rank].frame(0));
     }

@@ -1,4 +1,4 @@
-//! Contributions that come one after the other in a batch: the fast path does what the slow one does.
+//! Consecutive contributions in a batch: fast path and slow path agree.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use castnet_engine::{Engine, FrameFilter, TapId};
 use castnet_wire::{Batch, Opcode, Syndrome};
 use proptest::prelude::*;
 
-/// A batch through the engine: what left, by port.
+/// Processes a batch. Returns the sent frames by port.
 fn feed_batch(engine: &mut Engine, ingress: usize, frames: &[Vec<u8>]) -> Vec<(usize, Vec<u8>)> {
     let mut egress = PlainEgress::default();
     let mut batch: Batch<PlainFrame> = frames
@@ -24,7 +24,7 @@ fn feed_batch(engine: &mut Engine, ingress: usize, frames: &[Vec<u8>]) -> Vec<(u
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// A watched engine takes the slow path: what comes of batches is the same on both, whatever is lost, repeated or spoiled.
+    /// An engine with a tap takes the slow path. Both paths give equal results for lost, repeated and corrupted frames.
     #[test]
     fn the_fast_path_does_what_the_slow_one_does(
         job in any_job(4),

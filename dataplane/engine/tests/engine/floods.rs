@@ -54,7 +54,7 @@ fn made_up_arp_senders_displace_each_other_and_no_real_host() {
     for n in 0..5000 {
         seen_by_arp(&mut e, T0, 3, stranger(n));
     }
-    // Nor does one who claims a member's address.
+    // A host that claims a member's address does not displace it either.
     seen_by_arp(&mut e, T0, 3, (stranger(1).0, host_ip(0)));
     seen_by_arp(&mut e, T0, 2, (peer_mac(2), host_ip(2)));
     for n in 0..4 {
@@ -119,10 +119,10 @@ fn ethernet_addresses_share_the_table_by_port_where_it_is_full() {
         feed(e, T0, at, &plain_frame(MacAddr::BROADCAST, station(n), None, 60));
     };
     let known_at = |e: &Engine, at: usize| e.fdb(T0).filter(|entry| entry.port == port(at)).count();
-    // An uplink may have all of it.
+    // An uplink may use the whole table.
     (0..1000).for_each(|n| learn(&mut e, 0, n));
     assert_eq!((known_at(&e, 0), events(&mut e).len()), (1000, 0));
-    // A few stations at each of the others take what they need of it.
+    // A few stations at each other port get entries.
     (1..64).for_each(|at| (0..3).for_each(|n| learn(&mut e, at, 10_000 + 3 * at as u32 + n)));
     assert!((1..64).all(|at| known_at(&e, at) == 3));
     assert_eq!(known_at(&e, 0), 1000 - 63 * 3);
@@ -133,7 +133,7 @@ fn ethernet_addresses_share_the_table_by_port_where_it_is_full() {
     let told: Vec<EventKind> = events(&mut e);
     assert_eq!(told.last(), Some(&full(1000)));
     assert_eq!(told.len(), 1);
-    // A flood by another shares with the uplink, and nobody else loses anything.
+    // A flood at another port shares the table with the uplink, and no other port loses entries.
     (100_000..110_000).for_each(|n| learn(&mut e, 5, n));
     assert!((1..64).filter(|at| *at != 5).all(|at| known_at(&e, at) == 3));
     let (uplink, flooding) = (known_at(&e, 0), known_at(&e, 5));
@@ -177,7 +177,7 @@ fn neighbours_that_come_and_go_get_five_answers_at_once_and_then_one_a_second() 
     }
     let answers = egress.take(port(1)).len();
     assert!((14..=16).contains(&answers), "{answers}");
-    // Who then comes at another port is answered within a second.
+    // A new neighbour at another port is answered within a second.
     feed_into(&mut e, now, 0, &lldp("p1", "s3", 120), &mut egress);
     egress.sent.clear();
     while let Some(due) = e.poll_timeout().filter(|due| *due <= now + Nanos::from_secs(1)) {

@@ -1,5 +1,5 @@
-//! The fast path of plain data and ACKs beside the slow one, which an engine takes whose tap wants all: the same frames leave, the same
-//! is counted. And replicas that borrow from one another what comes behind their heads.
+//! Compares fast path and slow path (an engine whose tap wants all frames) for plain data and ACKs: frames and counters
+//! are equal. Also replicas that share the bytes behind their heads.
 
 use std::rc::Rc;
 use std::sync::Arc;

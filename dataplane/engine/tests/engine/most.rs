@@ -37,7 +37,7 @@ fn multicast_to_as_many_receivers_as_there_can_be() {
                 first = psn;
                 continue;
             }
-            // All but the last acknowledge, which is nobody's business yet.
+            // All but the last acknowledge, which causes no feedback yet.
             for n in 1..ENDPOINTS_MAX - 1 {
                 assert!(feed(&mut engine, T0, 0, &ack(n, 101, 1, Syndrome::Ack)).is_empty());
             }
@@ -80,7 +80,7 @@ fn collectives_of_as_many_ranks_as_there_can_be() {
     );
 }
 
-/// One rank of the most is missing: it is named.
+/// One of the largest number of ranks is missing: the report names it.
 #[test]
 fn the_last_rank_of_all_is_waited_for() {
     let group = one_armed_star(ENDPOINTS_MAX);

@@ -27,7 +27,7 @@ const DATA: [Opcode; 12] = [
     Opcode::WriteOnlyImm,
 ];
 
-/// The copy that a path must get, built from the meaning of the original.
+/// The expected copy for a path, built from the parsed original.
 pub(crate) fn twin(original: &[u8], rule: &GroupRule, path: &Endpoint) -> Vec<u8> {
     let header = roce(original);
     let (link, l3) = Ethernet::parse(original).unwrap();

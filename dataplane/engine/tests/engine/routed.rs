@@ -1,5 +1,5 @@
-//! Two switches with a router between them, held against the same two switches side by side: their hosts get the same, by the
-//! fast path and by the slow one.
+//! Two switches with a router between them, compared with the same two switches without it: their hosts get the same frames, on the
+//! fast path and on the slow path.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! Endpoints that share ports, told apart by QPN and source address: a group is served as if each of its endpoints had a port of its
-//! own, by the fast path and by the slow one.
+//! Endpoints that share ports and are distinguished by QPN and source address: the group behaves as if each endpoint had its
+//! own port, on the fast path and on the slow path.
 
 use std::collections::BTreeMap;
 
@@ -185,7 +185,7 @@ proptest! {
     }
 }
 
-/// C4: a frame with the wrong QPN, port or address is of no endpoint, and is dropped.
+/// C4: a frame with the wrong QPN, port or address matches no endpoint, and is dropped.
 #[test]
 fn an_endpoint_is_believed_with_its_own_port_qpn_and_address_alone() {
     let mut engine = engine(PORTS);
@@ -211,10 +211,10 @@ fn an_endpoint_is_believed_with_its_own_port_qpn_and_address_alone() {
         }
     }
     assert_eq!(told, 1);
-    // Known endpoints that are not the source are told apart from strangers.
+    // Endpoints that are not the source get another drop reason than unknown senders.
     assert_eq!(drops(&engine, DropReason::NotSource), 3);
     assert_eq!(drops(&engine, DropReason::NotMember), 3 * 8 * 4 - 4);
-    // What comes to the QPN of no endpoint says which there are.
+    // The text for an unknown QPN lists the endpoints.
     engine.arm_trace(TapId::all().next().unwrap(), FrameFilter::default(), 1);
     feed(&mut engine, T0, 0, &data);
     let steps = format!("{:?}", engine.pop_trace(TapId::all().next().unwrap()));
@@ -224,8 +224,8 @@ fn an_endpoint_is_believed_with_its_own_port_qpn_and_address_alone() {
     );
 }
 
-/// C4 with MAC addresses: who has the port, QPN and address of an endpoint that verifies them, but another MAC address, is nobody's,
-/// also in the middle of a run of its frames. By the fast path and by the slow one, for each kind of group.
+/// C4 with MAC addresses: a frame with the port, QPN and address of an endpoint that verifies MAC addresses, but another one, is dropped,
+/// also in the middle of a run of its frames. On the fast path and on the slow path, for each kind of group.
 #[test]
 fn an_endpoint_that_verifies_its_mac_address_is_believed_with_that_alone() {
     let verified = |mut rule: GroupRule| {
@@ -241,7 +241,7 @@ fn an_endpoint_that_verifies_its_mac_address_is_believed_with_that_alone() {
         frame[6..12].copy_from_slice(&peer_mac(9).0);
         frame
     };
-    // Right, strange, and right with the PSN that the strange one had.
+    // A valid frame, one of an unknown sender, and a valid one with the same PSN.
     let three = |frames: [Vec<u8>; 2]| [frames[0].clone(), strange(frames[1].clone()), frames[1].clone()];
     let jobs = [Job {
         primitive: Primitive::AllReduce,
@@ -305,7 +305,7 @@ fn an_endpoint_that_verifies_its_mac_address_is_believed_with_that_alone() {
     feed_batch(&mut engine, T0, 0, &[send(100, &[7; 64])]);
     feed_batch(&mut engine, T0, 2, &[strange(ack(2, 100, 1, Syndrome::Ack))]);
     assert_eq!(drops(&engine, DropReason::NotMember), 0);
-    // The trace of a stranger says what is wrong.
+    // The trace of an unknown sender names the mismatch.
     let tap = TapId::all().next().unwrap();
     engine.arm_trace(tap, FrameFilter::default(), 1);
     feed(&mut engine, T0, 0, &strange(send(101, &[7; 64])));

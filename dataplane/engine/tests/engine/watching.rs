@@ -156,7 +156,7 @@ fn a_filter_by_address_sees_frames_that_are_cut_or_malformed() {
     assert_eq!(captured(&send(102, &[1; 64])[..40], from_other), []);
 }
 
-/// What a trace says of a group does not grow with the group, but for what is sent.
+/// The size of a trace does not grow with the group, except for the sent frames.
 #[test]
 fn a_trace_of_a_large_group_names_only_a_few_endpoints() {
     const RANKS: usize = 60;
@@ -180,8 +180,8 @@ fn a_trace_of_a_large_group_names_only_a_few_endpoints() {
     assert!(last.decision.contains("56 more"), "{}", last.decision);
 }
 
-/// What timers send belongs to the group that sends it, though many groups are due at once; and so does what a group
-/// sends in later polls because one would have been too much.
+/// Frames sent by timers are attributed to their group, also if many groups are due at once. So are frames that a group
+/// sends in later polls because of the limit of one poll.
 #[test]
 fn what_timers_and_later_polls_send_is_captured_for_its_own_group() {
     const OTHER_GROUP: McstId = McstId(Ipv4Addr::new(10, 9, 1, 2));
