@@ -18,7 +18,7 @@ fn nak_of_the_lowest_path_is_sent_on_at_once() {
     assert_eq!(s.feedback(2, nak(WRAP - 1)), [nak(WRAP - 1).up(0)]);
 }
 
-/// A NAK acknowledges all before it, so passed on as it comes it completes data that another receiver never got (M2).
+/// A NAK acknowledges all before it. Forwarded immediately, it would complete data that another receiver never got (M2).
 #[test]
 fn nak_waits_until_all_have_what_is_before_it() {
     let mut s = Switch::new(3, WRAP - 2);
@@ -108,7 +108,7 @@ fn an_ack_goes_before_the_nak_that_makes_progress() {
     );
 }
 
-/// A requester believes any ACK, even of PSNs that it never sent: an ACK ahead of the data loses data silently.
+/// A requester accepts any ACK, even of PSNs that it never sent: an ACK ahead of the data loses data silently.
 #[test]
 fn feedback_ahead_of_the_data_is_dropped() {
     let mut s = Switch::new(2, WRAP - 1);
@@ -122,7 +122,7 @@ fn feedback_ahead_of_the_data_is_dropped() {
     assert_eq!(s.feedback(1, ack(WRAP)), [ack(WRAP).up(0)]);
 }
 
-/// A finished packet that comes again means that the source missed its ACK: it must hear it, not only be filtered.
+/// A repeated finished packet means that the source has missed its ACK: the ACK must be sent again.
 #[test]
 fn a_retransmission_that_all_have_is_answered_with_the_newest_ack() {
     let mut s = Switch::new(3, WRAP - 2);
@@ -224,7 +224,7 @@ fn a_lower_psn_goes_before_a_stronger_refusal() {
     assert_eq!(s.feedback(2, ack(4)), [ack(2).up(0), fatal(3).up(0)]);
 }
 
-/// A receiver whose connection has ended says so once and is silent then: the switch remembers and repeats it, or a lost
+/// A receiver that has ended its connection sends one NAK and nothing more: the switch stores and repeats it. Otherwise a lost
 /// NAK would leave the source to run through its retries.
 #[test]
 fn a_fatal_nak_is_repeated_to_a_source_that_comes_back() {

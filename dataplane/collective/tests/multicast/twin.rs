@@ -148,7 +148,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(seed::config(1500))]
 
-    /// Same events, same effects, same state: the look at all entries that the machine saves is never missed.
+    /// Equal events give equal effects and state: the machine never misses an entry although it does not scan all of them.
     #[test]
     fn the_machine_agrees_with_its_slow_twin(
         paths in 2u8..7,
@@ -180,7 +180,7 @@ proptest! {
         }
     }
 
-    /// Any PSN at any time: no panic, no effect out of place, and what must hold of the state holds.
+    /// Random PSNs at random times: no panic, no wrong effect, and all invariants of the state hold.
     #[test]
     fn any_input_keeps_the_state_sound(
         start in prop::option::of(drawn_psn()),

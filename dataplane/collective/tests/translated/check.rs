@@ -6,7 +6,7 @@ use castnet_collective::PacketShape;
 use castnet_wire::{Control, Psn, Syndrome, Verdict};
 use std::ops::Range;
 
-/// A rank believes that its packets in `news` have been received: their receivers must have what came of them.
+/// A rank takes its packets in `news` for received: their receivers must have the results.
 pub(crate) fn acknowledged(net: &Net, host: usize, news: Range<u64>) {
     let sender = &net.hosts[host];
     assert!(

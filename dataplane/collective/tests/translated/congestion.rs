@@ -23,7 +23,7 @@ fn told(effects: &[Effect]) -> Vec<usize> {
 fn bench(primitive: Primitive, root: u16, above: bool) -> Bench {
     let mut b = Bench::new(config(3, if above { 1 } else { 2 }, above));
     let call = call(primitive, root, 2);
-    // The parent speaks when all others have.
+    // The parent sends after all others.
     for from in (0..5).filter(|f| !above || *f != 3).chain(above.then_some(3)) {
         b.control(from, 0, 0, call);
     }
@@ -61,7 +61,7 @@ fn a_cnp_of_an_allreduce_goes_to_the_host_itself() {
         for host in 0..3 {
             assert_eq!(cnp(&mut b, host), [host]);
         }
-        // What goes up comes from all below.
+        // Contributions to the parent come from all below.
         b.now += CNP_WINDOW;
         assert_eq!(cnp(&mut b, 3), if above { vec![0, 1, 2, 4] } else { vec![] });
         assert_eq!(cnp(&mut b, 4), []);
@@ -123,8 +123,8 @@ fn a_mark_causes_a_cnp_to_its_sender() {
 proptest! {
     #![proptest_config(seed::config(200))]
 
-    /// Whatever comes when: only members are told, none more than once in an interval, and none more often in a window than
-    /// one receiver said so or its own frames were marked.
+    /// For random events: CNPs go only to members, at most one per interval, and no more in a window than
+    /// one receiver has sent or its own frames were marked.
     #[test]
     fn cnps_are_bounded(
         pick in 0usize..3, root in prop::sample::select(vec![0u16, 1, 2, 50, 60, 61]), above: bool,

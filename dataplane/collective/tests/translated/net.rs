@@ -246,7 +246,7 @@ impl Net {
         net
     }
 
-    /// Runs until all is done and quiet, or until a host dies. Panics where it never ends.
+    /// Runs until everything is finished and idle, or until a host dies. Panics if it does not end.
     pub(crate) fn run(&mut self) {
         while self.step() {
             assert!(
@@ -258,7 +258,7 @@ impl Net {
         }
     }
 
-    /// To the end, with nobody dead, nothing wrong, and all switches idle.
+    /// Runs to the end. All hosts are alive, there are no errors, and all switches are idle.
     pub(crate) fn finish(&mut self) {
         self.run();
         assert!(
@@ -318,7 +318,7 @@ impl Net {
         text
     }
 
-    /// The next happening; whether there was one.
+    /// Handles the next event. Returns false if there is none.
     pub(crate) fn step(&mut self) -> bool {
         let Some(((at, _), happening)) = self.queue.pop_first() else {
             return false;
@@ -391,7 +391,7 @@ impl Net {
         self.pump(host);
     }
 
-    /// Sends what a host may send.
+    /// Sends all packets that a host may send.
     fn pump(&mut self, host: usize) {
         self.hosts[host].post(self.now);
         while let Some((psn, item, ack_request)) = self.hosts[host].transmit(self.now) {
@@ -506,7 +506,7 @@ impl Net {
         }
     }
 
-    /// Carries an effect out on sets of ranks.
+    /// Executes an effect on sets of ranks.
     fn carry_out(&mut self, switch: usize, effect: Effect, frame: Option<&Frame>) {
         let payload = match frame {
             Some(Frame::Data { payload, .. }) => Some(*payload),

@@ -150,7 +150,7 @@ fn receives_that_are_posted_late_are_waited_for() {
     }
 }
 
-/// The switch takes the wait upon itself: the senders repeat nothing, and live with three retries.
+/// The switch waits for the receiver: the senders repeat nothing, and survive with three retries.
 #[test]
 fn a_receiver_that_is_not_ready_costs_the_senders_nothing_under_repair() {
     for tree in trees() {
@@ -224,7 +224,7 @@ fn after_a_conflict_data_is_dropped_and_counted() {
     );
 }
 
-/// Reflection: the host repeats what it misses, the result comes again, nobody else is touched.
+/// Reflection: the sender repeats the packet, the result is sent again, and no other host is affected.
 #[test]
 fn reflection_goes_to_the_host_that_lost_the_result() {
     let mut setting = Setting::new(Tree::star(3), vec![call(AllReduce, 0, 20)]);
@@ -268,7 +268,7 @@ fn repair_touches_no_sender() {
     }
 }
 
-/// Of a Broadcast, the source hears a NAK only once all receivers have what is before it (M2); `check` watches each.
+/// The source of a Broadcast gets a NAK only after all receivers have everything before it (M2); `check` verifies each.
 #[test]
 fn reflected_naks_of_a_broadcast_are_gathered() {
     for tree in trees() {
@@ -290,7 +290,7 @@ fn reflected_naks_of_a_broadcast_are_gathered() {
     }
 }
 
-/// Each word to a host that is no progress for it counts: the NAKs that it is sent are few.
+/// Feedback without progress counts against the retries of a host, so it gets few NAKs.
 #[test]
 fn naks_are_one_per_gap() {
     let mut setting = Setting::new(Tree::star(2), vec![call(AllReduce, 0, 60)]);
