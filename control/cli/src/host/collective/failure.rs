@@ -170,7 +170,7 @@ mod tests {
                 "is in already",
                 "castnet controller",
             ),
-            (CommError::Aborted, 1, "before this one failed", "again"),
+            (CommError::Aborted, 1, "an earlier collective failed", "again"),
             (
                 CommError::NotReproducible { group: "job".into() },
                 3,
