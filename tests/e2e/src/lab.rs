@@ -392,7 +392,7 @@ impl Lab {
         Process::start(&format!("{group}-{host}"), self.folder(), command)
     }
 
-    /// Starts `castnet host allreduce` or one of its five brothers at host h`rank + 1`, as that rank of `size` of a job.
+    /// Starts `castnet host allreduce` or one of the other five collectives at host h`rank + 1`, as that rank of `size` of a job.
     pub fn start_rank(
         &self,
         verb: &str,

@@ -1,4 +1,4 @@
-//! `castnet host allreduce` and its five brothers: this host as a rank of a job, which runs one collective over a range of sizes,
+//! `castnet host allreduce` and the other five collectives: this host as a rank of a job, which runs one collective over a range of sizes,
 //! checks the results and measures them, as nccl-tests and the OSU benchmarks do.
 
 mod failure;

@@ -45,8 +45,8 @@ pub(crate) const GO_BACK: Reason = Reason {
 pub(crate) const CLIFF: Reason = Reason {
     letter: 'g',
     text: "As f. In addition, the paper's values drop by a third from 10 % to 12 % of loss, from those of ideal ranks with a \
-           window of 64 to those of a window of 24. Its text names time-outs but does not explain the sudden drop; its Mode- \
-           III does not show it. That part is not explained.",
+           window of 64 to those of a window of 24. Its text names time-outs but does not explain the sudden drop; its \
+           Mode-III does not show it. That part is not explained.",
 };
 const NOT_KNOWN: Reason = Reason {
     letter: '?',

@@ -1,4 +1,4 @@
-//! `castnet host allreduce` and its five brothers as processes in network namespaces: four ranks at one switch, and six at two tiers.
+//! `castnet host allreduce` and the other five collectives as processes in network namespaces: four ranks at one switch, and six at two tiers.
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::Lab;

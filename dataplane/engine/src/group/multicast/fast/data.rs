@@ -250,7 +250,7 @@ impl Group {
             ) else {
                 output
                     .counters
-                    .invariant_violated("each path has a port and a leg");
+                    .invariant_violated("each path has a port and a destination");
                 break;
             };
             if path == source {
