@@ -10,8 +10,6 @@ mod events;
 mod forwarding;
 mod install;
 mod multicast;
-#[cfg(test)]
-mod one_checker;
 mod service;
 mod taps;
 mod view;

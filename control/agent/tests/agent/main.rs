@@ -5,3 +5,4 @@ mod bulk;
 mod collectives;
 mod forwarding;
 mod next_hops;
+mod one_checker;

@@ -1,24 +1,17 @@
 //! What a rule file must not say, an installation over gRPC must not either: each fault is refused both ways, with the
 //! same words for the same field.
 
-use std::sync::Arc;
-
+use castnet_agent::{LoadError, load_rules};
 use castnet_proto::convert::{route_to_proto, rule_to_proto, violations};
 use castnet_proto::v1;
-use castnet_proto::v1::agent_server::Agent as _;
 use castnet_rules::{
     Fault, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory, Route, RuleSet,
     TranslatedRule,
 };
-use castnet_wire::{MacAddr, McstId, PortId, Qpn};
-use castnet_worker::port::{MemLink, MemLinkConfig};
-use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
-use tonic::{Code, Request, Status};
+use castnet_wire::{MacAddr, McstId, Qpn};
+use tonic::{Code, Status};
 
-use crate::events::Events;
-use crate::install::Owners;
-use crate::service::Service;
-use crate::{LoadError, Shared, load_rules};
+use crate::agent::{Lab, port};
 
 const PORTS: usize = 3;
 
@@ -79,34 +72,19 @@ fn rules() -> RuleSet {
     RuleSet::from_toml(RULES).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
-fn dataplane() -> Arc<Dataplane> {
-    let ports = (0..PORTS).map(|n| {
-        let (end, _) = MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}")));
-        PortConfig::new(port(n), format!("p{n}"), end)
-    });
-    Arc::new(Dataplane::start(DataplaneConfig::new("leaf", ports.collect())).unwrap())
-}
-
 /// A switch with the first group of each kind.
-async fn switch() -> (Arc<Dataplane>, Service) {
-    let dataplane = tokio::task::spawn_blocking(dataplane).await.unwrap();
-    let shared = Arc::new(Shared {
-        dataplane: dataplane.clone(),
-        owners: Owners::default(),
-        events: Events::pump(&dataplane),
-        boot_id: 1,
-    });
-    let service = Service { shared };
+async fn switch() -> Lab {
+    let mut lab = Lab::new(|_| ()).await;
     let rules = rules();
-    install(&service, rule_to_proto(&rules.groups[0])).await.unwrap();
-    install(&service, rule_to_proto(&rules.groups[2])).await.unwrap();
-    (dataplane, service)
+    install(&mut lab, rule_to_proto(&rules.groups[0])).await.unwrap();
+    install(&mut lab, rule_to_proto(&rules.groups[2])).await.unwrap();
+    lab
 }
 
-async fn install(service: &Service, rule: v1::GroupRule) -> Result<(), Status> {
+async fn install(lab: &mut Lab, rule: v1::GroupRule) -> Result<(), Status> {
     let (rule, owner) = (Some(rule), "us".into());
     let request = v1::InstallGroupRequest { rule, owner };
-    service.install_group(Request::new(request)).await.map(|_| ())
+    lab.client.install_group(request).await.map(|_| ())
 }
 
 type Faults = Vec<(String, String)>;
@@ -143,10 +121,6 @@ fn of_request(refused: Result<(), Status>, message: &str, file: &str) -> Faults 
     let mut faults: Faults = renamed.collect();
     faults.sort();
     faults
-}
-
-fn port(n: usize) -> PortId {
-    PortId::new(n as u8).unwrap()
 }
 
 fn host(group: &mut GroupRule, endpoint: usize) -> &mut HostEndpoint {
@@ -300,8 +274,8 @@ const ROUTES: [Case<Route>; 5] = [
 
 #[tokio::test]
 async fn each_fault_is_refused_both_ways_with_the_same_words() {
-    let (dataplane, service) = switch().await;
-    let before = dataplane.generation();
+    let mut lab = switch().await;
+    let before = lab.dataplane.generation();
     let same = |file: Faults, request: Faults, says: &str| {
         assert!(
             file.iter().any(|(_, text)| text.contains(says)),
@@ -314,21 +288,21 @@ async fn each_fault_is_refused_both_ways_with_the_same_words() {
         spoil(&mut rules.groups[1]);
         // In a file they come after, and would clash with what is spoiled here.
         rules.groups.truncate(2);
-        let refused = install(&service, rule_to_proto(&rules.groups[1])).await;
+        let refused = install(&mut lab, rule_to_proto(&rules.groups[1])).await;
         let request = of_request(refused, "rule.", "groups[1].");
         same(of_file(&rules.to_toml()), request, says);
     }
     for (says, spoil) in GROUPS_BESIDE_SUMS {
         let mut group = rules().groups.remove(1);
         spoil(&mut group);
-        let refused = install(&service, rule_to_proto(&group)).await;
+        let refused = install(&mut lab, rule_to_proto(&group)).await;
         let request = of_request(refused, "", "");
         assert!(request[0].1.contains(says), "{request:?}");
     }
     for (says, spoil) in SUMS {
         let mut rules = rules();
         spoil(&mut rules.groups[3]);
-        let refused = install(&service, rule_to_proto(&rules.groups[3])).await;
+        let refused = install(&mut lab, rule_to_proto(&rules.groups[3])).await;
         let request = of_request(refused, "rule.", "groups[3].");
         same(of_file(&rules.to_toml()), request, says);
     }
@@ -336,11 +310,11 @@ async fn each_fault_is_refused_both_ways_with_the_same_words() {
         let mut rules = rules();
         spoil(&mut rules.routes[1]);
         let routes = rules.routes.iter().map(route_to_proto).collect();
-        let request = Request::new(v1::SetRoutesRequest { routes });
-        let refused = service.set_routes(request).await.map(|_| ());
+        let request = v1::SetRoutesRequest { routes };
+        let refused = lab.client.set_routes(request).await.map(|_| ());
         same(of_file(&rules.to_toml()), of_request(refused, "", ""), says);
     }
-    assert_eq!(dataplane.generation(), before, "nothing was published");
+    assert_eq!(lab.dataplane.generation(), before, "nothing was published");
 }
 
 /// Of numbers and texts that the types of a rule cannot hold: in the file, and in the message.
@@ -377,13 +351,13 @@ fn message_kind(group: &mut v1::GroupRule) -> &mut v1::MulticastRule {
 
 #[tokio::test]
 async fn what_no_type_can_hold_is_refused_both_ways_with_the_same_words() {
-    let (_dataplane, service) = switch().await;
+    let mut lab = switch().await;
     let text = RULES.split("[[collectives]]").next().unwrap();
     let (held, mine) = text.split_at(text.rfind("[[groups]]").unwrap());
     for (from, to, spoil) in VALUES {
         let mut message = rule_to_proto(&rules().groups[1]);
         spoil(&mut message);
-        let refused = install(&service, message).await;
+        let refused = install(&mut lab, message).await;
         let request = of_request(refused, "rule.", "groups[1].");
         let file = of_file(&format!("{held}{}", mine.replacen(from, to, 1)));
         assert!(file.len() == 1 && file == request, "{to}: {file:?} {request:?}");
@@ -394,42 +368,47 @@ async fn what_no_type_can_hold_is_refused_both_ways_with_the_same_words() {
 /// when it is gone.
 #[tokio::test]
 async fn a_group_does_not_clash_with_itself_nor_with_what_is_gone() {
-    let (dataplane, service) = switch().await;
+    let mut lab = switch().await;
     let mut held = rules().groups.remove(0);
     held.generation += 1;
     host(&mut held, 1).qpn = Qpn::new(0x15);
-    install(&service, rule_to_proto(&held)).await.unwrap();
+    install(&mut lab, rule_to_proto(&held)).await.unwrap();
     let mut other = rules().groups.remove(1);
     host(&mut other, 1).qpn = Qpn::new(0x15);
-    assert!(install(&service, rule_to_proto(&other)).await.is_err());
+    assert!(install(&mut lab, rule_to_proto(&other)).await.is_err());
     // The first version's QP is nobody's any more.
     host(&mut other, 1).qpn = Qpn::new(0x11);
-    install(&service, rule_to_proto(&other)).await.unwrap();
+    install(&mut lab, rule_to_proto(&other)).await.unwrap();
     let request = v1::RemoveGroupRequest {
         mcst_id: held.mcst_id.to_string(),
         owner: None,
         generation: None,
     };
-    service.remove_group(Request::new(request)).await.unwrap();
+    lab.client.remove_group(request).await.unwrap();
     let mut heir = rules().groups.remove(3);
     (heir.name, heir.mcst_id) = ("held".into(), held.mcst_id);
     host(&mut heir, 1).qpn = Qpn::new(0x15);
-    install(&service, rule_to_proto(&heir)).await.unwrap();
-    let kinds: Vec<&str> = dataplane.rules().iter().map(|rule| rule.kind.name()).collect();
+    install(&mut lab, rule_to_proto(&heir)).await.unwrap();
+    let kinds: Vec<&str> = lab
+        .dataplane
+        .rules()
+        .iter()
+        .map(|rule| rule.kind.name())
+        .collect();
     assert_eq!(kinds, ["translated", "translated", "multicast"]);
 }
 
 /// Of a file that clashes with what runs, nothing is installed, and what ran before runs on.
 #[tokio::test]
 async fn a_file_that_clashes_with_what_runs_changes_nothing() {
-    let (dataplane, _service) = switch().await;
-    let before = dataplane.rules();
+    let lab = switch().await;
+    let before = lab.dataplane.rules();
     let mut rules = rules();
     rules.groups[0].generation += 1;
     rules.groups.remove(2);
     host(&mut rules.groups[2], 1).qpn = Qpn::new(0x12);
     let loaded = {
-        let dataplane = dataplane.clone();
+        let dataplane = lab.dataplane.clone();
         tokio::task::spawn_blocking(move || load_rules(&dataplane, &rules))
     };
     let refused = loaded.await.unwrap();
@@ -437,6 +416,6 @@ async fn a_file_that_clashes_with_what_runs_changes_nothing() {
         matches!(&refused, Err(LoadError::Group { name, .. }) if name == "c"),
         "{refused:?}"
     );
-    assert_eq!(dataplane.rules(), before);
-    assert!(dataplane.routes().is_empty());
+    assert_eq!(lab.dataplane.rules(), before);
+    assert!(lab.dataplane.routes().is_empty());
 }
