@@ -1,8 +1,8 @@
 //! Messages to typed values and back: the only place where messages are validated.
 //!
-//! Each `..._from_proto` reports all faults of a message at once as [`Invalid`], fields by their path in the request
-//! (`group.paths[1].host.qpn`). [`Invalid`] turns into a [`tonic::Status`] INVALID_ARGUMENT whose message starts with
-//! the first field and whose details carry a `google.rpc.BadRequest` with all of them; [`violations`] reads it back.
+//! Each `..._from_proto` reports all faults of a message at once as [`Invalid`], each with the path of its field
+//! (`rule.endpoints[1].host.qpn`). [`Invalid`] converts to a [`Status`] INVALID_ARGUMENT. Its message starts with the first
+//! field; its details are a `google.rpc.BadRequest` with all fields, which [`violations`] reads.
 
 mod call;
 mod job;
@@ -17,50 +17,39 @@ use castnet_rules::{Fault, FaultKind, GroupRule, IP_TEXT, Ipv4Net, Limit, MAC_TE
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use prost::Message;
 use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
+use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::v1;
 use crate::v1::install_result::Result as InstallResult;
 
-pub use call::{call_from_proto, call_to_proto, disagreement_from_proto, disagreement_to_proto};
-pub use job::{
-    BLOB_BYTES_MAX, DEFAULT_EXCHANGE_MS, DEFAULT_LEASE_MS, ExchangeCall, GivenSettings, NewCollective,
-    RankJoin, WAIT_MS_MAX, WINDOW_PACKETS_MAX, exchange_from_proto, new_collective_from_proto,
-    rank_join_from_proto,
-};
-pub use request::{
-    FrameFilter, GivenHost, NewGroup, NewMember, connection_from_proto, connection_to_proto,
-    filter_from_proto, mcst_id_from_proto, name_from_proto, new_group_from_proto, one_end_each,
-    port_from_proto, registration_from_proto,
-};
-pub use route::{of_one_route, prefix_from_proto, route_from_proto, route_to_proto, routes_from_proto};
-pub use rule::{
-    host_to_proto, loss_to_proto, memory_to_proto, rule_faults, rule_from_proto, rule_to_proto,
-    straggler_to_proto,
-};
+pub use call::*;
+pub use job::*;
+pub use request::*;
+pub use route::*;
+pub use rule::*;
 
-/// Faults that a refusal tells: it travels in headers, of which clients take 16 KiB.
+/// Maximum number of faults in a status. A status is sent in headers, and clients accept 16 KiB of headers.
 const FAULTS_TOLD_MAX: usize = 32;
 
-/// Rules that one request to install many may have.
+/// Maximum number of rules in one `InstallGroupsRequest`.
 pub const RULES_TOGETHER_MAX: usize = 1024;
-/// Rules in one request as [`install_requests`] makes them, and their bytes: a switch answers such a request within a few
-/// tens of milliseconds, and its gRPC takes messages of 4 MiB.
+/// Maximum number and bytes of rules in a request of [`install_requests`]. A switch answers such a request within a few tens
+/// of milliseconds, and its gRPC server accepts messages of 4 MiB.
 const RULES_SENT_MAX: usize = 256;
 const RULE_BYTES_SENT_MAX: usize = 1 << 20;
 
-/// A message that was refused: at least one fault, each with the path of its field.
+/// The faults of a message that is refused; at least one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", join(.0))]
+#[error("{}", .0.iter().map(Fault::to_string).collect::<Vec<_>>().join("; "))]
 pub struct Invalid(Vec<Fault>);
 
 impl Invalid {
-    /// What is wrong; never empty.
+    /// The faults.
     pub fn faults(&self) -> &[Fault] {
         &self.0
     }
 
-    /// These faults; `None` where there are none.
+    /// These faults; `None` if there are none.
     pub fn all(faults: Vec<Fault>) -> Option<Self> {
         (!faults.is_empty()).then_some(Self(faults))
     }
@@ -70,7 +59,17 @@ impl Invalid {
         Self(vec![Fault::new(field, kind)])
     }
 
-    /// The refusal, with another code than that of a message that is wrong in itself.
+    /// A required field is missing.
+    pub fn missing(field: impl Into<String>, expected: &'static str) -> Self {
+        Self::one(field, FaultKind::Missing { expected })
+    }
+
+    /// A value is outside its range. `why` is written behind the value.
+    pub fn out_of_range(field: impl Into<String>, value: impl Display, why: &'static str) -> Self {
+        Self::one(field, out_of_range(value, why))
+    }
+
+    /// The status with this code; [`Status::from`] has INVALID_ARGUMENT.
     pub fn refuse(&self, code: Code) -> Status {
         let told = self.0.iter().take(FAULTS_TOLD_MAX);
         let violations = told.map(|f| (f.field.clone(), f.kind.to_string()));
@@ -80,34 +79,13 @@ impl Invalid {
     }
 }
 
-/// `Ok(value)` where there is a value and no fault.
-///
-/// A value that is lacking without a fault cannot happen, as each reader notes why; should it, the message is refused
-/// all the same.
-fn finish<T>(value: Option<T>, faults: Vec<Fault>) -> Result<T, Invalid> {
-    match value {
-        Some(value) if faults.is_empty() => Ok(value),
-        _ if faults.is_empty() => Err(Invalid::one(
-            "",
-            FaultKind::Missing {
-                expected: "a complete message",
-            },
-        )),
-        _ => Err(Invalid(faults)),
-    }
-}
-
-fn join(faults: &[Fault]) -> String {
-    faults.iter().map(Fault::to_string).collect::<Vec<_>>().join("; ")
-}
-
 impl From<Invalid> for Status {
     fn from(invalid: Invalid) -> Self {
         invalid.refuse(Code::InvalidArgument)
     }
 }
 
-/// A refusal that names a field: `field: reason`, with the field in the details too.
+/// A status with the message `field: reason`, and the field in the details.
 pub fn refuse(code: Code, field: impl Into<String>, reason: impl Into<String>) -> Status {
     refuse_fields(code, [(field.into(), reason.into())])
 }
@@ -129,35 +107,28 @@ fn refuse_fields(code: Code, fields: impl IntoIterator<Item = (String, String)>)
     Status::with_error_details(code, message, details)
 }
 
-/// A field that a status refuses, and why.
+/// A field that a status refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The field's path in the request.
+    /// Path of the field in the request.
     pub field: String,
-    /// What is wrong with it.
+    /// What is wrong with the field.
     pub reason: String,
 }
 
-/// The fields that `status` refuses; empty where it names none.
+/// The fields that `status` refuses; empty if it names none.
 pub fn violations(status: &Status) -> Vec<Violation> {
-    let violations = status
-        .get_details_bad_request()
-        .map(|b| b.field_violations)
-        .unwrap_or_default();
-    violations
-        .into_iter()
-        .map(
-            |FieldViolation {
-                 field, description, ..
-             }| Violation {
-                field,
-                reason: description,
-            },
-        )
+    let refused = status.get_details_bad_request();
+    let fields = refused.into_iter().flat_map(|r| r.field_violations);
+    fields
+        .map(|f| Violation {
+            field: f.field,
+            reason: f.description,
+        })
         .collect()
 }
 
-/// The result of one installation of many.
+/// The result for one rule of an `InstallGroupsRequest`.
 pub fn install_result_to_proto(result: Result<v1::InstallOutcome, Status>) -> v1::InstallResult {
     let result = match result {
         Ok(outcome) => InstallResult::Outcome(outcome as i32),
@@ -170,10 +141,10 @@ pub fn install_result_to_proto(result: Result<v1::InstallOutcome, Status>) -> v1
     v1::InstallResult { result: Some(result) }
 }
 
-/// The result of one installation of many.
+/// The result for one rule of an `InstallGroupsRequest`.
 ///
 /// # Errors
-/// The status that an installation of the rule alone would have ended with.
+/// The status that `InstallGroup` returns for this rule.
 pub fn install_result_from_proto(result: v1::InstallResult) -> Result<v1::InstallOutcome, Status> {
     match result.result {
         Some(InstallResult::Outcome(outcome)) => Ok(outcome.try_into().unwrap_or_default()),
@@ -186,15 +157,15 @@ pub fn install_result_from_proto(result: v1::InstallResult) -> Result<v1::Instal
     }
 }
 
-/// Requests to install `rules` in their order, so many in a request as a message may have.
+/// Requests that install `rules` in their order, as many per request as a message can hold.
 pub fn install_requests<'r>(
     owner: &str,
     rules: impl IntoIterator<Item = &'r GroupRule>,
 ) -> impl Iterator<Item = v1::InstallGroupsRequest> {
-    let mut left = rules.into_iter().map(rule_to_proto).peekable();
+    let mut remaining = rules.into_iter().map(rule_to_proto).peekable();
     std::iter::from_fn(move || {
         let (mut rules, mut bytes) = (Vec::new(), 0);
-        while let Some(rule) = left.next_if(|rule| {
+        while let Some(rule) = remaining.next_if(|rule| {
             bytes += rule.encoded_len();
             rules.is_empty() || (rules.len() < RULES_SENT_MAX && bytes <= RULE_BYTES_SENT_MAX)
         }) {
@@ -205,10 +176,68 @@ pub fn install_requests<'r>(
     })
 }
 
-/// Notes a fault under `field` and goes on.
-fn take<T>(faults: &mut Vec<Fault>, field: impl Display, read: Result<T, FaultKind>) -> Option<T> {
-    read.map_err(|kind| faults.push(Fault::new(field.to_string(), kind)))
-        .ok()
+/// Reads the fields of a message and collects their faults, so that one bad field does not hide the faults of the others.
+#[derive(Default)]
+struct Reader(Vec<Fault>);
+
+impl Reader {
+    fn fault(&mut self, field: impl Display, kind: FaultKind) {
+        self.0.push(Fault::new(field.to_string(), kind));
+    }
+
+    /// The value of a field; `None` after a fault.
+    fn take<T>(&mut self, field: impl Display, value: Result<T, FaultKind>) -> Option<T> {
+        value.map_err(|kind| self.fault(field, kind)).ok()
+    }
+
+    /// The value of an optional field; `None` if it is absent or after a fault.
+    fn optional<V, T>(
+        &mut self,
+        field: &str,
+        value: Option<V>,
+        read: impl FnOnce(V) -> Result<T, FaultKind>,
+    ) -> Option<T> {
+        self.take(field, read(value?))
+    }
+
+    /// The value of a part that has its own reader; `None` after a fault.
+    fn part<T>(&mut self, value: Result<T, Invalid>) -> Option<T> {
+        value.map_err(|Invalid(faults)| self.0.extend(faults)).ok()
+    }
+
+    /// All faults so far are in a part at `field`.
+    fn within(mut self, field: &str) -> Self {
+        self.0 = self.0.into_iter().map(|f| f.within(field)).collect();
+        self
+    }
+
+    /// Returns `value` if there are no faults. `value` is `None` only after a fault; otherwise the message is refused too.
+    fn finish<T>(self, value: Option<T>) -> Result<T, Invalid> {
+        match (Invalid::all(self.0), value) {
+            (None, Some(value)) => Ok(value),
+            (Some(invalid), _) => Err(invalid),
+            (None, None) => Err(Invalid::missing("", "a complete message")),
+        }
+    }
+}
+
+fn missing(expected: &'static str) -> FaultKind {
+    FaultKind::Missing { expected }
+}
+
+fn out_of_range(value: impl Display, why: &'static str) -> FaultKind {
+    let value = value.to_string();
+    FaultKind::OutOfRange { value, why }
+}
+
+/// The text is written into the fault, but no more than 64 characters of it.
+fn bad_text(text: &str, expected: &'static str) -> FaultKind {
+    const SHOWN_MAX: usize = 64;
+    let value = match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.into(),
+    };
+    FaultKind::BadText { value, expected }
 }
 
 fn port_to_proto(port: PortId) -> u32 {
@@ -237,23 +266,9 @@ fn prefix(text: &str) -> Result<Ipv4Net, FaultKind> {
 }
 
 fn parse<T: std::str::FromStr>(text: &str, expected: &'static str) -> Result<T, FaultKind> {
-    match text.parse() {
-        Ok(value) => Ok(value),
-        Err(_) if text.is_empty() => Err(FaultKind::Missing { expected }),
-        Err(_) => Err(FaultKind::BadText {
-            value: shorten(text),
-            expected,
-        }),
-    }
-}
-
-/// What a refusal repeats of a text: not more than a line.
-fn shorten(text: &str) -> String {
-    const SHOWN_MAX: usize = 64;
-    if text.chars().count() <= SHOWN_MAX {
-        text.into()
-    } else {
-        text.chars().take(SHOWN_MAX).chain("...".chars()).collect()
+    match text {
+        "" => Err(missing(expected)),
+        text => text.parse().map_err(|_| bad_text(text, expected)),
     }
 }
 

@@ -11,7 +11,7 @@ use castnet_proto::convert::{
     routes_from_proto, rule_from_proto,
 };
 use castnet_proto::v1;
-use castnet_rules::{FaultKind, GroupRule};
+use castnet_rules::GroupRule;
 use castnet_wire::McstId;
 use castnet_worker::{MoveError, Moved, RouteError};
 use tokio::sync::broadcast::error::RecvError;
@@ -53,10 +53,6 @@ impl Service {
 
 fn streamed<T: Send + 'static>(from: mpsc::Receiver<Result<T, Status>>) -> Response<BoxStream<T>> {
     Response::new(Box::pin(ReceiverStream::new(from)))
-}
-
-fn missing(field: &str, expected: &'static str) -> Status {
-    Invalid::one(field, FaultKind::Missing { expected }).into()
 }
 
 fn route_refused(error: RouteError, name: fn(Invalid) -> Invalid) -> Status {
@@ -125,7 +121,7 @@ impl v1::agent_server::Agent for Service {
         if rules.len() > RULES_TOGETHER_MAX {
             let value = format!("{} rules", rules.len());
             let why = "are more than 1,024: give them in several requests";
-            return Err(Invalid::one("rules", FaultKind::OutOfRange { value, why }).into());
+            return Err(Invalid::out_of_range("rules", value, why).into());
         }
         self.ask(move |shared| {
             let read = |rule| rule_from_proto("rule", Some(rule)).map_err(Status::from);
@@ -238,25 +234,15 @@ impl v1::agent_server::Agent for Service {
     }
 
     async fn list_routes(&self, _: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
-        let routes = self
-            .shared
-            .dataplane
-            .routes()
-            .iter()
-            .map(route_to_proto)
-            .collect();
+        let routes = self.shared.dataplane.routes();
+        let routes = routes.iter().map(route_to_proto).collect();
         Ok(Response::new(v1::ListRoutesResponse { routes }))
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Answer<v1::ListPortsResponse> {
         self.ask(|shared| {
-            let ports = shared
-                .dataplane
-                .ports()
-                .map_err(stopped)?
-                .iter()
-                .map(view::port)
-                .collect();
+            let ports = shared.dataplane.ports().map_err(stopped)?;
+            let ports = ports.iter().map(view::port).collect();
             Ok(v1::ListPortsResponse { ports })
         })
         .await
@@ -281,17 +267,11 @@ impl v1::agent_server::Agent for Service {
     async fn get_counters(&self, _: Request<v1::GetCountersRequest>) -> Answer<v1::Counters> {
         self.ask(|shared| {
             let counters = shared.dataplane.counters().map_err(stopped)?;
-            let rules: BTreeMap<_, _> = shared
-                .dataplane
-                .rules()
-                .into_iter()
-                .map(|r| (r.mcst_id, r))
-                .collect();
+            let rules = shared.dataplane.rules().into_iter();
+            let rules: BTreeMap<_, _> = rules.map(|r| (r.mcst_id, r)).collect();
             let group = |g| view::counted_group(g, rules.get(&g.mcst_id), shared.owners.of(g.mcst_id));
             let groups = counters.groups.iter().map(group).collect();
-            Ok(v1::Counters {
-                ..view::counters(&counters, groups)
-            })
+            Ok(view::counters(&counters, groups))
         })
         .await
     }
@@ -322,13 +302,14 @@ impl v1::agent_server::Agent for Service {
 
     async fn trace(&self, request: Request<v1::TraceRequest>) -> Answer<Self::TraceStream> {
         let v1::TraceRequest { what, frames_max } = request.into_inner();
-        match what.ok_or_else(|| missing("what", "a frame, or a filter for live frames"))? {
+        let expected = "a frame, or a filter for live frames";
+        match what.ok_or_else(|| Invalid::missing("what", expected))? {
             v1::trace_request::What::Frame(v1::GivenFrame { port, bytes }) => {
                 let port = port_from_proto("frame.port", port)?;
                 if bytes.is_empty() || bytes.len() > FRAME_BYTES_MAX {
                     let value = format!("{} bytes", bytes.len());
                     let why = "are no frame: give it from the Ethernet header on, without FCS";
-                    return Err(Invalid::one("frame.bytes", FaultKind::OutOfRange { value, why }).into());
+                    return Err(Invalid::out_of_range("frame.bytes", value, why).into());
                 }
                 let dry_run = self.ask(move |shared| {
                     let trace = shared
@@ -395,15 +376,9 @@ impl v1::agent_server::Agent for Service {
 
     async fn get_runtime_stats(&self, _: Request<v1::GetRuntimeStatsRequest>) -> Answer<v1::RuntimeStats> {
         self.ask(|shared| {
-            let workers = shared
-                .dataplane
-                .workers()
-                .map_err(stopped)?
-                .iter()
-                .map(view::worker)
-                .collect();
+            let workers = shared.dataplane.workers().map_err(stopped)?;
             Ok(v1::RuntimeStats {
-                workers,
+                workers: workers.iter().map(view::worker).collect(),
                 uptime_ns: shared.dataplane.now().0,
             })
         })

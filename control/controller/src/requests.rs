@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
-use castnet_proto::convert::{GivenHost, Invalid};
-use castnet_rules::{FaultKind, HostEndpoint, HostPart};
+use castnet_proto::convert::Invalid;
+use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId};
 use tokio::sync::watch;
 
@@ -84,19 +84,11 @@ impl Shared {
     }
 
     /// A host makes itself known.
-    pub(crate) fn register(&self, host: &GivenHost) -> Result<(), Refusal> {
+    pub(crate) fn register(&self, host: &HostEndpoint) -> Result<(), Refusal> {
         let mut core = self.lock();
-        let GivenHost { name, ip, mac } = host.clone();
-        check_no_switch(&core, "name", &name)?;
-        let endpoint = HostEndpoint {
-            name,
-            ip,
-            mac,
-            qpn: Default::default(),
-            part: HostPart::Plain,
-        };
-        check_addresses(&core, "", &endpoint)?;
-        self.know(&mut core, &endpoint)
+        check_no_switch(&core, "name", &host.name)?;
+        check_addresses(&core, "", host)?;
+        self.know(&mut core, host)
     }
 
     /// Has a group taken off all switches and forgotten.
@@ -223,5 +215,5 @@ fn check_addresses(core: &Core, prefix: impl Display, endpoint: &HostEndpoint) -
 
 /// A field that must be given.
 pub(crate) fn missing(field: &str, expected: &'static str) -> Refusal {
-    Invalid::one(field, FaultKind::Missing { expected }).into()
+    Invalid::missing(field, expected).into()
 }

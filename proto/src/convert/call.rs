@@ -1,163 +1,121 @@
-//! What ranks call, and disagreements about it.
+//! Calls of collectives, and conflicts between them.
 
-use castnet_rules::{Fault, FaultKind};
+use castnet_rules::FaultKind;
 use castnet_wire::{Call, CallFlags, Control, DataType, Operation, ParseError, Primitive, Verdict};
 
-use super::{Invalid, finish, take};
+use super::{Invalid, Reader, missing, out_of_range};
 use crate::v1;
 
 /// A call as a message.
 pub fn call_to_proto(call: &Call) -> v1::CollectiveCall {
-    let Call {
-        primitive,
-        root,
-        operation,
-        data_type,
-        flags,
-        elements,
-        packets,
-    } = *call;
     v1::CollectiveCall {
-        primitive: primitive as i32,
-        root: root.into(),
-        operation: operation as i32,
-        data_type: data_type as i32,
-        saturate: flags.contains(CallFlags::SATURATE),
-        reproducible: flags.contains(CallFlags::REPRODUCIBLE),
-        elements,
-        packets,
+        primitive: call.primitive as i32,
+        root: call.root.into(),
+        operation: call.operation as i32,
+        data_type: call.data_type as i32,
+        saturate: call.flags.contains(CallFlags::SATURATE),
+        reproducible: call.flags.contains(CallFlags::REPRODUCIBLE),
+        elements: call.elements,
+        packets: call.packets,
     }
 }
 
-/// A call, checked as that of a control message is.
+/// A call, checked like that of a control message.
 ///
 /// # Errors
 /// Every fault, with fields below `field`.
 pub fn call_from_proto(field: &str, message: &v1::CollectiveCall) -> Result<Call, Invalid> {
-    let mut faults = Vec::new();
-    let call = read_call(message, &mut faults);
-    let faults = faults.into_iter().map(|f| f.within(field)).collect();
-    finish(call, faults)
-}
-
-fn read_call(message: &v1::CollectiveCall, faults: &mut Vec<Fault>) -> Option<Call> {
-    let flags = [
-        (message.saturate, CallFlags::SATURATE),
-        (message.reproducible, CallFlags::REPRODUCIBLE),
-    ];
-    let flags = flags.into_iter().filter(|(set, _)| *set);
-    // Each is read, so that each fault is told.
-    let primitive = take(
-        faults,
-        "primitive",
-        named(message.primitive, Primitive::from_byte, "is no primitive"),
-    );
-    let root = take(faults, "root", rank(message.root));
-    let operation = take(
-        faults,
-        "operation",
-        named(message.operation, Operation::from_byte, "is no operation"),
-    );
-    let data_type = take(
-        faults,
-        "data_type",
-        named(message.data_type, DataType::from_byte, "is no data type"),
-    );
-    let call = Call {
-        primitive: primitive?,
-        root: root?,
-        operation: operation?,
-        data_type: data_type?,
-        flags: flags.fold(CallFlags::NONE, |all, (_, flag)| all.with(flag)),
-        elements: message.elements,
-        packets: message.packets,
-    };
-    let senseless = |error| FaultKind::OutOfRange {
-        value: call.to_string(),
-        why: match error {
+    let mut r = Reader::default();
+    let primitive = named(message.primitive, Primitive::from_byte, "is no primitive");
+    let operation = named(message.operation, Operation::from_byte, "is no operation");
+    let data_type = named(message.data_type, DataType::from_byte, "is no data type");
+    let primitive = r.take("primitive", primitive);
+    let root = r.take("root", rank(message.root));
+    let operation = r.take("operation", operation);
+    let data_type = r.take("data_type", data_type);
+    let mut flags = CallFlags::NONE;
+    if message.saturate {
+        flags = flags.with(CallFlags::SATURATE);
+    }
+    if message.reproducible {
+        flags = flags.with(CallFlags::REPRODUCIBLE);
+    }
+    let call = (|| {
+        Some(Call {
+            primitive: primitive?,
+            root: root?,
+            operation: operation?,
+            data_type: data_type?,
+            flags,
+            elements: message.elements,
+            packets: message.packets,
+        })
+    })();
+    if let Some(call) = &call
+        && let Err(error) = call.check()
+    {
+        let why = match error {
             ParseError::Rule { rule, .. } => rule,
             _ => "makes no sense",
-        },
-    };
-    take(faults, "", call.check().map_err(senseless)).map(|()| call)
+        };
+        r.fault("", out_of_range(call, why));
+    }
+    r.within(field).finish(call)
 }
 
 fn named<T>(value: i32, from: impl Fn(u8) -> Option<T>, why: &'static str) -> Result<T, FaultKind> {
     let known = u8::try_from(value).ok().and_then(from);
-    known.ok_or_else(|| FaultKind::OutOfRange {
-        value: value.to_string(),
-        why,
-    })
+    known.ok_or_else(|| out_of_range(value, why))
 }
 
 fn rank(value: u32) -> Result<u16, FaultKind> {
-    u16::try_from(value).map_err(|_| FaultKind::OutOfRange {
-        value: value.to_string(),
-        why: "is no rank: 0 to 1023",
-    })
+    u16::try_from(value).map_err(|_| out_of_range(value, "is no rank: 0 to 1023"))
 }
 
-/// A conflict as a message; `None` where the ranks agree.
+/// A conflict as a message; `None` if the ranks agree.
 pub fn disagreement_to_proto(control: &Control) -> Option<v1::Disagreement> {
-    let Verdict::Conflict {
-        rank: other_rank,
-        call,
-    } = control.verdict
-    else {
+    let Verdict::Conflict { rank, call } = control.verdict else {
         return None;
     };
     Some(v1::Disagreement {
         sequence: control.sequence,
         rank: control.rank.into(),
         call: Some(call_to_proto(&control.call)),
-        other_rank: other_rank.into(),
+        other_rank: rank.into(),
         other_call: Some(call_to_proto(&call)),
     })
 }
 
-/// A conflict, as a control message has it: two ranks, and two calls that differ.
+/// A conflict as in a control message: two ranks, and two calls that differ.
 ///
 /// # Errors
 /// Every fault, with fields below `field`.
 pub fn disagreement_from_proto(field: &str, message: &v1::Disagreement) -> Result<Control, Invalid> {
-    let mut faults = Vec::new();
-    let mut call = |name: &str, message: &Option<v1::CollectiveCall>| {
-        let Some(message) = message else {
-            let expected = "what the rank called";
-            faults.push(Fault::new(name, FaultKind::Missing { expected }));
-            return None;
-        };
-        let mut own = Vec::new();
-        let call = read_call(message, &mut own);
-        faults.extend(own.into_iter().map(|f| f.within(name)));
-        call
+    let mut r = Reader::default();
+    let mut call = |name: &str, message: Option<v1::CollectiveCall>| match message {
+        Some(message) => r.part(call_from_proto(name, &message)),
+        None => r.take(name, Err(missing("what the rank called"))),
     };
-    let (first, second) = (
-        call("call", &message.call),
-        call("other_call", &message.other_call),
-    );
-    let ranks = (
-        take(&mut faults, "rank", rank(message.rank)),
-        take(&mut faults, "other_rank", rank(message.other_rank)),
-    );
-    if first.is_some() && first == second {
-        let value = first.map(|call| call.to_string()).unwrap_or_default();
+    let first = call("call", message.call);
+    let second = call("other_call", message.other_call);
+    let first_rank = r.take("rank", rank(message.rank));
+    let second_rank = r.take("other_rank", rank(message.other_rank));
+    if let Some(first) = first.filter(|_| first == second) {
         let why = "is what the other rank called as well";
-        faults.push(Fault::new("other_call", FaultKind::OutOfRange { value, why }));
+        r.fault("other_call", out_of_range(first, why));
     }
     let control = (|| {
         Some(Control {
             sequence: message.sequence,
-            rank: ranks.0?,
+            rank: first_rank?,
             call: first?,
             verdict: Verdict::Conflict {
-                rank: ranks.1?,
+                rank: second_rank?,
                 call: second?,
             },
         })
     })();
-    let faults = faults.into_iter().map(|f| f.within(field)).collect();
-    finish(control, faults)
+    r.within(field).finish(control)
 }
 
 #[cfg(test)]

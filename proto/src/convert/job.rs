@@ -1,28 +1,28 @@
-//! What the ranks of a job, and operators on their behalf, ask of the controller.
+//! Requests of the ranks of a job, and of operators for collective groups.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use castnet_rules::{Fault, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX, StragglerPolicy};
+use castnet_rules::{FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX, StragglerPolicy};
 use castnet_wire::{McstId, Pmtu, Psn};
 
 use super::request::{laned_name, lanes, name, unicast_mcst_id};
 use super::rule::{loss, straggler};
-use super::{Invalid, connection_from_proto, finish, pmtu, psn, take};
+use super::{Invalid, Reader, connection_from_proto, out_of_range, pmtu, psn};
 use crate::v1;
 
-/// Packets that a rank may have in flight at most: two windows are the most slots of a group.
+/// Maximum number of packets that a rank may have in flight. A group has at most twice as many slots.
 pub const WINDOW_PACKETS_MAX: u32 = 16_384;
-/// Bytes of one blob of an exchange at most.
+/// Maximum number of bytes of one blob of an exchange.
 pub const BLOB_BYTES_MAX: usize = 64 * 1024;
-/// The longest lease and the longest wait that can be asked for, in milliseconds.
+/// The longest lease, and the longest timeout of an exchange, in milliseconds.
 pub const WAIT_MS_MAX: u32 = 600_000;
-/// A lease where nothing else is said, in milliseconds.
+/// Default lease, in milliseconds.
 pub const DEFAULT_LEASE_MS: u32 = 5_000;
-/// The wait of an exchange where nothing else is said, in milliseconds.
+/// Default timeout of an exchange, in milliseconds.
 pub const DEFAULT_EXCHANGE_MS: u32 = 30_000;
 
-/// How somebody wants a collective group to work; `None` where it is as the group has it.
+/// Requested settings of a collective group. `None`: the setting of the group, or the default for a new one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GivenSettings {
     /// Payload bytes of a full packet.
@@ -31,72 +31,72 @@ pub struct GivenSettings {
     pub window_packets: Option<u16>,
     /// Packets of a full message.
     pub message_packets: Option<u16>,
-    /// Whether contributions are added in rank order.
+    /// Whether contributions are reduced in rank order.
     pub reproducible: Option<bool>,
     /// Who repairs losses.
     pub loss_policy: Option<LossPolicy>,
-    /// How ranks that wait are kept alive.
+    /// How ranks that wait for a late rank are kept alive.
     pub straggler_policy: Option<StragglerPolicy>,
-    /// The ranks' ACK time-out, in microseconds.
+    /// ACK timeout of the ranks, in microseconds.
     pub ack_timeout_us: Option<u32>,
-    /// When a collective that waits is reported, in milliseconds.
+    /// A collective that stalls for longer is reported.
     pub stall_timeout_ms: Option<u32>,
-    /// How many sub-groups it is: 1 to [`castnet_rules::LANES_MAX`].
+    /// Number of lanes, 1 to [`castnet_rules::LANES_MAX`].
     pub lanes: Option<u8>,
 }
 
-/// A collective group that an operator wants.
+/// A collective group that is to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewCollective {
-    /// Unique among the controller's groups.
+    /// Unique among the groups of the controller.
     pub name: String,
-    /// The ranks' hosts, rank 0 first; 2 to [`RANKS_MAX`], no host twice.
+    /// The hosts of the ranks, rank 0 first; 2 to [`RANKS_MAX`], no host twice.
     pub ranks: Vec<String>,
-    /// How it is to work.
+    /// Its settings.
     pub settings: GivenSettings,
-    /// The group's address, if the caller wants a certain one.
+    /// The address of the group; `None`: the controller chooses one.
     pub mcst_id: Option<McstId>,
 }
 
 /// A rank that joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankJoin {
-    /// The group.
+    /// Name of the group.
     pub job: String,
-    /// Who, below `size`.
+    /// The rank, below `size`.
     pub rank: u16,
-    /// Ranks of the job, 2 to [`RANKS_MAX`].
+    /// Number of ranks, 2 to [`RANKS_MAX`].
     pub size: u16,
-    /// Its host and its end of the connection, without memory.
+    /// Its host and its connection, without memory.
     pub endpoint: HostEndpoint,
-    /// The same of the lanes after the first.
+    /// Its connections of the lanes after the first.
     pub more: Vec<HostEndpoint>,
     /// Its first PSN.
     pub sq_psn: Psn,
-    /// How the group is to work.
+    /// The settings that it requires.
     pub settings: GivenSettings,
-    /// How long it may be away.
+    /// How long it keeps its place after its stream broke.
     pub lease: Duration,
-    /// The generation it was in, where it joins again with a new connection.
+    /// The generation that it was in, if it joins again with a new connection.
     pub rejoin_of: Option<u64>,
-    /// The active generation that it comes back to after its stream broke.
+    /// The active generation that it is in, if it returns after its stream broke.
     pub returns_to: Option<u64>,
 }
 
-/// A rank's part in an exchange.
+/// The part of one rank in an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExchangeCall {
-    /// The job.
+    /// Name of the job.
     pub job: String,
-    /// Who, below `size`.
+    /// The rank, below `size`.
     pub rank: u16,
-    /// Ranks of the job, 1 to [`RANKS_MAX`].
+    /// Number of ranks, 1 to [`RANKS_MAX`].
     pub size: u16,
-    /// Which exchange.
+    /// Number of the exchange.
     pub round: u64,
     /// At most [`BLOB_BYTES_MAX`].
     pub blob: Vec<u8>,
-    /// How long to wait for the others.
+    /// How long to wait for the other ranks.
     pub timeout: Duration,
 }
 
@@ -105,65 +105,54 @@ pub struct ExchangeCall {
 /// # Errors
 /// Every fault; fields such as `ranks[2]` and `settings.pmtu`.
 pub fn new_collective_from_proto(message: &v1::CreateCollectiveRequest) -> Result<NewCollective, Invalid> {
-    let mut faults = Vec::new();
-    let group = take(&mut faults, "name", name(&message.name));
+    let mut r = Reader::default();
+    let group = r.take("name", name(&message.name));
     if !(2..=usize::from(RANKS_MAX)).contains(&message.ranks.len()) {
-        let kind = FaultKind::OutOfRange {
-            value: message.ranks.len().to_string(),
-            why: "rank(s): a collective group has 2 to 1024",
-        };
-        faults.push(Fault::new("ranks", kind));
+        let why = "rank(s): a collective group has 2 to 1024";
+        r.fault("ranks", out_of_range(message.ranks.len(), why));
     }
     let mut first_of: BTreeMap<&str, usize> = BTreeMap::new();
     for (i, host) in message.ranks.iter().enumerate() {
         let field = format!("ranks[{i}]");
-        take(&mut faults, &field, name(host));
+        r.take(&field, name(host));
         if let Some(first) = first_of.insert(host, i) {
-            let kind = FaultKind::DuplicateName {
-                name: host.clone(),
-                first: format!("ranks[{first}]"),
-            };
-            faults.push(Fault::new(field, kind));
+            let (name, first) = (host.clone(), format!("ranks[{first}]"));
+            r.fault(field, FaultKind::DuplicateName { name, first });
         }
     }
-    let settings = settings(message.settings.as_ref(), &mut faults);
-    faults.extend(laned_name("name", &message.name, settings.lanes));
-    let mcst_id = message
-        .mcst_id
-        .as_ref()
-        .and_then(|text| take(&mut faults, "mcst_id", unicast_mcst_id(text)));
+    let settings = settings(message.settings.as_ref(), &mut r);
+    r.take("name", laned_name(&message.name, settings.lanes));
+    let mcst_id = r.optional("mcst_id", message.mcst_id.as_deref(), unicast_mcst_id);
     let group = group.map(|name| NewCollective {
         name,
         ranks: message.ranks.clone(),
         settings,
         mcst_id,
     });
-    finish(group, faults)
+    r.finish(group)
 }
 
-/// A rank's request to join.
+/// A request of a rank to join.
 ///
 /// # Errors
 /// Every fault; fields such as `connection.qpn` and `settings.pmtu`.
 pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, Invalid> {
-    let mut faults = Vec::new();
-    let job = take(&mut faults, "job", name(&message.job));
-    let rank_of = rank_of(message.rank, message.size, 2, &mut faults);
-    let host = take(&mut faults, "host", name(&message.host));
+    let mut r = Reader::default();
+    let job = r.take("job", name(&message.job));
+    let rank_of = rank_of(message.rank, message.size, 2, &mut r);
+    let host = r.take("host", name(&message.host));
     let shown = host.as_deref().unwrap_or("host");
-    let mut ends = connection_from_proto("connection", shown, message.connection.as_ref())
-        .map_err(|Invalid(more)| faults.extend(more))
-        .unwrap_or_default()
-        .into_iter()
-        .map(|end| HostEndpoint {
-            part: HostPart::Plain,
-            ..end
-        });
-    let (endpoint, more): (_, Vec<_>) = (ends.next(), ends.collect());
-    let sq_psn = take(&mut faults, "sq_psn", psn(message.sq_psn));
-    let settings = settings(message.settings.as_ref(), &mut faults);
-    faults.extend(laned_name("job", &message.job, settings.lanes));
-    let lease = wait("lease_ms", message.lease_ms, DEFAULT_LEASE_MS, &mut faults);
+    let ends = connection_from_proto("connection", shown, message.connection.as_ref());
+    let mut ends = r.part(ends).unwrap_or_default();
+    for end in &mut ends {
+        end.part = HostPart::Plain;
+    }
+    let mut ends = ends.into_iter();
+    let endpoint = ends.next();
+    let sq_psn = r.take("sq_psn", psn(message.sq_psn));
+    let settings = settings(message.settings.as_ref(), &mut r);
+    r.take("job", laned_name(&message.job, settings.lanes));
+    let lease = wait("lease_ms", message.lease_ms, DEFAULT_LEASE_MS, &mut r);
     let join = (|| {
         let (rank, size) = rank_of?;
         Some(RankJoin {
@@ -171,7 +160,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
             rank,
             size,
             endpoint: endpoint?,
-            more,
+            more: ends.collect(),
             sq_psn: sq_psn?,
             settings,
             lease,
@@ -179,25 +168,22 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
             returns_to: message.returns_to,
         })
     })();
-    finish(join, faults)
+    r.finish(join)
 }
 
-/// A rank's part in an exchange.
+/// The part of one rank in an exchange.
 ///
 /// # Errors
 /// Every fault; fields such as `blob`.
 pub fn exchange_from_proto(message: v1::ExchangeRequest) -> Result<ExchangeCall, Invalid> {
-    let mut faults = Vec::new();
-    let job = take(&mut faults, "job", name(&message.job));
-    let rank_of = rank_of(message.rank, message.size, 1, &mut faults);
+    let mut r = Reader::default();
+    let job = r.take("job", name(&message.job));
+    let rank_of = rank_of(message.rank, message.size, 1, &mut r);
     if message.blob.len() > BLOB_BYTES_MAX {
-        let kind = FaultKind::OutOfRange {
-            value: message.blob.len().to_string(),
-            why: "bytes are too many: a blob has at most 65536",
-        };
-        faults.push(Fault::new("blob", kind));
+        let why = "bytes are too many: a blob has at most 65536";
+        r.fault("blob", out_of_range(message.blob.len(), why));
     }
-    let timeout = wait("timeout_ms", message.timeout_ms, DEFAULT_EXCHANGE_MS, &mut faults);
+    let timeout = wait("timeout_ms", message.timeout_ms, DEFAULT_EXCHANGE_MS, &mut r);
     let call = job.zip(rank_of).map(|(job, (rank, size))| ExchangeCall {
         job,
         rank,
@@ -206,88 +192,72 @@ pub fn exchange_from_proto(message: v1::ExchangeRequest) -> Result<ExchangeCall,
         blob: message.blob,
         timeout,
     });
-    finish(call, faults)
+    r.finish(call)
 }
 
-/// A rank and the number of ranks.
-fn rank_of(rank: u32, size: u32, least: u32, faults: &mut Vec<Fault>) -> Option<(u16, u16)> {
-    let out_of_range = |value: u32, why| FaultKind::OutOfRange {
-        value: value.to_string(),
-        why,
-    };
+/// A rank and the number of ranks, of which there are at least `least`.
+fn rank_of(rank: u32, size: u32, least: u32, r: &mut Reader) -> Option<(u16, u16)> {
     if !(least..=u32::from(RANKS_MAX)).contains(&size) {
         let why = match least {
             1 => "is no number of ranks: 1 to 1024",
             _ => "is no number of ranks: a group has 2 to 1024",
         };
-        faults.push(Fault::new("size", out_of_range(size, why)));
+        r.fault("size", out_of_range(size, why));
         return None;
     }
     if rank >= size {
         let why = "is no rank of the job: ranks are 0 to size - 1";
-        faults.push(Fault::new("rank", out_of_range(rank, why)));
+        r.fault("rank", out_of_range(rank, why));
         return None;
     }
     Some((rank as u16, size as u16))
 }
 
-fn wait(field: &str, given: u32, default: u32, faults: &mut Vec<Fault>) -> Duration {
+fn wait(field: &str, given: u32, default: u32, r: &mut Reader) -> Duration {
     if given > WAIT_MS_MAX {
-        let kind = FaultKind::OutOfRange {
-            value: given.to_string(),
-            why: "milliseconds are too long: at most 600000",
-        };
-        faults.push(Fault::new(field, kind));
+        let why = "milliseconds are too long: at most 600000";
+        r.fault(field, out_of_range(given, why));
     }
     Duration::from_millis(if given == 0 { default } else { given }.into())
 }
 
-fn settings(message: Option<&v1::CollectiveSettings>, faults: &mut Vec<Fault>) -> GivenSettings {
+fn packets(value: u32) -> Result<u16, FaultKind> {
+    match value {
+        0..=WINDOW_PACKETS_MAX => Ok(value as u16),
+        _ => Err(out_of_range(value, "packets are too many: at most 16384")),
+    }
+}
+
+fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> GivenSettings {
     let Some(given) = message else {
         return GivenSettings::default();
     };
-    let mut inner = Vec::new();
-    let packets = |field: &str, value: u32, inner: &mut Vec<Fault>| match value {
-        0 => None,
-        1..=WINDOW_PACKETS_MAX => Some(value as u16),
-        _ => {
-            let kind = FaultKind::OutOfRange {
-                value: value.to_string(),
-                why: "packets are too many: at most 16384",
-            };
-            inner.push(Fault::new(field, kind));
-            None
-        }
-    };
-    let window_packets = packets("window_packets", given.window_packets, &mut inner);
-    let message_packets = packets("message_packets", given.message_packets, &mut inner);
+    let mut r = Reader::default();
+    let nonzero = |value: u32| (value != 0).then_some(value);
+    let window_packets = r.optional("window_packets", nonzero(given.window_packets), packets);
+    let message_packets = r.optional("message_packets", nonzero(given.message_packets), packets);
     if let (Some(window), Some(message)) = (window_packets, message_packets)
         && message > window
     {
-        let kind = FaultKind::OutOfRange {
-            value: message.to_string(),
-            why: "packets are more than the window has",
-        };
-        inner.push(Fault::new("message_packets", kind));
+        let why = "packets are more than the window has";
+        r.fault("message_packets", out_of_range(message, why));
     }
-    let nonzero = |value: u32| (value != 0).then_some(value);
     let settings = GivenSettings {
-        pmtu: nonzero(given.pmtu).and_then(|v| take(&mut inner, "pmtu", pmtu(v))),
+        pmtu: r.optional("pmtu", nonzero(given.pmtu), pmtu),
         window_packets,
         message_packets,
         reproducible: given.reproducible,
-        loss_policy: take(&mut inner, "loss_policy", loss(given.loss_policy)).flatten(),
-        straggler_policy: take(&mut inner, "straggler_policy", straggler(given.straggler_policy)).flatten(),
+        loss_policy: r.take("loss_policy", loss(given.loss_policy)).flatten(),
+        straggler_policy: r
+            .take("straggler_policy", straggler(given.straggler_policy))
+            .flatten(),
         ack_timeout_us: nonzero(given.ack_timeout_us),
         stall_timeout_ms: nonzero(given.stall_timeout_ms),
-        lanes: take(&mut inner, "lanes", lanes(given.lanes)).flatten(),
+        lanes: r.take("lanes", lanes(given.lanes)).flatten(),
     };
     if let Some(given) = settings.ack_timeout_us.filter(|t| *t < 4) {
-        inner.push(Fault::new(
-            "ack_timeout_us",
-            FaultKind::ShortAckTimeout { given, least: 4 },
-        ));
+        r.fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least: 4 });
     }
-    faults.extend(inner.into_iter().map(|f| f.within("settings")));
+    outer.0.extend(r.within("settings").0);
     settings
 }

@@ -1,22 +1,22 @@
-//! The rules of groups.
-
-use std::fmt::Display;
+//! Rules of groups.
 
 use castnet_rules::{
     Endpoint, EndpointDraft, EndpointRef, Fault, FaultKind, ForwardingDraft, ForwardingRule, GroupDraft,
     GroupKind, GroupRule, HopDraft, HostDraft, HostEndpoint, HostPart, KindDraft, Limit, LossPolicy,
-    MulticastDraft, MulticastRule, NextHop, PartDraft, RankDraft, RankPart, RemoteMemory, StragglerPolicy,
-    SwitchDraft, TranslatedDraft, TranslatedRule,
+    MulticastDraft, NextHop, PartDraft, RankDraft, RankPart, RemoteMemory, StragglerPolicy, SwitchDraft,
+    TranslatedDraft,
 };
 use castnet_wire::{MacAddr, PortId, Qpn};
 
-use super::{Invalid, MAC_TEXT, finish, ip, mac, mcst_id, pmtu, port, port_to_proto, psn, qpn, take};
+use super::{
+    Invalid, MAC_TEXT, Reader, ip, mac, mcst_id, missing, out_of_range, pmtu, port, port_to_proto, psn, qpn,
+};
 use crate::v1;
 use crate::v1::endpoint::NextHop as Hop;
 use crate::v1::group_rule::Kind;
 use crate::v1::host_endpoint::Part;
 
-/// Fields of a rule that all groups have. In messages the others stand below the name of the kind.
+/// Fields that the rules of all groups have. In messages the other fields are below the name of the kind.
 const COMMON: [&str; 7] = [
     "name",
     "generation",
@@ -27,42 +27,39 @@ const COMMON: [&str; 7] = [
     "kind",
 ];
 
-/// A group's rule, checked as it would be for a switch with all ports; the agent checks again for its own.
-/// A policy that is not given is the default one.
+/// The rule of a group, checked as for a switch with all ports. The agent checks it again for the ports of its switch.
+/// Policies that are not given have their defaults.
 ///
 /// # Errors
 /// Every fault, with fields below `field`.
 pub fn rule_from_proto(field: &str, message: Option<&v1::GroupRule>) -> Result<GroupRule, Invalid> {
-    let Some(message) = message else {
-        let expected = "the rule of a group";
-        return Err(Invalid::one(field, FaultKind::Missing { expected }));
-    };
-    let mut faults = Vec::new();
+    let message = message.ok_or_else(|| Invalid::missing(field, "the rule of a group"))?;
+    let mut r = Reader::default();
     let kind = message.kind.as_ref().map(|kind| match kind {
-        Kind::Multicast(rule) => multicast(rule, &mut faults),
-        Kind::Translated(rule) => translated(rule, &mut faults),
+        Kind::Multicast(rule) => multicast(rule, &mut r),
+        Kind::Translated(rule) => translated(rule, &mut r),
         Kind::Forwarding(v1::ForwardingRule {}) => KindDraft::Forwarding(ForwardingDraft {}),
     });
     let name = kind.as_ref().map_or("", KindDraft::name);
     if kind.is_none() {
         let expected = "what its kind adds: multicast, translated or forwarding";
-        faults.push(Fault::new("kind", FaultKind::Missing { expected }));
+        r.fault("kind", missing(expected));
     }
     let endpoints = message.endpoints.iter().enumerate();
     let draft = GroupDraft {
         name: Some(message.name.clone()),
         generation: Some(message.generation),
-        mcst_id: take(&mut faults, "mcst_id", mcst_id(&message.mcst_id)),
-        pmtu: take(&mut faults, "pmtu", pmtu(message.pmtu)),
+        mcst_id: r.take("mcst_id", mcst_id(&message.mcst_id)),
+        pmtu: r.take("pmtu", pmtu(message.pmtu)),
         stall_timeout_ms: Some(message.stall_timeout_ms),
-        endpoints: Some(endpoints.map(|(i, e)| endpoint(i, e, &mut faults)).collect()),
+        endpoints: Some(endpoints.map(|(i, e)| endpoint(i, e, &mut r)).collect()),
         kind,
     };
-    faults.extend(draft.check(PortId::COUNT));
-    finish(draft.finish(), rule_faults(field, name, &faults))
+    r.0.extend(draft.check(PortId::COUNT));
+    Reader(rule_faults(field, name, &r.0)).finish(draft.finish())
 }
 
-/// The faults of a group's rule, below `field` and as messages have their fields; `kind` is [`GroupKind::name`].
+/// The faults of a rule, with field paths as in a message at `field`. `kind` is [`GroupKind::name`].
 pub fn rule_faults(field: &str, kind: &str, faults: &[Fault]) -> Vec<Fault> {
     let below = faults.iter().cloned().map(|fault| {
         let first = fault.field.split(['.', '[']).next().unwrap_or_default();
@@ -74,36 +71,33 @@ pub fn rule_faults(field: &str, kind: &str, faults: &[Fault]) -> Vec<Fault> {
     below.collect()
 }
 
-fn multicast(message: &v1::MulticastRule, faults: &mut Vec<Fault>) -> KindDraft {
+fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> KindDraft {
     KindDraft::Multicast(MulticastDraft {
-        start_psn: match message.start_psn {
-            None => Some(None),
-            Some(value) => take(faults, "start_psn", psn(value)).map(Some),
-        },
+        start_psn: r.take("start_psn", message.start_psn.map(psn).transpose()),
         va_base: Some(message.va_base),
-        source: take(faults, "source", end(message.source)),
+        source: r.take("source", endpoint_ref(message.source)),
     })
 }
 
-fn translated(message: &v1::TranslatedRule, faults: &mut Vec<Fault>) -> KindDraft {
-    let packets = short(message.message_packets, &Limit::U16);
+fn translated(message: &v1::TranslatedRule, r: &mut Reader) -> KindDraft {
+    let straggler_policy = straggler(message.straggler_policy);
     KindDraft::Translated(TranslatedDraft {
-        start_psn: take(faults, "start_psn", psn(message.start_psn)),
-        slots: take(faults, "slots", short(message.slots, &Limit::SLOTS)),
-        message_packets: take(faults, "message_packets", packets),
+        start_psn: r.take("start_psn", psn(message.start_psn)),
+        slots: r.take("slots", short(message.slots, &Limit::SLOTS)),
+        message_packets: r.take("message_packets", short(message.message_packets, &Limit::U16)),
         reproducible: Some(message.reproducible),
-        loss_policy: take(faults, "loss_policy", loss(message.loss_policy)).map(Option::unwrap_or_default),
-        straggler_policy: take(faults, "straggler_policy", straggler(message.straggler_policy))
+        loss_policy: r
+            .take("loss_policy", loss(message.loss_policy))
+            .map(Option::unwrap_or_default),
+        straggler_policy: r
+            .take("straggler_policy", straggler_policy)
             .map(Option::unwrap_or_default),
         ack_timeout_us: Some(message.ack_timeout_us),
-        parent: match message.parent {
-            None => Some(None),
-            Some(value) => take(faults, "parent", end(value)).map(Some),
-        },
+        parent: r.take("parent", message.parent.map(endpoint_ref).transpose()),
     })
 }
 
-fn end(index: u32) -> Result<EndpointRef, FaultKind> {
+fn endpoint_ref(index: u32) -> Result<EndpointRef, FaultKind> {
     short(index, &Limit::ENDPOINT).map(EndpointRef::Index)
 }
 
@@ -111,47 +105,23 @@ fn virtual_qpn(value: Option<u32>) -> Result<Qpn, FaultKind> {
     value.map_or(Ok(Qpn::VIRTUAL), qpn)
 }
 
-fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> EndpointDraft {
-    let field = format_args!("endpoints[{index}]");
+fn endpoint(index: usize, message: &v1::Endpoint, r: &mut Reader) -> EndpointDraft {
+    let field = format!("endpoints[{index}]");
     let next_hop = match &message.next_hop {
-        Some(Hop::Host(message)) => Some(HopDraft::Host(host_draft(
-            format_args!("{field}.host"),
-            message,
-            faults,
+        Some(Hop::Host(host)) => Some(HopDraft::Host(host_draft(&format!("{field}.host."), host, r))),
+        Some(Hop::Switch(switch)) => Some(HopDraft::Switch(switch_draft(
+            &format!("{field}.switch."),
+            switch,
+            r,
         ))),
-        Some(Hop::Switch(switch)) => {
-            let field = format_args!("{field}.switch");
-            // Each is read, so that each fault is told.
-            let ranks: Vec<Option<u16>> = switch
-                .ranks
-                .iter()
-                .enumerate()
-                .map(|(i, r)| take(faults, format_args!("{field}.ranks[{i}]"), rank(*r)))
-                .collect();
-            Some(HopDraft::Switch(SwitchDraft {
-                name: Some(switch.name.clone()),
-                ip: match &switch.ip {
-                    None => Some(None),
-                    Some(value) => take(faults, format_args!("{field}.ip"), ip(value)).map(Some),
-                },
-                qpn: take(faults, format_args!("{field}.qpn"), virtual_qpn(switch.qpn)),
-                mac: take(
-                    faults,
-                    format_args!("{field}.mac"),
-                    mac_or_none(&switch.mac, switch.ip.is_some()),
-                ),
-                ranks: ranks.into_iter().collect(),
-            }))
-        }
         None => {
-            faults.push(Fault::new(field.to_string(), FaultKind::NoNextHop));
+            r.fault(&field, FaultKind::NoNextHop);
             None
         }
     };
     EndpointDraft {
-        port: take(faults, format_args!("{field}.port"), port(message.port)),
-        virtual_qpn: take(
-            faults,
+        port: r.take(format_args!("{field}.port"), port(message.port)),
+        virtual_qpn: r.take(
             format_args!("{field}.virtual_qpn"),
             virtual_qpn(message.virtual_qpn),
         ),
@@ -160,37 +130,50 @@ fn endpoint(index: usize, message: &v1::Endpoint, faults: &mut Vec<Fault>) -> En
     }
 }
 
-fn host_draft(field: impl Display, message: &v1::HostEndpoint, faults: &mut Vec<Fault>) -> HostDraft {
+/// `prefix` is put before the names of the fields.
+fn switch_draft(prefix: &str, message: &v1::SwitchEndpoint, r: &mut Reader) -> SwitchDraft {
+    let mut ranks = Vec::with_capacity(message.ranks.len());
+    for (i, value) in message.ranks.iter().enumerate() {
+        ranks.push(r.take(format_args!("{prefix}ranks[{i}]"), rank(*value)));
+    }
+    let mac = mac_or_none(&message.mac, message.ip.is_some());
+    SwitchDraft {
+        name: Some(message.name.clone()),
+        ip: r.take(
+            format_args!("{prefix}ip"),
+            message.ip.as_deref().map(ip).transpose(),
+        ),
+        qpn: r.take(format_args!("{prefix}qpn"), virtual_qpn(message.qpn)),
+        mac: r.take(format_args!("{prefix}mac"), mac),
+        ranks: ranks.into_iter().collect(),
+    }
+}
+
+/// `prefix` is put before the names of the fields.
+fn host_draft(prefix: &str, message: &v1::HostEndpoint, r: &mut Reader) -> HostDraft {
     let part = match &message.part {
         None => PartDraft::Plain,
-        Some(Part::Memory(memory)) => PartDraft::Memory(RemoteMemory {
-            va: memory.va,
-            rkey: memory.rkey,
-            length: memory.length,
+        Some(Part::Memory(v1::RemoteMemory { va, rkey, length })) => PartDraft::Memory(RemoteMemory {
+            va: *va,
+            rkey: *rkey,
+            length: *length,
         }),
-        Some(Part::Rank(part)) => {
-            let field = format_args!("{field}.rank");
-            PartDraft::Rank(RankDraft {
-                rank: take(faults, field, rank(part.rank)),
-                sq_psn: take(faults, format_args!("{field}.sq_psn"), psn(part.sq_psn)),
-                rq_psn: take(faults, format_args!("{field}.rq_psn"), psn(part.rq_psn)),
-            })
-        }
+        Some(Part::Rank(part)) => PartDraft::Rank(RankDraft {
+            rank: r.take(format_args!("{prefix}rank"), rank(part.rank)),
+            sq_psn: r.take(format_args!("{prefix}rank.sq_psn"), psn(part.sq_psn)),
+            rq_psn: r.take(format_args!("{prefix}rank.rq_psn"), psn(part.rq_psn)),
+        }),
     };
     HostDraft {
         name: Some(message.name.clone()),
-        ip: take(faults, format_args!("{field}.ip"), ip(&message.ip)),
-        qpn: take(faults, format_args!("{field}.qpn"), qpn(message.qpn)),
-        mac: take(
-            faults,
-            format_args!("{field}.mac"),
-            mac_or_none(&message.mac, true),
-        ),
+        ip: r.take(format_args!("{prefix}ip"), ip(&message.ip)),
+        qpn: r.take(format_args!("{prefix}qpn"), qpn(message.qpn)),
+        mac: r.take(format_args!("{prefix}mac"), mac_or_none(&message.mac, true)),
         part: Some(part),
     }
 }
 
-/// The Ethernet address of a next hop; the switch finds one that is not given, where the next hop has an IP address.
+/// The Ethernet address of a next hop. If the next hop has an IP address, it may be empty; the switch finds it then.
 fn mac_or_none(text: &str, has_ip: bool) -> Result<MacAddr, FaultKind> {
     match text {
         "" if has_ip => Ok(MacAddr::UNSPECIFIED),
@@ -198,18 +181,14 @@ fn mac_or_none(text: &str, has_ip: bool) -> Result<MacAddr, FaultKind> {
     }
 }
 
-/// One member alone, by the rules that hold for it within any group; its Ethernet address is known.
-pub(super) fn host(field: impl Display, message: &v1::HostEndpoint) -> Result<HostEndpoint, Invalid> {
-    let mut faults = Vec::new();
-    let host = host_draft("", message, &mut faults);
+/// A single member with a known Ethernet address, checked like a member of any group.
+pub(super) fn host(field: &str, message: &v1::HostEndpoint) -> Result<HostEndpoint, Invalid> {
+    let mut r = Reader::default();
+    let host = host_draft("", message, &mut r);
     if host.mac == Some(MacAddr::UNSPECIFIED) {
-        let expected = MAC_TEXT;
-        faults.push(Fault::new("mac", FaultKind::Missing { expected }));
+        r.fault("mac", missing(MAC_TEXT));
     }
-    for fault in &mut faults {
-        fault.field = fault.field.trim_start_matches('.').into();
-    }
-    // The checker knows groups only: a group of which nothing is known but this member shows the member's faults.
+    // The checker checks groups only. In a group without other fields it reports the faults of the member.
     let draft = GroupDraft {
         endpoints: Some(vec![EndpointDraft {
             next_hop: Some(HopDraft::Host(host.clone())),
@@ -217,14 +196,12 @@ pub(super) fn host(field: impl Display, message: &v1::HostEndpoint) -> Result<Ho
         }]),
         ..GroupDraft::default()
     };
-    for mut fault in draft.check(PortId::COUNT) {
+    for fault in draft.check(PortId::COUNT) {
         if let Some(inner) = fault.field.strip_prefix("endpoints[0].host.") {
-            fault.field = inner.into();
-            faults.push(fault);
+            r.fault(inner, fault.kind);
         }
     }
-    let faults = faults.into_iter().map(|f| f.within(&field.to_string())).collect();
-    finish(host.finish(), faults)
+    r.within(field).finish(host.finish())
 }
 
 fn short(value: u32, limit: &Limit) -> Result<u16, FaultKind> {
@@ -235,54 +212,31 @@ fn rank(value: u32) -> Result<u16, FaultKind> {
     short(value, &Limit::RANK)
 }
 
-fn policy<T>(value: i32, known: Option<T>) -> Result<T, FaultKind> {
-    known.ok_or_else(|| FaultKind::OutOfRange {
-        value: value.to_string(),
-        why: "is no policy that is known here",
-    })
+/// The conversions of a policy.
+macro_rules! policy {
+    ($from_proto:ident, $to_proto:ident: $policy:ident, $message:ident { $($name:ident),+ }) => {
+        /// The policy; `None` if it is unspecified.
+        pub(super) fn $from_proto(value: i32) -> Result<Option<$policy>, FaultKind> {
+            match v1::$message::try_from(value) {
+                Ok(v1::$message::Unspecified) => Ok(None),
+                $(Ok(v1::$message::$name) => Ok(Some($policy::$name)),)+
+                Err(_) => Err(out_of_range(value, "is no policy that is known here")),
+            }
+        }
+
+        /// The policy in messages.
+        pub fn $to_proto(policy: $policy) -> v1::$message {
+            match policy {
+                $($policy::$name => v1::$message::$name,)+
+            }
+        }
+    };
 }
 
-/// A loss policy; `None` where none is given.
-pub(super) fn loss(value: i32) -> Result<Option<LossPolicy>, FaultKind> {
-    use v1::CollectiveLossPolicy as P;
-    let known = P::try_from(value).ok().map(|policy| match policy {
-        P::Unspecified => None,
-        P::Repair => Some(LossPolicy::Repair),
-        P::Reflect => Some(LossPolicy::Reflect),
-    });
-    policy(value, known)
-}
+policy!(loss, loss_to_proto: LossPolicy, CollectiveLossPolicy { Repair, Reflect });
+policy!(straggler, straggler_to_proto: StragglerPolicy, CollectiveStragglerPolicy { KeepAlive, Rnr, None });
 
-/// A straggler policy; `None` where none is given.
-pub(super) fn straggler(value: i32) -> Result<Option<StragglerPolicy>, FaultKind> {
-    use v1::CollectiveStragglerPolicy as P;
-    let known = P::try_from(value).ok().map(|policy| match policy {
-        P::Unspecified => None,
-        P::KeepAlive => Some(StragglerPolicy::KeepAlive),
-        P::Rnr => Some(StragglerPolicy::Rnr),
-        P::None => Some(StragglerPolicy::None),
-    });
-    policy(value, known)
-}
-
-/// A loss policy as a message has it.
-pub fn loss_to_proto(policy: LossPolicy) -> v1::CollectiveLossPolicy {
-    match policy {
-        LossPolicy::Repair => v1::CollectiveLossPolicy::Repair,
-        LossPolicy::Reflect => v1::CollectiveLossPolicy::Reflect,
-    }
-}
-
-/// A straggler policy as a message has it.
-pub fn straggler_to_proto(policy: StragglerPolicy) -> v1::CollectiveStragglerPolicy {
-    match policy {
-        StragglerPolicy::KeepAlive => v1::CollectiveStragglerPolicy::KeepAlive,
-        StragglerPolicy::Rnr => v1::CollectiveStragglerPolicy::Rnr,
-        StragglerPolicy::None => v1::CollectiveStragglerPolicy::None,
-    }
-}
-
-/// A group's rule as a message.
+/// The rule of a group as a message.
 pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
     v1::GroupRule {
         name: group.name.clone(),
@@ -292,31 +246,23 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
         stall_timeout_ms: group.stall_timeout_ms,
         endpoints: group.endpoints.iter().map(endpoint_to_proto).collect(),
         kind: Some(match &group.kind {
-            GroupKind::Multicast(rule) => Kind::Multicast(multicast_to_proto(rule)),
-            GroupKind::Translated(rule) => Kind::Translated(translated_to_proto(rule)),
+            GroupKind::Multicast(rule) => Kind::Multicast(v1::MulticastRule {
+                start_psn: rule.start_psn.map(|p| p.value()),
+                va_base: rule.va_base,
+                source: rule.source.into(),
+            }),
+            GroupKind::Translated(rule) => Kind::Translated(v1::TranslatedRule {
+                start_psn: rule.start_psn.value(),
+                slots: rule.slots.into(),
+                message_packets: rule.message_packets.into(),
+                reproducible: rule.reproducible,
+                loss_policy: loss_to_proto(rule.loss_policy).into(),
+                straggler_policy: straggler_to_proto(rule.straggler_policy).into(),
+                ack_timeout_us: rule.ack_timeout_us,
+                parent: rule.parent.map(u32::from),
+            }),
             GroupKind::Forwarding(ForwardingRule {}) => Kind::Forwarding(v1::ForwardingRule {}),
         }),
-    }
-}
-
-fn multicast_to_proto(rule: &MulticastRule) -> v1::MulticastRule {
-    v1::MulticastRule {
-        start_psn: rule.start_psn.map(|p| p.value()),
-        va_base: rule.va_base,
-        source: rule.source.into(),
-    }
-}
-
-fn translated_to_proto(rule: &TranslatedRule) -> v1::TranslatedRule {
-    v1::TranslatedRule {
-        start_psn: rule.start_psn.value(),
-        slots: rule.slots.into(),
-        message_packets: rule.message_packets.into(),
-        reproducible: rule.reproducible,
-        loss_policy: loss_to_proto(rule.loss_policy).into(),
-        straggler_policy: straggler_to_proto(rule.straggler_policy).into(),
-        ack_timeout_us: rule.ack_timeout_us,
-        parent: rule.parent.map(u32::from),
     }
 }
 
@@ -353,7 +299,7 @@ fn mac_to_proto(mac: MacAddr) -> String {
 }
 
 /// A member as a message.
-pub fn host_to_proto(host: &HostEndpoint) -> v1::HostEndpoint {
+fn host_to_proto(host: &HostEndpoint) -> v1::HostEndpoint {
     v1::HostEndpoint {
         name: host.name.clone(),
         ip: host.ip.to_string(),
@@ -371,7 +317,7 @@ pub fn host_to_proto(host: &HostEndpoint) -> v1::HostEndpoint {
     }
 }
 
-/// A member's memory as a message.
+/// The memory of a member as a message.
 pub fn memory_to_proto(memory: &RemoteMemory) -> v1::RemoteMemory {
     v1::RemoteMemory {
         va: memory.va,
