@@ -1,27 +1,27 @@
-//! Where a service is.
+//! Addresses of services.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where a service is: `http://host:port`, `https://host:port` or `unix:/path`.
+/// The address of a service: `http://host:port`, `https://host:port` or `unix:/path`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// TCP.
     Tcp {
-        /// With TLS.
+        /// Whether it uses TLS.
         tls: bool,
-        /// A name or an address; IPv6 addresses in brackets.
+        /// A name or an IP address; IPv6 addresses in brackets.
         host: String,
-        /// The port; 0 at a server: any free one.
+        /// The port; a server with port 0 chooses a free one.
         port: u16,
     },
     /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// A text that is no [`Address`].
+/// The text is no [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no address of a service: http://127.0.0.1:PORT, https://HOST:PORT or unix:/PATH")]
 pub struct BadAddress {
@@ -54,10 +54,9 @@ impl FromStr for Address {
         let bad = || BadAddress { text: text.into() };
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            return if path.starts_with('/') {
-                Ok(Self::Unix(path.into()))
-            } else {
-                Err(bad())
+            return match path.starts_with('/') {
+                true => Ok(Self::Unix(path.into())),
+                false => Err(bad()),
             };
         }
         let (tls, rest) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
@@ -67,24 +66,18 @@ impl FromStr for Address {
         };
         let (host, port) = rest.trim_end_matches('/').rsplit_once(':').ok_or_else(bad)?;
         let inner = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        let plain = |h: &str| {
-            !h.is_empty()
-                && h.bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
-        };
-        let good = match inner {
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
+        let is_host = match inner {
             Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
-            None => plain(host),
+            None => !host.is_empty() && host.bytes().all(is_plain),
         };
-        let port = port.parse().map_err(|_| bad())?;
-        if good {
-            Ok(Self::Tcp {
+        match port.parse() {
+            Ok(port) if is_host => Ok(Self::Tcp {
                 tls,
                 host: host.into(),
                 port,
-            })
-        } else {
-            Err(bad())
+            }),
+            _ => Err(bad()),
         }
     }
 }
