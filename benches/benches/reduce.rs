@@ -1,10 +1,13 @@
 //! The arithmetic of collectives, each figure next to a copy of the same number of bytes in the same run; and the
 //! complete handling of a contribution: its ICRC is verified, then it is added to its slot.
 
+#[path = "../../dataplane/reduce/tests/reduce/common/scalar.rs"]
+mod scalar;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use castnet_reduce::{CallFlags, Checksum, DataType, Kernel, Level, Operation, scalar};
+use castnet_reduce::{CallFlags, Checksum, DataType, Kernel, Level, Operation};
 use castnet_wire::{
     Bth, Ethernet, ExtHeaders, FrameBuf, MacAddr, Network, Opcode, Parsed, Psn, Qpn, RoceHeader, emit_roce,
     icrc, parse_frame,

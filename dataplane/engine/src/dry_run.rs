@@ -14,7 +14,8 @@ use castnet_wire::{Arp, McstId, Nanos, Parsed, PortId, parse_frame, parse_networ
 use crate::address;
 use crate::config::EngineConfig;
 use crate::engine::Engine;
-use crate::group::context::Context;
+use crate::group::context::{Context, with_group};
+use crate::group::kind::Kind;
 use crate::observe::trace::{Recorder, Trace};
 use crate::output::cx::Cx;
 use crate::plain::{PlainEgress, PlainFrame};
@@ -55,7 +56,8 @@ impl DryRun {
         let own = config.addresses.first().copied();
         let mut groups: Vec<_> = addresses(&frame).into_iter().flatten().map(compile).collect();
         for group in groups.iter_mut().flatten() {
-            let bound = group.bind(&mut engine.services.output.next_hops, own);
+            let next_hops = &mut engine.services.output.next_hops;
+            let bound = with_group!(group, group => group.bind(next_hops, own));
             debug_assert!(bound.is_ok(), "the table has capacity for all next hops");
         }
         Self {

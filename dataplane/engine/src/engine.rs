@@ -8,7 +8,7 @@ use crate::bridge::Bridge;
 use crate::config::{ConfigError, EngineConfig};
 use crate::egress::Egress;
 use crate::group::collective::{Collective, CollectiveGroupStatus};
-use crate::group::context::{Context, ContextStatus};
+use crate::group::context::{Context, ContextStatus, with_group};
 use crate::group::install::InstallError;
 use crate::group::kind::Kind;
 use crate::group::multicast::context::{Group, GroupStatus};
@@ -72,8 +72,7 @@ impl Engine {
     ///
     /// # Errors
     /// No capacity or memory is left for the group. Nothing has changed then.
-    pub fn install(&mut self, group: impl Into<Context>) -> Result<Option<Context>, InstallError> {
-        let mut group = group.into();
+    pub fn install(&mut self, mut group: Context) -> Result<Option<Context>, InstallError> {
         let mcst_id = group.mcst_id();
         if self.config.addresses.contains(&mcst_id.0) {
             return Err(InstallError::OwnAddress { mcst_id });
@@ -86,14 +85,12 @@ impl Engine {
             return Ok(Some(group));
         }
         self.groups.check_capacity_for(&group)?;
-        group.bind(
-            &mut self.services.output.next_hops,
-            self.config.addresses.first().copied(),
-        )?;
+        let own = self.config.addresses.first().copied();
+        with_group!(&mut group, group => group.bind(&mut self.services.output.next_hops, own))?;
         let (slot, replaced) = self.groups.insert(group);
         self.services.timers.disarm(slot);
         if let Some(replaced) = &replaced {
-            replaced.unbind(&mut self.services.output.next_hops);
+            with_group!(replaced, group => group.unbind(&mut self.services.output.next_hops));
         }
         Ok(replaced)
     }
@@ -102,7 +99,7 @@ impl Engine {
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (slot, group) = self.groups.remove(mcst_id)?;
         self.services.timers.disarm(slot);
-        group.unbind(&mut self.services.output.next_hops);
+        with_group!(&group, group => group.unbind(&mut self.services.output.next_hops));
         Some(group)
     }
 
@@ -138,15 +135,18 @@ impl Engine {
 
     /// The state of a multicast group, for display. Allocates.
     pub fn group_status(&self, mcst_id: McstId) -> Option<GroupStatus> {
-        match self.groups.get(mcst_id)? {
-            Context::Multicast(group) => Some(group.status()),
+        match self.status(mcst_id)? {
+            ContextStatus::Multicast(status) => Some(status),
             _ => None,
         }
     }
 
     /// The state of a collective group, for display. Allocates.
     pub fn collective_status(&self, mcst_id: McstId) -> Option<CollectiveGroupStatus> {
-        self.collective(mcst_id).map(Collective::status)
+        match self.status(mcst_id)? {
+            ContextStatus::Collective(status) => Some(status),
+            _ => None,
+        }
     }
 
     /// Replaces the tables. Addresses learned on ports that went down are forgotten.
@@ -201,17 +201,26 @@ impl Engine {
         } = self;
         bridge.handle_timeout(&mut cx, services);
         while let Some(slot) = services.timers.coarse.pop(now) {
-            groups.with(slot, |group| group.timeout(services, &mut cx, slot));
+            groups.with(
+                slot,
+                |group| with_group!(group, group => group.timeout(services, &mut cx, slot)),
+            );
         }
         while let Some(slot) = services.timers.fine.pop(now) {
-            groups.with(slot, |group| group.timeout(services, &mut cx, slot));
+            groups.with(
+                slot,
+                |group| with_group!(group, group => group.timeout(services, &mut cx, slot)),
+            );
         }
         // A group that has still more to send is queued again.
         for _ in 0..services.timers.emitting.len() {
             let Some(slot) = services.timers.emitting.pop_front() else {
                 return;
             };
-            groups.with(slot, |group| group.emit(services, &mut cx, slot));
+            groups.with(
+                slot,
+                |group| with_group!(group, group => group.emit(services, &mut cx, slot)),
+            );
         }
     }
 
@@ -246,7 +255,7 @@ impl Engine {
             let Some(context) = self.groups.at(slot as u32) else {
                 continue;
             };
-            if !context.snapshot(into) {
+            if !with_group!(context, group => group.snapshot(into)) {
                 // A group that does not fit alone is skipped; otherwise the walk would never end.
                 into.next_group = if first { slot + 1 } else { slot };
                 return;

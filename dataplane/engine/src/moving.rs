@@ -7,8 +7,9 @@
 use castnet_wire::{MacAddr, McstId, Nanos};
 
 use crate::engine::Engine;
-use crate::group::context::Context;
+use crate::group::context::{Context, with_group};
 use crate::group::install::InstallError;
+use crate::group::kind::Kind;
 
 /// The resources that an engine reserves for a group that will be attached. Create and free it outside the worker threads.
 #[derive(Clone, Debug)]
@@ -73,14 +74,18 @@ impl Engine {
     ) -> Result<(), (InstallError, Context)> {
         let own = self.config.addresses.first().copied();
         let room = self.groups.check_capacity_for(&group);
-        let bound = room.and_then(|()| Ok(group.bind(&mut self.services.output.next_hops, own)?));
+        let next_hops = &mut self.services.output.next_hops;
+        let bound = room.and_then(|()| Ok(with_group!(&mut group, group => group.bind(next_hops, own))?));
         self.unexpect(expected);
         if let Err(error) = bound {
             return Err((error, group));
         }
         let (index, _) = self.groups.insert(group);
-        self.groups
-            .with(index, |group| group.resume(&mut self.services, now, index));
+        let services = &mut self.services;
+        self.groups.with(
+            index,
+            |group| with_group!(group, group => group.resume(services, now, index)),
+        );
         Ok(())
     }
 }

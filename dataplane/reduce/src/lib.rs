@@ -18,9 +18,9 @@
 //!
 //! # Results, bit by bit
 //!
-//! Results are identical on every processor and with every instruction set. [`scalar`] defines them, and tests compare all kernels
-//! with it. Every operation is commutative. All but sum and prod of floats, and saturating ones of signed integers, are also
-//! associative, so the order of arrival does not matter. For the others, [`reduce_all`] reduces in a fixed order.
+//! Results are identical on every processor and with every instruction set. A plain twin in the tests defines them, and
+//! all kernels are compared with it. Every operation is commutative. All but sum and prod of floats, and saturating ones of signed integers, are also
+//! associative, so the order of arrival does not matter. For the others, [`Kernel::fold`] reduces in a fixed order.
 //!
 //! - **Integers** wrap; with [`CallFlags::SATURATE`], sum and prod stop at the smallest and largest value of the type.
 //! - **Logical** operations treat every element that is not 0 as true. The result is 1 or 0.
@@ -39,7 +39,6 @@ mod element;
 mod kernel;
 mod operation;
 mod prefetch;
-pub mod scalar;
 mod simd;
 
 pub use castnet_wire::{CallFlags, DataType, Operation};
@@ -51,10 +50,4 @@ pub use simd::Level;
 /// `acc[i] = acc[i] op contribution[i]` for whole elements.
 pub fn reduce(op: Operation, ty: DataType, flags: CallFlags, acc: &mut [u8], contribution: &[u8]) {
     Kernel::select(op, ty, flags).apply(acc, contribution);
-}
-
-/// `out[i] = (contributions[0][i] op contributions[1][i]) op ...`: in the given order, so the result does not depend on the order of
-/// arrival. `out` is not read, and not written if there are no contributions.
-pub fn reduce_all(op: Operation, ty: DataType, flags: CallFlags, out: &mut [u8], contributions: &[&[u8]]) {
-    Kernel::select(op, ty, flags).fold(out, contributions.iter().copied());
 }

@@ -126,11 +126,7 @@ impl Aeth {
                 syndrome,
                 msn: u32::from_be_bytes([0, b[1], b[2], b[3]]),
             }),
-            None => Err(ParseError::Field {
-                header: Header::Aeth,
-                field: "syndrome",
-                value: b[0] as u32,
-            }),
+            None => Err(ParseError::field(Header::Aeth, "syndrome", b[0] as u32)),
         }
     }
 

@@ -73,22 +73,12 @@ impl Arp {
         let [kind @ .., _, _] = b.first_chunk::<8>().unwrap_or(&[0; 8]);
         if *kind != PREFIX {
             let value = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
-            return Err(ParseError::Field {
-                header: Header::Arp,
-                field: "address types",
-                value,
-            });
+            return Err(ParseError::field(Header::Arp, "address types", value));
         }
         let op = match u16::from_be_bytes([b[6], b[7]]) {
             1 => ArpOp::Request,
             2 => ArpOp::Reply,
-            other => {
-                return Err(ParseError::Field {
-                    header: Header::Arp,
-                    field: "operation",
-                    value: other.into(),
-                });
-            }
+            other => return Err(ParseError::field(Header::Arp, "operation", other.into())),
         };
         Ok(Self {
             op,

@@ -64,19 +64,11 @@ impl Bth {
     #[inline(always)]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let Some(opcode) = Opcode::from_byte(b[0]) else {
-            return Err(ParseError::Field {
-                header: Header::Bth,
-                field: "opcode",
-                value: b[0].into(),
-            });
+            return Err(ParseError::field(Header::Bth, "opcode", b[0].into()));
         };
         if b[1] & 0x0F != 0 {
             let value = u32::from(b[1] & 0x0F);
-            return Err(ParseError::Field {
-                header: Header::Bth,
-                field: "transport version",
-                value,
-            });
+            return Err(ParseError::field(Header::Bth, "transport version", value));
         }
         Ok(Self {
             opcode,

@@ -160,12 +160,8 @@ pub fn emit_roce(
         });
     }
     let need = roce_len(ethernet, network, bth.opcode, payload.len());
-    let have = out.len();
-    let out = out.get_mut(..need).ok_or(EmitError::NoRoom {
-        header: Header::Icrc,
-        need,
-        have,
-    })?;
+    let full = EmitError::no_room(Header::Icrc, need, out.len());
+    let out = out.get_mut(..need).ok_or(full)?;
 
     let l3 = Ethernet {
         ethertype: network.ethertype(),
@@ -268,34 +264,11 @@ pub fn emit_ack(
     )
 }
 
-/// Writes a CNP to the queue pair that sends too fast: 74 bytes without a VLAN tag over IPv4.
-///
-/// # Errors
-/// `out` is too short.
-pub fn emit_cnp(
-    out: &mut [u8],
-    ethernet: &Ethernet,
-    network: &Network,
-    sport: u16,
-    dest_qp: Qpn,
-) -> Result<usize, EmitError> {
-    let bth = Bth {
-        becn: true,
-        ..Bth::new(Opcode::Cnp, dest_qp, Psn::new(0))
-    };
-    emit_roce(out, ethernet, network, sport, &bth, &ExtHeaders::NONE, &[])
-}
-
 /// Pads the frame with zeros to the shortest length on a wire. Returns the length.
 fn pad_frame(out: &mut [u8], length: usize) -> Result<usize, EmitError> {
     let padded = length.max(FRAME_MIN);
-    let have = out.len();
-    let room = EmitError::NoRoom {
-        header: Header::Payload,
-        need: padded,
-        have,
-    };
-    out.get_mut(length..padded).ok_or(room)?.fill(0);
+    let full = EmitError::no_room(Header::Payload, padded, out.len());
+    out.get_mut(length..padded).ok_or(full)?.fill(0);
     Ok(padded)
 }
 

@@ -18,35 +18,25 @@ pub struct UnknownName {
     pub names: &'static str,
 }
 
-/// An enum whose members have a byte on the wire and a name.
+/// An enum whose members have a byte on the wire and a name: lower case, one word.
 macro_rules! named {
-    ($(#[$doc:meta])* $name:ident, $what:literal: $($(#[$member_doc:meta])* $member:ident = $byte:literal $text:literal,)*) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(u8)]
-        pub enum $name { $($(#[$member_doc])* $member = $byte,)* }
+    ($what:literal $(#[$doc:meta])* pub enum $name:ident {
+        $($(#[$member_doc:meta])* $member:ident = $byte:literal => $text:literal,)*
+    }) => {
+        $crate::names! {
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+            #[repr(u8)]
+            pub enum $name { $($(#[$member_doc])* $member = $byte => $text,)* }
+        }
 
         impl $name {
-            /// All members, in order of their bytes.
-            pub const ALL: &'static [Self] = &[$(Self::$member,)*];
-
             /// Returns the member of a byte, or `None` if the byte has no meaning.
             pub const fn from_byte(byte: u8) -> Option<Self> {
                 match byte {
                     $($byte => Some(Self::$member),)*
                     _ => None,
                 }
-            }
-
-            /// Its name: lower case, one word.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$member => $text,)* }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.name())
             }
         }
 
@@ -64,39 +54,43 @@ macro_rules! named {
 }
 
 named! {
+    "a primitive"
     /// A collective's data flow. The other primitives are made of these (EPIC, appendix A).
-    Primitive, "a primitive":
-    /// From all ranks to all ranks. Without data it is a barrier.
-    AllReduce = 1 "allreduce",
-    /// From all ranks to one.
-    Reduce = 2 "reduce",
-    /// From one rank to all others.
-    Broadcast = 3 "broadcast",
+    pub enum Primitive {
+        /// From all ranks to all ranks. Without data it is a barrier.
+        AllReduce = 1 => "allreduce",
+        /// From all ranks to one.
+        Reduce = 2 => "reduce",
+        /// From one rank to all others.
+        Broadcast = 3 => "broadcast",
+    }
 }
 
 named! {
+    "an operation"
     /// The operation that reduces two elements to one. castnet-reduce defines each result bit by bit.
-    Operation, "an operation":
-    /// Sum; also if nothing is reduced (Broadcast, barrier).
-    Sum = 1 "sum",
-    /// The smaller.
-    Min = 2 "min",
-    /// The larger.
-    Max = 3 "max",
-    /// Product.
-    Prod = 4 "prod",
-    /// Bitwise and.
-    BitAnd = 5 "bitand",
-    /// Bitwise or.
-    BitOr = 6 "bitor",
-    /// Bitwise exclusive or.
-    BitXor = 7 "bitxor",
-    /// Logical and: 1 if both are not 0.
-    And = 8 "and",
-    /// Logical or: 1 if at least one is not 0.
-    Or = 9 "or",
-    /// Logical exclusive or: 1 if exactly one is not 0.
-    Xor = 10 "xor",
+    pub enum Operation {
+        /// Sum; also if nothing is reduced (Broadcast, barrier).
+        Sum = 1 => "sum",
+        /// The smaller.
+        Min = 2 => "min",
+        /// The larger.
+        Max = 3 => "max",
+        /// Product.
+        Prod = 4 => "prod",
+        /// Bitwise and.
+        BitAnd = 5 => "bitand",
+        /// Bitwise or.
+        BitOr = 6 => "bitor",
+        /// Bitwise exclusive or.
+        BitXor = 7 => "bitxor",
+        /// Logical and: 1 if both are not 0.
+        And = 8 => "and",
+        /// Logical or: 1 if at least one is not 0.
+        Or = 9 => "or",
+        /// Logical exclusive or: 1 if exactly one is not 0.
+        Xor = 10 => "xor",
+    }
 }
 
 impl Operation {
@@ -112,32 +106,34 @@ impl Operation {
 }
 
 named! {
+    "a data type"
     /// The type of an element, little endian in memory and on the wire.
-    DataType, "a data type":
-    /// IEEE 754 single precision.
-    F32 = 1 "f32",
-    /// IEEE 754 half precision.
-    F16 = 2 "f16",
-    /// The upper half of a single precision number.
-    Bf16 = 3 "bf16",
-    /// IEEE 754 double precision.
-    F64 = 4 "f64",
-    /// Signed, 8 bits.
-    I8 = 5 "i8",
-    /// Signed, 16 bits.
-    I16 = 6 "i16",
-    /// Signed, 32 bits.
-    I32 = 7 "i32",
-    /// Signed, 64 bits.
-    I64 = 8 "i64",
-    /// Unsigned, 8 bits.
-    U8 = 9 "u8",
-    /// Unsigned, 16 bits.
-    U16 = 10 "u16",
-    /// Unsigned, 32 bits.
-    U32 = 11 "u32",
-    /// Unsigned, 64 bits.
-    U64 = 12 "u64",
+    pub enum DataType {
+        /// IEEE 754 single precision.
+        F32 = 1 => "f32",
+        /// IEEE 754 half precision.
+        F16 = 2 => "f16",
+        /// The upper half of a single precision number.
+        Bf16 = 3 => "bf16",
+        /// IEEE 754 double precision.
+        F64 = 4 => "f64",
+        /// Signed, 8 bits.
+        I8 = 5 => "i8",
+        /// Signed, 16 bits.
+        I16 = 6 => "i16",
+        /// Signed, 32 bits.
+        I32 = 7 => "i32",
+        /// Signed, 64 bits.
+        I64 = 8 => "i64",
+        /// Unsigned, 8 bits.
+        U8 = 9 => "u8",
+        /// Unsigned, 16 bits.
+        U16 = 10 => "u16",
+        /// Unsigned, 32 bits.
+        U32 = 11 => "u32",
+        /// Unsigned, 64 bits.
+        U64 = 12 => "u64",
+    }
 }
 
 impl DataType {
@@ -227,10 +223,7 @@ impl Call {
     /// The rule that the call breaks.
     pub fn check(&self) -> Result<(), ParseError> {
         const fn broken(rule: &'static str) -> Result<(), ParseError> {
-            Err(ParseError::Rule {
-                header: Header::Control,
-                rule,
-            })
+            Err(ParseError::rule(Header::Control, rule))
         }
         if self.flags.0 & !CallFlags::KNOWN != 0 {
             return Err(unknown("flags", self.flags.0.into()));
@@ -271,10 +264,8 @@ impl Call {
             packets: u32::from_be_bytes([p0, p1, p2, p3]),
         };
         if (z0, z1) != (0, 0) {
-            return Err(unknown(
-                "reserved bytes of a call",
-                u16::from_be_bytes([z0, z1]).into(),
-            ));
+            let value = u16::from_be_bytes([z0, z1]).into();
+            return Err(unknown("reserved bytes of a call", value));
         }
         call.check()?;
         Ok(call)
@@ -398,10 +389,8 @@ impl Control {
                 zero(34, 36)?;
                 zero(56, Self::LEN)?;
                 if other == control.call || (rank, other) < (control.rank, control.call) {
-                    return Err(ParseError::Rule {
-                        header: Header::Control,
-                        rule: "a conflict names two different calls, the lower rank's first",
-                    });
+                    let rule = "a conflict names two different calls, the lower rank's first";
+                    return Err(ParseError::rule(Header::Control, rule));
                 }
                 control.verdict = Verdict::Conflict { rank, call: other };
             }
@@ -470,9 +459,5 @@ impl fmt::Display for Control {
 }
 
 const fn unknown(field: &'static str, value: u32) -> ParseError {
-    ParseError::Field {
-        header: Header::Control,
-        field,
-        value,
-    }
+    ParseError::field(Header::Control, field, value)
 }

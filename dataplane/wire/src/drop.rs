@@ -1,95 +1,77 @@
 //! The reasons for which the switch drops a frame (contract S1).
 
-use core::fmt;
 use core::ops::{Index, IndexMut};
 
-use crate::CounterSet;
+use crate::{CounterSet, names};
 
-macro_rules! drop_reasons {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Why a frame was dropped. Every frame that comes in leaves, is absorbed by a group, or is counted here.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(u8)]
-        pub enum DropReason { $($(#[$doc])* $name,)* }
-
-        impl DropReason {
-            /// All reasons, in the order of their numbers.
-            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
-
-            /// The number of reasons.
-            pub const COUNT: usize = Self::ALL.len();
-
-            /// Its number: an index into counters.
-            pub const fn index(self) -> usize {
-                self as usize
-            }
-
-            /// Its name in tables and metrics: lower case, hyphens.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$name => $text,)* }
-            }
-        }
-    };
+names! {
+    /// Why a frame was dropped. Every frame that comes in leaves, is absorbed by a group, or is counted here. Names are in lower case,
+    /// with hyphens.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[repr(u8)]
+    pub enum DropReason {
+        /// The frame is shorter than its headers require, a header breaks its own rules, or there are more than two VLAN tags.
+        Malformed => "malformed",
+        /// The IPv4 header checksum is wrong.
+        BadIpChecksum => "bad-ip-checksum",
+        /// The ICRC of a frame that would change group state is wrong.
+        BadIcrc => "bad-icrc",
+        /// Longer than the MTU of the port it should leave by.
+        TooLong => "too-long",
+        /// The destination is a group, but the opcode cannot be multicast (READ, atomics, other transports).
+        NotMulticastable => "not-multicastable",
+        /// The destination is a group, and port, address or QPN are not those of a member; or a frame to a host has a group address as
+        /// its source (contract C4).
+        NotMember => "not-member",
+        /// Data to a group from a member that is not its source.
+        NotSource => "not-source",
+        /// Feedback to a group from its own source.
+        FeedbackFromSource => "feedback-from-source",
+        /// An ACK or NAK for a PSN that the source has not sent. Accepting it would lose data silently.
+        AckAhead => "ack-ahead",
+        /// Payload longer than the group's path MTU.
+        OverPmtu => "over-pmtu",
+        /// No route to the destination address.
+        NoRoute => "no-route",
+        /// TTL or hop limit used up.
+        TtlExpired => "ttl-expired",
+        /// The only egress port is the ingress port.
+        SamePort => "same-port",
+        /// A link-local control frame that a bridge must not forward, and that this switch does not read.
+        Reserved => "reserved",
+        /// There is no egress port.
+        NoPort => "no-port",
+        /// The port is down.
+        PortDown => "port-down",
+        /// The port's send queue was full.
+        TxFull => "tx-full",
+        /// The hand-over ring to another worker was full.
+        HandOverFull => "hand-over-full",
+        /// Dropped by a fault injector.
+        Injected => "injected",
+        /// Data of a collective whose control message has not come from that endpoint: the call is unknown.
+        ControlMissing => "control-missing",
+        /// A contribution beyond the slots of the group.
+        EarlyContribution => "early-contribution",
+        /// The calls of the group's ranks differed: the group serves no later collective.
+        GroupFailed => "group-failed",
+        /// The length or position of a contribution does not match the group's path MTU and message length, or the endpoint must not
+        /// contribute now.
+        ContributionMismatch => "contribution-mismatch",
+        /// A result or a contribution that is too old.
+        Stale => "stale",
+        /// A call for reduction in rank order, to a group that is not reproducible.
+        NotReproducible => "not-reproducible",
+    }
 }
 
-drop_reasons! {
-    /// The frame is shorter than its headers require, a header breaks its own rules, or there are more than two VLAN tags.
-    Malformed = "malformed",
-    /// The IPv4 header checksum is wrong.
-    BadIpChecksum = "bad-ip-checksum",
-    /// The ICRC of a frame that would change group state is wrong.
-    BadIcrc = "bad-icrc",
-    /// Longer than the MTU of the port it should leave by.
-    TooLong = "too-long",
-    /// The destination is a group, but the opcode cannot be multicast (READ, atomics, other transports).
-    NotMulticastable = "not-multicastable",
-    /// The destination is a group, and port, address or QPN are not those of a member; or a frame to a host has a group address as
-    /// its source (contract C4).
-    NotMember = "not-member",
-    /// Data to a group from a member that is not its source.
-    NotSource = "not-source",
-    /// Feedback to a group from its own source.
-    FeedbackFromSource = "feedback-from-source",
-    /// An ACK or NAK for a PSN that the source has not sent. Accepting it would lose data silently.
-    AckAhead = "ack-ahead",
-    /// Payload longer than the group's path MTU.
-    OverPmtu = "over-pmtu",
-    /// No route to the destination address.
-    NoRoute = "no-route",
-    /// TTL or hop limit used up.
-    TtlExpired = "ttl-expired",
-    /// The only egress port is the ingress port.
-    SamePort = "same-port",
-    /// A link-local control frame that a bridge must not forward, and that this switch does not read.
-    Reserved = "reserved",
-    /// There is no egress port.
-    NoPort = "no-port",
-    /// The port is down.
-    PortDown = "port-down",
-    /// The port's send queue was full.
-    TxFull = "tx-full",
-    /// The hand-over ring to another worker was full.
-    HandOverFull = "hand-over-full",
-    /// Dropped by a fault injector.
-    Injected = "injected",
-    /// Data of a collective whose control message has not come from that endpoint: the call is unknown.
-    ControlMissing = "control-missing",
-    /// A contribution beyond the slots of the group.
-    EarlyContribution = "early-contribution",
-    /// The calls of the group's ranks differed: the group serves no later collective.
-    GroupFailed = "group-failed",
-    /// The length or position of a contribution does not match the group's path MTU and message length, or the endpoint must not
-    /// contribute now.
-    ContributionMismatch = "contribution-mismatch",
-    /// A result or a contribution that is too old.
-    Stale = "stale",
-    /// A call for reduction in rank order, to a group that is not reproducible.
-    NotReproducible = "not-reproducible",
-}
+impl DropReason {
+    /// The number of reasons.
+    pub const COUNT: usize = Self::ALL.len();
 
-impl fmt::Display for DropReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+    /// Its number: an index into counters.
+    pub const fn index(self) -> usize {
+        self as usize
     }
 }
 

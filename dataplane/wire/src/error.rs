@@ -1,81 +1,49 @@
 //! Errors of parsing and writing frames.
 
-use crate::drop::DropReason;
-use core::fmt;
+use crate::names;
 
-/// The parts of a frame that an error can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Header {
-    /// Ethernet: addresses and EtherType.
-    Ethernet,
-    /// An 802.1Q or 802.1ad tag.
-    Vlan,
-    /// ARP.
-    Arp,
-    /// LLDP.
-    Lldp,
-    /// IPv4.
-    Ipv4,
-    /// IPv6.
-    Ipv6,
-    /// UDP.
-    Udp,
-    /// Base transport header.
-    Bth,
-    /// Datagram extended transport header.
-    Deth,
-    /// RDMA extended transport header.
-    Reth,
-    /// Atomic extended transport header.
-    AtomicEth,
-    /// ACK extended transport header.
-    Aeth,
-    /// Original value in the answer to an atomic.
-    AtomicAckEth,
-    /// Immediate data.
-    Imm,
-    /// Invalidate extended transport header.
-    Ieth,
-    /// The sixteen reserved bytes of a CNP.
-    Cnp,
-    /// Payload and pad.
-    Payload,
-    /// Invariant CRC.
-    Icrc,
-    /// The control message of a collective, a payload.
-    Control,
-}
-
-impl Header {
-    /// The usual name of the header.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ethernet => "Ethernet",
-            Self::Vlan => "802.1Q",
-            Self::Arp => "ARP",
-            Self::Lldp => "LLDP",
-            Self::Ipv4 => "IPv4",
-            Self::Ipv6 => "IPv6",
-            Self::Udp => "UDP",
-            Self::Bth => "BTH",
-            Self::Deth => "DETH",
-            Self::Reth => "RETH",
-            Self::AtomicEth => "AtomicETH",
-            Self::Aeth => "AETH",
-            Self::AtomicAckEth => "AtomicAckETH",
-            Self::Imm => "ImmDt",
-            Self::Ieth => "IETH",
-            Self::Cnp => "CNP",
-            Self::Payload => "payload",
-            Self::Icrc => "ICRC",
-            Self::Control => "control message",
-        }
-    }
-}
-
-impl fmt::Display for Header {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+names! {
+    /// The parts of a frame that an error can name.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Header {
+        /// Ethernet: addresses and EtherType.
+        Ethernet => "Ethernet",
+        /// An 802.1Q or 802.1ad tag.
+        Vlan => "802.1Q",
+        /// ARP.
+        Arp => "ARP",
+        /// LLDP.
+        Lldp => "LLDP",
+        /// IPv4.
+        Ipv4 => "IPv4",
+        /// IPv6.
+        Ipv6 => "IPv6",
+        /// UDP.
+        Udp => "UDP",
+        /// Base transport header.
+        Bth => "BTH",
+        /// Datagram extended transport header.
+        Deth => "DETH",
+        /// RDMA extended transport header.
+        Reth => "RETH",
+        /// Atomic extended transport header.
+        AtomicEth => "AtomicETH",
+        /// ACK extended transport header.
+        Aeth => "AETH",
+        /// Original value in the answer to an atomic.
+        AtomicAckEth => "AtomicAckETH",
+        /// Immediate data.
+        Imm => "ImmDt",
+        /// Invalidate extended transport header.
+        Ieth => "IETH",
+        /// The sixteen reserved bytes of a CNP.
+        Cnp => "CNP",
+        /// Payload and pad.
+        Payload => "payload",
+        /// Invariant CRC.
+        Icrc => "ICRC",
+        /// The control message of a collective, a payload.
+        Control => "control message",
     }
 }
 
@@ -125,6 +93,27 @@ pub enum ParseError {
 }
 
 impl ParseError {
+    pub(crate) const fn short(header: Header, need: usize, have: usize) -> Self {
+        Self::Short { header, need, have }
+    }
+
+    pub(crate) const fn field(header: Header, field: &'static str, value: u32) -> Self {
+        Self::Field { header, field, value }
+    }
+
+    pub(crate) const fn length(header: Header, field: &'static str, said: usize, found: usize) -> Self {
+        Self::Length {
+            header,
+            field,
+            said,
+            found,
+        }
+    }
+
+    pub(crate) const fn rule(header: Header, rule: &'static str) -> Self {
+        Self::Rule { header, rule }
+    }
+
     /// The header with the error. A frame whose error lies above Ethernet can still be switched by its addresses.
     pub const fn header(&self) -> Header {
         match *self {
@@ -133,11 +122,6 @@ impl ParseError {
             | Self::Length { header, .. }
             | Self::Rule { header, .. } => header,
         }
-    }
-
-    /// The drop reason under which a frame with this error is counted.
-    pub const fn reason(&self) -> DropReason {
-        DropReason::Malformed
     }
 }
 
@@ -172,14 +156,18 @@ pub enum EmitError {
     },
 }
 
+impl EmitError {
+    pub(crate) const fn no_room(header: Header, need: usize, have: usize) -> Self {
+        Self::NoRoom { header, need, have }
+    }
+}
+
 /// Returns the first `N` bytes of `bytes`, or an error with `header`.
 #[inline]
 pub(crate) fn chunk<const N: usize>(bytes: &[u8], header: Header) -> Result<&[u8; N], ParseError> {
-    bytes.first_chunk().ok_or(ParseError::Short {
-        header,
-        need: N,
-        have: bytes.len(),
-    })
+    bytes
+        .first_chunk()
+        .ok_or(ParseError::short(header, N, bytes.len()))
 }
 
 /// Copies a header to the start of `out` and returns its length.
@@ -188,12 +176,8 @@ pub(crate) fn put<const N: usize>(
     header: Header,
     bytes: &[u8; N],
 ) -> Result<usize, EmitError> {
-    let have = out.len();
-    let room = out.first_chunk_mut::<N>().ok_or(EmitError::NoRoom {
-        header,
-        need: N,
-        have,
-    })?;
+    let full = EmitError::no_room(header, N, out.len());
+    let room = out.first_chunk_mut::<N>().ok_or(full)?;
     *room = *bytes;
     Ok(N)
 }

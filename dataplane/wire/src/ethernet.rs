@@ -11,8 +11,6 @@ pub const ETHERTYPE_ARP: u16 = 0x0806;
 pub const ETHERTYPE_VLAN: u16 = 0x8100;
 /// EtherType of IPv6.
 pub const ETHERTYPE_IPV6: u16 = 0x86DD;
-/// EtherType of MAC control: PAUSE and PFC.
-pub const ETHERTYPE_MAC_CONTROL: u16 = 0x8808;
 /// EtherType of an 802.1ad service tag.
 pub const ETHERTYPE_SERVICE_VLAN: u16 = 0x88A8;
 /// EtherType of LLDP.
@@ -30,6 +28,17 @@ pub const MACS_LEN: usize = 12;
 pub const SRC_AT: usize = 6;
 /// Offset of the EtherType, or of the outer tag.
 pub const ETHERTYPE_AT: usize = MACS_LEN;
+
+/// Writes both Ethernet addresses. Returns false, with nothing changed, if `head` is too short.
+#[inline]
+pub fn set_macs(head: &mut [u8], dst: MacAddr, src: MacAddr) -> bool {
+    let Some(addresses) = head.first_chunk_mut::<MACS_LEN>() else {
+        return false;
+    };
+    addresses[..SRC_AT].copy_from_slice(&dst.0);
+    addresses[SRC_AT..].copy_from_slice(&src.0);
+    true
+}
 
 /// An 802.1Q or 802.1ad tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,10 +125,7 @@ impl Ethernet {
         let mut length = Self::LEN;
         while is_tag(ethernet.ethertype) {
             if length == Self::LEN + TAGS_MAX * VlanTag::LEN {
-                return Err(ParseError::Rule {
-                    header: Header::Vlan,
-                    rule: "more than two tags",
-                });
+                return Err(ParseError::rule(Header::Vlan, "more than two tags"));
             }
             let [c0, c1, t0, t1] = *chunk(bytes.get(length..).unwrap_or_default(), Header::Vlan)?;
             let tag = VlanTag::from_words(ethernet.ethertype, u16::from_be_bytes([c0, c1]));

@@ -47,28 +47,15 @@ impl Ipv4 {
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
         let b: &[u8; Self::LEN] = chunk(bytes, Header::Ipv4)?;
         if b[0] >> 4 != 4 {
-            let value = u32::from(b[0] >> 4);
-            return Err(ParseError::Field {
-                header: Header::Ipv4,
-                field: "version",
-                value,
-            });
+            return Err(ParseError::field(Header::Ipv4, "version", u32::from(b[0] >> 4)));
         }
         let length = usize::from(b[0] & 0xF) * 4;
         if length < Self::LEN {
             let value = u32::from(b[0] & 0xF);
-            return Err(ParseError::Field {
-                header: Header::Ipv4,
-                field: "header length",
-                value,
-            });
+            return Err(ParseError::field(Header::Ipv4, "header length", value));
         }
         if bytes.len() < length {
-            return Err(ParseError::Short {
-                header: Header::Ipv4,
-                need: length,
-                have: bytes.len(),
-            });
+            return Err(ParseError::short(Header::Ipv4, length, bytes.len()));
         }
         let header = Self {
             tos: b[1],
@@ -82,12 +69,7 @@ impl Ipv4 {
         };
         let said = usize::from(header.total_len);
         if said < length {
-            return Err(ParseError::Length {
-                header: Header::Ipv4,
-                field: "total length",
-                said,
-                found: length,
-            });
+            return Err(ParseError::length(Header::Ipv4, "total length", said, length));
         }
         Ok((header, length))
     }

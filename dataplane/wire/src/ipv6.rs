@@ -39,11 +39,7 @@ impl Ipv6 {
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
         if first >> 28 != 6 {
-            return Err(ParseError::Field {
-                header: Header::Ipv6,
-                field: "version",
-                value: first >> 28,
-            });
+            return Err(ParseError::field(Header::Ipv6, "version", first >> 28));
         }
         Ok(Self {
             traffic_class: (first >> 20) as u8,

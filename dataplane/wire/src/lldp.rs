@@ -77,12 +77,8 @@ const NAME: [u8; 2] = [7, 5];
 /// The most bytes of a text (802.1AB 8.5).
 const TEXT_MAX: usize = 255;
 
-fn short(need: usize, have: usize) -> ParseError {
-    ParseError::Short {
-        header: Header::Lldp,
-        need,
-        have,
-    }
+const fn short(need: usize, have: usize) -> ParseError {
+    ParseError::short(Header::Lldp, need, have)
 }
 
 /// Splits off the first TLV. Returns its kind, its value and the bytes behind it.
@@ -119,11 +115,11 @@ fn mandatory(bytes: &[u8], wanted: u8) -> Result<(&[u8], &[u8]), ParseError> {
     if kind == wanted {
         Ok((value, rest))
     } else {
-        Err(ParseError::Field {
-            header: Header::Lldp,
-            field: "order of TLVs, type",
-            value: kind.into(),
-        })
+        Err(ParseError::field(
+            Header::Lldp,
+            "order of TLVs, type",
+            kind.into(),
+        ))
     }
 }
 
@@ -186,12 +182,8 @@ impl Writer<'_> {
     fn tlv(&mut self, kind: u8, subtype: &[u8], value: &[u8]) -> Result<(), EmitError> {
         let length = subtype.len() + value.len();
         let (have, need) = (self.out.len() - self.at, 2 + length);
-        let room = EmitError::NoRoom {
-            header: Header::Lldp,
-            need,
-            have,
-        };
-        let space = self.out.get_mut(self.at..self.at + need).ok_or(room)?;
+        let full = EmitError::no_room(Header::Lldp, need, have);
+        let space = self.out.get_mut(self.at..self.at + need).ok_or(full)?;
         space[0] = kind << 1 | (length >> 8) as u8;
         space[1] = length as u8;
         space[2..2 + subtype.len()].copy_from_slice(subtype);

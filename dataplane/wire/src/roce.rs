@@ -309,34 +309,21 @@ fn parse_ipv4(
     }
     if length != Ipv4::LEN {
         let value = length as u32 / 4;
-        return Err(ParseError::Field {
-            header: Header::Ipv4,
-            field: "RoCE behind header length",
+        return Err(ParseError::field(
+            Header::Ipv4,
+            "RoCE behind header length",
             value,
-        });
+        ));
     }
     if header.is_fragment() {
         let value = header.flags_frag.into();
-        return Err(ParseError::Field {
-            header: Header::Ipv4,
-            field: "RoCE in fragments, flags",
-            value,
-        });
+        return Err(ParseError::field(Header::Ipv4, "RoCE in fragments, flags", value));
     }
     let ip = IpAddrs::V4 {
         src: header.src,
         dst: header.dst,
     };
-    parse_roce(
-        head,
-        Below {
-            l3,
-            ip,
-            tos: header.tos,
-            l4,
-            end,
-        },
-    )
+    parse_roce(head, (l3, l4, end), ip, header.tos)
 }
 
 fn parse_ipv6(
@@ -357,16 +344,7 @@ fn parse_ipv6(
         src: header.src,
         dst: header.dst,
     };
-    parse_roce(
-        head,
-        Below {
-            l3,
-            ip,
-            tos: header.traffic_class,
-            l4,
-            end,
-        },
-    )
+    parse_roce(head, (l3, l4, end), ip, header.traffic_class)
 }
 
 /// Returns the offset at which the datagram ends that begins at `l3` and has `said` bytes. Bytes after it are Ethernet padding.
@@ -382,12 +360,7 @@ fn datagram_end(
     if said <= found {
         Ok(l3 + said)
     } else {
-        Err(ParseError::Length {
-            header,
-            field,
-            said,
-            found,
-        })
+        Err(ParseError::length(header, field, said, found))
     }
 }
 
@@ -400,27 +373,18 @@ fn is_roce(head: &[u8], l4: usize, end: usize) -> bool {
     udp.is_some_and(|b| u16::from_be_bytes([b[2], b[3]]) == ROCE_PORT)
 }
 
-/// What the headers below UDP contain.
-struct Below {
-    l3: usize,
+/// Reads the headers from UDP on. `l3`, `l4` and `end` are the offsets of the IP header, the UDP header and the end of the datagram.
+#[inline(always)]
+fn parse_roce(
+    head: &[u8],
+    (l3, l4, end): (usize, usize, usize),
     ip: IpAddrs,
     tos: u8,
-    l4: usize,
-    end: usize,
-}
-
-#[inline(always)]
-fn parse_roce(head: &[u8], below: Below) -> Result<Parsed, ParseError> {
-    let Below { l3, ip, tos, l4, end } = below;
+) -> Result<Parsed, ParseError> {
     let udp = Udp::parse(head.get(l4..).unwrap_or_default())?;
     let (said, found) = (usize::from(udp.length), end - l4);
     if said != found {
-        return Err(ParseError::Length {
-            header: Header::Udp,
-            field: "length",
-            said,
-            found,
-        });
+        return Err(ParseError::length(Header::Udp, "length", said, found));
     }
 
     let bth_at = l4 + Udp::LEN;
@@ -430,45 +394,22 @@ fn parse_roce(head: &[u8], below: Below) -> Result<Parsed, ParseError> {
 
     let (need, have) = (info.header_len() + ICRC_LEN, end - bth_at);
     let Some(body) = have.checked_sub(need) else {
-        return Err(ParseError::Short {
-            header: Header::Icrc,
-            need,
-            have,
-        });
+        return Err(ParseError::short(Header::Icrc, need, have));
     };
     let pad = usize::from(bth.pad);
     if !info.has_payload && body != 0 {
-        return Err(ParseError::Length {
-            header: Header::Payload,
-            field: "its opcode",
-            said: 0,
-            found: body,
-        });
+        return Err(ParseError::length(Header::Payload, "its opcode", 0, body));
     }
     if pad > body {
-        return Err(ParseError::Length {
-            header: Header::Bth,
-            field: "pad count",
-            said: pad,
-            found: body,
-        });
+        return Err(ParseError::length(Header::Bth, "pad count", pad, body));
     }
     if body % 4 != 0 {
-        let value = body as u32;
-        return Err(ParseError::Field {
-            header: Header::Payload,
-            field: "length with pad",
-            value,
-        });
+        return Err(ParseError::field(Header::Payload, "length with pad", body as u32));
     }
 
-    let (need, have) = (info.header_len(), packet.len());
+    let need = info.header_len();
     let Some(ext) = packet.get(Bth::LEN..need) else {
-        return Err(ParseError::Short {
-            header: Header::Bth,
-            need,
-            have,
-        });
+        return Err(ParseError::short(Header::Bth, need, packet.len()));
     };
     let ext = if ext.is_empty() {
         ExtHeaders::NONE
@@ -525,12 +466,8 @@ fn read_ext(headers: Headers, bytes: &[u8]) -> Result<ExtHeaders, ParseError> {
 
 #[inline(always)]
 fn take<'a, const N: usize>(rest: &mut &'a [u8], header: Header) -> Result<&'a [u8; N], ParseError> {
-    let have = rest.len();
-    let (first, after) = rest.split_first_chunk().ok_or(ParseError::Short {
-        header,
-        need: N,
-        have,
-    })?;
+    let short = ParseError::short(header, N, rest.len());
+    let (first, after) = rest.split_first_chunk().ok_or(short)?;
     *rest = after;
     Ok(first)
 }

@@ -39,12 +39,7 @@ impl Udp {
         };
         let said = usize::from(udp.length);
         if said < Self::LEN {
-            return Err(ParseError::Length {
-                header: Header::Udp,
-                field: "length",
-                said,
-                found: Self::LEN,
-            });
+            return Err(ParseError::length(Header::Udp, "length", said, Self::LEN));
         }
         Ok(udp)
     }

@@ -9,6 +9,8 @@
 pub mod driver;
 pub mod endpoint;
 pub mod engine;
+#[path = "../../../dataplane/wire/tests/wire/in_place.rs"]
+mod in_place;
 pub mod multicast;
 pub mod translated;
 mod wire;

@@ -1,12 +1,13 @@
 //! Frames: parsing, writing, rewriting, ICRC.
 
 use crate::driver::reached;
+use crate::in_place::RoceV4Mut;
 use castnet_wire::ethernet::{ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN};
 use castnet_wire::icrc::{self, HeaderDelta, shift};
 use castnet_wire::ipv4::ChecksumDelta;
 use castnet_wire::{
     Arp, Bth, Control, Ethernet, ExtHeaders, FrameBuf, Header, IpAddrs, Ipv4, Ipv6, Lldp, Network, Parsed,
-    Psn, Qpn, Reth, RoceHeader, RoceV4Mut, Udp, describe, emit_roce, ipv4, parse_frame, parse_network,
+    Psn, Qpn, Reth, RoceHeader, Udp, describe, emit_roce, ipv4, parse_frame, parse_network,
 };
 use std::mem::discriminant;
 

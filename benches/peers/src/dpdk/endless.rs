@@ -89,7 +89,7 @@ fn steps(payload: usize) -> [u32; 24] {
     let after = Shift::by_bytes(payload);
     std::array::from_fn(|ones| {
         let flipped = Psn::new((2 << ones) - 1);
-        HeaderDelta::psn(Psn::new(0), flipped).change(&after)
+        after.apply(HeaderDelta::psn(Psn::new(0), flipped).at_bth())
     })
 }
 

@@ -7,7 +7,7 @@ use crate::bridge::Bridging;
 use crate::egress::Egress;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::cx::Cx;
-use castnet_wire::rewrite::set_macs;
+use castnet_wire::ethernet::set_macs;
 
 impl Bridging<'_> {
     /// Handles one ARP packet.

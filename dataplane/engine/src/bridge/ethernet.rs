@@ -14,7 +14,7 @@ use crate::output::cx::Cx;
 use crate::port_set::PortSet;
 use crate::tables::fdb::Learned;
 use crate::tables::route::{Flow, Routed};
-use castnet_wire::rewrite::set_macs;
+use castnet_wire::ethernet::set_macs;
 
 /// IP protocol number of TCP.
 const PROTOCOL_TCP: u8 = 6;
@@ -34,7 +34,7 @@ impl Bridging<'_> {
     pub(crate) fn bridge<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, frame: E::Buf) -> Verdict {
         let (ethernet, l3) = match Ethernet::parse(frame.head()) {
             Ok(parsed) => parsed,
-            Err(error) => return cx.drop(Stage::Parse, error.reason(), || error.to_string()),
+            Err(error) => return cx.drop(Stage::Parse, DropReason::Malformed, || error.to_string()),
         };
         if is_reserved(ethernet.dst) {
             return cx.drop(Stage::Switch, DropReason::Reserved, || {
@@ -209,7 +209,7 @@ impl Bridging<'_> {
         let packet = frame.head().get(l3..).unwrap_or_default();
         let (ip, header_len) = match Ipv4::parse(packet) {
             Ok(parsed) => parsed,
-            Err(error) => return cx.drop(Stage::Route, error.reason(), || error.to_string()),
+            Err(error) => return cx.drop(Stage::Route, DropReason::Malformed, || error.to_string()),
         };
         if !frame.checksum_good() && !ipv4::checksum_is_right(packet) {
             return cx.drop(Stage::Route, DropReason::BadIpChecksum, || {

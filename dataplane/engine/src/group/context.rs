@@ -1,233 +1,66 @@
 //! A group of any kind, as installed under a McstID.
 //!
-//! A new kind needs an implementation of [`Kind`] and a line in the list of [`kinds!`].
+//! A new kind needs an implementation of [`Kind`] and a line in each enum and `match` of this file.
 
 use core::net::Ipv4Addr;
 
 use castnet_rules::{GroupKind, GroupRule};
-use castnet_wire::{MacAddr, McstId, Nanos, PortId, RoceHeader};
+use castnet_wire::{MacAddr, McstId};
 
 use crate::config::PortInfo;
-use crate::egress::Egress;
-use crate::group::collective::{Collective, CollectiveGroupStatus};
+use crate::group::collective::{self, Collective, CollectiveGroupStatus};
 use crate::group::forwarding::{Forwarding, ForwardingStatus};
-use crate::group::install::{InstallError, port_count};
+use crate::group::install::{self, InstallError, port_count};
 use crate::group::kind::Kind;
 use crate::group::multicast::context::{Group, GroupStatus};
-use crate::group::services::Services;
-use crate::observe::counters::CountersSnapshot;
-use crate::observe::trace::{Observer, Off, Verdict};
-use crate::output::cx::Cx;
-use crate::tables::next_hops::{NextHops, NextHopsFull};
 
-/// Defines the two enums over all kinds, and functions that dispatch to the implementation of [`Kind`].
-macro_rules! kinds {
-    ($($(#[$doc:meta])* $kind:ident($group:ty, $status:ident) runs $rule:ident,)*) => {
-        /// One group on a switch: endpoints, state and counters (EPIC 4.1).
-        #[derive(Debug)]
-        pub enum Context {
-            $($(#[$doc])* $kind($group),)*
-        }
+/// One group on a switch: endpoints, state and counters (EPIC 4.1).
+#[derive(Debug)]
+pub enum Context {
+    /// One source, many receivers (Cepheus).
+    Multicast(Box<Group>),
+    /// A collective: contributions are aggregated here (EPIC).
+    Collective(Collective),
+    /// Two endpoints. Frames of each endpoint go to the other one.
+    Forwarding(Box<Forwarding>),
+}
 
-        /// A group, for display.
-        #[derive(Clone, Debug, PartialEq, Eq)]
-        pub enum ContextStatus {
-            $($(#[$doc])* $kind($status),)*
-        }
+/// A group, for display.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContextStatus {
+    /// The state of a multicast group.
+    Multicast(GroupStatus),
+    /// The state of a collective group.
+    Collective(CollectiveGroupStatus),
+    /// The state of a forwarding group.
+    Forwarding(ForwardingStatus),
+}
 
-        $(impl From<$group> for Context {
-            fn from(group: $group) -> Self {
-                Self::$kind(group)
-            }
-        })*
-
-        impl ContextStatus {
-            /// The rule that runs, endpoints in the group's own order.
-            pub const fn rule(&self) -> &GroupRule {
-                match self {
-                    $(Self::$kind(status) => &status.rule,)*
-                }
-            }
-        }
-
-        /// See [`Kind::OVERHEAD`].
-        fn overhead(kind: &GroupKind) -> usize {
-            match kind {
-                $(GroupKind::$rule(_) => <$group as Kind>::OVERHEAD,)*
-            }
-        }
-
-        impl Context {
-            /// Checks `rule` for a switch with these ports and builds the group. Allocates all memory of the group, so call it
-            /// outside the worker threads.
-            ///
-            /// # Errors
-            /// [`InstallError::Faults`], [`InstallError::NoPort`], [`InstallError::NoMac`] or [`InstallError::MtuTooSmall`].
-            pub fn compile(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
-                check(rule, ports)?;
-                let rule = rule.clone().in_order();
-                Ok(match rule.kind.clone() {
-                    $(GroupKind::$rule(kind) => Self::$kind(Kind::new(rule, &kind)),)*
-                })
-            }
-
-            /// Builds the group without memory for payload, for a [dry run](crate::DryRun).
-            ///
-            /// # Errors
-            /// The errors of [`Context::compile`].
-            pub fn compile_dry(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
-                check(rule, ports)?;
-                let rule = rule.clone().in_order();
-                Ok(match rule.kind.clone() {
-                    $(GroupKind::$rule(kind) => Self::$kind(Kind::without_payload(rule, &kind)),)*
-                })
-            }
-
-            /// See [`Kind::copy_state`].
-            pub(crate) fn copy_state(&mut self, of: &Self) {
-                match (self, of) {
-                    $((Self::$kind(group), Self::$kind(of)) => group.copy_state(of),)*
-                    _ => debug_assert!(false, "both groups have the same rule"),
-                }
-            }
-
-            /// The running rule. Its endpoints are in the order of their ports, or of the lowest ranks behind them.
-            pub fn rule(&self) -> &GroupRule {
-                match self {
-                    $(Self::$kind(group) => Kind::rule(group),)*
-                }
-            }
-
-            /// Bytes of group memory that the group uses.
-            pub fn memory_bytes(&self) -> usize {
-                match self {
-                    $(Self::$kind(group) => Kind::memory_bytes(group),)*
-                }
-            }
-
-            /// The whole state of the group, for display. Allocates.
-            pub fn status(&self) -> ContextStatus {
-                match self {
-                    $(Self::$kind(group) => ContextStatus::$kind(Kind::status(group)),)*
-                }
-            }
-
-            /// See [`Kind::bind`].
-            pub(crate) fn bind(
-                &mut self,
-                next_hops: &mut NextHops,
-                own: Option<Ipv4Addr>,
-            ) -> Result<(), NextHopsFull> {
-                match self {
-                    $(Self::$kind(group) => group.bind(next_hops, own),)*
-                }
-            }
-
-            /// See [`Kind::unbind`].
-            pub(crate) fn unbind(&self, next_hops: &mut NextHops) {
-                match self {
-                    $(Self::$kind(group) => group.unbind(next_hops),)*
-                }
-            }
-
-            /// See [`Kind::prefetch`].
-            #[inline(always)]
-            pub(crate) fn prefetch(&self, step: usize, ingress: PortId) {
-                match self {
-                    $(Self::$kind(group) => Kind::prefetch(group, step, ingress),)*
-                }
-            }
-
-            /// See [`Kind::note_dropped`].
-            pub(crate) fn note_dropped(&mut self) {
-                match self {
-                    $(Self::$kind(group) => group.note_dropped(),)*
-                }
-            }
-
-            /// See [`Kind::snapshot`].
-            pub(crate) fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
-                match self {
-                    $(Self::$kind(group) => group.snapshot(into),)*
-                }
-            }
-        }
-
-        impl Context {
-            /// See [`Kind::fast_frames`].
-            #[inline(always)]
-            pub(crate) fn fast_frames<E: Egress>(
-                &mut self,
-                services: &mut Services,
-                cx: &mut Cx<'_, E, Off>,
-                slot: u32,
-                frames: &mut impl Iterator<Item = E::Buf>,
-            ) -> Option<E::Buf> {
-                match self {
-                    $(Self::$kind(group) => Kind::fast_frames(group, services, cx, slot, frames),)*
-                }
-            }
-
-            /// See [`Kind::frame`].
-            #[inline(always)]
-            pub(crate) fn frame<E: Egress, O: Observer>(
-                &mut self,
-                services: &mut Services,
-                cx: &mut Cx<'_, E, O>,
-                slot: u32,
-                header: &RoceHeader,
-                src: Ipv4Addr,
-                frame: E::Buf,
-            ) -> Verdict {
-                match self {
-                    $(Self::$kind(group) => group.frame(services, cx, slot, header, src, frame),)*
-                }
-            }
-
-            /// See [`Kind::timeout`].
-            pub(crate) fn timeout<E: Egress, O: Observer>(
-                &mut self,
-                services: &mut Services,
-                cx: &mut Cx<'_, E, O>,
-                slot: u32,
-            ) {
-                match self {
-                    $(Self::$kind(group) => group.timeout(services, cx, slot),)*
-                }
-            }
-
-            /// See [`Kind::emit`].
-            pub(crate) fn emit<E: Egress, O: Observer>(
-                &mut self,
-                services: &mut Services,
-                cx: &mut Cx<'_, E, O>,
-                slot: u32,
-            ) {
-                match self {
-                    $(Self::$kind(group) => group.emit(services, cx, slot),)*
-                }
-            }
-
-            /// See [`Kind::resume`].
-            pub(crate) fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
-                match self {
-                    $(Self::$kind(group) => group.resume(services, now, slot),)*
-                }
-            }
+/// Evaluates an expression for a group of any kind: an implementation of [`Kind`].
+macro_rules! with_group {
+    ($context:expr, $group:ident => $result:expr) => {
+        match $context {
+            $crate::group::context::Context::Multicast($group) => $result,
+            $crate::group::context::Context::Collective(group) => match group {
+                $crate::group::collective::Collective::Narrow($group) => $result,
+                $crate::group::collective::Collective::Wide($group) => $result,
+            },
+            $crate::group::context::Context::Forwarding($group) => $result,
         }
     };
 }
-
-kinds! {
-    /// One source, many receivers (Cepheus).
-    Multicast(Box<Group>, GroupStatus) runs Multicast,
-    /// A collective: contributions are aggregated here (EPIC).
-    Collective(Collective, CollectiveGroupStatus) runs Translated,
-    /// Two endpoints. Frames of each endpoint go to the other one.
-    Forwarding(Box<Forwarding>, ForwardingStatus) runs Forwarding,
-}
+pub(crate) use with_group;
 
 impl ContextStatus {
+    /// The rule that runs, endpoints in the group's own order.
+    pub const fn rule(&self) -> &GroupRule {
+        match self {
+            Self::Multicast(status) => &status.rule,
+            Self::Collective(status) => &status.rule,
+            Self::Forwarding(status) => &status.rule,
+        }
+    }
+
     /// The status, if the group multicasts.
     pub const fn multicast(&self) -> Option<&GroupStatus> {
         match self {
@@ -246,6 +79,33 @@ impl ContextStatus {
 }
 
 impl Context {
+    /// Checks `rule` for a switch with these ports and builds the group. Allocates all memory of the group, so call it outside the
+    /// worker threads.
+    ///
+    /// # Errors
+    /// [`InstallError::Faults`], [`InstallError::NoPort`], [`InstallError::NoMac`] or [`InstallError::MtuTooSmall`].
+    pub fn compile(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
+        Self::build(rule, ports, true)
+    }
+
+    /// Builds the group without memory for payload, for a [dry run](crate::DryRun).
+    ///
+    /// # Errors
+    /// The errors of [`Context::compile`].
+    pub fn compile_dry(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
+        Self::build(rule, ports, false)
+    }
+
+    fn build(rule: &GroupRule, ports: &[PortInfo], payload: bool) -> Result<Self, InstallError> {
+        check(rule, ports)?;
+        let rule = rule.clone().in_order();
+        Ok(match rule.kind.clone() {
+            GroupKind::Multicast(kind) => Self::Multicast(Group::new(rule, &kind)),
+            GroupKind::Translated(kind) => Self::Collective(Collective::new(rule, &kind, payload)),
+            GroupKind::Forwarding(_) => Self::Forwarding(Forwarding::new(rule)),
+        })
+    }
+
     /// Returns the bytes of group memory for a rule whose kind reserves memory for slots, without allocating them. `None` for other
     /// kinds: their size is known only after compilation.
     ///
@@ -256,6 +116,31 @@ impl Context {
             0 => Ok(None),
             bytes => check(rule, ports).map(|()| Some(bytes as usize)),
         }
+    }
+
+    /// Copies the state that decides what happens to a frame, without payload, from a group of the same rule. Allocates no memory.
+    pub(crate) fn copy_state(&mut self, of: &Self) {
+        match (self, of) {
+            (Self::Multicast(group), Self::Multicast(of)) => group.copy_state(of),
+            (Self::Collective(group), Self::Collective(of)) => group.copy_state(of),
+            // A forwarding group has no such state.
+            _ => {}
+        }
+    }
+
+    /// The running rule. Its endpoints are in the order of their ports, or of the lowest ranks behind them.
+    pub fn rule(&self) -> &GroupRule {
+        with_group!(self, group => group.rule())
+    }
+
+    /// Bytes of group memory that the group uses.
+    pub fn memory_bytes(&self) -> usize {
+        with_group!(self, group => group.memory_bytes())
+    }
+
+    /// The whole state of the group, for display. Allocates.
+    pub fn status(&self) -> ContextStatus {
+        with_group!(self, group => group.status())
     }
 
     /// Its address.
@@ -296,7 +181,11 @@ fn check(rule: &GroupRule, ports: &[PortInfo]) -> Result<(), InstallError> {
     if !faults.is_empty() {
         return Err(InstallError::Faults(faults));
     }
-    let (pmtu, need) = (rule.pmtu.bytes(), rule.pmtu.bytes() + overhead(&rule.kind));
+    let overhead = match rule.kind {
+        GroupKind::Multicast(_) | GroupKind::Forwarding(_) => install::OVERHEAD,
+        GroupKind::Translated(_) => collective::OVERHEAD,
+    };
+    let (pmtu, need) = (rule.pmtu.bytes(), rule.pmtu.bytes() + overhead);
     for (i, endpoint) in rule.endpoints.iter().enumerate() {
         let Some(port) = ports.iter().find(|p| p.id == endpoint.port) else {
             return Err(InstallError::NoPort {

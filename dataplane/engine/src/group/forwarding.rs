@@ -3,13 +3,13 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_rules::{ForwardingRule, GroupRule, NextHop};
+use castnet_rules::{GroupRule, NextHop};
 use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, RoceHeader};
 
 use crate::address;
 use crate::egress::Egress;
 use crate::group::classify;
-use crate::group::install;
+use crate::group::context::ContextStatus;
 use crate::group::install::{macs, rule_bytes};
 use crate::group::kind::Kind;
 use crate::group::lookup::LookupTable;
@@ -48,6 +48,23 @@ pub struct ForwardingStatus {
 }
 
 impl Forwarding {
+    /// Builds the group of a checked rule whose endpoints are in order.
+    pub(crate) fn new(rule: GroupRule) -> Box<Self> {
+        // The rule has been checked: it has exactly two endpoints.
+        let ends = [&rule.endpoints[0], &rule.endpoints[1]];
+        Box::new(Self {
+            table: LookupTable::of_all(&rule, None),
+            destinations: ends.map(PathDestination::new),
+            counters: ForwardingCounters::default(),
+            endpoints: ends.map(|endpoint| ForwardingEndpoint {
+                port: endpoint.port,
+                frames_in: 0,
+                frames_out: 0,
+            }),
+            rule,
+        })
+    }
+
     /// Returns the index of the endpoint that sent a frame, or the reason for its drop.
     fn admit(
         &self,
@@ -91,27 +108,6 @@ impl Forwarding {
 }
 
 impl Kind for Box<Forwarding> {
-    type Rule = ForwardingRule;
-    type Status = ForwardingStatus;
-
-    const OVERHEAD: usize = install::OVERHEAD;
-
-    fn new(rule: GroupRule, _: &ForwardingRule) -> Self {
-        // The rule has been checked: it has exactly two endpoints.
-        let ends = [&rule.endpoints[0], &rule.endpoints[1]];
-        Box::new(Forwarding {
-            table: LookupTable::of_all(&rule, None),
-            destinations: ends.map(PathDestination::new),
-            counters: ForwardingCounters::default(),
-            endpoints: ends.map(|endpoint| ForwardingEndpoint {
-                port: endpoint.port,
-                frames_in: 0,
-                frames_out: 0,
-            }),
-            rule,
-        })
-    }
-
     fn rule(&self) -> &GroupRule {
         &self.rule
     }
@@ -185,12 +181,12 @@ impl Kind for Box<Forwarding> {
         into.forwarding.add(&self.rule, self.counters, endpoints)
     }
 
-    fn status(&self) -> ForwardingStatus {
-        ForwardingStatus {
+    fn status(&self) -> ContextStatus {
+        ContextStatus::Forwarding(ForwardingStatus {
             rule: self.rule.clone(),
             counters: self.counters,
             endpoints: self.endpoints.to_vec(),
             memory_bytes: self.memory_bytes(),
-        }
+        })
     }
 }

@@ -9,6 +9,7 @@ use castnet_wire::{Nanos, PortId, RoceHeader};
 
 use super::services::Services;
 use crate::egress::Egress;
+use crate::group::context::ContextStatus;
 use crate::observe::counters::CountersSnapshot;
 use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
@@ -27,27 +28,7 @@ impl Prefetch for EnginePrefetch {
 /// The functions of a kind of group: memory, frames, timers and reports. `docs/new-kind.md` explains them by an example.
 ///
 /// The argument `slot` is the slot of the group in the table of groups. Timers are armed for a slot.
-pub(crate) trait Kind: Sized {
-    /// Its section of the rule.
-    type Rule;
-    /// Its state, for display.
-    type Status;
-
-    /// Bytes from IP header to ICRC around the payload of the largest packet.
-    const OVERHEAD: usize;
-
-    /// Builds the group of a checked rule whose endpoints are [in order](GroupRule::in_order). Allocates all memory that the group
-    /// needs during its life.
-    fn new(rule: GroupRule, kind: &Self::Rule) -> Self;
-
-    /// Builds the group without memory for payload, for a dry run.
-    fn without_payload(rule: GroupRule, kind: &Self::Rule) -> Self {
-        Self::new(rule, kind)
-    }
-
-    /// Copies the state that decides what happens to a frame, without payload, from a group of the same rule. Allocates no memory.
-    fn copy_state(&mut self, _of: &Self) {}
-
+pub(crate) trait Kind {
     /// The running rule.
     fn rule(&self) -> &GroupRule;
 
@@ -105,5 +86,5 @@ pub(crate) trait Kind: Sized {
     fn snapshot(&self, into: &mut CountersSnapshot) -> bool;
 
     /// The whole state of the group, for display. Allocates.
-    fn status(&self) -> Self::Status;
+    fn status(&self) -> ContextStatus;
 }

@@ -7,9 +7,9 @@
 use core::net::Ipv4Addr;
 
 use castnet_rules::Endpoint;
+use castnet_wire::ethernet::set_macs;
 use castnet_wire::icrc::{self, HeaderDelta, Shift};
 use castnet_wire::layout::{DEST_QP, DST, IPV4_CHECKSUM, PACKET_HEADERS, SRC, UDP_CHECKSUM};
-use castnet_wire::rewrite::set_macs;
 use castnet_wire::{FrameBuf, PortId, Qpn, Reth, RoceHeader};
 
 use crate::output::{Output, Ports};

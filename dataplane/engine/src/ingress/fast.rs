@@ -12,6 +12,8 @@ use castnet_wire::{BATCH, Batch, FrameBuf, PortId};
 
 use crate::egress::Egress;
 use crate::engine::Engine;
+use crate::group::context::with_group;
+use crate::group::kind::Kind;
 use crate::group::table::NO_GROUP;
 use crate::observe::trace::Off;
 use crate::output::cx::Cx;
@@ -42,7 +44,9 @@ impl Engine {
             let same = slots.iter().take_while(|other| **other == slot).count();
             let mut same_group = frames.by_ref().take(same);
             while let Some(frame) = match self.groups.at_mut(slot) {
-                Some(group) => group.fast_frames(&mut self.services, cx, slot, &mut same_group),
+                Some(group) => {
+                    with_group!(group, group => group.fast_frames(&mut self.services, cx, slot, &mut same_group))
+                }
                 None => same_group.next(),
             } {
                 self.slow(cx, frame);
@@ -64,9 +68,9 @@ impl Engine {
             self.services.timers.coarse.prefetch(*slot);
         }
         let groups = || slots.iter().filter_map(|slot| self.groups.at(*slot));
-        groups().for_each(|group| group.prefetch(0, ingress));
-        groups().for_each(|group| group.prefetch(1, ingress));
-        groups().for_each(|group| group.prefetch(2, ingress));
+        groups().for_each(|group| with_group!(group, group => group.prefetch(0, ingress)));
+        groups().for_each(|group| with_group!(group, group => group.prefetch(1, ingress)));
+        groups().for_each(|group| with_group!(group, group => group.prefetch(2, ingress)));
     }
 
     /// Handles a frame that has no fast path.

@@ -13,6 +13,8 @@ use crate::address;
 use crate::bridge::Bridging;
 use crate::egress::Egress;
 use crate::engine::Engine;
+use crate::group::context::with_group;
+use crate::group::kind::Kind;
 use crate::group::services::Services;
 use crate::observe::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
 use crate::output::cx::Cx;
@@ -105,17 +107,27 @@ impl Engine {
     ) -> Verdict {
         match without_padding(cx, header, frame) {
             Ok(frame) => match self.groups.at_mut(slot) {
-                Some(group) => group.frame(&mut self.services, cx, slot, header, src, frame),
+                Some(group) => {
+                    let services = &mut self.services;
+                    with_group!(group, group => group.frame(services, cx, slot, header, src, frame))
+                }
                 None => Verdict::Dropped(DropReason::NotMember),
             },
             Err(verdict) => {
-                if let Some(group) = self.groups.at_mut(slot) {
-                    cx.observer.group(group.mcst_id());
-                    group.note_dropped();
-                }
+                self.note_dropped(cx, Some(slot));
                 verdict
             }
         }
+    }
+
+    /// Counts a dropped frame of the group in `slot`. Returns false if there is none.
+    fn note_dropped<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, slot: Option<u32>) -> bool {
+        let Some(group) = slot.and_then(|slot| self.groups.at_mut(slot)) else {
+            return false;
+        };
+        cx.observer.group(group.mcst_id());
+        with_group!(group, group => group.note_dropped());
+        true
     }
 
     fn bridging(&mut self) -> Bridging<'_> {
@@ -145,11 +157,7 @@ impl Engine {
             Ok(Parsed::Arp(arp)) => self.bridging().arp_frame(cx, arp, frame),
             Ok(Parsed::Lldp { at }) => self.bridging().lldp_frame(cx, *at, frame),
             Ok(Parsed::Ipv4 { header, .. }) if self.groups.find(header.dst).is_some() => {
-                let slot = self.groups.find(header.dst);
-                if let Some(group) = slot.and_then(|slot| self.groups.at_mut(slot)) {
-                    group.note_dropped();
-                    cx.observer.group(group.mcst_id());
-                }
+                self.note_dropped(cx, self.groups.find(header.dst));
                 cx.drop(Stage::Classify, DropReason::NotMulticastable, || {
                     let (dst, protocol) = (header.dst, header.protocol);
                     format!("{dst} is a group, and this is not RoCEv2 (IP protocol {protocol})")
@@ -173,22 +181,20 @@ impl Engine {
         frame: E::Buf,
     ) -> Verdict {
         let group = address::destination(frame.head()).and_then(|dst| self.groups.find(dst));
-        if let Some(group) = group.and_then(|slot| self.groups.at_mut(slot)) {
-            group.note_dropped();
-            cx.observer.group(group.mcst_id());
+        if self.note_dropped(cx, group) {
             let reason = match error {
                 ParseError::Field {
                     header: Header::Bth,
                     field: "opcode",
                     ..
                 } => DropReason::NotMulticastable,
-                _ => error.reason(),
+                _ => DropReason::Malformed,
             };
             return cx.drop(Stage::Parse, reason, || error.to_string());
         }
         match parse_network(frame.head(), frame.length()) {
             parsed @ Ok(_) => self.ungrouped_frame(cx, &parsed, frame),
-            Err(error) => cx.drop(Stage::Parse, error.reason(), || error.to_string()),
+            Err(error) => cx.drop(Stage::Parse, DropReason::Malformed, || error.to_string()),
         }
     }
 }

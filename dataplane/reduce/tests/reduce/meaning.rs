@@ -1,7 +1,7 @@
 //! What the operations mean, by examples that people can check, and another's f16 and bf16 as an oracle.
 
-use crate::common::Fill;
-use castnet_reduce::{CallFlags, DataType, Operation, reduce, reduce_all, scalar};
+use crate::common::{Fill, scalar};
+use castnet_reduce::{CallFlags, DataType, Kernel, Operation, reduce};
 use proptest::prelude::*;
 
 const WRAP: CallFlags = CallFlags::NONE;
@@ -136,26 +136,15 @@ fn in_a_fixed_order_the_result_is_one() {
     let contributions = [1e8f32, 1.0, -1e8, 1.0].map(f32::to_le_bytes);
     let slices: Vec<&[u8]> = contributions.iter().map(|c| c.as_slice()).collect();
     let mut out = [0xFF; 4];
-    reduce_all(
-        Operation::Sum,
-        DataType::F32,
-        CallFlags::REPRODUCIBLE,
-        &mut out,
-        &slices,
-    );
+    let sum = Kernel::select(Operation::Sum, DataType::F32, CallFlags::REPRODUCIBLE);
+    sum.fold(&mut out, slices.iter().copied());
     assert_eq!(f32::from_le_bytes(out), 1.0);
     let other = [slices[0], slices[2], slices[1], slices[3]];
-    reduce_all(
-        Operation::Sum,
-        DataType::F32,
-        CallFlags::REPRODUCIBLE,
-        &mut out,
-        &other,
-    );
+    sum.fold(&mut out, other);
     assert_eq!(f32::from_le_bytes(out), 2.0, "another order, another sum");
-    reduce_all(Operation::Sum, DataType::F32, WRAP, &mut out, &[]);
+    Kernel::select(Operation::Sum, DataType::F32, WRAP).fold(&mut out, []);
     assert_eq!(f32::from_le_bytes(out), 2.0, "of nothing, nothing is written");
-    reduce_all(Operation::Prod, DataType::F32, WRAP, &mut out, &slices[..1]);
+    Kernel::select(Operation::Prod, DataType::F32, WRAP).fold(&mut out, [slices[0]]);
     assert_eq!(f32::from_le_bytes(out), 1e8, "of one, it is that");
 }
 

@@ -1,7 +1,7 @@
 //! Compares every kernel of every instruction set of this processor with the slow twin, bit by bit.
 
-use crate::common::{Fill, calls, name};
-use castnet_reduce::{Kernel, Level, reduce, scalar};
+use crate::common::{Fill, calls, name, scalar};
+use castnet_reduce::{Kernel, Level, reduce};
 use proptest::prelude::*;
 
 /// Bytes around the slices that must not change.

@@ -21,8 +21,7 @@ static VA_LOW: Shift = Shift::by_bytes(Reth::LEN - 4);
 
 /// The change of the ICRC of an IPv4 RoCEv2 packet when fields of its header change, for any bytes behind that header.
 ///
-/// [`HeaderDelta::and`] joins changes. [`HeaderDelta::change`] returns the change of a packet's ICRC, with the operator for the
-/// bytes that follow:
+/// [`HeaderDelta::and`] joins changes. The change of a packet's ICRC follows with the operator for the bytes behind the header:
 ///
 /// ```
 /// # use castnet_wire::{Qpn, icrc::{HeaderDelta, Shift}};
@@ -30,7 +29,7 @@ static VA_LOW: Shift = Shift::by_bytes(Reth::LEN - 4);
 /// # let icrc = 0x1234_5678;
 /// let path = HeaderDelta::dst(old_ip, new_ip).and(HeaderDelta::dest_qp(Qpn::VIRTUAL, Qpn::new(0x11)));
 /// let after_bth = Shift::by_bytes(1024); // keep it for further packets of that length
-/// let new_icrc = icrc ^ path.change(&after_bth);
+/// let new_icrc = icrc ^ after_bth.apply(path.at_bth());
 /// # assert_ne!(icrc, new_icrc);
 /// ```
 ///
@@ -52,48 +51,37 @@ impl HeaderDelta {
     /// No change.
     pub const NONE: Self = Self { bth: 0, reth: 0 };
 
+    const fn in_bth(bth: u32) -> Self {
+        Self { bth, reth: 0 }
+    }
+
     /// The source address changes.
     #[inline]
     pub fn src(old: Ipv4Addr, new: Ipv4Addr) -> Self {
-        Self {
-            bth: SRC.apply(word(old.to_bits(), new.to_bits())),
-            reth: 0,
-        }
+        Self::in_bth(SRC.apply(word(old.to_bits(), new.to_bits())))
     }
 
     /// The destination address changes.
     #[inline]
     pub fn dst(old: Ipv4Addr, new: Ipv4Addr) -> Self {
-        Self {
-            bth: DST.apply(word(old.to_bits(), new.to_bits())),
-            reth: 0,
-        }
+        Self::in_bth(DST.apply(word(old.to_bits(), new.to_bits())))
     }
 
     /// The destination QPN changes.
     #[inline]
     pub fn dest_qp(old: Qpn, new: Qpn) -> Self {
-        Self {
-            bth: QPN.apply(word(old.value(), new.value())),
-            reth: 0,
-        }
+        Self::in_bth(QPN.apply(word(old.value(), new.value())))
     }
 
     /// The PSN changes.
     #[inline]
     pub fn psn(old: Psn, new: Psn) -> Self {
-        Self {
-            bth: PSN.apply(word(old.value(), new.value())),
-            reth: 0,
-        }
+        Self::in_bth(PSN.apply(word(old.value(), new.value())))
     }
 
     /// The acknowledgement request is set or cleared: the change is the same.
     pub fn ack_request_flips() -> Self {
-        Self {
-            bth: PSN.apply(word(0, 0x8000_0000)),
-            reth: 0,
-        }
+        Self::in_bth(PSN.apply(word(0, 0x8000_0000)))
     }
 
     /// The virtual address of the RETH changes.
@@ -124,29 +112,17 @@ impl HeaderDelta {
         }
     }
 
-    /// The register at the end of the BTH: for [`crate::icrc::ShiftCache::apply`] and [`crate::icrc::shift`] over
-    /// [`crate::RoceHeader::after_bth`] bytes. For a packet without RETH.
+    /// The register at the end of the BTH. For a packet without RETH, it is shifted over [`crate::RoceHeader::after_bth`] bytes:
+    /// the result is the XOR with its ICRC.
     #[inline]
     pub const fn at_bth(self) -> u32 {
         self.bth
     }
 
-    /// The register at the end of the RETH, to be shifted over [`crate::RoceHeader::after_reth`] bytes.
+    /// The register at the end of the RETH, to be shifted over [`crate::RoceHeader::after_reth`] bytes: one path MTU, for the first
+    /// packet of a message as for those in its middle.
     #[inline]
     pub fn at_reth(self) -> u32 {
         RETH.apply(self.bth) ^ self.reth
-    }
-
-    /// The XOR with the ICRC of a packet without RETH. The operator is for [`crate::RoceHeader::after_bth`] bytes.
-    #[inline]
-    pub const fn change(self, after_bth: &Shift) -> u32 {
-        after_bth.apply(self.bth)
-    }
-
-    /// The XOR with the ICRC of a packet with RETH. The operator is for [`crate::RoceHeader::after_reth`] bytes: one path MTU,
-    /// for the first packet of a message as for those in its middle.
-    #[inline]
-    pub fn change_with_reth(self, after_reth: &Shift) -> u32 {
-        after_reth.apply(self.at_reth())
     }
 }

@@ -183,12 +183,12 @@ proptest! {
         prop_assert_eq!(new, icrc_reference(&bytes[l3..header.frame_len - 4]));
         match header.after_reth() {
             Some(n) => {
-                prop_assert_eq!(old ^ change.change_with_reth(&Shift::by_bytes(n)), new);
+                prop_assert_eq!(old ^ Shift::by_bytes(n).apply(change.at_reth()), new);
                 prop_assert_eq!(old ^ shift(change.at_reth(), n), new);
             }
             None => {
                 let n = header.after_bth();
-                prop_assert_eq!(old ^ change.change(&Shift::by_bytes(n)), new);
+                prop_assert_eq!(old ^ Shift::by_bytes(n).apply(change.at_bth()), new);
                 prop_assert_eq!(old ^ shift(change.at_bth(), n), new);
             }
         }

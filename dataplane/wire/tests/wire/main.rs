@@ -5,6 +5,7 @@ mod capture;
 mod control;
 mod golden;
 mod icrc;
+mod in_place;
 mod lldp;
 mod oracle;
 mod rewrite;

@@ -1,10 +1,11 @@
 //! Rewriting in place changes only the fields, and all checksums stay right.
 
+use crate::in_place::RoceV4Mut;
 use crate::support::{Spec, aeth, ipv4 as address, mac, roce, spec_v4};
+use castnet_wire::ethernet::set_macs;
 use castnet_wire::icrc::{self, HeaderDelta, shift};
 use castnet_wire::ipv4::ChecksumDelta;
-use castnet_wire::rewrite::set_macs;
-use castnet_wire::{Bth, ExtHeaders, Network, Psn, Qpn, Reth, RoceV4Mut, ipv4};
+use castnet_wire::{Bth, ExtHeaders, Network, Psn, Qpn, Reth, ipv4};
 use proptest::prelude::*;
 
 fn with_addresses(spec: &Spec, new_src: std::net::Ipv4Addr, new_dst: std::net::Ipv4Addr) -> Network {

@@ -1,10 +1,10 @@
 //! Random bytes, and frames with changed bytes: parsing returns an error or a frame and never panics, and the lengths of
 //! an accepted RoCEv2 frame are consistent.
 
+use crate::in_place::RoceV4Mut;
 use crate::support::{emit_again, golden};
 use castnet_wire::{
-    Arp, Ethernet, Ipv4, Ipv6, Parsed, RoceHeader, RoceV4Mut, describe, icrc, ipv4, parse_frame,
-    parse_network,
+    Arp, Ethernet, Ipv4, Ipv6, Parsed, RoceHeader, describe, icrc, ipv4, parse_frame, parse_network,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -3,8 +3,8 @@
 use crate::support::{aeth, bth, ethernet, ext_all, ext_of, ipv4, mac, opcode, roce, spec};
 use castnet_wire::error::EmitError;
 use castnet_wire::{
-    Aeth, Arp, ArpOp, AtomicEth, Bth, Deth, Ethernet, ExtHeaders, Header, Ipv4, Ipv6, Network, Parsed, Psn,
-    Qpn, Reth, Syndrome, Udp, build, emit_roce, ipv4 as v4, parse_frame, parse_network,
+    Aeth, Arp, ArpOp, AtomicEth, Bth, Deth, Ethernet, ExtHeaders, Header, Ipv4, Ipv6, Network, Opcode,
+    Parsed, Psn, Qpn, Reth, Syndrome, Udp, build, emit_roce, ipv4 as v4, parse_frame, parse_network,
 };
 use proptest::prelude::*;
 
@@ -167,8 +167,13 @@ fn acks_and_cnps_have_the_sizes_of_the_wire() {
         (Some(aeth), Psn::new(5), false)
     );
 
+    let bth = Bth {
+        becn: true,
+        ..Bth::new(Opcode::Cnp, qpn, Psn::new(0))
+    };
+    let ethernet = Ethernet::default();
     assert_eq!(
-        build::emit_cnp(&mut out, &Ethernet::default(), &network, 0, qpn),
+        emit_roce(&mut out, &ethernet, &network, 0, &bth, &ExtHeaders::NONE, &[]),
         Ok(74)
     );
     let header = roce(&out[..74]);

@@ -15,10 +15,11 @@ use core::net::Ipv4Addr;
 use super::slots::Slots;
 use super::translate::{EndpointConnection, GroupHeader};
 use crate::egress::Egress;
+use crate::group::context::ContextStatus;
 use crate::group::install::{macs, rule_bytes};
 use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
-use crate::group::services::Services;
+use crate::group::services::{CollectiveEffects, EffectsOfWidth, Services};
 use crate::observe::counters::{
     CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
 };
@@ -27,7 +28,7 @@ use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
 /// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
-const OVERHEAD: usize = PACKET_HEADERS + 4 + ICRC_LEN;
+pub(crate) const OVERHEAD: usize = PACKET_HEADERS + 4 + ICRC_LEN;
 /// Machine ticks per time-out of the members' QPs.
 const TICKS: u64 = 4;
 /// Sentinel for "no endpoint".
@@ -35,24 +36,50 @@ const NONE: u8 = u8::MAX;
 
 /// A compiled collective group. The width of its endpoint sets depends on the number of endpoints.
 #[derive(Debug)]
-pub struct Collective(pub(super) Width);
-
-#[derive(Debug)]
-pub(super) enum Width {
+#[expect(
+    private_interfaces,
+    reason = "only the engine handles groups of a known width"
+)]
+pub enum Collective {
     /// Up to 64 endpoints.
     Narrow(Box<CollectiveContext<1>>),
     /// More than 64 endpoints.
     Wide(Box<CollectiveContext<WORDS_MAX>>),
 }
 
-/// Evaluates an expression for a group of either width.
-macro_rules! with_width {
-    ($collective:expr, $group:ident => $result:expr) => {
-        match $collective {
-            Collective(Width::Narrow($group)) => $result,
-            Collective(Width::Wide($group)) => $result,
+impl Collective {
+    /// Builds the group of a checked rule whose endpoints are in order, with or without memory for payload.
+    pub(crate) fn new(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Self {
+        match rule.endpoints.len() <= EndpointSet::<1>::CAPACITY {
+            true => Self::Narrow(CollectiveContext::new(rule, kind, payload)),
+            false => Self::Wide(CollectiveContext::new(rule, kind, payload)),
         }
-    };
+    }
+
+    /// See [`Context::copy_state`](crate::Context).
+    pub(crate) fn copy_state(&mut self, of: &Self) {
+        match (self, of) {
+            (Self::Narrow(group), Self::Narrow(of)) => group.copy_state(of),
+            (Self::Wide(group), Self::Wide(of)) => group.copy_state(of),
+            _ => debug_assert!(false, "both groups have the same rule"),
+        }
+    }
+
+    /// Bytes of memory that the group has allocated: at most [`GroupRule::reserved_bytes`].
+    pub fn footprint(&self) -> usize {
+        match self {
+            Self::Narrow(group) => group.footprint(),
+            Self::Wide(group) => group.footprint(),
+        }
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> &CollectiveCounters {
+        match self {
+            Self::Narrow(group) => &group.counters,
+            Self::Wide(group) => &group.counters,
+        }
+    }
 }
 
 /// The context of a collective group at a switch (EPIC 4.1), with `W` words in its sets of endpoints. It has the alignment of
@@ -85,7 +112,7 @@ pub(crate) struct CollectiveContext<const W: usize> {
 }
 
 impl<const W: usize> CollectiveContext<W> {
-    fn build(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Box<Self> {
+    fn new(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Box<Self> {
         let mut by_port = [NONE; PortId::COUNT];
         for (i, endpoint) in rule.endpoints.iter().enumerate() {
             by_port[endpoint.port.index()] = i as u8;
@@ -121,10 +148,7 @@ impl<const W: usize> CollectiveContext<W> {
         });
         Box::new(Self {
             machine,
-            slots: match payload {
-                true => Slots::new(&rule, kind),
-                false => Slots::without_payload(&rule, kind),
-            },
+            slots: Slots::new(&rule, kind, payload),
             connections: rule
                 .endpoints
                 .iter()
@@ -235,9 +259,7 @@ impl<const W: usize> CollectiveContext<W> {
         // Frames of a rank have its own address as their source, frames of an adjacent switch the McstID.
         (dest_qp == Qpn::VIRTUAL && connection.address.dst == src).then_some(endpoint)
     }
-}
 
-impl<const W: usize> CollectiveContext<W> {
     fn copy_state(&mut self, of: &Self) {
         self.machine.copy_state(&of.machine);
         for slot in of.machine.slots_in_flight() {
@@ -249,10 +271,26 @@ impl<const W: usize> CollectiveContext<W> {
             (connection.link, connection.ect) = (of.link, of.ect);
         }
     }
+}
 
-    fn bind(&mut self, next_hops: &mut NextHops) -> Result<(), NextHopsFull> {
-        let connections = &mut self.connections;
-        next_hops.acquire_all(macs(&self.rule), |i, index| connections[i].next_hop = index)
+impl<const W: usize> Kind for Box<CollectiveContext<W>>
+where
+    CollectiveEffects: EffectsOfWidth<W>,
+{
+    fn rule(&self) -> &GroupRule {
+        &self.rule
+    }
+
+    /// Bytes that the rule reserves.
+    fn memory_bytes(&self) -> usize {
+        self.rule.reserved_bytes() as usize
+    }
+
+    fn bind(&mut self, next_hops: &mut NextHops, _: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
+        let CollectiveContext {
+            rule, connections, ..
+        } = &mut **self;
+        next_hops.acquire_all(macs(rule), |i, index| connections[i].next_hop = index)
     }
 
     fn unbind(&self, next_hops: &mut NextHops) {
@@ -269,97 +307,6 @@ impl<const W: usize> CollectiveContext<W> {
         }
     }
 
-    pub(super) fn note_dropped(&mut self) {
-        self.counters.dropped += 1;
-    }
-
-    fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
-        into.collective.add(&self.rule, self.counters, self.endpoints())
-    }
-
-    fn status(&self) -> CollectiveGroupStatus {
-        let machine = self.machine.status();
-        let ahead = machine
-            .endpoints
-            .iter()
-            .map(|e| e.expected.diff(machine.base).max(e.next.diff(machine.base)));
-        let slots = self.rule.translated().map_or(0, |kind| kind.slots);
-        let slots_used = ahead.max().unwrap_or(0).clamp(0, slots.into()) as usize;
-        CollectiveGroupStatus {
-            rule: self.rule.clone(),
-            machine,
-            counters: self.counters,
-            congestion: self.congestion,
-            endpoints: self.endpoints().collect(),
-            slots_used,
-            memory_bytes: self.rule.reserved_bytes() as usize,
-        }
-    }
-}
-
-impl Collective {
-    fn build(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Self {
-        Self(match rule.endpoints.len() <= EndpointSet::<1>::CAPACITY {
-            true => Width::Narrow(CollectiveContext::build(rule, kind, payload)),
-            false => Width::Wide(CollectiveContext::build(rule, kind, payload)),
-        })
-    }
-
-    /// Bytes of memory that the group has allocated: at most [`GroupRule::reserved_bytes`].
-    pub fn footprint(&self) -> usize {
-        with_width!(self, group => group.footprint())
-    }
-
-    /// Its counters.
-    pub fn counters(&self) -> &CollectiveCounters {
-        with_width!(self, group => &group.counters)
-    }
-}
-
-impl Kind for Collective {
-    type Rule = TranslatedRule;
-    type Status = CollectiveGroupStatus;
-
-    const OVERHEAD: usize = OVERHEAD;
-
-    fn new(rule: GroupRule, kind: &TranslatedRule) -> Self {
-        Self::build(rule, kind, true)
-    }
-
-    fn without_payload(rule: GroupRule, kind: &TranslatedRule) -> Self {
-        Self::build(rule, kind, false)
-    }
-
-    fn copy_state(&mut self, of: &Self) {
-        match (&mut self.0, &of.0) {
-            (Width::Narrow(group), Width::Narrow(of)) => group.copy_state(of),
-            (Width::Wide(group), Width::Wide(of)) => group.copy_state(of),
-            _ => debug_assert!(false, "both groups have the same rule"),
-        }
-    }
-
-    fn rule(&self) -> &GroupRule {
-        with_width!(self, group => &group.rule)
-    }
-
-    /// Bytes that the rule reserves.
-    fn memory_bytes(&self) -> usize {
-        self.rule().reserved_bytes() as usize
-    }
-
-    fn bind(&mut self, next_hops: &mut NextHops, _: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
-        with_width!(self, group => group.bind(next_hops))
-    }
-
-    fn unbind(&self, next_hops: &mut NextHops) {
-        with_width!(self, group => group.unbind(next_hops))
-    }
-
-    #[inline(always)]
-    fn prefetch(&self, step: usize, ingress: PortId) {
-        with_width!(self, group => group.prefetch(step, ingress))
-    }
-
     #[inline(always)]
     fn fast_frames<E: Egress>(
         &mut self,
@@ -368,7 +315,7 @@ impl Kind for Collective {
         slot: u32,
         frames: &mut impl Iterator<Item = E::Buf>,
     ) -> Option<E::Buf> {
-        with_width!(self, group => group.fast_frames(services, cx, slot, frames))
+        CollectiveContext::fast_frames(self, services, cx, slot, frames)
     }
 
     #[inline]
@@ -381,31 +328,47 @@ impl Kind for Collective {
         src: Ipv4Addr,
         frame: E::Buf,
     ) -> Verdict {
-        with_width!(self, group => group.on_frame(services, cx, slot, header, src, frame))
+        self.on_frame(services, cx, slot, header, src, frame)
     }
 
     fn timeout<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
-        with_width!(self, group => group.on_timeout(services, cx, slot))
+        self.on_timeout(services, cx, slot);
     }
 
     fn emit<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
-        with_width!(self, group => group.on_emit(services, cx, slot))
+        self.on_emit(services, cx, slot);
     }
 
     fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
-        with_width!(self, group => group.on_resume(&mut services.timers, now, slot))
+        let more = std::mem::take(&mut self.emitting);
+        self.schedule(&mut services.timers, now, slot, more);
     }
 
     fn note_dropped(&mut self) {
-        with_width!(self, group => group.note_dropped())
+        self.counters.dropped += 1;
     }
 
     fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
-        with_width!(self, group => group.snapshot(into))
+        into.collective.add(&self.rule, self.counters, self.endpoints())
     }
 
-    fn status(&self) -> CollectiveGroupStatus {
-        with_width!(self, group => group.status())
+    fn status(&self) -> ContextStatus {
+        let machine = self.machine.status();
+        let ahead = machine
+            .endpoints
+            .iter()
+            .map(|e| e.expected.diff(machine.base).max(e.next.diff(machine.base)));
+        let slots = self.rule.translated().map_or(0, |kind| kind.slots);
+        let slots_used = ahead.max().unwrap_or(0).clamp(0, slots.into()) as usize;
+        ContextStatus::Collective(CollectiveGroupStatus {
+            rule: self.rule.clone(),
+            machine,
+            counters: self.counters,
+            congestion: self.congestion,
+            endpoints: self.endpoints().collect(),
+            slots_used,
+            memory_bytes: self.memory_bytes(),
+        })
     }
 }
 

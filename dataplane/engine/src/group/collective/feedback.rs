@@ -12,7 +12,7 @@ use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
 use crate::output::acknowledge::{ACK_LEN, CNP_LEN, MACS, write_cnp};
 use crate::output::cx::Cx;
-use castnet_wire::rewrite::set_macs;
+use castnet_wire::ethernet::set_macs;
 
 /// Sends an acknowledge packet.
 #[inline]

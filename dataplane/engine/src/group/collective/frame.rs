@@ -152,12 +152,6 @@ where
         self.schedule(&mut services.timers, cx.now, slot, more);
     }
 
-    /// Arms the timer, and queues pending emissions, after the group was moved from another engine.
-    pub(super) fn on_resume(&mut self, timers: &mut Timers, now: Nanos, slot: u32) {
-        let more = std::mem::take(&mut self.emitting);
-        self.schedule(timers, now, slot, more);
-    }
-
     /// Queues the group if it has more to send, and arms its timer.
     #[inline]
     pub(super) fn schedule(&mut self, timers: &mut Timers, now: Nanos, slot: u32, more: bool) {
@@ -259,7 +253,7 @@ fn refuse<E: Egress, O: Observer, const W: usize>(
     src: Ipv4Addr,
     mac: Option<MacAddr>,
 ) -> Verdict {
-    group.note_dropped();
+    group.counters.dropped += 1;
     let ingress = cx.ingress;
     cx.drop(stage, reason, || match reason {
         DropReason::NotMember | DropReason::NotMulticastable => {
@@ -425,7 +419,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
             }
             Effect::Merged | Effect::Absorb => {}
             Effect::Drop(reason) => {
-                group.note_dropped();
+                group.counters.dropped += 1;
                 verdict = cx.drop(Stage::Machine, reason, || "the group's machine refused it".into());
             }
             Effect::Stalled {

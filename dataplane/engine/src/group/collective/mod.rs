@@ -14,4 +14,5 @@ mod slots;
 mod translate;
 mod verify;
 
+pub(crate) use context::OVERHEAD;
 pub use context::{Collective, CollectiveGroupStatus};

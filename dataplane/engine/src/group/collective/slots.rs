@@ -40,28 +40,23 @@ fn start(bytes: &[u8]) -> usize {
 }
 
 impl<const W: usize> Slots<W> {
-    pub(crate) fn new(rule: &GroupRule, kind: &TranslatedRule) -> Self {
-        let endpoints = rule.endpoints.len();
+    /// Without payload, contributions are ignored, and each result is zeros.
+    pub(crate) fn new(rule: &GroupRule, kind: &TranslatedRule, payload: bool) -> Self {
+        let (endpoints, stride) = (rule.endpoints.len(), TranslatedRule::slot_stride(rule.pmtu));
         // Not zeros: the kernel would map zeroed pages only at the first access, which would be while a frame is handled.
-        let bytes =
-            vec![u8::MAX; kind.slot_bytes(rule.pmtu, endpoints) as usize + SLOT_ALIGN].into_boxed_slice();
+        let bytes = match payload {
+            true => vec![u8::MAX; kind.slot_bytes(rule.pmtu, endpoints) as usize + SLOT_ALIGN],
+            false => vec![0; stride],
+        };
         Self {
-            start: start(&bytes),
-            bytes,
-            stride: TranslatedRule::slot_stride(rule.pmtu),
-            packets: kind.packets_per_slot(endpoints),
-            metadata: vec![SlotMetadata::default(); kind.slots.into()].into_boxed_slice(),
-        }
-    }
-
-    /// Slots with metadata and without payload. Contributions are ignored, and each result is zeros.
-    pub(crate) fn without_payload(rule: &GroupRule, kind: &TranslatedRule) -> Self {
-        let bytes = vec![0; TranslatedRule::slot_stride(rule.pmtu)].into_boxed_slice();
-        Self {
-            start: 0,
-            bytes,
-            stride: TranslatedRule::slot_stride(rule.pmtu),
-            packets: 0,
+            start: if payload { start(&bytes) } else { 0 },
+            bytes: bytes.into_boxed_slice(),
+            stride,
+            packets: if payload {
+                kind.packets_per_slot(endpoints)
+            } else {
+                0
+            },
             metadata: vec![SlotMetadata::default(); kind.slots.into()].into_boxed_slice(),
         }
     }
@@ -158,19 +153,16 @@ impl<const W: usize> Slots<W> {
         let Some(result) = result.get_mut(..length) else {
             return debug_assert!(false, "a result is no longer than a packet");
         };
-        let mut first = true;
-        for endpoint in kept {
+        let contributions = kept.into_iter().filter_map(|endpoint| {
             let at = endpoint.index() * stride;
-            let Some(contribution) = contributions.get(at..at + length) else {
-                debug_assert!(false, "the slot has memory for the contribution of each endpoint");
-                continue;
-            };
-            if core::mem::take(&mut first) {
-                result.copy_from_slice(contribution);
-            } else {
-                kernel.apply(result, contribution);
-            }
-        }
+            let contribution = contributions.get(at..at + length);
+            debug_assert!(
+                contribution.is_some(),
+                "the slot has memory for the contribution of each endpoint"
+            );
+            contribution
+        });
+        kernel.fold(result, contributions);
         if let Some(metadata) = self.metadata_mut(slot) {
             metadata.icrc = None;
         }

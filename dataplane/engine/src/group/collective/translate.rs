@@ -14,9 +14,9 @@ use crate::output::cx::Cx;
 use castnet_collective::{EndpointId, EndpointSet, Translated};
 use castnet_reduce::Checksum;
 use castnet_rules::{Endpoint, GroupRule};
+use castnet_wire::ethernet::set_macs;
 use castnet_wire::icrc::{self, HeaderDelta};
 use castnet_wire::layout::{self, IPV4_CHECKSUM, PACKET_HEADERS as FIXED};
-use castnet_wire::rewrite::set_macs;
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{Bth, FrameBuf, Ipv4, McstId, Opcode, PortId, Psn, Qpn};
 

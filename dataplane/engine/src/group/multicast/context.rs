@@ -10,9 +10,11 @@ use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader};
 use core::net::Ipv4Addr;
 
 use crate::egress::Egress;
-use crate::group::install::{OVERHEAD, feedback_sport, macs, rule_bytes};
+use crate::group::context::ContextStatus;
+use crate::group::install::{feedback_sport, macs, rule_bytes};
 use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
+use crate::group::multicast::frame::arm;
 use crate::group::rewrite::PathDestination;
 use crate::group::services::Services;
 use crate::observe::counters::{
@@ -159,6 +161,46 @@ pub struct Group {
 }
 
 impl Group {
+    /// Builds the group of a checked rule whose endpoints are in order.
+    pub(crate) fn new(rule: GroupRule, kind: &MulticastRule) -> Box<Self> {
+        let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
+        let source = PathId::new(kind.source.into()).unwrap_or_default();
+        let machine = Multicast::new(MulticastConfig {
+            paths: rule.endpoints.len() as u16,
+            source,
+            start_psn: kind.start_psn,
+            stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
+        });
+        let hot = Hot {
+            ports,
+            table: LookupTable::new(&rule, None),
+            machine,
+            destinations: rule.endpoints.iter().map(PathDestination::new).collect(),
+            mcst_id: rule.mcst_id,
+            pmtu: rule.pmtu.bytes() as u16,
+            source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
+            source,
+            counters: HotCounters::default(),
+        };
+        let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
+        let feedback = feedback_address(&rule, None);
+        let ack = AckTemplate::new(&feedback);
+        let exceptions = Exceptions::default();
+        let cold = Box::new(Cold {
+            rule,
+            va_base: kind.va_base,
+            feedback,
+            ack,
+            exceptions,
+        });
+        Box::new(Self { hot, paths, cold })
+    }
+
+    /// See [`Context::copy_state`](crate::Context).
+    pub(crate) fn copy_state(&mut self, of: &Self) {
+        self.hot.machine.copy_state(&of.hot.machine);
+    }
+
     /// Prefetches the memory outside of the group that frames from `ingress` touch.
     #[inline]
     fn prefetch_path(&self, ingress: PortId) {
@@ -222,49 +264,6 @@ impl Group {
 }
 
 impl Kind for Box<Group> {
-    type Rule = MulticastRule;
-    type Status = GroupStatus;
-
-    const OVERHEAD: usize = OVERHEAD;
-
-    fn new(rule: GroupRule, kind: &MulticastRule) -> Self {
-        let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
-        let source = PathId::new(kind.source.into()).unwrap_or_default();
-        let machine = Multicast::new(MulticastConfig {
-            paths: rule.endpoints.len() as u16,
-            source,
-            start_psn: kind.start_psn,
-            stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
-        });
-        let hot = Hot {
-            ports,
-            table: LookupTable::new(&rule, None),
-            machine,
-            destinations: rule.endpoints.iter().map(PathDestination::new).collect(),
-            mcst_id: rule.mcst_id,
-            pmtu: rule.pmtu.bytes() as u16,
-            source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
-            source,
-            counters: HotCounters::default(),
-        };
-        let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
-        let feedback = feedback_address(&rule, None);
-        let ack = AckTemplate::new(&feedback);
-        let exceptions = Exceptions::default();
-        let cold = Box::new(Cold {
-            rule,
-            va_base: kind.va_base,
-            feedback,
-            ack,
-            exceptions,
-        });
-        Box::new(Group { hot, paths, cold })
-    }
-
-    fn copy_state(&mut self, of: &Self) {
-        self.hot.machine.copy_state(&of.hot.machine);
-    }
-
     fn rule(&self) -> &GroupRule {
         &self.cold.rule
     }
@@ -327,7 +326,7 @@ impl Kind for Box<Group> {
     }
 
     fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
-        self.on_resume(&mut services.timers, now, slot);
+        arm(&mut services.timers.coarse, now, slot, &self.hot.machine);
     }
 
     fn note_dropped(&mut self) {
@@ -338,15 +337,15 @@ impl Kind for Box<Group> {
         into.multicast.add(self.rule(), self.counters(), self.paths())
     }
 
-    fn status(&self) -> GroupStatus {
-        GroupStatus {
+    fn status(&self) -> ContextStatus {
+        ContextStatus::Multicast(GroupStatus {
             rule: self.cold.rule.clone(),
             machine: self.hot.machine.status(),
             counters: self.counters(),
             paths: self.paths().collect(),
             hot_bytes: self.hot_bytes(),
             cold_bytes: self.cold_bytes(),
-        }
+        })
     }
 }
 

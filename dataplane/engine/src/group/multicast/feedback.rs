@@ -14,7 +14,7 @@ use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
 use crate::output::acknowledge::{ACK_LEN, Address, CNP_LEN, LinkHeader, MACS, write_cnp};
 use crate::output::cx::Cx;
-use castnet_wire::rewrite::set_macs;
+use castnet_wire::ethernet::set_macs;
 
 /// A feedback frame to send.
 #[derive(Clone, Copy, Debug)]

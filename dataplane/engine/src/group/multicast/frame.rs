@@ -12,7 +12,7 @@ use crate::group::classify::{self, Class};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::feedback::{self, Feedback};
 use crate::group::multicast::replicate;
-use crate::group::services::{Services, Timers};
+use crate::group::services::Services;
 use crate::observe::events::EventKind;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
@@ -103,11 +103,6 @@ impl Group {
         }
         arm(&mut timers.coarse, cx.now, slot, &group.hot.machine);
         verdict
-    }
-
-    /// Arms the timer after the group was moved from another engine.
-    pub(crate) fn on_resume(&self, timers: &mut Timers, now: Nanos, slot: u32) {
-        arm(&mut timers.coarse, now, slot, &self.hot.machine);
     }
 
     /// Handles the stall timer: reports paths that have stalled, and re-arms the timer.

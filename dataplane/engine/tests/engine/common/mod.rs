@@ -8,7 +8,7 @@ use core::net::Ipv4Addr;
 use castnet_engine::plain::{PlainEgress, PlainFrame};
 use castnet_engine::{Context, Engine, EngineConfig, Expected, PortInfo};
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory};
-use castnet_wire::build::{emit_ack, emit_arp, emit_cnp};
+use castnet_wire::build::{emit_ack, emit_arp};
 use castnet_wire::{
     Aeth, Arp, Batch, Bth, Ethernet, ExtHeaders, MacAddr, McstId, Nanos, Network, Opcode, Parsed, Pmtu,
     PortId, Psn, Qpn, RoceHeader, Syndrome, VlanTag, emit_roce, icrc, parse_frame,
@@ -250,7 +250,20 @@ pub fn ack(n: usize, psn: u32, msn: u32, syndrome: Syndrome) -> Vec<u8> {
 pub fn cnp(n: usize) -> Vec<u8> {
     let mut out = vec![0; 128];
     let network = Network::v4(host_ip(n), MCST.0);
-    let n = emit_cnp(&mut out, &ethernet(n), &network, 0xC777, Qpn::VIRTUAL).unwrap();
+    let bth = Bth {
+        becn: true,
+        ..Bth::new(Opcode::Cnp, Qpn::VIRTUAL, Psn::new(0))
+    };
+    let n = emit_roce(
+        &mut out,
+        &ethernet(n),
+        &network,
+        0xC777,
+        &bth,
+        &ExtHeaders::NONE,
+        &[],
+    )
+    .unwrap();
     out.truncate(n);
     out
 }

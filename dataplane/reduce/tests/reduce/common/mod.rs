@@ -1,6 +1,8 @@
 //! What is to be compared: all calls, and bytes full of special values.
 #![allow(dead_code)]
 
+pub(crate) mod scalar;
+
 use castnet_reduce::{CallFlags, DataType, Operation};
 
 pub(crate) type Call = (Operation, DataType, CallFlags);

@@ -1,10 +1,10 @@
 //! The slow twin: every operation on every type, one element at a time, directly from the definition. It shares only the names of
 //! types with the fast code.
 
-use castnet_wire::{CallFlags, DataType, Operation};
+use castnet_reduce::{CallFlags, DataType, Operation};
 
-/// The slow equivalent of [`crate::reduce`].
-pub fn reduce(op: Operation, ty: DataType, flags: CallFlags, acc: &mut [u8], contribution: &[u8]) {
+/// The slow equivalent of `castnet_reduce::reduce`.
+pub(crate) fn reduce(op: Operation, ty: DataType, flags: CallFlags, acc: &mut [u8], contribution: &[u8]) {
     if !op.supports(ty) {
         return;
     }

@@ -1,31 +1,15 @@
-//! Rewrites headers in place. IPv4 and UDP checksums stay right; the caller updates the ICRC with
-//! [`crate::icrc::HeaderDelta`].
+//! Rewrites a frame field by field: the slow twin of what the engine does. IPv4 and UDP checksums stay right; the caller updates the
+//! ICRC. The fuzzer uses it, too.
+#![allow(dead_code)]
 
-use crate::aeth::Aeth;
-use crate::ethernet::{MACS_LEN, SRC_AT};
-use crate::ext::Reth;
-use crate::ids::{MacAddr, Qpn};
-use crate::ipv4::ChecksumDelta;
-use crate::layout;
-use crate::psn::Psn;
-use crate::roce::{IpAddrs, RoceHeader};
-use core::net::Ipv4Addr;
-use core::ops::Range;
-
-/// Writes both Ethernet addresses. Returns false, with nothing changed, if `head` is too short.
-#[inline]
-pub fn set_macs(head: &mut [u8], dst: MacAddr, src: MacAddr) -> bool {
-    let Some(addresses) = head.first_chunk_mut::<MACS_LEN>() else {
-        return false;
-    };
-    addresses[..SRC_AT].copy_from_slice(&dst.0);
-    addresses[SRC_AT..].copy_from_slice(&src.0);
-    true
-}
+use castnet_wire::ipv4::ChecksumDelta;
+use castnet_wire::{Aeth, IpAddrs, Psn, Qpn, Reth, RoceHeader, layout};
+use std::net::Ipv4Addr;
+use std::ops::Range;
 
 /// A RoCEv2 packet over IPv4 that is rewritten in place. The opcode and all lengths stay the same.
 #[derive(Debug)]
-pub struct RoceV4Mut<'a> {
+pub(crate) struct RoceV4Mut<'a> {
     /// IPv4 without options, UDP and BTH.
     fixed: &'a mut [u8; layout::PACKET_HEADERS],
     reth: Option<&'a mut [u8; Reth::LEN]>,
@@ -36,7 +20,7 @@ impl<'a> RoceV4Mut<'a> {
     /// Borrows the packet that `header` was parsed from, or a replica of it. `head` is the start of its frame. `None` for IPv6,
     /// and if `head` is too short.
     #[inline]
-    pub fn new(head: &'a mut [u8], header: &RoceHeader) -> Option<Self> {
+    pub(crate) fn new(head: &'a mut [u8], header: &RoceHeader) -> Option<Self> {
         let IpAddrs::V4 { .. } = header.ip else {
             return None;
         };
@@ -77,7 +61,7 @@ impl<'a> RoceV4Mut<'a> {
     /// Writes both IP addresses. `change` is the change of the checksum: the sum of [`ChecksumDelta::address`] of both, a
     /// constant for a path. The UDP checksum, which covers all fields and is optional in RoCEv2, is cleared.
     #[inline]
-    pub fn set_addresses(&mut self, src: Ipv4Addr, dst: Ipv4Addr, change: ChecksumDelta) {
+    pub(crate) fn set_addresses(&mut self, src: Ipv4Addr, dst: Ipv4Addr, change: ChecksumDelta) {
         self.update_checksum(change);
         self.write(layout::SRC, src.octets());
         self.write(layout::DST, dst.octets());
@@ -85,43 +69,43 @@ impl<'a> RoceV4Mut<'a> {
     }
 
     /// Writes the source address and updates the checksum.
-    pub fn set_src(&mut self, src: Ipv4Addr) {
+    pub(crate) fn set_src(&mut self, src: Ipv4Addr) {
         self.set_address(layout::SRC, src);
     }
 
     /// Writes the destination address and updates the checksum.
-    pub fn set_dst(&mut self, dst: Ipv4Addr) {
+    pub(crate) fn set_dst(&mut self, dst: Ipv4Addr) {
         self.set_address(layout::DST, dst);
     }
 
     /// Writes the UDP source port.
-    pub fn set_sport(&mut self, sport: u16) {
+    pub(crate) fn set_sport(&mut self, sport: u16) {
         self.write(layout::SPORT, sport.to_be_bytes());
         self.clear_udp_checksum();
     }
 
     /// Sets the UDP checksum to zero: no checksum. Every setter of a field that it covers calls this.
     #[inline]
-    pub fn clear_udp_checksum(&mut self) {
+    pub(crate) fn clear_udp_checksum(&mut self) {
         self.write(layout::UDP_CHECKSUM, [0; 2]);
     }
 
     /// Writes the destination QPN.
     #[inline]
-    pub fn set_dest_qp(&mut self, qpn: Qpn) {
+    pub(crate) fn set_dest_qp(&mut self, qpn: Qpn) {
         self.write(layout::DEST_QP, qpn.to_bytes());
         self.clear_udp_checksum();
     }
 
     /// Writes the PSN.
     #[inline]
-    pub fn set_psn(&mut self, psn: Psn) {
+    pub(crate) fn set_psn(&mut self, psn: Psn) {
         self.write(layout::PSN, psn.to_bytes());
         self.clear_udp_checksum();
     }
 
     /// Writes the acknowledgement request; the reserved bits in the same byte stay.
-    pub fn set_ack_request(&mut self, wanted: bool) {
+    pub(crate) fn set_ack_request(&mut self, wanted: bool) {
         let byte = &mut self.fixed[layout::ACK_REQUEST];
         *byte = (*byte & 0x7F) | (u8::from(wanted) << 7);
         self.clear_udp_checksum();
@@ -129,7 +113,7 @@ impl<'a> RoceV4Mut<'a> {
 
     /// Writes address and key of the RETH. Returns false, with nothing changed, if the packet has none.
     #[inline]
-    pub fn set_memory(&mut self, va: u64, rkey: u32) -> bool {
+    pub(crate) fn set_memory(&mut self, va: u64, rkey: u32) -> bool {
         let Some(reth) = &mut self.reth else { return false };
         reth[..8].copy_from_slice(&va.to_be_bytes());
         reth[8..12].copy_from_slice(&rkey.to_be_bytes());
@@ -138,7 +122,7 @@ impl<'a> RoceV4Mut<'a> {
     }
 
     /// Writes the AETH. Returns false, with nothing changed, if the packet has none.
-    pub fn set_aeth(&mut self, aeth: Aeth) -> bool {
+    pub(crate) fn set_aeth(&mut self, aeth: Aeth) -> bool {
         let Some(bytes) = &mut self.aeth else { return false };
         **bytes = aeth.to_bytes();
         self.clear_udp_checksum();
