@@ -3,7 +3,6 @@
 use castnet_wire::Qpn;
 
 use crate::endpoint::Endpoint;
-use crate::responder::Received;
 use crate::state::QpEvent;
 use crate::work::{Completion, CompletionOp, RecvWr, SendOp, SendWr, Status};
 
@@ -33,7 +32,11 @@ impl Endpoint {
             index += 1;
         }
         let mut status = receive.unwrap_or(Status::Flushed);
-        while let Some(wr) = self.qps.get_mut(&qpn).and_then(|qp| qp.responder.pop_any()) {
+        while let Some(wr) = self
+            .qps
+            .get_mut(&qpn)
+            .and_then(|qp| qp.responder.queue.pop_front())
+        {
             self.complete_failed_recv(qpn, &wr, status);
             status = Status::Flushed;
         }
@@ -41,56 +44,27 @@ impl Endpoint {
     }
 
     pub(crate) fn complete_send(&mut self, qpn: Qpn, wr: &SendWr, status: Status) {
-        self.outstanding -= 1;
-        if status == Status::Success && !wr.signaled {
+        let is_good = status == Status::Success;
+        if is_good && !wr.signaled {
+            self.outstanding -= 1;
             return;
         }
         let op = match wr.op {
             SendOp::Send | SendOp::SendImm(_) => CompletionOp::Send,
             SendOp::Write { .. } | SendOp::WriteImm { .. } => CompletionOp::Write,
         };
-        let byte_len = if status == Status::Success {
-            wr.local.length
-        } else {
-            0
-        };
-        self.completions.push_back(Completion {
-            qpn,
-            wr_id: wr.wr_id,
-            status,
-            op,
-            byte_len,
-            imm: None,
-            invalidated: None,
-            solicited: false,
-        });
-    }
-
-    pub(crate) fn complete_recv(&mut self, qpn: Qpn, received: &Received) {
-        self.outstanding -= 1;
-        self.completions.push_back(Completion {
-            qpn,
-            wr_id: received.wr.wr_id,
-            status: Status::Success,
-            op: received.op,
-            byte_len: received.byte_len,
-            imm: received.imm,
-            invalidated: received.invalidated,
-            solicited: received.solicited,
+        self.complete(Completion {
+            byte_len: if is_good { wr.local.length } else { 0 },
+            ..Completion::new(qpn, wr.wr_id, op, status)
         });
     }
 
     pub(crate) fn complete_failed_recv(&mut self, qpn: Qpn, wr: &RecvWr, status: Status) {
+        self.complete(Completion::new(qpn, wr.wr_id, CompletionOp::Recv, status));
+    }
+
+    pub(crate) fn complete(&mut self, completion: Completion) {
         self.outstanding -= 1;
-        self.completions.push_back(Completion {
-            qpn,
-            wr_id: wr.wr_id,
-            status,
-            op: CompletionOp::Recv,
-            byte_len: 0,
-            imm: None,
-            invalidated: None,
-            solicited: false,
-        });
+        self.completions.push_back(completion);
     }
 }

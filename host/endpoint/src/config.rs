@@ -138,16 +138,7 @@ impl QpConfig {
             ("window", self.window as u64, 1, (1 << 22) - 1),
             ("ttl", self.ttl as u64, 1, 255),
         ];
-        for (field, value, min, max) in bounds {
-            if value < min || value > max {
-                return Err(QpError::OutOfRange {
-                    field,
-                    value,
-                    min,
-                    max,
-                });
-            }
-        }
+        QpError::check_bounds(&bounds)?;
         if self.remote_mac.is_multicast() {
             return Err(QpError::MulticastMac { mac: self.remote_mac });
         }

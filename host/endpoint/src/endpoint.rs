@@ -176,7 +176,7 @@ impl Endpoint {
                 state: QpState::Init,
                 sport: 0,
                 requester: Requester::new(&config),
-                responder: Responder::new(&config, self.config.responses_max, self.config.coalesce_acks),
+                responder: Responder::new(&config, &self.config),
                 config,
                 answering: false,
                 requesting: false,
@@ -224,7 +224,7 @@ impl Endpoint {
     /// # Errors
     /// [`QpError::Unknown`].
     pub fn fail_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
-        self.status_of(qpn)?;
+        self.qp_status(qpn)?;
         self.fail(qpn, None, None);
         Ok(())
     }
@@ -236,14 +236,9 @@ impl Endpoint {
     pub fn reset_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         let qp = self.qps.get_mut(&qpn).ok_or(QpError::Unknown { qpn })?;
         qp.state = qp.state.try_step(qpn, QpEvent::Reset)?;
-        self.outstanding -= qp.requester.queued() + qp.responder.queued();
+        self.outstanding -= qp.requester.queued() + qp.responder.queue.len();
         qp.requester = Requester::new(&qp.config);
-        let EndpointConfig {
-            responses_max,
-            coalesce_acks,
-            ..
-        } = self.config;
-        qp.responder = Responder::new(&qp.config, responses_max, coalesce_acks);
+        qp.responder = Responder::new(&qp.config, &self.config);
         self.refresh(qpn);
         Ok(())
     }
@@ -265,19 +260,15 @@ impl Endpoint {
     /// # Errors
     /// [`QpError::Unknown`].
     pub fn qp_status(&self, qpn: Qpn) -> Result<QpStatus, QpError> {
-        self.status_of(qpn)
-    }
-
-    fn status_of(&self, qpn: Qpn) -> Result<QpStatus, QpError> {
         let qp = self.qps.get(&qpn).ok_or(QpError::Unknown { qpn })?;
         Ok(QpStatus {
             state: qp.state,
             psn_next: qp.requester.psn_next(),
             psn_unacked: qp.requester.psn_unacked(),
-            psn_expected: qp.responder.expected(),
-            msn: qp.responder.msn(),
+            psn_expected: qp.responder.expected,
+            msn: qp.responder.msn,
             sends: qp.requester.queued(),
-            receives: qp.responder.queued(),
+            receives: qp.responder.queue.len(),
         })
     }
 
@@ -290,12 +281,7 @@ impl Endpoint {
         if qp.state == QpState::Init {
             return Err(PostError::NotConnected { qpn });
         }
-        if qp.requester.is_full() {
-            return Err(PostError::QueueFull {
-                qpn,
-                max: qp.requester.queue_max(),
-            });
-        }
+        check_queue(qpn, qp.requester.queued(), qp.config.limits.send)?;
         if wr.local.length > MESSAGE_MAX {
             return Err(PostError::TooLong {
                 length: wr.local.length,
@@ -303,11 +289,8 @@ impl Endpoint {
             });
         }
         self.memory.check_local(wr.local, false)?;
-        if self.outstanding + self.completions.len() >= self.config.completions_max {
-            return Err(PostError::CompletionQueueFull {
-                max: self.config.completions_max,
-            });
-        }
+        let completions = self.outstanding + self.completions.len();
+        check_completions(completions, self.config.completions_max)?;
         self.outstanding += 1;
         if qp.state == QpState::Error {
             self.complete_send(qpn, &wr, Status::Flushed);
@@ -324,24 +307,16 @@ impl Endpoint {
     /// Any [`PostError`] except [`PostError::NotConnected`]. Nothing was posted.
     pub fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), PostError> {
         let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
-        if qp.responder.is_full() {
-            return Err(PostError::QueueFull {
-                qpn,
-                max: qp.responder.queue_max(),
-            });
-        }
+        check_queue(qpn, qp.responder.queue.len(), qp.config.limits.receive)?;
         self.memory.check_local(wr.local, true)?;
-        if self.outstanding + self.completions.len() >= self.config.completions_max {
-            return Err(PostError::CompletionQueueFull {
-                max: self.config.completions_max,
-            });
-        }
+        let completions = self.outstanding + self.completions.len();
+        check_completions(completions, self.config.completions_max)?;
         self.outstanding += 1;
         if qp.state == QpState::Error {
             self.complete_failed_recv(qpn, &wr, Status::Flushed);
             return Ok(());
         }
-        qp.responder.post(wr);
+        qp.responder.queue.push_back(wr);
         Ok(())
     }
 
@@ -353,15 +328,12 @@ impl Endpoint {
     /// The time and reason of the next required call of [`Endpoint::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let &(at, qpn) = self.timers.first()?;
-        let waits = self.qps.get(&qpn).and_then(|qp| qp.requester.rnr_deadline()) == Some(at);
-        Some((
-            at,
-            if waits {
-                TimerReason::RnrWait
-            } else {
-                TimerReason::Retransmit
-            },
-        ))
+        let rnr_deadline = self.qps.get(&qpn).and_then(|qp| qp.requester.rnr_deadline);
+        let reason = match rnr_deadline == Some(at) {
+            true => TimerReason::RnrWait,
+            false => TimerReason::Retransmit,
+        };
+        Some((at, reason))
     }
 
     /// Processes all timers that expire at or before `now`.
@@ -388,7 +360,7 @@ impl Endpoint {
     /// Updates a QP's timer and its membership in the send queues after a change.
     pub(crate) fn refresh(&mut self, qpn: Qpn) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        let timer = match (qp.requester.ack_deadline(), qp.requester.rnr_deadline()) {
+        let timer = match (qp.requester.ack_deadline, qp.requester.rnr_deadline) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
@@ -401,7 +373,7 @@ impl Endpoint {
             }
             qp.timer = timer;
         }
-        if qp.responder.has_answer() && !qp.answering {
+        if !qp.responder.answers.is_empty() && !qp.answering {
             qp.answering = true;
             self.answering.push_back(qpn);
         }
@@ -427,5 +399,21 @@ impl Endpoint {
             qp.requesting = false;
         }
         Some(qpn)
+    }
+}
+
+fn check_queue(qpn: Qpn, queued: usize, max: usize) -> Result<(), PostError> {
+    if queued < max {
+        Ok(())
+    } else {
+        Err(PostError::QueueFull { qpn, max })
+    }
+}
+
+fn check_completions(pending: usize, max: usize) -> Result<(), PostError> {
+    if pending < max {
+        Ok(())
+    } else {
+        Err(PostError::CompletionQueueFull { max })
     }
 }

@@ -62,6 +62,26 @@ pub enum QpError {
     },
 }
 
+impl QpError {
+    /// Checks values against their bounds: field, value, minimum and maximum.
+    ///
+    /// # Errors
+    /// [`QpError::OutOfRange`] with the first value that is out of range.
+    pub fn check_bounds(bounds: &[(&'static str, u64, u64, u64)]) -> Result<(), Self> {
+        for &(field, value, min, max) in bounds {
+            if value < min || value > max {
+                return Err(Self::OutOfRange {
+                    field,
+                    value,
+                    min,
+                    max,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Error of posting a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {

@@ -5,7 +5,7 @@ use castnet_wire::ethernet::ETHERTYPE_IPV4;
 use castnet_wire::layout::PLAIN_FRAME;
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{
-    Aeth, Bth, Ethernet, ExtHeaders, NakCode, Nanos, Network, Opcode, Parsed, Qpn, Reth, RoceHeader,
+    Aeth, Bth, Ethernet, ExtHeaders, NakCode, Nanos, Network, Opcode, Parsed, Psn, Qpn, Reth, RoceHeader,
     Syndrome, Transport, emit_roce, icrc, ipv4, parse_frame,
 };
 
@@ -79,12 +79,12 @@ impl Endpoint {
     fn handle_request(&mut self, qpn: Qpn, request: &Request<'_>) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let verdict = qp.responder.handle(request, &mut self.memory);
-        self.stats.responses_lost += qp.responder.take_lost();
+        self.stats.responses_lost += core::mem::take(&mut qp.responder.answers_lost);
         match verdict {
             Verdict::Taken => self.stats.requests_in += 1,
             Verdict::Received(received) => {
                 self.stats.requests_in += 1;
-                self.complete_recv(qpn, &received);
+                self.complete(received);
             }
             // The NAK is counted when it is sent.
             Verdict::NotReady | Verdict::Gap => {}
@@ -95,7 +95,7 @@ impl Endpoint {
         }
     }
 
-    fn handle_response(&mut self, now: Nanos, qpn: Qpn, psn: castnet_wire::Psn, syndrome: Syndrome) {
+    fn handle_response(&mut self, now: Nanos, qpn: Qpn, psn: Psn, syndrome: Syndrome) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let response = qp.requester.handle_response(now, psn, syndrome);
         self.complete_acknowledged(qpn);
@@ -107,7 +107,7 @@ impl Endpoint {
             Response::Old => self.stats.discard(Discard::AckOld),
             Response::Ahead => self.stats.discard(Discard::AckAhead),
             Response::Failed(status) => {
-                if syndrome_is_fatal(syndrome) {
+                if matches!(syndrome, Syndrome::Nak(code) if code.is_fatal()) {
                     self.stats.fatal_naks_in += 1;
                 }
                 self.fail(qpn, Some((0, status)), None);
@@ -125,7 +125,10 @@ impl Endpoint {
             return None;
         }
         while let Some(qpn) = self.pop_answering() {
-            let answer = self.qps.get_mut(&qpn).and_then(|qp| qp.responder.pop_answer());
+            let answer = self
+                .qps
+                .get_mut(&qpn)
+                .and_then(|qp| qp.responder.answers.pop_front());
             self.refresh(qpn);
             if let Some(answer) = answer
                 && let Some(length) = self.emit_answer(qpn, answer, out)
@@ -233,8 +236,4 @@ impl Endpoint {
         self.ident = self.ident.wrapping_add(1);
         Some((ethernet, network))
     }
-}
-
-fn syndrome_is_fatal(syndrome: Syndrome) -> bool {
-    matches!(syndrome, Syndrome::Nak(code) if code.is_fatal())
 }

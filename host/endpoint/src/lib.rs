@@ -74,4 +74,4 @@ pub use error::{MemoryError, PostError, QpError};
 pub use memory::{Access, MemoryKey};
 pub use state::{QpEvent, QpState};
 pub use stats::{Discard, Stats};
-pub use work::{Completion, CompletionOp, LocalSlice, RecvWr, SendOp, SendWr, Status};
+pub use work::{Completion, CompletionOp, LocalSlice, MESSAGE_MAX, RecvWr, SendOp, SendWr, Status};

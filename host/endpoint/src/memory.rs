@@ -59,14 +59,12 @@ impl Access {
     /// Access for sends and receives.
     pub const LOCAL: Self = Self {
         local_write: true,
-        remote_write: false,
-        remote_invalidate: false,
+        ..Self::READ
     };
     /// Access for sends, receives and remote WRITEs.
     pub const REMOTE_WRITE: Self = Self {
-        local_write: true,
         remote_write: true,
-        remote_invalidate: false,
+        ..Self::LOCAL
     };
 }
 
@@ -170,20 +168,12 @@ impl Memory {
 
     /// Checks the slice of a work request. `write` is true for the buffer of a receive.
     pub(crate) fn check_local(&self, slice: LocalSlice, write: bool) -> Result<(), PostError> {
-        let LocalSlice { key, offset, length } = slice;
-        if length == 0 {
+        if slice.length == 0 {
             return Ok(());
         }
+        let key = slice.key;
         let region = self.region(key).ok_or(PostError::UnknownKey { key })?;
-        let size = region.bytes.len() as u64;
-        if offset.checked_add(length as u64).is_none_or(|end| end > size) {
-            return Err(PostError::OutOfBounds {
-                key,
-                offset,
-                length,
-                region: size,
-            });
-        }
+        slice.check_inside(region.bytes.len() as u64)?;
         if write && !region.access.local_write {
             return Err(PostError::NotWritable { key });
         }

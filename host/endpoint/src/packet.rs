@@ -1,6 +1,6 @@
 //! Decoded packets, independent of the frame format.
 
-use castnet_wire::{Kind, Opcode, Psn, RoceHeader, Syndrome};
+use castnet_wire::{Kind, Opcode, Psn, Reth, RoceHeader, Syndrome};
 
 use crate::work::SendOp;
 
@@ -11,14 +11,6 @@ pub(crate) enum RequestKind {
     Write,
     /// READ and atomics, which are refused.
     Unsupported,
-}
-
-/// RETH: the target of a WRITE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WriteTarget {
-    pub(crate) va: u64,
-    pub(crate) rkey: u32,
-    pub(crate) length: u32,
 }
 
 /// A request packet.
@@ -34,7 +26,8 @@ pub(crate) struct Request<'a> {
     pub(crate) solicited: bool,
     /// The number of pad bytes after the payload, 0 to 3.
     pub(crate) pad: u8,
-    pub(crate) target: Option<WriteTarget>,
+    /// The target of a WRITE.
+    pub(crate) target: Option<Reth>,
     pub(crate) imm: Option<u32>,
     pub(crate) invalidate: Option<u32>,
     pub(crate) payload: &'a [u8],
@@ -80,11 +73,7 @@ impl<'a> DecodedPacket<'a> {
             ack_request: header.bth.ack_request,
             solicited: header.bth.solicited,
             pad: header.bth.pad,
-            target: header.reth.map(|r| WriteTarget {
-                va: r.va,
-                rkey: r.rkey,
-                length: r.dma_len,
-            }),
+            target: header.reth,
             imm: header.imm,
             invalidate: header.ieth,
             payload: frame.get(header.payload_at..header.payload_at + header.payload_len)?,

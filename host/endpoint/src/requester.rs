@@ -69,7 +69,6 @@ pub(crate) struct Requester {
     rnr_retry: u8,
 
     queue: VecDeque<QueuedSend>,
-    queue_max: usize,
     /// One past the last packet in the queue.
     posted: u64,
     /// The oldest unacknowledged packet.
@@ -89,9 +88,9 @@ pub(crate) struct Requester {
     /// retry.
     retrying: bool,
     /// Time at which the retransmission timer expires.
-    ack_deadline: Option<Nanos>,
+    pub(crate) ack_deadline: Option<Nanos>,
     /// End of the wait after an RNR NAK.
-    rnr_deadline: Option<Nanos>,
+    pub(crate) rnr_deadline: Option<Nanos>,
 }
 
 impl Requester {
@@ -113,7 +112,6 @@ impl Requester {
             retry_cnt: config.retry_cnt,
             rnr_retry: config.rnr_retry,
             queue: VecDeque::new(),
-            queue_max: config.limits.send,
             posted: 0,
             unacked: 0,
             next: 0,
@@ -126,14 +124,6 @@ impl Requester {
             ack_deadline: None,
             rnr_deadline: None,
         }
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.queue.len() >= self.queue_max
-    }
-
-    pub(crate) fn queue_max(&self) -> usize {
-        self.queue_max
     }
 
     pub(crate) fn queued(&self) -> usize {
@@ -329,14 +319,6 @@ impl Requester {
     /// The next work request of a failed QP, in order.
     pub(crate) fn pop_any(&mut self) -> Option<SendWr> {
         self.queue.pop_front().map(|s| s.wr)
-    }
-
-    pub(crate) fn ack_deadline(&self) -> Option<Nanos> {
-        self.ack_deadline
-    }
-
-    pub(crate) fn rnr_deadline(&self) -> Option<Nanos> {
-        self.rnr_deadline
     }
 
     /// Stops permanently after the QP has failed.

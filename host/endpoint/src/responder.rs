@@ -1,12 +1,12 @@
 //! The responder of a QP: packet order, checks, placement of data and responses, as in rxe.
 
 use alloc::collections::VecDeque;
-use castnet_wire::{NakCode, Psn, RnrTimer, Syndrome};
+use castnet_wire::{NakCode, Psn, Qpn, Reth, RnrTimer, Syndrome};
 
-use crate::config::QpConfig;
+use crate::config::{EndpointConfig, QpConfig};
 use crate::memory::{Memory, MemoryKey};
-use crate::packet::{Request, RequestKind, WriteTarget};
-use crate::work::{CompletionOp, MESSAGE_MAX, RecvWr, Status};
+use crate::packet::{Request, RequestKind};
+use crate::work::{Completion, CompletionOp, MESSAGE_MAX, RecvWr, Status};
 
 /// An ACK or NAK to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) enum Verdict {
     /// In order and processed.
     Taken,
     /// In order, and its last packet completed a receive.
-    Received(Received),
+    Received(Completion),
     /// No receive is posted.
     NotReady,
     /// The first packet after a gap. A NAK was queued.
@@ -35,17 +35,6 @@ pub(crate) enum Verdict {
     DuplicateUnsupported,
     /// Refused with a NAK that fails the QP. The status is that of the receive that the request would have used.
     Refused(Option<Status>),
-}
-
-/// A completed receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Received {
-    pub(crate) wr: RecvWr,
-    pub(crate) op: CompletionOp,
-    pub(crate) byte_len: u32,
-    pub(crate) imm: Option<u32>,
-    pub(crate) invalidated: Option<MemoryKey>,
-    pub(crate) solicited: bool,
 }
 
 /// The message that is being received.
@@ -74,25 +63,28 @@ const NO_ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccessError, None);
 
 #[derive(Debug)]
 pub(crate) struct Responder {
+    qpn: Qpn,
     pmtu: u32,
     rnr_timer: RnrTimer,
-    expected: Psn,
+    pub(crate) expected: Psn,
     /// The number of completed messages, modulo 2^24.
-    msn: u32,
+    pub(crate) msn: u32,
     /// True if the gap before `expected` was NAKed.
     nak_sent: bool,
     open_message: OpenMessage,
-    queue: VecDeque<RecvWr>,
-    queue_max: usize,
-    answers: VecDeque<Answer>,
+    /// Posted receives that are not completed.
+    pub(crate) queue: VecDeque<RecvWr>,
+    pub(crate) answers: VecDeque<Answer>,
     answers_max: usize,
     coalesces: bool,
-    answers_lost: u64,
+    /// Responses lost because the queue was full.
+    pub(crate) answers_lost: u64,
 }
 
 impl Responder {
-    pub(crate) fn new(config: &QpConfig, answers_max: usize, coalesces: bool) -> Self {
+    pub(crate) fn new(config: &QpConfig, endpoint: &EndpointConfig) -> Self {
         Self {
+            qpn: config.qpn,
             pmtu: config.pmtu.bytes() as u32,
             rnr_timer: RnrTimer::new(config.min_rnr_timer),
             expected: config.rq_psn,
@@ -100,10 +92,9 @@ impl Responder {
             nak_sent: false,
             open_message: OpenMessage::Nothing,
             queue: VecDeque::new(),
-            queue_max: config.limits.receive,
             answers: VecDeque::new(),
-            answers_max: answers_max.max(1),
-            coalesces,
+            answers_max: endpoint.responses_max.max(1),
+            coalesces: endpoint.coalesce_acks,
             answers_lost: 0,
         }
     }
@@ -113,48 +104,6 @@ impl Responder {
         self.pmtu = config.pmtu.bytes() as u32;
         self.rnr_timer = RnrTimer::new(config.min_rnr_timer);
         self.expected = config.rq_psn;
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.queue.len() >= self.queue_max
-    }
-
-    pub(crate) fn queue_max(&self) -> usize {
-        self.queue_max
-    }
-
-    pub(crate) fn queued(&self) -> usize {
-        self.queue.len()
-    }
-
-    pub(crate) fn post(&mut self, wr: RecvWr) {
-        self.queue.push_back(wr);
-    }
-
-    /// The next receive of a failed QP, in order.
-    pub(crate) fn pop_any(&mut self) -> Option<RecvWr> {
-        self.queue.pop_front()
-    }
-
-    pub(crate) fn expected(&self) -> Psn {
-        self.expected
-    }
-
-    pub(crate) fn msn(&self) -> u32 {
-        self.msn
-    }
-
-    pub(crate) fn has_answer(&self) -> bool {
-        !self.answers.is_empty()
-    }
-
-    pub(crate) fn pop_answer(&mut self) -> Option<Answer> {
-        self.answers.pop_front()
-    }
-
-    /// Returns and resets the number of responses lost because the queue was full.
-    pub(crate) fn take_lost(&mut self) -> u64 {
-        core::mem::take(&mut self.answers_lost)
     }
 
     fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
@@ -222,7 +171,7 @@ impl Responder {
         &mut self,
         request: &Request<'_>,
         memory: &mut Memory,
-    ) -> Result<Option<Received>, Refusal> {
+    ) -> Result<Option<Completion>, Refusal> {
         let wr = self.queue.front().copied();
         // In rxe's order of checks: sequence of opcodes, receive, length, key.
         match (request.kind, request.is_first, self.open_message) {
@@ -263,45 +212,32 @@ impl Responder {
         wr: RecvWr,
         received: u32,
         memory: &mut Memory,
-    ) -> Result<Option<Received>, Refusal> {
+    ) -> Result<Option<Completion>, Refusal> {
+        let fatal = |code, status| Err(Refusal::Fatal(code, Some(status)));
         let length = request.payload.len() as u32;
-        let is_full = length == self.pmtu && request.pad == 0;
-        let fits = if request.is_last {
-            length <= self.pmtu
-        } else {
-            is_full
+        let fits = match request.is_last {
+            true => length <= self.pmtu,
+            false => length == self.pmtu && request.pad == 0,
         };
         let is_empty_last = request.is_last && !request.is_first && length == 0;
         if !fits || is_empty_last || request.pad != pad_of(length) {
-            return Err(Refusal::Fatal(
-                NakCode::InvalidRequest,
-                Some(Status::RemoteInvalidRequest),
-            ));
+            return fatal(NakCode::InvalidRequest, Status::RemoteInvalidRequest);
         }
         let total = received.saturating_add(length);
         if total > wr.local.length {
-            return Err(Refusal::Fatal(
-                NakCode::InvalidRequest,
-                Some(Status::LocalLengthError),
-            ));
+            return fatal(NakCode::InvalidRequest, Status::LocalLengthError);
         }
         if request
             .invalidate
             .is_some_and(|rkey| !memory.may_invalidate(rkey))
         {
-            return Err(Refusal::Fatal(
-                NakCode::RemoteAccessError,
-                Some(Status::RemoteInvalidRequest),
-            ));
+            return fatal(NakCode::RemoteAccessError, Status::RemoteInvalidRequest);
         }
         if memory
             .write(wr.local.key, wr.local.offset + received as u64, request.payload)
             .is_none()
         {
-            return Err(Refusal::Fatal(
-                NakCode::RemoteOperationalError,
-                Some(Status::LocalProtectionError),
-            ));
+            return fatal(NakCode::RemoteOperationalError, Status::LocalProtectionError);
         }
         if !request.is_last {
             self.open_message = OpenMessage::Send { received: total };
@@ -321,15 +257,11 @@ impl Responder {
         rest: u32,
         length: u32,
         memory: &mut Memory,
-    ) -> Result<Option<Received>, Refusal> {
+    ) -> Result<Option<Completion>, Refusal> {
         let payload = request.payload.len() as u32;
         // The last packet carries the rest. Each other packet is full and leaves a rest.
-        let fits = if request.is_last {
-            rest <= self.pmtu
-        } else {
-            rest > self.pmtu
-        };
-        if !fits || payload != rest.min(self.pmtu) || request.pad != pad_of(payload) {
+        let is_rest = rest <= self.pmtu;
+        if request.is_last != is_rest || payload != rest.min(self.pmtu) || request.pad != pad_of(payload) {
             return Err(INVALID);
         }
         memory.write(key, offset, request.payload).ok_or(NO_ACCESS)?;
@@ -350,14 +282,9 @@ impl Responder {
     }
 
     /// Checks the target of a WRITE. Key and address are ignored for an empty WRITE.
-    fn check_target(
-        &self,
-        target: Option<WriteTarget>,
-        memory: &Memory,
-    ) -> Result<(MemoryKey, u64, u32), Refusal> {
-        let Some(WriteTarget { va, rkey, length }) = target.filter(|t| t.length <= MESSAGE_MAX) else {
-            return Err(INVALID);
-        };
+    fn check_target(&self, target: Option<Reth>, memory: &Memory) -> Result<(MemoryKey, u64, u32), Refusal> {
+        let target = target.filter(|t| t.dma_len <= MESSAGE_MAX).ok_or(INVALID)?;
+        let (va, rkey, length) = (target.va, target.rkey, target.dma_len);
         if length == 0 {
             return Ok((MemoryKey::NONE, 0, 0));
         }
@@ -365,16 +292,15 @@ impl Responder {
         Ok((key, offset, length))
     }
 
-    fn finish(&mut self, request: &Request<'_>, wr: RecvWr, op: CompletionOp, byte_len: u32) -> Received {
+    fn finish(&mut self, request: &Request<'_>, wr: RecvWr, op: CompletionOp, byte_len: u32) -> Completion {
         self.open_message = OpenMessage::Nothing;
         self.queue.pop_front();
-        Received {
-            wr,
-            op,
+        Completion {
             byte_len,
             imm: request.imm,
             invalidated: request.invalidate.map(MemoryKey::new),
             solicited: request.solicited,
+            ..Completion::new(self.qpn, wr.wr_id, op, Status::Success)
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use castnet_wire::Qpn;
 
+use crate::error::PostError;
 use crate::memory::MemoryKey;
 
 /// The longest RC message in bytes (InfiniBand Architecture Specification, volume 1, 9.7.6).
-pub(crate) const MESSAGE_MAX: u32 = 1 << 31;
+pub const MESSAGE_MAX: u32 = 1 << 31;
 
 /// A slice of a local memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,21 @@ impl LocalSlice {
         offset: 0,
         length: 0,
     };
+
+    /// Checks that the slice is inside its region of `region` bytes.
+    ///
+    /// # Errors
+    /// [`PostError::OutOfBounds`].
+    pub fn check_inside(self, region: u64) -> Result<(), PostError> {
+        let Self { key, offset, length } = self;
+        let end = offset.checked_add(length as u64).filter(|&end| end <= region);
+        end.map(drop).ok_or(PostError::OutOfBounds {
+            key,
+            offset,
+            length,
+            region,
+        })
+    }
 }
 
 /// The operation of a send work request.
@@ -151,4 +167,19 @@ pub struct Completion {
     pub invalidated: Option<MemoryKey>,
     /// True if the sender requested a solicited event.
     pub solicited: bool,
+}
+
+impl Completion {
+    pub(crate) const fn new(qpn: Qpn, wr_id: u64, op: CompletionOp, status: Status) -> Self {
+        Self {
+            qpn,
+            wr_id,
+            status,
+            op,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            solicited: false,
+        }
+    }
 }

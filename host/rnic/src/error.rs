@@ -163,6 +163,16 @@ pub enum RnicError {
     },
 }
 
+impl RnicError {
+    /// Makes the error of a failed operation of the system.
+    pub(crate) fn io<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> Self + Copy {
+        move |error| Self::Io {
+            what,
+            source: error.into(),
+        }
+    }
+}
+
 fn from_text(from: &Option<IpAddr>) -> String {
     from.map_or_else(String::new, |from| {
         format!(": its source address would be {from}")

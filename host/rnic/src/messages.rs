@@ -5,12 +5,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use castnet_endpoint::{Access, LocalSlice, RecvWr, SendOp, SendWr, Status};
+use castnet_endpoint::{Access, LocalSlice, SendWr};
 use castnet_wire::Qpn;
 use sha2::{Digest as _, Sha256};
 
 use crate::rnic::{MemoryRegion, Rnic};
-use crate::stream::{Digest, Flow, StreamError, Transfer, check, poll_or_wait};
+use crate::stream::{Digest, Flow, ReceiveLane, StreamError, Transfer, check, check_work, poll_or_wait};
 
 /// The largest message in bytes.
 const SIZE_MAX: u64 = 1 << 30;
@@ -92,16 +92,7 @@ pub fn send<R: Rnic>(
                 length: messages.size,
             };
             rnic.write_memory(local.key, local.offset, &bytes)?;
-            let op = match transfer {
-                Transfer::Send => SendOp::SendImm(number),
-                Transfer::Write(ring) => SendOp::WriteImm {
-                    va: ring.va.wrapping_add(
-                        u64::from(number / lanes % ring.slots.max(1)) * u64::from(messages.size),
-                    ),
-                    rkey: ring.rkey,
-                    imm: number,
-                },
-            };
+            let op = transfer.op((number / lanes).into(), messages.size, number);
             rnic.post_send(
                 qpns[(number % lanes) as usize],
                 SendWr::new(number.into(), op, local),
@@ -113,14 +104,10 @@ pub fn send<R: Rnic>(
         // In the order of sending: the memory of a later message is reused only after all earlier ones.
         loop {
             let lane = times.len() % qpns.len();
-            let qpn = qpns[lane];
-            let Some(done) = rnic.poll_send_completion(qpn) else {
+            let Some(done) = rnic.poll_send_completion(qpns[lane]) else {
                 break;
             };
-            let (wr_id, status) = (done.wr_id, done.status);
-            if status != Status::Success {
-                return Err(failed(qpns, lane, wr_id, status));
-            }
+            check_work(&done, lane, qpns.len())?;
             times.extend(posted.pop_front().map(|at: Instant| at.elapsed()));
         }
         if progress(rnic, times.len() as u64) == Flow::Stop {
@@ -135,23 +122,11 @@ pub fn send<R: Rnic>(
     })
 }
 
-fn failed(qpns: &[Qpn], lane: usize, wr_id: u64, status: Status) -> StreamError {
-    StreamError::Work {
-        lane: (qpns.len() > 1).then_some(lane as u8),
-        qpn: qpns[lane],
-        wr_id,
-        status,
-    }
-}
-
 /// The receiving side: a ring of buffers with posted receives, with the flow control of [`crate::stream`].
 pub struct MessageReceiver {
-    qpns: Vec<Qpn>,
-    by_write: bool,
-    messages: Messages,
-    slots: u32,
-    /// One ring per QP.
+    lanes: Vec<ReceiveLane>,
     rings: Vec<MemoryRegion>,
+    messages: Messages,
 }
 
 impl MessageReceiver {
@@ -170,45 +145,18 @@ impl MessageReceiver {
         messages.check()?;
         check("slots", slots.into(), 2, 1 << 16)?;
         check("lanes", qpns.len() as u64, 1, 16)?;
-        let access = if by_write {
-            Access::REMOTE_WRITE
-        } else {
-            Access::LOCAL
-        };
-        let bytes = messages.size as usize * slots as usize;
-        let rings = qpns.iter().map(|_| rnic.register_memory(bytes, access));
-        let receiver = Self {
-            rings: rings.collect::<Result<_, _>>()?,
-            qpns: qpns.to_vec(),
-            by_write,
+        let lane = |&qpn| ReceiveLane::new(&mut *rnic, qpn, by_write, messages.size, slots);
+        let lanes: Vec<_> = qpns.iter().map(lane).collect::<Result<_, _>>()?;
+        Ok(Self {
+            rings: lanes.iter().map(|lane| lane.ring).collect(),
+            lanes,
             messages,
-            slots,
-        };
-        for lane in 0..qpns.len() {
-            for slot in 0..slots - u32::from(by_write) {
-                receiver.post(rnic, lane, slot)?;
-            }
-        }
-        Ok(receiver)
+        })
     }
 
     /// The rings, one per lane. With WRITE, a member of a group publishes them as its memory.
     pub fn rings(&self) -> &[MemoryRegion] {
         &self.rings
-    }
-
-    fn post(&self, rnic: &mut dyn Rnic, lane: usize, slot: u32) -> Result<(), StreamError> {
-        let local = if self.by_write {
-            LocalSlice::EMPTY
-        } else {
-            LocalSlice {
-                key: self.rings[lane].key,
-                offset: u64::from(slot) * u64::from(self.messages.size),
-                length: self.messages.size,
-            }
-        };
-        let wr_id = slot.into();
-        Ok(rnic.post_recv(self.qpns[lane], RecvWr { wr_id, local })?)
     }
 
     /// Receives all messages and verifies every byte. `progress` receives the number of messages.
@@ -230,16 +178,13 @@ impl MessageReceiver {
         while times.len() < self.messages.count as usize {
             poll_or_wait(rnic)?;
             while times.len() < self.messages.count as usize {
-                let (number, lanes) = (times.len() as u64, self.qpns.len());
-                let lane = times.len() % lanes;
-                let Some(done) = rnic.poll_recv_completion(self.qpns[lane]) else {
+                let (number, lanes) = (times.len() as u64, self.lanes.len());
+                let lane = &self.lanes[times.len() % lanes];
+                let Some(done) = rnic.poll_recv_completion(lane.qpn) else {
                     break;
                 };
-                let (wr_id, status) = (done.wr_id, done.status);
-                if status != Status::Success {
-                    return Err(failed(&self.qpns, lane, wr_id, status));
-                }
-                let slot = (number / lanes as u64 % u64::from(self.slots)) as u32;
+                check_work(&done, times.len() % lanes, lanes)?;
+                let number_in_lane = number / lanes as u64;
                 let malformed = |what| StreamError::Malformed { number, what };
                 match done.imm {
                     Some(imm) if u64::from(imm) == number => {}
@@ -254,15 +199,14 @@ impl MessageReceiver {
                 if done.byte_len != self.messages.size {
                     return Err(malformed("it has a wrong size"));
                 }
-                let offset = u64::from(slot) * u64::from(self.messages.size);
-                rnic.read_memory(self.rings[lane].key, offset, &mut received)?;
+                lane.read(rnic, number_in_lane, &mut received)?;
                 fill(number, &mut expected);
                 if received != expected {
                     return Err(malformed("its bytes differ from those sent"));
                 }
                 hasher.update(&received);
                 times.push(first.get_or_insert_with(Instant::now).elapsed());
-                self.post(rnic, lane, slot)?;
+                lane.post(rnic, number_in_lane)?;
                 // Verification must not delay ACKs.
                 let now = rnic.now();
                 rnic.poll(now)?;

@@ -197,3 +197,19 @@ pub trait Rnic {
     /// The device failed.
     fn wait(&mut self, timeout: Duration) -> Result<(), RnicError>;
 }
+
+/// Checks that `offset..offset + length` is inside a region of `region` bytes.
+pub(crate) fn range(offset: u64, length: usize, region: usize) -> Result<std::ops::Range<usize>, RnicError> {
+    let from = usize::try_from(offset).ok();
+    let end = from
+        .and_then(|from| from.checked_add(length))
+        .filter(|&end| end <= region);
+    match (from, end) {
+        (Some(from), Some(end)) => Ok(from..end),
+        _ => Err(RnicError::OutOfBounds {
+            offset,
+            length,
+            region,
+        }),
+    }
+}

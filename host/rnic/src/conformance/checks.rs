@@ -1,12 +1,16 @@
 //! The checks.
 
+use std::slice::SliceIndex;
 use std::time::{Duration, Instant};
 
-use castnet_endpoint::{Access, CompletionOp, LocalSlice, PostError, QpState, SendOp, SendWr, Status};
+use castnet_endpoint::{
+    Access, Completion, CompletionOp, LocalSlice, PostError, QpState, SendOp, SendWr, Status,
+};
 use castnet_wire::{Pmtu, Psn};
 
 use super::{Checked, Session, expect_equal, fail, good, pattern, whole};
 use crate::error::{RnicError, status_text};
+use crate::rnic::MemoryRegion;
 
 type Check = fn(&mut Session<'_>) -> Checked<String>;
 
@@ -84,7 +88,8 @@ fn memory(s: &mut Session<'_>) -> Checked<String> {
     let bytes = pattern(10_000, 1);
     let region = s.region(0, Access::LOCAL, &bytes)?;
     expect_equal("the region's length", region.length, bytes.len())?;
-    let read = s.bytes(0, &region)?;
+    let mut read = vec![0; bytes.len()];
+    s.rnic(0).read_memory(region.key, 0, &mut read)?;
     expect_equal("the written data", read == bytes, true)?;
     let over = s.rnic(0).read_memory(region.key, 9_999, &mut [0; 2]);
     if !matches!(over, Err(RnicError::OutOfBounds { .. })) {
@@ -130,6 +135,19 @@ fn qp_life(s: &mut Session<'_>) -> Checked<String> {
     Ok(format!("QPs {} and {}", pair[0], pair[1]))
 }
 
+/// Compares bytes of a region at end 1.
+fn expect_bytes(
+    s: &mut Session<'_>,
+    what: &str,
+    region: &MemoryRegion,
+    range: impl SliceIndex<[u8], Output = [u8]>,
+    expected: &[u8],
+) -> Checked {
+    let mut bytes = vec![0; region.length];
+    s.rnic(1).read_memory(region.key, 0, &mut bytes)?;
+    expect_equal(what, &bytes[range] == expected, true)
+}
+
 /// Sends one message by SEND and compares it at the other end.
 fn one_send(s: &mut Session<'_>, pair: super::Pair, length: usize, imm: Option<u32>) -> Checked {
     let bytes = pattern(length, length as u64);
@@ -143,9 +161,8 @@ fn one_send(s: &mut Session<'_>, pair: super::Pair, length: usize, imm: Option<u
     expect_equal("the length received", received.byte_len, length as u32)?;
     expect_equal("the immediate", received.imm, imm)?;
     good(&s.sent(0, pair[0])?, CompletionOp::Send, 7)?;
-    let bytes_received = s.bytes(1, &to)?;
-    expect_equal("the bytes sent", bytes_received[..length] == bytes, true)?;
-    expect_equal("the bytes after them", bytes_received[length..] == [0; 3], true)
+    expect_bytes(s, "the bytes sent", &to, ..length, &bytes)?;
+    expect_bytes(s, "the bytes after them", &to, length.., &[0; 3])
 }
 
 fn send(s: &mut Session<'_>) -> Checked<String> {
@@ -177,10 +194,9 @@ fn write(s: &mut Session<'_>) -> Checked<String> {
     };
     s.post_send(0, pair[0], 7, op, whole(&from))?;
     good(&s.sent(0, pair[0])?, CompletionOp::Write, 7)?;
-    let bytes_received = s.bytes(1, &to)?;
-    expect_equal("the bytes written", bytes_received[500..5500] == bytes, true)?;
-    expect_equal("the bytes before", bytes_received[..500] == [0xAA; 500], true)?;
-    expect_equal("the bytes after", bytes_received[5500..] == [0xAA; 500], true)?;
+    expect_bytes(s, "the bytes written", &to, 500..5500, &bytes)?;
+    expect_bytes(s, "the bytes before", &to, ..500, &[0xAA; 500])?;
+    expect_bytes(s, "the bytes after", &to, 5500.., &[0xAA; 500])?;
     expect_equal(
         "the completion at the receiver",
         s.rnic(1).poll_recv_completion(pair[1]),
@@ -208,11 +224,9 @@ fn write_imm(s: &mut Session<'_>) -> Checked<String> {
         expect_equal("the length", received.byte_len, size as u32)?;
         expect_equal("the immediate", received.imm, Some(0x0A0B_0C00 + i as u32))?;
         good(&s.sent(0, pair[0])?, CompletionOp::Write, i as u64)?;
-        let bytes_received = s.bytes(1, &to)?;
-        expect_equal("the bytes written", bytes_received[..size] == bytes, true)?;
+        expect_bytes(s, "the bytes written", &to, ..size, &bytes)?;
     }
-    let room = s.bytes(1, &room)?;
-    expect_equal("the receive buffer", room == [0x55; 64], true)?;
+    expect_bytes(s, "the receive buffer", &room, .., &[0x55; 64])?;
     Ok("0 bytes to 1 MiB".to_owned())
 }
 
@@ -351,18 +365,25 @@ fn rnr(s: &mut Session<'_>) -> Checked<String> {
     s.post_recv(1, pair[1], 2, whole(&to))?;
     good(&s.received(1, pair[1])?, CompletionOp::Recv, 2)?;
     good(&s.sent(0, pair[0])?, CompletionOp::Send, 1)?;
-    let bytes_received = s.bytes(1, &to)?;
-    expect_equal("the bytes sent", bytes_received == bytes, true)?;
+    expect_bytes(s, "the bytes sent", &to, .., &bytes)?;
     Ok("waited 50 ms".to_owned())
 }
 
 /// Checks that a completion failed with one of these statuses.
-fn failed(done: &castnet_endpoint::Completion, expected: &[Status]) -> Checked<String> {
+fn failed(done: &Completion, expected: &[Status]) -> Checked<String> {
     if expected.contains(&done.status) {
         return Ok(status_text(done.status).into_owned());
     }
     let seen = status_text(done.status);
     fail(format!("it ended with: {seen}, expected one of {expected:?}"))
+}
+
+fn failed_receive(s: &mut Session<'_>, pair: super::Pair) -> Checked<Completion> {
+    let done = s.received(1, pair[1])?;
+    if done.status == Status::Success {
+        return fail("the receiver's request succeeded");
+    }
+    Ok(done)
 }
 
 fn rnr_exceeded(s: &mut Session<'_>) -> Checked<String> {
@@ -389,12 +410,8 @@ fn rkey(s: &mut Session<'_>) -> Checked<String> {
     let seen = failed(&s.sent(0, pair[0])?, &[Status::RemoteAccessError])?;
     s.state(0, pair[0], QpState::Error)?;
     s.state(1, pair[1], QpState::Error)?;
-    let done = s.received(1, pair[1])?;
-    if done.status == Status::Success {
-        return fail("the receiver's request succeeded");
-    }
-    let bytes_received = s.bytes(1, &to)?;
-    expect_equal("the memory", bytes_received == [0; 64], true)?;
+    failed_receive(s, pair)?;
+    expect_bytes(s, "the memory", &to, .., &[0; 64])?;
     Ok(seen)
 }
 
@@ -408,8 +425,7 @@ fn bounds(s: &mut Session<'_>) -> Checked<String> {
     };
     s.post_send(0, pair[0], 1, op, whole(&from))?;
     let seen = failed(&s.sent(0, pair[0])?, &[Status::RemoteAccessError])?;
-    let bytes_received = s.bytes(1, &to)?;
-    expect_equal("the memory", bytes_received == [0; 64], true)?;
+    expect_bytes(s, "the memory", &to, .., &[0; 64])?;
     Ok(seen)
 }
 
@@ -426,16 +442,8 @@ fn too_long(s: &mut Session<'_>) -> Checked<String> {
     // The specification (9.7.4.1.4) requires invalid request; rxe returns remote operational error.
     let expected = [Status::RemoteInvalidRequest, Status::RemoteOperationalError];
     let seen = failed(&s.sent(0, pair[0])?, &expected)?;
-    let done = s.received(1, pair[1])?;
-    if done.status == Status::Success {
-        return fail("the receiver's request succeeded");
-    }
-    let bytes_received = s.bytes(1, &to)?;
-    expect_equal(
-        "the bytes after the buffer",
-        bytes_received[100..] == [0; 100],
-        true,
-    )?;
+    let done = failed_receive(s, pair)?;
+    expect_bytes(s, "the bytes after the buffer", &to, 100.., &[0; 100])?;
     Ok(format!("{seen}; at the receiver {}", status_text(done.status)))
 }
 

@@ -123,12 +123,6 @@ impl<'a> Session<'a> {
         Ok(region)
     }
 
-    fn bytes(&mut self, end: usize, region: &MemoryRegion) -> Checked<Vec<u8>> {
-        let mut bytes = vec![0; region.length];
-        self.rnic(end).read_memory(region.key, 0, &mut bytes)?;
-        Ok(bytes)
-    }
-
     fn create(&mut self, end: usize) -> Checked<Qpn> {
         let limits = QueueLimits {
             send: 64,

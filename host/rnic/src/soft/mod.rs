@@ -15,7 +15,7 @@ use castnet_wire::{Arp, MacAddr, Nanos, Pmtu, Qpn};
 
 use crate::error::RnicError;
 use crate::neighbours::{NeighbourConfig, NeighbourStats, Neighbours, Resolution};
-use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
+use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, range};
 
 /// Bytes of the port's MTU reserved for RoCEv2 headers, as in rxe.
 const HEADERS: usize = 80;
@@ -128,14 +128,9 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             .into_iter()
             .rfind(fits)
             .ok_or(RnicError::MtuTooSmall { mtu: link.mtu, least })?;
-        let mut sleeper = Sleeper::new().map_err(|source| RnicError::Io {
-            what: "creating a sleeper",
-            source,
-        })?;
-        port.attach(&mut sleeper).map_err(|source| RnicError::Io {
-            what: "attaching the port to a sleeper",
-            source,
-        })?;
+        let mut sleeper = Sleeper::new().map_err(RnicError::io("creating a sleeper"))?;
+        port.attach(&mut sleeper)
+            .map_err(RnicError::io("attaching the port to a sleeper"))?;
         let mac = config.mac.unwrap_or(link.mac);
         let attributes = DeviceAttributes {
             name: link.name,
@@ -197,15 +192,11 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     /// The next hop to an address.
     fn next_hop(&self, ip: Ipv4Addr) -> Ipv4Addr {
         match self.config.gateway {
-            Some(Gateway {
-                prefix_len,
-                ip: gateway,
-            }) => {
-                let mask = u32::MAX
-                    .checked_shl(32 - u32::from(prefix_len.min(32)))
-                    .unwrap_or(0);
+            Some(gateway) => {
+                let host_bits = 32 - u32::from(gateway.prefix_len.min(32));
+                let mask = u32::MAX.checked_shl(host_bits).unwrap_or(0);
                 let is_on_link = (ip.to_bits() ^ self.config.ip.to_bits()) & mask == 0;
-                if is_on_link { ip } else { gateway }
+                if is_on_link { ip } else { gateway.ip }
             }
             None => ip,
         }
@@ -279,19 +270,11 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     }
 }
 
-/// Checks that `offset..offset + length` is inside a region of `region` bytes.
-fn range(offset: u64, length: usize, region: usize) -> Result<std::ops::Range<usize>, RnicError> {
-    let from = usize::try_from(offset).ok();
-    let end = from
-        .and_then(|from| from.checked_add(length))
-        .filter(|&end| end <= region);
-    match (from, end) {
-        (Some(from), Some(end)) => Ok(from..end),
-        _ => Err(RnicError::OutOfBounds {
-            offset,
-            length,
-            region,
-        }),
+fn check_completions(queue: &VecDeque<Completion>, max: usize) -> Result<(), PostError> {
+    if queue.len() < max {
+        Ok(())
+    } else {
+        Err(PostError::CompletionQueueFull { max })
     }
 }
 
@@ -322,8 +305,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
     }
 
     fn deregister_memory(&mut self, key: MemoryKey) -> Result<(), RnicError> {
-        self.endpoint.deregister_memory(key)?;
-        Ok(())
+        Ok(self.endpoint.deregister_memory(key).map(drop)?)
     }
 
     fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError> {
@@ -340,15 +322,12 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
     }
 
     fn create_qp(&mut self, options: &QpOptions) -> Result<Qpn, RnicError> {
-        let qpn = match options.qpn {
-            Some(qpn) => qpn,
-            None => {
-                while self.queues.contains_key(&Qpn::new(self.qpn_next)) {
-                    self.qpn_next = following_qpn(self.qpn_next);
-                }
-                Qpn::new(self.qpn_next)
+        let qpn = options.qpn.unwrap_or_else(|| {
+            while self.queues.contains_key(&Qpn::new(self.qpn_next)) {
+                self.qpn_next = following_qpn(self.qpn_next);
             }
-        };
+            Qpn::new(self.qpn_next)
+        });
         self.endpoint.open_qp(qpn, options.limits)?;
         self.queues.insert(
             qpn,
@@ -388,26 +367,16 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
     }
 
     fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), RnicError> {
-        if let Some(queues) = self.queues.get(&qpn)
-            && queues.sends.len() >= queues.limits.send
-        {
-            return Err(PostError::CompletionQueueFull {
-                max: queues.limits.send,
-            }
-            .into());
+        if let Some(queues) = self.queues.get(&qpn) {
+            check_completions(&queues.sends, queues.limits.send)?;
         }
         self.busy = true;
         Ok(self.endpoint.post_send(qpn, wr)?)
     }
 
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError> {
-        if let Some(queues) = self.queues.get(&qpn)
-            && queues.receives.len() >= queues.limits.receive
-        {
-            return Err(PostError::CompletionQueueFull {
-                max: queues.limits.receive,
-            }
-            .into());
+        if let Some(queues) = self.queues.get(&qpn) {
+            check_completions(&queues.receives, queues.limits.receive)?;
         }
         Ok(self.endpoint.post_recv(qpn, wr)?)
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use castnet_endpoint::Status;
+use castnet_endpoint::{Completion, Status};
 use castnet_wire::Qpn;
 
 use crate::error::{RnicError, status_text};
@@ -111,4 +111,17 @@ pub(crate) fn check(field: &'static str, value: u64, min: u64, max: u64) -> Resu
             max,
         })
     }
+}
+
+/// Returns an error if the work request of a message in this lane, one of `lanes`, has failed.
+pub(crate) fn check_work(done: &Completion, lane: usize, lanes: usize) -> Result<(), StreamError> {
+    if done.status == Status::Success {
+        return Ok(());
+    }
+    Err(StreamError::Work {
+        lane: (lanes > 1).then_some(lane as u8),
+        qpn: done.qpn,
+        wr_id: done.wr_id,
+        status: done.status,
+    })
 }

@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+use sha2::{Digest as _, Sha256};
+
+use super::error::StreamError;
+
 /// The minimum message size: it must hold a begin with the longest name.
 pub(super) const MESSAGE_MIN: u64 = 1024;
 /// The maximum message size. A larger message would take too long for the QP's timeout.
@@ -53,6 +57,48 @@ pub struct StreamSummary {
     pub bytes: u64,
     /// SHA-256 of the bytes.
     pub digest: Digest,
+}
+
+/// The stream that is being sent or received.
+pub(super) struct OpenStream {
+    pub(super) header: StreamHeader,
+    pub(super) bytes: u64,
+    hasher: Sha256,
+}
+
+impl OpenStream {
+    pub(super) fn new(header: StreamHeader) -> Self {
+        Self {
+            header,
+            bytes: 0,
+            hasher: Sha256::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        self.hasher.update(bytes);
+    }
+
+    /// Returns an error if `found` bytes, or exactly `found` bytes at the end, contradict the declared length.
+    pub(super) fn check_length(&self, found: u64, is_end: bool) -> Result<(), StreamError> {
+        match self.header.length {
+            Some(declared) if found > declared || is_end && found < declared => Err(StreamError::Length {
+                declared,
+                found,
+                is_end,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn summary(&self) -> StreamSummary {
+        StreamSummary {
+            name: self.header.name.clone(),
+            bytes: self.bytes,
+            digest: Digest(self.hasher.clone().finalize().into()),
+        }
+    }
 }
 
 /// Kind of a message.

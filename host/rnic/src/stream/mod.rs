@@ -46,8 +46,9 @@ mod sender;
 mod transfer;
 
 pub use error::StreamError;
-pub(crate) use error::check;
+pub(crate) use error::{check, check_work};
 pub use frame::{Digest, StreamHeader, StreamSummary};
+pub(crate) use receiver::ReceiveLane;
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
 pub use sender::{RemoteRing, SenderConfig, SenderLane, StreamSender, Transfer};
 pub(crate) use transfer::poll_or_wait;

@@ -1,12 +1,11 @@
 //! The receiving side.
 
-use castnet_endpoint::{Access, Completion, LocalSlice, RecvWr, Status};
+use castnet_endpoint::{Access, Completion, LocalSlice, RecvWr};
 use castnet_wire::Qpn;
-use sha2::{Digest as _, Sha256};
 
-use super::error::{StreamError, check};
+use super::error::{StreamError, check, check_work};
 use super::frame::{
-    self, Digest, LANES_MAX, MESSAGE_MAX, MESSAGE_MIN, MessageKind, StreamHeader, StreamSummary,
+    self, Digest, LANES_MAX, MESSAGE_MAX, MESSAGE_MIN, MessageKind, OpenStream, StreamHeader, StreamSummary,
 };
 use crate::rnic::{MemoryRegion, Rnic};
 
@@ -47,17 +46,65 @@ pub enum Event<'a> {
     End(StreamSummary),
 }
 
-/// The stream that is being received.
-struct OpenStream {
-    header: StreamHeader,
-    bytes: u64,
-    hasher: Sha256,
+/// A QP and its ring of `slots` buffers of `size` bytes.
+pub(crate) struct ReceiveLane {
+    pub(crate) qpn: Qpn,
+    pub(crate) ring: MemoryRegion,
+    by_write: bool,
+    size: u32,
+    slots: u32,
 }
 
-/// A QP and its ring.
-struct Lane {
-    qpn: Qpn,
-    ring: MemoryRegion,
+impl ReceiveLane {
+    /// Registers the ring and posts its receives.
+    pub(crate) fn new(
+        rnic: &mut dyn Rnic,
+        qpn: Qpn,
+        by_write: bool,
+        size: u32,
+        slots: u32,
+    ) -> Result<Self, StreamError> {
+        let access = match by_write {
+            true => Access::REMOTE_WRITE,
+            false => Access::LOCAL,
+        };
+        let lane = Self {
+            qpn,
+            ring: rnic.register_memory(size as usize * slots as usize, access)?,
+            by_write,
+            size,
+            slots,
+        };
+        // One less with WRITE, see the flow control in the module documentation.
+        for number in 0..slots - u32::from(by_write) {
+            lane.post(rnic, number.into())?;
+        }
+        Ok(lane)
+    }
+
+    fn slot(&self, number: u64) -> u64 {
+        number % u64::from(self.slots)
+    }
+
+    /// Posts the receive for message `number` of the lane, or, with WRITE, an empty one.
+    pub(crate) fn post(&self, rnic: &mut dyn Rnic, number: u64) -> Result<(), StreamError> {
+        let wr_id = self.slot(number);
+        let local = match self.by_write {
+            true => LocalSlice::EMPTY,
+            false => LocalSlice {
+                key: self.ring.key,
+                offset: wr_id * u64::from(self.size),
+                length: self.size,
+            },
+        };
+        Ok(rnic.post_recv(self.qpn, RecvWr { wr_id, local })?)
+    }
+
+    /// Copies message `number` of the lane out of its slot.
+    pub(crate) fn read(&self, rnic: &dyn Rnic, number: u64, out: &mut [u8]) -> Result<(), StreamError> {
+        let offset = self.slot(number) * u64::from(self.size);
+        Ok(rnic.read_memory(self.ring.key, offset, out)?)
+    }
 }
 
 /// The receiving side: a ring of buffers. A buffer is free again after its message was consumed.
@@ -66,7 +113,7 @@ struct Lane {
 pub struct StreamReceiver {
     config: ReceiverConfig,
     /// Message k uses the lane with index k modulo the number of lanes.
-    lanes: Vec<Lane>,
+    lanes: Vec<ReceiveLane>,
     /// Messages consumed, over all streams.
     consumed: u64,
     open: Option<OpenStream>,
@@ -101,32 +148,23 @@ impl StreamReceiver {
         )?;
         check("slots", config.slots.into(), 2, 1 << 16)?;
         check("lanes", more.len() as u64 + 1, 1, LANES_MAX)?;
-        let access = if config.by_write {
-            Access::REMOTE_WRITE
-        } else {
-            Access::LOCAL
+        let lane = |&qpn| {
+            ReceiveLane::new(
+                &mut *rnic,
+                qpn,
+                config.by_write,
+                config.message_size,
+                config.slots,
+            )
         };
-        let bytes = config.message_size as usize * config.slots as usize;
-        let mut lanes = Vec::with_capacity(more.len() + 1);
-        for &qpn in std::iter::once(&config.qpn).chain(more) {
-            let ring = rnic.register_memory(bytes, access)?;
-            lanes.push(Lane { qpn, ring });
-        }
-        let message = Vec::with_capacity(config.message_size as usize);
-        let receiver = Self {
-            config,
-            lanes,
+        let qpns = std::iter::once(&config.qpn).chain(more);
+        Ok(Self {
+            lanes: qpns.map(lane).collect::<Result<_, _>>()?,
             consumed: 0,
             open: None,
-            message,
-        };
-        // One less with WRITE, see the flow control in the module documentation.
-        for lane in &receiver.lanes {
-            for slot in 0..config.slots - u32::from(config.by_write) {
-                receiver.post(rnic, lane, slot.into())?;
-            }
-        }
-        Ok(receiver)
+            message: Vec::with_capacity(config.message_size as usize),
+            config,
+        })
     }
 
     /// The configuration.
@@ -149,20 +187,6 @@ impl StreamReceiver {
         self.open.as_ref().map(|open| (&open.header, open.bytes))
     }
 
-    fn post(&self, rnic: &mut dyn Rnic, lane: &Lane, slot: u64) -> Result<(), StreamError> {
-        let local = if self.config.by_write {
-            LocalSlice::EMPTY
-        } else {
-            let offset = slot * u64::from(self.config.message_size);
-            LocalSlice {
-                key: lane.ring.key,
-                offset,
-                length: self.config.message_size,
-            }
-        };
-        Ok(rnic.post_recv(lane.qpn, RecvWr { wr_id: slot, local })?)
-    }
-
     /// Consumes the next message. Returns `None` if none has arrived.
     ///
     /// # Errors
@@ -178,30 +202,18 @@ impl StreamReceiver {
         match (kind, &mut self.open) {
             (MessageKind::Begin, open @ None) => {
                 let header = frame::read_begin(&self.message).map_err(malformed)?;
-                let open = open.insert(OpenStream {
-                    header,
-                    bytes: 0,
-                    hasher: Sha256::new(),
-                });
+                let open = open.insert(OpenStream::new(header));
                 Ok(Some(Event::Begin(&open.header)))
             }
             (MessageKind::Data, Some(open)) => {
-                open.bytes += self.message.len() as u64;
-                let found = open.bytes;
-                if let Some(declared) = open.header.length.filter(|&declared| found > declared) {
-                    return Err(StreamError::Length {
-                        declared,
-                        found,
-                        is_end: false,
-                    });
-                }
-                open.hasher.update(&self.message);
+                open.add(&self.message);
+                open.check_length(open.bytes, false)?;
                 Ok(Some(Event::Data(&self.message)))
             }
             (MessageKind::End, open @ Some(_)) => {
                 let end = frame::read_end(&self.message).ok_or(malformed("its end is malformed"))?;
                 let ended = open.take().ok_or(malformed("an end without a begin"))?;
-                finish(ended, end).map(|summary| Some(Event::End(summary)))
+                finish(&ended, end).map(|summary| Some(Event::End(summary)))
             }
             (MessageKind::Begin, Some(_)) => Err(malformed("a begin inside a stream")),
             (MessageKind::Data | MessageKind::End, None) => Err(malformed("no stream has begun")),
@@ -215,23 +227,8 @@ impl StreamReceiver {
         lane_index: usize,
         completion: &Completion,
     ) -> Result<MessageKind, StreamError> {
-        let Completion {
-            qpn,
-            wr_id,
-            status,
-            byte_len,
-            imm,
-            ..
-        } = *completion;
-        if status != Status::Success {
-            let lane = (self.lanes.len() > 1).then_some(lane_index as u8);
-            return Err(StreamError::Work {
-                lane,
-                qpn,
-                wr_id,
-                status,
-            });
-        }
+        let Completion { byte_len, imm, .. } = *completion;
+        check_work(completion, lane_index, self.lanes.len())?;
         let number = self.consumed;
         let malformed = |what| StreamError::Malformed { number, what };
         let imm = imm.ok_or(malformed("it has no immediate"))?;
@@ -245,17 +242,11 @@ impl StreamReceiver {
         if byte_len > self.config.message_size {
             return Err(malformed("it is longer than a slot"));
         }
-        let lane = &self.lanes[lane_index];
-        // Within the lane, the message has the number `number / lanes`.
-        let slot = number / self.lanes.len() as u64 % u64::from(self.config.slots);
+        let (lane, number) = (&self.lanes[lane_index], number / self.lanes.len() as u64);
         self.message.resize(byte_len as usize, 0);
-        rnic.read_memory(
-            lane.ring.key,
-            slot * u64::from(self.config.message_size),
-            &mut self.message,
-        )?;
+        lane.read(rnic, number, &mut self.message)?;
         self.consumed += 1;
-        self.post(rnic, &self.lanes[lane_index], slot)?;
+        lane.post(rnic, number)?;
         Ok(kind)
     }
 
@@ -272,26 +263,15 @@ impl StreamReceiver {
 }
 
 /// Compares the received stream with the sender's length and digest.
-fn finish(open: OpenStream, (sent_bytes, sent): (u64, Digest)) -> Result<StreamSummary, StreamError> {
-    let OpenStream {
-        header: StreamHeader { name, length },
-        bytes,
-        hasher,
-    } = open;
-    if let Some(declared) = length.filter(|&declared| declared != bytes) {
-        return Err(StreamError::Length {
-            declared,
-            found: bytes,
-            is_end: true,
-        });
-    }
-    let digest = Digest(hasher.finalize().into());
-    if digest != sent || bytes != sent_bytes {
+fn finish(open: &OpenStream, (sent_bytes, sent): (u64, Digest)) -> Result<StreamSummary, StreamError> {
+    open.check_length(open.bytes, true)?;
+    let summary = open.summary();
+    if summary.digest != sent || summary.bytes != sent_bytes {
         return Err(StreamError::Digest {
-            name,
-            bytes,
+            name: summary.name,
+            bytes: summary.bytes,
             sent_bytes,
         });
     }
-    Ok(StreamSummary { name, bytes, digest })
+    Ok(summary)
 }

@@ -1,12 +1,11 @@
 //! The sending side.
 
-use castnet_endpoint::{Access, LocalSlice, SendOp, SendWr, Status};
+use castnet_endpoint::{Access, LocalSlice, SendOp, SendWr};
 use castnet_wire::Qpn;
-use sha2::{Digest as _, Sha256};
 
-use super::error::{StreamError, check};
+use super::error::{StreamError, check, check_work};
 use super::frame::{
-    self, Digest, LANES_MAX, MESSAGE_MAX, MESSAGE_MIN, MessageKind, StreamHeader, StreamSummary,
+    self, LANES_MAX, MESSAGE_MAX, MESSAGE_MIN, MessageKind, OpenStream, StreamHeader, StreamSummary,
 };
 use crate::rnic::{MemoryRegion, Rnic};
 
@@ -29,6 +28,20 @@ pub enum Transfer {
     Send,
     /// WRITE with immediate.
     Write(RemoteRing),
+}
+
+impl Transfer {
+    /// The operation for message `number` of a lane. Slots have `size` bytes.
+    pub(crate) fn op(self, number: u64, size: u32, imm: u32) -> SendOp {
+        match self {
+            Self::Send => SendOp::SendImm(imm),
+            Self::Write(RemoteRing { va, rkey, slots }) => {
+                let slot = number % u64::from(slots.max(1));
+                let va = va.wrapping_add(slot * u64::from(size));
+                SendOp::WriteImm { va, rkey, imm }
+            }
+        }
+    }
 }
 
 /// A QP that carries a part of the messages.
@@ -64,12 +77,6 @@ impl SenderConfig {
             in_flight: 16,
         }
     }
-
-    fn check(&self) -> Result<(), StreamError> {
-        check("message_size", self.message_size.into(), MESSAGE_MIN, MESSAGE_MAX)?;
-        check("in_flight", self.in_flight.into(), 1, 4096)?;
-        Ok(())
-    }
 }
 
 /// A lane and its progress.
@@ -79,13 +86,6 @@ struct Lane {
     posted: u64,
     /// Messages acknowledged.
     acknowledged: u64,
-}
-
-/// The stream that is being sent.
-struct OpenStream {
-    header: StreamHeader,
-    bytes: u64,
-    hasher: Sha256,
 }
 
 /// The sending side. It accepts bytes while it has capacity and posts them as messages.
@@ -126,7 +126,13 @@ impl StreamSender {
         config: SenderConfig,
         more: &[SenderLane],
     ) -> Result<Self, StreamError> {
-        config.check()?;
+        check(
+            "message_size",
+            config.message_size.into(),
+            MESSAGE_MIN,
+            MESSAGE_MAX,
+        )?;
+        check("in_flight", config.in_flight.into(), 1, 4096)?;
         let SenderConfig { qpn, transfer, .. } = config;
         let first = SenderLane { qpn, transfer };
         let lane = |at| Lane {
@@ -194,10 +200,8 @@ impl StreamSender {
     /// A stream is already open, its name is longer than 512 bytes, or a work request was refused.
     pub fn start(&mut self, rnic: &mut dyn Rnic, header: &StreamHeader) -> Result<bool, StreamError> {
         if self.open.is_some() {
-            return Err(StreamError::WrongOrder {
-                call: "start",
-                reason: "a stream is open",
-            });
+            let (call, reason) = ("start", "a stream is open");
+            return Err(StreamError::WrongOrder { call, reason });
         }
         let bytes = frame::begin(header).ok_or(StreamError::OutOfRange {
             field: "name's length",
@@ -209,11 +213,7 @@ impl StreamSender {
             return Ok(false);
         }
         self.post_whole(rnic, MessageKind::Begin, &bytes)?;
-        self.open = Some(OpenStream {
-            header: header.clone(),
-            bytes: 0,
-            hasher: Sha256::new(),
-        });
+        self.open = Some(OpenStream::new(header.clone()));
         Ok(true)
     }
 
@@ -222,28 +222,15 @@ impl StreamSender {
     /// # Errors
     /// No stream is open, the stream would exceed its declared length, or a work request was refused.
     pub fn write(&mut self, rnic: &mut dyn Rnic, bytes: &[u8]) -> Result<usize, StreamError> {
-        let Some(open) = &self.open else {
-            return Err(StreamError::WrongOrder {
-                call: "write",
-                reason: "no stream is open",
-            });
-        };
-        let found = open.bytes + bytes.len() as u64;
-        if let Some(declared) = open.header.length.filter(|&declared| found > declared) {
-            return Err(StreamError::Length {
-                declared,
-                found,
-                is_end: false,
-            });
-        }
+        let open = self.open("write")?;
+        open.check_length(open.bytes + bytes.len() as u64, false)?;
         let mut rest = bytes;
         while !rest.is_empty() && self.has_capacity() {
             let capacity = self.config.message_size - self.filled;
             let (now, later) = rest.split_at(rest.len().min(capacity as usize));
             rnic.write_memory(self.staging.key, self.staged_at() + u64::from(self.filled), now)?;
             if let Some(open) = &mut self.open {
-                open.hasher.update(now);
-                open.bytes += now.len() as u64;
+                open.add(now);
             }
             self.filled += now.len() as u32;
             if self.filled == self.config.message_size {
@@ -259,21 +246,9 @@ impl StreamSender {
     /// # Errors
     /// No stream is open, the stream is shorter than declared, or a work request was refused.
     pub fn finish(&mut self, rnic: &mut dyn Rnic) -> Result<Option<StreamSummary>, StreamError> {
-        let Some(open) = &self.open else {
-            return Err(StreamError::WrongOrder {
-                call: "finish",
-                reason: "no stream is open",
-            });
-        };
-        let (name, bytes) = (open.header.name.clone(), open.bytes);
-        if let Some(declared) = open.header.length.filter(|&declared| declared != bytes) {
-            return Err(StreamError::Length {
-                declared,
-                found: bytes,
-                is_end: true,
-            });
-        }
-        let digest = Digest(open.hasher.clone().finalize().into());
+        let open = self.open("finish")?;
+        open.check_length(open.bytes, true)?;
+        let summary = open.summary();
         if self.filled > 0 {
             if !self.has_capacity() {
                 return Ok(None);
@@ -283,9 +258,9 @@ impl StreamSender {
         if !self.has_capacity() {
             return Ok(None);
         }
-        self.post_whole(rnic, MessageKind::End, &frame::end(bytes, digest))?;
+        self.post_whole(rnic, MessageKind::End, &frame::end(summary.bytes, summary.digest))?;
         self.open = None;
-        Ok(Some(StreamSummary { name, bytes, digest }))
+        Ok(Some(summary))
     }
 
     /// Reads acknowledgements. Returns the number of newly acknowledged messages.
@@ -293,17 +268,10 @@ impl StreamSender {
     /// # Errors
     /// [`StreamError::Work`]: the QP has failed.
     pub fn poll(&mut self, rnic: &mut dyn Rnic) -> Result<u64, StreamError> {
-        let (mut acknowledged, several) = (0, self.lanes.len() > 1);
+        let (mut acknowledged, lanes) = (0, self.lanes.len());
         for (number, lane) in self.lanes.iter_mut().enumerate() {
             while let Some(completion) = rnic.poll_send_completion(lane.at.qpn) {
-                if completion.status != Status::Success {
-                    return Err(StreamError::Work {
-                        lane: several.then_some(number as u8),
-                        qpn: completion.qpn,
-                        wr_id: completion.wr_id,
-                        status: completion.status,
-                    });
-                }
+                check_work(&completion, number, lanes)?;
                 lane.acknowledged += 1;
                 acknowledged += 1;
             }
@@ -320,6 +288,12 @@ impl StreamSender {
             rnic.fail_qp(lane.at.qpn)?;
         }
         Ok(rnic.deregister_memory(self.staging.key)?)
+    }
+
+    /// The open stream, which `call` needs.
+    fn open(&self, call: &'static str) -> Result<&OpenStream, StreamError> {
+        let reason = "no stream is open";
+        self.open.as_ref().ok_or(StreamError::WrongOrder { call, reason })
     }
 
     /// Posts a message with these bytes. The caller has checked the capacity, and no message is partly filled.
@@ -339,18 +313,8 @@ impl StreamSender {
         let imm = frame::immediate(kind, self.posted);
         let lane_index = self.next_lane();
         let SenderLane { qpn, transfer } = self.lanes[lane_index].at;
-        let op = match transfer {
-            Transfer::Send => SendOp::SendImm(imm),
-            Transfer::Write(ring) => {
-                let slot = self.lanes[lane_index].posted % u64::from(ring.slots);
-                let va = ring.va.wrapping_add(slot * u64::from(self.config.message_size));
-                SendOp::WriteImm {
-                    va,
-                    rkey: ring.rkey,
-                    imm,
-                }
-            }
-        };
+        let number = self.lanes[lane_index].posted;
+        let op = transfer.op(number, self.config.message_size, imm);
         let local = LocalSlice {
             key: self.staging.key,
             offset: self.staged_at(),

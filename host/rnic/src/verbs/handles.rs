@@ -8,6 +8,7 @@
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -19,14 +20,9 @@ use super::library::Api;
 use super::sys;
 use crate::error::RnicError;
 
-/// Builds the error of a failed call.
-fn io_error(what: &'static str, source: io::Error) -> RnicError {
-    RnicError::Io { what, source }
-}
-
 /// Checks the result of a call that returns null and sets errno on failure.
 fn check_pointer<T>(what: &'static str, raw: *mut T) -> Result<NonNull<T>, RnicError> {
-    NonNull::new(raw).ok_or_else(|| io_error(what, io::Error::last_os_error()))
+    NonNull::new(raw).ok_or_else(|| RnicError::io(what)(io::Error::last_os_error()))
 }
 
 /// Checks the result of a call that returns an errno, or -1 and sets errno.
@@ -42,12 +38,12 @@ fn check_code(code: c_int) -> io::Result<()> {
 fn unblock(fd: c_int) -> Result<Arc<OwnedFd>, RnicError> {
     // SAFETY: the descriptor is open as long as the caller's handle, which outlives this call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let failed = |e: nix::Error| io_error("making an event descriptor non-blocking", e.into());
+    let failed = RnicError::io("making an event descriptor non-blocking");
     let flags = OFlag::from_bits_truncate(fcntl(fd, FcntlArg::F_GETFL).map_err(failed)?);
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(failed)?;
     let own = fd
         .try_clone_to_owned()
-        .map_err(|e| io_error("duplicating an event descriptor", e))?;
+        .map_err(RnicError::io("duplicating an event descriptor"))?;
     Ok(Arc::new(own))
 }
 
@@ -152,7 +148,7 @@ impl Context {
         let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the device is open and the structure has the header's size.
         let code = unsafe { (self.api.query_device)(self.raw.as_ptr(), &raw mut attr) };
-        check_code(code).map_err(|e| io_error("querying the attributes of an RDMA device", e))?;
+        check_code(code).map_err(RnicError::io("querying the attributes of an RDMA device"))?;
         Ok(attr)
     }
 
@@ -161,7 +157,7 @@ impl Context {
         let mut attr = sys::PortAttr::default();
         // SAFETY: the device is open and the structure is not smaller than what the function fills.
         let code = unsafe { (self.api.query_port)(self.raw.as_ptr(), port, &raw mut attr) };
-        check_code(code).map_err(|e| io_error("querying a port of an RDMA device", e))?;
+        check_code(code).map_err(RnicError::io("querying a port of an RDMA device"))?;
         Ok(attr)
     }
 
@@ -341,10 +337,8 @@ impl CompletionQueue {
             }
         };
         usize::try_from(count).map_err(|_| {
-            io_error(
-                "polling a completion queue",
-                io::Error::from_raw_os_error(count.saturating_neg()),
-            )
+            let error = io::Error::from_raw_os_error(count.saturating_neg());
+            RnicError::io("polling a completion queue")(error)
         })
     }
 
@@ -357,7 +351,7 @@ impl CompletionQueue {
                 None => libc::ENOSYS,
             }
         };
-        check_code(code).map_err(|e| io_error("arming a completion queue", e))
+        check_code(code).map_err(RnicError::io("arming a completion queue"))
     }
 }
 
@@ -379,24 +373,6 @@ pub(super) struct QueuePair {
 // SAFETY: as for `Context`.
 unsafe impl Send for QueuePair {}
 
-/// The bytes of a work request.
-#[derive(Clone, Copy)]
-pub(super) struct Bytes {
-    pub(super) addr: u64,
-    pub(super) length: u32,
-    pub(super) lkey: u32,
-}
-
-impl Bytes {
-    fn sge(self) -> sys::Sge {
-        sys::Sge {
-            addr: self.addr,
-            length: self.length,
-            lkey: self.lkey,
-        }
-    }
-}
-
 impl QueuePair {
     pub(super) fn new(
         domain: &Arc<Domain>,
@@ -405,13 +381,11 @@ impl QueuePair {
         cap: sys::QpCap,
     ) -> Result<Self, RnicError> {
         let mut init = sys::QpInitAttr {
-            qp_context: ptr::null_mut(),
             send_cq: send_queue.raw.as_ptr(),
             recv_cq: recv_queue.raw.as_ptr(),
-            srq: ptr::null_mut(),
             cap,
             qp_type: sys::QPT_RC,
-            sq_sig_all: 0,
+            ..sys::QpInitAttr::default()
         };
         // SAFETY: domain and queues exist, and the QP holds them.
         let raw = unsafe { (domain.context.api.create_qp)(domain.raw.as_ptr(), &raw mut init) };
@@ -440,15 +414,7 @@ impl QueuePair {
     /// The state of the QP, IBV_QPS_*.
     pub(super) fn state(&self) -> io::Result<c_uint> {
         let mut attr = sys::QpAttr::default();
-        let mut init = sys::QpInitAttr {
-            qp_context: ptr::null_mut(),
-            send_cq: ptr::null_mut(),
-            recv_cq: ptr::null_mut(),
-            srq: ptr::null_mut(),
-            cap: sys::QpCap::default(),
-            qp_type: 0,
-            sq_sig_all: 0,
-        };
+        let mut init = sys::QpInitAttr::default();
         // SAFETY: the QP exists and both structures have the header's layout.
         check_code(unsafe {
             (self.domain.context.api.query_qp)(
@@ -461,11 +427,10 @@ impl QueuePair {
         Ok(attr.qp_state)
     }
 
-    /// Posts a send. `bytes` is `None` for an empty message.
-    pub(super) fn post_send(&mut self, mut wr: sys::SendWr, bytes: Option<Bytes>) -> io::Result<()> {
-        let mut sge = bytes.map(Bytes::sge).unwrap_or_default();
-        if bytes.is_some() {
-            (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+    /// Posts a send. `sge` is `None` for an empty message.
+    pub(super) fn post_send(&mut self, mut wr: sys::SendWr, mut sge: Option<sys::Sge>) -> io::Result<()> {
+        if let Some(sge) = &mut sge {
+            (wr.sg_list, wr.num_sge) = (&raw mut *sge, 1);
         }
         let mut bad = ptr::null_mut();
         // SAFETY: the QP exists. Request and list live for the call, which copies them. The bytes are in a
@@ -478,17 +443,16 @@ impl QueuePair {
         })
     }
 
-    /// Posts a receive. `bytes` is `None` for a receive without a buffer.
-    pub(super) fn post_recv(&mut self, wr_id: u64, bytes: Option<Bytes>) -> io::Result<()> {
-        let mut sge = bytes.map(Bytes::sge).unwrap_or_default();
+    /// Posts a receive. `sge` is `None` for a receive without a buffer.
+    pub(super) fn post_recv(&mut self, wr_id: u64, mut sge: Option<sys::Sge>) -> io::Result<()> {
         let mut wr = sys::RecvWr {
             wr_id,
             next: ptr::null_mut(),
             sg_list: ptr::null_mut(),
             num_sge: 0,
         };
-        if bytes.is_some() {
-            (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+        if let Some(sge) = &mut sge {
+            (wr.sg_list, wr.num_sge) = (&raw mut *sge, 1);
         }
         let mut bad = ptr::null_mut();
         // SAFETY: as for `post_send`.
@@ -519,7 +483,7 @@ struct Pages {
 
 impl Pages {
     fn new(length: usize) -> Result<Self, RnicError> {
-        let failed = |e: nix::Error| io_error("allocating memory", e.into());
+        let failed = RnicError::io("allocating memory");
         let mapped = std::num::NonZeroUsize::new(length).unwrap_or(std::num::NonZeroUsize::MIN);
         // SAFETY: a new mapping; existing memory is not touched.
         let start = unsafe {
@@ -596,37 +560,25 @@ impl Region {
         self.pages.length
     }
 
-    /// Copies bytes starting at `offset` into `out`. Returns false if the region is too short.
-    pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> bool {
-        if offset
-            .checked_add(out.len())
-            .is_none_or(|end| end > self.pages.length)
-        {
-            return false;
-        }
+    /// Copies the bytes in `range` into `out`, which has the same length.
+    pub(super) fn read(&self, range: Range<usize>, out: &mut [u8]) {
+        assert!(range.end <= self.pages.length && range.len() == out.len());
         // SAFETY: inside the mapping. The device may write at the same time; then the copy has old and new
         // bytes, as with any memory shared with hardware. `out` has no other user.
         unsafe {
-            let from = self.pages.start.as_ptr().cast::<u8>().add(offset);
+            let from = self.pages.start.as_ptr().cast::<u8>().add(range.start);
             ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
         }
-        true
     }
 
-    /// Copies `bytes` into the region at `offset`. Returns false if the region is too short.
-    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> bool {
-        if offset
-            .checked_add(bytes.len())
-            .is_none_or(|end| end > self.pages.length)
-        {
-            return false;
-        }
+    /// Copies `bytes` into the region at `range`, which has the same length.
+    pub(super) fn write(&mut self, range: Range<usize>, bytes: &[u8]) {
+        assert!(range.end <= self.pages.length && range.len() == bytes.len());
         // SAFETY: as for `read`, in the other direction.
         unsafe {
-            let to = self.pages.start.as_ptr().cast::<u8>().add(offset);
+            let to = self.pages.start.as_ptr().cast::<u8>().add(range.start);
             ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
-        true
     }
 }
 

@@ -24,16 +24,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use castnet_endpoint::{
-    Access, Completion, LocalSlice, MemoryError, MemoryKey, PostError, QpError, QpEvent, QpState, RecvWr,
-    SendOp, SendWr,
+    Access, Completion, LocalSlice, MESSAGE_MAX, MemoryError, MemoryKey, PostError, QpError, QpEvent,
+    QpState, RecvWr, SendOp, SendWr,
 };
 use castnet_port::{Sleeper, Waker};
 use castnet_wire::{Nanos, Qpn};
 use tracing::{debug, warn};
 
 use crate::error::RnicError;
-use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
-use handles::{Bytes, Channel, Domain, QueuePair, Region};
+use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, range};
+use handles::{Channel, Domain, QueuePair, Region};
 use library::Api;
 use queue::{Direction, VerbsQp};
 use sysfs::Sysfs;
@@ -153,12 +153,11 @@ impl VerbsRnic {
         let chosen = select::choose(&api, &sysfs, &config)?;
         let domain = Domain::new(&chosen.context)?;
         let channel = Channel::new(&chosen.context)?;
-        let io = |what| move |source| RnicError::Io { what, source };
-        let mut sleeper = Sleeper::new().map_err(io("creating a sleeper"))?;
+        let mut sleeper = Sleeper::new().map_err(RnicError::io("creating a sleeper"))?;
         for events in [&channel.events, &chosen.context.events] {
             sleeper
                 .add_file(events.clone())
-                .map_err(io("adding events to a sleeper"))?;
+                .map_err(RnicError::io("adding events to a sleeper"))?;
         }
         debug!(device = chosen.attributes.name, ip = %chosen.attributes.ip, gid = chosen.gid_index, "opened");
         Ok(Self {
@@ -187,19 +186,6 @@ impl VerbsRnic {
         self.sleeper.waker()
     }
 
-    /// Makes the kernel broadcast an ARP request on the device's interface, so that switches learn this
-    /// host's port. An RDMA device does not announce itself.
-    ///
-    /// # Errors
-    /// The interface is unknown, or the kernel returned an error. The interface is not known, or the kernel refused.
-    pub fn announce(&self) -> Result<(), RnicError> {
-        let interface = self.interface.as_deref().unwrap_or_default();
-        announce::announce(interface, self.attributes.ip).map_err(|source| RnicError::Io {
-            what: "announcing the host by ARP",
-            source,
-        })
-    }
-
     /// Index of the GID of the QPs.
     pub fn gid_index(&self) -> u8 {
         self.gid_index
@@ -224,23 +210,14 @@ impl VerbsRnic {
     }
 
     /// A work request's bytes in the form of the device. `None` if the slice is empty.
-    fn bytes(&self, slice: LocalSlice) -> Result<Option<Bytes>, RnicError> {
+    fn bytes(&self, slice: LocalSlice) -> Result<Option<sys::Sge>, RnicError> {
         let LocalSlice { key, offset, length } = slice;
         if length == 0 {
             return Ok(None);
         }
         let region = self.regions.get(&key).ok_or(PostError::UnknownKey { key })?;
-        let size = region.length() as u64;
-        if offset.checked_add(u64::from(length)).is_none_or(|end| end > size) {
-            return Err(PostError::OutOfBounds {
-                key,
-                offset,
-                length,
-                region: size,
-            }
-            .into());
-        }
-        Ok(Some(Bytes {
+        slice.check_inside(region.length() as u64)?;
+        Ok(Some(sys::Sge {
             addr: region.va() + offset,
             length,
             lkey: key.lkey(),
@@ -383,37 +360,19 @@ impl VerbsRnic {
 
 /// Refuses values that exceed their fields, as the software RNIC does.
 fn check_remote(remote: &QpRemote) -> Result<(), QpError> {
-    let bounds = [
-        ("timeout", remote.timeout, 31),
-        ("retry_cnt", remote.retry_cnt, 7),
-        ("rnr_retry", remote.rnr_retry, 7),
-        ("min_rnr_timer", remote.min_rnr_timer, 31),
-    ];
-    for (field, value, max) in bounds {
-        if value > max {
-            return Err(QpError::OutOfRange {
-                field,
-                value: value.into(),
-                min: 0,
-                max: max.into(),
-            });
-        }
-    }
-    Ok(())
+    QpError::check_bounds(&[
+        ("timeout", remote.timeout.into(), 0, 31),
+        ("retry_cnt", remote.retry_cnt.into(), 0, 7),
+        ("rnr_retry", remote.rnr_retry.into(), 0, 7),
+        ("min_rnr_timer", remote.min_rnr_timer.into(), 0, 31),
+    ])
 }
 
 /// Converts a queue's capacity to the device's type.
 fn depth(field: &'static str, asked: usize, max: i32) -> Result<u32, QpError> {
     let max = u32::try_from(max).unwrap_or(0).max(1);
-    u32::try_from(asked)
-        .ok()
-        .filter(|depth| (1..=max).contains(depth))
-        .ok_or(QpError::OutOfRange {
-            field,
-            value: asked as u64,
-            min: 1,
-            max: max.into(),
-        })
+    QpError::check_bounds(&[(field, asked as u64, 1, max.into())])?;
+    Ok(asked as u32)
 }
 
 impl Rnic for VerbsRnic {
@@ -453,15 +412,8 @@ impl Rnic for VerbsRnic {
 
     fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError> {
         let region = self.region(key)?;
-        let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        if region.read(from, out) {
-            return Ok(());
-        }
-        Err(RnicError::OutOfBounds {
-            offset,
-            length: out.len(),
-            region: region.length(),
-        })
+        region.read(range(offset, out.len(), region.length())?, out);
+        Ok(())
     }
 
     fn write_memory(&mut self, key: MemoryKey, offset: u64, bytes: &[u8]) -> Result<(), RnicError> {
@@ -469,15 +421,8 @@ impl Rnic for VerbsRnic {
             .regions
             .get_mut(&key)
             .ok_or(MemoryError::UnknownKey { key })?;
-        let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        if region.write(from, bytes) {
-            return Ok(());
-        }
-        Err(RnicError::OutOfBounds {
-            offset,
-            length: bytes.len(),
-            region: region.length(),
-        })
+        region.write(range(offset, bytes.len(), region.length())?, bytes);
+        Ok(())
     }
 
     fn create_qp(&mut self, options: &QpOptions) -> Result<Qpn, RnicError> {
@@ -507,10 +452,8 @@ impl Rnic for VerbsRnic {
             ..sys::QpAttr::default()
         };
         let mask = sys::QP_STATE | sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS;
-        pair.modify(init, mask).map_err(|source| RnicError::Io {
-            what: "initializing a QP",
-            source,
-        })?;
+        pair.modify(init, mask)
+            .map_err(RnicError::io("initializing a QP"))?;
         let qpn = Qpn::new(pair.number());
         self.qps.insert(qpn, VerbsQp::new(pair, options.limits, tokens));
         Ok(qpn)
@@ -554,10 +497,10 @@ impl Rnic for VerbsRnic {
 
     fn qp_state(&self, qpn: Qpn) -> Result<QpState, RnicError> {
         let qp = self.qps.get(&qpn).ok_or(QpError::Unknown { qpn })?;
-        let state = qp.pair.state().map_err(|source| RnicError::Io {
-            what: "querying the state of a QP",
-            source,
-        })?;
+        let state = qp
+            .pair
+            .state()
+            .map_err(RnicError::io("querying the state of a QP"))?;
         Ok(match state {
             sys::QPS_RESET | sys::QPS_INIT => QpState::Init,
             sys::QPS_RTR | sys::QPS_RTS | sys::QPS_SQD => QpState::Ready,
@@ -573,10 +516,7 @@ impl Rnic for VerbsRnic {
         let qp = self.qp(qpn)?;
         qp.pair
             .modify(error, sys::QP_STATE)
-            .map_err(|source| RnicError::Io {
-                what: "failing a QP",
-                source,
-            })
+            .map_err(RnicError::io("failing a QP"))
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
@@ -631,8 +571,10 @@ impl Rnic for VerbsRnic {
         Ok(())
     }
 
+    /// Makes the kernel broadcast an ARP request on the device's interface. An RDMA device does not announce itself.
     fn announce(&mut self) -> Result<(), RnicError> {
-        Self::announce(self)
+        let interface = self.interface.as_deref().unwrap_or_default();
+        announce::announce(interface, self.attributes.ip).map_err(RnicError::io("announcing the host by ARP"))
     }
 
     fn poll(&mut self, _now: Nanos) -> Result<bool, RnicError> {
@@ -667,9 +609,6 @@ impl Rnic for VerbsRnic {
         Ok(())
     }
 }
-
-/// The longest RC message in bytes (InfiniBand Architecture Specification, volume 1, 9.7.6).
-const MESSAGE_MAX: u32 = 1 << 31;
 
 #[cfg(test)]
 mod tests {

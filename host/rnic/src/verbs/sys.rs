@@ -230,6 +230,20 @@ pub(super) struct QpInitAttr {
     pub(super) sq_sig_all: c_int,
 }
 
+impl Default for QpInitAttr {
+    fn default() -> Self {
+        Self {
+            qp_context: std::ptr::null_mut(),
+            send_cq: std::ptr::null_mut(),
+            recv_cq: std::ptr::null_mut(),
+            srq: std::ptr::null_mut(),
+            cap: QpCap::default(),
+            qp_type: 0,
+            sq_sig_all: 0,
+        }
+    }
+}
+
 /// Attributes of a QP.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -319,92 +333,92 @@ pub(super) struct RecvWr {
     pub(super) num_sge: c_int,
 }
 
-/// Declares constants of the header with their C names, and a table of them for the layout test.
+/// Declares constants of the header, whose C names begin with `IBV_`, and a table of them for the layout test.
 macro_rules! numbers {
-    ($($(#[$doc:meta])* $name:ident = $value:expr, $c:literal;)*) => {
-        $($(#[$doc])* pub(super) const $name: c_uint = $value;)*
+    ($($name:ident = $value:expr;)*) => {
+        $(pub(super) const $name: c_uint = $value;)*
         /// All constants with their names in the header.
-        pub(super) const NUMBERS: &[(&str, u64)] = &[$(($c, $name as u64)),*];
+        pub(super) const NUMBERS: &[(&str, u64)] = &[$((concat!("IBV_", stringify!($name)), $name as u64)),*];
     };
 }
 
 numbers! {
-    ACCESS_LOCAL_WRITE = 1, "IBV_ACCESS_LOCAL_WRITE";
-    ACCESS_REMOTE_WRITE = 2, "IBV_ACCESS_REMOTE_WRITE";
-    QPT_RC = 2, "IBV_QPT_RC";
-    QPS_RESET = 0, "IBV_QPS_RESET";
-    QPS_INIT = 1, "IBV_QPS_INIT";
-    QPS_RTR = 2, "IBV_QPS_RTR";
-    QPS_RTS = 3, "IBV_QPS_RTS";
-    QPS_SQD = 4, "IBV_QPS_SQD";
-    QPS_SQE = 5, "IBV_QPS_SQE";
-    QPS_ERR = 6, "IBV_QPS_ERR";
-    QP_STATE = 1, "IBV_QP_STATE";
-    QP_ACCESS_FLAGS = 1 << 3, "IBV_QP_ACCESS_FLAGS";
-    QP_PKEY_INDEX = 1 << 4, "IBV_QP_PKEY_INDEX";
-    QP_PORT = 1 << 5, "IBV_QP_PORT";
-    QP_AV = 1 << 7, "IBV_QP_AV";
-    QP_PATH_MTU = 1 << 8, "IBV_QP_PATH_MTU";
-    QP_TIMEOUT = 1 << 9, "IBV_QP_TIMEOUT";
-    QP_RETRY_CNT = 1 << 10, "IBV_QP_RETRY_CNT";
-    QP_RNR_RETRY = 1 << 11, "IBV_QP_RNR_RETRY";
-    QP_RQ_PSN = 1 << 12, "IBV_QP_RQ_PSN";
-    QP_MAX_QP_RD_ATOMIC = 1 << 13, "IBV_QP_MAX_QP_RD_ATOMIC";
-    QP_MIN_RNR_TIMER = 1 << 15, "IBV_QP_MIN_RNR_TIMER";
-    QP_SQ_PSN = 1 << 16, "IBV_QP_SQ_PSN";
-    QP_MAX_DEST_RD_ATOMIC = 1 << 17, "IBV_QP_MAX_DEST_RD_ATOMIC";
-    QP_DEST_QPN = 1 << 20, "IBV_QP_DEST_QPN";
-    MTU_256 = 1, "IBV_MTU_256";
-    MTU_512 = 2, "IBV_MTU_512";
-    MTU_1024 = 3, "IBV_MTU_1024";
-    MTU_2048 = 4, "IBV_MTU_2048";
-    MTU_4096 = 5, "IBV_MTU_4096";
-    PORT_NOP = 0, "IBV_PORT_NOP";
-    PORT_DOWN = 1, "IBV_PORT_DOWN";
-    PORT_INIT = 2, "IBV_PORT_INIT";
-    PORT_ARMED = 3, "IBV_PORT_ARMED";
-    PORT_ACTIVE = 4, "IBV_PORT_ACTIVE";
-    PORT_ACTIVE_DEFER = 5, "IBV_PORT_ACTIVE_DEFER";
-    LINK_LAYER_UNSPECIFIED = 0, "IBV_LINK_LAYER_UNSPECIFIED";
-    LINK_LAYER_INFINIBAND = 1, "IBV_LINK_LAYER_INFINIBAND";
-    LINK_LAYER_ETHERNET = 2, "IBV_LINK_LAYER_ETHERNET";
-    WR_RDMA_WRITE = 0, "IBV_WR_RDMA_WRITE";
-    WR_RDMA_WRITE_WITH_IMM = 1, "IBV_WR_RDMA_WRITE_WITH_IMM";
-    WR_SEND = 2, "IBV_WR_SEND";
-    WR_SEND_WITH_IMM = 3, "IBV_WR_SEND_WITH_IMM";
-    SEND_SIGNALED = 1 << 1, "IBV_SEND_SIGNALED";
-    SEND_SOLICITED = 1 << 2, "IBV_SEND_SOLICITED";
-    WC_RECV = 1 << 7, "IBV_WC_RECV";
-    WC_RECV_RDMA_WITH_IMM = (1 << 7) + 1, "IBV_WC_RECV_RDMA_WITH_IMM";
-    WC_WITH_IMM = 1 << 1, "IBV_WC_WITH_IMM";
-    WC_WITH_INV = 1 << 3, "IBV_WC_WITH_INV";
-    WC_SUCCESS = 0, "IBV_WC_SUCCESS";
-    WC_LOC_LEN_ERR = 1, "IBV_WC_LOC_LEN_ERR";
-    WC_LOC_QP_OP_ERR = 2, "IBV_WC_LOC_QP_OP_ERR";
-    WC_LOC_PROT_ERR = 4, "IBV_WC_LOC_PROT_ERR";
-    WC_WR_FLUSH_ERR = 5, "IBV_WC_WR_FLUSH_ERR";
-    WC_BAD_RESP_ERR = 7, "IBV_WC_BAD_RESP_ERR";
-    WC_LOC_ACCESS_ERR = 8, "IBV_WC_LOC_ACCESS_ERR";
-    WC_REM_INV_REQ_ERR = 9, "IBV_WC_REM_INV_REQ_ERR";
-    WC_REM_ACCESS_ERR = 10, "IBV_WC_REM_ACCESS_ERR";
-    WC_REM_OP_ERR = 11, "IBV_WC_REM_OP_ERR";
-    WC_RETRY_EXC_ERR = 12, "IBV_WC_RETRY_EXC_ERR";
-    WC_RNR_RETRY_EXC_ERR = 13, "IBV_WC_RNR_RETRY_EXC_ERR";
-    WC_REM_ABORT_ERR = 16, "IBV_WC_REM_ABORT_ERR";
-    WC_FATAL_ERR = 19, "IBV_WC_FATAL_ERR";
-    WC_RESP_TIMEOUT_ERR = 20, "IBV_WC_RESP_TIMEOUT_ERR";
-    WC_GENERAL_ERR = 21, "IBV_WC_GENERAL_ERR";
-    EVENT_CQ_ERR = 0, "IBV_EVENT_CQ_ERR";
-    EVENT_QP_FATAL = 1, "IBV_EVENT_QP_FATAL";
-    EVENT_QP_REQ_ERR = 2, "IBV_EVENT_QP_REQ_ERR";
-    EVENT_QP_ACCESS_ERR = 3, "IBV_EVENT_QP_ACCESS_ERR";
-    EVENT_COMM_EST = 4, "IBV_EVENT_COMM_EST";
-    EVENT_SQ_DRAINED = 5, "IBV_EVENT_SQ_DRAINED";
-    EVENT_PATH_MIG = 6, "IBV_EVENT_PATH_MIG";
-    EVENT_PATH_MIG_ERR = 7, "IBV_EVENT_PATH_MIG_ERR";
-    EVENT_DEVICE_FATAL = 8, "IBV_EVENT_DEVICE_FATAL";
-    EVENT_PORT_ACTIVE = 9, "IBV_EVENT_PORT_ACTIVE";
-    EVENT_PORT_ERR = 10, "IBV_EVENT_PORT_ERR";
-    EVENT_QP_LAST_WQE_REACHED = 16, "IBV_EVENT_QP_LAST_WQE_REACHED";
-    EVENT_GID_CHANGE = 18, "IBV_EVENT_GID_CHANGE";
+    ACCESS_LOCAL_WRITE = 1;
+    ACCESS_REMOTE_WRITE = 2;
+    QPT_RC = 2;
+    QPS_RESET = 0;
+    QPS_INIT = 1;
+    QPS_RTR = 2;
+    QPS_RTS = 3;
+    QPS_SQD = 4;
+    QPS_SQE = 5;
+    QPS_ERR = 6;
+    QP_STATE = 1;
+    QP_ACCESS_FLAGS = 1 << 3;
+    QP_PKEY_INDEX = 1 << 4;
+    QP_PORT = 1 << 5;
+    QP_AV = 1 << 7;
+    QP_PATH_MTU = 1 << 8;
+    QP_TIMEOUT = 1 << 9;
+    QP_RETRY_CNT = 1 << 10;
+    QP_RNR_RETRY = 1 << 11;
+    QP_RQ_PSN = 1 << 12;
+    QP_MAX_QP_RD_ATOMIC = 1 << 13;
+    QP_MIN_RNR_TIMER = 1 << 15;
+    QP_SQ_PSN = 1 << 16;
+    QP_MAX_DEST_RD_ATOMIC = 1 << 17;
+    QP_DEST_QPN = 1 << 20;
+    MTU_256 = 1;
+    MTU_512 = 2;
+    MTU_1024 = 3;
+    MTU_2048 = 4;
+    MTU_4096 = 5;
+    PORT_NOP = 0;
+    PORT_DOWN = 1;
+    PORT_INIT = 2;
+    PORT_ARMED = 3;
+    PORT_ACTIVE = 4;
+    PORT_ACTIVE_DEFER = 5;
+    LINK_LAYER_UNSPECIFIED = 0;
+    LINK_LAYER_INFINIBAND = 1;
+    LINK_LAYER_ETHERNET = 2;
+    WR_RDMA_WRITE = 0;
+    WR_RDMA_WRITE_WITH_IMM = 1;
+    WR_SEND = 2;
+    WR_SEND_WITH_IMM = 3;
+    SEND_SIGNALED = 1 << 1;
+    SEND_SOLICITED = 1 << 2;
+    WC_RECV = 1 << 7;
+    WC_RECV_RDMA_WITH_IMM = (1 << 7) + 1;
+    WC_WITH_IMM = 1 << 1;
+    WC_WITH_INV = 1 << 3;
+    WC_SUCCESS = 0;
+    WC_LOC_LEN_ERR = 1;
+    WC_LOC_QP_OP_ERR = 2;
+    WC_LOC_PROT_ERR = 4;
+    WC_WR_FLUSH_ERR = 5;
+    WC_BAD_RESP_ERR = 7;
+    WC_LOC_ACCESS_ERR = 8;
+    WC_REM_INV_REQ_ERR = 9;
+    WC_REM_ACCESS_ERR = 10;
+    WC_REM_OP_ERR = 11;
+    WC_RETRY_EXC_ERR = 12;
+    WC_RNR_RETRY_EXC_ERR = 13;
+    WC_REM_ABORT_ERR = 16;
+    WC_FATAL_ERR = 19;
+    WC_RESP_TIMEOUT_ERR = 20;
+    WC_GENERAL_ERR = 21;
+    EVENT_CQ_ERR = 0;
+    EVENT_QP_FATAL = 1;
+    EVENT_QP_REQ_ERR = 2;
+    EVENT_QP_ACCESS_ERR = 3;
+    EVENT_COMM_EST = 4;
+    EVENT_SQ_DRAINED = 5;
+    EVENT_PATH_MIG = 6;
+    EVENT_PATH_MIG_ERR = 7;
+    EVENT_DEVICE_FATAL = 8;
+    EVENT_PORT_ACTIVE = 9;
+    EVENT_PORT_ERR = 10;
+    EVENT_QP_LAST_WQE_REACHED = 16;
+    EVENT_GID_CHANGE = 18;
 }
