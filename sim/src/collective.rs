@@ -4,7 +4,8 @@ use castnet_comm::machine::{
     HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId, peers,
 };
 use castnet_endpoint::{QpConfig, QueueLimits};
-use castnet_planner::{CollectivePlan, CollectiveRequest, LinkLoad, Rooms, place};
+use castnet_planner::{LinkLoad, Plan, Request, Rooms, plan};
+use castnet_rules::HostPart;
 use castnet_topology::Topology;
 use castnet_wire::{Pmtu, Qpn};
 
@@ -60,33 +61,34 @@ impl<W: Watch> Simulation<W> {
     pub fn join_group(
         &mut self,
         topology: &Topology,
-        request: &CollectiveRequest,
+        request: &Request,
         machine: InNetworkConfig,
         qp: RankQp,
-    ) -> Result<CollectivePlan, SimError> {
-        let plan =
-            place(topology, &LinkLoad::new(), &Rooms::new(), request).map_err(|e| SimError::Place {
-                reason: e.to_string(),
-            })?;
+    ) -> Result<Plan, SimError> {
+        let plan = plan(topology, &LinkLoad::new(), &Rooms::new(), request).map_err(|e| SimError::Place {
+            reason: e.to_string(),
+        })?;
         for (switch, rule) in &plan.rules {
             self.install(switch, rule)?;
         }
-        let size = request.ranks.len() as u16;
-        for (rank, member) in (0..).zip(&request.ranks) {
+        let group = request
+            .translated()
+            .ok_or_else(|| refused(&request.name, "it has no ranks"))?;
+        let size = request.members.len() as u16;
+        for (rank, member) in (0..).zip(&request.members) {
             let mac = self
                 .first_hop_mac(&member.host)
                 .ok_or_else(|| refused(&member.host, "it has no link"))?;
-            let config = QpConfig {
-                sq_psn: member.sq_psn,
-                rq_psn: member.rq_psn,
-                ..QpConfig::new(member.qpn, request.mcst_id.0, mac, Qpn::VIRTUAL)
-            };
+            let mut config = QpConfig::new(member.qpn, request.mcst_id.0, mac, Qpn::VIRTUAL);
+            if let HostPart::Rank(part) = member.part {
+                (config.sq_psn, config.rq_psn) = (part.sq_psn, part.rq_psn);
+            }
             let machine = InNetwork::new(InNetworkConfig {
                 rank,
                 size,
                 pmtu: request.pmtu,
-                message_packets: request.message_packets.into(),
-                reproducible: request.reproducible,
+                message_packets: group.message_packets.into(),
+                reproducible: group.reproducible,
                 ..machine
             });
             self.add_rank(

@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use castnet_endpoint::{Completion, CompletionOp, Status};
-use castnet_planner::{Plan, Request, Role, TreeNode};
+use castnet_planner::{Plan, Role, TreeNode};
 use castnet_wire::{
     Opcode, Parsed, PortId, Psn, Qpn, RoceHeader, Syndrome, counters, icrc, ipv4, parse_frame,
 };
@@ -75,10 +75,10 @@ struct PathRecord {
 
 impl Contract {
     /// The contract of the group of `plan` in `sim`.
-    pub fn new(sim: &Simulation<Self>, plan: &Plan, request: &Request) -> Self {
+    pub fn new(sim: &Simulation<Self>, plan: &Plan) -> Self {
         let mut contract = Self {
-            mcst_id: Some(request.mcst_id.0),
-            source: sim.node(&request.source.host),
+            mcst_id: plan.rules.values().next().map(|rule| rule.mcst_id.0),
+            source: sim.node(&plan.tree.root.name),
             ..Self::default()
         };
         contract.walk(sim, &plan.tree.root);

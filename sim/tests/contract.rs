@@ -1,8 +1,8 @@
 //! Tests of the observer: a switch or host that violates the contract is detected.
 
 use castnet_endpoint::{Access, LocalSlice, QpConfig, SendOp, SendWr};
-use castnet_planner::{LinkLoad, Member, Plan, Request, plan};
-use castnet_rules::GroupKind;
+use castnet_planner::{LinkLoad, Member, Plan, Request, Rooms, plan};
+use castnet_rules::{GroupKind, MulticastRule};
 use castnet_sim::{Contract, Delivery, Fate, Hop, SimConfig, Simulation, View, Watch};
 use castnet_topology::Topology;
 use castnet_wire::bth::Bth;
@@ -19,12 +19,15 @@ const MCST_ID: McstId = McstId(Ipv4Addr::new(10, 255, 0, 1));
 /// Four hosts at two leaves. h0 sends to the others, with PSNs from 100.
 fn group() -> (Simulation<Contract>, Plan, Request) {
     let topology = Topology::leaf_spine(2, 1, 2).expect("a fabric");
-    let receivers = ["h1", "h2", "h3"].map(|h| Member::new(h, QPN)).to_vec();
-    let mut request = Request::new("g", MCST_ID, Pmtu::B256, Member::new("h0", QPN), receivers);
-    request.start_psn = Some(Psn::new(100));
-    let plan = plan(&topology, &LinkLoad::new(), &request).expect("a plan");
+    let members = ["h0", "h1", "h2", "h3"].map(|h| Member::new(h, QPN)).to_vec();
+    let rule = MulticastRule {
+        start_psn: Some(Psn::new(100)),
+        ..MulticastRule::default()
+    };
+    let request = Request::multicast("g", MCST_ID, Pmtu::B256, members, rule);
+    let plan = plan(&topology, &LinkLoad::new(), &Rooms::new(), &request).expect("a plan");
     let mut sim = Simulation::new(&topology, SimConfig::new(1), Contract::default()).expect("a network");
-    *sim.watch_mut() = Contract::new(&sim, &plan, &request);
+    *sim.watch_mut() = Contract::new(&sim, &plan);
     for host in ["h0", "h1", "h2", "h3"] {
         let mac = sim.first_hop_mac(host).expect("a first hop");
         let config = QpConfig {

@@ -3,7 +3,7 @@
 //! The controller reckons with what switches said last; they have the last word. A switch without room is passed by, or
 //! gets a smaller part, where the fabric allows.
 
-use castnet_planner::{Room, Rooms};
+use castnet_planner::{Room, Rooms, Shortage};
 
 use crate::lifecycle::{Cause, Failure};
 use castnet_rules::GroupRule;
@@ -49,12 +49,7 @@ impl Detours {
     /// Takes off what there is not.
     pub(crate) fn apply(&self, rooms: &mut Rooms) {
         for Detour { switch, bytes, .. } in &self.0 {
-            let room = rooms.entry(switch.clone()).or_insert_with(|| Room {
-                memory_free: u64::MAX,
-                groups_free: u64::MAX,
-                endpoints_max: u64::MAX,
-                pmtus: Vec::new(),
-            });
+            let room = rooms.entry(switch.clone()).or_insert(Room::UNKNOWN);
             match bytes {
                 Some(bytes) => room.memory_free = room.memory_free.min(bytes.saturating_sub(1)),
                 None => room.groups_free = 0,
@@ -66,13 +61,18 @@ impl Detours {
         self.0.is_empty()
     }
 
-    /// What a switch said last.
-    pub(crate) fn of(&self, switch: &str) -> Option<String> {
-        self.0
+    /// What switches lack: in their own words, if they have refused.
+    pub(crate) fn explain(&self, shortages: &[Shortage]) -> String {
+        let each = shortages
             .iter()
-            .rev()
-            .find(|d| d.switch == switch)
-            .map(Detour::words)
+            .map(|s| self.of(&s.switch).unwrap_or_else(|| s.to_string()));
+        each.collect::<Vec<_>>().join("; ")
+    }
+
+    /// What a switch said last.
+    fn of(&self, switch: &str) -> Option<String> {
+        let refusals = self.0.iter().rev();
+        refusals.filter(|d| d.switch == switch).map(Detour::words).next()
     }
 
     /// What all of them said.

@@ -14,7 +14,7 @@ use crate::error::Refusal;
 use crate::fabric::Reach;
 use crate::lifecycle::{After, Cause, Event, Failure, Phase};
 use crate::link::SwitchError;
-use crate::planning::NoPlan;
+use crate::planning::{NoPlan, plan_group};
 use crate::record::{Ending, Plan, Record};
 use crate::table::Entry;
 
@@ -151,7 +151,7 @@ fn turned_down(
             .get(switch)
             .is_some_and(|rule| entry.detours.note(switch, rule, error.is_of_memory(), &failure));
     let elsewhere = match noted {
-        true => kind.plan(&core, &record).map_err(NoPlan::into_failure),
+        true => plan_group(&core, &record).map_err(NoPlan::into_failure),
         false => Err(failure.clone()),
     };
     match elsewhere {
@@ -189,7 +189,8 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
                 return None;
             }
             let record = core.groups.get(name)?.record().clone();
-            match try_lay_out(shared, &mut core, &record) {
+            let laid_out = plan_group(&core, &record).and_then(|plan| place(shared, &mut core, name, plan));
+            match laid_out {
                 Ok(plan) => return Some(plan),
                 Err(NoPlan::Never(failure)) => {
                     drop(core);
@@ -209,11 +210,6 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
             return None;
         }
     }
-}
-
-fn try_lay_out(shared: &Arc<Shared>, core: &mut Core, record: &Record) -> Result<Arc<Plan>, NoPlan> {
-    let plan = record.kind.behaviour().plan(core, record)?;
-    place(shared, core, &record.name, plan)
 }
 
 /// Stores how a group is laid out. From then on its switches may have a part of it.

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use castnet_planner::{LinkLoad, Role, Room, Rooms, Tree, TreeNode};
+use castnet_planner::{LinkLoad, Member, PlanError, Request, RequestKind, Role, Room, Rooms, Tree, TreeNode};
 use castnet_proto::v1;
-use castnet_rules::{GroupRule, Ipv4Net};
+use castnet_rules::{GroupRule, HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{SwitchKind, Topology};
-use castnet_wire::{MacAddr, McstId, Pmtu};
+use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
 use crate::core::Core;
+use crate::detour::Detours;
 use crate::fabric::Place;
 use crate::lifecycle::{Cause, Failure};
 use crate::record::{Plan, Record, TreeSwitch};
@@ -99,7 +100,7 @@ impl Core {
     }
 
     /// The McstID of the first lane at each switch that has one to offer, for the planner.
-    pub(crate) fn first_offers(&self, record: &Record) -> BTreeMap<String, McstId> {
+    fn first_offers(&self, record: &Record) -> BTreeMap<String, McstId> {
         let offers = self.offers(record).into_iter();
         offers
             .filter_map(|(switch, ids)| Some((switch, *ids.first()?)))
@@ -129,7 +130,7 @@ impl Core {
     }
 
     /// Why a switch has no McstIDs to offer to a group.
-    pub(crate) fn no_mcst_id(&self, record: &Record, switch: &str) -> Failure {
+    fn no_mcst_id(&self, record: &Record, switch: &str) -> Failure {
         let pool = self.pool_of(switch);
         let name = match pool == self.mcst_pool {
             true => "mcst_pool",
@@ -147,7 +148,7 @@ impl Core {
     }
 
     /// What each switch has left for each lane of a group.
-    pub(crate) fn rooms(&self, record: &Record) -> Rooms {
+    fn rooms(&self, record: &Record) -> Rooms {
         let lanes = u64::from(record.lanes());
         let room = |(switch, said): (&String, &v1::Capabilities)| {
             let (foreign, own) = (
@@ -174,13 +175,52 @@ impl Core {
     }
 }
 
-/// Counts the groups on each link of the fabric, but for this one.
-pub(crate) fn load(core: &Core, topology: &Topology, record: &Record) -> LinkLoad {
-    LinkLoad::from_edges(topology, core.groups.load(&record.name))
+/// Plans a group over the fabric as it is known now, with the groups that are laid out already.
+pub(crate) fn plan_group(core: &Core, record: &Record) -> Result<Plan, NoPlan> {
+    locate(core, record)?;
+    let topology = core.facts.topology();
+    let load = LinkLoad::from_edges(&topology, core.groups.load(&record.name));
+    let none = Detours::default();
+    let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
+    let kind = record.kind.behaviour();
+    let request = Request {
+        generation: record.generation,
+        mcst_ids: core.first_offers(record),
+        ..kind.request(record)
+    };
+    let mut rooms = Rooms::new();
+    if let RequestKind::Collective { .. } = request.kind {
+        rooms = core.rooms(record);
+        detours.apply(&mut rooms);
+    }
+    let planned = castnet_planner::plan(&topology, &load, &rooms, &request);
+    let plan = planned.map_err(|error| {
+        let (cause, reason) = match &error {
+            PlanError::NoMcstId { switch } => return NoPlan::Never(core.no_mcst_id(record, switch)),
+            PlanError::NoRoom { shortages } => (Cause::NoRoom, detours.explain(shortages)),
+            _ => (Cause::Unfit, error.reason()),
+        };
+        let field = match error.field() {
+            field if field.is_empty() => "topology".into(),
+            field => kind.request_field(field),
+        };
+        let failure = Failure { cause, field, reason };
+        match error {
+            // Without a file, a switch that has not reported yet may have the missing link.
+            PlanError::NoPath { .. } if core.facts.file.is_none() && detours.is_empty() => {
+                NoPlan::NotYet(failure)
+            }
+            _ => NoPlan::Never(detours.end(failure)),
+        }
+    })?;
+    Ok(Plan {
+        tree: tree_switches(&plan.tree),
+        rules: plan.rules,
+    })
 }
 
-/// Every host of a group must have a place.
-pub(crate) fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
+/// Checks that every host of a group has a place.
+fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
     let kind = record.kind.behaviour();
     for (i, party) in kind.parties().into_iter().enumerate() {
         let host = party.host;
@@ -211,15 +251,27 @@ pub(crate) fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
     Ok(())
 }
 
-/// Addresses that no host has, for a member that has not joined yet: 198.18.0.0/15 is set aside for measurements
-/// (RFC 2544).
-pub(crate) fn stand_in(member: usize) -> (std::net::Ipv4Addr, MacAddr) {
-    let [hi, lo] = (member as u16).to_be_bytes();
-    ([198, 18, hi, lo].into(), MacAddr([2, 0, 198, 18, hi, lo]))
+/// A member for the planner. One that has not joined yet gets addresses that no host has: 198.18.0.0/15 is reserved for
+/// measurements (RFC 2544).
+pub(crate) fn planned_member(index: usize, host: &str, end: Option<&HostEndpoint>, part: HostPart) -> Member {
+    let [hi, lo] = (index as u16).to_be_bytes();
+    let stand_in = (
+        [198, 18, hi, lo].into(),
+        MacAddr([2, 0, 198, 18, hi, lo]),
+        Qpn::new(2),
+    );
+    let (ip, mac, qpn) = end.map_or(stand_in, |e| (e.ip, e.mac, e.qpn));
+    Member {
+        host: host.into(),
+        ip: Some(ip),
+        mac: Some(mac),
+        qpn,
+        part,
+    }
 }
 
 /// The switches of a tree, parents before children.
-pub(crate) fn tree_switches(tree: &Tree) -> Vec<TreeSwitch> {
+fn tree_switches(tree: &Tree) -> Vec<TreeSwitch> {
     let mut all = Vec::new();
     let mut next: Vec<(&TreeNode, Option<&str>)> = vec![(&tree.root, None)];
     let mut at = 0;

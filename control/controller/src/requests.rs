@@ -13,7 +13,7 @@ use crate::core::{Core, Shared};
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::lifecycle::{Event, Phase};
-use crate::planning::NoPlan;
+use crate::planning::{NoPlan, plan_group};
 use crate::record::{Plan, Record};
 
 /// A number that nobody can foresee, from the seed of the standard library's hash maps.
@@ -31,7 +31,7 @@ impl Shared {
         record: &mut Record,
         wanted: Option<McstId>,
     ) -> Result<Option<Plan>, Refusal> {
-        let plan = match record.kind.behaviour().plan(core, record) {
+        let plan = match plan_group(core, record) {
             Ok(plan) => plan,
             Err(NoPlan::NotYet(_)) => return Ok(None),
             Err(NoPlan::Never(failure)) => return Err(Refusal::Failed(failure)),

@@ -1,5 +1,7 @@
 //! Why there is no plan.
 
+use core::fmt::Display;
+
 use castnet_rules::Fault;
 use castnet_topology::{Cut, End};
 use castnet_wire::{McstId, Pmtu};
@@ -7,18 +9,30 @@ use castnet_wire::{McstId, Pmtu};
 /// Why a request cannot be met. [`PlanError::field`] names the field of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// Nobody to send to.
-    #[error("receivers: empty; a group needs at least one receiver")]
-    NoReceivers,
+    /// A multicast group without a receiver.
+    #[error("members: {members} member(s); a group needs a source and at least one receiver")]
+    NoReceivers {
+        /// How many members.
+        members: usize,
+    },
+    /// Too few ranks, or too many.
+    #[error(
+        "ranks: {ranks} rank(s); a collective group has 2 to {}",
+        castnet_rules::RANKS_MAX
+    )]
+    BadSize {
+        /// How many ranks.
+        ranks: usize,
+    },
     /// No host of that name.
     #[error("{field}: the fabric has no host {host:?}")]
-    UnknownMember {
+    UnknownHost {
         /// The member's field.
         field: String,
         /// The name.
         host: String,
     },
-    /// A host twice: a switch has one path per port, so a host is a member once.
+    /// A host twice in a multicast group.
     #[error("{field}: host {host:?} is {first} already; a host is a member of a group once")]
     MemberTwice {
         /// The member's field.
@@ -36,7 +50,7 @@ pub enum PlanError {
         /// The host.
         host: String,
     },
-    /// Neither fabric nor request know an address of the member.
+    /// Neither fabric nor request have an address of the member.
     #[error("{field}: the {address} of host {host:?} is not known; give it in the request")]
     NoAddress {
         /// The member's field.
@@ -54,14 +68,14 @@ pub enum PlanError {
         /// The host.
         host: String,
     },
-    /// No path from the source to a receiver, or to any Castnet switch.
+    /// No path from the source, or rank 0, to another member, or to any Castnet switch.
     #[error("{field}: no path from {from:?} to {to:?}: {}", cut_text(.cut))]
     NoPath {
-        /// The receiver's field; the source's, where no Castnet switch is reached.
+        /// The other member's field; that of the source or rank 0, if it reaches no Castnet switch.
         field: String,
-        /// The source.
+        /// The host of the source or rank 0.
         from: String,
-        /// The receiver, or the Castnet switch that is cut off by the fewest things that are down.
+        /// The other member's host, or the Castnet switch that is cut off by the fewest things that are down.
         to: String,
         /// Where it is cut.
         cut: Cut,
@@ -69,10 +83,10 @@ pub enum PlanError {
     /// Plain switches alone cannot run a group.
     #[error("the fabric has no Castnet switch: plain switches and routers run no groups")]
     NoCastnetSwitch,
-    /// A link of the tree cannot carry full packets.
+    /// A link that is needed cannot carry full packets.
     #[error("pmtu: {} needs an MTU of {needed} on every link, but {a} - {b} has {mtu}", .pmtu.bytes())]
     PmtuTooLarge {
-        /// The path MTU asked for.
+        /// The path MTU of the request.
         pmtu: Pmtu,
         /// The link MTU that it needs: packets of the path MTU with their headers.
         needed: u32,
@@ -83,21 +97,28 @@ pub enum PlanError {
         /// Its MTU.
         mtu: u32,
     },
+    /// Every tree of a collective group has a switch without room.
+    #[error("{}", joined(.shortages))]
+    NoRoom {
+        /// The switches that were tried and what they lack, in the order they were tried; at least one. The last is the
+        /// one that the ranks could not be linked without.
+        shortages: Vec<Shortage>,
+    },
     /// The tree passes routers, and the request has no McstID for one of its switches.
     #[error("switch {switch:?} has no McstID of its own, as each has where a tree passes routers")]
     NoMcstId {
         /// The switch.
         switch: String,
     },
-    /// What the rules' own checker says of the request's values, fields as in the request.
-    #[error("{}", faults_text(.faults))]
+    /// Values of the request that the checker of rules refuses, with fields as in the request.
+    #[error("{}", joined(.faults))]
     Refused {
         /// At least one.
         faults: Vec<Fault>,
     },
-    /// A rule that the planner made breaks the checker's rules: more members are behind one port of a switch than a group can
-    /// have endpoints there, or the fabric contradicts itself, for instance with a port's Ethernet address that is none.
-    #[error("rule for switch {switch:?}: {}", faults_text(.faults))]
+    /// A rule of the plan that the checker of rules refuses: more members are behind one port of a switch than a group can
+    /// have endpoints there, or the fabric contradicts itself, for instance with an invalid Ethernet address of a port.
+    #[error("rule for switch {switch:?}: {}", joined(.faults))]
     BadRule {
         /// The switch.
         switch: String,
@@ -106,25 +127,82 @@ pub enum PlanError {
     },
 }
 
+/// What a switch lacks for a group.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("switch {switch} {lack}")]
+pub struct Shortage {
+    /// The switch.
+    pub switch: String,
+    /// What it lacks.
+    pub lack: Lack,
+}
+
+/// What can be short.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lack {
+    /// Memory for slots and state.
+    #[error("needs {needed} bytes for it, {free} are free")]
+    Memory {
+        /// Bytes that the group takes there.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// Places for groups.
+    #[error("takes no more groups")]
+    Groups,
+    /// A path MTU that it cannot carry.
+    #[error("does not carry a path MTU of {}{}", .wanted.bytes(), largest_text(.largest))]
+    Pmtu {
+        /// The path MTU asked for.
+        wanted: Pmtu,
+        /// The largest that it carries.
+        largest: Option<Pmtu>,
+    },
+    /// More endpoints than a group can have there.
+    #[error("has {needed} endpoints in the tree, a group can have {max} there")]
+    Endpoints {
+        /// Endpoints of the tree.
+        needed: u64,
+        /// What it takes.
+        max: u64,
+    },
+}
+
 impl PlanError {
-    /// The field of the request that is at fault, such as `receivers[2]`; empty where it is the fabric.
-    pub fn field(&self) -> &str {
+    /// The field of the request that is at fault, such as `ranks[2]`, or `switches.NAME`; empty if it is the fabric.
+    pub fn field(&self) -> String {
         match self {
-            Self::NoReceivers => "receivers",
-            Self::UnknownMember { field, .. }
+            Self::NoReceivers { .. } => "members".into(),
+            Self::BadSize { .. } => "ranks".into(),
+            Self::UnknownHost { field, .. }
             | Self::MemberTwice { field, .. }
             | Self::SourceAmongReceivers { field, .. }
             | Self::NoAddress { field, .. }
-            | Self::NoPath { field, .. } => field,
-            Self::McstIdIsHost { .. } => "mcst_id",
-            Self::PmtuTooLarge { .. } => "pmtu",
-            Self::Refused { faults } => faults.first().map_or("", |f| &f.field),
-            Self::BadRule { .. } | Self::NoCastnetSwitch | Self::NoMcstId { .. } => "",
+            | Self::NoPath { field, .. } => field.clone(),
+            Self::McstIdIsHost { .. } => "mcst_id".into(),
+            Self::NoCastnetSwitch => String::new(),
+            Self::PmtuTooLarge { .. } => "pmtu".into(),
+            Self::NoRoom { shortages } => shortages
+                .last()
+                .map(|s| format!("switches.{}", s.switch))
+                .unwrap_or_default(),
+            Self::NoMcstId { switch } | Self::BadRule { switch, .. } => format!("switches.{switch}"),
+            Self::Refused { faults } => faults.first().map(|f| f.field.clone()).unwrap_or_default(),
         }
+    }
+
+    /// The reason without the field in front of it.
+    pub fn reason(&self) -> String {
+        let text = self.to_string();
+        let rest = text
+            .strip_prefix(&self.field())
+            .and_then(|t| t.strip_prefix(": "));
+        rest.map(str::to_owned).unwrap_or(text)
     }
 }
 
-pub(crate) fn cut_text(cut: &Cut) -> String {
+fn cut_text(cut: &Cut) -> String {
     match cut {
         Cut::NeverLinked => "the fabric does not link them".into(),
         Cut::Down(down) => down
@@ -135,10 +213,13 @@ pub(crate) fn cut_text(cut: &Cut) -> String {
     }
 }
 
-pub(crate) fn faults_text(faults: &[Fault]) -> String {
-    faults
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join("; ")
+fn largest_text(largest: &Option<Pmtu>) -> String {
+    largest
+        .map(|p| format!(", {} at most", p.bytes()))
+        .unwrap_or_default()
+}
+
+fn joined<T: Display>(all: &[T]) -> String {
+    let all: Vec<String> = all.iter().map(T::to_string).collect();
+    all.join("; ")
 }

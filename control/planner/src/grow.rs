@@ -24,7 +24,7 @@ pub(crate) struct Leaf {
     /// Its name in the tree.
     pub(crate) name: String,
     /// The paths from its host to the nearest Castnet switches: it joins at one of these.
-    nearest: Vec<Path>,
+    pub(crate) nearest: Vec<Path>,
 }
 
 impl Leaf {
@@ -34,11 +34,6 @@ impl Leaf {
             name: name.into(),
             nearest: nearest(topology, host),
         }
-    }
-
-    /// The paths from its host to the nearest Castnet switches.
-    pub(crate) fn nearest(&self) -> &[Path] {
-        &self.nearest
     }
 
     /// Links to the switch that `distances` are those to, by way of a nearest Castnet switch.

@@ -14,26 +14,21 @@
 //! and the group has another McstID at each switch of its tree, since one address cannot lead to several.
 //!
 //! The IncTree of a collective group hangs below a switch of the lowest level from which all ranks are reached
-//! (EPIC 6.2), and leaves out switches without room for it ([`place`]).
+//! (EPIC 6.2), and leaves out switches without room for it.
 #![forbid(unsafe_code)]
 
-mod collective_request;
-mod endpoints;
 mod error;
 mod grow;
 mod load;
 mod overlay;
 mod place;
-mod place_error;
 mod plan;
 mod request;
+mod rules;
 mod tree;
 
-pub use collective_request::{CollectiveRequest, RankMember, Room, Rooms, slots, slots_min};
-pub use error::PlanError;
+pub use error::{Lack, PlanError, Shortage};
 pub use load::{Edge, LinkLoad};
-pub use place::{CollectivePlan, place};
-pub use place_error::{Lack, PlaceError, Shortage};
 pub use plan::{HEADROOM, Plan, plan};
-pub use request::{Member, Request};
+pub use request::{Member, Request, RequestKind, Room, Rooms, slots, slots_min};
 pub use tree::{Role, Tree, TreeLink, TreeNode};

@@ -1,13 +1,13 @@
 //! How often groups use a link: what load balancing looks at.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use castnet_rules::{Endpoint, GroupRule, NextHop};
 use castnet_topology::{End, LinkId, Topology};
 use castnet_wire::{MacAddr, PortId};
 
 use crate::overlay::between;
-use crate::plan::{HEADROOM, Plan};
+use crate::plan::HEADROOM;
 use crate::tree::Tree;
 
 /// Groups per link (Cepheus III.C: the port that is "least used by MGs"). A group whose tree uses a link several times, as at
@@ -104,47 +104,20 @@ impl LinkLoad {
         Self::default()
     }
 
-    /// Counted from rules that are installed or wanted, each with the name of its switch. Rules of one name are of one group. An edge
-    /// of a group counts once, though both ends have a rule for it; links that the fabric does not have do not count.
-    pub fn from_rules<'a>(
-        topology: &Topology,
-        rules: impl IntoIterator<Item = (&'a str, &'a GroupRule)>,
-    ) -> Self {
-        let mut groups: BTreeMap<&str, BTreeMap<&str, &GroupRule>> = BTreeMap::new();
-        for (switch, rule) in rules {
-            groups.entry(&rule.name).or_default().insert(switch, rule);
-        }
-        let mut load = Self::new();
-        for rules in groups.values() {
-            let edge = |(switch, rule, e)| Edge::new(switch, rule, e, |name| rules.get(name).copied());
-            let all = rules
-                .iter()
-                .flat_map(|(switch, rule)| rule.endpoints.iter().map(|e| (*switch, *rule, e)));
-            let edges: BTreeSet<Edge> = all.map(edge).collect();
-            load.count_edges(topology, edges.iter().map(|edge| (edge, 1)));
-        }
-        load
-    }
-
-    /// Counted from the edges that groups use, each with the number of its groups. Where the two ends of an edge say
-    /// different things, the larger number counts.
+    /// Counts the edges that groups use, each with the number of its groups. The rules of both ends of an edge count it: if
+    /// their sums differ, the larger one counts. Links that the fabric does not have do not count.
     pub fn from_edges<'a>(topology: &Topology, edges: impl IntoIterator<Item = (&'a Edge, u32)>) -> Self {
-        let mut load = Self::new();
-        load.count_edges(topology, edges);
-        load
-    }
-
-    /// What a switch says of its edges is added up; of what both ends say the larger number counts.
-    fn count_edges<'a>(&mut self, topology: &Topology, edges: impl IntoIterator<Item = (&'a Edge, u32)>) {
-        let mut said: BTreeMap<Vec<LinkId>, BTreeMap<&str, u32>> = BTreeMap::new();
+        let mut sums: BTreeMap<Vec<LinkId>, BTreeMap<&str, u32>> = BTreeMap::new();
         for (edge, groups) in edges {
             if let Some(links) = edge.links(topology) {
-                *said.entry(links).or_default().entry(&edge.switch).or_default() += groups;
+                *sums.entry(links).or_default().entry(&edge.switch).or_default() += groups;
             }
         }
-        for (links, by_switch) in said {
-            self.count(links, by_switch.into_values().max().unwrap_or(0));
+        let mut load = Self::new();
+        for (links, by_switch) in sums {
+            load.count(links, by_switch.into_values().max().unwrap_or(0));
         }
+        load
     }
 
     /// Groups on that link.
@@ -152,28 +125,14 @@ impl LinkLoad {
         self.groups.get(&link).copied().unwrap_or(0)
     }
 
-    /// Counts a plan that is carried out.
-    pub fn add(&mut self, plan: &Plan) {
-        self.add_tree(&plan.tree);
-    }
-
-    /// Counts a tree of either kind.
-    pub fn add_tree(&mut self, tree: &Tree) {
+    /// Counts the tree of one more group.
+    pub fn add(&mut self, tree: &Tree) {
         self.count(tree.links(), 1);
     }
 
     fn count(&mut self, links: Vec<LinkId>, groups: u32) {
         for link in links {
             *self.groups.entry(link).or_default() += groups;
-        }
-    }
-
-    /// Forgets a plan that is taken back.
-    pub fn remove(&mut self, plan: &Plan) {
-        for link in plan.tree.links() {
-            if let Some(groups) = self.groups.get_mut(&link) {
-                *groups = groups.saturating_sub(1);
-            }
         }
     }
 }

@@ -3,106 +3,86 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{
-    Endpoint, EndpointDraft, Fault, GroupDraft, GroupRule, HopDraft, HostEndpoint, MulticastRule,
+    EndpointDraft, FaultKind, GroupDraft, GroupKind, GroupRule, HopDraft, HostEndpoint, HostPart, RANKS_MAX,
+    RankPart, TranslatedRule,
 };
-use castnet_topology::{Link, Topology};
-use castnet_wire::{MacAddr, PortId};
+use castnet_topology::{Cut, Link, Topology};
+use castnet_wire::{MacAddr, PortId, Psn};
 
-use crate::endpoints::{address, host_hop, number, switch_hop};
 use crate::error::PlanError;
-use crate::grow::{CANDIDATES_MAX, Children, Leaf, Parents, children, cost, grow, leave_out};
+use crate::grow::{CANDIDATES_MAX, Leaf, Parents, cost, grow, leave_out};
 use crate::load::LinkLoad;
-use crate::overlay::{Path, cut_off};
-use crate::request::{Member, Request};
-use crate::tree::{Role, Tree, TreeLink, TreeNode};
+use crate::overlay::{Path, cut_off, nearest};
+use crate::place::place;
+use crate::request::{Request, RequestKind, Rooms, slots};
+use crate::rules::write;
+use crate::tree::Tree;
 
 /// Bytes that a link's MTU must have beyond the path MTU: the longest headers of RoCEv2 over IPv4 (20 IP, 8 UDP,
 /// 12 BTH, 28 AtomicETH, 4 ICRC) and 8 to spare.
 pub const HEADROOM: u32 = 80;
 
-/// What a request becomes.
+/// How a group is laid out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The tree.
     pub tree: Tree,
-    /// Each switch's part, by its name.
+    /// The rule of each switch, by its name.
     pub rules: BTreeMap<String, GroupRule>,
 }
 
-/// Plans a group. `load` says how many groups each link carries already.
+/// Plans a group. `load` is the number of groups on each link. A collective group is placed at switches with room by
+/// `rooms`; a multicast group needs none.
 ///
-/// The same request, with its receivers in any order, gives the same plan.
-pub fn plan(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<Plan, PlanError> {
+/// The same request gives the same plan, for a multicast group with its members in any order. Endpoints and leaves of the
+/// tree have the names of their hosts; if a host has several ranks, they are called `host#rank`.
+///
+/// # Errors
+/// Names the member, the setting or the switches at fault.
+pub fn plan(
+    topology: &Topology,
+    load: &LinkLoad,
+    rooms: &Rooms,
+    request: &Request,
+) -> Result<Plan, PlanError> {
     let members = resolve(topology, request)?;
-    let parents = best_tree(topology, load, request)?;
-    check_mtu(topology, request, &parents)?;
-    let tree = Tree {
-        root: tree_node(&request.source.host, None, request, &members, &children(&parents)),
-    };
-    let mut rules = BTreeMap::new();
-    write_rules(topology, request, &members, (&tree.root, None), &mut rules);
-    number(&mut rules, |host| {
-        members.get_key_value(host.name.as_str()).map(|(name, _)| *name)
-    });
-    address(&tree, &request.mcst_ids, &mut rules).map_err(|switch| PlanError::NoMcstId { switch })?;
-    for (switch, rule) in &rules {
-        let faults = rule.check(PortId::COUNT);
-        if !faults.is_empty() {
-            let switch = switch.clone();
-            return Err(PlanError::BadRule { switch, faults });
+    match request.kind {
+        RequestKind::Multicast(rule) => {
+            let source = usize::from(rule.source);
+            let parents = best_tree(topology, load, request, source)?;
+            if let Some(link) = parents.values().find_map(|path| narrow(topology, request, path)) {
+                return Err(too_narrow(request, link));
+            }
+            let root = &members[source].name;
+            write(topology, (request, 0), &members, (root, &parents))
+        }
+        RequestKind::Collective { window_packets, rule } => {
+            place(topology, load, rooms, request, (window_packets, rule), &members)
         }
     }
-    Ok(Plan { tree, rules })
 }
 
-/// The members with their addresses, by host; everything that can be refused without looking for paths.
-fn resolve<'r>(
-    topology: &Topology,
-    request: &'r Request,
-) -> Result<BTreeMap<&'r str, HostEndpoint>, PlanError> {
-    if request.receivers.is_empty() {
-        return Err(PlanError::NoReceivers);
-    }
-    let mut members: BTreeMap<&str, HostEndpoint> = BTreeMap::new();
-    let mut field_of: BTreeMap<&str, String> = BTreeMap::new();
-    let mut drafts = Vec::new();
-    for (field, member) in request.members() {
-        let host = member.host.clone();
-        match field_of.get(member.host.as_str()) {
-            Some(first) if first == "source" => return Err(PlanError::SourceAmongReceivers { field, host }),
-            Some(first) => {
-                return Err(PlanError::MemberTwice {
-                    field,
-                    host,
-                    first: first.clone(),
-                });
-            }
-            None => {}
+/// The members with their addresses and their names in the tree. Checks all that can be checked without paths.
+fn resolve(topology: &Topology, request: &Request) -> Result<Vec<HostEndpoint>, PlanError> {
+    let count = request.members.len();
+    match request.kind {
+        RequestKind::Multicast(rule) if count < 2 || usize::from(rule.source) >= count => {
+            return Err(PlanError::NoReceivers { members: count });
         }
-        let endpoint = resolve_member(topology, &field, member)?;
-        drafts.push(EndpointDraft {
-            next_hop: Some(HopDraft::Host((&endpoint).into())),
-            ..EndpointDraft::default()
-        });
-        members.insert(&member.host, endpoint);
-        field_of.insert(&member.host, field);
+        RequestKind::Collective { .. } if !(2..=usize::from(RANKS_MAX)).contains(&count) => {
+            return Err(PlanError::BadSize { ranks: count });
+        }
+        _ => {}
     }
-    let group = GroupDraft {
-        name: Some(request.name.clone()),
-        mcst_id: Some(request.mcst_id),
-        stall_timeout_ms: Some(request.stall_timeout_ms),
-        endpoints: Some(drafts),
-        ..GroupDraft::default()
-    };
-    // The members are not all at one switch: their number says nothing.
-    let faults = group.check(PortId::COUNT).into_iter();
-    let faults: Vec<Fault> = faults
-        .filter(|f| f.field != "endpoints")
-        .map(in_request)
-        .collect();
-    if !faults.is_empty() {
-        return Err(PlanError::Refused { faults });
+    let mut members_at: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (index, member) in request.members.iter().enumerate() {
+        members_at.entry(&member.host).or_default().push(index);
     }
+    let mut members = Vec::with_capacity(count);
+    for index in 0..count {
+        members.push(resolve_member(topology, request, index, &members_at)?);
+    }
+    check_values(request, &members)?;
     match topology.hosts().find(|h| h.ip == Some(request.mcst_id.0)) {
         Some(host) => Err(PlanError::McstIdIsHost {
             mcst_id: request.mcst_id,
@@ -112,56 +92,125 @@ fn resolve<'r>(
     }
 }
 
-fn resolve_member(topology: &Topology, field: &str, member: &Member) -> Result<HostEndpoint, PlanError> {
-    let name = member.host.clone();
-    let host = topology.host(&name).ok_or_else(|| PlanError::UnknownMember {
-        field: field.into(),
-        host: name.clone(),
-    })?;
+fn resolve_member(
+    topology: &Topology,
+    request: &Request,
+    index: usize,
+    members_at: &BTreeMap<&str, Vec<usize>>,
+) -> Result<HostEndpoint, PlanError> {
+    let member = &request.members[index];
+    let (field, host) = (request.field(index), member.host.clone());
+    let at_host = members_at.get(host.as_str()).map_or(&[][..], Vec::as_slice);
+    let (name, part) = match request.kind {
+        RequestKind::Multicast(rule) => {
+            let source = usize::from(rule.source);
+            match at_host.first() {
+                _ if index != source && at_host.contains(&source) => {
+                    return Err(PlanError::SourceAmongReceivers { field, host });
+                }
+                Some(first) if index != source && *first != index => {
+                    let first = request.field(*first);
+                    return Err(PlanError::MemberTwice { field, host, first });
+                }
+                _ => (host.clone(), member.part),
+            }
+        }
+        RequestKind::Collective { .. } => {
+            let name = match at_host.len() {
+                2.. => format!("{host}#{index}"),
+                _ => host.clone(),
+            };
+            let (sq_psn, rq_psn) = match member.part {
+                HostPart::Rank(part) => (part.sq_psn, part.rq_psn),
+                HostPart::Plain | HostPart::Memory(_) => (Psn::new(0), Psn::new(0)),
+            };
+            let rank = index as u16;
+            (name, RankPart { rank, sq_psn, rq_psn }.into())
+        }
+    };
+    let Some(known) = topology.host(&host) else {
+        return Err(PlanError::UnknownHost { field, host });
+    };
     let lacking = |address| PlanError::NoAddress {
-        field: field.into(),
-        host: member.host.clone(),
+        field: field.clone(),
+        host: host.clone(),
         address,
     };
     Ok(HostEndpoint {
         name,
-        ip: member.ip.or(host.ip).ok_or_else(|| lacking("IP address"))?,
+        ip: member.ip.or(known.ip).ok_or_else(|| lacking("IP address"))?,
         mac: member
             .mac
-            .or(host.mac.map(MacAddr))
+            .or(known.mac.map(MacAddr))
             .ok_or_else(|| lacking("Ethernet address"))?,
         qpn: member.qpn,
-        part: member.memory.into(),
+        part,
     })
 }
 
-/// The checker saw the members as endpoints, the source first: its fields become the request's.
-fn in_request(mut fault: Fault) -> Fault {
-    if let Some((index, rest)) = fault
-        .field
-        .strip_prefix("endpoints[")
-        .and_then(|f| f.split_once("].host."))
-        && let Ok(index) = index.parse::<usize>()
-    {
-        fault.field = match index.checked_sub(1) {
-            None => format!("source.{rest}"),
-            Some(receiver) => format!("receivers[{receiver}].{rest}"),
-        };
+/// Has the checker of rules check the values of the request, with all members as the endpoints of one switch.
+fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanError> {
+    let kind = match request.kind {
+        // Checked with the rules: its values have no limits.
+        RequestKind::Multicast(_) => None,
+        RequestKind::Collective { window_packets, rule } => Some(GroupKind::from(TranslatedRule {
+            slots: slots(window_packets, rule.message_packets),
+            ..rule
+        })),
+    };
+    let endpoints = members.iter().map(|member| EndpointDraft {
+        next_hop: Some(HopDraft::Host(member.into())),
+        ..EndpointDraft::default()
+    });
+    let group = GroupDraft {
+        name: Some(request.name.clone()),
+        mcst_id: Some(request.mcst_id),
+        stall_timeout_ms: Some(request.stall_timeout_ms),
+        endpoints: Some(endpoints.collect()),
+        kind: kind.as_ref().map(Into::into),
+        ..GroupDraft::default()
+    };
+    let mut faults = group.check(PortId::COUNT);
+    // The members are not all at one switch: their number is no fault.
+    faults.retain(|fault| fault.field != "endpoints");
+    if faults.is_empty() {
+        return Ok(());
     }
-    fault
+    for fault in &mut faults {
+        in_request(request, &mut fault.field);
+        if let FaultKind::DuplicateMember { first, .. } = &mut fault.kind {
+            in_request(request, first);
+        }
+    }
+    Err(PlanError::Refused { faults })
+}
+
+/// The field of an endpoint becomes the field of the member.
+fn in_request(request: &Request, field: &mut String) {
+    let index_and_rest = field
+        .strip_prefix("endpoints[")
+        .and_then(|f| f.split_once("].host"));
+    if let Some((index, rest)) = index_and_rest
+        && let Ok(index) = index.parse()
+    {
+        *field = format!("{}{rest}", request.field(index));
+    }
 }
 
 /// The best tree: of those that begin at one of the source's nearest Castnet switches the one that takes the fewest links,
 /// then the one with the least load on them, then the first by the switch's name.
-fn best_tree(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<Parents, PlanError> {
-    let leaf = |member: &Member| Leaf::new(topology, &member.host, &member.host);
-    let source = leaf(&request.source);
-    let leaves: Vec<Leaf> = request.receivers.iter().map(leaf).collect();
-    let mut entries: Vec<(u64, &Path)> = source
-        .nearest()
-        .iter()
-        .map(|path| (path.load(load), path))
-        .collect();
+fn best_tree(
+    topology: &Topology,
+    load: &LinkLoad,
+    request: &Request,
+    source: usize,
+) -> Result<Parents, PlanError> {
+    let leaf = |host: &str| Leaf::new(topology, host, host);
+    let from = leaf(&request.members[source].host);
+    let receivers = request.members.iter().enumerate();
+    let receivers = receivers.filter(|(index, _)| *index != source);
+    let leaves: Vec<Leaf> = receivers.map(|(_, member)| leaf(&member.host)).collect();
+    let mut entries: Vec<(u64, &Path)> = from.nearest.iter().map(|path| (path.load(load), path)).collect();
     entries.sort_by_key(|(groups, _)| *groups);
     let mut seen = BTreeSet::new();
     entries.retain(|(_, path)| seen.insert(path.far.node()));
@@ -174,7 +223,7 @@ fn best_tree(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<
             .iter()
             .any(|leaf| leaf.distance(topology, &distances).is_none())
         {
-            return Err(no_path(topology, request));
+            return Err(no_path(topology, request, source));
         }
         let mut parents = grow(topology, load, (first, &distances), &leaves);
         parents.insert(first.into(), entry.reversed());
@@ -183,121 +232,64 @@ fn best_tree(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<
     }
     let best = trees.into_iter().min_by(|x, y| (x.0, x.1).cmp(&(y.0, y.1)));
     best.map(|(.., parents)| parents)
-        .ok_or_else(|| no_path(topology, request))
+        .ok_or_else(|| no_path(topology, request, source))
 }
 
-/// Why no tree reaches all receivers: the first that is cut off from the source, or the source itself where it is cut off from
-/// all Castnet switches.
-fn no_path(topology: &Topology, request: &Request) -> PlanError {
-    let from = request.source.host.clone();
-    let cut = |(i, receiver): (usize, &Member)| {
-        Some(PlanError::NoPath {
-            field: format!("receivers[{i}]"),
-            from: from.clone(),
-            to: receiver.host.clone(),
-            cut: topology.cut(&from, &receiver.host)?,
-        })
+/// Why no tree reaches all members from the source or rank 0: the first member that is cut off, or `from` itself if it is cut off
+/// from all Castnet switches, or else a link that is too narrow for full packets.
+pub(crate) fn no_path(topology: &Topology, request: &Request, from: usize) -> PlanError {
+    let from_host = &request.members[from].host;
+    let no_path = |member, to, cut| PlanError::NoPath {
+        field: request.field(member),
+        from: from_host.clone(),
+        to,
+        cut,
     };
-    let found = request.receivers.iter().enumerate().find_map(cut);
-    found.unwrap_or_else(|| match cut_off(topology, &from) {
-        Some((to, cut)) => PlanError::NoPath {
-            field: "source".into(),
-            from,
-            to,
-            cut,
-        },
-        None => PlanError::NoCastnetSwitch,
-    })
-}
-
-fn check_mtu(topology: &Topology, request: &Request, parents: &Parents) -> Result<(), PlanError> {
-    let needed = request.pmtu.bytes() as u32 + HEADROOM;
-    let narrow = parents
-        .values()
-        .flat_map(|path| path.links.iter().filter_map(|link| topology.link(*link)))
-        .find(|l| l.mtu < needed);
-    match narrow {
-        Some(Link { a, b, mtu, .. }) => Err(PlanError::PmtuTooLarge {
-            pmtu: request.pmtu,
-            needed,
-            a: a.clone(),
-            b: b.clone(),
-            mtu: *mtu,
-        }),
-        None => Ok(()),
-    }
-}
-
-fn tree_node(
-    name: &str,
-    up: Option<TreeLink>,
-    request: &Request,
-    members: &BTreeMap<&str, HostEndpoint>,
-    children: &Children,
-) -> TreeNode {
-    let role = match members.get(name) {
-        Some(m) if name == request.source.host => Role::Source { ip: m.ip, qpn: m.qpn },
-        Some(m) => Role::Receiver { ip: m.ip, qpn: m.qpn },
-        None => Role::Switch,
+    let others = || {
+        request
+            .members
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| *index != from)
     };
-    let children = children
-        .get(name)
-        .into_iter()
-        .flatten()
-        .map(|(link, child)| tree_node(child, Some(link.clone()), request, members, children))
-        .collect();
-    TreeNode {
-        name: name.into(),
-        role,
-        up,
-        children,
+    for (index, member) in others() {
+        if let Some(cut) = topology.cut(from_host, &member.host) {
+            return no_path(index, member.host.clone(), cut);
+        }
+    }
+    if nearest(topology, from_host).is_empty() {
+        return match cut_off(topology, from_host) {
+            Some((switch, cut)) => no_path(from, switch, cut),
+            None => PlanError::NoCastnetSwitch,
+        };
+    }
+    let mut links = topology.links().map(|(_, link)| link);
+    match links.find(|link| link.mtu < needed_mtu(request)) {
+        Some(link) => too_narrow(request, link),
+        None => {
+            let (index, other) = others().next().unwrap_or((from, &request.members[from]));
+            no_path(index, other.host.clone(), Cut::NeverLinked)
+        }
     }
 }
 
-fn write_rules(
-    topology: &Topology,
-    request: &Request,
-    members: &BTreeMap<&str, HostEndpoint>,
-    (node, parent): (&TreeNode, Option<&TreeNode>),
-    rules: &mut BTreeMap<String, GroupRule>,
-) {
-    if let Some((parent, up)) = parent.zip(node.up.as_ref())
-        && let Some(own_port) = up.own_port
-    {
-        let next_hop = |name: &str, path: &TreeLink, port: Option<PortId>| {
-            let member = || members.get(name).map(|host| host_hop(host, path));
-            port.map(|port| switch_hop(topology, name, (path, port), Vec::new()))
-                .or_else(member)
-        };
-        let below = node.children.iter().filter_map(|child| {
-            let up = child.up.as_ref()?;
-            Some(Endpoint::new(
-                up.parent_port?,
-                next_hop(&child.name, up, up.own_port)?,
-            ))
-        });
-        let source = next_hop(&parent.name, up, up.parent_port);
-        let source = source.map(|hop| Endpoint::new(own_port, hop));
-        let mut endpoints: Vec<Endpoint> = source.into_iter().chain(below).collect();
-        endpoints.sort_by(|x, y| (x.port, x.next_hop.name()).cmp(&(y.port, y.next_hop.name())));
-        let source = endpoints.iter().position(|e| e.next_hop.name() == parent.name);
-        let rule = GroupRule {
-            name: request.name.clone(),
-            generation: request.generation,
-            mcst_id: request.mcst_id,
-            pmtu: request.pmtu,
-            stall_timeout_ms: request.stall_timeout_ms,
-            endpoints,
-            kind: MulticastRule {
-                start_psn: request.start_psn,
-                va_base: request.va_base,
-                source: source.unwrap_or_default() as u16,
-            }
-            .into(),
-        };
-        rules.insert(node.name.clone(), rule);
-    }
-    for child in &node.children {
-        write_rules(topology, request, members, (child, Some(node)), rules);
+/// The MTU that links need for full packets.
+pub(crate) fn needed_mtu(request: &Request) -> u32 {
+    request.pmtu.bytes() as u32 + HEADROOM
+}
+
+/// The first link of a path that cannot carry full packets.
+fn narrow<'t>(topology: &'t Topology, request: &Request, path: &Path) -> Option<&'t Link> {
+    let mut links = path.links.iter().filter_map(|link| topology.link(*link));
+    links.find(|link| link.mtu < needed_mtu(request))
+}
+
+pub(crate) fn too_narrow(request: &Request, link: &Link) -> PlanError {
+    PlanError::PmtuTooLarge {
+        pmtu: request.pmtu,
+        needed: needed_mtu(request),
+        a: link.a.clone(),
+        b: link.b.clone(),
+        mtu: link.mtu,
     }
 }

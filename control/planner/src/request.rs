@@ -1,88 +1,211 @@
-//! What is asked for.
+//! The group that is wanted, and the room that switches have.
 
 use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
-use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, RemoteMemory};
-use castnet_wire::{MacAddr, McstId, Pmtu, Psn, Qpn};
+use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
+use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
-/// A multicast group that is wanted.
+/// A group that is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The group's name.
+    /// Name of the group.
     pub name: String,
-    /// The version that the rules will carry.
+    /// Version that the rules will have.
     pub generation: u64,
-    /// The group's address; no host of the fabric has it.
+    /// Address of the group; no host of the fabric has it.
     pub mcst_id: McstId,
-    /// Its address at each switch, where its tree passes routers: each switch of such a tree has one of its own.
+    /// Address of the group at each switch. Used if the tree passes routers: then each switch needs its own.
     pub mcst_ids: BTreeMap<String, McstId>,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
-    /// The PSN of the source's first packet; `None` where the switches shall learn it.
-    pub start_psn: Option<Psn>,
-    /// The virtual address, in the source's WRITEs, that means the start of each member's memory.
-    pub va_base: u64,
-    /// How long a path may owe acknowledgements, in milliseconds, before the operator hears of it.
+    /// After how many milliseconds a stalled path or collective is reported.
     pub stall_timeout_ms: u32,
-    /// Who sends.
-    pub source: Member,
-    /// Who receives: at least one.
-    pub receivers: Vec<Member>,
+    /// The members. Those of a collective group are its ranks, rank 0 first.
+    pub members: Vec<Member>,
+    /// The fields of its kind.
+    pub kind: RequestKind,
 }
 
-/// A host's QP in a group.
+/// The kind of a [`Request`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    /// One source, many receivers. `source` is the index of the source among the members. A host is a member once.
+    Multicast(MulticastRule),
+    /// At least two ranks. Several may be at one host, each with its own QP.
+    Collective {
+        /// Packets that a rank may have in flight. The slots follow from it and from the length of messages ([`slots`]).
+        window_packets: u16,
+        /// The rest. The planner sets `slots` and `parent`.
+        rule: TranslatedRule,
+    },
+}
+
+/// The QP of a host in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The host's name in the fabric.
+    /// Name of the host in the fabric.
     pub host: String,
-    /// Its address; where it is `None`, the fabric's.
+    /// Its address; `None`: that of the fabric.
     pub ip: Option<Ipv4Addr>,
-    /// Its Ethernet address; where it is `None`, the fabric's.
+    /// Its Ethernet address; `None`: that of the fabric.
     pub mac: Option<MacAddr>,
     /// Its QP.
     pub qpn: Qpn,
-    /// Where WRITEs land.
-    pub memory: Option<RemoteMemory>,
+    /// Its memory, or the first PSNs of a rank. The planner sets the number of the rank.
+    pub part: HostPart,
 }
 
+/// What a switch has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes of group state that are free.
+    pub memory_free: u64,
+    /// Groups that it can still take.
+    pub groups_free: u64,
+    /// Endpoints that one group can have there.
+    pub endpoints_max: u64,
+    /// Path MTUs that it carries; empty: any.
+    pub pmtus: Vec<Pmtu>,
+}
+
+impl Room {
+    /// The room of a switch that has not reported: no limit.
+    pub const UNKNOWN: Self = Self {
+        memory_free: u64::MAX,
+        groups_free: u64::MAX,
+        endpoints_max: u64::MAX,
+        pmtus: Vec::new(),
+    };
+}
+
+/// The room of each switch, by name; a switch without an entry has no limit.
+pub type Rooms = BTreeMap<String, Room>;
+
 impl Request {
-    /// A request with the usual rest: generation 1, learned PSN, VA base 0, the default stall time.
-    pub fn new(name: &str, mcst_id: McstId, pmtu: Pmtu, source: Member, receivers: Vec<Member>) -> Self {
+    /// A multicast group with generation 1 and the default stall time-out.
+    pub fn multicast(
+        name: &str,
+        mcst_id: McstId,
+        pmtu: Pmtu,
+        members: Vec<Member>,
+        rule: MulticastRule,
+    ) -> Self {
         Self {
             name: name.into(),
             generation: 1,
             mcst_id,
             mcst_ids: BTreeMap::new(),
             pmtu,
-            start_psn: None,
-            va_base: 0,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
-            source,
-            receivers,
+            members,
+            kind: RequestKind::Multicast(rule),
         }
     }
 
-    /// Source and receivers with their fields' paths.
-    pub(crate) fn members(&self) -> impl Iterator<Item = (String, &Member)> {
-        let receivers = self
-            .receivers
-            .iter()
-            .enumerate()
-            .map(|(i, m)| (format!("receivers[{i}]"), m));
-        core::iter::once(("source".to_string(), &self.source)).chain(receivers)
+    /// A collective group with generation 1 and the default stall time-out.
+    pub fn collective(
+        name: &str,
+        mcst_id: McstId,
+        pmtu: Pmtu,
+        members: Vec<Member>,
+        (window_packets, rule): (u16, TranslatedRule),
+    ) -> Self {
+        Self {
+            kind: RequestKind::Collective { window_packets, rule },
+            ..Self::multicast(name, mcst_id, pmtu, members, MulticastRule::default())
+        }
+    }
+
+    /// The rule of a collective group, without what the planner sets.
+    pub fn translated(&self) -> Option<&TranslatedRule> {
+        match &self.kind {
+            RequestKind::Multicast(_) => None,
+            RequestKind::Collective { rule, .. } => Some(rule),
+        }
+    }
+
+    /// The field of a member, such as `ranks[2]`.
+    pub(crate) fn field(&self, member: usize) -> String {
+        match self.kind {
+            RequestKind::Multicast(_) => format!("members[{member}]"),
+            RequestKind::Collective { .. } => format!("ranks[{member}]"),
+        }
     }
 }
 
 impl Member {
-    /// A host's QP, with the addresses that the fabric knows, and no memory.
+    /// The QP of a host, with the addresses that the fabric has, and no memory.
     pub fn new(host: &str, qpn: Qpn) -> Self {
         Self {
             host: host.into(),
             ip: None,
             mac: None,
             qpn,
-            memory: None,
+            part: HostPart::Plain,
+        }
+    }
+}
+
+/// Slots of a group at a switch with room: the smallest power of two of at least two windows and two messages, at most 32768. With
+/// so many, no packet is ever early (docs/decisions/0005).
+pub const fn slots(window: u16, message_packets: u16) -> u16 {
+    power_of_two(2 * (window as u32 + message_packets as u32))
+}
+
+/// The fewest slots that a group can do with: the smallest power of two of at least two windows, at most 32768 (2MW of EPIC
+/// 4.3). It is [`slots`], or half of that.
+pub const fn slots_min(window: u16) -> u16 {
+    power_of_two(2 * window as u32)
+}
+
+const fn power_of_two(at_least: u32) -> u16 {
+    let power = if at_least < 2 {
+        2
+    } else {
+        at_least.next_power_of_two()
+    };
+    if power > 1 << 15 { 1 << 15 } else { power as u16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_hold_two_windows_and_are_a_power_of_two() {
+        for (window, expected) in [
+            (0, 2),
+            (1, 2),
+            (2, 4),
+            (3, 8),
+            (64, 128),
+            (65, 256),
+            (16_384, 32_768),
+        ] {
+            assert_eq!(slots_min(window), expected, "{window}");
+        }
+        assert_eq!(slots_min(u16::MAX), 32_768);
+    }
+
+    #[test]
+    fn slots_hold_two_windows_and_two_messages_where_there_is_room() {
+        for (window, message, expected) in [
+            (1, 1, 4),
+            (3, 1, 8),
+            (4, 1, 16),
+            (48, 16, 128),
+            (64, 16, 256),
+            (64, 64, 256),
+            (16_384, 16, 32_768),
+        ] {
+            assert_eq!(slots(window, message), expected, "{window} {message}");
+        }
+        for window in 1..=16_384 {
+            for message in [1, window / 2 + 1, window] {
+                let (most, fewest) = (slots(window, message), slots_min(window));
+                assert!(most == fewest || most == 2 * fewest, "{window} {message}");
+            }
         }
     }
 }

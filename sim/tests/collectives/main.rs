@@ -54,8 +54,8 @@ impl Sum {
         self.runs += 1;
         self.lossy += u64::from(scenario.lossy);
         for group in &scenario.groups {
-            self.by_policy[group.request.loss_policy as usize] += 1;
-            self.largest = self.largest.max(group.request.ranks.len());
+            self.by_policy[group.rule().loss_policy as usize] += 1;
+            self.largest = self.largest.max(group.request.members.len());
         }
         self.pairs += u64::from(scenario.groups.len() > 1);
         self.deepest = self.deepest.max(outcome.switches);
@@ -144,7 +144,7 @@ fn every_result_is_right_and_every_collective_ends() {
 fn seeds_that_failed_in_the_past_pass() {
     for (seed, story) in STORIES {
         let scenario = Scenario::random(seed);
-        let is_old = scenario.groups.len() == 1 && scenario.groups[0].request.ranks.len() <= 8;
+        let is_old = scenario.groups.len() == 1 && scenario.groups[0].request.members.len() <= 8;
         assert!(
             is_old && !scenario.is_meshed(),
             "the seed gives another scenario now"

@@ -1,6 +1,6 @@
 //! One run of a scenario, from the plan to the last byte.
 
-use castnet_planner::CollectivePlan;
+use castnet_planner::Plan;
 use castnet_sim::{End, LinkStats, SimConfig, Simulation};
 use castnet_topology::LinkId;
 use castnet_wire::Nanos;
@@ -46,7 +46,7 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
             .join_group(&scenario.topology, &group.request, group.machine, group.qp)
             .map_err(|e| e.to_string())?;
         plans.push(plan);
-        let size = group.request.ranks.len() as u16;
+        let size = group.request.members.len() as u16;
         for (call, step) in group.steps.iter().enumerate() {
             for (rank, host) in (0..).zip(group.hosts()) {
                 let (host, task) = (host.to_owned(), step.task);
@@ -109,7 +109,7 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
 
 /// Number of result bytes of a group, if all available results are right.
 fn results(group: &Group, sim: &Simulation) -> Result<u64, String> {
-    let size = group.request.ranks.len() as u16;
+    let size = group.request.members.len() as u16;
     let mut bytes = 0;
     for (rank, host) in (0..).zip(group.hosts()) {
         let here = sim.rank(host).ok_or("no rank")?;
@@ -141,13 +141,13 @@ fn results(group: &Group, sim: &Simulation) -> Result<u64, String> {
     Ok(bytes)
 }
 
-fn progress(scenario: &Scenario, sim: &Simulation, plans: &[CollectivePlan]) -> String {
+fn progress(scenario: &Scenario, sim: &Simulation, plans: &[Plan]) -> String {
     let mut text = String::new();
     for (group, plan) in scenario.groups.iter().zip(plans) {
         for (rank, host) in group.hosts().enumerate() {
             let Some(here) = sim.rank(host) else { continue };
             let done = here.tasks().filter(|t| t.ended.is_some()).count();
-            let qp = group.request.ranks[rank].qpn;
+            let qp = group.request.members[rank].qpn;
             let status = sim.endpoint(host).and_then(|e| e.qp_status(qp).ok());
             text += &format!(
                 "\n  rank {rank} ({host}): {done} done, waits for {:?}; {status:?}",

@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{Collective, InNetworkConfig, Task};
-use castnet_planner::{CollectiveRequest, RankMember};
-use castnet_rules::{LossPolicy, StragglerPolicy};
+use castnet_planner::{Member, Request};
+use castnet_rules::{LossPolicy, RankPart, StragglerPolicy, TranslatedRule};
 use castnet_sim::{LinkProfile, RankQp};
 use castnet_topology::{End, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
@@ -23,7 +23,7 @@ pub(crate) struct Step {
 /// A group, and the calls of its ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
-    pub(crate) request: CollectiveRequest,
+    pub(crate) request: Request,
     pub(crate) machine: InNetworkConfig,
     pub(crate) qp: RankQp,
     pub(crate) steps: Vec<Step>,
@@ -120,22 +120,30 @@ impl Group {
         let lossy = rng.random_bool(0.7);
         let reproducible = rng.random_bool(0.25);
         let timeout = rng.random_range(6..9);
-        let ranks = hosts.iter().map(|host| RankMember {
-            sq_psn: psn(rng),
-            rq_psn: psn(rng),
-            ..RankMember::new(host, Qpn::new(rng.random_range(2..0xFF_FFFF)))
+        let ranks = (0..).zip(hosts).map(|(rank, host)| Member {
+            part: RankPart {
+                rank,
+                sq_psn: psn(rng),
+                rq_psn: psn(rng),
+            }
+            .into(),
+            ..Member::new(host, Qpn::new(rng.random_range(2..0xFF_FFFF)))
         });
         let ranks = ranks.collect();
         let mcst_id = McstId(Ipv4Addr::new(10, number, rng.random(), 1));
-        let request = CollectiveRequest {
+        let rule = TranslatedRule {
             start_psn: psn(rng),
             message_packets: message as u16,
             reproducible,
             loss_policy: pick(rng, LossPolicy::ALL),
             straggler_policy: pick(rng, StragglerPolicy::ALL),
             ack_timeout_us: (4096 << timeout) / 1000,
+            ..TranslatedRule::root(0)
+        };
+        let name = format!("group-{number}");
+        let request = Request {
             stall_timeout_ms: 10,
-            ..CollectiveRequest::new(&format!("group-{number}"), mcst_id, pmtu, window as u16, ranks)
+            ..Request::collective(&name, mcst_id, pmtu, ranks, (window as u16, rule))
         };
         let machine = InNetworkConfig {
             window_packets: window,
@@ -157,12 +165,17 @@ impl Group {
         }
     }
 
+    pub(crate) fn rule(&self) -> &TranslatedRule {
+        self.request.translated().expect("it computes")
+    }
+
     pub(crate) fn hosts(&self) -> impl Iterator<Item = &str> {
-        self.request.ranks.iter().map(|r| r.host.as_str())
+        self.request.members.iter().map(|r| r.host.as_str())
     }
 
     fn describe(&self) -> String {
         let (request, machine) = (&self.request, &self.machine);
+        let rule = self.rule();
         let calls: Vec<String> = self
             .steps
             .iter()
@@ -179,15 +192,15 @@ impl Group {
             "{}: {} ranks, PMTU {}, window {}, messages of {}, {} calls at a time, loss {}, stragglers {}, reproducible {}, PSN \
              from {}, {:?}\n  {}",
             request.name,
-            request.ranks.len(),
+            request.members.len(),
             request.pmtu.bytes(),
             machine.window_packets,
             machine.message_packets,
             machine.calls_max,
-            request.loss_policy,
-            request.straggler_policy,
-            request.reproducible,
-            request.start_psn,
+            rule.loss_policy,
+            rule.straggler_policy,
+            rule.reproducible,
+            rule.start_psn,
             self.qp,
             calls.join("\n  ")
         )

@@ -4,7 +4,8 @@ use castnet_endpoint::{
     Access, CompletionOp, Endpoint, LocalSlice, MemoryKey, QpConfig, QpState, QueueLimits, RecvWr, SendOp,
     SendWr, Status,
 };
-use castnet_planner::{LinkLoad, Member, Plan, Request, plan};
+use castnet_planner::{LinkLoad, Member, Plan, Request, Rooms, plan};
+use castnet_rules::HostPart;
 use castnet_sim::{Contract, End, LinkStats, Sightings, SimConfig, Simulation};
 use castnet_topology::LinkId;
 use castnet_wire::{Nanos, Psn, Qpn};
@@ -69,8 +70,8 @@ impl Run<'_> {
             sim.set_profile(LinkId(i as u32), *profiles);
         }
         let total = scenario.bytes.len().max(1);
-        for member in &mut self.request.receivers {
-            let Some(memory) = &mut member.memory else {
+        for member in &mut self.request.members {
+            let HostPart::Memory(memory) = &mut member.part else {
                 continue;
             };
             let keys = sim.with_endpoint(&member.host, |endpoint, _| {
@@ -85,11 +86,12 @@ impl Run<'_> {
             memory.rkey = keys[0].rkey();
             self.regions.push(keys);
         }
-        let plan = plan(&scenario.topology, &LinkLoad::new(), &self.request).map_err(|e| e.to_string())?;
+        let plan = plan(&scenario.topology, &LinkLoad::new(), &Rooms::new(), &self.request)
+            .map_err(|e| e.to_string())?;
         sim.install_plan(&plan).map_err(|e| e.to_string())?;
-        let contract = Contract::new(sim, &plan, &self.request);
+        let contract = Contract::new(sim, &plan);
         *sim.watch_mut() = contract;
-        for member in core::iter::once(&self.request.source).chain(&self.request.receivers) {
+        for member in &self.request.members {
             self.create_qp(sim, member)?;
         }
         Ok(plan)
@@ -124,9 +126,7 @@ impl Run<'_> {
             .copied()
             .filter(|m| m.op.takes_receive())
             .collect();
-        for ((member, keys), posts) in self
-            .request
-            .receivers
+        for ((member, keys), posts) in self.request.members[1..]
             .iter()
             .zip(&self.regions)
             .zip(&scenario.posts)
@@ -171,7 +171,7 @@ impl Run<'_> {
 
     fn post_sends(&self, sim: &mut Sim) -> Result<(), String> {
         let scenario = self.scenario;
-        let source = &self.request.source;
+        let source = &self.request.members[0];
         let bytes = scenario.bytes.clone();
         let registered = sim.with_endpoint(&source.host, |e, _| e.register_memory(0, bytes, Access::READ));
         let key = registered.ok_or("no host")?.map_err(|e| e.to_string())?;
@@ -197,7 +197,7 @@ impl Run<'_> {
 
     /// Runs the simulation and checks the final state.
     fn finish(&self, sim: &mut Sim, plan: &Plan) -> Result<Outcome, String> {
-        let (source, count) = (&self.request.source.host, self.scenario.messages.len());
+        let (source, count) = (&self.request.members[0].host, self.scenario.messages.len());
         let broken = |sim: &Sim| !sim.watch().violations().is_empty();
         let end = sim.run_until(DEADLINE, |sim| {
             broken(sim) || sim.completions(source).len() >= count
@@ -232,7 +232,7 @@ impl Run<'_> {
             links: sim.totals(),
             events: sim.events(),
             retransmits: sim
-                .endpoint(&self.request.source.host)
+                .endpoint(&self.request.members[0].host)
                 .map_or(0, |e| e.stats().retransmits),
             missed: plan.rules.keys().map(|s| sim.missed(s)).sum(),
             tiers: plan.tree.tiers(),
@@ -248,7 +248,7 @@ impl Run<'_> {
     }
 
     fn check_source(&self, sim: &Sim) -> Result<(), String> {
-        let completions = sim.completions(&self.request.source.host);
+        let completions = sim.completions(&self.request.members[0].host);
         for (i, ((_, completion), message)) in completions.iter().zip(&self.scenario.messages).enumerate() {
             let good = completion.status == Status::Success
                 && completion.wr_id == i as u64
@@ -276,7 +276,7 @@ impl Run<'_> {
             let range = message.offset as usize..message.offset as usize + message.length as usize;
             region[range.clone()].copy_from_slice(&scenario.bytes[range]);
         }
-        for (member, keys) in self.request.receivers.iter().zip(&self.regions) {
+        for (member, keys) in self.request.members[1..].iter().zip(&self.regions) {
             let host = &member.host;
             let endpoint = sim.endpoint(host).ok_or("no host")?;
             self.check_receives(sim, member, last)?;
@@ -338,13 +338,13 @@ impl Run<'_> {
     }
 
     fn progress(&self, sim: &Sim) -> String {
-        let source = &self.request.source;
+        let source = &self.request.members[0];
         let mut text = format!(
             "{} of {} sends",
             sim.completions(&source.host).len(),
             self.scenario.messages.len()
         );
-        for member in core::iter::once(source).chain(&self.request.receivers) {
+        for member in &self.request.members {
             let status = sim
                 .endpoint(&member.host)
                 .and_then(|e| e.qp_status(member.qpn).ok());

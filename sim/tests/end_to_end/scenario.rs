@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use castnet_planner::{Member, Request};
-use castnet_rules::RemoteMemory;
+use castnet_planner::{Member, Request, RequestKind};
+use castnet_rules::{HostPart, MulticastRule, RemoteMemory};
 use castnet_sim::LinkProfile;
 use castnet_topology::{End, Topology};
 use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
@@ -106,7 +106,11 @@ impl Scenario {
             _ => rng.random_range(0..Psn::MODULUS),
         });
         let mut request = request(rng, &hosts, pmtu, total);
-        request.start_psn = rng.random_bool(0.7).then_some(psn);
+        request.kind = RequestKind::Multicast(MulticastRule {
+            start_psn: rng.random_bool(0.7).then_some(psn),
+            va_base: VA_BASE,
+            source: 0,
+        });
         let links = topology
             .links()
             .map(|_| [profile(rng, lossy), profile(rng, lossy)])
@@ -158,12 +162,11 @@ impl Scenario {
         format!(
             "seed {seed}: {flavour:?}, {shape}, {} receivers, PMTU {}, PSN from {psn} ({}), window {window}, time-out \
              {timeout}, switches look after {poll_delay}, restart {restart:?}; messages: {}",
-            request.receivers.len(),
+            request.members.len() - 1,
             request.pmtu.bytes(),
-            if request.start_psn.is_some() {
-                "known"
-            } else {
-                "learned"
+            match &request.kind {
+                RequestKind::Multicast(rule) if rule.start_psn.is_some() => "known",
+                _ => "learned",
             },
             ops.join(", "),
         )
@@ -280,7 +283,7 @@ fn request(rng: &mut ChaCha8Rng, hosts: &[String], pmtu: Pmtu, total: u64) -> Re
     let mut members: Vec<Member> = hosts
         .iter()
         .map(|name| Member {
-            memory: Some(RemoteMemory {
+            part: HostPart::Memory(RemoteMemory {
                 va: 0x7000_0000_0000 + (rng.random_range(0..1u64 << 40)),
                 // The key is known after registration; the run fills it in.
                 rkey: 0,
@@ -289,15 +292,9 @@ fn request(rng: &mut ChaCha8Rng, hosts: &[String], pmtu: Pmtu, total: u64) -> Re
             ..Member::new(name, Qpn::new(rng.random_range(2..0xFF_FFFF)))
         })
         .collect();
-    let source = Member {
-        memory: None,
-        ..members.remove(0)
-    };
+    members[0].part = HostPart::Plain;
     let mcst_id = McstId(Ipv4Addr::new(10, 255, rng.random(), 1));
-    Request {
-        va_base: VA_BASE,
-        ..Request::new("group", mcst_id, pmtu, source, members)
-    }
+    Request::multicast("group", mcst_id, pmtu, members, MulticastRule::default())
 }
 
 fn profile(rng: &mut ChaCha8Rng, lossy: bool) -> LinkProfile {

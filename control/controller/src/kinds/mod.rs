@@ -5,16 +5,15 @@
 
 use std::time::Duration;
 
+use castnet_planner::Request;
 use castnet_proto::v1;
-use castnet_rules::HostEndpoint;
+use castnet_rules::{GroupRule, HostEndpoint};
 use serde::{Deserialize, Serialize};
 
 use crate::core::Core;
 use crate::lifecycle::{Event, Phase};
-use crate::planning::NoPlan;
-use crate::record::{Plan, Record};
+use crate::record::Record;
 use crate::table::Entry;
-use castnet_rules::GroupRule;
 
 pub mod collective;
 pub mod multicast;
@@ -79,8 +78,11 @@ pub(crate) trait GroupKind {
     /// Its part of a restart of the controller.
     fn after_restart(&mut self, phase: Phase);
 
-    /// Lays a group out on the fabric as it is known now.
-    fn plan(&self, core: &Core, record: &Record) -> Result<Plan, NoPlan>;
+    /// What the planner is to plan. A member that has not joined yet gets a stand-in for its queue pair.
+    fn request(&self, record: &Record) -> Request;
+
+    /// The field of the request to create a group for a field of the planner.
+    fn request_field(&self, planned: String) -> String;
 
     /// How a group is now, as an event.
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event;

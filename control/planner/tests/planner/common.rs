@@ -1,8 +1,10 @@
 //! Random fabrics and requests.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use castnet_planner::{Member, Request};
+use castnet_planner::{Edge, LinkLoad, Member, Plan, PlanError, Request, Rooms};
+use castnet_rules::{GroupRule, MulticastRule};
 use castnet_topology::{End, LinkId, Topology};
 use castnet_wire::{McstId, Pmtu, Qpn};
 use proptest::prelude::*;
@@ -18,13 +20,26 @@ pub(crate) struct Case {
 pub(crate) fn request(source: &str, receivers: &[&str]) -> Request {
     let member = |name: &str| Member::new(name, Qpn::new(0x11));
     let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
-    Request::new(
-        "g",
-        mcst_id,
-        Pmtu::B1024,
-        member(source),
-        receivers.iter().map(|r| member(r)).collect(),
-    )
+    let members = core::iter::once(&source)
+        .chain(receivers)
+        .map(|name| member(name));
+    let rule = MulticastRule::default();
+    Request::multicast("g", mcst_id, Pmtu::B1024, members.collect(), rule)
+}
+
+/// A plan over switches with room.
+pub(crate) fn plan(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<Plan, PlanError> {
+    castnet_planner::plan(topology, load, &Rooms::new(), request)
+}
+
+/// The load of one group, counted from its rules.
+pub(crate) fn load_of(topology: &Topology, rules: &BTreeMap<String, GroupRule>) -> LinkLoad {
+    let edges = rules.iter().flat_map(|(switch, rule)| {
+        let edge = move |e| Edge::new(switch, rule, e, |name| rules.get(name));
+        rule.endpoints.iter().map(edge)
+    });
+    let edges: Vec<Edge> = edges.collect();
+    LinkLoad::from_edges(topology, edges.iter().map(|edge| (edge, 1)))
 }
 
 /// A random fabric: a random tree of switches, more links on top, hosts anywhere, a few links down.

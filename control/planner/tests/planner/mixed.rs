@@ -5,16 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use castnet_planner::{
-    CollectiveRequest, Edge, LinkLoad, PlaceError, PlanError, RankMember, Request, Room, Rooms, Tree,
-    TreeNode, place, plan,
+    LinkLoad, Member, Plan, PlanError, Request, Room, Rooms, Tree, TreeNode, plan as place,
 };
-use castnet_rules::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop};
+use castnet_rules::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop, TranslatedRule};
 use castnet_topology::{End, LinkId, SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::common::{case, request};
+use crate::common::{case, load_of, plan, request};
 
 /// A fabric under construction: each link takes the next free port of its switches.
 #[derive(Default)]
@@ -87,19 +86,20 @@ pub(crate) fn names(hosts: impl IntoIterator<Item = u8>) -> Vec<String> {
     hosts.into_iter().map(|h| format!("h{h}")).collect()
 }
 
-fn multicast(t: &Topology, source: &str, receivers: &[String]) -> castnet_planner::Plan {
+fn multicast(t: &Topology, source: &str, receivers: &[String]) -> Plan {
     let receivers: Vec<&str> = receivers.iter().map(String::as_str).collect();
     plan(t, &LinkLoad::new(), &request(source, &receivers)).expect("a plan")
 }
 
 /// Rank `i` at the host `hosts[i]`, each with a QP of its own.
-pub(crate) fn job(hosts: &[String]) -> CollectiveRequest {
-    let rank = |(i, host): (u32, &String)| RankMember::new(host, Qpn::new(0x100 + i));
+pub(crate) fn job(hosts: &[String]) -> Request {
+    let rank = |(i, host): (u32, &String)| Member::new(host, Qpn::new(0x100 + i));
     let ranks = (0..).zip(hosts).map(rank).collect();
-    CollectiveRequest::new("job", McstId([10, 255, 0, 1].into()), Pmtu::B1024, 64, ranks)
+    let (mcst_id, rule) = (McstId([10, 255, 0, 1].into()), TranslatedRule::root(0));
+    Request::collective("job", mcst_id, Pmtu::B1024, ranks, (64, rule))
 }
 
-fn placed(t: &Topology, hosts: &[String]) -> castnet_planner::CollectivePlan {
+fn placed(t: &Topology, hosts: &[String]) -> Plan {
     place(t, &LinkLoad::new(), &Rooms::new(), &job(hosts)).expect("a plan")
 }
 
@@ -126,7 +126,7 @@ fn a_box_by_one_link_has_one_endpoint_per_host() {
             Some(&*format!("h{source}"))
         );
         let mut load = LinkLoad::new();
-        load.add(&p);
+        load.add(&p.tree);
         let arm = t.link_at(&End::port("box0", 0)).expect("a link");
         assert_eq!(load.get(arm), 8, "the link of the box carries every edge");
     }
@@ -169,7 +169,7 @@ box0
     assert_eq!(virtual_qpns(&p.rules["box0"]), [2, 1, 3]);
     // A controller plans before it knows the hosts' addresses, with another one for each rank.
     let mut unknown = job(&names([0, 1, 0]));
-    for (rank, last) in unknown.ranks.iter_mut().zip(1..) {
+    for (rank, last) in unknown.members.iter_mut().zip(1..) {
         rank.ip = Some(Ipv4Addr::new(198, 18, 0, last));
     }
     let topology = racks(&[2]).topology;
@@ -183,7 +183,7 @@ fn boxes_of_two_racks_share_the_work() {
     let trunk = f.topology.link_at(&End::port("rack1", 5)).expect("a link");
     let p = multicast(&f.topology, "h0", &names(1..8));
     let mut load = LinkLoad::new();
-    load.add(&p);
+    load.add(&p.tree);
     assert_eq!(load.get(trunk), 1, "each byte crosses between the racks once");
     // box1 is at port 0 of its rack, its edge to box0 takes three links.
     let (at0, at1) = (&p.rules["box0"], &p.rules["box1"]);
@@ -206,7 +206,7 @@ fn boxes_of_two_racks_share_the_work() {
 
     let p = placed(&f.topology, &names(0..8));
     let mut load = LinkLoad::new();
-    load.add_tree(&p.tree);
+    load.add(&p.tree);
     assert_eq!((p.rules.len(), load.get(trunk)), (2, 1));
 }
 
@@ -243,7 +243,7 @@ fn castnet_spines_serve_plain_leaves() {
             (p.tree.links().len(), virtual_qpns(&p.rules[spine])),
             (12, vec![1; 6])
         );
-        load.add(&p);
+        load.add(&p.tree);
     }
     assert_eq!(load.get(t.link_at(&End::port("spine0", 0)).expect("a link")), 2);
     assert_eq!(
@@ -281,7 +281,7 @@ fn a_fabric_without_a_castnet_switch_is_refused() {
     f.topology.set_switch_up("box", false);
     let (p, c) = refused(&f.topology);
     let down = "no path from \"h0\" to \"box\": switch box is down";
-    assert_eq!(p, (format!("source: {down}"), "source".into()));
+    assert_eq!(p, (format!("members[0]: {down}"), "members[0]".into()));
     assert_eq!(c, (format!("ranks[0]: {down}"), "ranks[0]".into()));
 }
 
@@ -369,7 +369,7 @@ fn mixed() -> impl Strategy<Value = (Topology, Vec<String>, Own)> {
             .zip(castnet)
             .map(|(n, s)| (s.name.clone(), McstId([10, 254, 0, n].into())));
         let own = own.collect();
-        let members = core::iter::once(&case.request.source).chain(&case.request.receivers);
+        let members = case.request.members.iter();
         let members = members.map(|m| m.host.clone()).collect();
         (topology, members, own)
     })
@@ -487,19 +487,8 @@ pub(crate) fn check(
     }
     prop_assert_eq!(edges, hosts + switches / 2, "each edge is in the rules");
     let mut load = LinkLoad::new();
-    load.add_tree(tree);
-    let named = || rules.iter().map(|(switch, rule)| (switch.as_str(), rule));
-    prop_assert_eq!(&LinkLoad::from_rules(t, named()), &load);
-    let edges: Vec<Edge> = named()
-        .flat_map(|(switch, rule)| {
-            let edge = move |e| Edge::new(switch, rule, e, |name| rules.get(name));
-            rule.endpoints.iter().map(edge)
-        })
-        .collect();
-    prop_assert_eq!(
-        &LinkLoad::from_edges(t, edges.iter().map(|edge| (edge, 1))),
-        &load
-    );
+    load.add(tree);
+    prop_assert_eq!(load_of(t, rules), load);
     Ok(())
 }
 
@@ -541,7 +530,7 @@ proptest! {
                 all.sort();
                 prop_assert_eq!(got, all);
                 let mut reversed = wanted.clone();
-                reversed.receivers.reverse();
+                reversed.members[1..].reverse();
                 prop_assert_eq!(plan(&t, &LinkLoad::new(), &reversed).ok(), Some(p));
             }
             Err(PlanError::NoPath { from, to, .. }) => prop_assert!(!t.connected(&from, &to)),
@@ -556,21 +545,21 @@ proptest! {
     #[test]
     fn what_a_rank_gives_reaches_each_other_once((t, members, own) in mixed(), more in proptest::collection::vec(any::<Index>(), 0..6)) {
         let more: Vec<String> = more.iter().map(|i| members[i.index(members.len())].clone()).collect();
-        let wanted = CollectiveRequest { mcst_ids: own.clone(), ..job(&[members.clone(), more].concat()) };
+        let wanted = Request { mcst_ids: own.clone(), ..job(&[members.clone(), more].concat()) };
         match place(&t, &LinkLoad::new(), &Rooms::new(), &wanted) {
             Ok(p) => {
                 check(&t, &p.tree, &p.rules, &own)?;
                 prop_assert!(p.tree.root.children.len() > 1, "else its child is the better root");
                 let leaves = p.tree.nodes().iter().filter(|n| !p.rules.contains_key(&n.name)).count();
-                prop_assert_eq!(leaves, wanted.ranks.len(), "a leaf for each rank");
+                prop_assert_eq!(leaves, wanted.members.len(), "a leaf for each rank");
                 let mut got = Vec::new();
                 spread(&p.rules, &p.tree.root.name, "", &mut got);
                 let names: BTreeSet<&String> = got.iter().collect();
-                prop_assert_eq!((got.len(), names.len()), (wanted.ranks.len(), wanted.ranks.len()));
+                prop_assert_eq!((got.len(), names.len()), (wanted.members.len(), wanted.members.len()));
                 prop_assert_eq!(place(&t, &LinkLoad::new(), &Rooms::new(), &wanted), Ok(p));
             }
-            Err(PlaceError::NoPath { from, to, .. }) => prop_assert!(!t.connected(&from, &to)),
-            Err(PlaceError::NoCastnetSwitch) => prop_assert!(t.switches().all(|s| s.kind != SwitchKind::Castnet)),
+            Err(PlanError::NoPath { from, to, .. }) => prop_assert!(!t.connected(&from, &to)),
+            Err(PlanError::NoCastnetSwitch) => prop_assert!(t.switches().all(|s| s.kind != SwitchKind::Castnet)),
             Err(other) => prop_assert!(false, "{}", other),
         }
     }
@@ -582,10 +571,9 @@ proptest! {
         let wanted = Request { mcst_ids: own.clone(), ..request(&members[0], &receivers) };
         let Ok(first) = plan(&t, &LinkLoad::new(), &wanted) else { return Ok(()) };
         let mut load = LinkLoad::new();
-        load.add(&first);
+        load.add(&first.tree);
         let loaded = plan(&t, &load, &wanted).expect("load is no obstacle");
         check(&t, &loaded.tree, &loaded.rules, &own)?;
-        load.remove(&first);
-        prop_assert_eq!(plan(&t, &load, &wanted).ok(), Some(first));
+        prop_assert_eq!(plan(&t, &LinkLoad::new(), &wanted).ok(), Some(first));
     }
 }

@@ -3,19 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_planner::{
-    CollectivePlan, CollectiveRequest, Lack, LinkLoad, PlaceError, RankMember, Role, Room, Rooms, TreeNode,
-    place,
+    Lack, LinkLoad, Member, Plan, PlanError, Request, Role, Room, Rooms, TreeNode, plan as place,
 };
 use castnet_rules::{GroupRule, NextHop, TranslatedRule};
 use castnet_topology::{Cut, Down, End, Topology};
 use castnet_wire::{McstId, Pmtu, PortId, Qpn};
 use proptest::prelude::*;
 
-use crate::common::{Case, case};
+use crate::common::{Case, case, load_of};
 
-fn request(hosts: &[&str]) -> CollectiveRequest {
-    let ranks = hosts.iter().map(|h| RankMember::new(h, Qpn::new(0x11))).collect();
-    CollectiveRequest::new("job", McstId([10, 255, 0, 1].into()), Pmtu::B1024, 64, ranks)
+fn request(hosts: &[&str]) -> Request {
+    request_with(hosts, TranslatedRule::root(0))
+}
+
+fn request_with(hosts: &[&str], rule: TranslatedRule) -> Request {
+    let ranks = hosts.iter().map(|h| Member::new(h, Qpn::new(0x11))).collect();
+    let mcst_id = McstId([10, 255, 0, 1].into());
+    Request::collective("job", mcst_id, Pmtu::B1024, ranks, (64, rule))
 }
 
 fn plenty() -> Room {
@@ -34,7 +38,7 @@ fn free(memory_free: u64) -> Room {
     }
 }
 
-fn placed(t: &Topology, hosts: &[&str]) -> CollectivePlan {
+fn placed(t: &Topology, hosts: &[&str]) -> Plan {
     place(t, &LinkLoad::new(), &Rooms::new(), &request(hosts)).unwrap()
 }
 
@@ -121,7 +125,7 @@ fn groups_spread_over_the_roots_of_one_level() {
     let mut roots: BTreeMap<String, usize> = BTreeMap::new();
     for _ in 0..32 {
         let plan = place(&t, &load, &Rooms::new(), &request(&["h0", "h1"])).unwrap();
-        load.add_tree(&plan.tree);
+        load.add(&plan.tree);
         *roots.entry(plan.tree.root.name).or_default() += 1;
     }
     assert_eq!(roots.into_values().collect::<Vec<_>>(), [8; 4]);
@@ -183,7 +187,7 @@ fn a_full_switch_is_left_out_and_a_full_fabric_is_refused_by_name() {
     let mut rooms = Rooms::from([("spine0".to_owned(), free(needed - 1))]);
     let plan = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"])).unwrap();
     assert_eq!(plan.tree.root.name, "spine1");
-    assert_eq!(plan.memory()["spine1"], wanted);
+    assert_eq!(plan.rules["spine1"].reserved_bytes(), wanted);
     rooms.insert("spine1".to_owned(), free(7));
     let error = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"])).unwrap_err();
     assert_eq!(
@@ -239,10 +243,13 @@ fn each_thing_that_can_be_short_is_named() {
         "s0".to_owned(),
         free(placed(&t, &["h0", "h1"]).rules["s0"].reserved_bytes()),
     )]);
-    let mut keeping = request(&["h0", "h1"]);
-    keeping.reproducible = true;
+    let reproducible = TranslatedRule {
+        reproducible: true,
+        ..TranslatedRule::root(0)
+    };
+    let keeping = request_with(&["h0", "h1"], reproducible);
     let error = place(&t, &LinkLoad::new(), &rooms, &keeping).unwrap_err();
-    let PlaceError::NoRoom { shortages } = error else {
+    let PlanError::NoRoom { shortages } = error else {
         panic!("{error}");
     };
     assert!(matches!(shortages[0].lack, Lack::Memory { needed, free } if needed > free));
@@ -275,7 +282,7 @@ fn refusals_name_the_rank() {
         assert!(says.starts_with(&error.field()) && says.ends_with(&error.reason()));
     }
     let mut reserved = request(&["h0", "h1"]);
-    reserved.ranks[1].qpn = Qpn::new(1);
+    reserved.members[1].qpn = Qpn::new(1);
     let error = place(&t, &LinkLoad::new(), &Rooms::new(), &reserved).unwrap_err();
     assert_eq!(error.field(), "ranks[1].qpn");
 
@@ -284,8 +291,8 @@ fn refusals_name_the_rank() {
     let cut = Cut::Down(vec![Down::Switch("spine0".into())]);
     assert_eq!(
         error,
-        PlaceError::NoPath {
-            rank: 2,
+        PlanError::NoPath {
+            field: "ranks[2]".into(),
             from: "h0".into(),
             to: "h3".into(),
             cut
@@ -314,9 +321,8 @@ fn narrow_links_are_gone_round_or_named() {
     }
     let mut big = request(&["a", "b"]);
     big.pmtu = Pmtu::B4096;
-    let root = |t: &Topology, r: &CollectiveRequest| {
-        place(t, &LinkLoad::new(), &Rooms::new(), r).map(|p| p.tree.root.name)
-    };
+    let root =
+        |t: &Topology, r: &Request| place(t, &LinkLoad::new(), &Rooms::new(), r).map(|p| p.tree.root.name);
     assert_eq!(root(&t, &request(&["a", "b"])), Ok("s0".into()));
     assert_eq!(root(&t, &big), Ok("s1".into()));
     t.set_switch_up("s1", false);
@@ -366,15 +372,15 @@ fn level_of(t: &Topology, switch: &str, hosts: &[&str], usable: &dyn Fn(&str) ->
         .flatten()
 }
 
-fn check(t: &Topology, request: &CollectiveRequest, plan: &CollectivePlan) -> Result<(), TestCaseError> {
-    let size = request.ranks.len() as u16;
+fn check(t: &Topology, request: &Request, plan: &Plan) -> Result<(), TestCaseError> {
+    let size = request.members.len() as u16;
     let nodes = plan.tree.nodes();
     let names: BTreeSet<&str> = nodes.iter().map(|n| n.name.as_str()).collect();
     prop_assert_eq!(names.len(), nodes.len(), "no node twice");
     let mut ranks = Vec::new();
     for node in &nodes {
         if let Role::Rank { rank, .. } = node.role {
-            prop_assert_eq!(&request.ranks[usize::from(rank)].host, &node.name);
+            prop_assert_eq!(&request.members[usize::from(rank)].host, &node.name);
             prop_assert!(node.children.is_empty());
             ranks.push(rank);
         } else {
@@ -447,10 +453,7 @@ fn depth(node: &TreeNode) -> u32 {
 }
 
 fn hosts_of(case: &Case) -> Vec<&str> {
-    let receivers = case.request.receivers.iter().map(|m| m.host.as_str());
-    std::iter::once(case.request.source.host.as_str())
-        .chain(receivers)
-        .collect()
+    case.request.members.iter().map(|m| m.host.as_str()).collect()
 }
 
 proptest! {
@@ -477,7 +480,7 @@ proptest! {
                 prop_assert_eq!(Some(depth(&plan.tree.root)), twin);
                 prop_assert!(plan.rules.keys().all(|s| usable(s)));
             }
-            Err(PlaceError::NoRoom { shortages }) => {
+            Err(PlanError::NoRoom { shortages }) => {
                 prop_assert_eq!(twin, None);
                 prop_assert!(!shortages.is_empty() && shortages.iter().all(|s| full.contains(&s.switch)));
                 let without = case.topology.switches()
@@ -485,7 +488,7 @@ proptest! {
                     .min();
                 prop_assert!(without.is_some(), "with room everywhere there is a tree");
             }
-            Err(PlaceError::NoPath { .. }) => prop_assert_eq!(twin, None),
+            Err(PlanError::NoPath { .. }) => prop_assert_eq!(twin, None),
             Err(other) => prop_assert!(false, "{other}"),
         }
     }
@@ -499,7 +502,7 @@ proptest! {
         };
         let again = place(&case.topology, &LinkLoad::new(), &Rooms::new(), &request);
         prop_assert_eq!(Ok(&first), again.as_ref());
-        let load = LinkLoad::from_rules(&case.topology, first.rules.iter().map(|(s, r)| (s.as_str(), r)));
+        let load = load_of(&case.topology, &first.rules);
         for link in first.tree.links() {
             prop_assert_eq!(load.get(link), 1, "each link of the tree counts once");
         }

@@ -2,12 +2,12 @@
 
 use std::net::Ipv4Addr;
 
-use castnet_planner::{LinkLoad, PlanError, plan};
+use castnet_planner::{LinkLoad, PlanError};
 use castnet_rules::RemoteMemory;
 use castnet_topology::{Cut, Down, End, Topology};
 use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
-use crate::common::request;
+use crate::common::{plan, request};
 
 #[test]
 fn the_tree_is_drawn() {
@@ -52,7 +52,7 @@ fn groups_spread_over_equal_paths() {
     let mut load = LinkLoad::new();
     for _ in 0..32 {
         let p = plan(&t, &load, &request("h0", &["h1"])).unwrap();
-        load.add(&p);
+        load.add(&p.tree);
     }
     for spine in 0..4u8 {
         let link = t.link_at(&End::port("leaf0", 1 + spine)).unwrap();
@@ -66,7 +66,7 @@ fn groups_spread_over_a_fat_tree_evenly_to_one() {
     let mut load = LinkLoad::new();
     for _ in 0..10 {
         let p = plan(&t, &load, &request("h0", &["h15", "h8"])).unwrap();
-        load.add(&p);
+        load.add(&p.tree);
     }
     for edge in ["edge0-0", "edge3-1"] {
         let uplinks = [2, 3].map(|port| load.get(t.link_at(&End::port(edge, port)).unwrap()));
@@ -83,9 +83,9 @@ fn what_members_say_outweighs_the_fabric() {
         rkey: 7,
         length: 64,
     });
-    wanted.receivers[0].ip = Some(Ipv4Addr::new(192, 168, 0, 9));
-    wanted.receivers[0].mac = Some(MacAddr([2, 9, 9, 9, 9, 9]));
-    wanted.receivers[0].memory = memory;
+    wanted.members[1].ip = Some(Ipv4Addr::new(192, 168, 0, 9));
+    wanted.members[1].mac = Some(MacAddr([2, 9, 9, 9, 9, 9]));
+    wanted.members[1].part = memory.into();
     let p = plan(&t, &LinkLoad::new(), &wanted).unwrap();
     let (_, member) = p.rules["s0"].hosts().find(|(_, m)| m.name == "h1").unwrap();
     assert_eq!(
@@ -99,37 +99,37 @@ fn every_refusal_names_the_field_and_the_fact() {
     let t = Topology::leaf_spine(2, 1, 2).unwrap();
     let refused = |r: castnet_planner::Request| {
         let e = plan(&t, &LinkLoad::new(), &r).unwrap_err();
-        (e.field().to_string(), e.to_string())
+        (e.field(), e.to_string())
     };
     let pair = |field: &str, text: &str| (field.to_string(), text.to_string());
     assert_eq!(
         refused(request("h0", &[])),
         pair(
-            "receivers",
-            "receivers: empty; a group needs at least one receiver"
+            "members",
+            "members: 1 member(s); a group needs a source and at least one receiver"
         )
     );
     assert_eq!(
         refused(request("h0", &["h1", "spine0"])),
-        pair("receivers[1]", "receivers[1]: the fabric has no host \"spine0\"")
+        pair("members[2]", "members[2]: the fabric has no host \"spine0\"")
     );
     assert_eq!(
         refused(request("h0", &["h1", "h2", "h1"])),
         pair(
-            "receivers[2]",
-            "receivers[2]: host \"h1\" is receivers[0] already; a host is a member of a group once"
+            "members[3]",
+            "members[3]: host \"h1\" is members[1] already; a host is a member of a group once"
         )
     );
     assert_eq!(
         refused(request("h0", &["h1", "h0"])),
-        pair("receivers[1]", "receivers[1]: host \"h0\" is the source")
+        pair("members[2]", "members[2]: host \"h0\" is the source")
     );
     let mut bad = request("h0", &["h1", "h2"]);
-    bad.receivers[1].qpn = Qpn::new(1);
+    bad.members[2].qpn = Qpn::new(1);
     bad.name = "no good".into();
     let (field, text) = refused(bad);
     assert_eq!(field, "name");
-    assert!(text.contains("receivers[1].qpn: 0x1 is reserved"), "{text}");
+    assert!(text.contains("members[2].qpn: 0x1 is reserved"), "{text}");
     let mut bad = request("h0", &["h1"]);
     bad.mcst_id = McstId(Ipv4Addr::new(10, 0, 0, 3));
     assert_eq!(
@@ -137,11 +137,11 @@ fn every_refusal_names_the_field_and_the_fact() {
         pair("mcst_id", "mcst_id: 10.0.0.3 is the address of host \"h2\"")
     );
     let mut bad = request("h0", &["h1"]);
-    bad.receivers[0].ip = Some(bad.mcst_id.0);
-    assert_eq!(refused(bad).0, "receivers[0].ip");
+    bad.members[1].ip = Some(bad.mcst_id.0);
+    assert_eq!(refused(bad).0, "members[1].ip");
     let mut bad = request("h0", &["h1", "h2"]);
-    bad.source.ip = Some(Ipv4Addr::new(10, 0, 0, 2));
-    assert_eq!(refused(bad).0, "receivers[0].qpn", "two members with one QP");
+    bad.members[0].ip = Some(Ipv4Addr::new(10, 0, 0, 2));
+    assert_eq!(refused(bad).0, "members[1].qpn", "two members with one QP");
 }
 
 #[test]
@@ -151,13 +151,13 @@ fn hosts_of_unknown_address_are_refused() {
     let e = plan(&t, &LinkLoad::new(), &request("h0", &["h1"])).unwrap_err();
     assert_eq!(
         e.to_string(),
-        "receivers[0]: the IP address of host \"h1\" is not known; give it in the request"
+        "members[1]: the IP address of host \"h1\" is not known; give it in the request"
     );
     t.set_host_addresses("h1", Some(Ipv4Addr::new(10, 0, 0, 2)), None);
     let e = plan(&t, &LinkLoad::new(), &request("h1", &["h0"])).unwrap_err();
     assert_eq!(
         e.to_string(),
-        "source: the Ethernet address of host \"h1\" is not known; give it in the request"
+        "members[0]: the Ethernet address of host \"h1\" is not known; give it in the request"
     );
 }
 
@@ -172,7 +172,7 @@ fn a_cut_is_named() {
     let e = plan(&t, &LinkLoad::new(), &wanted).unwrap_err();
     assert_eq!(
         e.to_string(),
-        "receivers[0]: no path from \"h0\" to \"h1\": link leaf1:1 - spine0:1 is down"
+        "members[1]: no path from \"h0\" to \"h1\": link leaf1:1 - spine0:1 is down"
     );
     t.set_link_up(link, true);
     t.set_switch_up("spine0", false);

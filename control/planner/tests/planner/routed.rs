@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use castnet_planner::{CollectiveRequest, LinkLoad, PlaceError, PlanError, Request, Rooms, place, plan};
+use castnet_planner::{LinkLoad, PlanError, Request};
 use castnet_rules::GroupRule;
 use castnet_topology::{End, Topology};
 use castnet_wire::{MacAddr, McstId};
 
-use crate::common::request;
+use crate::common::{plan, request};
 use crate::mixed::{Fabric, check, job, names};
 
 /// The McstID of a group at a switch of its own: 10.201.0.7 for `leaf1`.
@@ -79,11 +79,11 @@ h0 10.0.0.1 QP 0x11, source
         assert_eq!(hops(rule), expected);
     }
     check(&t, &p.tree, &p.rules, &ids(&["leaf1", "leaf2"])).expect("as the tree says");
-    let wanted = CollectiveRequest {
+    let wanted = Request {
         mcst_ids: ids(&["leaf1", "leaf2"]),
         ..job(&names(0..4))
     };
-    let p = place(&t, &LinkLoad::new(), &Rooms::new(), &wanted).expect("a plan");
+    let p = plan(&t, &LinkLoad::new(), &wanted).expect("a plan");
     check(&t, &p.tree, &p.rules, &wanted.mcst_ids).expect("as the tree says");
     assert_eq!(p.rules.len(), 2);
     // Without a router in the tree all is as ever.
@@ -115,7 +115,7 @@ fn hosts_behind_a_router_are_reached_by_its_address() {
         p.tree
     );
     let mut load = LinkLoad::new();
-    load.add(&p);
+    load.add(&p.tree);
     let arm = t.link_at(&End::port("box1", 0)).expect("a link");
     assert_eq!(load.get(arm), 3);
     check(&t, &p.tree, &p.rules, &ids(&["box1"])).expect("as the tree says");
@@ -159,14 +159,14 @@ fn each_switch_of_such_a_tree_needs_a_mcst_id() {
             switch: "leaf2".into()
         }
     );
-    let wanted = CollectiveRequest {
+    let wanted = Request {
         mcst_ids: ids(&["leaf2"]),
         ..job(&names(0..4))
     };
-    let refused = place(&t, &LinkLoad::new(), &Rooms::new(), &wanted).expect_err("leaf1 has none");
+    let refused = plan(&t, &LinkLoad::new(), &wanted).expect_err("leaf1 has none");
     assert_eq!(
         refused,
-        PlaceError::NoMcstId {
+        PlanError::NoMcstId {
             switch: "leaf1".into()
         }
     );

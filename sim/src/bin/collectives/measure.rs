@@ -4,8 +4,8 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{Collective, HostBasedConfig, InNetworkConfig, Machine, Task};
-use castnet_planner::{CollectiveRequest, RankMember};
-use castnet_rules::LossPolicy;
+use castnet_planner::{Member, Request};
+use castnet_rules::{LossPolicy, TranslatedRule};
 use castnet_sim::{End, LinkProfile, RankQp, SimConfig, Simulation};
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
@@ -203,14 +203,15 @@ fn join(
     setting: Setting,
     loss_policy: LossPolicy,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let ranks = hosts.iter().map(|h| RankMember::new(h, Qpn::new(17))).collect();
+    let ranks = hosts.iter().map(|h| Member::new(h, Qpn::new(17))).collect();
     let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
-    let request = CollectiveRequest {
+    let rule = TranslatedRule {
         loss_policy,
         message_packets: setting.message_packets as u16,
         ack_timeout_us: (4096 << setting.timeout) / 1000,
-        ..CollectiveRequest::new("group", mcst_id, PMTU, setting.window as u16, ranks)
+        ..TranslatedRule::root(0)
     };
+    let request = Request::collective("group", mcst_id, PMTU, ranks, (setting.window as u16, rule));
     let machine = InNetworkConfig {
         window_packets: setting.window,
         message_packets: setting.message_packets,

@@ -1,28 +1,28 @@
 //! Collective groups (EPIC): ranks that compute together.
 //!
 //! Ranks come by a call that stands for as long as they are in (`requests`): it is their lease. When all are in, the
-//! group is placed (`planning`) and installed; from then on what happens to a rank, to a switch (`reports`) or to a link
+//! group is placed  and installed; from then on what happens to a rank, to a switch (`reports`) or to a link
 //! (`links`) decides. A generation of rules serves one set of connections: ranks that join again get a new one.
 
 use std::time::Duration;
 
+use castnet_planner::Request;
 use castnet_proto::v1;
+use castnet_rules::{GroupRule, HostPart, RankPart, TranslatedRule};
 use castnet_wire::Psn;
 
-use self::record::Collective;
+use self::record::{Collective, RankRecord};
 use super::{GroupKind, Party};
 use crate::core::Core;
 use crate::lifecycle::{Event, Phase};
-use crate::planning::NoPlan;
-use crate::record::{Plan, Record};
+use crate::planning::planned_member;
+use crate::record::Record;
 use crate::requests::draw;
 use crate::table::Entry;
-use castnet_rules::GroupRule;
 
 pub(crate) mod exchange;
 pub(crate) mod links;
 pub(crate) mod live;
-mod planning;
 pub mod record;
 mod reports;
 pub(crate) mod requests;
@@ -101,8 +101,41 @@ impl GroupKind for Collective {
     /// Which calls stand is not stored.
     fn after_restart(&mut self, _phase: Phase) {}
 
-    fn plan(&self, core: &Core, record: &Record) -> Result<Plan, NoPlan> {
-        planning::plan(self, core, record)
+    fn request(&self, record: &Record) -> Request {
+        let settings = &self.settings;
+        let member = |(i, rank): (usize, &RankRecord)| {
+            let seat = rank.state.seat();
+            let part = seat.map_or(HostPart::Plain, |seat| {
+                let (sq_psn, rq_psn, rank) = (seat.sq_psn, rank.rq_psn, i as u16);
+                RankPart { rank, sq_psn, rq_psn }.into()
+            });
+            planned_member(i, &rank.host, seat.map(|s| &s.endpoint), part)
+        };
+        let members = self.ranks.iter().enumerate().map(member).collect();
+        let rule = TranslatedRule {
+            start_psn: self.start_psn,
+            message_packets: settings.message_packets,
+            reproducible: settings.reproducible,
+            loss_policy: settings.loss_policy,
+            straggler_policy: settings.straggler_policy,
+            ack_timeout_us: settings.ack_timeout_us,
+            ..TranslatedRule::root(self.slots())
+        };
+        let window_and_rule = (settings.window_packets, rule);
+        Request {
+            stall_timeout_ms: settings.stall_timeout_ms,
+            ..Request::collective(
+                &record.name,
+                record.mcst_id,
+                settings.pmtu,
+                members,
+                window_and_rule,
+            )
+        }
+    }
+
+    fn request_field(&self, planned: String) -> String {
+        planned
     }
 
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event {

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
+use castnet_planner::Request;
 use castnet_proto::v1;
+use castnet_rules::{GroupRule, HostPart, MulticastRule};
 
-use self::record::Multicast;
+use self::record::{MemberRecord, Multicast};
 use super::{GroupKind, Party};
 use crate::core::Core;
 use crate::lifecycle::{Event, Phase};
-use crate::planning::NoPlan;
-use crate::record::{Plan, Record};
+use crate::planning::planned_member;
+use crate::record::Record;
 use crate::table::Entry;
-use castnet_rules::GroupRule;
 
-mod planning;
 pub mod record;
 pub(crate) mod requests;
 pub(crate) mod view;
@@ -79,8 +79,30 @@ impl GroupKind for Multicast {
         self.calls_are_old();
     }
 
-    fn plan(&self, core: &Core, record: &Record) -> Result<Plan, NoPlan> {
-        planning::plan(self, core, record)
+    fn request(&self, record: &Record) -> Request {
+        let member = |(i, m): (usize, &MemberRecord)| {
+            let end = m.state.endpoint();
+            planned_member(i, &m.host, end, end.map_or(HostPart::Plain, |e| e.part))
+        };
+        let members = self.members.iter().enumerate().map(member).collect();
+        let rule = MulticastRule {
+            start_psn: Some(self.start_psn),
+            va_base: self.va_base,
+            source: self.member(&self.source).map_or(0, |(i, _)| i as u16),
+        };
+        Request {
+            stall_timeout_ms: self.stall_timeout_ms,
+            ..Request::multicast(&record.name, record.mcst_id, self.pmtu, members, rule)
+        }
+    }
+
+    fn request_field(&self, planned: String) -> String {
+        match planned.split_once("].") {
+            Some((member, "name")) => format!("{member}].host"),
+            Some((member, field)) => format!("{member}].connection.{field}"),
+            None if planned.starts_with("members[") => format!("{planned}.host"),
+            None => planned,
+        }
     }
 
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event {

@@ -1,0 +1,280 @@
+//! From a tree to one rule per switch, for groups of all kinds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use castnet_rules::{Endpoint, FaultKind, GroupRule, HostEndpoint, MulticastRule, NextHop, TranslatedRule};
+use castnet_topology::Topology;
+use castnet_wire::{MacAddr, McstId, PortId, Qpn};
+
+use crate::error::PlanError;
+use crate::grow::{Children, Parents, children};
+use crate::plan::Plan;
+use crate::request::{Request, RequestKind};
+use crate::tree::{Role, Tree, TreeLink, TreeNode};
+
+/// What all rules of a group have in common.
+struct Writer<'a> {
+    topology: &'a Topology,
+    request: &'a Request,
+    /// Slots of a collective group.
+    slots: u16,
+    /// The members by their names in the tree, with their indexes in the request.
+    members: BTreeMap<&'a str, (usize, &'a HostEndpoint)>,
+    children: Children,
+}
+
+/// The plan for the tree of `parents` below `root`. `members` are those of the request, with their names in the tree.
+pub(crate) fn write(
+    topology: &Topology,
+    (request, slots): (&Request, u16),
+    members: &[HostEndpoint],
+    (root, parents): (&str, &Parents),
+) -> Result<Plan, PlanError> {
+    let by_name = members.iter().enumerate();
+    let writer = Writer {
+        topology,
+        request,
+        slots,
+        members: by_name.map(|(i, host)| (host.name.as_str(), (i, host))).collect(),
+        children: children(parents),
+    };
+    let tree = Tree {
+        root: writer.node(root, None),
+    };
+    let mut rules = BTreeMap::new();
+    writer.write(&tree.root, None, &mut rules);
+    number(&mut rules, |host| {
+        let (member, _) = writer.members.get(host.name.as_str())?;
+        Some(request.members[*member].host.as_str())
+    });
+    address(&tree, &request.mcst_ids, &mut rules)?;
+    for (switch, rule) in &rules {
+        let mut faults = rule.check(PortId::COUNT);
+        if rule.translated().is_some() {
+            // A shortage of this switch, not a fault of the rule.
+            faults.retain(|fault| !matches!(fault.kind, FaultKind::TooManyEndpoints { .. }));
+        }
+        if !faults.is_empty() {
+            let switch = switch.clone();
+            return Err(PlanError::BadRule { switch, faults });
+        }
+    }
+    Ok(Plan { tree, rules })
+}
+
+impl Writer<'_> {
+    fn node(&self, name: &str, up: Option<TreeLink>) -> TreeNode {
+        let role = match self.members.get(name) {
+            Some((member, host)) => self.role(*member, host),
+            None => Role::Switch,
+        };
+        let children = self.children.get(name).into_iter().flatten();
+        let children = children.map(|(link, child)| self.node(child, Some(link.clone())));
+        TreeNode {
+            name: name.into(),
+            role,
+            up,
+            children: children.collect(),
+        }
+    }
+
+    fn role(&self, member: usize, host: &HostEndpoint) -> Role {
+        let (ip, qpn) = (host.ip, host.qpn);
+        match self.request.kind {
+            RequestKind::Multicast(MulticastRule { source, .. }) if usize::from(source) == member => {
+                Role::Source { ip, qpn }
+            }
+            RequestKind::Multicast(_) => Role::Receiver { ip, qpn },
+            RequestKind::Collective { .. } => Role::Rank {
+                rank: member as u16,
+                ip,
+                qpn,
+            },
+        }
+    }
+
+    /// Writes the rule of a switch, and those of the switches below it.
+    fn write(&self, node: &TreeNode, parent: Option<&TreeNode>, rules: &mut BTreeMap<String, GroupRule>) {
+        if node.role == Role::Switch {
+            rules.insert(node.name.clone(), self.rule(node, parent));
+        }
+        for child in &node.children {
+            self.write(child, Some(node), rules);
+        }
+    }
+
+    fn rule(&self, node: &TreeNode, parent: Option<&TreeNode>) -> GroupRule {
+        // The ranks that are behind the parent.
+        let mut elsewhere = match self.request.kind {
+            RequestKind::Multicast(_) => BTreeSet::new(),
+            RequestKind::Collective { .. } => (0..self.members.len() as u16).collect(),
+        };
+        let mut endpoints = Vec::new();
+        for child in &node.children {
+            let mut below = BTreeSet::new();
+            ranks_below(child, &mut below);
+            elsewhere.retain(|rank| !below.contains(rank));
+            endpoints.extend(child.up.as_ref().and_then(|up| {
+                let hop = self.next_hop(&child.name, (up, up.own_port), below)?;
+                Some(Endpoint::new(up.parent_port?, hop))
+            }));
+        }
+        if let Some((parent, up)) = parent.zip(node.up.as_ref()) {
+            let hop = self.next_hop(&parent.name, (up, up.parent_port), elsewhere);
+            endpoints.extend(up.own_port.zip(hop).map(|(port, hop)| Endpoint::new(port, hop)));
+        }
+        let order = |e: &Endpoint| (e.next_hop.ranks().first().copied(), e.port);
+        endpoints.sort_by(|x, y| {
+            let names = || x.next_hop.name().cmp(y.next_hop.name());
+            order(x).cmp(&order(y)).then_with(names)
+        });
+        let upstream = |parent: &TreeNode| endpoints.iter().position(|e| e.next_hop.name() == parent.name);
+        let upstream = parent.and_then(upstream).map(|index| index as u16);
+        let kind = match self.request.kind {
+            RequestKind::Multicast(rule) => MulticastRule {
+                source: upstream.unwrap_or_default(),
+                ..rule
+            }
+            .into(),
+            RequestKind::Collective { rule, .. } => TranslatedRule {
+                slots: self.slots,
+                parent: upstream,
+                ..rule
+            }
+            .into(),
+        };
+        GroupRule {
+            name: self.request.name.clone(),
+            generation: self.request.generation,
+            mcst_id: self.request.mcst_id,
+            pmtu: self.request.pmtu,
+            stall_timeout_ms: self.request.stall_timeout_ms,
+            endpoints,
+            kind,
+        }
+    }
+
+    /// A node of the tree as next hop, by the path to it and its port there, and the ranks behind it.
+    fn next_hop(
+        &self,
+        name: &str,
+        (path, port): (&TreeLink, Option<PortId>),
+        ranks: BTreeSet<u16>,
+    ) -> Option<NextHop> {
+        match (self.members.get(name), port) {
+            (Some((_, host)), _) => Some(host_hop(host, path)),
+            (None, Some(port)) => {
+                let ranks = ranks.into_iter().collect();
+                Some(switch_hop(self.topology, name, (path, port), ranks))
+            }
+            (None, None) => None,
+        }
+    }
+}
+
+/// Collects the ranks in a part of the tree.
+fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
+    if let Role::Rank { rank, .. } = node.role {
+        all.insert(rank);
+    }
+    node.children.iter().for_each(|child| ranks_below(child, all));
+}
+
+/// A switch as next hop, by the path to it and the port at its end. [`number`] sets its QPN, [`address`] its McstID behind
+/// routers. The switch that sends there resolves the router's Ethernet address itself.
+fn switch_hop(
+    topology: &Topology,
+    name: &str,
+    (path, port): (&TreeLink, PortId),
+    ranks: Vec<u16>,
+) -> NextHop {
+    let ports = topology.switch(name).map(|s| &s.ports);
+    let mac = ports.and_then(|ports| ports.get(&(port.index() as u8)).copied().map(MacAddr));
+    NextHop::Switch {
+        name: name.into(),
+        ip: None,
+        qpn: Qpn::VIRTUAL,
+        mac: mac.filter(|_| !path.is_routed()).unwrap_or(MacAddr::UNSPECIFIED),
+        ranks,
+    }
+}
+
+/// A member as next hop, by the path to it.
+fn host_hop(host: &HostEndpoint, path: &TreeLink) -> NextHop {
+    let mut hop = NextHop::Host(host.clone());
+    if path.is_routed() {
+        hop.set_mac(MacAddr::UNSPECIFIED);
+    }
+    hop
+}
+
+/// Gives each switch of a tree that passes routers its own McstID, which its neighbours name. A tree without routers is not
+/// changed.
+fn address(
+    tree: &Tree,
+    own: &BTreeMap<String, McstId>,
+    rules: &mut BTreeMap<String, GroupRule>,
+) -> Result<(), PlanError> {
+    if !tree.is_routed() {
+        return Ok(());
+    }
+    let own = |switch: &String| {
+        let mcst_id = own.get(switch).copied();
+        mcst_id.ok_or_else(|| PlanError::NoMcstId {
+            switch: switch.clone(),
+        })
+    };
+    for (switch, rule) in rules.iter_mut() {
+        rule.mcst_id = own(switch)?;
+        for endpoint in &mut rule.endpoints {
+            if let NextHop::Switch { name, ip, .. } = &mut endpoint.next_hop {
+                *ip = Some(own(name)?.0);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives the endpoints of a group their QPNs. Those that port and source address do not tell from the others of their switch get
+/// 2, 3 and so on at each port: several switches at a port, and the members of one host. Both ends of an edge between
+/// switches know the QPN of the other.
+///
+/// `host_of` is the name of a member's host. Members of one host have one address, but the request may not have it yet, and
+/// have another for each.
+fn number<'r>(rules: &mut BTreeMap<String, GroupRule>, host_of: impl Fn(&HostEndpoint) -> Option<&'r str>) {
+    let mut known: BTreeMap<(String, String), Qpn> = BTreeMap::new();
+    for (switch, rule) in rules.iter_mut() {
+        let alike = |x: &Endpoint, y: &Endpoint| {
+            let same_sender = match (x.next_hop.host(), y.next_hop.host()) {
+                (Some(x), Some(y)) => x.ip == y.ip || host_of(x) == host_of(y),
+                (host, _) => host.is_none(),
+            };
+            x.port == y.port && same_sender
+        };
+        let all = &rule.endpoints;
+        let shared: Vec<bool> = all
+            .iter()
+            .map(|x| all.iter().any(|y| !core::ptr::eq(x, y) && alike(x, y)))
+            .collect();
+        let mut last: BTreeMap<PortId, u32> = BTreeMap::new();
+        for (endpoint, shared) in rule.endpoints.iter_mut().zip(shared) {
+            if shared {
+                let qpn = last.entry(endpoint.port).or_insert(Qpn::VIRTUAL.value());
+                *qpn += 1;
+                endpoint.virtual_qpn = Qpn::new(*qpn);
+            }
+            if let NextHop::Switch { name, .. } = &endpoint.next_hop {
+                known.insert((switch.clone(), name.clone()), endpoint.virtual_qpn);
+            }
+        }
+    }
+    for (switch, rule) in rules.iter_mut() {
+        for endpoint in &mut rule.endpoints {
+            if let NextHop::Switch { name, qpn, .. } = &mut endpoint.next_hop
+                && let Some(own) = known.get(&(name.clone(), switch.clone()))
+            {
+                *qpn = *own;
+            }
+        }
+    }
+}
