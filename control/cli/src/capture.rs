@@ -11,7 +11,7 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output, remark};
 use castnet_console::units::{Span, bytes, count};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::packets::{Record, Writer};
@@ -167,13 +167,7 @@ fn record<'f>(frame: &'f api::CapturedFrame, ports: &[u32]) -> Record<'f> {
 }
 
 fn progress(output: Output) -> ProgressBar {
-    if !output.shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}  (Ctrl-C ends)") {
-        bar.set_style(style);
-    }
+    let bar = output.bar(None, "{spinner} {elapsed} {msg}  (Ctrl-C ends)");
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }

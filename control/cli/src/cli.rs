@@ -47,7 +47,7 @@ pub(crate) struct Cli {
 /// The nouns and verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Demo(crate::demo::DemoCommand),
+    Demo(castnet_demo::DemoCommand),
     Bench(castnet_bench::BenchCommand),
     Switch(crate::switch::SwitchCommand),
     Controller(crate::controller::ControllerCommand),

@@ -22,7 +22,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use create::Create;
-pub(crate) use create::{number, pmtu, qpn, virtual_qpn};
+pub(crate) use create::{number, qpn, virtual_qpn};
 
 /// Creates, lists, shows and destroys groups: multicast, and collectives computed in the switches
 #[derive(Debug, Args)]

@@ -1,10 +1,9 @@
 //! `castnet host`: an RNIC, in software or of the machine, that joins a group and sends or receives a file, or is a rank of a job
 //! and runs collectives.
 
-pub(crate) mod collective;
-pub(crate) mod device;
+mod collective;
+mod device;
 mod help;
-pub(crate) mod member;
 mod messages;
 mod patience;
 mod ping;
@@ -22,23 +21,22 @@ use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_console::service::{Ready, Signals};
-use castnet_console::units::{Size, Span};
+use castnet_console::units::{Size, Span, pmtu};
+use castnet_member::{self as member, Connected, Dial, Manner, Membership, Stop};
 use castnet_proto::transport::Address;
 use castnet_rnic::stream::StreamHeader;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::group::{pmtu, qpn, virtual_qpn};
+use crate::group::{qpn, virtual_qpn};
 use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand, Which};
 use device::{AnyRnic, Device, Kind};
 use help::{
     ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BROADCAST_HELP, REDUCE_HELP, REDUCE_SCATTER_HELP,
     TABLE_HELP,
 };
-use member::{Connected, Dial, Manner, Membership, Stop};
 use messages::MessageArgs;
 use patience::Fate;
 use ping::PingCommand;
@@ -434,27 +432,6 @@ impl MemberArgs {
     }
 }
 
-/// A bar for bytes, on stderr, where somebody sees it.
-pub(crate) fn bar(output: Output, length: Option<u64>) -> ProgressBar {
-    if !output.shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let (bar, template) = match length {
-        Some(length) => (
-            ProgressBar::new(length),
-            "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-        ),
-        None => (
-            ProgressBar::new_spinner(),
-            "{msg} {spinner} {bytes} {bytes_per_sec}",
-        ),
-    };
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
-}
-
 /// The file to send, its name and its length where it has one.
 fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
     if path == Path::new("-") {
@@ -492,7 +469,9 @@ impl SendCommand {
         let (mut member, _) = args.join::<()>(runtime, stop, None)?;
         member.at.manner.give_up = Some(self.give_up.0).filter(|most| !most.is_zero());
         let (fate, watch) = args.watch(runtime, stop)?;
-        let bar = bar(output, header.length).with_message(format!("{} sends", args.name));
+        let bar = output
+            .byte_bar(header.length)
+            .with_message(format!("{} sends", args.name));
         let sent = member::send(
             &mut member.rnic,
             &member.at,
@@ -535,7 +514,9 @@ impl ReceiveCommand {
             return Err(Failure::failed("no receiver was made"));
         };
         let (fate, watch) = args.watch(runtime, stop)?;
-        let bar = bar(output, None).with_message(format!("{} receives", args.name));
+        let bar = output
+            .byte_bar(None)
+            .with_message(format!("{} receives", args.name));
         let received = member::receive(
             &mut member.rnic,
             &mut receiver,

@@ -5,7 +5,6 @@ mod cli;
 mod completions;
 mod controller;
 mod counters;
-mod demo;
 mod drops;
 mod events;
 mod fdb;

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use castnet_wire::CounterSet;
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
 
 use crate::exit::{Failure, Outcome};
@@ -285,9 +286,32 @@ impl Output {
         }
     }
 
-    /// Whether progress bars have a reader.
+    /// Whether progress is shown: stderr is a terminal.
     pub fn shows_progress(self) -> bool {
         io::stderr().is_terminal()
+    }
+
+    /// A progress bar of this length, or a spinner without one; hidden if progress is not shown. `template` is
+    /// indicatif's.
+    pub fn bar(self, length: Option<u64>, template: &str) -> ProgressBar {
+        let bar = match length {
+            _ if !self.shows_progress() => return ProgressBar::hidden(),
+            Some(length) => ProgressBar::new(length),
+            None => ProgressBar::new_spinner(),
+        };
+        match ProgressStyle::with_template(template) {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        }
+    }
+
+    /// A progress bar for bytes.
+    pub fn byte_bar(self, length: Option<u64>) -> ProgressBar {
+        let template = match length {
+            Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+            None => "{msg} {spinner} {bytes} {bytes_per_sec}",
+        };
+        self.bar(length, template)
     }
 }
 

@@ -1,6 +1,9 @@
-//! A tree drawn with lines.
+//! Trees drawn with lines: any, and those of groups.
 
 use serde::Serialize;
+
+use crate::api;
+use crate::units::bytes;
 
 /// A node with its label and what hangs below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,6 +46,82 @@ fn draw_children(children: &[Node], indent: &str, out: &mut String) {
     }
 }
 
+/// Text appended to the label of an endpoint (second argument) of a switch (first argument).
+pub type Remark<'a> = &'a dyn Fn(&str, &str) -> String;
+
+/// A switch of a group's tree.
+struct Switch<'a> {
+    name: &'a str,
+    is_first: bool,
+    /// Memory and state of the installation.
+    remark: String,
+    rule: Option<&'a api::GroupRule>,
+}
+
+/// The tree of a multicast group from the source down, by the rules of its switches.
+pub fn of_multicast(source: &str, tree: &[api::TreeNode]) -> Option<Node> {
+    let switches = tree.iter().map(|node| Switch {
+        name: &node.switch_name,
+        is_first: node.parent.is_empty(),
+        remark: missing(node.installed, &node.reason),
+        rule: node.rule.as_ref(),
+    });
+    let mut root = Node::new(source);
+    root.children
+        .push(of_group(&switches.collect::<Vec<_>>(), &|_, _| String::new())?);
+    Some(root)
+}
+
+/// The IncTree of a collective group from its root down, by the rules of its switches.
+pub fn of_collective(tree: &[api::CollectiveNode], remark: Remark<'_>) -> Option<Node> {
+    let switches = tree.iter().map(|node| Switch {
+        name: &node.switch_name,
+        is_first: node.parent.is_empty(),
+        remark: format!(
+            " {}{}",
+            bytes(node.memory_bytes),
+            missing(node.installed, &node.reason)
+        ),
+        rule: node.rule.as_ref(),
+    });
+    of_group(&switches.collect::<Vec<_>>(), remark)
+}
+
+fn missing(installed: bool, reason: &str) -> String {
+    match (installed, reason) {
+        (true, _) => String::new(),
+        (false, "") => "  (not installed)".to_owned(),
+        (false, reason) => format!("  (not installed: {reason})"),
+    }
+}
+
+fn of_group(switches: &[Switch<'_>], remark: Remark<'_>) -> Option<Node> {
+    let first = switches.iter().find(|switch| switch.is_first)?;
+    // A tree has at most as many levels as switches. The limit ends the drawing of a wrong plan with a circle.
+    Some(of_switch(first, switches, remark, switches.len()))
+}
+
+fn of_switch(switch: &Switch<'_>, switches: &[Switch<'_>], remark: Remark<'_>, depth_left: usize) -> Node {
+    use api::endpoint::NextHop;
+    let mut out = Node::new(format!("[{}]{}", switch.name, switch.remark));
+    for endpoint in switch.rule.iter().flat_map(|rule| rule.downstream()) {
+        let mut node = match &endpoint.next_hop {
+            Some(NextHop::Host(host)) => {
+                let rank = host.rank().map(|part| format!("rank {}: ", part.rank));
+                Node::new(format!("{}{} ({})", rank.unwrap_or_default(), host.name, host.ip))
+            }
+            Some(NextHop::Switch(next)) => match switches.iter().find(|s| s.name == next.name) {
+                Some(found) if depth_left > 0 => of_switch(found, switches, remark, depth_left - 1),
+                _ => Node::new(format!("[{}]", next.name)),
+            },
+            None => continue,
+        };
+        node.label.push_str(&remark(switch.name, endpoint.name()));
+        out.children.push(node);
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +139,158 @@ mod tests {
         assert_eq!(
             tree.draw(),
             "h1\n├─ leaf1\n│  ├─ h2\n│  └─ h3\n└─ leaf2\n   └─ h4\n"
+        );
+    }
+
+    fn rank(port: u32, rank: u32) -> api::Endpoint {
+        let part = api::RankPart {
+            rank,
+            ..Default::default()
+        };
+        let host = api::HostEndpoint {
+            name: format!("h{rank}"),
+            ip: format!("10.0.0.{rank}"),
+            part: Some(api::host_endpoint::Part::Rank(part)),
+            ..Default::default()
+        };
+        api::Endpoint {
+            port,
+            next_hop: Some(api::endpoint::NextHop::Host(host)),
+            ..Default::default()
+        }
+    }
+
+    fn host(port: u32, name: &str) -> api::Endpoint {
+        let host = api::HostEndpoint {
+            name: name.to_owned(),
+            ip: format!("10.0.0.{port}"),
+            ..Default::default()
+        };
+        api::Endpoint {
+            port,
+            next_hop: Some(api::endpoint::NextHop::Host(host)),
+            ..Default::default()
+        }
+    }
+
+    fn switch(port: u32, name: &str) -> api::Endpoint {
+        let switch = api::SwitchEndpoint {
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        api::Endpoint {
+            port,
+            next_hop: Some(api::endpoint::NextHop::Switch(switch)),
+            ..Default::default()
+        }
+    }
+
+    fn multicast_node(name: &str, parent: &str, source: u32, endpoints: Vec<api::Endpoint>) -> api::TreeNode {
+        api::TreeNode {
+            switch_name: name.to_owned(),
+            parent: parent.to_owned(),
+            installed: true,
+            reason: String::new(),
+            rule: Some(api::GroupRule {
+                endpoints,
+                kind: Some(api::group_rule::Kind::Multicast(api::MulticastRule {
+                    source,
+                    ..Default::default()
+                })),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_tree_is_drawn_from_the_source_through_the_switches() {
+        let tree = [
+            multicast_node(
+                "leaf1",
+                "",
+                0,
+                vec![host(1, "h1"), host(2, "h2"), switch(3, "spine")],
+            ),
+            multicast_node("spine", "leaf1", 0, vec![switch(0, "leaf1"), switch(1, "leaf2")]),
+            multicast_node("leaf2", "spine", 1, vec![host(1, "h4"), switch(3, "spine")]),
+        ];
+        let drawn = of_multicast("h1", &tree).expect("a tree").draw();
+        let expected = "h1\n└─ [leaf1]\n   ├─ h2 (10.0.0.2)\n   └─ [spine]\n      └─ [leaf2]\n         └─ h4 (10.0.0.1)\n";
+        assert_eq!(drawn, expected);
+        assert_eq!(of_multicast("h1", &[]), None);
+    }
+
+    #[test]
+    fn a_plan_that_runs_in_a_circle_is_drawn_to_an_end() {
+        let tree = [
+            multicast_node("a", "", 9, vec![switch(1, "b")]),
+            multicast_node("b", "a", 9, vec![switch(1, "a")]),
+        ];
+        assert!(of_multicast("h1", &tree).expect("a tree").draw().lines().count() < 10);
+    }
+
+    fn collective_node(
+        name: &str,
+        parent: Option<(&str, u32)>,
+        endpoints: Vec<api::Endpoint>,
+    ) -> api::CollectiveNode {
+        api::CollectiveNode {
+            switch_name: name.to_owned(),
+            parent: parent.map(|p| p.0.to_owned()).unwrap_or_default(),
+            installed: true,
+            memory_bytes: 4096,
+            rule: Some(api::GroupRule {
+                endpoints,
+                kind: Some(api::group_rule::Kind::Translated(api::TranslatedRule {
+                    parent: parent.map(|p| p.1),
+                    ..Default::default()
+                })),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_tree_is_drawn_from_its_root_to_the_ranks() {
+        let mut tree = vec![
+            collective_node("spine", None, vec![switch(0, "leaf1"), switch(1, "leaf2")]),
+            collective_node(
+                "leaf1",
+                Some(("spine", 2)),
+                vec![rank(1, 0), rank(2, 1), switch(3, "spine")],
+            ),
+            collective_node("leaf2", Some(("spine", 0)), vec![switch(3, "spine"), rank(1, 2)]),
+        ];
+        tree[2].installed = false;
+        let far = |switch: &str, endpoint: &str| match (switch, endpoint) {
+            ("leaf1", "h1") => "  3 packets behind".to_owned(),
+            ("spine", "leaf1") => "  7 packets behind".to_owned(),
+            _ => String::new(),
+        };
+        let drawn = of_collective(&tree, &far).expect("a tree").draw();
+        let expected = "\
+[spine] 4 KiB
+├─ [leaf1] 4 KiB  7 packets behind
+│  ├─ rank 0: h0 (10.0.0.0)
+│  └─ rank 1: h1 (10.0.0.1)  3 packets behind
+└─ [leaf2] 4 KiB  (not installed)
+   └─ rank 2: h2 (10.0.0.2)
+";
+        assert_eq!(drawn, expected);
+        assert_eq!(of_collective(&[], &far), None);
+        let circle = [
+            collective_node("a", None, vec![switch(1, "b")]),
+            collective_node("b", Some(("a", 9)), vec![switch(1, "a")]),
+        ];
+        assert!(
+            of_collective(&circle, &far)
+                .expect("a tree")
+                .draw()
+                .lines()
+                .count()
+                < 10
         );
     }
 }

@@ -253,6 +253,17 @@ pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
         .collect())
 }
 
+/// Parses a path MTU: 256, 512, 1024, 2048 or 4096.
+///
+/// # Errors
+/// Any other text.
+pub fn pmtu(text: &str) -> Result<u32, String> {
+    let bytes = text.parse().ok();
+    bytes
+        .filter(|bytes| castnet_wire::Pmtu::from_bytes(*bytes).is_some())
+        .ok_or_else(|| format!("'{text}' is no RoCE path MTU: 256, 512, 1024, 2048 or 4096"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

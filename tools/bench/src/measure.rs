@@ -226,14 +226,8 @@ impl Run<'_> {
             None if self.frames > 0 => self.frames,
             _ => return ProgressBar::hidden(),
         };
-        if !self.output.shows_progress() {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::new(length).with_message(self.title.clone());
-        match indicatif::ProgressStyle::with_template("{msg} {bar:30} {percent} % {eta}") {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        }
+        let bar = self.output.bar(Some(length), "{msg} {bar:30} {percent} % {eta}");
+        bar.with_message(self.title.clone())
     }
 }
 

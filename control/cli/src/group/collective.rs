@@ -13,7 +13,7 @@ use super::lanes::{self, LaneLine};
 pub(crate) use args::CollectiveArgs;
 use castnet_console::api;
 use castnet_console::output::{Page, Report, Row};
-use castnet_console::tree::Node;
+use castnet_console::tree::{self, Node};
 use castnet_console::units::{bytes, plural};
 pub(crate) use conflict::Conflict;
 pub(crate) use endpoints::{EndpointRow, Progress, endpoint_rows, progress, progress_text};
@@ -242,7 +242,7 @@ impl CollectiveReport {
             kind: "collective",
             lanes: lanes::lines(&lanes, at),
             phase: phase_name(state.phase()),
-            tree: draw(&group.tree, &|switch, endpoint| how_far(&parts, switch, endpoint)),
+            tree: tree::of_collective(&group.tree, &|switch, endpoint| how_far(&parts, switch, endpoint)),
             ranks: rank_lines(&state),
             memory_bytes: group.tree.iter().map(|node| node.memory_bytes).sum(),
             window_packets: settings.window_packets,
@@ -300,54 +300,6 @@ fn how_far(parts: &[SwitchPart], switch: &str, endpoint: &str) -> String {
         0 => String::new(),
         behind => format!("  {} behind", plural(behind as usize, "packet")),
     }
-}
-
-/// What is said of a switch's endpoint in the drawing of a tree.
-type Remark<'a> = &'a dyn Fn(&str, &str) -> String;
-
-/// The IncTree from its root down, from the rules that the switches were told; `remark` is put behind an endpoint.
-pub(crate) fn draw(tree: &[api::CollectiveNode], remark: Remark<'_>) -> Option<Node> {
-    let root = tree.iter().find(|node| node.parent.is_empty())?;
-    // A tree has no more levels than switches: a plan that is none must not draw for ever.
-    Some(draw_switch(root, tree, remark, tree.len()))
-}
-
-fn draw_switch(
-    node: &api::CollectiveNode,
-    tree: &[api::CollectiveNode],
-    remark: Remark<'_>,
-    depth_left: usize,
-) -> Node {
-    use api::endpoint::NextHop;
-    let missing = match (node.installed, node.reason.as_str()) {
-        (true, _) => String::new(),
-        (false, "") => "  (not installed)".to_owned(),
-        (false, reason) => format!("  (not installed: {reason})"),
-    };
-    let memory = bytes(node.memory_bytes);
-    let mut out = Node::new(format!("[{}] {memory}{missing}", node.switch_name));
-    let Some(rule) = &node.rule else { return out };
-    for endpoint in rule.downstream() {
-        match &endpoint.next_hop {
-            Some(NextHop::Host(host)) => {
-                let far = remark(&node.switch_name, &host.name);
-                let rank = host.rank().map_or(0, |part| part.rank);
-                let label = format!("rank {rank}: {} ({}){far}", host.name, host.ip);
-                out.children.push(Node::new(label));
-            }
-            Some(NextHop::Switch(switch)) => {
-                let next = tree.iter().find(|n| n.switch_name == switch.name);
-                let mut next = match next {
-                    Some(next) if depth_left > 0 => draw_switch(next, tree, remark, depth_left - 1),
-                    _ => Node::new(format!("[{}]", switch.name)),
-                };
-                next.label.push_str(&remark(&node.switch_name, &switch.name));
-                out.children.push(next);
-            }
-            None => {}
-        }
-    }
-    out
 }
 
 impl Report for CollectiveReport {
@@ -436,71 +388,6 @@ mod tests {
             next_hop: Some(api::endpoint::NextHop::Host(host)),
             ..Default::default()
         }
-    }
-
-    fn switch(port: u32, name: &str) -> api::Endpoint {
-        let switch = api::SwitchEndpoint {
-            name: name.to_owned(),
-            ..Default::default()
-        };
-        api::Endpoint {
-            port,
-            next_hop: Some(api::endpoint::NextHop::Switch(switch)),
-            ..Default::default()
-        }
-    }
-
-    fn node(name: &str, parent: Option<(&str, u32)>, endpoints: Vec<api::Endpoint>) -> api::CollectiveNode {
-        api::CollectiveNode {
-            switch_name: name.to_owned(),
-            parent: parent.map(|p| p.0.to_owned()).unwrap_or_default(),
-            installed: true,
-            memory_bytes: 4096,
-            rule: Some(api::GroupRule {
-                endpoints,
-                kind: Some(api::group_rule::Kind::Translated(api::TranslatedRule {
-                    parent: parent.map(|p| p.1),
-                    ..Default::default()
-                })),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn the_tree_is_drawn_from_its_root_to_the_ranks() {
-        let mut tree = vec![
-            node("spine", None, vec![switch(0, "leaf1"), switch(1, "leaf2")]),
-            node(
-                "leaf1",
-                Some(("spine", 2)),
-                vec![rank(1, 0), rank(2, 1), switch(3, "spine")],
-            ),
-            node("leaf2", Some(("spine", 0)), vec![switch(3, "spine"), rank(1, 2)]),
-        ];
-        tree[2].installed = false;
-        let far = |switch: &str, endpoint: &str| match (switch, endpoint) {
-            ("leaf1", "h1") => "  3 packets behind".to_owned(),
-            ("spine", "leaf1") => "  7 packets behind".to_owned(),
-            _ => String::new(),
-        };
-        let drawn = draw(&tree, &far).expect("a tree").draw();
-        let expected = "\
-[spine] 4 KiB
-├─ [leaf1] 4 KiB  7 packets behind
-│  ├─ rank 0: h0 (10.0.0.0)
-│  └─ rank 1: h1 (10.0.0.1)  3 packets behind
-└─ [leaf2] 4 KiB  (not installed)
-   └─ rank 2: h2 (10.0.0.2)
-";
-        assert_eq!(drawn, expected);
-        assert_eq!(draw(&[], &far), None);
-        let circle = [
-            node("a", None, vec![switch(1, "b")]),
-            node("b", Some(("a", 9)), vec![switch(1, "a")]),
-        ];
-        assert!(draw(&circle, &far).expect("a tree").draw().lines().count() < 10);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use castnet_console::api;
+use castnet_console::units::pmtu;
 use castnet_wire::{MacAddr, Qpn};
 use clap::Args;
 
@@ -54,15 +55,6 @@ pub(crate) struct Create {
     pub(crate) rules: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) collective: CollectiveArgs,
-}
-
-/// One of the five path MTUs.
-pub(crate) fn pmtu(text: &str) -> Result<u32, String> {
-    let fault = || format!("'{text}' is no RoCE path MTU: 256, 512, 1024, 2048 or 4096");
-    let bytes = text.parse().map_err(|_| fault())?;
-    castnet_wire::Pmtu::from_bytes(bytes)
-        .map(|_| bytes)
-        .ok_or_else(fault)
 }
 
 /// A number, decimal or with `0x`.

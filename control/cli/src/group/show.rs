@@ -6,7 +6,7 @@ use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::connect;
 use castnet_console::output::{Page, Report, named};
-use castnet_console::tree::Node;
+use castnet_console::tree::{self, Node};
 use castnet_proto::transport::{Address, Security};
 use castnet_worker::engine::{MulticastCounters, PathCounters, copy_path_counters};
 use serde::Serialize;
@@ -117,7 +117,7 @@ impl GroupReport {
         Self {
             lanes: lanes::lines(&lanes, at),
             phase: phase_name(state.phase()),
-            tree: draw(&state.source, &group.tree),
+            tree: tree::of_multicast(&state.source, &group.tree),
             mcst_ids: super::mcst_ids(&state),
             group: state.name,
             mcst_id: state.mcst_id,
@@ -228,42 +228,6 @@ fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
         }
     };
     status.paths.into_iter().enumerate().map(row).collect()
-}
-
-/// The tree from the source down, from the rules that the switches were told.
-pub(crate) fn draw(source: &str, tree: &[api::TreeNode]) -> Option<Node> {
-    let first = tree.iter().find(|node| node.parent.is_empty())?;
-    // A tree has no more levels than switches: a plan that is none must not draw for ever.
-    let mut root = Node::new(source);
-    root.children.push(draw_switch(first, tree, tree.len()));
-    Some(root)
-}
-
-fn draw_switch(node: &api::TreeNode, tree: &[api::TreeNode], depth_left: usize) -> Node {
-    let remark = match (node.installed, node.reason.as_str()) {
-        (true, _) => String::new(),
-        (false, "") => "  (not installed)".to_owned(),
-        (false, reason) => format!("  (not installed: {reason})"),
-    };
-    let mut out = Node::new(format!("[{}]{remark}", node.switch_name));
-    let Some(rule) = &node.rule else { return out };
-    for endpoint in rule.downstream() {
-        match &endpoint.next_hop {
-            Some(api::endpoint::NextHop::Host(host)) => {
-                out.children
-                    .push(Node::new(format!("{} ({})", host.name, host.ip)));
-            }
-            Some(api::endpoint::NextHop::Switch(switch)) => {
-                let next = tree.iter().find(|n| n.switch_name == switch.name);
-                out.children.push(match next {
-                    Some(next) if depth_left > 0 => draw_switch(next, tree, depth_left - 1),
-                    _ => Node::new(format!("[{}]", switch.name)),
-                });
-            }
-            None => {}
-        }
-    }
-    out
 }
 
 impl Report for GroupReport {
@@ -417,76 +381,6 @@ impl Report for SwitchGroupReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn host(port: u32, name: &str) -> api::Endpoint {
-        let host = api::HostEndpoint {
-            name: name.to_owned(),
-            ip: format!("10.0.0.{port}"),
-            ..Default::default()
-        };
-        api::Endpoint {
-            port,
-            next_hop: Some(api::endpoint::NextHop::Host(host)),
-            ..Default::default()
-        }
-    }
-
-    fn switch(port: u32, name: &str) -> api::Endpoint {
-        let switch = api::SwitchEndpoint {
-            name: name.to_owned(),
-            ..Default::default()
-        };
-        api::Endpoint {
-            port,
-            next_hop: Some(api::endpoint::NextHop::Switch(switch)),
-            ..Default::default()
-        }
-    }
-
-    fn node(name: &str, parent: &str, source: u32, endpoints: Vec<api::Endpoint>) -> api::TreeNode {
-        api::TreeNode {
-            switch_name: name.to_owned(),
-            parent: parent.to_owned(),
-            installed: true,
-            reason: String::new(),
-            rule: Some(api::GroupRule {
-                endpoints,
-                kind: Some(api::group_rule::Kind::Multicast(api::MulticastRule {
-                    source,
-                    ..Default::default()
-                })),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn the_tree_is_drawn_from_the_source_through_the_switches() {
-        let tree = [
-            node(
-                "leaf1",
-                "",
-                0,
-                vec![host(1, "h1"), host(2, "h2"), switch(3, "spine")],
-            ),
-            node("spine", "leaf1", 0, vec![switch(0, "leaf1"), switch(1, "leaf2")]),
-            node("leaf2", "spine", 1, vec![host(1, "h4"), switch(3, "spine")]),
-        ];
-        let drawn = draw("h1", &tree).expect("a tree").draw();
-        let expected = "h1\n└─ [leaf1]\n   ├─ h2 (10.0.0.2)\n   └─ [spine]\n      └─ [leaf2]\n         └─ h4 (10.0.0.1)\n";
-        assert_eq!(drawn, expected);
-        assert_eq!(draw("h1", &[]), None);
-    }
-
-    #[test]
-    fn a_plan_that_runs_in_a_circle_is_drawn_to_an_end() {
-        let tree = [
-            node("a", "", 9, vec![switch(1, "b")]),
-            node("b", "a", 9, vec![switch(1, "a")]),
-        ];
-        assert!(draw("h1", &tree).expect("a tree").draw().lines().count() < 10);
-    }
 
     #[test]
     fn what_a_path_is_behind_wraps_with_the_psns() {

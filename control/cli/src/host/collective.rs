@@ -1,7 +1,6 @@
 //! `castnet host allreduce` and the other five collectives: this host as a rank of a job, which runs one collective over a range of sizes,
 //! checks the results and measures them, as nccl-tests and the OSU benchmarks do.
 
-mod failure;
 mod measure;
 mod numbers;
 mod sizes;
@@ -16,16 +15,14 @@ use castnet_comm::{
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark, write_stdout};
-use castnet_console::units::{self, Span};
+use castnet_console::units::{self, Span, pmtu};
+use castnet_member::{HostDevice, Stop, collective_failure};
 use castnet_proto::transport::Address;
 use castnet_wire::Pmtu;
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
-use super::device::{Device, HostDevice};
-use super::member::Stop;
-use crate::group::pmtu;
-pub(crate) use failure::failure;
+use super::device::Device;
 use measure::Measure;
 use sizes::Sizes;
 use table::Table;
@@ -424,7 +421,7 @@ fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop)
     let waiting = Waiting::begin(rank, &config, output);
     let connected = Communicator::connect(config, Box::new(rnic));
     waiting.end();
-    let mut communicator = connected.map_err(|error| failure(error, &rank.job))?;
+    let mut communicator = connected.map_err(|error| collective_failure(error, &rank.job))?;
     remark(&format!("{}: {}", rank.name, communicator.path()));
 
     let sizes = match &call.data {
@@ -432,7 +429,16 @@ fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop)
         None => vec![0],
     };
     let is_first = rank.rank == 0;
-    let bar = bar(output, is_first, calls(&how.measure) * sizes.len() as u64);
+    let bar = match is_first {
+        true => {
+            let calls = calls(&how.measure) * sizes.len() as u64;
+            output.bar(
+                Some(calls),
+                "{msg} {bar:30} {pos}/{len} calls, {elapsed}, {eta} to go",
+            )
+        }
+        false => ProgressBar::hidden(),
+    };
     let mut table = Table::new(call.which, &how.measure);
     let measured = sizes.into_iter().try_for_each(|bytes| {
         let measure = Measure {
@@ -461,7 +467,9 @@ fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop)
     });
     bar.finish_and_clear();
     measured?;
-    communicator.close().map_err(|error| failure(error, &rank.job))?;
+    communicator
+        .close()
+        .map_err(|error| collective_failure(error, &rank.job))?;
     if is_first && !output.is_json() {
         write_stdout(&table.end())?;
     }
@@ -472,16 +480,4 @@ fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop)
         ));
     }
     Ok(())
-}
-
-/// How far the calls are, at the first rank, where somebody sees it.
-fn bar(output: Output, is_first: bool, calls: u64) -> ProgressBar {
-    if !is_first || !output.shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(calls);
-    match ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} calls, {elapsed}, {eta} to go") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }

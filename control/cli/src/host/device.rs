@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use castnet_console::exit::{Failure, Outcome};
+use castnet_member::{self as member, HostDevice, Traffic};
 use castnet_port::{BoxPort, PortSpec, Waker};
 use castnet_rnic::verbs::{VerbsConfig, VerbsRnic};
 use castnet_rnic::{
@@ -17,8 +18,6 @@ use castnet_switch::config::port_text;
 use castnet_wire::{Nanos, Qpn};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-
-use super::member;
 
 /// The RNIC and its address.
 #[derive(Clone, Debug, Args)]
@@ -138,67 +137,6 @@ impl Device {
         };
         let rnic = VerbsRnic::open(config).map_err(member::rnic_failure)?;
         Ok(AnyRnic::Verbs(Box::new(Hardware::new(rnic))))
-    }
-}
-
-/// What a host's commands need of an RNIC beyond [`Rnic`].
-pub(crate) trait HostDevice: Rnic {
-    /// Ends a wait.
-    fn waker(&self) -> Waker;
-
-    /// Shows switches where the host is, now and then, where the RNIC does not do so by itself.
-    fn announce(&self) {}
-
-    /// Counts whatever shows that somebody answers what was sent.
-    fn answers(&self) -> u64;
-
-    /// Counts whatever others have asked of us: they are not done yet.
-    fn requests(&self) -> u64;
-
-    /// What it came to.
-    fn traffic(&self) -> Traffic;
-}
-
-/// What an RNIC has counted since it was opened; `None` where it does not count that. Those of an RDMA device are of all
-/// programs that use it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Traffic {
-    pub(crate) frames_sent: Option<u64>,
-    pub(crate) retransmissions: Option<u64>,
-    pub(crate) timeouts: Option<u64>,
-    pub(crate) naks_received: Option<u64>,
-    pub(crate) rnr_naks_received: Option<u64>,
-    pub(crate) duplicates_received: Option<u64>,
-    pub(crate) naks_sent: Option<u64>,
-    pub(crate) rnr_naks_sent: Option<u64>,
-}
-
-impl HostDevice for SoftRnic<BoxPort> {
-    fn waker(&self) -> Waker {
-        Self::waker(self)
-    }
-
-    fn answers(&self) -> u64 {
-        let stats = self.stats();
-        stats.acks_in + stats.sequence_naks_in + stats.rnr_naks_in
-    }
-
-    fn requests(&self) -> u64 {
-        self.stats().requests_in + self.stats().duplicates_in
-    }
-
-    fn traffic(&self) -> Traffic {
-        let stats = self.stats();
-        Traffic {
-            frames_sent: Some(stats.frames_out),
-            retransmissions: Some(stats.retransmits),
-            timeouts: Some(stats.timeouts),
-            naks_received: Some(stats.sequence_naks_in),
-            rnr_naks_received: Some(stats.rnr_naks_in),
-            duplicates_received: Some(stats.duplicates_in),
-            naks_sent: Some(stats.sequence_naks_out),
-            rnr_naks_sent: Some(stats.rnr_naks_out),
-        }
     }
 }
 

@@ -5,15 +5,14 @@ use std::time::{Duration, Instant};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::{Size, bit_rate, bytes, count, rate_of, span};
+use castnet_member::{self as member, HostDevice, Silence, Stop, Traffic};
 use castnet_rnic::messages::{self, MessageReceiver, Messages, MessagesSummary};
 use castnet_rnic::stream::Flow;
 use clap::Args;
 use serde::Serialize;
 use tokio::runtime::Handle;
 
-use super::device::{HostDevice, Traffic};
-use super::member::{self, Stop};
-use super::patience::Silence;
+use super::report::repairs;
 use super::{MemberArgs, Op, ReceiveCommand, SendCommand};
 
 /// What messages.
@@ -82,7 +81,7 @@ impl Report for MessagesReport {
             let text = format!("{} least, {} median, {} most", at(0), at(middle), at(last));
             facts.push(("completions", text));
         }
-        facts.push(self.traffic.fact(self.role));
+        facts.push(repairs(&self.traffic, self.role));
         page.facts(&facts);
     }
 }

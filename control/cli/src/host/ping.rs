@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Row, Rows};
 use castnet_console::units::{Span, span};
+use castnet_member::{self as member, Stop};
 use castnet_rnic::Rnic;
 use clap::Args;
 use serde::Serialize;
 
 use super::device::{Device, Kind};
-use super::member::{self, Stop};
 
 /// Whom to ask for.
 #[derive(Debug, Args)]

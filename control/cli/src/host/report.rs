@@ -5,10 +5,10 @@ use std::time::Duration;
 use castnet_console::api;
 use castnet_console::output::{Page, Report};
 use castnet_console::units::{bit_rate, bytes, count, rate_of, span};
+use castnet_member::{Figures, HostDevice, Traffic};
 use serde::Serialize;
 
-use super::device::{HostDevice, Kind, Traffic};
-use super::member::Figures;
+use super::device::Kind;
 
 /// What a transfer came to at one host.
 #[derive(Debug, Serialize)]
@@ -68,42 +68,40 @@ impl Report for TransferReport {
         if let Some(file) = &self.file {
             facts.push(("file", file.clone()));
         }
-        facts.push(self.traffic.fact(self.role));
+        facts.push(repairs(&self.traffic, self.role));
         page.facts(&facts);
     }
 }
 
-impl Traffic {
-    /// What had to be repaired, in a line.
-    pub(super) fn fact(&self, role: &str) -> (&'static str, String) {
-        let told = |what: &str, value: Option<u64>| value.map(|v| format!("{} {what}", count(v)));
-        let (name, facts) = if role == "source" {
-            let facts = [
-                told("frames again", self.retransmissions),
-                told("NAKs", self.naks_received),
-                told("RNR NAKs", self.rnr_naks_received),
-                told("time-outs", self.timeouts),
-            ];
-            ("retransmissions", facts)
+/// Retransmissions and repeated packets, as a line of a report.
+pub(super) fn repairs(traffic: &Traffic, role: &str) -> (&'static str, String) {
+    let told = |what: &str, value: Option<u64>| value.map(|v| format!("{} {what}", count(v)));
+    let (name, facts) = if role == "source" {
+        let facts = [
+            told("frames again", traffic.retransmissions),
+            told("NAKs", traffic.naks_received),
+            told("RNR NAKs", traffic.rnr_naks_received),
+            told("time-outs", traffic.timeouts),
+        ];
+        ("retransmissions", facts)
+    } else {
+        let facts = [
+            told("duplicates", traffic.duplicates_received),
+            told("NAKs sent", traffic.naks_sent),
+            told("RNR NAKs sent", traffic.rnr_naks_sent),
+            None,
+        ];
+        ("repairs", facts)
+    };
+    let facts: Vec<_> = facts.into_iter().flatten().collect();
+    (
+        name,
+        if facts.is_empty() {
+            "not counted by this device".to_owned()
         } else {
-            let facts = [
-                told("duplicates", self.duplicates_received),
-                told("NAKs sent", self.naks_sent),
-                told("RNR NAKs sent", self.rnr_naks_sent),
-                None,
-            ];
-            ("repairs", facts)
-        };
-        let facts: Vec<_> = facts.into_iter().flatten().collect();
-        (
-            name,
-            if facts.is_empty() {
-                "not counted by this device".to_owned()
-            } else {
-                facts.join(", ")
-            },
-        )
-    }
+            facts.join(", ")
+        },
+    )
 }
 
 /// This end of a connection, for those who write rule files.

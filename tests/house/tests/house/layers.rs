@@ -24,11 +24,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("controller", &["proto", "planner"]),
     ("console", &["proto", "rules"]),
     ("switch", &["console", "dpdk", "worker"]),
+    ("demo", &["agent", "controller", "member", "switch"]),
     ("doctor", &["rnic", "switch"]),
+    ("experiments", &["sim"]),
     ("bench", &["switch", "traffic"]),
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
+    ("member", &["comm", "console"]),
     ("traffic", &["port", "rules"]),
     ("sim", &["comm", "engine", "endpoint", "planner"]),
     ("softroce", &[]),
@@ -80,9 +83,11 @@ const ASYNC: &[&str] = &[
     "agent",
     "controller",
     "comm",
+    "member",
     "console",
     "switch",
     "bench",
+    "demo",
 ];
 
 fn ours() -> Vec<Package> {

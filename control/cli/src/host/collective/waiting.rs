@@ -5,11 +5,11 @@ use std::time::Duration;
 use castnet_comm::{CommConfig, Fallback};
 use castnet_console::api;
 use castnet_console::output::{Output, remark};
-use indicatif::{ProgressBar, ProgressStyle};
+use castnet_member::Dial;
+use indicatif::ProgressBar;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use super::super::member::Dial;
 use super::RankArgs;
 
 /// Nobody reads what is over sooner.
@@ -26,10 +26,7 @@ pub(super) struct Waiting {
 impl Waiting {
     /// Begins to tell, in words on stderr, or on its last line where that is a terminal.
     pub(super) fn begin(rank: &RankArgs, config: &CommConfig, output: Output) -> Self {
-        let bar = match ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
-            Ok(style) if output.shows_progress() => ProgressBar::new_spinner().with_style(style),
-            _ => ProgressBar::hidden(),
-        };
+        let bar = output.bar(None, "{spinner} {elapsed} {wide_msg}");
         let dial = Dial {
             address: config.controller.clone(),
             security: config.security.clone(),

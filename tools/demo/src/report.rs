@@ -11,7 +11,7 @@ use castnet_wire::CounterSet;
 use castnet_worker::engine::{CollectiveCounters, MulticastCounters};
 use serde::Serialize;
 
-use super::links::AllReduceReport;
+use crate::links::AllReduceReport;
 
 /// The whole demo.
 #[derive(Debug, Serialize)]
@@ -135,7 +135,7 @@ columns!(row: SwitchReport<CollectiveCounters> => row { switch } (row.counters) 
 });
 
 /// What an act's links lose.
-pub(super) fn losses(loss: Ratio) -> String {
+pub(crate) fn losses(loss: Ratio) -> String {
     if loss.0 > 0.0 {
         format!("{loss} loss on every link, both ways")
     } else {
@@ -144,7 +144,7 @@ pub(super) fn losses(loss: Ratio) -> String {
 }
 
 /// Seconds, as people write them.
-pub(super) fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     span(Duration::from_secs_f64(seconds.max(0.0)))
 }
 

@@ -32,7 +32,7 @@ fn text(value: &Value) -> String {
 }
 
 fn run(options: &[&str]) -> Value {
-    let program = env!("CARGO_BIN_EXE_collectives");
+    let program = env!("CARGO_BIN_EXE_castnet-experiments");
     let output = Command::new(program)
         .args(["--quick", "--no-progress", "--output", "json"])
         .args(options)

@@ -11,8 +11,9 @@ use castnet_console::api;
 use castnet_console::connect;
 use castnet_console::drops::DropRow;
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::tree::Node;
+use castnet_console::tree::{self, Node};
 use castnet_console::units::Ratio;
+use castnet_member::{self as member, HostDevice, Stop, collective_failure};
 use castnet_port::{MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::SoftRnicConfig;
@@ -21,14 +22,10 @@ use castnet_worker::engine::CollectiveCounters;
 use indicatif::ProgressBar;
 use tokio::sync::mpsc;
 
-use super::act::{self, QP_TIMEOUTS, STALL_TIMEOUT};
-use super::fabric::{Fabric, HOSTS, LINKS, switch_of};
-use super::links::{Bytes, RankReport};
-use super::report::SwitchReport;
-use crate::group::collective;
-use crate::host::collective::failure;
-use crate::host::device::HostDevice;
-use crate::host::member::{self, Stop};
+use crate::act::{self, QP_TIMEOUTS, STALL_TIMEOUT};
+use crate::fabric::{Fabric, HOSTS, LINKS, switch_of};
+use crate::links::{Bytes, RankReport};
+use crate::report::SwitchReport;
 
 /// Packets that a rank may have in flight, and those of a full message.
 const WINDOW_PACKETS: u32 = 128;
@@ -237,7 +234,7 @@ async fn count(
             None => Vec::new(),
         },
         drops: DropRow::list(&act::drops(fabric).await?.since(&drops)),
-        tree: group.and_then(|group| collective::draw(&group.tree, &|_, _| String::new())),
+        tree: group.and_then(|group| tree::of_collective(&group.tree, &|_, _| String::new())),
     })
 }
 
@@ -306,14 +303,14 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
     input.extend((0..stage.elements).map(|element| contribution(script.seed, index, element)));
     let mut result = vec![0.0; stage.elements];
 
-    let mut communicator =
-        Communicator::connect(config, Box::new(rnic)).map_err(|error| failure(error, stage.script.job))?;
+    let mut communicator = Communicator::connect(config, Box::new(rnic))
+        .map_err(|error| collective_failure(error, stage.script.job))?;
     let _ = stage.tells.send(Tells::Ready);
     wait_for(&mut communicator, &stage.begun, stage)?;
     let start = Instant::now();
     communicator
         .allreduce((&input[..], &mut result[..]), Operation::Sum)
-        .map_err(|error| failure(error, stage.script.job))?;
+        .map_err(|error| collective_failure(error, stage.script.job))?;
     let seconds = start.elapsed().as_secs_f64();
     let _ = stage.tells.send(Tells::Done);
     wait_for(&mut communicator, &stage.over, stage)?;
@@ -323,7 +320,7 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
     };
     communicator
         .close()
-        .map_err(|error| failure(error, stage.script.job))?;
+        .map_err(|error| collective_failure(error, stage.script.job))?;
     Ok(Told {
         seconds,
         result,
@@ -339,7 +336,7 @@ fn wait_for(communicator: &mut Communicator, what: &AtomicBool, stage: &Stage) -
         }
         if !communicator
             .progress()
-            .map_err(|error| failure(error, stage.script.job))?
+            .map_err(|error| collective_failure(error, stage.script.job))?
         {
             std::thread::sleep(NAP);
         }

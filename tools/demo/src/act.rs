@@ -12,8 +12,9 @@ use castnet_console::api;
 use castnet_console::connect;
 use castnet_console::drops::DropRow;
 use castnet_console::exit::{self, Failure, Outcome};
-use castnet_console::tree::Node;
+use castnet_console::tree::{self, Node};
 use castnet_console::units::{Ratio, rate_of};
+use castnet_member::{self as member, Dial, Figures, HostRnic, Manner, Membership, Stop};
 use castnet_port::{MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::SoftRnicConfig;
@@ -24,17 +25,15 @@ use indicatif::ProgressBar;
 use tokio::runtime::Handle;
 use tokio::sync::{Barrier, mpsc};
 
-use super::fabric::{Fabric, HOSTS, Losses, switch_of};
-use super::report::{ActReport, ReceiverReport, SourceReport, SwitchReport};
-use crate::group::show;
-use crate::host::member::{self, Dial, Figures, HostRnic, Manner, Membership, Stop};
+use crate::fabric::{Fabric, HOSTS, Losses, switch_of};
+use crate::report::{ActReport, ReceiverReport, SourceReport, SwitchReport};
 
 /// Time-out exponents of the source's QP: 268 ms where nothing is lost, so that threads that wait for a core cause no
 /// retransmissions; 17 ms where lost NAKs must be waited for.
-pub(super) const QP_TIMEOUTS: [u8; 2] = [16, 12];
+pub(crate) const QP_TIMEOUTS: [u8; 2] = [16, 12];
 
 /// Nothing moves for so long: something is broken.
-pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What is sent.
 #[derive(Clone, Debug)]
@@ -239,7 +238,7 @@ pub(crate) async fn play(
     };
     let tree = tree
         .ok()
-        .and_then(|answer| show::draw(source_name, &answer.into_inner().tree));
+        .and_then(|answer| tree::of_multicast(source_name, &answer.into_inner().tree));
     Ok((report, tree, digest))
 }
 
@@ -258,7 +257,7 @@ fn create(script: &Script) -> api::CreateGroupRequest {
 }
 
 /// Of several failures the one that began it: hosts that were only stopped say so.
-pub(super) fn first_cause(failures: impl IntoIterator<Item = (&'static str, Failure)>) -> Failure {
+pub(crate) fn first_cause(failures: impl IntoIterator<Item = (&'static str, Failure)>) -> Failure {
     let stopped = member::interrupted().what;
     let named = failures
         .into_iter()
@@ -432,7 +431,7 @@ fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverRep
 }
 
 /// Frames dropped by all switches.
-pub(super) async fn drops(fabric: &Fabric) -> Outcome<Drops> {
+pub(crate) async fn drops(fabric: &Fabric) -> Outcome<Drops> {
     let mut sum = Drops::default();
     for (_, counters) in counters(fabric).await? {
         sum.add(&counters.drops);
@@ -440,7 +439,7 @@ pub(super) async fn drops(fabric: &Fabric) -> Outcome<Drops> {
     Ok(sum)
 }
 
-pub(super) async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, castnet_worker::Counters)>> {
+pub(crate) async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, castnet_worker::Counters)>> {
     let dataplanes: Vec<_> = fabric
         .switches
         .iter()
@@ -458,7 +457,7 @@ pub(super) async fn counters(fabric: &Fabric) -> Outcome<Vec<(&'static str, cast
 }
 
 /// What each switch has counted of a group of the kind that `of` knows.
-pub(super) async fn switches<C: CounterSet>(
+pub(crate) async fn switches<C: CounterSet>(
     fabric: &Fabric,
     mcst_id: &str,
     of: fn(&KindReport) -> Option<C>,

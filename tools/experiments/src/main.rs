@@ -2,7 +2,7 @@
 //! link. Prints tables 25 to 32 next to the paper's, with the ratio of each cell and a reason for each that differs
 //! by more than 10 %, and writes plots.
 //!
-//! `cargo run --release -p castnet-sim --bin collectives`; `--help` for the rest.
+//! `cargo run --release -p castnet-experiments`; `--help` for the rest.
 #![forbid(unsafe_code)]
 
 mod ideal;
@@ -129,11 +129,13 @@ fn print(options: &Options, tables: &[Table]) {
     let reasons = reason::all(tables);
     let seeds = format!("{} to {}", extent.seed, extent.seed + extent.seeds - 1);
     let head = format!(
-        "EPIC, appendix K: 8 ranks, star (ring: rank to rank), 100 Gb/s, 1 us a link. Path MTU 4096, 82 bytes of headers, preamble\n\
-         and gap per packet, window of {} packets, messages of {}, QP time-out {:.1} us, no congestion control, hosts and switch\n\
-         that take no time. Throughput is in Gibit/s, which is what the paper's Gbps are. Messages over {} MiB: that of {} MiB, and on as\n\
-         fast as its second half. Losses: seeds {seeds}. 'castnet' counts as the paper does (some tables until results have arrived, others\n\
-         until all is acknowledged); 'calls return' is what a program sees. Other rows but 'ratio' are how the paper seems to have it done.",
+        "EPIC, appendix K: 8 ranks on one switch (rings: from rank to rank), 100 Gb/s, 1 us per link. Path MTU 4096; 82 bytes of\n\
+         headers, preamble and gap per packet; window of {} packets, messages of {}; QP time-out {:.1} us; no congestion control.\n\
+         Hosts and switch take no time. Throughput is in Gibit/s, which the paper calls Gbps. Messages over {} MiB are\n\
+         extrapolated: the time of {} MiB, continued at the rate of its second half. Lossy runs are averaged over seeds {seeds}.\n\
+         'castnet' counts as the paper does: in some tables until results have arrived, in others until everything is\n\
+         acknowledged. 'calls return' is what a program measures. The other rows, except 'ratio', use the method that the paper\n\
+         seems to use.",
         setting.window,
         setting.message_packets,
         f64::from(1u32 << setting.timeout) * 4.096,

@@ -13,13 +13,11 @@ use std::time::Instant;
 
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::Output;
-use castnet_console::units::{Ratio, Size};
+use castnet_console::units::{Ratio, Size, pmtu};
 use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_proto::transport::Address;
 use clap::Args;
 
-use crate::group::pmtu;
-use crate::host::bar;
 use act::{Content, Script};
 use allreduce::Played;
 use fabric::{Fabric, HOSTS, LOOPBACK};
@@ -38,7 +36,7 @@ Examples:
   castnet demo --size 1MiB --allreduce 64MiB --loss 0.5%
   castnet demo --output json"
 )]
-pub(crate) struct DemoCommand {
+pub struct DemoCommand {
     /// Bytes to send
     #[arg(long, value_name = "SIZE", default_value = "64MiB", conflicts_with = "file")]
     size: Size,
@@ -94,8 +92,11 @@ impl DemoCommand {
         ]
     }
 
-    /// Plays all acts.
-    pub(crate) async fn run(self, output: Output) -> Outcome {
+    /// Runs all acts.
+    ///
+    /// # Errors
+    /// Anything that does not start or end as it should; a receiver without every byte; a rank without every sum.
+    pub async fn run(self, output: Output) -> Outcome {
         let start = Instant::now();
         let content = self.content()?;
         let fabric = Fabric::start(self.seed).await?;
@@ -119,7 +120,7 @@ impl DemoCommand {
             seconds: 0.0,
         };
         for script in self.scripts(&content) {
-            let bar = bar(output, Some(content.size())).with_message(script.name);
+            let bar = output.byte_bar(Some(content.size())).with_message(script.name);
             let played = act::play(&fabric, &address, script, &bar).await;
             bar.finish_and_clear();
             let (act, tree, sha256) = played?;
@@ -166,7 +167,9 @@ impl DemoCommand {
             } else {
                 payload
             };
-            let bar = bar(output, Some(carried)).with_message(if ring { "  ring" } else { name });
+            let bar = output
+                .byte_bar(Some(carried))
+                .with_message(if ring { "  ring" } else { name });
             let script = allreduce::Script {
                 job,
                 ring,

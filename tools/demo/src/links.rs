@@ -6,8 +6,8 @@ use castnet_console::units::{Ratio, bytes, count};
 use castnet_worker::engine::CollectiveCounters;
 use serde::Serialize;
 
-use super::fabric::LINKS;
-use super::report::{SwitchReport, losses, time};
+use crate::fabric::LINKS;
+use crate::report::{SwitchReport, losses, time};
 
 /// Bytes of whole frames that a link carried, towards the spine and away from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
