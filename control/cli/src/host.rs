@@ -1,11 +1,10 @@
-//! `castnet host`: an RNIC, in software or of the machine, that joins a group and sends or receives a file, or is a rank of a job
-//! and runs collectives.
+//! `castnet host`: an RNIC that joins a group and sends or receives a file, or is a rank of a job and runs collectives.
 
-mod collective;
+pub(crate) mod collective;
 mod device;
+pub(crate) mod failure;
 mod help;
 mod messages;
-mod patience;
 mod ping;
 mod report;
 mod selftest;
@@ -15,34 +14,40 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use castnet_console::api;
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_console::service::{Ready, Signals};
-use castnet_console::units::{Size, Span, pmtu};
-use castnet_member::{self as member, Connected, Dial, Manner, Membership, Stop};
+use castnet_console::units::{Size, Span};
+use castnet_member::{Group, GroupAddress, Member, MemberConfig, Prepared, StreamHeader};
 use castnet_proto::transport::Address;
-use castnet_rnic::stream::StreamHeader;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
-use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::group::{qpn, virtual_qpn};
+use castnet_console::units::pmtu;
 use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand, Which};
-use device::{AnyRnic, Device, Kind};
+use device::{Device, Kind};
 use help::{
     ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BROADCAST_HELP, REDUCE_HELP, REDUCE_SCATTER_HELP,
     TABLE_HELP,
 };
 use messages::MessageArgs;
-use patience::Fate;
 use ping::PingCommand;
-use report::{Facts, TransferReport};
+use report::{TransferReport, connection_line};
 use selftest::SelftestCommand;
 use sink::Target;
+
+/// Set when a signal asks the command to stop.
+type Stop = Arc<AtomicBool>;
+
+/// Silence after which a source reports that it waits.
+const REMARK_AFTER: Duration = Duration::from_secs(5);
 
 /// An RNIC, in software on an interface or of the machine: sends or receives a file in a group, or runs collectives
 #[derive(Debug, Args)]
@@ -223,18 +228,18 @@ struct ReceiveCommand {
 }
 
 impl HostCommand {
-    /// Does it on a thread of its own, which owns the RNIC; the runtime's threads carry the calls.
+    /// Runs the command on a thread of its own, which owns the RNIC.
     pub(crate) async fn run(self, output: Output) -> Outcome {
-        let (stop, runtime) = (Stop::default(), Handle::current());
+        let stop = Stop::default();
         let signals = Signals::catch()?;
         let asked = stop.clone();
         tokio::spawn(async move {
             signals.first().await;
-            asked.ask();
+            asked.store(true, Ordering::Relaxed);
         });
         let work = move || match self.verb {
-            Verb::Send(command) => command.run(output, &runtime, &stop),
-            Verb::Receive(command) => command.run(output, &runtime, &stop),
+            Verb::Send(command) => command.run(output, &stop),
+            Verb::Receive(command) => command.run(output, &stop),
             Verb::AllReduce(command) => command.run(Which::AllReduce, output, &stop),
             Verb::Reduce(command) => command.run(output, &stop),
             Verb::Broadcast(command) => command.run(output, &stop),
@@ -248,22 +253,32 @@ impl HostCommand {
     }
 }
 
-/// Makes a receiving machine on a member's QPs; says what of its memory the source writes, for each lane.
-type MakeReceiver<'a, T> =
-    &'a dyn Fn(&mut AnyRnic, &[Qpn], &Manner) -> Outcome<(T, Vec<castnet_rnic::MemoryRegion>)>;
-
-/// A member that is in its group, with connected QPs.
-struct Member {
-    rnic: AnyRnic,
-    at: Connected,
-    _ready: Ready,
-}
-
 impl MemberArgs {
-    fn manner(&self) -> Outcome<Manner> {
+    fn config(&self, stop: &Stop) -> Outcome<MemberConfig> {
+        self.check_qpn()?;
         let message_size = u32::try_from(self.message_size.0)
             .map_err(|_| Failure::usage(format!("--message-size {} is over 16 MiB", self.message_size)))?;
-        Ok(Manner {
+        let fixed = &self.fixed;
+        let group = match (&self.join.group, fixed.mcst_id) {
+            (_, Some(mcst_id)) => Group::Fixed {
+                qpn: fixed.qpn,
+                address: GroupAddress {
+                    mcst_ids: vec![mcst_id],
+                    virtual_qpn: fixed.virtual_qpn.unwrap_or(Qpn::VIRTUAL),
+                    start_psn: Psn::new(fixed.start_psn.unwrap_or_default()),
+                    pmtu: Pmtu::from_bytes(fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
+                    va_base: fixed.va_base.unwrap_or_default(),
+                },
+            },
+            (Some(name), None) => Group::Named {
+                name: name.clone(),
+                controller: self.join.controller.clone(),
+                security: self.tls.security()?,
+                wait: self.join.wait.0,
+            },
+            (None, None) => return Err(Failure::usage("which group: --group or --mcst-id?")),
+        };
+        Ok(MemberConfig {
             by_write: self.op == Op::Write,
             message_size,
             slots: self.slots,
@@ -271,11 +286,12 @@ impl MemberArgs {
             retry_cnt: self.retry_cnt,
             rnr_retry: self.rnr_retry,
             connect_timeout: self.connect_timeout.0,
-            give_up: None,
+            interrupt: Some(stop.clone()),
+            ..MemberConfig::new(&self.name, group)
         })
     }
 
-    /// Whether the number of the QP is given where it must be, and only there.
+    /// Checks that the number of the QP is given where it must be, and only there.
     fn check_qpn(&self) -> Outcome {
         match (self.device.rnic, self.fixed.mcst_id, self.fixed.qpn) {
             (Kind::Soft, Some(_), None) => {
@@ -283,14 +299,14 @@ impl MemberArgs {
                     .next("the QPN that the switch's rule file has for this host"))
             }
             (Kind::Verbs, _, Some(qpn)) => Err(Failure::usage(format!(
-                "an RDMA device draws its QP numbers itself: --qpn {qpn} cannot be chosen"
+                "an RDMA device chooses its QP numbers itself: --qpn {qpn} is not possible"
             ))
-            .next("leave --qpn away; --qp-file tells the number, for the switch's rule file")),
+            .next("omit --qpn; --qp-file has the number, for the switch's rule file")),
             _ => Ok(()),
         }
     }
 
-    /// What to call the group.
+    /// The group's name in reports.
     fn group_name(&self) -> String {
         self.join
             .group
@@ -299,136 +315,72 @@ impl MemberArgs {
             .unwrap_or_default()
     }
 
-    fn controller(&self) -> Outcome<Dial> {
-        Ok(Dial {
-            address: self.join.controller.clone(),
-            security: self.tls.security()?,
-        })
-    }
-
-    /// Opens the RNIC, joins, connects. A receiver's machine is made before, as its memory must be known; `receiver` makes
-    /// it.
-    fn join<T>(
-        &self,
-        runtime: &Handle,
-        stop: &Stop,
-        receiver: Option<MakeReceiver<'_, T>>,
-    ) -> Outcome<(Member, Option<T>)> {
-        let (manner, controller) = (self.manner()?, self.controller()?);
-        let expected = match receiver {
-            Some(_) => api::Role::Receiver,
-            None => api::Role::Source,
-        };
-        self.check_qpn()?;
-        let mut rnic = self.device.open()?;
-        let lanes = match &self.join.group {
-            Some(group) => {
-                let ask = member::lanes(controller.clone(), group.clone(), self.join.wait.0);
-                member::alongside(&mut rnic, runtime, stop, ask)?
-            }
-            None => 1,
-        };
-        let qpns = member::create_qps(&mut rnic, self.fixed.qpn, lanes)?;
-        let (receiver, memory) = receiver
-            .map(|make| make(&mut rnic, &qpns, &manner))
-            .transpose()?
-            .unzip();
-        let connection = member::connection(&rnic, &qpns, &memory.unwrap_or_default());
+    /// Joins the group, and writes the files that the flags name.
+    fn join<'r, T>(&self, prepared: Prepared<'r, T>) -> Outcome<(Member<'r, T>, Ready)> {
+        let connection = prepared.connection();
         if let Some(path) = &self.qp_file {
-            let facts = Facts::new(&self.name, self.device.rnic, &rnic, &connection);
-            std::fs::write(path, facts.text())
-                .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+            let line = connection_line(&self.name, self.device.rnic, prepared.attributes(), connection);
+            std::fs::write(path, line).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
         }
-        let group = match (&self.join.group, self.fixed.mcst_id) {
-            (_, Some(mcst_id)) => {
-                if self.device.rnic == Kind::Verbs {
-                    remark(&format!(
-                        "{}: the rule file must say: qpn = {:#x}",
-                        self.name, connection.qpn
-                    ));
-                }
-                if let Some(memory) = &connection.memory {
-                    remark(&format!(
-                        "{}: the rule file must say: memory = {{ va = {:#x}, rkey = {:#x}, length = {:#x} }}",
-                        self.name, memory.va, memory.rkey, memory.length
-                    ));
-                }
-                Membership {
-                    mcst_ids: vec![mcst_id],
-                    virtual_qpn: self.fixed.virtual_qpn.unwrap_or(Qpn::VIRTUAL),
-                    start_psn: Psn::new(self.fixed.start_psn.unwrap_or_default()),
-                    pmtu: Pmtu::from_bytes(self.fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
-                    va_base: self.fixed.va_base.unwrap_or_default(),
-                }
+        if self.fixed.mcst_id.is_some() {
+            if self.device.rnic == Kind::Verbs {
+                remark(&format!(
+                    "{}: the rule file must have: qpn = {:#x}",
+                    self.name, connection.qpn
+                ));
             }
-            (Some(group), None) => {
-                let request = api::JoinGroupRequest {
-                    group: group.clone(),
-                    host: self.name.clone(),
-                    connection: Some(connection),
-                };
-                let patience = self.join.wait.0;
-                let join = async move { member::join(controller, request, patience).await };
-                let state = member::alongside(&mut rnic, runtime, stop, join)?;
-                if state.role() != expected {
-                    let role = crate::group::role_name(state.role());
-                    return Err(
-                        Failure::refused(format!("{} is the {role} of group {group}", self.name))
-                            .next("castnet host send is for the source, castnet host receive for receivers"),
-                    );
-                }
-                Membership::try_from(&state)?
+            if let Some(memory) = &connection.memory {
+                remark(&format!(
+                    "{}: the rule file must have: memory = {{ va = {:#x}, rkey = {:#x}, length = {:#x} }}",
+                    self.name, memory.va, memory.rkey, memory.length
+                ));
             }
-            (None, None) => return Err(Failure::usage("which group: --group or --mcst-id?")),
-        };
-        let at = match member::connect(&mut rnic, qpns, group, manner) {
-            Ok(at) => at,
-            Err(failure) => {
-                // The group must not wait for a member that will never answer.
-                self.leave(&mut rnic, runtime)?;
-                return Err(failure);
-            }
-        };
-        tracing::info!(host = self.name, qpns = ?at.qpns, mcst_ids = ?at.group.mcst_ids, start_psn = %at.group.start_psn, "connected");
+        }
+        let member = prepared.join().map_err(failure::member)?;
         let ready = match &self.ready_file {
-            Some(file) => Ready::quiet(file, &format!("{}", at.qpns[0]))?,
+            Some(file) => Ready::quiet(file, &member.qpns()[0].to_string())?,
             None => Ready::none(),
         };
-        Ok((
-            Member {
-                rnic,
-                at,
-                _ready: ready,
-            },
-            receiver,
-        ))
+        Ok((member, ready))
     }
+}
 
-    /// Looks after the group while a transfer runs, where there is a controller to ask.
-    fn watch(&self, runtime: &Handle, stop: &Stop) -> Outcome<(Fate, JoinHandle<()>)> {
-        let (fate, controller) = (Fate::default(), self.controller()?);
-        let (group, host, stop) = (self.join.group.clone(), self.name.clone(), stop.clone());
-        let watching = fate.clone();
-        let task = runtime.spawn(async move {
-            if let Some(group) = group {
-                watching.watch(controller, group, host, stop).await;
-            }
-        });
-        Ok((fate, task))
+/// Leaves the group. What was transferred is complete even if that fails.
+fn leave<T>(member: Member<'_, T>) {
+    if let Err(error) = member.leave() {
+        tracing::warn!(%error, "not left");
     }
+}
 
-    /// Leaves, where there is somebody to tell. What was transferred stays transferred if that fails.
-    fn leave(&self, rnic: &mut AnyRnic, runtime: &Handle) -> Outcome {
-        let Some(group) = self.join.group.clone() else {
-            return Ok(());
-        };
-        let (controller, host) = (self.controller()?, self.name.clone());
-        let leave = async move { member::leave(controller, group, host).await };
-        // Not to be interrupted by what ended the transfer: it takes a second at most.
-        if let Err(failure) = member::alongside(rnic, runtime, &Stop::default(), leave) {
-            tracing::warn!(%failure, "not left");
-        }
-        Ok(())
+/// Remarks once in each silence that nothing is acknowledged.
+fn remark_silence(is_remarked: &mut bool, silent: Duration) {
+    let is_long = silent >= REMARK_AFTER;
+    if is_long && !*is_remarked {
+        remark(
+            "nothing has been acknowledged for 5 s: castnet group show lists the receivers that are behind",
+        );
+    }
+    *is_remarked = is_long;
+}
+
+/// A bar for bytes, on stderr, where somebody sees it.
+pub(crate) fn bar(output: Output, length: Option<u64>) -> ProgressBar {
+    if !output.shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match length {
+        Some(length) => (
+            ProgressBar::new(length),
+            "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        ),
+        None => (
+            ProgressBar::new_spinner(),
+            "{msg} {spinner} {bytes} {bytes_per_sec}",
+        ),
+    };
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }
 
@@ -460,94 +412,63 @@ fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
 }
 
 impl SendCommand {
-    fn run(self, output: Output, runtime: &Handle, stop: &Stop) -> Outcome {
+    fn run(self, output: Output, stop: &Stop) -> Outcome {
         let args = &self.member;
+        let config = MemberConfig {
+            give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
+            ..args.config(stop)?
+        };
         let Some(file) = &self.file else {
-            return self.send_messages(output, runtime, stop);
+            return self.send_messages(config, output);
         };
         let (mut file, header) = source(file)?;
-        let (mut member, _) = args.join::<()>(runtime, stop, None)?;
-        member.at.manner.give_up = Some(self.give_up.0).filter(|most| !most.is_zero());
-        let (fate, watch) = args.watch(runtime, stop)?;
-        let bar = output
-            .byte_bar(header.length)
-            .with_message(format!("{} sends", args.name));
-        let sent = member::send(
-            &mut member.rnic,
-            &member.at,
-            &header,
-            &mut *file,
-            stop,
-            &mut |bytes| bar.set_position(bytes),
-        );
+        let mut rnic = args.device.open()?;
+        let source = castnet_member::source(config, &mut *rnic).map_err(failure::member)?;
+        let (mut source, _ready) = args.join(source)?;
+        let bar = bar(output, header.length).with_message(format!("{} sends", args.name));
+        let mut is_remarked = false;
+        let sent = source.send(&header, &mut *file, &mut |bytes, silent| {
+            bar.set_position(bytes);
+            remark_silence(&mut is_remarked, silent);
+        });
         bar.finish_and_clear();
-        watch.abort();
-        args.leave(&mut member.rnic, runtime)?;
-        let figures = fate.or(sent)?;
-        output.show_next(&TransferReport::new(
-            &args.name,
-            "source",
-            args.group_name(),
-            &figures,
-            &member.rnic,
-        ))
+        leave(source);
+        let sent = sent.map_err(failure::member)?;
+        output.show_next(&TransferReport::of_stream(args, "source", sent, None, &*rnic))
     }
 }
 
 impl ReceiveCommand {
-    fn run(self, output: Output, runtime: &Handle, stop: &Stop) -> Outcome {
+    fn run(self, output: Output, stop: &Stop) -> Outcome {
+        let args = &self.member;
+        let config = args.config(stop)?;
         let Some(out) = &self.out else {
-            return self.receive_messages(output, runtime, stop);
+            return self.receive_messages(config, output);
         };
         let target = Target::new(out.clone());
-        let args = &self.member;
-        let (mut member, receiver) = args.join(
-            runtime,
-            stop,
-            Some(&|rnic, qpns, manner| {
-                let receiver = member::receiver(rnic, qpns, manner)?;
-                let memory = member::written(&receiver);
-                Ok((receiver, memory))
-            }),
-        )?;
-        let Some(mut receiver) = receiver else {
-            return Err(Failure::failed("no receiver was made"));
-        };
-        let (fate, watch) = args.watch(runtime, stop)?;
-        let bar = output
-            .byte_bar(None)
-            .with_message(format!("{} receives", args.name));
-        let received = member::receive(
-            &mut member.rnic,
-            &mut receiver,
-            &mut |header| target.open(header),
-            stop,
-            &mut |header, bytes| {
-                if let Some(length) = header.and_then(|h| h.length)
-                    && bar.length().is_none()
-                {
-                    bar.set_length(length);
-                }
-                bar.set_position(bytes);
-            },
-        );
-        bar.finish_and_clear();
-        watch.abort();
-        // What is whole appears before anything else can go wrong.
-        let received = received.and_then(|(figures, sink)| {
-            let kept = sink
-                .keep()
-                .map_err(|e| Failure::failed(format!("{}: {e}", out.display())))?;
-            Ok((figures, kept))
+        let mut rnic = args.device.open()?;
+        let receiver = castnet_member::receiver(config, &mut *rnic).map_err(failure::member)?;
+        let (mut receiver, _ready) = args.join(receiver)?;
+        let bar = bar(output, None).with_message(format!("{} receives", args.name));
+        let received = receiver.receive(&mut |header| target.open(header), &mut |header, bytes| {
+            if let Some(length) = header.and_then(|h| h.length)
+                && bar.length().is_none()
+            {
+                bar.set_length(length);
+            }
+            bar.set_position(bytes);
         });
-        if received.is_ok() {
-            self.answer_until_the_source_is_done(&mut member, runtime, stop)?;
-        }
-        args.leave(&mut member.rnic, runtime)?;
-        let (figures, kept) = fate.or(received)?;
-        let mut report =
-            TransferReport::new(&args.name, "receiver", args.group_name(), &figures, &member.rnic);
-        report.file = kept.map(|path| path.display().to_string());
+        bar.finish_and_clear();
+        // A complete file appears before anything else can fail.
+        let received = received
+            .map_err(failure::member)
+            .and_then(|(received, sink)| match sink.keep() {
+                Ok(path) => Ok((received, path)),
+                Err(e) => Err(Failure::failed(format!("{}: {e}", out.display()))),
+            });
+        leave(receiver);
+        let (received, path) = received?;
+        let report = TransferReport::of_stream(args, "receiver", received, path, &*rnic);
         if target.is_stdout() {
             let mut page = Page::default();
             report.page(&mut page);
@@ -555,26 +476,6 @@ impl ReceiveCommand {
             return Ok(());
         }
         output.show_next(&report)
-    }
-
-    fn answer_until_the_source_is_done(&self, member: &mut Member, runtime: &Handle, stop: &Stop) -> Outcome {
-        let left = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let mut task = None;
-        if let Some(group) = self.member.join.group.clone() {
-            let (controller, left) = (self.member.controller()?, left.clone());
-            task = Some(runtime.spawn(async move {
-                if member::source_left(controller, group).await.is_ok() {
-                    left.store(true, std::sync::atomic::Ordering::Relaxed);
-                }
-            }));
-        }
-        let lingered = member::linger(&mut member.rnic, stop, || {
-            left.load(std::sync::atomic::Ordering::Relaxed)
-        });
-        if let Some(task) = task {
-            task.abort();
-        }
-        lingered
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use castnet_rnic::{
     Access, Completion, DeviceAttributes, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState, RecvWr,
-    Rnic, RnicError, SendWr,
+    Rnic, RnicError, SendWr, Traffic,
 };
 use castnet_wire::{Nanos, Qpn};
 
@@ -31,6 +31,10 @@ impl SharedRnic {
 impl Rnic for SharedRnic {
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.inner.borrow().traffic()
     }
 
     fn now(&self) -> Nanos {

@@ -1,68 +1,40 @@
-//! A source that gets no answer.
+//! How long nothing has come from the other side.
 
 use std::time::{Duration, Instant};
 
-use castnet_console::exit::Failure;
-use castnet_console::output::remark;
-use castnet_rnic::stream::Flow;
+/// How often the counters of the RNIC are read.
+const INTERVAL: Duration = Duration::from_millis(250);
 
-use crate::device::HostDevice;
-
-/// Time without an answer after which the source prints a remark.
-const REMARK_AFTER: Duration = Duration::from_secs(5);
-
-/// Time without an answer to a source. Its QP retries without limit, because a switch may come back; a receiver that has
-/// gone does not. A slow receiver answers with RNR NAKs.
-pub struct Silence {
+/// Measures for how long a counter of the RNIC and the progress of a transfer have not changed.
+///
+/// A receiver that takes its time answers with RNR NAKs, and a source that reads slowly makes progress late: neither is
+/// silent.
+pub(crate) struct Silence {
     since: Instant,
-    /// Answers, and bytes taken from the source: a slow source is not silence of the network.
+    /// The last look, and what was found.
+    looked: Instant,
     seen: (u64, u64),
-    told: bool,
-    give_up: Option<Duration>,
-    over: bool,
 }
 
 impl Silence {
-    /// `give_up`: see [`crate::Manner::give_up`].
-    pub fn new(give_up: Option<Duration>) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
-            since: Instant::now(),
+            since: now,
+            looked: now,
             seen: (0, 0),
-            told: false,
-            give_up,
-            over: false,
         }
     }
 
-    /// Records the progress of the source: `bytes` are taken from it. Stops the transfer after `give_up`.
-    pub fn look<R: HostDevice>(&mut self, rnic: &R, bytes: u64) -> Flow {
-        self.step(Instant::now(), (rnic.answers(), bytes))
-    }
-
-    fn step(&mut self, now: Instant, seen: (u64, u64)) -> Flow {
-        if seen != self.seen {
-            (self.seen, self.since, self.told) = (seen, now, false);
-            return Flow::Continue;
+    /// Returns the length of the silence. `counter` is called every 250 ms.
+    pub(crate) fn look(&mut self, now: Instant, progress: u64, counter: impl FnOnce() -> u64) -> Duration {
+        if now.duration_since(self.looked) >= INTERVAL {
+            self.looked = now;
+            let seen = (counter(), progress);
+            if seen != self.seen {
+                (self.seen, self.since) = (seen, now);
+            }
         }
-        let silent = now.saturating_duration_since(self.since);
-        if !self.told && silent >= REMARK_AFTER {
-            self.told = true;
-            remark(
-                "nothing has been acknowledged for 5 s: castnet group show tells which receiver is waited for",
-            );
-        }
-        self.over = self.give_up.is_some_and(|most| silent >= most);
-        if self.over { Flow::Stop } else { Flow::Continue }
-    }
-
-    /// The failure of a source that has given up.
-    pub fn failure(&self) -> Option<Failure> {
-        let most = self.give_up.filter(|_| self.over)?;
-        let what = format!(
-            "nothing has been acknowledged for {}",
-            castnet_console::units::span(most)
-        );
-        Some(Failure::unreachable(what).next("castnet group show GROUP tells which receiver is waited for"))
+        self.looked.duration_since(self.since)
     }
 }
 
@@ -72,30 +44,33 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// What `silence` says after `seconds` of the same counts.
-    fn after(silence: &mut Silence, seconds: u32, seen: (u64, u64)) -> Flow {
+    /// The silence `seconds` after it began, with these counts.
+    fn after(silence: &mut Silence, seconds: u32, (answers, progress): (u64, u64)) -> Duration {
         let now = silence.since + seconds * SECOND;
-        silence.step(now, seen)
+        silence.look(now, progress, || answers)
     }
 
     #[test]
-    fn a_source_that_hears_nothing_is_told_and_then_gives_up() {
-        let mut silence = Silence::new(Some(60 * SECOND));
-        assert_eq!(after(&mut silence, 4, (0, 0)), Flow::Continue);
-        assert!(!silence.told);
-        assert_eq!(after(&mut silence, 6, (0, 0)), Flow::Continue);
-        assert!(silence.told && silence.failure().is_none());
-        assert_eq!(after(&mut silence, 60, (0, 0)), Flow::Stop);
-        assert_eq!(silence.failure().map(|f| f.code()), Some(4));
-    }
-
-    #[test]
-    fn answers_and_bytes_that_come_late_are_no_silence_and_it_can_be_told_to_go_on_for_ever() {
-        let mut silence = Silence::new(Some(60 * SECOND));
-        for seen in [(1, 0), (2, 0), (2, 1)] {
-            assert_eq!(after(&mut silence, 100, seen), Flow::Continue);
+    fn a_source_without_answers_is_in_silence() {
+        let mut silence = Silence::new(Instant::now());
+        for seconds in [4, 6, 60, 1_000_000] {
+            assert_eq!(after(&mut silence, seconds, (0, 0)), seconds * SECOND);
         }
-        let mut silence = Silence::new(None);
-        assert_eq!(after(&mut silence, 1_000_000, (0, 0)), Flow::Continue);
+    }
+
+    #[test]
+    fn answers_and_progress_that_come_late_end_the_silence() {
+        let mut silence = Silence::new(Instant::now());
+        for seen in [(1, 0), (2, 0), (2, 1)] {
+            assert_eq!(after(&mut silence, 100, seen), Duration::ZERO);
+            assert_eq!(after(&mut silence, 7, seen), 7 * SECOND);
+        }
+    }
+
+    #[test]
+    fn counters_are_read_only_now_and_then() {
+        let mut silence = Silence::new(Instant::now());
+        let now = silence.since + INTERVAL / 2;
+        assert_eq!(silence.look(now, 5, || panic!("read")), Duration::ZERO);
     }
 }

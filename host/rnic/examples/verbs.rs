@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 rnic.connect_qp(qpn, &remote, Duration::from_secs(60))?;
                 println!("connected");
                 start = Instant::now();
-                let summary = receiver.receive(&mut rnic, &mut |_, _| Flow::Continue)?;
+                let summary = receiver.receive(&mut rnic, &mut |_| Flow::Continue)?;
                 // The device replies to duplicates by itself.
                 let until = Instant::now() + Duration::from_secs(3);
                 while Instant::now() < until {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use castnet_endpoint::{MemoryError, PostError, QpError, Status};
+use castnet_port::OpenError;
 use castnet_wire::{Pmtu, Qpn};
 
 use crate::verbs::GidEntry;
@@ -33,6 +34,9 @@ pub enum RnicError {
         /// Bytes of the region.
         region: usize,
     },
+    /// The port could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// The next hop did not reply to ARP.
     #[error("no answer from {next_hop} to ARP, the next hop towards {remote}, within {waited:?}")]
     Unreachable {
@@ -239,6 +243,7 @@ impl RnicError {
     /// Advice for the operator, if there is any: what to install, load or configure.
     pub fn advice(&self) -> Option<String> {
         let advice = match self {
+            Self::Open(_) => "castnet doctor --for switch".to_owned(),
             Self::NoVerbsLibrary { .. } => "apt install ibverbs-providers libibverbs1".to_owned(),
             Self::NoRdmaDevice { without_driver } if without_driver.is_empty() => {
                 "load the RNIC's driver (mlx5_ib, ...), or make a software device on an interface:\n\

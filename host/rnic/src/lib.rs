@@ -42,5 +42,5 @@ pub use castnet_endpoint::{
 };
 pub use error::{RnicError, status_text};
 pub use neighbours::{NeighbourConfig, NeighbourStats, Resolution};
-pub use rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
+pub use rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, Traffic};
 pub use soft::{Gateway, SoftRnic, SoftRnicConfig};

@@ -65,13 +65,13 @@ pub struct MessagesSummary {
 ///
 /// # Errors
 /// [`StreamError::Work`] with the status of the first failed message, and any other error of a sender.
-pub fn send<R: Rnic>(
-    rnic: &mut R,
+pub fn send(
+    rnic: &mut dyn Rnic,
     qpns: &[Qpn],
     transfer: Transfer,
     messages: Messages,
     in_flight: u32,
-    progress: &mut dyn FnMut(&R, u64) -> Flow,
+    progress: &mut dyn FnMut(&dyn Rnic, u64) -> Flow,
 ) -> Result<MessagesSummary, StreamError> {
     messages.check()?;
     check("in_flight", in_flight.into(), 1, 4096)?;
@@ -166,10 +166,10 @@ impl MessageReceiver {
     /// # Errors
     /// [`StreamError::Work`]; and [`StreamError::Malformed`] or [`StreamError::OutOfSequence`] if bytes or
     /// numbers differ from those sent.
-    pub fn receive<R: Rnic>(
+    pub fn receive(
         &mut self,
-        rnic: &mut R,
-        progress: &mut dyn FnMut(&R, u64) -> Flow,
+        rnic: &mut dyn Rnic,
+        progress: &mut dyn FnMut(u64) -> Flow,
     ) -> Result<MessagesSummary, StreamError> {
         let size = self.messages.size as usize;
         let (mut received, mut expected) = (vec![0; size], vec![0; size]);
@@ -211,7 +211,7 @@ impl MessageReceiver {
                 let now = rnic.now();
                 rnic.poll(now)?;
             }
-            if progress(rnic, times.len() as u64) == Flow::Stop {
+            if progress(times.len() as u64) == Flow::Stop {
                 return Err(StreamError::Stopped);
             }
         }

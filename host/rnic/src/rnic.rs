@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use castnet_endpoint::{Access, Completion, MemoryKey, QpState, QueueLimits, RecvWr, SendWr};
 use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn};
+use serde::Serialize;
 
 use crate::error::RnicError;
 
@@ -95,11 +96,42 @@ impl QpRemote {
     }
 }
 
+/// Counters since the RNIC was opened. `None`: the device does not count it. Those of an RDMA device cover all programs
+/// that use it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    /// Frames sent.
+    pub frames_sent: Option<u64>,
+    /// Frames sent again.
+    pub retransmissions: Option<u64>,
+    /// Time-outs of QPs.
+    pub timeouts: Option<u64>,
+    /// NAKs received for a sequence error.
+    pub naks_received: Option<u64>,
+    /// Receiver-not-ready NAKs received.
+    pub rnr_naks_received: Option<u64>,
+    /// Requests received that were not new.
+    pub duplicates_received: Option<u64>,
+    /// NAKs sent for a sequence error.
+    pub naks_sent: Option<u64>,
+    /// Receiver-not-ready NAKs sent.
+    pub rnr_naks_sent: Option<u64>,
+    /// Grows while remotes answer: ACKs, or completions where ACKs are not counted, and NAKs.
+    #[serde(skip)]
+    pub answers: u64,
+    /// Grows while remotes send: requests, or completions where requests are not counted, and duplicates.
+    #[serde(skip)]
+    pub requests: u64,
+}
+
 /// An RNIC with QPs, memory regions and completions. One thread owns it. Each QP has a completion queue for
 /// sends and one for receives, so users of different QPs or directions do not take each other's completions.
 pub trait Rnic {
     /// Properties of the device.
     fn attributes(&self) -> &DeviceAttributes;
+
+    /// What was counted so far. May read files, so a few times per second is often enough.
+    fn traffic(&self) -> Traffic;
 
     /// The current time of the device's clock, for [`Rnic::poll`]. The origin is unspecified.
     fn now(&self) -> Nanos;

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use castnet_console::api;
@@ -14,16 +14,14 @@ use castnet_console::drops::DropRow;
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::tree::{self, Node};
 use castnet_console::units::{Ratio, rate_of};
-use castnet_member::{self as member, Dial, Figures, HostRnic, Manner, Membership, Stop};
-use castnet_port::{MemEnd, PortSpec};
+use castnet_member::{Group, Member, MemberConfig, MemberError, StreamHeader, Transferred};
+use castnet_port::{BoxPort, MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
-use castnet_rnic::SoftRnicConfig;
-use castnet_rnic::stream::StreamHeader;
+use castnet_rnic::{SoftRnic, SoftRnicConfig};
 use castnet_wire::{CounterSet, Drops, McstId};
 use castnet_worker::KindReport;
 use indicatif::ProgressBar;
-use tokio::runtime::Handle;
-use tokio::sync::{Barrier, mpsc};
+use tokio::sync::mpsc;
 
 use crate::fabric::{Fabric, HOSTS, Losses, switch_of};
 use crate::report::{ActReport, ReceiverReport, SourceReport, SwitchReport};
@@ -97,17 +95,6 @@ pub(crate) struct Script {
     pub(crate) loss: Ratio,
     pub(crate) pmtu: u32,
     pub(crate) content: Content,
-    pub(crate) manner: Manner,
-}
-
-impl Script {
-    /// How the demo's members do it over links with this loss.
-    pub(crate) fn manner(loss: Ratio) -> Manner {
-        Manner {
-            timeout: QP_TIMEOUTS[usize::from(loss.0 > 0.0)],
-            ..Manner::default()
-        }
-    }
 }
 
 /// What all hosts of an act share.
@@ -115,9 +102,12 @@ struct Stage {
     script: Script,
     controller: Address,
     losses: Losses,
-    stop: Stop,
-    /// All are connected.
-    connected: Barrier,
+    /// A host has failed, or nothing moves: all end.
+    stop: Arc<AtomicBool>,
+    /// Hosts that are connected.
+    connected: AtomicUsize,
+    /// All are connected, and the links lose: begin.
+    begun: AtomicBool,
     /// All is counted: hosts may leave.
     over: AtomicBool,
     /// Bytes that each host has taken or got.
@@ -128,7 +118,7 @@ struct Stage {
 
 /// What a host says at the end.
 struct Told {
-    figures: Figures,
+    transferred: Transferred,
     source: SourceReport,
     duplicates: u64,
     acks_sent: u64,
@@ -156,24 +146,24 @@ pub(crate) async fn play(
         script: script.clone(),
         controller: controller.clone(),
         losses: fabric.losses(),
-        stop: Stop::default(),
-        connected: Barrier::new(HOSTS.len()),
+        stop: Arc::default(),
+        connected: AtomicUsize::new(0),
+        begun: AtomicBool::new(false),
         over: AtomicBool::new(false),
         moved: [const { AtomicU64::new(0) }; HOSTS.len()],
         finished,
     });
-    let runtime = Handle::current();
     let hosts: Vec<_> = fabric
         .hosts
         .iter()
         .enumerate()
         .map(|(index, &(name, ref end))| {
-            let (stage, runtime, end, bar) = (stage.clone(), runtime.clone(), end.clone(), bar.clone());
+            let (stage, end, bar) = (stage.clone(), end.clone(), bar.clone());
             tokio::task::spawn_blocking(move || {
-                let told = host(&stage, &runtime, index, name, end, &bar);
+                let told = host(&stage, index, name, end, &bar);
                 if told.is_err() {
                     // The others would wait for this one.
-                    stage.stop.ask();
+                    stage.stop.store(true, Ordering::Relaxed);
                 }
                 let _ = stage.finished.send(index);
                 told
@@ -188,9 +178,10 @@ pub(crate) async fn play(
             group: script.group.clone(),
         })
         .await;
-    let switches = switches(fabric, &created.mcst_id, |kind| Some(*kind.multicast()?.0)).await?;
-    let after = drops(fabric).await?;
+    let switches = switches(fabric, &created.mcst_id, |kind| Some(*kind.multicast()?.0)).await;
+    let after = drops(fabric).await;
     stage.over.store(true, Ordering::Relaxed);
+    let (switches, after) = (switches?, after?);
     let mut told = Vec::new();
     for (host, (name, _)) in hosts.into_iter().zip(&fabric.hosts) {
         told.push((*name, host.await.map_err(Failure::failed)?));
@@ -212,12 +203,12 @@ pub(crate) async fn play(
         }
         (Ok(source), Ok(())) => source,
     };
-    let digest = source.figures.summary.digest.to_string();
+    let digest = source.transferred.summary.digest.to_string();
     let receivers: Vec<_> = told
         .into_iter()
         .map(|(name, told)| receiver_report(name, told, &digest))
         .collect();
-    let seconds = source.figures.elapsed.as_secs_f64();
+    let seconds = source.transferred.elapsed.as_secs_f64();
     let size = script.content.size();
     let report = ActReport {
         name: script.name,
@@ -256,9 +247,9 @@ fn create(script: &Script) -> api::CreateGroupRequest {
     }
 }
 
-/// Of several failures the one that began it: hosts that were only stopped say so.
+/// Returns the first of several failures that is not only the stop of a host.
 pub(crate) fn first_cause(failures: impl IntoIterator<Item = (&'static str, Failure)>) -> Failure {
-    let stopped = member::interrupted().what;
+    let stopped = MemberError::Interrupted.to_string();
     let named = failures
         .into_iter()
         .map(|(name, failure)| failure.while_doing(name));
@@ -280,7 +271,7 @@ async fn watch(stage: &Stage, ends: &mut mpsc::UnboundedReceiver<usize>) -> Outc
             Err(_) => {
                 let now = stage.moved.iter().map(|m| m.load(Ordering::Relaxed)).sum();
                 if now == moved {
-                    stage.stop.ask();
+                    stage.stop.store(true, Ordering::Relaxed);
                     let left = HOSTS
                         .iter()
                         .enumerate()
@@ -300,91 +291,80 @@ async fn watch(stage: &Stage, ends: &mut mpsc::UnboundedReceiver<usize>) -> Outc
 }
 
 /// A host, on a thread of its own.
-fn host(
-    stage: &Arc<Stage>,
-    runtime: &Handle,
-    index: usize,
-    name: &str,
-    end: MemEnd,
-    bar: &ProgressBar,
-) -> Outcome<Told> {
-    let manner = &stage.script.manner;
+fn host(stage: &Stage, index: usize, name: &str, end: MemEnd, bar: &ProgressBar) -> Outcome<Told> {
+    let script = &stage.script;
     let ip = Ipv4Addr::new(10, 0, 0, index as u8 + 1);
-    let mut rnic = member::open(&PortSpec::from(end), SoftRnicConfig::new(ip))?;
-    let qpns = member::create_qps(&mut rnic, None, 1)?;
-    let mut receiver = if index == 0 {
-        None
-    } else {
-        Some(member::receiver(&mut rnic, &qpns, manner)?)
-    };
-    let request = api::JoinGroupRequest {
-        group: stage.script.group.clone(),
-        host: name.to_owned(),
-        connection: Some(member::connection(
-            &rnic,
-            &qpns,
-            &receiver.as_ref().map(member::written).unwrap_or_default(),
-        )),
-    };
-    let dial = Dial {
-        address: stage.controller.clone(),
+    let mut rnic = SoftRnic::open(&PortSpec::from(end), SoftRnicConfig::new(ip)).map_err(Failure::failed)?;
+    let group = Group::Named {
+        name: script.group.clone(),
+        controller: stage.controller.clone(),
         security: Security::default(),
+        wait: Duration::ZERO,
     };
-    let join = {
-        let dial = dial.clone();
-        async move { member::join(dial, request, Duration::ZERO).await }
+    let config = MemberConfig {
+        timeout: QP_TIMEOUTS[usize::from(script.loss.0 > 0.0)],
+        interrupt: Some(stage.stop.clone()),
+        ..MemberConfig::new(name, group)
     };
-    let state = member::alongside(&mut rnic, runtime, &stage.stop, join)?;
-    let at = member::connect(&mut rnic, qpns, Membership::try_from(&state)?, *manner)?;
-    curtain(stage, &mut rnic, runtime)?;
+    let transferred = if index == 0 {
+        let (mut content, header) = script.content.open()?;
+        send(stage, config, &mut rnic, &mut *content, &header, bar)
+    } else {
+        receive(stage, config, &mut rnic, index)
+    };
+    Ok(told(transferred.map_err(Failure::failed)?, &rnic))
+}
 
-    let figures = match &mut receiver {
-        None => {
-            let (mut source, header) = stage.script.content.open()?;
-            let mut progress = |bytes| {
-                bar.set_position(bytes);
-                stage.moved[index].store(bytes, Ordering::Relaxed);
-            };
-            member::send(&mut rnic, &at, &header, &mut *source, &stage.stop, &mut progress)
-        }
-        Some(receiver) => {
-            let mut progress = |_: Option<&StreamHeader>, bytes| {
-                stage.moved[index].store(bytes, Ordering::Relaxed);
-            };
-            member::receive(
-                &mut rnic,
-                receiver,
-                &mut |_| Ok(io::sink()),
-                &stage.stop,
-                &mut progress,
-            )
-            .map(|(f, _)| f)
-        }
-    }?;
+fn send(
+    stage: &Stage,
+    config: MemberConfig,
+    rnic: &mut SoftRnic<BoxPort>,
+    content: &mut dyn Read,
+    header: &StreamHeader,
+    bar: &ProgressBar,
+) -> Result<Transferred, MemberError> {
+    let mut source = castnet_member::source(config, rnic)?.join()?;
+    begin(stage, &mut source)?;
+    let transferred = source.send(header, content, &mut |bytes, _| {
+        bar.set_position(bytes);
+        stage.moved[0].store(bytes, Ordering::Relaxed);
+    })?;
+    end(stage, 0, source)?;
+    Ok(transferred)
+}
+
+fn receive(
+    stage: &Stage,
+    config: MemberConfig,
+    rnic: &mut SoftRnic<BoxPort>,
+    index: usize,
+) -> Result<Transferred, MemberError> {
+    let mut receiver = castnet_member::receiver(config, rnic)?.join()?;
+    begin(stage, &mut receiver)?;
+    let (transferred, _) = receiver.receive(&mut |_| Ok(io::sink()), &mut |_, bytes| {
+        stage.moved[index].store(bytes, Ordering::Relaxed);
+    })?;
+    end(stage, index, receiver)?;
+    Ok(transferred)
+}
+
+/// Waits until all hosts are connected and the links lose. Nobody sends before.
+fn begin<T>(stage: &Stage, member: &mut Member<'_, T>) -> Result<(), MemberError> {
+    if stage.connected.fetch_add(1, Ordering::Relaxed) + 1 == HOSTS.len() {
+        stage.losses.set(stage.script.loss.0);
+        stage.begun.store(true, Ordering::Relaxed);
+    }
+    member.wait_until(&mut || stage.begun.load(Ordering::Relaxed))
+}
+
+/// Leaves when all is counted.
+fn end<T>(stage: &Stage, index: usize, mut member: Member<'_, T>) -> Result<(), MemberError> {
     let _ = stage.finished.send(index);
-    member::linger(&mut rnic, &stage.stop, || stage.over.load(Ordering::Relaxed))?;
-    let leave = {
-        let (group, name) = (stage.script.group.clone(), name.to_owned());
-        async move { member::leave(dial, group, name).await }
-    };
-    member::alongside(&mut rnic, runtime, &stage.stop, leave)?;
-    Ok(told(figures, &rnic))
+    member.wait_until(&mut || stage.over.load(Ordering::Relaxed))?;
+    member.leave()
 }
 
-/// Waits until all hosts are connected; then the links begin to lose, and nobody sends before.
-fn curtain(stage: &Arc<Stage>, rnic: &mut HostRnic, runtime: &Handle) -> Outcome {
-    let all = stage.clone();
-    let wait = async move {
-        if all.connected.wait().await.is_leader() {
-            all.losses.set(all.script.loss.0);
-        }
-        all.connected.wait().await;
-        Ok(())
-    };
-    member::alongside(rnic, runtime, &stage.stop, wait)
-}
-
-fn told(figures: Figures, rnic: &HostRnic) -> Told {
+fn told(transferred: Transferred, rnic: &SoftRnic<BoxPort>) -> Told {
     let (stats, port) = (rnic.stats(), rnic.port_stats());
     let source = SourceReport {
         host: String::new(),
@@ -396,7 +376,7 @@ fn told(figures: Figures, rnic: &HostRnic) -> Told {
         naks_received: stats.sequence_naks_in,
     };
     Told {
-        figures,
+        transferred,
         source,
         duplicates: stats.duplicates_in,
         acks_sent: stats.acks_out,
@@ -418,8 +398,8 @@ fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverRep
     };
     match told {
         Ok(told) => {
-            report.bytes = told.figures.summary.bytes;
-            report.sha256 = told.figures.summary.digest.to_string();
+            report.bytes = told.transferred.summary.bytes;
+            report.sha256 = told.transferred.summary.digest.to_string();
             report.ok = report.sha256 == digest;
             report.duplicates = told.duplicates;
             report.acks_sent = told.acks_sent;

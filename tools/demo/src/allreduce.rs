@@ -6,17 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use castnet_comm::{CommConfig, CommPath, Communicator, Fallback, Operation, Timeouts};
+use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Timeouts};
 use castnet_console::api;
 use castnet_console::connect;
 use castnet_console::drops::DropRow;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::tree::{self, Node};
 use castnet_console::units::Ratio;
-use castnet_member::{self as member, HostDevice, Stop, collective_failure};
 use castnet_port::{MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
-use castnet_rnic::SoftRnicConfig;
+use castnet_rnic::{SoftRnic, SoftRnicConfig};
 use castnet_wire::{CounterSet, Pmtu};
 use castnet_worker::engine::CollectiveCounters;
 use indicatif::ProgressBar;
@@ -104,7 +103,7 @@ struct Stage {
     script: Script,
     controller: Address,
     elements: usize,
-    stop: Stop,
+    stop: Arc<AtomicBool>,
     /// All is counted: begin.
     begun: AtomicBool,
     /// All is counted: leave.
@@ -132,7 +131,7 @@ pub(crate) async fn play(
         script: script.clone(),
         controller: controller.clone(),
         elements: sums.len(),
-        stop: Stop::default(),
+        stop: Arc::default(),
         begun: AtomicBool::new(false),
         over: AtomicBool::new(false),
         tells,
@@ -147,7 +146,7 @@ pub(crate) async fn play(
                 let told = rank(&stage, index, end);
                 if told.is_err() {
                     // The others would wait for this one.
-                    stage.stop.ask();
+                    stage.stop.store(true, Ordering::Relaxed);
                     let _ = stage.tells.send(Tells::Failed);
                 }
                 told
@@ -160,7 +159,7 @@ pub(crate) async fn play(
     losses.set(0.0);
     stage.over.store(true, Ordering::Relaxed);
     if counted.is_err() {
-        stage.stop.ask();
+        stage.stop.store(true, Ordering::Relaxed);
     }
     let (mut results, mut failures) = (Vec::new(), Vec::new());
     for (host, handle) in HOSTS.into_iter().zip(ranks) {
@@ -274,8 +273,7 @@ async fn all_tell(
 fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
     let script = &stage.script;
     let ip = Ipv4Addr::new(10, 0, 0, index as u8 + 1);
-    let rnic = member::open(&PortSpec::from(end), SoftRnicConfig::new(ip))?;
-    rnic.announce();
+    let rnic = SoftRnic::open(&PortSpec::from(end), SoftRnicConfig::new(ip)).map_err(Failure::failed)?;
     let mut config = CommConfig::new(
         stage.controller.clone(),
         script.job,
@@ -298,19 +296,18 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
         collective: Duration::from_secs(24 * 3600),
         ..Timeouts::default()
     };
-    config.interrupt = Some(stage.stop.flag());
+    config.interrupt = Some(stage.stop.clone());
     let mut input: Vec<f32> = Vec::new();
     input.extend((0..stage.elements).map(|element| contribution(script.seed, index, element)));
     let mut result = vec![0.0; stage.elements];
 
-    let mut communicator = Communicator::connect(config, Box::new(rnic))
-        .map_err(|error| collective_failure(error, stage.script.job))?;
+    let mut communicator = Communicator::connect(config, Box::new(rnic)).map_err(Failure::failed)?;
     let _ = stage.tells.send(Tells::Ready);
     wait_for(&mut communicator, &stage.begun, stage)?;
     let start = Instant::now();
     communicator
         .allreduce((&input[..], &mut result[..]), Operation::Sum)
-        .map_err(|error| collective_failure(error, stage.script.job))?;
+        .map_err(Failure::failed)?;
     let seconds = start.elapsed().as_secs_f64();
     let _ = stage.tells.send(Tells::Done);
     wait_for(&mut communicator, &stage.over, stage)?;
@@ -318,9 +315,7 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
         CommPath::InNetwork { mcst_id, .. } => Some(*mcst_id),
         CommPath::HostBased { .. } => None,
     };
-    communicator
-        .close()
-        .map_err(|error| collective_failure(error, stage.script.job))?;
+    communicator.close().map_err(Failure::failed)?;
     Ok(Told {
         seconds,
         result,
@@ -331,13 +326,10 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
 /// Waits for the stage, and answers the other hosts meanwhile.
 fn wait_for(communicator: &mut Communicator, what: &AtomicBool, stage: &Stage) -> Outcome {
     while !what.load(Ordering::Relaxed) {
-        if stage.stop.is_asked() {
-            return Err(member::interrupted());
+        if stage.stop.load(Ordering::Relaxed) {
+            return Err(Failure::failed(CommError::Interrupted));
         }
-        if !communicator
-            .progress()
-            .map_err(|error| collective_failure(error, stage.script.job))?
-        {
+        if !communicator.progress().map_err(Failure::failed)? {
             std::thread::sleep(NAP);
         }
     }

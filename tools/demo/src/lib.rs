@@ -84,7 +84,6 @@ impl DemoCommand {
             loss,
             pmtu: self.pmtu,
             content: content.clone(),
-            manner: Script::manner(loss),
         };
         [
             script("Act 1", "demo-1", Ratio(0.0)),

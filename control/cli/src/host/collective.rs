@@ -1,6 +1,7 @@
 //! `castnet host allreduce` and the other five collectives: this host as a rank of a job, which runs one collective over a range of sizes,
 //! checks the results and measures them, as nccl-tests and the OSU benchmarks do.
 
+mod failure;
 mod measure;
 mod numbers;
 mod sizes;
@@ -15,14 +16,16 @@ use castnet_comm::{
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark, write_stdout};
-use castnet_console::units::{self, Span, pmtu};
-use castnet_member::{HostDevice, Stop, collective_failure};
+use castnet_console::units::{self, Span};
 use castnet_proto::transport::Address;
 use castnet_wire::Pmtu;
 use clap::{Args, ValueEnum};
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
 
+use super::Stop;
 use super::device::Device;
+use castnet_console::units::pmtu;
+pub(crate) use failure::failure;
 use measure::Measure;
 use sizes::Sizes;
 use table::Table;
@@ -403,7 +406,7 @@ impl RankArgs {
             FallbackArg::Forbidden => Fallback::Forbidden,
             FallbackArg::Only => Fallback::Only,
         };
-        config.interrupt = Some(stop.flag());
+        config.interrupt = Some(stop.clone());
         Ok(config)
     }
 }
@@ -417,11 +420,10 @@ fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop)
     call.check(rank, &how.network)?;
     let config = rank.config(how, stop)?;
     let rnic = rank.device.open()?;
-    rnic.announce();
     let waiting = Waiting::begin(rank, &config, output);
-    let connected = Communicator::connect(config, Box::new(rnic));
+    let connected = Communicator::connect(config, rnic);
     waiting.end();
-    let mut communicator = connected.map_err(|error| collective_failure(error, &rank.job))?;
+    let mut communicator = connected.map_err(|error| failure(error, &rank.job))?;
     remark(&format!("{}: {}", rank.name, communicator.path()));
 
     let sizes = match &call.data {
@@ -429,16 +431,7 @@ fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop)
         None => vec![0],
     };
     let is_first = rank.rank == 0;
-    let bar = match is_first {
-        true => {
-            let calls = calls(&how.measure) * sizes.len() as u64;
-            output.bar(
-                Some(calls),
-                "{msg} {bar:30} {pos}/{len} calls, {elapsed}, {eta} to go",
-            )
-        }
-        false => ProgressBar::hidden(),
-    };
+    let bar = bar(output, is_first, calls(&how.measure) * sizes.len() as u64);
     let mut table = Table::new(call.which, &how.measure);
     let measured = sizes.into_iter().try_for_each(|bytes| {
         let measure = Measure {
@@ -467,9 +460,7 @@ fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop)
     });
     bar.finish_and_clear();
     measured?;
-    communicator
-        .close()
-        .map_err(|error| collective_failure(error, &rank.job))?;
+    communicator.close().map_err(|error| failure(error, &rank.job))?;
     if is_first && !output.is_json() {
         write_stdout(&table.end())?;
     }
@@ -480,4 +471,16 @@ fn run(call: &Call, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop)
         ));
     }
     Ok(())
+}
+
+/// How far the calls are, at the first rank, where somebody sees it.
+fn bar(output: Output, is_first: bool, calls: u64) -> ProgressBar {
+    if !is_first || !output.shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(calls);
+    match ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} calls, {elapsed}, {eta} to go") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
 }

@@ -1,17 +1,18 @@
 //! `castnet host ping`: who answers ARP.
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Row, Rows};
 use castnet_console::units::{Span, span};
-use castnet_member::{self as member, Stop};
 use castnet_rnic::Rnic;
 use clap::Args;
 use serde::Serialize;
 
 use super::device::{Device, Kind};
+use super::{Stop, failure};
 
 /// Whom to ask for.
 #[derive(Debug, Args)]
@@ -54,11 +55,11 @@ impl PingCommand {
             )
             .next("ping IP; ip neighbour show IP"));
         }
-        let (mut rnic, _port) = self.device.open_soft()?;
+        let mut rnic = self.device.open_soft()?;
         let mut answers = Vec::new();
         for ip in self.targets.iter().copied() {
-            if stop.is_asked() {
-                return Err(member::interrupted());
+            if stop.load(Ordering::Relaxed) {
+                return Err(failure::interrupted());
             }
             let start = Instant::now();
             let mac = rnic

@@ -1,24 +1,26 @@
-//! What a transfer came to at one host.
+//! Reports of transfers, and the end of a connection for rule files.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use castnet_console::api;
 use castnet_console::output::{Page, Report};
 use castnet_console::units::{bit_rate, bytes, count, rate_of, span};
-use castnet_member::{Figures, HostDevice, Traffic};
+use castnet_member::{Connection, Messages, MessagesSummary, Transferred};
+use castnet_rnic::{DeviceAttributes, Rnic, Traffic};
 use serde::Serialize;
+use serde_json::json;
 
 use super::device::Kind;
+use super::{MemberArgs, Op};
 
-/// What a transfer came to at one host.
+/// Result of a transfer at one host.
 #[derive(Debug, Serialize)]
-pub(crate) struct TransferReport {
+pub(super) struct TransferReport {
     host: String,
     role: &'static str,
     group: String,
-    name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) file: Option<String>,
+    #[serde(flatten)]
+    content: Content,
     bytes: u64,
     sha256: String,
     seconds: f64,
@@ -27,129 +29,178 @@ pub(crate) struct TransferReport {
     traffic: Traffic,
 }
 
+/// What was transferred.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Content {
+    Stream {
+        name: String,
+        /// Where a receiver has written it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
+    },
+    Messages {
+        op: &'static str,
+        size: u32,
+        count: u32,
+        /// Microseconds: at the source from post to completion, at a receiver since the first message.
+        completions_us: Vec<f64>,
+    },
+}
+
 impl TransferReport {
-    pub(crate) fn new(
-        host: &str,
+    pub(super) fn of_stream(
+        args: &MemberArgs,
         role: &'static str,
-        group: String,
-        figures: &Figures,
-        rnic: &impl HostDevice,
+        transferred: Transferred,
+        file: Option<PathBuf>,
+        rnic: &dyn Rnic,
     ) -> Self {
-        let seconds = figures.elapsed.as_secs_f64();
-        Self {
-            host: host.to_owned(),
+        let summary = transferred.summary;
+        let content = Content::Stream {
+            name: summary.name,
+            file: file.map(|path| path.display().to_string()),
+        };
+        let sha256 = summary.digest.to_string();
+        Self::new(
+            args,
             role,
-            group,
-            name: figures.summary.name.clone(),
-            file: None,
-            bytes: figures.summary.bytes,
-            sha256: figures.summary.digest.to_string(),
+            content,
+            summary.bytes,
+            sha256,
+            transferred.elapsed,
+            rnic,
+        )
+    }
+
+    pub(super) fn of_messages(
+        args: &MemberArgs,
+        role: &'static str,
+        messages: Messages,
+        summary: MessagesSummary,
+        elapsed: Duration,
+        rnic: &dyn Rnic,
+    ) -> Self {
+        let content = Content::Messages {
+            op: match args.op {
+                Op::Send => "SEND_WITH_IMM",
+                Op::Write => "WRITE_WITH_IMM",
+            },
+            size: messages.size,
+            count: messages.count,
+            completions_us: summary.times.iter().map(|t| t.as_secs_f64() * 1e6).collect(),
+        };
+        let sha256 = summary.digest.to_string();
+        Self::new(args, role, content, summary.bytes, sha256, elapsed, rnic)
+    }
+
+    fn new(
+        args: &MemberArgs,
+        role: &'static str,
+        content: Content,
+        bytes: u64,
+        sha256: String,
+        elapsed: Duration,
+        rnic: &dyn Rnic,
+    ) -> Self {
+        let seconds = elapsed.as_secs_f64();
+        Self {
+            host: args.name.clone(),
+            role,
+            group: args.group_name(),
+            content,
+            bytes,
+            sha256,
             seconds,
-            goodput_bits_per_s: rate_of(figures.summary.bytes, seconds),
+            goodput_bits_per_s: rate_of(bytes, seconds),
             traffic: rnic.traffic(),
         }
+    }
+
+    /// Retransmissions and NAKs, in a line.
+    fn repairs(&self) -> (&'static str, String) {
+        let traffic = &self.traffic;
+        let (title, counters) = if self.role == "source" {
+            let counters = vec![
+                ("frames again", traffic.retransmissions),
+                ("NAKs", traffic.naks_received),
+                ("RNR NAKs", traffic.rnr_naks_received),
+                ("time-outs", traffic.timeouts),
+            ];
+            ("retransmissions", counters)
+        } else {
+            let counters = vec![
+                ("duplicates", traffic.duplicates_received),
+                ("NAKs sent", traffic.naks_sent),
+                ("RNR NAKs sent", traffic.rnr_naks_sent),
+            ];
+            ("repairs", counters)
+        };
+        let counted = counters
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!("{} {name}", count(value?))));
+        let text = match counted.collect::<Vec<_>>() {
+            none if none.is_empty() => "not counted by this device".to_owned(),
+            counted => counted.join(", "),
+        };
+        (title, text)
     }
 }
 
 impl Report for TransferReport {
     fn page(&self, page: &mut Page) {
-        let did = if self.role == "source" { "sent" } else { "received" };
-        page.line(format!(
-            "{} {did} {} ({})",
-            self.host,
-            self.name,
-            bytes(self.bytes)
-        ));
+        let (host, is_source) = (&self.host, self.role == "source");
+        let did = if is_source { "sent" } else { "received" };
+        page.line(match &self.content {
+            Content::Stream { name, .. } => format!("{host} {did} {name} ({})", bytes(self.bytes)),
+            Content::Messages {
+                op, size, count: n, ..
+            } => format!(
+                "{host} {did} {} messages of {} by {op}",
+                count((*n).into()),
+                bytes((*size).into())
+            ),
+        });
         let mut facts = vec![
             ("SHA-256", self.sha256.clone()),
             ("time", span(Duration::from_secs_f64(self.seconds))),
             ("goodput", bit_rate(self.goodput_bits_per_s)),
         ];
-        if let Some(file) = &self.file {
-            facts.push(("file", file.clone()));
+        match &self.content {
+            Content::Stream { file: Some(file), .. } => facts.push(("file", file.clone())),
+            Content::Messages { completions_us, .. } if is_source => {
+                let mut times = completions_us.clone();
+                times.sort_by(f64::total_cmp);
+                let at = |i: usize| times.get(i).map_or_else(String::new, |us| format!("{us:.0} us"));
+                let (middle, last) = (times.len() / 2, times.len().saturating_sub(1));
+                let text = format!("{} least, {} median, {} most", at(0), at(middle), at(last));
+                facts.push(("completions", text));
+            }
+            _ => {}
         }
-        facts.push(repairs(&self.traffic, self.role));
+        facts.push(self.repairs());
         page.facts(&facts);
     }
 }
 
-/// Retransmissions and repeated packets, as a line of a report.
-pub(super) fn repairs(traffic: &Traffic, role: &str) -> (&'static str, String) {
-    let told = |what: &str, value: Option<u64>| value.map(|v| format!("{} {what}", count(v)));
-    let (name, facts) = if role == "source" {
-        let facts = [
-            told("frames again", traffic.retransmissions),
-            told("NAKs", traffic.naks_received),
-            told("RNR NAKs", traffic.rnr_naks_received),
-            told("time-outs", traffic.timeouts),
-        ];
-        ("retransmissions", facts)
-    } else {
-        let facts = [
-            told("duplicates", traffic.duplicates_received),
-            told("NAKs sent", traffic.naks_sent),
-            told("RNR NAKs sent", traffic.rnr_naks_sent),
-            None,
-        ];
-        ("repairs", facts)
-    };
-    let facts: Vec<_> = facts.into_iter().flatten().collect();
-    (
-        name,
-        if facts.is_empty() {
-            "not counted by this device".to_owned()
-        } else {
-            facts.join(", ")
-        },
-    )
-}
-
-/// This end of a connection, for those who write rule files.
-#[derive(Debug, Serialize)]
-pub(crate) struct Facts<'a> {
-    host: &'a str,
+/// This end of a connection for rule files, as a line of JSON.
+pub(super) fn connection_line(
+    host: &str,
     rnic: Kind,
-    device: &'a str,
-    ip: &'a str,
-    mac: &'a str,
-    qpn: u32,
-    active_pmtu: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory: Option<MemoryFacts>,
-}
-
-#[derive(Debug, Serialize)]
-struct MemoryFacts {
-    va: u64,
-    rkey: u32,
-    length: u64,
-}
-
-impl<'a> Facts<'a> {
-    pub(crate) fn new(
-        host: &'a str,
-        kind: Kind,
-        rnic: &'a impl HostDevice,
-        connection: &'a api::Connection,
-    ) -> Self {
-        Self {
-            host,
-            rnic: kind,
-            device: &rnic.attributes().name,
-            ip: &connection.ip,
-            mac: &connection.mac,
-            qpn: connection.qpn,
-            active_pmtu: rnic.attributes().active_pmtu.bytes(),
-            memory: connection.memory.as_ref().map(|m| MemoryFacts {
-                va: m.va,
-                rkey: m.rkey,
-                length: m.length,
-            }),
-        }
+    attributes: &DeviceAttributes,
+    connection: &Connection,
+) -> String {
+    let mut line = json!({
+        "host": host,
+        "rnic": rnic,
+        "device": attributes.name,
+        "ip": connection.ip,
+        "mac": connection.mac,
+        "qpn": connection.qpn,
+        "active_pmtu": attributes.active_pmtu.bytes(),
+    });
+    if let Some(memory) = &connection.memory {
+        line["memory"] = json!({ "va": memory.va, "rkey": memory.rkey, "length": memory.length });
     }
-
-    /// A line of JSON.
-    pub(crate) fn text(&self) -> String {
-        serde_json::json!(self).to_string() + "\n"
-    }
+    format!("{line}\n")
 }

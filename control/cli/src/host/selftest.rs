@@ -5,13 +5,13 @@ use std::time::Duration;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, Row, remark};
 use castnet_console::units::span;
-use castnet_member::rnic_failure;
 use castnet_rnic::conformance::{self, CheckReport, OneDevice};
 use castnet_rnic::{DeviceAttributes, Rnic};
 use clap::Args;
 use serde::Serialize;
 
 use super::device::{Device, Kind};
+use super::failure;
 
 /// Which RNIC.
 #[derive(Debug, Args)]
@@ -105,9 +105,12 @@ impl SelftestCommand {
         let (attributes, reports) = if self.device.rnic == Kind::Verbs {
             let mut rnic = self.device.open()?;
             let attributes = rnic.attributes().clone();
-            (attributes, conformance::run(&mut OneDevice(&mut rnic), &mut each))
+            (
+                attributes,
+                conformance::run(&mut OneDevice(&mut *rnic), &mut each),
+            )
         } else {
-            let mut bench = conformance::software(SOFT_MTU).map_err(rnic_failure)?;
+            let mut bench = conformance::software(SOFT_MTU).map_err(failure::rnic)?;
             let attributes = bench.0.attributes().clone();
             (attributes, conformance::run(&mut bench, &mut each))
         };

@@ -3,19 +3,20 @@
 mod iteration;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::Ipv4Addr;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use castnet_endpoint::{
     Access, Completion, Endpoint, EndpointConfig, MemoryError, MemoryKey, PostError, QpConfig, QpError,
     QpState, QueueLimits, RecvWr, SendWr, Stats,
 };
-use castnet_port::{Batch, Pool, PoolBuf, Port, PortStats, Sleeper, Waker};
+use castnet_port::{Batch, BoxPort, Pool, PoolBuf, PoolConfig, Port, PortSpec, PortStats, Sides, Sleeper};
 use castnet_wire::{Arp, MacAddr, Nanos, Pmtu, Qpn};
 
 use crate::error::RnicError;
 use crate::neighbours::{NeighbourConfig, NeighbourStats, Neighbours, Resolution};
-use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, range};
+use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, Traffic, range};
 
 /// Bytes of the port's MTU reserved for RoCEv2 headers, as in rxe.
 const HEADERS: usize = 80;
@@ -113,6 +114,42 @@ pub struct SoftRnic<P> {
     frame: Box<[u8]>,
     /// True if the last poll stopped at its limit before the work was done.
     busy: bool,
+    /// Keeps the kernel from answering RoCEv2 frames with ICMP errors. Never read.
+    _kernel_port: Option<UdpSocket>,
+}
+
+impl SoftRnic<BoxPort> {
+    /// How often an opened RNIC announces itself: a switch that starts later must learn the host before the controller
+    /// gives up.
+    const ANNOUNCE_INTERVAL: Nanos = Nanos::from_secs(2);
+
+    /// Opens a port and creates an RNIC on it, for a host that is a process of its own. It announces itself every 2
+    /// seconds. Its first QP number is random, so that a group does not take it for an earlier process with its address.
+    /// It binds the UDP port of RoCEv2 if the kernel has its address: otherwise the kernel would answer each frame with an
+    /// ICMP error.
+    ///
+    /// # Errors
+    /// [`RnicError::Open`], or as [`SoftRnic::new`].
+    pub fn open(spec: &PortSpec, mut config: SoftRnicConfig) -> Result<Self, RnicError> {
+        config.first_qpn = Qpn::new(RandomState::new().hash_one(config.ip) as u32);
+        config.neighbours.announce_interval = Self::ANNOUNCE_INTERVAL;
+        let kernel_port = match spec {
+            PortSpec::Memory(_) => None,
+            _ => UdpSocket::bind((config.ip, castnet_wire::udp::ROCE_PORT))
+                .inspect_err(|error| tracing::debug!(%error, ip = %config.ip, "the kernel's UDP port 4791 is not held"))
+                .ok(),
+        };
+        let spec = match spec.clone() {
+            PortSpec::AfPacket(spec) => PortSpec::AfPacket(spec.for_rnic()),
+            other => other,
+        };
+        let pool = Pool::new(PoolConfig::default());
+        let port = spec.open(&pool, Sides::Both)?;
+        Ok(Self {
+            _kernel_port: kernel_port,
+            ..Self::new(port, pool, config)?
+        })
+    }
 }
 
 impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
@@ -157,6 +194,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             batch: Batch::new(),
             arps: Vec::new(),
             busy: true,
+            _kernel_port: None,
             config,
         })
     }
@@ -182,11 +220,6 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     /// The QP does not exist.
     pub fn qp_status(&self, qpn: Qpn) -> Result<castnet_endpoint::QpStatus, RnicError> {
         Ok(self.endpoint.qp_status(qpn)?)
-    }
-
-    /// A handle that wakes [`Rnic::wait`] from any thread.
-    pub fn waker(&self) -> Waker {
-        self.sleeper.waker()
     }
 
     /// The next hop to an address.
@@ -281,6 +314,22 @@ fn check_completions(queue: &VecDeque<Completion>, max: usize) -> Result<(), Pos
 impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
+    }
+
+    fn traffic(&self) -> Traffic {
+        let stats = self.stats();
+        Traffic {
+            frames_sent: Some(stats.frames_out),
+            retransmissions: Some(stats.retransmits),
+            timeouts: Some(stats.timeouts),
+            naks_received: Some(stats.sequence_naks_in),
+            rnr_naks_received: Some(stats.rnr_naks_in),
+            duplicates_received: Some(stats.duplicates_in),
+            naks_sent: Some(stats.sequence_naks_out),
+            rnr_naks_sent: Some(stats.rnr_naks_out),
+            answers: stats.acks_in + stats.sequence_naks_in + stats.rnr_naks_in,
+            requests: stats.requests_in + stats.duplicates_in,
+        }
     }
 
     fn now(&self) -> Nanos {

@@ -38,14 +38,14 @@ pub(crate) fn poll_or_wait(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
 ///
 /// # Errors
 /// Any [`StreamError`].
-pub fn send<R: Rnic>(
-    rnic: &mut R,
+pub fn send(
+    rnic: &mut dyn Rnic,
     sender: &mut StreamSender,
     header: &StreamHeader,
     source: &mut dyn Read,
-    progress: &mut dyn FnMut(&R, u64) -> Flow,
+    progress: &mut dyn FnMut(&dyn Rnic, u64) -> Flow,
 ) -> Result<StreamSummary, StreamError> {
-    let mut step = |rnic: &mut R, sender: &mut StreamSender, bytes| {
+    let mut step = |rnic: &mut dyn Rnic, sender: &mut StreamSender, bytes| {
         poll_or_wait(rnic)?;
         sender.poll(rnic)?;
         if progress(rnic, bytes) == Flow::Stop {

@@ -27,12 +27,12 @@ use castnet_endpoint::{
     Access, Completion, LocalSlice, MESSAGE_MAX, MemoryError, MemoryKey, PostError, QpError, QpEvent,
     QpState, RecvWr, SendOp, SendWr,
 };
-use castnet_port::{Sleeper, Waker};
+use castnet_port::Sleeper;
 use castnet_wire::{Nanos, Qpn};
 use tracing::{debug, warn};
 
 use crate::error::RnicError;
-use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, range};
+use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, Traffic, range};
 use handles::{Channel, Domain, QueuePair, Region};
 use library::Api;
 use queue::{Direction, VerbsQp};
@@ -132,6 +132,8 @@ pub struct VerbsRnic {
     /// Buffer for completions read from the device.
     wcs: Box<[sys::Wc]>,
     completions: u64,
+    /// The kernel's counters when the device was opened.
+    counters_before: BTreeMap<String, u64>,
     /// The event with which the device has failed.
     failed: Option<String>,
 }
@@ -166,6 +168,7 @@ impl VerbsRnic {
             channel,
             domain,
             context: chosen.context,
+            counters_before: sysfs.counters(&chosen.attributes.name, config.port),
             attributes: chosen.attributes,
             config,
             gid_index: chosen.gid_index,
@@ -181,11 +184,6 @@ impl VerbsRnic {
         })
     }
 
-    /// A handle that wakes [`Rnic::wait`] from any thread.
-    pub fn waker(&self) -> Waker {
-        self.sleeper.waker()
-    }
-
     /// Index of the GID of the QPs.
     pub fn gid_index(&self) -> u8 {
         self.gid_index
@@ -194,11 +192,6 @@ impl VerbsRnic {
     /// The kernel's counters of the device by name, for all QPs and users. The driver defines which counters exist.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         self.sysfs.counters(&self.attributes.name, self.config.port)
-    }
-
-    /// The number of work requests that the device has completed since it was opened.
-    pub fn completions(&self) -> u64 {
-        self.completions
     }
 
     fn qp(&mut self, qpn: Qpn) -> Result<&mut VerbsQp, QpError> {
@@ -378,6 +371,34 @@ fn depth(field: &'static str, asked: usize, max: i32) -> Result<u32, QpError> {
 impl Rnic for VerbsRnic {
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
+    }
+
+    fn traffic(&self) -> Traffic {
+        let now = self.counters();
+        // The growth of the first of these counters that the device has: rxe's names first, then those of mlx5.
+        let growth = |names: &[&str]| {
+            let (name, value) = names.iter().find_map(|name| now.get_key_value(*name))?;
+            let before = self.counters_before.get(name).copied().unwrap_or(0);
+            Some(value.wrapping_sub(before))
+        };
+        let naks_received = growth(&["rcvd_seq_err", "packet_seq_err"]);
+        let rnr_naks_received = growth(&["rcvd_rnr_err", "rnr_nak_retry_err"]);
+        let duplicates_received = growth(&["duplicate_request"]);
+        let naks_sent = growth(&["out_of_seq_request", "out_of_sequence"]);
+        let rnr_naks_sent = growth(&["send_rnr_err", "out_of_buffer"]);
+        let sum = |counters: &[Option<u64>]| self.completions + counters.iter().flatten().sum::<u64>();
+        Traffic {
+            frames_sent: growth(&["sent_pkts"]),
+            retransmissions: None,
+            timeouts: growth(&["local_ack_timeout_err"]),
+            naks_received,
+            rnr_naks_received,
+            duplicates_received,
+            naks_sent,
+            rnr_naks_sent,
+            answers: sum(&[naks_received, rnr_naks_received]),
+            requests: sum(&[duplicates_received, naks_sent, rnr_naks_sent]),
+        }
     }
 
     fn now(&self) -> Nanos {

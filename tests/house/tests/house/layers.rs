@@ -24,14 +24,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("controller", &["proto", "planner"]),
     ("console", &["proto", "rules"]),
     ("switch", &["console", "dpdk", "worker"]),
-    ("demo", &["agent", "controller", "member", "switch"]),
+    ("demo", &["agent", "comm", "controller", "member", "switch"]),
     ("doctor", &["rnic", "switch"]),
     ("experiments", &["sim"]),
     ("bench", &["switch", "traffic"]),
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
-    ("member", &["comm", "console"]),
+    ("member", &["rnic", "proto"]),
     ("traffic", &["port", "rules"]),
     ("sim", &["comm", "engine", "endpoint", "planner"]),
     ("softroce", &[]),
@@ -76,8 +76,8 @@ const IMPURE: &[&str] = &[
     "parking_lot",
 ];
 
-/// Crates that may use tokio and tonic, beside the binary: a frame never crosses an async boundary. In comm they are on a thread of their own, which talks
-/// with the controller.
+/// Crates that may use tokio and tonic, beside the binary: a frame never crosses an async boundary. In comm and
+/// member they are on a thread of their own, which talks with the controller.
 const ASYNC: &[&str] = &[
     "proto",
     "agent",

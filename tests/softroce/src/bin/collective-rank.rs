@@ -13,7 +13,7 @@ use castnet_port::{Pool, PoolConfig, PortSpec, Sides};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::{
     Access, Completion, DeviceAttributes, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState, RecvWr,
-    Rnic, RnicError, SendWr, SoftRnic, SoftRnicConfig,
+    Rnic, RnicError, SendWr, SoftRnic, SoftRnicConfig, Traffic,
 };
 use castnet_softroce_tests::ranks::Told;
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
@@ -363,6 +363,9 @@ struct Watched {
 impl Rnic for Watched {
     fn attributes(&self) -> &DeviceAttributes {
         self.inner.attributes()
+    }
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
     }
     fn now(&self) -> Nanos {
         self.inner.now()

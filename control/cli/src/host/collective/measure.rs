@@ -5,9 +5,9 @@ use std::time::Instant;
 use castnet_comm::{CommError, Communicator, DataType, Operation, bf16, f16};
 use castnet_console::exit::Failure;
 use castnet_console::units;
-use castnet_member::collective_failure;
 
 use super::Which;
+use super::failure::failure;
 use super::numbers::{Number, contribution, reduced};
 use super::table::{Row, path_name};
 
@@ -145,7 +145,7 @@ impl Trouble {
     /// For the user.
     pub(super) fn told(self, job: &str) -> Failure {
         match self {
-            Self::Call(error) => collective_failure(error, job),
+            Self::Call(error) => failure(error, job),
             Self::Memory { bytes } => {
                 Failure::failed(format!("no memory for a buffer of {}", units::bytes(bytes)))
                     .next("ask for less: --bytes")

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use castnet_comm::{CommConfig, Fallback};
-use castnet_console::api;
 use castnet_console::output::{Output, remark};
-use castnet_member::Dial;
-use indicatif::ProgressBar;
+use castnet_console::{api, connect};
+use castnet_proto::transport::{Address, Security};
+use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
@@ -26,18 +26,18 @@ pub(super) struct Waiting {
 impl Waiting {
     /// Begins to tell, in words on stderr, or on its last line where that is a terminal.
     pub(super) fn begin(rank: &RankArgs, config: &CommConfig, output: Output) -> Self {
-        let bar = output.bar(None, "{spinner} {elapsed} {wide_msg}");
-        let dial = Dial {
-            address: config.controller.clone(),
-            security: config.security.clone(),
+        let bar = match ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
+            Ok(style) if output.shows_progress() => ProgressBar::new_spinner().with_style(style),
+            _ => ProgressBar::hidden(),
         };
+        let (address, security) = (config.controller.clone(), config.security.clone());
         let (name, job, own_bar) = (rank.name.clone(), rank.job.clone(), bar.clone());
         let has_group = config.fallback != Fallback::Only;
         let task = Handle::current().spawn(async move {
             tokio::time::sleep(SILENT).await;
             let mut told = String::new();
             loop {
-                let words = ask(&dial, &job, has_group).await;
+                let words = ask(&address, &security, &job, has_group).await;
                 own_bar.set_message(format!("{name} {words}"));
                 own_bar.tick();
                 if own_bar.is_hidden() && words != told {
@@ -62,9 +62,9 @@ impl Drop for Waiting {
 }
 
 /// What the rank waits for, as the controller sees it.
-async fn ask(dial: &Dial, job: &str, has_group: bool) -> String {
-    let Ok(mut client) = dial.connect().await else {
-        return format!("waits for the controller at {}", dial.address);
+async fn ask(address: &Address, security: &Security, job: &str, has_group: bool) -> String {
+    let Ok(mut client) = connect::controller(address, security).await else {
+        return format!("waits for the controller at {address}");
     };
     if !has_group {
         return "waits for the other ranks".to_owned();

@@ -1,25 +1,24 @@
-//! What the failure of a collective means for the user.
+//! What a collective that failed means for the user.
 
 use castnet_comm::{CommError, ControllerError, RankName};
 use castnet_console::connect;
 use castnet_console::exit::Failure;
 use castnet_console::units::span;
 
-use crate::{interrupted, rnic_failure};
+use crate::host::failure::{self, NO_CONTROLLER};
 
-const NO_CONTROLLER: &str = "start the controller (castnet controller --help), or say where it is: --controller URL or CASTNET_CONTROLLER";
-
+/// Names in a row.
 fn names(ranks: &[RankName]) -> String {
     let names: Vec<_> = ranks.iter().map(ToString::to_string).collect();
     names.join(", ")
 }
 
-/// The failure of a collective of `job`, with advice.
-pub fn collective_failure(error: CommError, job: &str) -> Failure {
+/// The failure of a collective of `job`, and what to do next.
+pub(crate) fn failure(error: CommError, job: &str) -> Failure {
     let show = format!("castnet group show {job}");
     match error {
-        CommError::Interrupted => interrupted(),
-        CommError::Rnic(error) => rnic_failure(error),
+        CommError::Interrupted => failure::interrupted(),
+        CommError::Rnic(error) => failure::rnic(error),
         CommError::Controller(ControllerError::Transport(error)) => connect::failure(&error, NO_CONTROLLER),
         CommError::Controller(ControllerError::Status { code, message }) => {
             refused(tonic::Status::new(code, message), &show)
@@ -82,6 +81,7 @@ pub fn collective_failure(error: CommError, job: &str) -> Failure {
     }
 }
 
+/// The controller said no.
 fn refused(status: tonic::Status, show: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
@@ -181,7 +181,7 @@ mod tests {
                 "--help",
             ),
         ] {
-            let failure = collective_failure(error, "job");
+            let failure = failure(error, "job");
             assert_eq!(failure.code(), code, "{failure:?}");
             assert!(failure.what.contains(what), "{failure:?}");
             assert!(

@@ -1,0 +1,104 @@
+//! Failures of RNICs and members, with what the user can do about them.
+
+use castnet_console::connect;
+use castnet_console::exit::Failure;
+use castnet_console::units::span;
+use castnet_member::MemberError;
+use castnet_rnic::stream::StreamError;
+use castnet_rnic::{RnicError, Status};
+
+/// Advice for a controller that cannot be reached.
+pub(crate) const NO_CONTROLLER: &str = "start the controller (castnet controller --help), or say where it is: --controller URL or CASTNET_CONTROLLER";
+
+/// The failure of a command that was stopped by a signal.
+pub(crate) fn interrupted() -> Failure {
+    Failure::failed("stopped by a signal before the end")
+}
+
+/// The failure of an RNIC.
+pub(crate) fn rnic(error: RnicError) -> Failure {
+    let advice = error.advice();
+    let failure = match error {
+        RnicError::Unreachable { .. } | RnicError::NoRoute { .. } => Failure::unreachable(error),
+        other => Failure::failed(other),
+    };
+    match advice {
+        Some(advice) => failure.next(advice),
+        None => failure,
+    }
+}
+
+/// The failure of a member of a multicast group.
+pub(crate) fn member(error: MemberError) -> Failure {
+    let what = error.to_string();
+    match error {
+        MemberError::Rnic(error) => rnic(error),
+        MemberError::Stream(error) => stream(error),
+        MemberError::Transport(error) => connect::failure(&error, NO_CONTROLLER),
+        MemberError::Connect { error, .. } => match error {
+            RnicError::Unreachable { .. } => Failure::unreachable(what).next(
+                "check that this interface is a port of a switch, and that the switch has the group:\n\
+                 castnet port; castnet group list --agent URL",
+            ),
+            RnicError::PmtuTooLarge { .. } => {
+                Failure::failed(what).next("ip link set IF mtu 4200, or a group with a smaller --pmtu")
+            }
+            error => Failure { what, ..rnic(error) },
+        },
+        MemberError::Status { doing, group, status } => {
+            let not_found = status.code() == tonic::Code::NotFound;
+            let failure = Failure::from(*status).while_doing(format!("{doing} group {group}"));
+            match not_found {
+                true => failure.next(format!(
+                    "castnet group create {group} --source HOST --members HOST,...\nor wait for it: --wait 1m"
+                )),
+                false => failure,
+            }
+        }
+        MemberError::NotInstalled { group, .. } => {
+            Failure::refused(what).next(format!("castnet group show {group}"))
+        }
+        MemberError::NotActive { .. } => {
+            Failure::failed(what).next("castnet group show lists who is missing")
+        }
+        MemberError::WrongRole { .. } => Failure::refused(what)
+            .next("castnet host send is for the source, castnet host receive for receivers"),
+        MemberError::Silent { after } => {
+            Failure::unreachable(format!("nothing has been acknowledged for {}", span(after)))
+                .next("castnet group show GROUP lists the receivers that are behind")
+        }
+        MemberError::Interrupted => interrupted(),
+        _ => Failure::failed(what),
+    }
+}
+
+fn stream(error: StreamError) -> Failure {
+    match error {
+        StreamError::Rnic(error) => rnic(error),
+        StreamError::Work { status, .. } => work(status, &error),
+        StreamError::OutOfRange { .. } => Failure::usage(error),
+        StreamError::Malformed { .. } | StreamError::OutOfSequence { .. } => Failure::failed(error)
+            .next("all members need the same --op and --message-size, and a group that was not used before"),
+        other => Failure::failed(other),
+    }
+}
+
+/// The exit code shows whether the other side did not answer, or refused.
+fn work(status: Status, error: &StreamError) -> Failure {
+    const ALIKE: &str =
+        "all members need the same --op, --message-size and --slots; see what each receiver reports";
+    const DROPS: &str =
+        "the QP has failed; see what the switches dropped: castnet drops; castnet group show GROUP";
+    match status {
+        Status::RemoteInvalidRequest | Status::RemoteAccessError => Failure::refused(error).next(ALIKE),
+        Status::RemoteOperationalError => Failure::refused(error)
+            .next("a receiver has failed, or the group has ended: castnet group show GROUP; castnet events"),
+        Status::RnrRetryExceeded => Failure::refused(error)
+            .next("a receiver has posted no receives for too long; --rnr-retry 7 waits without limit"),
+        Status::RetryExceeded => Failure::unreachable(error).next(DROPS),
+        Status::LocalLengthError => Failure::failed(error).next(ALIKE),
+        Status::Success | Status::LocalProtectionError | Status::Flushed | Status::Device { .. } => {
+            Failure::failed(error).next(DROPS)
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Configuration of a member.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use castnet_proto::transport::{Address, Security};
+use castnet_proto::v1 as api;
+use castnet_wire::{Pmtu, Psn, Qpn};
+
+use crate::error::MemberError;
+
+/// The group, and how to join it.
+#[derive(Clone, Debug)]
+pub enum Group {
+    /// Joined over the controller.
+    Named {
+        /// Name of the group.
+        name: String,
+        /// Address of the controller.
+        controller: Address,
+        /// Transport security of the connection to the controller.
+        security: Security,
+        /// How long to wait for a controller that does not answer yet, and for a group that does not exist yet.
+        wait: Duration,
+    },
+    /// Installed by a rule file. Nothing is joined.
+    Fixed {
+        /// This member's QPN. `None`: the device chooses it.
+        qpn: Option<Qpn>,
+        /// The group.
+        address: GroupAddress,
+    },
+}
+
+/// What the QPs of a member are connected to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupAddress {
+    /// One McstID for each lane.
+    pub mcst_ids: Vec<Ipv4Addr>,
+    /// The remote QPN, the same in all lanes.
+    pub virtual_qpn: Qpn,
+    /// PSN of the source's first packet.
+    pub start_psn: Psn,
+    /// Path MTU.
+    pub pmtu: Pmtu,
+    /// The source's WRITEs use virtual addresses from here on; the switches translate them.
+    pub va_base: u64,
+}
+
+impl TryFrom<&api::GroupState> for GroupAddress {
+    type Error = MemberError;
+
+    fn try_from(state: &api::GroupState) -> Result<Self, MemberError> {
+        let invalid = |what: String| MemberError::Invalid { what };
+        let mcst_id = |text: &String| text.parse().map_err(|_| invalid(format!("McstID '{text}'")));
+        let lanes = state.lanes.iter().map(|lane| mcst_id(&lane.mcst_id));
+        Ok(Self {
+            mcst_ids: match state.lanes.len() {
+                0 => vec![mcst_id(&state.mcst_id)?],
+                _ => lanes.collect::<Result<_, _>>()?,
+            },
+            // Each member of a multicast group is a host with an address of its own.
+            virtual_qpn: Qpn::VIRTUAL,
+            start_psn: Psn::new(state.start_psn),
+            pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| invalid(format!("path MTU {}", state.pmtu)))?,
+            va_base: state.va_base,
+        })
+    }
+}
+
+/// Configuration of a member. `by_write`, `message_size` and, with WRITE, `slots` must be the same at all members.
+#[derive(Clone, Debug)]
+pub struct MemberConfig {
+    /// Name of this host in the group.
+    pub host: String,
+    /// The group.
+    pub group: Group,
+    /// Whether the source uses WRITE with immediate instead of SEND with immediate.
+    pub by_write: bool,
+    /// Bytes of a full message, 1 KiB to 16 MiB.
+    pub message_size: u32,
+    /// Messages in a receiver's ring, 2 to 65,536.
+    pub slots: u32,
+    /// Time-out exponent of the QPs: 4.096 us * 2^t.
+    pub timeout: u8,
+    /// Retries of the QPs without progress. 7 means no limit, where the device reads it so.
+    pub retry_cnt: u8,
+    /// Retries of the QPs after receiver-not-ready NAKs. 7 means no limit.
+    pub rnr_retry: u8,
+    /// How long to wait for an answer to ARP for the McstID.
+    pub connect_timeout: Duration,
+    /// How long a source sends without any answer before it fails. `None`: no limit.
+    pub give_up: Option<Duration>,
+    /// Set to true from any thread, it ends every call with [`MemberError::Interrupted`].
+    pub interrupt: Option<Arc<AtomicBool>>,
+}
+
+impl MemberConfig {
+    /// A member that sends or receives by SEND in messages of 64 KiB, 32 in a ring. QPs have a time-out of 67 ms and retry
+    /// without limit. 5 seconds for ARP; a source never gives up.
+    pub fn new(host: impl Into<String>, group: Group) -> Self {
+        Self {
+            host: host.into(),
+            group,
+            by_write: false,
+            message_size: 64 << 10,
+            slots: 32,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            connect_timeout: Duration::from_secs(5),
+            give_up: None,
+            interrupt: None,
+        }
+    }
+
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupt
+            .as_ref()
+            .is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+}

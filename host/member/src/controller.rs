@@ -1,0 +1,190 @@
+//! Calls to the controller.
+
+use std::time::{Duration, Instant};
+
+use castnet_proto::transport::{Address, Security, connect};
+use castnet_proto::v1 as api;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::error::MemberError;
+
+type Client = api::controller_client::ControllerClient<Channel>;
+
+/// Delay before a call is repeated.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// How long a call that leaves is repeated.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
+/// How often the group is looked at during a transfer.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Looks in a row without the source after which it is gone: the last bytes may still be on their way to the sink.
+const LOOKS_WITHOUT_SOURCE: u32 = 3;
+/// How often a receiver that has everything asks whether the source has left.
+const LEFT_INTERVAL: Duration = Duration::from_millis(50);
+/// The largest answer.
+const ANSWER_BYTES_MAX: usize = 1 << 28;
+
+/// The controller of a group.
+#[derive(Clone)]
+pub(crate) struct Controller {
+    pub(crate) address: Address,
+    pub(crate) security: Security,
+    /// The group.
+    pub(crate) group: String,
+    /// This host.
+    pub(crate) host: String,
+}
+
+/// Repeats `call` for `patience` while `is_transient` holds for its error.
+async fn retry<T, F: Future<Output = Result<T, MemberError>>>(
+    patience: Duration,
+    is_transient: fn(&MemberError) -> bool,
+    call: impl Fn() -> F,
+) -> Result<T, MemberError> {
+    let start = Instant::now();
+    loop {
+        match call().await {
+            Err(error) if is_transient(&error) && start.elapsed() < patience => {
+                tracing::debug!(%error, "trying again");
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Whether the controller or the group may only come later.
+fn is_early(error: &MemberError) -> bool {
+    match error {
+        MemberError::Transport(_) | MemberError::NotActive { .. } => true,
+        MemberError::Status { status, .. } => matches!(status.code(), Code::Unavailable | Code::NotFound),
+        _ => false,
+    }
+}
+
+/// Whether the source is a member at the moment.
+fn has_source(state: &api::GroupState) -> bool {
+    let source = state.members.iter().find(|m| m.host == state.source);
+    source.is_some_and(|m| m.phase() == api::MemberPhase::Joined)
+}
+
+impl Controller {
+    async fn client(&self) -> Result<Client, MemberError> {
+        let channel = connect(&self.address, &self.security).await?;
+        Ok(Client::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
+    }
+
+    async fn state(&self, client: &mut Client) -> Result<api::GroupState, Status> {
+        let group = self.group.clone();
+        let answer = client.get_group(api::GetGroupRequest { group }).await?;
+        Ok(answer.into_inner().state.unwrap_or_default())
+    }
+
+    fn refused(&self, doing: &'static str, status: Status) -> MemberError {
+        MemberError::Status {
+            doing,
+            group: self.group.clone(),
+            status: Box::new(status),
+        }
+    }
+
+    /// The number of lanes of the group. A member has a QP in each.
+    pub(crate) async fn lanes(self, patience: Duration) -> Result<usize, MemberError> {
+        let ask = || async {
+            let mut client = self.client().await?;
+            let state = self.state(&mut client).await;
+            let state = state.map_err(|status| self.refused("joining", status))?;
+            Ok(state.lanes.len().max(1))
+        };
+        retry(patience, is_early, ask).await
+    }
+
+    /// Joins with this connection, and waits until the group is active.
+    pub(crate) async fn join(
+        self,
+        connection: api::Connection,
+        patience: Duration,
+    ) -> Result<api::GroupState, MemberError> {
+        retry(patience, is_early, || self.join_once(connection.clone())).await
+    }
+
+    async fn join_once(&self, connection: api::Connection) -> Result<api::GroupState, MemberError> {
+        let group = &self.group;
+        let refused = |status| self.refused("joining", status);
+        let request = api::JoinGroupRequest {
+            group: group.clone(),
+            host: self.host.clone(),
+            connection: Some(connection),
+        };
+        let mut client = self.client().await?;
+        let mut states = client.join_group(request).await.map_err(refused)?.into_inner();
+        while let Some(state) = states.message().await.map_err(refused)? {
+            match state.phase() {
+                api::GroupPhase::Active | api::GroupPhase::Degraded => return Ok(state),
+                api::GroupPhase::Failed => {
+                    return Err(MemberError::NotInstalled {
+                        group: group.clone(),
+                        reason: state.reason,
+                    });
+                }
+                phase => tracing::debug!(group, ?phase, reason = state.reason, "waiting"),
+            }
+        }
+        Err(MemberError::NotActive { group: group.clone() })
+    }
+
+    /// Leaves the group. A group that does not exist any more is left.
+    pub(crate) async fn leave(self) -> Result<(), MemberError> {
+        let request = api::LeaveGroupRequest {
+            group: self.group.clone(),
+            host: self.host.clone(),
+            rank: None,
+        };
+        let leave = || async {
+            match self.client().await?.leave_group(request.clone()).await {
+                Err(status) if status.code() != Code::NotFound => Err(self.refused("leaving", status)),
+                _ => Ok(()),
+            }
+        };
+        retry(LEAVE_PATIENCE, |_| true, leave).await
+    }
+
+    /// Waits until the source has left the group, or the group is destroyed: the source has every acknowledgement then.
+    pub(crate) async fn source_left(self) -> Result<(), MemberError> {
+        let mut client = self.client().await?;
+        loop {
+            match self.state(&mut client).await {
+                Ok(state) if has_source(&state) => {}
+                Ok(_) => return Ok(()),
+                Err(status) if status.code() == Code::NotFound => return Ok(()),
+                Err(status) => tracing::debug!(self.group, %status, "asking whether the source has left"),
+            }
+            tokio::time::sleep(LEFT_INTERVAL).await;
+        }
+    }
+
+    /// Waits until the transfer of this host cannot end any more, and returns why: the group was destroyed, or the source
+    /// has left before this receiver.
+    pub(crate) async fn lost(self) -> MemberError {
+        let mut looks_without_source = 0;
+        loop {
+            tokio::time::sleep(WATCH_INTERVAL).await;
+            let Ok(mut client) = self.client().await else {
+                continue;
+            };
+            let group = self.group.clone();
+            match self.state(&mut client).await {
+                Ok(state) if has_source(&state) || state.source == self.host => looks_without_source = 0,
+                Ok(state) => {
+                    looks_without_source += 1;
+                    if looks_without_source == LOOKS_WITHOUT_SOURCE {
+                        let host = state.source;
+                        return MemberError::SourceLeft { host, group };
+                    }
+                }
+                Err(status) if status.code() == Code::NotFound => return MemberError::Destroyed { group },
+                Err(_) => {}
+            }
+        }
+    }
+}

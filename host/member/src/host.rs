@@ -1,0 +1,108 @@
+//! The RNIC of a member, and its calls to the controller.
+
+use std::time::{Duration, Instant};
+
+use castnet_rnic::{Rnic, RnicError};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
+
+use crate::config::{Group, MemberConfig};
+use crate::controller::Controller;
+use crate::error::MemberError;
+
+/// Longest sleep of a host that waits.
+const SLEEP_MAX: Duration = Duration::from_millis(2);
+/// How often a host that waits announces itself: a switch that starts later must learn it before the controller gives up.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
+
+pub(crate) struct Host<'r> {
+    pub(crate) rnic: &'r mut dyn Rnic,
+    pub(crate) config: MemberConfig,
+    controller: Option<(Runtime, Controller)>,
+    announced: Option<Instant>,
+}
+
+impl<'r> Host<'r> {
+    pub(crate) fn new(rnic: &'r mut dyn Rnic, config: MemberConfig) -> Result<Self, MemberError> {
+        let controller = match &config.group {
+            Group::Named {
+                name,
+                controller,
+                security,
+                ..
+            } => {
+                let runtime = Builder::new_multi_thread()
+                    .worker_threads(1)
+                    .thread_name("castnet-member")
+                    .enable_all()
+                    .build()
+                    .map_err(MemberError::Thread)?;
+                let controller = Controller {
+                    address: controller.clone(),
+                    security: security.clone(),
+                    group: name.clone(),
+                    host: config.host.clone(),
+                };
+                Some((runtime, controller))
+            }
+            Group::Fixed { .. } => None,
+        };
+        Ok(Self {
+            rnic,
+            config,
+            controller,
+            announced: None,
+        })
+    }
+
+    /// Starts a call to the controller beside this thread. `None`: there is no controller.
+    pub(crate) fn start<F>(&self, call: impl FnOnce(Controller) -> F) -> Option<JoinHandle<F::Output>>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let (runtime, controller) = self.controller.as_ref()?;
+        Some(runtime.spawn(call(controller.clone())))
+    }
+
+    /// The result of a finished call. `None`: it has not finished, and is cancelled.
+    pub(crate) fn result<T>(&self, call: JoinHandle<T>) -> Option<T> {
+        let (runtime, _) = self.controller.as_ref()?;
+        if !call.is_finished() {
+            call.abort();
+            return None;
+        }
+        match runtime.block_on(call) {
+            Ok(result) => Some(result),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    /// Polls the RNIC until a call to the controller has ended. `None`: interrupted.
+    pub(crate) fn await_call<T>(&mut self, call: JoinHandle<T>) -> Result<T, MemberError> {
+        self.poll_until(&mut |_| call.is_finished())?;
+        self.result(call).ok_or(MemberError::Interrupted)
+    }
+
+    /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests.
+    pub(crate) fn poll_until(&mut self, done: &mut dyn FnMut(&dyn Rnic) -> bool) -> Result<(), MemberError> {
+        while !done(self.rnic) && !self.config.is_interrupted() {
+            if self.announced.is_none_or(|at| at.elapsed() >= ANNOUNCE_INTERVAL) {
+                self.announced = Some(Instant::now());
+                if let Err(error) = self.rnic.announce() {
+                    tracing::warn!(%error, "switches may not know where this host is until it sends");
+                }
+            }
+            self.idle()?;
+        }
+        Ok(())
+    }
+
+    /// Polls the RNIC, and sleeps if it had nothing to do.
+    pub(crate) fn idle(&mut self) -> Result<(), RnicError> {
+        let now = self.rnic.now();
+        if !self.rnic.poll(now)? {
+            self.rnic.wait(SLEEP_MAX)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,435 @@
+//! Members: before and after they join.
+
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+use castnet_proto::v1 as api;
+use castnet_rnic::messages::{self, MessageReceiver, Messages, MessagesSummary};
+use castnet_rnic::stream::{
+    self, Flow, ReceiverConfig, RemoteRing, SenderConfig, SenderLane, StreamError, StreamHeader,
+    StreamReceiver, StreamSender, StreamSummary, Transfer,
+};
+use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
+use castnet_wire::Qpn;
+use tokio::task::JoinHandle;
+
+use crate::config::{Group, GroupAddress, MemberConfig};
+use crate::error::MemberError;
+use crate::host::Host;
+use crate::silence::Silence;
+
+/// Silence after which a source that has not left is taken for dead: several of its time-outs.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// The sending side of a group.
+#[derive(Debug)]
+pub struct Source;
+
+/// A member that has its QPs and memory, and is not in its group yet.
+pub struct Prepared<'r, T> {
+    host: Host<'r>,
+    qpns: Vec<Qpn>,
+    role: api::Role,
+    side: T,
+    connection: api::Connection,
+}
+
+/// A member with connected QPs. `T` is its side: [`Source`], [`StreamReceiver`] or [`MessageReceiver`].
+pub struct Member<'r, T> {
+    host: Host<'r>,
+    qpns: Vec<Qpn>,
+    side: T,
+    group: GroupAddress,
+    /// A receiver has everything; the source may still lack its last acknowledgement.
+    has_all: bool,
+}
+
+/// Result of a transfer at one host.
+#[derive(Clone, Debug)]
+pub struct Transferred {
+    /// What was transferred.
+    pub summary: StreamSummary,
+    /// At the source until the last acknowledgement, at a receiver from the first message to the last byte.
+    pub elapsed: Duration,
+}
+
+/// Prepares the source of a group.
+///
+/// # Errors
+/// The controller cannot be reached or does not know the group, or the RNIC cannot create the QPs.
+pub fn source(config: MemberConfig, rnic: &mut dyn Rnic) -> Result<Prepared<'_, Source>, MemberError> {
+    let (host, qpns) = create_qps(config, rnic)?;
+    Ok(Prepared::new(host, qpns, api::Role::Source, Source, &[]))
+}
+
+/// Prepares a receiver of streams.
+///
+/// # Errors
+/// As [`source`]; or the RNIC has no capacity for the ring.
+pub fn receiver(
+    config: MemberConfig,
+    rnic: &mut dyn Rnic,
+) -> Result<Prepared<'_, StreamReceiver>, MemberError> {
+    let (host, qpns) = create_qps(config, rnic)?;
+    let config = ReceiverConfig {
+        message_size: host.config.message_size,
+        slots: host.config.slots,
+        ..ReceiverConfig::new(qpns[0], host.config.by_write)
+    };
+    let side = StreamReceiver::over_lanes(host.rnic, config, &qpns[1..])?;
+    let rings: Vec<_> = side.rings().copied().collect();
+    Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
+}
+
+/// Prepares a receiver of [`Messages`], for checks.
+///
+/// # Errors
+/// As [`receiver`].
+pub fn message_receiver(
+    config: MemberConfig,
+    rnic: &mut dyn Rnic,
+    messages: Messages,
+) -> Result<Prepared<'_, MessageReceiver>, MemberError> {
+    let (host, qpns) = create_qps(config, rnic)?;
+    let (by_write, slots) = (host.config.by_write, host.config.slots);
+    let side = MessageReceiver::new(host.rnic, &qpns, by_write, messages, slots)?;
+    let rings = side.rings().to_vec();
+    Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
+}
+
+/// Creates a QP for each lane of the group.
+fn create_qps(config: MemberConfig, rnic: &mut dyn Rnic) -> Result<(Host<'_>, Vec<Qpn>), MemberError> {
+    let mut host = Host::new(rnic, config)?;
+    let (mut lanes, mut qpn) = (1, None);
+    match host.config.group {
+        Group::Named { wait, .. } => {
+            if let Some(call) = host.start(|controller| controller.lanes(wait)) {
+                lanes = host.await_call(call)??;
+            }
+        }
+        Group::Fixed { qpn: fixed, .. } => qpn = fixed,
+    }
+    let options = QpOptions {
+        qpn,
+        ..QpOptions::default()
+    };
+    let qpns = (0..lanes).map(|_| host.rnic.create_qp(&options));
+    let qpns = qpns.collect::<Result<_, _>>()?;
+    Ok((host, qpns))
+}
+
+impl<'r, T> Prepared<'r, T> {
+    /// `rings` has the memory of each lane that the source may write.
+    fn new(host: Host<'r>, qpns: Vec<Qpn>, role: api::Role, side: T, rings: &[MemoryRegion]) -> Self {
+        let rings = if host.config.by_write { rings } else { &[] };
+        let mut lanes = qpns.iter().enumerate().map(|(lane, qpn)| api::LaneConnection {
+            qpn: qpn.value(),
+            memory: rings.get(lane).map(|ring| api::RemoteMemory {
+                va: ring.va,
+                rkey: ring.rkey,
+                length: ring.length as u64,
+            }),
+        });
+        let first = lanes.next().unwrap_or_default();
+        let device = host.rnic.attributes();
+        let connection = api::Connection {
+            ip: device.ip.to_string(),
+            mac: device.mac.to_string(),
+            qpn: first.qpn,
+            memory: first.memory,
+            more_lanes: lanes.collect(),
+        };
+        Self {
+            host,
+            qpns,
+            role,
+            side,
+            connection,
+        }
+    }
+
+    /// This member's end of the connection: what a rule file or the controller must know.
+    pub fn connection(&self) -> &api::Connection {
+        &self.connection
+    }
+
+    /// Properties of the RNIC.
+    pub fn attributes(&self) -> &DeviceAttributes {
+        self.host.rnic.attributes()
+    }
+
+    /// Joins the group, waits until it is active, and connects the QPs.
+    ///
+    /// # Errors
+    /// The controller refuses, the switches cannot install the group, this host has another role in it, or no switch
+    /// answers ARP for its McstID.
+    pub fn join(mut self) -> Result<Member<'r, T>, MemberError> {
+        let group = match &self.host.config.group {
+            Group::Fixed { address, .. } => address.clone(),
+            Group::Named { name, wait, .. } => {
+                let (name, wait) = (name.clone(), *wait);
+                let connection = self.connection;
+                let call = self.host.start(|controller| controller.join(connection, wait));
+                let state = match call {
+                    Some(call) => self.host.await_call(call)??,
+                    None => api::GroupState::default(),
+                };
+                if state.role() != self.role {
+                    return Err(MemberError::WrongRole {
+                        host: self.host.config.host,
+                        group: name,
+                        role: state.role(),
+                    });
+                }
+                GroupAddress::try_from(&state)?
+            }
+        };
+        let mut member = Member {
+            host: self.host,
+            qpns: self.qpns,
+            side: self.side,
+            group,
+            has_all: false,
+        };
+        if let Err(error) = member.connect() {
+            // The group must not wait for this member.
+            if let Err(error) = member.leave() {
+                tracing::warn!(%error, "not left");
+            }
+            return Err(error);
+        }
+        let (qpns, group) = (&member.qpns, &member.group);
+        tracing::info!(host = member.host.config.host, ?qpns, mcst_ids = ?group.mcst_ids, start_psn = %group.start_psn, "connected");
+        Ok(member)
+    }
+}
+
+impl<T> Member<'_, T> {
+    fn connect(&mut self) -> Result<(), MemberError> {
+        let (lanes, qps) = (self.group.mcst_ids.len(), self.qpns.len());
+        if lanes != qps {
+            return Err(MemberError::Lanes { lanes, qps });
+        }
+        let config = &self.host.config;
+        for (lane, (&qpn, &mcst_id)) in self.qpns.iter().zip(&self.group.mcst_ids).enumerate() {
+            let remote = QpRemote {
+                sq_psn: self.group.start_psn,
+                rq_psn: self.group.start_psn,
+                pmtu: self.group.pmtu,
+                timeout: config.timeout,
+                retry_cnt: config.retry_cnt,
+                rnr_retry: config.rnr_retry,
+                ..QpRemote::new(mcst_id, self.group.virtual_qpn)
+            };
+            let connected = self.host.rnic.connect_qp(qpn, &remote, config.connect_timeout);
+            connected.map_err(|error| MemberError::Connect {
+                lane: (lanes > 1).then_some(lane),
+                error,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// QPs of this member, one for each lane.
+    pub fn qpns(&self) -> &[Qpn] {
+        &self.qpns
+    }
+
+    /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests meanwhile.
+    ///
+    /// # Errors
+    /// [`MemberError::Interrupted`], or the RNIC failed.
+    pub fn wait_until(&mut self, done: &mut dyn FnMut() -> bool) -> Result<(), MemberError> {
+        let mut is_done = false;
+        self.host.poll_until(&mut |_| {
+            is_done = done();
+            is_done
+        })?;
+        if is_done {
+            Ok(())
+        } else {
+            Err(MemberError::Interrupted)
+        }
+    }
+
+    /// Leaves the group. A receiver that has everything first waits until the source has left: a lost last acknowledgement
+    /// must be sent again. Does not wait for a source from which nothing comes for 3 seconds.
+    ///
+    /// # Errors
+    /// The RNIC failed, or the controller cannot be reached; the group then waits for this member. What was transferred is
+    /// complete nevertheless.
+    pub fn leave(mut self) -> Result<(), MemberError> {
+        if self.has_all {
+            self.await_source_left()?;
+        }
+        let Some(call) = self.host.start(|controller| controller.leave()) else {
+            return Ok(());
+        };
+        // Not interrupted: what ended the transfer also comes here.
+        while !call.is_finished() {
+            self.host.idle()?;
+        }
+        self.host.result(call).unwrap_or(Ok(()))
+    }
+
+    fn await_source_left(&mut self) -> Result<(), MemberError> {
+        let source_left = self.host.start(|controller| controller.source_left());
+        let mut silence = Silence::new(Instant::now());
+        self.host.poll_until(&mut |rnic| {
+            let has_left = source_left.as_ref().is_some_and(JoinHandle::is_finished);
+            has_left || silence.look(Instant::now(), 0, || rnic.traffic().requests) >= QUIET
+        })?;
+        if let Some(call) = source_left {
+            call.abort();
+        }
+        Ok(())
+    }
+
+    /// Runs `transfer`, which calls its argument often and stops when that returns [`Flow::Stop`]: if this host is
+    /// interrupted, or the controller reports that the transfer cannot end any more. Returns that as the error.
+    fn watched<S>(
+        &mut self,
+        transfer: impl FnOnce(&mut dyn Rnic, &mut T, &dyn Fn() -> Flow) -> Result<S, StreamError>,
+    ) -> Result<S, MemberError> {
+        let lost = self.host.start(|controller| controller.lost());
+        let config = &self.host.config;
+        let flow = || {
+            let is_lost = lost.as_ref().is_some_and(JoinHandle::is_finished);
+            if is_lost || config.is_interrupted() {
+                Flow::Stop
+            } else {
+                Flow::Continue
+            }
+        };
+        let result = transfer(self.host.rnic, &mut self.side, &flow);
+        let lost = lost.and_then(|call| self.host.result(call));
+        result.map_err(|error| match (lost, error) {
+            (Some(why), _) => why,
+            (None, StreamError::Stopped) => MemberError::Interrupted,
+            (None, error) => error.into(),
+        })
+    }
+}
+
+impl Member<'_, Source> {
+    fn transfer(&self) -> Transfer {
+        if !self.host.config.by_write {
+            return Transfer::Send;
+        }
+        // Any key: the switch next to each receiver inserts the receiver's.
+        Transfer::Write(RemoteRing {
+            va: self.group.va_base,
+            rkey: 0,
+            slots: self.host.config.slots,
+        })
+    }
+
+    /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` receives the bytes
+    /// read so far, and for how long nothing has been acknowledged.
+    ///
+    /// # Errors
+    /// [`MemberError::Stream`], [`MemberError::Silent`], [`MemberError::Destroyed`], [`MemberError::Interrupted`].
+    pub fn send(
+        &mut self,
+        header: &StreamHeader,
+        source: &mut dyn Read,
+        progress: &mut dyn FnMut(u64, Duration),
+    ) -> Result<Transferred, MemberError> {
+        let transfer = self.transfer();
+        let lanes: Vec<_> = self
+            .qpns
+            .iter()
+            .map(|&qpn| SenderLane { qpn, transfer })
+            .collect();
+        let config = SenderConfig {
+            message_size: self.host.config.message_size,
+            ..SenderConfig::new(self.qpns[0], transfer)
+        };
+        let mut sender = StreamSender::over_lanes(self.host.rnic, config, &lanes[1..])?;
+        let start = Instant::now();
+        let summary = self.send_by(progress, |rnic, step| {
+            stream::send(rnic, &mut sender, header, source, step)
+        })?;
+        let elapsed = start.elapsed();
+        sender.close(self.host.rnic)?;
+        Ok(Transferred { summary, elapsed })
+    }
+
+    /// Sends messages of one size, for checks, `in_flight` at once. `progress` receives the number of acknowledged messages,
+    /// and for how long nothing has been acknowledged.
+    ///
+    /// # Errors
+    /// As [`Member::send`].
+    pub fn send_messages(
+        &mut self,
+        messages: Messages,
+        in_flight: u32,
+        progress: &mut dyn FnMut(u64, Duration),
+    ) -> Result<MessagesSummary, MemberError> {
+        let (qpns, transfer) = (self.qpns.clone(), self.transfer());
+        self.send_by(progress, |rnic, step| {
+            messages::send(rnic, &qpns, transfer, messages, in_flight, step)
+        })
+    }
+
+    /// Runs `send`, and stops it when nothing has been acknowledged for too long.
+    fn send_by<S>(
+        &mut self,
+        progress: &mut dyn FnMut(u64, Duration),
+        send: impl FnOnce(&mut dyn Rnic, &mut dyn FnMut(&dyn Rnic, u64) -> Flow) -> Result<S, StreamError>,
+    ) -> Result<S, MemberError> {
+        let give_up = self.host.config.give_up;
+        let (mut silence, mut silent) = (Silence::new(Instant::now()), None);
+        let sent = self.watched(|rnic, _, flow| {
+            send(rnic, &mut |rnic, done| {
+                let length = silence.look(Instant::now(), done, || rnic.traffic().answers);
+                progress(done, length);
+                silent = give_up.filter(|most| length >= *most);
+                if silent.is_some() { Flow::Stop } else { flow() }
+            })
+        });
+        match (sent, silent) {
+            (Err(MemberError::Interrupted), Some(after)) => Err(MemberError::Silent { after }),
+            (sent, _) => sent,
+        }
+    }
+}
+
+impl Member<'_, StreamReceiver> {
+    /// Receives one stream into what `open` returns, and returns that when all is in it. `progress` receives the header when
+    /// it has arrived, and the bytes so far.
+    ///
+    /// # Errors
+    /// [`MemberError::Stream`], [`MemberError::SourceLeft`], [`MemberError::Destroyed`], [`MemberError::Interrupted`].
+    pub fn receive<W: Write>(
+        &mut self,
+        open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
+        progress: &mut dyn FnMut(Option<&StreamHeader>, u64),
+    ) -> Result<(Transferred, W), MemberError> {
+        let mut begun = None;
+        let (summary, sink) = self.watched(|rnic, receiver, flow| {
+            stream::receive(rnic, receiver, open, &mut |header, bytes| {
+                if header.is_some() {
+                    begun.get_or_insert_with(Instant::now);
+                }
+                progress(header, bytes);
+                flow()
+            })
+        })?;
+        self.has_all = true;
+        let elapsed = begun.map(|begun| begun.elapsed()).unwrap_or_default();
+        Ok((Transferred { summary, elapsed }, sink))
+    }
+}
+
+impl Member<'_, MessageReceiver> {
+    /// Receives all messages, and checks every byte.
+    ///
+    /// # Errors
+    /// As for streams.
+    pub fn receive_messages(&mut self) -> Result<MessagesSummary, MemberError> {
+        let summary = self.watched(|rnic, receiver, flow| receiver.receive(rnic, &mut |_| flow()))?;
+        self.has_all = true;
+        Ok(summary)
+    }
+}

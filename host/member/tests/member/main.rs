@@ -1,0 +1,195 @@
+//! Members over a link without a switch: the "group" of each is the other one's address and QP.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use castnet_member::{Group, GroupAddress, MemberConfig, MemberError, Messages, Role, StreamHeader};
+use castnet_port::{BoxPort, MemLink, MemLinkConfig, PortSpec};
+use castnet_rnic::{SoftRnic, SoftRnicConfig};
+use castnet_wire::{Pmtu, Psn, Qpn};
+
+/// Address of a member; 0 is the source, 1 the receiver.
+fn ip(member: u8) -> Ipv4Addr {
+    [10, 0, 0, 1 + member].into()
+}
+
+fn qpn(member: u8) -> Qpn {
+    Qpn::new(0x20 + u32::from(member))
+}
+
+fn config(member: u8) -> MemberConfig {
+    let address = GroupAddress {
+        mcst_ids: vec![ip(1 - member)],
+        virtual_qpn: qpn(1 - member),
+        start_psn: Psn::new(0xFF_FFF0),
+        pmtu: Pmtu::B1024,
+        va_base: 0,
+    };
+    let qpn = Some(qpn(member));
+    MemberConfig::new(format!("h{member}"), Group::Fixed { qpn, address })
+}
+
+fn open(port: &PortSpec, member: u8) -> SoftRnic<BoxPort> {
+    SoftRnic::open(port, SoftRnicConfig::new(ip(member))).expect("an RNIC")
+}
+
+/// Runs the source and the receiver in threads of their own. The receiver's second argument becomes true when the source
+/// has returned.
+fn run<S: Send, R: Send>(
+    source: impl FnOnce(&mut SoftRnic<BoxPort>) -> S + Send,
+    receiver: impl FnOnce(&mut SoftRnic<BoxPort>, &AtomicBool) -> R + Send,
+) -> (S, R) {
+    let (left, right) = MemLink::pair(&MemLinkConfig::default());
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let source = scope.spawn(|| {
+            let result = source(&mut open(&left.into(), 0));
+            is_over.store(true, Ordering::Relaxed);
+            result
+        });
+        let receiver = scope.spawn(|| receiver(&mut open(&right.into(), 1), &is_over));
+        let receiver = receiver.join().expect("the receiver");
+        (source.join().expect("the source"), receiver)
+    })
+}
+
+#[test]
+fn a_stream_arrives_whole() {
+    let bytes: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
+    let (sent, (received, copy)) = run(
+        |rnic| {
+            let mut source = castnet_member::source(config(0), rnic)?.join()?;
+            let header = StreamHeader {
+                name: "a".into(),
+                length: Some(bytes.len() as u64),
+            };
+            let mut progress = 0;
+            let sent = source.send(&header, &mut bytes.as_slice(), &mut |bytes, _| progress = bytes)?;
+            assert_eq!((progress, source.qpns()), (bytes.len() as u64, &[qpn(0)][..]));
+            source.leave()?;
+            Ok::<_, MemberError>(sent)
+        },
+        |rnic, is_over| {
+            let prepared = castnet_member::receiver(config(1), rnic).expect("prepared");
+            let connection = prepared.connection();
+            assert_eq!((connection.qpn, connection.memory), (qpn(1).value(), None));
+            let mut receiver = prepared.join().expect("joined");
+            let received = receiver.receive(&mut |_| Ok(Vec::new()), &mut |_, _| {});
+            receiver
+                .wait_until(&mut || is_over.load(Ordering::Relaxed))
+                .expect("the source ends");
+            received.expect("received")
+        },
+    );
+    let sent = sent.expect("sent");
+    assert_eq!(copy, bytes);
+    assert_eq!(
+        (sent.summary.name.as_str(), &sent.summary.digest),
+        ("a", &received.summary.digest)
+    );
+}
+
+#[test]
+fn messages_arrive_and_are_checked() {
+    let messages = Messages {
+        size: 5000,
+        count: 20,
+    };
+    let (sent, received) = run(
+        |rnic| {
+            let mut source = castnet_member::source(config(0), rnic)?.join()?;
+            source.send_messages(messages, 4, &mut |_, _| {})
+        },
+        |rnic, is_over| {
+            let receiver = castnet_member::message_receiver(config(1), rnic, messages);
+            let mut receiver = receiver.expect("prepared").join().expect("joined");
+            let received = receiver.receive_messages().expect("received");
+            receiver
+                .wait_until(&mut || is_over.load(Ordering::Relaxed))
+                .expect("the source ends");
+            received
+        },
+    );
+    assert_eq!(sent.expect("sent").digest, received.digest);
+    assert_eq!((received.bytes, received.times.len()), (100_000, 20));
+}
+
+#[test]
+fn a_source_gives_up_on_a_receiver_that_is_gone() {
+    let give_up = Duration::from_millis(300);
+    let is_joined = AtomicBool::new(false);
+    let (sent, ()) = run(
+        |rnic| {
+            let config = MemberConfig {
+                give_up: Some(give_up),
+                ..config(0)
+            };
+            let mut source = castnet_member::source(config, rnic)?.join()?;
+            is_joined.store(true, Ordering::Relaxed);
+            let messages = Messages {
+                size: 10,
+                count: 1000,
+            };
+            source.send_messages(messages, 4, &mut |_, _| {})
+        },
+        |rnic, _| {
+            let receiver = castnet_member::receiver(config(1), rnic).expect("prepared");
+            let mut receiver = receiver.join().expect("joined");
+            receiver
+                .wait_until(&mut || is_joined.load(Ordering::Relaxed))
+                .expect("the source joins");
+        },
+    );
+    assert!(
+        matches!(sent, Err(MemberError::Silent { after }) if after == give_up),
+        "{sent:?}"
+    );
+}
+
+#[test]
+fn an_interrupt_ends_a_transfer() {
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let (_, received) = run(
+        |rnic| castnet_member::source(config(0), rnic)?.join().map(drop),
+        |rnic, _| {
+            let config = MemberConfig {
+                interrupt: Some(interrupt.clone()),
+                ..config(1)
+            };
+            let mut receiver = castnet_member::receiver(config, rnic)?.join()?;
+            receiver
+                .receive(&mut |_| Ok(Vec::new()), &mut |_, _| {
+                    interrupt.store(true, Ordering::Relaxed)
+                })
+                .map(drop)
+        },
+    );
+    assert!(matches!(received, Err(MemberError::Interrupted)), "{received:?}");
+}
+
+#[test]
+fn a_controller_that_does_not_answer_is_an_error() {
+    let (left, _right) = MemLink::pair(&MemLinkConfig::default());
+    let mut rnic = open(&left.into(), 0);
+    let group = Group::Named {
+        name: "g".into(),
+        controller: "unix:/nonexistent/controller.sock".parse().expect("an address"),
+        security: Default::default(),
+        wait: Duration::ZERO,
+    };
+    let prepared = castnet_member::source(MemberConfig::new("h0", group), &mut rnic);
+    assert!(matches!(prepared.map(drop), Err(MemberError::Transport(_))));
+}
+
+#[test]
+fn a_wrong_role_is_named() {
+    let error = MemberError::WrongRole {
+        host: "h2".into(),
+        group: "g".into(),
+        role: Role::Receiver,
+    };
+    assert_eq!(error.to_string(), "h2 is the receiver of group g");
+}
